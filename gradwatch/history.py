@@ -1,0 +1,238 @@
+"""The waist: what one run recorded, as plain arrays. Everything before it writes a History, everything after reads one.
+
+Legend: T recorded steps, L layers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+Floats = NDArray[np.floating[Any]]
+Bools = NDArray[np.bool_]
+
+FORMAT = 1
+KEY_COLUMNS = ("attempt", "optimizer", "step")
+
+
+@dataclass(frozen=True)
+class Layer:
+    """One watched parameter tensor: its name in the model, its shape and dtype."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str = "float32"
+
+    @property
+    def numel(self) -> int:
+        """The number of elements (1 for a 0-d tensor)."""
+        return int(np.prod(self.shape, dtype=np.int64))
+
+
+@dataclass(frozen=True)
+class Run:
+    """What a run says of itself: the manifest `run.json`, and the head of every report.
+
+    `window` is the number of steps that become one MLflow point. `mlflow` names where the run is delivered:
+    `tracking_uri`, `experiment_id`, `run_id` (each None until known) and `joined` (the run was the user's own).
+    It is None for a run that stays in its files.
+    """
+
+    name: str
+    created: str
+    layers: tuple[Layer, ...] = ()
+    optimizers: tuple[dict[str, Any], ...] = ()
+    clip: str | None = None
+    renorm: str | None = None
+    every: int = 10
+    total_steps: int | None = None
+    window: int = 50
+    mlflow_layers: int = 16
+    status: str = "RUNNING"
+    ended: str | None = None
+    attempt: int = 0
+    pid: int | None = None
+    host: str | None = None
+    tags: dict[str, str] = field(default_factory=dict)
+    params: dict[str, str] = field(default_factory=dict)
+    mlflow: dict[str, Any] | None = None
+    format: int = FORMAT
+
+    def to_json(self) -> dict[str, Any]:
+        """A dict that json can write."""
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Run:
+        """The inverse of `to_json`; keys of a newer format are ignored."""
+        known = {key: value for key, value in data.items() if key in cls.__dataclass_fields__}
+        layers = tuple(Layer(d["name"], tuple(d["shape"]), d.get("dtype", "float32")) for d in known.pop("layers", ()))
+        return cls(**{**known, "layers": layers, "optimizers": tuple(known.get("optimizers", ()))})
+
+
+@dataclass(frozen=True)
+class History:
+    """T recorded steps of L layers.
+
+    `per_layer[quantity]` is float32 `[T, L]`, NaN where nothing was recorded (the gradient was None, or the quantity
+    is measured only every few steps). `per_step[name]` is float64 `[T]`. `step` is int64 `[T]`, ascending.
+
+    Per layer: `grad_norm`, `clip_coef`, `clip_rate` (1 where the policy changed the gradient in this step, else 0),
+    `nonfinite` (1 where the norm was inf or NaN), and every few steps `weight_norm`, `update_ratio` and what else
+    applies. Per step: `time` (unix seconds), `grad_norm`, `clipped_norm`, `clip_coef`, `clip_rate` (1 where any layer
+    was changed), `skipped`, `nonfinite` (number of layers), `lr`, and whatever was logged.
+    """
+
+    run: Run
+    layers: tuple[str, ...]
+    step: NDArray[np.int64]
+    attempt: NDArray[np.int64]
+    optimizer: tuple[str, ...] | NDArray[np.object_]
+    per_layer: dict[str, Floats]
+    per_step: dict[str, Floats]
+    problems: tuple[str, ...] = ()
+
+    def __len__(self) -> int:
+        return len(self.step)
+
+    def layer(self, quantity: str) -> Floats:
+        """`quantity` as `[T, L]`; all NaN when this run did not record it.
+
+        `clipped_norm` is `grad_norm * clip_coef` unless it was measured (element-wise policies).
+        """
+        if quantity in self.per_layer:
+            return self.per_layer[quantity]
+        if quantity == "clipped_norm" and "grad_norm" in self.per_layer:
+            coef = self.layer("clip_coef")
+            with np.errstate(invalid="ignore"):  # inf * 0: the norm after the clip is unknown, NaN says so
+                return np.where(coef == 0, np.where(np.isfinite(self.layer("grad_norm")), 0, np.nan),
+                                self.layer("grad_norm") * coef).astype(np.float32)
+        return np.full((len(self.step), len(self.layers)), np.nan, np.float32)
+
+    def total(self, name: str) -> Floats:
+        """The per-step scalar `name` as `[T]`; all NaN when this run did not record it."""
+        return self.per_step.get(name, np.full(len(self.step), np.nan))
+
+    @property
+    def clip_rate(self) -> Floats:
+        """Share of steps in which the policy changed the layer's gradient, `[L]`; NaN for a layer never seen."""
+        return nanmean(self.layer("clip_rate"))
+
+    @property
+    def nonfinite(self) -> NDArray[np.int64]:
+        """Number of steps whose norm was inf or NaN, `[L]`."""
+        return np.nansum(self.layer("nonfinite"), axis=0).astype(np.int64)
+
+    @property
+    def logged(self) -> tuple[str, ...]:
+        """Names of the scalars the user logged (loss, accuracies, ...), in the order of first use."""
+        return tuple(n for n in self.per_step if n not in STEP_COLUMNS and not n.startswith("lr/"))
+
+    def slice(self, start: int, stop: int) -> History:
+        """The recorded steps `start <= step < stop` (step numbers, not row numbers)."""
+        return self.take((self.step >= start) & (self.step < stop))
+
+    def take(self, rows: Bools | NDArray[np.int64]) -> History:
+        """The rows picked by a mask or by row numbers."""
+        return replace(
+            self,
+            step=self.step[rows], attempt=self.attempt[rows],
+            optimizer=np.asarray(self.optimizer, dtype=object)[rows],
+            per_layer={k: v[rows] for k, v in self.per_layer.items()},
+            per_step={k: v[rows] for k, v in self.per_step.items()},
+        )
+
+    def to_frame(self) -> pd.DataFrame:
+        """Tidy pandas frame: one row per step and layer, by step, then model order."""
+        import pandas as pd
+
+        t, n = len(self.step), len(self.layers)
+        columns: dict[str, Any] = {
+            "optimizer": np.repeat(np.asarray(self.optimizer, dtype=object), n),
+            "step": np.repeat(self.step, n),
+            "layer": pd.Categorical.from_codes(np.tile(np.arange(n), t), categories=list(self.layers), ordered=True),
+        }
+        quantities = list(dict.fromkeys([*MAIN_QUANTITIES, *self.per_layer]))
+        columns.update({q: self.layer(q).ravel() for q in quantities})
+        return pd.DataFrame(columns)
+
+    def steps_frame(self) -> pd.DataFrame:
+        """One row per step: totals, coefficient, learning rates, loss and whatever was logged."""
+        import pandas as pd
+
+        return pd.DataFrame({"optimizer": np.asarray(self.optimizer, dtype=object), "step": self.step, **self.per_step})
+
+    def _repr_html_(self) -> str:
+        return f"<b>{len(self)} steps × {len(self.layers)} layers</b>" + str(self.steps_frame().tail(5).to_html())
+
+
+MAIN_QUANTITIES = ("grad_norm", "clip_coef", "clipped_norm", "clip_rate", "nonfinite", "weight_norm", "update_ratio")
+STEP_COLUMNS = (*KEY_COLUMNS, "time", "grad_norm", "clipped_norm", "clip_coef", "clip_rate", "skipped", "nonfinite",
+                "lr")
+
+
+def nanmean(values: Floats) -> Floats:
+    """Mean over axis 0 without NaN entries; NaN (and no warning) where there is nothing to average."""
+    seen = ~np.isnan(values)
+    count = seen.sum(axis=0)
+    with np.errstate(invalid="ignore"):
+        return np.asarray(np.where(seen, values, 0).sum(axis=0, dtype=np.float64) / np.where(count, count, np.nan))
+
+
+def concat(parts: Iterable[History]) -> History:
+    """One History out of several of the same run, by step; a step recorded twice keeps its highest attempt.
+
+    Layers and quantities are the union, in the order of first appearance.
+
+    Raises:
+        ValueError: there are no parts.
+    """
+    parts = [p for p in parts]
+    if not parts:
+        raise ValueError("concat() needs at least one History")
+    layers = tuple(dict.fromkeys(name for p in parts for name in p.layers))
+    step = np.concatenate([p.step for p in parts])
+    attempt = np.concatenate([p.attempt for p in parts])
+    order = np.lexsort((attempt, step))
+    last = np.ones(len(order), bool)
+    last[:-1] = step[order][1:] != step[order][:-1]
+    rows = order[last]
+    total = sum(len(p) for p in parts)
+    per_layer = {q: _fill([(p.per_layer.get(q), _columns(p.layers, layers)) for p in parts],
+                          [len(p) for p in parts], np.full((total, len(layers)), np.nan, np.float32))
+                 for q in dict.fromkeys(k for p in parts for k in p.per_layer)}
+    per_step = {name: np.concatenate([p.total(name) for p in parts])
+                for name in dict.fromkeys(k for p in parts for k in p.per_step)}
+    optimizer = np.concatenate([np.asarray(p.optimizer, dtype=object) for p in parts])
+    problems = tuple(dict.fromkeys(text for p in parts for text in p.problems))
+    joined = History(parts[-1].run, layers, step, attempt, optimizer, per_layer, per_step, problems)
+    return joined if np.array_equal(rows, np.arange(total)) else joined.take(rows)
+
+
+def empty(run: Run, problems: Sequence[str] = ()) -> History:
+    """A History of no steps."""
+    none = np.zeros(0, np.int64)
+    return History(run, tuple(layer.name for layer in run.layers), none, none, (), {}, {}, tuple(problems))
+
+
+def _columns(names: Sequence[str], layers: Sequence[str]) -> slice | list[int]:
+    if tuple(names) == tuple(layers):
+        return slice(None)
+    place = {name: i for i, name in enumerate(layers)}
+    return [place[name] for name in names]
+
+
+def _fill(parts: list[tuple[Floats | None, slice | list[int]]], lengths: list[int], out: Floats) -> Floats:
+    row = 0
+    for (values, columns), length in zip(parts, lengths, strict=True):
+        if values is not None:
+            out[row:row + length, columns] = values
+        row += length
+    return out
