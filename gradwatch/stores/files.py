@@ -285,9 +285,9 @@ def last_part(folder: Path) -> int:
 
 
 def _read_table(folder: Path, name: str, run: Run, since: int, problems: list[str]) -> Iterator[History]:
-    expected = None
+    expected = 0
     for first, last, path in list_parts(folder / name):
-        if expected is not None and first > expected:
+        if first > expected:
             problems.append(f"{name}: parts {expected} to {first - 1} are missing")
         expected = last + 1
         if last <= since:
