@@ -1,0 +1,147 @@
+"""The rules: each disease is found where it was put, and its healthy twin raises no alarm."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from gradwatch.rules import diagnose, verdict
+from gradwatch.rules.gradients import dead_layer, exploding, nonfinite
+from tests.make_run import make_history
+
+
+def with_steps(history, **columns):
+    return replace(history, per_step={**history.per_step, **columns})
+
+
+def with_layer(history, quantity, values):
+    return replace(history, per_layer={**history.per_layer, quantity: values.astype(np.float32)})
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_a_noisy_run_is_healthy(seed):
+    history = make_history(steps=300, seed=seed)
+    assert diagnose(history) == []
+    assert verdict(history) == "healthy"
+
+
+@pytest.mark.parametrize("steps", [1, 2, 5, 14])
+def test_a_short_run_is_healthy(steps):
+    assert verdict(make_history(steps=steps)) == "healthy"
+
+
+def test_a_run_without_steps_is_not_called_healthy():
+    assert verdict(make_history(steps=3).slice(0, 0)) == "no steps recorded"
+
+
+def test_nonfinite_names_the_first_step_and_layer():
+    history = make_history(nan_at=50)
+    assert verdict(history) == "nonfinite at step 50 in blocks.0.mlp.weight"
+    (finding,) = nonfinite(history)
+    assert (finding.severity, finding.evidence["steps"]) == ("error", 1)
+
+
+def test_a_skipped_nonfinite_step_is_a_warning():
+    history = make_history(nan_at=50)
+    skipped = with_steps(history, skipped=(history.step == 50).astype(float))
+    assert nonfinite(skipped)[0].severity == "warning"
+    assert verdict(skipped).startswith("nonfinite at step 50")
+
+
+def test_nonfinite_in_a_layer_that_is_not_recorded_is_seen_in_the_total():
+    history = make_history()
+    history = with_steps(history, nonfinite=(history.step == 7).astype(float))
+    assert verdict(history) == "nonfinite at step 7"
+
+
+def test_dead_layer_is_found_where_it_died():
+    history = make_history(steps=100)
+    norm = history.layer("grad_norm").copy()
+    norm[40:, 3] = 0
+    (finding,) = dead_layer(with_layer(history, "grad_norm", norm))
+    assert (finding.severity, finding.layers, finding.first_step) == ("warning", ("blocks.1.attn.weight",), 40)
+    norm[40:, :4] = 0
+    (finding,) = dead_layer(with_layer(history, "grad_norm", norm))
+    assert finding.severity == "error"
+    assert finding.summary == "dead-layer at step 40 in embed.weight and 3 more"
+
+
+def test_a_layer_that_never_lived_is_dead_from_the_first_step():
+    history = make_history(steps=100)
+    norm = history.layer("grad_norm").copy()
+    norm[:, 3] = 0
+    assert dead_layer(with_layer(history, "grad_norm", norm))[0].first_step == 0
+
+
+def test_a_resting_or_unseen_layer_is_not_dead():
+    history = make_history(steps=100)
+    norm = history.layer("grad_norm").copy()
+    norm[:, 2] = np.nan  # frozen: no gradient at all
+    norm[50:99, 3] = 0  # one live step
+    norm[:95, 4], norm[95:, 4] = np.nan, 0  # seen five times only
+    assert dead_layer(with_layer(history, "grad_norm", norm)) == []
+
+
+def grown(history, decades, start=100):
+    ramp = np.clip((history.step - start) / 20, 0, 1) * decades
+    return history.total("grad_norm") * 10**ramp
+
+
+def test_a_norm_that_grows_while_the_loss_does_not_fall_explodes():
+    history = make_history(steps=300)
+    sick = with_steps(history, grad_norm=grown(history, 4), loss=np.full(300, 2.3))
+    (finding,) = exploding(sick)
+    assert 100 < finding.first_step < 120
+    assert finding.evidence["grad_norm_growth"] > 1e3
+
+
+def test_a_norm_that_grows_while_the_loss_falls_is_a_plateau_being_left():
+    history = make_history(steps=300)
+    assert exploding(with_steps(history, grad_norm=grown(history, 4))) == []
+
+
+def test_without_a_loss_three_decades_are_needed():
+    history = make_history(steps=300, logged=())
+    assert exploding(with_steps(history, grad_norm=grown(history, 2.2))) == []
+    assert exploding(with_steps(history, grad_norm=grown(history, 4))) != []
+
+
+def test_one_spike_is_not_an_explosion():
+    history = make_history(steps=300, logged=())
+    norm = history.total("grad_norm").copy()
+    norm[150:153] *= 1e6
+    assert exploding(with_steps(history, grad_norm=norm)) == []
+
+
+def test_a_loss_that_leaves_its_minimum_for_good_explodes():
+    history = make_history(steps=300)
+    loss = history.total("loss").copy()
+    loss[200:] = 6.0
+    (finding,) = exploding(with_steps(history, loss=loss))
+    assert finding.first_step == pytest.approx(200, abs=3)
+    assert finding.evidence["end"] == 6.0
+    loss[220:] = 0.2  # it came back
+    assert exploding(with_steps(history, loss=loss)) == []
+
+
+def test_a_rising_validation_loss_is_overfitting_not_an_explosion():
+    history = make_history(steps=300, logged=("loss", "val_loss"))
+    rising = np.where(history.step > 100, 9.0, 1.0)
+    assert exploding(with_steps(history, val_loss=rising)) == []
+    assert exploding(with_steps(history, loss=rising)) != []
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_a_flat_noisy_loss_is_no_explosion(seed):
+    history = make_history(steps=300, seed=seed)
+    noise = np.random.default_rng(seed).standard_cauchy(300)
+    assert exploding(with_steps(history, loss=2.3 + 0.3 * noise)) == []
+
+
+def test_the_worst_comes_first_then_the_earliest():
+    history = make_history(steps=300, nan_at=200)
+    norm = history.layer("grad_norm").copy()
+    norm[20:, 3] = 0
+    history = with_steps(with_layer(history, "grad_norm", norm), loss=np.where(history.step > 100, 9.0, 1.0))
+    assert [f.rule for f in diagnose(history)] == ["exploding", "nonfinite", "dead-layer"]
+    assert verdict(history).startswith("exploding at step 10")
