@@ -1,0 +1,101 @@
+"""Opening what was recorded: a run folder, an MLflow run, all runs of an experiment, or the latest one."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from gradwatch.errors import RunError
+
+if TYPE_CHECKING:
+    from types import ModuleType
+
+    from gradwatch.history import History
+
+RUNS = Path("gradwatch-runs")
+DEMO = Path("gradwatch-demo")
+_RUN_ID = re.compile(r"[0-9a-f]{32}")
+_EXPERIMENT = "experiment:"
+
+
+def open_history(ref: str | Path) -> History:
+    """The history of one run: a run folder, or an MLflow run id (in the store that MLflow's own settings name).
+
+    Raises:
+        RunError: no such run, or it has no recorded step yet.
+    """
+    from gradwatch.stores.files import is_run_folder, read_run
+
+    if _RUN_ID.fullmatch(str(ref)) and not Path(ref).exists():
+        history: History = _mlflow().read_mlflow_run(str(ref))
+    elif is_run_folder(Path(ref)):
+        history = read_run(Path(ref))
+    else:
+        raise RunError(f"{ref} is no run: {_what_it_is(Path(ref))}; wanted a run folder or an MLflow run id")
+    if not len(history):
+        why = f" ({'; '.join(history.problems[:2])})" if history.problems else ""
+        raise RunError(
+            f"{ref} holds no recorded step yet: it ended before its first step, or was opened too early{why}"
+        )
+    return history
+
+
+def open_histories(refs: Sequence[str], directory: Path = RUNS) -> list[History]:
+    """The histories of several runs. A ref is a run folder, an MLflow run id, `experiment:NAME` or `latest`.
+
+    `latest` is the newest run folder under `directory`, else of the demo, else the newest watched run in MLflow.
+
+    Raises:
+        RunError: a ref names no run, or a run without a recorded step.
+    """
+    found: list[str | Path] = []
+    for ref in refs:
+        if ref.startswith(_EXPERIMENT):
+            found += _mlflow().watched_runs(ref[len(_EXPERIMENT) :])
+        elif ref == "latest":
+            found.append(_latest(directory))
+        else:
+            found.append(ref)
+    return [open_history(ref) for ref in found]
+
+
+def run_folders(directory: Path) -> list[Path]:
+    """The run folders at or below `directory` (two levels deep), oldest first."""
+    from gradwatch.stores.files import MANIFEST, is_run_folder
+
+    if is_run_folder(directory):
+        return [directory]
+    found = {path.parent for pattern in (f"*/{MANIFEST}", f"*/*/{MANIFEST}") for path in directory.glob(pattern)}
+    return sorted(found, key=lambda folder: (folder.name, folder))
+
+
+def _latest(directory: Path) -> str | Path:
+    for place in (directory, DEMO):
+        folders = run_folders(place)
+        if folders:
+            return folders[-1]
+    try:
+        return str(_mlflow().watched_runs()[-1])
+    except RunError as error:
+        raise RunError(f"there is no latest run: no run folder in {directory} or {DEMO}, and {error}") from error
+
+
+def _what_it_is(path: Path) -> str:
+    if not path.exists():
+        return "there is no such file or folder"
+    if path.is_dir() and run_folders(path):
+        return f"it is a directory of runs, such as {run_folders(path)[-1]}"
+    return f"{'it' if path.is_dir() else 'it is a file, and'} holds no run.json"
+
+
+def _mlflow() -> ModuleType:
+    if importlib.util.find_spec("mlflow") is None:
+        raise RunError(
+            "mlflow is not installed, and only a run folder can be read without it: pip install 'gradwatch[mlflow]'"
+        )
+    from gradwatch.stores import mlflow
+
+    return mlflow

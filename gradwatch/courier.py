@@ -1,0 +1,405 @@
+"""The courier: carries a run's folder to MLflow, exactly once, from a process of its own.
+
+The files are the truth and `cursor.json` says how far they are delivered; it moves only after MLflow has answered. A
+courier that dies between the two sends the same points again, with the same time stamps, and MLflow keeps one of each.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import socket
+import tempfile
+import time
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import asdict, dataclass, field, replace
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from filelock import FileLock, Timeout
+
+from gradwatch.delivery import CURSOR, read_cursor
+from gradwatch.errors import RunError
+from gradwatch.history import History, Run, concat
+from gradwatch.stores import run_folders
+from gradwatch.stores.files import MANIFEST, last_part, list_parts, read_manifest, read_run, write_json
+from gradwatch.stores.keys import Nonfinite, Window, windows
+from gradwatch.stores.views import VIEW_TAG, description, view_tag, view_url, worst_layers
+from gradwatch.uri import public_uri
+
+if TYPE_CHECKING:
+    from mlflow.tracking import MlflowClient
+
+log = logging.getLogger("gradwatch")
+
+POLL_SECONDS = 2.0
+LONGEST_PAUSE = 60.0
+RUN_ID_SECONDS = 30.0  # how long a living trainer may take to start the user's own MLflow run
+GIVE_UP_SECONDS = 3600.0  # after the last run ended, with a server that stays away: `gradwatch sync` finishes later
+MAX_POINTS = 1_000
+
+
+@dataclass
+class Cursor:
+    """How far a run is delivered: `cursor.json`."""
+
+    tracking_uri: str | None = None
+    experiment_id: str | None = None
+    run_id: str | None = None
+    joined: bool = False
+    url: str | None = None
+    next_step: int = 0
+    last_part: int = -1
+    nonfinite: list[Any] = field(default_factory=lambda: list(Nonfinite()))
+    uploaded: list[str] = field(default_factory=list)
+    attempt: int = 0
+    done: bool = False
+
+    @classmethod
+    def read(cls, folder: Path) -> Cursor:
+        """The cursor of `folder`; a new one before the first delivery."""
+        known = {k: v for k, v in read_cursor(folder).items() if k in cls.__dataclass_fields__}
+        return cls(**known)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How one run stands after a pass: delivered whole (`done`), as far as it goes (`live`: it is not over), or not.
+
+    `error` says why not; a `lasting` one will not pass by waiting.
+    """
+
+    folder: Path
+    url: str | None = None
+    done: bool = False
+    live: bool = False
+    error: str | None = None
+    lasting: bool = False
+
+
+class Courier:
+    """Delivers one run folder, pass by pass; keeps what it has read of the open window, so memory stays small."""
+
+    def __init__(self, folder: Path, tracking_uri: str | None = None) -> None:
+        self.folder, self.asked_uri = folder, tracking_uri
+        self.cursor = Cursor.read(folder)
+        self.client: MlflowClient | None = None
+        self.pending: History | None = None
+        self.read_to = self.cursor.last_part
+        self.reads: list[tuple[int, int]] = []  # (part, last step read with it), to know which parts are finished
+        self.keys: set[str] = set()
+        self.shown: set[str] = set()
+
+    def deliver(self, wait: float = 0.0) -> Outcome:
+        """One pass: everything that is due now. `wait` seconds for another courier of this folder to finish.
+
+        Raises:
+            RunError: waiting will not help. Any other error may pass by itself.
+        """
+        run = read_manifest(self.folder)
+        if self._finished(run):
+            return self._outcome(run)
+        try:
+            with FileLock(self.folder / "courier.lock", timeout=wait):
+                self.cursor = Cursor.read(self.folder)
+                return self._pass(run)
+        except Timeout:
+            return replace(self._outcome(run), error="another process is delivering it")
+        except PermissionError as error:
+            raise RunError(f"cannot write to {self.folder}: {error.strerror}") from error
+
+    def _finished(self, run: Run) -> bool:
+        return self.cursor.done and self.cursor.attempt == run.attempt
+
+    def _outcome(self, run: Run) -> Outcome:
+        return Outcome(self.folder, self.cursor.url, self._finished(run), run.status == "RUNNING")
+
+    def _pass(self, run: Run) -> Outcome:
+        killed = run.status == "RUNNING" and trainer_is_gone(run)
+        run = read_manifest(self.folder)  # again: it may have ended properly just before it was gone
+        killed = killed and run.status == "RUNNING"
+        ended = killed or run.status != "RUNNING"
+        if self._finished(run) or not self._has_run(run, ended):
+            return self._outcome(run)
+        self._send_points(ended)
+        self._upload_parts(closed_only=not ended)
+        if ended:
+            self._finish(run, killed)
+            run = read_manifest(self.folder)
+        return self._outcome(run)
+
+    # ------------------------------------------------------------------------------------------------------- the run
+
+    def _has_run(self, run: Run, ended: bool) -> bool:
+        """Find, join or create the MLflow run; False while the trainer may still name one."""
+        target = run.mlflow or {}
+        named = target.get("run_id")
+        waited = time.time() - datetime.fromisoformat(run.created).timestamp()
+        if not (self.cursor.run_id or named or ended or waited > RUN_ID_SECONDS):
+            return False
+        if self.client is not None:
+            return True
+        from gradwatch.stores import mlflow as store
+
+        cursor = self.cursor
+        uri = store.full_uri(cursor.tracking_uri or self.asked_uri or target.get("tracking_uri"))
+        if self.asked_uri and store.full_uri(self.asked_uri) != uri:
+            raise RunError(
+                f"{self.folder} is delivered to {public_uri(uri)} already: remove its {CURSOR} to deliver "
+                "it again elsewhere"
+            )
+        client = store.connect(uri)
+        if not cursor.run_id:
+            cursor.tracking_uri, cursor.joined = public_uri(uri), named is not None
+            if named:
+                cursor.run_id, cursor.experiment_id = named, store.join_run(client, named)
+            else:
+                label = f"{socket.gethostname()}/{self.folder.name} {run.created}"
+                cursor.run_id, cursor.experiment_id = store.create_run(client, uri, run, label)
+            cursor.url = view_url(uri, str(cursor.experiment_id))
+            self._save()
+            log.info("%s -> MLflow run %s, %s", self.folder, cursor.run_id, cursor.url)
+        if cursor.done:  # resumed after its end was delivered
+            store.set_status(client, str(cursor.run_id), "RUNNING", None, cursor.joined)
+        cursor.attempt, cursor.done = run.attempt, False
+        store.describe(client, str(cursor.run_id), run)
+        for name in (MANIFEST, "model.txt"):
+            if (self.folder / name).exists():
+                store.upload(client, str(cursor.run_id), self.folder / name)
+        self.client = client
+        return True
+
+    def _save(self) -> None:
+        write_json(self.folder / CURSOR, asdict(self.cursor))
+
+    # ---------------------------------------------------------------------------------------------------- the points
+
+    def _send_points(self, ended: bool) -> None:
+        from gradwatch.stores import mlflow as store
+
+        history = self._read_new()
+        if history is None:
+            return
+        run, cursor = history.run, self.cursor
+        found = windows(history, run.window, run.mlflow_layers, ended, cursor.next_step, Nonfinite(*cursor.nonfinite))
+        for batch in batches(found):
+            points = [point for window in batch for point in window.points]
+            store.log_points(self.client, str(cursor.run_id), points)
+            state = batch[-1].nonfinite
+            if list(state) != cursor.nonfinite:
+                store.set_tags(self.client, str(cursor.run_id), store.nonfinite_tags(state))
+            cursor.next_step, cursor.nonfinite = batch[-1].stop, list(state)
+            cursor.last_part = max([p for p, step in self.reads if step < cursor.next_step], default=cursor.last_part)
+            self._save()
+            self.keys.update(point.key for point in points)
+        self.pending = history.take(history.step >= cursor.next_step)
+        self.reads = [(part, step) for part, step in self.reads if part > cursor.last_part]
+        self._show_view()
+
+    def _read_new(self) -> History | None:
+        """The undelivered steps: what is pending and what is in parts not read yet."""
+        newest = last_part(self.folder)
+        if newest > self.read_to:
+            new = read_run(self.folder, since=self.read_to)
+            if new.problems:  # the writer may have merged parts under the reader's eyes; a second look settles it
+                new = read_run(self.folder, since=self.read_to)
+            for problem in new.problems:
+                log.warning("%s: %s", self.folder, problem)
+            new = new.take(new.step >= self.cursor.next_step)
+            self.pending = new if self.pending is None else concat([self.pending, new])
+            self.read_to = newest
+            self.reads.append((newest, int(new.step.max(initial=-1))))
+        return self.pending
+
+    def _show_view(self) -> None:
+        """Add charts for new keys to the experiment's saved view; a failure to do so harms nothing."""
+        if self.keys <= self.shown or self.client is None:
+            return
+        try:
+            experiment = str(self.cursor.experiment_id)
+            previous = self.client.get_experiment(experiment).tags.get(VIEW_TAG)
+            text = view_tag(sorted(self.keys), previous)
+            if text is not None:
+                self.client.set_experiment_tag(experiment, VIEW_TAG, text)
+            self.shown = set(self.keys)
+        except Exception as error:  # an undocumented format, a tag limit, a server that forbids it
+            log.warning("the saved view of experiment %s could not be set: %s", self.cursor.experiment_id, error)
+
+    # ------------------------------------------------------------------------------------------------- the artifacts
+
+    def _upload_parts(self, closed_only: bool) -> None:
+        from gradwatch.stores import mlflow as store
+
+        for table in ("layers", "steps"):
+            for first, last, path in list_parts(self.folder / table):
+                name = f"{table}/{path.name}"
+                closed = first != last or not closed_only
+                if closed and name not in self.cursor.uploaded:
+                    with contextlib.suppress(FileNotFoundError):  # merged meanwhile: the merged part is next
+                        store.upload(self.client, str(self.cursor.run_id), path, table)
+                        self.cursor.uploaded.append(name)
+                        self._save()
+
+    def _finish(self, run: Run, killed: bool) -> None:
+        """The end of the run: verdict, report, description, status; then the cursor says done."""
+        from gradwatch.stores import mlflow as store
+
+        history, cursor = read_run(self.folder), self.cursor
+        if killed:
+            last = history.total("time")[-1] if len(history) else time.time()
+            ended = datetime.fromtimestamp(last, timezone.utc).isoformat(timespec="seconds")
+            run = replace(run, status="KILLED", ended=ended)
+            write_json(self.folder / MANIFEST, run.to_json())
+            history = replace(history, run=run)
+            log.info("%s: the trainer is gone; the run is marked KILLED", self.folder)
+        run_id = str(cursor.run_id)
+        text, worst = conclude(history)
+        store.set_tags(self.client, run_id, {"gradwatch.verdict": text, "gradwatch.worst_layer": worst})
+        if len(history):
+            with tempfile.TemporaryDirectory(prefix="gradwatch-") as temporary:
+                for path in render(history, Path(temporary)):
+                    store.upload(self.client, run_id, path)
+            facts = {"Clip": str(run.clip), "Renorm": str(run.renorm)}
+            store.set_description(self.client, run_id, description(history, run_id, text, facts), cursor.joined)
+        store.upload(self.client, run_id, self.folder / MANIFEST)
+        store.set_status(self.client, run_id, run.status, run.ended, cursor.joined)
+        cursor.attempt, cursor.done = run.attempt, True
+        self._save()
+        self.client = self.pending = None  # a resumed run connects again
+        log.info("%s: delivered, %s: %s", self.folder, run.status, text)
+
+
+def batches(found: Iterable[Window]) -> Iterator[list[Window]]:
+    """Whole windows, as many as fit in one request of 1,000 points."""
+    batch: list[Window] = []
+    size = 0
+    for window in found:
+        if batch and size + len(window.points) > MAX_POINTS:
+            yield batch
+            batch, size = [], 0
+        batch.append(window)
+        size += len(window.points)
+    if batch:
+        yield batch
+
+
+def conclude(history: History) -> tuple[str, str]:
+    """The verdict, and the layer it is about (of a healthy run, the one that was clipped most)."""
+    from gradwatch.rules import diagnose, verdict
+
+    layers = [name for finding in diagnose(history)[:1] for name in finding.layers[:1]]
+    order = worst_layers(history) if len(history) else []
+    return verdict(history), (layers or [history.layers[i] for i in order[:1]] or [""])[0]
+
+
+def render(history: History, folder: Path) -> list[Path]:
+    """`report.html` and `overview.png` in `folder`; a report that fails must not keep the data from being delivered."""
+    from gradwatch.report import build_report, render_html, write_overview
+
+    made = []
+    with _logged("report.html"):
+        (folder / "report.html").write_text(render_html(build_report([history])), encoding="utf-8")
+        made.append(folder / "report.html")
+    with _logged("overview.png"):
+        write_overview(history, folder / "overview.png")
+        made.append(folder / "overview.png")
+    return made
+
+
+@contextlib.contextmanager
+def _logged(what: str) -> Iterator[None]:
+    try:
+        yield
+    except Exception:
+        log.exception("%s could not be made; the rest is delivered", what)
+
+
+def trainer_is_gone(run: Run) -> bool:
+    """Whether the process that records `run` ran on this host and has ended. (Another host's cannot be seen.)"""
+    if run.pid is None or run.host != socket.gethostname():
+        return False
+    try:
+        os.kill(run.pid, 0)
+    except ProcessLookupError:
+        return True
+    except PermissionError:
+        return False
+    try:  # killed, but its parent has not asked for its exit code yet
+        return Path(f"/proc/{run.pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
+    except OSError:
+        return False
+
+
+# ------------------------------------------------------------------------------------------------------ many folders
+
+
+def sync(path: Path, tracking_uri: str | None = None, wait: float = 60.0) -> Iterator[Outcome]:
+    """Deliver what is missing of the run in `path`, or of every run below it: one pass, one outcome each."""
+    for folder in deliverable(path):
+        yield _attempt(Courier(folder, tracking_uri), wait)
+
+
+def follow(
+    path: Path, tracking_uri: str | None = None, until: Callable[[], bool] | None = None, poll: float = POLL_SECONDS
+) -> list[Outcome]:
+    """Deliver the run in `path`, or all runs below it, while they go on, until they have ended and all is in MLflow.
+
+    A directory is followed for new runs until `until()` is true (for ever without it). A store that is away is tried
+    again with growing pauses; an hour after the last run ended, what is left stays for `gradwatch sync`.
+    """
+    single = (path / MANIFEST).is_file()
+    couriers: dict[Path, Courier] = {}
+    pause, idle_since = poll, time.monotonic()
+    while True:
+        complete = single or (until is not None and until())
+        for folder in deliverable(path):
+            couriers.setdefault(folder, Courier(folder, tracking_uri))
+        outcomes = [_attempt(courier) for courier in couriers.values()]
+        if complete and all(o.done or (o.lasting and not o.live) for o in outcomes):
+            return outcomes
+        failed = any(o.error for o in outcomes)
+        if any(o.live for o in outcomes) or not complete:
+            idle_since = time.monotonic()
+        elif time.monotonic() - idle_since > GIVE_UP_SECONDS:
+            log.error("giving up; `gradwatch sync %s` delivers the rest", path)
+            return outcomes
+        pause = min(2 * pause, LONGEST_PAUSE) if failed else poll
+        time.sleep(pause)
+
+
+def deliverable(path: Path) -> list[Path]:
+    """The run in `path`, or the runs below it that are meant for MLflow (`log=None` keeps a run in its files)."""
+    folders = run_folders(path)
+    return folders if folders == [path] else [f for f in folders if _meant_for_mlflow(f)]
+
+
+def _meant_for_mlflow(folder: Path) -> bool:
+    try:
+        return read_manifest(folder).mlflow is not None
+    except RunError as error:
+        log.warning("%s", error)
+        return False
+
+
+def _attempt(courier: Courier, wait: float = 0.0) -> Outcome:
+    try:
+        return courier.deliver(wait)
+    except Exception as error:  # a server that is down, a locked database: the next pass tries again
+        text = " ".join(str(error).split())[:300] or type(error).__name__
+        log.warning("%s: not delivered yet: %s", courier.folder, text)
+        return Outcome(
+            courier.folder,
+            courier.cursor.url,
+            live=_is_live(courier.folder),
+            error=text,
+            lasting=isinstance(error, RunError),
+        )
+
+
+def _is_live(folder: Path) -> bool:
+    with contextlib.suppress(RunError):
+        run = read_manifest(folder)
+        return run.status == "RUNNING" and not trainer_is_gone(run)
+    return False

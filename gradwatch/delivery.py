@@ -1,0 +1,165 @@
+"""What a training process knows of MLflow: where its run is to be delivered, and how to start the courier.
+
+Nothing here imports mlflow, waits for a network, or raises into the training.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import logging
+import os
+import subprocess
+import sys
+import sysconfig
+import threading
+import time
+import warnings
+from pathlib import Path
+from typing import Any
+
+from gradwatch.errors import GradwatchWarning
+from gradwatch.uri import public_uri
+
+log = logging.getLogger("gradwatch")
+
+CURSOR = "cursor.json"
+# The courier is not a rank: it must not look like one to whatever it imports.
+_RANK_VARIABLES = (
+    "RANK",
+    "LOCAL_RANK",
+    "WORLD_SIZE",
+    "LOCAL_WORLD_SIZE",
+    "GROUP_RANK",
+    "GROUP_WORLD_SIZE",
+    "ROLE_RANK",
+    "ROLE_NAME",
+    "ROLE_WORLD_SIZE",
+    "MASTER_ADDR",
+    "MASTER_PORT",
+)
+
+
+def find_active_run() -> dict[str, Any] | None:
+    """The MLflow run that is active on the calling thread, as the manifest notes it; None when there is none.
+
+    Reads memory only: mlflow is asked if the program imported it, and its active run is a variable of the thread.
+    """
+    mlflow = sys.modules.get("mlflow")
+    try:
+        active = mlflow.active_run() if mlflow is not None else None
+        if mlflow is None or active is None:
+            return None
+        return {
+            "tracking_uri": public_uri(str(mlflow.get_tracking_uri())),
+            "experiment_id": str(active.info.experiment_id),
+            "run_id": str(active.info.run_id),
+            "joined": True,
+        }
+    except Exception as error:  # half-imported, another version, a namesake: never the training's problem
+        log.debug("gradwatch: cannot ask mlflow for its active run: %s", error)
+        return None
+
+
+def target(run_id: str | None = None) -> dict[str, Any] | None:
+    """Where a new run is to be delivered: to `run_id`, else the active run, else a run that the courier will create.
+
+    Returns the manifest's `mlflow` entry, or None (and one warning) when mlflow is not installed.
+    """
+    if sys.modules.get("mlflow") is None and importlib.util.find_spec("mlflow") is None:
+        warnings.warn(
+            "mlflow is not installed: this run stays in its files. pip install 'gradwatch[mlflow]', then "
+            "gradwatch sync, delivers it; log=None keeps it there without this warning",
+            GradwatchWarning,
+            stacklevel=3,
+        )
+        return None
+    active = find_active_run()
+    if run_id is None and active is not None:
+        return active
+    return {**_settings(), "run_id": run_id, "joined": run_id is not None}
+
+
+def _settings() -> dict[str, Any]:
+    """MLflow's own settings, as far as they are known without importing it."""
+    uri = os.environ.get("MLFLOW_TRACKING_URI")
+    experiment = os.environ.get("MLFLOW_EXPERIMENT_ID")
+    name = os.environ.get("MLFLOW_EXPERIMENT_NAME")
+    mlflow = sys.modules.get("mlflow")
+    try:
+        if mlflow is not None:
+            uri = str(mlflow.get_tracking_uri())
+            experiment = mlflow.tracking.fluent._active_experiment_id or experiment
+    except Exception as error:
+        log.debug("gradwatch: cannot ask mlflow for its settings: %s", error)
+    return {
+        "tracking_uri": public_uri(uri) if uri else None,
+        "experiment_id": experiment,
+        "experiment_name": None if experiment else name,
+    }
+
+
+def start_courier(folder: Path) -> subprocess.Popen[bytes] | None:
+    """Start the process that delivers `folder` (a run, or a directory of runs) to MLflow while the training goes on.
+
+    It is detached, in this working directory (MLflow's default store is relative to it), and logs to
+    `FOLDER/courier.log`. Returns None, with one log line, when it cannot be started.
+    """
+    command = [sys.executable, "-m", "gradwatch", "sync", "--follow", str(Path(folder).resolve())]
+    try:
+        with open(folder / "courier.log", "ab") as output:
+            process = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                env=_environment(),
+                start_new_session=True,
+            )
+    except OSError as error:
+        log.warning("gradwatch: cannot start the courier (%s); gradwatch sync %s delivers the run later", error, folder)
+        return None
+    # Reaped when it ends: no zombie in a long notebook, no ResourceWarning when the handle is dropped.
+    threading.Thread(target=process.wait, name="gradwatch-courier", daemon=True).start()
+    return process
+
+
+def _environment() -> dict[str, str]:
+    dropped = [name for name in os.environ if name in _RANK_VARIABLES or name.startswith("TORCHELASTIC_")]
+    env = {name: value for name, value in os.environ.items() if name not in dropped}
+    env["PYTHONSAFEPATH"] = "1"  # a user's queue.py or mlflow.py in the working directory must not be imported
+    root = str(Path(__file__).resolve().parents[1])
+    if root not in (sysconfig.get_path("purelib"), sysconfig.get_path("platlib")):
+        env["PYTHONPATH"] = os.pathsep.join(filter(None, [root, env.get("PYTHONPATH")]))
+    return env
+
+
+def read_cursor(folder: Path) -> dict[str, Any]:
+    """What the courier noted of its progress; empty before its first note."""
+    try:
+        return dict(json.loads((folder / CURSOR).read_text()))
+    except (OSError, ValueError, TypeError):
+        return {}
+
+
+def wait_delivered(folder: Path, timeout: float, courier: subprocess.Popen[bytes] | None = None) -> dict[str, Any]:
+    """Wait until everything of the run is in MLflow, at most `timeout` seconds, or until `courier` has ended.
+
+    Returns the courier's cursor: `done` tells whether it is, `url` where to look.
+    """
+    deadline = time.monotonic() + timeout
+    while True:
+        running = courier is None or courier.poll() is None
+        cursor = read_cursor(folder)
+        if is_done(cursor, folder) or not running or time.monotonic() >= deadline:
+            return {**cursor, "done": is_done(cursor, folder)}
+        time.sleep(0.1)
+
+
+def is_done(cursor: dict[str, Any], folder: Path) -> bool:
+    """Whether `cursor` says so of the run's present attempt: a resumed run has more to deliver."""
+    try:
+        attempt = json.loads((folder / "run.json").read_text()).get("attempt", 0)
+    except (OSError, ValueError, AttributeError):
+        attempt = 0
+    return bool(cursor.get("done")) and cursor.get("attempt", 0) == attempt

@@ -1,0 +1,216 @@
+"""What MLflow is told: few keys, one point per window of steps; the files keep every layer and every step.
+
+Legend: T recorded steps, L layers, B blocks (at most `mlflow_layers`).
+
+A layer's key is its name (`grad_norm/fc1.weight`): it can be typed, and it means the same in a run that watches other
+layers. Only when layers are summed up to blocks are numbers zero-padded (`grad_norm/blocks.03`), so that MLflow, which
+sorts by text, shows the blocks in model order.
+"""
+
+from __future__ import annotations
+
+import os.path
+import posixpath
+import re
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gradwatch.history import Floats, History
+
+MAX_NAME = 250
+FEW_BLOCKS = 8  # a grouping this coarse hides the model: the next finer level is merged into ranges instead
+_NUMBER = re.compile(r"(?<![^.])\d+(?![^.])")
+
+
+class Point(NamedTuple):
+    """One metric value: MLflow's key, a finite value, unix time in milliseconds, the step."""
+
+    key: str
+    value: float
+    timestamp: int
+    step: int
+
+
+class Nonfinite(NamedTuple):
+    """How many steps had an inf or NaN norm so far, and where it began (-1: nowhere yet)."""
+
+    steps: int = 0
+    first_step: int = -1
+    first_layer: str = ""
+
+
+@dataclass(frozen=True)
+class Window:
+    """The points of one window; `stop` is the first step that they do not cover."""
+
+    stop: int
+    points: list[Point]
+    nonfinite: Nonfinite
+
+
+def safe_name(name: str) -> str:
+    """`name` as MLflow accepts it: letters, digits, `_ - . : /` and spaces, a tidy path, at most 250 characters."""
+    name = posixpath.normpath(re.sub(r"[^\w\-. :/]", "_", name)).lstrip("/.")
+    return name[:MAX_NAME].rstrip("/ ") or "_"
+
+
+# ------------------------------------------------------------------------------------------------------------ blocks
+
+
+def blocks(layers: Sequence[str], limit: int) -> dict[str, list[int]]:
+    """At most `limit` names for L layers, in model order, each with the numbers of its layers.
+
+    Up to `limit` layers stand for themselves. More are summed up by the deepest module prefix that gives at most
+    `limit` blocks. Where that leaves fewer than 8 (a stack of 24 blocks would become one), the next finer level is
+    taken instead, and consecutive blocks of it are merged into `limit` ranges: `h.00..01`.
+    """
+    if len(layers) <= limit:
+        return {safe_name(name): [i] for i, name in enumerate(layers)}
+    modules = [name.split(".")[:-1] or [name] for name in layers]
+    groups: dict[str, list[int]] = {}
+    finer: dict[str, list[int]] = {}
+    for depth in range(max(map(len, modules)), 0, -1):
+        finer, groups = groups, {}
+        for i, module in enumerate(modules):
+            groups.setdefault(".".join(module[:depth]), []).append(i)
+        if len(groups) <= limit:
+            break
+    if len(groups) > limit:
+        groups = _ranges(groups, limit)
+    elif finer and len(groups) < min(FEW_BLOCKS, limit):
+        groups = _ranges(finer, limit)
+    return dict(zip(map(safe_name, _padded(list(groups))), groups.values(), strict=True))
+
+
+def _ranges(groups: dict[str, list[int]], limit: int) -> dict[str, list[int]]:
+    """Consecutive groups merged into `limit` ranges of nearly equal length, named by their first and last."""
+    names = list(groups)
+    out: dict[str, list[int]] = {}
+    for part in np.array_split(np.arange(len(names)), limit):
+        first, last = names[part[0]], names[part[-1]]
+        shared = os.path.commonprefix([first + ".", last + "."]).rpartition(".")[0]
+        tail = last[len(shared) :].lstrip(".")
+        out[first if first == last else f"{first}..{tail}"] = [i for k in part for i in groups[names[k]]]
+    return out
+
+
+def _padded(names: list[str]) -> list[str]:
+    """Every number that stands alone between dots with as many digits as the longest one."""
+    width = max((len(number) for name in names for number in _NUMBER.findall(name)), default=1)
+    return [_NUMBER.sub(lambda match: match[0].zfill(width), name) for name in names]
+
+
+# ----------------------------------------------------------------------------------------------------------- windows
+
+
+def _l2(values: Floats) -> Floats:
+    """`[T, L]` norms of the layers -> `[T]` norm of the block, over the finite ones; NaN where there is none."""
+    finite = np.isfinite(values)
+    square = np.where(finite, values, 0).astype(np.float64) ** 2
+    return np.asarray(np.where(finite.any(axis=1), np.sqrt(square.sum(axis=1)), np.nan))
+
+
+def _largest(values: Floats) -> Floats:
+    finite = np.isfinite(values)
+    return np.asarray(np.where(finite.any(axis=1), np.where(finite, values, -np.inf).max(axis=1), np.nan))
+
+
+def _average(values: Floats) -> Floats:
+    finite = np.isfinite(values)
+    count = finite.sum(axis=1)
+    return np.asarray(np.where(finite, values, 0).sum(axis=1, dtype=np.float64) / np.where(count, count, np.nan))
+
+
+def _max(values: Floats) -> float:
+    return float(values.max())
+
+
+def _mean(values: Floats) -> float:
+    return float(values.mean())
+
+
+# quantity -> (how a block sums up its layers, how a window sums up its steps)
+LAYER_QUANTITIES: dict[str, tuple[Callable[[Floats], Floats], Callable[[Floats], float]]] = {
+    "grad_norm": (_l2, _max),
+    "weight_norm": (_l2, _max),
+    "update_ratio": (_largest, _max),
+    "clip_rate": (_average, _mean),
+}
+# column of the steps table -> (key, how a window sums it up)
+STEP_QUANTITIES: dict[str, tuple[str, Callable[[Floats], float]]] = {
+    "grad_norm": ("grad_norm/total", _max),
+    "clipped_norm": ("clipped_norm/total", _max),
+    "clip_rate": ("clip/rate", _mean),
+    "clip_coef": ("clip/coef", _mean),
+}
+
+
+def windows(
+    history: History, size: int, limit: int, ended: bool, start: int = 0, nonfinite: Nonfinite | None = None
+) -> Iterator[Window]:
+    """The closed windows of `history` from step `start` on.
+
+    A window is the fixed range `[w * size, (w + 1) * size)`; it is closed when a later step exists or the run has
+    `ended`. The rest of a window that an end cut short is a window of its own once the run goes on.
+
+    Norms are the window's largest finite value (a curve that is sampled cannot hide a spike), rates and the
+    coefficient the mean, the learning rates and what was logged the last finite value. A logged value sits at the step
+    it was logged for, all others at the last step of the window. What has no finite value gives no point.
+    """
+    history = history.take((history.step >= start) & np.isfinite(history.total("time")))
+    if not len(history):
+        return
+    state = nonfinite or Nonfinite()
+    series = _series(history, limit)
+    stamps = (history.total("time") * 1000).round().astype(np.int64)
+    number = history.step // size
+    edges = np.flatnonzero(np.diff(number)) + 1
+    for rows in np.split(np.arange(len(history)), edges):
+        last = rows[-1] == len(history) - 1
+        if last and not ended:
+            return
+        state = _count(history, rows, state)
+        points = [Point("clip/nonfinite_steps", float(state.steps), int(stamps[rows[-1]]), int(history.step[rows[-1]]))]
+        for key, values, reduce, own_step in series:
+            found = rows[np.isfinite(values[rows])]
+            if len(found):
+                at = found[-1] if own_step else rows[-1]
+                points.append(Point(key, reduce(values[found]), int(stamps[at]), int(history.step[at])))
+        stop = int(history.step[rows[-1]]) + 1 if last else int(number[rows[0]] + 1) * size
+        yield Window(stop, points, state)
+
+
+def _series(history: History, limit: int) -> list[tuple[str, Floats, Callable[[Floats], float], bool]]:
+    """Every key with its values `[T]`, how a window sums them up, and whether a point keeps the value's own step."""
+    out: list[tuple[str, Floats, Callable[[Floats], float], bool]] = [
+        (key, history.total(column), reduce, False) for column, (key, reduce) in STEP_QUANTITIES.items()
+    ]
+    groups = blocks(history.layers, limit)
+    for quantity, (block, reduce) in LAYER_QUANTITIES.items():
+        values = history.layer(quantity)
+        out += [(f"{quantity}/{name}"[:MAX_NAME], block(values[:, at]), reduce, False) for name, at in groups.items()]
+    rates = [name for name in history.per_step if name == "lr" or name.startswith("lr/")]
+    out += [(name, history.per_step[name], _last, False) for name in rates]
+    return out + [(safe_name(name), history.per_step[name], _last, True) for name in history.logged]
+
+
+def _last(values: Floats) -> float:
+    return float(values[-1])
+
+
+def _count(history: History, rows: NDArray[np.int64], state: Nonfinite) -> Nonfinite:
+    by_layer = history.layer("nonfinite")[rows] > 0
+    bad = by_layer.any(axis=1) | (history.total("nonfinite")[rows] > 0)
+    if not bad.any():
+        return state
+    row = int(bad.argmax())
+    first = state if state.steps else Nonfinite(0, int(history.step[rows[row]]), _name(history, by_layer[row]))
+    return first._replace(steps=state.steps + int(bad.sum()))
+
+
+def _name(history: History, layers: NDArray[np.bool_]) -> str:
+    return history.layers[int(layers.argmax())] if layers.any() else ""

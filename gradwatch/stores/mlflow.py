@@ -1,0 +1,314 @@
+"""MLflow's side of a run: where it is, what it holds, how it is read back. The only file that imports mlflow.
+
+Import it late: `import mlflow` takes seconds. Every call names its run; the fluent API's active run belongs to the
+thread that started it, and an asynchronous queue loses what it holds when the process ends.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import getpass
+import os
+import re
+import tempfile
+from collections.abc import Iterable, Iterator
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+from urllib.parse import unquote
+
+import mlflow
+from filelock import FileLock
+from mlflow.entities import Metric, Param, RunTag
+from mlflow.exceptions import MlflowException
+from mlflow.tracking import MlflowClient
+
+from gradwatch import __version__
+from gradwatch.errors import RunError
+from gradwatch.history import History, Run
+from gradwatch.stores.files import read_run
+from gradwatch.stores.keys import Nonfinite, Point, safe_name
+from gradwatch.uri import public_uri
+
+ARTIFACTS = "gradwatch"
+LABEL = "gradwatch.folder"
+DEMO_STORE = Path("gradwatch-demo/mlflow.db")
+MAX_BATCH = 1_000
+MAX_PARAM = 6_000
+# What waiting does not cure; everything else (server down, database locked) is worth another try.
+PERMANENT = {
+    "RESOURCE_DOES_NOT_EXIST",
+    "INVALID_PARAMETER_VALUE",
+    "PERMISSION_DENIED",
+    "UNAUTHENTICATED",
+    "INVALID_STATE",
+    "BAD_REQUEST",
+    "ENDPOINT_NOT_FOUND",
+    "FEATURE_DISABLED",
+}
+
+
+@contextlib.contextmanager
+def clear_errors(what: str) -> Iterator[None]:
+    """Turn MLflow's lasting refusals into a RunError of one line; what may pass by itself goes through."""
+    try:
+        yield
+    except MlflowException as error:
+        if error.error_code not in PERMANENT:
+            raise
+        raise RunError(f"{what}: MLflow refuses ({str(error).splitlines()[0][:200]})") from error
+
+
+# ------------------------------------------------------------------------------------------------------------- stores
+
+
+def sqlite_file(uri: str) -> Path | None:
+    """The database file of a `sqlite:///` URI; None for any other store."""
+    match = re.match(r"sqlite(?:\+\w+)?:///([^?]+)", uri)
+    return Path(unquote(match[1])).resolve() if match else None
+
+
+def full_uri(tracking_uri: str | None = None) -> str:
+    """The store that `tracking_uri` means here: MLflow's own setting for None, a relative SQLite file made absolute.
+
+    A password that was left out of the run's files is taken from MLFLOW_TRACKING_URI when that names the same store.
+    """
+    own = os.environ.get("MLFLOW_TRACKING_URI")
+    if tracking_uri and own and public_uri(own) == tracking_uri:
+        return own
+    uri = str(tracking_uri or mlflow.get_tracking_uri())
+    file = sqlite_file(uri)
+    return f"sqlite:///{file}" if file else uri
+
+
+def existing_store(tracking_uri: str | None = None) -> str:
+    """The store to read: the one named, else MLflow's own setting, else `mlflow.db` here, else the demo's.
+
+    Raises:
+        RunError: it is a SQLite file that does not exist. (Opening it would create it.)
+    """
+    uri = full_uri(tracking_uri)
+    file = sqlite_file(uri)
+    if file is None or file.exists():
+        return uri
+    if tracking_uri is None and not os.environ.get("MLFLOW_TRACKING_URI") and DEMO_STORE.exists():
+        return full_uri(f"sqlite:///{DEMO_STORE}")
+    raise RunError(
+        f"there is no MLflow store {file}: go to the folder that holds mlflow.db, or set MLFLOW_TRACKING_URI"
+    )
+
+
+def connect(tracking_uri: str) -> MlflowClient:
+    """A client of the store. A SQLite store is opened under a file lock: the first opening creates its tables, and
+    processes that do so at once can leave it unusable for good.
+    """
+    file = sqlite_file(tracking_uri)
+    with clear_errors(public_uri(tracking_uri)):
+        client = MlflowClient(tracking_uri)
+        if file is not None:
+            file.parent.mkdir(parents=True, exist_ok=True)
+            with FileLock(f"{file}.lock", timeout=120):
+                client.search_experiments(max_results=1)
+        return client
+
+
+# ----------------------------------------------------------------------------------------------------------- writing
+
+
+def create_run(client: MlflowClient, tracking_uri: str, run: Run, label: str) -> tuple[str, str]:
+    """`(run id, experiment id)` of the MLflow run for the folder named `label`: created in the usual way, or found if
+    an earlier courier died before it could note it.
+    """
+    with clear_errors("creating the run"):
+        experiment = _experiment(client, tracking_uri, run.mlflow or {})
+        found = client.search_runs([experiment], f"tags.`{LABEL}` = '{label}'", max_results=1)
+        if found:
+            return found[0].info.run_id, experiment
+        tags = {LABEL: label}
+        with contextlib.suppress(OSError, KeyError):  # a container's user may have no name
+            tags["mlflow.user"] = getpass.getuser()
+        made = client.create_run(experiment, milliseconds(run.created), tags, run.name)
+        return made.info.run_id, experiment
+
+
+def _experiment(client: MlflowClient, tracking_uri: str, target: dict[str, Any]) -> str:
+    named = target.get("experiment_name")
+    if target.get("experiment_id") or not (named or os.environ.get("MLFLOW_EXPERIMENT_NAME")):
+        return str(target.get("experiment_id") or os.environ.get("MLFLOW_EXPERIMENT_ID") or "0")
+    name = str(named or os.environ["MLFLOW_EXPERIMENT_NAME"])
+    known = client.get_experiment_by_name(name)
+    if known is None:
+        file = sqlite_file(tracking_uri)
+        beside = file and file.parent != Path.cwd()  # MLflow's own choice is ./mlruns, wherever the database is
+        place = (file.parent / "mlartifacts" / re.sub(r"\W+", "-", name)).as_uri() if file and beside else None
+        try:
+            return str(client.create_experiment(name, artifact_location=place))
+        except MlflowException:
+            known = client.get_experiment_by_name(name)  # another courier was quicker
+            if known is None:
+                raise
+    return str(known.experiment_id)
+
+
+def join_run(client: MlflowClient, run_id: str) -> str:
+    """The experiment id of the user's own run.
+
+    Raises:
+        RunError: there is no such run.
+    """
+    with clear_errors(f"run {run_id}"):
+        return str(client.get_run(run_id).info.experiment_id)
+
+
+def describe(client: MlflowClient, run_id: str, run: Run) -> None:
+    """The run's params and first tags. Params are immutable, so those it has already are left alone."""
+    with clear_errors(f"run {run_id}"):
+        known = client.get_run(run_id).data
+        params = [Param(k, v) for k, v in run_params(run).items() if k not in known.params]
+        tags = {"gradwatch.version": __version__, "gradwatch.verdict": "running", **run.tags}
+        new = [RunTag(safe_name(k), str(v)) for k, v in tags.items() if k not in known.tags]
+        for start in range(0, max(len(params), len(new)), 100):
+            client.log_batch(run_id, (), params[start : start + 100], new[start : start + 100])
+
+
+def run_params(run: Run) -> dict[str, str]:
+    """What MLflow shows as the run's settings."""
+    out = {
+        "gradwatch.clip": str(run.clip),
+        "gradwatch.renorm": str(run.renorm),
+        "gradwatch.every": str(run.every),
+        "gradwatch.layers": str(len(run.layers)),
+        "gradwatch.version": __version__,
+        "gradwatch.parameters": str(sum(layer.numel for layer in run.layers)),
+    }
+    for i, optimizer in enumerate(run.optimizers):
+        key = "optimizer" if len(run.optimizers) == 1 else f"optimizer.{i}"
+        out[key] = str(optimizer.get("class", optimizer.get("name")))
+        out.update({f"{key}.{name}": str(value) for name, value in optimizer.get("settings", {}).items()})
+    return {safe_name(k): str(v)[:MAX_PARAM] for k, v in {**out, **run.params}.items()}
+
+
+def log_points(client: MlflowClient, run_id: str, points: Iterable[Point]) -> None:
+    """Send metric points, synchronously; when this returns, MLflow has them."""
+    metrics = [Metric(p.key, p.value, p.timestamp, p.step) for p in points]
+    with clear_errors(f"run {run_id}"):
+        for start in range(0, len(metrics), MAX_BATCH):
+            client.log_batch(run_id, metrics[start : start + MAX_BATCH])
+
+
+def set_tags(client: MlflowClient, run_id: str, tags: dict[str, str]) -> None:
+    """Set (overwrite) tags of the run."""
+    with clear_errors(f"run {run_id}"):
+        client.log_batch(run_id, (), (), [RunTag(k, v[:MAX_PARAM]) for k, v in tags.items()])
+
+
+def nonfinite_tags(found: Nonfinite) -> dict[str, str]:
+    """Where the first inf or NaN was; nothing for a run that had none."""
+    if not found.steps:
+        return {}
+    return {
+        "gradwatch.first_nonfinite_step": str(found.first_step),
+        "gradwatch.first_nonfinite_layer": found.first_layer,
+    }
+
+
+def upload(client: MlflowClient, run_id: str, path: Path, folder: str = "") -> None:
+    """Put one file under the run's artifacts, in `gradwatch/<folder>`."""
+    with clear_errors(f"run {run_id}"):
+        client.log_artifact(run_id, str(path), f"{ARTIFACTS}/{folder}".rstrip("/"))
+
+
+def set_status(client: MlflowClient, run_id: str, status: str, ended: str | None, joined: bool) -> None:
+    """Set the run's status. A joined run's is the user's own, unless its trainer was killed and left it RUNNING."""
+    with clear_errors(f"run {run_id}"):
+        stale = client.get_run(run_id).info.status == "RUNNING"
+        if joined and not (status == "KILLED" and stale):
+            return
+        if status == "RUNNING":
+            client.update_run(run_id, status)
+        else:
+            client.set_terminated(run_id, status, milliseconds(ended) if ended else None)
+
+
+def set_description(client: MlflowClient, run_id: str, text: str, joined: bool) -> None:
+    """Set the run's description, unless the user wrote one on a run that was joined."""
+    with clear_errors(f"run {run_id}"):
+        own = client.get_run(run_id).data.tags.get("mlflow.note.content", "")
+        if not (joined and own and not own.startswith("### gradwatch")):
+            client.set_tag(run_id, "mlflow.note.content", text)
+
+
+def milliseconds(iso: str) -> int:
+    """Unix time in milliseconds of an ISO 8601 time."""
+    return int(datetime.fromisoformat(iso).timestamp() * 1000)
+
+
+# ----------------------------------------------------------------------------------------------------------- reading
+
+
+def read_mlflow_run(run_id: str, tracking_uri: str | None = None) -> History:
+    """The history that was delivered to an MLflow run.
+
+    Raises:
+        RunError: no such store or run, or gradwatch delivered nothing to it yet.
+    """
+    uri = existing_store(tracking_uri)
+    client = connect(uri)
+    with clear_errors(f"run {run_id} in {public_uri(uri)}"):
+        name = client.get_run(run_id).info.run_name
+        if not any(item.path == f"{ARTIFACTS}/run.json" for item in client.list_artifacts(run_id, ARTIFACTS)):
+            raise RunError(
+                f"MLflow run {run_id} ({name}) holds no {ARTIFACTS}/ artifacts: it was not watched, or its "
+                "folder is not delivered yet (gradwatch sync FOLDER)"
+            )
+        with tempfile.TemporaryDirectory(prefix="gradwatch-") as temporary:
+            mlflow.artifacts.download_artifacts(
+                run_id=run_id, artifact_path=ARTIFACTS, dst_path=temporary, tracking_uri=uri
+            )
+            return read_run(Path(temporary) / ARTIFACTS)
+
+
+def watched_runs(experiment: str | None = None, tracking_uri: str | None = None) -> list[str]:
+    """The ids of all watched runs of the experiment of that name (of all experiments for None), oldest first.
+
+    Raises:
+        RunError: no such store or experiment, or it holds no watched run.
+    """
+    uri = existing_store(tracking_uri)
+    client = connect(uri)
+    if experiment is None:
+        ids = [e.experiment_id for e in client.search_experiments()]
+    else:
+        known = client.get_experiment_by_name(experiment)
+        if known is None:
+            names = ", ".join(sorted(e.name for e in client.search_experiments())[:10])
+            raise RunError(f"there is no experiment {experiment!r} in {public_uri(uri)}; it holds: {names}")
+        ids = [known.experiment_id]
+    found: list[str] = []
+    token = None
+    while True:
+        page = client.search_runs(
+            ids,
+            "tags.`gradwatch.version` != ''",
+            max_results=1_000,
+            order_by=["attributes.start_time ASC"],
+            page_token=token,
+        )
+        found += [run.info.run_id for run in page]
+        token = page.token
+        if not token:
+            break
+    if not found:
+        where = f"experiment {experiment!r} of {public_uri(uri)}" if experiment else public_uri(uri)
+        raise RunError(f"{where} holds no run that gradwatch watched")
+    return found
+
+
+def watched_experiment(tracking_uri: str) -> str:
+    """The id of the experiment that holds the newest watched run.
+
+    Raises:
+        RunError: the store holds none.
+    """
+    newest = watched_runs(tracking_uri=tracking_uri)[-1]
+    return str(connect(tracking_uri).get_run(newest).info.experiment_id)
