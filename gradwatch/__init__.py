@@ -1,3 +1,85 @@
 """gradwatch: every layer's gradient on every step, the clipping policy you choose, and the proof in MLflow."""
 
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from gradwatch.errors import GradwatchError as GradwatchError
+    from gradwatch.errors import GradwatchWarning as GradwatchWarning
+    from gradwatch.errors import PolicyError as PolicyError
+    from gradwatch.errors import RunError as RunError
+    from gradwatch.errors import WatchError as WatchError
+    from gradwatch.history import History as History
+    from gradwatch.oneshot import clip_grads_ as clip_grads_
+    from gradwatch.oneshot import global_norm as global_norm
+    from gradwatch.policies import AGC as AGC
+    from gradwatch.policies import AdaGC as AdaGC
+    from gradwatch.policies import AutoClip as AutoClip
+    from gradwatch.policies import ClipByAverageNorm as ClipByAverageNorm
+    from gradwatch.policies import ClipByGlobalNorm as ClipByGlobalNorm
+    from gradwatch.policies import ClipByHistory as ClipByHistory
+    from gradwatch.policies import ClipByNorm as ClipByNorm
+    from gradwatch.policies import ClipByValue as ClipByValue
+    from gradwatch.policies import ClipWith as ClipWith
+    from gradwatch.policies import Decision as Decision
+    from gradwatch.policies import MaxNorm as MaxNorm
+    from gradwatch.policies import NormPolicy as NormPolicy
+    from gradwatch.policies import Policy as Policy
+    from gradwatch.policies import Renorm as Renorm
+    from gradwatch.policies import SkipNonfinite as SkipNonfinite
+    from gradwatch.policies import SkipSpike as SkipSpike
+    from gradwatch.policies import ZClip as ZClip
+    from gradwatch.policies import chain as chain
+    from gradwatch.policies import only as only
+    from gradwatch.policies import parse as parse
+    from gradwatch.stores import open_history as open_history
+    from gradwatch.watching import Watch as Watch
+    from gradwatch.watching import watch as watch
+
 __version__ = "0.1.0"
+
+# Where the public names live. They are imported on first use, so that the command line never waits for torch.
+_HOMES = {
+    "gradwatch.errors": ("GradwatchError", "GradwatchWarning", "PolicyError", "RunError", "WatchError"),
+    "gradwatch.history": ("History",),
+    "gradwatch.oneshot": ("clip_grads_", "global_norm"),
+    "gradwatch.policies": (
+        "AGC",
+        "AdaGC",
+        "AutoClip",
+        "ClipByAverageNorm",
+        "ClipByGlobalNorm",
+        "ClipByHistory",
+        "ClipByNorm",
+        "ClipByValue",
+        "ClipWith",
+        "Decision",
+        "MaxNorm",
+        "NormPolicy",
+        "Policy",
+        "Renorm",
+        "SkipNonfinite",
+        "SkipSpike",
+        "ZClip",
+        "chain",
+        "only",
+        "parse",
+    ),
+    "gradwatch.stores": ("open_history",),
+    "gradwatch.watching": ("Watch", "watch"),
+}
+_HOME = {name: home for home, names in _HOMES.items() for name in names}
+__all__ = ["__version__", *_HOME]  # noqa: PLE0604
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME:
+        raise AttributeError(f"module 'gradwatch' has no attribute {name!r}")
+    value = globals()[name] = getattr(import_module(_HOME[name]), name)
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -112,8 +112,9 @@ class History:
         if quantity == "clipped_norm" and "grad_norm" in self.per_layer:
             coef = self.layer("clip_coef")
             with np.errstate(invalid="ignore"):  # inf * 0: the norm after the clip is unknown, NaN says so
-                return np.where(coef == 0, np.where(np.isfinite(self.layer("grad_norm")), 0, np.nan),
-                                self.layer("grad_norm") * coef).astype(np.float32)
+                return np.where(
+                    coef == 0, np.where(np.isfinite(self.layer("grad_norm")), 0, np.nan), self.layer("grad_norm") * coef
+                ).astype(np.float32)
         return np.full((len(self.step), len(self.layers)), np.nan, np.float32)
 
     def total(self, name: str) -> Floats:
@@ -128,7 +129,7 @@ class History:
     @property
     def nonfinite(self) -> NDArray[np.int64]:
         """Number of steps whose norm was inf or NaN, `[L]`."""
-        return np.nansum(self.layer("nonfinite"), axis=0).astype(np.int64)
+        return np.asarray(np.nansum(self.layer("nonfinite"), axis=0), np.int64)
 
     @property
     def logged(self) -> tuple[str, ...]:
@@ -143,7 +144,8 @@ class History:
         """The rows picked by a mask or by row numbers."""
         return replace(
             self,
-            step=self.step[rows], attempt=self.attempt[rows],
+            step=self.step[rows],
+            attempt=self.attempt[rows],
             optimizer=np.asarray(self.optimizer, dtype=object)[rows],
             per_layer={k: v[rows] for k, v in self.per_layer.items()},
             per_step={k: v[rows] for k, v in self.per_step.items()},
@@ -174,8 +176,17 @@ class History:
 
 
 MAIN_QUANTITIES = ("grad_norm", "clip_coef", "clipped_norm", "clip_rate", "nonfinite", "weight_norm", "update_ratio")
-STEP_COLUMNS = (*KEY_COLUMNS, "time", "grad_norm", "clipped_norm", "clip_coef", "clip_rate", "skipped", "nonfinite",
-                "lr")
+STEP_COLUMNS = (
+    *KEY_COLUMNS,
+    "time",
+    "grad_norm",
+    "clipped_norm",
+    "clip_coef",
+    "clip_rate",
+    "skipped",
+    "nonfinite",
+    "lr",
+)
 
 
 def nanmean(values: Floats) -> Floats:
@@ -194,7 +205,7 @@ def concat(parts: Iterable[History]) -> History:
     Raises:
         ValueError: there are no parts.
     """
-    parts = [p for p in parts]
+    parts = list(parts)
     if not parts:
         raise ValueError("concat() needs at least one History")
     layers = tuple(dict.fromkeys(name for p in parts for name in p.layers))
@@ -205,11 +216,18 @@ def concat(parts: Iterable[History]) -> History:
     last[:-1] = step[order][1:] != step[order][:-1]
     rows = order[last]
     total = sum(len(p) for p in parts)
-    per_layer = {q: _fill([(p.per_layer.get(q), _columns(p.layers, layers)) for p in parts],
-                          [len(p) for p in parts], np.full((total, len(layers)), np.nan, np.float32))
-                 for q in dict.fromkeys(k for p in parts for k in p.per_layer)}
-    per_step = {name: np.concatenate([p.total(name) for p in parts])
-                for name in dict.fromkeys(k for p in parts for k in p.per_step)}
+    per_layer = {
+        q: _fill(
+            [(p.per_layer.get(q), _columns(p.layers, layers)) for p in parts],
+            [len(p) for p in parts],
+            np.full((total, len(layers)), np.nan, np.float32),
+        )
+        for q in dict.fromkeys(k for p in parts for k in p.per_layer)
+    }
+    per_step = {
+        name: np.concatenate([p.total(name) for p in parts])
+        for name in dict.fromkeys(k for p in parts for k in p.per_step)
+    }
     optimizer = np.concatenate([np.asarray(p.optimizer, dtype=object) for p in parts])
     problems = tuple(dict.fromkeys(text for p in parts for text in p.problems))
     joined = History(parts[-1].run, layers, step, attempt, optimizer, per_layer, per_step, problems)
@@ -233,6 +251,6 @@ def _fill(parts: list[tuple[Floats | None, slice | list[int]]], lengths: list[in
     row = 0
     for (values, columns), length in zip(parts, lengths, strict=True):
         if values is not None:
-            out[row:row + length, columns] = values
+            out[row : row + length, columns] = values
         row += length
     return out

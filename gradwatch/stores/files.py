@@ -112,8 +112,11 @@ class RunWriter:
         self.queue.put(None)
         self.thread.join(timeout)
         if self.thread.is_alive():
-            log.warning("gradwatch: %s was still being written after %.0f s; the end of the run may be missing",
-                        self.folder, timeout)
+            log.warning(
+                "gradwatch: %s was still being written after %.0f s; the end of the run may be missing",
+                self.folder,
+                timeout,
+            )
 
     def _work(self) -> None:
         due = time.monotonic() + self.flush_seconds
@@ -151,8 +154,9 @@ class RunWriter:
 
     def _complain(self, error: Exception) -> None:
         if not self.complained:
-            log.warning("gradwatch: cannot write to %s (%s); training goes on, writing is tried again", self.folder,
-                        error)
+            log.warning(
+                "gradwatch: cannot write to %s (%s); training goes on, writing is tried again", self.folder, error
+            )
         self.complained = True
         excess = len(self.pending) - MAX_PENDING_BLOCKS
         if excess > 0:
@@ -193,8 +197,11 @@ def _write_part(path: Path, table: pa.Table) -> None:
 
 def _options(schema: pa.Schema) -> dict[str, Any]:
     floats = [f.name for f in schema if pa.types.is_floating(f.type)]
-    return {"compression": "zstd", "use_byte_stream_split": floats,
-            "use_dictionary": [f.name for f in schema if f.name not in floats]}
+    return {
+        "compression": "zstd",
+        "use_byte_stream_split": floats,
+        "use_dictionary": [f.name for f in schema if f.name not in floats],
+    }
 
 
 def merge_parts(folder: Path) -> None:
@@ -302,8 +309,9 @@ def _read_table(folder: Path, name: str, run: Run, since: int, problems: list[st
 def _steps_history(table: pa.Table, run: Run) -> History:
     per_step = {n: table[n].to_numpy().astype(np.float64) for n in table.column_names if n not in KEY_COLUMNS}
     optimizer = np.asarray(table["optimizer"].to_pylist(), dtype=object)
-    return History(run, (), table["step"].to_numpy(), table["attempt"].to_numpy().astype(np.int64), optimizer, {},
-                   per_step)
+    return History(
+        run, (), table["step"].to_numpy(), table["attempt"].to_numpy().astype(np.int64), optimizer, {}, per_step
+    )
 
 
 def _layers_history(table: pa.Table, run: Run) -> History:
@@ -340,6 +348,12 @@ def _join(layers: History, steps: History) -> History:
     attempt = np.maximum(spread(layers, layers.attempt, 0), spread(steps, steps.attempt, 0))
     names = spread(steps, np.asarray(steps.optimizer, dtype=object), None)
     names[rows[id(layers)]] = layers.optimizer
-    return History(layers.run, layers.layers, every, attempt, names,
-                   {q: spread(layers, v, np.nan) for q, v in layers.per_layer.items()},
-                   {n: spread(steps, v, np.nan) for n, v in steps.per_step.items()})
+    return History(
+        layers.run,
+        layers.layers,
+        every,
+        attempt,
+        names,
+        {q: spread(layers, v, np.nan) for q, v in layers.per_layer.items()},
+        {n: spread(steps, v, np.nan) for n, v in steps.per_step.items()},
+    )

@@ -1,0 +1,363 @@
+"""The only file that reads or scales gradients and weights; policies and constraints say how much.
+
+Legend: L layers, in the order of the Layout. Everything here is device arithmetic: nothing waits for the device.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from fnmatch import fnmatchcase
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+from torch.utils._foreach_utils import _group_tensors_by_device_and_dtype
+
+from gradwatch.errors import PolicyError
+
+SAMPLE = 4096  # elements of a layer that the update ratio looks at
+
+MaybeTensors = Sequence[Tensor | None]
+
+
+class Layout:
+    """The watched parameters in model order, and the small constant tensors that measuring them needs.
+
+    Constants are made once and kept, because making a tensor from Python numbers is a copy from host to device.
+    """
+
+    def __init__(self, params: Mapping[str, Tensor]) -> None:
+        self.names = tuple(params)
+        self.params = tuple(params.values())
+        self.device = self.params[0].device if self.params else torch.device("cpu")
+        double = any(p.dtype in (torch.float64, torch.complex128) for p in self.params)
+        self.dtype = torch.float64 if double else torch.float32
+        self.index_of = {name: i for i, name in enumerate(self.names)}
+        self._constants: dict[object, Tensor] = {}
+
+    def constant(self, key: object, make: Callable[[], Tensor]) -> Tensor:
+        """The constant called `key`, made on first use."""
+        if key not in self._constants:
+            self._constants[key] = make()
+        return self._constants[key]
+
+    def index(self, index: tuple[int, ...], device: torch.device) -> Tensor:
+        """`index` as an int64 tensor on `device`."""
+        return self.constant((index, device), lambda: torch.tensor(index, dtype=torch.int64, device=device))
+
+    def numel(self) -> Tensor:
+        """Number of elements of each layer, `[L]`."""
+        return self.constant(
+            "numel", lambda: torch.tensor([p.numel() for p in self.params], dtype=self.dtype, device=self.device)
+        )
+
+
+@dataclass(frozen=True)
+class Norms:
+    """What a norm policy sees of one step; `[L]` each. An absent gradient (None) has norm 0 and `present` False."""
+
+    l2: Tensor
+    present: Tensor
+    numel: Tensor
+    names: tuple[str, ...]
+    others: dict[float, Tensor]
+
+    def layer(self, p: float = 2.0) -> Tensor:
+        """The p-norm of each layer's gradient, `[L]`. p other than 2 must be in the policy's `norm_types`."""
+        return self.l2 if p == 2.0 else self.others[p]
+
+    def total(self, p: float = 2.0) -> Tensor:
+        """The p-norm over all layers, 0-d: the p-norm of the layers' norms, as in torch."""
+        return torch.linalg.vector_norm(self.layer(p), p) if self.l2.numel() else self.l2.sum()
+
+    def scaled(self, coef: Tensor) -> Norms:
+        """The norms after multiplying the gradients by `coef` (`[]` or `[L]`, not negative)."""
+        return replace(self, l2=self.l2 * coef, others={p: n * coef for p, n in self.others.items()})
+
+    def take(self, index: Tensor, names: tuple[str, ...]) -> Norms:
+        """The norms of some layers."""
+        picked = {p: n.index_select(0, index) for p, n in self.others.items()}
+        return Norms(
+            self.l2.index_select(0, index),
+            self.present.index_select(0, index),
+            self.numel.index_select(0, index),
+            names,
+            picked,
+        )
+
+
+Group = tuple[list[Tensor], tuple[int, ...]]  # tensors of one device and dtype, and the layers they belong to
+
+
+class Batch:
+    """The tensors of one step that a policy acts on: gradients before the step, or weights after it.
+
+    `tensors[i]` is None where layer i has no gradient in this step. Coefficients gather in `pending` and are applied
+    once, by `finish` or by the first element-wise change.
+    """
+
+    def __init__(
+        self,
+        layout: Layout,
+        tensors: MaybeTensors,
+        optimizers: Sequence[Optimizer] = (),
+        norm_types: tuple[float, ...] = (),
+    ) -> None:
+        self.layout, self.tensors, self.optimizers, self.norm_types = layout, tensors, optimizers, norm_types
+        self.names, self.params = layout.names, layout.params
+        self.here = tuple(t is not None for t in tensors)
+        self.groups = _grouped(tensors)
+        self.pending: Tensor | None = None
+        self.skipped: Tensor | None = None
+        self.fraction: Tensor | None = None  # [L] share of elements that an element-wise change touched
+        self._norms: Norms | None = None
+
+    # ------------------------------------------------------------------------------------------- what policies use
+
+    def norms(self) -> Norms:
+        """The norms as they are now, with pending coefficients counted in; measured when first asked for."""
+        if self._norms is None:
+            l2 = measure(self.layout, self.groups)
+            others = {p: measure(self.layout, self.groups, p) for p in self.norm_types if p != 2.0}
+            self._norms = Norms(l2, self.present(), self.layout.numel(), self.names, others)
+            if self.pending is not None:
+                self._norms = self._norms.scaled(self.pending)
+        return self._norms
+
+    def scale(self, coef: Tensor) -> None:
+        """Multiply the gradients by `coef`, `[]` or `[L]`."""
+        self.pending = coef if self.pending is None else self.pending * coef
+        if self._norms is not None:
+            self._norms = self._norms.scaled(coef)
+
+    def skip(self, flag: Tensor) -> None:
+        """Say that this step must not happen where `flag` (0-d bool) is true."""
+        self.skipped = flag if self.skipped is None else self.skipped | flag
+
+    def only(self, pattern: str) -> Batch:
+        """The layers whose name fits `pattern`, as a batch that acts on this one.
+
+        Raises:
+            PolicyError: no layer fits.
+        """
+        index = tuple(i for i, name in enumerate(self.names) if fnmatchcase(name, pattern))
+        if not index:
+            raise PolicyError(
+                f"only({pattern!r}, ...): no layer fits; the layers are {', '.join(self.names[:8])}"
+                f"{', ...' if len(self.names) > 8 else ''}"
+            )
+        return Subset(self, index)
+
+    def slot(self, name: str) -> MaybeTensors:
+        """The optimizer's state tensor `name` of each layer, None where there is none."""
+        return [_slot(self.optimizers, p, name) for p in self.params]
+
+    def change(self, fn: Callable[[int, Tensor], Tensor]) -> None:
+        """Let `fn(layer, tensor)` change each tensor in place; it returns the share of elements it changed, 0-d."""
+        self.apply_pending()
+        self._norms = None
+        zero = self.layout.constant("zero", lambda: torch.zeros((), device=self.layout.device))
+        shares = [zero if t is None else fn(i, t).to(zero.device, torch.float32) for i, t in enumerate(self.tensors)]
+        share = torch.stack(shares)
+        self.fraction = share if self.fraction is None else torch.maximum(self.fraction, share)
+
+    # --------------------------------------------------------------------------------------------- what the Watch uses
+
+    def present(self) -> Tensor:
+        """Which layers have a gradient, `[L]` bool."""
+        return self.layout.constant(("present", self.here), lambda: torch.tensor(self.here, device=self.layout.device))
+
+    def apply_pending(self) -> None:
+        """Multiply the tensors by the pending coefficients."""
+        if self.pending is not None:
+            scale_(self.layout, self.groups, self.pending)
+            self.pending = None
+
+
+class Subset(Batch):
+    """Some layers of a batch; what is done to it is done to its parent."""
+
+    def __init__(self, parent: Batch, index: tuple[int, ...]) -> None:
+        self.parent, self.index = parent, index
+        self.layout, self.optimizers, self.norm_types = parent.layout, parent.optimizers, parent.norm_types
+        self.names = tuple(parent.names[i] for i in index)
+        self.params = tuple(parent.params[i] for i in index)
+        self.tensors = [parent.tensors[i] for i in index]
+
+    def _index(self) -> Tensor:
+        return self.layout.index(self.index, self.layout.device)
+
+    def norms(self) -> Norms:
+        """The parent's norms of these layers."""
+        return self.parent.norms().take(self._index(), self.names)
+
+    def scale(self, coef: Tensor) -> None:
+        """Scale these layers of the parent; the others by 1."""
+        ones = self.layout.constant(
+            ("ones", len(self.parent.names)),
+            lambda: torch.ones(len(self.parent.names), dtype=self.layout.dtype, device=self.layout.device),
+        )
+        self.parent.scale(ones.index_copy(0, self._index(), coef.to(ones.dtype).expand(len(self.index))))
+
+    def skip(self, flag: Tensor) -> None:
+        """Skip the parent's whole step."""
+        self.parent.skip(flag)
+
+    def slot(self, name: str) -> MaybeTensors:
+        """The optimizer's state tensor `name` of these layers."""
+        slots = self.parent.slot(name)
+        return [slots[i] for i in self.index]
+
+    def change(self, fn: Callable[[int, Tensor], Tensor]) -> None:
+        """Change these tensors of the parent."""
+        place = {parent: own for own, parent in enumerate(self.index)}
+        untouched = self.layout.constant("zero", lambda: torch.zeros((), device=self.layout.device))
+        self.parent.change(lambda i, t: fn(place[i], t) if i in place else untouched)
+
+
+# ------------------------------------------------------------------------------------------------- reading and scaling
+
+
+def gradients(params: Iterable[Tensor], held: Sequence[bool] | None = None) -> list[Tensor | None]:
+    """The gradient of each parameter as a dense real tensor that shares its memory; None where there is none.
+
+    A sparse gradient is coalesced (and put back so), and its values are what is measured and scaled; a complex one is
+    viewed as real. `held[i]` False leaves parameter i out.
+    """
+    grads = [p.grad for p in params]
+    if held is not None:
+        grads = [g if h else None for g, h in zip(grads, held, strict=True)]
+    if any(g is not None and (g.is_sparse or g.is_complex()) for g in grads):
+        return [None if g is None else _dense(p, g) for p, g in zip(params, grads, strict=True)]
+    return grads
+
+
+def drop(params: Iterable[Tensor]) -> None:
+    """Forget the gradients: an optimizer leaves a parameter without one alone, state and all."""
+    for p in params:
+        p.grad = None
+
+
+def _dense(param: Tensor, grad: Tensor) -> Tensor:
+    if grad.is_sparse:
+        if not grad.is_coalesced():
+            grad = param.grad = grad.coalesce()
+        grad = grad._values()
+    return torch.view_as_real(grad) if grad.is_complex() else grad
+
+
+def _grouped(tensors: MaybeTensors) -> list[Group]:
+    index = [i for i, t in enumerate(tensors) if t is not None]
+    if not index:
+        return []
+    present: list[list[Tensor | None]] = [[tensors[i] for i in index]]
+    grouped: dict[Any, tuple[Any, list[int]]] = _group_tensors_by_device_and_dtype(present, with_indices=True)
+    return [(lists[0], tuple(index[i] for i in places)) for (lists, places) in grouped.values()]
+
+
+@torch.no_grad()
+def measure(layout: Layout, groups: Sequence[Group], p: float = 2.0) -> Tensor:
+    """The p-norm of each layer, `[L]`, accumulated in at least float32; 0 for a layer in no group."""
+    stacks = [
+        torch.stack(torch._foreach_norm(tensors, p, dtype=_accumulate(tensors[0].dtype))) for tensors, _ in groups
+    ]
+    if len(stacks) == 1 and len(groups[0][1]) == len(layout.names):
+        return stacks[0].to(layout.dtype)
+    zero = layout.constant("nothing", lambda: torch.zeros(1, dtype=layout.dtype, device=layout.device))
+    order = tuple(index for _, index in groups)
+    where = layout.constant(("where", order), lambda: _places(order, len(layout.names), layout.device))
+    return torch.cat([s.to(layout.device, layout.dtype) for s in stacks] + [zero]).index_select(0, where)
+
+
+def _accumulate(dtype: torch.dtype) -> torch.dtype | None:
+    return torch.float32 if dtype in (torch.float16, torch.bfloat16) else None
+
+
+def _places(order: tuple[tuple[int, ...], ...], layers: int, device: torch.device) -> Tensor:
+    flat = [i for index in order for i in index]
+    places = [len(flat)] * layers  # where nothing is, look at the zero behind the end
+    for place, i in enumerate(flat):
+        places[i] = place
+    return torch.tensor(places, dtype=torch.int64, device=device)
+
+
+@torch.no_grad()
+def scale_(layout: Layout, groups: Sequence[Group], coef: Tensor) -> None:
+    """Multiply the tensors by `coef`, one number or one per layer, in place."""
+    for tensors, index in groups:
+        here = coef if coef.device == tensors[0].device else coef.to(tensors[0].device, non_blocking=True)
+        if here.dim() == 0:
+            torch._foreach_mul_(tensors, here)
+        elif len(index) == len(layout.names):
+            torch._foreach_mul_(tensors, list(here.unbind()))
+        else:
+            torch._foreach_mul_(tensors, list(here.index_select(0, layout.index(index, here.device)).unbind()))
+
+
+def unit_norms(tensor: Tensor, dims: tuple[int, ...], p: float = 2.0) -> Tensor:
+    """The p-norm over `dims`, those kept with length 1; half precision is accumulated in float32.
+
+    No dims: the norm of the whole tensor.
+    """
+    norm: Tensor = torch.linalg.vector_norm(
+        tensor, p, dims or None, keepdim=bool(dims), dtype=_accumulate(tensor.dtype)
+    )
+    return norm
+
+
+# --------------------------------------------------------------------------------------------- weights and update ratio
+
+
+def sample(layout: Layout) -> Tensor:
+    """At most 4,096 elements of each parameter, one after the other, as a copy: constant memory."""
+    parts = [p.detach().flatten()[:: stride(p.numel())] for p in layout.params]
+    real = [torch.view_as_real(part).flatten() if part.is_complex() else part for part in parts]
+    return torch.cat([part.to(layout.device, layout.dtype) for part in real])
+
+
+def stride(numel: int) -> int:
+    """The step of the sample: coprime to the size, so that it visits every row and column of any shape."""
+    step = max(1, math.ceil(numel / SAMPLE))
+    while numel and math.gcd(step, numel) != 1:
+        step += 1
+    return step
+
+
+def update_ratio(layout: Layout, before: Tensor, after: Tensor) -> Tensor:
+    """‖Δw‖ / ‖w before‖ of each layer, `[L]`, from two samples; NaN where the weights were all zero."""
+    sizes = [math.ceil(p.numel() / stride(p.numel())) * (2 if p.is_complex() else 1) for p in layout.params]
+    moved = torch.stack(torch._foreach_norm(list(torch.split(after - before, sizes))))
+    norms = torch.stack(torch._foreach_norm(list(torch.split(before, sizes))))
+    return torch.where(norms > 0, moved / norms, torch.nan)
+
+
+def weight_norms(layout: Layout) -> Tensor:
+    """The L2 norm of each layer's weights, `[L]`."""
+    return _real_norms(layout, [p.detach() for p in layout.params])
+
+
+def slot_norms(layout: Layout, optimizers: Sequence[Optimizer]) -> dict[str, Tensor]:
+    """The L2 norm of each tensor the optimizers keep per parameter, `[L]` by name; NaN where there is none."""
+    states: list[Mapping[str, object]] = [
+        next((o.state[p] for o in optimizers if p in o.state), {}) for p in layout.params
+    ]
+    found: dict[str, list[Tensor | None]] = {}
+    for i, (p, state) in enumerate(zip(layout.params, states, strict=True)):
+        for name, value in state.items():
+            if isinstance(value, Tensor) and value.shape == p.shape and name != "step":
+                found.setdefault(name, [None] * len(states))[i] = value
+    return {name: _real_norms(layout, tensors) for name, tensors in found.items()}
+
+
+def _real_norms(layout: Layout, tensors: MaybeTensors) -> Tensor:
+    real = [torch.view_as_real(t) if t is not None and t.is_complex() else t for t in tensors]
+    batch = Batch(layout, real)
+    return torch.where(batch.present(), measure(layout, batch.groups), torch.nan)
+
+
+def _slot(optimizers: Sequence[Optimizer], param: Tensor, name: str) -> Tensor | None:
+    value = next((o.state[param].get(name) for o in optimizers if param in o.state), None)
+    return value if isinstance(value, Tensor) and value.shape == param.shape else None

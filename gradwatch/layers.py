@@ -1,0 +1,82 @@
+"""Which parameters are watched and what they are called."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from fnmatch import fnmatchcase
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+
+from gradwatch.errors import WatchError
+from gradwatch.history import Layer
+
+_WRAPPERS = re.compile(r"(?:^|(?<=\.))(?:module|_orig_mod)\.")
+
+
+def clean_name(name: str) -> str:
+    """`name` without what DistributedDataParallel (`module.`) and torch.compile (`_orig_mod.`) put in."""
+    return _WRAPPERS.sub("", name)
+
+
+def named_layers(model: nn.Module, optimizers: Sequence[Optimizer]) -> dict[str, nn.Parameter]:
+    """Every parameter that an optimizer holds, by name, in model order; a tied weight appears once.
+
+    Parameters that are in an optimizer but not in the model come last, under the optimizer's own name for them.
+
+    Raises:
+        WatchError: no parameter of the model is in an optimizer.
+    """
+    held = {id(p): name for o in optimizers for name, p in _held(o)}
+    names = _unique_names(model.named_parameters())
+    layers = {name: p for name, p in names.items() if id(p) in held}
+    if not layers:
+        raise WatchError(
+            f"none of the {len(names)} parameters of {type(model).__name__} is in {_kinds(optimizers)}: pass the "
+            "optimizer that was built from this model's parameters (a model that was moved or wrapped after the "
+            "optimizer was built may hold new ones)"
+        )
+    known = {id(p) for p in layers.values()}
+    extra = {name: p for o in optimizers for name, p in _held(o) if id(p) not in known}
+    layers.update({name if name not in layers else f"optimizer.{name}": p for name, p in extra.items()})
+    return layers
+
+
+def _unique_names(named: Iterable[tuple[str, nn.Parameter]]) -> dict[str, nn.Parameter]:
+    pairs = list(named)
+    short = [clean_name(name) for name, _ in pairs]
+    # A module that is really called "module" can make two short names equal: then all keep their long ones.
+    return (
+        {s if short.count(s) == 1 else name: p for s, (name, p) in zip(short, pairs, strict=True)}
+        if (len(set(short)) < len(short))
+        else dict(zip(short, (p for _, p in pairs), strict=True))
+    )
+
+
+def _held(optimizer: Optimizer) -> Iterable[tuple[str, nn.Parameter]]:
+    for g, group in enumerate(optimizer.param_groups):
+        names = group.get("param_names") or [f"param_groups.{g}.{i}" for i in range(len(group["params"]))]
+        yield from zip((clean_name(n) for n in names), group["params"], strict=True)
+
+
+def _kinds(optimizers: Sequence[Optimizer]) -> str:
+    return " or ".join(f"the given {type(o).__name__}" for o in optimizers)
+
+
+def matches(name: str, patterns: Sequence[str]) -> bool:
+    """Whether a layer's name fits one of the shell-style patterns (`*` crosses dots)."""
+    return any(fnmatchcase(name, pattern) for pattern in patterns)
+
+
+def describe(layers: dict[str, nn.Parameter]) -> tuple[Layer, ...]:
+    """The layers as plain data, for the manifest."""
+    return tuple(Layer(n, tuple(p.shape), str(p.dtype).removeprefix("torch.")) for n, p in layers.items())
+
+
+def describe_optimizer(optimizer: Optimizer, name: str) -> dict[str, object]:
+    """Name, class and plain settings of an optimizer, for the manifest."""
+    plain = {k: v for k, v in optimizer.defaults.items() if isinstance(v, bool | int | float | str | tuple)}
+    tensors = {k: f"tensor {tuple(v.shape)}" for k, v in optimizer.defaults.items() if isinstance(v, torch.Tensor)}
+    return {"name": name, "class": type(optimizer).__name__, "settings": {**plain, **tensors}}

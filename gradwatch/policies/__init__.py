@@ -1,0 +1,31 @@
+"""Clipping and renorm policies: what may happen to gradients before the step, and to weights after it."""
+
+from gradwatch.policies.adaptive import AGC, AdaGC, AutoClip, ClipByHistory, ZClip
+from gradwatch.policies.base import Decision, NormPolicy, Policy, chain, only
+from gradwatch.policies.clip import ClipByAverageNorm, ClipByGlobalNorm, ClipByNorm, ClipByValue, ClipWith
+from gradwatch.policies.constraint import MaxNorm, Renorm
+from gradwatch.policies.skip import SkipNonfinite, SkipSpike
+from gradwatch.policies.spec import parse
+
+__all__ = [
+    "AGC",
+    "AdaGC",
+    "AutoClip",
+    "ClipByAverageNorm",
+    "ClipByGlobalNorm",
+    "ClipByHistory",
+    "ClipByNorm",
+    "ClipByValue",
+    "ClipWith",
+    "Decision",
+    "MaxNorm",
+    "NormPolicy",
+    "Policy",
+    "Renorm",
+    "SkipNonfinite",
+    "SkipSpike",
+    "ZClip",
+    "chain",
+    "only",
+    "parse",
+]

@@ -1,0 +1,295 @@
+"""Thresholds that follow the run: AGC, AutoClip, ZClip, AdaGC and the element-wise history clip.
+
+A non-finite norm never enters a state: the Watch keeps the old state for a non-finite or skipped step.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from gradwatch import formulas
+from gradwatch.errors import PolicyError
+from gradwatch.grads import Batch, Norms, unit_norms
+from gradwatch.policies.base import Decision, NormPolicy, Policy, State, number, set_fields, whole
+from gradwatch.policies.clip import clamp_, scale_slices
+
+
+@dataclass(frozen=True, repr=False)
+class AGC(Policy):
+    """Adaptive gradient clipping: each unit's gradient norm may be `clipping` times its weight norm.
+
+    A unit is a row of the weight (everything but dimension 0); a tensor of one dimension is one unit. Weight norms
+    below `eps` count as `eps`, so that zero-initialised units can move. A NaN or inf stays inside its unit.
+    The paper leaves the final linear layer alone: `only("<body>.*", AGC(0.01))`.
+
+    Source: Brock et al. 2021, arXiv:2102.06171; the unit and the constants as in timm `agc.py`.
+
+    Raises:
+        PolicyError: `clipping` is not above 0, or `eps` is negative.
+    """
+
+    clipping: float = 0.01
+    eps: float = 1e-3
+
+    def __post_init__(self) -> None:
+        set_fields(
+            self, clipping=number(self.clipping, "clipping", low=0, strict=True), eps=number(self.eps, "eps", low=0)
+        )
+
+    def apply(self, batch: Batch, state: State) -> State:
+        """Scale each unit of each tensor."""
+        batch.change(lambda i, grad: self._clip(grad, batch.params[i]))
+        return {}
+
+    def _clip(self, grad: Tensor, weight: Tensor) -> Tensor:
+        if grad.shape != weight.shape:  # the stored rows of a sparse gradient, or a complex one seen as real
+            weight = torch.view_as_real(weight) if weight.is_complex() else weight
+        weights = unit_norms(weight.detach(), units(weight))
+        if grad.shape != weight.shape:
+            raise PolicyError(
+                "AGC needs dense gradients: it compares each row with its weights. "
+                "Use only(...) to leave out layers with sparse gradients"
+            )
+        return scale_slices(grad, formulas.agc_coef(unit_norms(grad, units(grad)), weights, self.clipping, self.eps))
+
+
+def units(tensor: Tensor) -> tuple[int, ...]:
+    """The dimensions that make one unit: all but the first; none (the whole tensor) for a tensor of one dimension."""
+    return tuple(range(1, tensor.dim()))
+
+
+@dataclass(frozen=True, repr=False)
+class AutoClip(NormPolicy):
+    """Clip the global norm to the `percentile` of the norms seen so far (the last `window`), the current one included.
+
+    The coefficient is torch's, `c / (norm + 1e-6)`. With the default percentile 10 about 90 % of steps are clipped.
+
+    Source: Seetharaman et al. 2020, arXiv:2007.14469; pseeth/autoclip (whose history is unbounded).
+
+    Raises:
+        PolicyError: `percentile` outside 0 to 100, or `window` below 1.
+    """
+
+    percentile: float = 10.0
+    window: int = 10_000
+    stateful: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        set_fields(
+            self,
+            percentile=number(self.percentile, "percentile", low=0, high=100),
+            window=whole(self.window, "window", low=1),
+        )
+
+    def init(self, batch: Batch) -> State:
+        """`norms [window]` (inf where empty, so that it sorts last) and how many were seen."""
+        return history(batch, self.window)
+
+    def decide(self, norms: Norms, state: State) -> Decision:
+        """One coefficient for all layers, 0-d."""
+        total = norms.total()
+        new = push(state, total)
+        place = (self.percentile / 100) * (new["seen"].clip(max=self.window) - 1)
+        ordered, low = new["norms"].sort().values, place.floor()
+        at, above = (ordered.gather(0, i.to(torch.int64).view(1)).squeeze(0) for i in (low, place.ceil()))
+        return Decision(formulas.clip_coef(total, torch.lerp(at, above, (place - low).to(at.dtype))), state=new)
+
+
+def history(batch: Batch, window: int) -> State:
+    """An empty ring of norms."""
+    norms = torch.full((window,), torch.inf, dtype=batch.layout.dtype, device=batch.layout.device)
+    return {"norms": norms, "seen": norms.new_zeros((), dtype=torch.float64 if norms.device.type != "mps" else None)}
+
+
+def push(state: State, norm: Tensor) -> State:
+    """The ring with one more norm, the oldest overwritten."""
+    norms, seen = state["norms"], state["seen"]
+    slot = seen.remainder(len(norms)).to(torch.int64).view(1)
+    return {"norms": norms.index_copy(0, slot, norm.to(norms.dtype).view(1)), "seen": seen + 1}
+
+
+@dataclass(frozen=True, repr=False)
+class ZClip(NormPolicy):
+    """Clip the global norm when it is more than `z` standard deviations above its moving average.
+
+    Mean and variance are moving averages (`alpha`), started from the first `warmup` norms. On a spike the norm is cut
+    to `mean + z·σ / (zscore / z)` (`option="adaptive_scaling"`: the larger the spike, the closer to the mean), to the
+    mean (`"mean"`), or always to `mean + z·σ` (`"percentile"`); the cut norm, not the spike, enters the averages, or
+    nothing does with `skip_update_on_spike`. `max_norm` also caps every step, warm-up included (the authors' code has
+    1.0 here; None studies ZClip itself).
+
+    Source: Kumar et al. 2025, arXiv:2504.02507; bluorion-com/ZClip, whose averages one NaN norm destroys.
+
+    Raises:
+        PolicyError: a setting out of range.
+    """
+
+    z: float = 2.5
+    alpha: float = 0.97
+    warmup: int = 25
+    option: str = "adaptive_scaling"
+    max_norm: float | None = None
+    skip_update_on_spike: bool = False
+    stateful: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        set_fields(
+            self,
+            z=number(self.z, "z", low=0, strict=True),
+            alpha=number(self.alpha, "alpha", low=0, high=1),
+            warmup=whole(self.warmup, "warmup", low=2),
+        )
+        if self.max_norm is not None:
+            set_fields(self, max_norm=number(self.max_norm, "max_norm", low=0))
+        if self.option not in _SPIKE_TARGETS:
+            raise PolicyError(f"option={self.option!r}: wanted one of {', '.join(map(repr, _SPIKE_TARGETS))}")
+
+    def init(self, batch: Batch) -> State:
+        """Number of norms seen, their mean, and their variance (during warm-up: the sum of squared deviations)."""
+        return {name: _scalar(batch) for name in ("seen", "mean", "var")}
+
+    def decide(self, norms: Norms, state: State) -> Decision:
+        """One coefficient for all layers, 0-d."""
+        total, seen, mean, var = norms.total(), state["seen"], state["mean"], state["var"]
+        norm = total.to(mean.dtype)
+        warming = seen < self.warmup
+        std = var.clip(min=0).sqrt()
+        score = (norm - mean) / (std + 1e-6)
+        spike = (score > self.z) & ~warming
+        threshold = torch.where(spike, _SPIKE_TARGETS[self.option](mean, std, self.z, score), norm)
+        limit = threshold if self.max_norm is None else threshold.clip(max=self.max_norm)
+        coef = torch.where(norm > limit, formulas.clip_coef(norm, limit), 1.0)
+        return Decision(coef.to(total.dtype), state=self._update(state, threshold, spike))
+
+    def _update(self, state: State, norm: Tensor, spike: Tensor) -> State:
+        seen, mean, var = state["seen"], state["mean"], state["var"]
+        warming = seen < self.warmup
+        running = mean + (norm - mean) / (seen + 1)  # Welford: exact mean and population variance of the warm-up
+        squares = var + (norm - mean) * (norm - running)
+        squares = torch.where(seen + 1 == self.warmup, squares / self.warmup, squares)
+        moved = self.alpha * mean + (1 - self.alpha) * norm
+        spread = self.alpha * var + (1 - self.alpha) * (norm - moved) ** 2
+        hold = spike if self.skip_update_on_spike else torch.zeros_like(spike)
+        return {
+            "seen": seen + 1,
+            "mean": torch.where(warming, running, torch.where(hold, mean, moved)),
+            "var": torch.where(warming, squares, torch.where(hold, var, spread)),
+        }
+
+
+_SPIKE_TARGETS = {
+    "adaptive_scaling": lambda mean, std, z, score: mean + z * std / (score / z),
+    "mean": lambda mean, std, z, score: mean,
+    "percentile": lambda mean, std, z, score: mean + z * std,
+}
+
+
+@dataclass(frozen=True, repr=False)
+class AdaGC(NormPolicy):
+    """Clip each tensor to `clip` times the moving average of its own clipped norms.
+
+    For the first `warmup` steps all gradients are clipped together to `warmup_norm`, and each tensor's average starts
+    as the smallest clipped norm it had.
+
+    Source: Wang et al. 2025, arXiv:2502.11034; constants of the authors' README.
+
+    Raises:
+        PolicyError: a setting out of range.
+    """
+
+    clip: float = 1.05
+    beta: float = 0.98
+    warmup: int = 100
+    warmup_norm: float = 1.0
+    stateful: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        set_fields(
+            self,
+            clip=number(self.clip, "clip", low=0, strict=True),
+            beta=number(self.beta, "beta", low=0, high=1),
+            warmup=whole(self.warmup, "warmup", low=0),
+            warmup_norm=number(self.warmup_norm, "warmup_norm", low=0),
+        )
+
+    def init(self, batch: Batch) -> State:
+        """Number of steps seen, and each layer's average `[L]` (inf until the layer has had a gradient)."""
+        layers = torch.full((len(batch.names),), torch.inf, dtype=batch.layout.dtype, device=batch.layout.device)
+        return {"seen": _scalar(batch), "average": layers}
+
+    def decide(self, norms: Norms, state: State) -> Decision:
+        """Coefficients `[L]`."""
+        seen, average = state["seen"], state["average"]
+        warming = seen < self.warmup
+        own = (self.clip * average / norms.l2).clip(max=1.0).nan_to_num(nan=1.0)  # 0/0, inf/inf: nothing to clip
+        own = torch.where(norms.l2.isnan(), torch.nan, own)
+        coef = torch.where(warming, formulas.clip_coef(norms.total(), self.warmup_norm).expand_as(own), own)
+        clipped = norms.l2 * coef
+        moved = torch.where(average.isinf(), clipped, self.beta * average + (1 - self.beta) * clipped)
+        new = torch.where(warming, torch.minimum(average, clipped), moved)
+        return Decision(coef, state={"seen": seen + 1, "average": torch.where(norms.present, new, average)})
+
+
+@dataclass(frozen=True, repr=False)
+class ClipByHistory(Policy):
+    """Clamp each element to `multiplier` times the running maximum of its own gradient, plus `epsilon`.
+
+    The running maximum is Adamax's: `v ← max(0.999·v, |g|)` of the clipped gradient. An optimizer that keeps it
+    (`exp_inf` of `torch.optim.Adamax`) is asked for it; otherwise the policy keeps its own, one more tensor per
+    parameter. It starts at 0, so the first step clips to `epsilon` and the bound grows at most by `multiplier` a step:
+    a warm-up of 30 to 50 steps is built in.
+
+    Source: Freivalds & Liepins 2017, arXiv:1702.08727; LUMII-Syslab/DNGPU `adamax.py`.
+
+    Raises:
+        PolicyError: `multiplier` or `epsilon` is not above 0.
+    """
+
+    multiplier: float = 1.2
+    epsilon: float = 1e-4
+    stateful: ClassVar[bool] = True
+    decay: ClassVar[float] = 0.999
+
+    def __post_init__(self) -> None:
+        set_fields(
+            self,
+            multiplier=number(self.multiplier, "multiplier", low=0, strict=True),
+            epsilon=number(self.epsilon, "epsilon", low=0, strict=True),
+        )
+
+    def init(self, batch: Batch) -> State:
+        """A running maximum per layer, shaped like its parameter (like its real view, where complex)."""
+        real = [torch.view_as_real(p.detach()) if p.is_complex() else p.detach() for p in batch.params]
+        return {name: torch.zeros_like(p) for name, p in zip(batch.names, real, strict=True)}
+
+    def apply(self, batch: Batch, state: State) -> State:
+        """Clamp in place, and move the maxima that are the policy's own."""
+        slots, new = batch.slot("exp_inf"), dict(state)
+
+        def clip(i: int, grad: Tensor) -> Tensor:
+            slot, name = slots[i], batch.names[i]
+            largest = state[name] if slot is None else slot
+            if largest.shape != grad.shape:
+                raise PolicyError(
+                    f"ClipByHistory: the gradient of {name} is sparse; it needs dense gradients. "
+                    "Use only(...) to leave that layer out"
+                )
+            bound = largest * self.multiplier + self.epsilon
+            outside = clamp_(grad, -bound, bound)
+            if slot is None:
+                new[name] = torch.maximum(self.decay * largest, grad.abs())
+            else:
+                new.pop(name, None)  # the optimizer keeps it from now on
+            return outside
+
+        batch.change(clip)
+        return new
+
+
+def _scalar(batch: Batch) -> Tensor:
+    dtype = torch.float32 if batch.layout.device.type == "mps" else torch.float64
+    return torch.zeros((), dtype=dtype, device=batch.layout.device)

@@ -1,0 +1,88 @@
+"""Constraints on the weights, applied after the step: max-norm per unit, and torch's renorm."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from gradwatch import formulas
+from gradwatch.grads import Batch, unit_norms
+from gradwatch.policies.base import Policy, State, number, set_fields, whole
+from gradwatch.policies.clip import scale_slices
+
+
+@dataclass(frozen=True, repr=False)
+class Renorm(Policy):
+    """After the step, scale every slice along `dim` whose p-norm is above `maxnorm` back to it.
+
+    Exactly `torch.renorm(weight, p, dim, maxnorm)`: factor `maxnorm / (norm + 1e-7)`, strictly above only, a NaN slice
+    untouched. Parameters of fewer than two dimensions (biases, norms) are left alone.
+
+    Source: `torch.renorm`.
+
+    Raises:
+        PolicyError: a setting out of range.
+    """
+
+    p: float
+    dim: int
+    maxnorm: float
+    acts_on_weights: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        set_fields(
+            self,
+            p=number(self.p, "p", low=0, strict=True),
+            dim=whole(self.dim, "dim", low=-8),
+            maxnorm=number(self.maxnorm, "maxnorm", low=0),
+        )
+
+    def __repr__(self) -> str:
+        return f"Renorm({_text(self.p)}, {self.dim}, {self.maxnorm})"
+
+    def apply(self, batch: Batch, state: State) -> State:
+        """Scale the slices in place; the share that was scaled is the layer's `renorm_rate`."""
+        batch.change(lambda _, weight: renorm_(weight, self.p, self.dim, self.maxnorm))
+        return {}
+
+
+@dataclass(frozen=True, repr=False)
+class MaxNorm(Policy):
+    """After the step, scale each unit's incoming weights back to an L2 norm of at most `max_value`.
+
+    A unit is a slice along `dim`: a row of a Linear weight `[out, in]`, a filter of a convolution, a vector of an
+    embedding. Use `dim=1` for transposed convolutions (`[in, out, ...]`). Usual values are 3 to 4. The formula is
+    torch's renorm, not Keras', which also shrinks units below the limit. Biases are left alone.
+
+    Source: Srivastava et al. 2014, "Dropout", section 5.1 (incoming weights of each hidden unit).
+
+    Raises:
+        PolicyError: `max_value` is negative, or `dim` is not a whole number.
+    """
+
+    max_value: float
+    dim: int = 0
+    acts_on_weights: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        set_fields(self, max_value=number(self.max_value, "max_value", low=0), dim=whole(self.dim, "dim", low=-8))
+
+    def apply(self, batch: Batch, state: State) -> State:
+        """Scale the units in place; the share that was scaled is the layer's `renorm_rate`."""
+        batch.change(lambda _, weight: renorm_(weight, 2.0, self.dim, self.max_value))
+        return {}
+
+
+def renorm_(weight: Tensor, p: float, dim: int, maxnorm: float) -> Tensor:
+    """`torch.renorm` in place; returns the share of slices it scaled, 0-d; NaN where it cannot apply (a bias)."""
+    if weight.dim() < 2 or not -weight.dim() <= dim < weight.dim():
+        return weight.new_full((), torch.nan)
+    others = tuple(d for d in range(weight.dim()) if d != dim % weight.dim())
+    return scale_slices(weight, formulas.renorm_coef(unit_norms(weight, others, p), maxnorm))
+
+
+def _text(p: float) -> str:
+    return "'inf'" if p == float("inf") else repr(p)

@@ -1,0 +1,65 @@
+"""Steps that must not happen: non-finite gradients, and spikes far above the run's own norms."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+
+from gradwatch.grads import Batch, Norms
+from gradwatch.policies.adaptive import history, push
+from gradwatch.policies.base import Decision, NormPolicy, State, number, set_fields, whole
+
+
+@dataclass(frozen=True, repr=False)
+class SkipNonfinite(NormPolicy):
+    """Skip the step when any gradient holds an inf or a NaN: no weight and no optimizer state moves.
+
+    A skip is not a multiplication by 0: 0 times NaN is NaN, and AdamW moves weights on a zero gradient.
+    """
+
+    can_skip: ClassVar[bool] = True
+
+    def decide(self, norms: Norms, state: State) -> Decision:
+        """`skip` where a norm is not finite."""
+        return Decision(skip=~norms.l2.isfinite().all())
+
+
+@dataclass(frozen=True, repr=False)
+class SkipSpike(NormPolicy):
+    """Skip the step when the global norm is more than `sigma` standard deviations above the mean of the last `window`.
+
+    The current norm is not part of the mean and sample deviation; nothing is skipped until half of `window` norms are
+    held, nor while they are all equal. A skipped norm does not enter the window, so a lasting rise of the norms keeps
+    being skipped: watch `skipped` in the record. Non-finite norms are left to `SkipNonfinite`.
+
+    Source: OLMo-core's skip-step optimizers (allenai/OLMo-core), on the gradient norm alone.
+
+    Raises:
+        PolicyError: `sigma` is not above 0, or `window` is below 4.
+    """
+
+    sigma: float = 6.0
+    window: int = 128
+    can_skip: ClassVar[bool] = True
+    stateful: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        set_fields(
+            self, sigma=number(self.sigma, "sigma", low=0, strict=True), window=whole(self.window, "window", low=4)
+        )
+
+    def init(self, batch: Batch) -> State:
+        """`norms [window]` (inf where empty) and how many were seen."""
+        return history(batch, self.window)
+
+    def decide(self, norms: Norms, state: State) -> Decision:
+        """`skip` where the global norm is a spike."""
+        total, held = norms.total(), state["norms"].isfinite()
+        kept = torch.where(held, state["norms"], 0)
+        count = held.sum()
+        mean = kept.sum() / count
+        std = (torch.where(held, kept - mean, 0).square().sum() / (count - 1)).sqrt()
+        spike = (count >= self.window // 2) & (std > 0) & (total > mean + self.sigma * std)
+        return Decision(skip=spike, state=push(state, total))

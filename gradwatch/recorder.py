@@ -1,0 +1,168 @@
+"""Turns rows on the device into Histories: what each step recorded waits in a ring and leaves it in blocks.
+
+Legend: T steps of one block, L layers.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from gradwatch.history import STEP_COLUMNS, History, Run
+from gradwatch.ring import Ring
+
+ROWS = 128
+DRAIN_SECONDS = 2.0
+
+
+class Row(NamedTuple):
+    """What is known of a step on the host."""
+
+    step: int
+    time: float
+    optimizer: str
+    lrs: tuple[float, ...]
+    present: tuple[bool, ...]
+
+
+class Recorder:
+    """Collects the rows of the running steps; every `ROWS` rows or 2 seconds they become a History for `sink`.
+
+    A row is complete when the next step begins, because `log` belongs to the last step taken; so a block is handed
+    over before a new row is begun.
+    """
+
+    def __init__(
+        self,
+        run: Run,
+        kept: Sequence[bool],
+        fields: Sequence[str],
+        device: torch.device,
+        sink: Callable[[History], None],
+    ) -> None:
+        self.run, self.sink = run, sink
+        self.names = tuple(layer.name for layer in run.layers)
+        self.kept = np.asarray(kept, bool)
+        self.ring = Ring(["grad_norm", "clip_coef", *fields, "skipped"], len(kept), ROWS, device)
+        self.rows: list[Row] = []
+        self.numbers: dict[str, dict[int, float]] = {}  # logged as Python numbers: name -> row -> value
+        self.tensors: list[tuple[int, str]] = []  # what the ring's extras are: row and name
+        self.drained = time.monotonic()
+
+    @property
+    def due(self) -> bool:
+        """Whether the rows so far should leave before the next one begins."""
+        return self.ring.full or (bool(self.rows) and time.monotonic() - self.drained > DRAIN_SECONDS)
+
+    def begin(self, row: Row, norms: Tensor, coef: Tensor, extra: Sequence[Tensor], skipped: Tensor | None) -> None:
+        """Record a step: norms `[L]`, coefficients `[]` or `[L]`, the extra fields `[L]`, the skip flag (0-d bool)."""
+        self.ring.write(norms, coef, *extra, skipped)
+        self.rows.append(row)
+
+    def measured(self, values: Mapping[str, Tensor]) -> None:
+        """Add quantities `[L]` that are not measured on every step to the last row."""
+        for name, value in values.items():
+            self.tensors.append((len(self.rows) - 1, name))
+            self.ring.keep(value)
+
+    def log(self, values: Mapping[str, Any]) -> None:
+        """Add scalars (numbers or 0-d tensors) to the last row; the last value of a name counts."""
+        self._log(values, max(len(self.rows) - 1, 0))
+
+    def log_next(self, values: Mapping[str, Any]) -> None:
+        """Add scalars to the row that is about to begin."""
+        self._log(values, len(self.rows))
+
+    def _log(self, values: Mapping[str, Any], at: int) -> None:
+        for name, value in values.items():
+            if isinstance(value, Tensor):
+                self.tensors.append((at, name))
+                self.ring.keep(value)
+            else:
+                self.numbers.setdefault(name, {})[at] = float(value)
+
+    def drain(self) -> None:
+        """Hand what is complete to the sink, as one History; waits for the device."""
+        self.drained = time.monotonic()
+        if not self.rows:
+            return  # scalars logged before the first step wait for it
+        fields, extras = self.ring.drain()
+        rows, self.rows = self.rows, []
+        self.sink(self._history(rows, fields, extras))
+        self.numbers, self.tensors = {}, []
+
+    def _history(self, rows: list[Row], fields: dict[str, Any], extras: list[Any]) -> History:
+        t = len(rows)
+        skipped = np.nan_to_num(fields.pop("skipped")[:, :1], nan=0.0) > 0
+        layers = _per_layer(fields, np.array([row.present for row in rows], bool).reshape(t, -1), skipped)
+        steps = _per_step(rows, layers, skipped[:, 0])
+        for (row, name), value in zip(self.tensors, extras, strict=True):
+            if value.ndim:
+                layers.setdefault(name, np.full((t, len(self.kept)), np.nan, np.float32))[row] = value
+            else:
+                self.numbers.setdefault(name, {})[row] = float(value)
+        for name, values in self.numbers.items():
+            steps[name] = np.full(t, np.nan)
+            steps[name][list(values)] = list(values.values())
+        attempt = np.full(t, self.run.attempt, np.int64)
+        optimizer = np.array([row.optimizer for row in rows], dtype=object)
+        return History(
+            self.run,
+            self.names,
+            np.array([row.step for row in rows], np.int64),
+            attempt,
+            optimizer,
+            {q: v[:, self.kept] for q, v in layers.items()},
+            steps,
+        )
+
+
+def check_names(names: Mapping[str, object]) -> str | None:
+    """The first of `names` that the record uses itself, or None."""
+    return next((n for n in names if n in STEP_COLUMNS or n.startswith("lr/")), None)
+
+
+def _per_layer(fields: dict[str, Any], present: Any, skipped: Any) -> dict[str, Any]:
+    """The quantities of every step, NaN where a layer had no gradient; a skipped step has coefficient 0."""
+    norms, coef = fields.pop("grad_norm"), fields.pop("clip_coef")
+    absent, coef = ~present, np.where(skipped, 0, coef)
+    changed = (coef != 1) | (fields.get("clip_fraction", np.zeros_like(coef)) > 0)
+    table = {"grad_norm": norms, "clip_coef": coef, "clip_rate": changed, "nonfinite": ~np.isfinite(norms), **fields}
+    if "clipped_norm" in table:
+        table["clipped_norm"] = np.where(skipped, 0, table["clipped_norm"])
+    return {q: np.where(absent, np.nan, v).astype(np.float32) for q, v in table.items()}
+
+
+def _per_step(rows: list[Row], layers: dict[str, Any], skipped: Any) -> dict[str, Any]:
+    norms = layers["grad_norm"].astype(np.float64)
+    absent = np.isnan(layers["nonfinite"])
+    with np.errstate(invalid="ignore", over="ignore", divide="ignore"):
+        clipped = layers.get("clipped_norm", norms * layers["clip_coef"])
+        before, after = _root_sum(norms, absent), np.where(skipped, 0, _root_sum(clipped, absent))
+        coef = np.where(absent, np.nan, layers["clip_coef"])
+        low, high = (
+            f(coef, axis=1, initial=start, where=~np.isnan(coef)) for f, start in ((np.min, np.inf), (np.max, -np.inf))
+        )
+        ratio = np.where(low == high, low, np.where(before > 0, after / before, 1.0))
+    steps = {
+        "time": np.array([row.time for row in rows]),
+        "grad_norm": before,
+        "clipped_norm": after,
+        "clip_coef": ratio,
+        "clip_rate": (np.nan_to_num(layers["clip_rate"]) > 0).any(axis=1).astype(np.float64),
+        "skipped": skipped.astype(np.float64),
+        "nonfinite": np.nansum(layers["nonfinite"], axis=1, dtype=np.float64),
+    }
+    widest = max(len(row.lrs) for row in rows)
+    for g in range(widest):
+        steps[f"lr/{g}" if g else "lr"] = np.array([row.lrs[g] if g < len(row.lrs) else np.nan for row in rows])
+    return steps
+
+
+def _root_sum(norms: Any, absent: Any) -> Any:
+    return np.sqrt(np.where(absent, 0, norms.astype(np.float64) ** 2).sum(axis=1))
