@@ -1,0 +1,231 @@
+"""What a report says, as plain data: each run's head, findings and layers, and the table that compares them."""
+
+from __future__ import annotations
+
+import ast
+import os
+import socket
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from gradwatch.compare import compare, final, metric_names, nonfinite_steps, policy_text
+from gradwatch.errors import RunError
+from gradwatch.history import Floats, History
+from gradwatch.rules import Finding, diagnose, verdict
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+
+@dataclass(frozen=True)
+class LayerSummary:
+    """One layer over the whole run; NaN where the run did not record the quantity."""
+
+    name: str
+    shape: tuple[int, ...]
+    median_grad_norm: float
+    max_grad_norm: float
+    clip_rate: float
+    nonfinite: int
+    weight_norm: float
+    update_ratio: float
+
+
+@dataclass(frozen=True)
+class RunSummary:
+    """One run: what it was, how it ended, and what its layers did."""
+
+    name: str
+    created: str
+    state: str
+    policy: str
+    optimizer: str
+    steps: int
+    parameters: int
+    verdict: str
+    findings: tuple[Finding, ...]
+    problems: tuple[str, ...]
+    clip_rate: float
+    nonfinite_steps: int
+    median_grad_norm: float
+    p99_grad_norm: float
+    final: dict[str, float]
+    layers: tuple[LayerSummary, ...]
+    params: dict[str, str]
+
+
+@dataclass(frozen=True)
+class Report:
+    """One run or many; `comparison` is `compare.compare`'s table, None for one run. Renderers turn this into text."""
+
+    title: str
+    runs: tuple[RunSummary, ...]
+    histories: tuple[History, ...]
+    metrics: tuple[str, ...]
+    comparison: pd.DataFrame | None
+
+
+def build_report(histories: Sequence[History], metric: str | None = None) -> Report:
+    """A report of one run, or one that compares many; `metric` picks a logged scalar to compare by.
+
+    Raises:
+        RunError: there are no runs, none of them recorded a step, or none logged `metric`.
+
+    """
+    if not any(len(history) for history in histories):
+        names = ", ".join(history.run.name for history in histories)
+        raise RunError(
+            f"nothing to report: no steps are recorded in {names}" if names else "nothing to report: no runs"
+        )
+    metrics = metric_names(histories, metric)
+    many = len(histories) > 1
+    return Report(
+        title=f"{len(histories)} runs compared" if many else histories[0].run.name,
+        runs=tuple(summarize(history, metrics) for history in histories),
+        histories=tuple(histories),
+        metrics=tuple(metrics),
+        comparison=compare(histories, metric) if many else None,
+    )
+
+
+def summarize(history: History, metrics: Sequence[str]) -> RunSummary:
+    """The facts of one run."""
+    run, norms = history.run, history.total("grad_norm")
+    norms = norms[np.isfinite(norms)]
+    shapes = {layer.name: layer.shape for layer in run.layers}
+    columns = {
+        "median_grad_norm": _columns(np.nanmedian, history.layer("grad_norm")),
+        "max_grad_norm": _columns(np.nanmax, history.layer("grad_norm")),
+        "clip_rate": history.clip_rate,
+        "weight_norm": _last(history.layer("weight_norm")),
+        "update_ratio": _columns(np.nanmedian, history.layer("update_ratio")),
+    }
+    return RunSummary(
+        name=run.name,
+        created=run.created,
+        state=state(history),
+        policy=policy_text(run),
+        optimizer=", ".join(_optimizer(o.get("class", "?"), o.get("settings", {})) for o in run.optimizers),
+        steps=len(history),
+        parameters=sum(layer.numel for layer in run.layers),
+        verdict=verdict(history),
+        findings=tuple(diagnose(history)),
+        problems=history.problems,
+        clip_rate=clip_rate(history),
+        nonfinite_steps=nonfinite_steps(history),
+        median_grad_norm=float(np.median(norms)) if len(norms) else float("nan"),
+        p99_grad_norm=float(np.quantile(norms, 0.99)) if len(norms) else float("nan"),
+        final={name: final(history, name) for name in metrics},
+        layers=tuple(
+            LayerSummary(name, shapes.get(name, ()), nonfinite=int(history.nonfinite[i]),
+                         **{key: float(values[i]) for key, values in columns.items()})
+            for i, name in enumerate(history.layers)
+        ),
+        params=dict(run.params),
+    )  # fmt: skip
+
+
+def clip_rate(history: History) -> float:
+    """Share of the steps in which the policy changed any gradient; NaN when this was not recorded."""
+    values = history.total("clip_rate")
+    values = values[np.isfinite(values)]
+    return float(values.mean()) if len(values) else float("nan")
+
+
+def changed(history: History) -> str:
+    """What the policy did, as a sentence: `ClipByGlobalNorm(1.0) changed 24.5 % of 1,000 steps`."""
+    steps = f"{len(history):,} step{'s' if len(history) != 1 else ''}"
+    rate = clip_rate(history)
+    if not history.run.clip:
+        return f"No clipping policy: the gradients of all {steps} were left alone"
+    if np.isnan(rate):
+        return f"{history.run.clip}: what it changed was not recorded"
+    return f"{history.run.clip} changed {percent(rate)} of {steps}"
+
+
+def quantity_text(value: float) -> str:
+    """A number with three significant digits; a dash where it is unknown."""
+    if np.isnan(value):
+        return "–"
+    return f"{value:,.0f}" if 1000 <= abs(value) < 1e6 else f"{value:.3g}"
+
+
+def percent(share: float) -> str:
+    """A share as text; never 0 % or 100 % where it was not, and a dash where it is unknown."""
+    if np.isnan(share):
+        return "–"
+    if 0 < share < 0.0005:
+        return "<0.1 %"
+    if 0.9995 <= share < 1:
+        return ">99.9 %"
+    return f"{100 * share:.0f} %" if share in (0, 1) else f"{100 * share:.1f} %"
+
+
+def state(history: History) -> str:
+    """How the run ended: `finished`, `running`, or that its process is gone."""
+    run = history.run
+    if run.status == "RUNNING" and run.host == socket.gethostname() and run.pid and not _alive(run.pid):
+        return f"ended without close at step {history.step[-1]}" if len(history) else "ended without close"
+    return run.status.lower()
+
+
+def threshold(text: str | None) -> float | None:
+    """The limit that the policy `text` puts on the total L2 norm, if it is one that can be drawn as a line.
+
+    Only ClipByGlobalNorm limits that norm, alone or in a chain. The text is parsed, never evaluated.
+    """
+    with suppress(SyntaxError, ValueError, RecursionError, MemoryError):
+        return _global_limit(ast.parse(text or "", mode="eval").body)
+    return None
+
+
+def _global_limit(node: ast.AST) -> float | None:
+    if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Name):
+        return None
+    if node.func.id == "chain":
+        return next((limit for limit in map(_global_limit, node.args) if limit is not None), None)
+    given = dict(zip(("max_norm", "norm_type"), node.args, strict=False))
+    given.update({word.arg: word.value for word in node.keywords if word.arg})
+    if node.func.id != "ClipByGlobalNorm" or "max_norm" not in given:
+        return None
+    if "norm_type" in given and ast.literal_eval(given["norm_type"]) != 2:
+        return None
+    limit = float(ast.literal_eval(given["max_norm"]))
+    return limit if np.isfinite(limit) and limit > 0 else None
+
+
+def _alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except OSError:
+        return True
+    return True
+
+
+def _optimizer(name: str, settings: dict[str, object]) -> str:
+    return f"{name}({', '.join(f'{key}={value}' for key, value in settings.items())})"
+
+
+def _columns(reduce: object, values: Floats) -> Floats:
+    """`reduce` over the finite steps of each layer, `[L]`; NaN for a layer without any."""
+    finite = np.where(np.isfinite(values), values, np.nan)
+    seen = ~np.isnan(finite).all(axis=0)
+    out = np.full(values.shape[1], np.nan)
+    if seen.any():
+        out[seen] = reduce(finite[:, seen], axis=0)  # type: ignore[operator]
+    return out
+
+
+def _last(values: Floats) -> Floats:
+    """The last finite value of each layer, `[L]`."""
+    finite = np.isfinite(values)
+    if not len(values):
+        return np.full(values.shape[1], np.nan)
+    row = len(values) - 1 - finite[::-1].argmax(axis=0)
+    return np.where(finite.any(axis=0), values[row, np.arange(values.shape[1])], np.nan)

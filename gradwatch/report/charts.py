@@ -1,0 +1,122 @@
+"""The charts of one run: layers x steps, the norm before and after the clip, what the clip did, loss and accuracy."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from gradwatch.compare import nonfinite_rows
+from gradwatch.history import Floats, History
+from gradwatch.report.build import LayerSummary, RunSummary, changed, percent, quantity_text, threshold
+from gradwatch.report.figures import AFTER, BAD, BEFORE, POINTS, Chart, figure, heat, horizontal, line, marks
+from gradwatch.report.shrink import bucket_mean, heat_map
+
+HEAT_MAPS = {"grad_norm": "Gradient norm", "weight_norm": "Weight norm", "update_ratio": "Update ratio"}
+
+
+def heat_charts(history: History, run: RunSummary) -> tuple[list[Chart], list[str]]:
+    """Layers x steps of each recorded quantity, and a sentence for each that this run does not hold."""
+    charts, missing = [], []
+    for quantity, title in HEAT_MAPS.items():
+        data = heat_map(history, quantity)
+        if data is None:
+            missing.append(f"{title} is not shown: this run did not record it.")
+            continue
+        drawn, height = heat(data, quantity)
+        drawn["layout"]["xaxis"]["range"] = [float(history.step[0]) - 0.5, float(history.step[-1]) + 0.5]
+        notes = ["Layers in model order, from input to output."]
+        if data.steps_per_column > 1:
+            notes.append(f"Each column is the highest of {data.steps_per_column} recorded steps, so no spike is lost.")
+        if data.layers_per_row > 1:
+            notes.append(f"Each row is the highest of {data.layers_per_row} neighbouring layers.")
+        charts.append(Chart(_heat_title(run.layers, quantity, title), drawn, height, " ".join(notes), title))
+    return charts, missing
+
+
+def _heat_title(layers: tuple[LayerSummary, ...], quantity: str, title: str) -> str:
+    column = {"grad_norm": "median_grad_norm"}.get(quantity, quantity)
+    known = [(getattr(layer, column), layer.name) for layer in layers if getattr(layer, column) > 0]
+    if len(known) < 2:
+        return f"{title} per layer"
+    (low, smallest), (high, largest) = min(known), max(known)
+    return f"{title}: largest in {largest} ({quantity_text(high)}), smallest in {smallest} ({quantity_text(low)})"
+
+
+def norm_chart(history: History) -> Chart:
+    """The total norm before and after the clip, the policy's threshold, and the steps that have no finite norm."""
+    before, after = history.total("grad_norm"), history.total("clipped_norm")
+    positive = np.where(before > 0, before, np.nan)
+    traces = [line(history.step, positive, "before the clip", BEFORE)]
+    if history.run.clip:
+        traces.append(line(history.step, np.where(after > 0, after, np.nan), "after the clip", AFTER, width=1.2))
+    bad = history.step[nonfinite_rows(history)]
+    if len(bad):
+        traces.append(marks(bad, f"non-finite ({len(bad):,} step{'s' if len(bad) > 1 else ''})"))
+    drawn = figure(traces, "total gradient norm (L2)", log=True)
+    limit = threshold(history.run.clip)
+    if limit:
+        drawn = horizontal(drawn, limit, f"threshold {limit:g}", log=True)
+    finite = np.isfinite(before)
+    title = "Total gradient norm: no step had a finite one"
+    if finite.any():
+        top = int(np.nanargmax(np.where(finite, before, np.nan)))
+        title = (
+            f"Total gradient norm: median {quantity_text(np.median(before[finite]))}, "
+            f"highest {quantity_text(before[top])} at step {history.step[top]:,}"
+        )
+    return Chart(title, drawn, 320, _thinned(len(history)))
+
+
+def clip_charts(history: History) -> tuple[list[Chart], list[str]]:
+    """The coefficient and the clip rate over the steps; a sentence instead when there is no policy."""
+    if not history.run.clip:
+        return [], ["No clipping policy: every clip coefficient is 1."]
+    charts = []
+    coef = history.total("clip_coef")
+    if np.isfinite(coef).any():
+        drawn = figure([line(history.step, coef, "clip_coef", AFTER)], "clip coefficient (1 = untouched)", legend=False)
+        charts.append(Chart(changed(history), drawn, 260, _thinned(len(history))))
+    rate = history.total("clip_rate")
+    if np.isfinite(rate).any():
+        rows, share = bucket_mean(rate, 60)
+        trace = line(history.step[rows], 100 * share, "clip rate", AFTER, line={"shape": "hvh"}, fill="tozeroy",
+                     fillcolor="rgba(31,95,168,.12)")  # fmt: skip
+        drawn = figure([trace], "clipped steps (%)", legend=False)
+        drawn["layout"]["yaxis"]["range"] = [0, 102]
+        charts.append(Chart(_rate_title(rate), drawn, 260, f"Mean of windows of {-(-len(rate) // len(rows))} steps."))
+    return charts, [] if charts else ["Clip coefficient and clip rate are not shown: this run did not record them."]
+
+
+def _rate_title(rate: Floats) -> str:
+    tenth = max(1, len(rate) // 10)
+    first, last = (np.nanmean(part) if np.isfinite(part).any() else np.nan for part in (rate[:tenth], rate[-tenth:]))
+    return f"Clip rate: {percent(float(first))} in the first tenth of the run, {percent(float(last))} in the last"
+
+
+def logged_charts(history: History, names: list[str]) -> list[Chart]:
+    """One chart for each scalar that was logged, losses and accuracies first; the learning rate where it moved."""
+    first = [name for name in names if name in history.logged]
+    order = [*first, *(name for name in history.logged if name not in first)]
+    lr = history.total("lr")
+    moved = len(np.unique(lr[np.isfinite(lr)])) > 1
+    return [logged_chart(history, name) for name in [*order, *(["lr"] if moved else [])]]
+
+
+def logged_chart(history: History, name: str) -> Chart:
+    """A logged scalar over the steps, on a log axis where it spans more than a factor of 50."""
+    values = history.total(name)
+    finite = values[np.isfinite(values)]
+    log = len(finite) > 0 and finite.min() > 0 and finite.max() > 50 * finite.min()
+    traces = [line(history.step, values, name, AFTER)]
+    bad = history.step[np.isinf(values)]
+    if len(bad):
+        traces.append(marks(bad, "non-finite", BAD))
+    title = f"{name} was never finite"
+    if len(finite):
+        title = f"{name}: {quantity_text(finite[0])} at first, {quantity_text(finite[-1])} at the end"
+    return Chart(title, figure(traces, name, log=bool(log), legend=len(traces) > 1), 260, _thinned(len(finite)))
+
+
+def _thinned(points: int) -> str:
+    if points <= POINTS:
+        return ""
+    return f"Drawn with the lowest and the highest of every {-(-2 * points // POINTS)} points, so no spike is lost."

@@ -1,0 +1,154 @@
+"""The charts of many runs over each other: one section per setting, one colour per policy, a thin line per seed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from gradwatch.compare import NO_POLICY, final, groups, natural, nonfinite_rows, policy_text
+from gradwatch.history import Floats, History
+from gradwatch.report.build import clip_rate, percent, quantity_text
+from gradwatch.report.figures import NO_POLICY_COLOR, PALETTE, Chart, figure, line, marks
+from gradwatch.report.shrink import bucket_mean
+
+POINTS_PER_CHART = 24_000
+
+
+@dataclass(frozen=True)
+class Section:
+    """The runs of one setting: `members` are the runs of each policy."""
+
+    title: str
+    members: dict[str, list[History]]
+    charts: tuple[Chart, ...]
+
+
+def colors(histories: Sequence[History]) -> dict[str, str]:
+    """A colour for each policy, the same in every chart of a report; grey for none."""
+    policies = dict.fromkeys(policy_text(history.run) for history in histories)
+    drawn = [policy for policy in policies if policy != NO_POLICY]
+    return {NO_POLICY: NO_POLICY_COLOR} | {policy: PALETTE[i % len(PALETTE)] for i, policy in enumerate(drawn)}
+
+
+def sections(histories: Sequence[History], metrics: Sequence[str]) -> list[Section]:
+    """One section for each combination of the settings that differ, with a chart for each metric and norm."""
+    by_setting: dict[tuple[tuple[str, str], ...], dict[str, list[History]]] = {}
+    for (policy, setting), members in groups(histories).items():
+        by_setting.setdefault(setting, {})[policy] = members
+    shades = colors(histories)
+    ordered = sorted(by_setting.items(), key=lambda item: [natural(value) for _, value in item[0]])
+    found = []
+    for setting, members in ordered:
+        title = ", ".join(f"{key} {value}" for key, value in setting)
+        found.append(Section(title, members, tuple(_charts(members, metrics, shades))))
+    return found
+
+
+def _charts(members: dict[str, list[History]], metrics: Sequence[str], shades: dict[str, str]) -> list[Chart]:
+    charts = [
+        _overlay(members, name, _metric_title(members, name), name, shades) for name in metrics if _any(members, name)
+    ]
+    if _any(members, "grad_norm"):
+        title = _extreme_title(members, "Total gradient norm before the clip", "highest median", _median_norm)
+        charts.append(_overlay(members, "grad_norm", title, "total gradient norm (L2)", shades, log=True))
+    clipped = {policy: runs for policy, runs in members.items() if any(history.run.clip for history in runs)}
+    if _any(clipped, "clip_rate"):
+        charts.append(_rates(clipped, shades))
+    return charts
+
+
+def _overlay(
+    members: dict[str, list[History]], name: str, title: str, axis: str, shades: dict[str, str], log: bool = False
+) -> Chart:
+    runs = [history for group in members.values() for history in group]
+    limit = int(np.clip(POINTS_PER_CHART // len(runs), 60, 1200))
+    values = np.concatenate([history.total(name) for history in runs])
+    finite = values[np.isfinite(values) & ((values > 0) | (not log))]
+    log = log or bool(len(finite) and finite.min() > 0 and finite.max() > 50 * finite.min())
+    traces = []
+    for policy, group in members.items():
+        style = {"legendgroup": policy, "hovertemplate": "step %{x}: %{y:.4g}"}
+        for history in group:
+            y = history.total(name)
+            y = np.where(y > 0, y, np.nan) if log else y
+            thin_line = line(history.step, y, f"{policy} · {history.run.name}", shades[policy], limit, width=1, **style)
+            traces.append({**thin_line, "opacity": 0.45 if len(group) > 1 else 0.9})
+        mean = _mean_line(group, name, log)
+        if mean:
+            traces.append(line(*mean, f"{policy} · mean of {len(group)}", shades[policy], limit, width=2.2, **style))
+    note = "Bold: the mean over the seeds; thin: each run." if any(len(group) > 1 for group in members.values()) else ""
+    bad = np.unique(np.concatenate([history.step[nonfinite_rows(history)] for history in runs]))
+    if name == "grad_norm" and len(bad):
+        traces.append(marks(bad, "a run was non-finite"))
+        note += " Crosses: steps in which a run was non-finite."
+    drawn = figure(traces, axis, log=log, legend=False, hovermode="closest")
+    if max(len(history) for history in runs) > limit:
+        note += f" Long runs are drawn with the lowest and highest of each stretch ({limit} points a run)."
+    return Chart(title, drawn, 300, note.strip())
+
+
+def _mean_line(group: list[History], name: str, log: bool) -> tuple[Floats, Floats] | None:
+    """The mean over the runs of one policy, in windows of steps; it ends where the first of them has no value."""
+    length = min(len(history) for history in group)
+    steps = group[0].step[:length]
+    if len(group) < 2 or any(not np.array_equal(history.step[:length], steps) for history in group):
+        return None
+    values = np.stack([history.total(name)[:length] for history in group])
+    logged = np.flatnonzero(np.isfinite(values).any(axis=0))
+    if len(logged) < 2:
+        return None
+    means = []
+    for run in values[:, logged]:
+        middle, mean = bucket_mean(run, 200)
+        means.append(np.log(np.where(mean > 0, mean, np.nan)) if log else mean)
+    joint = np.mean(means, axis=0)
+    return steps[logged[middle]], np.exp(joint) if log else joint
+
+
+def _rates(members: dict[str, list[History]], shades: dict[str, str]) -> Chart:
+    traces = []
+    for policy, group in members.items():
+        for history in group:
+            rows, share = bucket_mean(history.total("clip_rate"), 60)
+            trace = line(history.step[rows], 100 * share, f"{policy} · {history.run.name}", shades[policy], width=1.4,
+                         legendgroup=policy, hovertemplate="step %{x}: %{y:.3g} %")  # fmt: skip
+            traces.append({**trace, "opacity": 0.55 if len(group) > 1 else 0.9})
+    drawn = figure(traces, "clipped steps (%)", legend=False, hovermode="closest")
+    drawn["layout"]["yaxis"]["range"] = [-2, 102]
+    title = _extreme_title(members, "Clip rate", "highest", _mean_rate, percent)
+    return Chart(title, drawn, 300, "Each point is the mean of one sixtieth of the run.")
+
+
+def _any(members: dict[str, list[History]], name: str) -> bool:
+    return any(np.isfinite(history.total(name)).any() for group in members.values() for history in group)
+
+
+def _metric_title(members: dict[str, list[History]], name: str) -> str:
+    high = "acc" in name.lower()
+    means = {policy: np.mean([final(history, name) for history in group]) for policy, group in members.items()}
+    known = {policy: float(mean) for policy, mean in means.items() if np.isfinite(mean)}
+    if len(known) < 2 or not (high or "loss" in name.lower()):
+        return name
+    best = max(known, key=lambda policy: known[policy] if high else -known[policy])
+    return f"{name}: {best} ends {'highest' if high else 'lowest'}, {quantity_text(known[best])}"
+
+
+def _extreme_title(members, what, word, measure, show=quantity_text):  # type: ignore[no-untyped-def]
+    known = {policy: measure(group) for policy, group in members.items()}
+    known = {policy: value for policy, value in known.items() if np.isfinite(value)}
+    if len(known) < 2:
+        return what
+    top = max(known, key=lambda policy: known[policy])
+    return f"{what}: {word} with {top}, {show(known[top])}"
+
+
+def _median_norm(group: list[History]) -> float:
+    norms = np.concatenate([history.total("grad_norm") for history in group])
+    norms = norms[np.isfinite(norms)]
+    return float(np.median(norms)) if len(norms) else float("nan")
+
+
+def _mean_rate(group: list[History]) -> float:
+    return float(np.mean([clip_rate(history) for history in group]))

@@ -1,0 +1,143 @@
+"""The report as one self-contained HTML page: no other file, no network, also inside a sandboxed frame."""
+
+from __future__ import annotations
+
+import base64
+import gzip
+import json
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+from gradwatch import __version__
+from gradwatch.compare import policy_text, runs_table
+from gradwatch.report.build import Report, RunSummary, percent, quantity_text
+from gradwatch.report.charts import clip_charts, heat_charts, logged_charts, norm_chart
+from gradwatch.report.charts_many import Section, colors, sections
+from gradwatch.report.figures import Chart, Figure
+from gradwatch.report.text import LAYER_HEADERS, comparison_cells, layer_cells
+
+MAX_LAYER_ROWS = 5_000
+
+
+@dataclass(frozen=True)
+class Page:
+    """Charts in the order in which the page shows them; the template refers to them by number."""
+
+    figures: list[Figure]
+
+    def add(self, charts: list[Chart] | tuple[Chart, ...]) -> list[dict[str, Any]]:
+        """What the template needs of each chart; the figure itself goes into the page's data."""
+        placed = []
+        for chart in charts:
+            placed.append({"number": len(self.figures), "title": chart.title, "height": chart.height,
+                           "note": chart.note, "tab": chart.tab})  # fmt: skip
+            self.figures.append(chart.figure)
+        return placed
+
+
+def render_html(report: Report) -> str:
+    """The page. Every name in it is escaped: run, layer and metric names are the user's own text."""
+    page = Page([])
+    body = _many(report, page) if report.comparison is not None else _one(report, page)
+    return _template().render(
+        title=report.title,
+        version=__version__,
+        plotly=_plotly(),
+        figures=_json(page.figures),
+        **body,
+    )  # type: ignore[no-any-return]
+
+
+def _one(report: Report, page: Page) -> dict[str, Any]:
+    (run,), (history,) = report.runs, report.histories
+    heat, missing = heat_charts(history, run)
+    clip, unclipped = clip_charts(history)
+    return {
+        "run": run,
+        "facts": _facts(run),
+        "heat": page.add(heat),
+        "norm": page.add([norm_chart(history)]),
+        "clip": page.add(clip),
+        "logged": page.add(logged_charts(history, list(report.metrics))),
+        "missing": [*missing, *unclipped],
+        "layer_headers": LAYER_HEADERS,
+        "layers": layer_cells(run.layers[:MAX_LAYER_ROWS]),
+        "layers_left": max(0, len(run.layers) - MAX_LAYER_ROWS),
+    }
+
+
+def _facts(run: RunSummary) -> list[tuple[str, str]]:
+    return [
+        ("policy", run.policy),
+        ("optimizer", run.optimizer),
+        ("steps", f"{run.steps:,} ({run.state})"),
+        ("layers", f"{len(run.layers):,} ({run.parameters:,} parameters)"),
+        ("clip rate", percent(run.clip_rate)),
+        ("total norm, median / p99", f"{quantity_text(run.median_grad_norm)} / {quantity_text(run.p99_grad_norm)}"),
+        ("non-finite steps", f"{run.nonfinite_steps:,}"),
+        *((f"final {name}", quantity_text(value)) for name, value in run.final.items()),
+        *((key, value) for key, value in run.params.items() if "seed" in key.lower()),
+        ("started", run.created),
+    ]
+
+
+def _many(report: Report, page: Page) -> dict[str, Any]:
+    assert report.comparison is not None
+    headers, rows = comparison_cells(report.comparison)
+    shades = colors(report.histories)
+    parts = sections(report.histories, report.metrics)
+    policies = len({policy_text(history.run) for history in report.histories})
+    table = runs_table(report.histories)
+    return {
+        "headers": headers,
+        "words": headers.index("runs"),
+        "rows": rows,
+        "shades": shades,
+        "diverged": [bool(count) for count in report.comparison["diverged"]],
+        "subtitle": _subtitle(len(report.runs), policies, len(parts)),
+        "sections": [_section(part, page, shades) for part in parts],
+        "runs": [
+            {"summary": run, "color": shades[run.policy], "setting": " ".join(str(v) for v in setting)}
+            for run, setting in zip(report.runs, table.loc[:, "policy":"seed"].iloc[:, 1:].to_numpy(), strict=True)
+        ],
+        "metrics": report.metrics,
+    }
+
+
+def _subtitle(runs: int, policies: int, settings: int) -> str:
+    words = [(runs, "run"), (policies, "policy"), (settings, "setting")]
+    plural = {"policy": "policies"}
+    return " · ".join(f"{n} {word if n == 1 else plural.get(word, word + 's')}" for n, word in words)
+
+
+def _section(part: Section, page: Page, shades: dict[str, str]) -> dict[str, Any]:
+    legend = [{"policy": policy, "color": shades[policy], "runs": len(runs)} for policy, runs in part.members.items()]
+    return {"title": part.title, "legend": legend, "charts": page.add(part.charts)}
+
+
+def _json(data: Any) -> str:
+    """JSON that is safe inside a <script> element, whatever the names in it."""
+    text = json.dumps(data, separators=(",", ":"), allow_nan=False)
+    for sign in "<>&\u2028\u2029":
+        text = text.replace(sign, f"\\u{ord(sign):04x}")
+    return text
+
+
+@cache
+def _plotly() -> str:
+    """plotly.js, compressed as base64: a third of its size; the page unpacks it with the browser's own gzip."""
+    from plotly.offline import get_plotlyjs
+
+    return base64.b64encode(gzip.compress(get_plotlyjs().encode(), mtime=0)).decode()
+
+
+@cache
+def _template() -> Any:
+    from jinja2 import Environment, PackageLoader, StrictUndefined
+
+    environment = Environment(
+        loader=PackageLoader("gradwatch.report"), autoescape=True, undefined=StrictUndefined, trim_blocks=True,
+        lstrip_blocks=True,
+    )  # fmt: skip
+    return environment.get_template("report.html.j2")
