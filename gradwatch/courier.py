@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import os
 import socket
 import tempfile
 import time
@@ -20,13 +19,13 @@ from typing import TYPE_CHECKING, Any
 
 from filelock import FileLock, Timeout
 
-from gradwatch.delivery import CURSOR, read_cursor
+from gradwatch.delivery import CURSOR, read_cursor, trainer_is_gone
 from gradwatch.errors import RunError
 from gradwatch.history import History, Run, concat
 from gradwatch.stores import run_folders
 from gradwatch.stores.files import MANIFEST, last_part, list_parts, read_manifest, read_run, write_json
 from gradwatch.stores.keys import Nonfinite, Window, windows
-from gradwatch.stores.views import VIEW_TAG, description, view_tag, view_url, worst_layers
+from gradwatch.stores.views import description, view_url, worst_layers
 from gradwatch.uri import public_uri
 
 if TYPE_CHECKING:
@@ -183,7 +182,14 @@ class Courier:
         if history is None:
             return
         run, cursor = history.run, self.cursor
-        found = windows(history, run.window, run.mlflow_layers, ended, cursor.next_step, Nonfinite(*cursor.nonfinite))
+        found = windows(
+            history,
+            run.window,
+            run.mlflow_layers,
+            ended=ended,
+            start=cursor.next_step,
+            nonfinite=Nonfinite(*cursor.nonfinite),
+        )
         for batch in batches(found):
             points = [point for window in batch for point in window.points]
             store.log_points(self.client, str(cursor.run_id), points)
@@ -215,14 +221,12 @@ class Courier:
 
     def _show_view(self) -> None:
         """Add charts for new keys to the experiment's saved view; a failure to do so harms nothing."""
-        if self.keys <= self.shown or self.client is None:
+        if self.keys <= self.shown:
             return
+        from gradwatch.stores import mlflow as store
+
         try:
-            experiment = str(self.cursor.experiment_id)
-            previous = self.client.get_experiment(experiment).tags.get(VIEW_TAG)
-            text = view_tag(sorted(self.keys), previous)
-            if text is not None:
-                self.client.set_experiment_tag(experiment, VIEW_TAG, text)
+            store.show_view(self.client, str(self.cursor.experiment_id), self.keys)
             self.shown = set(self.keys)
         except Exception as error:  # an undocumented format, a tag limit, a server that forbids it
             log.warning("the saved view of experiment %s could not be set: %s", self.cursor.experiment_id, error)
@@ -314,22 +318,6 @@ def _logged(what: str) -> Iterator[None]:
         yield
     except Exception:
         log.exception("%s could not be made; the rest is delivered", what)
-
-
-def trainer_is_gone(run: Run) -> bool:
-    """Whether the process that records `run` ran on this host and has ended. (Another host's cannot be seen.)"""
-    if run.pid is None or run.host != socket.gethostname():
-        return False
-    try:
-        os.kill(run.pid, 0)
-    except ProcessLookupError:
-        return True
-    except PermissionError:
-        return False
-    try:  # killed, but its parent has not asked for its exit code yet
-        return Path(f"/proc/{run.pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
-    except OSError:
-        return False
 
 
 # ------------------------------------------------------------------------------------------------------ many folders

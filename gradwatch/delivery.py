@@ -9,6 +9,7 @@ import importlib.util
 import json
 import logging
 import os
+import socket
 import subprocess
 import sys
 import sysconfig
@@ -19,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from gradwatch.errors import GradwatchWarning
+from gradwatch.history import Run
 from gradwatch.uri import public_uri
 
 log = logging.getLogger("gradwatch")
@@ -163,3 +165,19 @@ def is_done(cursor: dict[str, Any], folder: Path) -> bool:
     except (OSError, ValueError, AttributeError):
         attempt = 0
     return bool(cursor.get("done")) and cursor.get("attempt", 0) == attempt
+
+
+def trainer_is_gone(run: Run) -> bool:
+    """Whether the process that records `run` ran on this host and has ended. (Another host's cannot be seen.)"""
+    if run.pid is None or run.host != socket.gethostname():
+        return False
+    try:
+        os.kill(run.pid, 0)
+    except ProcessLookupError:
+        return True
+    except PermissionError:
+        return False
+    try:  # killed, but its parent has not asked for its exit code yet
+        return Path(f"/proc/{run.pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
+    except OSError:
+        return False

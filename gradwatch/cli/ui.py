@@ -35,7 +35,8 @@ def ui(port: int, store: str | None) -> None:
     if importlib.util.find_spec("mlflow") is None:
         raise RunError("mlflow is not installed: pip install 'gradwatch[mlflow]'")
     os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
-    from gradwatch.stores.mlflow import existing_store, watched_experiment
+    from gradwatch.stores.mlflow import existing_store
+    from gradwatch.stores.remote import watched_experiment
     from gradwatch.stores.views import view_url
 
     uri = existing_store(_uri(store))

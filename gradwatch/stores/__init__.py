@@ -30,7 +30,7 @@ def open_history(ref: str | Path) -> History:
     from gradwatch.stores.files import is_run_folder, read_run
 
     if _RUN_ID.fullmatch(str(ref)) and not Path(ref).exists():
-        history: History = _mlflow().read_mlflow_run(str(ref))
+        history: History = _remote().read_mlflow_run(str(ref))
     elif is_run_folder(Path(ref)):
         history = read_run(Path(ref))
     else:
@@ -54,7 +54,7 @@ def open_histories(refs: Sequence[str], directory: Path = RUNS) -> list[History]
     found: list[str | Path] = []
     for ref in refs:
         if ref.startswith(_EXPERIMENT):
-            found += _mlflow().watched_runs(ref[len(_EXPERIMENT) :])
+            found += _remote().watched_runs(ref[len(_EXPERIMENT) :])
         elif ref == "latest":
             found.append(_latest(directory))
         else:
@@ -78,7 +78,7 @@ def _latest(directory: Path) -> str | Path:
         if folders:
             return folders[-1]
     try:
-        return str(_mlflow().watched_runs()[-1])
+        return str(_remote().watched_runs()[-1])
     except RunError as error:
         raise RunError(f"there is no latest run: no run folder in {directory} or {DEMO}, and {error}") from error
 
@@ -91,11 +91,11 @@ def _what_it_is(path: Path) -> str:
     return f"{'it' if path.is_dir() else 'it is a file, and'} holds no run.json"
 
 
-def _mlflow() -> ModuleType:
+def _remote() -> ModuleType:
     if importlib.util.find_spec("mlflow") is None:
         raise RunError(
             "mlflow is not installed, and only a run folder can be read without it: pip install 'gradwatch[mlflow]'"
         )
-    from gradwatch.stores import mlflow
+    from gradwatch.stores import remote
 
-    return mlflow
+    return remote

@@ -9,11 +9,11 @@ sorts by text, shows the blocks in model order.
 
 from __future__ import annotations
 
-import os.path
 import posixpath
 import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 from typing import NamedTuple
 
 import numpy as np
@@ -41,6 +41,9 @@ class Nonfinite(NamedTuple):
     steps: int = 0
     first_step: int = -1
     first_layer: str = ""
+
+
+NONE_YET = Nonfinite()
 
 
 @dataclass(frozen=True)
@@ -92,8 +95,9 @@ def _ranges(groups: dict[str, list[int]], limit: int) -> dict[str, list[int]]:
     out: dict[str, list[int]] = {}
     for part in np.array_split(np.arange(len(names)), limit):
         first, last = names[part[0]], names[part[-1]]
-        shared = os.path.commonprefix([first + ".", last + "."]).rpartition(".")[0]
-        tail = last[len(shared) :].lstrip(".")
+        pairs = zip(first.split("."), last.split("."), strict=False)
+        shared = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
+        tail = ".".join(last.split(".")[shared:])
         out[first if first == last else f"{first}..{tail}"] = [i for k in part for i in groups[names[k]]]
     return out
 
@@ -150,7 +154,7 @@ STEP_QUANTITIES: dict[str, tuple[str, Callable[[Floats], float]]] = {
 
 
 def windows(
-    history: History, size: int, limit: int, ended: bool, start: int = 0, nonfinite: Nonfinite | None = None
+    history: History, size: int, limit: int, *, ended: bool, start: int = 0, nonfinite: Nonfinite = NONE_YET
 ) -> Iterator[Window]:
     """The closed windows of `history` from step `start` on.
 
@@ -164,7 +168,7 @@ def windows(
     history = history.take((history.step >= start) & np.isfinite(history.total("time")))
     if not len(history):
         return
-    state = nonfinite or Nonfinite()
+    state = nonfinite
     series = _series(history, limit)
     stamps = (history.total("time") * 1000).round().astype(np.int64)
     number = history.step // size

@@ -1,4 +1,4 @@
-"""MLflow's side of a run: where it is, what it holds, how it is read back. The only file that imports mlflow.
+"""MLflow's side of a run: which store, which run, what it is told. The only file that imports mlflow.
 
 Import it late: `import mlflow` takes seconds. Every call names its run; the fluent API's active run belongs to the
 thread that started it, and an asynchronous queue loses what it holds when the process ends.
@@ -10,7 +10,6 @@ import contextlib
 import getpass
 import os
 import re
-import tempfile
 from collections.abc import Iterable, Iterator
 from datetime import datetime
 from pathlib import Path
@@ -25,9 +24,9 @@ from mlflow.tracking import MlflowClient
 
 from gradwatch import __version__
 from gradwatch.errors import RunError
-from gradwatch.history import History, Run
-from gradwatch.stores.files import read_run
+from gradwatch.history import Run
 from gradwatch.stores.keys import Nonfinite, Point, safe_name
+from gradwatch.stores.views import VIEW_TAG, view_tag
 from gradwatch.uri import public_uri
 
 ARTIFACTS = "gradwatch"
@@ -104,12 +103,11 @@ def connect(tracking_uri: str) -> MlflowClient:
     """
     file = sqlite_file(tracking_uri)
     with clear_errors(public_uri(tracking_uri)):
-        client = MlflowClient(tracking_uri)
-        if file is not None:
-            file.parent.mkdir(parents=True, exist_ok=True)
-            with FileLock(f"{file}.lock", timeout=120):
-                client.search_experiments(max_results=1)
-        return client
+        if file is None:
+            return MlflowClient(tracking_uri)
+        file.parent.mkdir(parents=True, exist_ok=True)
+        with FileLock(f"{file}.lock", timeout=120):
+            return MlflowClient(tracking_uri)
 
 
 # ----------------------------------------------------------------------------------------------------------- writing
@@ -243,72 +241,8 @@ def milliseconds(iso: str) -> int:
     return int(datetime.fromisoformat(iso).timestamp() * 1000)
 
 
-# ----------------------------------------------------------------------------------------------------------- reading
-
-
-def read_mlflow_run(run_id: str, tracking_uri: str | None = None) -> History:
-    """The history that was delivered to an MLflow run.
-
-    Raises:
-        RunError: no such store or run, or gradwatch delivered nothing to it yet.
-    """
-    uri = existing_store(tracking_uri)
-    client = connect(uri)
-    with clear_errors(f"run {run_id} in {public_uri(uri)}"):
-        name = client.get_run(run_id).info.run_name
-        if not any(item.path == f"{ARTIFACTS}/run.json" for item in client.list_artifacts(run_id, ARTIFACTS)):
-            raise RunError(
-                f"MLflow run {run_id} ({name}) holds no {ARTIFACTS}/ artifacts: it was not watched, or its "
-                "folder is not delivered yet (gradwatch sync FOLDER)"
-            )
-        with tempfile.TemporaryDirectory(prefix="gradwatch-") as temporary:
-            mlflow.artifacts.download_artifacts(
-                run_id=run_id, artifact_path=ARTIFACTS, dst_path=temporary, tracking_uri=uri
-            )
-            return read_run(Path(temporary) / ARTIFACTS)
-
-
-def watched_runs(experiment: str | None = None, tracking_uri: str | None = None) -> list[str]:
-    """The ids of all watched runs of the experiment of that name (of all experiments for None), oldest first.
-
-    Raises:
-        RunError: no such store or experiment, or it holds no watched run.
-    """
-    uri = existing_store(tracking_uri)
-    client = connect(uri)
-    if experiment is None:
-        ids = [e.experiment_id for e in client.search_experiments()]
-    else:
-        known = client.get_experiment_by_name(experiment)
-        if known is None:
-            names = ", ".join(sorted(e.name for e in client.search_experiments())[:10])
-            raise RunError(f"there is no experiment {experiment!r} in {public_uri(uri)}; it holds: {names}")
-        ids = [known.experiment_id]
-    found: list[str] = []
-    token = None
-    while True:
-        page = client.search_runs(
-            ids,
-            "tags.`gradwatch.version` != ''",
-            max_results=1_000,
-            order_by=["attributes.start_time ASC"],
-            page_token=token,
-        )
-        found += [run.info.run_id for run in page]
-        token = page.token
-        if not token:
-            break
-    if not found:
-        where = f"experiment {experiment!r} of {public_uri(uri)}" if experiment else public_uri(uri)
-        raise RunError(f"{where} holds no run that gradwatch watched")
-    return found
-
-
-def watched_experiment(tracking_uri: str) -> str:
-    """The id of the experiment that holds the newest watched run.
-
-    Raises:
-        RunError: the store holds none.
-    """
-    newest = watched_runs(tracking_uri=tracking_uri)[-1]
-    return str(connect(tracking_uri).get_run(newest).info.experiment_id)
+def show_view(client: MlflowClient, experiment_id: str, keys: Iterable[str]) -> None:
+    """Add charts for these keys to the experiment's saved view."""
+    text = view_tag(sorted(keys), client.get_experiment(experiment_id).tags.get(VIEW_TAG))
+    if text is not None:
+        client.set_experiment_tag(experiment_id, VIEW_TAG, text)

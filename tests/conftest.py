@@ -1,0 +1,28 @@
+"""Fixtures that several test files share."""
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+
+@pytest.fixture(scope="session")
+def empty_store(tmp_path_factory, worker_id):
+    """A fresh MLflow database, made once for all workers: creating its tables takes seconds."""
+    pytest.importorskip("mlflow")
+    from gradwatch.stores.mlflow import connect
+
+    root = tmp_path_factory.getbasetemp()
+    file = (root if worker_id == "master" else root.parent) / "template" / "mlflow.db"
+    connect(f"sqlite:///{file}")
+    return file
+
+
+@pytest.fixture
+def store(empty_store, tmp_path, monkeypatch):
+    """The URI of an own, empty SQLite store in `tmp_path`, which is also the working directory."""
+    shutil.copy(empty_store, tmp_path / "mlflow.db")
+    monkeypatch.chdir(tmp_path)
+    for name in ("MLFLOW_TRACKING_URI", "MLFLOW_EXPERIMENT_ID", "MLFLOW_EXPERIMENT_NAME"):
+        monkeypatch.delenv(name, raising=False)
+    return f"sqlite:///{Path(tmp_path) / 'mlflow.db'}"
