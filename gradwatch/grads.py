@@ -302,9 +302,8 @@ def unit_norms(tensor: Tensor, dims: tuple[int, ...], p: float = 2.0) -> Tensor:
 
     No dims: the norm of the whole tensor.
     """
-    norm: Tensor = torch.linalg.vector_norm(
-        tensor, p, dims or None, keepdim=bool(dims), dtype=_accumulate(tensor.dtype)
-    )
+    dtype = _accumulate(tensor.dtype)
+    norm: Tensor = torch.linalg.vector_norm(tensor, p, dims or None, keepdim=bool(dims), dtype=dtype)
     return norm
 
 
