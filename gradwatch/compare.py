@@ -96,7 +96,7 @@ def compare(histories: Sequence[History], metric: str | None = None) -> pd.DataF
     import pandas as pd
 
     metrics = metric_names(histories, metric)
-    rows = []
+    rows: list[dict[str, Any]] = []
     for (policy, key), members in groups(histories).items():
         norms = np.concatenate([_finite_norms(history) for history in members])
         row: dict[str, Any] = {"policy": policy, **dict(key), "runs": len(members)}
@@ -147,6 +147,11 @@ def diverged(history: History) -> bool:
     return bool(nonfinite_rows(history)[-1:].any() or any(np.isinf(last).any() for last in ended))
 
 
+def is_seed(key: str) -> bool:
+    """Whether a param is the seed of a run: `seed`, `data_seed`, `random_state`."""
+    return _SEED.search(key) is not None
+
+
 def natural(text: str) -> tuple[float, str]:
     """A sort key that puts numbers in numeric order, before words."""
     try:
@@ -176,7 +181,7 @@ def _all_settings(run: Run) -> dict[str, str]:
         name = key if found.get(key, str(value)) == str(value) else f"param {key}"
         found[name] = str(value)
     taken = {key for key in found if key in _COLUMNS}
-    return {f"{key} (setting)" if key in taken else key: v for key, v in found.items() if not _SEED.search(key)}
+    return {f"{key} (setting)" if key in taken else key: v for key, v in found.items() if not is_seed(key)}
 
 
 _COLUMNS = {"run", "policy", "runs", "seed", "steps", "clip_rate", "median_grad_norm", "p99_grad_norm",
@@ -184,7 +189,7 @@ _COLUMNS = {"run", "policy", "runs", "seed", "steps", "clip_rate", "median_grad_
 
 
 def _seed(run: Run) -> str:
-    return ", ".join(str(value) for key, value in run.params.items() if _SEED.search(key))
+    return ", ".join(str(value) for key, value in run.params.items() if is_seed(key))
 
 
 def _finite_norms(history: History) -> Floats:

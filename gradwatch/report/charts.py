@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from gradwatch.compare import nonfinite_rows
 from gradwatch.history import Floats, History
 from gradwatch.report.build import LayerSummary, RunSummary, changed, percent, quantity_text, threshold
-from gradwatch.report.figures import AFTER, BAD, BEFORE, POINTS, Chart, figure, heat, horizontal, line, marks
+from gradwatch.report.figures import AFTER, BAD, BEFORE, POINTS, Chart, decades, figure, heat, horizontal, line, marks
 from gradwatch.report.shrink import bucket_mean, heat_map
 
 HEAT_MAPS = {"grad_norm": "Gradient norm", "weight_norm": "Weight norm", "update_ratio": "Update ratio"}
@@ -23,7 +25,7 @@ def heat_charts(history: History, run: RunSummary) -> tuple[list[Chart], list[st
             continue
         drawn, height = heat(data, quantity)
         drawn["layout"]["xaxis"]["range"] = [float(history.step[0]) - 0.5, float(history.step[-1]) + 0.5]
-        notes = ["Layers in model order, from input to output."]
+        notes = ["Layers in model order."]
         if data.steps_per_column > 1:
             notes.append(f"Each column is the highest of {data.steps_per_column} recorded steps, so no spike is lost.")
         if data.layers_per_row > 1:
@@ -51,7 +53,7 @@ def norm_chart(history: History) -> Chart:
     bad = history.step[nonfinite_rows(history)]
     if len(bad):
         traces.append(marks(bad, f"non-finite ({len(bad):,} step{'s' if len(bad) > 1 else ''})"))
-    drawn = figure(traces, "total gradient norm (L2)", log=True)
+    drawn = figure(traces, "total gradient norm (L2)", max(decades(before), 0.01))
     limit = threshold(history.run.clip)
     if limit:
         drawn = horizontal(drawn, limit, f"threshold {limit:g}", log=True)
@@ -60,7 +62,7 @@ def norm_chart(history: History) -> Chart:
     if finite.any():
         top = int(np.nanargmax(np.where(finite, before, np.nan)))
         title = (
-            f"Total gradient norm: median {quantity_text(np.median(before[finite]))}, "
+            f"Total gradient norm: median {quantity_text(float(np.median(before[finite])))}, "
             f"highest {quantity_text(before[top])} at step {history.step[top]:,}"
         )
     return Chart(title, drawn, 320, _thinned(len(history)))
@@ -92,28 +94,35 @@ def _rate_title(rate: Floats) -> str:
     return f"Clip rate: {percent(float(first))} in the first tenth of the run, {percent(float(last))} in the last"
 
 
-def logged_charts(history: History, names: list[str]) -> list[Chart]:
-    """One chart for each scalar that was logged, losses and accuracies first; the learning rate where it moved."""
-    first = [name for name in names if name in history.logged]
-    order = [*first, *(name for name in history.logged if name not in first)]
+def logged_charts(history: History, names: Sequence[str]) -> tuple[list[Chart], list[str]]:
+    """One chart for each logged scalar, those in `names` first, and the learning rate where it moved.
+
+    Also a sentence for each that never had a finite value.
+    """
     lr = history.total("lr")
     moved = len(np.unique(lr[np.isfinite(lr)])) > 1
-    return [logged_chart(history, name) for name in [*order, *(["lr"] if moved else [])]]
+    order = dict.fromkeys([*names, *history.logged, *(["lr"] if moved else [])])
+    drawn = [name for name in order if np.isfinite(history.total(name)).any()]
+    missing = [f"{name} is not shown: it never had a finite value." for name in order if name not in drawn]
+    return [_logged_chart(history, name) for name in drawn], missing
 
 
-def logged_chart(history: History, name: str) -> Chart:
+def _logged_chart(history: History, name: str) -> Chart:
     """A logged scalar over the steps, on a log axis where it spans more than a factor of 50."""
     values = history.total(name)
     finite = values[np.isfinite(values)]
-    log = len(finite) > 0 and finite.min() > 0 and finite.max() > 50 * finite.min()
-    traces = [line(history.step, values, name, AFTER)]
+    span = decades(finite) if (finite > 0).all() else 0.0
+    dense = len(finite) > POINTS
+    traces = [line(history.step, values, "lowest and highest" if dense else name, BEFORE if dense else AFTER)]
+    if dense:
+        middle, mean = bucket_mean(finite, 300)
+        traces.append(line(history.step[np.isfinite(values)][middle], mean, "mean", AFTER, width=2))
     bad = history.step[np.isinf(values)]
     if len(bad):
-        traces.append(marks(bad, "non-finite", BAD))
-    title = f"{name} was never finite"
-    if len(finite):
-        title = f"{name}: {quantity_text(finite[0])} at first, {quantity_text(finite[-1])} at the end"
-    return Chart(title, figure(traces, name, log=bool(log), legend=len(traces) > 1), 260, _thinned(len(finite)))
+        traces.append(marks(bad, "infinite", BAD))
+    title = f"{name}: {quantity_text(finite[0])} at first, {quantity_text(finite[-1])} at the end"
+    drawn = figure(traces, name, span if span > 1.7 else 0, legend=len(traces) > 1)
+    return Chart(title, drawn, 260, _thinned(len(finite)))
 
 
 def _thinned(points: int) -> str:

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from gradwatch.compare import NO_POLICY, final, groups, natural, nonfinite_rows, policy_text
 from gradwatch.history import Floats, History
 from gradwatch.report.build import clip_rate, percent, quantity_text
-from gradwatch.report.figures import NO_POLICY_COLOR, PALETTE, Chart, figure, line, marks
+from gradwatch.report.figures import NO_POLICY_COLOR, PALETTE, Chart, decades, figure, line, marks
 from gradwatch.report.shrink import bucket_mean
 
 POINTS_PER_CHART = 24_000
@@ -29,19 +31,23 @@ def colors(histories: Sequence[History]) -> dict[str, str]:
     """A colour for each policy, the same in every chart of a report; grey for none."""
     policies = dict.fromkeys(policy_text(history.run) for history in histories)
     drawn = [policy for policy in policies if policy != NO_POLICY]
-    return {NO_POLICY: NO_POLICY_COLOR} | {policy: PALETTE[i % len(PALETTE)] for i, policy in enumerate(drawn)}
+    return {NO_POLICY: NO_POLICY_COLOR} | {policy: _shade(i) for i, policy in enumerate(drawn)}
+
+
+def _shade(i: int) -> str:
+    return PALETTE[i] if i < len(PALETTE) else f"hsl({round(i * 137.5) % 360}, 55%, 42%)"  # the golden angle
 
 
 def sections(histories: Sequence[History], metrics: Sequence[str]) -> list[Section]:
     """One section for each combination of the settings that differ, with a chart for each metric and norm."""
     by_setting: dict[tuple[tuple[str, str], ...], dict[str, list[History]]] = {}
-    for (policy, setting), members in groups(histories).items():
-        by_setting.setdefault(setting, {})[policy] = members
+    for (policy, setting), runs in groups(histories).items():
+        by_setting.setdefault(setting, {})[policy] = runs
     shades = colors(histories)
     ordered = sorted(by_setting.items(), key=lambda item: [natural(value) for _, value in item[0]])
     found = []
     for setting, members in ordered:
-        title = ", ".join(f"{key} {value}" for key, value in setting)
+        title = ", ".join(f"{key} = {value}" for key, value in setting)
         found.append(Section(title, members, tuple(_charts(members, metrics, shades))))
     return found
 
@@ -65,31 +71,31 @@ def _overlay(
     runs = [history for group in members.values() for history in group]
     limit = int(np.clip(POINTS_PER_CHART // len(runs), 60, 1200))
     values = np.concatenate([history.total(name) for history in runs])
-    finite = values[np.isfinite(values) & ((values > 0) | (not log))]
-    log = log or bool(len(finite) and finite.min() > 0 and finite.max() > 50 * finite.min())
-    traces = []
-    for policy, group in members.items():
-        style = {"legendgroup": policy, "hovertemplate": "step %{x}: %{y:.4g}"}
+    span = decades(values) if log or (values[np.isfinite(values)] > 0).all() else 0.0
+    log = log or span > 1.7
+    thin_lines, bold_lines, crosses = [], [], []
+    for i, (policy, group) in enumerate(members.items()):
+        style: dict[str, Any] = {"legendgroup": policy, "hovertemplate": "step %{x}: %{y:.4g}"}
         for history in group:
             y = history.total(name)
             y = np.where(y > 0, y, np.nan) if log else y
-            thin_line = line(history.step, y, f"{policy} · {history.run.name}", shades[policy], limit, width=1, **style)
-            traces.append({**thin_line, "opacity": 0.45 if len(group) > 1 else 0.9})
+            drawn = line(history.step, y, f"{policy} · {history.run.name}", shades[policy], limit, width=1, **style)
+            thin_lines.append({**drawn, "opacity": 0.35 if len(group) > 1 else 0.9})
         mean = _mean_line(group, name, log)
         if mean:
-            traces.append(line(*mean, f"{policy} · mean of {len(group)}", shades[policy], limit, width=2.2, **style))
-    note = "Bold: the mean over the seeds; thin: each run." if any(len(group) > 1 for group in members.values()) else ""
-    bad = np.unique(np.concatenate([history.step[nonfinite_rows(history)] for history in runs]))
-    if name == "grad_norm" and len(bad):
-        traces.append(marks(bad, "a run was non-finite"))
-        note += " Crosses: steps in which a run was non-finite."
-    drawn = figure(traces, axis, log=log, legend=False, hovermode="closest")
+            bold_lines.append(line(*mean, f"{policy} · mean of {len(group)}", shades[policy], width=2.2, **style))
+        bad = np.unique(np.concatenate([history.step[nonfinite_rows(history)] for history in group]))
+        if name == "grad_norm" and len(bad):
+            crosses.append(marks(bad, policy, shades[policy], 0.98 - 0.04 * i, legendgroup=policy))
+    note = f"Bold: the {'geometric ' if log else ''}mean over the seeds; thin: each run." if bold_lines else ""
+    note += " Crosses: steps in which a run was non-finite." if crosses else ""
     if max(len(history) for history in runs) > limit:
         note += f" Long runs are drawn with the lowest and highest of each stretch ({limit} points a run)."
+    drawn = figure([*thin_lines, *bold_lines, *crosses], axis, span if log else 0, legend=False, hovermode="closest")
     return Chart(title, drawn, 300, note.strip())
 
 
-def _mean_line(group: list[History], name: str, log: bool) -> tuple[Floats, Floats] | None:
+def _mean_line(group: list[History], name: str, log: bool) -> tuple[NDArray[np.int64], Floats] | None:
     """The mean over the runs of one policy, in windows of steps; it ends where the first of them has no value."""
     length = min(len(history) for history in group)
     steps = group[0].step[:length]
@@ -104,21 +110,21 @@ def _mean_line(group: list[History], name: str, log: bool) -> tuple[Floats, Floa
         middle, mean = bucket_mean(run, 200)
         means.append(np.log(np.where(mean > 0, mean, np.nan)) if log else mean)
     joint = np.mean(means, axis=0)
-    return steps[logged[middle]], np.exp(joint) if log else joint
+    return np.asarray(steps[logged[middle]]), np.asarray(np.exp(joint) if log else joint)
 
 
 def _rates(members: dict[str, list[History]], shades: dict[str, str]) -> Chart:
     traces = []
     for policy, group in members.items():
         for history in group:
-            rows, share = bucket_mean(history.total("clip_rate"), 60)
+            rows, share = bucket_mean(history.total("clip_rate"), 40)
             trace = line(history.step[rows], 100 * share, f"{policy} · {history.run.name}", shades[policy], width=1.4,
                          legendgroup=policy, hovertemplate="step %{x}: %{y:.3g} %")  # fmt: skip
             traces.append({**trace, "opacity": 0.55 if len(group) > 1 else 0.9})
     drawn = figure(traces, "clipped steps (%)", legend=False, hovermode="closest")
     drawn["layout"]["yaxis"]["range"] = [-2, 102]
     title = _extreme_title(members, "Clip rate", "highest", _mean_rate, percent)
-    return Chart(title, drawn, 300, "Each point is the mean of one sixtieth of the run.")
+    return Chart(title, drawn, 300, "Each point is the mean of one fortieth of the run.")
 
 
 def _any(members: dict[str, list[History]], name: str) -> bool:
@@ -131,11 +137,19 @@ def _metric_title(members: dict[str, list[History]], name: str) -> str:
     known = {policy: float(mean) for policy, mean in means.items() if np.isfinite(mean)}
     if len(known) < 2 or not (high or "loss" in name.lower()):
         return name
+    if len({quantity_text(value) for value in known.values()}) == 1:
+        return f"{name}: all policies end at {quantity_text(next(iter(known.values())))}"
     best = max(known, key=lambda policy: known[policy] if high else -known[policy])
     return f"{name}: {best} ends {'highest' if high else 'lowest'}, {quantity_text(known[best])}"
 
 
-def _extreme_title(members, what, word, measure, show=quantity_text):  # type: ignore[no-untyped-def]
+def _extreme_title(
+    members: dict[str, list[History]],
+    what: str,
+    word: str,
+    measure: Callable[[list[History]], float],
+    show: Callable[[float], str] = quantity_text,
+) -> str:
     known = {policy: measure(group) for policy, group in members.items()}
     known = {policy: value for policy, value in known.items() if np.isfinite(value)}
     if len(known) < 2:

@@ -68,23 +68,24 @@ def line(x: NDArray[Any], y: NDArray[Any], name: str, color: str, limit: int = P
     }
 
 
-def marks(x: NDArray[Any], name: str, color: str = BAD) -> dict[str, Any]:
+def marks(x: NDArray[Any], name: str, color: str = BAD, height: float = 0.97, **style: Any) -> dict[str, Any]:
     """Crosses along the upper edge of a chart, for steps that have no finite value to draw."""
-    rows = np.unique(np.linspace(0, len(x) - 1, min(len(x), 300)).astype(int)) if len(x) else np.zeros(0, int)
+    rows = np.unique(np.linspace(0, len(x) - 1, min(len(x), 100)).astype(int))
     return {
         "type": "scatter",
         "mode": "markers",
         "x": pack(x[rows]),
-        "y": pack(np.full(len(rows), 0.97)),
+        "y": pack(np.full(len(rows), height)),
         "yaxis": "y2",
         "name": text(name),
         "marker": {"symbol": "x", "size": 7, "color": color},
         "hovertemplate": "step %{x}: non-finite<extra></extra>",
+        **style,
     }
 
 
-def figure(traces: list[dict[str, Any]], y: str, log: bool = False, legend: bool = True, **layout: Any) -> Figure:
-    """Traces over steps; `y` is the vertical axis' title with its unit."""
+def figure(traces: list[dict[str, Any]], y: str, decades: float = 0, legend: bool = True, **layout: Any) -> Figure:
+    """Traces over steps; `y` is the vertical axis' title with its unit, logarithmic over `decades` unless that is 0."""
     axis = {"gridcolor": GRID, "zeroline": False, "linecolor": "#c9ced6", "ticks": "outside", "ticklen": 4,
             "tickcolor": "#c9ced6", "automargin": True}  # fmt: skip
     upper = {"overlaying": "y", "range": [0, 1], "visible": False, "fixedrange": True}
@@ -97,7 +98,7 @@ def figure(traces: list[dict[str, Any]], y: str, log: bool = False, legend: bool
             "plot_bgcolor": "rgba(0,0,0,0)",
             "margin": {"l": 56, "r": 14, "t": 30 if legend else 10, "b": 42},
             "xaxis": {**axis, "title": {"text": "step", "standoff": 6}, "showgrid": False},
-            "yaxis": {**axis, "title": {"text": text(y), "standoff": 8}, **(_log_axis() if log else {})},
+            "yaxis": {**axis, "title": {"text": text(y), "standoff": 8}, **_scale(decades)},
             **({"yaxis2": upper} if any(trace.get("yaxis") == "y2" for trace in traces) else {}),
             "showlegend": legend,
             "legend": {"orientation": "h", "x": 0, "y": 1.02, "yanchor": "bottom", "font": {"size": 11.5}},
@@ -108,8 +109,23 @@ def figure(traces: list[dict[str, Any]], y: str, log: bool = False, legend: bool
     }  # fmt: skip
 
 
-def _log_axis() -> dict[str, Any]:
-    return {"type": "log", "dtick": None, "exponentformat": "power", "minexponent": 4, "nticks": 8}
+def _scale(decades: float) -> dict[str, Any]:
+    if not decades:
+        return {}
+    return {
+        "type": "log",
+        **(
+            {"dtick": "D2", "tickformat": "~g"}
+            if decades < 2.5
+            else {"dtick": max(1, decades // 6), "exponentformat": "power", "minexponent": 3}
+        ),
+    }
+
+
+def decades(values: NDArray[Any]) -> float:
+    """Powers of ten that the finite positive values span, at least a little; 0 when there are none."""
+    logs = np.log10(values[np.isfinite(values) & (values > 0)])
+    return float(max(np.ptp(logs), 0.01)) if len(logs) else 0.0
 
 
 def horizontal(figure: Figure, y: float, label: str, log: bool) -> Figure:
@@ -140,11 +156,27 @@ def heat(data: HeatMap, quantity: str) -> tuple[Figure, int]:
         if cells.any():
             traces.append(
                 {**common, "z": pack(np.where(cells, 1.0, np.nan)), "zmin": 0, "zmax": 1, "showscale": False,
-                 "colorscale": [[0, color], [1, color]], "hovertemplate": f"%{{y}}<br>step %{{x}}: {words}<extra></extra>"}
+                 "colorscale": [[0, color], [1, color]],
+                 "hovertemplate": f"%{{y}}<br>step %{{x}}: {words}<extra></extra>"}
             )  # fmt: skip
+    if data.nonfinite.any():
+        traces.append(_crosses(data, names))
     shown = names[:: -(-len(names) // 50)]
     labels = [text(short(name)) for name in data.rows[:: -(-len(names) // 50)]]
     drawn = figure(traces, "", legend=False, hovermode="closest", plot_bgcolor=ABSENT)
     drawn["layout"]["yaxis"] = {"type": "category", "autorange": "reversed", "automargin": True, "showgrid": False,
                                 "tickvals": shown, "ticktext": labels, "tickfont": {"size": 11}}  # fmt: skip
-    return drawn, int(np.clip(90 + 22 * len(names), 190, 980))
+    return drawn, int(np.clip(100 + 26 * len(names), 200, 980))
+
+
+def _crosses(data: HeatMap, names: list[str]) -> dict[str, Any]:
+    """A cross on the first non-finite cell of each layer: one cell of a long run is too narrow to be seen."""
+    rows = np.flatnonzero(data.nonfinite.any(axis=1))
+    return {
+        "type": "scatter",
+        "mode": "markers",
+        "x": pack(data.step[data.nonfinite[rows].argmax(axis=1)]),
+        "y": [names[row] for row in rows],
+        "marker": {"symbol": "x", "size": 9, "color": BAD, "line": {"color": "white", "width": 1.5}},
+        "hovertemplate": "%{y}<br>step %{x}: first non-finite<extra></extra>",
+    }

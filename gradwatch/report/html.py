@@ -10,7 +10,7 @@ from functools import cache
 from typing import Any
 
 from gradwatch import __version__
-from gradwatch.compare import policy_text, runs_table
+from gradwatch.compare import is_seed, policy_text, settings
 from gradwatch.report.build import Report, RunSummary, percent, quantity_text
 from gradwatch.report.charts import clip_charts, heat_charts, logged_charts, norm_chart
 from gradwatch.report.charts_many import Section, colors, sections
@@ -40,27 +40,26 @@ def render_html(report: Report) -> str:
     """The page. Every name in it is escaped: run, layer and metric names are the user's own text."""
     page = Page([])
     body = _many(report, page) if report.comparison is not None else _one(report, page)
-    return _template().render(
-        title=report.title,
-        version=__version__,
-        plotly=_plotly(),
-        figures=_json(page.figures),
-        **body,
-    )  # type: ignore[no-any-return]
+    return str(
+        _template().render(
+            title=report.title, version=__version__, plotly=_plotly(), figures=_json(page.figures), **body
+        )
+    )
 
 
 def _one(report: Report, page: Page) -> dict[str, Any]:
     (run,), (history,) = report.runs, report.histories
     heat, missing = heat_charts(history, run)
     clip, unclipped = clip_charts(history)
+    logged, unlogged = logged_charts(history, report.metrics)
     return {
         "run": run,
         "facts": _facts(run),
         "heat": page.add(heat),
         "norm": page.add([norm_chart(history)]),
         "clip": page.add(clip),
-        "logged": page.add(logged_charts(history, list(report.metrics))),
-        "missing": [*missing, *unclipped],
+        "logged": page.add(logged),
+        "missing": [*missing, *unclipped, *unlogged],
         "layer_headers": LAYER_HEADERS,
         "layers": layer_cells(run.layers[:MAX_LAYER_ROWS]),
         "layers_left": max(0, len(run.layers) - MAX_LAYER_ROWS),
@@ -77,7 +76,7 @@ def _facts(run: RunSummary) -> list[tuple[str, str]]:
         ("total norm, median / p99", f"{quantity_text(run.median_grad_norm)} / {quantity_text(run.p99_grad_norm)}"),
         ("non-finite steps", f"{run.nonfinite_steps:,}"),
         *((f"final {name}", quantity_text(value)) for name, value in run.final.items()),
-        *((key, value) for key, value in run.params.items() if "seed" in key.lower()),
+        *((key, value) for key, value in run.params.items() if is_seed(key)),
         ("started", run.created),
     ]
 
@@ -88,7 +87,6 @@ def _many(report: Report, page: Page) -> dict[str, Any]:
     shades = colors(report.histories)
     parts = sections(report.histories, report.metrics)
     policies = len({policy_text(history.run) for history in report.histories})
-    table = runs_table(report.histories)
     return {
         "headers": headers,
         "words": headers.index("runs"),
@@ -98,11 +96,16 @@ def _many(report: Report, page: Page) -> dict[str, Any]:
         "subtitle": _subtitle(len(report.runs), policies, len(parts)),
         "sections": [_section(part, page, shades) for part in parts],
         "runs": [
-            {"summary": run, "color": shades[run.policy], "setting": " ".join(str(v) for v in setting)}
-            for run, setting in zip(report.runs, table.loc[:, "policy":"seed"].iloc[:, 1:].to_numpy(), strict=True)
+            {"summary": run, "color": shades[run.policy], "setting": " · ".join(f"{k} {v}" for k, v in setting.items())}
+            for run, setting in zip(report.runs, _settings(report), strict=True)
         ],
         "metrics": report.metrics,
     }
+
+
+def _settings(report: Report) -> list[dict[str, str]]:
+    seeds = [{key: value for key, value in run.params.items() if is_seed(key)} for run in report.runs]
+    return [{**setting, **seed} for setting, seed in zip(settings(report.histories), seeds, strict=True)]
 
 
 def _subtitle(runs: int, policies: int, settings: int) -> str:
