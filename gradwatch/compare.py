@@ -108,7 +108,8 @@ def compare(histories: Sequence[History], metric: str | None = None) -> pd.DataF
         row["nonfinite_steps"] = sum(nonfinite_steps(history) for history in members)
         row["diverged"] = sum(diverged(history) for history in members)
         rows.append(row)
-    return pd.DataFrame(sorted(rows, key=lambda row: _rank(row, metrics)))
+    rows.sort(key=lambda row: _rank(row, metrics))
+    return pd.DataFrame(rows)
 
 
 Group = tuple[str, tuple[tuple[str, str], ...]]

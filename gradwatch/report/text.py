@@ -101,6 +101,14 @@ def show_comparison(frame: pd.DataFrame) -> RenderableType:
     return _table(headers, rows, left=headers.index("runs"))
 
 
+def print_table(shown: RenderableType) -> None:
+    """Print to the terminal at its width; into a pipe or a file at full width, so that no column is folded."""
+    from rich.console import Console
+
+    console = Console(highlight=False)
+    Console(highlight=False, width=None if console.is_terminal else 200).print(shown)
+
+
 def _table(headers: list[str], rows: Rows, left: int) -> Table:
     from rich import box
     from rich.table import Table

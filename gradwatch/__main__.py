@@ -1,0 +1,5 @@
+"""`python -m gradwatch`: the command line."""
+
+from gradwatch.cli import main
+
+main(prog_name="gradwatch")

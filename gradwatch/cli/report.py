@@ -1,0 +1,43 @@
+"""`gradwatch report`: runs in, one page (or Markdown, JSON, CSV) out."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+FORMATS = ("html", "md", "json", "csv")
+
+
+@click.command()
+@click.argument("runs", metavar="RUN...", nargs=-1, required=True)
+@click.option("-o", "--output", metavar="FILE", help="Where to write; - is standard output. [default: report.FORMAT]")
+@click.option("--format", "kind", type=click.Choice(FORMATS), default="html", show_default=True, help="What to write.")
+@click.option("--metric", metavar="NAME", help="Compare by this logged value alone.")
+def report(runs: tuple[str, ...], output: str | None, kind: str, metric: str | None) -> None:
+    """Write a report of one run, or one that compares many.
+
+    The HTML page holds everything it needs: mail it, archive it, or open it in MLflow's artifact tab.
+
+    \b
+    Example:
+      gradwatch report latest
+      gradwatch report experiment:mnist --metric val_accuracy -o mnist.html
+      gradwatch report gradwatch-runs/* --format md -o -
+    """  # noqa: D301  (click reads the backspace)
+    from gradwatch.errors import RunError
+    from gradwatch.report import build_report, render_html
+    from gradwatch.report.text import render_csv, render_json, render_markdown
+    from gradwatch.stores import open_histories
+
+    render = {"html": render_html, "md": render_markdown, "json": render_json, "csv": render_csv}[kind]
+    text = render(build_report(open_histories(runs), metric))
+    if output == "-":
+        click.echo(text, nl=False)
+        return
+    path = Path(output or f"report.{kind}")
+    try:
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise RunError(f"cannot write {path}: {error.strerror}; pass -o a file you can write") from error
+    click.echo(f"Report: {path.resolve()}")

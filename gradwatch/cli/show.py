@@ -1,0 +1,26 @@
+"""`gradwatch show`: one run in the terminal."""
+
+from __future__ import annotations
+
+import click
+
+
+@click.command()
+@click.argument("run", metavar="RUN")
+def show(run: str) -> None:
+    """Show one run: verdict, layers, norms, clip rates.
+
+    \b
+    Example:
+      gradwatch show latest
+      gradwatch show gradwatch-runs/20260131-120000-mlp
+    """  # noqa: D301  (click reads the backspace)
+    from gradwatch.errors import RunError
+    from gradwatch.report.build import build_report
+    from gradwatch.report.text import print_table, show_run
+    from gradwatch.stores import open_histories
+
+    histories = open_histories([run])
+    if len(histories) != 1:
+        raise RunError(f"{run} is {len(histories)} runs, and show wants one: use gradwatch compare {run}")
+    print_table(show_run(build_report(histories).runs[0]))
