@@ -29,7 +29,7 @@ class Decision(NamedTuple):
 
     coef: Tensor | None = None
     skip: Tensor | None = None
-    state: State = {}
+    state: State | None = None
 
 
 class Policy:
@@ -46,7 +46,14 @@ class Policy:
 
     def apply(self, batch: Batch, state: State) -> State:
         """Act on one step's batch; returns the new state. No host read."""
-        raise NotImplementedError(f"{type(self).__name__} must define apply(batch, state), or sub
+        raise NotImplementedError(f"{type(self).__name__} must define apply(batch, state), or subclass NormPolicy")
+
+    def __repr__(self) -> str:
+        fields = dataclasses.fields(self)  # type: ignore[arg-type]  # every subclass is a dataclass
+        arguments = [_literal(getattr(self, f.name)) for f in fields[:1]]
+        values = {f.name: getattr(self, f.name) for f in fields[1:] if getattr(self, f.name) != f.default}
+        arguments += [f"{name}={_literal(value)}" for name, value in values.items()]
+        return f"{type(self).__name__}({', '.join(arguments)})"
 
 
 class NormPolicy(Policy):
@@ -63,7 +70,7 @@ class NormPolicy(Policy):
             batch.scale(decision.coef)
         if decision.skip is not None:
             batch.skip(decision.skip)
-        return decision.state
+        return decision.state or {}
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
