@@ -77,10 +77,8 @@ def build_report(histories: Sequence[History], metric: str | None = None) -> Rep
 
     """
     if not any(len(history) for history in histories):
-        names = ", ".join(history.run.name for history in histories)
-        raise RunError(
-            f"nothing to report: no steps are recorded in {names}" if names else "nothing to report: no runs"
-        )
+        names = ", ".join(history.run.name for history in histories) or "no runs were given"
+        raise RunError(f"nothing to report, no steps are recorded: {names}")
     metrics = metric_names(histories, metric)
     many = len(histories) > 1
     return Report(

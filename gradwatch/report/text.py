@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     import pandas as pd
     from rich.console import RenderableType
     from rich.table import Table
+    from rich.text import Text
 
 LAYER_HEADERS = ("layer", "median grad norm", "max grad norm", "clip rate", "non-finite", "weight norm", "update ratio")
 Rows = list[list[str]]
@@ -71,7 +72,7 @@ def head_lines(run: RunSummary) -> list[tuple[str, str]]:
         ("layers", f"{len(run.layers):,} ({run.parameters:,} parameters)"),
         ("clip rate", percent(run.clip_rate)),
         ("total norm", f"median {quantity_text(run.median_grad_norm)}, p99 {quantity_text(run.p99_grad_norm)}"),
-        ("non-finite", f"{run.nonfinite_steps:,} steps"),
+        ("non-finite", f"{run.nonfinite_steps:,} step{'' if run.nonfinite_steps == 1 else 's'}"),
         *((f"final {name}", quantity_text(value)) for name, value in run.final.items()),
     ]
 
@@ -83,16 +84,15 @@ def show_run(run: RunSummary) -> RenderableType:
     """One run for the terminal: head, findings, problems, layers."""
     from rich.console import Group
     from rich.table import Table
-    from rich.text import Text
 
     head = Table.grid(padding=(0, 2))
     for word, value in head_lines(run):
         bad = word == "verdict" and value != "healthy"
-        head.add_row(Text(word, style="dim"), Text(value, style="bold red" if bad else ""))
-    findings = [Text(f"{f.severity}: {f.summary}\n  {f.cause}\n  {f.cure}") for f in run.findings]
-    problems = [Text(f"incomplete: {problem}", style="yellow") for problem in run.problems]
+        head.add_row(_text(word, "dim"), _text(value, "bold red" if bad else ""))
+    findings = [_text(line) for f in run.findings for line in (f"{f.severity}: {f.summary}", f.cause, f.cure)]
+    problems = [_text(f"incomplete: {problem}", "yellow") for problem in run.problems]
     layers = _table(list(LAYER_HEADERS), layer_cells(run.layers), left=1)
-    return Group(Text(run.name, style="bold"), head, *findings, *problems, layers)
+    return Group(_text(run.name, "bold"), head, *findings, *problems, layers)
 
 
 def show_comparison(frame: pd.DataFrame) -> RenderableType:
@@ -112,14 +112,20 @@ def print_table(shown: RenderableType) -> None:
 def _table(headers: list[str], rows: Rows, left: int) -> Table:
     from rich import box
     from rich.table import Table
-    from rich.text import Text
 
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, header_style="bold")
     for i, header in enumerate(headers):
-        table.add_column(Text(header), justify="left" if i < left else "right", overflow="fold")
+        table.add_column(_text(header), justify="left" if i < left else "right", overflow="fold")
     for row in rows:
-        table.add_row(*(Text(cell) for cell in row))
+        table.add_row(*(_text(cell) for cell in row))
     return table
+
+
+def _text(text: str, style: str = "") -> Text:
+    """Text without markup and without control characters: a layer's name must not steer the terminal."""
+    from rich.text import Text
+
+    return Text("".join(sign if sign.isprintable() else "�" for sign in text), style=style)
 
 
 # ---------------------------------------------------------------------------------------------------- files

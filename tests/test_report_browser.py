@@ -1,0 +1,137 @@
+"""The page in a real browser: charts drawn, nothing on the console, names that stay text, a frame without rights."""
+
+import shutil
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from gradwatch.report import build_report, render_html
+from tests.make_run import make_history
+from tests.test_report import hostile_history
+
+playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",
+         "--disable-component-update", "--disable-sync"]  # fmt: skip
+
+pytestmark = [pytest.mark.browser, pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on the PATH")]
+
+
+@pytest.fixture(scope="module")
+def browser():
+    with playwright.sync_playwright() as driver:
+        found = driver.chromium.launch(executable_path=CHROMIUM, args=FLAGS)
+        yield found
+        found.close()
+
+
+@pytest.fixture
+def view(browser, tmp_path):
+    """Open a page from a file; gives the browser page and what it complained about."""
+    page = browser.new_page(viewport={"width": 1280, "height": 6000})
+    complaints = []
+    page.on("console", lambda message: complaints.append(message.text) if message.type != "log" else None)
+    page.on("pageerror", lambda error: complaints.append(str(error)))
+    page.on("request", lambda request: complaints.append(request.url) if request.url.startswith("http") else None)
+
+    def show(html):
+        (tmp_path / "report.html").write_text(html, encoding="utf-8")
+        page.goto((tmp_path / "report.html").as_uri())
+        return page, complaints
+
+    yield show
+    page.close()
+
+
+def wait_until_drawn(frame):
+    """Wait until every chart that is not behind a tab has its axes."""
+    frame.wait_for_function("""() => [...document.querySelectorAll(".plot")].every(
+        div => div.closest("[hidden]") || div.querySelector(".xaxislayer-above"))""")
+
+
+def sick_run():
+    history = make_history(steps=200, nan_at=50)
+    history.layer("grad_norm")[100:, 4] = 0
+    return history
+
+
+def test_the_charts_of_one_run_are_drawn(view):
+    page, complaints = view(render_html(build_report([sick_run()])))
+    wait_until_drawn(page)
+    counts = page.evaluate("""[...document.querySelectorAll('.plot')].filter(div => div.data).map(div => [
+        div.data.length, div.querySelectorAll('.scatterlayer .trace, .heatmaplayer image, .hm image').length])""")
+    assert len(counts) == 6
+    assert all(traces > 0 and shown > 0 for traces, shown in counts)
+    names = page.evaluate("[...document.querySelectorAll('#chart-0 .ytick text')].map(t => [t.textContent, "
+                          "t.getBoundingClientRect().y])")  # fmt: skip
+    assert [name for name, _ in sorted(names, key=lambda pair: pair[1])] == list(sick_run().layers)
+    assert complaints == []
+
+
+def test_a_tab_shows_another_quantity(view):
+    page, complaints = view(render_html(build_report([sick_run()])))
+    page.wait_for_selector("#chart-0 .main-svg")
+    page.click("text=Weight norm")
+    page.wait_for_selector("#chart-1 .main-svg")
+    assert not page.is_visible("#chart-0")
+    assert page.evaluate("document.querySelector('#chart-1').clientWidth") > 800
+    assert complaints == []
+
+
+def test_a_policy_can_be_hidden_in_all_charts_of_its_section(view):
+    runs = [make_history(steps=60, seed=s, clip=clip) for clip in ("AGC(0.01)", None) for s in (0, 1)]
+    page, complaints = view(render_html(build_report(runs)))
+    wait_until_drawn(page)
+    page.click(".legend button:has-text('AGC')")
+    shown = page.evaluate("""[...document.querySelectorAll('.plot')].map(div =>
+        div.data.filter(t => t.visible !== false).map(t => t.legendgroup))""")
+    assert len(shown) == 4
+    assert {group for chart in shown for group in chart} == {"none"}
+    assert complaints == []
+
+
+@pytest.mark.parametrize("many", [False, True])
+def test_hostile_names_stay_text(view, many):
+    one = hostile_history()
+    two = replace(one, run=replace(one.run, clip=None))
+    page, complaints = view(render_html(build_report([one, two] if many else [one])))
+    wait_until_drawn(page)
+    for plot in page.query_selector_all(".plot .nsewdrag"):
+        if plot.is_visible():
+            plot.hover()  # the hover label carries names too
+            page.wait_for_timeout(50)
+    assert page.evaluate("window.hacked") is None
+    assert page.evaluate("document.images.length") == 0
+    assert page.inner_text("h1") == ("2 runs compared" if many else one.run.name)
+    assert complaints == []
+
+
+def test_it_works_in_a_frame_without_rights(view):
+    """As MLflow's artifact tab shows it: a blob in an iframe that may run scripts and nothing else."""
+    page, complaints = view("<!doctype html><body></body>")
+    page.evaluate(
+        """html => {
+            const frame = document.createElement("iframe");
+            frame.sandbox = "allow-scripts";
+            frame.style = "width: 900px; height: 3000px";
+            frame.src = URL.createObjectURL(new Blob([html], { type: "text/html" }));
+            document.body.append(frame);
+        }""",
+        render_html(build_report([sick_run()])),
+    )
+    page.wait_for_selector("iframe")
+    frame = page.query_selector("iframe").content_frame()
+    wait_until_drawn(frame)
+    assert frame.evaluate("window.origin") == "null"
+    assert frame.evaluate("document.documentElement.scrollWidth <= innerWidth")
+    assert complaints == []
+
+
+def test_a_large_model_and_a_long_run(view):
+    history = make_history(steps=20_000, layers=tuple(f"block.{i}.weight" for i in range(60)))
+    history.total("grad_norm")[12_345] = np.inf
+    page, complaints = view(render_html(build_report([history])))
+    wait_until_drawn(page)
+    assert "so no spike is lost" in page.inner_text("main")
+    assert complaints == []
