@@ -243,7 +243,7 @@ def test_markdown_csv_and_json_hold_the_same_numbers():
 
 
 def hostile_history():
-    layers = (HOSTILE, "$\\frac{", "\x1b[31m| *bold* [red]", "b")
+    layers = (HOSTILE, "$\\frac{$", "\x1b[31m| *bold* [red]", "<b>b</b>")
     logged = ("loss", f"acc {HOSTILE}")
     history = make_history(layers=layers, logged=logged, name=HOSTILE, clip=HOSTILE, params={"seed": HOSTILE})
     return replace(history, run=replace(history.run, layers=tuple(Layer(n, (2,)) for n in history.layers)))

@@ -103,6 +103,8 @@ def test_hostile_names_stay_text(view, many):
             page.wait_for_timeout(50)
     assert page.evaluate("window.hacked") is None
     assert page.evaluate("document.images.length") == 0
+    if not many:
+        assert "<b>b</b>" in page.evaluate("[...document.querySelectorAll('.ytick text')].map(t => t.textContent)")
     assert page.inner_text("h1") == ("2 runs compared" if many else one.run.name)
     assert complaints == []
 

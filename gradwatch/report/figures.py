@@ -37,8 +37,8 @@ class Chart:
 
 
 def text(name: str) -> str:
-    """A name as Plotly text, which understands some tags: escaped, so that it shows as it is."""
-    return html.escape(name, quote=False)
+    """A name as Plotly text, which understands some tags and mathematics: escaped, so that it shows as it is."""
+    return html.escape(name, quote=False).replace("$", "&#36;")
 
 
 def short(name: str, length: int = 30) -> str:
