@@ -259,20 +259,21 @@ class Courier:
             history = replace(history, run=run)
             log.info("%s: the trainer is gone; the run is marked KILLED", self.folder)
         run_id = str(cursor.run_id)
-        text, worst = conclude(history)
-        store.set_tags(self.client, run_id, {"gradwatch.verdict": text, "gradwatch.worst_layer": worst})
+        verdict, worst = conclude(history)
+        store.set_tags(self.client, run_id, {"gradwatch.verdict": verdict, "gradwatch.worst_layer": worst})
         if len(history):
             with tempfile.TemporaryDirectory(prefix="gradwatch-") as temporary:
                 for path in render(history, Path(temporary)):
                     store.upload(self.client, run_id, path)
             facts = {"Clip": str(run.clip), "Renorm": str(run.renorm)}
-            store.set_description(self.client, run_id, description(history, run_id, text, facts), cursor.joined)
+            text = description(history, str(cursor.experiment_id), run_id, verdict, facts)
+            store.set_description(self.client, run_id, text, cursor.joined)
         store.upload(self.client, run_id, self.folder / MANIFEST)
         store.set_status(self.client, run_id, run.status, run.ended, cursor.joined)
         cursor.attempt, cursor.done = run.attempt, True
         self._save()
         self.client = self.pending = None  # a resumed run connects again
-        log.info("%s: delivered, %s: %s", self.folder, run.status, text)
+        log.info("%s: delivered, %s: %s", self.folder, run.status, verdict)
 
 
 def batches(found: Iterable[Window]) -> Iterator[list[Window]]:

@@ -168,7 +168,7 @@ def is_done(cursor: dict[str, Any], folder: Path) -> bool:
 
 
 def trainer_is_gone(run: Run) -> bool:
-    """Whether the process that records `run` ran on this host and has ended. (Another host's cannot be seen.)"""
+    """Whether the process that records `run` ran on this host and has ended; another host's cannot be seen."""
     if run.pid is None or run.host != socket.gethostname():
         return False
     try:

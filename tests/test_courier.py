@@ -88,7 +88,9 @@ def test_delivering_twice_adds_nothing(store, tmp_path):
     before = curve(client, run, "grad_norm/total")
     deliver(folder)
     cursor = json.loads((folder / "cursor.json").read_text())
-    write_json(folder / "cursor.json", {**cursor, "next_step": 60, "last_part": -1, "done": False})  # died before its note
+    write_json(
+        folder / "cursor.json", {**cursor, "next_step": 60, "last_part": -1, "done": False}
+    )  # died before its note
     client, again = deliver(folder)
     assert curve(client, run, "grad_norm/total") == before
     (folder / "cursor.json").unlink()  # even its run is found again
@@ -391,4 +393,7 @@ def test_a_run_folder_opens_without_mlflow(tmp_path):
         "from gradwatch.stores import open_history\n"
         f"print(len(open_history({str(folder)!r})), 'torch' in sys.modules)"
     )
-    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout.split() == ["200", "False"]
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split() == [
+        "200",
+        "False",
+    ]

@@ -105,7 +105,9 @@ def test_no_mlflow_gives_one_warning_and_files_only(monkeypatch):
 
 def test_importing_delivery_imports_no_mlflow_and_no_torch():
     code = "import sys, gradwatch.delivery; print(sorted({'mlflow', 'torch', 'pyarrow'} & set(sys.modules)))"
-    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout.strip() == "[]"
+    assert (
+        subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip() == "[]"
+    )
 
 
 def test_the_courier_is_no_rank(monkeypatch):

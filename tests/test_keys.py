@@ -104,7 +104,9 @@ def test_an_open_window_waits_and_its_rest_is_one_more_point():
     history = make_history(steps=50)
     first = list(windows(history.slice(0, 30), 20, 16, ended=False))
     assert [w.stop for w in first] == [20]
-    assert not list(windows(history.slice(0, 40), 20, 16, ended=False, start=20))  # its last step may still be logged to
+    assert not list(
+        windows(history.slice(0, 40), 20, 16, ended=False, start=20)
+    )  # its last step may still be logged to
     cut = list(windows(history.slice(0, 30), 20, 16, ended=True, start=20))
     assert [w.stop for w in cut] == [30]
     rest = list(windows(history, 20, 16, ended=True, start=30))

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import Any
 from urllib.parse import quote
 
@@ -24,17 +24,22 @@ MAX_NOTE = 8_000
 UI = "http://127.0.0.1:5000"
 WORST_LAYERS = 8
 
-# key -> (section, log scale); the order is the order on the page. Logged values come first, in "Training".
+# key -> log scale: the charts of section "Gradients", in this order. What was logged comes before, in "Training".
 CHARTS = {
-    "grad_norm/total": ("Gradients", True),
-    "clipped_norm/total": ("Gradients", True),
-    "clip/rate": ("Gradients", False),
-    "clip/coef": ("Gradients", False),
-    "clip/nonfinite_steps": ("Gradients", False),
+    "grad_norm/total": True,
+    "clipped_norm/total": True,
+    "clip/rate": False,
+    "clip/coef": False,
+    "clip/nonfinite_steps": False,
 }
-LAYER_CHARTS = {"weight_norm/": "Weight norms", "grad_norm/": "Gradient norms by layer"}
-OWN = ("grad_norm/", "clipped_norm/", "weight_norm/", "update_ratio/", "clip_rate/", "clip/", "lr")
-COLUMNS = ("params.`gradwatch.clip`", "params.`gradwatch.renorm`", "tags.`gradwatch.verdict`", "metrics.`clip/rate`")
+# section -> open; MLflow itself adds one chart a key to the section that is named like the key's prefix.
+SECTIONS = {"Training": True, "Gradients": True, "weight_norm": True, "grad_norm": False, "update_ratio": False,
+            "clip_rate": False}  # fmt: skip
+OWN = tuple(f"{name}/" for name in ("grad_norm", "clipped_norm", "weight_norm", "update_ratio", "clip_rate", "clip"))
+MAX_LOGGED = 20
+# column of the runs table -> width in pixels; MLflow's own 100 would cut every policy's name
+COLUMNS = {"params.`gradwatch.clip`": 230, "tags.`gradwatch.verdict`": 230, "params.`gradwatch.renorm`": 130,
+           "metrics.`clip/rate`": 90}  # fmt: skip
 
 
 def view_url(tracking_uri: str, experiment_id: str, ui: str = UI) -> str:
@@ -55,89 +60,49 @@ def view_tag(keys: Iterable[str], previous: str | None = None) -> str | None:
     keys = list(keys)
     old = json.loads(previous) if previous else {}
     state = json.loads(old["state"]) if old else _empty_state()
+    logged = sorted((key for key in keys if not key.startswith(OWN)), key=_is_rate)[:MAX_LOGGED]
     shown = {chart.get("metricKey") for chart in state["compareRunCharts"]}
-    charts = [chart for chart in _charts(keys) if chart["metricKey"] not in shown]
-    columns = [f"metrics.`{key}`" for key in keys if not key.startswith(OWN)]
-    new_columns = [c for c in columns if c not in state["selectedColumns"]]
+    charts = [_chart(key, "Training", False) for key in logged if key not in shown]
+    charts += [_chart(key, "Gradients", log) for key, log in CHARTS.items() if key in keys and key not in shown]
+    columns = [f"metrics.`{key}`" for key in logged if not _is_rate(key)]
+    new_columns = [column for column in columns if column not in state["selectedColumns"]]
     if old and not charts and not new_columns:
         return None
-    for name in dict.fromkeys(str(chart["metricSectionId"]) for chart in charts):
-        if name not in {section["uuid"] for section in state["compareRunSections"]}:
-            state["compareRunSections"].append(_section(name))
-    state["compareRunSections"].sort(key=lambda section: _place(section["uuid"]))
     state["compareRunCharts"] += charts
     state["selectedColumns"] += new_columns
-    text = json.dumps(
-        {
-            "name": VIEW,
-            "createdAt": old.get("createdAt", int(time.time() * 1000)),
-            "state": json.dumps(state, separators=(",", ":")),
-        }
-    )
+    state["columnOrder"] = [*state.get("columnOrder", ()), *new_columns]
+    text = json.dumps({"name": VIEW, "createdAt": old.get("createdAt", int(time.time() * 1000)),
+                       "state": json.dumps(state, separators=(",", ":"))})  # fmt: skip
     return text if len(text) <= MAX_EXPERIMENT_TAG else None
 
 
-def _charts(keys: Sequence[str]) -> list[dict[str, Any]]:
-    charts = [_chart(key, "Training", False) for key in keys if not key.startswith(OWN)]
-    charts += [_chart(key, section, log) for key, (section, log) in CHARTS.items() if key in keys]
-    for prefix, section in LAYER_CHARTS.items():
-        charts += [_chart(key, section, True) for key in keys if key.startswith(prefix) and key not in CHARTS]
-    return charts
-
-
-def _place(section: str) -> int:
-    names = ["Training", "Gradients", *LAYER_CHARTS.values()]
-    return names.index(section) if section in names else len(names)
-
-
-def _section(name: str) -> dict[str, Any]:
-    return {"uuid": name, "name": name, "display": True, "isReordered": True, "isGenerated": False}
+def _is_rate(key: str) -> bool:
+    return key == "lr" or key.startswith("lr/")
 
 
 def _chart(key: str, section: str, log: bool) -> dict[str, Any]:
-    return {
-        "type": "LINE",
-        "uuid": f"gradwatch-{key}",
-        "metricSectionId": section,
-        "metricKey": key,
-        "selectedMetricKeys": [key],
-        "scaleType": "log" if log else "linear",
-        "xAxisKey": "step",
-        "xAxisScaleType": "linear",
-        "lineSmoothness": 0,
-        "runsCountToCompare": 20,
-        "deleted": False,
-        "isGenerated": False,
-        "selectedXAxisMetricKey": "",
-        "range": {},
-    }
+    return {"type": "LINE", "uuid": f"gradwatch-{key}", "metricSectionId": section, "metricKey": key,
+            "selectedMetricKeys": [key], "scaleType": "log" if log else "linear", "xAxisKey": "step",
+            "xAxisScaleType": "linear", "lineSmoothness": 0, "runsCountToCompare": 20, "deleted": False,
+            "isGenerated": False, "selectedXAxisMetricKey": "", "range": {}}  # fmt: skip
 
 
 def _empty_state() -> dict[str, Any]:
-    return {
-        "selectedColumns": list(COLUMNS),
-        "compareRunSections": [],
-        "compareRunCharts": [],
-        "runsHidden": [],
-        "runsHiddenMode": "FIRST_20_RUNS",
-        "runsPinned": [],
-        "columnOrder": [],
-        "groupBy": None,
-        "searchFilter": "",
-        "orderByKey": "attributes.start_time",
-        "orderByAsc": False,
-        "hideEmptyCharts": True,
-        "useGroupedValuesInCharts": True,
-        "autoRefreshEnabled": True,
-        "globalLineChartConfig": {},
-    }
+    sections = [{"uuid": name, "name": name, "display": is_open, "isReordered": True, "isGenerated": False}
+                for name, is_open in SECTIONS.items()]  # fmt: skip
+    return {"selectedColumns": list(COLUMNS), "compareRunSections": sections, "compareRunCharts": [],
+            "isAccordionReordered": True, "runsHidden": [], "runsHiddenMode": "FIRST_20_RUNS", "runsPinned": [],
+            "columnOrder": list(COLUMNS), "columnWidths": COLUMNS, "groupBy": None,
+            "searchFilter": "", "orderByKey": "attributes.start_time", "orderByAsc": False, "hideEmptyCharts": True,
+            "useGroupedValuesInCharts": True, "autoRefreshEnabled": True, "globalLineChartConfig": {}}  # fmt: skip
 
 
 # ------------------------------------------------------------------------------------------------------- description
 
 
-def description(history: History, run_id: str, verdict: str, facts: Mapping[str, str]) -> str:
+def description(history: History, experiment_id: str, run_id: str, verdict: str, facts: Mapping[str, str]) -> str:
     """A run's description: Markdown of at most 8,000 characters. `facts` are lines such as {"Clip": "none"}."""
+    report = f"#/experiments/{experiment_id}/runs/{run_id}/artifacts/gradwatch/report.html"
     table = ["| layer | clip rate | median norm | p99 norm | non-finite steps |", "|---|---|---|---|---|"]
     norms = np.where(np.isfinite(history.layer("grad_norm")), history.layer("grad_norm"), np.nan)
     for i in worst_layers(history)[:WORST_LAYERS]:
@@ -157,7 +122,7 @@ def description(history: History, run_id: str, verdict: str, facts: Mapping[str,
         "",
         *table,
         "",
-        "The full report is `gradwatch/report.html` among the artifacts.",
+        f"[The full report]({report})",
     ]
     text = "\n".join(lines)
     return text if len(text) < MAX_NOTE else text[: MAX_NOTE - 20].rpartition("\n")[0] + "\n…"
