@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 NO_POLICY = "none"
 _SEED = re.compile(r"(^|[^a-z])(seeds?|random_?state)$", re.IGNORECASE)
 _ACCURACY, _LOSS = re.compile("acc", re.IGNORECASE), re.compile("loss", re.IGNORECASE)
+_HELD_OUT = re.compile("val|test|eval|dev|hold", re.IGNORECASE)
 
 
 def policy_text(run: Run) -> str:
@@ -28,7 +29,7 @@ def policy_text(run: Run) -> str:
 
 
 def metric_names(histories: Iterable[History], metric: str | None = None) -> list[str]:
-    """The logged scalars that a comparison is about: accuracies, then losses; or just `metric`.
+    """The logged scalars that a comparison is about: accuracies, then losses, held-out ones first; or just `metric`.
 
     Raises:
         RunError: none of the runs logged `metric`.
@@ -39,8 +40,8 @@ def metric_names(histories: Iterable[History], metric: str | None = None) -> lis
         if metric not in names:
             raise RunError(f"no run logged {metric!r}; logged: {', '.join(names) or 'nothing'}")
         return [metric]
-    accuracies = [name for name in names if _ACCURACY.search(name)]
-    return accuracies + [name for name in names if _LOSS.search(name) and name not in accuracies]
+    wanted = [name for name in names if _ACCURACY.search(name) or _LOSS.search(name)]
+    return sorted(wanted, key=lambda name: (not _ACCURACY.search(name), not _HELD_OUT.search(name)))
 
 
 def settings(histories: Sequence[History]) -> list[dict[str, str]]:

@@ -6,7 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from gradwatch.compare import compare, final, groups, policy_text, runs_table, settings
+from gradwatch.compare import compare, final, groups, metric_names, policy_text, runs_table, settings
 from gradwatch.errors import RunError
 from tests.make_run import make_history
 
@@ -90,8 +90,9 @@ def test_metric_selects_and_an_unknown_one_is_named():
         compare([run(0.8)], "speed")
 
 
-def test_accuracies_come_before_losses():
-    assert list(runs_table([run(0.8)]).columns)[3:6] == ["steps", "val_accuracy", "loss"]
+def test_accuracies_come_before_losses_and_held_out_before_training():
+    history = make_history(steps=3, logged=("loss", "lr_scale", "train_acc", "eval/loss", "test_acc"))
+    assert metric_names([history]) == ["test_acc", "train_acc", "eval/loss", "loss"]
 
 
 def test_the_seed_is_no_setting_under_any_of_its_names():

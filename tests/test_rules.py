@@ -73,6 +73,17 @@ def test_a_layer_that_never_lived_is_dead_from_the_first_step():
     assert dead_layer(with_layer(history, "grad_norm", norm))[0].first_step == 0
 
 
+def test_a_network_that_is_dead_for_most_batches_is_dying():
+    history = make_history(steps=100)
+    norm = history.layer("grad_norm").copy()
+    norm[40:, :6] = 0
+    norm[60:100:4, :6] = 1
+    (finding,) = dead_layer(with_layer(history, "grad_norm", norm))
+    assert (finding.severity, len(finding.layers), finding.first_step) == ("error", 6, 40)
+    norm[:, 2:6] = 1  # two heads of seven that take turns
+    assert dead_layer(with_layer(history, "grad_norm", norm)) == []
+
+
 def test_a_resting_or_unseen_layer_is_not_dead():
     history = make_history(steps=100)
     norm = history.layer("grad_norm").copy()

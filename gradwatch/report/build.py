@@ -207,7 +207,8 @@ def _alive(pid: int) -> bool:
 
 
 def _optimizer(name: str, settings: dict[str, object]) -> str:
-    return f"{name}({', '.join(f'{key}={value}' for key, value in settings.items())})"
+    """The optimizer as code; settings that are off (0, False, None) are left out."""
+    return f"{name}({', '.join(f'{key}={value}' for key, value in settings.items() if value)})"
 
 
 def _columns(reduce: object, values: Floats) -> Floats:

@@ -112,14 +112,7 @@ def figure(traces: list[dict[str, Any]], y: str, decades: float = 0, legend: boo
 def _scale(decades: float) -> dict[str, Any]:
     if not decades:
         return {}
-    return {
-        "type": "log",
-        **(
-            {"dtick": "D2", "tickformat": "~g"}
-            if decades < 2.5
-            else {"dtick": max(1, decades // 6), "exponentformat": "power", "minexponent": 3}
-        ),
-    }
+    return {"type": "log", "tickformat": "~g", "dtick": "D2" if decades < 2.5 else max(1, decades // 6)}
 
 
 def decades(values: NDArray[Any]) -> float:

@@ -48,27 +48,32 @@ def nonfinite(history: History) -> list[Finding]:
     ]
 
 
-def dead_layer(history: History, min_steps: int = 10, most: float = 0.5) -> list[Finding]:
+def dead_layer(history: History, min_steps: int = 10, most: float = 0.5, often: float = 0.5) -> list[Finding]:
     """Layers whose gradient was exactly zero whenever it was seen in the second half of the run.
 
-    A layer must have been seen in at least `min_steps` steps of that half. An error when more than the share `most` of
-    the layers is dead, otherwise a warning. Source: dead ReLU units give exact zeros (methods: S4); SageMaker
-    Debugger's DyingReLU.
+    Of a network that is dying, most layers are zero for most batches: when more than the share `most` of the layers
+    had an exactly zero gradient in more than the share `often` of those steps, these are all dead, and it is an error.
+    Fewer layers are a warning, and must be zero throughout (a head that is used now and then is not dead). A layer must
+    have been seen in at least `min_steps` steps of that half.
+    Source: dead ReLU units give exact zeros (methods: S4); SageMaker Debugger's DyingReLU.
     """
     norm = history.layer("grad_norm")  # [T, L]
     late = norm[len(norm) // 2 :]
-    seen = ~np.isnan(late)
-    dead = (seen.sum(axis=0) >= min_steps) & ((late == 0) | ~seen).all(axis=0)
+    seen = (~np.isnan(late)).sum(axis=0)
+    zero_share = np.where(seen >= min_steps, (late == 0).sum(axis=0) / np.maximum(seen, 1), 0)
+    dead = zero_share > often
+    dying_network = dead.sum() > most * len(dead)
+    if not dying_network:
+        dead = zero_share == 1
     if not dead.any():
         return []
-    alive = (norm[:, dead] != 0) & ~np.isnan(norm[:, dead])
-    last_alive = int(np.flatnonzero(alive.any(axis=1)).max(initial=-1))
+    gone = ((norm[:, dead] == 0) | np.isnan(norm[:, dead])).all(axis=1)
     return [
         Finding(
             rule="dead-layer",
-            severity="error" if dead.sum() > most * len(dead) else "warning",
+            severity="error" if dying_network else "warning",
             layers=tuple(name for name, hit in zip(history.layers, dead, strict=True) if hit),
-            first_step=int(history.step[min(last_alive + 1, len(history) - 1)]),
+            first_step=int(history.step[gone.argmax()]),
             last_step=int(history.step[-1]),
             evidence={"layers": int(dead.sum()), "of": len(dead)},
             cause="No gradient reaches these weights: their units are dead or saturated, or nothing depends on them.",
