@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import os
 import socket
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -211,13 +211,13 @@ def _optimizer(name: str, settings: dict[str, object]) -> str:
     return f"{name}({', '.join(f'{key}={value}' for key, value in settings.items() if value)})"
 
 
-def _columns(reduce: object, values: Floats) -> Floats:
+def _columns(reduce: Callable[..., Floats], values: Floats) -> Floats:
     """`reduce` over the finite steps of each layer, `[L]`; NaN for a layer without any."""
     finite = np.where(np.isfinite(values), values, np.nan)
     seen = ~np.isnan(finite).all(axis=0)
     out = np.full(values.shape[1], np.nan)
     if seen.any():
-        out[seen] = reduce(finite[:, seen], axis=0)  # type: ignore[operator]
+        out[seen] = reduce(finite[:, seen], axis=0)
     return out
 
 

@@ -12,12 +12,12 @@ from gradwatch.compare import nonfinite_rows
 from gradwatch.errors import RunError
 from gradwatch.history import History
 from gradwatch.report.build import changed, threshold
+from gradwatch.report.figures import ABSENT, AFTER, BAD, BEFORE, ZERO
 from gradwatch.report.shrink import HeatMap, heat_map, thin
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-BEFORE, AFTER, BAD, ZERO, ABSENT = "#9db2c8", "#1f5fa8", "#d62246", "#8a9099", "#eef0f3"
 MAX_LABELS = 24
 
 
