@@ -348,7 +348,9 @@ def follow(
         outcomes = [_attempt(courier) for courier in couriers.values()]
         if complete and all(o.done or (o.lasting and not o.live) for o in outcomes):
             return outcomes
-        failed = any(o.error for o in outcomes)
+        failed = [o for o in outcomes if o.error]
+        for outcome in failed:
+            log.warning("%s: not delivered yet: %s", outcome.folder, outcome.error)
         if any(o.live for o in outcomes) or not complete:
             idle_since = time.monotonic()
         elif time.monotonic() - idle_since > GIVE_UP_SECONDS:
@@ -377,7 +379,6 @@ def _attempt(courier: Courier, wait: float = 0.0) -> Outcome:
         return courier.deliver(wait)
     except Exception as error:  # a server that is down, a locked database: the next pass tries again
         text = " ".join(str(error).split())[:300] or type(error).__name__
-        log.warning("%s: not delivered yet: %s", courier.folder, text)
         return Outcome(
             courier.folder,
             courier.cursor.url,

@@ -39,6 +39,7 @@ def sync(folder: Path, following: bool, tracking_uri: str | None) -> None:
     if following:
         logging.basicConfig(stream=sys.stdout, format="%(asctime)s %(message)s", level=logging.WARNING)
         logging.getLogger("gradwatch").setLevel(logging.INFO)
+        logging.getLogger("urllib3").setLevel(logging.ERROR)  # a server that is away is one line a pass, not three
         outcomes = follow(folder, tracking_uri)
     else:
         outcomes = [_shown(outcome) for outcome in _progress(folder, tracking_uri)]
@@ -51,6 +52,7 @@ def _patience() -> None:
     os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "1")
     os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "30")
     os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
+    os.environ.setdefault("MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT", "true")
     os.environ.setdefault("MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR", "false")
 
 
