@@ -38,8 +38,8 @@ SECTIONS = {"Training": True, "Gradients": True, "weight_norm": True, "grad_norm
 OWN = tuple(f"{name}/" for name in ("grad_norm", "clipped_norm", "weight_norm", "update_ratio", "clip_rate", "clip"))
 MAX_LOGGED = 20
 # column of the runs table -> width in pixels; MLflow's own 100 would cut every policy's name
-COLUMNS = {"params.`gradwatch.clip`": 230, "tags.`gradwatch.verdict`": 230, "params.`gradwatch.renorm`": 130,
-           "metrics.`clip/rate`": 90}  # fmt: skip
+COLUMNS = {"params.`gradwatch.clip`": 230, "tags.`gradwatch.verdict`": 230, "metrics.`clip/rate`": 90,
+           "params.`gradwatch.renorm`": 130}  # fmt: skip
 
 
 def view_url(tracking_uri: str, experiment_id: str, ui: str = UI) -> str:
