@@ -16,13 +16,13 @@ TORCH_EPS = 1e-6
 RENORM_EPS = 1e-7
 
 
-def clip_coef(norm: Array, max_norm: Any) -> Array:
-    """Torch's clip: `max_norm / (norm + 1e-6)`, at most 1.
+def clip_coef(norm: Array, max_norm: Any, eps: float = TORCH_EPS) -> Array:
+    """The clip of torch: `max_norm / (norm + eps)`, at most 1.
 
     A norm equal to the threshold is still scaled (by 0.9999998); inf gives 0 and NaN gives NaN, as in torch.
     Source: `torch.nn.utils.clip_grads_with_norm_`.
     """
-    return (max_norm / (norm + TORCH_EPS)).clip(max=1.0)
+    return (max_norm / (norm + eps)).clip(max=1.0)
 
 
 def clip_coef_exact(norm: Array, max_norm: Any) -> Array:

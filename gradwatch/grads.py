@@ -36,6 +36,8 @@ class Layout:
         double = any(p.dtype in (torch.float64, torch.complex128) for p in self.params)
         self.dtype = torch.float64 if double else torch.float32
         self.index_of = {name: i for i, name in enumerate(self.names)}
+        sizes = [p.numel() * (2 if p.is_complex() else 1) for p in self.params]
+        self.samples = [(step, math.ceil(size / step)) for size in sizes for step in [stride(size)]]
         self._constants: dict[object, Tensor] = {}
 
     def constant(self, key: object, make: Callable[[], Tensor]) -> Tensor:
@@ -310,11 +312,12 @@ def unit_norms(tensor: Tensor, dims: tuple[int, ...], p: float = 2.0) -> Tensor:
 # --------------------------------------------------------------------------------------------- weights and update ratio
 
 
+@torch.no_grad()
 def sample(layout: Layout) -> Tensor:
     """At most 4,096 elements of each parameter, one after the other, as a copy: constant memory."""
-    parts = [p.detach().flatten()[:: stride(p.numel())] for p in layout.params]
-    real = [torch.view_as_real(part).flatten() if part.is_complex() else part for part in parts]
-    return torch.cat([part.to(layout.device, layout.dtype) for part in real])
+    flat = [(torch.view_as_real(p) if p.is_complex() else p).reshape(-1) for p in layout.params]
+    parts = [f if step == 1 else f[::step] for f, (step, _) in zip(flat, layout.samples, strict=True)]
+    return torch.cat([part.to(layout.device, layout.dtype) for part in parts])
 
 
 def stride(numel: int) -> int:
@@ -327,10 +330,13 @@ def stride(numel: int) -> int:
 
 def update_ratio(layout: Layout, before: Tensor, after: Tensor) -> Tensor:
     """‖Δw‖ / ‖w before‖ of each layer, `[L]`, from two samples; NaN where the weights were all zero."""
-    sizes = [math.ceil(p.numel() / stride(p.numel())) * (2 if p.is_complex() else 1) for p in layout.params]
-    moved = torch.stack(torch._foreach_norm(list(torch.split(after - before, sizes))))
-    norms = torch.stack(torch._foreach_norm(list(torch.split(before, sizes))))
-    return torch.where(norms > 0, moved / norms, torch.nan)
+    sizes = layout.constant("samples", lambda: torch.tensor([n for _, n in layout.samples], device=layout.device))
+
+    def squares(values: Tensor) -> Tensor:  # one kernel for all layers; unsafe=True: sizes are not read back
+        return torch.segment_reduce(values.square(), "sum", lengths=sizes, unsafe=True)
+
+    weights = squares(before)
+    return torch.where(weights > 0, (squares(after - before) / weights).sqrt(), torch.nan)
 
 
 def weight_norms(layout: Layout) -> Tensor:

@@ -46,8 +46,8 @@ class Recorder:
         sink: Callable[[History], None],
     ) -> None:
         self.run, self.sink = run, sink
-        self.names = tuple(layer.name for layer in run.layers)
         self.kept = np.asarray(kept, bool)
+        self.names = tuple(layer.name for layer, keep in zip(run.layers, kept, strict=True) if keep)
         self.ring = Ring(["grad_norm", "clip_coef", *fields, "skipped"], len(kept), ROWS, device)
         self.rows: list[Row] = []
         self.numbers: dict[str, dict[int, float]] = {}  # logged as Python numbers: name -> row -> value

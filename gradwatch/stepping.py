@@ -47,9 +47,9 @@ class Stepper:
         self._renormed: Tensor | None = None
         self._handles: list[Any] = []
 
-    def attach(self, recorder: Recorder, between: Callable[[], None]) -> None:
-        """Begin to act on the optimizers' steps."""
-        self.recorder, self.between = recorder, between
+    def attach(self, recorder: Recorder, between: Callable[[], None], owner: object = None) -> None:
+        """Begin to act on the optimizers' steps, for `owner` (whom an optimizer's hooks so lead to)."""
+        self.recorder, self.between, self.owner = recorder, between, owner
         for o in self.optimizers:
             self._handles += [o.register_step_pre_hook(self._before_step), o.register_step_post_hook(self._after_step)]
 

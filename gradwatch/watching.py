@@ -41,7 +41,7 @@ class Watch:
         self._wants_courier, self._url_said, self._closed = courier, False, False
         self._courier: subprocess.Popen[bytes] | None = None
         self._recorder = self._new_recorder()
-        stepper.attach(self._recorder, self._between)
+        stepper.attach(self._recorder, self._between, owner=self)
         atexit.register(self._close_at_exit)
 
     @property
@@ -335,7 +335,7 @@ def _replace_old(optimizer: Optimizer) -> None:
     """Close the Watch whose hook the optimizer already carries (a notebook cell run twice)."""
     hooks: dict[int, Callable[..., Any]] = optimizer._optimizer_step_pre_hooks
     for hook in list(hooks.values()):
-        old = getattr(hook, "__self__", None)
+        old = getattr(getattr(hook, "__self__", None), "owner", None)
         if isinstance(old, Watch):
             old._say(f"this {type(optimizer).__name__} was watched already; the old Watch ({old.dir}) is closed")
             old.close()

@@ -192,7 +192,7 @@ _SPIKE_TARGETS = {
 class AdaGC(NormPolicy):
     """Clip each tensor to `clip` times the moving average of its own clipped norms.
 
-    For the first `warmup` steps all gradients are clipped together to `warmup_norm`, and each tensor's average starts
+    For the first `warmup - 1` steps all gradients are clipped together to `warmup_norm`, and each tensor's average starts
     as the smallest clipped norm it had.
 
     Source: Wang et al. 2025, arXiv:2502.11034; constants of the authors' README.
@@ -224,10 +224,10 @@ class AdaGC(NormPolicy):
     def decide(self, norms: Norms, state: State) -> Decision:
         """Coefficients `[L]`."""
         seen, average = state["seen"], state["average"]
-        warming = seen < self.warmup
+        warming = seen + 1 < self.warmup  # the authors count steps from 1
         own = (self.clip * average / norms.l2).clip(max=1.0).nan_to_num(nan=1.0)  # 0/0, inf/inf: nothing to clip
         own = torch.where(norms.l2.isnan(), torch.nan, own)
-        coef = torch.where(warming, formulas.clip_coef(norms.total(), self.warmup_norm).expand_as(own), own)
+        coef = torch.where(warming, formulas.clip_coef(norms.total(), self.warmup_norm, eps=1e-8).expand_as(own), own)
         clipped = norms.l2 * coef
         moved = torch.where(average.isinf(), clipped, self.beta * average + (1 - self.beta) * clipped)
         new = torch.where(warming, torch.minimum(average, clipped), moved)

@@ -55,9 +55,7 @@ def create_folder(parent: Path, name: str, now: datetime | None = None) -> Path:
         try:
             folder.mkdir(parents=True)
         except FileExistsError:
-            if parent.is_dir():
-                continue
-            raise RunError(f"{parent} is a file: pass dir= a folder that can hold the runs") from None
+            continue
         except OSError as error:
             raise RunError(f"cannot create {folder}: {error.strerror}; pass dir= a folder you can write to") from error
         return folder
