@@ -1,0 +1,140 @@
+"""`gradwatch demo`: two small trainings under many policies, with everything gradwatch makes of them in one folder."""
+
+from __future__ import annotations
+
+import importlib.util
+import shutil
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from gradwatch.errors import RunError
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from gradwatch.workloads.jobs import Job
+
+WORKLOADS = ("mlp", "rnn")
+MARKER = ".gradwatch-demo"  # a folder with this file in it was made by a demo
+MADE = ("mlflow.db*", "mlartifacts", "runs", "report*.html")
+
+
+@click.command()
+@click.option("--data", metavar="DIR", type=click.Path(path_type=Path), help="A folder with MNIST's four idx files, with "
+              "a text in input.txt, or with mnist/ and tinyshakespeare/. [default: what is installed]")  # fmt: skip
+@click.option("--out", metavar="DIR", default="gradwatch-demo", show_default=True, type=click.Path(path_type=Path),
+              help="The folder that gets everything.")  # fmt: skip
+@click.option("--workload", type=click.Choice([*WORKLOADS, "all"]), default="all", show_default=True)
+@click.option("--quick", is_flag=True, help="One seed and few steps: shows what it does, not which policy wins.")
+@click.option("--force", is_flag=True, help="Replace an earlier demo in that folder.")
+def demo(data: Path | None, out: Path, workload: str, quick: bool, force: bool) -> None:
+    """Train two small networks under several policies and compare them.
+
+    An MLP learns to read digits at a healthy and at a too-high learning rate, under eight policies; a character RNN
+    learns a text at a learning rate that it survives only when clipped. Three seeds each, in a few minutes on two
+    cores. The folder then holds the recorded runs, an MLflow store with all of them, and reports.
+
+    \b
+    Example:
+      gradwatch demo
+      gradwatch demo --data ~/data --out /tmp/demo --workload mlp
+    """  # noqa: D301  (click reads the backspace)
+    from rich.console import Console
+
+    from gradwatch.workloads.jobs import demo_jobs
+
+    if importlib.util.find_spec("mlflow") is None:
+        raise RunError("the demo shows its runs in MLflow, which is not installed: pip install 'gradwatch[demo]'")
+    if data is not None and not data.is_dir():
+        raise RunError(f"--data {data}: there is no such folder")
+    jobs = demo_jobs(WORKLOADS if workload == "all" else (workload,), data, quick)
+    console = Console()
+    with claim(out, force):
+        try:
+            train(jobs, out, console)
+        except KeyboardInterrupt:
+            click.echo(f"Stopped. gradwatch sync {out / 'runs'} delivers what was recorded so far.", err=True)
+            raise
+        show(jobs, out, console)
+
+
+def claim(out: Path, force: bool) -> AbstractContextManager[Any]:
+    """Make `out` an empty folder of this demo alone, until the returned lock is left.
+
+    What an earlier demo made is removed with `force`; nothing else ever is.
+
+    Raises:
+        RunError: it cannot be written, holds an earlier demo or something else, or another demo is at work in it.
+    """
+    from filelock import FileLock, Timeout
+
+    try:
+        if out.is_dir() and any(out.iterdir()) and not (out / MARKER).exists():
+            raise RunError(f"{out} holds files that no demo made: pass --out a new folder")
+        out.mkdir(parents=True, exist_ok=True)
+        (out / MARKER).touch()
+        lock = FileLock(out / f"{MARKER}.lock").acquire(timeout=0)
+        made = [path for pattern in MADE for path in out.glob(pattern)]
+        if made and not force:
+            raise RunError(f"{out} holds a demo already: gradwatch ui --store {out} opens it, --force replaces it")
+        for path in made:
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
+        (out / "runs").mkdir()
+    except Timeout:
+        raise RunError(f"another demo is at work in {out}: wait for it, or pass --out another folder") from None
+    except OSError as error:
+        raise RunError(f"cannot write to {out}: {error.strerror}; pass --out a folder you can write to") from error
+    return lock
+
+
+def train(jobs: Sequence[Job], out: Path, console: Console) -> None:
+    """Run the jobs and their delivery to `out/mlflow.db`, with a progress bar for each."""
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+    from gradwatch.workloads.jobs import run_jobs
+
+    columns = (TextColumn("{task.description:<22}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=console) as progress:
+        training = progress.add_task("training", total=len(jobs))
+        delivery = progress.add_task("delivered to MLflow", total=len(jobs))
+        for trained, delivered in run_jobs(jobs, out / "runs", store(out)):
+            progress.update(training, completed=trained)
+            progress.update(delivery, completed=delivered)
+
+
+def show(jobs: Sequence[Job], out: Path, console: Console) -> None:
+    """The tables, and where to look next.
+
+    Raises:
+        RunError: not all runs are in MLflow.
+    """
+    from gradwatch.delivery import read_cursor
+    from gradwatch.stores import run_folders
+    from gradwatch.workloads.jobs import delivered
+    from gradwatch.workloads.summary import short_table, write_reports
+
+    with console.status("writing the reports"):
+        reports = write_reports(out)
+    for report in reports.values():
+        console.print(f"\n[bold]{report.title}[/bold]", highlight=False)
+        console.print(short_table(report))
+    urls = dict.fromkeys(read_cursor(folder).get("url") for folder in run_folders(out / "runs"))
+    click.echo(f"Report:     {(out / 'report.html').resolve()}")
+    click.echo(f"MLflow UI:  gradwatch ui --store {out}")
+    for url in filter(None, urls):
+        click.echo(f"  then      {url}")
+    missing = len(jobs) - delivered(out / "runs")
+    if missing:
+        raise RunError(
+            f"{missing} runs are not in MLflow yet: gradwatch sync {out / 'runs'} delivers them "
+            f"({out / 'runs/courier.log'} says why they were not)"
+        )
+
+
+def store(out: Path) -> str:
+    """The tracking URI of the demo's store."""
+    return f"sqlite:///{(out / 'mlflow.db').resolve()}"
