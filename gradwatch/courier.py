@@ -11,7 +11,7 @@ import logging
 import socket
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass, field, replace
 from datetime import datetime, timezone
 from pathlib import Path
@@ -22,7 +22,6 @@ from filelock import FileLock, Timeout
 from gradwatch.delivery import CURSOR, read_cursor, trainer_is_gone
 from gradwatch.errors import RunError
 from gradwatch.history import History, Run, concat
-from gradwatch.stores import run_folders
 from gradwatch.stores.files import MANIFEST, last_part, list_parts, read_manifest, read_run, write_json
 from gradwatch.stores.keys import Nonfinite, Window, windows
 from gradwatch.stores.views import description, view_url, worst_layers
@@ -33,10 +32,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("gradwatch")
 
-POLL_SECONDS = 2.0
-LONGEST_PAUSE = 60.0
 RUN_ID_SECONDS = 30.0  # how long a living trainer may take to start the user's own MLflow run
-GIVE_UP_SECONDS = 3600.0  # after the last run ended, with a server that stays away: `gradwatch sync` finishes later
 MAX_POINTS = 1_000
 
 
@@ -319,77 +315,3 @@ def _logged(what: str) -> Iterator[None]:
         yield
     except Exception:
         log.exception("%s could not be made; the rest is delivered", what)
-
-
-# ------------------------------------------------------------------------------------------------------ many folders
-
-
-def sync(path: Path, tracking_uri: str | None = None, wait: float = 60.0) -> Iterator[Outcome]:
-    """Deliver what is missing of the run in `path`, or of every run below it: one pass, one outcome each."""
-    for folder in deliverable(path):
-        yield _attempt(Courier(folder, tracking_uri), wait)
-
-
-def follow(
-    path: Path, tracking_uri: str | None = None, until: Callable[[], bool] | None = None, poll: float = POLL_SECONDS
-) -> list[Outcome]:
-    """Deliver the run in `path`, or all runs below it, while they go on, until they have ended and all is in MLflow.
-
-    A directory is followed for new runs until `until()` is true (for ever without it). A store that is away is tried
-    again with growing pauses; an hour after the last run ended, what is left stays for `gradwatch sync`.
-    """
-    single = (path / MANIFEST).is_file()
-    couriers: dict[Path, Courier] = {}
-    pause, idle_since = poll, time.monotonic()
-    while True:
-        complete = single or (until is not None and until())
-        for folder in deliverable(path):
-            couriers.setdefault(folder, Courier(folder, tracking_uri))
-        outcomes = [_attempt(courier) for courier in couriers.values()]
-        if complete and all(o.done or (o.lasting and not o.live) for o in outcomes):
-            return outcomes
-        failed = [o for o in outcomes if o.error]
-        for outcome in failed:
-            log.warning("%s: not delivered yet: %s", outcome.folder, outcome.error)
-        if any(o.live for o in outcomes) or not complete:
-            idle_since = time.monotonic()
-        elif time.monotonic() - idle_since > GIVE_UP_SECONDS:
-            log.error("giving up; `gradwatch sync %s` delivers the rest", path)
-            return outcomes
-        pause = min(2 * pause, LONGEST_PAUSE) if failed else poll
-        time.sleep(pause)
-
-
-def deliverable(path: Path) -> list[Path]:
-    """The run in `path`, or the runs below it that are meant for MLflow (`log=None` keeps a run in its files)."""
-    folders = run_folders(path)
-    return folders if folders == [path] else [f for f in folders if _meant_for_mlflow(f)]
-
-
-def _meant_for_mlflow(folder: Path) -> bool:
-    try:
-        return read_manifest(folder).mlflow is not None
-    except RunError as error:
-        log.warning("%s", error)
-        return False
-
-
-def _attempt(courier: Courier, wait: float = 0.0) -> Outcome:
-    try:
-        return courier.deliver(wait)
-    except Exception as error:  # a server that is down, a locked database: the next pass tries again
-        text = " ".join(str(error).split())[:300] or type(error).__name__
-        return Outcome(
-            courier.folder,
-            courier.cursor.url,
-            live=_is_live(courier.folder),
-            error=text,
-            lasting=isinstance(error, RunError),
-        )
-
-
-def _is_live(folder: Path) -> bool:
-    with contextlib.suppress(RunError):
-        run = read_manifest(folder)
-        return run.status == "RUNNING" and not trainer_is_gone(run)
-    return False

@@ -5,9 +5,7 @@ Legend: L layers, in the order of the Layout. Everything here is device arithmet
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from typing import Any
 
@@ -17,80 +15,9 @@ from torch.optim import Optimizer
 from torch.utils._foreach_utils import _group_tensors_by_device_and_dtype
 
 from gradwatch.errors import PolicyError
-
-SAMPLE = 4096  # elements of a layer that the update ratio looks at
+from gradwatch.layout import Layout, Norms
 
 MaybeTensors = Sequence[Tensor | None]
-
-
-class Layout:
-    """The watched parameters in model order, and the small constant tensors that measuring them needs.
-
-    Constants are made once and kept, because making a tensor from Python numbers is a copy from host to device.
-    """
-
-    def __init__(self, params: Mapping[str, Tensor]) -> None:
-        self.names = tuple(params)
-        self.params = tuple(params.values())
-        self.device = self.params[0].device if self.params else torch.device("cpu")
-        double = any(p.dtype in (torch.float64, torch.complex128) for p in self.params)
-        self.dtype = torch.float64 if double else torch.float32
-        self.index_of = {name: i for i, name in enumerate(self.names)}
-        sizes = [p.numel() * (2 if p.is_complex() else 1) for p in self.params]
-        self.samples = [(step, math.ceil(size / step)) for size in sizes for step in [stride(size)]]
-        self._constants: dict[object, Tensor] = {}
-
-    def constant(self, key: object, make: Callable[[], Tensor]) -> Tensor:
-        """The constant called `key`, made on first use."""
-        if key not in self._constants:
-            self._constants[key] = make()
-        return self._constants[key]
-
-    def index(self, index: tuple[int, ...], device: torch.device) -> Tensor:
-        """`index` as an int64 tensor on `device`."""
-        return self.constant((index, device), lambda: torch.tensor(index, dtype=torch.int64, device=device))
-
-    def numel(self) -> Tensor:
-        """Number of elements of each layer, `[L]`."""
-        return self.constant(
-            "numel", lambda: torch.tensor([p.numel() for p in self.params], dtype=self.dtype, device=self.device)
-        )
-
-
-@dataclass(frozen=True)
-class Norms:
-    """What a norm policy sees of one step; `[L]` each. An absent gradient (None) has norm 0 and `present` False."""
-
-    l2: Tensor
-    present: Tensor
-    numel: Tensor
-    names: tuple[str, ...]
-    others: dict[float, Tensor]
-
-    def layer(self, p: float = 2.0) -> Tensor:
-        """The p-norm of each layer's gradient, `[L]`. p other than 2 must be in the policy's `norm_types`."""
-        return self.l2 if p == 2.0 else self.others[p]
-
-    def total(self, p: float = 2.0) -> Tensor:
-        """The p-norm over all layers, 0-d: the p-norm of the layers' norms, as in torch."""
-        return torch.linalg.vector_norm(self.layer(p), p) if self.l2.numel() else self.l2.sum()
-
-    def scaled(self, coef: Tensor) -> Norms:
-        """The norms after multiplying the gradients by `coef` (`[]` or `[L]`, not negative)."""
-        return replace(self, l2=self.l2 * coef, others={p: n * coef for p, n in self.others.items()})
-
-    def take(self, index: Tensor, names: tuple[str, ...]) -> Norms:
-        """The norms of some layers."""
-        picked = {p: n.index_select(0, index) for p, n in self.others.items()}
-        return Norms(
-            self.l2.index_select(0, index),
-            self.present.index_select(0, index),
-            self.numel.index_select(0, index),
-            names,
-            picked,
-        )
-
-
 Group = tuple[list[Tensor], tuple[int, ...]]  # tensors of one device and dtype, and the layers they belong to
 
 
@@ -98,7 +25,7 @@ class Batch:
     """The tensors of one step that a policy acts on: gradients before the step, or weights after it.
 
     `tensors[i]` is None where layer i has no gradient in this step. Coefficients gather in `pending` and are applied
-    once, by `finish` or by the first element-wise change.
+    once, by `apply_pending`, which the first element-wise change.
     """
 
     def __init__(
@@ -318,14 +245,6 @@ def sample(layout: Layout) -> Tensor:
     flat = [(torch.view_as_real(p) if p.is_complex() else p).reshape(-1) for p in layout.params]
     parts = [f if step == 1 else f[::step] for f, (step, _) in zip(flat, layout.samples, strict=True)]
     return torch.cat([part.to(layout.device, layout.dtype) for part in parts])
-
-
-def stride(numel: int) -> int:
-    """The step of the sample: coprime to the size, so that it visits every row and column of any shape."""
-    step = max(1, math.ceil(numel / SAMPLE))
-    while numel and math.gcd(step, numel) != 1:
-        step += 1
-    return step
 
 
 def update_ratio(layout: Layout, before: Tensor, after: Tensor) -> Tensor:

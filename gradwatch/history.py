@@ -159,7 +159,9 @@ class History:
         columns: dict[str, Any] = {
             "optimizer": np.repeat(np.asarray(self.optimizer, dtype=object), n),
             "step": np.repeat(self.step, n),
-            "layer": pd.Categorical.from_codes(np.tile(np.arange(n), t), categories=pd.Index(self.layers), ordered=True),
+            "layer": pd.Categorical.from_codes(
+                np.tile(np.arange(n), t), categories=pd.Index(self.layers), ordered=True
+            ),
         }
         quantities = list(dict.fromkeys([*MAIN_QUANTITIES, *self.per_layer]))
         columns.update({q: self.layer(q).ravel() for q in quantities})

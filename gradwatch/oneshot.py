@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 
 from gradwatch.errors import PolicyError
-from gradwatch.grads import Batch, Layout, drop, gradients
+from gradwatch.grads import Batch, drop, gradients
+from gradwatch.layout import Layout
 from gradwatch.policies import Policy, parse
 
 

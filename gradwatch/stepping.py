@@ -14,7 +14,8 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from gradwatch.errors import GradwatchWarning
-from gradwatch.grads import Batch, Layout, drop, gradients, measure, sample, slot_norms, update_ratio, weight_norms
+from gradwatch.grads import Batch, drop, gradients, measure, sample, slot_norms, update_ratio, weight_norms
+from gradwatch.layout import Layout
 from gradwatch.policies import Policy
 from gradwatch.policies.base import State, keep_if
 from gradwatch.recorder import Recorder, Row

@@ -20,12 +20,13 @@ from torch.optim import Optimizer
 from gradwatch import delivery as _delivery
 from gradwatch import layers as _layers
 from gradwatch.errors import GradwatchWarning, PolicyError, WatchError
-from gradwatch.grads import Layout
 from gradwatch.history import Run
+from gradwatch.layout import Layout
 from gradwatch.policies import Policy, parse
 from gradwatch.recorder import Recorder, check_names
 from gradwatch.stepping import Stepper
-from gradwatch.stores.files import RunWriter, create_folder, now_iso, read_manifest
+from gradwatch.stores.files import create_folder, now_iso, read_manifest
+from gradwatch.stores.writer import RunWriter
 
 CLOSE_SECONDS = 10.0  # how long close() waits for the courier
 

@@ -5,14 +5,31 @@ from pathlib import Path
 import numpy as np
 
 from gradwatch.history import History, Layer, Run
-from gradwatch.stores.files import RunWriter, create_folder, now_iso
+from gradwatch.stores.files import create_folder, now_iso
+from gradwatch.stores.writer import RunWriter
 
-LAYERS = ("embed.weight", "blocks.0.attn.weight", "blocks.0.mlp.weight", "blocks.1.attn.weight", "blocks.1.mlp.weight",
-          "head.weight", "head.bias")
+LAYERS = (
+    "embed.weight",
+    "blocks.0.attn.weight",
+    "blocks.0.mlp.weight",
+    "blocks.1.attn.weight",
+    "blocks.1.mlp.weight",
+    "head.weight",
+    "head.bias",
+)
 
 
-def make_history(steps=200, layers=LAYERS, seed=0, clip="ClipByGlobalNorm(1.0)", max_norm=1.0, nan_at=None, every=10,
-                 logged=("loss", "val_accuracy"), **run):
+def make_history(
+    steps=200,
+    layers=LAYERS,
+    seed=0,
+    clip="ClipByGlobalNorm(1.0)",
+    max_norm=1.0,
+    nan_at=None,
+    every=10,
+    logged=("loss", "val_accuracy"),
+    **run,
+):
     """A History as the train side would hand it over: lognormal norms, a global clip, NaN in one layer at `nan_at`."""
     rng = np.random.default_rng(seed)
     t, n = steps, len(layers)
@@ -25,27 +42,47 @@ def make_history(steps=200, layers=LAYERS, seed=0, clip="ClipByGlobalNorm(1.0)",
     coef32 = np.repeat(coef[:, None], n, axis=1).astype(np.float32)
     slow = np.where(np.arange(t)[:, None] % every == 0, 1.0, np.nan).astype(np.float32)
     per_layer = {
-        "grad_norm": norms, "clip_coef": coef32, "clip_rate": (coef32 != 1).astype(np.float32),
+        "grad_norm": norms,
+        "clip_coef": coef32,
+        "clip_rate": (coef32 != 1).astype(np.float32),
         "nonfinite": (~finite).astype(np.float32),
         "weight_norm": slow * np.linspace(1, 5, n, dtype=np.float32) * (1 + np.arange(t)[:, None] / t),
         "update_ratio": slow * norms * 1e-3,
     }
     step = np.arange(t, dtype=np.int64)
     per_step = {
-        "time": 1.7e9 + step * 0.05, "grad_norm": total, "clipped_norm": total * coef, "clip_coef": coef,
-        "clip_rate": (coef != 1).astype(float), "skipped": np.zeros(t), "nonfinite": (~finite).sum(axis=1).astype(float),
+        "time": 1.7e9 + step * 0.05,
+        "grad_norm": total,
+        "clipped_norm": total * coef,
+        "clip_coef": coef,
+        "clip_rate": (coef != 1).astype(float),
+        "skipped": np.zeros(t),
+        "nonfinite": (~finite).sum(axis=1).astype(float),
         "lr": np.full(t, 0.1),
     }
-    curves = {"loss": 2.3 * np.exp(-step / 80) + 0.05 * rng.random(t),
-              "val_accuracy": np.where(step % 25 == 24, 1 - np.exp(-step / 60), np.nan)}
+    curves = {
+        "loss": 2.3 * np.exp(-step / 80) + 0.05 * rng.random(t),
+        "val_accuracy": np.where(step % 25 == 24, 1 - np.exp(-step / 60), np.nan),
+    }
     per_layer = {q: v.astype(np.float32) for q, v in per_layer.items()}
     per_step.update({name: curves.get(name, rng.random(t)) for name in logged})
-    info = Run(**{**dict(name="mlp", created=now_iso(), layers=tuple(Layer(name, (4, 4)) for name in layers),
-                         optimizers=({"name": "SGD", "class": "SGD", "settings": {"lr": 0.1, "momentum": 0.0}},),
-                         clip=clip, every=every, total_steps=steps, window=max(1, -(-steps // 300)),
-                         params={"seed": str(seed)}), **run})
-    return History(info, tuple(layers), step, np.zeros(t, np.int64), np.array(["SGD"] * t, dtype=object), per_layer,
-                   per_step)
+    info = Run(
+        **{
+            "name": "mlp",
+            "created": now_iso(),
+            "layers": tuple(Layer(name, (4, 4)) for name in layers),
+            "optimizers": ({"name": "SGD", "class": "SGD", "settings": {"lr": 0.1, "momentum": 0.0}},),
+            "clip": clip,
+            "every": every,
+            "total_steps": steps,
+            "window": max(1, -(-steps // 300)),
+            "params": {"seed": str(seed)},
+            **run,
+        }
+    )
+    return History(
+        info, tuple(layers), step, np.zeros(t, np.int64), np.array(["SGD"] * t, dtype=object), per_layer, per_step
+    )
 
 
 def make_run(parent: Path, close="FINISHED", blocks=4, **options):

@@ -12,7 +12,8 @@ from make_run import make_history, make_run
 
 from gradwatch import delivery
 from gradwatch.cli import main
-from gradwatch.stores.files import RunWriter, create_folder
+from gradwatch.stores.files import create_folder
+from gradwatch.stores.writer import RunWriter
 
 pytest.importorskip("mlflow")
 

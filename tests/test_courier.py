@@ -14,11 +14,13 @@ import pytest
 from make_run import make_history, make_run
 
 from gradwatch import courier, delivery
-from gradwatch.courier import Courier, follow, sync
+from gradwatch.courier import Courier
+from gradwatch.dispatch import follow, sync
 from gradwatch.errors import RunError
 from gradwatch.stores import open_histories, open_history
-from gradwatch.stores.files import RunWriter, create_folder, read_manifest, read_run, write_json
+from gradwatch.stores.files import create_folder, read_manifest, read_run, write_json
 from gradwatch.stores.views import MAX_NOTE, VIEW_TAG, view_tag
+from gradwatch.stores.writer import RunWriter
 
 mlflow = pytest.importorskip("mlflow")
 
@@ -251,7 +253,8 @@ def test_one_courier_at_a_time(store, tmp_path):
 
 
 def test_merged_parts_are_not_read_back_twice(store, tmp_path):
-    from gradwatch.stores.files import TABLES, merge_parts
+    from gradwatch.stores.files import TABLES
+    from gradwatch.stores.writer import merge_parts
 
     folder = make_run(tmp_path, window=20, mlflow=target(store))
     client, run = deliver(folder)

@@ -1,4 +1,4 @@
-"""Every golden case, produced by TensorFlow, Keras, torch and the policies' authors: reproduced, or listed with a reason."""
+"""Every golden case, made by TensorFlow, Keras, torch and the policies' authors: reproduced, or listed with why not."""
 
 import json
 import math
@@ -24,7 +24,8 @@ from gradwatch import (
     clip_grads_,
     global_norm,
 )
-from gradwatch.grads import Batch, Layout
+from gradwatch.grads import Batch
+from gradwatch.layout import Layout
 
 GOLDEN = Path(__file__).parent / "golden"
 

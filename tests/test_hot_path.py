@@ -8,8 +8,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from training import ELEMENT_POLICIES, NORM_POLICIES
 
 from gradwatch import MaxNorm, SkipNonfinite, SkipSpike
-from gradwatch.grads import Batch, Layout
+from gradwatch.grads import Batch
 from gradwatch.history import Layer, Run
+from gradwatch.layout import Layout
 from gradwatch.recorder import ROWS, Recorder
 from gradwatch.stepping import Stepper
 

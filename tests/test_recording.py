@@ -11,7 +11,8 @@ from torch import nn
 from training import ELEMENT_POLICIES, mlp, train, watch
 
 import gradwatch
-from gradwatch.grads import SAMPLE, Layout, sample, stride, update_ratio
+from gradwatch.grads import sample, update_ratio
+from gradwatch.layout import SAMPLE, Layout, stride
 
 NAMES = ("0.weight", "0.bias", "2.weight", "2.bias")
 

@@ -319,9 +319,15 @@ def test_watching_again_replaces_the_old_watch(pair, tmp_path, capsys):
 @pytest.mark.parametrize(("error", "status"), [(ValueError, "FAILED"), (KeyboardInterrupt, "KILLED")])
 def test_the_status_tells_how_the_loop_ended(pair, error, status, tmp_path):
     model, optimizer = pair
-    with pytest.raises(error), watch(model, optimizer, tmp_path) as handle:
-        train(model, optimizer, 2)
-        raise error
+    handle = watch(model, optimizer, tmp_path)
+
+    def loop():
+        with handle:
+            train(model, optimizer, 2)
+            raise error
+
+    with pytest.raises(error):
+        loop()
     history = open_history(handle.dir)
     assert (history.run.status, len(history)) == (status, 2)
 
@@ -448,7 +454,7 @@ def test_clip_grads_returns_the_norm_before(pair):
 def test_clip_grads_refuses_what_it_cannot_do(pair):
     model, _ = pair
     for policy in ("AutoClip(10)", "MaxNorm(1)"):
-        with pytest.raises(PolicyError, match="history between steps|does not act on gradients"):
+        with pytest.raises(PolicyError, match=r"history between steps|does not act on gradients"):
             gradwatch.clip_grads_(model.parameters(), policy)
 
 

@@ -11,8 +11,9 @@ from pathlib import Path
 
 import click
 
-from gradwatch.courier import Outcome, deliverable, follow
-from gradwatch.courier import sync as deliver
+from gradwatch.courier import Outcome
+from gradwatch.dispatch import deliverable, follow
+from gradwatch.dispatch import sync as deliver
 from gradwatch.errors import RunError
 
 

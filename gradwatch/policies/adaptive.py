@@ -13,7 +13,8 @@ from torch import Tensor
 
 from gradwatch import formulas
 from gradwatch.errors import PolicyError
-from gradwatch.grads import Batch, Norms, unit_norms
+from gradwatch.grads import Batch, unit_norms
+from gradwatch.layout import Norms
 from gradwatch.policies.base import Decision, NormPolicy, Policy, State, number, set_fields, whole
 from gradwatch.policies.clip import clamp_, scale_slices
 
@@ -192,8 +193,8 @@ _SPIKE_TARGETS = {
 class AdaGC(NormPolicy):
     """Clip each tensor to `clip` times the moving average of its own clipped norms.
 
-    For the first `warmup - 1` steps all gradients are clipped together to `warmup_norm`, and each tensor's average starts
-    as the smallest clipped norm it had.
+    For the first `warmup - 1` steps all gradients are clipped together to `warmup_norm`, and each tensor's average
+    starts as the smallest clipped norm it had.
 
     Source: Wang et al. 2025, arXiv:2502.11034; constants of the authors' README.
 

@@ -19,7 +19,8 @@ from torch import Tensor
 from gradwatch.errors import PolicyError
 
 if TYPE_CHECKING:
-    from gradwatch.grads import Batch, Norms
+    from gradwatch.grads import Batch
+    from gradwatch.layout import Norms
 
 State = dict[str, Tensor]
 

@@ -10,7 +10,8 @@ from torch import Tensor
 
 from gradwatch import formulas
 from gradwatch.errors import PolicyError
-from gradwatch.grads import Batch, Norms, unit_norms
+from gradwatch.grads import Batch, unit_norms
+from gradwatch.layout import Norms
 from gradwatch.policies.base import Decision, NormPolicy, Policy, State, number, set_fields
 
 

@@ -12,15 +12,10 @@ the writer; `part-000000-000063` is closed: the writer has merged those flushes 
 
 from __future__ import annotations
 
-import contextlib
 import json
-import logging
 import os
-import queue
 import re
-import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from datetime import datetime, timezone
 from pathlib import Path
@@ -33,12 +28,8 @@ import pyarrow.parquet as pq
 from gradwatch.errors import RunError
 from gradwatch.history import KEY_COLUMNS, History, Run, concat, empty
 
-log = logging.getLogger("gradwatch")
-
 MANIFEST = "run.json"
-FLUSH_SECONDS = 2.0
-PARTS_PER_MERGE = 64
-MAX_PENDING_BLOCKS = 1_000  # what is kept in memory while the disk refuses; the oldest go first, and are counted
+TABLES = ("layers", "steps")
 _PART = re.compile(r"part-(\d{6})(?:-(\d{6}))?\.parquet")
 
 
@@ -72,157 +63,6 @@ def write_json(path: Path, data: Any) -> None:
 def now_iso() -> str:
     """The current time, UTC, ISO 8601."""
     return datetime.now(timezone.utc).isoformat(timespec="seconds")
-
-
-# ---------------------------------------------------------------------------------------------------------- writing
-
-
-class RunWriter:
-    """Appends Histories to a run's folder from one daemon thread; `append` never waits for the disk."""
-
-    def __init__(self, folder: Path, run: Run, flush_seconds: float = FLUSH_SECONDS) -> None:
-        self.folder, self.run, self.flush_seconds = folder, run, flush_seconds
-        for table in TABLES:
-            (folder / table).mkdir(exist_ok=True)
-        self.next_part = 1 + max((last for t in TABLES for _, last, _ in list_parts(folder / t)), default=-1)
-        self.queue: queue.SimpleQueue[History | Run | None] = queue.SimpleQueue()
-        self.pending: list[History] = []
-        self.dropped = 0
-        self.complained = False
-        write_json(folder / MANIFEST, run.to_json())
-        self.thread = threading.Thread(target=self._work, name="gradwatch-writer", daemon=True)
-        self.thread.start()
-
-    def append(self, block: History) -> None:
-        """Hand over a block of steps; it is on disk within `flush_seconds`."""
-        self.queue.put(block)
-
-    def update(self, **changes: Any) -> None:
-        """Change fields of the manifest."""
-        self.run = replace(self.run, **changes)
-        self.queue.put(self.run)
-
-    def close(self, status: str = "FINISHED", timeout: float = 30.0) -> None:
-        """Write what is left, set the run's status, end the thread. Calling it twice is harmless."""
-        if not self.thread.is_alive():
-            return
-        self.update(status=status, ended=now_iso())
-        self.queue.put(None)
-        self.thread.join(timeout)
-        if self.thread.is_alive():
-            log.warning(
-                "gradwatch: %s was still being written after %.0f s; the end of the run may be missing",
-                self.folder,
-                timeout,
-            )
-
-    def _work(self) -> None:
-        due = time.monotonic() + self.flush_seconds
-        manifest: Run | None = None
-        open_ = True
-        while open_:
-            with contextlib.suppress(queue.Empty):
-                item = self.queue.get(timeout=max(0.0, due - time.monotonic()))
-                open_ = item is not None
-                if isinstance(item, History):
-                    self.pending.append(item)
-                elif item is not None:
-                    manifest = item
-            if time.monotonic() >= due or not open_ or manifest is not None:
-                try:  # the parts first: a manifest that says FINISHED must find them all
-                    self._flush()
-                    if manifest is not None:
-                        write_json(self.folder / MANIFEST, manifest.to_json())
-                        manifest = None
-                except Exception as error:  # a full disk must not end the thread: the training goes on
-                    self._complain(error)
-                due = time.monotonic() + self.flush_seconds
-
-    def _flush(self) -> None:
-        if self.pending:
-            block = concat(self.pending)
-            for table, build in TABLES.items():
-                _write_part(self.folder / table / f"part-{self.next_part:06d}.parquet", build(block))
-            self.pending.clear()
-            self.next_part += 1
-            if self.next_part % PARTS_PER_MERGE == 0:
-                for table in TABLES:
-                    merge_parts(self.folder / table)
-        self.complained = False
-
-    def _complain(self, error: Exception) -> None:
-        if not self.complained:
-            log.warning(
-                "gradwatch: cannot write to %s (%s); training goes on, writing is tried again", self.folder, error
-            )
-        self.complained = True
-        excess = len(self.pending) - MAX_PENDING_BLOCKS
-        if excess > 0:
-            self.dropped += sum(len(block) for block in self.pending[:excess])
-            log.warning("gradwatch: %d recorded steps of %s dropped so far", self.dropped, self.folder)
-            del self.pending[:excess]
-
-
-def _layers_table(block: History) -> pa.Table:
-    t, n = len(block), len(block.layers)
-    columns = _keys(block, n)
-    columns["layer"] = pa.DictionaryArray.from_arrays(np.tile(np.arange(n, dtype=np.int32), t), list(block.layers))
-    columns.update({q: np.ascontiguousarray(v, np.float32).ravel() for q, v in block.per_layer.items()})
-    return pa.table(columns)
-
-
-def _steps_table(block: History) -> pa.Table:
-    return pa.table({**_keys(block, 1), **{k: np.asarray(v, np.float64) for k, v in block.per_step.items()}})
-
-
-def _keys(block: History, repeat: int) -> dict[str, Any]:
-    names, codes = np.unique(np.asarray(block.optimizer, dtype=str), return_inverse=True)
-    return {
-        "attempt": np.repeat(block.attempt.astype(np.int32), repeat),
-        "optimizer": pa.DictionaryArray.from_arrays(np.repeat(codes.astype(np.int32), repeat), list(names)),
-        "step": np.repeat(block.step, repeat),
-    }
-
-
-TABLES: dict[str, Callable[[History], pa.Table]] = {"layers": _layers_table, "steps": _steps_table}
-
-
-def _write_part(path: Path, table: pa.Table) -> None:
-    temporary = path.with_name(f".{path.name}.tmp")
-    pq.write_table(table, temporary, **_options(table.schema))
-    temporary.replace(path)
-
-
-def _options(schema: pa.Schema) -> dict[str, Any]:
-    floats = [f.name for f in schema if pa.types.is_floating(f.type)]
-    return {
-        "compression": "zstd",
-        "use_byte_stream_split": floats,
-        "use_dictionary": [f.name for f in schema if f.name not in floats],
-    }
-
-
-def merge_parts(folder: Path) -> None:
-    """Merge the small parts of a table into one closed part, streaming one at a time (constant memory)."""
-    small = [(first, path) for first, last, path in list_parts(folder) if path.stem.count("-") == 1]
-    if len(small) < 2:
-        return
-    schema = pa.unify_schemas([pq.read_schema(path) for _, path in small])
-    target = folder / f"part-{small[0][0]:06d}-{small[-1][0]:06d}.parquet"
-    temporary = target.with_name(f".{target.name}.tmp")
-    with pq.ParquetWriter(temporary, schema, **_options(schema)) as writer:
-        for _, path in small:
-            table = pq.read_table(path)
-            for f in schema:
-                if f.name not in table.column_names:
-                    table = table.append_column(f, pa.nulls(len(table), f.type))
-            writer.write_table(table.select(schema.names))
-    temporary.replace(target)
-    for _, path in small:
-        path.unlink()
-
-
-# ---------------------------------------------------------------------------------------------------------- reading
 
 
 def list_parts(folder: Path) -> list[tuple[int, int, Path]]:

@@ -1,0 +1,92 @@
+"""Sends couriers: one for each run folder, in one pass (`sync`) or for as long as the runs go on (`follow`)."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from gradwatch.courier import Courier, Outcome
+from gradwatch.delivery import trainer_is_gone
+from gradwatch.errors import RunError
+from gradwatch.stores import run_folders
+from gradwatch.stores.files import MANIFEST, read_manifest
+
+log = logging.getLogger("gradwatch")
+
+POLL_SECONDS = 2.0
+LONGEST_PAUSE = 60.0
+GIVE_UP_SECONDS = 3600.0  # after the last run ended, with a server that stays away: `gradwatch sync` finishes later
+
+
+def sync(path: Path, tracking_uri: str | None = None, wait: float = 60.0) -> Iterator[Outcome]:
+    """Deliver what is missing of the run in `path`, or of every run below it: one pass, one outcome each."""
+    for folder in deliverable(path):
+        yield _attempt(Courier(folder, tracking_uri), wait)
+
+
+def follow(
+    path: Path, tracking_uri: str | None = None, until: Callable[[], bool] | None = None, poll: float = POLL_SECONDS
+) -> list[Outcome]:
+    """Deliver the run in `path`, or all runs below it, while they go on, until they have ended and all is in MLflow.
+
+    A directory is followed for new runs until `until()` is true (for ever without it). A store that is away is tried
+    again with growing pauses; an hour after the last run ended, what is left stays for `gradwatch sync`.
+    """
+    single = (path / MANIFEST).is_file()
+    couriers: dict[Path, Courier] = {}
+    pause, idle_since = poll, time.monotonic()
+    while True:
+        complete = single or (until is not None and until())
+        for folder in deliverable(path):
+            couriers.setdefault(folder, Courier(folder, tracking_uri))
+        outcomes = [_attempt(courier) for courier in couriers.values()]
+        if complete and all(o.done or (o.lasting and not o.live) for o in outcomes):
+            return outcomes
+        failed = [o for o in outcomes if o.error]
+        for outcome in failed:
+            log.warning("%s: not delivered yet: %s", outcome.folder, outcome.error)
+        if any(o.live for o in outcomes) or not complete:
+            idle_since = time.monotonic()
+        elif time.monotonic() - idle_since > GIVE_UP_SECONDS:
+            log.error("giving up; `gradwatch sync %s` delivers the rest", path)
+            return outcomes
+        pause = min(2 * pause, LONGEST_PAUSE) if failed else poll
+        time.sleep(pause)
+
+
+def deliverable(path: Path) -> list[Path]:
+    """The run in `path`, or the runs below it that are meant for MLflow (`log=None` keeps a run in its files)."""
+    folders = run_folders(path)
+    return folders if folders == [path] else [f for f in folders if _meant_for_mlflow(f)]
+
+
+def _meant_for_mlflow(folder: Path) -> bool:
+    try:
+        return read_manifest(folder).mlflow is not None
+    except RunError as error:
+        log.warning("%s", error)
+        return False
+
+
+def _attempt(courier: Courier, wait: float = 0.0) -> Outcome:
+    try:
+        return courier.deliver(wait)
+    except Exception as error:  # a server that is down, a locked database: the next pass tries again
+        text = " ".join(str(error).split())[:300] or type(error).__name__
+        return Outcome(
+            courier.folder,
+            courier.cursor.url,
+            live=_is_live(courier.folder),
+            error=text,
+            lasting=isinstance(error, RunError),
+        )
+
+
+def _is_live(folder: Path) -> bool:
+    with contextlib.suppress(RunError):
+        run = read_manifest(folder)
+        return run.status == "RUNNING" and not trainer_is_gone(run)
+    return False

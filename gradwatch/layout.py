@@ -1,0 +1,91 @@
+"""The watched parameters in model order, the constants that measuring them needs, and their norms of one step.
+
+Legend: L layers, in the order of the Layout.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+SAMPLE = 4096  # elements of a layer that the update ratio looks at
+
+
+class Layout:
+    """The watched parameters in model order, and the small constant tensors that measuring them needs.
+
+    Constants are made once and kept, because making a tensor from Python numbers is a copy from host to device.
+    """
+
+    def __init__(self, params: Mapping[str, Tensor]) -> None:
+        self.names = tuple(params)
+        self.params = tuple(params.values())
+        self.device = self.params[0].device if self.params else torch.device("cpu")
+        double = any(p.dtype in (torch.float64, torch.complex128) for p in self.params)
+        self.dtype = torch.float64 if double else torch.float32
+        self.index_of = {name: i for i, name in enumerate(self.names)}
+        sizes = [p.numel() * (2 if p.is_complex() else 1) for p in self.params]
+        self.samples = [(step, math.ceil(size / step)) for size in sizes for step in [stride(size)]]
+        self._constants: dict[object, Tensor] = {}
+
+    def constant(self, key: object, make: Callable[[], Tensor]) -> Tensor:
+        """The constant called `key`, made on first use."""
+        if key not in self._constants:
+            self._constants[key] = make()
+        return self._constants[key]
+
+    def index(self, index: tuple[int, ...], device: torch.device) -> Tensor:
+        """`index` as an int64 tensor on `device`."""
+        return self.constant((index, device), lambda: torch.tensor(index, dtype=torch.int64, device=device))
+
+    def numel(self) -> Tensor:
+        """Number of elements of each layer, `[L]`."""
+        return self.constant(
+            "numel", lambda: torch.tensor([p.numel() for p in self.params], dtype=self.dtype, device=self.device)
+        )
+
+
+@dataclass(frozen=True)
+class Norms:
+    """What a norm policy sees of one step; `[L]` each. An absent gradient (None) has norm 0 and `present` False."""
+
+    l2: Tensor
+    present: Tensor
+    numel: Tensor
+    names: tuple[str, ...]
+    others: dict[float, Tensor]
+
+    def layer(self, p: float = 2.0) -> Tensor:
+        """The p-norm of each layer's gradient, `[L]`. p other than 2 must be in the policy's `norm_types`."""
+        return self.l2 if p == 2.0 else self.others[p]
+
+    def total(self, p: float = 2.0) -> Tensor:
+        """The p-norm over all layers, 0-d: the p-norm of the layers' norms, as in torch."""
+        return torch.linalg.vector_norm(self.layer(p), p) if self.l2.numel() else self.l2.sum()
+
+    def scaled(self, coef: Tensor) -> Norms:
+        """The norms after multiplying the gradients by `coef` (`[]` or `[L]`, not negative)."""
+        return replace(self, l2=self.l2 * coef, others={p: n * coef for p, n in self.others.items()})
+
+    def take(self, index: Tensor, names: tuple[str, ...]) -> Norms:
+        """The norms of some layers."""
+        picked = {p: n.index_select(0, index) for p, n in self.others.items()}
+        return Norms(
+            self.l2.index_select(0, index),
+            self.present.index_select(0, index),
+            self.numel.index_select(0, index),
+            names,
+            picked,
+        )
+
+
+def stride(numel: int) -> int:
+    """The step of the sample: coprime to the size, so that it visits every row and column of any shape."""
+    step = max(1, math.ceil(numel / SAMPLE))
+    while numel and math.gcd(step, numel) != 1:
+        step += 1
+    return step
