@@ -158,8 +158,11 @@ def _courier(runs: Path, tracking_uri: str) -> Iterator[tuple[BaseProcess, Event
 def _deliver(runs: Path, tracking_uri: str, over: Event) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's business
     os.environ.update(MLFLOW_DISABLE_TELEMETRY="true", MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR="false")
-    logging.basicConfig(filename=runs / "courier.log", format="%(asctime)s %(message)s", level=logging.WARNING)
+    with open(runs / "courier.log", "ab") as file:  # MLflow writes to stderr, where the progress bars are
+        os.dup2(file.fileno(), 1)
+        os.dup2(file.fileno(), 2)
+    logging.basicConfig(format="%(asctime)s %(message)s", level=logging.WARNING)
     logging.getLogger("gradwatch").setLevel(logging.INFO)
-    from gradwatch.courier import follow
+    from gradwatch.dispatch import follow
 
     follow(runs, tracking_uri, until=over.is_set)
