@@ -24,8 +24,8 @@ MADE = ("mlflow.db*", "mlartifacts", "runs", "report*.html")
 
 
 @click.command()
-@click.option("--data", metavar="DIR", type=click.Path(path_type=Path), help="A folder with MNIST's four idx files, with "
-              "a text in input.txt, or with mnist/ and tinyshakespeare/. [default: what is installed]")  # fmt: skip
+@click.option("--data", metavar="DIR", type=click.Path(path_type=Path), help="A folder with MNIST's four idx files, a "
+              "text in input.txt, or both in mnist/ and tinyshakespeare/. [default: what is installed]")  # fmt: skip
 @click.option("--out", metavar="DIR", default="gradwatch-demo", show_default=True, type=click.Path(path_type=Path),
               help="The folder that gets everything.")  # fmt: skip
 @click.option("--workload", type=click.Choice([*WORKLOADS, "all"]), default="all", show_default=True)
@@ -52,6 +52,8 @@ def demo(data: Path | None, out: Path, workload: str, quick: bool, force: bool) 
     if data is not None and not data.is_dir():
         raise RunError(f"--data {data}: there is no such folder")
     jobs = demo_jobs(WORKLOADS if workload == "all" else (workload,), data, quick)
+    for name in dict.fromkeys(job.workload for job in jobs if data is not None and job.data is None):
+        click.echo(f"{name}: there is nothing for it in {data}; it trains on what is installed")
     console = Console()
     with claim(out, force):
         try:
@@ -113,6 +115,7 @@ def show(jobs: Sequence[Job], out: Path, console: Console) -> None:
         RunError: not all runs are in MLflow.
     """
     from gradwatch.delivery import read_cursor
+    from gradwatch.report.text import print_table
     from gradwatch.stores import run_folders
     from gradwatch.workloads.jobs import delivered
     from gradwatch.workloads.summary import short_table, write_reports
@@ -120,13 +123,13 @@ def show(jobs: Sequence[Job], out: Path, console: Console) -> None:
     with console.status("writing the reports"):
         reports = write_reports(out)
     for report in reports.values():
-        console.print(f"\n[bold]{report.title}[/bold]", highlight=False)
-        console.print(short_table(report))
+        click.secho(f"\n{report.title}", bold=True)
+        print_table(short_table(report))
     urls = dict.fromkeys(read_cursor(folder).get("url") for folder in run_folders(out / "runs"))
     click.echo(f"Report:     {(out / 'report.html').resolve()}")
     click.echo(f"MLflow UI:  gradwatch ui --store {out}")
     for url in filter(None, urls):
-        click.echo(f"  then      {url}")
+        click.echo(f"  then:     {url}")
     missing = len(jobs) - delivered(out / "runs")
     if missing:
         raise RunError(

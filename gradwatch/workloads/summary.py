@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 TITLES = {
-    "mlp": "MLP on {data}: policies at a healthy and at a too-high learning rate",
-    "rnn": "Character RNN on {data}: unclipped and clipped at a high learning rate",
+    "mlp": "MLP on {data}, at a healthy and at a too-high learning rate",
+    "rnn": "Character RNN on {data}, at a high learning rate",
 }
 # What the short tables show; the reports have the rest. Columns that a workload does not have are left out.
 SHOWN = ("policy", "lr", "test_accuracy", "test_loss", "val_loss", "val_accuracy", "clip rate", "diverged")
@@ -70,9 +70,9 @@ def short_table(report: Report) -> Table:
     from rich.text import Text
 
     headers, rows = short_cells(report)
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
+    table = Table(box=box.SIMPLE_HEAD, padding=0, show_edge=False)  # 80 columns wide
     for i, header in enumerate(headers):
-        table.add_column(header.replace("_", " "), justify="right" if i else "left", no_wrap=i == 0)
+        table.add_column(header.replace("_", " "), justify="right" if i else "left", no_wrap=not i)
     for row, following in zip(rows, [*rows[1:], rows[-1]], strict=True):
         table.add_row(*map(Text, row), end_section=headers[1] == "lr" and row[1] != following[1])
     return table
