@@ -5,6 +5,7 @@ Legend: L layers, in the order of the Layout. Everything here is device arithmet
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from fnmatch import fnmatchcase
 from typing import Any
@@ -15,7 +16,7 @@ from torch.optim import Optimizer
 from torch.utils._foreach_utils import _group_tensors_by_device_and_dtype
 
 from gradwatch.errors import PolicyError
-from gradwatch.layout import Layout, Norms
+from gradwatch.layout import Layout, Norms, stride
 
 MaybeTensors = Sequence[Tensor | None]
 Group = tuple[list[Tensor], tuple[int, ...]]  # tensors of one device and dtype, and the layers they belong to
@@ -239,28 +240,59 @@ def unit_norms(tensor: Tensor, dims: tuple[int, ...], p: float = 2.0) -> Tensor:
 # --------------------------------------------------------------------------------------------- weights and update ratio
 
 
+class UpdateRatio:
+    """How far a step moved each layer, from at most 4,096 of its elements: `before()` the step, `after()` it.
+
+    Two buffers are filled again and again: constant memory, and no allocation in steady state.
+    """
+
+    def __init__(self, layout: Layout) -> None:
+        self.layout, self.begun = layout, False
+        sizes = [p.numel() * (2 if p.is_complex() else 1) for p in layout.params]
+        self.steps = [stride(size) for size in sizes]
+        self.counts = [math.ceil(size / step) for size, step in zip(sizes, self.steps, strict=True)]
+        self.one_device = len({p.device for p in layout.params}) == 1
+
+    @torch.no_grad()
+    def before(self) -> None:
+        """Look at the weights before the step."""
+        self._look("before")
+        self.begun = True
+
+    @torch.no_grad()
+    def after(self) -> Tensor:
+        """‖Δw‖ / ‖w before‖ of each layer, `[L]`; NaN where the weights were all zero."""
+        self.begun = False
+        before, moved = self._buffer("before"), self._look("after")
+        moved.sub_(before)
+        weights = self._squares(before)
+        return torch.where(weights > 0, (self._squares(moved) / weights).sqrt(), torch.nan)
+
+    def _look(self, name: str) -> Tensor:
+        layout = self.layout
+        flat = [(torch.view_as_real(p) if p.is_complex() else p).reshape(-1) for p in layout.params]
+        parts = [f if step == 1 else f[::step] for f, step in zip(flat, self.steps, strict=True)]
+        if not self.one_device:
+            parts = [part.to(layout.device) for part in parts]
+        return torch.cat(parts, out=self._buffer(name))
+
+    def _buffer(self, name: str) -> Tensor:
+        layout = self.layout
+        return layout.constant(
+            (name, "sample"), lambda: torch.empty(sum(self.counts), dtype=layout.dtype, device=layout.device)
+        )
+
+    def _squares(self, values: Tensor) -> Tensor:
+        counts = self.layout.constant("counts", lambda: torch.tensor(self.counts, device=values.device))
+        # one kernel for all layers; unsafe=True: the counts are not read back to be checked
+        return torch.segment_reduce(values.square_(), "sum", lengths=counts, unsafe=True)
+
+
 @torch.no_grad()
-def sample(layout: Layout) -> Tensor:
-    """At most 4,096 elements of each parameter, one after the other, as a copy: constant memory."""
-    flat = [(torch.view_as_real(p) if p.is_complex() else p).reshape(-1) for p in layout.params]
-    parts = [f if step == 1 else f[::step] for f, (step, _) in zip(flat, layout.samples, strict=True)]
-    return torch.cat([part.to(layout.device, layout.dtype) for part in parts])
-
-
-def update_ratio(layout: Layout, before: Tensor, after: Tensor) -> Tensor:
-    """‖Δw‖ / ‖w before‖ of each layer, `[L]`, from two samples; NaN where the weights were all zero."""
-    sizes = layout.constant("samples", lambda: torch.tensor([n for _, n in layout.samples], device=layout.device))
-
-    def squares(values: Tensor) -> Tensor:  # one kernel for all layers; unsafe=True: sizes are not read back
-        return torch.segment_reduce(values.square(), "sum", lengths=sizes, unsafe=True)
-
-    weights = squares(before)
-    return torch.where(weights > 0, (squares(after - before) / weights).sqrt(), torch.nan)
-
-
 def weight_norms(layout: Layout) -> Tensor:
     """The L2 norm of each layer's weights, `[L]`."""
-    return _real_norms(layout, [p.detach() for p in layout.params])
+    real = [torch.view_as_real(p) if p.is_complex() else p for p in layout.params]
+    return measure(layout, _grouped(real))
 
 
 def slot_norms(layout: Layout, optimizers: Sequence[Optimizer]) -> dict[str, Tensor]:
@@ -273,13 +305,14 @@ def slot_norms(layout: Layout, optimizers: Sequence[Optimizer]) -> dict[str, Ten
         for name, value in state.items():
             if isinstance(value, Tensor) and value.shape == p.shape and name != "step":
                 found.setdefault(name, [None] * len(states))[i] = value
-    return {name: _real_norms(layout, tensors) for name, tensors in found.items()}
+    batches = {name: Batch(layout, [_real(t) for t in tensors]) for name, tensors in found.items()}
+    return {
+        name: torch.where(batch.present(), measure(layout, batch.groups), torch.nan) for name, batch in batches.items()
+    }
 
 
-def _real_norms(layout: Layout, tensors: MaybeTensors) -> Tensor:
-    real = [torch.view_as_real(t) if t is not None and t.is_complex() else t for t in tensors]
-    batch = Batch(layout, real)
-    return torch.where(batch.present(), measure(layout, batch.groups), torch.nan)
+def _real(tensor: Tensor | None) -> Tensor | None:
+    return torch.view_as_real(tensor) if tensor is not None and tensor.is_complex() else tensor
 
 
 def _slot(optimizers: Sequence[Optimizer], param: Tensor, name: str) -> Tensor | None:

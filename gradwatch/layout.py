@@ -27,9 +27,6 @@ class Layout:
         self.device = self.params[0].device if self.params else torch.device("cpu")
         double = any(p.dtype in (torch.float64, torch.complex128) for p in self.params)
         self.dtype = torch.float64 if double else torch.float32
-        self.index_of = {name: i for i, name in enumerate(self.names)}
-        sizes = [p.numel() * (2 if p.is_complex() else 1) for p in self.params]
-        self.samples = [(step, math.ceil(size / step)) for size in sizes for step in [stride(size)]]
         self._constants: dict[object, Tensor] = {}
 
     def constant(self, key: object, make: Callable[[], Tensor]) -> Tensor:

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from gradwatch.errors import GradwatchWarning
-from gradwatch.grads import Batch, drop, gradients, measure, sample, slot_norms, update_ratio, weight_norms
+from gradwatch.grads import Batch, UpdateRatio, drop, gradients, measure, slot_norms, weight_norms
 from gradwatch.layout import Layout
 from gradwatch.policies import Policy
 from gradwatch.policies.base import State, keep_if
@@ -44,7 +44,7 @@ class Stepper:
         self.state = self._first_state()
         self._round: list[Optimizer] = []  # those that have begun the current step
         self._running: dict[Optimizer, FrameType] = {}
-        self._before: Tensor | None = None  # a sample of the weights before the step
+        self._update_ratio = UpdateRatio(layout)
         self._renormed: Tensor | None = None
         self._handles: list[Any] = []
 
@@ -129,7 +129,7 @@ class Stepper:
         self._round = [optimizer]
         self.steps += 1
         if (self.steps - 1) % self.every == 0:
-            self._before = sample(self.layout)
+            self._update_ratio.before()
         return True
 
     @torch.no_grad()
@@ -175,17 +175,17 @@ class Stepper:
     @torch.no_grad()
     def _end_round(self) -> None:
         """After the last optimizer of a step: what is measured only every few steps."""
-        if self._before is not None:
+        if self._update_ratio.begun:
             values = {
                 "weight_norm": weight_norms(self.layout),
-                "update_ratio": update_ratio(self.layout, self._before, sample(self.layout)),
+                "update_ratio": self._update_ratio.after(),
             }
             if self._renormed is not None:
                 values["renorm_rate"] = self._renormed
             if self.slots:
                 values.update({f"slot_norm/{n}": v for n, v in slot_norms(self.layout, self.optimizers).items()})
             self.recorder.measured(values)
-        self._before = self._renormed = None
+        self._renormed = None
 
     # ------------------------------------------------------------------------------------------------------ helpers
 

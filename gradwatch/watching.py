@@ -204,7 +204,8 @@ class Watch:
     def _say_url(self, cursor: Mapping[str, Any]) -> None:
         if cursor.get("url") and not self._url_said:
             self._url_said = True
-            self._say(f"MLflow: {cursor['url']}")
+            served = str(cursor.get("tracking_uri")).startswith("http")
+            self._say(f"MLflow{'' if served else ', once `gradwatch ui` runs'}: {cursor['url']}")
 
     def _say(self, text: str) -> None:
         if self._verbose:

@@ -111,9 +111,13 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--steps", type=int, default=20)
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--only", default="", help="cases whose name holds this text, such as 'fused'")
     parser.add_argument("-o", "--output")
     args = parser.parse_args()
-    results = {f"{m}, {o}": measure(m, o, args.rounds, args.steps, args.device) for m in MODELS for o in OPTIMIZERS}
+    cases = {f"{m}, {o}": (m, o) for m in MODELS for o in OPTIMIZERS}
+    results = {
+        name: measure(*case, args.rounds, args.steps, args.device) for name, case in cases.items() if args.only in name
+    }
     machine = torch.cuda.get_device_name() if args.device == "cuda" else f"{platform.machine()} CPU"
     report = {
         "what": "median ratio to torch clip_grad_norm_ + optimizer.step; 1.00 is torch's own time",

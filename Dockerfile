@@ -1,0 +1,32 @@
+# gradwatch's command line, and an MLflow server to review the runs on. No stage needs a GPU.
+#
+#   docker build --target cli    -t gradwatch .          docker run --rm -v "$PWD:/work" gradwatch report latest
+#   docker build --target server -t gradwatch-mlflow .   docker run --rm -p 127.0.0.1:5000:5000 -v mlflow:/data gradwatch-mlflow
+
+FROM python:3.12-slim AS base
+ENV PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1 PYTHONUNBUFFERED=1 MLFLOW_DISABLE_TELEMETRY=true
+RUN useradd --create-home --uid 1000 gradwatch
+
+FROM base AS cli
+# The CPU build of torch: reading and reporting need none, the demo runs on the CPU.
+RUN pip install --index-url https://download.pytorch.org/whl/cpu torch==2.13.0
+COPY pyproject.toml README.md LICENSE /src/
+COPY gradwatch /src/gradwatch
+RUN pip install "/src[demo]"
+USER gradwatch
+WORKDIR /work
+ENTRYPOINT ["gradwatch"]
+CMD ["--help"]
+
+FROM base AS server
+RUN pip install "mlflow>=3.17.2,<3.18" && mkdir /data && chown gradwatch /data
+USER gradwatch
+WORKDIR /data
+VOLUME /data
+EXPOSE 5000
+# One worker and no job consumers: 0.4 GiB instead of 2.5. Behind the published port only the names below are answered;
+# publish it on the loopback address, or put a proxy with authentication in front.
+ENV MLFLOW_SERVER_ENABLE_JOB_EXECUTION=false MLFLOW_ENABLE_AI_GATEWAY=false
+CMD ["mlflow", "server", "--host", "0.0.0.0", "--port", "5000", "--workers", "1", \
+     "--allowed-hosts", "localhost:5000,127.0.0.1:5000", \
+     "--backend-store-uri", "sqlite:////data/mlflow.db", "--serve-artifacts", "--artifacts-destination", "/data/artifacts"]
