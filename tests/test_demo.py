@@ -131,7 +131,7 @@ def test_the_best_epoch_is_what_training_returns(tmp_path):
     (folder,) = tmp_path.iterdir()
     history = gradwatch.open_history(folder)
     losses = history.total("loss").reshape(6, 29).mean(axis=1)
-    assert torch.load(folder / "checkpoint.pt")["epoch"] == losses.argmin() + 1
+    assert torch.load(folder / "checkpoint.pt")["epochs"] == losses.argmin() + 1
     accuracies = history.total("test_accuracy")[28::29]
     assert float(mlp.evaluate(model, data)[1]) == pytest.approx(accuracies[losses.argmin()])
 

@@ -126,7 +126,7 @@ def show(jobs: Sequence[Job], out: Path, console: Console) -> None:
         click.secho(f"\n{report.title}", bold=True)
         print_table(short_table(report))
     urls = dict.fromkeys(read_cursor(folder).get("url") for folder in run_folders(out / "runs"))
-    click.echo(f"Report:     {(out / 'report.html').resolve()}")
+    click.echo(f"\nReport:     {(out / 'report.html').resolve()}")
     click.echo(f"MLflow UI:  gradwatch ui --store {out}")
     for url in filter(None, urls):
         click.echo(f"  then:     {url}")

@@ -44,7 +44,7 @@ MLP_POLICIES: tuple[dict[str, str], ...] = (
 MLP_RATES = (0.1, 2.0)  # healthy; too high
 MNIST_EPOCHS, DIGITS_EPOCHS = 2, 20
 RNN_POLICIES: tuple[dict[str, str], ...] = ({}, {"clip": "ClipByGlobalNorm(1.0)"}, {"clip": "ClipByGlobalNorm(0.25)"})
-RNN_RATE, RNN_STEPS = 5.0, 400
+RNN_RATE, RNN_STEPS = 5.0, 300
 
 
 @dataclass(frozen=True)

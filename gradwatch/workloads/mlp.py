@@ -6,11 +6,11 @@ Legend: N examples, B examples of a batch, D inputs of an example.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.optim import Optimizer
 
 import gradwatch
 from gradwatch.workloads.data import Images
@@ -47,7 +47,6 @@ def train(
     model = build(data.train.shape[1])
     optimizer = torch.optim.SGD(model.parameters(), lr=lr)
     inputs, labels = torch.from_numpy(data.train), torch.from_numpy(data.train_labels)
-    shuffle = torch.Generator().manual_seed(seed)
     first, best_loss = 0, float("inf")
 
     with gradwatch.watch(
@@ -63,11 +62,11 @@ def train(
         verbose=False,
     ) as watch:
         if resume is not None:
-            first, best_loss = restore(torch.load(resume), model, optimizer, watch, shuffle)
+            first, best_loss = restore(resume, model, optimizer, watch)
 
         for epoch in range(first, epochs):
             total_loss, correct = torch.zeros(()), torch.zeros(())
-            for batch in torch.split(torch.randperm(len(inputs), generator=shuffle), BATCH):
+            for batch in torch.split(torch.randperm(len(inputs)), BATCH):
                 logits = model(inputs[batch])
                 loss = F.cross_entropy(logits, labels[batch])
                 optimizer.zero_grad()
@@ -81,35 +80,35 @@ def train(
             watch.log(train_accuracy=correct / len(inputs), test_accuracy=test_accuracy, test_loss=test_loss)
             if epoch == 0 or total_loss < best_loss:
                 best_loss = float(total_loss)
-                torch.save(
-                    {
-                        "epoch": epoch + 1,
-                        "loss": best_loss,
-                        "model": model.state_dict(),
-                        "optimizer": optimizer.state_dict(),
-                        "watch": watch.state_dict(),
-                        "shuffle": shuffle.get_state(),
-                    },
-                    watch.dir / "checkpoint.pt",
-                )
+                save(watch.dir / "checkpoint.pt", epoch + 1, best_loss, model, optimizer, watch)
 
     model.load_state_dict(torch.load(watch.dir / "checkpoint.pt")["model"])
     return model
 
 
-def restore(
-    checkpoint: dict[str, Any],
-    model: nn.Module,
-    optimizer: torch.optim.Optimizer,
-    watch: gradwatch.Watch,
-    shuffle: torch.Generator,
-) -> tuple[int, float]:
+def save(path: Path, epochs: int, loss: float, model: nn.Module, optimizer: Optimizer, watch: gradwatch.Watch) -> None:
+    """Everything that is needed to go on after this epoch as if nothing had happened."""
+    torch.save(
+        {
+            "epochs": epochs,
+            "loss": loss,
+            "model": model.state_dict(),
+            "optimizer": optimizer.state_dict(),
+            "watch": watch.state_dict(),
+            "random": torch.get_rng_state(),
+        },
+        path,
+    )
+
+
+def restore(path: Path, model: nn.Module, optimizer: Optimizer, watch: gradwatch.Watch) -> tuple[int, float]:
     """Put everything back as it was saved; returns the number of epochs done and the last one's loss."""
+    checkpoint = torch.load(path)
     model.load_state_dict(checkpoint["model"])
     optimizer.load_state_dict(checkpoint["optimizer"])
     watch.load_state_dict(checkpoint["watch"])
-    shuffle.set_state(checkpoint["shuffle"])
-    return checkpoint["epoch"], checkpoint["loss"]
+    torch.set_rng_state(checkpoint["random"])
+    return checkpoint["epochs"], checkpoint["loss"]
 
 
 @torch.no_grad()
