@@ -127,13 +127,13 @@ def test_resuming_from_the_checkpoint_is_exact(tmp_path):
 
 def test_the_best_epoch_is_what_training_returns(tmp_path):
     data = load_images(None)
-    model = mlp.train(data, lr=0.7, seed=0, epochs=6, dir=tmp_path, renorm="MaxNorm(0.5)")
+    model = mlp.train(data, lr=2.0, seed=0, epochs=8, dir=tmp_path, clip="ClipByHistory(1.2)")  # unsteady
     (folder,) = tmp_path.iterdir()
     history = gradwatch.open_history(folder)
-    losses = history.total("loss").reshape(6, 29).mean(axis=1)
-    assert torch.load(folder / "checkpoint.pt")["epochs"] == losses.argmin() + 1
+    best = history.total("loss").reshape(8, 29).mean(axis=1).argmin()
+    assert torch.load(folder / "checkpoint.pt")["epochs"] == best + 1
     accuracies = history.total("test_accuracy")[28::29]
-    assert float(mlp.evaluate(model, data)[1]) == pytest.approx(accuracies[losses.argmin()])
+    assert float(mlp.evaluate(model, data)[1]) == pytest.approx(accuracies[best])
 
 
 def test_the_rnn_learns(tmp_path):
@@ -249,10 +249,11 @@ def test_the_demo_leaves_tables_reports_and_a_store(tmp_path):
 
 
 @pytest.mark.skipif(not hasattr(os, "killpg"), reason="needs process groups")
-def test_ctrl_c_ends_all_of_it_quietly(tmp_path):
+@pytest.mark.parametrize("moment", ["runs", "runs/*/run.json"])
+def test_ctrl_c_ends_all_of_it_quietly(tmp_path, moment):
     out = tmp_path / "demo"
     demo = start(out)
-    while not list(out.glob("runs/*/run.json")) and demo.poll() is None:
+    while not list(out.glob(moment)) and demo.poll() is None:
         time.sleep(0.05)
     os.killpg(demo.pid, signal.SIGINT)
     _, errors = demo.communicate(timeout=30)

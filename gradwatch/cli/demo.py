@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib.util
 import shutil
 from collections.abc import Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -100,10 +100,11 @@ def train(jobs: Sequence[Job], out: Path, console: Console) -> None:
     from gradwatch.workloads.jobs import run_jobs
 
     columns = (TextColumn("{task.description:<22}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=console) as progress:
+    counts = run_jobs(jobs, out / "runs", store(out))
+    with closing(counts), Progress(*columns, console=console) as progress:
         training = progress.add_task("training", total=len(jobs))
         delivery = progress.add_task("delivered to MLflow", total=len(jobs))
-        for trained, delivered in run_jobs(jobs, out / "runs", store(out)):
+        for trained, delivered in counts:
             progress.update(training, completed=trained)
             progress.update(delivery, completed=delivered)
 

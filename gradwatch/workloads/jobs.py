@@ -8,7 +8,7 @@ import multiprocessing
 import os
 import signal
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
@@ -82,7 +82,7 @@ def demo_jobs(workloads: Sequence[str], data: Path | None, quick: bool = False) 
     ]
 
 
-def run_jobs(jobs: Sequence[Job], runs: Path, tracking_uri: str) -> Iterator[tuple[int, int]]:
+def run_jobs(jobs: Sequence[Job], runs: Path, tracking_uri: str) -> Generator[tuple[int, int], None, None]:
     """Train every job, recording into `runs`, while a courier delivers to `tracking_uri`.
 
     Yields how many runs are trained and how many are delivered, about twice a second, until all are; or until the
@@ -113,7 +113,8 @@ def _train(jobs: Sequence[Job], runs: Path, tracking_uri: str) -> Iterator[int]:
     spawn = multiprocessing.get_context("spawn")
     pool = ProcessPoolExecutor(WORKERS, spawn, initializer=_prepare_worker, initargs=(tracking_uri,))
     try:
-        left = {pool.submit(_run_job, job, runs) for job in jobs}
+        with _deaf_to_ctrl_c():
+            left = {pool.submit(_run_job, job, runs) for job in jobs}
         while left:
             done, left = wait(left, timeout=POLL_SECONDS, return_when=FIRST_COMPLETED)
             for future in done:
@@ -121,13 +122,16 @@ def _train(jobs: Sequence[Job], runs: Path, tracking_uri: str) -> Iterator[int]:
             yield len(jobs) - len(left)
     except BrokenProcessPool as error:
         raise RunError("a training process of the demo was killed: is there enough memory (about 1 GB)?") from error
+    except BaseException:  # Ctrl-C among them: nobody waits for the trainings under way
+        for process in multiprocessing.active_children():
+            process.terminate()
+        raise
     finally:
         pool.shutdown(cancel_futures=True)
 
 
 def _prepare_worker(tracking_uri: str) -> None:
     """In a training process: one thread, and where MLflow is, as a user would set it."""
-    signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C ends it at once and without a traceback
     import torch
 
     torch.set_num_threads(1)
@@ -142,12 +146,23 @@ def _run_job(job: Job, runs: Path) -> None:
 
 
 @contextmanager
+def _deaf_to_ctrl_c() -> Iterator[None]:
+    """Processes started in here do not hear Ctrl-C, from their first moment on; this one ends them."""
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+@contextmanager
 def _courier(runs: Path, tracking_uri: str) -> Iterator[tuple[BaseProcess, Event]]:
     """One process that delivers all runs of a directory; it ends by itself once the event is set and all is there."""
     spawn = multiprocessing.get_context("spawn")
     over = spawn.Event()
     process = spawn.Process(target=_deliver, args=(runs, tracking_uri, over), name="courier", daemon=True)
-    process.start()
+    with _deaf_to_ctrl_c():
+        process.start()
     try:
         yield process, over
     finally:
@@ -156,7 +171,6 @@ def _courier(runs: Path, tracking_uri: str) -> Iterator[tuple[BaseProcess, Event
 
 
 def _deliver(runs: Path, tracking_uri: str, over: Event) -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's business
     os.environ.update(MLFLOW_DISABLE_TELEMETRY="true", MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR="false")
     with open(runs / "courier.log", "ab") as file:  # MLflow writes to stderr, where the progress bars are
         os.dup2(file.fileno(), 1)
