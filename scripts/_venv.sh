@@ -17,8 +17,8 @@ make_venv() {
         "$PYTHON" -m venv .venv
     fi
     echo "Installing gradwatch[$extra] into .venv; the first time this takes minutes" >&2
-    .venv/bin/python -c "import torch" 2>/dev/null || .venv/bin/python -m pip install -q --disable-pip-version-check "$TORCH_PIN"
-    .venv/bin/python -m pip install -q --disable-pip-version-check -e ".[$extra]"
+    .venv/bin/python -c "import torch" 2>/dev/null || .venv/bin/python -m pip install -qq --disable-pip-version-check "$TORCH_PIN"
+    .venv/bin/python -m pip install -qq --disable-pip-version-check -e ".[$extra]"
     echo "$wanted" >"$stamp"
 }
 

@@ -3,6 +3,7 @@
 import gzip
 import os
 import re
+import shlex
 import signal
 import sqlite3
 import struct
@@ -231,7 +232,7 @@ def test_the_demo_leaves_tables_reports_and_a_store(tmp_path):
     shown, errors = demo.communicate(timeout=120)
     assert (demo.returncode, errors) == (0, "")
     assert "3/3" in shown
-    assert f"gradwatch ui --store {out}" in shown
+    assert f"gradwatch ui --store {shlex.quote(str(out))}" in shown
     assert "viewStateShareKey=gradwatch" in shown
     rows = re.findall(r"^(ClipByGlobalNorm\(\S+\)|none) +\d", shown, re.M)
     assert sorted(rows) == ["ClipByGlobalNorm(0.25)", "ClipByGlobalNorm(1.0)", "none"]

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import importlib.util
+import shlex
 import shutil
+import sys
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, closing
 from pathlib import Path
@@ -128,7 +130,7 @@ def show(jobs: Sequence[Job], out: Path, console: Console) -> None:
         print_table(short_table(report))
     urls = dict.fromkeys(read_cursor(folder).get("url") for folder in run_folders(out / "runs"))
     click.echo(f"\nReport:     {(out / 'report.html').resolve()}")
-    click.echo(f"MLflow UI:  gradwatch ui --store {out}")
+    click.echo(f"MLflow UI:  {shlex.join([*this_command(), 'ui', '--store', str(out)])}")
     for url in filter(None, urls):
         click.echo(f"  then:     {url}")
     missing = len(jobs) - delivered(out / "runs")
@@ -137,6 +139,11 @@ def show(jobs: Sequence[Job], out: Path, console: Console) -> None:
             f"{missing} runs are not in MLflow yet: gradwatch sync {out / 'runs'} delivers them "
             f"({out / 'runs/courier.log'} says why they were not)"
         )
+
+
+def this_command() -> list[str]:
+    """What to type for `gradwatch`, also where its environment is not active."""
+    return ["gradwatch"] if shutil.which("gradwatch") else [sys.executable, "-m", "gradwatch"]
 
 
 def store(out: Path) -> str:
