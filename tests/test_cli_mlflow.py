@@ -51,6 +51,19 @@ def test_sync_of_one_folder_delivers_even_a_run_that_stayed_in_its_files(store, 
     assert run("sync", folder, "--tracking-uri", f"sqlite:///{tmp_path}/other.db").exit_code == 0  # nothing is missing
 
 
+@pytest.mark.parametrize("ref", ["experiment:mnist", "latest", "0" * 32])
+def test_a_server_that_does_not_answer_is_one_line_and_no_wait(run, tmp_path, monkeypatch, ref):
+    with socket.socket() as closed:  # bound but not listening: refused at once
+        closed.bind(("127.0.0.1", 0))
+        uri = f"http://127.0.0.1:{closed.getsockname()[1]}"
+        monkeypatch.chdir(tmp_path)
+        monkeypatch.setenv("MLFLOW_TRACKING_URI", uri)
+        result = run("show", ref)
+    assert result.exit_code == 2
+    assert len(result.stderr.splitlines()) == 1
+    assert f"cannot read {uri}" in result.stderr
+
+
 def test_sync_says_what_stays_undelivered(store, run, tmp_path):
     folder = make_run(tmp_path, mlflow=target(store, run_id="0" * 32, joined=True))
     result = run("sync", folder)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import os
 from typing import Any
 
 import click
@@ -17,6 +18,14 @@ COMMANDS = {
     "show": "Show one run: verdict, layers, norms, clip rates.",
     "sync": "Deliver recorded runs to MLflow.",
     "ui": "Open the MLflow UI on the runs, with the right charts.",
+}
+# MLflow's own retries block a call for up to 20 minutes; the courier has its own, between passes.
+MLFLOW_SETTINGS = {
+    "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1",
+    "MLFLOW_HTTP_REQUEST_TIMEOUT": "30",
+    "MLFLOW_DISABLE_TELEMETRY": "true",
+    "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true",
+    "MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR": "false",
 }
 
 
@@ -62,3 +71,5 @@ def main() -> None:
 
     RUN is a run folder, an MLflow run id, experiment:NAME, or latest.
     """
+    for name, value in MLFLOW_SETTINGS.items():
+        os.environ.setdefault(name, value)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib.util
 import logging
-import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -36,7 +35,6 @@ def sync(folder: Path, following: bool, tracking_uri: str | None) -> None:
             f"{folder} is not a run folder and holds none that is meant for MLflow; wanted a folder that "
             'gradwatch.watch(..., log="mlflow") wrote'
         )
-    _patience()
     if following:
         logging.basicConfig(stream=sys.stdout, format="%(asctime)s %(message)s", level=logging.WARNING)
         logging.getLogger("gradwatch").setLevel(logging.INFO)
@@ -46,15 +44,6 @@ def sync(folder: Path, following: bool, tracking_uri: str | None) -> None:
         outcomes = [_shown(outcome) for outcome in _progress(folder, tracking_uri)]
     if not all(outcome.done or (outcome.live and not outcome.error) for outcome in outcomes):
         raise SystemExit(1)
-
-
-def _patience() -> None:
-    """MLflow's own retries block a call for up to 20 minutes; the courier has its own, between passes."""
-    os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "1")
-    os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "30")
-    os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
-    os.environ.setdefault("MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT", "true")
-    os.environ.setdefault("MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR", "false")
 
 
 def _progress(folder: Path, tracking_uri: str | None) -> Iterator[Outcome]:

@@ -34,7 +34,6 @@ def ui(port: int, store: str | None) -> None:
     """
     if importlib.util.find_spec("mlflow") is None:
         raise RunError("mlflow is not installed: pip install 'gradwatch[mlflow]'")
-    os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
     from gradwatch.stores.mlflow import existing_store
     from gradwatch.stores.remote import watched_experiment
     from gradwatch.stores.views import view_url

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
+
+from mlflow.exceptions import MlflowException
 
 from gradwatch.errors import RunError
 from gradwatch.history import History
@@ -20,7 +24,7 @@ def read_mlflow_run(run_id: str, tracking_uri: str | None = None) -> History:
     """
     uri = existing_store(tracking_uri)
     client = connect(uri)
-    with clear_errors(f"run {run_id} in {public_uri(uri)}"):
+    with _readable(uri), clear_errors(f"run {run_id} in {public_uri(uri)}"):
         name = client.get_run(run_id).info.run_name
         if not any(item.path == f"{ARTIFACTS}/run.json" for item in client.list_artifacts(run_id, ARTIFACTS)):
             raise RunError(
@@ -40,28 +44,29 @@ def watched_runs(experiment: str | None = None, tracking_uri: str | None = None)
     """
     uri = existing_store(tracking_uri)
     client = connect(uri)
-    if experiment is None:
-        ids = [e.experiment_id for e in client.search_experiments()]
-    else:
-        known = client.get_experiment_by_name(experiment)
-        if known is None:
-            names = ", ".join(sorted(e.name for e in client.search_experiments())[:10])
-            raise RunError(f"there is no experiment {experiment!r} in {public_uri(uri)}; it holds: {names}")
-        ids = [known.experiment_id]
-    found: list[str] = []
-    token = None
-    while True:
-        page = client.search_runs(
-            ids,
-            "tags.`gradwatch.version` != ''",
-            max_results=1_000,
-            order_by=["attributes.start_time ASC"],
-            page_token=token,
-        )
-        found += [run.info.run_id for run in page]
-        token = page.token
-        if not token:
-            break
+    with _readable(uri):
+        if experiment is None:
+            ids = [e.experiment_id for e in client.search_experiments()]
+        else:
+            known = client.get_experiment_by_name(experiment)
+            if known is None:
+                names = ", ".join(sorted(e.name for e in client.search_experiments())[:10])
+                raise RunError(f"there is no experiment {experiment!r} in {public_uri(uri)}; it holds: {names}")
+            ids = [known.experiment_id]
+        found: list[str] = []
+        token = None
+        while True:
+            page = client.search_runs(
+                ids,
+                "tags.`gradwatch.version` != ''",
+                max_results=1_000,
+                order_by=["attributes.start_time ASC"],
+                page_token=token,
+            )
+            found += [run.info.run_id for run in page]
+            token = page.token
+            if not token:
+                break
     if not found:
         where = f"experiment {experiment!r} of {public_uri(uri)}" if experiment else public_uri(uri)
         raise RunError(f"{where} holds no run that gradwatch watched")
@@ -75,4 +80,14 @@ def watched_experiment(tracking_uri: str) -> str:
         RunError: the store holds none.
     """
     newest = watched_runs(tracking_uri=tracking_uri)[-1]
-    return str(connect(tracking_uri).get_run(newest).info.experiment_id)
+    with _readable(tracking_uri):
+        return str(connect(tracking_uri).get_run(newest).info.experiment_id)
+
+
+@contextlib.contextmanager
+def _readable(uri: str) -> Iterator[None]:
+    """A store that does not answer is one line: nobody who reads wants to wait for it."""
+    try:
+        yield
+    except MlflowException as error:
+        raise RunError(f"cannot read {public_uri(uri)}: {str(error).splitlines()[0][:200]}") from error
