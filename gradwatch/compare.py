@@ -163,12 +163,11 @@ def natural(text: str) -> tuple[float, str]:
 
 
 def _rank(row: dict[str, Any], metrics: Sequence[str]) -> tuple[Any, ...]:
-    """By setting, then by the first metric: high accuracy first, or low loss; unknown last."""
+    """By setting, then by the metrics in turn: high accuracy first, or low loss; unknown last."""
     keys = list(row)
     setting = [natural(row[key]) for key in keys[1 : keys.index("runs")]]
-    value = row[metrics[0]] if metrics else float("nan")
-    best_high = bool(metrics) and _ACCURACY.search(metrics[0]) is not None
-    return (setting, row["diverged"] == row["runs"], np.isnan(value), -value if best_high else value)
+    values = [-row[name] if _ACCURACY.search(name) else row[name] for name in metrics]
+    return (setting, row["diverged"] == row["runs"], [(np.isnan(value), np.nan_to_num(value)) for value in values])
 
 
 def _all_settings(run: Run) -> dict[str, str]:

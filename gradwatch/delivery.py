@@ -71,7 +71,7 @@ def target(run_id: str | None = None) -> dict[str, Any] | None:
     if sys.modules.get("mlflow") is None and importlib.util.find_spec("mlflow") is None:
         warnings.warn(
             "mlflow is not installed: this run stays in its files. pip install 'gradwatch[mlflow]', then "
-            "gradwatch sync, delivers it; log=None keeps it there without this warning",
+            "gradwatch sync FOLDER, delivers it; log=None keeps it there without this warning",
             GradwatchWarning,
             stacklevel=3,
         )

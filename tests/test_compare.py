@@ -59,6 +59,12 @@ def test_the_best_accuracy_comes_first_and_the_lowest_loss():
     assert next(iter(compare(runs, "loss")["policy"])) == "AGC(0.01)"
 
 
+def test_where_the_first_metric_is_unknown_the_next_one_ranks():
+    runs = [run(math.nan, clip="AGC(0.01)"), run(math.nan, clip=None), run(0.1)]
+    runs[1].per_step["loss"][-1] = 0.5
+    assert list(compare(runs)["policy"]) == ["ClipByGlobalNorm(1.0)", "none", "AGC(0.01)"]
+
+
 def test_another_model_is_another_setting():
     table = compare([run(0.8), run(0.8, layers=("a", "b"))])
     assert list(table["model"]) == ["2 layers, 32 parameters", "7 layers, 112 parameters"]
