@@ -59,10 +59,12 @@ def test_the_best_accuracy_comes_first_and_the_lowest_loss():
     assert next(iter(compare(runs, "loss")["policy"])) == "AGC(0.01)"
 
 
-def test_where_the_first_metric_is_unknown_the_next_one_ranks():
-    runs = [run(math.nan, clip="AGC(0.01)"), run(math.nan, clip=None), run(0.1)]
-    runs[1].per_step["loss"][-1] = 0.5
-    assert list(compare(runs)["policy"]) == ["ClipByGlobalNorm(1.0)", "none", "AGC(0.01)"]
+def test_where_the_first_metric_is_unknown_or_equal_the_next_one_ranks():
+    runs = [run(0.5, clip="AGC(0.01)"), run(0.5, clip=None), run(0.1), run(0.1, clip="ClipByNorm(1.0)")]
+    for unknown in runs[:2]:
+        unknown.per_step["val_accuracy"][:] = math.nan
+    runs[1].per_step["loss"][-1] = runs[3].per_step["loss"][-1] = 0.5
+    assert list(compare(runs)["policy"]) == ["ClipByNorm(1.0)", "ClipByGlobalNorm(1.0)", "none", "AGC(0.01)"]
 
 
 def test_another_model_is_another_setting():
