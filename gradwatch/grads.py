@@ -38,8 +38,8 @@ class Batch:
     ) -> None:
         self.layout, self.tensors, self.optimizers, self.norm_types = layout, tensors, optimizers, norm_types
         self.names, self.params = layout.names, layout.params
-        self.here = tuple(t is not None for t in tensors)
-        self.groups = _grouped(tensors)
+        self.here = tuple([t is not None for t in tensors])
+        self.groups = _grouped(layout, tensors)
         self.pending: Tensor | None = None
         self.skipped: Tensor | None = None
         self.fraction: Tensor | None = None  # [L] share of elements that an element-wise change touched
@@ -151,17 +151,17 @@ class Subset(Batch):
 # ------------------------------------------------------------------------------------------------- reading and scaling
 
 
-def gradients(params: Iterable[Tensor], held: Sequence[bool] | None = None) -> list[Tensor | None]:
+def gradients(layout: Layout, held: Sequence[bool] | None = None) -> list[Tensor | None]:
     """The gradient of each parameter as a dense real tensor that shares its memory; None where there is none.
 
     A sparse gradient is coalesced (and put back so), and its values are what is measured and scaled; a complex one is
     viewed as real. `held[i]` False leaves parameter i out.
     """
-    grads = [p.grad for p in params]
+    grads = [p.grad for p in layout.params]
     if held is not None:
         grads = [g if h else None for g, h in zip(grads, held, strict=True)]
-    if any(g is not None and (g.is_sparse or g.is_complex()) for g in grads):
-        return [None if g is None else _dense(p, g) for p, g in zip(params, grads, strict=True)]
+    if layout.has_complex or True in [g is not None and g.is_sparse for g in grads]:
+        return [None if g is None else _dense(p, g) for p, g in zip(layout.params, grads, strict=True)]
     return grads
 
 
@@ -176,16 +176,19 @@ def _dense(param: Tensor, grad: Tensor) -> Tensor:
         if not grad.is_coalesced():
             grad = param.grad = grad.coalesce()
         grad = grad._values()
-    return torch.view_as_real(grad) if grad.is_complex() else grad
+    return _real(grad)
 
 
-def _grouped(tensors: MaybeTensors) -> list[Group]:
-    index = [i for i, t in enumerate(tensors) if t is not None]
-    if not index:
+def _grouped(layout: Layout, tensors: MaybeTensors) -> list[Group]:
+    present = [t for t in tensors if t is not None]
+    if not present:
         return []
-    present: list[list[Tensor | None]] = [[tensors[i] for i in index]]
-    grouped: dict[Any, tuple[Any, list[int]]] = _group_tensors_by_device_and_dtype(present, with_indices=True)
-    return [(lists[0], tuple(index[i] for i in places)) for (lists, places) in grouped.values()]
+    everything = len(present) == len(tensors) == len(layout.every)
+    if everything and layout.one_device and len({t.dtype for t in present}) == 1:
+        return [(present, layout.every)]  # the usual case, at a tenth of the price
+    index = layout.every if everything else [i for i, t in enumerate(tensors) if t is not None]
+    groups: dict[Any, tuple[Any, list[int]]] = _group_tensors_by_device_and_dtype([[*present]], with_indices=True)
+    return [(lists[0], tuple(index[i] for i in places)) for lists, places in groups.values()]
 
 
 @torch.no_grad()
@@ -243,15 +246,17 @@ def unit_norms(tensor: Tensor, dims: tuple[int, ...], p: float = 2.0) -> Tensor:
 class UpdateRatio:
     """How far a step moved each layer, from at most 4,096 of its elements: `before()` the step, `after()` it.
 
-    Two buffers are filled again and again: constant memory, and no allocation in steady state.
+    Two buffers are filled again and again: constant memory, and no large allocation in steady state.
     """
 
     def __init__(self, layout: Layout) -> None:
         self.layout, self.begun = layout, False
-        sizes = [p.numel() * (2 if p.is_complex() else 1) for p in layout.params]
-        self.steps = [stride(size) for size in sizes]
-        self.counts = [math.ceil(size / step) for size, step in zip(sizes, self.steps, strict=True)]
-        self.one_device = len({p.device for p in layout.params}) == 1
+        self.steps = [stride(_real(p).numel()) for p in layout.params]
+        self.shapes = [
+            tuple(_real(p).shape) if step == 1 else (math.ceil(_real(p).numel() / step),)
+            for p, step in zip(layout.params, self.steps, strict=True)
+        ]
+        self._buffers: dict[str, list[Tensor]] = {}
 
     @torch.no_grad()
     def before(self) -> None:
@@ -263,36 +268,27 @@ class UpdateRatio:
     def after(self) -> Tensor:
         """‖Δw‖ / ‖w before‖ of each layer, `[L]`; NaN where the weights were all zero."""
         self.begun = False
-        before, moved = self._buffer("before"), self._look("after")
-        moved.sub_(before)
-        weights = self._squares(before)
-        return torch.where(weights > 0, (self._squares(moved) / weights).sqrt(), torch.nan)
+        before, moved = self._buffers["before"], self._look("after")
+        torch._foreach_sub_(moved, before)
+        weights = torch.stack(torch._foreach_norm(before))
+        return torch.where(weights > 0, torch.stack(torch._foreach_norm(moved)) / weights, torch.nan)
 
-    def _look(self, name: str) -> Tensor:
-        layout = self.layout
-        flat = [(torch.view_as_real(p) if p.is_complex() else p).reshape(-1) for p in layout.params]
-        parts = [f if step == 1 else f[::step] for f, step in zip(flat, self.steps, strict=True)]
-        if not self.one_device:
-            parts = [part.to(layout.device) for part in parts]
-        return torch.cat(parts, out=self._buffer(name))
-
-    def _buffer(self, name: str) -> Tensor:
-        layout = self.layout
-        return layout.constant(
-            (name, "sample"), lambda: torch.empty(sum(self.counts), dtype=layout.dtype, device=layout.device)
-        )
-
-    def _squares(self, values: Tensor) -> Tensor:
-        counts = self.layout.constant("counts", lambda: torch.tensor(self.counts, device=values.device))
-        # one kernel for all layers; unsafe=True: the counts are not read back to be checked
-        return torch.segment_reduce(values.square_(), "sum", lengths=counts, unsafe=True)
+    def _look(self, name: str) -> list[Tensor]:
+        if name not in self._buffers:  # one tensor per layer, all parts of one
+            sizes = [math.prod(shape) for shape in self.shapes]
+            whole = torch.empty(sum(sizes), dtype=self.layout.dtype, device=self.layout.device)
+            parts = torch.split(whole, sizes)
+            self._buffers[name] = [part.view(shape) for part, shape in zip(parts, self.shapes, strict=True)]
+        weights = [_real(p) for p in self.layout.params] if self.layout.has_complex else self.layout.params
+        looked = [w if step == 1 else w.reshape(-1)[::step] for w, step in zip(weights, self.steps, strict=True)]
+        torch._foreach_copy_(self._buffers[name], looked)
+        return self._buffers[name]
 
 
 @torch.no_grad()
 def weight_norms(layout: Layout) -> Tensor:
     """The L2 norm of each layer's weights, `[L]`."""
-    real = [torch.view_as_real(p) if p.is_complex() else p for p in layout.params]
-    return measure(layout, _grouped(real))
+    return measure(layout, _grouped(layout, [_real(p) for p in layout.params] if layout.has_complex else layout.params))
 
 
 def slot_norms(layout: Layout, optimizers: Sequence[Optimizer]) -> dict[str, Tensor]:
@@ -305,14 +301,14 @@ def slot_norms(layout: Layout, optimizers: Sequence[Optimizer]) -> dict[str, Ten
         for name, value in state.items():
             if isinstance(value, Tensor) and value.shape == p.shape and name != "step":
                 found.setdefault(name, [None] * len(states))[i] = value
-    batches = {name: Batch(layout, [_real(t) for t in tensors]) for name, tensors in found.items()}
+    batches = {name: Batch(layout, [t if t is None else _real(t) for t in ts]) for name, ts in found.items()}
     return {
         name: torch.where(batch.present(), measure(layout, batch.groups), torch.nan) for name, batch in batches.items()
     }
 
 
-def _real(tensor: Tensor | None) -> Tensor | None:
-    return torch.view_as_real(tensor) if tensor is not None and tensor.is_complex() else tensor
+def _real(tensor: Tensor) -> Tensor:
+    return torch.view_as_real(tensor) if tensor.is_complex() else tensor
 
 
 def _slot(optimizers: Sequence[Optimizer], param: Tensor, name: str) -> Tensor | None:

@@ -25,8 +25,11 @@ class Layout:
         self.names = tuple(params)
         self.params = tuple(params.values())
         self.device = self.params[0].device if self.params else torch.device("cpu")
-        double = any(p.dtype in (torch.float64, torch.complex128) for p in self.params)
-        self.dtype = torch.float64 if double else torch.float32
+        self.every = tuple(range(len(self.params)))  # the index of all layers
+        self.one_device = len({p.device for p in self.params}) == 1
+        self.dtypes = {p.dtype for p in self.params}
+        self.has_complex = any(dtype.is_complex for dtype in self.dtypes)
+        self.dtype = torch.float64 if self.dtypes & {torch.float64, torch.complex128} else torch.float32
         self._constants: dict[object, Tensor] = {}
 
     def constant(self, key: object, make: Callable[[], Tensor]) -> Tensor:

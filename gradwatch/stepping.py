@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from gradwatch.errors import GradwatchWarning
+from gradwatch.fused import can_fold, fold
 from gradwatch.grads import Batch, UpdateRatio, drop, gradients, measure, slot_norms, weight_norms
 from gradwatch.layout import Layout
 from gradwatch.policies import Policy
@@ -46,6 +47,7 @@ class Stepper:
         self._running: dict[Optimizer, FrameType] = {}
         self._update_ratio = UpdateRatio(layout)
         self._renormed: Tensor | None = None
+        self._undo_fold: Callable[[], None] | None = None
         self._handles: list[Any] = []
 
     def attach(self, recorder: Recorder, between: Callable[[], None], owner: object = None) -> None:
@@ -74,6 +76,7 @@ class Stepper:
     def _before_step(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if self._is_nested(optimizer, sys._getframe(1)):
             return None
+        self._unfold()  # what a step that raised left behind
         leads = self._open_round(optimizer)
         closure = args[1] if len(args) > 1 else kwargs.get("closure")
         if closure is None:
@@ -93,6 +96,7 @@ class Stepper:
         if self._running.get(optimizer) is not sys._getframe(1):
             return  # the inner step of a nested one
         del self._running[optimizer]
+        self._unfold()
         if self.renorm is not None:
             self._constrain(self.renorm, optimizer)
         if len(self._round) == len(self.optimizers) or not self.together:
@@ -137,7 +141,7 @@ class Stepper:
         """Measure the gradients, ask the policy, scale; `record` is False for further evaluations of a closure."""
         held = None if self.together else self._held(self._round[0])
         norm_types = self.clip.norm_types if self.clip is not None else ()
-        batch = Batch(self.layout, gradients(self.layout.params, held), self.optimizers, norm_types)
+        batch = Batch(self.layout, gradients(self.layout, held), self.optimizers, norm_types)
         before = batch.norms().l2
         if self.clip is not None:
             new = self.clip.apply(batch, self.state)
@@ -155,6 +159,9 @@ class Stepper:
     def _finish(self, batch: Batch, before: Tensor) -> tuple[Tensor, list[Tensor]]:
         """Apply what is pending; returns the coefficient as recorded and the extra fields."""
         coef = batch.pending
+        if coef is not None and can_fold(self.optimizers, self.layout, coef):
+            self._undo_fold = fold(self.optimizers[0], coef)
+            return coef, []
         batch.apply_pending()
         if batch.fraction is None:
             one = self.layout.constant("one", lambda: torch.ones((), device=self.layout.device))
@@ -197,6 +204,11 @@ class Stepper:
     def _no_gradients(self) -> Batch:
         norm_types = self.clip.norm_types if self.clip is not None else ()
         return Batch(self.layout, [None] * len(self.layout.params), self.optimizers, norm_types)
+
+    def _unfold(self) -> None:
+        if self._undo_fold is not None:
+            self._undo_fold()
+            self._undo_fold = None
 
     def _held(self, optimizer: Optimizer) -> list[bool]:
         own = {id(p) for group in optimizer.param_groups for p in group["params"]}

@@ -11,7 +11,7 @@ ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "gradwatch"
 FLOORS = [
     {"errors", "ring", "uri", "layout"},
-    {"history", "grads", "formulas"},
+    {"history", "grads", "formulas", "fused"},
     {"layers", "policies", "stores", "rules", "compare", "recorder", "delivery"},
     {"stepping", "report", "config", "oneshot"},
     {"watching"},
@@ -23,7 +23,7 @@ FLOORS = [
 FLOOR = {name: number for number, names in enumerate(FLOORS, start=1) for name in names}
 READ_SIDE = {"history", "formulas", "rules", "compare", "report", "stores", "cli", "uri", "errors"}
 TRAIN_SIDE = {
-    "ring", "layout", "layers", "grads", "policies", "recorder", "stepping", "oneshot", "delivery", "watching",
+    "ring", "layout", "fused", "layers", "grads", "policies", "recorder", "stepping", "oneshot", "delivery", "watching",
 }  # fmt: skip
 MAY_IMPORT_MLFLOW = {"stores/mlflow.py", "stores/remote.py"}
 

@@ -1,0 +1,136 @@
+"""A fused optimizer's kernel scales by itself: held against the plain path, class by class."""
+
+import pytest
+import torch
+from torch import nn
+from training import batches, mlp, state_tensors, train, watch
+
+from gradwatch.fused import CLASSES
+
+SETTINGS = {torch.optim.SGD: {"lr": 0.3, "momentum": 0.9}, torch.optim.Adagrad: {"lr": 0.1}}
+
+
+def run(cls, tmp_path, *, watched, fused, clip="ClipByGlobalNorm(0.1)", steps=60, dtype=torch.float32):
+    model = mlp(dtype)
+    optimizer = cls(model.parameters(), fused=fused, **SETTINGS.get(cls, {"lr": 0.05}))
+    seen = []
+
+    def by_hand(model):
+        nn.utils.clip_grad_norm_(model.parameters(), 0.1)
+
+    def after(model, loss):
+        seen.append([p.grad.clone() for p in model.parameters()])
+
+    handle = watch(model, optimizer, tmp_path, clip=clip) if watched else None
+    train(model, optimizer, steps, before_step=None if watched else by_hand, dtype=dtype, after_step=after)
+    if handle:
+        handle.close()
+    return model, optimizer, seen
+
+
+@pytest.mark.parametrize("cls", CLASSES)
+def test_the_kernel_scales_as_torchs_clip_does(cls, tmp_path):
+    model, optimizer, seen = run(cls, tmp_path, watched=True, fused=True)
+    want_model, want_optimizer, want_seen = run(cls, tmp_path, watched=False, fused=True)
+    for got, want in ((model.parameters(), want_model.parameters()), *zip(seen, want_seen, strict=True)):
+        for a, b in zip(got, want, strict=True):
+            torch.testing.assert_close(a, b, rtol=2e-4, atol=2e-6)  # 60 steps of roundings in float32
+    state, want_state = state_tensors(optimizer), state_tensors(want_optimizer)
+    assert state.keys() == want_state.keys()
+    for key in state:
+        torch.testing.assert_close(state[key], want_state[key], rtol=2e-4, atol=2e-6)
+    assert not hasattr(optimizer, "grad_scale")
+
+
+@pytest.mark.parametrize("cls", CLASSES)
+def test_one_step_agrees_to_rounding(cls, tmp_path):
+    model, _, seen = run(cls, tmp_path, watched=True, fused=True, steps=1)
+    want, _, want_seen = run(cls, tmp_path, watched=False, fused=False, steps=1)
+    for a, b in zip([*model.parameters(), *seen[0]], [*want.parameters(), *want_seen[0]], strict=True):
+        torch.testing.assert_close(a, b, rtol=2e-6, atol=1e-7)
+
+
+class Count(torch.utils._python_dispatch.TorchDispatchMode):
+    def __init__(self):
+        super().__init__()
+        self.scales = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.scales += func.name().startswith("aten::_foreach_mul_.")
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize(("settings", "clip", "passes"), [
+    ({"fused": True}, "ClipByGlobalNorm(0.1)", 0),
+    ({"fused": True}, "chain(ClipByGlobalNorm(0.1), ZClip())", 0),
+    ({"fused": True}, "ClipByNorm(0.1)", 1),  # one coefficient per layer: the kernel takes only one for all
+    ({"fused": True, "dtype": torch.float64}, "ClipByGlobalNorm(0.1)", 1),
+])  # fmt: skip
+def test_when_the_scale_pass_is_gone(settings, clip, passes, tmp_path):
+    settings = dict(settings)
+    model = mlp(settings.pop("dtype", torch.float32))
+    optimizer = torch.optim.AdamW(model.parameters(), **settings)
+    with watch(model, optimizer, tmp_path, clip=clip):
+        for p in model.parameters():
+            p.grad = torch.randn_like(p)
+        optimizer.step()
+        with Count() as count:
+            optimizer.step()
+    assert count.scales == passes
+
+
+def test_a_step_that_raised_leaves_no_scale_behind(tmp_path):
+    model = mlp(torch.float32)
+    optimizer = torch.optim.AdamW(model.parameters(), fused=True)
+    with watch(model, optimizer, tmp_path, clip="ClipByGlobalNorm(0.1)"):
+        train(model, optimizer, 2, dtype=torch.float32)
+        optimizer.param_groups[0]["betas"] = None
+        with pytest.raises(TypeError):
+            optimizer.step()
+        optimizer.param_groups[0]["betas"] = (0.9, 0.999)
+        model[0].weight.grad = torch.full_like(model[0].weight, 3.0)
+        optimizer.step()
+    total = torch.stack([p.grad.norm() for p in model.parameters()]).norm().item()
+    assert total == pytest.approx(0.1, rel=1e-5)
+
+
+def test_a_scaler_that_unscaled_finds_its_attribute_again(tmp_path):
+    def train_with_scaler(watched):
+        model = mlp(torch.float32)
+        optimizer = torch.optim.AdamW(model.parameters(), lr=0.05, fused=True)
+        scaler = torch.amp.GradScaler("cpu", init_scale=2.0**10)
+        handle = watch(model, optimizer, tmp_path, clip="ClipByGlobalNorm(0.1)") if watched else None
+        for x, y in batches(10, torch.float32):
+            optimizer.zero_grad()
+            scaler.scale(nn.functional.cross_entropy(model(x), y)).backward()
+            scaler.unscale_(optimizer)
+            if not watched:
+                nn.utils.clip_grad_norm_(model.parameters(), 0.1)
+            scaler.step(optimizer)
+            scaler.update()
+        if handle:
+            handle.close()
+        return model
+
+    for a, b in zip(train_with_scaler(True).parameters(), train_with_scaler(False).parameters(), strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("bad", [float("inf"), float("nan")])
+def test_a_non_finite_norm_does_what_it_does_in_torch(bad, tmp_path):
+    def step(by_hand):
+        model = mlp(torch.float32)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1, fused=True)
+        handle = None if by_hand else watch(model, optimizer, tmp_path, clip="ClipByGlobalNorm(0.1)")
+        for p in model.parameters():
+            p.grad = torch.ones_like(p)
+        model[0].bias.grad[0] = bad
+        if by_hand:
+            nn.utils.clip_grad_norm_(model.parameters(), 0.1)
+        optimizer.step()
+        if handle:
+            handle.close()
+        return [*model.parameters()]
+
+    for a, b in zip(step(by_hand=False), step(by_hand=True), strict=True):
+        torch.testing.assert_close(a, b, equal_nan=True)
