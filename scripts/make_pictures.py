@@ -41,12 +41,12 @@ def main(demo: Path) -> None:
         one = Path(folder) / "run.html"
         one.write_text(render_html(build_report([read_run(dying[-1])])), encoding="utf-8")
         browser = driver.chromium.launch(executable_path=chromium, args=FLAGS)
-        # (page, picture, the card it ends with)
-        for page_file, name, last_card in ((comparison, "report.png", 4), (one, "run.png", 2)):
+        # (page, picture, the chart it ends with)
+        for page_file, name, last in ((comparison, "report.png", 3), (one, "run.png", 0)):
             page = browser.new_page(viewport={"width": WIDTH, "height": 3000})
             page.goto(page_file.resolve().as_uri())
             page.wait_for_function(DRAWN)
-            box = page.locator(".card").nth(last_card).bounding_box()
+            box = page.locator(".card:has(.plot)").nth(last).bounding_box()
             bottom = box["y"] + box["height"] + 8
             page.screenshot(path=IMAGES / name, clip={"x": 0, "y": 0, "width": WIDTH, "height": bottom})
             print(f"{name}: {(IMAGES / name).stat().st_size // 1000} kB")
