@@ -85,7 +85,10 @@ def test_python_brings_a_text():
     assert 60 < len(data.alphabet) <= 100
 
 
-@pytest.mark.parametrize("content", [b"", b"\x1f\x8bnope", gzip.compress(b"\0\0\x08\x01\0\0\0\x64too few")])
+BROKEN = {"empty": b"", "not gzip": b"\x1f\x8bnope", "short": gzip.compress(b"\0\0\x08\x01\0\0\0\x64too few")}
+
+
+@pytest.mark.parametrize("content", BROKEN.values(), ids=BROKEN)
 def test_a_broken_file_is_named(mnist, content):
     (mnist / "train-labels-idx1-ubyte.gz").write_bytes(content)
     with pytest.raises(RunError, match=r"train-labels-idx1-ubyte\.gz is not a file of MNIST"):
@@ -247,6 +250,10 @@ def test_the_demo_leaves_tables_reports_and_a_store(tmp_path):
     assert {"loss": 3, "val_loss": 3, "grad_norm/total": 3, "clip/rate": 3}.items() <= dict(keys).items()
     assert len(list((out / "mlartifacts").glob("**/report.html"))) == 3
     assert sorted(os.listdir(tmp_path)) == ["demo"]
+    made = {path: path.stat().st_mtime_ns for path in (out / "runs").glob("*/run.json")}
+    again, errors = start(out).communicate(timeout=60)  # the same once more is shown, not trained
+    assert (again.splitlines()[1:], errors) == (shown.splitlines()[-len(again.splitlines()) + 1 :], "")
+    assert {path: path.stat().st_mtime_ns for path in (out / "runs").glob("*/run.json")} == made
 
 
 @pytest.mark.skipif(not hasattr(os, "killpg"), reason="needs process groups")

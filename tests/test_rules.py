@@ -156,3 +156,17 @@ def test_the_worst_comes_first_then_the_earliest():
     history = with_steps(with_layer(history, "grad_norm", norm), loss=np.where(history.step > 100, 9.0, 1.0))
     assert [f.rule for f in diagnose(history)] == ["exploding", "nonfinite", "dead-layer"]
     assert verdict(history).startswith("exploding at step 10")
+
+
+def test_a_training_that_is_thrown_out_of_its_start_explodes():
+    history = make_history(steps=200)
+    loss = np.where(history.step < 1, 4.6, 60 * np.exp(-history.step / 10) + 8)
+    norm = history.total("grad_norm").copy()
+    norm[0], norm[5] = 0.7, 40
+    sick = with_steps(history, loss=loss, grad_norm=norm)
+    (finding,) = exploding(sick)
+    assert (finding.first_step, finding.evidence["start"], finding.evidence["highest"]) == (1, 4.6, loss.max())
+    assert (
+        exploding(with_steps(history, loss=np.where(history.step > 100, 3.0, loss), grad_norm=norm)) == []
+    )  # came back
+    assert exploding(with_steps(history, loss=loss, grad_norm=np.ones(200))) == []  # a generator's loss does so

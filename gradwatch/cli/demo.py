@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from gradwatch.workloads.jobs import Job
 
 WORKLOADS = ("mlp", "rnn")
-MARKER = ".gradwatch-demo"  # a folder with this file in it was made by a demo
+MARKER = ".gradwatch-demo"  # a folder with this file in it was made by a demo; it names the options of a finished one
 MADE = ("mlflow.db*", "mlartifacts", "runs", "report*.html")
 
 
@@ -56,14 +56,25 @@ def demo(data: Path | None, out: Path, workload: str, quick: bool, force: bool) 
     jobs = demo_jobs(WORKLOADS if workload == "all" else (workload,), data, quick)
     for name in dict.fromkeys(job.workload for job in jobs if data is not None and job.data is None):
         click.echo(f"{name}: there is nothing for it in {data}; it trains on what is installed")
-    console = Console()
-    with claim(out, force):
+    console, asked = Console(), f"{data} {workload} {quick}"
+    if not force and finished(out) == asked:
+        click.echo(f"This demo was run before; here is what it left in {out}. --force trains again.")
+        show(jobs, out, console)
+        return
+    with claim(out, force or finished(out) is None):
         try:
             train(jobs, out, console)
         except KeyboardInterrupt:
             click.echo(f"Stopped. gradwatch sync {out / 'runs'} delivers what was recorded so far.", err=True)
             raise
         show(jobs, out, console)
+        (out / MARKER).write_text(asked)
+
+
+def finished(out: Path) -> str | None:
+    """The options of the finished demo in `out`; None when there is none, or one that was stopped."""
+    marker = out / MARKER
+    return (marker.read_text() or None) if marker.is_file() else None
 
 
 def claim(out: Path, force: bool) -> AbstractContextManager[Any]:
@@ -84,7 +95,8 @@ def claim(out: Path, force: bool) -> AbstractContextManager[Any]:
         lock = FileLock(out / f"{MARKER}.lock").acquire(timeout=0)
         made = [path for pattern in MADE for path in out.glob(pattern)]
         if made and not force:
-            raise RunError(f"{out} holds a demo already: gradwatch ui --store {out} opens it, --force replaces it")
+            raise RunError(f"{out} holds another demo: gradwatch ui --store {out} opens it, --force replaces it")
+        (out / MARKER).write_text("")
         for path in made:
             shutil.rmtree(path) if path.is_dir() else path.unlink()
         (out / "runs").mkdir()

@@ -18,6 +18,7 @@ LIGHT = {
     "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false",
     "MLFLOW_ENABLE_AI_GATEWAY": "false",
     "MLFLOW_DISABLE_TELEMETRY": "true",
+    "PYTHONWARNINGS": "ignore",  # of MLflow's own dependencies, at every start
 }
 
 
@@ -35,13 +36,14 @@ def ui(port: int, store: str | None) -> None:
     if importlib.util.find_spec("mlflow") is None:
         raise RunError("mlflow is not installed: pip install 'gradwatch[mlflow]'")
     from gradwatch.stores.mlflow import existing_store
-    from gradwatch.stores.remote import watched_experiment
+    from gradwatch.stores.remote import watched_experiments
     from gradwatch.stores.views import view_url
 
     uri = existing_store(_uri(store))
-    experiment = watched_experiment(uri)
+    for experiment, name in watched_experiments(uri).items():
+        click.echo(f"{name}: {view_url(uri, experiment, f'http://127.0.0.1:{port}')}")
     if uri.startswith("http"):
-        click.echo(f"{view_url(uri, experiment)}\nThe store is a server already: open this address.")
+        click.echo("The store is a server already: open one of these addresses.")
         return
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -49,7 +51,7 @@ def ui(port: int, store: str | None) -> None:
             probe.bind(("127.0.0.1", port))
         except OSError as error:
             raise RunError(f"port {port} is taken ({error.strerror}): choose another with --port") from error
-    click.echo(f"The runs: {view_url(uri, experiment, f'http://127.0.0.1:{port}')}\nCtrl-C ends the server.")
+    click.echo("Ctrl-C ends the server.")
     sys.stdout.flush()
     os.execve(sys.executable, server_command(uri, port), {**os.environ, **LIGHT})
 

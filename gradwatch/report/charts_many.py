@@ -139,8 +139,17 @@ def _metric_title(members: dict[str, list[History]], name: str) -> str:
         return name
     if len({quantity_text(value) for value in known.values()}) == 1:
         return f"{name}: all policies end at {quantity_text(next(iter(known.values())))}"
-    best = max(known, key=lambda policy: known[policy] if high else -known[policy])
-    return f"{name}: {best} ends {'highest' if high else 'lowest'}, {quantity_text(known[best])}"
+    best = quantity_text(max(known.values()) if high else min(known.values()))
+    names, verb = _all_at(known, best, quantity_text)
+    return f"{name}: {names} {verb} {'highest' if high else 'lowest'}, {best}"
+
+
+def _all_at(known: dict[str, float], shown: str, show: Callable[[float], str]) -> tuple[str, str]:
+    """The policies whose value reads as `shown`, and the verb that fits their number: a tie has no single winner."""
+    names = [policy for policy, value in known.items() if show(value) == shown]
+    if len(names) > 3:
+        return f"{len(names)} policies", "end"
+    return " and ".join(filter(None, [", ".join(names[:-1]), names[-1]])), "ends" if len(names) == 1 else "end"
 
 
 def _extreme_title(
@@ -154,8 +163,8 @@ def _extreme_title(
     known = {policy: value for policy, value in known.items() if np.isfinite(value)}
     if len(known) < 2:
         return what
-    top = max(known, key=lambda policy: known[policy])
-    return f"{what}: {word} with {top}, {show(known[top])}"
+    top = show(max(known.values()))
+    return f"{what}: {word} with {_all_at(known, top, show)[0]}, {top}"
 
 
 def _median_norm(group: list[History]) -> float:

@@ -77,7 +77,7 @@ def _facts(run: RunSummary) -> list[tuple[str, str]]:
         ("non-finite steps", f"{run.nonfinite_steps:,}"),
         *((f"final {name}", quantity_text(value)) for name, value in run.final.items()),
         *((key, value) for key, value in run.params.items() if is_seed(key)),
-        ("started", run.created),
+        ("started", run.created[:16].replace("T", " ") + " UTC"),
     ]
 
 

@@ -87,8 +87,8 @@ def exploding(history: History, decades: float = 2.0, blind_decades: float = 3.0
     """The training came apart with finite numbers: by the gradient norm, or else by the loss.
 
     By the norm: it stayed `decades` powers of ten above the run's own early median for `width` steps in a row while the
-    training loss did not improve (`blind_decades` where no loss was logged). By the loss: see `_loss_jump`. Both are
-    relative to the run itself, so noise, one spike, or leaving a plateau gives no alarm.
+    training loss did not improve (`blind_decades` where no loss was logged). By the loss: see `_loss_jump` and
+    `_thrown_out`. All are relative to the run itself, so noise, one spike, or leaving a plateau gives no alarm.
     Source: growth against the run's own past (OLMo-core's stability monitor), the jump over the running minimum (S5).
     """
     losses = {name: history.total(name) for name in training_losses(history)}
@@ -97,7 +97,7 @@ def exploding(history: History, decades: float = 2.0, blind_decades: float = 3.0
     if len(grown) and not any(_improved(values, width) for values in losses.values()):
         return [_explosion(history, rows[grown[0]], {"grad_norm_growth": float(10 ** growth.max())})]
     for name, values in losses.items():
-        jump = _loss_jump(values, width)
+        jump = _loss_jump(values, width) or _thrown_out(values, history.total("grad_norm"), width)
         if jump:
             row, evidence = jump
             return [_explosion(history, row, {"metric": name, **evidence})]
@@ -169,3 +169,26 @@ def _loss_jump(
     lowest = int(smooth.argmin())
     left = lowest + int(np.argmax(smooth[lowest:] > (low + end) / 2))
     return int(rows[left * block]), {"start": start, "lowest": low, "end": end}
+
+
+def _thrown_out(
+    values: Floats, norm: Floats, width: int, jump: float = 5.0, growth: float = 20.0, above: float = 1.1
+) -> tuple[int, dict[str, float | str]] | None:
+    """The row at which a training was thrown out of its start and never came back, and the numbers.
+
+    Alarm: the loss rose to `jump` times its first value and ended `above` times it, and the gradient norm grew to
+    `growth` times its own first value. (A generator's loss may end above its start; its gradients do not grow so.)
+    """
+    rows, norms = np.flatnonzero(np.isfinite(values)), norm[np.isfinite(norm) & (norm > 0)]
+    if len(rows) < 3 * width or not len(norms) or values[rows[0]] <= 0:
+        return None
+    finite = values[rows]
+    start, highest, end = (
+        float(finite[0]),
+        float(finite.max()),
+        float(np.median(finite[-max(width, len(rows) // 40) :])),
+    )
+    if highest <= jump * start or end <= above * start or norms.max() <= growth * norms[0]:
+        return None
+    row = rows[int(np.argmax(finite > (1 + jump) / 2 * start))]
+    return int(row), {"start": start, "highest": highest, "end": end, "grad_norm_growth": float(norms.max() / norms[0])}

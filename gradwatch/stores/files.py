@@ -62,7 +62,7 @@ def write_json(path: Path, data: Any) -> None:
 
 def now_iso() -> str:
     """The current time, UTC, ISO 8601."""
-    return datetime.now(timezone.utc).isoformat(timespec="seconds")
+    return datetime.now(timezone.utc).isoformat(timespec="milliseconds")
 
 
 def list_parts(folder: Path) -> list[tuple[int, int, Path]]:

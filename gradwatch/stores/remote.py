@@ -15,6 +15,8 @@ from gradwatch.stores.files import read_run
 from gradwatch.stores.mlflow import ARTIFACTS, clear_errors, connect, existing_store
 from gradwatch.uri import public_uri
 
+WATCHED = "tags.`gradwatch.version` != ''"
+
 
 def read_mlflow_run(run_id: str, tracking_uri: str | None = None) -> History:
     """The history that was delivered to an MLflow run.
@@ -58,7 +60,7 @@ def watched_runs(experiment: str | None = None, tracking_uri: str | None = None)
         while True:
             page = client.search_runs(
                 ids,
-                "tags.`gradwatch.version` != ''",
+                WATCHED,
                 max_results=1_000,
                 order_by=["attributes.start_time ASC"],
                 page_token=token,
@@ -73,15 +75,24 @@ def watched_runs(experiment: str | None = None, tracking_uri: str | None = None)
     return found
 
 
-def watched_experiment(tracking_uri: str) -> str:
-    """The id of the experiment that holds the newest watched run.
+def watched_experiments(tracking_uri: str) -> dict[str, str]:
+    """The experiments that hold watched runs, id to name, the one with the newest run first.
 
     Raises:
         RunError: the store holds none.
     """
-    newest = watched_runs(tracking_uri=tracking_uri)[-1]
+    client = connect(tracking_uri)
+    newest: dict[str, tuple[int, str]] = {}
     with _readable(tracking_uri):
-        return str(connect(tracking_uri).get_run(newest).info.experiment_id)
+        for experiment in client.search_experiments():
+            last = client.search_runs(
+                [experiment.experiment_id], WATCHED, max_results=1, order_by=["attributes.start_time DESC"]
+            )
+            if last:
+                newest[str(experiment.experiment_id)] = (last[0].info.start_time, experiment.name)
+    if not newest:
+        raise RunError(f"{public_uri(tracking_uri)} holds no run that gradwatch watched")
+    return {key: newest[key][1] for key in sorted(newest, key=lambda key: newest[key], reverse=True)}
 
 
 @contextlib.contextmanager

@@ -62,7 +62,7 @@ def view_tag(keys: Iterable[str], previous: str | None = None) -> str | None:
     state = json.loads(old["state"]) if old else _empty_state()
     logged = sorted((key for key in keys if not key.startswith(OWN)), key=_is_rate)[:MAX_LOGGED]
     shown = {chart.get("metricKey") for chart in state["compareRunCharts"]}
-    charts = [_chart(key, "Training", False) for key in logged if key not in shown]
+    charts = [_chart(key, "Training", "loss" in key.lower()) for key in logged if key not in shown]
     charts += [_chart(key, "Gradients", log) for key, log in CHARTS.items() if key in keys and key not in shown]
     columns = [f"metrics.`{key}`" for key in logged if not _is_rate(key)]
     new_columns = [column for column in columns if column not in state["selectedColumns"]]
