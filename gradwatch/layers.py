@@ -75,6 +75,12 @@ def describe(layers: dict[str, nn.Parameter]) -> tuple[Layer, ...]:
     return tuple(Layer(n, tuple(p.shape), str(p.dtype).removeprefix("torch.")) for n, p in layers.items())
 
 
+def optimizer_names(optimizers: Sequence[Optimizer]) -> list[str]:
+    """The optimizers' classes, numbered where one occurs twice."""
+    kinds = [type(o).__name__ for o in optimizers]
+    return [kind if kinds.count(kind) == 1 else f"{kind}.{i}" for i, kind in enumerate(kinds)]
+
+
 def describe_optimizer(optimizer: Optimizer, name: str) -> dict[str, object]:
     """Name, class and plain settings of an optimizer, for the manifest."""
     plain = {k: v for k, v in optimizer.defaults.items() if isinstance(v, bool | int | float | str | tuple)}

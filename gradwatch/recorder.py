@@ -6,7 +6,7 @@ Legend: T steps of one block, L layers.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -50,8 +50,7 @@ class Recorder:
         self.names = tuple(layer.name for layer, keep in zip(run.layers, kept, strict=True) if keep)
         self.ring = Ring(["grad_norm", "clip_coef", *fields, "skipped"], len(kept), ROWS, device)
         self.rows: list[Row] = []
-        self.numbers: dict[str, dict[int, float]] = {}  # logged as Python numbers: name -> row -> value
-        self.tensors: list[tuple[int, str]] = []  # what the ring's extras are: row and name
+        self.values: list[tuple[int, str, float | None]] = []  # row, name, number; None: the ring's next kept tensor
         self.drained = time.monotonic()
 
     @property
@@ -67,8 +66,7 @@ class Recorder:
     def measured(self, values: Mapping[str, Tensor]) -> None:
         """Add quantities `[L]` that are not measured on every step to the last row."""
         for name, value in values.items():
-            self.tensors.append((len(self.rows) - 1, name))
-            self.ring.keep(value)
+            self._keep(len(self.rows) - 1, name, value)
 
     def log(self, values: Mapping[str, Any]) -> None:
         """Add scalars (numbers or 0-d tensors) to the last row; the last value of a name counts."""
@@ -81,34 +79,37 @@ class Recorder:
     def _log(self, values: Mapping[str, Any], at: int) -> None:
         for name, value in values.items():
             if isinstance(value, Tensor):
-                self.tensors.append((at, name))
-                self.ring.keep(value)
+                self._keep(at, name, value.reshape(()))
             else:
-                self.numbers.setdefault(name, {})[at] = float(value)
+                self.values.append((at, name, float(value)))
 
-    def drain(self) -> None:
-        """Hand what is complete to the sink, as one History; waits for the device."""
+    def _keep(self, at: int, name: str, value: Tensor) -> None:
+        self.values.append((at, name, None))
+        self.ring.keep(value)
+
+    def drain(self, last_too: bool = True) -> None:
+        """Hand the rows to the sink, as one History; waits for the device. `last_too` False keeps the last row back.
+
+        The last row is complete only when the next step begins: until then more may be logged for it.
+        """
         self.drained = time.monotonic()
-        if not self.rows:
+        done = len(self.rows) - (not last_too)
+        if done <= 0:
             return  # scalars logged before the first step wait for it
-        fields, extras = self.ring.drain()
-        rows, self.rows = self.rows, []
-        self.sink(self._history(rows, fields, extras))
-        self.numbers, self.tensors = {}, []
+        left = [(row - done, name, number) for row, name, number in self.values if row >= done]
+        fields, extras = self.ring.drain(len(self.rows) - done, sum(number is None for _, _, number in left))
+        self.sink(self._history(self.rows, fields, iter(extras)).take(np.arange(done)))
+        self.rows, self.values = self.rows[done:], left
 
-    def _history(self, rows: list[Row], fields: dict[str, Any], extras: list[Any]) -> History:
+    def _history(self, rows: list[Row], fields: dict[str, Any], extras: Iterator[Any]) -> History:
         t = len(rows)
         skipped = np.nan_to_num(fields.pop("skipped")[:, :1], nan=0.0) > 0
         layers = _per_layer(fields, np.array([row.present for row in rows], bool).reshape(t, -1), skipped)
         steps = _per_step(rows, layers, skipped[:, 0])
-        for (row, name), value in zip(self.tensors, extras, strict=True):
-            if value.ndim:
-                layers.setdefault(name, np.full((t, len(self.kept)), np.nan, np.float32))[row] = value
-            else:
-                self.numbers.setdefault(name, {})[row] = float(value)
-        for name, values in self.numbers.items():
-            steps[name] = np.full(t, np.nan)
-            steps[name][list(values)] = list(values.values())
+        for row, name, number in self.values:
+            value = next(extras) if number is None else np.float64(number)
+            table, empty = (layers, (t, len(self.kept))) if value.ndim else (steps, (t,))
+            table.setdefault(name, np.full(empty, np.nan, value.dtype if value.ndim else np.float64))[row] = value
         attempt = np.full(t, self.run.attempt, np.int64)
         optimizer = np.array([row.optimizer for row in rows], dtype=object)
         return History(
@@ -122,9 +123,18 @@ class Recorder:
         )
 
 
-def check_names(names: Mapping[str, object]) -> str | None:
-    """The first of `names` that the record uses itself, or None."""
-    return next((n for n in names if n in STEP_COLUMNS or n.startswith("lr/")), None)
+def refusal(values: Mapping[str, object]) -> str | None:
+    """Why these cannot be logged: a name that the record uses itself, or a value that is not one number; else None."""
+    for name, value in values.items():
+        if name in STEP_COLUMNS or name.startswith("lr/"):
+            return f"{name}=...): gradwatch records {name} itself; choose another name"
+        if isinstance(value, Tensor):
+            fits, found = value.numel() == 1 and not value.is_complex(), f"tensor of shape {tuple(value.shape)}"
+        else:
+            fits, found = hasattr(value, "__float__") and getattr(value, "ndim", 0) == 0, f"{value!r:.80}"
+        if not fits:
+            return f"{name}={found}): wanted a number or a tensor of one element"
+    return None
 
 
 def _per_layer(fields: dict[str, Any], present: Any, skipped: Any) -> dict[str, Any]:

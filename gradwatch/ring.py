@@ -47,14 +47,20 @@ class Ring:
         self.extras.append(value.detach().to(self.buffer.device, torch.float32, copy=True))
 
     @torch.no_grad()
-    def drain(self) -> tuple[dict[str, Array], list[Array]]:
-        """Wait for the device; `{field: [rows used, L]}` and the kept tensors, in order. The ring is empty after it."""
+    def drain(self, rows_left: int = 0, extras_left: int = 0) -> tuple[dict[str, Array], list[Array]]:
+        """Wait for the device; `{field: [rows used, L]}` and the kept tensors, in order.
+
+        The ring is empty after it, but for the last `rows_left` (0 or 1) rows and `extras_left` tensors, which are
+        still growing and will come again.
+        """
         used, extras = self.buffer[: self.used], self.extras
         flat = torch.cat([used.flatten(), *(e.flatten() for e in extras)]).cpu().numpy()
-        self.buffer.fill_(torch.nan)
+        if rows_left:
+            self.buffer[0].copy_(self.buffer[self.used - 1])
+        self.buffer[rows_left:].fill_(torch.nan)
         sizes = np.cumsum([used.numel(), *(e.numel() for e in extras)])
         rows, *rest = np.split(flat, sizes[:-1]) if len(sizes) > 1 else [flat]
         table = rows.reshape(used.shape)
-        self.used, self.extras = 0, []
+        self.used, self.extras = rows_left, extras[len(extras) - extras_left :]
         fields = {name: table[:, f] for f, name in enumerate(self.fields)}
         return fields, [values.reshape(e.shape) for values, e in zip(rest, extras, strict=True)]

@@ -23,7 +23,7 @@ from gradwatch.errors import GradwatchWarning, PolicyError, WatchError
 from gradwatch.history import Run
 from gradwatch.layout import Layout
 from gradwatch.policies import Policy, parse
-from gradwatch.recorder import Recorder, check_names
+from gradwatch.recorder import Recorder, refusal
 from gradwatch.stepping import Stepper
 from gradwatch.stores.files import create_folder, now_iso, read_manifest
 from gradwatch.stores.writer import RunWriter
@@ -63,13 +63,12 @@ class Watch:
                 f"watch.log({', '.join(values)}) after close(): nothing was recorded", GradwatchWarning, stacklevel=2
             )
             return
-        reserved = check_names(values)
-        if reserved is not None:
-            raise WatchError(f"watch.log({reserved}=...): gradwatch records {reserved} itself; choose another name")
-        for name, value in values.items():
-            if not _is_scalar(value):
-                raise WatchError(f"watch.log({name}={_describe(value)}): wanted a number or a tensor of one element")
-        self._recorder.log({n: v.reshape(()) if isinstance(v, Tensor) else v for n, v in values.items()})
+        problem = refusal(values)
+        if problem is not None:
+            raise WatchError(f"watch.log({problem}")
+        self._recorder.log(values)
+        if self._recorder.due:  # a long validation between two steps must not hold the rows back
+            self._drain(last_too=False)
 
     def close(self, status: str = "FINISHED") -> None:
         """Write what is left, take the hooks off, and give the courier a moment to deliver. Twice is harmless.
@@ -93,7 +92,12 @@ class Watch:
                 self._say(f"not all of it is in MLflow yet; gradwatch sync {self.dir} makes sure of it")
 
     def state_dict(self) -> dict[str, Any]:
-        """The policy's state, the step count and where the run is recorded, for a checkpoint."""
+        """The policy's state, the step count and where the run is recorded, for a checkpoint.
+
+        Hands over what is recorded so far, all but the step just taken: a run resumed from here has its past on disk.
+        """
+        if not self._closed:
+            self._drain(last_too=False)
         return {
             "steps": self._stepper.steps,
             "clip": repr(self._stepper.clip),
@@ -158,8 +162,8 @@ class Watch:
         if self._recorder.due:
             self._drain()
 
-    def _drain(self) -> None:
-        self._recorder.drain()
+    def _drain(self, last_too: bool = True) -> None:
+        self._recorder.drain(last_too)
         target = self._writer.run.mlflow
         if target is not None and not target["run_id"]:
             active = _delivery.find_active_run()
@@ -272,7 +276,7 @@ def watch(
             f"{', '.join(list(named)[:8])}{', ...' if len(named) > 8 else ''}"
         )
     target = _delivery.target(run_id) if log == "mlflow" else None
-    names = _optimizer_names(optimizers)
+    names = _layers.optimizer_names(optimizers)
     run = Run(
         name=run_name or type(model).__name__,
         created=now_iso(),
@@ -328,11 +332,6 @@ def _check(
             raise WatchError(f"{name}={text!r}: wanted {' or '.join(map(repr, allowed))}")
 
 
-def _optimizer_names(optimizers: Sequence[Optimizer]) -> list[str]:
-    kinds = [type(o).__name__ for o in optimizers]
-    return [kind if kinds.count(kind) == 1 else f"{kind}.{i}" for i, kind in enumerate(kinds)]
-
-
 def _replace_old(optimizer: Optimizer) -> None:
     """Close the Watch whose hook the optimizer already carries (a notebook cell run twice)."""
     hooks: dict[int, Callable[..., Any]] = optimizer._optimizer_step_pre_hooks
@@ -341,13 +340,3 @@ def _replace_old(optimizer: Optimizer) -> None:
         if isinstance(old, Watch):
             old._say(f"this {type(optimizer).__name__} was watched already; the old Watch ({old.dir}) is closed")
             old.close()
-
-
-def _is_scalar(value: object) -> bool:
-    if isinstance(value, Tensor):
-        return value.numel() == 1 and not value.is_complex()
-    return isinstance(value, int | float) or (hasattr(value, "__float__") and getattr(value, "ndim", 0) == 0)
-
-
-def _describe(value: object) -> str:
-    return f"tensor of shape {tuple(value.shape)}" if isinstance(value, Tensor) else f"{value!r:.80}"

@@ -257,7 +257,7 @@ def test_the_demo_leaves_tables_reports_and_a_store(tmp_path):
 
 
 @pytest.mark.skipif(not hasattr(os, "killpg"), reason="needs process groups")
-@pytest.mark.parametrize("moment", ["runs", "runs/*/run.json"])
+@pytest.mark.parametrize("moment", ["runs/courier.log", "runs/*/run.json"])
 def test_ctrl_c_ends_all_of_it_quietly(tmp_path, moment):
     out = tmp_path / "demo"
     demo = start(out)
@@ -265,7 +265,7 @@ def test_ctrl_c_ends_all_of_it_quietly(tmp_path, moment):
         time.sleep(0.05)
     os.killpg(demo.pid, signal.SIGINT)
     _, errors = demo.communicate(timeout=30)
-    assert demo.returncode == 130
+    assert demo.returncode in (130, -signal.SIGINT)  # Python ends by the signal when it came inside an exec()
     assert errors.splitlines() == [f"Stopped. gradwatch sync {out / 'runs'} delivers what was recorded so far."]
     for _ in range(100):  # multiprocessing's resource tracker ends a moment after its parent
         try:

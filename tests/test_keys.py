@@ -71,6 +71,13 @@ def test_a_logged_value_sits_at_its_own_step():
     assert points(make_history(steps=100), 20)["val_accuracy"][0][0] == 24
 
 
+def test_what_is_logged_rarely_keeps_every_value():
+    history = make_history(steps=100)  # an accuracy every 25 steps, a loss on each
+    found = points(history, 50)
+    assert [step for step, *_ in found["val_accuracy"]] == [24, 49, 74, 99]
+    assert [step for step, *_ in found["loss"]] == [49, 99]
+
+
 def test_nonfinite_is_counted_and_never_sent():
     history = make_history(steps=100, nan_at=50)
     history.per_step["grad_norm"][60] = np.inf

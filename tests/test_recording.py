@@ -222,6 +222,42 @@ def test_what_is_logged_belongs_to_the_last_step_taken(tmp_path):
     assert history.total("before_training")[0] == 7.0
 
 
+def test_the_last_value_of_a_name_counts_whatever_it_is(tmp_path):
+    model = mlp()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with watch(model, optimizer, tmp_path) as handle:
+        train(model, optimizer, 1)
+        handle.log(a=torch.tensor(1.0), b=1.0)
+        handle.log(a=2.0, b=torch.tensor(2.0))
+    history = gradwatch.open_history(handle.dir)
+    assert (history.total("a").item(), history.total("b").item()) == (2.0, 2.0)
+
+
+def test_a_checkpoint_has_its_past_on_disk_and_loses_no_late_value(tmp_path):
+    """state_dict() hands over all but the last step, which may still be logged for."""
+
+    def after(model, loss):
+        handle.log(loss=loss, number=float(handle._stepper.steps))
+        if handle._stepper.steps in (10, 11):
+            handle.state_dict()
+        handle.log(late=loss * 2)
+
+    model = mlp()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    handle = watch(model, optimizer, tmp_path, every=5)
+    drained = []
+    handle._recorder.sink = lambda block: (drained.append(len(block)), handle._writer.append(block))
+    train(model, optimizer, 20, after_step=after)
+    assert drained == [9, 1]
+    handle.close()
+    history = gradwatch.open_history(handle.dir)
+    assert history.step.tolist() == list(range(20))
+    assert history.total("number").tolist() == list(range(1, 21))
+    np.testing.assert_allclose(history.total("late"), 2 * history.total("loss"), rtol=1e-6)
+    assert np.isfinite(history.layer("weight_norm")[::5]).all()
+    assert np.isfinite(history.layer("grad_norm")).all()
+
+
 def test_learning_rates_are_those_the_step_used(tmp_path):
     model = mlp()
     groups = [{"params": model[0].parameters(), "lr": 0.1}, {"params": model[2].parameters(), "lr": 1.0}]

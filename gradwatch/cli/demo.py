@@ -30,7 +30,8 @@ MADE = ("mlflow.db*", "mlartifacts", "runs", "report*.html")
               "text in input.txt, or both in mnist/ and tinyshakespeare/. [default: what is installed]")  # fmt: skip
 @click.option("--out", metavar="DIR", default="gradwatch-demo", show_default=True, type=click.Path(path_type=Path),
               help="The folder that gets everything.")  # fmt: skip
-@click.option("--workload", type=click.Choice([*WORKLOADS, "all"]), default="all", show_default=True)
+@click.option("--workload", type=click.Choice([*WORKLOADS, "all"]), default="all", show_default=True,
+              help="Which trainings to run.")  # fmt: skip
 @click.option("--quick", is_flag=True, help="One seed and few steps: shows what it does, not which policy wins.")
 @click.option("--force", is_flag=True, help="Replace an earlier demo in that folder.")
 def demo(data: Path | None, out: Path, workload: str, quick: bool, force: bool) -> None:

@@ -23,7 +23,7 @@ LIGHT = {
 
 
 @click.command()
-@click.option("--port", default=5000, show_default=True, type=click.IntRange(1, 65535))
+@click.option("--port", default=5000, show_default=True, type=click.IntRange(1, 65535), help="The port to listen on.")
 @click.option("--store", metavar="URI|FOLDER", help="The store to show, or a folder that holds mlflow.db.")
 def ui(port: int, store: str | None) -> None:
     """Start the MLflow UI on the store in use, and print the address of the saved view.

@@ -34,7 +34,8 @@ def open_history(ref: str | Path) -> History:
     elif is_run_folder(Path(ref)):
         history = read_run(Path(ref))
     else:
-        raise RunError(f"{ref} is no run: {_what_it_is(Path(ref))}; wanted a run folder or an MLflow run id")
+        wanted = "a run folder, an MLflow run id, experiment:NAME or latest"
+        raise RunError(f"{ref} is no run: {_what_it_is(Path(ref))}; wanted {wanted}")
     if not len(history):
         why = f" ({'; '.join(history.problems[:2])})" if history.problems else ""
         raise RunError(

@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 from gradwatch.history import Floats, History
 
 MAX_NAME = 250
+SPARSE = 0.2  # what was logged in at most this share of a window's steps keeps every value
 FEW_BLOCKS = 8  # a grouping this coarse hides the model: the next finer level is merged into ranges instead
 _NUMBER = re.compile(r"(?<![^.])\d+(?![^.])")
 
@@ -163,7 +164,8 @@ def windows(
 
     Norms are the window's largest finite value (a curve that is sampled cannot hide a spike), rates and the
     coefficient the mean, the learning rates and what was logged the last finite value. A logged value sits at the step
-    it was logged for, all others at the last step of the window. What has no finite value gives no point.
+    it was logged for, all others at the last step of the window; what was logged in at most a fifth of the window's
+    steps (an accuracy once an epoch) keeps every value. What has no finite value gives no point.
     """
     history = history.take((history.step >= start) & np.isfinite(history.total("time")))
     if not len(history):
@@ -181,7 +183,9 @@ def windows(
         points = [Point("clip/nonfinite_steps", float(state.steps), int(stamps[rows[-1]]), int(history.step[rows[-1]]))]
         for key, values, reduce, own_step in series:
             found = rows[np.isfinite(values[rows])]
-            if len(found):
+            if own_step and len(found) <= size * SPARSE:
+                points += [Point(key, float(values[at]), int(stamps[at]), int(history.step[at])) for at in found]
+            elif len(found):
                 at = found[-1] if own_step else rows[-1]
                 points.append(Point(key, reduce(values[found]), int(stamps[at]), int(history.step[at])))
         stop = int(history.step[rows[-1]]) + 1 if last else int(number[rows[0]] + 1) * size

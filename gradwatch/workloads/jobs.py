@@ -147,12 +147,20 @@ def _run_job(job: Job, runs: Path) -> None:
 
 @contextmanager
 def _deaf_to_ctrl_c() -> Iterator[None]:
-    """Processes started in here do not hear Ctrl-C, from their first moment on; this one ends them."""
-    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    """Processes started in here do not hear Ctrl-C, from their first moment on; this one hears it afterwards."""
+    missed: list[int] = []
+    before = signal.signal(signal.SIGINT, lambda number, _: missed.append(number))  # other threads may receive it
+    blocked = {signal.SIGINT} if hasattr(signal, "pthread_sigmask") else set()
+    if blocked:
+        signal.pthread_sigmask(signal.SIG_BLOCK, blocked)  # what is started inherits this
     try:
         yield
     finally:
+        if blocked:
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, blocked)
         signal.signal(signal.SIGINT, before)
+    if missed:
+        raise KeyboardInterrupt
 
 
 @contextmanager
