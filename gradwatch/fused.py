@@ -1,7 +1,8 @@
-"""Lets a fused optimizer's own kernel scale the gradients, so that one coefficient for all costs no pass of its own.
+"""What a fused optimizer's own kernel does to gradients: it takes out GradScaler's scale, and can put in a coefficient.
 
 A fused kernel divides each gradient by `optimizer.grad_scale` as it reads it, and writes it back; GradScaler unscales
-that way. Here the attribute carries 1 / coefficient.
+that way, so before the step the gradients are still scaled. Carrying 1 / coefficient as well, the attribute saves the
+pass that would multiply by it.
 """
 
 from __future__ import annotations
@@ -18,31 +19,45 @@ from gradwatch.layout import Layout
 CLASSES = (SGD, Adam, AdamW, Adagrad)
 
 
-def can_fold(optimizers: Sequence[Optimizer], layout: Layout, coef: Tensor | None) -> bool:
-    """Whether the kernel can do it: one fused optimizer of a known class, one coefficient, float32, no GradScaler."""
+def loss_scale(optimizer: Optimizer) -> Tensor | None:
+    """The loss scale that the gradients still carry, 0-d; None without a scaler or after `unscale_`."""
+    return getattr(optimizer, "grad_scale", None)
+
+
+def dropped(optimizer: Optimizer) -> Tensor | None:
+    """Whether the scaler lets the kernel drop this step, 0-d bool; None without a scaler."""
+    found: Tensor | None = getattr(optimizer, "found_inf", None)
+    return None if found is None else found.reshape(()) > 0
+
+
+def can_fold(optimizers: Sequence[Optimizer], layout: Layout, coef: Tensor) -> bool:
+    """Whether the kernel can scale: one fused optimizer of a known class, one coefficient, float32 throughout."""
     return (
-        coef is not None
-        and coef.dim() == 0
+        coef.dim() == 0
         and len(optimizers) == 1
         and type(optimizers[0]) in CLASSES
         and all(group.get("fused") for group in optimizers[0].param_groups)
         and layout.dtypes == {torch.float32}  # the scale is float32: float64 would lose digits
-        and getattr(optimizers[0], "grad_scale", None) is None
     )
 
 
 def fold(optimizer: Optimizer, coef: Tensor) -> Callable[[], None]:
-    """Let the step that follows multiply by `coef` (0-d); returns what takes the scale away again.
+    """Let the step that follows multiply by `coef` (0-d), beside taking out the loss scale; returns the undoing.
 
-    A coefficient of 0 gives 0, and NaN for an inf, as a multiplication does. After `scaler.unscale_` the attribute
-    exists and is None, and the scaler will delete it: it is put back so.
+    A coefficient of 0 gives 0, and NaN for an inf, as a multiplication does.
     """
-    existed = hasattr(optimizer, "grad_scale")
-    optimizer.grad_scale = coef.reciprocal()  # type: ignore[attr-defined]
+    scale = loss_scale(optimizer)
+    return set_scale(optimizer, coef.reciprocal() if scale is None else scale / coef)
+
+
+def set_scale(optimizer: Optimizer, scale: Tensor | None) -> Callable[[], None]:
+    """Replace the scale for the step that follows; returns what puts the old one back, for the scaler to delete."""
+    existed, old = hasattr(optimizer, "grad_scale"), loss_scale(optimizer)
+    optimizer.grad_scale = scale  # type: ignore[attr-defined]
 
     def undo() -> None:
         if existed:
-            optimizer.grad_scale = None  # type: ignore[attr-defined]
+            optimizer.grad_scale = old  # type: ignore[attr-defined]
         else:
             del optimizer.grad_scale  # type: ignore[attr-defined]
 

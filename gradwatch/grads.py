@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from fnmatch import fnmatchcase
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -26,7 +26,9 @@ class Batch:
     """The tensors of one step that a policy acts on: gradients before the step, or weights after it.
 
     `tensors[i]` is None where layer i has no gradient in this step. Coefficients gather in `pending` and are applied
-    once, by `apply_pending`, which the first element-wise change.
+    once, by `apply_pending`; the first element-wise change does so.
+
+    `unscale` is what takes a loss scale out of the tensors: norms count it in, and it is applied with the coefficients.
     """
 
     def __init__(
@@ -35,12 +37,13 @@ class Batch:
         tensors: MaybeTensors,
         optimizers: Sequence[Optimizer] = (),
         norm_types: tuple[float, ...] = (),
+        unscale: Tensor | None = None,
     ) -> None:
         self.layout, self.tensors, self.optimizers, self.norm_types = layout, tensors, optimizers, norm_types
         self.names, self.params = layout.names, layout.params
         self.here = tuple([t is not None for t in tensors])
         self.groups = _grouped(layout, tensors)
-        self.pending: Tensor | None = None
+        self.unscale, self.pending = unscale, cast("Tensor | None", None)
         self.skipped: Tensor | None = None
         self.fraction: Tensor | None = None  # [L] share of elements that an element-wise change touched
         self._norms: Norms | None = None
@@ -53,8 +56,9 @@ class Batch:
             l2 = measure(self.layout, self.groups)
             others = {p: measure(self.layout, self.groups, p) for p in self.norm_types if p != 2.0}
             self._norms = Norms(l2, self.present(), self.layout.numel(), self.names, others)
-            if self.pending is not None:
-                self._norms = self._norms.scaled(self.pending)
+            for factor in (self.unscale, self.pending):
+                if factor is not None:
+                    self._norms = self._norms.scaled(factor)
         return self._norms
 
     def scale(self, coef: Tensor) -> None:
@@ -101,10 +105,11 @@ class Batch:
         return self.layout.constant(("present", self.here), lambda: torch.tensor(self.here, device=self.layout.device))
 
     def apply_pending(self) -> None:
-        """Multiply the tensors by the pending coefficients."""
-        if self.pending is not None:
-            scale_(self.layout, self.groups, self.pending)
-            self.pending = None
+        """Multiply the tensors by the pending coefficients, and take the loss scale out."""
+        for factor in (self.unscale, self.pending):
+            if factor is not None:
+                scale_(self.layout, self.groups, factor)
+        self.unscale = self.pending = None
 
 
 class Subset(Batch):

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from gradwatch.errors import GradwatchWarning
-from gradwatch.fused import can_fold, fold
+from gradwatch.fused import can_fold, dropped, fold, loss_scale, set_scale
 from gradwatch.grads import Batch, UpdateRatio, drop, gradients, measure, slot_norms, weight_norms
 from gradwatch.layout import Layout
 from gradwatch.policies import Policy
@@ -47,7 +47,8 @@ class Stepper:
         self._running: dict[Optimizer, FrameType] = {}
         self._update_ratio = UpdateRatio(layout)
         self._renormed: Tensor | None = None
-        self._undo_fold: Callable[[], None] | None = None
+        self._unscaled = False  # whether this step's gradients were unscaled here, for all optimizers that take part
+        self._undo_scale: Callable[[], None] | None = None
         self._handles: list[Any] = []
 
     def attach(self, recorder: Recorder, between: Callable[[], None], owner: object = None) -> None:
@@ -76,8 +77,10 @@ class Stepper:
     def _before_step(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if self._is_nested(optimizer, sys._getframe(1)):
             return None
-        self._unfold()  # what a step that raised left behind
+        self._restore_scale()  # after a step that raised
         leads = self._open_round(optimizer)
+        if not leads and self._unscaled:
+            self._undo_scale = set_scale(optimizer, None)
         closure = args[1] if len(args) > 1 else kwargs.get("closure")
         if closure is None:
             if leads:
@@ -96,7 +99,7 @@ class Stepper:
         if self._running.get(optimizer) is not sys._getframe(1):
             return  # the inner step of a nested one
         del self._running[optimizer]
-        self._unfold()
+        self._restore_scale()
         if self.renorm is not None:
             self._constrain(self.renorm, optimizer)
         if len(self._round) == len(self.optimizers) or not self.together:
@@ -130,7 +133,7 @@ class Stepper:
             )
         self._end_round()
         self.between()
-        self._round = [optimizer]
+        self._round, self._unscaled = [optimizer], False
         self.steps += 1
         if (self.steps - 1) % self.every == 0:
             self._update_ratio.before()
@@ -139,35 +142,43 @@ class Stepper:
     @torch.no_grad()
     def _act(self, record: bool) -> None:
         """Measure the gradients, ask the policy, scale; `record` is False for further evaluations of a closure."""
-        held = None if self.together else self._held(self._round[0])
+        lead = self._round[0]
+        held = None if self.together else self._held(lead)
+        scale = loss_scale(lead)
         norm_types = self.clip.norm_types if self.clip is not None else ()
-        batch = Batch(self.layout, gradients(self.layout, held), self.optimizers, norm_types)
+        unscale = None if scale is None else scale.reciprocal()
+        batch = Batch(self.layout, gradients(self.layout, held), self.optimizers, norm_types, unscale)
         before = batch.norms().l2
-        if self.clip is not None:
-            new = self.clip.apply(batch, self.state)
-            if record and self.clip.stateful:
-                good = before.isfinite().all()
-                self.state = keep_if(good if batch.skipped is None else good & ~batch.skipped, new, self.state)
+        new = self.clip.apply(batch, self.state) if self.clip is not None else {}
+        lost, skips = dropped(lead), batch.skipped
+        skipped = lost if skips is None else skips if lost is None else skips | lost
+        if record and self.clip is not None and self.clip.stateful:
+            good = before.isfinite().all()
+            self.state = keep_if(good if skipped is None else good & ~skipped, new, self.state)
         coef, extra = self._finish(batch, before)
+        if scale is not None and batch.unscale is None:  # applied here: the kernel must not unscale again
+            self._undo_scale, self._unscaled = set_scale(lead, None), True
         if record:
             row = Row(self.steps - 1, time.time(), self._name(), self._learning_rates(), batch.here)
-            self.recorder.begin(row, before, coef, extra, batch.skipped)
+            self.recorder.begin(row, before, coef, extra, skipped)
         # The one host read of the hot path, only for policies that can skip: a step cannot be undone by arithmetic.
-        if batch.skipped is not None and bool(batch.skipped):
+        if skips is not None and bool(skips):
             drop(self.layout.params)
 
     def _finish(self, batch: Batch, before: Tensor) -> tuple[Tensor, list[Tensor]]:
         """Apply what is pending; returns the coefficient as recorded and the extra fields."""
         coef = batch.pending
-        if coef is not None and can_fold(self.optimizers, self.layout, coef):
-            self._undo_fold = fold(self.optimizers[0], coef)
-            return coef, []
-        batch.apply_pending()
-        if batch.fraction is None:
-            one = self.layout.constant("one", lambda: torch.ones((), device=self.layout.device))
-            return one if coef is None else coef, []
-        after = measure(self.layout, batch.groups)
-        return torch.where(before > 0, after / before, 1.0), [after, batch.fraction]
+        if batch.fraction is not None:
+            batch.apply_pending()
+            after = measure(self.layout, batch.groups)
+            return torch.where(before > 0, after / before, 1.0), [after, batch.fraction]
+        if coef is None:
+            return self.layout.constant("one", lambda: torch.ones((), device=self.layout.device)), []
+        if can_fold(self.optimizers, self.layout, coef):
+            self._undo_scale = fold(self.optimizers[0], coef)
+        else:
+            batch.apply_pending()
+        return coef, []
 
     @torch.no_grad()
     def _constrain(self, renorm: Policy, optimizer: Optimizer) -> None:
@@ -205,10 +216,10 @@ class Stepper:
         norm_types = self.clip.norm_types if self.clip is not None else ()
         return Batch(self.layout, [None] * len(self.layout.params), self.optimizers, norm_types)
 
-    def _unfold(self) -> None:
-        if self._undo_fold is not None:
-            self._undo_fold()
-            self._undo_fold = None
+    def _restore_scale(self) -> None:
+        if self._undo_scale is not None:
+            self._undo_scale()
+            self._undo_scale = None
 
     def _held(self, optimizer: Optimizer) -> list[bool]:
         own = {id(p) for group in optimizer.param_groups for p in group["params"]}

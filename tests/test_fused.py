@@ -1,10 +1,12 @@
 """A fused optimizer's kernel scales by itself: held against the plain path, class by class."""
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
 from training import batches, mlp, state_tensors, train, watch
 
+from gradwatch import open_history
 from gradwatch.fused import CLASSES
 
 SETTINGS = {torch.optim.SGD: {"lr": 0.3, "momentum": 0.9}, torch.optim.Adagrad: {"lr": 0.1}}
@@ -114,6 +116,77 @@ def test_a_scaler_that_unscaled_finds_its_attribute_again(tmp_path):
 
     for a, b in zip(train_with_scaler(True).parameters(), train_with_scaler(False).parameters(), strict=True):
         torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-6)
+
+
+def amp(tmp_path, *, watched, clip, by_hand=lambda params: None, bad_step=None, dtype=torch.float32):
+    """A fused optimizer under GradScaler, in the order most people write; the oracle unscales first, then clips."""
+    model = mlp(dtype)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.05, fused=True)
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**10, growth_interval=4)
+    handle = watch(model, optimizer, tmp_path, clip=clip, every=3) if watched else None
+    norms = []
+    for i, (x, y) in enumerate(batches(12, dtype)):
+        optimizer.zero_grad()
+        scaler.scale(nn.functional.cross_entropy(model(x), y)).backward()
+        if i == bad_step:
+            model[0].bias.grad[0] = float("inf")
+        if not watched:
+            scaler.unscale_(optimizer)
+            norms.append([p.grad.norm().item() for p in model.parameters()])
+            by_hand(list(model.parameters()))
+        scaler.step(optimizer)
+        scaler.update()
+    if handle:
+        handle.close()
+    return model, optimizer, norms, handle and open_history(handle.dir)
+
+
+def each(params):
+    for p in params:
+        p.grad.mul_(0.05 / p.grad.norm().clamp(min=0.05))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize(("clip", "by_hand"), [
+    ("ClipByGlobalNorm(0.1)", lambda params: nn.utils.clip_grad_norm_(params, 0.1)),
+    ("ClipByNorm(0.05)", each),
+    ("ClipByValue(0.01)", lambda params: nn.utils.clip_grad_value_(params, 0.01)),
+    ("SkipNonfinite()", lambda params: None),
+])  # fmt: skip
+def test_a_threshold_is_in_unscaled_units_under_a_scaler(clip, by_hand, dtype, tmp_path):
+    model, _, _, history = amp(tmp_path, watched=True, clip=clip, dtype=dtype)
+    want, _, norms, _ = amp(tmp_path, watched=False, clip=clip, by_hand=by_hand, dtype=dtype)
+    np.testing.assert_allclose(history.layer("grad_norm"), norms, rtol=1e-3)
+    for a, b in zip(model.parameters(), want.parameters(), strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-3, atol=1e-5)
+
+
+def test_under_a_scaler_and_without_a_policy_training_is_bit_identical(tmp_path):
+    def plain():
+        model = mlp(torch.float32)
+        optimizer = torch.optim.AdamW(model.parameters(), lr=0.05, fused=True)
+        scaler = torch.amp.GradScaler("cpu", init_scale=2.0**10, growth_interval=4)
+        for x, y in batches(12, torch.float32):
+            optimizer.zero_grad()
+            scaler.scale(nn.functional.cross_entropy(model(x), y)).backward()
+            scaler.step(optimizer)
+            scaler.update()
+        return model
+
+    model, optimizer, _, history = amp(tmp_path, watched=True, clip=None)
+    for a, b in zip(model.parameters(), plain().parameters(), strict=True):
+        assert torch.equal(a, b)
+    assert 0.01 < history.total("grad_norm").max() < 10  # not 1,024 times that
+    assert not hasattr(optimizer, "grad_scale")
+
+
+@pytest.mark.parametrize("clip", [None, "ClipByGlobalNorm(0.1)", "ClipByNorm(0.05)", "AutoClip(50)"])
+def test_a_step_that_the_scaler_drops_is_recorded_as_skipped(clip, tmp_path):
+    model, optimizer, _, history = amp(tmp_path, watched=True, clip=clip, bad_step=5)
+    assert history.total("skipped").tolist() == [0] * 5 + [1] + [0] * 6
+    assert history.nonfinite.tolist() == [0, 1, 0, 0]
+    assert all(p.isfinite().all() for p in model.parameters())
+    assert {state["step"].item() for state in optimizer.state.values()} == {11}
 
 
 @pytest.mark.parametrize("bad", [float("inf"), float("nan")])
