@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import platform
 import random
 import statistics
@@ -17,6 +18,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from pathlib import Path
 
 import torch
 from torch import nn
@@ -106,6 +108,16 @@ def measure(model: str, optimizer: str, rounds: int, steps: int, device: str) ->
     return {name: statistics.median(t / b for t, b in zip(times[name], base, strict=True)) for name in VARIANTS}
 
 
+def cpu_name() -> str:
+    """The processor and its cores, as the kernel names them."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        name = next(line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))
+    except (OSError, StopIteration):
+        name = platform.processor() or platform.machine()
+    return f"{name}, {os.cpu_count()} cores"
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=15)
@@ -118,7 +130,7 @@ def main() -> None:
     results = {
         name: measure(*case, args.rounds, args.steps, args.device) for name, case in cases.items() if args.only in name
     }
-    machine = torch.cuda.get_device_name() if args.device == "cuda" else f"{platform.machine()} CPU"
+    machine = torch.cuda.get_device_name() if args.device == "cuda" else cpu_name()
     report = {
         "what": "median ratio to torch clip_grad_norm_ + optimizer.step; 1.00 is torch's own time",
         "machine": machine, "threads": torch.get_num_threads(), "torch": torch.__version__,
