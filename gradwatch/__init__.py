@@ -34,8 +34,8 @@ if TYPE_CHECKING:
     from gradwatch.policies import chain as chain
     from gradwatch.policies import only as only
     from gradwatch.policies import parse as parse
+    from gradwatch.session import Watch as Watch
     from gradwatch.stores import open_history as open_history
-    from gradwatch.watching import Watch as Watch
     from gradwatch.watching import watch as watch
 
 __version__ = "0.1.0"
@@ -68,7 +68,8 @@ _HOMES = {
         "parse",
     ),
     "gradwatch.stores": ("open_history",),
-    "gradwatch.watching": ("Watch", "watch"),
+    "gradwatch.session": ("Watch",),
+    "gradwatch.watching": ("watch",),
 }
 _HOME = {name: home for home, names in _HOMES.items() for name in names}
 __all__ = ["__version__", *_HOME]  # noqa: PLE0604

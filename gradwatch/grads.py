@@ -170,6 +170,12 @@ def gradients(layout: Layout, held: Sequence[bool] | None = None) -> list[Tensor
     return grads
 
 
+def rank() -> int:
+    """This process's rank in a distributed run; 0 outside of one."""
+    running = torch.distributed.is_available() and torch.distributed.is_initialized()
+    return torch.distributed.get_rank() if running else 0
+
+
 def drop(params: Iterable[Tensor]) -> None:
     """Forget the gradients: an optimizer leaves a parameter without one alone, state and all."""
     for p in params:

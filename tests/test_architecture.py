@@ -14,6 +14,7 @@ FLOORS = [
     {"history", "grads", "formulas", "fused"},
     {"layers", "policies", "stores", "rules", "compare", "recorder", "delivery"},
     {"stepping", "report", "config", "oneshot"},
+    {"session"},
     {"watching"},
     {"courier", "launch", "monitor", "adapters"},
     {"dispatch"},
@@ -23,7 +24,8 @@ FLOORS = [
 FLOOR = {name: number for number, names in enumerate(FLOORS, start=1) for name in names}
 READ_SIDE = {"history", "formulas", "rules", "compare", "report", "stores", "cli", "uri", "errors"}
 TRAIN_SIDE = {
-    "ring", "layout", "fused", "layers", "grads", "policies", "recorder", "stepping", "oneshot", "delivery", "watching",
+    "ring", "layout", "fused", "layers", "grads", "policies", "recorder", "stepping", "oneshot", "delivery", "session",
+    "watching",
 }  # fmt: skip
 MAY_IMPORT_MLFLOW = {"stores/mlflow.py", "stores/remote.py"}
 
@@ -98,7 +100,7 @@ def test_reading_starts_without_torch_and_mlflow(name):
 def test_files_and_functions_stay_small_enough_to_read_in_one_go():
     for path, tree in FILES.items():
         lines = len((PACKAGE / path).read_text().splitlines())
-        assert lines <= 355, f"{path} has {lines} lines"
+        assert lines <= 330, f"{path} has {lines} lines"
         for node in ast.walk(tree):
             if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
                 doc = ast.get_docstring(node, clean=False) or ""

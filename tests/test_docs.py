@@ -107,7 +107,7 @@ def test_the_signatures_of_watch_and_the_policies_are_those_of_the_code():
 
 def test_the_floors_are_those_of_the_code():
     rooms = {room(path) for path in INSIDE}
-    cells = dict(re.findall(r"^\| (\d) \| (.*) \|$", TEXT["docs/architecture.md"], re.MULTILINE))
+    cells = dict(re.findall(r"^\| (\d+) \| (.*) \|$", TEXT["docs/architecture.md"], re.MULTILINE))
     for floor, wanted in enumerate(FLOORS, start=1):
         shown = {name for name in re.findall(r"`(\w+)`", cells[str(floor)]) if name in rooms}
         assert shown == wanted & rooms, f"floor {floor}"

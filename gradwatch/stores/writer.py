@@ -112,6 +112,23 @@ class RunWriter:
             del self.pending[:excess]
 
 
+class NullWriter:
+    """Stands in for the writer where nothing is to be written: on every rank of a distributed run but the first."""
+
+    def __init__(self, folder: Path, run: Run) -> None:
+        self.folder, self.run = folder, run
+
+    def append(self, block: History) -> None:
+        """Nothing."""
+
+    def update(self, **changes: Any) -> None:
+        """Change fields of the manifest, in memory."""
+        self.run = replace(self.run, **changes)
+
+    def close(self, status: str = "FINISHED") -> None:
+        """Nothing."""
+
+
 def _layers_table(block: History) -> pa.Table:
     t, n = len(block), len(block.layers)
     columns = _keys(block, n)

@@ -1,0 +1,213 @@
+"""The Watch: what a training loop talks to while it is watched. It logs, closes, resumes, and drains between steps."""
+
+from __future__ import annotations
+
+import atexit
+import os
+import socket
+import subprocess
+import sys
+import warnings
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from gradwatch import delivery
+from gradwatch.errors import GradwatchWarning, WatchError
+from gradwatch.recorder import Recorder, refusal
+from gradwatch.stepping import Stepper
+from gradwatch.stores.files import read_manifest
+from gradwatch.stores.writer import NullWriter, RunWriter
+
+CLOSE_SECONDS = 10.0  # how long close() waits for the courier
+
+
+class Watch:
+    """One training loop that is being recorded. Made by `gradwatch.watch`.
+
+    A context manager; `close()` also happens at interpreter exit.
+    """
+
+    def __init__(
+        self, stepper: Stepper, writer: RunWriter | NullWriter, kept: Sequence[bool], courier: bool, verbose: bool
+    ) -> None:
+        self._stepper, self._writer, self._kept, self._verbose = stepper, writer, kept, verbose
+        self._wants_courier, self._url_said, self._closed = courier, False, False
+        self._courier: subprocess.Popen[bytes] | None = None
+        self._recorder = self._new_recorder()
+        stepper.attach(self._recorder, self._between, owner=self)
+        atexit.register(self._close_at_exit)
+
+    @property
+    def dir(self) -> Path:
+        """The run's folder; on ranks that write nothing, the folder it is in."""
+        return self._writer.folder
+
+    def log(self, **values: float | Tensor) -> None:
+        """Add scalars to the last step taken: numbers, or one-element tensors on any device (nothing waits for them).
+
+        Tensors are kept as float32. The last value of a name in a step counts.
+
+        Raises:
+            WatchError: a value is not a scalar, or a name is one that gradwatch records itself.
+        """
+        if self._closed:
+            warnings.warn(
+                f"watch.log({', '.join(values)}) after close(): nothing was recorded", GradwatchWarning, stacklevel=2
+            )
+            return
+        problem = refusal(values)
+        if problem is not None:
+            raise WatchError(f"watch.log({problem}")
+        self._recorder.log(values)
+        if self._recorder.due:  # a long validation between two steps must not hold the rows back
+            self._drain(last_too=False)
+
+    def close(self, status: str = "FINISHED") -> None:
+        """Write what is left, take the hooks off, and give the courier a moment to deliver. Twice is harmless.
+
+        Args:
+            status: the run's status in MLflow: FINISHED, FAILED or KILLED.
+        """
+        if self._closed:
+            return
+        self._closed = True
+        atexit.unregister(self._close_at_exit)
+        self._stepper.detach()
+        self._drain()
+        self._start_courier()
+        self._writer.close(status)
+        self.say(f"{self._stepper.steps:,} steps recorded in {self.dir}")
+        if self._courier is not None:
+            cursor = delivery.wait_delivered(self.dir, CLOSE_SECONDS, self._courier)
+            self._say_url(cursor)
+            if not cursor.get("done"):
+                self.say(f"not all of it is in MLflow yet; gradwatch sync {self.dir} makes sure of it")
+
+    def state_dict(self) -> dict[str, Any]:
+        """The policy's state, the step count and where the run is recorded, for a checkpoint.
+
+        Hands over what is recorded so far, all but the step just taken: a run resumed from here has its past on disk.
+        """
+        if not self._closed:
+            self._drain(last_too=False)
+        return {
+            "steps": self._stepper.steps,
+            "clip": repr(self._stepper.clip),
+            "layers": list(self._stepper.layout.names),
+            "policy_state": {k: v.clone() for k, v in self._stepper.state.items()},
+            "dir": str(self.dir.resolve()),
+            "attempt": self._writer.run.attempt,
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on where `state` was saved: same policy state, next step number, and the same run folder if it is there.
+
+        Raises:
+            WatchError: steps were already taken, or the state belongs to other layers or another policy.
+        """
+        stepper = self._stepper
+        if stepper.steps:
+            raise WatchError(f"load_state_dict() after {stepper.steps} steps: load before the first optimizer.step()")
+        for name, found, wanted in (
+            ("policy", state["clip"], repr(stepper.clip)),
+            ("layers", list(state["layers"]), list(stepper.layout.names)),
+        ):
+            if found != wanted:
+                raise WatchError(
+                    f"this state was saved with other {name}: {found!r:.200}, and this Watch has "
+                    f"{wanted!r:.200}; make the Watch as it was made then"
+                )
+        device = stepper.layout.device
+        stepper.state = {
+            k: v.to(stepper.state[k].device if k in stepper.state else device) for k, v in state["policy_state"].items()
+        }
+        stepper.steps = int(state["steps"])
+        self._rejoin(Path(state["dir"]), int(state["attempt"]))
+
+    def plan(self) -> str:
+        """What happens on each step, in words."""
+        clip, renorm, layout = self._stepper.clip, self._stepper.renorm, self._stepper.layout
+        skip = clip is not None and clip.can_skip
+        return "\n".join(
+            [
+                f"{len(layout.names)} layers, one norm pass a step on {layout.device}",
+                f"clip: {clip!r}{'' if clip else '; gradients are left alone'}",
+                *(["one bool is read from the device on each step: this policy can skip steps"] if skip else []),
+                f"renorm: {renorm!r}{', after each step' if renorm else ''}",
+                f"weight norms and update ratios every {self._stepper.every} steps",
+            ]
+        )
+
+    def __enter__(self) -> Watch:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        self.close("FINISHED" if kind is None else "KILLED" if issubclass(kind, KeyboardInterrupt) else "FAILED")
+
+    def _new_recorder(self) -> Recorder:
+        return Recorder(
+            self._writer.run, self._kept, self._stepper.extra_fields(), self._stepper.layout.device, self._writer.append
+        )
+
+    def _between(self) -> None:
+        self._start_courier()
+        if self._recorder.due:
+            self._drain()
+
+    def _drain(self, last_too: bool = True) -> None:
+        self._recorder.drain(last_too)
+        target = self._writer.run.mlflow
+        if target is not None and not target["run_id"]:
+            active = delivery.find_active_run()
+            if active is not None:
+                self._writer.update(mlflow={**target, **active})
+        if not self._url_said and self._courier is not None:
+            self._say_url(delivery.read_cursor(self.dir))
+
+    def _start_courier(self) -> None:
+        if self._wants_courier:
+            self._wants_courier = False
+            self._courier = delivery.start_courier(self.dir)
+
+    def _rejoin(self, folder: Path, attempt: int) -> None:
+        """Record into the folder of the run that is resumed, as a new attempt."""
+        if not folder.is_dir() or folder == self.dir.resolve() or isinstance(self._writer, NullWriter):
+            return
+        run, empty = read_manifest(folder), self._writer
+        empty.close("KILLED")
+        for path in sorted(empty.folder.rglob("*"), reverse=True):
+            path.rmdir() if path.is_dir() else path.unlink()
+        empty.folder.rmdir()
+        attempt = max(attempt, run.attempt) + 1
+        self._writer = RunWriter(
+            folder,
+            replace(
+                run,
+                attempt=attempt,
+                status="RUNNING",
+                ended=None,
+                pid=os.getpid(),
+                host=socket.gethostname(),
+                layers=empty.run.layers,
+            ),
+        )
+        self._stepper.recorder = self._recorder = self._new_recorder()
+
+    def _close_at_exit(self) -> None:
+        error = None if hasattr(sys, "ps1") else getattr(sys, "last_value", None)
+        self.close("FINISHED" if error is None else "KILLED" if isinstance(error, KeyboardInterrupt) else "FAILED")
+
+    def _say_url(self, cursor: Mapping[str, Any]) -> None:
+        if cursor.get("url") and not self._url_said:
+            self._url_said = True
+            served = str(cursor.get("tracking_uri")).startswith("http")
+            self.say(f"MLflow{'' if served else ', once `gradwatch ui` runs'}: {cursor['url']}")
+
+    def say(self, text: str) -> None:
+        """One line on stderr, unless the Watch was asked to be quiet."""
+        if self._verbose:
+            print(f"gradwatch: {text}", file=sys.stderr)
