@@ -46,6 +46,11 @@ class Watch:
         """The run's folder; on ranks that write nothing, the folder it is in."""
         return self._writer.folder
 
+    @property
+    def closed(self) -> bool:
+        """Whether `close()` was called: then nothing more is recorded."""
+        return self._closed
+
     def log(self, **values: float | Tensor) -> None:
         """Add scalars to the last step taken: numbers, or one-element tensors on any device (nothing waits for them).
 
