@@ -13,9 +13,9 @@ FLOORS = [
     {"errors", "ring", "uri", "layout"},
     {"history", "grads", "formulas", "fused"},
     {"layers", "policies", "stores", "rules", "compare", "recorder", "delivery"},
-    {"stepping", "report", "config", "oneshot"},
+    {"stepping", "sharing", "report", "config", "oneshot"},
     {"session"},
-    {"watching"},
+    {"watching", "conclusion"},
     {"courier", "launch", "monitor", "adapters"},
     {"dispatch"},
     {"workloads"},
@@ -24,8 +24,8 @@ FLOORS = [
 FLOOR = {name: number for number, names in enumerate(FLOORS, start=1) for name in names}
 READ_SIDE = {"history", "formulas", "rules", "compare", "report", "stores", "cli", "uri", "errors"}
 TRAIN_SIDE = {
-    "ring", "layout", "fused", "layers", "grads", "policies", "recorder", "stepping", "oneshot", "delivery", "session",
-    "watching",
+    "ring", "layout", "fused", "layers", "grads", "policies", "recorder", "stepping", "oneshot", "delivery", "sharing",
+    "session", "watching",
 }  # fmt: skip
 MAY_IMPORT_MLFLOW = {"stores/mlflow.py", "stores/remote.py"}
 
