@@ -40,8 +40,10 @@ def plain(clip=None, dtype=torch.float64):
     return model, norms
 
 
-def accelerated(tmp_path, clip=None, dtype=torch.float64, user_clip=None, watched=True, when="after"):
+def accelerated(tmp_path, clip=None, dtype=torch.float64, user_clip=None, watched=True, when="after", scale=None):
     accelerator = Accelerator(cpu=True, gradient_accumulation_steps=EVERY)
+    if scale:  # what mixed_precision="fp16" sets on a GPU
+        accelerator.scaler = torch.amp.GradScaler("cpu", init_scale=scale)
     model = mlp(dtype)
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.05)
     data = torch.utils.data.DataLoader(list(batches(10, dtype)), batch_size=None)
@@ -67,6 +69,13 @@ def test_one_step_is_recorded_for_each_real_step(when, tmp_path):
     got, history = accelerated(tmp_path, CLIP, when=when)
     assert history.step.tolist() == [0, 1, 2, 3]
     assert set(history.optimizer) == {"AdamW"}
+    np.testing.assert_allclose(history.layer("grad_norm"), norms, rtol=1e-6)
+    torch.testing.assert_close(got.state_dict(), want.state_dict(), rtol=1e-12, atol=1e-12)
+
+
+def test_norms_and_thresholds_are_unscaled_under_its_scaler(tmp_path):
+    want, norms = plain(clip=0.1)
+    got, history = accelerated(tmp_path, CLIP, scale=1024.0)
     np.testing.assert_allclose(history.layer("grad_norm"), norms, rtol=1e-6)
     torch.testing.assert_close(got.state_dict(), want.state_dict(), rtol=1e-12, atol=1e-12)
 

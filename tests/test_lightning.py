@@ -181,6 +181,81 @@ def test_manual_optimization(tmp_path):
     assert np.isfinite(history.total("loss")).all()
 
 
+class Gan(L.LightningModule):
+    """Two optimizers that take turns: the gradient that one leaves behind is not the other's."""
+
+    def __init__(self, in_list=False):
+        super().__init__()
+        self.automatic_optimization = False
+        if in_list:
+            self.parts = nn.ModuleList([mlp(seed=1), mlp(seed=2)])
+        else:
+            self.G, self.D = mlp(seed=1), mlp(seed=2)
+
+    def pair(self):
+        return list(self.parts) if hasattr(self, "parts") else [self.G, self.D]
+
+    def configure_optimizers(self):
+        return [torch.optim.Adam(model.parameters(), lr=0.05) for model in self.pair()]
+
+    def losses(self, x):
+        generator, critic = self.pair()
+        fake = nn.functional.pad(generator(x), (0, 3))
+        yield 0, critic(fake).square().mean()
+        yield 1, critic(x).square().mean() + critic(fake.detach()).sin().mean()
+
+    def training_step(self, batch, batch_idx):
+        for optimizer, (_, loss) in zip(self.optimizers(), self.losses(batch[0]), strict=True):
+            optimizer.zero_grad()
+            self.manual_backward(loss, retain_graph=True)
+            optimizer.step()
+
+
+def plain_gan(gan, clip, epochs):
+    optimizers, norms = gan.configure_optimizers(), ([], [])
+    for x, _ in BATCHES * epochs:
+        for i, loss in gan.losses(x):
+            optimizers[i].zero_grad()
+            loss.backward(retain_graph=True)
+            own = list(gan.pair()[i].parameters())
+            norms[i].append([p.grad.norm().item() for p in own])
+            nn.utils.clip_grad_norm_(own, clip)
+            optimizers[i].step()
+    return norms
+
+
+@pytest.mark.parametrize(
+    ("in_list", "layers"),
+    [(False, ("G.0.weight", "D.0.weight")), (True, ("optimizer0.parts.0.0.weight", "optimizer1.parts.1.0.weight"))],
+)
+def test_several_optimizers_have_a_watch_each_in_one_run(in_list, layers, tmp_path):
+    """An optimizer that trains a child module of its own is called after it."""
+    want, got = Gan(in_list), Gan(in_list)
+    norms = plain_gan(want, 0.1, epochs=2)
+    callback = gradwatch(tmp_path, clip=CLIP)
+    trainer(callback, max_epochs=2).fit(got, DATA)
+    torch.testing.assert_close(got.state_dict(), want.state_dict(), rtol=1e-12, atol=1e-12)
+    (folder,) = (tmp_path / "runs").iterdir()
+    assert folder.name.endswith("-Gan")
+    for watch, layer, wanted in zip(callback.watches, layers, norms, strict=True):
+        history = open_history(watch.dir)
+        assert watch.dir == folder / layer.split(".")[0]
+        assert history.layers[0] == layer
+        assert history.step.tolist() == list(range(16))
+        np.testing.assert_allclose(history.layer("grad_norm"), wanted, rtol=1e-6)
+    assert open_history(folder).run.status == "FINISHED"
+
+
+def test_a_checkpoint_holds_every_watch(tmp_path):
+    saved = ModelCheckpoint(tmp_path / "saved", filename="last")
+    first, second = gradwatch(tmp_path, clip="AutoClip(50)"), gradwatch(tmp_path, clip="AutoClip(50)")
+    trainer(first, saved, enable_checkpointing=True).fit(Gan(), DATA)
+    trainer(second, max_epochs=2).fit(Gan(), DATA, ckpt_path=tmp_path / "saved" / "last.ckpt", weights_only=True)
+    assert [w.dir for w in second.watches] == [w.dir.resolve() for w in first.watches]
+    for watch in second.watches:
+        assert open_history(watch.dir).step.tolist() == list(range(16))
+
+
 # --------------------------------------------------------------------------------------------------------- the end
 
 
