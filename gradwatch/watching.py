@@ -166,7 +166,7 @@ def _policy(value: Policy | str | None, role: str) -> Policy | None:
 
 
 def _unwrapped(optimizer: Any) -> Any:
-    """The optimizer whose steps fire hooks: a wrapper such as Accelerate's hands each real step on to its `.optimizer`."""
+    """The optimizer whose steps fire hooks: a wrapper (Accelerate's) hands each real step on to its `.optimizer`."""
     while not _fires_hooks(optimizer) and hasattr(optimizer, "optimizer"):
         optimizer = optimizer.optimizer
     return optimizer

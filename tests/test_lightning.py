@@ -12,7 +12,7 @@ from torch import nn
 from torch.utils.data import DataLoader
 from training import batches, mlp
 
-from gradwatch import GradwatchWarning, open_history
+from gradwatch import open_history
 from gradwatch.adapters import __file__ as adapters
 from gradwatch.courier import Courier
 

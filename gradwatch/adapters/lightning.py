@@ -38,7 +38,8 @@ class GradWatch(Callback):  # type: ignore[misc]
     """
 
     def __init__(self, **options: Any) -> None:
-        self.options, self.watches = options, []  # type: dict[str, Any], list[Watch]
+        self.options = options
+        self.watches: list[Watch] = []
         self._saved: Sequence[Mapping[str, Any]] = ()
         self._trainer: Any = None
         self._loss: Tensor | None = None  # of the batches since the last step
@@ -56,7 +57,7 @@ class GradWatch(Callback):  # type: ignore[misc]
         self.close()
         own = {"run_name": type(pl_module).__name__, **_total_steps(trainer)}
         options = {**own, **({} if "run_id" in self.options else _mlflow_run(trainer)), **self.options}
-        place = {key: options.pop(key) for key in ("run_id", "tracking_uri") if key in options}
+        place: dict[str, Any] = {key: options.pop(key) for key in ("run_id", "tracking_uri") if key in options}
         self.watches = []
         for model, optimizer, name in _parts(pl_module, trainer.optimizers):
             self.watches.append(watching.watch(model, optimizer, name=name, **options, **place))

@@ -39,7 +39,8 @@ class GradWatchCallback(TrainerCallback, ExportableState):  # type: ignore[misc]
     """
 
     def __init__(self, **options: Any) -> None:
-        self.options, self.watch = options, None  # type: dict[str, Any], Watch | None
+        self.options = options
+        self.watch: Watch | None = None
 
     def on_train_begin(
         self, args: Any, state: Any, control: Any, model: Any = None, optimizer: Any = None, **_: Any
