@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 from torch.utils.data import DataLoader
-from training import batches, mlp
+from training import batches, mlp, watch
 
 from gradwatch import open_history
 from gradwatch.adapters import __file__ as adapters
@@ -18,6 +18,7 @@ from gradwatch.courier import Courier
 
 L = pytest.importorskip("lightning.pytorch")
 from lightning.pytorch.callbacks import ModelCheckpoint  # noqa: E402
+from lightning.pytorch.core.optimizer import LightningOptimizer  # noqa: E402
 from lightning.pytorch.loggers import MLFlowLogger  # noqa: E402
 
 from gradwatch.adapters.lightning import GradWatch  # noqa: E402
@@ -33,7 +34,7 @@ class Net(L.LightningModule):
     def __init__(self, dtype=torch.float64, dropout=0.0):
         super().__init__()
         self.net, self.drop = mlp(dtype), nn.Dropout(dropout)
-        self.seen = []  # float64 norms of the gradients as each step is about to use them
+        self.before, self.seen = [], []  # float64 norms of the gradients, before Lightning's clip and after it
 
     def loss(self, batch):
         return nn.functional.cross_entropy(self.net(self.drop(batch[0])).float(), batch[1])
@@ -50,6 +51,7 @@ class Net(L.LightningModule):
         return torch.optim.SGD(self.net.parameters(), lr=0.5, momentum=0.9)
 
     def configure_gradient_clipping(self, *args, **kwargs):
+        self.before.append([p.grad.double().norm().item() for p in self.net.parameters()])
         super().configure_gradient_clipping(*args, **kwargs)
         self.seen.append([p.grad.double().norm().item() for p in self.net.parameters()])
 
@@ -128,6 +130,7 @@ def test_lightnings_own_clip_comes_first(algorithm, tmp_path):
     history = fit(got, gradwatch(tmp_path), **options)
     same_weights(got, want, exactly=True)
     np.testing.assert_allclose(history.layer("grad_norm"), got.seen, rtol=1e-6)
+    assert (np.linalg.norm(got.before, axis=1) > 0.05).all()
     if algorithm == "norm":
         np.testing.assert_allclose(history.total("grad_norm"), 0.05, rtol=1e-5)
 
@@ -156,11 +159,12 @@ def test_validation_metrics_stand_where_they_were_made(tmp_path):
 
 
 class Manual(Net):
-    """Two batches make one step, by hand; the first half of the step's loss is not the last's to overwrite."""
+    """Two batches make one step, by hand."""
 
     def __init__(self):
         super().__init__()
         self.automatic_optimization = False
+        self.losses = []
 
     def training_step(self, batch, batch_idx):
         optimizer = self.optimizers()
@@ -169,6 +173,7 @@ class Manual(Net):
         if batch_idx % 2:
             optimizer.step()
             optimizer.zero_grad()
+        self.losses.append(loss.item())
         return loss
 
 
@@ -178,7 +183,16 @@ def test_manual_optimization(tmp_path):
     history = fit(got, gradwatch(tmp_path, clip=CLIP))
     same_weights(got, want)
     np.testing.assert_allclose(history.layer("grad_norm"), norms, rtol=1e-6)
-    assert np.isfinite(history.total("loss")).all()
+    np.testing.assert_allclose(history.total("loss"), got.losses[1::2], rtol=1e-6)  # of the batch that stepped
+
+
+def test_what_optimizers_returns_can_be_watched(tmp_path):
+    net = Net()
+    optimizer = net.configure_optimizers()
+    with watch(net, LightningOptimizer(optimizer), tmp_path) as handle:
+        net.loss(BATCHES[0]).backward()
+        optimizer.step()
+    assert len(open_history(handle.dir)) == 1
 
 
 class Gan(L.LightningModule):
@@ -237,9 +251,9 @@ def test_several_optimizers_have_a_watch_each_in_one_run(in_list, layers, tmp_pa
     torch.testing.assert_close(got.state_dict(), want.state_dict(), rtol=1e-12, atol=1e-12)
     (folder,) = (tmp_path / "runs").iterdir()
     assert folder.name.endswith("-Gan")
-    for watch, layer, wanted in zip(callback.watches, layers, norms, strict=True):
-        history = open_history(watch.dir)
-        assert watch.dir == folder / layer.split(".")[0]
+    for own, layer, wanted in zip(callback.watches, layers, norms, strict=True):
+        history = open_history(own.dir)
+        assert own.dir == folder / layer.split(".")[0]
         assert history.layers[0] == layer
         assert history.step.tolist() == list(range(16))
         np.testing.assert_allclose(history.layer("grad_norm"), wanted, rtol=1e-6)
@@ -252,8 +266,8 @@ def test_a_checkpoint_holds_every_watch(tmp_path):
     trainer(first, saved, enable_checkpointing=True).fit(Gan(), DATA)
     trainer(second, max_epochs=2).fit(Gan(), DATA, ckpt_path=tmp_path / "saved" / "last.ckpt", weights_only=True)
     assert [w.dir for w in second.watches] == [w.dir.resolve() for w in first.watches]
-    for watch in second.watches:
-        assert open_history(watch.dir).step.tolist() == list(range(16))
+    for own in second.watches:
+        assert open_history(own.dir).step.tolist() == list(range(16))
 
 
 # --------------------------------------------------------------------------------------------------------- the end

@@ -183,6 +183,17 @@ def test_a_second_training_is_a_run_of_its_own(tmp_path):
     assert len(open_history(callback.watch.dir)) == len(open_history(first.dir)) == 6
 
 
+def test_a_training_that_raised_has_failed_when_the_next_begins(tmp_path):
+    callback = gradwatch(tmp_path)
+    with pytest.raises(RuntimeError, match="power cut"):
+        trainer(build(), tmp_path, callback, Stops(3)).train()
+    failed = callback.watch.dir
+    assert not callback.watch.closed  # the Trainer tells nobody
+    trainer(build(), tmp_path, callback).train()
+    assert open_history(failed).run.status == "FAILED"
+    assert len(open_history(failed)) == 3
+
+
 def test_a_script_whose_training_raises_ends_and_says_so(tmp_path):
     script = """
 from pathlib import Path

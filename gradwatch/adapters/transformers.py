@@ -21,8 +21,9 @@ except ImportError as error:
         "pip install 'gradwatch[transformers]'"
     ) from error
 
-# What the Trainer logs and is no metric: its clock and its progress; gradwatch records the learning rate of each step.
-_NO_METRICS = ("epoch", "learning_rate", "total_flos", "num_input_tokens_seen", "_runtime", "_per_second")
+# What the Trainer logs and is no metric: its progress and its clock; gradwatch records the learning rate of each step.
+_PROGRESS = {"epoch", "learning_rate", "total_flos", "num_input_tokens_seen"}
+_CLOCK = ("_runtime", "_per_second")
 
 
 class GradWatchCallback(TrainerCallback, ExportableState):  # type: ignore[misc]
@@ -60,7 +61,7 @@ class GradWatchCallback(TrainerCallback, ExportableState):  # type: ignore[misc]
     def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **_: Any) -> None:
         """Log the Trainer's loss and metrics; evaluations come this way too."""
         if self.watch is not None and not self.watch.closed:
-            values = {k: v for k, v in (logs or {}).items() if not k.endswith(_NO_METRICS)}
+            values = {k: v for k, v in (logs or {}).items() if k not in _PROGRESS and not k.endswith(_CLOCK)}
             self.watch.log(**{k: v for k, v in values.items() if refusal({k: v}) is None})
 
     def on_train_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
