@@ -212,6 +212,7 @@ class Watch:
             ),
         )
         self._stepper.recorder = self._recorder = self._new_recorder()
+        self.say(f"resumed at step {self._stepper.steps:,}, recording to {folder}")
 
     def _close_at_exit(self) -> None:
         error = None if hasattr(sys, "ps1") else getattr(sys, "last_value", None)

@@ -8,20 +8,12 @@ from training import batches, mlp, watch
 
 from gradwatch import WatchError, open_history
 
-accelerate = pytest.importorskip("accelerate")
-from accelerate import Accelerator  # noqa: E402
-from accelerate.state import AcceleratorState, GradientState  # noqa: E402
+pytest.importorskip("accelerate")
+from accelerate import Accelerator
 
+pytestmark = pytest.mark.usefixtures("own_accelerator")
 CLIP = "ClipByGlobalNorm(0.1)"
 EVERY = 3  # batches to a step; the last step of ten batches has one
-
-
-@pytest.fixture(autouse=True)
-def own_accelerator():
-    """Accelerate keeps its settings in globals; each test has its own."""
-    yield
-    AcceleratorState._reset_state(reset_partial_state=True)
-    GradientState._reset_state()
 
 
 def plain(clip=None, dtype=torch.float64):

@@ -57,6 +57,8 @@ def test_the_python_of_a_page_runs_from_top_to_bottom(page, desk, request):
     code = "".join(blocks(page, "python"))
     for extra in re.findall(r"^(?:import|from) (lightning|transformers|accelerate)\b", code, re.MULTILINE):
         pytest.importorskip(extra)
+        if extra != "lightning":
+            request.getfixturevalue("own_accelerator")
     if "mlflow" in code:
         request.getfixturevalue("store")
     names = {}

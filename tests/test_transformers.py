@@ -15,18 +15,11 @@ from gradwatch.adapters import __file__ as adapters
 
 transformers = pytest.importorskip("transformers")
 pytest.importorskip("accelerate")
-from accelerate.state import AcceleratorState, GradientState  # noqa: E402
 from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainerCallback, TrainingArguments  # noqa: E402
 
 from gradwatch.adapters.transformers import GradWatchCallback  # noqa: E402
 
-
-@pytest.fixture(autouse=True)
-def own_accelerator():
-    """Accelerate keeps its settings in globals; each test has its own."""
-    yield
-    AcceleratorState._reset_state(reset_partial_state=True)
-    GradientState._reset_state()
+pytestmark = pytest.mark.usefixtures("own_accelerator")
 
 
 def build(dtype=torch.float32, dropout=0.0):

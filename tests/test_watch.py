@@ -378,6 +378,16 @@ def test_it_works_where_mlflow_is_not_installed(pair, tmp_path, monkeypatch):
 # ---------------------------------------------------------------------------------------------------------- resuming
 
 
+def test_a_resumed_watch_says_where_it_records(pair, tmp_path, capsys):
+    """`watch()` has said another folder, which resuming leaves empty and removes."""
+    with watch(*pair, tmp_path) as first:
+        train(*pair, 3)
+        state = first.state_dict()
+    with watch(*pair, tmp_path, verbose=True) as second:
+        second.load_state_dict(state)
+    assert f"resumed at step 3, recording to {first.dir}\n" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     "clip",
     [
