@@ -37,6 +37,7 @@ def can_fold(optimizers: Sequence[Optimizer], layout: Layout, coef: Tensor) -> b
         and len(optimizers) == 1
         and type(optimizers[0]) in CLASSES
         and all(group.get("fused") for group in optimizers[0].param_groups)
+        and layout.sharding is None  # the kernel does not take a plain scale beside DTensors
         and layout.dtypes == {torch.float32}  # the scale is float32: float64 would lose digits
     )
 

@@ -104,7 +104,8 @@ class Recorder:
     def _history(self, rows: list[Row], fields: dict[str, Any], extras: Iterator[Any]) -> History:
         t = len(rows)
         skipped = np.nan_to_num(fields.pop("skipped")[:, :1], nan=0.0) > 0
-        layers = _per_layer(fields, np.array([row.present for row in rows], bool).reshape(t, -1), skipped)
+        here = np.array([row.present for row in rows], bool).reshape(t, -1)
+        layers = _per_layer(fields, fields.pop("present", here) > 0, skipped)
         steps = _per_step(rows, layers, skipped[:, 0])
         for row, name, number in self.values:
             value = next(extras) if number is None else np.float64(number)

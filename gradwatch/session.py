@@ -150,7 +150,7 @@ class Watch:
 
     def _new_recorder(self) -> Recorder:
         return Recorder(
-            self._writer.run, self._kept, self._stepper.extra_fields(), self._stepper.layout.device, self._writer.append
+            self._writer.run, self._kept, self._stepper.fields, self._stepper.layout.device, self._writer.append
         )
 
     def _between(self) -> None:

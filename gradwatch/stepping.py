@@ -15,11 +15,12 @@ from torch.optim import Optimizer
 
 from gradwatch.errors import GradwatchWarning
 from gradwatch.fused import can_fold, dropped, fold, loss_scale, set_scale
-from gradwatch.grads import Batch, UpdateRatio, drop, gradients, measure, slot_norms, weight_norms
+from gradwatch.grads import Batch, drop, gradients
 from gradwatch.layout import Layout
 from gradwatch.policies import Policy
 from gradwatch.policies.base import State, keep_if
 from gradwatch.recorder import Recorder, Row
+from gradwatch.weights import UpdateRatio, slot_norms, weight_norms
 
 
 class Stepper:
@@ -43,6 +44,7 @@ class Stepper:
         self.steps = 0  # steps begun so far
         self.together = True
         self.state = self._first_state()
+        self.fields = self._extra_fields()
         self._round: list[Optimizer] = []  # those that have begun the current step
         self._running: dict[Optimizer, FrameType] = {}
         self._update_ratio = UpdateRatio(layout)
@@ -61,16 +63,8 @@ class Stepper:
         """Take the hooks off, and finish the step under way."""
         for handle in self._handles:
             handle.remove()
-        self._end_round()
-
-    def extra_fields(self) -> tuple[str, ...]:
-        """What is recorded on each step besides norm and coefficient: an element-wise policy's own numbers."""
-        if self.clip is None:
-            return ()
-        batch = self._no_gradients()
-        with torch.no_grad():
-            self.clip.apply(batch, self.state)
-        return ("clipped_norm", "clip_fraction") if batch.fraction is not None else ()
+        if self.layout.sharding is None:  # otherwise the other ranks may be elsewhere: one that raised stays alone here
+            self._end_round()
 
     # -------------------------------------------------------------------------------------------------------- hooks
 
@@ -147,7 +141,8 @@ class Stepper:
         scale = loss_scale(lead)
         norm_types = self.clip.norm_types if self.clip is not None else ()
         unscale = None if scale is None else scale.reciprocal()
-        batch = Batch(self.layout, gradients(self.layout, held), self.optimizers, norm_types, unscale)
+        grads = gradients(self.layout, held, will_change=self.clip is not None)
+        batch = Batch(self.layout, grads, self.optimizers, norm_types, unscale)
         before = batch.norms().l2
         new = self.clip.apply(batch, self.state) if self.clip is not None else {}
         lost, skips = dropped(lead), batch.skipped
@@ -156,6 +151,8 @@ class Stepper:
             good = before.isfinite().all()
             self.state = keep_if(good if skipped is None else good & ~skipped, new, self.state)
         coef, extra = self._finish(batch, before)
+        if self.layout.sharding is not None:
+            extra = [batch.present(), *extra]
         if scale is not None and batch.unscale is None:  # applied here: the kernel must not unscale again
             self._undo_scale, self._unscaled = set_scale(lead, None), True
         if record:
@@ -170,7 +167,7 @@ class Stepper:
         coef = batch.pending
         if batch.fraction is not None:
             batch.apply_pending()
-            after = measure(self.layout, batch.groups)
+            after = batch.measure()
             return torch.where(before > 0, after / before, 1.0), [after, batch.fraction]
         if coef is None:
             return self.layout.constant("one", lambda: torch.ones((), device=self.layout.device)), []
@@ -183,7 +180,7 @@ class Stepper:
     @torch.no_grad()
     def _constrain(self, renorm: Policy, optimizer: Optimizer) -> None:
         held = self._held(optimizer)
-        weights = [p.detach() if own else None for p, own in zip(self.layout.params, held, strict=True)]
+        weights = [w if own else None for w, own in zip(self.layout.weights(), held, strict=True)]
         batch = Batch(self.layout, weights)
         renorm.apply(batch, {})
         if batch.fraction is not None:
@@ -211,6 +208,19 @@ class Stepper:
         if self.renorm is not None:
             self.renorm.init(self._no_gradients())  # a pattern that fits no layer is named before training starts
         return self.clip.init(self._no_gradients()) if self.clip is not None else {}
+
+    def _extra_fields(self) -> tuple[str, ...]:
+        """What is recorded on each step besides norm and coefficient: an element-wise policy's own numbers.
+
+        Under sharding also which layers have a gradient on any rank: this one may lack it.
+        """
+        fields = () if self.layout.sharding is None else ("present",)
+        if self.clip is None:
+            return fields
+        batch = self._no_gradients()
+        with torch.no_grad():
+            self.clip.apply(batch, self.state)
+        return (*fields, "clipped_norm", "clip_fraction") if batch.fraction is not None else fields
 
     def _no_gradients(self) -> Batch:
         norm_types = self.clip.norm_types if self.clip is not None else ()

@@ -10,9 +10,10 @@ import pytest
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "gradwatch"
 FLOORS = [
-    {"errors", "ring", "uri", "layout"},
-    {"history", "grads", "formulas", "fused"},
-    {"layers", "policies", "stores", "rules", "compare", "recorder", "delivery"},
+    {"errors", "ring", "uri", "sharding"},
+    {"history", "formulas", "layout"},
+    {"grads", "fused"},
+    {"layers", "policies", "weights", "stores", "rules", "compare", "recorder", "delivery"},
     {"stepping", "report", "config", "oneshot"},
     {"session"},
     {"watching"},
@@ -24,8 +25,8 @@ FLOORS = [
 FLOOR = {name: number for number, names in enumerate(FLOORS, start=1) for name in names}
 READ_SIDE = {"history", "formulas", "rules", "compare", "report", "stores", "cli", "uri", "errors"}
 TRAIN_SIDE = {
-    "ring", "layout", "fused", "layers", "grads", "policies", "recorder", "stepping", "oneshot", "delivery", "session",
-    "watching",
+    "ring", "sharding", "layout", "grads", "weights", "fused", "layers", "policies", "recorder", "stepping", "oneshot",
+    "delivery", "session", "watching",
 }  # fmt: skip
 MAY_IMPORT_MLFLOW = {"stores/mlflow.py", "stores/remote.py"}
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from gradwatch import formulas
 from gradwatch.errors import PolicyError
-from gradwatch.grads import Batch, unit_norms
+from gradwatch.grads import Batch
 from gradwatch.layout import Norms
 from gradwatch.policies.base import Decision, NormPolicy, Policy, State, number, set_fields
 
@@ -73,14 +73,14 @@ class ClipByNorm(Policy):
         if self.axes is None:
             batch.scale(formulas.clip_coef_exact(batch.norms().l2, self.max_norm))
         else:
-            batch.change(lambda _, t: self._clip_slices(t))
+            norms = batch.unit_norms(self._slices)
+            coefs = [None if n is None else formulas.clip_coef_exact(n, self.max_norm) for n in norms]
+            batch.change(lambda i, t: scale_slices(t, coefs[i]))
         return {}
 
-    def _clip_slices(self, grad: Tensor) -> Tensor:
-        assert self.axes is not None
-        if not all(-grad.dim() <= axis < grad.dim() for axis in self.axes):
-            return grad.new_zeros(())
-        return scale_slices(grad, formulas.clip_coef_exact(unit_norms(grad, self.axes), self.max_norm))
+    def _slices(self, grad: Tensor) -> tuple[int, ...] | None:
+        axes = self.axes or ()
+        return axes if all(-grad.dim() <= axis < grad.dim() for axis in axes) else None
 
 
 @dataclass(frozen=True, repr=False)
@@ -182,8 +182,13 @@ def clamp_(grad: Tensor, low: float | Tensor, high: float | Tensor) -> Tensor:
     return outside
 
 
-def scale_slices(tensor: Tensor, coef: Tensor) -> Tensor:
-    """Multiply in place by a coefficient per slice; returns the share of elements in changed slices, 0-d."""
+def scale_slices(tensor: Tensor, coef: Tensor | None) -> Tensor:
+    """Multiply in place by a coefficient per slice; returns the share of elements in changed slices, 0-d.
+
+    None leaves the tensor alone.
+    """
+    if coef is None:
+        return tensor.new_zeros((), dtype=torch.float32)
     tensor.mul_(coef)
     return share(coef != 1)
 
