@@ -134,7 +134,7 @@ class History:
     @property
     def logged(self) -> tuple[str, ...]:
         """Names of the scalars the user logged (loss, accuracies, ...), in the order of first use."""
-        return tuple(n for n in self.per_step if n not in STEP_COLUMNS and not n.startswith("lr/"))
+        return tuple(n for n in self.per_step if n not in STEP_COLUMNS and not n.startswith(("lr/", "rank_grad_norm/")))
 
     def slice(self, start: int, stop: int) -> History:
         """The recorded steps `start <= step < stop` (step numbers, not row numbers)."""

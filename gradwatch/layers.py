@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Iterable, Sequence
 from fnmatch import fnmatchcase
 
@@ -19,6 +20,20 @@ _WRAPPERS = re.compile(r"(?:^|(?<=\.))(?:module|_orig_mod)\.")
 def clean_name(name: str) -> str:
     """`name` without what DistributedDataParallel (`module.`) and torch.compile (`_orig_mod.`) put in."""
     return _WRAPPERS.sub("", name)
+
+
+def refuse_flat(model: nn.Module) -> None:
+    """Refuse a model whose parameters are pieces of flat buffers: they are no layers, and their norms mean nothing.
+
+    Raises:
+        WatchError: part of the model is a FullyShardedDataParallel (the first version, not `fully_shard`).
+    """
+    fsdp = sys.modules.get("torch.distributed.fsdp")
+    if fsdp is not None and any(isinstance(module, fsdp.FullyShardedDataParallel) for module in model.modules()):
+        raise WatchError(
+            "FullyShardedDataParallel cuts flat buffers, not layers, into shards: gradwatch cannot tell whose gradient "
+            "a rank holds. Use fully_shard (FSDP2), which keeps every parameter"
+        )
 
 
 def named_layers(model: nn.Module, optimizers: Sequence[Optimizer]) -> dict[str, nn.Parameter]:

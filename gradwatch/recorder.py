@@ -127,7 +127,7 @@ class Recorder:
 def refusal(values: Mapping[str, object]) -> str | None:
     """Why these cannot be logged: a name that the record uses itself, or a value that is not one number; else None."""
     for name, value in values.items():
-        if name in STEP_COLUMNS or name.startswith("lr/"):
+        if name in STEP_COLUMNS or name.startswith(("lr/", "rank_grad_norm/")):
             return f"{name}=...): gradwatch records {name} itself; choose another name"
         if isinstance(value, Tensor):
             fits, found = value.numel() == 1 and not value.is_complex(), f"tensor of shape {tuple(value.shape)}"

@@ -19,6 +19,7 @@ from gradwatch.grads import Batch, drop, gradients
 from gradwatch.layout import Layout
 from gradwatch.policies import Policy
 from gradwatch.policies.base import State, keep_if
+from gradwatch.ranknorms import RankNorms
 from gradwatch.recorder import Recorder, Row
 from gradwatch.weights import UpdateRatio, slot_norms, weight_norms
 
@@ -37,10 +38,11 @@ class Stepper:
         policies: tuple[Policy | None, Policy | None],
         every: int,
         slots: bool,
+        rank_norms: RankNorms | None = None,
     ) -> None:
         self.layout, self.names, self.optimizers = layout, tuple(optimizers), tuple(optimizers.values())
         self.clip, self.renorm = policies
-        self.every, self.slots = every, slots
+        self.every, self.slots, self.rank_norms = every, slots, rank_norms
         self.steps = 0  # steps begun so far
         self.together = True
         self.state = self._first_state()
@@ -156,11 +158,19 @@ class Stepper:
         if scale is not None and batch.unscale is None:  # applied here: the kernel must not unscale again
             self._undo_scale, self._unscaled = set_scale(lead, None), True
         if record:
+            self._note_ranks(unscale)
             row = Row(self.steps - 1, time.time(), self._name(), self._learning_rates(), batch.here)
             self.recorder.begin(row, before, coef, extra, skipped)
         # The one host read of the hot path, only for policies that can skip: a step cannot be undone by arithmetic.
         if skips is not None and bool(skips):
             drop(self.layout.params)
+
+    def _note_ranks(self, unscale: Tensor | None) -> None:
+        """Record each rank's own norm with the row that is about to begin."""
+        norms = self.rank_norms.gather() if self.rank_norms is not None else None
+        if norms is not None:
+            norms = norms if unscale is None else norms * unscale
+            self.recorder.log_next({f"rank_grad_norm/{rank}": norm for rank, norm in enumerate(norms.unbind())})
 
     def _finish(self, batch: Batch, before: Tensor) -> tuple[Tensor, list[Tensor]]:
         """Apply what is pending; returns the coefficient as recorded and the extra fields."""

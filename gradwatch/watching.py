@@ -19,6 +19,7 @@ from gradwatch.grads import rank
 from gradwatch.history import Run
 from gradwatch.layout import Layout
 from gradwatch.policies import Policy, parse
+from gradwatch.ranknorms import rank_norms
 from gradwatch.session import Watch
 from gradwatch.stepping import Stepper
 from gradwatch.stores.files import create_folder, now_iso
@@ -42,6 +43,7 @@ def watch(
     layers: Sequence[str] = ("*",),
     ignore: Sequence[str] = (),
     slots: bool = False,
+    ranks: bool = False,
     mlflow_layers: int = 16,
     delivery: str = "courier",
     verbose: bool = True,
@@ -67,18 +69,22 @@ def watch(
         layers: shell-style patterns of layers to record; policies act on all layers whatever this says.
         ignore: patterns of layers not to record.
         slots: also record the norms of the optimizer's own tensors (`slot_norm/exp_avg`, ...).
+        ranks: also record each rank's own gradient norm, before DistributedDataParallel averages it
+            (`rank_grad_norm/0`, ... per step): one more collective a step.
         mlflow_layers: how many curves per quantity go to MLflow; more layers are summed up by module block.
         delivery: `"courier"` starts a process that delivers the run to MLflow; `"none"` leaves it to `gradwatch sync`.
         verbose: whether to say on stderr where the run is recorded.
 
     Raises:
-        WatchError: none of the model's parameters is in the optimizer, or an argument makes no sense.
+        WatchError: none of the model's parameters is in the optimizer, the model is one whose layers cannot be seen, or
+            an argument makes no sense.
         PolicyError: an unknown policy or a setting out of range.
         RunError: the run's folder cannot be made.
     """
     optimizers = [optimizer] if isinstance(optimizer, Optimizer) else list(optimizer)
     policies = _policy(clip, "clip"), _policy(renorm, "renorm")
     _check(optimizers, every, total_steps, log, delivery, mlflow_layers)
+    _layers.refuse_flat(model)
     named = _layers.named_layers(model, optimizers)
     kept = [_layers.matches(name, layers) and not _layers.matches(name, ignore) for name in named]
     if not any(kept):
@@ -107,7 +113,8 @@ def watch(
     )
     for o in optimizers:
         _replace_old(o)
-    stepper = Stepper(Layout(named), dict(zip(names, optimizers, strict=True)), policies, every, slots)
+    own_norms = rank_norms(model) if ranks else None
+    stepper = Stepper(Layout(named), dict(zip(names, optimizers, strict=True)), policies, every, slots, own_norms)
     writes = rank() == 0
     writer = _writer(Path(dir), run, model) if writes else NullWriter(Path(dir), run)
     courier = writes and target is not None and delivery == "courier"

@@ -1,6 +1,6 @@
 """One rank of the distributed tests: runs the scenarios for this number of ranks, and leaves what it saw in a folder.
 
-    torchrun --nproc-per-node N tests/ranks.py FOLDER
+    torchrun --nproc-per-node N tests/ranks.py main FOLDER
 
 The oracle gathers whole gradients with `full_tensor()`, a collective per layer, and takes their norms in float64.
 """
@@ -11,6 +11,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
@@ -145,16 +146,15 @@ class Collectives(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-def train(folder, wrap, split, dtype, unused, clip, renorm):
+def train(folder, wrap, split, dtype, unused, clip, renorm, **options):
     """Train as a rank; returns what the oracle saw: `[{layer: norm}]` per step, and the weights at the end."""
     model = wrap(net(dtype))
     optimizer = make_optimizer(model)
     rank = dist.get_rank() if dist.is_initialized() else 0
     part = 16 // split
     place = rank * split // world() if split > 1 else 0
-    watch = gradwatch.watch(
-        model, optimizer, clip=clip, renorm=renorm, every=2, slots=True, dir=folder, log=None, verbose=False
-    )
+    settings = {"clip": clip, "renorm": renorm, "every": 2, "slots": True, **options}
+    watch = gradwatch.watch(model, optimizer, dir=folder, log=None, verbose=False, **settings)
     oracle = []
     for x, y in data(dtype):
         optimizer.zero_grad()
@@ -171,8 +171,77 @@ def train(folder, wrap, split, dtype, unused, clip, renorm):
     return {"oracle": oracle, "weights": weights}
 
 
+def rank_norms(root):
+    """Each rank's own norm, beside that of a copy that no other rank has touched; and the weights, untouched."""
+    rank = dist.get_rank()
+    ddp = SCENARIOS[2]["ddp"][0]
+    model, copy = ddp(net()), net()
+    optimizer = make_optimizer(model)
+    for place in ("again", "ranks"):  # a cell run twice
+        watch = gradwatch.watch(model, optimizer, ranks=True, dir=root / place, log=None, verbose=False)
+    own = []
+    for x, y in data():
+        here = slice(rank * 8, rank * 8 + 8)
+        copy.load_state_dict(model.module.state_dict())
+        copy.zero_grad()
+        nn.functional.cross_entropy(copy(x[here]), y[here]).backward()
+        own.append(torch.cat([p.grad.flatten() for p in copy.parameters()]).norm().item())
+        for half in (here, here):  # accumulated in the order most people forget no_sync(): the last backward counts
+            optimizer.zero_grad()
+            nn.functional.cross_entropy(model(x[half]), y[half]).backward()
+        optimizer.step()
+    watch.close()
+    torch.save({"own": own, "weights": model.module.state_dict()}, root / f"ranks-{rank}.pt")
+
+
+def refusals(root):
+    """What cannot be watched is refused, with the reason, on every rank."""
+
+    def message(model, **settings):
+        try:
+            gradwatch.watch(model, make_optimizer(model), dir=root, log=None, verbose=False, **settings)
+        except gradwatch.GradwatchError as error:
+            return str(error)
+        return None
+
+    sharded = shard_all(net(), mesh(world()))
+    texts = {
+        "function": message(sharded, clip=gradwatch.ClipWith(torch.sign)),
+        "ranks": message(sharded, ranks=True),
+        "hook": message(hooked(DistributedDataParallel(net())), ranks=True),
+    }
+    torch.save(texts, root / f"refusals-{dist.get_rank()}.pt")
+
+
+def hooked(model):
+    model.register_comm_hook(None, default_hooks.allreduce_hook)
+    return model
+
+
+def raise_on_one(root):
+    """Rank 1 fails in the middle of a step; it must not wait for the others while it closes."""
+    dist.init_process_group("gloo")
+    model = shard_all(net(), mesh(world()))
+    optimizer = make_optimizer(model)
+    with gradwatch.watch(model, optimizer, every=2, dir=root, log=None, verbose=False):
+        for i, (x, y) in enumerate(data()):
+
+            def closure(x=x, y=y, i=i):
+                if i == 4 and dist.get_rank() == 1:
+                    raise RuntimeError("rank 1 is out of data")
+                optimizer.zero_grad()
+                loss = nn.functional.cross_entropy(model(x), y)
+                loss.backward()
+                return loss
+
+            optimizer.step(closure)
+
+
 def main(root):
     dist.init_process_group("gloo")
+    if world() == 2:
+        rank_norms(root)
+        refusals(root)
     for name, (*how, pairs) in SCENARIOS[world()].items():
         for i, (clip, renorm) in enumerate(pairs):
             folder = root / name / str(i)
@@ -183,4 +252,4 @@ def main(root):
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    main(Path(sys.argv[1]))
+    {"main": main, "raise_on_one": raise_on_one}[sys.argv[1]](Path(sys.argv[2]))

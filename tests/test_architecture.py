@@ -11,7 +11,7 @@ ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "gradwatch"
 FLOORS = [
     {"errors", "ring", "uri", "sharding"},
-    {"history", "formulas", "layout"},
+    {"history", "formulas", "layout", "ranknorms"},
     {"grads", "fused"},
     {"layers", "policies", "weights", "stores", "rules", "compare", "recorder", "delivery"},
     {"stepping", "report", "config", "oneshot"},
@@ -26,7 +26,7 @@ FLOOR = {name: number for number, names in enumerate(FLOORS, start=1) for name i
 READ_SIDE = {"history", "formulas", "rules", "compare", "report", "stores", "cli", "uri", "errors"}
 TRAIN_SIDE = {
     "ring", "sharding", "layout", "grads", "weights", "fused", "layers", "policies", "recorder", "stepping", "oneshot",
-    "delivery", "session", "watching",
+    "ranknorms", "delivery", "session", "watching",
 }  # fmt: skip
 MAY_IMPORT_MLFLOW = {"stores/mlflow.py", "stores/remote.py"}
 

@@ -1,6 +1,7 @@
-"""Several processes: what is recorded and done equals a single process, however the tensors are spread (tests/ranks.py)."""
+"""Several processes: what is recorded and done equals a single process, however tensors are spread (tests/ranks.py)."""
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -22,11 +23,19 @@ CASES = [
 ]
 
 
-def launch(size, script, *args):
+def torchrun(size, *command, cwd=None, **environment):
     """`torchrun` with `size` processes on this machine."""
     env = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join([str(HERE.parent), str(HERE)])}
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={size}", script, *args]
-    return subprocess.run(command, env=env, capture_output=True, text=True, timeout=200, check=False)
+    start = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={size}"]
+    return subprocess.run(
+        [*start, *map(str, command)],
+        env={**env, **environment},
+        cwd=cwd,
+        capture_output=True,
+        text=True,
+        timeout=200,
+        check=False,
+    )
 
 
 @pytest.fixture(scope="module")
@@ -37,7 +46,7 @@ def launched(tmp_path_factory):
     def run(size):
         if size not in folders:
             folders[size] = tmp_path_factory.mktemp(f"ranks{size}")
-            done = launch(size, str(HERE / "ranks.py"), str(folders[size]))
+            done = torchrun(size, HERE / "ranks.py", "main", folders[size])
             assert done.returncode == 0, done.stderr[-3000:]
         return folders[size]
 
@@ -87,3 +96,41 @@ def test_a_plain_step_has_one_collective_however_many_layers(size, launched):
             (run,) = (launched(size) / name / str(i)).iterdir()
             plain = open_history(run).total("collectives")[1::2]  # every second step also measures weights
             assert set(plain) == ({0} if name.startswith("ddp") else {1}), (name, clip)
+
+
+def test_each_ranks_own_norm_is_recorded_on_request(launched):
+    folder = launched(2)
+    (run,) = (folder / "ranks").iterdir()
+    history = open_history(run)
+    seen = [torch.load(folder / f"ranks-{rank}.pt") for rank in (0, 1)]
+    for rank in (0, 1):
+        np.testing.assert_allclose(history.total(f"rank_grad_norm/{rank}"), seen[rank]["own"], rtol=1e-5)
+    assert "rank_grad_norm/0" not in history.logged
+    untouched = torch.load(folder / "ddp-0-rank0.pt")["weights"]
+    assert all(torch.equal(untouched[name], weights) for name, weights in seen[0]["weights"].items())
+
+
+def test_what_cannot_be_told_is_refused(launched):
+    for rank in (0, 1):
+        texts = torch.load(launched(2) / f"refusals-{rank}.pt")
+        assert "would see only this rank's part" in texts["function"]
+        assert "the model is a FSDPNet" in texts["ranks"]
+        assert "has one already" in texts["hook"]
+
+
+def test_a_rank_that_raises_ends_the_run_and_waits_for_nobody(tmp_path):
+    done = torchrun(2, HERE / "ranks.py", "raise_on_one", tmp_path)
+    assert done.returncode == 1
+    assert "rank 1 is out of data" in done.stderr
+    (run,) = tmp_path.iterdir()
+    assert run.is_dir()
+
+
+def test_the_script_of_the_docs_page_runs(tmp_path):
+    page = (HERE.parent / "docs" / "distributed.md").read_text()
+    script = tmp_path / "train.py"
+    script.write_text(re.search(r"```python\n(.*?)```", page, re.DOTALL)[1] + "\n\nmain()\n")
+    done = torchrun(2, script, cwd=tmp_path, MLFLOW_TRACKING_URI=f"sqlite:///{tmp_path}/mlflow.db")
+    assert done.returncode == 0, done.stderr[-3000:]
+    (run,) = (tmp_path / "gradwatch-runs").iterdir()
+    assert len(open_history(run)) == 100

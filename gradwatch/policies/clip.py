@@ -147,7 +147,8 @@ class ClipWith(Policy):
     `parse` refuses `ClipWith`.
 
     Raises:
-        PolicyError: `fn` is not callable; at the first step, that it returned no tensor of the gradient's shape.
+        PolicyError: `fn` is not callable; at `watch()`, that parameters are spread over processes; at the first step,
+            that it returned no tensor of the gradient's shape.
     """
 
     fn: Callable[[Tensor], Tensor]
@@ -155,6 +156,19 @@ class ClipWith(Policy):
     def __post_init__(self) -> None:
         if not callable(self.fn):
             raise PolicyError(f"ClipWith({self.fn!r}): wanted a function that takes a gradient and returns one")
+
+    def init(self, batch: Batch) -> State:
+        """No state.
+
+        Raises:
+            PolicyError: the parameters are spread over processes.
+        """
+        if batch.layout.sharding is not None:
+            raise PolicyError(
+                f"{self!r}: parameters are spread over processes, and your function would see only this rank's part of "
+                "a gradient; subclass NormPolicy, which gets the norms of whole layers"
+            )
+        return {}
 
     def apply(self, batch: Batch, state: State) -> State:
         """Replace each gradient by what the function returns."""
