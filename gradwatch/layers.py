@@ -22,28 +22,15 @@ def clean_name(name: str) -> str:
     return _WRAPPERS.sub("", name)
 
 
-def refuse_flat(model: nn.Module) -> None:
-    """Refuse a model whose parameters are pieces of flat buffers: they are no layers, and their norms mean nothing.
-
-    Raises:
-        WatchError: part of the model is a FullyShardedDataParallel (the first version, not `fully_shard`).
-    """
-    fsdp = sys.modules.get("torch.distributed.fsdp")
-    if fsdp is not None and any(isinstance(module, fsdp.FullyShardedDataParallel) for module in model.modules()):
-        raise WatchError(
-            "FullyShardedDataParallel cuts flat buffers, not layers, into shards: gradwatch cannot tell whose gradient "
-            "a rank holds. Use fully_shard (FSDP2), which keeps every parameter"
-        )
-
-
 def named_layers(model: nn.Module, optimizers: Sequence[Optimizer]) -> dict[str, nn.Parameter]:
     """Every parameter that an optimizer holds, by name, in model order; a tied weight appears once.
 
     Parameters that are in an optimizer but not in the model come last, under the optimizer's own name for them.
 
     Raises:
-        WatchError: no parameter of the model is in an optimizer.
+        WatchError: no parameter of the model is in an optimizer, or the model holds flat buffers of parameters.
     """
+    _refuse_flat(model)
     held = {id(p): name for o in optimizers for name, p in _held(o)}
     names = _unique_names(model.named_parameters())
     layers = {name: p for name, p in names.items() if id(p) in held}
@@ -57,6 +44,16 @@ def named_layers(model: nn.Module, optimizers: Sequence[Optimizer]) -> dict[str,
     extra = {name: p for o in optimizers for name, p in _held(o) if id(p) not in known}
     layers.update({name if name not in layers else f"optimizer.{name}": p for name, p in extra.items()})
     return layers
+
+
+def _refuse_flat(model: nn.Module) -> None:
+    """Refuse a model whose parameters are pieces of flat buffers: they are no layers, and their norms mean nothing."""
+    fsdp = sys.modules.get("torch.distributed.fsdp")
+    if fsdp is not None and any(isinstance(module, fsdp.FullyShardedDataParallel) for module in model.modules()):
+        raise WatchError(
+            "FullyShardedDataParallel cuts flat buffers, not layers, into shards: gradwatch cannot tell whose gradient "
+            "a rank holds. Use fully_shard (FSDP2), which keeps every parameter"
+        )
 
 
 def _unique_names(named: Iterable[tuple[str, nn.Parameter]]) -> dict[str, nn.Parameter]:

@@ -84,7 +84,6 @@ def watch(
     optimizers = [optimizer] if isinstance(optimizer, Optimizer) else list(optimizer)
     policies = _policy(clip, "clip"), _policy(renorm, "renorm")
     _check(optimizers, every, total_steps, log, delivery, mlflow_layers)
-    _layers.refuse_flat(model)
     named = _layers.named_layers(model, optimizers)
     kept = [_layers.matches(name, layers) and not _layers.matches(name, ignore) for name in named]
     if not any(kept):
