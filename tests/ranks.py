@@ -14,8 +14,14 @@ from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
-from torch.distributed.tensor import DTensor
-from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+from torch.distributed.tensor import DTensor, Replicate, Shard
+from torch.distributed.tensor.parallel import (
+    ColwiseParallel,
+    PrepareModuleOutput,
+    RowwiseParallel,
+    SequenceParallel,
+    parallelize_module,
+)
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -88,6 +94,17 @@ def tensor_parallel(model, where):
     return parallelize_module(model, where, {"body.0": ColwiseParallel(), "body.2": RowwiseParallel()})
 
 
+def sequence_parallel(model, where):
+    """The gradients of the norm layer stay `Partial`: each rank holds an addend."""
+    plan = {
+        "body.0": ColwiseParallel(),
+        "body.2": RowwiseParallel(output_layouts=Shard(0)),
+        "body.3": SequenceParallel(sequence_dim=0),
+        "body": PrepareModuleOutput(output_layouts=Shard(0), desired_output_layouts=Replicate()),
+    }
+    return parallelize_module(model, where, plan)
+
+
 def sharded_both_ways(model):
     grid = mesh(2, 2)
     return shard_all(tensor_parallel(model, grid["inner"]), grid["outer"])
@@ -111,6 +128,7 @@ SCENARIOS = {
         "fsdp2": (lambda m: shard_all(m, mesh(2)), 2, torch.float64, False, ALL),
         "fsdp2-bf16": (mixed_precision, 2, torch.float32, False, MIXED),
         "tensor-parallel": (lambda m: tensor_parallel(m, mesh(2)), 1, torch.float64, False, ALL),
+        "sequence-parallel": (lambda m: sequence_parallel(m, mesh(2)), 1, torch.float64, False, FEW),
     },
     4: {
         "fsdp2": (lambda m: shard_all(m, mesh(4)), 4, torch.float64, False, FEW),

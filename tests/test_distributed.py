@@ -90,6 +90,8 @@ def test_ranks_together_are_one_process(size, name, i, launched, tmp_path):
 @pytest.mark.parametrize("size", [2, 4])
 def test_a_plain_step_has_one_collective_however_many_layers(size, launched):
     for name, (*_, pairs) in ranks.SCENARIOS[size].items():
+        if name == "sequence-parallel":
+            continue  # its Partial gradients have to be summed up as well, as the optimizer itself does
         for i, (clip, renorm) in enumerate(pairs):
             if renorm or "Norm(0.1)" not in (clip or "ClipByGlobalNorm(0.1)") or "Value" in (clip or ""):
                 continue
