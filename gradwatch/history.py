@@ -153,13 +153,15 @@ class History:
             per_step={k: v[rows] for k, v in self.per_step.items()},
         )
 
-    def lanes(self) -> dict[str, History]:
-        """The steps of each optimizer that steps on its own (one lane in most runs), with the layers seen in them."""
+    def lane_rows(self) -> dict[str, NDArray[np.intp]]:
+        """The row numbers of each optimizer (or part) that steps on its own; one entry for most runs."""
         names = np.asarray(self.optimizer, dtype=object)
-        found = list(dict.fromkeys(names))
-        if len(found) < 2:
-            return dict.fromkeys(found or [""], self)
-        return {name: self.take(names == name)._seen() for name in found}
+        return {name: np.flatnonzero(names == name) for name in dict.fromkeys(names)}
+
+    def lanes(self) -> dict[str, History]:
+        """Each optimizer (or part) that steps on its own, with the layers it saw; the record itself if all step as one."""
+        rows = self.lane_rows()
+        return {name: self.take(at)._seen() for name, at in rows.items()} if len(rows) > 1 else {"": self}
 
     def _seen(self) -> History:
         """Without the layers of which nothing is recorded here."""
