@@ -159,7 +159,7 @@ class History:
         return {name: np.flatnonzero(names == name) for name in dict.fromkeys(names)}
 
     def lanes(self) -> dict[str, History]:
-        """Each optimizer (or part) that steps on its own, with the layers it saw; the record itself if all step as one."""
+        """Each optimizer (or part) that steps on its own, with the layers it saw; all in one if none does."""
         rows = self.lane_rows()
         return {name: self.take(at)._seen() for name, at in rows.items()} if len(rows) > 1 else {"": self}
 

@@ -49,7 +49,7 @@ class LaneSummary:
 
 @dataclass(frozen=True)
 class RunSummary:
-    """One run: what it was, how it ended, and what its layers did. Where all optimizers step as one, `lanes` is empty."""
+    """One run: what it was, how it ended, and what its layers did. `lanes` is empty where all step as one."""
 
     name: str
     created: str

@@ -149,9 +149,7 @@ def _split(group: list[History], lanes: list[str]) -> list[tuple[str, dict[str, 
         return [("", {}, group)]
     totals = [replace(history, layers=(), per_layer={}) for history in group]
     rows = [(history, history.lane_rows()) for history in totals]
-    split: list[tuple[str, dict[str, str], list[History]]] = [
-        ("", {}, [history for history, at in rows if len(at) < 2])
-    ]
+    split: list[tuple[str, dict[str, str], list[History]]] = [("", {}, [run for run, at in rows if len(at) < 2])]
     for i, lane in enumerate(lanes):
         part = [history.take(at[lane]) for history, at in rows if len(at) > 1 and lane in at]
         split.append((f" · {lane}", {"dash": DASHES[i % len(DASHES)]}, part))
