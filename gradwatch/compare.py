@@ -143,10 +143,12 @@ def nonfinite_rows(history: History) -> np.ndarray[Any, np.dtype[np.bool_]]:
 
 
 def diverged(history: History) -> bool:
-    """Whether the run ended in non-finite numbers: its last gradient, or the last loss that was logged."""
+    """Whether the run ended in non-finite numbers: a part's last gradient, or the last loss that was logged."""
     losses = [history.total(name) for name in history.logged if _LOSS.search(name)]
     ended = [values[~np.isnan(values)][-1:] for values in losses]
-    return bool(nonfinite_rows(history)[-1:].any() or any(np.isinf(last).any() for last in ended))
+    bad = nonfinite_rows(history)
+    last = [rows[-1] for rows in history.lane_rows().values()]
+    return bool(bad[last].any() or any(np.isinf(values).any() for values in ended))
 
 
 def is_seed(key: str) -> bool:

@@ -2,6 +2,9 @@
 
 The files are the truth and `cursor.json` says how far they are delivered; it moves only after MLflow has answered. A
 courier that dies between the two sends the same points again, with the same time stamps, and MLflow keeps one of each.
+
+The parts of a run that several Watches share go to one MLflow run: each by a courier of its own, which first looks
+whether the courier of another part has found or created it; the one that delivers the last part concludes the run.
 """
 
 from __future__ import annotations
@@ -9,7 +12,6 @@ from __future__ import annotations
 import contextlib
 import logging
 import socket
-import tempfile
 import time
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass, field, replace
@@ -19,12 +21,14 @@ from typing import TYPE_CHECKING, Any
 
 from filelock import FileLock, Timeout
 
-from gradwatch.delivery import CURSOR, read_cursor, trainer_is_gone
+from gradwatch.conclusion import conclude
+from gradwatch.delivery import CURSOR, is_done, read_cursor, trainer_is_gone
 from gradwatch.errors import RunError
 from gradwatch.history import History, Run, concat
-from gradwatch.stores.files import MANIFEST, last_part, list_parts, read_manifest, read_run, write_json
+from gradwatch.stores.files import MANIFEST, TABLES, last_part, list_parts, read_manifest, read_run, write_json
 from gradwatch.stores.keys import Nonfinite, Window, windows
-from gradwatch.stores.views import description, view_url, worst_layers
+from gradwatch.stores.parts import PARTS, deliverable_parts, is_shared, read_facts
+from gradwatch.stores.views import view_url
 from gradwatch.uri import public_uri
 
 if TYPE_CHECKING:
@@ -34,6 +38,7 @@ log = logging.getLogger("gradwatch")
 
 RUN_ID_SECONDS = 30.0  # how long a living trainer may take to start the user's own MLflow run
 MAX_POINTS = 1_000
+LOCK_SECONDS = 300.0  # how long the courier of another part may take to create the MLflow run, or to conclude it
 
 
 @dataclass
@@ -79,6 +84,9 @@ class Courier:
 
     def __init__(self, folder: Path, tracking_uri: str | None = None) -> None:
         self.folder, self.asked_uri = folder, tracking_uri
+        parent = folder.resolve().parent
+        self.part = folder.resolve().name if is_shared(parent) else ""
+        self.home = parent if self.part else folder  # the whole run's folder
         self.cursor = Cursor.read(folder)
         self.client: MlflowClient | None = None
         self.pending: History | None = None
@@ -119,7 +127,7 @@ class Courier:
         if self._finished(run) or not self._has_run(run, ended):
             return self._outcome(run)
         self._send_points(ended)
-        self._upload_parts(closed_only=not ended)
+        self._upload_tables(closed_only=not ended)
         if ended:
             self._finish(run, killed)
             run = read_manifest(self.folder)
@@ -129,42 +137,78 @@ class Courier:
 
     def _has_run(self, run: Run, ended: bool) -> bool:
         """Find, join or create the MLflow run; False while the trainer may still name one."""
-        target = run.mlflow or {}
-        named = target.get("run_id")
-        waited = time.time() - datetime.fromisoformat(run.created).timestamp()
-        if not (self.cursor.run_id or named or ended or waited > RUN_ID_SECONDS):
-            return False
         if self.client is not None:
             return True
         from gradwatch.stores import mlflow as store
 
-        cursor = self.cursor
-        uri = store.full_uri(cursor.tracking_uri or self.asked_uri or target.get("tracking_uri"))
-        if self.asked_uri and store.full_uri(self.asked_uri) != uri:
-            raise RunError(
-                f"{self.folder} is delivered to {public_uri(uri)} already: remove its {CURSOR} to deliver "
-                "it again elsewhere"
-            )
-        client = store.connect(uri)
-        if not cursor.run_id:
-            cursor.tracking_uri, cursor.joined = public_uri(uri), named is not None
-            if named:
-                cursor.run_id, cursor.experiment_id = named, store.join_run(client, named)
-            else:
-                label = f"{socket.gethostname()}/{self.folder.name} {run.created}"
-                cursor.run_id, cursor.experiment_id = store.create_run(client, uri, run, label)
-            cursor.url = view_url(uri, str(cursor.experiment_id))
-            self._save()
-            log.info("%s -> MLflow run %s, %s", self.folder, cursor.run_id, cursor.url)
-        if cursor.done:  # resumed after its end was delivered
-            store.set_status(client, str(cursor.run_id), "RUNNING", None, cursor.joined)
-        cursor.attempt, cursor.done = run.attempt, False
-        store.describe(client, str(cursor.run_id), run)
+        cursor, target = self.cursor, run.mlflow or {}
+        with self._alone():
+            if not cursor.run_id:
+                self._take_over()
+            waited = time.time() - datetime.fromisoformat(run.created).timestamp()
+            if not (cursor.run_id or target.get("run_id") or ended or waited > RUN_ID_SECONDS):
+                return False
+            uri = store.full_uri(cursor.tracking_uri or self.asked_uri or target.get("tracking_uri"))
+            if self.asked_uri and store.full_uri(self.asked_uri) != uri:
+                raise RunError(
+                    f"{self.folder} is delivered to {public_uri(uri)} already: remove its {CURSOR} to deliver "
+                    "it again elsewhere"
+                )
+            client = store.connect(uri)
+            if not cursor.run_id:
+                self._find_run(client, uri, run)
+            if not cursor.url:
+                cursor.url = view_url(uri, str(cursor.experiment_id))
+                self._save()
+                log.info("%s -> MLflow run %s, %s", self.folder, cursor.run_id, cursor.url)
+            if cursor.done:  # resumed after its end was delivered
+                store.set_status(client, str(cursor.run_id), "RUNNING", None, cursor.joined)
+            cursor.attempt, cursor.done = run.attempt, False
+            store.describe(client, str(cursor.run_id), run)
+        self.client = client
         for name in (MANIFEST, "model.txt"):
             if (self.folder / name).exists():
-                store.upload(client, str(cursor.run_id), self.folder / name)
-        self.client = client
+                self._upload(self.folder / name)
+        if self.part:
+            store.upload(client, str(cursor.run_id), self.home / PARTS)
         return True
+
+    def _find_run(self, client: MlflowClient, uri: str, run: Run) -> None:
+        """Join the run that the trainer named, or create one."""
+        from gradwatch.stores import mlflow as store
+
+        cursor, named = self.cursor, (run.mlflow or {}).get("run_id")
+        cursor.tracking_uri, cursor.joined = public_uri(uri), named is not None
+        if named:
+            cursor.run_id, cursor.experiment_id = named, store.join_run(client, named)
+            return
+        facts = read_facts(self.home) if self.part else {"name": run.name, "created": run.created}
+        label = f"{socket.gethostname()}/{self.home.name} {facts['created']}"
+        cursor.run_id, cursor.experiment_id = store.create_run(client, uri, replace(run, **facts), label)
+
+    def _take_over(self) -> None:
+        """Deliver to the MLflow run that another part of this run goes to, if one does already."""
+        for part in self._others():
+            other = Cursor.read(part)
+            if other.run_id:
+                for name in ("tracking_uri", "experiment_id", "run_id", "joined"):
+                    setattr(self.cursor, name, getattr(other, name))
+                return
+
+    # ----------------------------------------------------------------------------------------------------- the parts
+
+    def _others(self) -> list[Path]:
+        """The folders of the other parts of the run."""
+        return [path for path in deliverable_parts(self.home) if path.name != self.part] if self.part else []
+
+    def _alone(self) -> contextlib.AbstractContextManager[Any]:
+        """While no other part of the run creates or concludes the MLflow run."""
+        return FileLock(self.home / "run.lock", timeout=LOCK_SECONDS) if self.part else contextlib.nullcontext()
+
+    def _upload(self, path: Path, table: str = "") -> None:
+        from gradwatch.stores import mlflow as store
+
+        store.upload(self.client, str(self.cursor.run_id), path, "/".join(filter(None, [self.part, table])))
 
     def _save(self) -> None:
         write_json(self.folder / CURSOR, asdict(self.cursor))
@@ -191,7 +235,7 @@ class Courier:
             store.log_points(self.client, str(cursor.run_id), points)
             state = batch[-1].nonfinite
             if list(state) != cursor.nonfinite:
-                store.set_tags(self.client, str(cursor.run_id), store.nonfinite_tags(state))
+                store.set_tags(self.client, str(cursor.run_id), store.nonfinite_tags(state, run.part))
             cursor.next_step, cursor.nonfinite = batch[-1].stop, list(state)
             cursor.last_part = max([p for p, step in self.reads if step < cursor.next_step], default=cursor.last_part)
             self._save()
@@ -229,47 +273,34 @@ class Courier:
 
     # ------------------------------------------------------------------------------------------------- the artifacts
 
-    def _upload_parts(self, closed_only: bool) -> None:
-        from gradwatch.stores import mlflow as store
-
-        for table in ("layers", "steps"):
+    def _upload_tables(self, closed_only: bool) -> None:
+        for table in TABLES:
             for first, last, path in list_parts(self.folder / table):
                 name = f"{table}/{path.name}"
                 closed = first != last or not closed_only
                 if closed and name not in self.cursor.uploaded:
                     with contextlib.suppress(FileNotFoundError):  # merged meanwhile: the merged part is next
-                        store.upload(self.client, str(self.cursor.run_id), path, table)
+                        self._upload(path, table)
                         self.cursor.uploaded.append(name)
                         self._save()
 
     def _finish(self, run: Run, killed: bool) -> None:
-        """The end of the run: verdict, report, description, status; then the cursor says done."""
-        from gradwatch.stores import mlflow as store
-
-        history, cursor = read_run(self.folder), self.cursor
+        """The end of the run: what there is to say of it, if all its parts are delivered; then the cursor says done."""
+        cursor = self.cursor
         if killed:
+            history = read_run(self.folder)
             last = history.total("time")[-1] if len(history) else time.time()
             ended = datetime.fromtimestamp(last, timezone.utc).isoformat(timespec="seconds")
             run = replace(run, status="KILLED", ended=ended)
             write_json(self.folder / MANIFEST, run.to_json())
-            history = replace(history, run=run)
             log.info("%s: the trainer is gone; the run is marked KILLED", self.folder)
-        run_id = str(cursor.run_id)
-        verdict, worst = conclude(history)
-        store.set_tags(self.client, run_id, {"gradwatch.verdict": verdict, "gradwatch.worst_layer": worst})
-        if len(history):
-            with tempfile.TemporaryDirectory(prefix="gradwatch-") as temporary:
-                for path in render(history, Path(temporary)):
-                    store.upload(self.client, run_id, path)
-            facts = {"Clip": str(run.clip), "Renorm": str(run.renorm)}
-            text = description(history, str(cursor.experiment_id), run_id, verdict, facts)
-            store.set_description(self.client, run_id, text, cursor.joined)
-        store.upload(self.client, run_id, self.folder / MANIFEST)
-        store.set_status(self.client, run_id, run.status, run.ended, cursor.joined)
-        cursor.attempt, cursor.done = run.attempt, True
-        self._save()
+        self._upload(self.folder / MANIFEST)
+        with self._alone():
+            if all(is_done(read_cursor(part), part) for part in self._others()):
+                conclude(self.client, str(cursor.run_id), str(cursor.experiment_id), self.home, cursor.joined)
+            cursor.attempt, cursor.done = run.attempt, True
+            self._save()
         self.client = self.pending = None  # a resumed run connects again
-        log.info("%s: delivered, %s: %s", self.folder, run.status, verdict)
 
 
 def batches(found: Iterable[Window]) -> Iterator[list[Window]]:
@@ -284,34 +315,3 @@ def batches(found: Iterable[Window]) -> Iterator[list[Window]]:
         size += len(window.points)
     if batch:
         yield batch
-
-
-def conclude(history: History) -> tuple[str, str]:
-    """The verdict, and the layer it is about (of a healthy run, the one that was clipped most)."""
-    from gradwatch.rules import diagnose, verdict
-
-    layers = [name for finding in diagnose(history)[:1] for name in finding.layers[:1]]
-    order = worst_layers(history) if len(history) else []
-    return verdict(history), (layers or [history.layers[i] for i in order[:1]] or [""])[0]
-
-
-def render(history: History, folder: Path) -> list[Path]:
-    """`report.html` and `overview.png` in `folder`; a report that fails must not keep the data from being delivered."""
-    from gradwatch.report import build_report, render_html, write_overview
-
-    made = []
-    with _logged("report.html"):
-        (folder / "report.html").write_text(render_html(build_report([history])), encoding="utf-8")
-        made.append(folder / "report.html")
-    with _logged("overview.png"):
-        write_overview(history, folder / "overview.png")
-        made.append(folder / "overview.png")
-    return made
-
-
-@contextlib.contextmanager
-def _logged(what: str) -> Iterator[None]:
-    try:
-        yield
-    except Exception:
-        log.exception("%s could not be made; the rest is delivered", what)

@@ -12,7 +12,8 @@ from gradwatch.courier import Courier, Outcome
 from gradwatch.delivery import trainer_is_gone
 from gradwatch.errors import RunError
 from gradwatch.stores import run_folders
-from gradwatch.stores.files import MANIFEST, read_manifest
+from gradwatch.stores.files import read_manifest
+from gradwatch.stores.parts import deliverable_parts, is_run, is_shared, meant_for_mlflow
 
 log = logging.getLogger("gradwatch")
 
@@ -35,7 +36,7 @@ def follow(
     A directory is followed for new runs until `until()` is true (for ever without it). A store that is away is tried
     again with growing pauses; an hour after the last run ended, what is left stays for `gradwatch sync`.
     """
-    single = (path / MANIFEST).is_file()
+    single = is_run(path)
     couriers: dict[Path, Courier] = {}
     pause, idle_since = poll, time.monotonic()
     while True:
@@ -58,17 +59,12 @@ def follow(
 
 
 def deliverable(path: Path) -> list[Path]:
-    """The run in `path`, or the runs below it that are meant for MLflow (`log=None` keeps a run in its files)."""
-    folders = run_folders(path)
-    return folders if folders == [path] else [f for f in folders if _meant_for_mlflow(f)]
+    """The run in `path`, or the runs below it that are meant for MLflow (`log=None` keeps a run in its files).
 
-
-def _meant_for_mlflow(folder: Path) -> bool:
-    try:
-        return read_manifest(folder).mlflow is not None
-    except RunError as error:
-        log.warning("%s", error)
-        return False
+    Of a run of several parts, its parts.
+    """
+    folders = [part for run in run_folders(path) for part in (deliverable_parts(run) if is_shared(run) else [run])]
+    return folders if is_run(path) else [folder for folder in folders if meant_for_mlflow(folder)]
 
 
 def _attempt(courier: Courier, wait: float = 0.0) -> Outcome:

@@ -42,11 +42,12 @@ class Run:
 
     `window` is the number of steps that become one MLflow point. `mlflow` names where the run is delivered:
     `tracking_uri`, `experiment_id`, `run_id` (each None until known) and `joined` (the run was the user's own).
-    It is None for a run that stays in its files.
+    It is None for a run that stays in its files. `part` names this Watch among those that share the run.
     """
 
     name: str
     created: str
+    part: str | None = None
     layers: tuple[Layer, ...] = ()
     optimizers: tuple[dict[str, Any], ...] = ()
     clip: str | None = None
@@ -82,7 +83,8 @@ class History:
     """T recorded steps of L layers.
 
     `per_layer[quantity]` is float32 `[T, L]`, NaN where nothing was recorded (the gradient was None, or the quantity
-    is measured only every few steps). `per_step[name]` is float64 `[T]`. `step` is int64 `[T]`, ascending.
+    is measured only every few steps). `per_step[name]` is float64 `[T]`. `step` is int64 `[T]`, ascending. Where
+    several parts share the run, or optimizers step apart, `optimizer` tells whose step it is; `lanes` takes them apart.
 
     Per layer: `grad_norm`, `clip_coef`, `clip_rate` (1 where the policy changed the gradient in this step, else 0),
     `nonfinite` (1 where the norm was inf or NaN), and every few steps `weight_norm`, `update_ratio` and what else
@@ -151,6 +153,24 @@ class History:
             per_step={k: v[rows] for k, v in self.per_step.items()},
         )
 
+    def lane_rows(self) -> dict[str, NDArray[np.intp]]:
+        """The row numbers of each optimizer (or part) that steps on its own; one entry for most runs."""
+        names = np.asarray(self.optimizer, dtype=object)
+        return {name: np.flatnonzero(names == name) for name in dict.fromkeys(names)}
+
+    def lanes(self) -> dict[str, History]:
+        """Each optimizer (or part) that steps on its own, with the layers it saw; all in one if none does."""
+        rows = self.lane_rows()
+        return {name: self.take(at)._seen() for name, at in rows.items()} if len(rows) > 1 else {"": self}
+
+    def _seen(self) -> History:
+        """Without the layers of which nothing is recorded here."""
+        seen = np.zeros(len(self.layers), bool)
+        for values in self.per_layer.values():
+            seen |= ~np.isnan(values).all(axis=0)
+        layers = tuple(name for name, here in zip(self.layers, seen, strict=True) if here)
+        return replace(self, layers=layers, per_layer={q: v[:, seen] for q, v in self.per_layer.items()})
+
     def to_frame(self) -> pd.DataFrame:
         """Tidy pandas frame: one row per step and layer, by step, then model order."""
         import pandas as pd
@@ -200,23 +220,36 @@ def nanmean(values: Floats) -> Floats:
 
 
 def concat(parts: Iterable[History]) -> History:
-    """One History out of several of the same run, by step; a step recorded twice keeps its highest attempt.
+    """One History out of several of one Watch, by step; a step taken again in a later attempt replaces the earlier one.
 
-    Layers and quantities are the union, in the order of first appearance.
+    Layers and quantities are the union, in the order of first appearance. Optimizers that record the same step each
+    keep their row.
+
+    Raises:
+        ValueError: there are no parts.
+    """
+    joined = stack(parts)
+    order = np.lexsort((joined.attempt, joined.step))
+    step, attempt = joined.step[order], joined.attempt[order]
+    starts = np.flatnonzero(np.diff(step, prepend=-1))
+    if len(starts) < len(order):
+        latest = np.repeat(attempt[np.append(starts[1:], len(order)) - 1], np.diff(starts, append=len(order)))
+        rows = order[attempt == latest]
+        names = np.asarray(joined.optimizer, dtype=object)[rows]
+        order = np.array([*dict(zip(zip(joined.step[rows], names, strict=True), rows, strict=True)).values()], np.int64)
+    return joined if np.array_equal(order, np.arange(len(joined))) else joined.take(order)
+
+
+def stack(parts: Iterable[History]) -> History:
+    """All rows of several Histories, one after the other; layers and quantities are the union.
 
     Raises:
         ValueError: there are no parts.
     """
     parts = list(parts)
     if not parts:
-        raise ValueError("concat() needs at least one History")
+        raise ValueError("there is no History to join: at least one is needed")
     layers = tuple(dict.fromkeys(name for p in parts for name in p.layers))
-    step = np.concatenate([p.step for p in parts])
-    attempt = np.concatenate([p.attempt for p in parts])
-    order = np.lexsort((attempt, step))
-    last = np.ones(len(order), bool)
-    last[:-1] = step[order][1:] != step[order][:-1]
-    rows = order[last]
     total = sum(len(p) for p in parts)
     per_layer = {
         q: _fill(
@@ -230,10 +263,10 @@ def concat(parts: Iterable[History]) -> History:
         name: np.concatenate([p.total(name) for p in parts])
         for name in dict.fromkeys(k for p in parts for k in p.per_step)
     }
+    step, attempt = (np.concatenate([getattr(p, name) for p in parts]) for name in ("step", "attempt"))
     optimizer = np.concatenate([np.asarray(p.optimizer, dtype=object) for p in parts])
     problems = tuple(dict.fromkeys(text for p in parts for text in p.problems))
-    joined = History(parts[-1].run, layers, step, attempt, optimizer, per_layer, per_step, problems)
-    return joined if np.array_equal(rows, np.arange(total)) else joined.take(rows)
+    return History(parts[-1].run, layers, step, attempt, optimizer, per_layer, per_step, problems)
 
 
 def empty(run: Run, problems: Sequence[str] = ()) -> History:

@@ -22,10 +22,11 @@ def clean_name(name: str) -> str:
     return _WRAPPERS.sub("", name)
 
 
-def named_layers(model: nn.Module, optimizers: Sequence[Optimizer]) -> dict[str, nn.Parameter]:
+def named_layers(model: nn.Module, optimizers: Sequence[Optimizer], part: str | None = None) -> dict[str, nn.Parameter]:
     """Every parameter that an optimizer holds, by name, in model order; a tied weight appears once.
 
     Parameters that are in an optimizer but not in the model come last, under the optimizer's own name for them.
+    The name of the `part`, if any, is the first component of all.
 
     Raises:
         WatchError: no parameter of the model is in an optimizer, or the model holds flat buffers of parameters.
@@ -43,7 +44,7 @@ def named_layers(model: nn.Module, optimizers: Sequence[Optimizer]) -> dict[str,
     known = {id(p) for p in layers.values()}
     extra = {name: p for o in optimizers for name, p in _held(o) if id(p) not in known}
     layers.update({name if name not in layers else f"optimizer.{name}": p for name, p in extra.items()})
-    return layers
+    return {f"{part}.{name}": p for name, p in layers.items()} if part else layers
 
 
 def _refuse_flat(model: nn.Module) -> None:
@@ -87,10 +88,13 @@ def describe(layers: dict[str, nn.Parameter]) -> tuple[Layer, ...]:
     return tuple(Layer(n, tuple(p.shape), str(p.dtype).removeprefix("torch.")) for n, p in layers.items())
 
 
-def optimizer_names(optimizers: Sequence[Optimizer]) -> list[str]:
-    """The optimizers' classes, numbered where one occurs twice."""
+def optimizer_names(optimizers: Sequence[Optimizer], part: str | None = None) -> list[str]:
+    """The optimizers' classes, numbered where one occurs twice; of a named part `part`, or `part.Adam` of several."""
+    if part and len(optimizers) == 1:
+        return [part]
     kinds = [type(o).__name__ for o in optimizers]
-    return [kind if kinds.count(kind) == 1 else f"{kind}.{i}" for i, kind in enumerate(kinds)]
+    names = [kind if kinds.count(kind) == 1 else f"{kind}.{i}" for i, kind in enumerate(kinds)]
+    return [f"{part}.{name}" for name in names] if part else names
 
 
 def describe_optimizer(optimizer: Optimizer, name: str) -> dict[str, object]:

@@ -18,8 +18,10 @@ from torch import Tensor
 from gradwatch import delivery
 from gradwatch.errors import GradwatchWarning, WatchError
 from gradwatch.recorder import Recorder, refusal
+from gradwatch.sharing import Shared
 from gradwatch.stepping import Stepper
 from gradwatch.stores.files import read_manifest
+from gradwatch.stores.parts import discard
 from gradwatch.stores.writer import NullWriter, RunWriter
 
 CLOSE_SECONDS = 10.0  # how long close() waits for the courier
@@ -32,10 +34,18 @@ class Watch:
     """
 
     def __init__(
-        self, stepper: Stepper, writer: RunWriter | NullWriter, kept: Sequence[bool], courier: bool, verbose: bool
+        self,
+        stepper: Stepper,
+        writer: RunWriter | NullWriter,
+        kept: Sequence[bool],
+        courier: bool,
+        verbose: bool,
+        shared: Shared | None = None,
     ) -> None:
         self._stepper, self._writer, self._kept, self._verbose = stepper, writer, kept, verbose
-        self._wants_courier, self._url_said, self._closed = courier, False, False
+        self.shared = shared
+        self._wants_courier, self._closed = courier, False
+        self._url_said = shared is not None and len(shared.names) > 1  # by the first of them
         self._courier: subprocess.Popen[bytes] | None = None
         self._recorder = self._new_recorder()
         stepper.attach(self._recorder, self._between, owner=self)
@@ -43,8 +53,15 @@ class Watch:
 
     @property
     def dir(self) -> Path:
-        """The run's folder; on ranks that write nothing, the folder it is in."""
+        """The folder recorded to: the run's, or of a named Watch its own in the run's. Unnamed, on ranks that write
+        nothing, the folder of the runs.
+        """
         return self._writer.folder
+
+    @property
+    def closed(self) -> bool:
+        """Whether this Watch has ended."""
+        return self._closed
 
     def log(self, **values: float | Tensor) -> None:
         """Add scalars to the last step taken: numbers, or one-element tensors on any device (nothing waits for them).
@@ -171,7 +188,8 @@ class Watch:
     def _start_courier(self) -> None:
         if self._wants_courier:
             self._wants_courier = False
-            self._courier = delivery.start_courier(self.dir)
+            start = self.shared.start_courier if self.shared else delivery.start_courier
+            self._courier = start(self.dir)
 
     def _rejoin(self, folder: Path, attempt: int) -> None:
         """Record into the folder of the run that is resumed, as a new attempt."""
@@ -179,9 +197,7 @@ class Watch:
             return
         run, empty = read_manifest(folder), self._writer
         empty.close("KILLED")
-        for path in sorted(empty.folder.rglob("*"), reverse=True):
-            path.rmdir() if path.is_dir() else path.unlink()
-        empty.folder.rmdir()
+        discard(empty.folder)
         attempt = max(attempt, run.attempt) + 1
         self._writer = RunWriter(
             folder,

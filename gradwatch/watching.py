@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import socket
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +22,10 @@ from gradwatch.layout import Layout
 from gradwatch.policies import Policy, parse
 from gradwatch.ranknorms import rank_norms
 from gradwatch.session import Watch
+from gradwatch.sharing import Shared, check_name, share
 from gradwatch.stepping import Stepper
 from gradwatch.stores.files import create_folder, now_iso
+from gradwatch.stores.parts import create_part
 from gradwatch.stores.writer import NullWriter, RunWriter
 
 
@@ -32,6 +35,8 @@ def watch(
     *,
     clip: Policy | str | None = None,
     renorm: Policy | str | None = None,
+    name: str | None = None,
+    run: Watch | None = None,
     every: int = 10,
     total_steps: int | None = None,
     log: str | None = "mlflow",
@@ -50,7 +55,8 @@ def watch(
 ) -> Watch:
     """Watch a training loop: from now on every `optimizer.step()` is measured, clipped, constrained and recorded.
 
-    In a distributed run call it on every rank, with the same arguments: all measure and clip, only rank 0 writes.
+    In a distributed run call it on every rank, with the same arguments: all measure and clip, only rank 0 writes. Ranks
+    that train different things (stages of a pipeline) each give a `name`: the lowest rank of each name writes.
 
     Args:
         model: the model; its parameters' names are the layers' names.
@@ -58,6 +64,8 @@ def watch(
             together).
         clip: what happens to gradients before the step: a policy, its text such as `"ClipByGlobalNorm(1.0)"`, or None.
         renorm: what happens to weights after the step: a constraint such as `MaxNorm(3.0)`, its text, or None.
+        name: tells this Watch apart from others that share its run; its layers are called `name.0.weight`.
+        run: a named Watch of this process that has begun the run this one belongs to.
         every: steps between measurements of weight norms and update ratios.
         total_steps: the length of the run, if known: MLflow then gets about 300 points of each curve.
         log: `"mlflow"`, or None for files only. The active MLflow run is joined; otherwise one is started.
@@ -77,23 +85,19 @@ def watch(
 
     Raises:
         WatchError: none of the model's parameters is in the optimizer, the model is one whose layers cannot be seen, or
-            an argument makes no sense.
+            an argument makes no sense; a name that is missing, taken or no folder's name.
         PolicyError: an unknown policy or a setting out of range.
         RunError: the run's folder cannot be made.
     """
     optimizers = [optimizer] if isinstance(optimizer, Optimizer) else list(optimizer)
     policies = _policy(clip, "clip"), _policy(renorm, "renorm")
     _check(optimizers, every, total_steps, log, delivery, mlflow_layers)
-    named = _layers.named_layers(model, optimizers)
-    kept = [_layers.matches(name, layers) and not _layers.matches(name, ignore) for name in named]
-    if not any(kept):
-        raise WatchError(
-            f"layers={layers!r} and ignore={ignore!r} leave nothing to record; the layers are "
-            f"{', '.join(list(named)[:8])}{', ...' if len(named) > 8 else ''}"
-        )
+    _check_run(optimizers, name, run, run_id)
+    named = _layers.named_layers(model, optimizers, name)
+    kept = _kept(list(named), layers, ignore)
     target = _delivery.target(run_id) if log == "mlflow" else None
-    names = _layers.optimizer_names(optimizers)
-    run = Run(
+    names = _layers.optimizer_names(optimizers, name)
+    manifest = Run(
         name=run_name or type(model).__name__,
         created=now_iso(),
         layers=_layers.describe(named),
@@ -114,18 +118,41 @@ def watch(
         _replace_old(o)
     own_norms = rank_norms(model) if ranks else None
     stepper = Stepper(Layout(named), dict(zip(names, optimizers, strict=True)), policies, every, slots, own_norms)
-    writes = rank() == 0
-    writer = _writer(Path(dir), run, model) if writes else NullWriter(Path(dir), run)
+    writer, shared = _place(manifest, name, run.shared if run else None, Path(dir), model)
+    writes = isinstance(writer, RunWriter)
     courier = writes and target is not None and delivery == "courier"
-    made = Watch(stepper, writer, kept, courier, verbose and writes)
+    made = Watch(stepper, writer, kept, courier, verbose and writes, shared)
     made.say(f"watching {len(named)} layers of {type(model).__name__}, recording to {made.dir}")
     return made
 
 
-def _writer(parent: Path, run: Run, model: nn.Module) -> RunWriter:
-    folder = create_folder(parent, run.name)
+def _place(
+    run: Run, name: str | None, shared: Shared | None, parent: Path, model: nn.Module
+) -> tuple[RunWriter | NullWriter, Shared | None]:
+    """Where this process records the Watch `name`, if it does, and what that shares with others."""
+    if name is None:
+        if rank():
+            return NullWriter(parent, run), None
+        folder = create_folder(parent, run.name)
+    else:
+        shared, writes = share(name, shared, parent, run.name, run.mlflow)
+        target = run.mlflow and (shared.target or run.mlflow)  # one MLflow run for all parts
+        run = replace(run, name=f"{shared.facts['name']}/{name}", part=name, mlflow=target)
+        if not writes:
+            return NullWriter(shared.folder / name, run), shared
+        folder = create_part(shared.folder, shared.facts, name)
     (folder / "model.txt").write_text(f"{model}\n")
-    return RunWriter(folder, run)
+    return RunWriter(folder, run), shared
+
+
+def _kept(named: list[str], layers: Sequence[str], ignore: Sequence[str]) -> list[bool]:
+    kept = [_layers.matches(name, layers) and not _layers.matches(name, ignore) for name in named]
+    if not any(kept):
+        raise WatchError(
+            f"layers={layers!r} and ignore={ignore!r} leave nothing to record; the layers are "
+            f"{', '.join(named[:8])}{', ...' if len(named) > 8 else ''}"
+        )
+    return kept
 
 
 def _policy(value: Policy | str | None, role: str) -> Policy | None:
@@ -154,11 +181,28 @@ def _check(
             raise WatchError(f"{name}={text!r}: wanted {' or '.join(map(repr, allowed))}")
 
 
-def _replace_old(optimizer: Optimizer) -> None:
-    """Close the Watch whose hook the optimizer already carries (a notebook cell run twice)."""
+def _check_run(optimizers: list[Optimizer], name: str | None, run: Watch | None, run_id: str | None) -> None:
+    if run is not None and not isinstance(run, Watch):
+        raise WatchError(f"run={run!r:.80}: wanted the Watch whose run this one shares; an MLflow run is run_id=")
+    check_name(name, run.shared if run else None, run is not None)
+    if run is not None and run.closed:
+        raise WatchError(f"the Watch given as run= ({run.dir}) is closed: its run is over")
+    if run is not None and run_id is not None:
+        raise WatchError("run_id= beside run=: the MLflow run is that of the Watch given as run=")
+    if run is not None and any(_old_watch(o) is run for o in optimizers):
+        raise WatchError("the Watch given as run= watches this optimizer itself: leave run= away to watch it anew")
+
+
+def _old_watch(optimizer: Optimizer) -> Watch | None:
+    """The Watch whose hook the optimizer already carries."""
     hooks: dict[int, Callable[..., Any]] = optimizer._optimizer_step_pre_hooks
-    for hook in list(hooks.values()):
-        old = getattr(getattr(hook, "__self__", None), "owner", None)
-        if isinstance(old, Watch):
-            old.say(f"this {type(optimizer).__name__} was watched already; the old Watch ({old.dir}) is closed")
-            old.close()
+    owners = [getattr(getattr(hook, "__self__", None), "owner", None) for hook in hooks.values()]
+    return next((owner for owner in owners if isinstance(owner, Watch)), None)
+
+
+def _replace_old(optimizer: Optimizer) -> None:
+    """Close the Watch that watches this optimizer (a notebook cell run twice)."""
+    old = _old_watch(optimizer)
+    if old is not None:
+        old.say(f"this {type(optimizer).__name__} was watched already; the old Watch ({old.dir}) is closed")
+        old.close()

@@ -14,9 +14,9 @@ FLOORS = [
     {"history", "formulas", "layout", "ranknorms"},
     {"grads", "fused"},
     {"layers", "policies", "weights", "stores", "rules", "compare", "recorder", "delivery"},
-    {"stepping", "report", "config", "oneshot"},
+    {"stepping", "sharing", "report", "config", "oneshot"},
     {"session"},
-    {"watching"},
+    {"watching", "conclusion"},
     {"courier", "launch", "monitor", "adapters"},
     {"dispatch"},
     {"workloads"},
@@ -26,7 +26,7 @@ FLOOR = {name: number for number, names in enumerate(FLOORS, start=1) for name i
 READ_SIDE = {"history", "formulas", "rules", "compare", "report", "stores", "cli", "uri", "errors"}
 TRAIN_SIDE = {
     "ring", "sharding", "layout", "grads", "weights", "fused", "layers", "policies", "recorder", "stepping", "oneshot",
-    "ranknorms", "delivery", "session", "watching",
+    "ranknorms", "delivery", "sharing", "session", "watching",
 }  # fmt: skip
 MAY_IMPORT_MLFLOW = {"stores/mlflow.py", "stores/remote.py"}
 

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from make_run import make_history, make_run
 
-from gradwatch import courier, delivery
+from gradwatch import conclusion, delivery
 from gradwatch.courier import Courier
 from gradwatch.dispatch import follow, sync
 from gradwatch.errors import RunError
@@ -31,7 +31,7 @@ def quick_report(monkeypatch):
         (folder / "report.html").write_text("<h1>report</h1>")
         return [folder / "report.html"]
 
-    monkeypatch.setattr(courier, "render", render)
+    monkeypatch.setattr(conclusion, "render", render)
 
 
 def target(store, **changes):

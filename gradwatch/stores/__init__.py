@@ -24,15 +24,17 @@ _EXPERIMENT = "experiment:"
 def open_history(ref: str | Path) -> History:
     """The history of one run: a run folder, or an MLflow run id (in the store that MLflow's own settings name).
 
+    Of a run that several Watches share, the whole run is read; the folder of one part opens that part alone.
+
     Raises:
         RunError: no such run, or it has no recorded step yet.
     """
-    from gradwatch.stores.files import is_run_folder, read_run
+    from gradwatch.stores.parts import is_run, read_whole
 
     if _RUN_ID.fullmatch(str(ref)) and not Path(ref).exists():
         history: History = _remote().read_mlflow_run(str(ref))
-    elif is_run_folder(Path(ref)):
-        history = read_run(Path(ref))
+    elif is_run(Path(ref)):
+        history = read_whole(Path(ref))
     else:
         wanted = "a run folder, an MLflow run id, experiment:NAME or latest"
         raise RunError(f"{ref} is no run: {_what_it_is(Path(ref))}; wanted {wanted}")
@@ -64,12 +66,16 @@ def open_histories(refs: Sequence[str], directory: Path = RUNS) -> list[History]
 
 
 def run_folders(directory: Path) -> list[Path]:
-    """The run folders at or below `directory` (two levels deep), oldest first."""
-    from gradwatch.stores.files import MANIFEST, is_run_folder
+    """The run folders at or below `directory` (two levels deep), oldest first. Several parts of a run are one run."""
+    from gradwatch.stores.files import MANIFEST
+    from gradwatch.stores.parts import PARTS, is_run
 
-    if is_run_folder(directory):
+    if is_run(directory):
         return [directory]
-    found = {path.parent for pattern in (f"*/{MANIFEST}", f"*/*/{MANIFEST}") for path in directory.glob(pattern)}
+    marks = [f"{depth}/{name}" for depth in ("*", "*/*") for name in (MANIFEST, PARTS)]
+    marked = [path for mark in marks for path in directory.glob(mark)]
+    shared = {path.parent for path in marked if path.name == PARTS}
+    found = {path.parent for path in marked if path.parent.parent not in shared}
     return sorted(found, key=lambda folder: (folder.name, folder))
 
 

@@ -154,44 +154,47 @@ def _steps_history(table: pa.Table, run: Run) -> History:
 
 def _layers_history(table: pa.Table, run: Run) -> History:
     step, attempt = table["step"].to_numpy(), table["attempt"].to_numpy().astype(np.int64)
-    optimizer = table["optimizer"].combine_chunks().dictionary_encode() if table.num_rows else None
-    layer = table["layer"].unify_dictionaries().combine_chunks()
-    layer = layer if isinstance(layer, pa.DictionaryArray) else pa.concat_arrays(layer.chunks)
-    names = tuple(layer.dictionary.to_pylist())
-    column = layer.indices.to_numpy()
+    names, column = _codes(table["layer"])
+    optimizers, who = _codes(table["optimizer"])
     starts = np.ones(len(step), bool)
-    starts[1:] = (np.diff(step) != 0) | (np.diff(attempt) != 0)
+    starts[1:] = (np.diff(step) != 0) | (np.diff(attempt) != 0) | (np.diff(who) != 0)
     row = np.cumsum(starts) - 1
     per_layer = {}
     for name in table.column_names:
         if name not in (*KEY_COLUMNS, "layer"):
             per_layer[name] = np.full((int(starts.sum()), len(names)), np.nan, np.float32)
             per_layer[name][row, column] = table[name].to_numpy()
-    optimizers = np.asarray(optimizer.to_pylist() if optimizer is not None else [], dtype=object)
-    return History(run, names, step[starts], attempt[starts], optimizers[starts], per_layer, {})
+    optimizer = np.asarray(optimizers, dtype=object)[who[starts]]
+    return History(run, tuple(names), step[starts], attempt[starts], optimizer, per_layer, {})
+
+
+def _codes(column: pa.ChunkedArray) -> tuple[list[str], Any]:
+    """A dictionary column as its names and, for each row, the number of its name."""
+    column = column.unify_dictionaries().combine_chunks()
+    column = column if isinstance(column, pa.DictionaryArray) else pa.concat_arrays(column.chunks)
+    return column.dictionary.to_pylist(), column.indices.to_numpy()
 
 
 def _join(layers: History, steps: History) -> History:
-    """The two tables side by side, on step; a step that only one of them holds has NaN in the other."""
-    if np.array_equal(layers.step, steps.step) and np.array_equal(layers.attempt, steps.attempt):
+    """The two tables side by side, on step and optimizer; a row that only one of them holds has NaN in the other."""
+    if all(np.array_equal(getattr(layers, key), getattr(steps, key)) for key in KEY_COLUMNS):
         return replace(layers, per_step=steps.per_step)
-    every = np.union1d(layers.step, steps.step)
-    rows = {id(h): np.searchsorted(every, h.step) for h in (layers, steps)}
+    keys = {id(h): list(zip(h.step.tolist(), h.optimizer, strict=True)) for h in (layers, steps)}
+    every = sorted({*keys[id(layers)], *keys[id(steps)]})
+    place = {key: row for row, key in enumerate(every)}
+    rows = {name: [place[key] for key in found] for name, found in keys.items()}
 
     def spread(h: History, values: Any, fill: Any) -> Any:
         out = np.full((len(every), *values.shape[1:]), fill, values.dtype)
         out[rows[id(h)]] = values
         return out
 
-    attempt = np.maximum(spread(layers, layers.attempt, 0), spread(steps, steps.attempt, 0))
-    names = spread(steps, np.asarray(steps.optimizer, dtype=object), None)
-    names[rows[id(layers)]] = layers.optimizer
     return History(
         layers.run,
         layers.layers,
-        every,
-        attempt,
-        names,
+        np.array([step for step, _ in every], np.int64),
+        np.maximum(spread(layers, layers.attempt, 0), spread(steps, steps.attempt, 0)),
+        np.array([name for _, name in every], dtype=object),
         {q: spread(layers, v, np.nan) for q, v in layers.per_layer.items()},
         {n: spread(steps, v, np.nan) for n, v in steps.per_step.items()},
     )

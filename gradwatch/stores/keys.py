@@ -5,6 +5,9 @@ Legend: T recorded steps, L layers, B blocks (at most `mlflow_layers`).
 A layer's key is its name (`grad_norm/fc1.weight`): it can be typed, and it means the same in a run that watches other
 layers. Only when layers are summed up to blocks are numbers zero-padded (`grad_norm/blocks.03`), so that MLflow, which
 sorts by text, shows the blocks in model order.
+
+Of a run that several Watches share, what belongs to no layer ends in the name of its part (`grad_norm/total/G`, `lr/G`,
+`loss/G`), so that no two write one key; layers carry the name already.
 """
 
 from __future__ import annotations
@@ -60,6 +63,11 @@ def safe_name(name: str) -> str:
     """`name` as MLflow accepts it: letters, digits, `_ - . : /` and spaces, a tidy path, at most 250 characters."""
     name = posixpath.normpath(re.sub(r"[^\w\-. :/]", "_", name)).lstrip("/.")
     return name[:MAX_NAME].rstrip("/ ") or "_"
+
+
+def part_key(key: str, part: str | None) -> str:
+    """The metric, param or tag `key` of the part of that name; `key` itself for a run without parts."""
+    return f"{key[: MAX_NAME - len(part) - 1].rstrip('/ ')}/{part}" if part else key
 
 
 # ------------------------------------------------------------------------------------------------------------ blocks
@@ -170,7 +178,7 @@ def windows(
     history = history.take((history.step >= start) & np.isfinite(history.total("time")))
     if not len(history):
         return
-    state = nonfinite
+    state, count = nonfinite, part_key("clip/nonfinite_steps", history.run.part)
     series = _series(history, limit)
     stamps = (history.total("time") * 1000).round().astype(np.int64)
     number = history.step // size
@@ -180,7 +188,7 @@ def windows(
         if last and not ended:
             return
         state = _count(history, rows, state)
-        points = [Point("clip/nonfinite_steps", float(state.steps), int(stamps[rows[-1]]), int(history.step[rows[-1]]))]
+        points = [Point(count, float(state.steps), int(stamps[rows[-1]]), int(history.step[rows[-1]]))]
         for key, values, reduce, own_step in series:
             found = rows[np.isfinite(values[rows])]
             if own_step and len(found) <= size * SPARSE:
@@ -194,16 +202,17 @@ def windows(
 
 def _series(history: History, limit: int) -> list[tuple[str, Floats, Callable[[Floats], float], bool]]:
     """Every key with its values `[T]`, how a window sums them up, and whether a point keeps the value's own step."""
+    part = history.run.part
     out: list[tuple[str, Floats, Callable[[Floats], float], bool]] = [
-        (key, history.total(column), reduce, False) for column, (key, reduce) in STEP_QUANTITIES.items()
+        (part_key(key, part), history.total(column), reduce, False) for column, (key, reduce) in STEP_QUANTITIES.items()
     ]
     groups = blocks(history.layers, limit)
     for quantity, (block, reduce) in LAYER_QUANTITIES.items():
         values = history.layer(quantity)
         out += [(f"{quantity}/{name}"[:MAX_NAME], block(values[:, at]), reduce, False) for name, at in groups.items()]
     rates = [name for name in history.per_step if name == "lr" or name.startswith("lr/")]
-    out += [(name, history.per_step[name], _last, False) for name in rates]
-    return out + [(safe_name(name), history.per_step[name], _last, True) for name in history.logged]
+    out += [(part_key(name, part), history.per_step[name], _last, False) for name in rates]
+    return out + [(part_key(safe_name(name), part), history.per_step[name], _last, True) for name in history.logged]
 
 
 def _last(values: Floats) -> float:

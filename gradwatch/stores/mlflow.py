@@ -25,7 +25,7 @@ from mlflow.tracking import MlflowClient
 from gradwatch import __version__
 from gradwatch.errors import RunError
 from gradwatch.history import Run
-from gradwatch.stores.keys import Nonfinite, Point, safe_name
+from gradwatch.stores.keys import Nonfinite, Point, part_key, safe_name
 from gradwatch.stores.views import VIEW_TAG, view_tag
 from gradwatch.uri import public_uri
 
@@ -159,10 +159,16 @@ def join_run(client: MlflowClient, run_id: str) -> str:
 
 
 def describe(client: MlflowClient, run_id: str, run: Run) -> None:
-    """The run's params and first tags. Params are immutable, so those it has already are left alone."""
+    """The run's params and first tags. Params are immutable, so those it has already are left alone.
+
+    Where parts of one run give a param of the user's different values, the later one's is called `width/G`.
+    """
     with clear_errors(f"run {run_id}"):
         known = client.get_run(run_id).data
-        params = [Param(k, v) for k, v in run_params(run).items() if k not in known.params]
+        wanted = run_params(run)
+        if run.part:
+            wanted = {k if known.params.get(k, v) == v else part_key(k, run.part): v for k, v in wanted.items()}
+        params = [Param(k, v) for k, v in wanted.items() if k not in known.params]
         tags = {"gradwatch.version": __version__, "gradwatch.verdict": "running", **run.tags}
         new = [RunTag(safe_name(k), str(v)) for k, v in tags.items() if k not in known.tags]
         for start in range(0, max(len(params), len(new)), 100):
@@ -171,19 +177,20 @@ def describe(client: MlflowClient, run_id: str, run: Run) -> None:
 
 def run_params(run: Run) -> dict[str, str]:
     """What MLflow shows as the run's settings."""
-    out = {
+    own = {
         "gradwatch.clip": str(run.clip),
         "gradwatch.renorm": str(run.renorm),
         "gradwatch.every": str(run.every),
         "gradwatch.layers": str(len(run.layers)),
-        "gradwatch.version": __version__,
         "gradwatch.parameters": str(sum(layer.numel for layer in run.layers)),
     }
     for i, optimizer in enumerate(run.optimizers):
         key = "optimizer" if len(run.optimizers) == 1 else f"optimizer.{i}"
-        out[key] = str(optimizer.get("class", optimizer.get("name")))
-        out.update({f"{key}.{name}": str(value) for name, value in optimizer.get("settings", {}).items()})
-    return {safe_name(k): str(v)[:MAX_PARAM] for k, v in {**out, **run.params}.items()}
+        own[key] = str(optimizer.get("class", optimizer.get("name")))
+        own.update({f"{key}.{name}": str(value) for name, value in optimizer.get("settings", {}).items()})
+    everybodys = {"gradwatch.version": __version__, **run.params}
+    out = {**{part_key(k, run.part): v for k, v in own.items()}, **everybodys}
+    return {safe_name(k): str(v)[:MAX_PARAM] for k, v in out.items()}
 
 
 def log_points(client: MlflowClient, run_id: str, points: Iterable[Point]) -> None:
@@ -200,14 +207,12 @@ def set_tags(client: MlflowClient, run_id: str, tags: dict[str, str]) -> None:
         client.log_batch(run_id, (), (), [RunTag(k, v[:MAX_PARAM]) for k, v in tags.items()])
 
 
-def nonfinite_tags(found: Nonfinite) -> dict[str, str]:
+def nonfinite_tags(found: Nonfinite, part: str | None = None) -> dict[str, str]:
     """Where the first inf or NaN was; nothing for a run that had none."""
     if not found.steps:
         return {}
-    return {
-        "gradwatch.first_nonfinite_step": str(found.first_step),
-        "gradwatch.first_nonfinite_layer": found.first_layer,
-    }
+    where = {"step": str(found.first_step), "layer": found.first_layer}
+    return {part_key(f"gradwatch.first_nonfinite_{word}", part): text for word, text in where.items()}
 
 
 def upload(client: MlflowClient, run_id: str, path: Path, folder: str = "") -> None:

@@ -11,8 +11,9 @@ from mlflow.exceptions import MlflowException
 
 from gradwatch.errors import RunError
 from gradwatch.history import History
-from gradwatch.stores.files import read_run
+from gradwatch.stores.files import MANIFEST
 from gradwatch.stores.mlflow import ARTIFACTS, clear_errors, connect, existing_store
+from gradwatch.stores.parts import PARTS, read_whole
 from gradwatch.uri import public_uri
 
 WATCHED = "tags.`gradwatch.version` != ''"
@@ -28,14 +29,15 @@ def read_mlflow_run(run_id: str, tracking_uri: str | None = None) -> History:
     client = connect(uri)
     with _readable(uri), clear_errors(f"run {run_id} in {public_uri(uri)}"):
         name = client.get_run(run_id).info.run_name
-        if not any(item.path == f"{ARTIFACTS}/run.json" for item in client.list_artifacts(run_id, ARTIFACTS)):
+        marks = {f"{ARTIFACTS}/{name}" for name in (MANIFEST, PARTS)}
+        if not any(item.path in marks for item in client.list_artifacts(run_id, ARTIFACTS)):
             raise RunError(
                 f"MLflow run {run_id} ({name}) holds no {ARTIFACTS}/ artifacts: it was not watched, or its "
                 "folder is not delivered yet (gradwatch sync FOLDER)"
             )
         with tempfile.TemporaryDirectory(prefix="gradwatch-") as temporary:
             client.download_artifacts(run_id, ARTIFACTS, temporary)
-            return read_run(Path(temporary) / ARTIFACTS)
+            return read_whole(Path(temporary) / ARTIFACTS)
 
 
 def watched_runs(experiment: str | None = None, tracking_uri: str | None = None) -> list[str]:

@@ -63,8 +63,11 @@ def view_tag(keys: Iterable[str], previous: str | None = None) -> str | None:
     logged = sorted((key for key in keys if not key.startswith(OWN)), key=_is_rate)[:MAX_LOGGED]
     shown = {chart.get("metricKey") for chart in state["compareRunCharts"]}
     charts = [_chart(key, "Training", "loss" in key.lower()) for key in logged if key not in shown]
-    charts += [_chart(key, "Gradients", log) for key, log in CHARTS.items() if key in keys and key not in shown]
+    for name, log in CHARTS.items():
+        own = sorted(key for key in keys if key == name or key.startswith(f"{name}/"))  # of each part: `clip/rate/G`
+        charts += [_chart(key, "Gradients", log) for key in own if key not in shown]
     columns = [f"metrics.`{key}`" for key in logged if not _is_rate(key)]
+    columns += [f"params.`gradwatch.clip/{key[10:]}`" for key in sorted(keys) if key.startswith("clip/rate/")]
     new_columns = [column for column in columns if column not in state["selectedColumns"]]
     if old and not charts and not new_columns:
         return None

@@ -1,0 +1,68 @@
+"""The end of a delivery: what MLflow is told once all of a run is there (verdict, report, description, status)."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from gradwatch.history import History
+from gradwatch.stores.parts import deliverable_parts, is_shared, read_whole
+from gradwatch.stores.views import description, worst_layers
+
+if TYPE_CHECKING:
+    from mlflow.tracking import MlflowClient
+
+log = logging.getLogger("gradwatch")
+
+
+def conclude(client: MlflowClient, run_id: str, experiment_id: str, folder: Path, joined: bool) -> None:
+    """Tell MLflow how the run in `folder` went, all its parts together. A joined run's status stays the user's own."""
+    from gradwatch.stores import mlflow as store
+
+    history = read_whole(folder, deliverable_parts(folder) if is_shared(folder) else None)
+    run = history.run
+    verdict, worst = judge(history)
+    store.set_tags(client, run_id, {"gradwatch.verdict": verdict, "gradwatch.worst_layer": worst})
+    if len(history):
+        with tempfile.TemporaryDirectory(prefix="gradwatch-") as temporary:
+            for path in render(history, Path(temporary)):
+                store.upload(client, run_id, path)
+        facts = {"Clip": str(run.clip), "Renorm": str(run.renorm)}
+        store.set_description(client, run_id, description(history, experiment_id, run_id, verdict, facts), joined)
+    store.set_status(client, run_id, run.status, run.ended, joined)
+    log.info("%s: delivered, %s: %s", folder, run.status, verdict)
+
+
+def judge(history: History) -> tuple[str, str]:
+    """The verdict, and the layer it is about (of a healthy run, the one that was clipped most)."""
+    from gradwatch.rules import diagnose, verdict
+
+    layers = [name for finding in diagnose(history)[:1] for name in finding.layers[:1]]
+    order = worst_layers(history) if len(history) else []
+    return verdict(history), (layers or [history.layers[i] for i in order[:1]] or [""])[0]
+
+
+def render(history: History, folder: Path) -> list[Path]:
+    """`report.html` and `overview.png` in `folder`; a report that fails must not keep the data from being delivered."""
+    from gradwatch.report import build_report, render_html, write_overview
+
+    made = []
+    with _logged("report.html"):
+        (folder / "report.html").write_text(render_html(build_report([history])), encoding="utf-8")
+        made.append(folder / "report.html")
+    with _logged("overview.png"):
+        write_overview(history, folder / "overview.png")
+        made.append(folder / "overview.png")
+    return made
+
+
+@contextlib.contextmanager
+def _logged(what: str) -> Iterator[None]:
+    try:
+        yield
+    except Exception:
+        log.exception("%s could not be made; the rest is delivered", what)
