@@ -35,6 +35,7 @@ class AGC(Policy):
 
     clipping: float = 0.01
     eps: float = 1e-3
+    per_layer: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         set_fields(
@@ -254,6 +255,7 @@ class ClipByHistory(Policy):
     epsilon: float = 1e-4
     stateful: ClassVar[bool] = True
     decay: ClassVar[float] = 0.999
+    per_layer: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         set_fields(

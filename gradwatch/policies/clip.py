@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -59,6 +60,7 @@ class ClipByNorm(Policy):
 
     max_norm: float
     axes: tuple[int, ...] | None = None
+    per_layer: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         axes = (self.axes,) if isinstance(self.axes, int) else self.axes
@@ -96,6 +98,7 @@ class ClipByAverageNorm(NormPolicy):
     """
 
     max_norm: float
+    per_layer: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         set_fields(self, max_norm=number(self.max_norm, "max_norm", low=0))
@@ -120,6 +123,7 @@ class ClipByValue(Policy):
 
     min: float
     max: float = None  # type: ignore[assignment]  # one number given: filled in below
+    per_layer: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         if self.max is None:
@@ -152,6 +156,7 @@ class ClipWith(Policy):
     """
 
     fn: Callable[[Tensor], Tensor]
+    per_layer: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         if not callable(self.fn):
