@@ -14,7 +14,7 @@ from torch.amp import GradScaler
 from torch.optim import Optimizer
 
 from gradwatch.errors import GradwatchWarning
-from gradwatch.fused import can_fold, dropped, fold, set_scale
+from gradwatch.fused import can_fold, dropped, fold, momentum_to_come, set_scale, settle_momentum
 from gradwatch.grads import Batch, UpdateRatio, drop, gradients, measure, slot_norms, weight_norms
 from gradwatch.hooks import Closure, Hooks, untraced
 from gradwatch.layout import Layout
@@ -52,6 +52,7 @@ class Stepper:
         self._update_ratio = UpdateRatio(layout)
         self._renormed: Tensor | None = None
         self._unscaled = False  # whether this step's gradients were unscaled here, for all optimizers that take part
+        self._young: list[dict[str, Any]] = []  # param groups whose momentum comes into being in the current step
         self._undo_scale: Callable[[], None] | None = None
         self._scalers: dict[Optimizer, GradScaler] = {}  # scalers that were asked for a step which has not come yet
         self._scaler: GradScaler | None = None  # the one that the current step runs under
@@ -86,6 +87,7 @@ class Stepper:
         leads = self._open_round(optimizer)
         if not leads and self._unscaled:
             self._undo_scale = set_scale(optimizer, None)
+        self._young = momentum_to_come(optimizer)
         if closure is None:
             if leads or self._lost:
                 self._act(optimizer, record=leads)
@@ -102,6 +104,7 @@ class Stepper:
 
     def _end(self, optimizer: Optimizer) -> None:
         """A step has ended."""
+        settle_momentum(optimizer, self._young)
         self._restore_scale()
         if self.renorm is not None:
             self._constrain(self.renorm, optimizer)
