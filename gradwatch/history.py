@@ -208,6 +208,11 @@ STEP_COLUMNS = (
     "skipped",
     "nonfinite",
     "lr",
+    "loss_scale",
+    "evaluations",
+    "user_max_norm",
+    "user_grad_norm",
+    "user_clip_value",
 )
 
 

@@ -10,10 +10,10 @@ import pytest
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "gradwatch"
 FLOORS = [
-    {"errors", "ring", "uri", "sharding"},
-    {"history", "formulas", "layout", "ranknorms"},
+    {"errors", "ring", "uri", "sharding", "hooks"},
+    {"history", "formulas", "layout", "ranknorms", "torch_calls"},
     {"grads", "fused"},
-    {"layers", "policies", "weights", "stores", "rules", "compare", "recorder", "delivery"},
+    {"layers", "policies", "weights", "scaling", "stores", "rules", "compare", "recorder", "delivery"},
     {"stepping", "sharing", "report", "config", "oneshot"},
     {"session"},
     {"watching", "conclusion"},
@@ -26,7 +26,7 @@ FLOOR = {name: number for number, names in enumerate(FLOORS, start=1) for name i
 READ_SIDE = {"history", "formulas", "rules", "compare", "report", "stores", "cli", "uri", "errors"}
 TRAIN_SIDE = {
     "ring", "sharding", "layout", "grads", "weights", "fused", "layers", "policies", "recorder", "stepping", "oneshot",
-    "ranknorms", "delivery", "sharing", "session", "watching",
+    "ranknorms", "delivery", "sharing", "session", "watching", "hooks", "torch_calls", "scaling",
 }  # fmt: skip
 MAY_IMPORT_MLFLOW = {"stores/mlflow.py", "stores/remote.py"}
 

@@ -1,0 +1,245 @@
+"""Loops that do more than backward and step: loss scaling, clips of their own, closures. The record stays true."""
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from training import batches, mlp, state_tensors, watch
+
+from gradwatch import WatchError, open_history
+
+INF = float("inf")
+
+
+def scaled_steps(model, optimizers, scaler, steps=12, bad=(), unscale=False, before_step=None, seed=1):
+    """A loop under GradScaler; `bad` maps a step to the parameter whose gradient overflows in it."""
+    for i, (x, y) in enumerate(batches(steps, torch.float32, seed)):
+        model.zero_grad()
+        scaler.scale(nn.functional.cross_entropy(model(x), y)).backward()
+        if i in dict(bad):
+            dict(bad)[i].grad.view(-1)[0] = INF
+        if unscale:
+            for o in optimizers:
+                scaler.unscale_(o)
+        if before_step:
+            before_step(i)
+        for o in optimizers:
+            scaler.step(o)
+        scaler.update()
+
+
+def grad_scaler(**settings):
+    return torch.amp.GradScaler("cpu", init_scale=2.0**10, growth_interval=4, **settings)
+
+
+# ------------------------------------------------------------------------------------- steps that the scaler drops
+
+
+@pytest.mark.parametrize("unscale", [False, True])
+@pytest.mark.parametrize(
+    "clip", [None, "ClipByGlobalNorm(0.1)", "AutoClip(50)", "ClipByValue(0.01)", "SkipNonfinite()"]
+)
+def test_a_step_that_the_scaler_drops_is_recorded_as_a_fused_one_is(clip, unscale, tmp_path):
+    def run(fused):
+        model = mlp(torch.float32)
+        optimizer = torch.optim.AdamW(model.parameters(), lr=0.05, fused=fused)
+        with watch(model, optimizer, tmp_path, clip=clip, every=3) as handle:
+            scaled_steps(model, [optimizer], grad_scaler(), bad=[(5, model[0].bias)], unscale=unscale)
+        return open_history(handle.dir)
+
+    dropped, fused = run(False), run(True)
+    assert dropped.step.tolist() == list(range(12))
+    assert dropped.total("skipped").tolist() == [0] * 5 + [1] + [0] * 6
+    assert (dropped.per_step.keys(), dropped.per_layer.keys()) == (fused.per_step.keys(), fused.per_layer.keys())
+    for name in ("skipped", "clip_coef", "clipped_norm", "nonfinite", "clip_rate", "loss_scale", "lr"):
+        np.testing.assert_allclose(dropped.total(name)[5], fused.total(name)[5], err_msg=name)
+    for quantity in ("grad_norm", "clip_coef", "clip_rate", "nonfinite", "weight_norm", "update_ratio"):
+        np.testing.assert_allclose(dropped.layer(quantity)[5], fused.layer(quantity)[5], rtol=1e-4, err_msg=quantity)
+
+
+def test_its_norms_are_those_of_the_unscaled_gradients(tmp_path):
+    model = mlp(torch.float32)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+    with watch(model, optimizer, tmp_path) as handle:
+        scaled_steps(model, [optimizer], grad_scaler(), steps=1, bad=[(0, model[0].bias)])
+    plain = mlp(torch.float32)
+    ((x, y),) = batches(1, torch.float32)
+    nn.functional.cross_entropy(plain(x), y).backward()
+    want = [p.grad.norm().item() for p in plain.parameters()]
+    want[1] = INF
+    np.testing.assert_allclose(open_history(handle.dir).layer("grad_norm")[0], want, rtol=1e-6)
+
+
+def test_nothing_else_happens_in_it(tmp_path):
+    """Gradients, weights and the policy's state are what they are without that step; the constraint waits."""
+
+    def run(bad):
+        model = mlp(torch.float32)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+        handle = watch(model, optimizer, tmp_path, clip="AutoClip(50)", renorm="MaxNorm(0.1)")
+        scaler = grad_scaler()
+        if bad:
+            weights = [p.clone() for p in model.parameters()]
+            scaled_steps(model, [optimizer], scaler, steps=1, bad=[(0, model[2].bias)], seed=9)
+            assert all(map(torch.equal, weights, model.parameters()))
+            assert model[0].weight.norm(dim=1).max() > 0.2
+            assert model[2].bias.grad.isinf().any()
+        scaled_steps(model, [optimizer], scaler)
+        state = handle.state_dict()
+        handle.close()
+        return [*model.parameters()], state_tensors(optimizer), state
+
+    weights, slots, state = run(bad=True)
+    want_weights, want_slots, want_state = run(bad=False)
+    assert all(map(torch.equal, weights, want_weights))
+    assert all(torch.equal(slots[k], want_slots[k]) for k in want_slots)
+    assert all(torch.equal(state["policy_state"][k], want_state["policy_state"][k]) for k in want_state["policy_state"])
+    assert (state["steps"], want_state["steps"]) == (13, 12)
+
+
+class Reads(torch.utils._python_dispatch.TorchDispatchMode):
+    def __init__(self):
+        super().__init__()
+        self.count = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.count += func.name() in ("aten::_local_scalar_dense", "aten::nonzero", "aten::is_nonzero")
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("fused", [False, True])
+def test_only_the_scaler_itself_reads_from_the_device(fused, tmp_path):
+    def run(watched):
+        model = mlp(torch.float32)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.05, fused=fused, foreach=not fused)
+        handle = (
+            watch(model, optimizer, tmp_path, clip="ClipByGlobalNorm(0.1)", renorm="MaxNorm(1.0)") if watched else None
+        )
+        with Reads() as reads:
+            scaled_steps(model, [optimizer], grad_scaler(), bad=[(0, model[0].bias), (5, model[0].bias)])
+            count = reads.count
+        if handle:
+            handle.close()
+        return count
+
+    assert run(True) == run(False)
+
+
+def test_a_step_that_raised_was_not_dropped(tmp_path):
+    model = mlp(torch.float32)
+    optimizer, scaler = torch.optim.SGD(model.parameters(), lr=0.05), grad_scaler()
+    with watch(model, optimizer, tmp_path) as handle:
+        scaled_steps(model, [optimizer], scaler, steps=2)
+        model.zero_grad()
+        with pytest.raises(AssertionError, match="No inf checks"):
+            scaler.step(optimizer)
+        scaler = grad_scaler()
+        scaled_steps(model, [optimizer], scaler, steps=2)
+    assert open_history(handle.dir).step.tolist() == [0, 1, 2, 3]
+
+
+def test_a_scaler_that_is_switched_off_is_as_if_it_were_not_there(tmp_path):
+    model = mlp(torch.float32)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+    with watch(model, optimizer, tmp_path) as handle:
+        scaled_steps(model, [optimizer], grad_scaler(enabled=False), steps=3, bad=[(1, model[0].bias)])
+    history = open_history(handle.dir)
+    assert history.total("skipped").tolist() == [0, 0, 0]
+    assert "loss_scale" not in history.per_step
+
+
+@pytest.mark.parametrize("fused", [False, True])
+def test_the_loss_scale_is_the_one_the_step_ran_under(fused, tmp_path, monkeypatch):
+    def get_scale(self):
+        raise AssertionError("get_scale() waits for the device")
+
+    model, seen = mlp(torch.float32), []
+    optimizer, scaler = torch.optim.SGD(model.parameters(), lr=0.05, fused=fused, foreach=not fused), grad_scaler()
+    with watch(model, optimizer, tmp_path) as handle:
+        with monkeypatch.context() as patch:
+            patch.setattr(torch.amp.GradScaler, "get_scale", get_scale)
+            bad = [(2, model[0].bias)]
+            scaled_steps(model, [optimizer], scaler, bad=bad, before_step=lambda i: seen.append(scaler._scale.item()))
+        optimizer.step()
+        with pytest.raises(WatchError, match=r"loss_scale=.*gradwatch records loss_scale itself"):
+            handle.log(loss_scale=1.0)
+    assert len(set(seen)) > 2  # it grew, and it was halved
+    assert open_history(handle.dir).total("loss_scale").tolist() == pytest.approx([*seen, np.nan], nan_ok=True)
+
+
+# -------------------------------------------------------------------------------- a scaler and several optimizers
+
+
+def two(model, kinds):
+    return [
+        torch.optim.SGD(part.parameters(), lr=0.05, fused=fused, foreach=not fused)
+        for part, fused in zip((model[0], model[2]), kinds, strict=True)
+    ]
+
+
+@pytest.mark.parametrize("kinds", [(False, False), (True, True), (False, True), (True, False)])
+@pytest.mark.parametrize(("clip", "by_hand"), [
+    (None, lambda params: None),
+    ("ClipByGlobalNorm(0.1)", lambda params: nn.utils.clip_grad_norm_(params, 0.1)),
+    ("ClipByValue(0.01)", lambda params: nn.utils.clip_grad_value_(params, 0.01)),
+])  # fmt: skip
+def test_a_joint_norm_is_of_unscaled_gradients_whichever_the_scaler_has_unscaled(clip, by_hand, kinds, tmp_path):
+    model, norms = mlp(torch.float32), []
+    optimizers = two(model, kinds)
+    with watch(model, optimizers, tmp_path, clip=clip) as handle:
+        scaled_steps(model, optimizers, grad_scaler())
+    want = mlp(torch.float32)
+
+    def clip_by_hand(i):
+        norms.append([p.grad.norm().item() for p in want.parameters()])
+        by_hand(want.parameters())
+
+    scaled_steps(want, two(want, kinds), grad_scaler(), unscale=True, before_step=clip_by_hand)
+    np.testing.assert_allclose(open_history(handle.dir).layer("grad_norm"), norms, rtol=1e-4)
+    for a, b in zip(model.parameters(), want.parameters(), strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("fused", [False, True])
+def test_after_a_leader_that_was_dropped_the_others_are_clipped_by_their_own_gradients(fused, tmp_path):
+    def three(model):
+        kind = {"lr": 0.05, "fused": fused, "foreach": not fused}
+        rest = [torch.optim.SGD([p], **kind) for p in model[2].parameters()]
+        return [torch.optim.SGD(model[0].parameters(), lr=0.05), *rest]
+
+    model = mlp(torch.float32)
+    optimizers = three(model)
+    with watch(model, optimizers, tmp_path, clip="ClipByGlobalNorm(0.35)") as handle:
+        scaled_steps(model, optimizers, grad_scaler(), bad=[(5, model[0].bias)])
+    history = open_history(handle.dir)
+    assert history.step.tolist() == list(range(12))
+    assert history.total("skipped").tolist() == [0] * 5 + [1] + [0] * 6
+    assert set(history.optimizer) == {"SGD.0+SGD.1+SGD.2"}
+    want = mlp(torch.float32)
+
+    def by_hand(i):
+        for params in [[want[2].weight], [want[2].bias]] if i == 5 else [want.parameters()]:
+            nn.utils.clip_grad_norm_(params, 0.35)
+
+    scaled_steps(want, three(want), grad_scaler(), bad=[(5, want[0].bias)], unscale=True, before_step=by_hand)
+    for a, b in zip(model.parameters(), want.parameters(), strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-6)
+
+
+# ----------------------------------------------------------------------------------------------- torch's functions
+
+
+def test_torchs_functions_are_its_own_again_when_the_last_watch_is_closed(tmp_path):
+    def functions():
+        cells = [f.__closure__[0].cell_contents for f in (nn.utils.clip_grads_with_norm_, nn.utils.clip_grad_value_)]
+        return [torch.amp.GradScaler.step, *cells]
+
+    own, pairs = functions(), []
+    for _ in range(2):
+        model = mlp()
+        pairs.append(watch(model, torch.optim.SGD(model.parameters(), lr=0.1), tmp_path))
+    assert all(a is not b for a, b in zip(own, functions(), strict=True))
+    pairs[0].close()
+    assert all(a is not b for a, b in zip(own, functions(), strict=True))
+    pairs[1].close()
+    assert all(a is b for a, b in zip(own, functions(), strict=True))
