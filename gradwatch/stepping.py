@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.amp import GradScaler
 from torch.optim import Optimizer
 
+from gradwatch.backward import Pieces, check_inside, inside_backward, when_backward_ends
 from gradwatch.errors import GradwatchWarning
 from gradwatch.fused import can_fold, dropped, fold, momentum_to_come, set_scale, settle_momentum
 from gradwatch.grads import Batch, drop, gradients
@@ -54,6 +55,8 @@ class Stepper:
         self.fields = self.policy_fields if layout.sharding is None else ("present", *self.policy_fields)
         self.loop_clips = LoopClips(self.optimizers)
         self._round: list[Optimizer] = []  # those that have begun the current step
+        self._inside = False  # whether the current step is taken inside backward, an optimizer at a time
+        self._pieces = Pieces(layout)
         self._lost = False  # whether the loss scaler dropped the leader of the current step before it began
         self._update_ratio = UpdateRatio(layout)
         self._renormed: Tensor | None = None
@@ -82,12 +85,17 @@ class Stepper:
         """A step begins. With a closure the gradients come later: the one returned acts when they are there."""
         self._restore_scale()  # after a step that raised
         self._scaler = self._scalers.pop(optimizer, None)
+        self._inside = len(self.optimizers) > 1 and inside_backward()
+        if self._inside:
+            check_inside(self.clip, self.layout)
         leads = self._open_round(optimizer)
+        if leads and self._inside:
+            when_backward_ends(self._end_backward)
         if not leads and self._unscaled:
             self._undo_scale = set_scale(optimizer, None)
         self._young = momentum_to_come(optimizer)
         if closure is None:
-            if leads or self._lost:
+            if leads or self._lost or self._inside:
                 self._act(optimizer, record=leads)
             return None
         first = iter([leads])  # the record and the policy's state move once a step, not once an evaluation
@@ -151,13 +159,13 @@ class Stepper:
 
         After a leader that was dropped, each of the others is clipped by its own gradients.
         """
-        alone = self._lost or not self.together
+        alone = self._lost or self._inside or not self.together
         scaled, batch = self._look(optimizer, alone)
         before = batch.norms().l2
         new = self.clip.apply(batch, self.state) if self.clip is not None else {}
         lost, skips = dropped(optimizer), batch.skipped
         skipped = lost if skips is None else skips if lost is None else skips | lost
-        if record and self.clip is not None and self.clip.stateful:
+        if (record or self._inside) and self.clip is not None and self.clip.stateful:
             good = before.isfinite().all()
             self.state = keep_if(good if skipped is None else good & ~skipped, new, self.state)
         coef, extra = self._finish(batch, before)
@@ -165,6 +173,8 @@ class Stepper:
             self._undo_scale, self._unscaled = scaled.taken_out(batch.groups), not alone
         if record:
             self._record(batch, before, coef, extra, skipped)
+        if self._inside:
+            self._pieces.add(batch.here, [before, coef, *extra])
         # The one host read of the hot path, only for policies that can skip: a step cannot be undone by arithmetic.
         if skips is not None and bool(skips):
             drop(self.layout.params)
@@ -234,9 +244,17 @@ class Stepper:
         if len(self._round) == len(self.optimizers) or not self.together:
             self._end_round()
 
+    def _end_backward(self) -> None:
+        """After a backward in which the optimizers stepped: those that did not have no gradient in it."""
+        self._end_round()
+        self._round = []
+
     @torch.no_grad()
     def _end_round(self) -> None:
         """After the last optimizer of a step: what is measured only every few steps."""
+        pieces = self._pieces.take()
+        if pieces is not None:
+            self.recorder.amend(*pieces)
         if self._update_ratio.begun:
             values = {
                 "weight_norm": weight_norms(self.layout),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -31,7 +31,7 @@ from gradwatch.stores.writer import NullWriter, RunWriter
 
 def watch(
     model: nn.Module,
-    optimizer: Optimizer | Sequence[Optimizer],
+    optimizer: Optimizer | Iterable[Optimizer],
     *,
     clip: Policy | str | None = None,
     renorm: Policy | str | None = None,

@@ -13,7 +13,7 @@ FLOORS = [
     {"errors", "ring", "uri", "sharding", "hooks"},
     {"history", "formulas", "layout", "ranknorms", "torch_calls"},
     {"grads", "fused"},
-    {"layers", "policies", "weights", "scaling", "stores", "rules", "compare", "recorder", "delivery"},
+    {"layers", "policies", "weights", "scaling", "backward", "stores", "rules", "compare", "recorder", "delivery"},
     {"stepping", "sharing", "report", "config", "oneshot"},
     {"session"},
     {"watching", "conclusion"},
@@ -27,6 +27,7 @@ READ_SIDE = {"history", "formulas", "rules", "compare", "report", "stores", "cli
 TRAIN_SIDE = {
     "ring", "sharding", "layout", "grads", "weights", "fused", "layers", "policies", "recorder", "stepping", "oneshot",
     "ranknorms", "delivery", "sharing", "session", "watching", "hooks", "torch_calls", "scaling",
+    "backward",
 }  # fmt: skip
 MAY_IMPORT_MLFLOW = {"stores/mlflow.py", "stores/remote.py"}
 
