@@ -125,7 +125,7 @@ def test_two_watches_are_one_run_and_each_records_what_it_would_alone(pairs, tmp
         model, optimizer = model_and_optimizer("GD".index(name))
         with watch(model, optimizer, tmp_path / "alone", clip=clip, every=2) as alone:
             for i in range(6):
-                train(model, optimizer, seeds, after_step=lambda _, loss: alone.log(loss=loss), seed=i)  # noqa: B023
+                train(model, optimizer, seeds, after_step=lambda _, loss: alone.log(loss=loss), seed=i)
         want, lane = open_history(alone.dir), whole.lanes()[name]
         assert lane.layers == tuple(f"{name}.{layer}" for layer in want.layers)
         np.testing.assert_array_equal(lane.step, want.step)
