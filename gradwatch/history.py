@@ -159,17 +159,20 @@ class History:
         return {name: np.flatnonzero(names == name) for name in dict.fromkeys(names)}
 
     def lanes(self) -> dict[str, History]:
-        """Each optimizer (or part) that steps on its own, with the layers it saw; all in one if none does."""
+        """Each optimizer (or part) that steps on its own, with the layers it trained; all in one if none does."""
         rows = self.lane_rows()
-        return {name: self.take(at)._seen() for name, at in rows.items()} if len(rows) > 1 else {"": self}
-
-    def _seen(self) -> History:
-        """Without the layers of which nothing is recorded here."""
-        seen = np.zeros(len(self.layers), bool)
-        for values in self.per_layer.values():
-            seen |= ~np.isnan(values).all(axis=0)
-        layers = tuple(name for name, here in zip(self.layers, seen, strict=True) if here)
-        return replace(self, layers=layers, per_layer={q: v[:, seen] for q, v in self.per_layer.items()})
+        if len(rows) < 2:
+            return {"": self}
+        trained = ~np.isnan(self.layer("nonfinite"))
+        idle = ~trained.any(axis=0)  # layers that nobody gave a gradient stay where something else is known of them
+        out = {}
+        for name, at in rows.items():
+            lane = self.take(at)
+            known = np.any([~np.isnan(values).all(axis=0) for values in lane.per_layer.values()], axis=0)
+            here = np.flatnonzero(trained[at].any(axis=0) | (idle & known))
+            kept = {q: v[:, here] for q, v in lane.per_layer.items()}
+            out[name] = replace(lane, layers=tuple(self.layers[i] for i in here), per_layer=kept)
+        return out
 
     def to_frame(self) -> pd.DataFrame:
         """Tidy pandas frame: one row per step and layer, by step, then model order."""
