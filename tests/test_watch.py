@@ -38,6 +38,7 @@ def pair():
         ({"clip": "only('rnn.*', ClipByNorm(1))"}, "no layer fits; the layers are 0.weight"),
         ({"renorm": "only('rnn.*', MaxNorm(1))"}, "no layer fits"),
         ({"every": 0}, "every=0: wanted a whole number"),
+        ({"tracking_uri": "sqlite:///other.db"}, "without run_id=: it says which store holds that run"),
         ({"log": "wandb"}, "log='wandb': wanted 'mlflow' or None"),
         ({"layers": ("nothing",)}, "leave nothing to record"),
     ],
