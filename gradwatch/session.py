@@ -17,6 +17,7 @@ from torch import Tensor
 
 from gradwatch import delivery
 from gradwatch.errors import GradwatchWarning, WatchError
+from gradwatch.history import loop_clips
 from gradwatch.recorder import Recorder, refusal
 from gradwatch.stepping import Stepper
 from gradwatch.stores.files import read_manifest
@@ -131,12 +132,14 @@ class Watch:
     def plan(self) -> str:
         """What happens on each step, in words."""
         clip, renorm, layout = self._stepper.clip, self._stepper.renorm, self._stepper.layout
+        own = loop_clips(self._stepper.loop_clips.last)
         skip = clip is not None and clip.can_skip
         return "\n".join(
             [
                 f"{len(layout.names)} layers, one norm pass a step on {layout.device}",
                 f"clip: {clip!r}{'' if clip else '; gradients are left alone'}",
                 *(["one bool is read from the device on each step: this policy can skip steps"] if skip else []),
+                *([f"the loop itself clips: {own}"] if own else []),
                 f"renorm: {renorm!r}{', after each step' if renorm else ''}",
                 f"weight norms and update ratios every {self._stepper.every} steps",
             ]
