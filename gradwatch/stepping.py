@@ -48,6 +48,7 @@ class Stepper:
         self.state = self._first_state()
         self.loop_clips = LoopClips(self.optimizers)
         self._round: list[Optimizer] = []  # those that have begun the current step
+        self._evaluations = 0  # how often the closure of its leader ran
         self._lost = False  # whether the loss scaler dropped the leader of the current step before it began
         self._update_ratio = UpdateRatio(layout)
         self._renormed: Tensor | None = None
@@ -92,18 +93,25 @@ class Stepper:
             if leads or self._lost:
                 self._act(optimizer, record=leads)
             return None
-        first = iter([leads])  # the record and the policy's state move once a step, not once an evaluation
-        act = untraced(lambda: self._act(optimizer, record=next(first, False)))
+        evaluated = untraced(self._evaluated)
 
         def evaluate() -> Any:
             loss = closure()
-            act()
+            evaluated(optimizer)
             return loss
 
         return evaluate
 
+    def _evaluated(self, optimizer: Optimizer) -> None:
+        """The closure ran: the record and the policy's state move once a step, at its first evaluation."""
+        leads = optimizer is self._round[0]
+        self._act(optimizer, record=leads and not self._evaluations)
+        self._evaluations += leads
+
     def _end(self, optimizer: Optimizer) -> None:
         """A step has ended."""
+        if self._evaluations and optimizer is self._round[0]:
+            self.recorder.log({"evaluations": self._evaluations})
         settle_momentum(optimizer, self._young)
         self._restore_scale()
         if self.renorm is not None:
@@ -141,7 +149,7 @@ class Stepper:
             )
         self._end_round()
         self.between()
-        self._round, self._unscaled, self._lost = [optimizer], False, False
+        self._round, self._unscaled, self._lost, self._evaluations = [optimizer], False, False, 0
         self.steps += 1
         if (self.steps - 1) % self.every == 0:
             self._update_ratio.before()

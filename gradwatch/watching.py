@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ from torch.optim import Optimizer
 
 from gradwatch import delivery as _delivery
 from gradwatch import layers as _layers
-from gradwatch.errors import PolicyError, WatchError
+from gradwatch.errors import GradwatchWarning, PolicyError, WatchError
 from gradwatch.grads import rank
 from gradwatch.history import Run
 from gradwatch.layout import Layout
@@ -79,6 +80,7 @@ def watch(
     optimizers = [optimizer] if isinstance(optimizer, Optimizer) else list(optimizer)
     policies = _policy(clip, "clip"), _policy(renorm, "renorm")
     _check(optimizers, every, total_steps, log, delivery, mlflow_layers)
+    _warn_of_line_search(optimizers, policies[0])
     named = _layers.named_layers(model, optimizers)
     kept = [_layers.matches(name, layers) and not _layers.matches(name, ignore) for name in named]
     if not any(kept):
@@ -146,6 +148,19 @@ def _check(
     for name, text, allowed in (("log", log, ("mlflow", None)), ("delivery", delivery, ("courier", "none"))):
         if text not in allowed:
             raise WatchError(f"{name}={text!r}: wanted {' or '.join(map(repr, allowed))}")
+
+
+def _warn_of_line_search(optimizers: list[Optimizer], clip: Policy | None) -> None:
+    for o in optimizers:
+        search = next((g["line_search_fn"] for g in o.param_groups if g.get("line_search_fn")), None)
+        if clip is not None and search is not None:
+            warnings.warn(
+                f"{type(o).__name__}(line_search_fn={search!r}) with clip={clip!r}: the search trusts the gradient to "
+                "be the slope of the loss, which a clipped gradient is not, so it may take steps of the wrong length "
+                "or stop early; leave out clip=, or set line_search_fn=None",
+                GradwatchWarning,
+                stacklevel=3,
+            )
 
 
 def _replace_old(optimizer: Optimizer) -> None:

@@ -1,5 +1,7 @@
 """Loops that do more than backward and step: loss scaling, clips of their own, closures. The record stays true."""
 
+import warnings
+
 import numpy as np
 import pytest
 import torch
@@ -7,7 +9,7 @@ from torch import nn
 from torch.nn.utils import clip_grad_norm_, clip_grad_value_, clip_grads_with_norm_  # by name, before gradwatch
 from training import batches, mlp, state_tensors, train, watch
 
-from gradwatch import WatchError, open_history
+from gradwatch import GradwatchWarning, WatchError, open_history
 
 INF = float("inf")
 
@@ -369,6 +371,63 @@ def test_the_warning_of_an_exhausted_generator_is_still_torchs_own(tmp_path):
     ):
         clip_grad_norm_((p for p in ()), 1.0)
     assert caught[0].filename == __file__
+
+
+# -------------------------------------------------------------------------------------------------------- closures
+
+
+@pytest.mark.parametrize("search", [None, "strong_wolfe"])
+@pytest.mark.parametrize("keyword", [False, True])
+def test_the_record_says_how_often_a_closure_ran(search, keyword, tmp_path):
+    model, calls = mlp(), []
+    optimizer = torch.optim.LBFGS(model.parameters(), lr=0.5, max_iter=4, line_search_fn=search)
+    (x, y), *_ = batches(1)
+
+    def closure():
+        calls[-1] += 1
+        optimizer.zero_grad()
+        loss = nn.functional.cross_entropy(model(x), y)
+        loss.backward()
+        return loss
+
+    with watch(model, optimizer, tmp_path) as handle:
+        for _ in range(6):
+            calls.append(0)
+            optimizer.step(closure=closure) if keyword else optimizer.step(closure)
+        with pytest.raises(WatchError, match="records evaluations itself"):
+            handle.log(evaluations=1)
+    history = open_history(handle.dir)
+    assert history.total("evaluations").tolist() == calls
+    assert max(calls) > 1
+
+
+def test_a_step_without_a_closure_has_no_evaluations(tmp_path):
+    model = mlp()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with watch(model, optimizer, tmp_path) as handle:
+        train(model, optimizer, 2)
+        optimizer.step(lambda: model(torch.ones(1, 6).double()).sum().backward())
+        train(model, optimizer, 1)
+    np.testing.assert_array_equal(open_history(handle.dir).total("evaluations"), [np.nan, np.nan, 1, np.nan])
+
+
+@pytest.mark.parametrize(("clip", "search", "warned"), [
+    ("ClipByGlobalNorm(0.1)", "strong_wolfe", True),
+    ("ClipByGlobalNorm(0.1)", None, False),
+    (None, "strong_wolfe", False),
+])  # fmt: skip
+def test_a_line_search_and_a_clip_do_not_go_together(clip, search, warned, tmp_path):
+    model = mlp()
+    optimizer = torch.optim.LBFGS(model.parameters(), line_search_fn=search)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        watch(model, optimizer, tmp_path, clip=clip).close()
+    assert [str(w.message)[:44] for w in caught] == ["LBFGS(line_search_fn='strong_wolfe') with cl"] * warned
+    assert all((w.category, w.filename) == (GradwatchWarning, gradwatch_caller()) for w in caught)
+
+
+def gradwatch_caller():
+    return watch.__code__.co_filename  # tests/training.py, whose line calls gradwatch.watch
 
 
 # ----------------------------------------------------------------------------------------------- torch's functions
