@@ -18,6 +18,7 @@ from torch import Tensor
 from gradwatch import delivery
 from gradwatch.errors import GradwatchWarning, WatchError
 from gradwatch.history import loop_clips
+from gradwatch.hooks import untraced
 from gradwatch.recorder import Recorder, refusal
 from gradwatch.stepping import Stepper
 from gradwatch.stores.files import read_manifest
@@ -47,6 +48,7 @@ class Watch:
         """The run's folder; on ranks that write nothing, the folder it is in."""
         return self._writer.folder
 
+    @untraced
     def log(self, **values: float | Tensor) -> None:
         """Add scalars to the last step taken: numbers, or one-element tensors on any device (nothing waits for them).
 
@@ -57,7 +59,7 @@ class Watch:
         """
         if self._closed:
             warnings.warn(
-                f"watch.log({', '.join(values)}) after close(): nothing was recorded", GradwatchWarning, stacklevel=2
+                f"watch.log({', '.join(values)}) after close(): nothing was recorded", GradwatchWarning, stacklevel=3
             )
             return
         problem = refusal(values)

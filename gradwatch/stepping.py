@@ -212,6 +212,7 @@ class Stepper:
         row = Row(self.steps - 1, time.time(), self._name(), self._learning_rates(), batch.here)
         self.recorder.begin(row, norms, coef, extra, skipped)
 
+    @untraced
     @torch.no_grad()
     def _record_dropped(self, optimizer: Optimizer, scaler: GradScaler) -> None:
         """A step that the scaler dropped without calling it: it is recorded, and nothing else happens."""
