@@ -39,6 +39,7 @@ class Watch:
         self._stepper, self._writer, self._kept, self._verbose = stepper, writer, kept, verbose
         self._wants_courier, self._url_said, self._closed = courier, False, False
         self._courier: subprocess.Popen[bytes] | None = None
+        self._resumed_at = 0  # the number of the first step
         self._recorder = self._new_recorder()
         stepper.attach(self._recorder, self._between, owner=self)
         atexit.register(self._close_at_exit)
@@ -83,7 +84,13 @@ class Watch:
         self._drain()
         self._start_courier()
         self._writer.close(status)
-        self.say(f"{self._stepper.steps:,} steps recorded in {self.dir}")
+        if self._stepper.steps > self._resumed_at:
+            self.say(f"{self._stepper.steps:,} steps recorded in {self.dir}")
+        else:
+            self.say(
+                f"no optimizer step was seen, so {self.dir} is empty: the loop took none, stepped another optimizer than "
+                "the one that watch() was given, or replayed its steps from a CUDA graph"
+            )
         if self._courier is not None:
             cursor = delivery.wait_delivered(self.dir, CLOSE_SECONDS, self._courier)
             self._say_url(cursor)
@@ -128,7 +135,7 @@ class Watch:
         stepper.state = {
             k: v.to(stepper.state[k].device if k in stepper.state else device) for k, v in state["policy_state"].items()
         }
-        stepper.steps = int(state["steps"])
+        stepper.steps = self._resumed_at = int(state["steps"])
         self._rejoin(Path(state["dir"]), int(state["attempt"]))
 
     def plan(self) -> str:

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.amp import GradScaler
 from torch.optim import Optimizer
 
-from gradwatch.errors import GradwatchWarning
+from gradwatch.errors import GradwatchWarning, WatchError
 from gradwatch.fused import can_fold, dropped, fold, momentum_to_come, set_scale, settle_momentum
 from gradwatch.grads import Batch, UpdateRatio, drop, gradients, measure, slot_norms, weight_norms
 from gradwatch.hooks import Closure, Hooks, untraced
@@ -83,6 +83,7 @@ class Stepper:
 
     def _begin(self, optimizer: Optimizer, closure: Closure | None) -> Closure | None:
         """A step begins. With a closure the gradients come later: the one returned acts when they are there."""
+        self._refuse_capture()
         self._restore_scale()  # after a step that raised
         self._scaler = self._scalers.pop(optimizer, None)
         leads = self._open_round(optimizer)
@@ -255,6 +256,13 @@ class Stepper:
         self._renormed = None
 
     # ------------------------------------------------------------------------------------------------------ helpers
+
+    def _refuse_capture(self) -> None:
+        if self.layout.device.type == "cuda" and torch.cuda.is_current_stream_capturing():
+            raise WatchError(
+                "optimizer.step() is being captured in a CUDA graph, whose replays would run without gradwatch: "
+                "capture the forward and backward pass, and call optimizer.step() outside the graph"
+            )
 
     def _first_state(self) -> State:
         if self.renorm is not None:

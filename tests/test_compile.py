@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
-from training import batches, mlp, watch
+from training import batches, mlp, train, watch
 
-from gradwatch import open_history
+from gradwatch import WatchError, open_history
 
 INDUCTOR = [pytest.mark.slow, pytest.mark.skipif(shutil.which("g++") is None, reason="inductor needs a compiler")]
 
@@ -202,3 +202,73 @@ def test_a_compiled_model_keeps_its_names(tmp_path):
     history = open_history(handle.dir)
     assert history.layers == want.layers == ("0.weight", "0.bias", "2.weight", "2.bias")
     np.testing.assert_allclose(history.layer("grad_norm"), want.layer("grad_norm"), rtol=1e-6)
+
+
+# ------------------------------------------------------------------------------------------------------ CUDA graphs
+
+
+def test_a_step_that_is_captured_is_refused(tmp_path, monkeypatch):
+    model = mlp()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with watch(model, optimizer, tmp_path, clip="AutoClip(50)") as handle:
+        train(model, optimizer, 2)
+        with monkeypatch.context() as patch:
+            patch.setattr(handle._stepper.layout, "device", torch.device("cuda"))
+            patch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
+            state = handle.state_dict()
+            weights = [p.clone() for p in model.parameters()]
+            with pytest.raises(WatchError, match=r"captured in a CUDA graph.*step\(\) outside the graph"):
+                optimizer.step()
+            assert handle.state_dict()["policy_state"]["seen"] == state["policy_state"]["seen"]
+        assert all(map(torch.equal, weights, model.parameters()))
+        train(model, optimizer, 2)
+    assert open_history(handle.dir).step.tolist() == [0, 1, 2, 3]
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_forward_and_backward_in_a_cuda_graph_and_the_step_outside(tmp_path):
+    model = mlp(torch.float32).cuda()
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.05, capturable=True)
+    x, y = torch.randn(16, 6, device="cuda"), torch.randint(3, (16,), device="cuda")
+
+    def backward():
+        optimizer.zero_grad(set_to_none=False)
+        nn.functional.cross_entropy(model(x), y).backward()
+
+    with watch(model, optimizer, tmp_path, clip="ClipByGlobalNorm(0.1)") as handle:
+        stream = torch.cuda.Stream()
+        with torch.cuda.stream(stream):
+            for _ in range(3):
+                backward()
+                optimizer.step()
+        torch.cuda.current_stream().wait_stream(stream)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            backward()
+        norms = []
+        for _ in range(4):
+            x.copy_(torch.randn(16, 6))
+            graph.replay()
+            norms.append([p.grad.norm().item() for p in model.parameters()])
+            optimizer.step()
+        with pytest.raises(WatchError, match="captured in a CUDA graph"), torch.cuda.graph(torch.cuda.CUDAGraph()):
+            optimizer.step()
+    history = open_history(handle.dir)
+    assert len(history) == 7
+    np.testing.assert_allclose(history.layer("grad_norm")[3:], norms, rtol=1e-5)
+
+
+def test_closing_a_watch_that_saw_no_step_says_so(tmp_path, capsys):
+    model = mlp()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with watch(model, optimizer, tmp_path, verbose=True) as handle:
+        train(model, torch.optim.SGD(model.parameters(), lr=0.1), 2)  # not the one that is watched
+    assert "no optimizer step was seen" in capsys.readouterr().err
+    with watch(model, optimizer, tmp_path, verbose=True) as handle:
+        train(model, optimizer, 2)
+        state = handle.state_dict()
+    assert "2 steps recorded" in capsys.readouterr().err
+    with watch(model, optimizer, tmp_path, verbose=True) as handle:
+        handle.load_state_dict(state)
+    assert "no optimizer step was seen" in capsys.readouterr().err
