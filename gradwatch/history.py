@@ -219,6 +219,21 @@ STEP_COLUMNS = (
 )
 
 
+_CLIPS = {"user_max_norm": "clip_grad_norm_(max_norm={})", "user_clip_value": "clip_grad_value_(clip_value={})"}
+
+
+def loop_clips(per_step: Mapping[str, Any]) -> str:
+    """The loop's own clips in `per_step`, as code: `clip_grad_norm_(max_norm=1.0)`; empty where there is none."""
+    calls = []
+    for column, call in _CLIPS.items():
+        values = np.asarray(per_step.get(column, ()), np.float64).ravel()
+        values = values[np.isfinite(values)]  # a max_norm of inf only measures
+        if len(values):
+            low, high = float(values.min()), float(values.max())
+            calls.append(call.format(low if low == high else f"{low} to {high}"))
+    return ", ".join(calls)
+
+
 def nanmean(values: Floats) -> Floats:
     """Mean over axis 0 without NaN entries; NaN (and no warning) where there is nothing to average."""
     seen = ~np.isnan(values)

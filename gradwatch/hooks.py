@@ -78,9 +78,6 @@ class Hooks:
 def _caller() -> FrameType | None:
     """The frame that called the hook: torch's wrapper of `step`. The compiler's own frames lie in between."""
     frame: FrameType | None = sys._getframe(2)
-    while frame is not None and (
-        str(frame.f_globals.get("__name__")).startswith(("torch._dynamo", "torch._compile"))
-        or frame.f_code.co_name.startswith("torch_dynamo_resume_in_")
-    ):
+    while frame is not None and str(frame.f_globals.get("__name__")).startswith("torch._dynamo"):
         frame = frame.f_back
     return frame

@@ -14,7 +14,7 @@ from torch.amp import GradScaler
 from torch.optim import Optimizer
 
 from gradwatch.backward import Pieces, check_inside, inside_backward, when_backward_ends
-from gradwatch.errors import GradwatchWarning
+from gradwatch.errors import GradwatchWarning, WatchError
 from gradwatch.fused import can_fold, dropped, fold, momentum_to_come, set_scale, settle_momentum
 from gradwatch.grads import Batch, drop, gradients
 from gradwatch.hooks import Closure, Hooks, untraced
@@ -57,6 +57,7 @@ class Stepper:
         self._round: list[Optimizer] = []  # those that have begun the current step
         self._inside = False  # whether the current step is taken inside backward, an optimizer at a time
         self._pieces = Pieces(layout)
+        self._evaluations = 0  # how often the closure of its leader ran
         self._lost = False  # whether the loss scaler dropped the leader of the current step before it began
         self._update_ratio = UpdateRatio(layout)
         self._renormed: Tensor | None = None
@@ -83,6 +84,7 @@ class Stepper:
 
     def _begin(self, optimizer: Optimizer, closure: Closure | None) -> Closure | None:
         """A step begins. With a closure the gradients come later: the one returned acts when they are there."""
+        self._refuse_capture()
         self._restore_scale()  # after a step that raised
         self._scaler = self._scalers.pop(optimizer, None)
         self._inside = len(self.optimizers) > 1 and inside_backward()
@@ -98,18 +100,25 @@ class Stepper:
             if leads or self._lost or self._inside:
                 self._act(optimizer, record=leads)
             return None
-        first = iter([leads])  # the record and the policy's state move once a step, not once an evaluation
-        act = untraced(lambda: self._act(optimizer, record=next(first, False)))
+        evaluated = untraced(self._evaluated)
 
         def evaluate() -> Any:
             loss = closure()
-            act()
+            evaluated(optimizer)
             return loss
 
         return evaluate
 
+    def _evaluated(self, optimizer: Optimizer) -> None:
+        """The closure ran: the record and the policy's state move once a step, at its first evaluation."""
+        leads = optimizer is self._round[0]
+        self._act(optimizer, record=leads and not self._evaluations)
+        self._evaluations += leads
+
     def _end(self, optimizer: Optimizer) -> None:
         """A step has ended."""
+        if self._evaluations and optimizer is self._round[0]:
+            self.recorder.log({"evaluations": self._evaluations})
         settle_momentum(optimizer, self._young)
         self._restore_scale()
         if self.renorm is not None:
@@ -147,7 +156,7 @@ class Stepper:
             )
         self._end_round()
         self.between()
-        self._round, self._unscaled, self._lost = [optimizer], False, False
+        self._round, self._unscaled, self._lost, self._evaluations = [optimizer], False, False, 0
         self.steps += 1
         if (self.steps - 1) % self.every == 0:
             self._update_ratio.before()
@@ -218,6 +227,7 @@ class Stepper:
         present = [] if self.layout.sharding is None else [batch.present()]
         self.recorder.begin(row, norms, coef, [*present, *extra], skipped)
 
+    @untraced
     @torch.no_grad()
     def _record_dropped(self, optimizer: Optimizer, scaler: GradScaler) -> None:
         """A step that the scaler dropped without calling it: it is recorded, and nothing else happens."""
@@ -268,6 +278,13 @@ class Stepper:
         self._renormed = None
 
     # ------------------------------------------------------------------------------------------------------ helpers
+
+    def _refuse_capture(self) -> None:
+        if self.layout.device.type == "cuda" and torch.cuda.is_current_stream_capturing():
+            raise WatchError(
+                "optimizer.step() is being captured in a CUDA graph, whose replays would run without gradwatch: "
+                "capture the forward and backward pass, and call optimizer.step() outside the graph"
+            )
 
     def _first_state(self) -> State:
         if self.renorm is not None:

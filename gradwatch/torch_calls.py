@@ -33,7 +33,7 @@ class LoopClips:
 
     def __init__(self, optimizers: Sequence[Optimizer]) -> None:
         self._since: dict[Optimizer, dict[str, Any]] = {o: {} for o in optimizers}
-        self.last: dict[str, Any] = {}  # the settings of the last one
+        self.last: dict[str, Any] = {}  # what is known of the last ones
 
     def add(self, params: Sequence[Tensor], values: Mapping[str, Any]) -> None:
         """The gradients of `params` were clipped; `values` are what to record of it."""
@@ -41,7 +41,7 @@ class LoopClips:
         for optimizer, since in self._since.items():
             if any(id(p) in clipped for group in optimizer.param_groups for p in group["params"]):
                 since.update(values)
-                self.last = dict(values)
+                self.last.update(values)
 
     def take(self, optimizers: Sequence[Optimizer]) -> dict[str, Any]:
         """What to record with a step of `optimizers`; it is forgotten."""
@@ -156,7 +156,9 @@ def _tell_of_norm(original: Function) -> Function:
     ) -> Any:
         params = _listed(parameters)
         out = original(params, max_norm, total_norm, *args, **more)
-        _tell(params, {"user_max_norm": max_norm, "user_grad_norm": total_norm})
+        # the norm of sharded gradients is a DTensor, whose value would take a collective
+        norm = {"user_grad_norm": total_norm} if type(total_norm) is Tensor else {}
+        _tell(params, {"user_max_norm": max_norm, **norm})
         return out
 
     return clip

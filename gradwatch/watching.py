@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
+import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -15,7 +16,7 @@ from torch.optim import Optimizer
 
 from gradwatch import delivery as _delivery
 from gradwatch import layers as _layers
-from gradwatch.errors import PolicyError, WatchError
+from gradwatch.errors import GradwatchWarning, PolicyError, WatchError
 from gradwatch.grads import rank
 from gradwatch.history import Run
 from gradwatch.layout import Layout
@@ -94,6 +95,7 @@ def watch(
     optimizers = [_unwrapped(o) for o in (optimizer if isinstance(optimizer, Iterable) else [optimizer])]
     policies = _policy(clip, "clip"), _policy(renorm, "renorm")
     _check(optimizers, every, total_steps, log, delivery, mlflow_layers)
+    _warn_of_line_search(optimizers, policies[0])
     _check_run(optimizers, name, run, run_id, tracking_uri)
     named = _layers.named_layers(model, optimizers, name)
     kept = _kept(list(named), layers, ignore)
@@ -218,6 +220,19 @@ def _check_run(
         raise WatchError("run_id= beside run=: the MLflow run is that of the Watch given as run=")
     if run is not None and any(_old_watch(o) is run for o in optimizers):
         raise WatchError("the Watch given as run= watches this optimizer itself: leave run= away to watch it anew")
+
+
+def _warn_of_line_search(optimizers: list[Optimizer], clip: Policy | None) -> None:
+    for o in optimizers:
+        search = next((g["line_search_fn"] for g in o.param_groups if g.get("line_search_fn")), None)
+        if clip is not None and search is not None:
+            warnings.warn(
+                f"{type(o).__name__}(line_search_fn={search!r}) with clip={clip!r}: the search trusts the gradient to "
+                "be the slope of the loss, which a clipped gradient is not, so it may take steps of the wrong length "
+                "or stop early; leave out clip=, or set line_search_fn=None",
+                GradwatchWarning,
+                stacklevel=3,
+            )
 
 
 def _old_watch(optimizer: Optimizer) -> Watch | None:
