@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 NO_POLICY = "none"
-_SEED = re.compile(r"(^|[^a-z])(seeds?|random_?state)$", re.IGNORECASE)
+_SEED = re.compile(r"(^|[^a-z])(seeds?|random_?state)(/[\w-]+)?$", re.IGNORECASE)
 _ACCURACY, _LOSS = re.compile("acc", re.IGNORECASE), re.compile("loss", re.IGNORECASE)
 _HELD_OUT = re.compile("val|test|eval|dev|hold", re.IGNORECASE)
 
@@ -143,14 +143,16 @@ def nonfinite_rows(history: History) -> np.ndarray[Any, np.dtype[np.bool_]]:
 
 
 def diverged(history: History) -> bool:
-    """Whether the run ended in non-finite numbers: its last gradient, or the last loss that was logged."""
+    """Whether the run ended in non-finite numbers: a part's last gradient, or the last loss that was logged."""
     losses = [history.total(name) for name in history.logged if _LOSS.search(name)]
     ended = [values[~np.isnan(values)][-1:] for values in losses]
-    return bool(nonfinite_rows(history)[-1:].any() or any(np.isinf(last).any() for last in ended))
+    bad = nonfinite_rows(history)
+    last = [rows[-1] for rows in history.lane_rows().values()]
+    return bool(bad[last].any() or any(np.isinf(values).any() for values in ended))
 
 
 def is_seed(key: str) -> bool:
-    """Whether a param is the seed of a run: `seed`, `data_seed`, `random_state`."""
+    """Whether a param is the seed of a run: `seed`, `data_seed`, `random_state`, or that of a part: `seed/G`."""
     return _SEED.search(key) is not None
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
+import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -15,11 +16,12 @@ from torch.optim import Optimizer
 
 from gradwatch import delivery as _delivery
 from gradwatch import layers as _layers
-from gradwatch.errors import PolicyError, WatchError
+from gradwatch.errors import GradwatchWarning, PolicyError, WatchError
 from gradwatch.grads import rank
 from gradwatch.history import Run
 from gradwatch.layout import Layout
 from gradwatch.policies import Policy, parse
+from gradwatch.ranknorms import rank_norms
 from gradwatch.session import Watch
 from gradwatch.sharing import Shared, check_name, share
 from gradwatch.stepping import Stepper
@@ -30,7 +32,7 @@ from gradwatch.stores.writer import NullWriter, RunWriter
 
 def watch(
     model: nn.Module,
-    optimizer: Optimizer | Sequence[Optimizer],
+    optimizer: Optimizer | Iterable[Optimizer],
     *,
     clip: Policy | str | None = None,
     renorm: Policy | str | None = None,
@@ -48,6 +50,7 @@ def watch(
     layers: Sequence[str] = ("*",),
     ignore: Sequence[str] = (),
     slots: bool = False,
+    ranks: bool = False,
     mlflow_layers: int = 16,
     delivery: str = "courier",
     verbose: bool = True,
@@ -77,19 +80,22 @@ def watch(
         layers: shell-style patterns of layers to record; policies act on all layers whatever this says.
         ignore: patterns of layers not to record.
         slots: also record the norms of the optimizer's own tensors (`slot_norm/exp_avg`, ...).
+        ranks: also record each rank's own gradient norm, before DistributedDataParallel averages it
+            (`rank_grad_norm/0`, ... per step): one more collective a step.
         mlflow_layers: how many curves per quantity go to MLflow; more layers are summed up by module block.
         delivery: `"courier"` starts a process that delivers the run to MLflow; `"none"` leaves it to `gradwatch sync`.
         verbose: whether to say on stderr where the run is recorded.
 
     Raises:
-        WatchError: none of the model's parameters is in the optimizer, or an argument makes no sense; a name that is
-            missing, taken or no folder's name.
+        WatchError: none of the model's parameters is in the optimizer, the model is one whose layers cannot be seen, or
+            an argument makes no sense; a name that is missing, taken or no folder's name.
         PolicyError: an unknown policy or a setting out of range.
         RunError: the run's folder cannot be made.
     """
     optimizers = [_unwrapped(o) for o in (optimizer if isinstance(optimizer, Iterable) else [optimizer])]
     policies = _policy(clip, "clip"), _policy(renorm, "renorm")
     _check(optimizers, every, total_steps, log, delivery, mlflow_layers)
+    _warn_of_line_search(optimizers, policies[0])
     _check_run(optimizers, name, run, run_id, tracking_uri)
     named = _layers.named_layers(model, optimizers, name)
     kept = _kept(list(named), layers, ignore)
@@ -114,7 +120,8 @@ def watch(
     )
     for o in optimizers:
         _replace_old(o)
-    stepper = Stepper(Layout(named), dict(zip(names, optimizers, strict=True)), policies, every, slots)
+    own_norms = rank_norms(model) if ranks else None
+    stepper = Stepper(Layout(named), dict(zip(names, optimizers, strict=True)), policies, every, slots, own_norms)
     writer, shared = _place(manifest, name, run.shared if run else None, Path(dir), model)
     writes = isinstance(writer, RunWriter)
     courier = writes and target is not None and delivery == "courier"
@@ -213,6 +220,19 @@ def _check_run(
         raise WatchError("run_id= beside run=: the MLflow run is that of the Watch given as run=")
     if run is not None and any(_old_watch(o) is run for o in optimizers):
         raise WatchError("the Watch given as run= watches this optimizer itself: leave run= away to watch it anew")
+
+
+def _warn_of_line_search(optimizers: list[Optimizer], clip: Policy | None) -> None:
+    for o in optimizers:
+        search = next((g["line_search_fn"] for g in o.param_groups if g.get("line_search_fn")), None)
+        if clip is not None and search is not None:
+            warnings.warn(
+                f"{type(o).__name__}(line_search_fn={search!r}) with clip={clip!r}: the search trusts the gradient to "
+                "be the slope of the loss, which a clipped gradient is not, so it may take steps of the wrong length "
+                "or stop early; leave out clip=, or set line_search_fn=None",
+                GradwatchWarning,
+                stacklevel=3,
+            )
 
 
 def _old_watch(optimizer: Optimizer) -> Watch | None:

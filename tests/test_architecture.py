@@ -10,9 +10,10 @@ import pytest
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "gradwatch"
 FLOORS = [
-    {"errors", "ring", "uri", "layout"},
-    {"history", "grads", "formulas", "fused"},
-    {"layers", "policies", "stores", "rules", "compare", "recorder", "delivery"},
+    {"errors", "ring", "uri", "sharding", "hooks"},
+    {"history", "formulas", "layout", "ranknorms", "torch_calls"},
+    {"grads", "fused"},
+    {"layers", "policies", "weights", "scaling", "backward", "stores", "rules", "compare", "recorder", "delivery"},
     {"stepping", "sharing", "report", "config", "oneshot"},
     {"session"},
     {"watching", "conclusion"},
@@ -24,8 +25,9 @@ FLOORS = [
 FLOOR = {name: number for number, names in enumerate(FLOORS, start=1) for name in names}
 READ_SIDE = {"history", "formulas", "rules", "compare", "report", "stores", "cli", "uri", "errors"}
 TRAIN_SIDE = {
-    "ring", "layout", "fused", "layers", "grads", "policies", "recorder", "stepping", "oneshot", "delivery", "sharing",
-    "session", "watching", "adapters",
+    "ring", "sharding", "layout", "grads", "weights", "fused", "layers", "policies", "recorder", "stepping", "oneshot",
+    "ranknorms", "delivery", "sharing", "session", "watching", "hooks", "torch_calls", "scaling",
+    "backward", "adapters",
 }  # fmt: skip
 MAY_IMPORT_MLFLOW = {"stores/mlflow.py", "stores/remote.py"}
 

@@ -224,8 +224,9 @@ def test_two_optimizers_that_step_apart_are_told_so_once(tmp_path):
     model = mlp()
     first, second = torch.optim.SGD(model[0].parameters(), lr=0.1), torch.optim.SGD(model[2].parameters(), lr=0.1)
     with watch(model, [first, second], tmp_path, clip="ClipByGlobalNorm(0.1)") as handle:
-        with pytest.warns(GradwatchWarning, match="do not step together"):
+        with pytest.warns(GradwatchWarning, match="do not step together") as caught:
             train(model, first, 2)
+        assert caught[0].filename == train.__code__.co_filename  # the line that steps
         train(model, second, 3)
     history = open_history(handle.dir)
     assert list(history.optimizer) == ["SGD.0+SGD.1", "SGD.0", "SGD.1", "SGD.1", "SGD.1"]
@@ -295,8 +296,9 @@ def test_log_after_close_warns_and_does_not_raise(pair, tmp_path):
     handle = watch(*pair, tmp_path)
     handle.close()
     handle.close()
-    with pytest.warns(GradwatchWarning, match="after close"):
+    with pytest.warns(GradwatchWarning, match="after close") as caught:
         handle.log(loss=1.0)
+    assert caught[0].filename == __file__
 
 
 def test_close_takes_the_hooks_off(pair, tmp_path):

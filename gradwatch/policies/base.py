@@ -40,6 +40,7 @@ class Policy:
     acts_on_weights: ClassVar[bool] = False
     can_skip: ClassVar[bool] = False
     stateful: ClassVar[bool] = False
+    per_layer: ClassVar[bool] = False  # whether a layer's fate depends on that layer alone
 
     def init(self, batch: Batch) -> State:
         """The state before the first step."""
@@ -215,6 +216,7 @@ def _take_after(policy: Policy, *members: Policy) -> None:
         acts_on_weights=any(member.acts_on_weights for member in members),
         can_skip=any(member.can_skip for member in members),
         stateful=any(member.stateful for member in members),
+        per_layer=all(member.per_layer for member in members),
     )
 
 

@@ -14,7 +14,7 @@ import numpy as np
 
 from gradwatch.compare import compare, final, metric_names, nonfinite_steps, policy_text
 from gradwatch.errors import RunError
-from gradwatch.history import Floats, History
+from gradwatch.history import Floats, History, loop_clips
 from gradwatch.rules import Finding, diagnose, verdict
 
 if TYPE_CHECKING:
@@ -36,13 +36,26 @@ class LayerSummary:
 
 
 @dataclass(frozen=True)
+class LaneSummary:
+    """What an optimizer (or part of the run) that steps on its own did, in its own steps."""
+
+    name: str
+    steps: int
+    clip_rate: float
+    nonfinite_steps: int
+    median_grad_norm: float
+    p99_grad_norm: float
+
+
+@dataclass(frozen=True)
 class RunSummary:
-    """One run: what it was, how it ended, and what its layers did."""
+    """One run: what it was, how it ended, and what its layers did. `lanes` is empty where all step as one."""
 
     name: str
     created: str
     state: str
     policy: str
+    loop_clips: str  # the clips of the loop's own, as code; empty without
     optimizer: str
     steps: int
     parameters: int
@@ -55,6 +68,7 @@ class RunSummary:
     p99_grad_norm: float
     final: dict[str, float]
     layers: tuple[LayerSummary, ...]
+    lanes: tuple[LaneSummary, ...]
     params: dict[str, str]
 
 
@@ -92,8 +106,8 @@ def build_report(histories: Sequence[History], metric: str | None = None) -> Rep
 
 def summarize(history: History, metrics: Sequence[str]) -> RunSummary:
     """The facts of one run."""
-    run, norms = history.run, history.total("grad_norm")
-    norms = norms[np.isfinite(norms)]
+    run, lanes = history.run, history.lanes()
+    whole = _lane("", history)
     shapes = {layer.name: layer.shape for layer in run.layers}
     columns = {
         "median_grad_norm": _columns(np.nanmedian, history.layer("grad_norm")),
@@ -107,24 +121,42 @@ def summarize(history: History, metrics: Sequence[str]) -> RunSummary:
         created=run.created,
         state=state(history),
         policy=policy_text(run),
-        optimizer=", ".join(_optimizer(o.get("class", "?"), o.get("settings", {})) for o in run.optimizers),
+        loop_clips=loop_clips(history.per_step),
+        optimizer=", ".join(
+            (f"{o.get('name')}: " if len(lanes) > 1 else "") + _optimizer(o.get("class", "?"), o.get("settings", {}))
+            for o in run.optimizers
+        ),
         steps=len(history),
         parameters=sum(layer.numel for layer in run.layers),
         verdict=verdict(history),
         findings=tuple(diagnose(history)),
         problems=history.problems,
-        clip_rate=clip_rate(history),
-        nonfinite_steps=nonfinite_steps(history),
-        median_grad_norm=float(np.median(norms)) if len(norms) else float("nan"),
-        p99_grad_norm=float(np.quantile(norms, 0.99)) if len(norms) else float("nan"),
+        clip_rate=whole.clip_rate,
+        nonfinite_steps=whole.nonfinite_steps,
+        median_grad_norm=whole.median_grad_norm,
+        p99_grad_norm=whole.p99_grad_norm,
         final={name: final(history, name) for name in metrics},
         layers=tuple(
             LayerSummary(name, shapes.get(name, ()), nonfinite=int(history.nonfinite[i]),
                          **{key: float(values[i]) for key, values in columns.items()})
             for i, name in enumerate(history.layers)
         ),
+        lanes=tuple(_lane(name, lane) for name, lane in lanes.items()) if len(lanes) > 1 else (),
         params=dict(run.params),
     )  # fmt: skip
+
+
+def _lane(name: str, history: History) -> LaneSummary:
+    norms = history.total("grad_norm")
+    norms = norms[np.isfinite(norms)]
+    return LaneSummary(
+        name,
+        len(history),
+        clip_rate(history),
+        nonfinite_steps(history),
+        float(np.median(norms)) if len(norms) else float("nan"),
+        float(np.quantile(norms, 0.99)) if len(norms) else float("nan"),
+    )
 
 
 def clip_rate(history: History) -> float:
@@ -139,10 +171,28 @@ def changed(history: History) -> str:
     steps = f"{len(history):,} step{'s' if len(history) != 1 else ''}"
     rate = clip_rate(history)
     if not history.run.clip:
+        if loop_clips(history.per_step):
+            return f"No clipping policy; the loop itself clips: {loop_clips(history.per_step)}"
         return f"No clipping policy: the gradients of all {steps} were left alone"
     if np.isnan(rate):
         return f"{history.run.clip}: what it changed was not recorded"
     return f"{history.run.clip} changed {percent(rate)} of {steps}"
+
+
+def norms_text(run: RunSummary) -> list[tuple[str, str]]:
+    """The norms as pairs of word and value; of several lanes one pair each, and how often it was clipped."""
+
+    def text(one: LaneSummary | RunSummary) -> str:
+        return f"median {quantity_text(one.median_grad_norm)}, p99 {quantity_text(one.p99_grad_norm)}"
+
+    lanes = [(f"total norm of {lane.name}", f"{text(lane)}, clipped {percent(lane.clip_rate)}") for lane in run.lanes]
+    return lanes or [("total norm", text(run))]
+
+
+def steps_text(run: RunSummary) -> str:
+    """The number of steps, how the run ended, and how many steps each lane took."""
+    each = [f"{lane.name} {lane.steps:,}" for lane in run.lanes]
+    return f"{run.steps:,} ({run.state})" + (f": {', '.join(each)}" if each else "")
 
 
 def quantity_text(value: float) -> str:

@@ -3,13 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
 from gradwatch.compare import nonfinite_rows
 from gradwatch.history import Floats, History
 from gradwatch.report.build import LayerSummary, RunSummary, changed, percent, quantity_text, threshold
-from gradwatch.report.figures import AFTER, BAD, BEFORE, POINTS, Chart, decades, figure, heat, horizontal, line, marks
+from gradwatch.report.figures import (
+    AFTER,
+    BAD,
+    BEFORE,
+    PALETTE,
+    POINTS,
+    Chart,
+    decades,
+    figure,
+    heat,
+    horizontal,
+    line,
+    marks,
+)
 from gradwatch.report.shrink import bucket_mean, heat_map
 
 HEAT_MAPS = {"grad_norm": "Gradient norm", "weight_norm": "Weight norm", "update_ratio": "Update ratio"}
@@ -26,6 +40,8 @@ def heat_charts(history: History, run: RunSummary) -> tuple[list[Chart], list[st
         drawn, height = heat(data, quantity)
         drawn["layout"]["xaxis"]["range"] = [float(history.step[0]) - 0.5, float(history.step[-1]) + 0.5]
         notes = ["Layers in model order."]
+        if run.lanes:
+            notes.append("Each layer over the steps of its own part or optimizer.")
         if data.steps_per_column > 1:
             notes.append(f"Each column is the highest of {data.steps_per_column} recorded steps, so no spike is lost.")
         if data.layers_per_row > 1:
@@ -46,10 +62,9 @@ def _heat_title(layers: tuple[LayerSummary, ...], quantity: str, title: str) -> 
 def norm_chart(history: History) -> Chart:
     """The total norm before and after the clip, the policy's threshold, and the steps that have no finite norm."""
     before, after = history.total("grad_norm"), history.total("clipped_norm")
-    positive = np.where(before > 0, before, np.nan)
-    traces = [line(history.step, positive, "before the clip", BEFORE)]
+    traces = lane_lines(history, np.where(before > 0, before, np.nan), "before the clip", BEFORE)
     if history.run.clip:
-        traces.append(line(history.step, np.where(after > 0, after, np.nan), "after the clip", AFTER, width=1.2))
+        traces += lane_lines(history, np.where(after > 0, after, np.nan), "after the clip", AFTER, width=1.2)
     bad = history.step[nonfinite_rows(history)]
     if len(bad):
         traces.append(marks(bad, f"non-finite ({len(bad):,} step{'s' if len(bad) > 1 else ''})"))
@@ -61,11 +76,27 @@ def norm_chart(history: History) -> Chart:
     title = "Total gradient norm: no step had a finite one"
     if finite.any():
         top = int(np.nanargmax(np.where(finite, before, np.nan)))
-        title = (
-            f"Total gradient norm: median {quantity_text(float(np.median(before[finite])))}, "
-            f"highest {quantity_text(before[top])} at step {history.step[top]:,}"
-        )
+        several = len(history.lane_rows()) > 1
+        median = "" if several else f"median {quantity_text(float(np.median(before[finite])))}, "
+        where = f" of {history.optimizer[top]}" if several else ""
+        highest = f"highest {quantity_text(before[top])} at step {history.step[top]:,}{where}"
+        title = f"Total gradient norm: {median}{highest}"
     return Chart(title, drawn, 320, _thinned(len(history)))
+
+
+def lane_lines(history: History, values: Floats, name: str, color: str, **style: Any) -> list[dict[str, Any]]:
+    """`values` `[T]` over the steps: one line, or one for each part or optimizer that steps on its own.
+
+    Then a line has the colour of its lane; those in the colour `BEFORE` are pale and dotted.
+    """
+    lanes = history.lane_rows()
+    if len(lanes) < 2:
+        return [line(history.step, values, name, color, **style)]
+    pale = {"opacity": 0.6, "line": {"dash": "dot"}} if color == BEFORE else {}
+    return [
+        line(history.step[rows], values[rows], f"{lane}: {name}", PALETTE[i % len(PALETTE)], **{**style, **pale})
+        for i, (lane, rows) in enumerate(lanes.items())
+    ]
 
 
 def clip_charts(history: History) -> tuple[list[Chart], list[str]]:
@@ -75,17 +106,29 @@ def clip_charts(history: History) -> tuple[list[Chart], list[str]]:
     charts = []
     coef = history.total("clip_coef")
     if np.isfinite(coef).any():
-        drawn = figure([line(history.step, coef, "clip_coef", AFTER)], "clip coefficient (1 = untouched)", legend=False)
+        lines = lane_lines(history, coef, "clip_coef", AFTER)
+        drawn = figure(lines, "clip coefficient (1 = untouched)", legend=len(lines) > 1)
         charts.append(Chart(changed(history), drawn, 260, _thinned(len(history))))
     rate = history.total("clip_rate")
     if np.isfinite(rate).any():
-        rows, share = bucket_mean(rate, 60)
-        trace = line(history.step[rows], 100 * share, "clip rate", AFTER, line={"shape": "hvh"}, fill="tozeroy",
-                     fillcolor="rgba(31,95,168,.12)")  # fmt: skip
-        drawn = figure([trace], "clipped steps (%)", legend=False)
-        drawn["layout"]["yaxis"]["range"] = [0, 102]
-        charts.append(Chart(_rate_title(rate), drawn, 260, f"Mean of windows of {-(-len(rate) // len(rows))} steps."))
+        charts.append(_rate_chart(history, rate))
     return charts, [] if charts else ["Clip coefficient and clip rate are not shown: this run did not record them."]
+
+
+def _rate_chart(history: History, rate: Floats) -> Chart:
+    lanes = history.lane_rows()
+    one = len(lanes) < 2
+    traces = []
+    for i, (lane, at) in enumerate(lanes.items()):
+        rows, share = bucket_mean(rate[at], 60)
+        shape: dict[str, Any] = {"fill": "tozeroy", "fillcolor": "rgba(31,95,168,.12)"} if one else {}
+        name, color = ("clip rate", AFTER) if one else (lane, PALETTE[i % len(PALETTE)])
+        traces.append(line(history.step[at[rows]], 100 * share, name, color, line={"shape": "hvh"}, **shape))
+        window = -(-len(at) // len(rows))
+    drawn = figure(traces, "clipped steps (%)", legend=not one)
+    drawn["layout"]["yaxis"]["range"] = [0, 102]
+    note = f"Mean of windows of {window} steps." if one else "Means of at most 60 windows."
+    return Chart(_rate_title(rate), drawn, 260, note)
 
 
 def _rate_title(rate: Floats) -> str:
@@ -99,12 +142,21 @@ def logged_charts(history: History, names: Sequence[str]) -> tuple[list[Chart], 
 
     Also a sentence for each that never had a finite value.
     """
-    lr = history.total("lr")
-    moved = len(np.unique(lr[np.isfinite(lr)])) > 1
+    rates = [history.total("lr")[rows] for rows in history.lane_rows().values()]
+    moved = any(len(np.unique(lr[np.isfinite(lr)])) > 1 for lr in rates)
     order = dict.fromkeys([*names, *history.logged, *(["lr"] if moved else [])])
     drawn = [name for name in order if np.isfinite(history.total(name)).any()]
     missing = [f"{name} is not shown: it never had a finite value." for name in order if name not in drawn]
-    return [_logged_chart(history, name) for name in drawn], missing
+    several = len(rates) > 1
+    return [_lr_chart(history) if several and name == "lr" else _logged_chart(history, name) for name in drawn], missing
+
+
+def _lr_chart(history: History) -> Chart:
+    """The learning rate of each part or optimizer that steps on its own."""
+    lr = history.total("lr")
+    span = decades(lr)
+    drawn = figure(lane_lines(history, lr, "lr", AFTER), "lr", span if span > 1.7 else 0)
+    return Chart("lr", drawn, 260, _thinned(len(history)))
 
 
 def _logged_chart(history: History, name: str) -> Chart:

@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from gradwatch.compare import NO_POLICY, final, groups, natural, nonfinite_rows, policy_text
-from gradwatch.history import Floats, History
+from gradwatch.history import STEP_COLUMNS, Floats, History
 from gradwatch.report.build import clip_rate, percent, quantity_text
 from gradwatch.report.figures import NO_POLICY_COLOR, PALETTE, Chart, decades, figure, line, marks
 from gradwatch.report.shrink import bucket_mean
 
 POINTS_PER_CHART = 24_000
+DASHES = ("solid", "dash", "dot", "dashdot")
 
 
 @dataclass(frozen=True)
@@ -74,16 +75,21 @@ def _overlay(
     span = decades(values) if log or (values[np.isfinite(values)] > 0).all() else 0.0
     log = log or span > 1.7
     thin_lines, bold_lines, crosses = [], [], []
+    lanes = _lanes(runs) if name in STEP_COLUMNS else [""]  # what was logged is one series, whoever stepped
     for i, (policy, group) in enumerate(members.items()):
         style: dict[str, Any] = {"legendgroup": policy, "hovertemplate": "step %{x}: %{y:.4g}"}
-        for history in group:
-            y = history.total(name)
-            y = np.where(y > 0, y, np.nan) if log else y
-            drawn = line(history.step, y, f"{policy} · {history.run.name}", shades[policy], limit, width=1, **style)
-            thin_lines.append({**drawn, "opacity": 0.35 if len(group) > 1 else 0.9})
-        mean = _mean_line(group, name, log)
-        if mean:
-            bold_lines.append(line(*mean, f"{policy} · mean of {len(group)}", shades[policy], width=2.2, **style))
+        for lane, dash, part in _split(group, lanes):
+            for history in part:
+                y = history.total(name)
+                y = np.where(y > 0, y, np.nan) if log else y
+                drawn = line(history.step, y, f"{policy} · {history.run.name}{lane}", shades[policy], limit, width=1,
+                             line=dash, **style)  # fmt: skip
+                thin_lines.append({**drawn, "opacity": 0.35 if len(part) > 1 else 0.9})
+            mean = _mean_line(part, name, log)
+            if mean:
+                bold_lines.append(
+                    line(*mean, f"{policy} · mean of {len(part)}{lane}", shades[policy], width=2.2, line=dash, **style)
+                )
         bad = np.unique(np.concatenate([history.step[nonfinite_rows(history)] for history in group]))
         if name == "grad_norm" and len(bad):
             crosses.append(marks(bad, policy, shades[policy], 0.98 - 0.04 * i, legendgroup=policy))
@@ -91,6 +97,7 @@ def _overlay(
     note += " Crosses: steps in which a run was non-finite." if crosses else ""
     if max(len(history) for history in runs) > limit:
         note += f" Long runs are drawn with the lowest and highest of each stretch ({limit} points a run)."
+    note += _lanes_note(lanes)
     drawn = figure([*thin_lines, *bold_lines, *crosses], axis, span if log else 0, legend=False, hovermode="closest")
     return Chart(title, drawn, 300, note.strip())
 
@@ -115,16 +122,43 @@ def _mean_line(group: list[History], name: str, log: bool) -> tuple[NDArray[np.i
 
 def _rates(members: dict[str, list[History]], shades: dict[str, str]) -> Chart:
     traces = []
+    lanes = _lanes([history for group in members.values() for history in group])
     for policy, group in members.items():
-        for history in group:
-            rows, share = bucket_mean(history.total("clip_rate"), 40)
-            trace = line(history.step[rows], 100 * share, f"{policy} · {history.run.name}", shades[policy], width=1.4,
-                         legendgroup=policy, hovertemplate="step %{x}: %{y:.3g} %")  # fmt: skip
-            traces.append({**trace, "opacity": 0.55 if len(group) > 1 else 0.9})
+        for lane, dash, part in _split(group, lanes):
+            for history in part:
+                rows, share = bucket_mean(history.total("clip_rate"), 40)
+                trace = line(history.step[rows], 100 * share, f"{policy} · {history.run.name}{lane}", shades[policy],
+                             width=1.4, line=dash, legendgroup=policy,
+                             hovertemplate="step %{x}: %{y:.3g} %")  # fmt: skip
+                traces.append({**trace, "opacity": 0.55 if len(part) > 1 else 0.9})
     drawn = figure(traces, "clipped steps (%)", legend=False, hovermode="closest")
     drawn["layout"]["yaxis"]["range"] = [-2, 102]
     title = _extreme_title(members, "Clip rate", "highest", _mean_rate, percent)
-    return Chart(title, drawn, 300, "Each point is the mean of one fortieth of the run.")
+    return Chart(title, drawn, 300, "Each point is the mean of one fortieth of the run." + _lanes_note(lanes))
+
+
+def _lanes(runs: list[History]) -> list[str]:
+    """The parts or optimizers that step on their own in any of the runs; one nameless lane where there are none."""
+    found = [list(history.lane_rows()) for history in runs]
+    return list(dict.fromkeys(lane for names in found if len(names) > 1 for lane in names)) or [""]
+
+
+def _split(group: list[History], lanes: list[str]) -> list[tuple[str, dict[str, str], list[History]]]:
+    """For each lane the end of its label, its line's style, and the totals of the runs that have it."""
+    if lanes == [""]:
+        return [("", {}, group)]
+    totals = [replace(history, layers=(), per_layer={}) for history in group]
+    rows = [(history, history.lane_rows()) for history in totals]
+    split: list[tuple[str, dict[str, str], list[History]]] = [("", {}, [run for run, at in rows if len(at) < 2])]
+    for i, lane in enumerate(lanes):
+        part = [history.take(at[lane]) for history, at in rows if len(at) > 1 and lane in at]
+        split.append((f" · {lane}", {"dash": DASHES[i % len(DASHES)]}, part))
+    return [entry for entry in split if entry[2]]
+
+
+def _lanes_note(lanes: list[str]) -> str:
+    styles = [f"{lane} {DASHES[i % len(DASHES)]}" for i, lane in enumerate(lanes) if lane]
+    return f" Lines: {', '.join(styles)}." if styles else ""
 
 
 def _any(members: dict[str, list[History]], name: str) -> bool:

@@ -11,7 +11,7 @@ from typing import Any
 
 from gradwatch import __version__
 from gradwatch.compare import is_seed, policy_text, settings
-from gradwatch.report.build import Report, RunSummary, percent, quantity_text
+from gradwatch.report.build import Report, RunSummary, norms_text, percent, quantity_text, steps_text
 from gradwatch.report.charts import clip_charts, heat_charts, logged_charts, norm_chart
 from gradwatch.report.charts_many import Section, colors, sections
 from gradwatch.report.figures import Chart, Figure
@@ -69,11 +69,12 @@ def _one(report: Report, page: Page) -> dict[str, Any]:
 def _facts(run: RunSummary) -> list[tuple[str, str]]:
     return [
         ("policy", run.policy),
+        *((("the loop itself clips", run.loop_clips),) if run.loop_clips else ()),
         ("optimizer", run.optimizer),
-        ("steps", f"{run.steps:,} ({run.state})"),
+        ("steps", steps_text(run)),
         ("layers", f"{len(run.layers):,} ({run.parameters:,} parameters)"),
         ("clip rate", percent(run.clip_rate)),
-        ("total norm, median / p99", f"{quantity_text(run.median_grad_norm)} / {quantity_text(run.p99_grad_norm)}"),
+        *norms_text(run),
         ("non-finite steps", f"{run.nonfinite_steps:,}"),
         *((f"final {name}", quantity_text(value)) for name, value in run.final.items()),
         *((key, value) for key, value in run.params.items() if is_seed(key)),

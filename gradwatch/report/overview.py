@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -12,7 +12,7 @@ from gradwatch.compare import nonfinite_rows
 from gradwatch.errors import RunError
 from gradwatch.history import History
 from gradwatch.report.build import changed, threshold
-from gradwatch.report.figures import ABSENT, AFTER, BAD, BEFORE, ZERO
+from gradwatch.report.figures import ABSENT, AFTER, BAD, BEFORE, PALETTE, ZERO
 from gradwatch.report.shrink import HeatMap, heat_map, thin
 
 if TYPE_CHECKING:
@@ -72,13 +72,16 @@ def _draw_heat(axes: Axes, heat: HeatMap) -> None:
 def _draw_total(axes: Axes, history: History) -> None:
     from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
+    lanes = history.lane_rows()
     for name, color, label in (("grad_norm", BEFORE, "before the clip"), ("clipped_norm", AFTER, "after the clip")):
-        values = history.total(name)
-        rows = thin(np.where(values > 0, values, np.nan), 1500)
-        marker = "o" if len(rows) < 30 else ""
-        axes.plot(
-            history.step[rows], values[rows], color=color, linewidth=0.9, marker=marker, markersize=3, label=label
-        )
+        for i, (lane, at) in enumerate(lanes.items()):
+            values, step = history.total(name)[at], history.step[at]
+            rows = thin(np.where(values > 0, values, np.nan), 1500)
+            style: dict[str, Any] = {"color": color, "label": label, "marker": "o" if len(rows) < 30 else ""}
+            if len(lanes) > 1:  # a colour for each, pale before the clip
+                style |= {"color": PALETTE[i % len(PALETTE)], "label": f"{lane}: {label}"}
+            pale = len(lanes) > 1 and name == "grad_norm"
+            axes.plot(step[rows], values[rows], linewidth=0.9, markersize=3, alpha=0.4 if pale else 1, **style)
     limit = threshold(history.run.clip)
     if limit:
         axes.axhline(limit, color="#444", linewidth=0.8, linestyle=(0, (4, 3)), label=f"threshold {limit:g}")

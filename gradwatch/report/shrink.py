@@ -39,9 +39,12 @@ def heat_map(history: History, quantity: str, max_rows: int = 200, max_columns: 
     recorded = (~np.isnan(values) | bad).any(axis=1)
     if not recorded.any():
         return None
-    values, bad, step = values[recorded], bad[recorded], history.step[recorded]
-    columns, rows = _starts(len(values), max_columns), _starts(len(history.layers), max_rows)
-    value = np.where(bad, np.nan, values)
+    value, bad, step = np.where(bad, np.nan, values)[recorded], bad[recorded], history.step[recorded]
+    starts = np.flatnonzero(np.diff(step, prepend=-1))  # parts of one run may each have a step of this number
+    if len(starts) < len(step):
+        step = step[starts]
+        value, bad = np.fmax.reduceat(value, starts, axis=0), np.logical_or.reduceat(bad, starts, axis=0)
+    columns, rows = _starts(len(step), max_columns), _starts(len(history.layers), max_rows)
     value = np.fmax.reduceat(np.fmax.reduceat(value, columns, axis=0), rows, axis=1).T
     nonfinite = np.logical_or.reduceat(np.logical_or.reduceat(bad, columns, axis=0), rows, axis=1).T
     return HeatMap(
@@ -50,7 +53,7 @@ def heat_map(history: History, quantity: str, max_rows: int = 200, max_columns: 
         value=value,
         nonfinite=nonfinite,
         zero=(value == 0) & ~nonfinite,
-        steps_per_column=-(-len(values) // len(columns)),
+        steps_per_column=-(-len(step) // len(columns)),
         layers_per_row=-(-len(history.layers) // len(rows)),
     )
 

@@ -7,7 +7,7 @@ import math
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from gradwatch.report.build import LayerSummary, Report, RunSummary, percent, quantity_text
+from gradwatch.report.build import LayerSummary, Report, RunSummary, norms_text, percent, quantity_text, steps_text
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -67,11 +67,12 @@ def head_lines(run: RunSummary) -> list[tuple[str, str]]:
     return [
         ("verdict", run.verdict),
         ("policy", run.policy),
+        *((("the loop itself clips", run.loop_clips),) if run.loop_clips else ()),
         ("optimizer", run.optimizer),
-        ("steps", f"{run.steps:,} ({run.state})"),
+        ("steps", steps_text(run)),
         ("layers", f"{len(run.layers):,} ({run.parameters:,} parameters)"),
         ("clip rate", percent(run.clip_rate)),
-        ("total norm", f"median {quantity_text(run.median_grad_norm)}, p99 {quantity_text(run.p99_grad_norm)}"),
+        *norms_text(run),
         ("non-finite", f"{run.nonfinite_steps:,} step{'' if run.nonfinite_steps == 1 else 's'}"),
         *((f"final {name}", quantity_text(value)) for name, value in run.final.items()),
     ]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from gradwatch.history import History
 from gradwatch.rules.finding import RANK, Finding, Rule
 from gradwatch.rules.gradients import dead_layer, exploding, nonfinite
@@ -10,8 +12,16 @@ RULES: tuple[Rule, ...] = (nonfinite, exploding, dead_layer)
 
 
 def diagnose(history: History) -> list[Finding]:
-    """What is wrong with a run: the worst first, and of equals the earliest. Empty for a healthy run."""
-    findings = [finding for rule in RULES for finding in rule(history)]
+    """What is wrong with a run: the worst first, and of equals the earliest. Empty for a healthy run.
+
+    Optimizers that step on their own are judged on their own.
+    """
+    findings = [
+        replace(finding, optimizer=name)
+        for name, lane in history.lanes().items()
+        for rule in RULES
+        for finding in rule(lane)
+    ]
     return sorted(findings, key=lambda finding: (RANK[finding.severity], finding.first_step))
 
 

@@ -14,7 +14,10 @@ RANK: dict[Severity, int] = {"error": 0, "warning": 1, "note": 2}
 
 @dataclass(frozen=True)
 class Finding:
-    """One disease in one run. `layers` are in model order and empty when the whole model is meant."""
+    """One disease in one run. `layers` are in model order and empty when the whole model is meant.
+
+    `optimizer` is the one (or the part) whose steps are meant, where several step on their own.
+    """
 
     rule: str
     severity: Severity
@@ -24,11 +27,13 @@ class Finding:
     evidence: dict[str, float | str] = field(default_factory=dict)
     cause: str = ""
     cure: str = ""
+    optimizer: str = ""
 
     @property
     def summary(self) -> str:
         """What, when and where, in one line: `nonfinite at step 50 in blocks.0.mlp.weight and 2 more`."""
-        where = f" in {self.layers[0]}" if self.layers else ""
+        name = self.layers[0] if self.layers else self.optimizer
+        where = f" in {name}" if name else ""
         more = f" and {len(self.layers) - 1} more" if len(self.layers) > 1 else ""
         return f"{self.rule} at step {self.first_step}{where}{more}"
 
