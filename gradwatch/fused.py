@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.optim import SGD, Adagrad, Adam, AdamW, Optimizer
 
-from gradwatch.layout import Layout
+from gradwatch.layout import Layout, at
 
 # Each is held against the plain path by a test (test_fused.py); a class that is not listed is scaled plainly.
 CLASSES = (SGD, Adam, AdamW, Adagrad)
@@ -57,7 +57,7 @@ def settle_momentum(optimizer: Optimizer, groups: Sequence[dict[str, Any]]) -> N
         states = [s for s in (optimizer.state.get(p, {}) for p in group["params"]) if "momentum_buffer" in s]
         if not group["dampening"]:
             for buffer in (s["momentum_buffer"] for s in states):
-                buffer.masked_fill_(lost.to(buffer.device, non_blocking=True), 0)
+                buffer.masked_fill_(at(buffer.device, lost), 0)
         elif bool(lost):
             for s in states:
                 del s["momentum_buffer"]
