@@ -118,8 +118,7 @@ def watch(
         mlflow=target,
         params={**{k: str(v) for k, v in (params or {}).items()}, "torch": torch.__version__},
     )
-    for o in optimizers:
-        _replace_old(o)
+    _replace_old(optimizers)
     own_norms = rank_norms(model) if ranks else None
     stepper = Stepper(Layout(named), dict(zip(names, optimizers, strict=True)), policies, every, slots, own_norms)
     writer, shared = _place(manifest, name, run.shared if run else None, Path(dir), model)
@@ -242,9 +241,10 @@ def _old_watch(optimizer: Optimizer) -> Watch | None:
     return next((owner for owner in owners if isinstance(owner, Watch)), None)
 
 
-def _replace_old(optimizer: Optimizer) -> None:
-    """Close the Watch that watches this optimizer (a notebook cell run twice)."""
-    old = _old_watch(optimizer)
-    if old is not None:
-        old.say(f"this {type(optimizer).__name__} was watched already; the old Watch ({old.dir}) is closed")
-        old.close()
+def _replace_old(optimizers: list[Optimizer]) -> None:
+    """Close the Watches that watch these optimizers (a notebook cell run twice)."""
+    for o in optimizers:
+        old = _old_watch(o)
+        if old is not None:
+            old.say(f"this {type(o).__name__} was watched already; the old Watch ({old.dir}) is closed")
+            old.close()
