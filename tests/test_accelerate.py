@@ -83,6 +83,7 @@ def test_accelerates_own_clip_comes_first(tmp_path):
     _, history = accelerated(tmp_path, user_clip=0.05)
     totals = np.linalg.norm(norms, axis=1)
     np.testing.assert_allclose(history.total("grad_norm"), np.minimum(totals, 0.05), rtol=1e-4)
+    assert set(history.total("user_max_norm")) == {0.05}
 
 
 def test_a_wrapper_that_hides_its_optimizer_is_refused(tmp_path):

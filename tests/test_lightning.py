@@ -133,6 +133,10 @@ def test_lightnings_own_clip_comes_first(algorithm, tmp_path):
     assert (np.linalg.norm(got.before, axis=1) > 0.05).all()
     if algorithm == "norm":
         np.testing.assert_allclose(history.total("grad_norm"), 0.05, rtol=1e-5)
+        assert set(history.total("user_max_norm")) == {0.05}
+        np.testing.assert_allclose(history.total("user_grad_norm"), np.linalg.norm(got.before, axis=1), rtol=1e-5)
+    else:
+        assert set(history.total("user_clip_value")) == {0.05}
 
 
 def test_mixed_precision(tmp_path):

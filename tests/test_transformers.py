@@ -95,6 +95,8 @@ def test_the_trainers_own_clip_comes_first(tmp_path):
     before, history = logs(trained, "grad_norm"), open_history(callback.watch.dir)
     assert min(before) > 0.5
     np.testing.assert_allclose(history.total("grad_norm"), 0.5, rtol=1e-5)
+    assert set(history.total("user_max_norm")) == {0.5}
+    np.testing.assert_allclose(history.total("user_grad_norm"), before, rtol=1e-6)
 
 
 def test_clip_by_global_norm_does_what_max_grad_norm_does(tmp_path):
