@@ -19,7 +19,7 @@ from gradwatch.grads import Batch, UpdateRatio, drop, gradients, measure, slot_n
 from gradwatch.hooks import Closure, Hooks, untraced
 from gradwatch.layout import Layout
 from gradwatch.policies import Policy
-from gradwatch.policies.base import State, keep_if
+from gradwatch.policies.base import State, carried, keep_if
 from gradwatch.recorder import Recorder, Row
 from gradwatch.scaling import Scaled
 from gradwatch.torch_calls import LoopClips, listen
@@ -69,6 +69,12 @@ class Stepper:
         self._hooks.remove()
         self._leave()
         self._end_round()
+
+    def relayout(self, layout: Layout) -> None:
+        """Go on with other layers, or the same on another device or of another dtype; only between two steps."""
+        old = self._first_state()
+        self.layout, self._update_ratio = layout, UpdateRatio(layout)
+        self.state = carried(self.state, old, self._first_state())
 
     def extra_fields(self) -> tuple[str, ...]:
         """What is recorded on each step besides norm and coefficient: an element-wise policy's own numbers."""
@@ -184,7 +190,7 @@ class Stepper:
         """The gradients of the step that `optimizer` leads: its own where it is `alone`, else those of all."""
         scaled = Scaled(self.layout, (optimizer,) if alone else self.optimizers, optimizer, self._scaler, self._held)
         norm_types = self.clip.norm_types if self.clip is not None else ()
-        tensors = gradients(self.layout, self._held(optimizer) if alone else None)
+        tensors = gradients(self.layout, self._held(optimizer) if alone else self.layout.held)
         return scaled, Batch(self.layout, tensors, self.optimizers, norm_types, scaled.inverse)
 
     def _finish(self, batch: Batch, before: Tensor) -> tuple[Tensor, list[Tensor]]:

@@ -81,9 +81,9 @@ def watch(
     policies = _policy(clip, "clip"), _policy(renorm, "renorm")
     _check(optimizers, every, total_steps, log, delivery, mlflow_layers)
     _warn_of_line_search(optimizers, policies[0])
+    source = _layers.Source(model, optimizers, layers, ignore)
     named = _layers.named_layers(model, optimizers)
-    kept = [_layers.matches(name, layers) and not _layers.matches(name, ignore) for name in named]
-    if not any(kept):
+    if not any(source.kept(named)):
         raise WatchError(
             f"layers={layers!r} and ignore={ignore!r} leave nothing to record; the layers are "
             f"{', '.join(list(named)[:8])}{', ...' if len(named) > 8 else ''}"
@@ -113,7 +113,7 @@ def watch(
     writes = rank() == 0
     writer = _writer(Path(dir), run, model) if writes else NullWriter(Path(dir), run)
     courier = writes and target is not None and delivery == "courier"
-    made = Watch(stepper, writer, kept, courier, verbose and writes)
+    made = Watch(stepper, writer, source, courier, verbose and writes)
     made.say(f"watching {len(named)} layers of {type(model).__name__}, recording to {made.dir}")
     return made
 

@@ -12,7 +12,7 @@ PACKAGE = ROOT / "gradwatch"
 FLOORS = [
     {"errors", "ring", "uri", "layout", "hooks"},
     {"history", "grads", "formulas", "fused", "torch_calls"},
-    {"layers", "policies", "stores", "rules", "compare", "recorder", "delivery"},
+    {"layers", "policies", "stores", "rules", "compare", "recorder", "delivery", "scaling"},
     {"stepping", "report", "config", "oneshot"},
     {"session"},
     {"watching"},
@@ -24,8 +24,8 @@ FLOORS = [
 FLOOR = {name: number for number, names in enumerate(FLOORS, start=1) for name in names}
 READ_SIDE = {"history", "formulas", "rules", "compare", "report", "stores", "cli", "uri", "errors"}
 TRAIN_SIDE = {
-    "ring", "layout", "hooks", "fused", "torch_calls", "layers", "grads", "policies", "recorder", "stepping", "oneshot",
-    "delivery", "session", "watching",
+    "ring", "layout", "hooks", "fused", "torch_calls", "scaling", "layers", "grads", "policies", "recorder", "stepping",
+    "oneshot", "delivery", "session", "watching",
 }  # fmt: skip
 MAY_IMPORT_MLFLOW = {"stores/mlflow.py", "stores/remote.py"}
 
