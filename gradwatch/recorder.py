@@ -93,6 +93,12 @@ class Recorder:
         self.values.append((at, name, None))
         self.ring.keep(value)
 
+    def take_over(self, old: Recorder) -> None:
+        """Go on for a drained recorder: what was logged for a step still to come."""
+        self.values = old.values
+        for value in old.ring.extras:
+            self.ring.keep(value)
+
     def drain(self, last_too: bool = True) -> None:
         """Hand the rows to the sink, as one History; waits for the device. `last_too` False keeps the last row back.
 

@@ -20,7 +20,7 @@ from gradwatch.grads import Batch, drop, gradients
 from gradwatch.hooks import Closure, Hooks, untraced
 from gradwatch.layout import Layout
 from gradwatch.policies import Policy
-from gradwatch.policies.base import State, keep_if
+from gradwatch.policies.base import State, carried, keep_if
 from gradwatch.ranknorms import RankNorms
 from gradwatch.recorder import Recorder, Row
 from gradwatch.scaling import Scaled
@@ -79,6 +79,12 @@ class Stepper:
         self._leave()
         if self.layout.sharding is None:  # otherwise the other ranks may be elsewhere: one that raised stays alone here
             self._end_round()
+
+    def relayout(self, layout: Layout) -> None:
+        """Go on with other layers, or the same on another device or of another dtype; only between two steps."""
+        old = self._first_state()
+        self.layout, self._update_ratio, self._pieces = layout, UpdateRatio(layout), Pieces(layout)
+        self.state = carried(self.state, old, self._first_state())
 
     # -------------------------------------------------------------------------------------------- what the loop calls
 
@@ -192,7 +198,7 @@ class Stepper:
         """The gradients of the step that `optimizer` leads: its own where it is `alone`, else those of all."""
         scaled = Scaled(self.layout, (optimizer,) if alone else self.optimizers, optimizer, self._scaler, self._held)
         norm_types = self.clip.norm_types if self.clip is not None else ()
-        held = self._held(optimizer) if alone else None
+        held = self._held(optimizer) if alone else self.layout.held
         tensors = gradients(self.layout, held, will_change=self.clip is not None)
         return scaled, Batch(self.layout, tensors, self.optimizers, norm_types, scaled.inverse)
 
