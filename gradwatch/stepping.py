@@ -25,7 +25,7 @@ from gradwatch.ranknorms import RankNorms
 from gradwatch.recorder import Recorder, Row
 from gradwatch.scaling import Scaled
 from gradwatch.torch_calls import LoopClips, listen
-from gradwatch.weights import UpdateRatio, slot_norms, weight_norms
+from gradwatch.weights import Weights, slot_norms
 
 
 class Stepper:
@@ -47,6 +47,7 @@ class Stepper:
         self.layout, self.names, self.optimizers = layout, tuple(optimizers), tuple(optimizers.values())
         self.clip, self.renorm = policies
         self.every, self.slots, self.rank_norms = every, slots, rank_norms
+        self._weights = Weights(layout)
         self.steps = 0  # steps begun so far
         self.together = True
         self.state = self._first_state()
@@ -59,8 +60,6 @@ class Stepper:
         self._pieces = Pieces(layout)
         self._evaluations = 0  # how often the closure of its leader ran
         self._lost = False  # whether the loss scaler dropped the leader of the current step before it began
-        self._update_ratio = UpdateRatio(layout)
-        self._renormed: Tensor | None = None
         self._unscaled = False  # whether this step's gradients were unscaled here, for all optimizers that take part
         self._young: list[dict[str, Any]] = []  # param groups whose momentum comes into being in the current step
         self._undo_scale: Callable[[], None] | None = None
@@ -83,7 +82,7 @@ class Stepper:
     def relayout(self, layout: Layout) -> None:
         """Go on with other layers, or the same on another device or of another dtype; only between two steps."""
         old = self._first_state()
-        self.layout, self._update_ratio, self._pieces = layout, UpdateRatio(layout), Pieces(layout)
+        self.layout, self._weights, self._pieces = layout, Weights(layout), Pieces(layout)
         self.state = carried(self.state, old, self._first_state())
 
     # -------------------------------------------------------------------------------------------- what the loop calls
@@ -128,7 +127,7 @@ class Stepper:
         settle_momentum(optimizer, self._young)
         self._restore_scale()
         if self.renorm is not None:
-            self._constrain(self.renorm, optimizer)
+            self._weights.constrain(self.renorm, self._held(optimizer))
         self._close_round()
 
     @contextmanager
@@ -165,7 +164,7 @@ class Stepper:
         self._round, self._unscaled, self._lost, self._evaluations = [optimizer], False, False, 0
         self.steps += 1
         if (self.steps - 1) % self.every == 0:
-            self._update_ratio.before()
+            self._weights.before_step()
         return True
 
     @torch.no_grad()
@@ -246,16 +245,6 @@ class Stepper:
             self._lost = True
         self._close_round()
 
-    @torch.no_grad()
-    def _constrain(self, renorm: Policy, optimizer: Optimizer) -> None:
-        held = self._held(optimizer)
-        weights = [w if own else None for w, own in zip(self.layout.weights(), held, strict=True)]
-        batch = Batch(self.layout, weights)
-        renorm.apply(batch, {})
-        if batch.fraction is not None:
-            rate = torch.where(batch.present(), batch.fraction, torch.nan)
-            self._renormed = rate if self._renormed is None else self._renormed.fmax(rate)
-
     def _close_round(self) -> None:
         if len(self._round) == len(self.optimizers) or not self.together:
             self._end_round()
@@ -265,23 +254,15 @@ class Stepper:
         self._end_round()
         self._round = []
 
-    @torch.no_grad()
     def _end_round(self) -> None:
         """After the last optimizer of a step: what is measured only every few steps."""
         pieces = self._pieces.take()
         if pieces is not None:
             self.recorder.amend(*pieces)
-        if self._update_ratio.begun:
-            values = {
-                "weight_norm": weight_norms(self.layout),
-                "update_ratio": self._update_ratio.after(),
-            }
-            if self._renormed is not None:
-                values["renorm_rate"] = self._renormed
-            if self.slots:
-                values.update({f"slot_norm/{n}": v for n, v in slot_norms(self.layout, self.optimizers).items()})
-            self.recorder.measured(values)
-        self._renormed = None
+        values = self._weights.after_step()
+        if values and self.slots:
+            values.update({f"slot_norm/{n}": v for n, v in slot_norms(self.layout, self.optimizers).items()})
+        self.recorder.measured(values)
 
     # ------------------------------------------------------------------------------------------------------ helpers
 
