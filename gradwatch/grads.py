@@ -5,8 +5,7 @@ Legend: L layers, in the order of the Layout. Everything here is device arithmet
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from fnmatch import fnmatchcase
 from typing import Any, cast
 
@@ -16,7 +15,8 @@ from torch.optim import Optimizer
 from torch.utils._foreach_utils import _group_tensors_by_device_and_dtype
 
 from gradwatch.errors import PolicyError
-from gradwatch.layout import Layout, Norms, stride
+from gradwatch.layout import Layout, Norms, at, real
+from gradwatch.sharding import local
 
 MaybeTensors = Sequence[Tensor | None]
 Group = tuple[list[Tensor], tuple[int, ...]]  # tensors of one device and dtype, and the layers they belong to
@@ -25,8 +25,8 @@ Group = tuple[list[Tensor], tuple[int, ...]]  # tensors of one device and dtype,
 class Batch:
     """The tensors of one step that a policy acts on: gradients before the step, or weights after it.
 
-    `tensors[i]` is None where layer i has no gradient in this step. Coefficients gather in `pending` and are applied
-    once, by `apply_pending`; the first element-wise change does so.
+    `tensors[i]` is None where layer i has no gradient in this step, and this rank's part where it is a DTensor.
+    Coefficients gather in `pending` and are applied once, by `apply_pending`; the first element-wise change does so.
 
     `unscale` is what takes a loss scale out of the tensors: norms count it in, and it is applied with the coefficients.
     """
@@ -40,21 +40,22 @@ class Batch:
         unscale: Tensor | None = None,
     ) -> None:
         self.layout, self.tensors, self.optimizers, self.norm_types = layout, tensors, optimizers, norm_types
-        self.names, self.params = layout.names, layout.params
+        self.names, self.params, self.places = layout.names, layout.params, layout.every
         self.here = tuple([t is not None for t in tensors])
-        self.groups = _grouped(layout, tensors)
+        self.groups = grouped(layout, tensors)
         self.unscale, self.pending = unscale, cast("Tensor | None", None)
         self.skipped: Tensor | None = None
         self.fraction: Tensor | None = None  # [L] share of elements that an element-wise change touched
         self._norms: Norms | None = None
+        self._present: Tensor | None = None
 
     # ------------------------------------------------------------------------------------------- what policies use
 
     def norms(self) -> Norms:
         """The norms as they are now, with pending coefficients counted in; measured when first asked for."""
         if self._norms is None:
-            l2 = measure(self.layout, self.groups)
-            others = {p: measure(self.layout, self.groups, p) for p in self.norm_types if p != 2.0}
+            l2 = self.measure()
+            others = {p: self.measure(p) for p in self.norm_types if p != 2.0}
             self._norms = Norms(l2, self.present(), self.layout.numel(), self.names, others)
             for factor in (self.unscale, self.pending):
                 if factor is not None:
@@ -89,19 +90,67 @@ class Batch:
         """The optimizer's state tensor `name` of each layer, None where there is none."""
         return [_slot(self.optimizers, p, name) for p in self.params]
 
+    @property
+    def weights(self) -> list[Tensor]:
+        """Each layer's weights as a real tensor; of a DTensor this rank's part."""
+        weights = self.layout.weights()
+        return [weights[i] for i in self.places]
+
+    def unit_norms(
+        self, dims: Callable[[Tensor], tuple[int, ...] | None], p: float = 2.0, *, weights: bool = False
+    ) -> list[Tensor | None]:
+        """The p-norm of each unit of each tensor, or of each layer's `weights`.
+
+        A unit is what `dims(tensor)` norms over: those dimensions stay, with length 1; no dims give the norm of the
+        whole tensor, None leaves the layer out. Of units that are split over ranks, the norm of the whole unit.
+        """
+        self.apply_pending()
+        shapes = self.weights
+        tensors: MaybeTensors = shapes if weights else self.tensors
+        over = {i: dims(s if t is None else t) for i, s, t in zip(self.places, shapes, tensors, strict=True)}
+        asked = {i: d for i, d in over.items() if d is not None}
+        norms = {
+            i: unit_norms(t, asked[i], p)
+            for i, t in zip(self.places, tensors, strict=True)
+            if i in asked and t is not None
+        }
+        if self.layout.sharding is not None:
+            norms = self.layout.sharding.join_units(norms, asked, p)
+        return [norms.get(i) for i in self.places]
+
     def change(self, fn: Callable[[int, Tensor], Tensor]) -> None:
-        """Let `fn(layer, tensor)` change each tensor in place; it returns the share of elements it changed, 0-d."""
+        """Let `fn(layer, tensor)` change each tensor in place; it returns the share of elements it changed, 0-d.
+
+        Of a DTensor it gets this rank's part: what it needs of the whole it takes from `norms` or `unit_norms`.
+        """
         self.apply_pending()
         self._norms = None
         zero = self.layout.constant("zero", lambda: torch.zeros((), device=self.layout.device))
         shares = [zero if t is None else fn(i, t).to(zero.device, torch.float32) for i, t in enumerate(self.tensors)]
         share = torch.stack(shares)
+        if self.layout.sharding is not None:
+            share = self.layout.sharding.mean(share)
         self.fraction = share if self.fraction is None else torch.maximum(self.fraction, share)
 
     # --------------------------------------------------------------------------------------------- what the Watch uses
 
+    def measure(self, p: float = 2.0) -> Tensor:
+        """The p-norms of the tensors as they are, `[L]`; under sharding of the whole layers, by one all-reduce."""
+        norms = measure(self.layout, self.groups, p)
+        if self.layout.sharding is not None:
+            norms, self._present = self.layout.sharding.join(norms, self._here(), p)
+        return norms
+
     def present(self) -> Tensor:
-        """Which layers have a gradient, `[L]` bool."""
+        """Which layers have a gradient on any rank, `[L]` bool."""
+        if self.layout.sharding is None:
+            return self._here()
+        if self._present is None:
+            self.measure()
+        assert self._present is not None
+        return self._present
+
+    def _here(self) -> Tensor:
         return self.layout.constant(("present", self.here), lambda: torch.tensor(self.here, device=self.layout.device))
 
     def apply_pending(self) -> None:
@@ -120,6 +169,7 @@ class Subset(Batch):
         self.layout, self.optimizers, self.norm_types = parent.layout, parent.optimizers, parent.norm_types
         self.names = tuple(parent.names[i] for i in index)
         self.params = tuple(parent.params[i] for i in index)
+        self.places = tuple(parent.places[i] for i in index)
         self.tensors = [parent.tensors[i] for i in index]
 
     def _index(self) -> Tensor:
@@ -146,6 +196,10 @@ class Subset(Batch):
         slots = self.parent.slot(name)
         return [slots[i] for i in self.index]
 
+    def apply_pending(self) -> None:
+        """Apply what is pending on the parent."""
+        self.parent.apply_pending()
+
     def change(self, fn: Callable[[int, Tensor], Tensor]) -> None:
         """Change these tensors of the parent."""
         place = {parent: own for own, parent in enumerate(self.index)}
@@ -156,15 +210,21 @@ class Subset(Batch):
 # ------------------------------------------------------------------------------------------------- reading and scaling
 
 
-def gradients(layout: Layout, held: Sequence[bool] | None = None) -> list[Tensor | None]:
+def gradients(layout: Layout, held: Sequence[bool] | None = None, will_change: bool = True) -> list[Tensor | None]:
     """The gradient of each parameter as a dense real tensor that shares its memory; None where there is none.
 
     A sparse gradient is coalesced (and put back so), and its values are what is measured and scaled; a complex one is
-    viewed as real. `held[i]` False leaves parameter i out.
+    viewed as real; of a DTensor it is this rank's part. `held[i]` False leaves parameter i out. `will_change` False
+    says that the gradients are only looked at.
     """
     grads = [p.grad for p in layout.params]
     if held is not None:
         grads = [g if h else None for g, h in zip(grads, held, strict=True)]
+    spread = layout.sharding
+    if spread is not None:
+        grads = [
+            None if g is None else spread.gradient(p, g, will_change) for p, g in zip(layout.params, grads, strict=True)
+        ]
     if layout.has_complex or True in [g is not None and g.is_sparse for g in grads]:
         return [None if g is None else _dense(p, g) for p, g in zip(layout.params, grads, strict=True)]
     return grads
@@ -187,10 +247,13 @@ def _dense(param: Tensor, grad: Tensor) -> Tensor:
         if not grad.is_coalesced():
             grad = param.grad = grad.coalesce()
         grad = grad._values()
-    return _real(grad)
+    return real(grad)
 
 
-def _grouped(layout: Layout, tensors: MaybeTensors) -> list[Group]:
+def grouped(layout: Layout, tensors: MaybeTensors) -> list[Group]:
+    """The tensors that are there, by device and dtype."""
+    if layout.has_empty:  # nothing to measure or scale, and some norms of nothing are errors
+        tensors = [t if t is not None and t.numel() else None for t in tensors]
     present = [t for t in tensors if t is not None]
     if not present:
         return []
@@ -204,7 +267,7 @@ def _grouped(layout: Layout, tensors: MaybeTensors) -> list[Group]:
 
 @torch.no_grad()
 def measure(layout: Layout, groups: Sequence[Group], p: float = 2.0) -> Tensor:
-    """The p-norm of each layer, `[L]`, accumulated in at least float32; 0 for a layer in no group."""
+    """The p-norm of each layer's part on this rank, `[L]`, accumulated in at least float32; 0 for one in no group."""
     stacks = [
         torch.stack(torch._foreach_norm(tensors, p, dtype=_accumulate(tensors[0].dtype))) for tensors, _ in groups
     ]
@@ -232,7 +295,7 @@ def _places(order: tuple[tuple[int, ...], ...], layers: int, device: torch.devic
 def scale_(layout: Layout, groups: Sequence[Group], coef: Tensor) -> None:
     """Multiply the tensors by `coef`, one number or one per layer, in place."""
     for tensors, index in groups:
-        here = coef if coef.device == tensors[0].device else coef.to(tensors[0].device, non_blocking=True)
+        here = at(tensors[0].device, coef)
         if here.dim() == 0:
             torch._foreach_mul_(tensors, here)
         elif len(index) == len(layout.names):
@@ -246,82 +309,14 @@ def unit_norms(tensor: Tensor, dims: tuple[int, ...], p: float = 2.0) -> Tensor:
 
     No dims: the norm of the whole tensor.
     """
+    if not tensor.numel():
+        over = {d % tensor.dim() for d in dims}
+        return tensor.new_zeros([1 if d in over else n for d, n in enumerate(tensor.shape)] if dims else [])
     dtype = _accumulate(tensor.dtype)
     norm: Tensor = torch.linalg.vector_norm(tensor, p, dims or None, keepdim=bool(dims), dtype=dtype)
     return norm
 
 
-# --------------------------------------------------------------------------------------------- weights and update ratio
-
-
-class UpdateRatio:
-    """How far a step moved each layer, from at most 4,096 of its elements: `before()` the step, `after()` it.
-
-    Two buffers are filled again and again: constant memory, and no large allocation in steady state.
-    """
-
-    def __init__(self, layout: Layout) -> None:
-        self.layout, self.begun = layout, False
-        self.steps = [stride(_real(p).numel()) for p in layout.params]
-        self.shapes = [
-            tuple(_real(p).shape) if step == 1 else (math.ceil(_real(p).numel() / step),)
-            for p, step in zip(layout.params, self.steps, strict=True)
-        ]
-        self._buffers: dict[str, list[Tensor]] = {}
-
-    @torch.no_grad()
-    def before(self) -> None:
-        """Look at the weights before the step."""
-        self._look("before")
-        self.begun = True
-
-    @torch.no_grad()
-    def after(self) -> Tensor:
-        """‖Δw‖ / ‖w before‖ of each layer, `[L]`; NaN where the weights were all zero."""
-        self.begun = False
-        before, moved = self._buffers["before"], self._look("after")
-        torch._foreach_sub_(moved, before)
-        weights = torch.stack(torch._foreach_norm(before))
-        return torch.where(weights > 0, torch.stack(torch._foreach_norm(moved)) / weights, torch.nan)
-
-    def _look(self, name: str) -> list[Tensor]:
-        if name not in self._buffers:  # one tensor per layer, all parts of one
-            sizes = [math.prod(shape) for shape in self.shapes]
-            whole = torch.empty(sum(sizes), dtype=self.layout.dtype, device=self.layout.device)
-            parts = torch.split(whole, sizes)
-            self._buffers[name] = [part.view(shape) for part, shape in zip(parts, self.shapes, strict=True)]
-        weights = [_real(p) for p in self.layout.params] if self.layout.has_complex else self.layout.params
-        looked = [w if step == 1 else w.reshape(-1)[::step] for w, step in zip(weights, self.steps, strict=True)]
-        torch._foreach_copy_(self._buffers[name], looked)
-        return self._buffers[name]
-
-
-@torch.no_grad()
-def weight_norms(layout: Layout) -> Tensor:
-    """The L2 norm of each layer's weights, `[L]`."""
-    return measure(layout, _grouped(layout, [_real(p) for p in layout.params] if layout.has_complex else layout.params))
-
-
-def slot_norms(layout: Layout, optimizers: Sequence[Optimizer]) -> dict[str, Tensor]:
-    """The L2 norm of each tensor the optimizers keep per parameter, `[L]` by name; NaN where there is none."""
-    states: list[Mapping[str, object]] = [
-        next((o.state[p] for o in optimizers if p in o.state), {}) for p in layout.params
-    ]
-    found: dict[str, list[Tensor | None]] = {}
-    for i, (p, state) in enumerate(zip(layout.params, states, strict=True)):
-        for name, value in state.items():
-            if isinstance(value, Tensor) and value.shape == p.shape and name != "step":
-                found.setdefault(name, [None] * len(states))[i] = value
-    batches = {name: Batch(layout, [t if t is None else _real(t) for t in ts]) for name, ts in found.items()}
-    return {
-        name: torch.where(batch.present(), measure(layout, batch.groups), torch.nan) for name, batch in batches.items()
-    }
-
-
-def _real(tensor: Tensor) -> Tensor:
-    return torch.view_as_real(tensor) if tensor.is_complex() else tensor
-
-
 def _slot(optimizers: Sequence[Optimizer], param: Tensor, name: str) -> Tensor | None:
     value = next((o.state[param].get(name) for o in optimizers if param in o.state), None)
-    return value if isinstance(value, Tensor) and value.shape == param.shape else None
+    return local(value) if isinstance(value, Tensor) and value.shape == param.shape else None

@@ -136,7 +136,7 @@ class History:
     @property
     def logged(self) -> tuple[str, ...]:
         """Names of the scalars the user logged (loss, accuracies, ...), in the order of first use."""
-        return tuple(n for n in self.per_step if n not in STEP_COLUMNS and not n.startswith("lr/"))
+        return tuple(n for n in self.per_step if n not in STEP_COLUMNS and not n.startswith(("lr/", "rank_grad_norm/")))
 
     def slice(self, start: int, stop: int) -> History:
         """The recorded steps `start <= step < stop` (step numbers, not row numbers)."""
@@ -211,7 +211,27 @@ STEP_COLUMNS = (
     "skipped",
     "nonfinite",
     "lr",
+    "loss_scale",
+    "evaluations",
+    "user_max_norm",
+    "user_grad_norm",
+    "user_clip_value",
 )
+
+
+_CLIPS = {"user_max_norm": "clip_grad_norm_(max_norm={})", "user_clip_value": "clip_grad_value_(clip_value={})"}
+
+
+def loop_clips(per_step: Mapping[str, Any]) -> str:
+    """The loop's own clips in `per_step`, as code: `clip_grad_norm_(max_norm=1.0)`; empty where there is none."""
+    calls = []
+    for column, call in _CLIPS.items():
+        values = np.asarray(per_step.get(column, ()), np.float64).ravel()
+        values = values[np.isfinite(values)]  # a max_norm of inf only measures
+        if len(values):
+            low, high = float(values.min()), float(values.max())
+            calls.append(call.format(low if low == high else f"{low} to {high}"))
+    return ", ".join(calls)
 
 
 def nanmean(values: Floats) -> Floats:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Iterable, Sequence
 from fnmatch import fnmatchcase
 
@@ -28,8 +29,9 @@ def named_layers(model: nn.Module, optimizers: Sequence[Optimizer], part: str | 
     The name of the `part`, if any, is the first component of all.
 
     Raises:
-        WatchError: no parameter of the model is in an optimizer.
+        WatchError: no parameter of the model is in an optimizer, or the model holds flat buffers of parameters.
     """
+    _refuse_flat(model)
     held = {id(p): name for o in optimizers for name, p in _held(o)}
     names = _unique_names(model.named_parameters())
     layers = {name: p for name, p in names.items() if id(p) in held}
@@ -43,6 +45,16 @@ def named_layers(model: nn.Module, optimizers: Sequence[Optimizer], part: str | 
     extra = {name: p for o in optimizers for name, p in _held(o) if id(p) not in known}
     layers.update({name if name not in layers else f"optimizer.{name}": p for name, p in extra.items()})
     return {f"{part}.{name}": p for name, p in layers.items()} if part else layers
+
+
+def _refuse_flat(model: nn.Module) -> None:
+    """Refuse a model whose parameters are pieces of flat buffers: they are no layers, and their norms mean nothing."""
+    fsdp = sys.modules.get("torch.distributed.fsdp")
+    if fsdp is not None and any(isinstance(module, fsdp.FullyShardedDataParallel) for module in model.modules()):
+        raise WatchError(
+            "FullyShardedDataParallel cuts flat buffers, not layers, into shards: gradwatch cannot tell whose gradient "
+            "a rank holds. Use fully_shard (FSDP2), which keeps every parameter"
+        )
 
 
 def _unique_names(named: Iterable[tuple[str, nn.Parameter]]) -> dict[str, nn.Parameter]:

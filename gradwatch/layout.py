@@ -12,6 +12,8 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from gradwatch.sharding import Sharding, is_sharded, local
+
 SAMPLE = 4096  # elements of a layer that the update ratio looks at
 
 
@@ -24,13 +26,22 @@ class Layout:
     def __init__(self, params: Mapping[str, Tensor]) -> None:
         self.names = tuple(params)
         self.params = tuple(params.values())
-        self.device = self.params[0].device if self.params else torch.device("cpu")
+        devices = [p.device for p in self.params]  # an accelerator, if any: what waits for none lives there
+        self.device = next((d for d in devices if d.type != "cpu"), devices[0] if devices else torch.device("cpu"))
         self.every = tuple(range(len(self.params)))  # the index of all layers
-        self.one_device = len({p.device for p in self.params}) == 1
+        self.one_device = len(set(devices)) == 1
         self.dtypes = {p.dtype for p in self.params}
         self.has_complex = any(dtype.is_complex for dtype in self.dtypes)
+        self.sharding = Sharding(self.params, self.device) if any(map(is_sharded, self.params)) else None
+        self.has_empty = not all(local(p).numel() for p in self.params)
         self.dtype = torch.float64 if self.dtypes & {torch.float64, torch.complex128} else torch.float32
         self._constants: dict[object, Tensor] = {}
+
+    def weights(self) -> list[Tensor]:
+        """The weights as real tensors that share their memory; of a DTensor the part that this rank holds."""
+        if self.sharding is None and not self.has_complex:
+            return list(self.params)
+        return [real(local(p)) for p in self.params]
 
     def constant(self, key: object, make: Callable[[], Tensor]) -> Tensor:
         """The constant called `key`, made on first use."""
@@ -81,6 +92,16 @@ class Norms:
             names,
             picked,
         )
+
+
+def at(device: torch.device, value: Tensor) -> Tensor:
+    """`value` on `device`. A copy to the CPU waits until it is there: nothing else would."""
+    return value.to(device, non_blocking=device.type != "cpu")
+
+
+def real(tensor: Tensor) -> Tensor:
+    """A complex tensor seen as real, with a last dimension of 2; any other as it is."""
+    return torch.view_as_real(tensor) if tensor.is_complex() else tensor
 
 
 def stride(numel: int) -> int:

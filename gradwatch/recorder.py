@@ -63,6 +63,12 @@ class Recorder:
         self.ring.write(norms, coef, *extra, skipped)
         self.rows.append(row)
 
+    def amend(self, present: tuple[bool, ...], values: Sequence[Tensor]) -> None:
+        """Write the last row anew: which layers it has, and norms, coefficients and extra fields, `[L]` each."""
+        self.rows[-1] = self.rows[-1]._replace(present=present)
+        self.ring.used -= 1
+        self.ring.write(*values, None)
+
     def measured(self, values: Mapping[str, Tensor]) -> None:
         """Add quantities `[L]` that are not measured on every step to the last row."""
         for name, value in values.items():
@@ -104,7 +110,8 @@ class Recorder:
     def _history(self, rows: list[Row], fields: dict[str, Any], extras: Iterator[Any]) -> History:
         t = len(rows)
         skipped = np.nan_to_num(fields.pop("skipped")[:, :1], nan=0.0) > 0
-        layers = _per_layer(fields, np.array([row.present for row in rows], bool).reshape(t, -1), skipped)
+        here = np.array([row.present for row in rows], bool).reshape(t, -1)
+        layers = _per_layer(fields, fields.pop("present", here) > 0, skipped)
         steps = _per_step(rows, layers, skipped[:, 0])
         for row, name, number in self.values:
             value = next(extras) if number is None else np.float64(number)
@@ -126,7 +133,7 @@ class Recorder:
 def refusal(values: Mapping[str, object]) -> str | None:
     """Why these cannot be logged: a name that the record uses itself, or a value that is not one number; else None."""
     for name, value in values.items():
-        if name in STEP_COLUMNS or name.startswith("lr/"):
+        if name in STEP_COLUMNS or name.startswith(("lr/", "rank_grad_norm/")):
             return f"{name}=...): gradwatch records {name} itself; choose another name"
         if isinstance(value, Tensor):
             fits, found = value.numel() == 1 and not value.is_complex(), f"tensor of shape {tuple(value.shape)}"

@@ -11,8 +11,8 @@ from torch import nn
 from training import ELEMENT_POLICIES, mlp, train, watch
 
 import gradwatch
-from gradwatch.grads import UpdateRatio
 from gradwatch.layout import SAMPLE, Layout, stride
+from gradwatch.weights import UpdateRatio
 
 NAMES = ("0.weight", "0.bias", "2.weight", "2.bias")
 

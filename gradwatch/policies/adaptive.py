@@ -13,7 +13,7 @@ from torch import Tensor
 
 from gradwatch import formulas
 from gradwatch.errors import PolicyError
-from gradwatch.grads import Batch, unit_norms
+from gradwatch.grads import Batch
 from gradwatch.layout import Norms
 from gradwatch.policies.base import Decision, NormPolicy, Policy, State, number, set_fields, whole
 from gradwatch.policies.clip import clamp_, scale_slices
@@ -35,6 +35,7 @@ class AGC(Policy):
 
     clipping: float = 0.01
     eps: float = 1e-3
+    per_layer: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         set_fields(
@@ -43,19 +44,19 @@ class AGC(Policy):
 
     def apply(self, batch: Batch, state: State) -> State:
         """Scale each unit of each tensor."""
-        batch.change(lambda i, grad: self._clip(grad, batch.params[i]))
+        for grad, weight in zip(batch.tensors, batch.weights, strict=True):
+            if grad is not None and grad.shape != weight.shape:  # the stored rows of a sparse gradient
+                raise PolicyError(
+                    "AGC needs dense gradients: it compares each row with its weights. "
+                    "Use only(...) to leave out layers with sparse gradients"
+                )
+        grads, weights = batch.unit_norms(units), batch.unit_norms(units, weights=True)
+        coefs = [
+            None if g is None or w is None else formulas.agc_coef(g, w, self.clipping, self.eps)
+            for g, w in zip(grads, weights, strict=True)
+        ]
+        batch.change(lambda i, grad: scale_slices(grad, coefs[i]))
         return {}
-
-    def _clip(self, grad: Tensor, weight: Tensor) -> Tensor:
-        if grad.shape != weight.shape:  # the stored rows of a sparse gradient, or a complex one seen as real
-            weight = torch.view_as_real(weight) if weight.is_complex() else weight
-        weights = unit_norms(weight.detach(), units(weight))
-        if grad.shape != weight.shape:
-            raise PolicyError(
-                "AGC needs dense gradients: it compares each row with its weights. "
-                "Use only(...) to leave out layers with sparse gradients"
-            )
-        return scale_slices(grad, formulas.agc_coef(unit_norms(grad, units(grad)), weights, self.clipping, self.eps))
 
 
 def units(tensor: Tensor) -> tuple[int, ...]:
@@ -254,6 +255,7 @@ class ClipByHistory(Policy):
     epsilon: float = 1e-4
     stateful: ClassVar[bool] = True
     decay: ClassVar[float] = 0.999
+    per_layer: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         set_fields(
@@ -263,9 +265,8 @@ class ClipByHistory(Policy):
         )
 
     def init(self, batch: Batch) -> State:
-        """A running maximum per layer, shaped like its parameter (like its real view, where complex)."""
-        real = [torch.view_as_real(p.detach()) if p.is_complex() else p.detach() for p in batch.params]
-        return {name: torch.zeros_like(p) for name, p in zip(batch.names, real, strict=True)}
+        """A running maximum per layer, shaped like its weights (this rank's part), complex ones seen as real."""
+        return {name: torch.zeros_like(w) for name, w in zip(batch.names, batch.weights, strict=True)}
 
     def apply(self, batch: Batch, state: State) -> State:
         """Clamp in place, and move the maxima that are the policy's own."""

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from gradwatch.errors import PolicyError
+from gradwatch.layout import at
 
 if TYPE_CHECKING:
     from gradwatch.grads import Batch
@@ -40,6 +41,7 @@ class Policy:
     acts_on_weights: ClassVar[bool] = False
     can_skip: ClassVar[bool] = False
     stateful: ClassVar[bool] = False
+    per_layer: ClassVar[bool] = False  # whether a layer's fate depends on that layer alone
 
     def init(self, batch: Batch) -> State:
         """The state before the first step."""
@@ -215,12 +217,13 @@ def _take_after(policy: Policy, *members: Policy) -> None:
         acts_on_weights=any(member.acts_on_weights for member in members),
         can_skip=any(member.can_skip for member in members),
         stateful=any(member.stateful for member in members),
+        per_layer=all(member.per_layer for member in members),
     )
 
 
 def keep_if(ok: Tensor, new: State, old: State) -> State:
     """`new` where `ok` (0-d bool), else `old`: a bad step leaves no trace in a policy's state."""
-    return {k: torch.where(ok, v, old[k]) if k in old else v for k, v in new.items()}
+    return {k: torch.where(at(v.device, ok), v, old[k]) if k in old else v for k, v in new.items()}
 
 
 def _literal(value: object) -> str:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from gradwatch import formulas
 from gradwatch.errors import PolicyError
-from gradwatch.grads import Batch, unit_norms
+from gradwatch.grads import Batch
 from gradwatch.layout import Norms
 from gradwatch.policies.base import Decision, NormPolicy, Policy, State, number, set_fields
 
@@ -59,6 +60,7 @@ class ClipByNorm(Policy):
 
     max_norm: float
     axes: tuple[int, ...] | None = None
+    per_layer: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         axes = (self.axes,) if isinstance(self.axes, int) else self.axes
@@ -73,14 +75,14 @@ class ClipByNorm(Policy):
         if self.axes is None:
             batch.scale(formulas.clip_coef_exact(batch.norms().l2, self.max_norm))
         else:
-            batch.change(lambda _, t: self._clip_slices(t))
+            norms = batch.unit_norms(self._slices)
+            coefs = [None if n is None else formulas.clip_coef_exact(n, self.max_norm) for n in norms]
+            batch.change(lambda i, t: scale_slices(t, coefs[i]))
         return {}
 
-    def _clip_slices(self, grad: Tensor) -> Tensor:
-        assert self.axes is not None
-        if not all(-grad.dim() <= axis < grad.dim() for axis in self.axes):
-            return grad.new_zeros(())
-        return scale_slices(grad, formulas.clip_coef_exact(unit_norms(grad, self.axes), self.max_norm))
+    def _slices(self, grad: Tensor) -> tuple[int, ...] | None:
+        axes = self.axes or ()
+        return axes if all(-grad.dim() <= axis < grad.dim() for axis in axes) else None
 
 
 @dataclass(frozen=True, repr=False)
@@ -96,6 +98,7 @@ class ClipByAverageNorm(NormPolicy):
     """
 
     max_norm: float
+    per_layer: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         set_fields(self, max_norm=number(self.max_norm, "max_norm", low=0))
@@ -120,6 +123,7 @@ class ClipByValue(Policy):
 
     min: float
     max: float = None  # type: ignore[assignment]  # one number given: filled in below
+    per_layer: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         if self.max is None:
@@ -147,14 +151,29 @@ class ClipWith(Policy):
     `parse` refuses `ClipWith`.
 
     Raises:
-        PolicyError: `fn` is not callable; at the first step, that it returned no tensor of the gradient's shape.
+        PolicyError: `fn` is not callable; at `watch()`, that parameters are spread over processes; at the first step,
+            that it returned no tensor of the gradient's shape.
     """
 
     fn: Callable[[Tensor], Tensor]
+    per_layer: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         if not callable(self.fn):
             raise PolicyError(f"ClipWith({self.fn!r}): wanted a function that takes a gradient and returns one")
+
+    def init(self, batch: Batch) -> State:
+        """No state.
+
+        Raises:
+            PolicyError: the parameters are spread over processes.
+        """
+        if batch.layout.sharding is not None:
+            raise PolicyError(
+                f"{self!r}: parameters are spread over processes, and your function would see only this rank's part of "
+                "a gradient; subclass NormPolicy, which gets the norms of whole layers"
+            )
+        return {}
 
     def apply(self, batch: Batch, state: State) -> State:
         """Replace each gradient by what the function returns."""
@@ -182,8 +201,13 @@ def clamp_(grad: Tensor, low: float | Tensor, high: float | Tensor) -> Tensor:
     return outside
 
 
-def scale_slices(tensor: Tensor, coef: Tensor) -> Tensor:
-    """Multiply in place by a coefficient per slice; returns the share of elements in changed slices, 0-d."""
+def scale_slices(tensor: Tensor, coef: Tensor | None) -> Tensor:
+    """Multiply in place by a coefficient per slice; returns the share of elements in changed slices, 0-d.
+
+    None leaves the tensor alone.
+    """
+    if coef is None:
+        return tensor.new_zeros((), dtype=torch.float32)
     tensor.mul_(coef)
     return share(coef != 1)
 

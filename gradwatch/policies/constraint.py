@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from gradwatch import formulas
-from gradwatch.grads import Batch, unit_norms
+from gradwatch.grads import Batch
 from gradwatch.policies.base import Policy, State, number, set_fields, whole
 from gradwatch.policies.clip import scale_slices
 
@@ -45,7 +45,7 @@ class Renorm(Policy):
 
     def apply(self, batch: Batch, state: State) -> State:
         """Scale the slices in place; the share that was scaled is the layer's `renorm_rate`."""
-        batch.change(lambda _, weight: renorm_(weight, self.p, self.dim, self.maxnorm))
+        renorm(batch, self.p, self.dim, self.maxnorm)
         return {}
 
 
@@ -72,16 +72,20 @@ class MaxNorm(Policy):
 
     def apply(self, batch: Batch, state: State) -> State:
         """Scale the units in place; the share that was scaled is the layer's `renorm_rate`."""
-        batch.change(lambda _, weight: renorm_(weight, 2.0, self.dim, self.max_value))
+        renorm(batch, 2.0, self.dim, self.max_value)
         return {}
 
 
-def renorm_(weight: Tensor, p: float, dim: int, maxnorm: float) -> Tensor:
-    """`torch.renorm` in place; returns the share of slices it scaled, 0-d; NaN where it cannot apply (a bias)."""
-    if weight.dim() < 2 or not -weight.dim() <= dim < weight.dim():
-        return weight.new_full((), torch.nan)
-    others = tuple(d for d in range(weight.dim()) if d != dim % weight.dim())
-    return scale_slices(weight, formulas.renorm_coef(unit_norms(weight, others, p), maxnorm))
+def renorm(batch: Batch, p: float, dim: int, maxnorm: float) -> None:
+    """`torch.renorm` of each tensor, in place; a tensor it cannot apply to (a bias) has NaN for its share of slices."""
+
+    def others(weight: Tensor) -> tuple[int, ...] | None:
+        applies = weight.dim() >= 2 and -weight.dim() <= dim < weight.dim()
+        return tuple(d for d in range(weight.dim()) if d != dim % weight.dim()) if applies else None
+
+    norms = batch.unit_norms(others, p)
+    coefs = [None if n is None else formulas.renorm_coef(n, maxnorm) for n in norms]
+    batch.change(lambda i, w: w.new_full((), torch.nan) if coefs[i] is None else scale_slices(w, coefs[i]))
 
 
 def _text(p: float) -> str:
