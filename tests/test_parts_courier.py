@@ -10,7 +10,7 @@ from dataclasses import replace
 import pytest
 from click.testing import CliRunner
 from make_run import make_history
-from test_courier import curve, target
+from test_courier import curve, dead_pid, target
 from test_parts import write_shared
 
 from gradwatch import conclusion, delivery
@@ -120,6 +120,16 @@ def test_the_run_is_concluded_once_when_its_last_part_has_ended(store, tmp_path,
     set_manifest(shared / "G", attempt=1, status="FINISHED")
     assert all(outcome.done for outcome in sync(shared))
     assert (the_run(store)[1].info.status, len(rendered)) == ("FAILED", 2)
+
+
+def test_a_killed_trainer_leaves_a_killed_run_of_all_its_parts(store, tmp_path, rendered):
+    gone = {"pid": dead_pid(), "host": socket.gethostname()}
+    shared = gan(tmp_path, store, gone, gone)
+    for part in "GD":
+        set_manifest(shared / part, status="RUNNING", ended=None)
+    assert all(outcome.done for outcome in follow(shared, poll=0.01))
+    assert [read_manifest(shared / part).status for part in "GD"] == ["KILLED", "KILLED"]
+    assert (the_run(store)[1].info.status, len(rendered)) == ("KILLED", 1)
 
 
 def test_couriers_of_all_parts_at_once_make_one_run(store, tmp_path, monkeypatch, rendered):

@@ -42,8 +42,9 @@ def gan(parent, g=None, d=None, name="gan"):
 
 
 def test_a_healthy_run_of_parts_of_very_different_norms_is_healthy(tmp_path):
-    history = gan(tmp_path, d=scaled(make_history(steps=400, seed=1, clip=None), 1e4))
-    assert verdict(history) == "healthy"
+    large = scaled(make_history(steps=400, logged=()), 1e4)  # where D ends, the norms of all rows jump
+    small = make_history(steps=50, seed=1, clip=None, logged=())
+    assert verdict(gan(tmp_path, large, small)) == "healthy"
 
 
 def test_a_part_that_explodes_is_found_beside_one_that_does_not(tmp_path):
@@ -51,6 +52,21 @@ def test_a_part_that_explodes_is_found_beside_one_that_does_not(tmp_path):
     history = gan(tmp_path, d=sick)
     assert verdict(history) == "exploding at step 100 in D"
     assert diagnose(history)[0].to_json()["optimizer"] == "D"
+
+
+def rising(history):
+    """A loss that falls to 0.7 and rises to 1.2, as in a game that the other side wins."""
+    loss = 0.7 + 0.3 * np.exp(-history.step / 20) + 0.5 * np.clip(history.step / 100 - 1, 0, None)
+    return replace(history, per_step={**history.per_step, "loss": loss})
+
+
+def test_a_loss_that_another_part_drives_up_is_no_explosion(tmp_path):
+    history = gan(tmp_path, rising(make_history(steps=200)))
+    assert verdict(history) == "healthy"
+    assert verdict(open_history(next(tmp_path.iterdir()) / "G")) == "healthy"
+    assert verdict(rising(make_history(steps=200))).startswith("exploding at step")  # of a run without rivals it is
+    alone = gan(tmp_path, rising(make_history(steps=200)), make_history(steps=200, logged=()), "pipeline")
+    assert verdict(alone).startswith("exploding at step")  # nor has a pipeline any, whose last stage alone has a loss
 
 
 def test_a_dying_part_is_not_hidden_by_the_living_layers_of_another(tmp_path):
@@ -90,6 +106,7 @@ def test_the_page_has_all_layers_and_one_line_for_each_part(tmp_path):
     np.testing.assert_allclose(unpack(line["y"]), lane.total("grad_norm"), rtol=1e-6)
     (coef, rate), _ = clip_charts(history)
     assert [len(chart.figure["data"]) for chart in (coef, rate)] == [2, 2]
+    assert rate.title.startswith("Clip rate: D 0 %, G ")
     assert {"loss/D: ", "loss/G: "} <= {title[:8] for title in titles(page)}
     assert "600 (finished): D 400, G 200" in page
     assert "total norm of G" in page

@@ -4,6 +4,7 @@ import os
 import re
 import subprocess
 import sys
+from datetime import timedelta
 from pathlib import Path
 
 import numpy as np
@@ -77,7 +78,8 @@ def test_the_stages_are_one_run(pipeline):
 
 
 def meet(rank, folder, name):
-    dist.init_process_group("gloo", init_method=f"file://{folder}/{name}.rendezvous", rank=rank, world_size=2)
+    place, patience = f"file://{folder}/{name}.rendezvous", timedelta(seconds=90)  # a lost rank is an error, no hang
+    dist.init_process_group("gloo", init_method=place, rank=rank, world_size=2, timeout=patience)
 
 
 def start(rank, folder, **options):

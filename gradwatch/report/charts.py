@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from gradwatch.compare import nonfinite_rows
-from gradwatch.history import Floats, History
+from gradwatch.history import Floats, History, nanmean
 from gradwatch.report.build import LayerSummary, RunSummary, changed, percent, quantity_text, threshold
 from gradwatch.report.figures import (
     AFTER,
@@ -128,7 +128,8 @@ def _rate_chart(history: History, rate: Floats) -> Chart:
     drawn = figure(traces, "clipped steps (%)", legend=not one)
     drawn["layout"]["yaxis"]["range"] = [0, 102]
     note = f"Mean of windows of {window} steps." if one else "Means of at most 60 windows."
-    return Chart(_rate_title(rate), drawn, 260, note)
+    shares = [f"{lane} {percent(float(nanmean(rate[at])))}" for lane, at in lanes.items()]
+    return Chart(_rate_title(rate) if one else f"Clip rate: {', '.join(shares)}", drawn, 260, note)
 
 
 def _rate_title(rate: Floats) -> str:

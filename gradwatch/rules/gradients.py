@@ -89,15 +89,17 @@ def exploding(history: History, decades: float = 2.0, blind_decades: float = 3.0
     By the norm: it stayed `decades` powers of ten above the run's own early median for `width` steps in a row while the
     training loss did not improve (`blind_decades` where no loss was logged). By the loss: see `_loss_jump` and
     `_thrown_out`. All are relative to the run itself, so noise, one spike, or leaving a plateau gives no alarm.
+    Where other parts of the run log losses too they may train against each other: a loss that does not fall is no sign.
     Source: growth against the run's own past (OLMo-core's stability monitor), the jump over the running minimum (S5).
     """
     losses = {name: history.total(name) for name in training_losses(history)}
+    alone = not _has_rivals(history)
     growth, rows = _sustained_growth(history.total("grad_norm"), width)
-    grown = np.flatnonzero(growth >= (decades if losses else blind_decades))
+    grown = np.flatnonzero(growth >= (decades if losses and alone else blind_decades))
     if len(grown) and not any(_improved(values, width) for values in losses.values()):
         return [_explosion(history, rows[grown[0]], {"grad_norm_growth": float(10 ** growth.max())})]
     for name, values in losses.items():
-        jump = _loss_jump(values, width) or _thrown_out(values, history.total("grad_norm"), width)
+        jump = (alone and _loss_jump(values, width)) or _thrown_out(values, history.total("grad_norm"), width)
         if jump:
             row, evidence = jump
             return [_explosion(history, row, {"metric": name, **evidence})]
@@ -108,6 +110,12 @@ def training_losses(history: History) -> list[str]:
     """Logged names that are losses of the training data (a validation loss also rises by over-fitting)."""
     names = [name for name in history.logged if "loss" in name.lower() and not _HELD_OUT.search(name)]
     return [name for name in names if np.isfinite(history.total(name)).sum() > 1]
+
+
+def _has_rivals(history: History) -> bool:
+    """Whether this is a part of a run, or one lane of several and others have logged a loss (not once seen here)."""
+    losses = [history.total(name) for name in history.logged if "loss" in name.lower()]
+    return history.run.part is not None or any(np.isnan(values).all() for values in losses)
 
 
 _HELD_OUT = re.compile(r"val|test|eval|dev|hold", re.IGNORECASE)

@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 
 from gradwatch.errors import RunError
-from gradwatch.history import History, Run, empty, stack
+from gradwatch.history import History, Run, stack
 from gradwatch.stores.files import MANIFEST, create_folder, is_run_folder, now_iso, read_manifest, read_run, write_json
 
 log = logging.getLogger("gradwatch")
@@ -146,10 +146,7 @@ def read_whole(folder: Path, parts: Sequence[Path] | None = None) -> History:
         raise RunError(f"{folder} is a run of several parts, and holds none that can be read {'; '.join(problems)}")
     run = joint_run(read_facts(folder), [part.run for part in found])
     problems += [text for part in found for text in part.problems]
-    filled = [part for part in found if len(part)]
-    if not filled:
-        return empty(run, problems)
-    joined = stack(filled)
+    joined = stack(found)
     joined = joined.take(np.argsort(joined.step, kind="stable"))
     return replace(joined, run=run, problems=tuple(problems))
 
