@@ -84,8 +84,7 @@ def accumulation(t):
 # ----------------------------------------------------------------------------------------------------------- closures
 
 
-def with_closure(t, step):
-    model = t.put(mlp())
+def with_closure(t, model, step):
     optimizer = t.optimizer(model)
     look = t.attach(model, optimizer)
     for x, y in t.batches():
@@ -104,13 +103,13 @@ def with_closure(t, step):
 @loop
 def closure(t):
     """`optimizer.step(closure)`."""
-    return with_closure(t, lambda optimizer, closure: optimizer.step(closure))
+    return with_closure(t, t.put(mlp()), lambda optimizer, closure: optimizer.step(closure))
 
 
 @loop
 def closure_keyword(t):
     """`optimizer.step(closure=closure)`."""
-    return with_closure(t, lambda optimizer, closure: optimizer.step(closure=closure))
+    return with_closure(t, t.put(mlp()), lambda optimizer, closure: optimizer.step(closure=closure))
 
 
 @loop
@@ -119,18 +118,7 @@ def closure_around_a_tied_model(t):
     model = t.put(nn.Sequential(nn.Linear(6, 6), nn.Tanh(), nn.Linear(6, 6), nn.Linear(6, 3)))
     model[2].weight = model[0].weight
     model[3].bias.requires_grad_(False)
-    optimizer = t.optimizer(model)
-    look = t.attach(model, optimizer)
-    for x, y in t.batches():
-
-        def closure(x=x, y=y):
-            optimizer.zero_grad()
-            t.loss(model(x), y).backward()
-            look()
-            return t.losses[-1]
-
-        optimizer.step(closure)
-    return model, optimizer
+    return with_closure(t, model, lambda optimizer, closure: optimizer.step(closure))
 
 
 # ---------------------------------------------------------------------------------------------------- mixed precision

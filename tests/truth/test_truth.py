@@ -53,8 +53,8 @@ def test_every_number_is_the_oracles_and_no_policy_leaves_no_trace(loop, dtype, 
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.reason)
 @pytest.mark.xfail(strict=True, reason="known faults, named in docs/truth.md")
 def test_what_is_known_to_be_wrong(fault):
-    outcomes = [check(c) for c in combinations() if fault.has(c)]
-    assert not [failure for o in outcomes for failure in o.failures]
+    some = [c for c in combinations() if fault.has(c)][:6]
+    assert not [failure for c in some for failure in check(c).failures]
 
 
 @pytest.mark.xfail(strict=True, reason="the scaler never calls the step that it drops")
