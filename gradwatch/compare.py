@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 NO_POLICY = "none"
-_SEED = re.compile(r"(^|[^a-z])(seeds?|random_?state)$", re.IGNORECASE)
+_SEED = re.compile(r"(^|[^a-z])(seeds?|random_?state)(/[\w-]+)?$", re.IGNORECASE)
 _ACCURACY, _LOSS = re.compile("acc", re.IGNORECASE), re.compile("loss", re.IGNORECASE)
 _HELD_OUT = re.compile("val|test|eval|dev|hold", re.IGNORECASE)
 
@@ -152,7 +152,7 @@ def diverged(history: History) -> bool:
 
 
 def is_seed(key: str) -> bool:
-    """Whether a param is the seed of a run: `seed`, `data_seed`, `random_state`."""
+    """Whether a param is the seed of a run: `seed`, `data_seed`, `random_state`, or that of a part: `seed/G`."""
     return _SEED.search(key) is not None
 
 

@@ -63,8 +63,10 @@ def find_active_run() -> dict[str, Any] | None:
         return None
 
 
-def target(run_id: str | None = None) -> dict[str, Any] | None:
+def target(run_id: str | None = None, tracking_uri: str | None = None) -> dict[str, Any] | None:
     """Where a new run is to be delivered: to `run_id`, else the active run, else a run that the courier will create.
+
+    `tracking_uri` is the store that holds `run_id`; None is MLflow's own setting.
 
     Returns the manifest's `mlflow` entry, or None (and one warning) when mlflow is not installed.
     """
@@ -79,7 +81,8 @@ def target(run_id: str | None = None) -> dict[str, Any] | None:
     active = find_active_run()
     if run_id is None and active is not None:
         return active
-    return {**_settings(), "run_id": run_id, "joined": run_id is not None}
+    where = {"tracking_uri": public_uri(tracking_uri)} if tracking_uri else {}
+    return {**_settings(), **where, "run_id": run_id, "joined": run_id is not None}
 
 
 def _settings() -> dict[str, Any]:

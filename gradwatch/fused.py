@@ -8,12 +8,13 @@ pass that would multiply by it.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.optim import SGD, Adagrad, Adam, AdamW, Optimizer
 
-from gradwatch.layout import Layout
+from gradwatch.layout import Layout, at
 
 # Each is held against the plain path by a test (test_fused.py); a class that is not listed is scaled plainly.
 CLASSES = (SGD, Adam, AdamW, Adagrad)
@@ -28,6 +29,38 @@ def dropped(optimizer: Optimizer) -> Tensor | None:
     """Whether the scaler lets the kernel drop this step, 0-d bool; None without a scaler."""
     found: Tensor | None = getattr(optimizer, "found_inf", None)
     return None if found is None else found.reshape(()) > 0
+
+
+def momentum_to_come(optimizer: Optimizer) -> list[dict[str, Any]]:
+    """The param groups of a fused SGD whose momentum comes into being in the step ahead, which may be dropped."""
+    if dropped(optimizer) is None or not isinstance(optimizer, SGD):
+        return []
+    groups = [group for group in optimizer.param_groups if group["fused"] and group["momentum"]]
+    return [group for group in groups if _has_no_momentum(optimizer, group)]
+
+
+def _has_no_momentum(optimizer: Optimizer, group: dict[str, Any]) -> bool:
+    first = next((p for p in group["params"] if p.grad is not None), None)  # torch makes those of a group at once
+    return first is not None and optimizer.state.get(first, {}).get("momentum_buffer") is None
+
+
+def settle_momentum(optimizer: Optimizer, groups: Sequence[dict[str, Any]]) -> None:
+    """After a step that made the momentum of `groups`: where it was dropped, none must stay.
+
+    torch allocates it and leaves it unwritten. Zero is as good as none, but for dampening, which spares only a first
+    step: there it is taken away again, at the price of reading one bool, until a step is not dropped.
+    """
+    lost = dropped(optimizer)
+    if lost is None:
+        return
+    for group in groups:
+        states = [s for s in (optimizer.state.get(p, {}) for p in group["params"]) if "momentum_buffer" in s]
+        if not group["dampening"]:
+            for buffer in (s["momentum_buffer"] for s in states):
+                buffer.masked_fill_(at(buffer.device, lost), 0)
+        elif bool(lost):
+            for s in states:
+                del s["momentum_buffer"]
 
 
 def can_fold(optimizers: Sequence[Optimizer], layout: Layout, coef: Tensor) -> bool:

@@ -15,7 +15,7 @@ from torch.optim import Optimizer
 from torch.utils._foreach_utils import _group_tensors_by_device_and_dtype
 
 from gradwatch.errors import PolicyError
-from gradwatch.layout import Layout, Norms, real
+from gradwatch.layout import Layout, Norms, at, real
 from gradwatch.sharding import local
 
 MaybeTensors = Sequence[Tensor | None]
@@ -295,7 +295,7 @@ def _places(order: tuple[tuple[int, ...], ...], layers: int, device: torch.devic
 def scale_(layout: Layout, groups: Sequence[Group], coef: Tensor) -> None:
     """Multiply the tensors by `coef`, one number or one per layer, in place."""
     for tensors, index in groups:
-        here = coef if coef.device == tensors[0].device else coef.to(tensors[0].device, non_blocking=True)
+        here = at(tensors[0].device, coef)
         if here.dim() == 0:
             torch._foreach_mul_(tensors, here)
         elif len(index) == len(layout.names):

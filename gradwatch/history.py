@@ -159,17 +159,20 @@ class History:
         return {name: np.flatnonzero(names == name) for name in dict.fromkeys(names)}
 
     def lanes(self) -> dict[str, History]:
-        """Each optimizer (or part) that steps on its own, with the layers it saw; all in one if none does."""
+        """Each optimizer (or part) that steps on its own, with the layers it trained; all in one if none does."""
         rows = self.lane_rows()
-        return {name: self.take(at)._seen() for name, at in rows.items()} if len(rows) > 1 else {"": self}
-
-    def _seen(self) -> History:
-        """Without the layers of which nothing is recorded here."""
-        seen = np.zeros(len(self.layers), bool)
-        for values in self.per_layer.values():
-            seen |= ~np.isnan(values).all(axis=0)
-        layers = tuple(name for name, here in zip(self.layers, seen, strict=True) if here)
-        return replace(self, layers=layers, per_layer={q: v[:, seen] for q, v in self.per_layer.items()})
+        if len(rows) < 2:
+            return {"": self}
+        trained = ~np.isnan(self.layer("nonfinite"))
+        idle = ~trained.any(axis=0)  # layers that nobody gave a gradient stay where something else is known of them
+        out = {}
+        for name, at in rows.items():
+            lane = self.take(at)
+            known = np.any([~np.isnan(values).all(axis=0) for values in lane.per_layer.values()], axis=0)
+            here = np.flatnonzero(trained[at].any(axis=0) | (idle & known))
+            kept = {q: v[:, here] for q, v in lane.per_layer.items()}
+            out[name] = replace(lane, layers=tuple(self.layers[i] for i in here), per_layer=kept)
+        return out
 
     def to_frame(self) -> pd.DataFrame:
         """Tidy pandas frame: one row per step and layer, by step, then model order."""
@@ -208,7 +211,27 @@ STEP_COLUMNS = (
     "skipped",
     "nonfinite",
     "lr",
+    "loss_scale",
+    "evaluations",
+    "user_max_norm",
+    "user_grad_norm",
+    "user_clip_value",
 )
+
+
+_CLIPS = {"user_max_norm": "clip_grad_norm_(max_norm={})", "user_clip_value": "clip_grad_value_(clip_value={})"}
+
+
+def loop_clips(per_step: Mapping[str, Any]) -> str:
+    """The loop's own clips in `per_step`, as code: `clip_grad_norm_(max_norm=1.0)`; empty where there is none."""
+    calls = []
+    for column, call in _CLIPS.items():
+        values = np.asarray(per_step.get(column, ()), np.float64).ravel()
+        values = values[np.isfinite(values)]  # a max_norm of inf only measures
+        if len(values):
+            low, high = float(values.min()), float(values.max())
+            calls.append(call.format(low if low == high else f"{low} to {high}"))
+    return ", ".join(calls)
 
 
 def nanmean(values: Floats) -> Floats:

@@ -26,9 +26,10 @@ class Layout:
     def __init__(self, params: Mapping[str, Tensor]) -> None:
         self.names = tuple(params)
         self.params = tuple(params.values())
-        self.device = self.params[0].device if self.params else torch.device("cpu")
+        devices = [p.device for p in self.params]  # an accelerator, if any: what waits for none lives there
+        self.device = next((d for d in devices if d.type != "cpu"), devices[0] if devices else torch.device("cpu"))
         self.every = tuple(range(len(self.params)))  # the index of all layers
-        self.one_device = len({p.device for p in self.params}) == 1
+        self.one_device = len(set(devices)) == 1
         self.dtypes = {p.dtype for p in self.params}
         self.has_complex = any(dtype.is_complex for dtype in self.dtypes)
         self.sharding = Sharding(self.params, self.device) if any(map(is_sharded, self.params)) else None
@@ -91,6 +92,11 @@ class Norms:
             names,
             picked,
         )
+
+
+def at(device: torch.device, value: Tensor) -> Tensor:
+    """`value` on `device`. A copy to the CPU waits until it is there: nothing else would."""
+    return value.to(device, non_blocking=device.type != "cpu")
 
 
 def real(tensor: Tensor) -> Tensor:

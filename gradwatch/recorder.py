@@ -63,6 +63,12 @@ class Recorder:
         self.ring.write(norms, coef, *extra, skipped)
         self.rows.append(row)
 
+    def amend(self, present: tuple[bool, ...], values: Sequence[Tensor]) -> None:
+        """Write the last row anew: which layers it has, and norms, coefficients and extra fields, `[L]` each."""
+        self.rows[-1] = self.rows[-1]._replace(present=present)
+        self.ring.used -= 1
+        self.ring.write(*values, None)
+
     def measured(self, values: Mapping[str, Tensor]) -> None:
         """Add quantities `[L]` that are not measured on every step to the last row."""
         for name, value in values.items():

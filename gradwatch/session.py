@@ -17,6 +17,8 @@ from torch import Tensor
 
 from gradwatch import delivery
 from gradwatch.errors import GradwatchWarning, WatchError
+from gradwatch.history import loop_clips
+from gradwatch.hooks import untraced
 from gradwatch.recorder import Recorder, refusal
 from gradwatch.sharing import Shared
 from gradwatch.stepping import Stepper
@@ -47,6 +49,7 @@ class Watch:
         self._wants_courier, self._closed = courier, False
         self._url_said = shared is not None and len(shared.names) > 1  # by the first of them
         self._courier: subprocess.Popen[bytes] | None = None
+        self._resumed_at = 0  # the number of the first step
         self._recorder = self._new_recorder()
         stepper.attach(self._recorder, self._between, owner=self)
         atexit.register(self._close_at_exit)
@@ -63,6 +66,7 @@ class Watch:
         """Whether this Watch has ended."""
         return self._closed
 
+    @untraced
     def log(self, **values: float | Tensor) -> None:
         """Add scalars to the last step taken: numbers, or one-element tensors on any device (nothing waits for them).
 
@@ -73,7 +77,7 @@ class Watch:
         """
         if self._closed:
             warnings.warn(
-                f"watch.log({', '.join(values)}) after close(): nothing was recorded", GradwatchWarning, stacklevel=2
+                f"watch.log({', '.join(values)}) after close(): nothing was recorded", GradwatchWarning, stacklevel=3
             )
             return
         problem = refusal(values)
@@ -97,7 +101,13 @@ class Watch:
         self._drain()
         self._start_courier()
         self._writer.close(status)
-        self.say(f"{self._stepper.steps:,} steps recorded in {self.dir}")
+        if self._stepper.steps > self._resumed_at:
+            self.say(f"{self._stepper.steps:,} steps recorded in {self.dir}")
+        else:
+            self.say(
+                f"no optimizer step was seen, so {self.dir} is empty: the loop took none, stepped an optimizer other "
+                "than the one that watch() was given, or replayed its steps from a CUDA graph"
+            )
         if self._courier is not None:
             cursor = delivery.wait_delivered(self.dir, CLOSE_SECONDS, self._courier)
             self._say_url(cursor)
@@ -142,18 +152,20 @@ class Watch:
         stepper.state = {
             k: v.to(stepper.state[k].device if k in stepper.state else device) for k, v in state["policy_state"].items()
         }
-        stepper.steps = int(state["steps"])
+        stepper.steps = self._resumed_at = int(state["steps"])
         self._rejoin(Path(state["dir"]), int(state["attempt"]))
 
     def plan(self) -> str:
         """What happens on each step, in words."""
         clip, renorm, layout = self._stepper.clip, self._stepper.renorm, self._stepper.layout
+        own = loop_clips(self._stepper.loop_clips.last)
         skip = clip is not None and clip.can_skip
         return "\n".join(
             [
                 f"{len(layout.names)} layers, one norm pass a step on {layout.device}",
                 f"clip: {clip!r}{'' if clip else '; gradients are left alone'}",
                 *(["one bool is read from the device on each step: this policy can skip steps"] if skip else []),
+                *([f"the loop itself clips: {own}"] if own else []),
                 f"renorm: {renorm!r}{', after each step' if renorm else ''}",
                 f"weight norms and update ratios every {self._stepper.every} steps",
             ]
@@ -212,6 +224,7 @@ class Watch:
             ),
         )
         self._stepper.recorder = self._recorder = self._new_recorder()
+        self.say(f"resumed at step {self._stepper.steps:,}, recording to {folder}")
 
     def _close_at_exit(self) -> None:
         error = None if hasattr(sys, "ps1") else getattr(sys, "last_value", None)

@@ -1,26 +1,30 @@
-"""One optimizer step: the hooks that find it, and what is done in it (measure, ask the policy, scale, constrain)."""
+"""What is done in one optimizer step: measure, ask the policy, scale, record, constrain."""
 
 from __future__ import annotations
 
-import sys
 import time
 import warnings
-from collections.abc import Callable
-from types import FrameType
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.amp import GradScaler
 from torch.optim import Optimizer
 
-from gradwatch.errors import GradwatchWarning
-from gradwatch.fused import can_fold, dropped, fold, loss_scale, set_scale
+from gradwatch.backward import Pieces, check_inside, inside_backward, when_backward_ends
+from gradwatch.errors import GradwatchWarning, WatchError
+from gradwatch.fused import can_fold, dropped, fold, momentum_to_come, set_scale, settle_momentum
 from gradwatch.grads import Batch, drop, gradients
+from gradwatch.hooks import Closure, Hooks, untraced
 from gradwatch.layout import Layout
 from gradwatch.policies import Policy
 from gradwatch.policies.base import State, keep_if
 from gradwatch.ranknorms import RankNorms
 from gradwatch.recorder import Recorder, Row
+from gradwatch.scaling import Scaled
+from gradwatch.torch_calls import LoopClips, listen
 from gradwatch.weights import UpdateRatio, slot_norms, weight_norms
 
 
@@ -46,73 +50,96 @@ class Stepper:
         self.steps = 0  # steps begun so far
         self.together = True
         self.state = self._first_state()
-        self.fields = self._extra_fields()
+        self.policy_fields = self._policy_fields()
+        # Under sharding this rank may lack a gradient that another has
+        self.fields = self.policy_fields if layout.sharding is None else ("present", *self.policy_fields)
+        self.loop_clips = LoopClips(self.optimizers)
         self._round: list[Optimizer] = []  # those that have begun the current step
-        self._running: dict[Optimizer, FrameType] = {}
+        self._inside = False  # whether the current step is taken inside backward, an optimizer at a time
+        self._pieces = Pieces(layout)
+        self._evaluations = 0  # how often the closure of its leader ran
+        self._lost = False  # whether the loss scaler dropped the leader of the current step before it began
         self._update_ratio = UpdateRatio(layout)
         self._renormed: Tensor | None = None
         self._unscaled = False  # whether this step's gradients were unscaled here, for all optimizers that take part
+        self._young: list[dict[str, Any]] = []  # param groups whose momentum comes into being in the current step
         self._undo_scale: Callable[[], None] | None = None
-        self._handles: list[Any] = []
+        self._scalers: dict[Optimizer, GradScaler] = {}  # scalers that were asked for a step which has not come yet
+        self._scaler: GradScaler | None = None  # the one that the current step runs under
 
     def attach(self, recorder: Recorder, between: Callable[[], None], owner: object = None) -> None:
         """Begin to act on the optimizers' steps, for `owner` (whom an optimizer's hooks so lead to)."""
-        self.recorder, self.between, self.owner = recorder, between, owner
-        for o in self.optimizers:
-            self._handles += [o.register_step_pre_hook(self._before_step), o.register_step_post_hook(self._after_step)]
+        self.recorder, self.between = recorder, between
+        self._hooks = Hooks(self.optimizers, self._begin, self._end, owner)
+        self._leave = listen(self._under_scaler, self.loop_clips.add)
 
     def detach(self) -> None:
         """Take the hooks off, and finish the step under way."""
-        for handle in self._handles:
-            handle.remove()
+        self._hooks.remove()
+        self._leave()
         if self.layout.sharding is None:  # otherwise the other ranks may be elsewhere: one that raised stays alone here
             self._end_round()
 
-    # -------------------------------------------------------------------------------------------------------- hooks
+    # -------------------------------------------------------------------------------------------- what the loop calls
 
-    def _before_step(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        if self._is_nested(optimizer, sys._getframe(1)):
-            return None
+    def _begin(self, optimizer: Optimizer, closure: Closure | None) -> Closure | None:
+        """A step begins. With a closure the gradients come later: the one returned acts when they are there."""
+        self._refuse_capture()
         self._restore_scale()  # after a step that raised
+        self._scaler = self._scalers.pop(optimizer, None)
+        self._inside = len(self.optimizers) > 1 and inside_backward()
+        if self._inside:
+            check_inside(self.clip, self.layout)
         leads = self._open_round(optimizer)
+        if leads and self._inside:
+            when_backward_ends(self._end_backward)
         if not leads and self._unscaled:
             self._undo_scale = set_scale(optimizer, None)
-        closure = args[1] if len(args) > 1 else kwargs.get("closure")
+        self._young = momentum_to_come(optimizer)
         if closure is None:
-            if leads:
-                self._act(record=True)
+            if leads or self._lost or self._inside:
+                self._act(optimizer, record=leads)
             return None
-        first = iter([leads])  # the record and the policy's state move once a step, not once an evaluation
+        evaluated = untraced(self._evaluated)
 
-        def evaluate() -> Any:  # the gradients exist only after the closure
+        def evaluate() -> Any:
             loss = closure()
-            self._act(record=next(first, False))
+            evaluated(optimizer)
             return loss
 
-        return ((args[0], evaluate), kwargs) if len(args) > 1 else (args, {**kwargs, "closure": evaluate})
+        return evaluate
 
-    def _after_step(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        if self._running.get(optimizer) is not sys._getframe(1):
-            return  # the inner step of a nested one
-        del self._running[optimizer]
+    def _evaluated(self, optimizer: Optimizer) -> None:
+        """The closure ran: the record and the policy's state move once a step, at its first evaluation."""
+        leads = optimizer is self._round[0]
+        self._act(optimizer, record=leads and not self._evaluations)
+        self._evaluations += leads
+
+    def _end(self, optimizer: Optimizer) -> None:
+        """A step has ended."""
+        if self._evaluations and optimizer is self._round[0]:
+            self.recorder.log({"evaluations": self._evaluations})
+        settle_momentum(optimizer, self._young)
         self._restore_scale()
         if self.renorm is not None:
             self._constrain(self.renorm, optimizer)
-        if len(self._round) == len(self.optimizers) or not self.together:
-            self._end_round()
+        self._close_round()
 
-    def _is_nested(self, optimizer: Optimizer, frame: FrameType) -> bool:
-        """Whether this is a step inside the optimizer's own step (a subclass that calls `super().step()`)."""
-        outer = self._running.get(optimizer)
-        caller = frame.f_back if outer is not None else None
-        while caller is not None:
-            if caller is outer:
-                return True
-            caller = caller.f_back
-        self._running[optimizer] = frame  # an outer frame that is not on the stack belongs to a step that raised
-        return False
+    @contextmanager
+    def _under_scaler(self, optimizer: Optimizer, scaler: GradScaler) -> Iterator[None]:
+        """Around `scaler.step(optimizer)`: a step that does not come is one that the scaler dropped."""
+        if optimizer not in self.optimizers or not scaler.is_enabled():
+            yield
+            return
+        self._scalers[optimizer] = scaler
+        try:
+            yield
+            if self._scalers.pop(optimizer, None) is not None:
+                self._record_dropped(optimizer, scaler)
+        finally:
+            self._scalers.pop(optimizer, None)
 
-    # -------------------------------------------------------------------------------------------------------- steps
+    # --------------------------------------------------------------------------------------------------------- steps
 
     def _open_round(self, optimizer: Optimizer) -> bool:
         """Begin a step, or join the one another optimizer began; returns whether this optimizer leads it."""
@@ -125,52 +152,49 @@ class Stepper:
                 "the watched optimizers do not step together: from now on each one's gradients are measured and "
                 "clipped alone, and each optimizer.step() is a step",
                 GradwatchWarning,
-                stacklevel=5,
+                stacklevel=6,
             )
         self._end_round()
         self.between()
-        self._round, self._unscaled = [optimizer], False
+        self._round, self._unscaled, self._lost, self._evaluations = [optimizer], False, False, 0
         self.steps += 1
         if (self.steps - 1) % self.every == 0:
             self._update_ratio.before()
         return True
 
     @torch.no_grad()
-    def _act(self, record: bool) -> None:
-        """Measure the gradients, ask the policy, scale; `record` is False for further evaluations of a closure."""
-        lead = self._round[0]
-        held = None if self.together else self._held(lead)
-        scale = loss_scale(lead)
-        norm_types = self.clip.norm_types if self.clip is not None else ()
-        unscale = None if scale is None else scale.reciprocal()
-        grads = gradients(self.layout, held, will_change=self.clip is not None)
-        batch = Batch(self.layout, grads, self.optimizers, norm_types, unscale)
+    def _act(self, optimizer: Optimizer, record: bool) -> None:
+        """Measure the gradients, ask the policy, scale; `record` is False for further evaluations of a closure.
+
+        After a leader that was dropped, each of the others is clipped by its own gradients.
+        """
+        alone = self._lost or self._inside or not self.together
+        scaled, batch = self._look(optimizer, alone)
         before = batch.norms().l2
         new = self.clip.apply(batch, self.state) if self.clip is not None else {}
-        lost, skips = dropped(lead), batch.skipped
+        lost, skips = dropped(optimizer), batch.skipped
         skipped = lost if skips is None else skips if lost is None else skips | lost
-        if record and self.clip is not None and self.clip.stateful:
+        if (record or self._inside) and self.clip is not None and self.clip.stateful:
             good = before.isfinite().all()
             self.state = keep_if(good if skipped is None else good & ~skipped, new, self.state)
         coef, extra = self._finish(batch, before)
-        if self.layout.sharding is not None:
-            extra = [batch.present(), *extra]
-        if scale is not None and batch.unscale is None:  # applied here: the kernel must not unscale again
-            self._undo_scale, self._unscaled = set_scale(lead, None), True
+        if any(scaled.carries) and batch.unscale is None:
+            self._undo_scale, self._unscaled = scaled.taken_out(batch.groups), not alone
         if record:
-            self._note_ranks(unscale)
-            row = Row(self.steps - 1, time.time(), self._name(), self._learning_rates(), batch.here)
-            self.recorder.begin(row, before, coef, extra, skipped)
+            self._record(batch, before, coef, extra, skipped)
+        if self._inside:
+            self._pieces.add(batch.here, [before, coef, *extra])
         # The one host read of the hot path, only for policies that can skip: a step cannot be undone by arithmetic.
         if skips is not None and bool(skips):
             drop(self.layout.params)
 
-    def _note_ranks(self, unscale: Tensor | None) -> None:
-        """Record each rank's own norm with the row that is about to begin."""
-        norms = self.rank_norms.gather() if self.rank_norms is not None else None
-        if norms is not None:
-            norms = norms if unscale is None else norms * unscale
-            self.recorder.log_next({f"rank_grad_norm/{rank}": norm for rank, norm in enumerate(norms.unbind())})
+    def _look(self, optimizer: Optimizer, alone: bool) -> tuple[Scaled, Batch]:
+        """The gradients of the step that `optimizer` leads: its own where it is `alone`, else those of all."""
+        scaled = Scaled(self.layout, (optimizer,) if alone else self.optimizers, optimizer, self._scaler, self._held)
+        norm_types = self.clip.norm_types if self.clip is not None else ()
+        held = self._held(optimizer) if alone else None
+        tensors = gradients(self.layout, held, will_change=self.clip is not None)
+        return scaled, Batch(self.layout, tensors, self.optimizers, norm_types, scaled.inverse)
 
     def _finish(self, batch: Batch, before: Tensor) -> tuple[Tensor, list[Tensor]]:
         """Apply what is pending; returns the coefficient as recorded and the extra fields."""
@@ -180,12 +204,41 @@ class Stepper:
             after = batch.measure()
             return torch.where(before > 0, after / before, 1.0), [after, batch.fraction]
         if coef is None:
-            return self.layout.constant("one", lambda: torch.ones((), device=self.layout.device)), []
+            return self._constant("one", 1.0), []
         if can_fold(self.optimizers, self.layout, coef):
             self._undo_scale = fold(self.optimizers[0], coef)
         else:
             batch.apply_pending()
         return coef, []
+
+    def _record(
+        self, batch: Batch, norms: Tensor, coef: Tensor, extra: Sequence[Tensor], skipped: Tensor | None
+    ) -> None:
+        """The step's row: norms `[L]`, coefficients `[]` or `[L]`, extra fields, whether it is skipped (0-d bool)."""
+        scale = None if self._scaler is None else self._scaler._scale  # get_scale() would wait for the device
+        if scale is not None:
+            self.recorder.log_next({"loss_scale": scale})
+        own = self.rank_norms.gather() if self.rank_norms is not None else None
+        if own is not None:
+            own = own if scale is None else own / scale
+            self.recorder.log_next({f"rank_grad_norm/{rank}": norm for rank, norm in enumerate(own.unbind())})
+        self.recorder.log_next(self.loop_clips.take(self.optimizers if self.together else self._round))
+        row = Row(self.steps - 1, time.time(), self._name(), self._learning_rates(), batch.here)
+        present = [] if self.layout.sharding is None else [batch.present()]
+        self.recorder.begin(row, norms, coef, [*present, *extra], skipped)
+
+    @untraced
+    @torch.no_grad()
+    def _record_dropped(self, optimizer: Optimizer, scaler: GradScaler) -> None:
+        """A step that the scaler dropped without calling it: it is recorded, and nothing else happens."""
+        self._restore_scale()
+        self._scaler = scaler
+        if self._open_round(optimizer):
+            _, batch = self._look(optimizer, alone=not self.together)
+            extra = [self._constant("zero", 0.0) for _ in self.policy_fields]
+            self._record(batch, batch.norms().l2, self._constant("one", 1.0), extra, self._constant("true", True))
+            self._lost = True
+        self._close_round()
 
     @torch.no_grad()
     def _constrain(self, renorm: Policy, optimizer: Optimizer) -> None:
@@ -197,9 +250,21 @@ class Stepper:
             rate = torch.where(batch.present(), batch.fraction, torch.nan)
             self._renormed = rate if self._renormed is None else self._renormed.fmax(rate)
 
+    def _close_round(self) -> None:
+        if len(self._round) == len(self.optimizers) or not self.together:
+            self._end_round()
+
+    def _end_backward(self) -> None:
+        """After a backward in which the optimizers stepped: those that did not have no gradient in it."""
+        self._end_round()
+        self._round = []
+
     @torch.no_grad()
     def _end_round(self) -> None:
         """After the last optimizer of a step: what is measured only every few steps."""
+        pieces = self._pieces.take()
+        if pieces is not None:
+            self.recorder.amend(*pieces)
         if self._update_ratio.begun:
             values = {
                 "weight_norm": weight_norms(self.layout),
@@ -214,27 +279,33 @@ class Stepper:
 
     # ------------------------------------------------------------------------------------------------------ helpers
 
+    def _refuse_capture(self) -> None:
+        if self.layout.device.type == "cuda" and torch.cuda.is_current_stream_capturing():
+            raise WatchError(
+                "optimizer.step() is being captured in a CUDA graph, whose replays would run without gradwatch: "
+                "capture the forward and backward pass, and call optimizer.step() outside the graph"
+            )
+
     def _first_state(self) -> State:
         if self.renorm is not None:
             self.renorm.init(self._no_gradients())  # a pattern that fits no layer is named before training starts
         return self.clip.init(self._no_gradients()) if self.clip is not None else {}
 
-    def _extra_fields(self) -> tuple[str, ...]:
-        """What is recorded on each step besides norm and coefficient: an element-wise policy's own numbers.
-
-        Under sharding also which layers have a gradient on any rank: this one may lack it.
-        """
-        fields = () if self.layout.sharding is None else ("present",)
+    def _policy_fields(self) -> tuple[str, ...]:
+        """What is recorded on each step besides norm and coefficient: an element-wise policy's own numbers."""
         if self.clip is None:
-            return fields
+            return ()
         batch = self._no_gradients()
         with torch.no_grad():
             self.clip.apply(batch, self.state)
-        return (*fields, "clipped_norm", "clip_fraction") if batch.fraction is not None else fields
+        return ("clipped_norm", "clip_fraction") if batch.fraction is not None else ()
 
     def _no_gradients(self) -> Batch:
         norm_types = self.clip.norm_types if self.clip is not None else ()
         return Batch(self.layout, [None] * len(self.layout.params), self.optimizers, norm_types)
+
+    def _constant(self, name: str, value: float) -> Tensor:
+        return self.layout.constant(name, lambda: torch.tensor(value, device=self.layout.device))
 
     def _restore_scale(self) -> None:
         if self._undo_scale is not None:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Callable, Mapping, Sequence
+import warnings
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ from torch.optim import Optimizer
 
 from gradwatch import delivery as _delivery
 from gradwatch import layers as _layers
-from gradwatch.errors import PolicyError, WatchError
+from gradwatch.errors import GradwatchWarning, PolicyError, WatchError
 from gradwatch.grads import rank
 from gradwatch.history import Run
 from gradwatch.layout import Layout
@@ -31,7 +32,7 @@ from gradwatch.stores.writer import NullWriter, RunWriter
 
 def watch(
     model: nn.Module,
-    optimizer: Optimizer | Sequence[Optimizer],
+    optimizer: Optimizer | Iterable[Optimizer],
     *,
     clip: Policy | str | None = None,
     renorm: Policy | str | None = None,
@@ -43,6 +44,7 @@ def watch(
     dir: str | Path = "gradwatch-runs",
     run_name: str | None = None,
     run_id: str | None = None,
+    tracking_uri: str | None = None,
     tags: Mapping[str, str] | None = None,
     params: Mapping[str, object] | None = None,
     layers: Sequence[str] = ("*",),
@@ -61,7 +63,7 @@ def watch(
     Args:
         model: the model; its parameters' names are the layers' names.
         optimizer: the optimizer, or several that share one model (one global norm over all of them when they step
-            together).
+            together). Of a wrapper that fires no hooks (Accelerate's) the optimizer inside is watched.
         clip: what happens to gradients before the step: a policy, its text such as `"ClipByGlobalNorm(1.0)"`, or None.
         renorm: what happens to weights after the step: a constraint such as `MaxNorm(3.0)`, its text, or None.
         name: tells this Watch apart from others that share its run; its layers are called `name.0.weight`.
@@ -72,6 +74,7 @@ def watch(
         dir: the folder that holds the run folders.
         run_name: the run's name; by default the model's class.
         run_id: an MLflow run to join.
+        tracking_uri: the MLflow store that holds `run_id`; by default MLflow's own setting.
         tags: MLflow tags of the run.
         params: settings worth comparing (seed, batch size, ...): they become MLflow params and columns of reports.
         layers: shell-style patterns of layers to record; policies act on all layers whatever this says.
@@ -89,13 +92,14 @@ def watch(
         PolicyError: an unknown policy or a setting out of range.
         RunError: the run's folder cannot be made.
     """
-    optimizers = [optimizer] if isinstance(optimizer, Optimizer) else list(optimizer)
+    optimizers = [_unwrapped(o) for o in (optimizer if isinstance(optimizer, Iterable) else [optimizer])]
     policies = _policy(clip, "clip"), _policy(renorm, "renorm")
     _check(optimizers, every, total_steps, log, delivery, mlflow_layers)
-    _check_run(optimizers, name, run, run_id)
+    _warn_of_line_search(optimizers, policies[0])
+    _check_run(optimizers, name, run, run_id, tracking_uri)
     named = _layers.named_layers(model, optimizers, name)
     kept = _kept(list(named), layers, ignore)
-    target = _delivery.target(run_id) if log == "mlflow" else None
+    target = _delivery.target(run_id, tracking_uri) if log == "mlflow" else None
     names = _layers.optimizer_names(optimizers, name)
     manifest = Run(
         name=run_name or type(model).__name__,
@@ -114,8 +118,7 @@ def watch(
         mlflow=target,
         params={**{k: str(v) for k, v in (params or {}).items()}, "torch": torch.__version__},
     )
-    for o in optimizers:
-        _replace_old(o)
+    _replace_old(optimizers)
     own_norms = rank_norms(model) if ranks else None
     stepper = Stepper(Layout(named), dict(zip(names, optimizers, strict=True)), policies, every, slots, own_norms)
     writer, shared = _place(manifest, name, run.shared if run else None, Path(dir), model)
@@ -168,11 +171,29 @@ def _policy(value: Policy | str | None, role: str) -> Policy | None:
     return policy
 
 
+def _unwrapped(optimizer: Any) -> Any:
+    """The optimizer whose steps fire hooks: a wrapper (Accelerate's) hands each real step on to its `.optimizer`."""
+    while not _fires_hooks(optimizer) and hasattr(optimizer, "optimizer"):
+        optimizer = optimizer.optimizer
+    return optimizer
+
+
+def _fires_hooks(optimizer: object) -> bool:
+    """Whether `Optimizer.__init__`, which puts the hooks around a class's `step`, ran for this one."""
+    return bool(getattr(getattr(type(optimizer), "step", None), "hooked", False))
+
+
 def _check(
     optimizers: list[Optimizer], every: int, total_steps: int | None, log: str | None, delivery: str, mlflow_layers: int
 ) -> None:
     if not optimizers or not all(isinstance(o, Optimizer) for o in optimizers):
         raise WatchError(f"optimizer={optimizers!r:.200}: wanted a torch.optim.Optimizer, or a list of them")
+    for o in optimizers:
+        if not _fires_hooks(o):
+            raise WatchError(
+                f"{type(o).__name__} never called Optimizer.__init__, so that its steps fire no hooks: pass the "
+                "optimizer that it wraps"
+            )
     for name, value in (("every", every), ("total_steps", total_steps), ("mlflow_layers", mlflow_layers)):
         if value is not None and (not isinstance(value, int) or value < 1):
             raise WatchError(f"{name}={value!r}: wanted a whole number of at least 1")
@@ -181,7 +202,14 @@ def _check(
             raise WatchError(f"{name}={text!r}: wanted {' or '.join(map(repr, allowed))}")
 
 
-def _check_run(optimizers: list[Optimizer], name: str | None, run: Watch | None, run_id: str | None) -> None:
+def _check_run(
+    optimizers: list[Optimizer], name: str | None, run: Watch | None, run_id: str | None, tracking_uri: str | None
+) -> None:
+    if tracking_uri is not None and run_id is None:
+        raise WatchError(
+            f"tracking_uri={tracking_uri!r} without run_id=: it says which store holds that run; for a new run set "
+            "MLFLOW_TRACKING_URI, or call mlflow.set_tracking_uri() before watch()"
+        )
     if run is not None and not isinstance(run, Watch):
         raise WatchError(f"run={run!r:.80}: wanted the Watch whose run this one shares; an MLflow run is run_id=")
     check_name(name, run.shared if run else None, run is not None)
@@ -193,6 +221,19 @@ def _check_run(optimizers: list[Optimizer], name: str | None, run: Watch | None,
         raise WatchError("the Watch given as run= watches this optimizer itself: leave run= away to watch it anew")
 
 
+def _warn_of_line_search(optimizers: list[Optimizer], clip: Policy | None) -> None:
+    for o in optimizers:
+        search = next((g["line_search_fn"] for g in o.param_groups if g.get("line_search_fn")), None)
+        if clip is not None and search is not None:
+            warnings.warn(
+                f"{type(o).__name__}(line_search_fn={search!r}) with clip={clip!r}: the search trusts the gradient to "
+                "be the slope of the loss, which a clipped gradient is not, so it may take steps of the wrong length "
+                "or stop early; leave out clip=, or set line_search_fn=None",
+                GradwatchWarning,
+                stacklevel=3,
+            )
+
+
 def _old_watch(optimizer: Optimizer) -> Watch | None:
     """The Watch whose hook the optimizer already carries."""
     hooks: dict[int, Callable[..., Any]] = optimizer._optimizer_step_pre_hooks
@@ -200,9 +241,10 @@ def _old_watch(optimizer: Optimizer) -> Watch | None:
     return next((owner for owner in owners if isinstance(owner, Watch)), None)
 
 
-def _replace_old(optimizer: Optimizer) -> None:
-    """Close the Watch that watches this optimizer (a notebook cell run twice)."""
-    old = _old_watch(optimizer)
-    if old is not None:
-        old.say(f"this {type(optimizer).__name__} was watched already; the old Watch ({old.dir}) is closed")
-        old.close()
+def _replace_old(optimizers: list[Optimizer]) -> None:
+    """Close the Watches that watch these optimizers already (a notebook cell run twice)."""
+    for o in optimizers:
+        old = _old_watch(o)
+        if old is not None:
+            old.say(f"this {type(o).__name__} was watched already; the old Watch ({old.dir}) is closed")
+            old.close()

@@ -26,3 +26,17 @@ def store(empty_store, tmp_path, monkeypatch):
     for name in ("MLFLOW_TRACKING_URI", "MLFLOW_EXPERIMENT_ID", "MLFLOW_EXPERIMENT_NAME"):
         monkeypatch.delenv(name, raising=False)
     return f"sqlite:///{Path(tmp_path) / 'mlflow.db'}"
+
+
+@pytest.fixture
+def own_accelerator():
+    """Accelerate keeps its settings in globals: this test has its own."""
+    state = pytest.importorskip("accelerate.state")
+
+    def reset():
+        state.AcceleratorState._reset_state(reset_partial_state=True)
+        state.GradientState._reset_state()
+
+    reset()
+    yield
+    reset()

@@ -13,7 +13,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.distributed.tensor.parallel import (
     ColwiseParallel,
@@ -164,23 +164,26 @@ class Collectives(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-def train(folder, wrap, split, dtype, unused, clip, renorm, **options):
+def train(folder, wrap, split, dtype, unused, clip, renorm, device="cpu"):
     """Train as a rank; returns what the oracle saw: `[{layer: norm}]` per step, and the weights at the end."""
     model = wrap(net(dtype))
     optimizer = make_optimizer(model)
     rank = dist.get_rank() if dist.is_initialized() else 0
     part = 16 // split
     place = rank * split // world() if split > 1 else 0
-    settings = {"clip": clip, "renorm": renorm, "every": 2, "slots": True, **options}
-    watch = gradwatch.watch(model, optimizer, dir=folder, log=None, verbose=False, **settings)
+    watch = gradwatch.watch(
+        model, optimizer, clip=clip, renorm=renorm, every=2, slots=True, dir=folder, log=None, verbose=False
+    )
     oracle = []
     for x, y in data(dtype):
         optimizer.zero_grad()
         here = slice(place * part, place * part + part)
         extra = not (unused and here.start > 0)
-        nn.functional.cross_entropy(model(x[here], extra).to(dtype), y[here]).backward()
-        grads = {n: None if p.grad is None else whole(p.grad) for n, p in model.named_parameters()}
-        oracle.append({n: None if g is None else g.double().norm().item() for n, g in grads.items()})
+        scores = model(x[here].to(device), extra)
+        nn.functional.cross_entropy(scores.to(dtype), y[here].to(device)).backward()
+        if (clip, renorm) in MIXED:  # a collective per layer; the others are held against a single process
+            grads = {n: None if p.grad is None else whole(p.grad) for n, p in model.named_parameters()}
+            oracle.append({n: None if g is None else g.double().norm().item() for n, g in grads.items()})
         with Collectives() as collectives:
             optimizer.step()
         watch.log(collectives=len(collectives.calls))
@@ -255,6 +258,21 @@ def raise_on_one(root):
             optimizer.step(closure)
 
 
+def cpu_offload(root):
+    """Parameters, gradients and the optimizer on the CPU, the computation on a GPU."""
+    dist.init_process_group("cpu:gloo,cuda:nccl")
+    torch.cuda.set_device(dist.get_rank())
+    where = init_device_mesh("cuda", (world(),))
+    for i, (clip, renorm) in enumerate([*MIXED, (None, "MaxNorm(0.5)")]):
+        seen = train(
+            root / str(i),
+            lambda m: shard_all(m, where, offload_policy=CPUOffloadPolicy()),
+            world(), torch.float64, False, clip, renorm, device="cuda",
+        )  # fmt: skip
+        torch.save(seen, root / f"{i}.pt")
+    dist.destroy_process_group()
+
+
 def main(root):
     dist.init_process_group("gloo")
     if world() == 2:
@@ -270,4 +288,4 @@ def main(root):
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    {"main": main, "raise_on_one": raise_on_one}[sys.argv[1]](Path(sys.argv[2]))
+    {"main": main, "raise_on_one": raise_on_one, "cpu_offload": cpu_offload}[sys.argv[1]](Path(sys.argv[2]))

@@ -10,10 +10,10 @@ import pytest
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "gradwatch"
 FLOORS = [
-    {"errors", "ring", "uri", "sharding"},
-    {"history", "formulas", "layout", "ranknorms"},
+    {"errors", "ring", "uri", "sharding", "hooks"},
+    {"history", "formulas", "layout", "ranknorms", "torch_calls"},
     {"grads", "fused"},
-    {"layers", "policies", "weights", "stores", "rules", "compare", "recorder", "delivery"},
+    {"layers", "policies", "weights", "scaling", "backward", "stores", "rules", "compare", "recorder", "delivery"},
     {"stepping", "sharing", "report", "config", "oneshot"},
     {"session"},
     {"watching", "conclusion"},
@@ -26,7 +26,8 @@ FLOOR = {name: number for number, names in enumerate(FLOORS, start=1) for name i
 READ_SIDE = {"history", "formulas", "rules", "compare", "report", "stores", "cli", "uri", "errors"}
 TRAIN_SIDE = {
     "ring", "sharding", "layout", "grads", "weights", "fused", "layers", "policies", "recorder", "stepping", "oneshot",
-    "ranknorms", "delivery", "sharing", "session", "watching",
+    "ranknorms", "delivery", "sharing", "session", "watching", "hooks", "torch_calls", "scaling",
+    "backward", "adapters",
 }  # fmt: skip
 MAY_IMPORT_MLFLOW = {"stores/mlflow.py", "stores/remote.py"}
 
@@ -75,6 +76,11 @@ def test_the_read_side_never_imports_torch(path):
     assert not [m for m in imports(INSIDE[path]) if m.split(".")[0] == "torch"]
 
 
+@pytest.mark.parametrize("path", [p for p in INSIDE if room(p) in READ_SIDE])
+def test_the_read_side_knows_no_adapter(path):
+    assert not [m for m in imports(INSIDE[path]) if m.startswith("gradwatch.adapters")]
+
+
 @pytest.mark.parametrize("path", [p for p in INSIDE if p not in MAY_IMPORT_MLFLOW])
 def test_mlflow_is_imported_in_one_place(path):
     assert not [m for m in imports(INSIDE[path]) if m.split(".")[0] == "mlflow"]
@@ -91,10 +97,15 @@ def test_the_train_side_shares_only_the_waist(path):
 
 @pytest.mark.parametrize(
     "name",
-    ["gradwatch", "gradwatch.cli", "gradwatch.stores", "gradwatch.report", "gradwatch.compare", "gradwatch.rules"],
-)
+    [
+        "gradwatch", "gradwatch.cli", "gradwatch.stores", "gradwatch.report", "gradwatch.compare", "gradwatch.rules",
+        "gradwatch.adapters",
+    ],
+)  # fmt: skip
 def test_reading_starts_without_torch_and_mlflow(name):
-    code = f"import {name}, sys; assert not {{'torch', 'mlflow'}} & set(sys.modules)"
+    """`gradwatch.adapters` too: it is only the place of its modules, and none of the frameworks needs the others."""
+    heavy = {"torch", "mlflow", "lightning", "transformers", "accelerate"}
+    code = f"import {name}, sys; assert not {heavy} & set(sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True)
 
 

@@ -61,6 +61,8 @@ def test_an_explicit_run_id_wins(monkeypatch):
     monkeypatch.setitem(sys.modules, "mlflow", fake_mlflow(a_run))
     found = delivery.target("r2")
     assert (found["run_id"], found["joined"], found["experiment_id"]) == ("r2", True, "7")
+    assert found["tracking_uri"] == "http://host:5000"
+    assert delivery.target("r2", "http://me:secret@other")["tracking_uri"] == "http://other"
 
 
 def test_mlflow_that_fails_is_not_the_trainings_problem(monkeypatch):

@@ -1,5 +1,6 @@
 """Several processes: what is recorded and done equals a single process, however tensors are spread (tests/ranks.py)."""
 
+import functools
 import os
 import re
 import subprocess
@@ -10,6 +11,7 @@ import numpy as np
 import pytest
 import ranks
 import torch
+from filelock import FileLock
 
 from gradwatch import open_history
 
@@ -38,17 +40,38 @@ def torchrun(size, *command, cwd=None, **environment):
     )
 
 
-@pytest.fixture(scope="module")
-def launched(tmp_path_factory):
-    """The folder in which the ranks left what they saw; all scenarios of one number of ranks run once."""
-    folders = {}
+@pytest.fixture(scope="session")
+def launched(tmp_path_factory, worker_id):
+    """The folder in which the ranks left what they saw; all scenarios of one number of ranks run once.
+
+    pytest's own workers share it: the first that asks runs them.
+    """
+    root = tmp_path_factory.getbasetemp()
+    root = root if worker_id == "master" else root.parent
 
     def run(size):
-        if size not in folders:
-            folders[size] = tmp_path_factory.mktemp(f"ranks{size}")
-            done = torchrun(size, HERE / "ranks.py", "main", folders[size])
-            assert done.returncode == 0, done.stderr[-3000:]
-        return folders[size]
+        folder = root / f"ranks{size}"
+        with FileLock(f"{folder}.lock"):
+            if not (folder / "done").exists():
+                folder.mkdir()
+                done = torchrun(size, HERE / "ranks.py", "main", folder)
+                assert done.returncode == 0, done.stderr[-3000:]
+                (folder / "done").touch()
+        return folder
+
+    return run
+
+
+@pytest.fixture(scope="session")
+def alone(tmp_path_factory):
+    """What a single process records, and its weights at the end."""
+
+    @functools.cache
+    def run(clip, renorm):
+        folder = tmp_path_factory.mktemp("alone")
+        seen = ranks.train(folder, lambda model: model, 1, torch.float64, False, clip, renorm)
+        (own,) = folder.iterdir()
+        return open_history(own), seen["weights"]
 
     return run
 
@@ -58,9 +81,9 @@ def quantities(history):
 
 
 @pytest.mark.parametrize(("size", "name", "i"), CASES, ids=str)
-def test_ranks_together_are_one_process(size, name, i, launched, tmp_path):
+def test_ranks_together_are_one_process(size, name, i, launched, alone):
     folder = launched(size)
-    *_, dtype, unused, pairs = ranks.SCENARIOS[size][name]
+    *_, unused, pairs = ranks.SCENARIOS[size][name]
     clip, renorm = pairs[i]
     (run,) = (folder / name / str(i)).iterdir()  # rank 0 alone writes
     got = open_history(run)
@@ -75,15 +98,13 @@ def test_ranks_together_are_one_process(size, name, i, launched, tmp_path):
     if unused or name.endswith("bf16"):
         return  # the oracle is all there is: another split of the batch gives other gradients
 
-    alone = ranks.train(tmp_path, lambda model: model, 1, dtype, unused, clip, renorm)
-    (own,) = tmp_path.iterdir()
-    want = open_history(own)
+    want, want_weights = alone(clip, renorm)
     assert (got.layers, quantities(got)) == (want.layers, quantities(want))
     for quantity in quantities(want):
         message = f"{quantity} under {clip or renorm}"
         # a layer of few elements may have some exactly at a threshold
         np.testing.assert_allclose(got.layer(quantity), want.layer(quantity), rtol=1e-5, atol=1e-7, err_msg=message)
-    for layer, weights in alone["weights"].items():
+    for layer, weights in want_weights.items():
         torch.testing.assert_close(seen[0]["weights"][layer], weights, rtol=1e-8, atol=1e-10)
 
 
@@ -136,3 +157,17 @@ def test_the_script_of_the_docs_page_runs(tmp_path):
     assert done.returncode == 0, done.stderr[-3000:]
     (run,) = (tmp_path / "gradwatch-runs").iterdir()
     assert len(open_history(run)) == 100
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="torch offloads to the CPU only from a CUDA device")
+def test_offloaded_shards_are_measured_where_they_are(alone, tmp_path):
+    done = torchrun(1, HERE / "ranks.py", "cpu_offload", tmp_path)
+    assert done.returncode == 0, done.stderr[-3000:]
+    for i, (clip, renorm) in enumerate([*ranks.MIXED, (None, "MaxNorm(0.5)")]):
+        (run,) = (tmp_path / str(i)).iterdir()
+        got, (want, weights) = open_history(run), alone(clip, renorm)
+        for quantity in quantities(want):
+            np.testing.assert_allclose(got.layer(quantity), want.layer(quantity), rtol=1e-5, atol=1e-7)
+        for layer, end in torch.load(tmp_path / f"{i}.pt")["weights"].items():
+            torch.testing.assert_close(end.cpu(), weights[layer], rtol=1e-8, atol=1e-10)

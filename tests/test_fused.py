@@ -207,3 +207,49 @@ def test_a_non_finite_norm_does_what_it_does_in_torch(bad, tmp_path):
 
     for a, b in zip(step(by_hand=False), step(by_hand=True), strict=True):
         torch.testing.assert_close(a, b, equal_nan=True)
+
+
+# --------------------------------------------------------------------- SGD's momentum, when its first steps are dropped
+
+
+@pytest.fixture
+def poisoned_memory():
+    """What is allocated and not written holds NaN."""
+    torch.use_deterministic_algorithms(True)
+    yield
+    torch.use_deterministic_algorithms(False)
+
+
+def momentum_after(drops, steps, tmp_path, watched=True, **settings):
+    """Fused SGD under a scaler; the steps in `drops` come before the others and overflow."""
+    model = mlp(torch.float32)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05, fused=True, **{"momentum": 0.9, **settings})
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**10)
+    handle = watch(model, optimizer, tmp_path) if watched else None
+    for i, (x, y) in enumerate([*batches(drops, torch.float32, seed=7), *batches(steps, torch.float32)]):
+        optimizer.zero_grad()
+        scaler.scale(nn.functional.cross_entropy(model(x), y)).backward()
+        if i < drops:
+            model[0].bias.grad[0] = float("inf")
+        scaler.step(optimizer)
+        scaler.update()
+    if handle:
+        handle.close()
+    return [*model.parameters()], state_tensors(optimizer)
+
+
+SGDS = [{}, {"nesterov": True}, {"weight_decay": 0.1}, {"maximize": True}, {"dampening": 0.5}, {"dampening": 1.0}]
+
+
+@pytest.mark.parametrize("settings", SGDS, ids=repr)
+@pytest.mark.parametrize("drops", [1, 3])
+def test_dropped_first_steps_leave_no_momentum(drops, settings, poisoned_memory, tmp_path):
+    weights, state = momentum_after(drops, 4, tmp_path, **settings)
+    want_weights, want_state = momentum_after(0, 4, tmp_path, watched=False, **settings)
+    assert all(map(torch.equal, weights, want_weights))
+    assert all(torch.equal(state[key], want_state[key]) for key in want_state)
+
+
+def test_in_plain_torch_they_leave_whatever_was_in_memory(poisoned_memory, tmp_path):
+    weights, _ = momentum_after(1, 4, tmp_path, watched=False)
+    assert weights[0].isnan().any()

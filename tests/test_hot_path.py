@@ -23,7 +23,7 @@ def stepping(policy, model, renorm=None, every=2, **settings):
     layout = Layout(dict(model.named_parameters()))
     stepper = Stepper(layout, {"SGD": optimizer}, (policy, renorm), every, slots=True)
     blocks = []
-    run = Run("test", "now", tuple(Layer(name, tuple(p.shape)) for name, p in model.named_parameters()))
+    run = Run("test", "now", layers=tuple(Layer(name, tuple(p.shape)) for name, p in model.named_parameters()))
     recorder = Recorder(run, [True] * len(run.layers), stepper.fields, layout.device, blocks.append)
     stepper.attach(recorder, lambda: None)
     return stepper, optimizer, recorder

@@ -20,7 +20,7 @@ from gradwatch.history import Layer
 from gradwatch.report import build_report, render_html, write_overview
 from gradwatch.report.build import changed, percent, quantity_text, threshold
 from gradwatch.report.shrink import bucket_mean, heat_map, thin
-from gradwatch.report.text import plus_minus, render_csv, render_json, render_markdown, show_run
+from gradwatch.report.text import head_lines, plus_minus, render_csv, render_json, render_markdown, show_run
 from tests.make_run import make_history
 
 HOSTILE = '</script><script>window.hacked=1</script><img src=x onerror="window.hacked=1">'
@@ -37,6 +37,20 @@ def figures(page):
 
 def titles(page):
     return re.findall(r"<h3>(.*?)</h3>", page)
+
+
+def test_a_report_says_that_the_loop_itself_clips():
+    history = make_history(steps=20, clip=None)
+    assert "itself clips" not in render_markdown(build_report([history])) + render_html(build_report([history]))
+    history.per_step["user_max_norm"] = np.where(np.arange(20) < 5, np.inf, 1.0)  # inf measures, it does not clip
+    says = "the loop itself clips: clip_grad_norm_(max_norm=1.0)"
+    assert changed(history) == f"No clipping policy; {says}"
+    history.per_step["user_clip_value"] = np.where(np.arange(20) < 5, 0.5, 2.0)
+    report = build_report([history])
+    calls = "clip_grad_norm_(max_norm=1.0), clip_grad_value_(clip_value=0.5 to 2.0)"
+    assert ("the loop itself clips", calls) in head_lines(report.runs[0])
+    assert calls in render_html(report)
+    assert "itself clips" in render_markdown(report)
 
 
 # ------------------------------------------------------------------------------------------------------- shrinking

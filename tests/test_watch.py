@@ -38,6 +38,7 @@ def pair():
         ({"clip": "only('rnn.*', ClipByNorm(1))"}, "no layer fits; the layers are 0.weight"),
         ({"renorm": "only('rnn.*', MaxNorm(1))"}, "no layer fits"),
         ({"every": 0}, "every=0: wanted a whole number"),
+        ({"tracking_uri": "sqlite:///other.db"}, "without run_id=: it says which store holds that run"),
         ({"log": "wandb"}, "log='wandb': wanted 'mlflow' or None"),
         ({"layers": ("nothing",)}, "leave nothing to record"),
     ],
@@ -223,8 +224,9 @@ def test_two_optimizers_that_step_apart_are_told_so_once(tmp_path):
     model = mlp()
     first, second = torch.optim.SGD(model[0].parameters(), lr=0.1), torch.optim.SGD(model[2].parameters(), lr=0.1)
     with watch(model, [first, second], tmp_path, clip="ClipByGlobalNorm(0.1)") as handle:
-        with pytest.warns(GradwatchWarning, match="do not step together"):
+        with pytest.warns(GradwatchWarning, match="do not step together") as caught:
             train(model, first, 2)
+        assert caught[0].filename == train.__code__.co_filename  # the line that steps
         train(model, second, 3)
     history = open_history(handle.dir)
     assert list(history.optimizer) == ["SGD.0+SGD.1", "SGD.0", "SGD.1", "SGD.1", "SGD.1"]
@@ -294,8 +296,9 @@ def test_log_after_close_warns_and_does_not_raise(pair, tmp_path):
     handle = watch(*pair, tmp_path)
     handle.close()
     handle.close()
-    with pytest.warns(GradwatchWarning, match="after close"):
+    with pytest.warns(GradwatchWarning, match="after close") as caught:
         handle.log(loss=1.0)
+    assert caught[0].filename == __file__
 
 
 def test_close_takes_the_hooks_off(pair, tmp_path):
@@ -375,6 +378,16 @@ def test_it_works_where_mlflow_is_not_installed(pair, tmp_path, monkeypatch):
 
 
 # ---------------------------------------------------------------------------------------------------------- resuming
+
+
+def test_a_resumed_watch_says_where_it_records(pair, tmp_path, capsys):
+    """`watch()` has said another folder, which resuming leaves empty and removes."""
+    with watch(*pair, tmp_path) as first:
+        train(*pair, 3)
+        state = first.state_dict()
+    with watch(*pair, tmp_path, verbose=True) as second:
+        second.load_state_dict(state)
+    assert f"resumed at step 3, recording to {first.dir}\n" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from gradwatch.errors import PolicyError
+from gradwatch.layout import at
 
 if TYPE_CHECKING:
     from gradwatch.grads import Batch
@@ -222,7 +223,7 @@ def _take_after(policy: Policy, *members: Policy) -> None:
 
 def keep_if(ok: Tensor, new: State, old: State) -> State:
     """`new` where `ok` (0-d bool), else `old`: a bad step leaves no trace in a policy's state."""
-    return {k: torch.where(ok, v, old[k]) if k in old else v for k, v in new.items()}
+    return {k: torch.where(at(v.device, ok), v, old[k]) if k in old else v for k, v in new.items()}
 
 
 def _literal(value: object) -> str:

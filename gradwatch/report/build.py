@@ -14,7 +14,7 @@ import numpy as np
 
 from gradwatch.compare import compare, final, metric_names, nonfinite_steps, policy_text
 from gradwatch.errors import RunError
-from gradwatch.history import Floats, History
+from gradwatch.history import Floats, History, loop_clips
 from gradwatch.rules import Finding, diagnose, verdict
 
 if TYPE_CHECKING:
@@ -55,6 +55,7 @@ class RunSummary:
     created: str
     state: str
     policy: str
+    loop_clips: str  # the clips of the loop's own, as code; empty without
     optimizer: str
     steps: int
     parameters: int
@@ -120,6 +121,7 @@ def summarize(history: History, metrics: Sequence[str]) -> RunSummary:
         created=run.created,
         state=state(history),
         policy=policy_text(run),
+        loop_clips=loop_clips(history.per_step),
         optimizer=", ".join(
             (f"{o.get('name')}: " if len(lanes) > 1 else "") + _optimizer(o.get("class", "?"), o.get("settings", {}))
             for o in run.optimizers
@@ -169,6 +171,8 @@ def changed(history: History) -> str:
     steps = f"{len(history):,} step{'s' if len(history) != 1 else ''}"
     rate = clip_rate(history)
     if not history.run.clip:
+        if loop_clips(history.per_step):
+            return f"No clipping policy; the loop itself clips: {loop_clips(history.per_step)}"
         return f"No clipping policy: the gradients of all {steps} were left alone"
     if np.isnan(rate):
         return f"{history.run.clip}: what it changed was not recorded"

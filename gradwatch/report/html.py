@@ -69,6 +69,7 @@ def _one(report: Report, page: Page) -> dict[str, Any]:
 def _facts(run: RunSummary) -> list[tuple[str, str]]:
     return [
         ("policy", run.policy),
+        *((("the loop itself clips", run.loop_clips),) if run.loop_clips else ()),
         ("optimizer", run.optimizer),
         ("steps", steps_text(run)),
         ("layers", f"{len(run.layers):,} ({run.parameters:,} parameters)"),

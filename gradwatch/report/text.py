@@ -67,6 +67,7 @@ def head_lines(run: RunSummary) -> list[tuple[str, str]]:
     return [
         ("verdict", run.verdict),
         ("policy", run.policy),
+        *((("the loop itself clips", run.loop_clips),) if run.loop_clips else ()),
         ("optimizer", run.optimizer),
         ("steps", steps_text(run)),
         ("layers", f"{len(run.layers):,} ({run.parameters:,} parameters)"),

@@ -57,7 +57,6 @@ def test_what_is_known_to_be_wrong(fault):
     assert not [failure for c in some for failure in check(c).failures]
 
 
-@pytest.mark.xfail(strict=True, reason="the scaler never calls the step that it drops")
 def test_a_step_that_the_scaler_drops_takes_a_number():
     trial = Combination("scaler_drops", "AdamW foreach", torch.float32, "ClipByNorm").train(
         watch=lambda model, optimizer: attach(model, optimizer, None)

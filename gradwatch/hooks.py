@@ -1,0 +1,83 @@
+"""Finds an optimizer's steps, however they are called: nested, with a closure, compiled, after a step that raised."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from types import FrameType
+from typing import Any, ParamSpec, TypeVar
+
+import torch
+from torch.optim import Optimizer
+
+Closure = Callable[[], Any]
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+def untraced(function: Callable[P, R]) -> Callable[P, R]:
+    """`function`, called and not traced where a compiled function calls it: what it keeps is no part of a graph."""
+    out: Callable[P, R] = torch.compiler.disable(function)  # type: ignore[no-untyped-call]
+    return out
+
+
+class Hooks:
+    """Calls `begin(optimizer, closure)` before and `end(optimizer)` after each step of the optimizers, once a step.
+
+    `begin` returns the closure that the step shall be given instead, or None. A step inside the optimizer's own step
+    (a subclass that calls `super().step()`) is part of it. `owner` is whom an optimizer's hooks lead to.
+    """
+
+    def __init__(
+        self,
+        optimizers: Sequence[Optimizer],
+        begin: Callable[[Optimizer, Closure | None], Closure | None],
+        end: Callable[[Optimizer], None],
+        owner: object = None,
+    ) -> None:
+        self.owner, self._begin, self._end = owner, begin, end
+        self._running: dict[Optimizer, FrameType] = {}
+        self._handles: list[Any] = []
+        for o in optimizers:
+            self._handles += [o.register_step_pre_hook(self._before), o.register_step_post_hook(self._after)]
+
+    def remove(self) -> None:
+        """Take the hooks off."""
+        for handle in self._handles:
+            handle.remove()
+
+    @untraced
+    def _before(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if self._is_nested(optimizer, _caller()):
+            return None
+        closure = self._begin(optimizer, args[1] if len(args) > 1 else kwargs.get("closure"))
+        if closure is None:
+            return None
+        return ((args[0], closure, *args[2:]), kwargs) if len(args) > 1 else (args, {**kwargs, "closure": closure})
+
+    @untraced
+    def _after(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if self._running.get(optimizer) is not _caller():
+            return  # the inner step of a nested one
+        del self._running[optimizer]
+        self._end(optimizer)
+
+    def _is_nested(self, optimizer: Optimizer, frame: FrameType | None) -> bool:
+        """Whether this is a step inside the optimizer's own step; if not, it is the one that runs now."""
+        outer = self._running.get(optimizer)
+        caller = frame.f_back if outer is not None and frame is not None else None
+        while caller is not None:
+            if caller is outer:
+                return True
+            caller = caller.f_back
+        if frame is not None:
+            self._running[optimizer] = frame  # an outer frame that is not on the stack belongs to a step that raised
+        return False
+
+
+def _caller() -> FrameType | None:
+    """The frame that called the hook: torch's wrapper of `step`. The compiler's own frames lie in between."""
+    frame: FrameType | None = sys._getframe(2)
+    while frame is not None and str(frame.f_globals.get("__name__")).startswith("torch._dynamo"):
+        frame = frame.f_back
+    return frame
