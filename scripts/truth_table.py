@@ -51,7 +51,7 @@ without a policy, watched under the policy, and clipped by hand by the oracle.
 | `clip_coef` of each layer, `clipped_norm` | the oracle's policy | twice and four times that |
 | the gradient that the optimizer consumes, at every evaluation of a closure | the true gradient, clipped once by the oracle | 20 units in the last place; in half precision half a unit |
 | the weights under the policy | those of the training clipped by hand | rounding of {steps} steps |
-| number of steps, their order, `lr` of each param group | what the loop did | exactly; `lr` to float32 |
+| number of steps, which of them a scaler dropped, evaluations of a closure, `lr` of each param group | what the loop did | exactly; `lr` to float32 |
 
 The policies go round the combinations: `ClipByGlobalNorm`, `ClipByNorm`, `ClipByValue`, and a factor of 1/2, because
 acting twice shows in a factor and not in a clip. Thresholds lie between the sizes that a loop meets: some are clipped,

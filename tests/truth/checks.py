@@ -5,6 +5,8 @@ Legend: T steps that were taken, L layers.
 
 from __future__ import annotations
 
+from collections import Counter
+
 import numpy as np
 import oracle
 import torch
@@ -25,13 +27,16 @@ def taken(probe):
 
 
 def record(probe, clip, threshold):
-    """The recorded numbers of every step that was taken are the oracle's."""
+    """Every step has its row, and the recorded numbers are the oracle's; those that the scaler dropped are skipped."""
     history = concat(probe.blocks)
-    np.testing.assert_array_equal(history.step, np.arange(len(history)), "step numbers")
-    history = history.take((history.total("skipped") == 0) & (np.nan_to_num(history.total("dropped")) == 0))
-    first = [seen[0] for seen in taken(probe).values()]
+    first = list({seen.step: seen for seen in reversed(probe.truth)}.values())[::-1]  # of a closure's evaluations
     assert history.layers == tuple(probe.named), f"layers {history.layers}"
-    assert len(history) == len(first), f"{len(history)} steps recorded, {len(first)} taken"
+    assert history.step.tolist() == list(range(len(first))), f"steps {history.step}, of {len(first)}"
+    steps = np.array([seen.step in taken(probe) for seen in first])
+    assert (history.total("skipped") == ~steps).all(), f"skipped {history.total('skipped')}, taken {steps}"
+    evaluations = Counter(seen.step for seen in probe.truth)
+    if max(evaluations.values()) > 1:
+        assert history.total("evaluations").tolist() == [evaluations[seen.step] for seen in first], "evaluations"
     eps = FLOAT32 if max(first[0].eps) < DOUBLE else SINGLE
     close(history.layer("grad_norm"), [oracle.norms(s.grads) for s in first], eps, "grad_norm of layers")
     close(history.total("grad_norm"), [oracle.total(s.grads) for s in first], 2 * eps, "grad_norm")
@@ -39,8 +44,9 @@ def record(probe, clip, threshold):
     for group in range(rates.shape[1]):
         close(history.total(f"lr/{group}" if group else "lr"), rates[:, group], FLOAT32, "lr")
     clipped, coefs = zip(*(clip(s.grads, threshold) for s in first), strict=True)
+    coefs = np.where(steps[:, None] | np.isnan(coefs), coefs, 0.0)
     close(history.layer("clip_coef"), coefs, 2 * eps, "clip_coef of layers")
-    totals = np.array([oracle.total(grads) for grads in clipped])
+    totals = np.where(steps, [oracle.total(grads) for grads in clipped], 0.0)
     finite = np.isfinite(totals)  # 0 * inf: what is left of such a step is said by nonfinite, tested elsewhere
     close(history.total("clipped_norm")[finite], totals[finite], 4 * eps, "clipped_norm")
 

@@ -15,8 +15,6 @@ from loops import LOOPS
 from matrix import CPU, FAULTS, Combination, check, combinations, short
 from optimizers import SPECS
 
-from gradwatch.history import concat
-
 PAGE = (Path(__file__).parents[2] / "docs" / "truth.md").read_text(encoding="utf-8")
 CUDA = pytest.param(
     torch.device("cuda"),
@@ -55,15 +53,6 @@ def test_every_number_is_the_oracles_and_no_policy_leaves_no_trace(loop, dtype, 
 def test_what_is_known_to_be_wrong(fault):
     some = [c for c in combinations() if fault.has(c)][:6]
     assert not [failure for c in some for failure in check(c).failures]
-
-
-def test_a_step_that_the_scaler_drops_takes_a_number():
-    trial = Combination("scaler_drops", "AdamW foreach", torch.float32, "ClipByNorm").train(
-        watch=lambda model, optimizer: attach(model, optimizer, None)
-    )
-    history = concat(trial.probes[0].blocks)
-    assert history.step.tolist() == [0, 1, 2, 3]
-    assert history.total("skipped").tolist() == [0, 1, 0, 0]
 
 
 def test_the_page_adds_up():
