@@ -124,7 +124,7 @@ def test_the_floors_are_those_of_the_code():
 
 
 def test_every_tests_name_is_that_of_a_test():
-    known = set(re.findall(r"def (test_\w+)", "".join(p.read_text() for p in (ROOT / "tests").glob("test_*.py"))))
+    known = set(re.findall(r"def (test_\w+)", "".join(p.read_text() for p in (ROOT / "tests").rglob("test_*.py"))))
     named = {name for text in TEXT.values() for name in re.findall(r"`(test_\w+)`", text)}
     assert named
     assert named <= known, f"there are no tests {named - known}"
