@@ -10,6 +10,8 @@ from typing import Any, ParamSpec, TypeVar
 import torch
 from torch.optim import Optimizer
 
+from gradwatch.errors import WatchError
+
 Closure = Callable[[], Any]
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -19,6 +21,19 @@ def untraced(function: Callable[P, R]) -> Callable[P, R]:
     """`function`, called and not traced where a compiled function calls it: what it keeps is no part of a graph."""
     out: Callable[P, R] = torch.compiler.disable(function)  # type: ignore[no-untyped-call]
     return out
+
+
+def refuse_capture(device: torch.device) -> None:
+    """Refuse a step that is being captured.
+
+    Raises:
+        WatchError: the current stream of `device` is captured in a CUDA graph.
+    """
+    if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
+        raise WatchError(
+            "optimizer.step() is being captured in a CUDA graph, whose replays would run without gradwatch: "
+            "capture the forward and backward pass, and call optimizer.step() outside the graph"
+        )
 
 
 class Hooks:

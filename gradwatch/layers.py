@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from fnmatch import fnmatchcase
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from gradwatch.errors import WatchError
 from gradwatch.history import Layer
+from gradwatch.layout import Layout
 
 _WRAPPERS = re.compile(r"(?:^|(?<=\.))(?:module|_orig_mod)\.")
 
@@ -78,12 +79,101 @@ def _kinds(optimizers: Sequence[Optimizer]) -> str:
     return " or ".join(f"the given {type(o).__name__}" for o in optimizers)
 
 
+class Source:
+    """Where a Watch's layers come from, and which of them are recorded; notices when they are no longer the same."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizers: Sequence[Optimizer],
+        patterns: Sequence[str] = ("*",),
+        ignored: Sequence[str] = (),
+        part: str | None = None,
+    ) -> None:
+        self.model, self.optimizers, self.part = model, optimizers, part
+        self.patterns, self.ignored = patterns, ignored
+        self._of_model = {id(p) for p in model.parameters()}
+        self._seen: object = None
+
+    def layers(self) -> dict[str, nn.Parameter]:
+        """The layers as they are now, in model order.
+
+        Raises:
+            WatchError: as `named_layers`, or the patterns leave nothing to record.
+        """
+        named = named_layers(self.model, self.optimizers, self.part)
+        if not any(self.kept(named)):
+            raise WatchError(
+                f"layers={self.patterns!r} and ignore={self.ignored!r} leave nothing to record; the layers are "
+                f"{_few(list(named))}"
+            )
+        return named
+
+    def kept(self, names: Iterable[str]) -> list[bool]:
+        """Which of these layers are recorded."""
+        return [matches(name, self.patterns) and not matches(name, self.ignored) for name in names]
+
+    def changed(self, layout: Layout) -> Layout | None:
+        """The layers from now on, where they are not those of `layout` any more; else None.
+
+        Looks at little on each step: the ends of the param groups, and where their first parameters are.
+
+        Raises:
+            WatchError: parameters of the layout were replaced by others, in the model or in the optimizers.
+        """
+        looks = tuple(_look(group["params"]) for o in self.optimizers for group in o.param_groups)
+        if looks == self._seen:
+            return None
+        known = dict(zip(layout.names, layout.params, strict=True))
+        held = {id(p) for o in self.optimizers for group in o.param_groups for p in group["params"]}
+        self._refuse_replaced(known, held, first=self._seen is None)
+        self._seen = looks
+        ids = {id(p) for p in layout.params}
+        new = {n: p for n, p in named_layers(self.model, self.optimizers, self.part).items() if id(p) not in ids}
+        moved = {p.device for p in layout.params} != layout.devices or {p.dtype for p in layout.params} != layout.dtypes
+        stray = [id(p) not in held for p in layout.params]
+        if not new and not moved and any(stray) == (layout.held is not None):
+            return None
+        for name, p in new.items():
+            free = name
+            while free in known:  # the place of one that was taken out
+                free = f"optimizer.{free}"
+            known[free] = p
+        return Layout(known, [id(p) in held for p in known.values()] if any(stray) else None)
+
+    def _refuse_replaced(self, known: dict[str, Tensor], held: set[int], first: bool) -> None:
+        model = {
+            f"{self.part}.{n}" if self.part else n: p for n, p in _unique_names(self.model.named_parameters()).items()
+        }
+        here = {id(p) for p in model.values()}
+        lost = [n for n, p in known.items() if id(p) in self._of_model and id(p) not in here and (first or n in model)]
+        stray = [n for n, p in known.items() if id(p) not in held]
+        if lost or len(stray) == len(known):
+            owner = type(self.model).__name__ if lost else _kinds(self.optimizers)
+            raise WatchError(
+                f"{owner} no longer holds the parameters that watch() was given, but others: {_few(lost or stray)} "
+                "(fully_shard, to_empty, load_state_dict(assign=True) and replacing a module do this); build the "
+                "optimizer from the parameters as they are now, and call watch() after that"
+            )
+
+
+def _look(params: Sequence[Tensor]) -> object:
+    """What tells that a param group is as it was; the layout keeps the parameters alive, so ids are theirs alone."""
+    if not params:
+        return None
+    return len(params), id(params[0]), id(params[-1]), params[0].device, params[0].dtype
+
+
+def _few(names: Sequence[str]) -> str:
+    return f"{', '.join(names[:8])}{', ...' if len(names) > 8 else ''}"
+
+
 def matches(name: str, patterns: Sequence[str]) -> bool:
     """Whether a layer's name fits one of the shell-style patterns (`*` crosses dots)."""
     return any(fnmatchcase(name, pattern) for pattern in patterns)
 
 
-def describe(layers: dict[str, nn.Parameter]) -> tuple[Layer, ...]:
+def describe(layers: Mapping[str, Tensor]) -> tuple[Layer, ...]:
     """The layers as plain data, for the manifest."""
     return tuple(Layer(n, tuple(p.shape), str(p.dtype).removeprefix("torch.")) for n, p in layers.items())
 

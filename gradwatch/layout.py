@@ -6,7 +6,7 @@ Legend: L layers, in the order of the Layout.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -21,15 +21,18 @@ class Layout:
     """The watched parameters in model order, and the small constant tensors that measuring them needs.
 
     Constants are made once and kept, because making a tensor from Python numbers is a copy from host to device.
+    `held` says which of them the optimizers still step, None for all: a param group may have been taken out.
     """
 
-    def __init__(self, params: Mapping[str, Tensor]) -> None:
+    def __init__(self, params: Mapping[str, Tensor], held: Sequence[bool] | None = None) -> None:
+        self.held = held
         self.names = tuple(params)
         self.params = tuple(params.values())
         devices = [p.device for p in self.params]  # an accelerator, if any: what waits for none lives there
         self.device = next((d for d in devices if d.type != "cpu"), devices[0] if devices else torch.device("cpu"))
         self.every = tuple(range(len(self.params)))  # the index of all layers
-        self.one_device = len(set(devices)) == 1
+        self.devices = set(devices)
+        self.one_device = len(self.devices) == 1
         self.dtypes = {p.dtype for p in self.params}
         self.has_complex = any(dtype.is_complex for dtype in self.dtypes)
         self.sharding = Sharding(self.params, self.device) if any(map(is_sharded, self.params)) else None

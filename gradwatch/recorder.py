@@ -63,6 +63,12 @@ class Recorder:
         self.ring.write(norms, coef, *extra, skipped)
         self.rows.append(row)
 
+    def correct(self, optimizer: str, present: tuple[bool, ...]) -> None:
+        """The last row is of these layers only, those of `optimizer`."""
+        if self.rows:
+            both = tuple(a and b for a, b in zip(self.rows[-1].present, present, strict=True))
+            self.rows[-1] = self.rows[-1]._replace(optimizer=optimizer, present=both)
+
     def amend(self, present: tuple[bool, ...], values: Sequence[Tensor]) -> None:
         """Write the last row anew: which layers it has, and norms, coefficients and extra fields, `[L]` each."""
         self.rows[-1] = self.rows[-1]._replace(present=present)
@@ -92,6 +98,12 @@ class Recorder:
     def _keep(self, at: int, name: str, value: Tensor) -> None:
         self.values.append((at, name, None))
         self.ring.keep(value)
+
+    def take_over(self, old: Recorder) -> None:
+        """Go on for a drained recorder: what was logged for a step still to come."""
+        self.values = old.values
+        for value in old.ring.extras:
+            self.ring.keep(value)
 
     def drain(self, last_too: bool = True) -> None:
         """Hand the rows to the sink, as one History; waits for the device. `last_too` False keeps the last row back.

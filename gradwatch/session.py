@@ -8,7 +8,7 @@ import socket
 import subprocess
 import sys
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,8 @@ from gradwatch import delivery
 from gradwatch.errors import GradwatchWarning, WatchError
 from gradwatch.history import loop_clips
 from gradwatch.hooks import untraced
+from gradwatch.layers import Source, describe
+from gradwatch.layout import Layout
 from gradwatch.recorder import Recorder, refusal
 from gradwatch.sharing import Shared
 from gradwatch.stepping import Stepper
@@ -39,12 +41,12 @@ class Watch:
         self,
         stepper: Stepper,
         writer: RunWriter | NullWriter,
-        kept: Sequence[bool],
+        source: Source,
         courier: bool,
         verbose: bool,
         shared: Shared | None = None,
     ) -> None:
-        self._stepper, self._writer, self._kept, self._verbose = stepper, writer, kept, verbose
+        self._stepper, self._writer, self._source, self._verbose = stepper, writer, source, verbose
         self.shared = shared
         self._wants_courier, self._closed = courier, False
         self._url_said = shared is not None and len(shared.names) > 1  # by the first of them
@@ -139,9 +141,13 @@ class Watch:
         stepper = self._stepper
         if stepper.steps:
             raise WatchError(f"load_state_dict() after {stepper.steps} steps: load before the first optimizer.step()")
+        places = dict(zip(stepper.layout.names, stepper.layout.params, strict=True))
+        saved = list(state["layers"])
+        if saved != list(places) and sorted(saved) == sorted(places):
+            self._relayout(Layout({name: places[name] for name in saved}))
         for name, found, wanted in (
             ("policy", state["clip"], repr(stepper.clip)),
-            ("layers", list(state["layers"]), list(stepper.layout.names)),
+            ("layers", saved, list(stepper.layout.names)),
         ):
             if found != wanted:
                 raise WatchError(
@@ -178,14 +184,29 @@ class Watch:
         self.close("FINISHED" if kind is None else "KILLED" if issubclass(kind, KeyboardInterrupt) else "FAILED")
 
     def _new_recorder(self) -> Recorder:
-        return Recorder(
-            self._writer.run, self._kept, self._stepper.fields, self._stepper.layout.device, self._writer.append
-        )
+        stepper = self._stepper
+        kept = self._source.kept(stepper.layout.names)
+        return Recorder(self._writer.run, kept, stepper.fields, stepper.layout.device, self._writer.append)
 
     def _between(self) -> None:
         self._start_courier()
-        if self._recorder.due:
+        layout = self._source.changed(self._stepper.layout)
+        if layout is not None:
+            self._relayout(layout)
+        elif self._recorder.due:
             self._drain()
+
+    def _relayout(self, layout: Layout) -> None:
+        """Go on with other layers, or with the same ones elsewhere; what is recorded so far is handed over first."""
+        self._drain()
+        self._stepper.relayout(layout)
+        self._writer.update(layers=describe(dict(zip(layout.names, layout.params, strict=True))))
+        self._renew_recorder()
+
+    def _renew_recorder(self) -> None:
+        old, self._recorder = self._recorder, self._new_recorder()
+        self._recorder.take_over(old)
+        self._stepper.recorder = self._recorder
 
     def _drain(self, last_too: bool = True) -> None:
         self._recorder.drain(last_too)
@@ -223,7 +244,7 @@ class Watch:
                 layers=empty.run.layers,
             ),
         )
-        self._stepper.recorder = self._recorder = self._new_recorder()
+        self._renew_recorder()
         self.say(f"resumed at step {self._stepper.steps:,}, recording to {folder}")
 
     def _close_at_exit(self) -> None:

@@ -14,18 +14,19 @@ from torch.amp import GradScaler
 from torch.optim import Optimizer
 
 from gradwatch.backward import Pieces, check_inside, inside_backward, when_backward_ends
-from gradwatch.errors import GradwatchWarning, WatchError
+from gradwatch.errors import GradwatchWarning
 from gradwatch.fused import can_fold, dropped, fold, momentum_to_come, set_scale, settle_momentum
 from gradwatch.grads import Batch, drop, gradients
-from gradwatch.hooks import Closure, Hooks, untraced
+from gradwatch.hooks import Closure, Hooks, refuse_capture, untraced
 from gradwatch.layout import Layout
 from gradwatch.policies import Policy
-from gradwatch.policies.base import State, keep_if
+from gradwatch.policies.base import State, carried, keep_if
 from gradwatch.ranknorms import RankNorms
 from gradwatch.recorder import Recorder, Row
+from gradwatch.same import SameGradients
 from gradwatch.scaling import Scaled
 from gradwatch.torch_calls import LoopClips, listen
-from gradwatch.weights import UpdateRatio, slot_norms, weight_norms
+from gradwatch.weights import Weights, slot_norms
 
 
 class Stepper:
@@ -47,6 +48,7 @@ class Stepper:
         self.layout, self.names, self.optimizers = layout, tuple(optimizers), tuple(optimizers.values())
         self.clip, self.renorm = policies
         self.every, self.slots, self.rank_norms = every, slots, rank_norms
+        self._weights = Weights(layout)
         self.steps = 0  # steps begun so far
         self.together = True
         self.state = self._first_state()
@@ -55,12 +57,11 @@ class Stepper:
         self.fields = self.policy_fields if layout.sharding is None else ("present", *self.policy_fields)
         self.loop_clips = LoopClips(self.optimizers)
         self._round: list[Optimizer] = []  # those that have begun the current step
+        self._same = SameGradients()
         self._inside = False  # whether the current step is taken inside backward, an optimizer at a time
         self._pieces = Pieces(layout)
         self._evaluations = 0  # how often the closure of its leader ran
         self._lost = False  # whether the loss scaler dropped the leader of the current step before it began
-        self._update_ratio = UpdateRatio(layout)
-        self._renormed: Tensor | None = None
         self._unscaled = False  # whether this step's gradients were unscaled here, for all optimizers that take part
         self._young: list[dict[str, Any]] = []  # param groups whose momentum comes into being in the current step
         self._undo_scale: Callable[[], None] | None = None
@@ -80,17 +81,23 @@ class Stepper:
         if self.layout.sharding is None:  # otherwise the other ranks may be elsewhere: one that raised stays alone here
             self._end_round()
 
+    def relayout(self, layout: Layout) -> None:
+        """Go on with other layers, or the same on another device or of another dtype; only between two steps."""
+        old = self._first_state()
+        self.layout, self._weights, self._pieces = layout, Weights(layout), Pieces(layout)
+        self.state = carried(self.state, old, self._first_state())
+
     # -------------------------------------------------------------------------------------------- what the loop calls
 
     def _begin(self, optimizer: Optimizer, closure: Closure | None) -> Closure | None:
         """A step begins. With a closure the gradients come later: the one returned acts when they are there."""
-        self._refuse_capture()
+        refuse_capture(self.layout.device)
         self._restore_scale()  # after a step that raised
         self._scaler = self._scalers.pop(optimizer, None)
         self._inside = len(self.optimizers) > 1 and inside_backward()
         if self._inside:
             check_inside(self.clip, self.layout)
-        leads = self._open_round(optimizer)
+        leads = self._open_round(optimizer, closure is not None)
         if leads and self._inside:
             when_backward_ends(self._end_backward)
         if not leads and self._unscaled:
@@ -112,6 +119,8 @@ class Stepper:
     def _evaluated(self, optimizer: Optimizer) -> None:
         """The closure ran: the record and the policy's state move once a step, at its first evaluation."""
         leads = optimizer is self._round[0]
+        if not leads and not self._lost and self._differ(optimizer):
+            leads = self._part(optimizer)
         self._act(optimizer, record=leads and not self._evaluations)
         self._evaluations += leads
 
@@ -122,7 +131,7 @@ class Stepper:
         settle_momentum(optimizer, self._young)
         self._restore_scale()
         if self.renorm is not None:
-            self._constrain(self.renorm, optimizer)
+            self._weights.constrain(self.renorm, self._held(optimizer))
         self._close_round()
 
     @contextmanager
@@ -141,25 +150,37 @@ class Stepper:
 
     # --------------------------------------------------------------------------------------------------------- steps
 
-    def _open_round(self, optimizer: Optimizer) -> bool:
+    def _differ(self, optimizer: Optimizer) -> bool:
+        """Whether the optimizer steps on other gradients than those that the leader of this step measured."""
+        params = [p for group in optimizer.param_groups for p in group["params"]]
+        return self._same.changed(params, under_scaler=self._scaler is not None)
+
+    def _part(self, optimizer: Optimizer) -> bool:
+        """From now on each optimizer's step is one of its own; this one's begins."""
+        lead = self._round[0]
+        self.together = False
+        self.recorder.correct(optimizer=self._name(), present=tuple(self._held(lead)))
+        warnings.warn(
+            "the watched optimizers do not step together: from now on each one's gradients are measured and clipped "
+            "alone, and each optimizer.step() is a step",
+            GradwatchWarning,
+            stacklevel=7,
+        )
+        return self._open_round(optimizer)
+
+    def _open_round(self, optimizer: Optimizer, closure: bool = False) -> bool:
         """Begin a step, or join the one another optimizer began; returns whether this optimizer leads it."""
         if self.together and 0 < len(self._round) < len(self.optimizers):
-            if optimizer not in self._round:
+            if optimizer not in self._round and (self._lost or self._inside or closure or not self._differ(optimizer)):
                 self._round.append(optimizer)
                 return False
-            self.together = False
-            warnings.warn(
-                "the watched optimizers do not step together: from now on each one's gradients are measured and "
-                "clipped alone, and each optimizer.step() is a step",
-                GradwatchWarning,
-                stacklevel=6,
-            )
+            return self._part(optimizer)
         self._end_round()
         self.between()
         self._round, self._unscaled, self._lost, self._evaluations = [optimizer], False, False, 0
         self.steps += 1
         if (self.steps - 1) % self.every == 0:
-            self._update_ratio.before()
+            self._weights.before_step()
         return True
 
     @torch.no_grad()
@@ -187,12 +208,14 @@ class Stepper:
         # The one host read of the hot path, only for policies that can skip: a step cannot be undone by arithmetic.
         if skips is not None and bool(skips):
             drop(self.layout.params)
+        if not alone and len(self.optimizers) > 1:
+            self._same.note(self.layout.params)
 
     def _look(self, optimizer: Optimizer, alone: bool) -> tuple[Scaled, Batch]:
         """The gradients of the step that `optimizer` leads: its own where it is `alone`, else those of all."""
         scaled = Scaled(self.layout, (optimizer,) if alone else self.optimizers, optimizer, self._scaler, self._held)
         norm_types = self.clip.norm_types if self.clip is not None else ()
-        held = self._held(optimizer) if alone else None
+        held = self._held(optimizer) if alone else self.layout.held
         tensors = gradients(self.layout, held, will_change=self.clip is not None)
         return scaled, Batch(self.layout, tensors, self.optimizers, norm_types, scaled.inverse)
 
@@ -240,16 +263,6 @@ class Stepper:
             self._lost = True
         self._close_round()
 
-    @torch.no_grad()
-    def _constrain(self, renorm: Policy, optimizer: Optimizer) -> None:
-        held = self._held(optimizer)
-        weights = [w if own else None for w, own in zip(self.layout.weights(), held, strict=True)]
-        batch = Batch(self.layout, weights)
-        renorm.apply(batch, {})
-        if batch.fraction is not None:
-            rate = torch.where(batch.present(), batch.fraction, torch.nan)
-            self._renormed = rate if self._renormed is None else self._renormed.fmax(rate)
-
     def _close_round(self) -> None:
         if len(self._round) == len(self.optimizers) or not self.together:
             self._end_round()
@@ -259,32 +272,18 @@ class Stepper:
         self._end_round()
         self._round = []
 
-    @torch.no_grad()
     def _end_round(self) -> None:
         """After the last optimizer of a step: what is measured only every few steps."""
         pieces = self._pieces.take()
         if pieces is not None:
             self.recorder.amend(*pieces)
-        if self._update_ratio.begun:
-            values = {
-                "weight_norm": weight_norms(self.layout),
-                "update_ratio": self._update_ratio.after(),
-            }
-            if self._renormed is not None:
-                values["renorm_rate"] = self._renormed
-            if self.slots:
-                values.update({f"slot_norm/{n}": v for n, v in slot_norms(self.layout, self.optimizers).items()})
-            self.recorder.measured(values)
-        self._renormed = None
+        self._same.forget()
+        values = self._weights.after_step()
+        if values and self.slots:
+            values.update({f"slot_norm/{n}": v for n, v in slot_norms(self.layout, self.optimizers).items()})
+        self.recorder.measured(values)
 
     # ------------------------------------------------------------------------------------------------------ helpers
-
-    def _refuse_capture(self) -> None:
-        if self.layout.device.type == "cuda" and torch.cuda.is_current_stream_capturing():
-            raise WatchError(
-                "optimizer.step() is being captured in a CUDA graph, whose replays would run without gradwatch: "
-                "capture the forward and backward pass, and call optimizer.step() outside the graph"
-            )
 
     def _first_state(self) -> State:
         if self.renorm is not None:

@@ -17,8 +17,6 @@ from torch import Tensor
 from torch.nn import utils
 from torch.optim import Optimizer
 
-from gradwatch.hooks import untraced
-
 Function = Callable[..., Any]
 Parameters: TypeAlias = "Tensor | Iterable[Tensor]"
 UnderScaler = Callable[[Optimizer, torch.amp.GradScaler], AbstractContextManager[None]]
@@ -180,7 +178,7 @@ def _listed(parameters: Parameters) -> list[Tensor]:
     return [parameters] if isinstance(parameters, Tensor) else list(parameters)
 
 
-@untraced
 def _tell(params: list[Tensor], values: dict[str, Any]) -> None:
+    """Plain enough for a compiled loop to trace: a clip that is compiled with fullgraph=True stays one graph."""
     for listener in _seen.listeners:
         listener.clipped(params, values)

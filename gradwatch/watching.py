@@ -97,8 +97,8 @@ def watch(
     _check(optimizers, every, total_steps, log, delivery, mlflow_layers)
     _warn_of_line_search(optimizers, policies[0])
     _check_run(optimizers, name, run, run_id, tracking_uri)
-    named = _layers.named_layers(model, optimizers, name)
-    kept = _kept(list(named), layers, ignore)
+    source = _layers.Source(model, optimizers, layers, ignore, name)
+    named = source.layers()
     target = _delivery.target(run_id, tracking_uri) if log == "mlflow" else None
     names = _layers.optimizer_names(optimizers, name)
     manifest = Run(
@@ -124,7 +124,7 @@ def watch(
     writer, shared = _place(manifest, name, run.shared if run else None, Path(dir), model)
     writes = isinstance(writer, RunWriter)
     courier = writes and target is not None and delivery == "courier"
-    made = Watch(stepper, writer, kept, courier, verbose and writes, shared)
+    made = Watch(stepper, writer, source, courier, verbose and writes, shared)
     made.say(f"watching {len(named)} layers of {type(model).__name__}, recording to {made.dir}")
     return made
 
@@ -146,16 +146,6 @@ def _place(
         folder = create_part(shared.folder, shared.facts, name)
     (folder / "model.txt").write_text(f"{model}\n")
     return RunWriter(folder, run), shared
-
-
-def _kept(named: list[str], layers: Sequence[str], ignore: Sequence[str]) -> list[bool]:
-    kept = [_layers.matches(name, layers) and not _layers.matches(name, ignore) for name in named]
-    if not any(kept):
-        raise WatchError(
-            f"layers={layers!r} and ignore={ignore!r} leave nothing to record; the layers are "
-            f"{', '.join(named[:8])}{', ...' if len(named) > 8 else ''}"
-        )
-    return kept
 
 
 def _policy(value: Policy | str | None, role: str) -> Policy | None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -15,6 +16,39 @@ from torch.optim import Optimizer
 from gradwatch.grads import Batch
 from gradwatch.layout import Layout, real, stride
 from gradwatch.sharding import local
+
+if TYPE_CHECKING:
+    from gradwatch.policies import Policy
+
+
+class Weights:
+    """The weights around one step: what a constraint does to them, and in some steps their norms and update ratios."""
+
+    def __init__(self, layout: Layout) -> None:
+        self.layout, self._update_ratio = layout, UpdateRatio(layout)
+        self._renormed: Tensor | None = None
+
+    def before_step(self) -> None:
+        """Look at the weights: this is a step in which they are measured."""
+        self._update_ratio.before()
+
+    @torch.no_grad()
+    def constrain(self, renorm: Policy, held: Sequence[bool]) -> None:
+        """Apply the constraint to the layers that are `held`, `[L]`."""
+        weights = [w if own else None for w, own in zip(self.layout.weights(), held, strict=True)]
+        batch = Batch(self.layout, weights)
+        renorm.apply(batch, {})
+        if batch.fraction is not None:
+            rate = torch.where(batch.present(), batch.fraction, torch.nan)
+            self._renormed = rate if self._renormed is None else self._renormed.fmax(rate)
+
+    def after_step(self) -> dict[str, Tensor]:
+        """What was measured in this step, `[L]` each; nothing where `before_step` was not called."""
+        renormed, self._renormed = self._renormed, None
+        if not self._update_ratio.begun:
+            return {}
+        values = {"weight_norm": weight_norms(self.layout), "update_ratio": self._update_ratio.after()}
+        return values if renormed is None else {**values, "renorm_rate": renormed}
 
 
 class UpdateRatio:
@@ -68,6 +102,7 @@ def weight_norms(layout: Layout) -> Tensor:
     return Batch(layout, layout.weights()).measure()
 
 
+@torch.no_grad()
 def slot_norms(layout: Layout, optimizers: Sequence[Optimizer]) -> dict[str, Tensor]:
     """The L2 norm of each tensor the optimizers keep per parameter, `[L]` by name; NaN where there is none."""
     states: list[Mapping[str, object]] = [

@@ -10,9 +10,9 @@ import pytest
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "gradwatch"
 FLOORS = [
-    {"errors", "ring", "uri", "sharding", "hooks"},
-    {"history", "formulas", "layout", "ranknorms", "torch_calls"},
-    {"grads", "fused"},
+    {"errors", "ring", "uri", "sharding", "same"},
+    {"history", "formulas", "layout", "ranknorms", "hooks"},
+    {"grads", "fused", "torch_calls"},
     {"layers", "policies", "weights", "scaling", "backward", "stores", "rules", "compare", "recorder", "delivery"},
     {"stepping", "sharing", "report", "config", "oneshot"},
     {"session"},
@@ -27,7 +27,7 @@ READ_SIDE = {"history", "formulas", "rules", "compare", "report", "stores", "cli
 TRAIN_SIDE = {
     "ring", "sharding", "layout", "grads", "weights", "fused", "layers", "policies", "recorder", "stepping", "oneshot",
     "ranknorms", "delivery", "sharing", "session", "watching", "hooks", "torch_calls", "scaling",
-    "backward", "adapters",
+    "backward", "adapters", "same",
 }  # fmt: skip
 MAY_IMPORT_MLFLOW = {"stores/mlflow.py", "stores/remote.py"}
 

@@ -151,6 +151,30 @@ def test_what_a_compiled_loop_logs_and_clips_is_seen(tmp_path):
     np.testing.assert_allclose(history.total("clipped_norm"), [0.05] * 4, rtol=1e-4)
 
 
+@pytest.mark.parametrize("fullgraph", [False, True])
+def test_a_compiled_clip_is_seen_while_it_is_watched(fullgraph, tmp_path):
+    model = mlp()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    @torch.compile(backend="eager", fullgraph=fullgraph)
+    def clip():
+        return nn.utils.clip_grad_norm_(model.parameters(), 0.1)
+
+    def step(model):
+        norms.append(clip().item())
+
+    norms = []
+    train(model, optimizer, 2, before_step=step)
+    for _ in range(2):
+        norms = []
+        with watch(model, optimizer, tmp_path) as handle:
+            train(model, optimizer, 4, before_step=step)
+        history = open_history(handle.dir)
+        np.testing.assert_allclose(history.total("user_grad_norm"), norms, rtol=1e-6)
+        assert history.total("user_max_norm").tolist() == [0.1] * 4
+    train(model, optimizer, 2, before_step=step)
+
+
 def test_a_compiled_step_with_a_closure(tmp_path):
     model = mlp(torch.float32)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)

@@ -9,7 +9,7 @@ from torch import nn
 from torch.nn.utils import clip_grad_norm_, clip_grad_value_, clip_grads_with_norm_  # by name, before gradwatch
 from training import batches, mlp, state_tensors, train, watch
 
-from gradwatch import GradwatchWarning, WatchError, open_history
+from gradwatch import GradwatchWarning, WatchError, open_history, torch_calls
 
 INF = float("inf")
 
@@ -433,7 +433,13 @@ def gradwatch_caller():
 # ----------------------------------------------------------------------------------------------- torch's functions
 
 
-def test_torchs_functions_are_its_own_again_when_the_last_watch_is_closed(tmp_path):
+@pytest.fixture
+def no_other_watch(monkeypatch):
+    """As if no Watch that another test left open were listening."""
+    monkeypatch.setattr(torch_calls, "_seen", torch_calls._Seen())
+
+
+def test_torchs_functions_are_its_own_again_when_the_last_watch_is_closed(no_other_watch, tmp_path):
     def functions():
         cells = [f.__closure__[0].cell_contents for f in (nn.utils.clip_grads_with_norm_, nn.utils.clip_grad_value_)]
         return [torch.amp.GradScaler.step, *cells]
@@ -449,7 +455,7 @@ def test_torchs_functions_are_its_own_again_when_the_last_watch_is_closed(tmp_pa
     assert all(a is b for a, b in zip(own, functions(), strict=True))
 
 
-def test_what_someone_else_put_around_them_stays(tmp_path, monkeypatch):
+def test_what_someone_else_put_around_them_stays(no_other_watch, tmp_path, monkeypatch):
     calls = []
 
     def around(function):
@@ -488,7 +494,7 @@ def test_what_someone_else_put_around_them_stays(tmp_path, monkeypatch):
         assert (history.total("user_clip_value") == 0.1).all()
 
 
-def test_functions_that_are_made_otherwise_are_seen_through_their_modules(tmp_path, monkeypatch):
+def test_functions_that_are_made_otherwise_are_seen_through_their_modules(no_other_watch, tmp_path, monkeypatch):
     """A torch whose clips are plain functions: replaced where they are found, and by the name clip_grad_norm_ uses."""
     module = nn.utils.clip_grad
     for name, inside in (("clip_grads_with_norm_", "_clip_grads_with_norm_"), ("clip_grad_value_", "clip_grad_value_")):
