@@ -213,9 +213,9 @@ class Subset(Batch):
 def gradients(layout: Layout, held: Sequence[bool] | None = None, will_change: bool = True) -> list[Tensor | None]:
     """The gradient of each parameter as a dense real tensor that shares its memory; None where there is none.
 
-    A sparse gradient is coalesced (and put back so), and its values are what is measured and scaled; a complex one is
-    viewed as real; of a DTensor it is this rank's part. `held[i]` False leaves parameter i out. `will_change` False
-    says that the gradients are only looked at.
+    Of a sparse gradient it is the coalesced values (coalesced in place if it `will_change`), of a complex one its view
+    as real, of a DTensor this rank's part. `held[i]` False leaves parameter i out. `will_change` False says that the
+    gradients are only looked at.
     """
     grads = [p.grad for p in layout.params]
     if held is not None:
@@ -226,7 +226,7 @@ def gradients(layout: Layout, held: Sequence[bool] | None = None, will_change: b
             None if g is None else spread.gradient(p, g, will_change) for p, g in zip(layout.params, grads, strict=True)
         ]
     if layout.has_complex or True in [g is not None and g.is_sparse for g in grads]:
-        return [None if g is None else _dense(p, g) for p, g in zip(layout.params, grads, strict=True)]
+        return [None if g is None else _dense(p, g, will_change) for p, g in zip(layout.params, grads, strict=True)]
     return grads
 
 
@@ -242,11 +242,12 @@ def drop(params: Iterable[Tensor]) -> None:
         p.grad = None
 
 
-def _dense(param: Tensor, grad: Tensor) -> Tensor:
+def _dense(param: Tensor, grad: Tensor, will_change: bool) -> Tensor:
     if grad.is_sparse:
-        if not grad.is_coalesced():
-            grad = param.grad = grad.coalesce()
-        grad = grad._values()
+        whole = grad.coalesce()
+        if will_change:
+            param.grad = whole  # otherwise left as it is: adding up its entries in another order rounds otherwise
+        grad = whole._values()
     return real(grad)
 
 

@@ -160,7 +160,9 @@ def _per_layer(fields: dict[str, Any], present: Any, skipped: Any) -> dict[str, 
     """The quantities of every step, NaN where a layer had no gradient; a skipped step has coefficient 0."""
     norms, coef = fields.pop("grad_norm"), fields.pop("clip_coef")
     absent, coef = ~present, np.where(skipped, 0, coef)
-    changed = (coef != 1) | (fields.get("clip_fraction", np.zeros_like(coef)) > 0)
+    changed = coef != 1
+    if "clip_fraction" in fields:  # it knows, also where the norms are NaN and so is their ratio
+        changed = (changed & ~np.isnan(coef)) | (fields["clip_fraction"] > 0)
     table = {"grad_norm": norms, "clip_coef": coef, "clip_rate": changed, "nonfinite": ~np.isfinite(norms), **fields}
     if "clipped_norm" in table:
         table["clipped_norm"] = np.where(skipped, 0, table["clipped_norm"])
@@ -177,7 +179,7 @@ def _per_step(rows: list[Row], layers: dict[str, Any], skipped: Any) -> dict[str
         low, high = (
             f(coef, axis=1, initial=start, where=~np.isnan(coef)) for f, start in ((np.min, np.inf), (np.max, -np.inf))
         )
-        ratio = np.where(low == high, low, np.where(before > 0, after / before, 1.0))
+        ratio = np.where(low == high, low, np.where(before == 0, 1.0, after / before))
     steps = {
         "time": np.array([row.time for row in rows]),
         "grad_norm": before,

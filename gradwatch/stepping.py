@@ -225,7 +225,7 @@ class Stepper:
         if batch.fraction is not None:
             batch.apply_pending()
             after = batch.measure()
-            return torch.where(before > 0, after / before, 1.0), [after, batch.fraction]
+            return torch.where(before == 0, 1.0, after / before), [after, batch.fraction]
         if coef is None:
             return self._constant("one", 1.0), []
         if can_fold(self.optimizers, self.layout, coef):

@@ -112,7 +112,9 @@ def slot_norms(layout: Layout, optimizers: Sequence[Optimizer]) -> dict[str, Ten
     for i, (p, state) in enumerate(zip(layout.params, states, strict=True)):
         for name, value in state.items():
             if isinstance(value, Tensor) and value.shape == p.shape and name != "step":
-                found.setdefault(name, [None] * len(states))[i] = real(local(value))
+                found.setdefault(name, [None] * len(states))[i] = real(
+                    local(value.coalesce()._values() if value.is_sparse else value)
+                )
     batches = {name: Batch(layout, tensors) for name, tensors in found.items()}
     norms = {name: batch.measure() for name, batch in batches.items()}
     return {name: torch.where(batch.present(), norms[name], torch.nan) for name, batch in batches.items()}

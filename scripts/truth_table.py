@@ -23,7 +23,7 @@ sys.path[:0] = [str(ROOT), str(ROOT / "tests" / "truth")]
 
 import torch  # noqa: E402
 from loops import FLOATS, LOOPS  # noqa: E402
-from matrix import BROKEN_FUSED, FAULTS, Combination, Outcome, check, combinations, short  # noqa: E402
+from matrix import BROKEN_FUSED, Combination, Outcome, check, combinations, short  # noqa: E402
 from optimizers import SPECS  # noqa: E402
 from trial import STEPS  # noqa: E402
 
@@ -73,31 +73,24 @@ def main() -> int:
     parser.add_argument("--full", action="store_true", help="every form, dtype and policy everywhere")
     parser.add_argument("--json", type=Path, help="write the result there instead of printing the page")
     args = parser.parse_args()
-    outcomes, faulty = [], defaultdict(list)
-    for c in combinations(torch.device(args.device), args.loops, full=args.full):
-        fault = next((fault for fault in FAULTS if fault.has(c)), None)
-        (outcomes if fault is None else faulty[fault.reason]).append(check(c))
+    outcomes = [check(c) for c in combinations(torch.device(args.device), args.loops, full=args.full)]
     wrong = [f"{o.combination}: {failure}" for o in outcomes for failure in o.failures]
     if args.json:
-        args.json.write_text(json.dumps(measured(outcomes, faulty, args, wrong), indent=1) + "\n")
+        args.json.write_text(json.dumps(measured(outcomes, args, wrong), indent=1) + "\n")
     else:
-        print(page(outcomes, faulty), end="")
+        print(page(outcomes), end="")
     print(*wrong, sep="\n", file=sys.stderr)
     return 1 if wrong else 0
 
 
-def page(outcomes: list[Outcome], faulty: dict[str, list[Outcome]]) -> str:
+def page(outcomes: list[Outcome]) -> str:
     """The whole page."""
     checked = sum(o.refused is None for o in outcomes)
     text = INTRO.format(checked=checked, refused=len(outcomes) - checked, torch=version(), steps=STEPS)
     text += "\n## Loops\n\nThe number of combinations of each loop, by dtype.\n\n" + by_loop(outcomes)
     text += "\n## Optimizers\n\nThe number of combinations of each form.\n\n" + by_optimizer(outcomes)
     text += "\n## What torch refuses\n\nThe bare loop raises, so there is nothing to watch.\n\n" + refusals(outcomes)
-    text += UNREPEATABLE
-    if faulty:
-        text += "\n## Known faults\n\nThese combinations are not in the counts above, because they are wrong:\n\n"
-        text += "".join(f"- {reason} ({sum(bool(o.failures) for o in found)})\n" for reason, found in faulty.items())
-    return text
+    return text + UNREPEATABLE
 
 
 def by_loop(outcomes: list[Outcome]) -> str:
@@ -167,9 +160,7 @@ def version() -> str:
     return torch.__version__.split("+")[0]
 
 
-def measured(
-    outcomes: list[Outcome], faulty: dict[str, list[Outcome]], args: argparse.Namespace, wrong: list[str]
-) -> dict[str, Any]:
+def measured(outcomes: list[Outcome], args: argparse.Namespace, wrong: list[str]) -> dict[str, Any]:
     """The result as plain data, for docs/measurements."""
     refused = Counter(o.refused for o in outcomes if o.refused is not None)
     return {
@@ -180,7 +171,6 @@ def measured(
         "full": args.full,
         "checked": sum(o.refused is None for o in outcomes),
         "wrong": wrong,
-        "known faults": {reason: sum(bool(o.failures) for o in found) for reason, found in faulty.items()},
         "refused by torch": dict(refused),
         "not repeated by torch itself": [str(o.combination) for o in outcomes if o.unrepeatable and o.refused is None],
         "by loop and dtype": {
