@@ -1,9 +1,13 @@
 """Fixtures that several test files share."""
 
+import os
 import shutil
 from pathlib import Path
 
 import pytest
+
+# The models of the tests are tiny, and pytest's workers fill the cores: more threads would only be in each other's way.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 
 @pytest.fixture(scope="session")
