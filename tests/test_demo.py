@@ -1,7 +1,7 @@
 """The demo: its data, its two trainings, and the command that runs them all and leaves a folder to look at."""
 
-import gzip
 import functools
+import gzip
 import os
 import re
 import shlex
@@ -228,7 +228,7 @@ def start(out):
         env={**os.environ, "PYTHONPATH": root},
         start_new_session=True,
         # A suite that runs in the background of a script was started with Ctrl-C ignored; a shell's job is not
-        preexec_fn=functools.partial(signal.signal, signal.SIGINT, signal.SIG_DFL),
+        preexec_fn=functools.partial(signal.signal, signal.SIGINT, signal.SIG_DFL),  # noqa: PLW1509
     )
 
 
