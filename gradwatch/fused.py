@@ -63,16 +63,26 @@ def settle_momentum(optimizer: Optimizer, groups: Sequence[dict[str, Any]]) -> N
                 del s["momentum_buffer"]
 
 
-def can_fold(optimizers: Sequence[Optimizer], layout: Layout, coef: Tensor) -> bool:
-    """Whether the kernel can scale: one fused optimizer of a known class, one coefficient, float32 throughout."""
-    return (
-        coef.dim() == 0
-        and len(optimizers) == 1
-        and type(optimizers[0]) in CLASSES
-        and all(group.get("fused") for group in optimizers[0].param_groups)
-        and layout.sharding is None  # the kernel does not take a plain scale beside DTensors
-        and layout.dtypes == {torch.float32}  # the scale is float32: float64 would lose digits
-    )
+def why_not_folded(optimizers: Sequence[Optimizer], layout: Layout, coef: Tensor) -> str:
+    """Why the kernel cannot scale by `coef`, in words; empty where it can.
+
+    It takes one fused optimizer of a known class, one coefficient, and float32 throughout.
+    """
+    if coef.dim():
+        return "each layer has a coefficient of its own"
+    if len(optimizers) > 1:
+        return "several optimizers are clipped together"
+    groups = [g for g, group in enumerate(optimizers[0].param_groups) if not group.get("fused")]
+    if groups:
+        every = len(groups) == len(optimizers[0].param_groups)
+        return f"{'it is' if every else f'param group {groups[0]} is'} not fused"
+    if type(optimizers[0]) not in CLASSES:
+        return f"{type(optimizers[0]).__name__} is not one of {', '.join(c.__name__ for c in CLASSES)}"
+    if layout.sharding is not None:
+        return "the kernel takes no plain scale beside DTensors"
+    if layout.dtypes != {torch.float32}:  # the scale is float32: float64 would lose digits
+        return "not all weights are float32"
+    return ""
 
 
 def fold(optimizer: Optimizer, coef: Tensor) -> Callable[[], None]:

@@ -47,6 +47,7 @@ class Batch:
         self.skipped: Tensor | None = None
         self.fraction: Tensor | None = None  # [L] share of elements that an element-wise change touched
         self._norms: Norms | None = None
+        self._ahead: list[Tensor] = []  # coefficients that the norms do not count in yet
         self._present: Tensor | None = None
 
     # ------------------------------------------------------------------------------------------- what policies use
@@ -57,16 +58,16 @@ class Batch:
             l2 = self.measure()
             others = {p: self.measure(p) for p in self.norm_types if p != 2.0}
             self._norms = Norms(l2, self.present(), self.layout.numel(), self.names, others)
-            for factor in (self.unscale, self.pending):
-                if factor is not None:
-                    self._norms = self._norms.scaled(factor)
+            self._ahead = [factor for factor in (self.unscale, self.pending) if factor is not None]
+        for factor in self._ahead:
+            self._norms = self._norms.scaled(factor)
+        self._ahead = []
         return self._norms
 
     def scale(self, coef: Tensor) -> None:
         """Multiply the gradients by `coef`, `[]` or `[L]`."""
         self.pending = coef if self.pending is None else self.pending * coef
-        if self._norms is not None:
-            self._norms = self._norms.scaled(coef)
+        self._ahead.append(coef)
 
     def skip(self, flag: Tensor) -> None:
         """Say that this step must not happen where `flag` (0-d bool) is true."""
@@ -266,14 +267,13 @@ def grouped(layout: Layout, tensors: MaybeTensors) -> list[Group]:
     return [(lists[0], tuple(index[i] for i in places)) for lists, places in groups.values()]
 
 
-@torch.no_grad()
 def measure(layout: Layout, groups: Sequence[Group], p: float = 2.0) -> Tensor:
     """The p-norm of each layer's part on this rank, `[L]`, accumulated in at least float32; 0 for one in no group."""
     stacks = [
         torch.stack(torch._foreach_norm(tensors, p, dtype=_accumulate(tensors[0].dtype))) for tensors, _ in groups
     ]
     if len(stacks) == 1 and len(groups[0][1]) == len(layout.names):
-        return stacks[0].to(layout.dtype)
+        return stacks[0] if stacks[0].dtype is layout.dtype else stacks[0].to(layout.dtype)
     zero = layout.constant("nothing", lambda: torch.zeros(1, dtype=layout.dtype, device=layout.device))
     order = tuple(index for _, index in groups)
     where = layout.constant(("where", order), lambda: _places(order, len(layout.names), layout.device))
@@ -292,7 +292,6 @@ def _places(order: tuple[tuple[int, ...], ...], layers: int, device: torch.devic
     return torch.tensor(places, dtype=torch.int64, device=device)
 
 
-@torch.no_grad()
 def scale_(layout: Layout, groups: Sequence[Group], coef: Tensor) -> None:
     """Multiply the tensors by `coef`, one number or one per layer, in place."""
     for tensors, index in groups:

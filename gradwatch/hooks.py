@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 import sys
 from collections.abc import Callable, Sequence
 from types import FrameType
 from typing import Any, ParamSpec, TypeVar
 
 import torch
+from torch._C._dynamo.eval_frame import get_eval_frame_callback
 from torch.optim import Optimizer
 
 from gradwatch.errors import WatchError
@@ -18,8 +20,18 @@ R = TypeVar("R")
 
 
 def untraced(function: Callable[P, R]) -> Callable[P, R]:
-    """`function`, called and not traced where a compiled function calls it: what it keeps is no part of a graph."""
-    out: Callable[P, R] = torch.compiler.disable(function)  # type: ignore[no-untyped-call]
+    """`function`, called and not traced where a compiled function calls it: what it keeps is no part of a graph.
+
+    `torch.compiler.disable` does that, at a price that only a compiled loop need pay.
+    """
+    disabled: Callable[P, R] = torch.compiler.disable(function)  # type: ignore[no-untyped-call]
+
+    @functools.wraps(function)
+    def out(*args: P.args, **kwargs: P.kwargs) -> R:
+        if torch.compiler.is_dynamo_compiling() or get_eval_frame_callback() is not None:
+            return disabled(*args, **kwargs)
+        return function(*args, **kwargs)
+
     return out
 
 
@@ -40,7 +52,8 @@ class Hooks:
     """Calls `begin(optimizer, closure)` before and `end(optimizer)` after each step of the optimizers, once a step.
 
     `begin` returns the closure that the step shall be given instead, or None. A step inside the optimizer's own step
-    (a subclass that calls `super().step()`) is part of it. `owner` is whom an optimizer's hooks lead to.
+    (a subclass that calls `super().step()`) is part of it. `begin` runs without autograd. `owner` is whom an
+    optimizer's hooks lead to.
     """
 
     def __init__(
@@ -65,7 +78,8 @@ class Hooks:
     def _before(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if self._is_nested(optimizer, _caller()):
             return None
-        closure = self._begin(optimizer, args[1] if len(args) > 1 else kwargs.get("closure"))
+        with torch.no_grad():
+            closure = self._begin(optimizer, args[1] if len(args) > 1 else kwargs.get("closure"))
         if closure is None:
             return None
         return ((args[0], closure, *args[2:]), kwargs) if len(args) > 1 else (args, {**kwargs, "closure": closure})
@@ -91,8 +105,8 @@ class Hooks:
 
 
 def _caller() -> FrameType | None:
-    """The frame that called the hook: torch's wrapper of `step`. The compiler's own frames lie in between."""
+    """The frame that called the hook: torch's wrapper of `step`. `untraced` and the compiler lie in between."""
     frame: FrameType | None = sys._getframe(2)
-    while frame is not None and str(frame.f_globals.get("__name__")).startswith("torch._dynamo"):
+    while frame is not None and str(frame.f_globals.get("__name__")).startswith((__name__, "torch._dynamo")):
         frame = frame.f_back
     return frame

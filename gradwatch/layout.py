@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -63,8 +63,7 @@ class Layout:
         )
 
 
-@dataclass(frozen=True)
-class Norms:
+class Norms(NamedTuple):
     """What a norm policy sees of one step; `[L]` each. An absent gradient (None) has norm 0 and `present` False."""
 
     l2: Tensor
@@ -83,7 +82,7 @@ class Norms:
 
     def scaled(self, coef: Tensor) -> Norms:
         """The norms after multiplying the gradients by `coef` (`[]` or `[L]`, not negative)."""
-        return replace(self, l2=self.l2 * coef, others={p: n * coef for p, n in self.others.items()})
+        return self._replace(l2=self.l2 * coef, others={p: n * coef for p, n in self.others.items()})
 
     def take(self, index: Tensor, names: tuple[str, ...]) -> Norms:
         """The norms of some layers."""

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from torch import Tensor
+from torch.optim import Optimizer
 
 from gradwatch.history import STEP_COLUMNS, History, Run
 from gradwatch.ring import Ring
@@ -140,6 +141,20 @@ class Recorder:
             {q: v[:, self.kept] for q, v in layers.items()},
             steps,
         )
+
+
+def learning_rates(optimizers: Sequence[Optimizer]) -> tuple[tuple[float, ...], dict[str, Tensor]]:
+    """The rate of each param group, in order; those that are tensors (capturable optimizers) by name,
+    and NaN among the others.
+
+    Those travel with the ring: reading them would wait for the device.
+    """
+    rates = [group["lr"] for o in optimizers for group in o.param_groups if "lr" in group]
+    on_device = {}
+    for g, rate in enumerate(rates):
+        if isinstance(rate, Tensor):
+            on_device[f"lr/{g}" if g else "lr"], rates[g] = rate, np.nan
+    return tuple(rates), on_device
 
 
 def refusal(values: Mapping[str, object]) -> str | None:

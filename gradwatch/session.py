@@ -17,10 +17,10 @@ from torch import Tensor
 
 from gradwatch import delivery
 from gradwatch.errors import GradwatchWarning, WatchError
-from gradwatch.history import loop_clips
 from gradwatch.hooks import untraced
 from gradwatch.layers import Source, describe
 from gradwatch.layout import Layout
+from gradwatch.plan import plan
 from gradwatch.recorder import Recorder, refusal
 from gradwatch.sharing import Shared
 from gradwatch.stepping import Stepper
@@ -162,20 +162,8 @@ class Watch:
         self._rejoin(Path(state["dir"]), int(state["attempt"]))
 
     def plan(self) -> str:
-        """What happens on each step, in words."""
-        clip, renorm, layout = self._stepper.clip, self._stepper.renorm, self._stepper.layout
-        own = loop_clips(self._stepper.loop_clips.last)
-        skip = clip is not None and clip.can_skip
-        return "\n".join(
-            [
-                f"{len(layout.names)} layers, one norm pass a step on {layout.device}",
-                f"clip: {clip!r}{'' if clip else '; gradients are left alone'}",
-                *(["one bool is read from the device on each step: this policy can skip steps"] if skip else []),
-                *([f"the loop itself clips: {own}"] if own else []),
-                f"renorm: {renorm!r}{', after each step' if renorm else ''}",
-                f"weight norms and update ratios every {self._stepper.every} steps",
-            ]
-        )
+        """What happens on each step, in words: which way each optimizer's gradients are scaled, and why."""
+        return plan(self._stepper)
 
     def __enter__(self) -> Watch:
         return self

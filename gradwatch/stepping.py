@@ -15,16 +15,16 @@ from torch.optim import Optimizer
 
 from gradwatch.backward import Pieces, check_inside, inside_backward, when_backward_ends
 from gradwatch.errors import GradwatchWarning
-from gradwatch.fused import can_fold, dropped, fold, momentum_to_come, set_scale, settle_momentum
+from gradwatch.fused import dropped, fold, momentum_to_come, set_scale, settle_momentum, why_not_folded
 from gradwatch.grads import Batch, drop, gradients
 from gradwatch.hooks import Closure, Hooks, refuse_capture, untraced
 from gradwatch.layout import Layout
 from gradwatch.policies import Policy
 from gradwatch.policies.base import State, carried, keep_if
 from gradwatch.ranknorms import RankNorms
-from gradwatch.recorder import Recorder, Row
+from gradwatch.recorder import Recorder, Row, learning_rates
 from gradwatch.same import SameGradients
-from gradwatch.scaling import Scaled
+from gradwatch.scaling import Scaled, find_scale
 from gradwatch.torch_calls import LoopClips, listen
 from gradwatch.weights import Weights, slot_norms
 
@@ -56,7 +56,9 @@ class Stepper:
         # Under sharding this rank may lack a gradient that another has
         self.fields = self.policy_fields if layout.sharding is None else ("present", *self.policy_fields)
         self.loop_clips = LoopClips(self.optimizers)
+        self._name = "+".join(self.names)
         self._round: list[Optimizer] = []  # those that have begun the current step
+        self._open = False  # whether the current step has yet to end
         self._same = SameGradients()
         self._inside = False  # whether the current step is taken inside backward, an optimizer at a time
         self._pieces = Pieces(layout)
@@ -116,6 +118,7 @@ class Stepper:
 
         return evaluate
 
+    @torch.no_grad()
     def _evaluated(self, optimizer: Optimizer) -> None:
         """The closure ran: the record and the policy's state move once a step, at its first evaluation."""
         leads = optimizer is self._round[0]
@@ -128,7 +131,8 @@ class Stepper:
         """A step has ended."""
         if self._evaluations and optimizer is self._round[0]:
             self.recorder.log({"evaluations": self._evaluations})
-        settle_momentum(optimizer, self._young)
+        if self._young:
+            settle_momentum(optimizer, self._young)
         self._restore_scale()
         if self.renorm is not None:
             self._weights.constrain(self.renorm, self._held(optimizer))
@@ -159,7 +163,7 @@ class Stepper:
         """From now on each optimizer's step is one of its own; this one's begins."""
         lead = self._round[0]
         self.together = False
-        self.recorder.correct(optimizer=self._name(), present=tuple(self._held(lead)))
+        self.recorder.correct(optimizer=self._lane(), present=tuple(self._held(lead)))
         warnings.warn(
             "the watched optimizers do not step together: from now on each one's gradients are measured and clipped "
             "alone, and each optimizer.step() is a step",
@@ -177,13 +181,13 @@ class Stepper:
             return self._part(optimizer)
         self._end_round()
         self.between()
-        self._round, self._unscaled, self._lost, self._evaluations = [optimizer], False, False, 0
+        self._round, self._open = [optimizer], True
+        self._unscaled, self._lost, self._evaluations = False, False, 0
         self.steps += 1
         if (self.steps - 1) % self.every == 0:
             self._weights.before_step()
         return True
 
-    @torch.no_grad()
     def _act(self, optimizer: Optimizer, record: bool) -> None:
         """Measure the gradients, ask the policy, scale; `record` is False for further evaluations of a closure.
 
@@ -199,7 +203,7 @@ class Stepper:
             good = before.isfinite().all()
             self.state = keep_if(good if skipped is None else good & ~skipped, new, self.state)
         coef, extra = self._finish(batch, before)
-        if any(scaled.carries) and batch.unscale is None:
+        if scaled is not None and any(scaled.carries) and batch.unscale is None:
             self._undo_scale, self._unscaled = scaled.taken_out(batch.groups), not alone
         if record:
             self._record(batch, before, coef, extra, skipped)
@@ -211,13 +215,15 @@ class Stepper:
         if not alone and len(self.optimizers) > 1:
             self._same.note(self.layout.params)
 
-    def _look(self, optimizer: Optimizer, alone: bool) -> tuple[Scaled, Batch]:
+    def _look(self, optimizer: Optimizer, alone: bool) -> tuple[Scaled | None, Batch]:
         """The gradients of the step that `optimizer` leads: its own where it is `alone`, else those of all."""
-        scaled = Scaled(self.layout, (optimizer,) if alone else self.optimizers, optimizer, self._scaler, self._held)
+        optimizers = (optimizer,) if alone else self.optimizers
+        scaled = find_scale(self.layout, optimizers, optimizer, self._scaler, self._held)
         norm_types = self.clip.norm_types if self.clip is not None else ()
         held = self._held(optimizer) if alone else self.layout.held
         tensors = gradients(self.layout, held, will_change=self.clip is not None)
-        return scaled, Batch(self.layout, tensors, self.optimizers, norm_types, scaled.inverse)
+        inverse = scaled.inverse if scaled is not None else None
+        return scaled, Batch(self.layout, tensors, self.optimizers, norm_types, inverse)
 
     def _finish(self, batch: Batch, before: Tensor) -> tuple[Tensor, list[Tensor]]:
         """Apply what is pending; returns the coefficient as recorded and the extra fields."""
@@ -228,10 +234,10 @@ class Stepper:
             return torch.where(before == 0, 1.0, after / before), [after, batch.fraction]
         if coef is None:
             return self._constant("one", 1.0), []
-        if can_fold(self.optimizers, self.layout, coef):
-            self._undo_scale = fold(self.optimizers[0], coef)
-        else:
+        if why_not_folded(self.optimizers, self.layout, coef):
             batch.apply_pending()
+        else:
+            self._undo_scale = fold(self.optimizers[0], coef)
         return coef, []
 
     def _record(
@@ -246,7 +252,9 @@ class Stepper:
             own = own if scale is None else own / scale
             self.recorder.log_next({f"rank_grad_norm/{rank}": norm for rank, norm in enumerate(own.unbind())})
         self.recorder.log_next(self.loop_clips.take(self.optimizers if self.together else self._round))
-        row = Row(self.steps - 1, time.time(), self._name(), self._learning_rates(), batch.here)
+        rates, on_device = learning_rates(self.optimizers)
+        self.recorder.log_next(on_device)
+        row = Row(self.steps - 1, time.time(), self._lane(), rates, batch.here)
         present = [] if self.layout.sharding is None else [batch.present()]
         self.recorder.begin(row, norms, coef, [*present, *extra], skipped)
 
@@ -274,6 +282,9 @@ class Stepper:
 
     def _end_round(self) -> None:
         """After the last optimizer of a step: what is measured only every few steps."""
+        if not self._open:
+            return
+        self._open = False
         pieces = self._pieces.take()
         if pieces is not None:
             self.recorder.amend(*pieces)
@@ -315,12 +326,5 @@ class Stepper:
         own = {id(p) for group in optimizer.param_groups for p in group["params"]}
         return [id(p) in own for p in self.layout.params]
 
-    def _name(self) -> str:
-        return "+".join(self.names) if self.together else self.names[self.optimizers.index(self._round[0])]
-
-    def _learning_rates(self) -> tuple[float, ...]:
-        rates = [group["lr"] for o in self.optimizers for group in o.param_groups if "lr" in group]
-        for g, rate in enumerate(rates):
-            if isinstance(rate, Tensor):  # capturable optimizers: no host read, it travels with the ring
-                self.recorder.log_next({f"lr/{g}" if g else "lr": rate})
-        return tuple(float("nan") if isinstance(rate, Tensor) else float(rate) for rate in rates)
+    def _lane(self) -> str:
+        return self._name if self.together else self.names[self.optimizers.index(self._round[0])]

@@ -44,6 +44,8 @@ class LoopClips:
     def take(self, optimizers: Sequence[Optimizer]) -> dict[str, Any]:
         """What to record with a step of `optimizers`; it is forgotten."""
         out: dict[str, Any] = {}
+        if not self.last:
+            return out
         for optimizer in optimizers:
             out.update(self._since[optimizer])
             self._since[optimizer].clear()

@@ -14,7 +14,7 @@ FLOORS = [
     {"history", "formulas", "layout", "ranknorms", "hooks"},
     {"grads", "fused", "torch_calls"},
     {"layers", "policies", "weights", "scaling", "backward", "stores", "rules", "compare", "recorder", "delivery"},
-    {"stepping", "sharing", "report", "config", "oneshot"},
+    {"stepping", "plan", "sharing", "report", "config", "oneshot"},
     {"session"},
     {"watching", "conclusion"},
     {"courier", "launch", "monitor", "adapters"},
@@ -27,7 +27,7 @@ READ_SIDE = {"history", "formulas", "rules", "compare", "report", "stores", "cli
 TRAIN_SIDE = {
     "ring", "sharding", "layout", "grads", "weights", "fused", "layers", "policies", "recorder", "stepping", "oneshot",
     "ranknorms", "delivery", "sharing", "session", "watching", "hooks", "torch_calls", "scaling",
-    "backward", "adapters", "same",
+    "backward", "adapters", "same", "plan",
 }  # fmt: skip
 MAY_IMPORT_MLFLOW = {"stores/mlflow.py", "stores/remote.py"}
 

@@ -253,3 +253,42 @@ def test_dropped_first_steps_leave_no_momentum(drops, settings, poisoned_memory,
 def test_in_plain_torch_they_leave_whatever_was_in_memory(poisoned_memory, tmp_path):
     weights, _ = momentum_after(1, 4, tmp_path, watched=False)
     assert weights[0].isnan().any()
+
+
+@pytest.mark.parametrize(
+    ("clip", "settings", "wanted"),
+    [
+        ("ClipByGlobalNorm(0.1)", {"fused": True}, "AdamW: its fused kernel scales (grad_scale): no pass of its own"),
+        ("ClipByGlobalNorm(0.1)", {}, "one pass that scales all gradients; not in the kernel, because it is not fused"),
+        ("ClipByNorm(0.1)", {"fused": True}, "one pass that scales each layer by its own; not in the kernel, because"),
+        ("ClipByValue(0.1)", {"fused": True}, "AdamW: each tensor is changed by the policy itself"),
+        ("SkipNonfinite()", {"fused": True}, "nothing is scaled: the policy only lets steps happen or not"),
+    ],
+)
+def test_the_plan_names_the_way_that_is_taken(clip, settings, wanted, tmp_path):
+    model = mlp(torch.float32)
+    optimizer = torch.optim.AdamW(model.parameters(), **settings)
+    with watch(model, optimizer, tmp_path, clip=clip) as handle:
+        text = handle.plan()
+        assert wanted in text
+        batch = next(iter(batches(1, torch.float32)))
+        nn.functional.cross_entropy(model(batch[0]), batch[1]).backward()
+        scales = []
+        optimizer.register_step_pre_hook(lambda o, *_: scales.append(getattr(o, "grad_scale", None)))
+        optimizer.step()
+    assert ("its fused kernel scales" in text) == (scales[0] is not None)
+
+
+def test_the_plan_says_why_a_kernel_does_not_scale(tmp_path):
+    model = mlp(torch.float32)
+    first, second = [p for n, p in model.named_parameters() if n[0] == "0"], list(model.parameters())[2:]
+    apart = [torch.optim.AdamW(first, fused=True), torch.optim.AdamW(second, fused=True)]
+    with watch(model, apart, tmp_path, clip="ClipByGlobalNorm(0.1)") as handle:
+        assert handle.plan().count("because several optimizers are clipped together") == 2
+    mixed = torch.optim.AdamW([{"params": first, "fused": True}, {"params": second}])
+    with watch(model, mixed, tmp_path, clip="ClipByGlobalNorm(0.1)") as handle:
+        assert "AdamW (2 param groups)" in handle.plan()
+        assert "because param group 1 is not fused" in handle.plan()
+    double = mlp(torch.float64)
+    with watch(double, torch.optim.AdamW(double.parameters(), fused=True), tmp_path, clip="ZClip()") as handle:
+        assert "because not all weights are float32" in handle.plan()

@@ -1,5 +1,8 @@
 """No host read between drains: the path runs where reading a value is impossible, and where copies are refused."""
 
+import cProfile
+import pstats
+
 import pytest
 import torch
 from torch import nn
@@ -7,7 +10,7 @@ from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTens
 from torch.utils._python_dispatch import TorchDispatchMode
 from training import ELEMENT_POLICIES, NORM_POLICIES
 
-from gradwatch import MaxNorm, SkipNonfinite, SkipSpike
+from gradwatch import ClipByGlobalNorm, MaxNorm, SkipNonfinite, SkipSpike
 from gradwatch.grads import Batch
 from gradwatch.history import Layer, Run
 from gradwatch.layout import Layout
@@ -127,3 +130,37 @@ def test_memory_is_constant_and_rows_leave_in_order():
     assert seen == list(range(3 * ROWS + 5))
     assert recorder.ring.buffer.data_ptr() == buffer
     assert recorder.ring.extras == []
+
+
+def calls_of_a_step(layers, clip, watched):
+    """How many functions, Python's and built-in, one step calls."""
+    model = nn.ParameterList(nn.Parameter(torch.randn(2)) for _ in range(layers))
+    if watched:
+        _, optimizer, _ = stepping(clip, model, every=10**6, fused=True)
+    else:
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, fused=True)
+    for p in model.parameters():
+        p.grad = torch.randn_like(p)
+
+    def step():
+        if not watched and clip is not None:
+            nn.utils.clip_grad_norm_(list(model.parameters()), clip.max_norm)
+        optimizer.step()
+
+    for _ in range(3):
+        step()
+    profile = cProfile.Profile()
+    profile.runcall(step)
+    return pstats.Stats(profile).total_calls
+
+
+@pytest.mark.parametrize("clip", [None, ClipByGlobalNorm(1.0)], ids=repr)
+def test_watching_calls_as_many_functions_for_a_thousand_layers_as_for_ten(clip):
+    added = {n: calls_of_a_step(n, clip, True) - calls_of_a_step(n, None, False) for n in (10, 1000)}
+    assert abs(added[1000] - added[10]) < 10  # torch's own counters may begin
+    assert added[10] < 200
+
+
+def test_watching_calls_fewer_functions_than_torchs_clip():
+    clip = ClipByGlobalNorm(1.0)
+    assert calls_of_a_step(1000, clip, True) < calls_of_a_step(1000, clip, False)
