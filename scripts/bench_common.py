@@ -142,6 +142,7 @@ def machine(device: str = "cpu") -> dict[str, Any]:
     """Where and with what a benchmark ran."""
     return {
         "machine": cpu_name() if device == "cpu" else f"{torch.cuda.get_device_name()}; {cpu_name()}",
+        "load": round(os.getloadavg()[0], 1),
         "threads": torch.get_num_threads(),
         "python": platform.python_version(),
         "torch": torch.__version__,

@@ -224,7 +224,7 @@ def main() -> None:
     parser.add_argument("--ways", default="", help=f"of {', '.join(WAYS)}; the bases are always there")
     args = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that no process is left behind stopped
-    absent = missing()
+    absent, about = missing(), machine()
     ways = named("--ways", args.ways, WAYS)
     ways = [name for name in WAYS if (name in ways or name in (BARE, CLIP, OURS)) and name not in absent]
     cases = {f"{m}, {o}": (m, o) for m in named("--models", args.models, MODELS) for o in OPTIMIZERS}
@@ -239,7 +239,7 @@ def main() -> None:
     publish(
         {
             "what": "training steps of a small batch, recorded at every step; medians over interleaved rounds",
-            **machine(),
+            **about,
             "versions": versions(),
             "rounds": args.rounds,
             "steps": args.steps or STEPS,

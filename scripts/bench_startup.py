@@ -36,10 +36,13 @@ ADDED = {
 
 
 def main() -> None:
-    args = arguments(__doc__, rounds=15).parse_args()
-    seconds: dict[str, list[float]] = {name: [] for name in COMMANDS}
+    parser = arguments(__doc__, rounds=15)
+    parser.add_argument("--only", default="", help="commands that hold this text, such as 'help'")
+    args = parser.parse_args()
+    about = machine()
+    seconds: dict[str, list[float]] = {name: [] for name in COMMANDS if args.only in name}
     for r in range(args.rounds + 1):  # one to warm up
-        for name in random.Random(r).sample(list(COMMANDS), len(COMMANDS)):
+        for name in random.Random(r).sample(list(seconds), len(seconds)):
             began = time.perf_counter()
             subprocess.run([sys.executable, *COMMANDS[name]], check=True, stdout=subprocess.DEVNULL)
             if r:
@@ -47,12 +50,13 @@ def main() -> None:
     report = {
         "what": "seconds from the start of an interpreter to its end; medians over interleaved rounds, and over the "
         "differences within a round",
-        **machine(),
+        **about,
         "rounds": args.rounds,
         "seconds": {name: round(statistics.median(times), 3) for name, times in seconds.items()},
         "added": {
             name: round(statistics.median(a - b for a, b in zip(seconds[more], seconds[less], strict=True)), 3)
             for name, (more, less) in ADDED.items()
+            if {more, less} <= seconds.keys()
         },
     }
     publish(report, args.output)

@@ -20,8 +20,9 @@ INTRO = """\
 
 What gradwatch costs, next to torch's own `clip_grad_norm_` and next to other tools. The numbers were measured by the
 scripts named below, which anyone can run; this page is printed by `scripts/performance_page.py` from their results in
-[measurements](measurements). Every benchmark interleaves what it compares, in a new order each round, and reports medians
-over rounds. Ratios of one run on one machine are comparable; absolute times are not.
+[measurements](measurements). Every benchmark interleaves what it compares, in a new order each round, and reports
+medians over rounds. Ratios of one run on one machine are comparable; absolute times are not. *Load* is the number of
+processes that ran or wanted to run when a benchmark began: where it is not near 0, other work disturbed the figures.
 
 ## Bytes moved
 
@@ -34,10 +35,10 @@ parameters, for each of them:
 | scaling | reads and writes the gradient | 8 |
 | fused AdamW | reads gradient, weight and two moments; writes weight and two moments | 28 |
 
-torch's `clip_grad_norm_` followed by the fused step moves 4 + 8 + 28 = **40** bytes. Where the fused optimizer takes the
-coefficient along, there is no scale pass, but the step also writes the clipped gradient, so that `p.grad` afterwards
-holds what it holds with torch: 4 + 28 + 4 = **36** bytes, 0.90 of torch's. The norm of every layer is part of the norm
-pass, so recording it moves nothing more. Weight norms read 4 more, on one step in `every`.
+torch's `clip_grad_norm_` followed by the fused step moves 4 + 8 + 28 = **40** bytes. Where the fused optimizer takes
+the coefficient along, there is no scale pass, but the step also writes the clipped gradient, so that `p.grad`
+afterwards holds what it holds with torch: 4 + 28 + 4 = **36** bytes, 0.90 of torch's. The norm of every layer is part
+of the norm pass, so recording it moves nothing more. Weight norms read 4 more, on one step in `every`.
 """
 
 
@@ -62,8 +63,8 @@ def page(folder: Path = FOLDER) -> str:
 def optimizer_phase(report: Report, name: str) -> str:
     """bench_step.py: the ratios to torch."""
     text = (
-        "Clip, recording and optimizer step, divided by the time of torch's clip and step. *No clip* has no policy and so\n"
-        "no scale pass; *step alone* records nothing.\n\n"
+        "Clip, recording and optimizer step, divided by the time of torch's clip and step. *No clip* has no policy\n"
+        "and so no scale pass; *step alone* records nothing.\n\n"
     )
     return text + _cases(report["ratios"], lambda value: f"{value:.2f}") + _source(report, "bench_step.py", name)
 
@@ -80,7 +81,8 @@ def instruction_counts(report: Report, name: str) -> str:
 
 def gpts(report: Report, name: str) -> str:
     """bench_step.py --device cuda: GPTs."""
-    text = "bf16 autocast, fused AdamW. " + "".join(f"*{n}*: {what}. " for n, what in report["gpt figures"].items())
+    text = optimizer_phase(report, name) + "\n" if report["ratios"] else ""
+    text += "bf16 autocast, fused AdamW. " + "".join(f"*{n}*: {what}. " for n, what in report["gpt figures"].items())
     text = text.rstrip() + "\n"
     for model, found in report["gpts"].items():
         batch = " x ".join(map(str, found["batch"]))
@@ -97,18 +99,18 @@ def gpts(report: Report, name: str) -> str:
 def side_by_side(report: Report, name: str) -> str:
     """bench_peers.py: one table a case."""
     text = (
-        "Whole training steps of a small batch, recorded at every step, each way in a process of its own that runs while\n"
-        "the others are stopped. What each records:\n\n"
+        "Whole training steps of a small batch, recorded at every step, each way in a process of its own that runs\n"
+        "while the others are stopped. What each records:\n\n"
     )
     text += table(["way", "records"], [[f"`{way}`", what] for way, what in report["ways"].items()])
     text += "".join(f"\n`{way}` is not in the run: {why}.\n" for way, why in report["absent"].items())
     text += (
-        "\n*Step* is the whole step against the uninstrumented one. *Added* is the time that recording adds to a loop that\n"
-        "clips with torch's `clip_grad_norm_` (what does not clip, and `clip_grad_norm_` itself: to one that does not), in\n"
-        "milliseconds a step; *after backward* is the same without the noise of forward and backward. *Times gradwatch*\n"
-        "divides what clipping and recording cost together, above the uninstrumented step, by that of `gradwatch, files`;\n"
-        "*recording alone* leaves the clip out. *CPU* is the processor time of a step with all helper processes, in\n"
-        "milliseconds. The JSON has the exact definitions.\n"
+        "\n*Step* is the whole step against the uninstrumented one. *Added* is the time that recording adds to a loop\n"
+        "that clips with torch's `clip_grad_norm_` (what does not clip, and `clip_grad_norm_` itself: to one that\n"
+        "does not), in milliseconds a step; *after backward* is the same without the noise of forward and backward. *Times\n"
+        "gradwatch* divides what clipping and recording cost together, above the uninstrumented step, by that of\n"
+        "`gradwatch, files`; *recording alone* leaves the clip out. *CPU* is the processor time of a step with all\n"
+        "helper processes, in milliseconds. The JSON has the exact definitions.\n"
     )
     head = ["way", "step", "added", "after backward", "times gradwatch", "recording alone", "CPU"]
     for case, ways in report["results"].items():
@@ -132,23 +134,22 @@ def start_up(report: Report, name: str) -> str:
     """bench_startup.py."""
     text = "Seconds from the start of an interpreter to its end.\n\n"
     text += table(["command", "seconds"], [[f"`{c}`", f"{s:.2f}"] for c, s in report["seconds"].items()])
-    text += "\nWhat gradwatch adds. torch imports its compiler when an optimizer is made, which takes seconds of its own, so\n"
-    text += "`gradwatch.watch`, which needs it too, is held against that:\n\n"
+    text += (
+        "\nWhat gradwatch adds. torch imports its compiler when an optimizer is made, which takes seconds of its own;\n"
+        "`gradwatch.watch` needs it too and is held against that:\n\n"
+    )
     text += table(["", "seconds"], [[what, f"{s:.2f}"] for what, s in report["added"].items()])
     return text + _source(report, "bench_startup.py", name)
 
 
 def plain(script: str) -> Callable[[Report, str], str]:
     """A benchmark whose JSON is its table: every number with its name."""
+    about = {"what", "machine", "load", "threads", "python", "torch", "gradwatch", "rounds", "steps"}
 
     def section(report: Report, name: str) -> str:
-        about = {"what", "machine", "threads", "python", "torch", "gradwatch", "rounds", "steps"}
-        rows = [[what, value] for what, value in _flat({k: v for k, v in report.items() if k not in about})]
-        return (
-            f"{report['what'][0].upper()}{report['what'][1:]}.\n\n"
-            + table(["", ""], rows)
-            + _source(report, script, name)
-        )
+        what = str(report.get("what", "what was measured"))
+        rows = [[n, v] for n, v in _flat({k: v for k, v in report.items() if k not in about})]
+        return f"{what[:1].upper()}{what[1:]}.\n\n" + table(["", ""], rows) + _source(report, script, name)
 
     return section
 
@@ -173,10 +174,12 @@ def _cases(ratios: Mapping[str, Mapping[str, float]], shown: Callable[[float], s
 
 
 def _source(report: Report, script: str, name: str) -> str:
-    rounds = f", {report['rounds']} rounds" if "rounds" in report else ""
-    threads = f"{report['threads']} thread{'s' if report['threads'] > 1 else ''}, " if "threads" in report else ""
-    versions = f"torch {report['torch']}, gradwatch {report['gradwatch']}" if "torch" in report else ""
-    return f"\n`scripts/{script}` on {report['machine']}, {threads}{versions}{rounds}: [JSON](measurements/{name}).\n"
+    """Which script measured where, with what."""
+    shapes = {"threads": "{} threads", "torch": "torch {}", "gradwatch": "gradwatch {}", "rounds": "{} rounds",
+              "load": "load {}"}  # fmt: skip
+    facts = [report.get("machine", "a machine without a name")]
+    facts += [shape.format(report[key]) for key, shape in shapes.items() if key in report]
+    return f"\n`scripts/{script}` on {', '.join(facts)}: [JSON](measurements/{name}).\n"
 
 
 def _flat(value: Any, name: str = "") -> Iterable[tuple[str, str]]:
