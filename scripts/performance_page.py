@@ -107,9 +107,9 @@ def side_by_side(report: Report, name: str) -> str:
     text += (
         "\n*Step* is the whole step against the uninstrumented one. *Added* is the time that recording adds to a loop\n"
         "that clips with torch's `clip_grad_norm_` (what does not clip, and `clip_grad_norm_` itself: to one that\n"
-        "does not), in milliseconds a step; *after backward* is the same without the noise of forward and backward. *Times\n"
-        "gradwatch* divides what clipping and recording cost together, above the uninstrumented step, by that of\n"
-        "`gradwatch, files`; *recording alone* leaves the clip out. *CPU* is the processor time of a step with all\n"
+        "does not), in milliseconds a step; *after backward* is the same without the noise of forward and backward.\n"
+        "*Times gradwatch* divides what clipping and recording cost together, above the uninstrumented step, by that\n"
+        "of `gradwatch, files`; *recording alone* leaves the clip out. *CPU* is the processor time of a step with all\n"
         "helper processes, in milliseconds. The JSON has the exact definitions.\n"
     )
     head = ["way", "step", "added", "after backward", "times gradwatch", "recording alone", "CPU"]
