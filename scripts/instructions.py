@@ -67,6 +67,8 @@ def count(cases: Iterable[str], variants: Iterable[str]) -> dict[str, dict[str, 
 
 def run(args: argparse.Namespace, tasks: Mapping[tuple[str, str], tuple[Any, ...]]) -> None:
     """Under valgrind: a child for each task and number of steps; notes their process ids."""
+    import torch._dynamo  # the first optimizer imports it: once here, not in every child
+
     torch.set_num_threads(1)
     recorder.DRAIN_SECONDS = math.inf  # valgrind is slow: drains would come every few steps
     children = {f"{case}: {v}": [_child(*task, steps=n) for n in (FEW, MORE)] for (case, v), task in tasks.items()}
