@@ -19,8 +19,6 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from gradwatch import recorder
 
 FEW, MORE = 3, 8  # steps; the first ones also make the optimizer's state
