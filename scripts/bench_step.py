@@ -4,63 +4,40 @@ Each round times the same number of steps of every variant, in a new order; the 
 ratios to torch's `clip_grad_norm_` + `step`. Absolute times of a shared machine mean nothing, so none are the result.
 
     python scripts/bench_step.py [--rounds 15] [--steps 20] [-o bench_step.json]
+    python scripts/bench_step.py --instructions --models mlp-6 --only fused     # counts instead of times
+    python scripts/bench_step.py --device cuda --models gpt2-124m,gpt-1b        # whole training steps of GPTs
+
+`--instructions` counts the instructions of a step under valgrind, on one thread: exact where time is too noisy. A GPT
+trains in bf16 autocast with fused AdamW; `gpt_steps.py` says what is measured of it.
 """
 
 from __future__ import annotations
 
-import argparse
-import json
-import os
-import platform
 import random
 import statistics
 import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from pathlib import Path
 
+import gpt_steps
+import instructions
 import torch
+from bench_common import GPTS, MAX_NORM, MODELS, OPTIMIZERS, arguments, machine, named, publish
 from torch import nn
 
 import gradwatch
 
-MAX_NORM = 1.0
-
-
-def transformer() -> nn.Module:
-    """74 tensors: 6 pre-norm blocks of width 256, an embedding and a final norm."""
-
-    def block() -> nn.Module:
-        return nn.ModuleDict({
-            "norm1": nn.LayerNorm(256), "qkv": nn.Linear(256, 768), "proj": nn.Linear(256, 256),
-            "norm2": nn.LayerNorm(256), "up": nn.Linear(256, 1024), "down": nn.Linear(1024, 256),
-        })  # fmt: skip
-
-    return nn.ModuleDict({"embed": nn.Embedding(1024, 256), "blocks": nn.ModuleList(block() for _ in range(6)),
-                          "norm": nn.LayerNorm(256, bias=False)})  # fmt: skip
-
-
-def thousand() -> nn.Module:
-    """1,000 small tensors: 500 linear layers of width 64."""
-    return nn.ModuleList(nn.Linear(64, 64) for _ in range(500))
-
-
-def mlp() -> nn.Module:
-    """The seeds' MLP, 6 tensors, where fixed costs dominate."""
-    return nn.Sequential(nn.Linear(784, 300), nn.ReLU(), nn.Linear(300, 100), nn.ReLU(), nn.Linear(100, 10))
-
-
-MODELS = {"transformer-74": transformer, "linear-1000": thousand, "mlp-6": mlp}
-OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
-    "fused AdamW": lambda params: torch.optim.AdamW(params, fused=True),
-    "foreach AdamW": lambda params: torch.optim.AdamW(params, foreach=True),
-    "SGD momentum": lambda params: torch.optim.SGD(params, lr=1e-3, momentum=0.9, foreach=True),
+WHAT = {
+    "times": "median ratio to torch clip_grad_norm_ + optimizer.step; 1.00 is torch's own time",
+    "instructions": "instructions of one step (valgrind, one thread, no drain), and their ratio to torch "
+    "clip_grad_norm_ + optimizer.step",
 }
+VARIANTS = ("torch clip + step", "gradwatch clip + step", "step alone", "gradwatch no clip + step")
 
 
 @contextmanager
-def variant(name: str, model: nn.Module, optimizer: torch.optim.Optimizer, device: str) -> Iterator[Callable[[], None]]:
+def variant(name: str, model: nn.Module, optimizer: torch.optim.Optimizer) -> Iterator[Callable[[], None]]:
     """One step's optimizer phase: gradients are in place, weights move."""
     params = list(model.parameters())
     if name == "step alone":
@@ -81,19 +58,21 @@ def variant(name: str, model: nn.Module, optimizer: torch.optim.Optimizer, devic
             yield optimizer.step
 
 
-VARIANTS = ("torch clip + step", "gradwatch clip + step", "step alone", "gradwatch no clip + step")
+@contextmanager
+def ready(name: str, model: str, optimizer: str, device: str = "cpu") -> Iterator[Callable[[], None]]:
+    """The same of a new model with gradients."""
+    torch.manual_seed(0)
+    net = MODELS[model]().to(device)
+    for p in net.parameters():
+        p.grad = torch.randn_like(p)
+    with variant(name, net, OPTIMIZERS[optimizer](net.parameters())) as step:
+        yield step
 
 
 def measure(model: str, optimizer: str, rounds: int, steps: int, device: str) -> dict[str, float]:
     """Median over rounds of each variant's time divided by torch's clip and step of the same round."""
     with ExitStack() as stack:
-        run = {}
-        for name in VARIANTS:
-            torch.manual_seed(0)
-            net = MODELS[model]().to(device)
-            for p in net.parameters():
-                p.grad = torch.randn_like(p)
-            run[name] = stack.enter_context(variant(name, net, OPTIMIZERS[optimizer](net.parameters()), device))
+        run = {name: stack.enter_context(ready(name, model, optimizer, device)) for name in VARIANTS}
         times: dict[str, list[float]] = {name: [] for name in VARIANTS}
         for r in range(rounds + 2):  # two rounds to warm up
             for name in random.Random(r).sample(VARIANTS, len(VARIANTS)):
@@ -108,38 +87,31 @@ def measure(model: str, optimizer: str, rounds: int, steps: int, device: str) ->
     return {name: statistics.median(t / b for t, b in zip(times[name], base, strict=True)) for name in VARIANTS}
 
 
-def cpu_name() -> str:
-    """The processor and its cores, as the kernel names them."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-        name = next(line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))
-    except (OSError, StopIteration):
-        name = platform.processor() or platform.machine()
-    return f"{name}, {os.cpu_count()} cores"
-
-
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=15)
+    parser = arguments(__doc__, rounds=15)
     parser.add_argument("--steps", type=int, default=20)
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--models", default="", help=f"of {', '.join(MODELS)}, by default all; or {', '.join(GPTS)}")
     parser.add_argument("--only", default="", help="cases whose name holds this text, such as 'fused'")
-    parser.add_argument("-o", "--output")
+    parser.add_argument("--instructions", action="store_true", help="count instructions instead of time (CPU)")
+    instructions.add_arguments(parser)
     args = parser.parse_args()
-    cases = {f"{m}, {o}": (m, o) for m in MODELS for o in OPTIMIZERS}
-    results = {
-        name: measure(*case, args.rounds, args.steps, args.device) for name, case in cases.items() if args.only in name
-    }
-    machine = torch.cuda.get_device_name() if args.device == "cuda" else cpu_name()
-    report = {
-        "what": "median ratio to torch clip_grad_norm_ + optimizer.step; 1.00 is torch's own time",
-        "machine": machine, "threads": torch.get_num_threads(), "torch": torch.__version__,
-        "gradwatch": gradwatch.__version__, "rounds": args.rounds, "steps": args.steps, "ratios": results,
-    }  # fmt: skip
-    print(json.dumps(report, indent=1))
-    if args.output:
-        with open(args.output, "w") as file:
-            json.dump(report, file, indent=1)
+    models = named("--models", args.models, MODELS | GPTS) if args.models else list(MODELS)
+    cases = {f"{m}, {o}": (m, o) for m in models if m in MODELS for o in OPTIMIZERS if args.only in f"{m}, {o}"}
+    if instructions.inside(args):
+        instructions.run(args, {(case, v): (ready, v, *cases[case]) for case in cases for v in VARIANTS})
+        return
+    report = {"what": WHAT["instructions" if args.instructions else "times"], **machine(args.device)}
+    if args.instructions:
+        report["instructions"] = instructions.count(cases, VARIANTS)
+    else:
+        report |= {"rounds": args.rounds, "steps": args.steps}
+        report["ratios"] = {n: measure(*case, args.rounds, args.steps, args.device) for n, case in cases.items()}
+        gpts = [m for m in models if m in GPTS]
+        if gpts:
+            report["gpt figures"] = gpt_steps.WHAT
+            report["gpts"] = {m: gpt_steps.measure(m, variant, args.rounds, args.steps, args.device) for m in gpts}
+    publish(report, args.output)
 
 
 if __name__ == "__main__":

@@ -7,13 +7,14 @@ import logging
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
-from gradwatch.courier import Outcome
-from gradwatch.dispatch import deliverable, follow
-from gradwatch.dispatch import sync as deliver
 from gradwatch.errors import RunError
+
+if TYPE_CHECKING:
+    from gradwatch.courier import Outcome
 
 
 @click.command()
@@ -30,6 +31,8 @@ def sync(folder: Path, following: bool, tracking_uri: str | None) -> None:
     """
     if importlib.util.find_spec("mlflow") is None:
         raise RunError("mlflow is not installed: pip install 'gradwatch[mlflow]'")
+    from gradwatch.dispatch import deliverable, follow
+
     if not following and not deliverable(folder):
         raise RunError(
             f"{folder} is not a run folder and holds none that is meant for MLflow; wanted a folder that "
@@ -49,6 +52,9 @@ def sync(folder: Path, following: bool, tracking_uri: str | None) -> None:
 def _progress(folder: Path, tracking_uri: str | None) -> Iterator[Outcome]:
     from rich.console import Console
     from rich.progress import track
+
+    from gradwatch.dispatch import deliverable
+    from gradwatch.dispatch import sync as deliver
 
     total = len(deliverable(folder))
     yield from track(

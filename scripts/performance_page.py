@@ -1,0 +1,203 @@
+"""Prints docs/performance.md from the JSON files that the benchmarks left in docs/measurements.
+
+    python scripts/performance_page.py > docs/performance.md
+
+What has not been measured is left out, and the page says which scripts have not run.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+FOLDER = Path(__file__).parents[1] / "docs" / "measurements"
+Report = Mapping[str, Any]
+
+INTRO = """\
+# Performance
+
+What gradwatch costs, next to torch's own `clip_grad_norm_` and next to other tools. The numbers were measured by the
+scripts named below, which anyone can run; this page is printed by `scripts/performance_page.py` from their results in
+[measurements](measurements). Every benchmark interleaves what it compares, in a new order each round, and reports
+medians over rounds. Ratios of one run on one machine are comparable; absolute times are not. *Load* is the number of
+processes that ran or wanted to run when a benchmark began: where it is not near 0, other work disturbed the figures.
+
+## Bytes moved
+
+A step of clipping and AdamW does little arithmetic: its time is that of reading and writing memory. With fp32
+parameters, for each of them:
+
+| pass | reads and writes | bytes |
+|---|---|---|
+| norms | reads the gradient | 4 |
+| scaling | reads and writes the gradient | 8 |
+| fused AdamW | reads gradient, weight and two moments; writes weight and two moments | 28 |
+
+torch's `clip_grad_norm_` followed by the fused step moves 4 + 8 + 28 = **40** bytes. Where the fused optimizer takes
+the coefficient along, there is no scale pass, but the step also writes the clipped gradient, so that `p.grad`
+afterwards holds what it holds with torch: 4 + 28 + 4 = **36** bytes, 0.90 of torch's. The norm of every layer is part
+of the norm pass, so recording it moves nothing more. Weight norms read 4 more, on one step in `every`.
+"""
+
+
+def page(folder: Path = FOLDER) -> str:
+    """The whole page, from the files in `folder`."""
+    text, waiting = INTRO, []
+    for title, script, name, section in SECTIONS:
+        file = folder / name
+        if file.exists():
+            text += f"\n## {title}\n\n" + section(json.loads(file.read_text()), name)
+        else:
+            waiting.append(f"`{script}` ({title[0].lower()}{title[1:]})")
+    if waiting:
+        text += "\n## What has not run\n\nThese scripts are ready and their results are not here yet: "
+        text += ", ".join(waiting) + ".\n"
+    return text
+
+
+# ------------------------------------------------------------------------------------------------------- one benchmark
+
+
+def optimizer_phase(report: Report, name: str) -> str:
+    """bench_step.py: the ratios to torch."""
+    text = (
+        "Clip, recording and optimizer step, divided by the time of torch's clip and step. *No clip* has no policy\n"
+        "and so no scale pass; *step alone* records nothing.\n\n"
+    )
+    return text + _cases(report["ratios"], lambda value: f"{value:.2f}") + _source(report, "bench_step.py", name)
+
+
+def instruction_counts(report: Report, name: str) -> str:
+    """bench_step.py --instructions."""
+    text = (
+        "Instructions of one step on one thread, counted by valgrind, divided by those of torch's clip and step. They\n"
+        "repeat where time does not, but a pass that waits for memory counts as little as one that does not.\n\n"
+    )
+    ratios = {case: {v: value["ratio"] for v, value in found.items()} for case, found in report["instructions"].items()}
+    return text + _cases(ratios, lambda value: f"{value:.2f}") + _source(report, "bench_step.py --instructions", name)
+
+
+def gpts(report: Report, name: str) -> str:
+    """bench_step.py --device cuda: GPTs."""
+    text = optimizer_phase(report, name) + "\n" if report["ratios"] else ""
+    text += "bf16 autocast, fused AdamW. " + "".join(f"*{n}*: {what}. " for n, what in report["gpt figures"].items())
+    text = text.rstrip() + "\n"
+    for model, found in report["gpts"].items():
+        batch = " x ".join(map(str, found["batch"]))
+        text += f"\n{model}, {found['parameters'] / 1e6:,.0f} M parameters, batch {batch}:\n\n"
+        rows = []
+        for v in found["phase"]:
+            launches = ", ".join(f"{n} {kind}" for kind, n in sorted(found["launches"][v].items()))
+            waits = found["waits"][v] or "none"
+            rows.append([v, f"{found['phase'][v]:.3f}", f"{found['whole'][v]:.3f}", launches, waits])
+        text += table(["", "phase", "whole", "launches", "waits"], rows)
+    return text + _source(report, "bench_step.py", name)
+
+
+def side_by_side(report: Report, name: str) -> str:
+    """bench_peers.py: one table a case."""
+    text = (
+        "Whole training steps of a small batch, recorded at every step, each way in a process of its own that runs\n"
+        "while the others are stopped. What each records:\n\n"
+    )
+    text += table(["way", "records"], [[f"`{way}`", what] for way, what in report["ways"].items()])
+    text += "".join(f"\n`{way}` is not in the run: {why}.\n" for way, why in report["absent"].items())
+    text += (
+        "\n*Step* is the whole step against the uninstrumented one. *Added* is the time that recording adds to a loop\n"
+        "that clips with torch's `clip_grad_norm_` (what does not clip, and `clip_grad_norm_` itself: to one that\n"
+        "does not), in milliseconds a step; *after backward* is the same without the noise of forward and backward.\n"
+        "*Times gradwatch* divides what clipping and recording cost together, above the uninstrumented step, by that\n"
+        "of `gradwatch, files`; *recording alone* leaves the clip out. *CPU* is the processor time of a step with all\n"
+        "helper processes, in milliseconds. The JSON has the exact definitions.\n"
+    )
+    head = ["way", "step", "added", "after backward", "times gradwatch", "recording alone", "CPU"]
+    for case, ways in report["results"].items():
+        rows = [
+            [
+                f"`{way}`",
+                _number(found.get("to_bare"), "{:.2f}"),
+                _number(found.get("added_ms"), "{:.2f}"),
+                _number(found.get("added_phase_ms"), "{:.2f}"),
+                _number(found.get("times_gradwatch_over_bare"), "{:.1f}"),
+                _number(found.get("times_gradwatch_phase", found.get("times_gradwatch")), "{:.1f}"),
+                _number(found.get("cpu_ms"), "{:.1f}"),
+            ]
+            for way, found in ways.items()
+        ]
+        text += f"\n### {case}\n\n" + table(head, rows)
+    return text + _source(report, "bench_peers.py", name)
+
+
+def start_up(report: Report, name: str) -> str:
+    """bench_startup.py."""
+    text = "Seconds from the start of an interpreter to its end.\n\n"
+    text += table(["command", "seconds"], [[f"`{c}`", f"{s:.2f}"] for c, s in report["seconds"].items()])
+    text += (
+        "\nWhat gradwatch adds. torch imports its compiler when an optimizer is made, which takes seconds of its own;\n"
+        "`gradwatch.watch` needs it too and is held against that:\n\n"
+    )
+    text += table(["", "seconds"], [[what, f"{s:.2f}"] for what, s in report["added"].items()])
+    return text + _source(report, "bench_startup.py", name)
+
+
+def plain(script: str) -> Callable[[Report, str], str]:
+    """A benchmark whose JSON is its table: every number with its name."""
+    about = {"what", "machine", "load", "threads", "python", "torch", "gradwatch", "rounds", "steps"}
+
+    def section(report: Report, name: str) -> str:
+        what = str(report.get("what", "what was measured"))
+        rows = [[n, v] for n, v in _flat({k: v for k, v in report.items() if k not in about})]
+        return f"{what[:1].upper()}{what[1:]}.\n\n" + table(["", ""], rows) + _source(report, script, name)
+
+    return section
+
+
+SECTIONS: list[tuple[str, str, str, Callable[[Report, str], str]]] = [
+    ("Optimizer phase", "scripts/bench_step.py", "bench_step_cpu.json", optimizer_phase),
+    ("Instructions", "scripts/bench_step.py --instructions", "bench_instructions_cpu.json", instruction_counts),
+    ("Side by side", "scripts/bench_peers.py", "bench_peers_cpu.json", side_by_side),
+    ("Writing", "scripts/bench_store.py", "bench_store_cpu.json", plain("bench_store.py")),
+    ("Reports of long histories", "scripts/bench_report.py", "bench_report_cpu.json", plain("bench_report.py")),
+    ("Start-up", "scripts/bench_startup.py", "bench_startup_cpu.json", start_up),
+    ("On a GPU", "scripts/bench_step.py --device cuda", "bench_step_cuda.json", gpts),
+]
+
+
+# ------------------------------------------------------------------------------------------------------------- helpers
+
+
+def _cases(ratios: Mapping[str, Mapping[str, float]], shown: Callable[[float], str]) -> str:
+    head = list(next(iter(ratios.values())))
+    return table(["", *head], [[case, *(shown(found[v]) for v in head)] for case, found in ratios.items()])
+
+
+def _source(report: Report, script: str, name: str) -> str:
+    """Which script measured where, with what."""
+    shapes = {"threads": "{} threads", "torch": "torch {}", "gradwatch": "gradwatch {}", "rounds": "{} rounds",
+              "load": "load {}"}  # fmt: skip
+    facts = [report.get("machine", "a machine without a name")]
+    facts += [shape.format(report[key]) for key, shape in shapes.items() if key in report]
+    return f"\n`scripts/{script}` on {', '.join(facts)}: [JSON](measurements/{name}).\n"
+
+
+def _flat(value: Any, name: str = "") -> Iterable[tuple[str, str]]:
+    if isinstance(value, Mapping):
+        for key, inner in value.items():
+            yield from _flat(inner, f"{name}, {key}" if name else str(key))
+    else:
+        yield name, f"{value:,.4g}" if isinstance(value, float) else str(value)
+
+
+def _number(value: float | None, shape: str) -> str:
+    return "" if value is None else shape.format(value)
+
+
+def table(head: list[str], rows: Iterable[list[str]]) -> str:
+    lines = [f"| {' | '.join(line)} |\n" for line in [head, *rows]]
+    return lines[0] + "|" + "---|" * len(head) + "\n" + "".join(lines[1:])
+
+
+if __name__ == "__main__":
+    print(page(), end="")

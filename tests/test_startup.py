@@ -1,0 +1,42 @@
+"""Starting is quick because what is slow to import is imported late."""
+
+import subprocess
+import sys
+
+import click
+import pytest
+
+from gradwatch.cli import main
+
+COMMANDS = main.list_commands(click.Context(main))
+SLOW = ("torch", "mlflow", "numpy", "pandas", "pyarrow", "matplotlib", "plotly", "jinja2", "rich", "sklearn")
+
+
+def imported(code):
+    """Which of the slow packages a fresh interpreter has after `code`."""
+    code += f"\nimport sys\nprint('|', *({set(SLOW)} & set(sys.modules)))"
+    done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
+    return done.stdout.rpartition("|")[2].split()
+
+
+def helped(*words):
+    return f"from gradwatch.cli import main; main({[*words, '--help']}, standalone_mode=False)"
+
+
+@pytest.mark.parametrize("words", [(), *((name,) for name in COMMANDS)])
+def test_help_imports_nothing_that_is_slow(words):
+    assert imported(helped(*words)) == []
+
+
+def test_importing_gradwatch_imports_nothing_that_is_slow():
+    assert imported("import gradwatch") == []
+
+
+def test_watching_needs_nothing_that_only_reading_and_delivering_need():
+    found = set(imported("import gradwatch; gradwatch.watch"))
+    assert "torch" in found
+    assert not found & {"mlflow", "pandas", "matplotlib", "plotly", "sklearn"}
+
+
+def test_a_slow_import_would_be_found():
+    assert imported("import numpy") == ["numpy"]
