@@ -138,7 +138,7 @@ class History:
 
     @property
     def every_step(self) -> History:
-        """The totals of every step, whether this is reduced (then without layers) or not."""
+        """Every step's totals; without layers where this is reduced."""
         return self if self.whole is None else self.whole
 
     @property
@@ -281,11 +281,7 @@ def concat(parts: Iterable[History]) -> History:
 
 
 def stack(parts: Iterable[History]) -> History:
-    """All rows of several Histories, one after the other; layers and quantities are the union.
-
-    Raises:
-        ValueError: there are no parts.
-    """
+    """All rows of several Histories, one after the other; layers and quantities are the union. At least one part."""
     parts = list(parts)
     if not parts:
         raise ValueError("there is no History to join: at least one is needed")

@@ -12,8 +12,8 @@ from make_run import make_history, make_run
 from gradwatch import RunError, open_history
 from gradwatch.history import concat
 from gradwatch.stores import writer as writing
-from gradwatch.stores.files import create_folder, list_parts, read_run
 from gradwatch.stores.compact import merge
+from gradwatch.stores.files import create_folder, list_parts, read_run
 from gradwatch.stores.writer import RunWriter
 
 

@@ -1,8 +1,8 @@
 """Merges the parts of a table while the run goes on: few files however long it lasts, each row written a few times.
 
-Two levels, as in a log-structured merge tree: 64 flushes become a part of level 1, 64 of those one of level 2. Parts of
-one level that reach 64 MiB together are merged before they are 64. A part of level 2 or of 64 MiB is closed: it is never
-touched again, and the courier may carry it away.
+Two levels, as in a log-structured merge tree: 64 flushes become a part of level 1, 64 of those one of level 2. Parts
+of one level that reach 64 MiB together are merged before they are 64. A part of level 2 or of 64 MiB is closed: it is
+never touched again, and the courier may carry it away.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ GROUP_ROWS = 1 << 20  # rows of a row group, the unit in which tables are merged
 
 
 class Compactor:
-    """Keeps the parts of one table few; `cancelled` is asked between row groups, and a merge that it stops is undone."""
+    """Keeps the parts of one table few; `cancelled` is asked between row groups, and a merge it stops is undone."""
 
     def __init__(self, folder: Path, cancelled: Callable[[], bool] = lambda: False) -> None:
         self.folder, self.cancelled = folder, cancelled

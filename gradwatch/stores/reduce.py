@@ -131,7 +131,7 @@ class _Table:
         """Turn sums into shares, once all blocks are in; `places` are the rows of each lane's buckets."""
         if SEEN not in self.per_layer:
             return
-        seen, rate, bad = (self.per_layer.get(name) for name in (SEEN, "clip_rate", "nonfinite"))
+        seen, rate, bad = self.per_layer[SEEN], self.per_layer.get("clip_rate"), self.per_layer.get("nonfinite")
         first, lowest, highest = np.concatenate(places).T
         for b in range(len(first)):
             count = seen[first[b]]

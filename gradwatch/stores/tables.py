@@ -63,8 +63,8 @@ def _groups(file: pq.ParquetFile, start: int) -> list[int]:
 def _tile(table: pa.Table, run: Run) -> History | None:
     """The rows as T x L, if that is how they lie: the same layers in the same order in every step; else None."""
     names, code = _codes(table["layer"])
-    again = np.flatnonzero(code == code[0])[1:2] if len(code) else []
-    width = int(again[0]) if len(again) else len(code)
+    again = np.flatnonzero(code == code[:1])
+    width = int(again[1]) if len(again) > 1 else len(code)
     if not width or len(code) % width:
         return None
     optimizers, who = _codes(table["optimizer"])
