@@ -293,7 +293,7 @@ class Courier:
                     if name not in self.cursor.uploaded and not (closed_only and not is_closed(part)):
                         self._upload(part.path, table)
                         self.cursor.uploaded.append(name)
-                        self._save()
+        self._save()
 
     def _finish(self, run: Run, killed: bool) -> None:
         """The end of the run: what there is to say of it, if all its parts are delivered; then the cursor says done."""

@@ -1,18 +1,22 @@
 """What storing costs: the training thread's share of it, and a very large run written at constant memory.
 
-Two measurements, of one machine:
+Two measurements, on one machine:
 
-- `thread`: a loop over `--thread-layers` small tensors, one step every `--period` ms, watched and delivered to MLflow on
-  SQLite by the courier. Counted is all that the training thread does between two steps to store and deliver
-  (`Watch._between`: whether a block is due, copying it off the device, making a History of it, handing it to the
-  writer, looking for MLflow's active run), in its own CPU time and on the clock. Not counted: measuring, and writing the
-  row (`scripts/bench_step.py`). Then the time that `close()` takes.
+- `thread`: a loop over `--thread-layers` small tensors, one step every `--period` ms for `--seconds`, watched, and
+  delivered to MLflow on SQLite by the courier. Counted is all that the training thread does between two steps to store
+  and deliver (`Watch._between`: asking whether a block is due, copying it from the device, making a History of it,
+  handing it to the writer, looking for MLflow's active run): its own CPU time, and the clock, which also counts the
+  waiting for a core. Not counted: measuring, and writing a row (`bench_step.py`). Then how long `close()` takes, and
+  whether everything was in MLflow by then.
 - `run`: `--layers` x `--steps` random walks (gradient norms with noise, the coefficient of a global clip, weight norms,
-  update ratios) go through a real RunWriter, faster than any training would hand them over; the bench waits only
-  while more than four blocks are queued. Bytes are all that the folder's `layers/` holds, keys and the two flags
-  (`clip_rate`, `nonfinite`) included, over the recorded values of the four quantities. Memory is the process's own.
+  update ratios, the last two at every step and at every tenth) go through a real RunWriter, faster than a training
+  would hand them over: the bench waits only while more than four blocks are queued. Bytes are all that `layers/` holds,
+  keys and the flags `clip_rate` and `nonfinite` included, over the recorded values of the four quantities. Memory is
+  what the whole process holds, the most in each quarter of the run.
 
-    python scripts/bench_store.py [--layers 1000] [--steps 100000] [--rounds 3] [-o bench_store.json]
+Rounds are medians. Times of a shared machine are upper bounds; the CPU time and the bytes are not its noise.
+
+    python scripts/bench_store.py [--layers 1000] [--steps 100000] [--rounds 3] [--dir DIR] [-o bench_store.json]
 """
 
 from __future__ import annotations
@@ -21,9 +25,9 @@ import argparse
 import json
 import os
 import platform
+import shutil
 import statistics
 import tempfile
-import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -41,7 +45,7 @@ FOUR = ("grad_norm", "clip_coef", "weight_norm", "update_ratio")
 SPIKE = 50.0  # how far above its own norm one layer is at one step, so that a report has something to lose
 
 
-# ------------------------------------------------------------------------------------------------------ a very large run
+# ----------------------------------------------------------------------------------------------------- a very large run
 
 
 def blocks(layers: int, steps: int, every: int, seed: int = 0) -> Iterator[History]:
@@ -119,7 +123,7 @@ def resident() -> float:
     return pages * os.sysconf("SC_PAGE_SIZE") / 2**20
 
 
-# --------------------------------------------------------------------------------------------------- the training thread
+# -------------------------------------------------------------------------------------------------- the training thread
 
 
 def training_thread(layers: int, seconds: float, period: float, store: str, parent: Path) -> dict[str, float]:
@@ -166,3 +170,58 @@ def training_thread(layers: int, seconds: float, period: float, store: str, pare
         "steps": steps, "cpu_ms_a_step": 1000 * spent["cpu"] / steps, "clock_ms_a_step": 1000 * spent["clock"] / steps,
         "close_seconds": closed, "delivered_at_close": float(bool(cursor.get("done"))),
     }  # fmt: skip
+
+
+def cpu_name() -> str:
+    """The processor and its cores, as the kernel names them."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        name = next(line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))
+    except (OSError, StopIteration):
+        name = platform.processor() or platform.machine()
+    return f"{name}, {os.cpu_count()} cores"
+
+
+def median_thread(args: argparse.Namespace, parent: Path) -> dict[str, float]:
+    from gradwatch.stores.mlflow import connect
+
+    store = f"sqlite:///{parent / 'mlflow.db'}"
+    connect(store)  # a healthy store has its tables
+    found = [
+        training_thread(args.thread_layers, args.seconds, args.period / 1000, store, parent) for _ in range(args.rounds)
+    ]
+    return {key: round(statistics.median(one[key] for one in found), 4) for key in found[0]}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--layers", type=int, default=1000)
+    parser.add_argument("--steps", type=int, default=100_000)
+    parser.add_argument("--thread-layers", type=int, default=300)
+    parser.add_argument("--period", type=float, default=5.0, help="ms between two steps")
+    parser.add_argument("--seconds", type=float, default=70.0, help="of training; 0 leaves this out")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--dir", help="where to write; removed afterwards")
+    parser.add_argument("-o", "--output")
+    args = parser.parse_args()
+    with tempfile.TemporaryDirectory(dir=args.dir) as folder:
+        thread = median_thread(args, Path(folder)) if args.seconds else None
+        runs = []
+        for every in (1, 10):
+            written, facts = write_run(Path(folder), args.layers, args.steps, every)
+            shutil.rmtree(written)
+            runs.append(facts)
+    report = {
+        "what": "storing: cost on the training thread (ms a step) and of close(); bytes, files and memory of a large "
+        "run; see the script for what is counted",
+        "machine": cpu_name(), "load": round(os.getloadavg()[0], 1), "gradwatch": __version__,
+        "thread": thread and {"layers": args.thread_layers, "period_ms": args.period, "rounds": args.rounds, **thread},
+        "run": {"layers": args.layers, "steps": args.steps, "quantities": FOUR, "runs": runs},
+    }  # fmt: skip
+    print(json.dumps(report, indent=1))
+    if args.output:
+        Path(args.output).write_text(json.dumps(report, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
