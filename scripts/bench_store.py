@@ -205,12 +205,12 @@ def main() -> None:
     parser.add_argument("-o", "--output")
     args = parser.parse_args()
     with tempfile.TemporaryDirectory(dir=args.dir) as folder:
-        thread = median_thread(args, Path(folder)) if args.seconds else None
         runs = []
         for every in (1, 10):
             written, facts = write_run(Path(folder), args.layers, args.steps, every)
             shutil.rmtree(written)
             runs.append(facts)
+        thread = median_thread(args, Path(folder)) if args.seconds else None  # last: torch takes memory
     report = {
         "what": "storing: cost on the training thread (ms a step) and of close(); bytes, files and memory of a large "
         "run; see the script for what is counted",
