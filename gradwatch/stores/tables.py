@@ -105,7 +105,8 @@ def _quantities(table: pa.Table) -> list[str]:
 
 def _codes(column: pa.ChunkedArray) -> tuple[list[str], Any]:
     """A dictionary column as its names and, for each row, the number of its name."""
-    column = column if pa.types.is_dictionary(column.type) else column.dictionary_encode()  # of an empty table
+    if not len(column):
+        return [], np.zeros(0, np.int64)
     column = column.unify_dictionaries().combine_chunks()
     column = column if isinstance(column, pa.DictionaryArray) else pa.concat_arrays(column.chunks)
     return column.dictionary.to_pylist(), column.indices.to_numpy()
