@@ -4,6 +4,7 @@ import json
 import subprocess
 import sys
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -18,13 +19,15 @@ from gradwatch.compare import diverged, final, nonfinite_steps
 from gradwatch.dispatch import _changed, _rest
 from gradwatch.history import concat
 from gradwatch.report import build_report, render_html
+from gradwatch.report.charts import norm_chart
 from gradwatch.report.text import render_json, render_markdown
 from gradwatch.rules import diagnose
 from gradwatch.stores import compact
 from gradwatch.stores.compact import Compactor, merge
 from gradwatch.stores.files import create_folder, is_closed, list_parts, read_run
 from gradwatch.stores.parts import read_whole
-from gradwatch.stores.writer import RunWriter
+from gradwatch.stores.tables import _tile
+from gradwatch.stores.writer import RunWriter, _layers_table
 
 SCRIPTS = Path(__file__).parents[1] / "scripts"
 AT_MOST = 50_000
@@ -125,7 +128,9 @@ def test_closing_gives_up_merging(tmp_path, small_steps, monkeypatch):
         writer.pending.append(history.slice(start, start + 50))
         writer._flush()
     assert len(list_parts(folder / "layers")) == 4
+    writer.closing = False
     writer.close()
+    assert writer.closing
     same(open_history(folder), history)
 
 
@@ -149,22 +154,37 @@ def test_an_unreadable_part_stays_and_is_named_while_the_others_are_merged(tmp_p
     np.testing.assert_array_equal(got.layer("grad_norm")[20:], history.layer("grad_norm")[20:])
 
 
-@pytest.mark.parametrize("order", ["a step cut in two", "layers in another order", "two sets of layers"])
+@pytest.mark.parametrize(
+    "order", ["cut", "cut at first", "shifted", "mixed", "mixed but for the first", "two sets of layers"]
+)
 def test_parts_of_other_makes_are_read_all_the_same(tmp_path, order):
     history, folder = make_history(), create_folder(tmp_path, "other")
     write_parts(folder, history, 1)
     path = folder / "layers" / "part-000000.parquet"
     table = pq.read_table(path)
-    if order == "layers in another order":
-        rows = np.concatenate([np.random.default_rng(i).permutation(7) + 7 * i for i in range(200)])
-        table = table.take(pa.array(rows))
+    if order.startswith("mixed"):
+        fixed = order.endswith("first")
+        mixed = [[0, *np.random.default_rng(i).permutation(7 - fixed) + fixed][1 - fixed :] for i in range(200)]
+        table = table.take(pa.array(np.concatenate([np.array(row) + 7 * i for i, row in enumerate(mixed)])))
     elif order == "two sets of layers":
         table = table.filter(pa.array(~((np.arange(1400) % 7 == 2) & (np.arange(1400) >= 700))))
         history.per_layer.update({q: v.copy() for q, v in history.per_layer.items()})
         for values in history.per_layer.values():
             values[100:, 2] = np.nan
-    pq.write_table(table, path, row_group_size=100 if order == "a step cut in two" else len(table))
+    with pq.ParquetWriter(path, table.schema) as writer:
+        bounds = {"cut": [0, 100, 1400], "cut at first": [0, 3, 7, 1400], "shifted": [0, 3, 1396, 1400]}.get(
+            order, [0, 1400]
+        )
+        for start, stop in pairwise(bounds):
+            writer.write_table(table.slice(start, stop - start))
     same(open_history(folder), history)
+
+
+def test_a_row_group_that_begins_within_a_step_is_no_tile(tmp_path):
+    history = make_history()
+    table = _layers_table(history)
+    assert len(_tile(table, history.run)) == 200
+    assert _tile(table.slice(3, 7 * 199), history.run) is None
 
 
 def test_a_reader_that_needs_the_end_leaves_out_row_groups_before_it(tmp_path):
@@ -189,6 +209,9 @@ def long_history(steps=4_000, **changes):
     for values in layers.values():
         values[np.arange(steps) % 3 == 1, 9] = np.nan
         values[1_000:3_000, 11] = np.nan
+    rate = layers["clip_rate"]
+    chance = np.arange(steps)[:, None] / steps
+    rate[:] = np.where(np.isnan(rate), np.nan, np.random.default_rng(3).random((steps, 1)) < chance)
     history.per_step["nonfinite"] = np.nansum(layers["nonfinite"], axis=1, dtype=float)
     history.per_step["grad_norm"][3_003] = np.inf
     history.per_step["grad_norm"][2_222] = np.nan
@@ -216,9 +239,10 @@ def test_a_reduced_history_keeps_spikes_extremes_and_counts(tmp_path):
             )
     np.testing.assert_array_equal(got.nonfinite, full.nonfinite)
     np.testing.assert_allclose(got.clip_rate, full.clip_rate, rtol=1e-6)
-    np.testing.assert_array_equal(
-        np.nansum(got.layer("steps"), axis=0), (~np.isnan(full.layer("nonfinite"))).sum(axis=0)
-    )
+    assert 0.4 < got.clip_rate.min() < got.clip_rate.max() < 0.6
+    np.testing.assert_array_equal(np.isnan(got.layer("nonfinite")), np.isnan(got.layer("clip_rate")))
+    seen = (~np.isnan(full.layer("nonfinite"))).sum(axis=0)
+    np.testing.assert_array_equal(np.nansum(got.layer("steps"), axis=0), seen)
     row = int(np.nanargmax(np.where(np.isfinite(got.layer("grad_norm")[:, 5]), got.layer("grad_norm")[:, 5], 0)))
     assert abs(got.step[row] - 1_234) < got.stride
     absent = (got.step > 1_050) & (got.step < 2_950)
@@ -347,6 +371,7 @@ def test_the_page_the_text_and_the_json_say_that_the_layers_are_reduced(tmp_path
         assert getattr(got, name) == getattr(true, name), name
     assert [layer.max_grad_norm for layer in got.layers] == [layer.max_grad_norm for layer in true.layers]
     assert "non-finite (2 steps)" in page
+    assert norm_chart(report.histories[0]) == norm_chart(exact.histories[0])  # of all steps
     assert len(page) < len(render_html(exact)) * 1.1
 
 

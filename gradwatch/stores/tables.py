@@ -30,17 +30,22 @@ def steps_blocks(path: Path, run: Run, start: int = 0) -> Iterator[History]:
 def layers_blocks(path: Path, run: Run, start: int = 0) -> Iterator[History]:
     """The rows of a part of the layers table, a block per row group; groups that end before step `start` left out.
 
-    From the first row group on that does not hold every layer of every one of its steps, in one order, the rest of the
-    part is one block: a step may go on in the next group.
+    Once a row group does not hold every layer of every one of its steps, in one order, or goes on with the last step of
+    the group before it, the rest of the part is one block.
     """
     with pq.ParquetFile(path, read_dictionary=["optimizer", "layer"]) as file:
         groups = _groups(file, start)
+        held: History | None = None
         for i, group in enumerate(groups):
             block = _tile(file.read_row_group(group), run)
-            if block is None:
-                yield _pivot(file.read_row_groups(groups[i:]), run)
+            if block is None or (held is not None and _goes_on(held, block)):
+                yield _pivot(file.read_row_groups(groups[i if held is None else i - 1 :]), run)
                 return
-            yield block
+            if held is not None:
+                yield held
+            held = block
+        if held is not None:
+            yield held
 
 
 def count_values(path: Path) -> int:
@@ -81,6 +86,12 @@ def _tile(table: pa.Table, run: Run) -> History | None:
     }
     optimizer = np.asarray(optimizers, dtype=object)[who]
     return History(run, tuple(names[i] for i in order), step, attempt.astype(np.int64), optimizer, per_layer, {})
+
+
+def _goes_on(before: History, after: History) -> bool:
+    """Whether the first row of one block is of the same step as the last row of the block before it."""
+    last, first = ((h.step[at], h.attempt[at], h.optimizer[at]) for h, at in ((before, -1), (after, 0)))
+    return bool(last == first)
 
 
 def _pivot(table: pa.Table, run: Run) -> History:
