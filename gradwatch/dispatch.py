@@ -5,14 +5,14 @@ from __future__ import annotations
 import contextlib
 import logging
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 from gradwatch.courier import Courier, Outcome
 from gradwatch.delivery import trainer_is_gone
 from gradwatch.errors import RunError
 from gradwatch.stores import run_folders
-from gradwatch.stores.files import read_manifest
+from gradwatch.stores.files import MANIFEST, read_manifest
 from gradwatch.stores.parts import deliverable_parts, is_run, is_shared, meant_for_mlflow
 
 log = logging.getLogger("gradwatch")
@@ -43,6 +43,7 @@ def follow(
         complete = single or (until is not None and until())
         for folder in deliverable(path):
             couriers.setdefault(folder, Courier(folder, tracking_uri))
+        manifests = {folder / MANIFEST: _changed(folder / MANIFEST) for folder in couriers}
         outcomes = [_attempt(courier) for courier in couriers.values()]
         if complete and all(o.done or (o.lasting and not o.live) for o in outcomes):
             return outcomes
@@ -55,7 +56,22 @@ def follow(
             log.error("giving up; `gradwatch sync %s` delivers the rest", path)
             return outcomes
         pause = min(2 * pause, LONGEST_PAUSE) if failed else poll
-        time.sleep(pause)
+        _rest(pause, {} if failed else manifests)
+
+
+def _rest(seconds: float, manifests: Mapping[Path, int]) -> None:
+    """Sleep, but wake up when one of these was written at another time: whoever closes a run is waiting."""
+    end = time.monotonic() + seconds
+    while time.monotonic() < end and all(_changed(path) == then for path, then in manifests.items()):
+        time.sleep(min(0.1, seconds))
+
+
+def _changed(path: Path) -> int:
+    """When the file was last written, in nanoseconds; 0 while it cannot be seen."""
+    try:
+        return path.stat().st_mtime_ns
+    except OSError:
+        return 0
 
 
 def deliverable(path: Path) -> list[Path]:

@@ -7,6 +7,7 @@ import os
 import socket
 import subprocess
 import sys
+import time
 import warnings
 from collections.abc import Mapping
 from dataclasses import replace
@@ -28,7 +29,9 @@ from gradwatch.stores.files import read_manifest
 from gradwatch.stores.parts import discard
 from gradwatch.stores.writer import NullWriter, RunWriter
 
-CLOSE_SECONDS = 10.0  # how long close() waits for the courier
+CLOSE_SECONDS = 10.0  # how long close() waits for the courier of a run that lasted less than LONG_RUN seconds,
+LONG_RUN = 60.0
+LAST_SECONDS = 1.5  # and of a longer one, for which the courier has all but the end
 
 
 class Watch:
@@ -49,6 +52,7 @@ class Watch:
         self._stepper, self._writer, self._source, self._verbose = stepper, writer, source, verbose
         self.shared = shared
         self._wants_courier, self._closed = courier, False
+        self._started = time.monotonic()
         self._url_said = shared is not None and len(shared.names) > 1  # by the first of them
         self._courier: subprocess.Popen[bytes] | None = None
         self._resumed_at = 0  # the number of the first step
@@ -111,7 +115,8 @@ class Watch:
                 "than the one that watch() was given, or replayed its steps from a CUDA graph"
             )
         if self._courier is not None:
-            cursor = delivery.wait_delivered(self.dir, CLOSE_SECONDS, self._courier)
+            seconds = CLOSE_SECONDS if time.monotonic() - self._started < LONG_RUN else LAST_SECONDS
+            cursor = delivery.wait_delivered(self.dir, seconds, self._courier)
             self._say_url(cursor)
             if not cursor.get("done"):
                 self.say(f"not all of it is in MLflow yet; gradwatch sync {self.dir} makes sure of it")

@@ -92,6 +92,7 @@ def show_run(run: RunSummary) -> RenderableType:
         head.add_row(_text(word, "dim"), _text(value, "bold red" if bad else ""))
     findings = [_text(line) for f in run.findings for line in (f"{f.severity}: {f.summary}", f.cause, f.cure)]
     problems = [_text(f"incomplete: {problem}", "yellow") for problem in run.problems]
+    problems += [_text(run.reduced, "dim")] if run.reduced else []
     layers = _table(list(LAYER_HEADERS), layer_cells(run.layers), left=1)
     return Group(_text(run.name, "bold"), head, *findings, *problems, layers)
 
@@ -144,6 +145,7 @@ def render_markdown(report: Report) -> str:
     lines += [*_md_table(["", ""], [[word, value] for word, value in head_lines(run)]), ""]
     lines += [f"- **{f.severity}**: {_md(f.summary)}. {_md(f.cause)} {_md(f.cure)}" for f in run.findings]
     lines += [f"- incomplete: {_md(problem)}" for problem in run.problems]
+    lines += [f"- {_md(run.reduced)}"] if run.reduced else []
     lines += ["", *_md_table(list(LAYER_HEADERS), layer_cells(run.layers))]
     return "\n".join(lines) + "\n"
 
