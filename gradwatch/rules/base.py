@@ -6,10 +6,17 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from gradwatch.history import History
+from gradwatch.rules.depth import imbalance, vanishing
 from gradwatch.rules.finding import RANK, Finding, Rule
-from gradwatch.rules.gradients import dead_layer, exploding, nonfinite
+from gradwatch.rules.gradients import exploding
+from gradwatch.rules.nonfinite import nonfinite
+from gradwatch.rules.scale import gradients_accumulate, noise_dominated, scaled_gradients
+from gradwatch.rules.still import dead_layer, no_gradient
 
-RULES: tuple[Rule, ...] = (nonfinite, exploding, dead_layer)
+RULES: tuple[Rule, ...] = (
+    nonfinite, exploding, vanishing, dead_layer, no_gradient, imbalance,
+    scaled_gradients, gradients_accumulate, noise_dominated,
+)  # fmt: skip
 
 _RUINED = {"nonfinite", "dead-layer", "spike", "imbalance", "vanishing", "weight-growth", "renorm-binds"} | {
     "update-too-large", "update-too-small", "weights-unchanged", "clip-is-your-learning-rate", "noise-dominated",
