@@ -166,9 +166,9 @@ def lr_too_high(
     """A loss that the steps throw about: it jumps over its running minimum and stays there, or swings to and fro.
 
     Jump: the median of `width` losses in a row rose above its running minimum by more than `jump` of where the loss
-    began, and `sigmas` robust standard deviations of its noise. Swing: in the second half the loss goes up and down in turn
-    (correlation of neighbours below -.6, of every other above .4), by more than `swing` of its level, without falling.
-    An error when the loss also ended no lower than it began. Not judged where parts of a run train against each other.
+    began, and `sigmas` robust standard deviations of its noise. Swing: in the second half the loss goes up and down in
+    turn (correlation of neighbours below -.6, of every other above .4), by more than `swing` of its level, without
+    falling. An error when the loss also ended no lower than it began. Not judged where parts of a run train against each other.
     Source: methods, S5: jump over the running minimum of 1.95 to 8.6 nats against .36 or less in healthy runs, where
     spike scores stay 0; section 0.3: under Adam warm-up cures it, and clipping does not.
     """
@@ -197,8 +197,8 @@ def _jumps(values: Floats, jump: float, sigmas: float, width: int) -> tuple[int,
     """The first and last place above the running minimum, and the numbers; None for a loss that stays near it."""
     level = smooth(values, width)
     noise = 1.4826 * float(np.median(np.abs(values - level)))
-    begin = float(values[:3].min())
-    above = level - np.minimum.accumulate(np.minimum(level, begin))
+    begin = float(level[0])
+    above = level - np.minimum.accumulate(level)
     hit = above > max(jump * abs(begin), sigmas * noise)
     if not hit.any():
         return None
