@@ -86,6 +86,8 @@ def clip_is_your_learning_rate(
     (`AutoClip(10)` clips 90 % of the steps) are what they are meant to be.
     Source: methods, section 3 (above 50 %: a second learning rate); a run whose steps were 20 times too small (traps).
     """
+    if clip_before_unscale(history):  # its coefficients are those of scaled gradients
+        return []
     coef, threshold = _coefficients(history)
     known = np.isfinite(coef)
     if not threshold or known.sum() < min_steps:
@@ -100,7 +102,8 @@ def clip_is_your_learning_rate(
     severity: Severity = "note" if adaptive or smaller < factor else "warning"
     layer_share = history.clip_rate
     layers = () if (layer_share[~np.isnan(layer_share)] > often).all() else pick(history, layer_share > often)
-    cause = f"{threshold} changed {share:.0%} of the steps and made a typical one {smaller:.3g} times smaller: "
+    cause = f"{threshold[0].upper()}{threshold[1:]} changed {share:.0%} of the steps and made a typical one "
+    cause += f"{smaller:.3g} times smaller: "
     cause += (
         f"{optimizer_kind(history)} takes the scale out of the gradients again, so this matters little."
         if adaptive

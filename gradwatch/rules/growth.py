@@ -60,11 +60,11 @@ def _rows_of(history: History, which: Bools) -> float:
     return float(np.median([(shapes.get(name) or (1,))[0] for name in pick(history, which)]))
 
 
-def renorm_binds(history: History, often: float = 0.5, always: float = 0.9, min_measured: int = 5) -> list[Finding]:
+def renorm_binds(history: History, often: float = 0.5, min_measured: int = 5) -> list[Finding]:
     """A constraint that scales most units back in most steps: it sets the weights' size, not a bound on it.
 
-    A layer's mean `renorm_rate` over the second half of the measured steps is above `often`: a note; above `always` in
-    most constrained layers: a warning.
+    A layer's mean `renorm_rate` over the second half of the measured steps is above `often`: a note, and in most of
+    the constrained layers a warning.
     Source: Srivastava et al. 2014 (typical bounds of 3 to 4, which few units reach).
     """
     rows, rate = measured(history, "renorm_rate")
@@ -76,7 +76,7 @@ def renorm_binds(history: History, often: float = 0.5, always: float = 0.9, min_
     which = mean > often
     if not which.any():
         return []
-    severe = bool((mean > always).sum() > seen.sum() / 2)
+    severe = bool(which.sum() > seen.sum() / 2)
     first = rows[int((np.nan_to_num(rate[:, which]) > often).any(axis=1).argmax())]
     return [
         Finding(

@@ -73,7 +73,7 @@ def spike(
             severity,
             _carriers(history, int(worst), window) if up[worst] else (),
             int(history.step[rows[0]]),
-            int(history.step[rows[-1]]),
+            int(history.step[rows[-1] if recovered else -1]),
             evidence,
             _spike_cause(evidence, bool(up.any()), all_caught),
             _spike_cure(history, norm, ~up, quiet, recovered),
@@ -125,7 +125,7 @@ def _loss_spikes(values: Floats, z: float, window: int) -> Bools:
         return np.asarray((above > z * np.maximum(spread, 1e-3 * np.abs(middle))) & (above > (high - low) / 2))
 
 
-def _caught(history: History, rows: Rows, window: int, times: float = 3.0) -> Bools:
+def _caught(history: History, rows: Rows, window: int, times: float = 10.0) -> Bools:
     """Of these rows, which were skipped, or clipped to less than `times` what usually reaches the optimizer."""
     after = history.total("clipped_norm")
     middle, _ = trailing(np.where(after > 0, after, np.nan), window)
@@ -135,13 +135,13 @@ def _caught(history: History, rows: Rows, window: int, times: float = 3.0) -> Bo
 
 def _recovered(values: Floats, rows: Rows, least: int = 16) -> str:
     """Whether values came back after the last of these rows, to within their noise: yes, no, or unknown (too early)."""
-    before = values[max(0, rows[0] - 64) : rows[0]]
+    before = values[max(0, rows[0] - 32) : rows[0]]
     after = values[rows[-1] + 1 :]
     before, after = before[np.isfinite(before)], after[np.isfinite(after)]
     if len(after) < least or len(before) < 8:
         return "unknown"
-    usual = float(np.median(before))
-    noise = 1.4826 * float(np.median(np.abs(before - usual)))
+    usual = float(np.median(before[-least:]))
+    noise = 1.05 * float(np.median(np.abs(np.diff(before))))  # of differences, which a falling loss does not widen
     end = float(np.median(after[-max(least, len(after) // 4) :]))
     return "yes" if end <= usual + max(4 * noise, 0.1 * abs(usual)) else "no"
 
@@ -161,14 +161,15 @@ def _carriers(history: History, row: int, window: int, share: float = 0.8) -> tu
 
 
 def lr_too_high(
-    history: History, jump: float = 0.35, sigmas: float = 8.0, width: int = 9, swing: float = 0.1
+    history: History, jump: float = 0.35, sigmas: float = 8.0, width: int = 9, often: float = 0.05
 ) -> list[Finding]:
-    """A loss that the steps throw about: it jumps over its running minimum and stays there, or swings to and fro.
+    """A loss that the steps throw about: it jumps over its running minimum, for long or again and again.
 
-    Jump: the median of `width` losses in a row rose above its running minimum by more than `jump` of where the loss
-    began, and `sigmas` robust standard deviations of its noise. Swing: in the second half the loss goes up and down in
-    turn (correlation of neighbours below -.6, of every other above .4), by more than `swing` of its level, without
-    falling. An error when the loss also ended no lower than it began. Not judged where parts of a run train against each other.
+    The running minimum is that of the median of `width` losses in a row. The loss was more than `jump` of where it
+    began, and `sigmas` robust standard deviations of its noise (in its quietest quarter), above it: by that median, or
+    in a share of `often` of
+    the steps.
+    An error when the loss also ended no lower than it began. Not judged where parts of a run train against each other.
     Source: methods, S5: jump over the running minimum of 1.95 to 8.6 nats against .36 or less in healthy runs, where
     spike scores stay 0; section 0.3: under Adam warm-up cures it, and clipping does not.
     """
@@ -177,50 +178,32 @@ def lr_too_high(
     for name in training_losses(history):
         values = history.total(name)
         rows = np.flatnonzero(np.isfinite(values))
-        if len(rows) < 5 * width:
-            continue
-        found = _jumps(values[rows], jump, sigmas, width) or _swings(values[rows], swing, history, rows)
+        found = _jumps(values[rows], jump, sigmas, width, often) if len(rows) >= 5 * width else None
         if found:
             first, last, evidence = found
             begin, end = float(np.median(values[rows[:width]])), float(np.median(values[rows[-width:]]))
-            start = float(values[rows[0]])
-            severity: Severity = "error" if end >= min(begin, start) else "warning"
-            return [
-                _too_high(
-                    history, severity, int(rows[first]), int(rows[last]), {"metric": name, "end": end, **evidence}
-                )
-            ]
+            severity: Severity = "error" if end >= min(begin, float(values[rows[0]])) else "warning"
+            numbers: dict[str, float | str] = {"metric": name, "end": end, **evidence}
+            return [_too_high(history, severity, int(rows[first]), int(rows[last]), numbers)]
     return []
 
 
-def _jumps(values: Floats, jump: float, sigmas: float, width: int) -> tuple[int, int, dict[str, float | str]] | None:
+def _jumps(
+    values: Floats, jump: float, sigmas: float, width: int, often: float
+) -> tuple[int, int, dict[str, float]] | None:
     """The first and last place above the running minimum, and the numbers; None for a loss that stays near it."""
     level = smooth(values, width)
-    noise = 1.4826 * float(np.median(np.abs(values - level)))
-    begin = float(level[0])
-    above = level - np.minimum.accumulate(level)
-    hit = above > max(jump * abs(begin), sigmas * noise)
+    noise = min(1.4826 * float(np.median(np.abs(part))) for part in np.array_split(values - level, 4))
+    begin, lowest = float(level[0]), np.minimum.accumulate(level)
+    limit = max(jump * abs(begin), sigmas * noise)
+    hit, thrown = level - lowest > limit, values - lowest > limit
+    if thrown.mean() > often:
+        hit |= thrown
     if not hit.any():
         return None
     first, last = np.flatnonzero(hit)[[0, -1]]
-    return max(0, int(first) - width // 2), int(last), {"begin": begin, "jump": float(above.max())}
-
-
-def _swings(
-    values: Floats, swing: float, history: History, rows: Rows, steps: int = 64
-) -> tuple[int, int, dict[str, float | str]] | None:
-    """The second half of a loss that goes up and down in turn without falling, and the numbers; else None."""
-    late = values[len(values) // 2 :]
-    if len(late) < steps or float(np.median(late[-len(late) // 4 :])) < 0.9 * float(np.median(late[: len(late) // 4])):
-        return None
-    off = late - smooth(late, 8)
-    if not off.std() or off.std() < swing * abs(float(np.median(late))):
-        return None
-    one, two = (float(np.corrcoef(off[:-k], off[k:])[0, 1]) for k in (1, 2))
-    ratio = _largest_ratio(history)
-    if one > -0.6 or two < 0.4 or ratio < 0.01:
-        return None
-    return len(values) // 2, len(values) - 1, {"swing": float(off.std()), "neighbours": one, "update_ratio": ratio}
+    above = float((level - lowest).max())
+    return int(first), int(last), {"begin": begin, "jump": above, "steps_above": int(thrown.sum())}
 
 
 def _largest_ratio(history: History) -> float:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 
 import numpy as np
+from numpy.typing import NDArray
 
 from gradwatch.history import Bools, Floats, History
 from gradwatch.rules.facts import (
@@ -22,6 +23,7 @@ from gradwatch.rules.facts import (
 )
 from gradwatch.rules.finding import Finding
 
+Rows = NDArray[np.intp]
 EPS = {"float64": 2.0**-52, "float32": 2.0**-23, "float16": 2.0**-10, "bfloat16": 2.0**-7}
 USUAL = {True: 0.008, False: 0.04}  # measured update ratios: Adam at 1e-3, SGD at 0.5
 _STRAY = re.compile(r"(^|\.)param_groups\.\d+\.\d+$|(^|\.)optimizer\.")
@@ -82,8 +84,9 @@ def _no_gradients(history: History) -> list[Finding]:
         return []
     stray = [name for name in history.layers if _STRAY.search(name)]
     evidence: dict[str, float | str] = {"layers": norm.shape[1], "gradients": "absent" if absent else "exactly 0"}
-    if len(stray) == norm.shape[1]:
-        cause = "The optimizer holds other tensors than the model: no gradient ever reaches them."
+    if absent and 2 * len(stray) > norm.shape[1]:
+        evidence["not_in_model"] = len(stray)
+        cause = f"The optimizer holds {len(stray)} tensors that the model does not: no gradient ever reaches them."
         cure = "Build the optimizer from model.parameters(), after the model was moved, wrapped or changed."
     else:
         cause = (
@@ -122,7 +125,7 @@ def _still(history: History, least: int, least_measured: int) -> list[Finding]:
 
 def _explained(
     history: History,
-    rows: np.ndarray[tuple[int], np.dtype[np.intp]],
+    rows: Rows,
     still: Bools,
     last: Floats,
     expected: Floats,
@@ -172,7 +175,7 @@ def _explained(
     return [_finding(history, severity, () if everything else pick(history, still), start, evidence, cause, cure)]
 
 
-def _expected(history: History, rows: np.ndarray[tuple[int], np.dtype[np.intp]]) -> Floats:
+def _expected(history: History, rows: Rows) -> Floats:
     """The update ratio that the step should have, `[M, L]`: lr * gradient for SGD, lr for each element for Adam."""
     rate = np.nanmax(np.where(np.isfinite(r := rates(history)[rows]), r, 0.0), axis=1)[:, None]
     sizes = {layer.name: layer.numel for layer in history.run.layers}
@@ -206,11 +209,14 @@ def _finding(
 # -------------------------------------------------------------------------------------------------- too large, small
 
 
-def update_too_large(history: History, adaptive: float = 0.2, sgd: float = 0.5, width: int = 3) -> list[Finding]:
+def update_too_large(
+    history: History, adaptive: float = 0.2, sgd: float = 0.5, steps: int = 10, long: int = 50
+) -> list[Finding]:
     """Weights that change by a large share of themselves in step after step.
 
-    Of layers with two or more dimensions: the update ratio was above `adaptive` (Adam and its kin) or `sgd` in `width`
-    measured steps in a row. An error when that is so for most layers at once.
+    Of layers with two or more dimensions: the update ratio was above `adaptive` (Adam and its kin) or `sgd` in every
+    measurement of more than `steps` steps, three at least. An error when most layers were so for more than `long`
+    steps.
     Source: CS231n's update to weight ratio of about 1e-3; measured healthy: .008 (Adam 1e-3), .04 (SGD .5). The
     healthy trainings of the tests stay below .14 (Adam, first step) and .5 (SGD, first step), and below .04 later.
     """
@@ -218,38 +224,41 @@ def update_too_large(history: History, adaptive: float = 0.2, sgd: float = 0.5, 
     limit = adaptive if kind else sgd
     rows, ratio = measured(history, "update_ratio")
     wide = matrices(history)
-    if len(rows) < width or not wide.any():
+    spells = {i: _spells(rows, ratio[:, i] > limit, steps) for i in np.flatnonzero(wide)}
+    spells = {i: found for i, found in spells.items() if found}
+    if not spells:
         return []
-    with np.errstate(invalid="ignore"):
-        runs = np.lib.stride_tricks.sliding_window_view(np.nan_to_num(ratio, nan=0.0), width, axis=0).min(axis=2)
-    hit = (runs > limit) & wide[None]  # [M - width + 1, L]
-    which = hit.any(axis=0)
-    if not which.any():
-        return []
-    first, end = np.flatnonzero(hit.any(axis=1))[[0, -1]]
-    most = bool((hit.sum(axis=1) > wide.sum() / 2).any())
-    largest = float(runs[:, wide].max())
+    first, end = min(s[0] for f in spells.values() for s in f), max(s[1] for f in spells.values() for s in f)
+    lasting = sum(max(rows[b] - rows[a] for a, b in found) > long for found in spells.values())
+    largest = max(float(np.median(ratio[a : b + 1, i])) for i, found in spells.items() for a, b in found)
     rate = usual_rate(history)
-    factor = 10.0 ** np.ceil(np.log10(largest / limit) + 0.5)
+    lower = text(float(f"{rate * USUAL[kind] / largest:.0e}"))
     return [
         _finding(
             history,
-            "error" if most else "warning",
-            pick(history, which),
+            "error" if lasting > wide.sum() / 2 else "warning",
+            pick(history, np.isin(np.arange(len(wide)), list(spells))),
             int(rows[first]),
             {"update_ratio": largest, "limit": limit, "usual": USUAL[kind], "lr": rate},
             f"Each step changes these weights by {largest:.0%} of their size; under {optimizer_kind(history)} "
-            f"{USUAL[kind]:g} is usual.",
-            f"Lower the learning rate to about {text(rate / factor)}, or warm it up over the first few hundred steps"
+            f"{USUAL[kind]:.1%} is usual.",
+            f"Lower the learning rate to about {lower}, or warm it up over the first few hundred steps"
             + (
-                ": under it the size of a step does not depend on the size of the gradient, so clipping does not help."
+                ": the size of a step does not depend on the size of the gradient here, so clipping does not help."
                 if kind
                 else "; clip if single batches do it."
             ),
             "update-too-large",
-            int(rows[end + width - 1]),
+            int(rows[end]),
         )
     ]
+
+
+def _spells(rows: Rows, mask: Bools, steps: int) -> list[tuple[int, int]]:
+    """Where `mask` `[M]` holds without a break over more than `steps` steps, three measurements at least."""
+    edges = np.flatnonzero(np.diff(np.concatenate([[False], mask, [False]]).astype(np.int8)))
+    spells = zip(edges[::2], edges[1::2] - 1, strict=True)
+    return [(int(a), int(b)) for a, b in spells if b - a >= 2 and rows[b] - rows[a] > steps]
 
 
 def update_too_small(
@@ -280,7 +289,7 @@ def update_too_small(
             (),
             int(rows[0]),
             {"update_ratio": found, "limit": limit, "usual": USUAL[kind], "lr": rate},
-            f"No layer changes by more than {found:.1g} of its size in a step; under {optimizer_kind(history)} "
+            f"No layer changes by more than {found:.1e} of its size in a step; under {optimizer_kind(history)} "
             f"{USUAL[kind]:g} is usual.",
             f"Raise the learning rate by decades: {text(rate * factor)} would give usual steps; try "
             f"{text(rate * factor / 10)}.",
