@@ -119,12 +119,6 @@ def guard(history: History, share: float = 0.99) -> str:
     return f"ClipByGlobalNorm({text(float(np.quantile(norm, share)) if len(norm) else 1.0)})"
 
 
-def rivals(history: History) -> bool:
-    """Whether parts of the run may train against each other: then a loss that rises is no sign of anything."""
-    losses = [history.total(name) for name in history.logged if "loss" in name.lower()]
-    return history.run.part is not None or any(np.isnan(values).all() for values in losses)
-
-
 # ------------------------------------------------------------------------------------------------------------ layers
 
 

@@ -17,14 +17,13 @@ from gradwatch.rules.facts import (
     measured,
     optimizer_kind,
     pick,
-    rivals,
     smooth,
     text,
     trailing,
     usual_rate,
 )
 from gradwatch.rules.finding import Finding, Severity
-from gradwatch.rules.gradients import training_losses
+from gradwatch.rules.gradients import has_rivals, training_losses
 
 Rows = NDArray[np.intp]
 
@@ -43,7 +42,7 @@ def spike(
     """
     norm = incoming(history)
     up, times = _norm_spikes(norm, z, ratio, window)
-    losses = {} if rivals(history) else {name: history.total(name) for name in training_losses(history)}
+    losses = {} if has_rivals(history) else {name: history.total(name) for name in training_losses(history)}
     in_loss = np.zeros(len(history), bool)
     for values in losses.values():
         in_loss |= _loss_spikes(values, loss_z, window)
@@ -161,19 +160,17 @@ def _carriers(history: History, row: int, window: int, share: float = 0.8) -> tu
 
 
 def lr_too_high(
-    history: History, jump: float = 0.35, sigmas: float = 8.0, width: int = 9, often: float = 0.05
+    history: History, jump: float = 0.35, sigmas: float = 4.0, width: int = 9, often: float = 0.05
 ) -> list[Finding]:
     """A loss that the steps throw about: it jumps over its running minimum, for long or again and again.
 
     The running minimum is that of the median of `width` losses in a row. The loss was more than `jump` of where it
     began, and `sigmas` robust standard deviations of its noise (in its quietest quarter), above it: by that median, or
-    in a share of `often` of
-    the steps.
-    An error when the loss also ended no lower than it began. Not judged where parts of a run train against each other.
+    twice as far in a share of `often` of the steps. An error when the loss also ended no lower than it began. Not judged where parts of a run train against each other.
     Source: methods, S5: jump over the running minimum of 1.95 to 8.6 nats against .36 or less in healthy runs, where
     spike scores stay 0; section 0.3: under Adam warm-up cures it, and clipping does not.
     """
-    if rivals(history):
+    if has_rivals(history):
         return []
     for name in training_losses(history):
         values = history.total(name)
@@ -196,7 +193,7 @@ def _jumps(
     noise = min(1.4826 * float(np.median(np.abs(part))) for part in np.array_split(values - level, 4))
     begin, lowest = float(level[0]), np.minimum.accumulate(level)
     limit = max(jump * abs(begin), sigmas * noise)
-    hit, thrown = level - lowest > limit, values - lowest > limit
+    hit, thrown = level - lowest > limit, values - lowest > 2 * limit
     if thrown.mean() > often:
         hit |= thrown
     if not hit.any():
