@@ -160,13 +160,14 @@ def _carriers(history: History, row: int, window: int, share: float = 0.8) -> tu
 
 
 def lr_too_high(
-    history: History, jump: float = 0.35, sigmas: float = 4.0, width: int = 9, often: float = 0.05
+    history: History, jump: float = 0.35, sigmas: float = 6.0, width: int = 9, often: float = 0.05
 ) -> list[Finding]:
     """A loss that the steps throw about: it jumps over its running minimum, for long or again and again.
 
     The running minimum is that of the median of `width` losses in a row. The loss was more than `jump` of where it
     began, and `sigmas` robust standard deviations of its noise (in its quietest quarter), above it: by that median, or
-    twice as far in a share of `often` of the steps. An error when the loss also ended no lower than it began. Not judged where parts of a run train against each other.
+    in a share of `often` of the steps. It began where the median first was half as far above. An error, to the end of
+    the run, when the loss also ended no lower than it began. Not judged where parts of a run train against each other.
     Source: methods, S5: jump over the running minimum of 1.95 to 8.6 nats against .36 or less in healthy runs, where
     spike scores stay 0; section 0.3: under Adam warm-up cures it, and clipping does not.
     """
@@ -181,7 +182,8 @@ def lr_too_high(
             begin, end = float(np.median(values[rows[:width]])), float(np.median(values[rows[-width:]]))
             severity: Severity = "error" if end >= min(begin, float(values[rows[0]])) else "warning"
             numbers: dict[str, float | str] = {"metric": name, "end": end, **evidence}
-            return [_too_high(history, severity, int(rows[first]), int(rows[last]), numbers)]
+            end_row = len(history) - 1 if severity == "error" else int(rows[last])
+            return [_too_high(history, severity, int(rows[first]), end_row, numbers)]
     return []
 
 
@@ -193,14 +195,14 @@ def _jumps(
     noise = min(1.4826 * float(np.median(np.abs(part))) for part in np.array_split(values - level, 4))
     begin, lowest = float(level[0]), np.minimum.accumulate(level)
     limit = max(jump * abs(begin), sigmas * noise)
-    hit, thrown = level - lowest > limit, values - lowest > 2 * limit
+    hit, thrown = level - lowest > limit, values - lowest > limit
     if thrown.mean() > often:
         hit |= thrown
     if not hit.any():
         return None
-    first, last = np.flatnonzero(hit)[[0, -1]]
     above = float((level - lowest).max())
-    return int(first), int(last), {"begin": begin, "jump": above, "steps_above": int(thrown.sum())}
+    first, last = int(np.argmax(hit | (level - lowest > limit / 2))), int(np.flatnonzero(hit)[-1])
+    return first, last, {"begin": begin, "jump": above, "steps_above": int(thrown.sum())}
 
 
 def _largest_ratio(history: History) -> float:
