@@ -40,7 +40,7 @@ def scaled_gradients(history: History, excess: float = 1000.0, min_steps: int = 
     if half <= noise or half <= 0:
         return []
     end = rows[int(np.argmax(smooth <= smooth[0] - half)) + width - 1]
-    ratio = float(np.nanmedian(path[: end + 1])) * (end + 1) / half
+    ratio = float(np.nanmedian(path[: end + 1]) * (end + 1) / half)
     if not ratio >= excess:
         return []
     severity: Severity = "note" if is_adaptive(history) and not history.run.clip else "warning"
