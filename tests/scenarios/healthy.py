@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from nets import Recurrent, Transformer, batches, classify, cnn, mlp, pieces, predict
+from nets import SEED, Recurrent, Transformer, batches, classify, cnn, mlp, pieces, predict
 from torch import nn, optim
 from torch.nn import functional as F
 
@@ -149,7 +149,7 @@ def fine_tuning(lr, freeze, groups=False):
 
 
 def gan(folder, lr=2e-3, watches=2):
-    torch.manual_seed(0)
+    torch.manual_seed(SEED[0])
     make = nn.Sequential(nn.Linear(8, 32), nn.ReLU(), nn.Linear(32, 2))
     judge = nn.Sequential(nn.Linear(2, 32), nn.LeakyReLU(0.2), nn.Linear(32, 1))
     of_make, of_judge = (optim.Adam(m.parameters(), lr, betas=(0.5, 0.999)) for m in (make, judge))
@@ -180,7 +180,7 @@ def reinforce(make, clip=None, steps=400):
     """Policy gradient on a bandit with contexts: a handful of episodes a step, rewards with heavy tails."""
 
     def train(folder):
-        torch.manual_seed(0)
+        torch.manual_seed(SEED[0])
         net = nn.Sequential(nn.Linear(6, 32), nn.Tanh(), nn.Linear(32, 4))
         best = torch.randn(6, 4)
         rng = torch.distributions.StudentT(3.0)
@@ -201,7 +201,7 @@ def regression(make, steps=400, full=False, plateau=False):
     """A sine; `full`: the same whole batch in each step, `plateau`: the loss has long fallen to the noise."""
 
     def train(folder):
-        torch.manual_seed(1)
+        torch.manual_seed(1 + SEED[0])
         net = nn.Sequential(nn.Linear(1, 64), nn.Tanh(), nn.Linear(64, 1))
         fixed = torch.linspace(-3, 3, 128)[:, None]
 
@@ -216,7 +216,7 @@ def regression(make, steps=400, full=False, plateau=False):
 
 
 def autoencoder(folder):
-    torch.manual_seed(0)
+    torch.manual_seed(SEED[0])
     net = nn.Sequential(nn.Flatten(), nn.Linear(64, 16), nn.Sigmoid(), nn.Linear(16, 64))
     batch = batches()
 

@@ -242,7 +242,8 @@ def clipped_while_scaled(folder, sick=True, by_hand=False):
         for step in range(120):
             x, y = batch(step)
             optimizer.zero_grad()
-            scaler.scale(F.cross_entropy(net(x), y)).backward()
+            loss = F.cross_entropy(net(x), y)
+            scaler.scale(loss).backward()
             if not sick:
                 scaler.unscale_(optimizer)
             if by_hand:
@@ -253,6 +254,7 @@ def clipped_while_scaled(folder, sick=True, by_hand=False):
                 nn.utils.clip_grad_norm_(net.parameters(), 1.0)
             scaler.step(optimizer)
             scaler.update()
+            watch.log(loss=loss)
     return gradwatch.open_history(watch.dir)
 
 
