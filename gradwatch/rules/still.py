@@ -127,11 +127,9 @@ def _without(history: History, layers: tuple[str, ...], missing: str, cause: str
 def _own_unheld(history: History) -> tuple[str, ...]:
     """Of the parameters that no optimizer holds, those that belong to this lane: each is named in one lane only."""
     names = [str(o.get("name")) for o in history.run.optimizers]
-    here = {str(name) for name in history.optimizer}
-    if not here & set(names):  # several that step together
-        return history.run.unheld
+    here = {part for name in dict.fromkeys(history.optimizer) for part in str(name).split("+")}
 
     def owner(layer: str) -> str:
-        return next((name for name in names if layer.startswith(name.split(".")[0] + ".")), names[0])
+        return next((name for name in names if layer.startswith(name.split(".")[0] + ".")), next(iter(names), ""))
 
-    return tuple(layer for layer in history.run.unheld if owner(layer) in here)
+    return tuple(layer for layer in history.run.unheld if owner(layer) in here or not here & set(names))
