@@ -8,8 +8,10 @@ import pytest
 
 from gradwatch.rules import Finding, diagnose, verdict
 from gradwatch.rules.base import CONSEQUENCES, group
+from gradwatch.rules.depth import vanishing
 from gradwatch.rules.gradients import exploding
 from gradwatch.rules.nonfinite import nonfinite
+from gradwatch.rules.scale import gradients_accumulate
 from gradwatch.rules.still import dead_layer
 from tests.make_run import make_history
 
@@ -174,6 +176,46 @@ def test_a_training_that_is_thrown_out_of_its_start_explodes():
         exploding(with_steps(history, loss=np.where(history.step > 100, 3.0, loss), grad_norm=norm)) == []
     )  # came back
     assert exploding(with_steps(history, loss=loss, grad_norm=np.ones(200))) == []  # a generator's loss does so
+
+
+# ------------------------------------------------------------------------------------ profiles and straight lines
+
+
+def ladder(decades):
+    """Eight weight matrices whose gradients rise by so many decades from the first to the last."""
+    history = make_history(steps=60, layers=tuple(f"{i}.weight" for i in range(8)))
+    noise = np.random.default_rng(0).lognormal(0, 0.2, (60, 8))
+    return with_layer(history, "grad_norm", 10.0 ** np.linspace(-decades, 0, 8) * noise)
+
+
+def test_vanishing_is_an_even_ladder_of_four_decades():
+    (finding,) = vanishing(ladder(4.3))
+    assert finding.evidence["decades"] == pytest.approx(4.3, abs=0.2)
+    assert finding.layers == ("0.weight", "1.weight", "2.weight", "3.weight", "4.weight")
+    assert vanishing(ladder(3.7)) == []
+    level = ladder(0)
+    first = np.where(np.arange(8) == 0, 1e-9, 1)
+    assert vanishing(with_layer(level, "grad_norm", first * level.layer("grad_norm"))) == []  # one layer is no ladder
+    assert vanishing(ladder(4.3).slice(0, 19)) == []  # too short to tell
+    absolute = ladder(0.5)
+    assert vanishing(with_layer(absolute, "grad_norm", 1e-9 * absolute.layer("grad_norm"))) == []  # small is not sick
+
+
+@pytest.mark.parametrize(
+    ("shape", "found"),
+    {
+        "a sum": (lambda t: 1 + t, 1),
+        "a level norm": (lambda t: 1 + 0 * t, 0),
+        "a random walk": (lambda t: np.sqrt(1 + t), 0),
+        "an explosion": (lambda t: 1.3**t, 0),
+        "a slow rise": (lambda t: 1 + t / 10, 0),
+        "a jump": (lambda t: np.where(t > 8, 20.0, 1.0), 0),
+    }.values(),
+)
+def test_only_a_straight_rise_is_a_sum_of_gradients(shape, found):
+    history = make_history(steps=60)
+    norm = shape(history.step.astype(float)) * np.random.default_rng(0).normal(1, 0.03, 60)
+    assert len(gradients_accumulate(with_steps(history, grad_norm=norm))) == found
 
 
 # ------------------------------------------------------------------------------------------------- roots and effects
