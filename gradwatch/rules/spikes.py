@@ -168,11 +168,11 @@ def lr_too_high(history: History, jump: float = 0.35, sigmas: float = 6.0, width
     """A loss that the steps throw about: it jumps over its running minimum.
 
     Both are those of the median of `width` losses in a row. It rose by more than `jump` of where it began, and by more
-    than `sigmas` robust standard deviations of its noise (in its quietest quarter). The first step is where it had risen
-    by half of that. An error, to the end of the run, when the loss also ended no lower than it began; a note where it was
-    over within a tenth of the steps, and the loss then fell on, to less than half of where it began. Not judged where
-    parts of a run train against each other, or where the loss begins below 0 or in its own noise (a policy gradient's):
-    such a loss has no scale.
+    than `sigmas` robust standard deviations of its noise (in its quietest quarter). The first step is where it had
+    risen by half of that. An error, to the end of the run, when the loss also ended no lower than it began; a note
+    where it was over within a tenth of the steps, and the loss then fell on, to less than half of where it began. Not
+    judged where parts of a run train against each other, or where the loss begins below 0 or in its own noise (a policy
+    gradient's): such a loss has no scale.
     Source: methods, S5: jump over the running minimum of 1.95 to 8.6 nats against .36 or less in healthy runs, where
     spike scores stay 0; section 0.3: under Adam warm-up cures it, and clipping does not.
     """
