@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from gradwatch.history import Bools, Floats, History
 from gradwatch.rules.depth import profile
-from gradwatch.rules.facts import clips, incoming, is_adaptive, matrices, optimizer_kind, pick, text
+from gradwatch.rules.facts import clips, incoming, is_adaptive, matrices, middle, optimizer_kind, pick, text
 from gradwatch.rules.finding import Finding
 from gradwatch.rules.nonfinite import growth_before, nonfinite_rows
 
@@ -48,7 +48,8 @@ def exploding(history: History, decades: float = 2.0, blind_decades: float = 3.0
     begin = growth_before(history, int(bad[0])) if len(bad) and not history.total("skipped")[bad[0]] > 0 else None
     if begin is not None:
         norm = history.total("grad_norm")[: bad[0]]
-        top = float(np.nanmax(norm) / np.nanmedian(norm[: max(1, len(norm) // 10)]))
+        early = middle(norm[: max(1, len(norm) // 10)])
+        top = float(np.max(norm, initial=0, where=np.isfinite(norm)) / early) if early > 0 else float("nan")
         return [_explosion(history, begin, {"grad_norm_growth": top, "nonfinite_at": int(history.step[bad[0]])})]
     return []
 
@@ -74,9 +75,8 @@ _RECURRENT = re.compile(r"(^|[._])(weight|bias)_(hh|ih)($|[._])|recurrent|(^|[._
 def _explosion(history: History, row: int, evidence: dict[str, float | str]) -> Finding:
     along, layers, how = _along(history, row)
     norm = incoming(history)
-    early = norm[: max(5, row)]
-    early = early[np.isfinite(early) & (early > 0)]
-    clip = f"clip='ClipByGlobalNorm({text(float(np.median(early)))})'" if len(early) else "clip=AutoClip()"
+    early = middle(norm[: max(5, row)])
+    clip = f"clip='ClipByGlobalNorm({text(early)})'" if early > 0 else "clip='AutoClip()'"
     if along == "steps" and is_adaptive(history):
         cure = (
             f"Lower the learning rate, or warm it up: {optimizer_kind(history)} takes steps of the same size whatever "

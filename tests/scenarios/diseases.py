@@ -124,14 +124,14 @@ class Distance(nn.Module):
         return self.head(torch.cat([h, length], 1))
 
 
-def square_root(folder, safe=False, steps=40, clip=None, **options):
-    """sqrt(sum of squares) of a vector that is 0 from step 20 on: a finite loss with a NaN derivative (S3c)."""
+def square_root(folder, safe=False, steps=40, until=40, clip=None, **options):
+    """sqrt(sum of squares) of a vector that is 0 from step 20 to `until`: a finite loss with a NaN derivative (S3c)."""
     model = Distance(safe)
     batch = blobs()
 
     def loss_of(step):
         x, y = batch(step)
-        if step >= 20:
+        if 20 <= step < until:
             x = torch.cat([torch.zeros(1, 16), x[1:]])
         return F.cross_entropy(model(x), y)
 

@@ -65,8 +65,8 @@ def test_an_rnn_without_a_clip_explodes_along_time(tmp_path):
     assert 3 <= root.first_step <= 12
     assert root.last_step == 99
     bad = int(np.flatnonzero(~np.isfinite(history.total("grad_norm")))[0])
-    (nonfinite,) = root.consequences
-    assert (nonfinite.rule, nonfinite.first_step, nonfinite.evidence["after"]) == ("nonfinite", bad, "growth")
+    nonfinite = one([root], "nonfinite")
+    assert (nonfinite.first_step, nonfinite.evidence["after"]) == (bad, "growth")
     assert "clip='ClipByGlobalNorm(" in root.cure
 
 
@@ -114,8 +114,9 @@ def test_a_float16_overflow_is_told_from_a_sudden_nan(tmp_path):
 
 
 def test_steps_that_the_policy_skipped_are_a_warning(tmp_path):
-    (found,) = diagnose(d.square_root(tmp_path, clip=SKIP))
+    (found,) = diagnose(d.square_root(tmp_path, clip=SKIP, until=23))
     assert (found.rule, found.severity, found.evidence["skipped"]) == ("nonfinite", "warning", "yes")
+    assert (found.first_step, found.last_step) == (20, 22)
 
 
 def test_a_scaler_that_finds_its_scale_is_a_note(tmp_path):
@@ -152,8 +153,8 @@ def test_units_that_are_dead_from_the_start(tmp_path):
 def test_units_that_one_batch_has_killed(tmp_path):
     (root,) = diagnose(d.dying_relu(tmp_path, lr=0.2, shock=1000.0))
     assert (root.rule, root.first_step) == ("exploding", 40)
-    (dead,) = root.consequences
-    assert (dead.rule, dead.layers) == ("dead-layer", ("0.weight", "0.bias", "2.weight", "2.bias", "4.weight"))
+    dead = one([root], "dead-layer")
+    assert dead.layers == ("0.weight", "0.bias", "2.weight", "2.bias", "4.weight")
     assert 41 <= dead.first_step <= 50
     assert dead.evidence["since"] == f"step {dead.first_step}"
 
