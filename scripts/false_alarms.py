@@ -34,16 +34,17 @@ What the rules say of trainings that go well: many kinds of nets, optimizers, sc
 rates within a factor of ten of good ones. An error or a warning there is a false alarm. {rules} rules ran on each of
 {count} trainings.
 
-Thresholds were chosen on the group `tuning`. `held out` was read once, with seed 0, when they had been: {first}
-`spike` and `lr-too-high` were then mended on grounds of principle (a norm that rises and stays is no spike; a loss
-without a scale is not judged; a jump that is over soon is a note), so seed 0 of that group is no longer untouched.
-`later` was written after that. `scripts/false_alarms.py` makes this page from the trainings in
-[tests/scenarios](../../tests/scenarios).
+Thresholds were chosen on the group `tuning`, with seed 0. The other two were each read once before anything was
+changed for them. First `held out` with seed 0: of 32 trainings one had an error and three a warning. Then `spike` and
+`lr-too-high` were mended: a norm that rises and stays is no spike; a loss without a scale is not judged; a jump that is
+soon over is a note. After that `later` was written, and read with `held out` and three seeds each: of 96 trainings
+held out one had an error and none a warning, of 60 later ones none had an error and eight a warning. Then the part of
+`lr-too-high` that counted single high losses was taken out. The table is how it stands now.
+`scripts/false_alarms.py` makes this page from the trainings in [tests/scenarios](../../tests/scenarios).
 
 | group | trainings | with an error | with a warning | notes |
 |---|---|---|---|---|
 """
-FIRST_READING = "of its 32 trainings one had an error and three a warning."
 
 
 def findings_of(training: Healthy) -> list[Finding]:
@@ -74,7 +75,7 @@ def page(found: Found) -> str:
         each = [(key[2], f) for key, several in found.items() if key[:2] == (group, name) for f in several]
         text = "; ".join(f"seed {seed}, {f.severity}: {f.summary}" for seed, f in each)
         lines.append(f"| {group} | {name} | {text or 'none'} |")
-    return HEAD.format(count=len(found), rules=len(RULES), first=FIRST_READING) + "\n".join(lines)
+    return HEAD.format(count=len(found), rules=len(RULES)) + "\n".join(lines)
 
 
 def main() -> int:

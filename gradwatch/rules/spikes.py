@@ -164,17 +164,15 @@ def _carriers(history: History, row: int, window: int, share: float = 0.8) -> tu
 # ------------------------------------------------------------------------------------------------------ learning rate
 
 
-def lr_too_high(
-    history: History, jump: float = 0.35, sigmas: float = 6.0, width: int = 9, often: float = 0.05
-) -> list[Finding]:
-    """A loss that the steps throw about: it jumps over its running minimum, for long or again and again.
+def lr_too_high(history: History, jump: float = 0.35, sigmas: float = 6.0, width: int = 9) -> list[Finding]:
+    """A loss that the steps throw about: it jumps over its running minimum.
 
-    The running minimum is that of the median of `width` losses in a row. The loss was more than `jump` of where it
-    began, and `sigmas` robust standard deviations of its noise (in its quietest quarter), above it: by that median, or
-    in a share of `often` of the steps. It began where the median first was half as far above. An error, to the end of
-    the run, when the loss also ended no lower than it began; a note where it was over within a tenth of the steps, and
-    the loss then fell on, to less than half of where it began. Not judged where parts of a run train against each
-    other, or where the loss begins below 0 or in its own noise (a policy gradient's): such a loss has no scale.
+    Both are those of the median of `width` losses in a row. It rose by more than `jump` of where it began, and by more
+    than `sigmas` robust standard deviations of its noise (in its quietest quarter). The first step is where it had
+    risen by half of that. An error, to the end of the run, when the loss also ended no lower than it began; a note
+    where it was over within a tenth of the steps, and the loss then fell on, to less than half of where it began. Not
+    judged where parts of a run train against each other, or where the loss begins below 0 or in its own noise (a policy
+    gradient's): such a loss has no scale.
     Source: methods, S5: jump over the running minimum of 1.95 to 8.6 nats against .36 or less in healthy runs, where
     spike scores stay 0; section 0.3: under Adam warm-up cures it, and clipping does not.
     """
@@ -183,7 +181,7 @@ def lr_too_high(
     for name in training_losses(history):
         values = history.total(name)
         rows = np.flatnonzero(np.isfinite(values))
-        found = _jumps(values[rows], jump, sigmas, width, often) if len(rows) >= 5 * width else None
+        found = _jumps(values[rows], jump, sigmas, width) if len(rows) >= 5 * width else None
         if found:
             first, last, evidence = found
             end = float(np.median(values[rows[-width:]]))
@@ -196,28 +194,16 @@ def lr_too_high(
     return []
 
 
-def _jumps(
-    values: Floats, jump: float, sigmas: float, width: int, often: float
-) -> tuple[int, int, dict[str, float]] | None:
+def _jumps(values: Floats, jump: float, sigmas: float, width: int) -> tuple[int, int, dict[str, float]] | None:
     """The first and last place above the running minimum, and the numbers; None for a loss that stays near it."""
     level = smooth(values, width)
     noise = min(1.4826 * float(np.median(np.abs(part))) for part in np.array_split(values - level, 4))
     begin, lowest = float(level[0]), np.minimum.accumulate(level)
-    if begin < 2 * noise:
+    above, limit = level - lowest, max(jump * begin, sigmas * noise)
+    if begin < 2 * noise or not (above > limit).any():
         return None
-    limit = max(jump * begin, sigmas * noise)
-    hit, thrown = level - lowest > limit, values - lowest > limit
-    if thrown.mean() > often:
-        hit |= thrown
-    if not hit.any():
-        return None
-    above = float((level - lowest).max())
-    first, last = int(np.argmax(hit | (level - lowest > limit / 2))), int(np.flatnonzero(hit)[-1])
-    return (
-        first,
-        last,
-        {"begin": begin, "lowest_before": float(lowest[first]), "jump": above, "steps_above": int(thrown.sum())},
-    )
+    first, last = int(np.argmax(above > limit / 2)), int(np.flatnonzero(above > limit)[-1])
+    return first, last, {"begin": begin, "lowest_before": float(lowest[first]), "jump": float(above.max())}
 
 
 def _largest_ratio(history: History) -> float:
