@@ -82,6 +82,27 @@ def test_the_earliest_part_to_fail_heads_the_verdict(tmp_path):
     assert [f.layers[0][0] for f in diagnose(history)] == ["D", "G"]
 
 
+def test_what_no_optimizer_holds_is_named_once_and_in_its_own_part(tmp_path):
+    d, g = (
+        make_history(steps=50, unheld=(f"{part}.spare",), optimizers=({"name": part, "class": "Adam"},))
+        for part in "DG"
+    )
+    found = diagnose(gan(tmp_path, g, d))
+    assert [(f.rule, f.optimizer, f.layers) for f in found] == [
+        ("no-gradient", "D", ("D.spare",)),
+        ("no-gradient", "G", ("G.spare",)),
+    ]
+
+
+def test_of_two_optimizers_that_step_apart_one_lane_names_what_neither_holds():
+    names = np.array(["SGD", "Adam"] * 100, dtype=object)
+    run = {"unheld": ("spare",), "optimizers": ({"name": "SGD", "class": "SGD"}, {"name": "Adam", "class": "Adam"})}
+    history = replace(make_history(steps=200, logged=(), clip=None, **run), optimizer=names)
+    assert [(f.rule, f.optimizer, f.layers) for f in diagnose(history)] == [("no-gradient", "SGD", ("spare",))]
+    together = replace(history, optimizer=np.array(["SGD+Adam"] * 200, dtype=object))
+    assert [(f.rule, f.layers) for f in diagnose(together)] == [("no-gradient", ("spare",))]
+
+
 @pytest.mark.parametrize("part", ["G", "D"])
 def test_a_run_has_diverged_when_any_part_ended_so(tmp_path, part):
     sick = make_history(steps=200, nan_at=199, seed=2)

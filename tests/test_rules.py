@@ -1,12 +1,18 @@
 """The rules: each disease is found where it was put, and its healthy twin raises no alarm."""
 
+import json
 from dataclasses import replace
 
 import numpy as np
 import pytest
 
-from gradwatch.rules import diagnose, verdict
-from gradwatch.rules.gradients import dead_layer, exploding, nonfinite
+from gradwatch.rules import Finding, diagnose, verdict
+from gradwatch.rules.base import CONSEQUENCES, group
+from gradwatch.rules.depth import vanishing
+from gradwatch.rules.gradients import exploding
+from gradwatch.rules.nonfinite import nonfinite
+from gradwatch.rules.scale import gradients_accumulate
+from gradwatch.rules.still import dead_layer
 from tests.make_run import make_history
 
 
@@ -154,7 +160,7 @@ def test_the_worst_comes_first_then_the_earliest():
     norm = history.layer("grad_norm").copy()
     norm[20:, 3] = 0
     history = with_steps(with_layer(history, "grad_norm", norm), loss=np.where(history.step > 100, 9.0, 1.0))
-    assert [f.rule for f in diagnose(history)] == ["exploding", "nonfinite", "dead-layer"]
+    assert [f.rule for f in diagnose(history)] == ["exploding", "dead-layer"]
     assert verdict(history).startswith("exploding at step 10")
 
 
@@ -170,3 +176,141 @@ def test_a_training_that_is_thrown_out_of_its_start_explodes():
         exploding(with_steps(history, loss=np.where(history.step > 100, 3.0, loss), grad_norm=norm)) == []
     )  # came back
     assert exploding(with_steps(history, loss=loss, grad_norm=np.ones(200))) == []  # a generator's loss does so
+
+
+# ------------------------------------------------------------------------------------ profiles and straight lines
+
+
+def ladder(decades):
+    """Eight weight matrices whose gradients rise by so many decades from the first to the last."""
+    history = make_history(steps=60, layers=tuple(f"{i}.weight" for i in range(8)))
+    noise = np.random.default_rng(0).lognormal(0, 0.2, (60, 8))
+    return with_layer(history, "grad_norm", 10.0 ** np.linspace(-decades, 0, 8) * noise)
+
+
+def test_vanishing_is_an_even_ladder_of_four_decades():
+    (finding,) = vanishing(ladder(4.3))
+    assert finding.evidence["decades"] == pytest.approx(4.3, abs=0.2)
+    assert finding.layers == ("0.weight", "1.weight", "2.weight", "3.weight", "4.weight")
+    assert vanishing(ladder(3.7)) == []
+    level = ladder(0)
+    first = np.where(np.arange(8) == 0, 1e-9, 1)
+    assert vanishing(with_layer(level, "grad_norm", first * level.layer("grad_norm"))) == []  # one layer is no ladder
+    assert vanishing(ladder(4.3).slice(0, 19)) == []  # too short to tell
+    absolute = ladder(0.5)
+    assert vanishing(with_layer(absolute, "grad_norm", 1e-9 * absolute.layer("grad_norm"))) == []  # small is not sick
+
+
+@pytest.mark.parametrize(
+    ("shape", "found"),
+    {
+        "a sum": (lambda t: 1 + t, 1),
+        "a level norm": (lambda t: 1 + 0 * t, 0),
+        "a random walk": (lambda t: np.sqrt(1 + t), 0),
+        "an explosion": (lambda t: 1.3**t, 0),
+        "a slow rise": (lambda t: 1 + t / 10, 0),
+        "a jump": (lambda t: np.where(t > 8, 20.0, 1.0), 0),
+    }.values(),
+)
+def test_only_a_straight_rise_is_a_sum_of_gradients(shape, found):
+    history = make_history(steps=60)
+    norm = shape(history.step.astype(float)) * np.random.default_rng(0).normal(1, 0.03, 60)
+    assert len(gradients_accumulate(with_steps(history, grad_norm=norm))) == found
+
+
+# ------------------------------------------------------------------------------------------------- roots and effects
+
+
+def found(rule, first, last=100, severity="warning"):
+    return Finding(rule, severity, (), first, last)
+
+
+def tree(*findings):
+    return {root.rule: [f.rule for f in root.consequences] for root in group(findings)}
+
+
+def test_an_explosion_is_one_finding_with_its_consequences_under_it():
+    history = make_history(steps=300, nan_at=200)
+    (root,) = diagnose(with_steps(history, loss=np.where(history.step > 100, 9.0, 1.0)))
+    assert root.rule == "exploding"
+    data = root.to_json()
+    assert data["docs"] == "docs/findings/exploding.md"
+    below = {finding["rule"]: finding for finding in data["consequences"]}
+    assert below["nonfinite"]["layers"] == ["blocks.0.mlp.weight"]
+    assert list(data)[:8] == [
+        "rule", "severity", "layers", "first_step", "last_step", "evidence", "cause", "cure",
+    ]  # fmt: skip
+
+
+def test_a_consequence_begins_no_earlier_than_its_root_and_before_its_end():
+    assert tree(found("exploding", 10), found("nonfinite", 10)) == {"exploding": ["nonfinite"]}
+    assert tree(found("nonfinite", 10), found("dead-layer", 9)) == {"dead-layer": [], "nonfinite": []}
+    assert tree(found("exploding", 10, 20), found("dead-layer", 20)) == {"exploding": ["dead-layer"]}
+    assert tree(found("exploding", 10, 20), found("dead-layer", 21)) == {"exploding": [], "dead-layer": []}
+
+
+def test_a_consequence_of_a_consequence_stands_under_the_root():
+    findings = found("update-too-small", 30), found("dead-layer", 20), found("lr-too-high", 0, 25)
+    assert tree(*findings) == {"lr-too-high": ["dead-layer", "update-too-small"]}
+
+
+def test_of_two_that_may_follow_from_each_other_the_first_is_the_root():
+    assert tree(found("exploding", 10), found("lr-too-high", 11)) == {"exploding": ["lr-too-high"]}
+    assert tree(found("exploding", 61), found("lr-too-high", 10)) == {"lr-too-high": ["exploding"]}
+    assert tree(found("spike", 10), found("nonfinite", 10)) == {"spike": ["nonfinite"]}
+
+
+def test_signs_just_before_an_explosion_stand_under_it():
+    assert tree(found("exploding", 60), found("spike", 10), found("lr-too-high", 12)) == {
+        "exploding": ["spike", "lr-too-high"]
+    }
+    assert tree(found("exploding", 61), found("spike", 10)) == {"spike": ["exploding"]}
+    assert tree(found("exploding", 29), found("dead-layer", 0)) == {"dead-layer": [], "exploding": []}
+    assert tree(found("exploding", 29), found("spike", 20), found("gradients-accumulate", 0)) == {
+        "gradients-accumulate": ["spike", "exploding"]
+    }
+
+
+def test_a_root_is_as_severe_as_its_worst_consequence_which_comes_first():
+    findings = found("scaled-gradients", 0), found("spike", 5), found("nonfinite", 50, severity="error")
+    (root,) = group(findings)
+    assert (root.severity, [f.rule for f in root.consequences]) == ("error", ["nonfinite", "spike"])
+
+
+def test_nothing_follows_from_itself():
+    assert not [rule for rule, effects in CONSEQUENCES.items() if rule in effects]
+
+
+# ---------------------------------------------------------------------------------------------------- broken records
+
+
+def spoiled(values, rng):
+    """`values` with NaN, inf, zeros, huge or tiny or negative numbers in some stretch of rows."""
+    values = values.copy()
+    for bad in rng.choice([np.nan, np.inf, 0.0, 1e38, 1e-45, -1.0], rng.integers(0, 3)) if len(values) else ():
+        first = rng.integers(0, len(values))
+        rows = slice(first, rng.integers(first, len(values)) + 1)
+        values[(rows, rng.integers(0, values.shape[1])) if values.ndim == 2 and rng.random() < 0.5 else rows] = bad
+    return values
+
+
+@pytest.mark.parametrize("seed", range(60))
+@pytest.mark.filterwarnings("error")
+def test_no_record_is_too_broken_to_be_judged(seed):
+    rng = np.random.default_rng(seed)
+    layers = tuple(f"{i}.{kind}" for i in range(rng.integers(1, 6)) for kind in ("weight", "bias"))
+    history = make_history(steps=200, layers=(*layers, "head"), seed=seed)
+    history = replace(
+        history,
+        per_layer={q: spoiled(v, rng) for q, v in history.per_layer.items() if rng.random() < 0.9},
+        per_step={q: spoiled(v, rng) for q, v in history.per_step.items() if rng.random() < 0.9}
+        | {f"rank_grad_norm/{rank}": spoiled(1.4 * history.total("grad_norm"), rng) for rank in range(2)},
+    )
+    for steps in (0, 1, 2, 12, 30, 200):
+        for finding in diagnose(history.slice(0, steps)):
+            for one in (finding, *finding.consequences):
+                assert 0 <= one.first_step <= one.last_step < steps
+                assert one.cause.endswith(".")
+                assert one.cure.endswith(".")
+                assert not (set(one.layers) - {*history.layers})
+            json.dumps(finding.to_json())
