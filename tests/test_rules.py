@@ -5,7 +5,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from gradwatch.rules import diagnose, verdict
+from gradwatch.rules import Finding, diagnose, verdict
+from gradwatch.rules.base import CONSEQUENCES, group
 from gradwatch.rules.gradients import dead_layer, exploding, nonfinite
 from tests.make_run import make_history
 
@@ -154,7 +155,7 @@ def test_the_worst_comes_first_then_the_earliest():
     norm = history.layer("grad_norm").copy()
     norm[20:, 3] = 0
     history = with_steps(with_layer(history, "grad_norm", norm), loss=np.where(history.step > 100, 9.0, 1.0))
-    assert [f.rule for f in diagnose(history)] == ["exploding", "nonfinite", "dead-layer"]
+    assert [f.rule for f in diagnose(history)] == ["exploding", "dead-layer"]
     assert verdict(history).startswith("exploding at step 10")
 
 
@@ -170,3 +171,54 @@ def test_a_training_that_is_thrown_out_of_its_start_explodes():
         exploding(with_steps(history, loss=np.where(history.step > 100, 3.0, loss), grad_norm=norm)) == []
     )  # came back
     assert exploding(with_steps(history, loss=loss, grad_norm=np.ones(200))) == []  # a generator's loss does so
+
+
+# ------------------------------------------------------------------------------------------------- roots and effects
+
+
+def found(rule, first, last=100, severity="warning"):
+    return Finding(rule, severity, (), first, last)
+
+
+def tree(*findings):
+    return {root.rule: [f.rule for f in root.consequences] for root in group(findings)}
+
+
+def test_an_explosion_is_one_finding_with_its_consequences_under_it():
+    history = make_history(steps=300, nan_at=200)
+    (root,) = diagnose(with_steps(history, loss=np.where(history.step > 100, 9.0, 1.0)))
+    assert (root.rule, [f.rule for f in root.consequences]) == ("exploding", ["nonfinite"])
+    data = root.to_json()
+    assert data["docs"] == "docs/findings/exploding.md"
+    assert data["consequences"][0]["layers"] == ["blocks.0.mlp.weight"]
+    assert list(data)[:8] == [
+        "rule", "severity", "layers", "first_step", "last_step", "evidence", "cause", "cure",
+    ]  # fmt: skip
+
+
+def test_a_consequence_begins_no_earlier_than_its_root_and_before_its_end():
+    assert tree(found("exploding", 10), found("nonfinite", 10)) == {"exploding": ["nonfinite"]}
+    assert tree(found("exploding", 10), found("dead-layer", 9)) == {"dead-layer": [], "exploding": []}
+    assert tree(found("exploding", 10, 20), found("dead-layer", 20)) == {"exploding": ["dead-layer"]}
+    assert tree(found("exploding", 10, 20), found("dead-layer", 21)) == {"exploding": [], "dead-layer": []}
+
+
+def test_a_consequence_of_a_consequence_stands_under_the_root():
+    findings = found("update-too-small", 30), found("dead-layer", 20), found("lr-too-high", 0, 25)
+    assert tree(*findings) == {"lr-too-high": ["dead-layer", "update-too-small"]}
+
+
+def test_of_two_that_may_follow_from_each_other_the_first_is_the_root():
+    assert tree(found("exploding", 10), found("lr-too-high", 11)) == {"exploding": ["lr-too-high"]}
+    assert tree(found("exploding", 11), found("lr-too-high", 10)) == {"lr-too-high": ["exploding"]}
+    assert tree(found("exploding", 10), found("lr-too-high", 10)) == {"lr-too-high": ["exploding"]}
+
+
+def test_a_root_is_as_severe_as_its_worst_consequence_which_comes_first():
+    findings = found("scaled-gradients", 0), found("spike", 5), found("nonfinite", 50, severity="error")
+    (root,) = group(findings)
+    assert (root.severity, [f.rule for f in root.consequences]) == ("error", ["nonfinite", "spike"])
+
+
+def test_nothing_follows_from_itself():
+    assert not [rule for rule, effects in CONSEQUENCES.items() if rule in effects]

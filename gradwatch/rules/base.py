@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import replace
 
 from gradwatch.history import History
@@ -10,19 +11,70 @@ from gradwatch.rules.gradients import dead_layer, exploding, nonfinite
 
 RULES: tuple[Rule, ...] = (nonfinite, exploding, dead_layer)
 
+_RUINED = {"nonfinite", "dead-layer", "spike", "imbalance", "vanishing", "weight-growth", "renorm-binds"} | {
+    "update-too-large", "update-too-small", "weights-unchanged", "clip-is-your-learning-rate", "noise-dominated",
+}  # fmt: skip
+CONSEQUENCES: dict[str, set[str]] = {
+    "gradients-accumulate": _RUINED | {"exploding", "lr-too-high", "scaled-gradients"},
+    "scaled-gradients": _RUINED | {"exploding", "lr-too-high", "clip-before-unscale"},
+    "clip-before-unscale": {"clip-is-your-learning-rate", "double-clip", "update-too-small", "weights-unchanged"},
+    "lr-too-high": _RUINED | {"exploding"},
+    "update-too-large": (_RUINED | {"exploding", "lr-too-high"}) - {"update-too-large"},
+    "spike": {"nonfinite", "exploding", "dead-layer", "lr-too-high", "update-too-large", "weight-growth"},
+    "exploding": _RUINED | {"lr-too-high"},
+    "nonfinite": (_RUINED | {"exploding"}) - {"nonfinite"},
+    "weight-growth": {"exploding", "nonfinite", "dead-layer", "vanishing", "update-too-small", "renorm-binds"},
+    "dead-layer": {"vanishing", "imbalance", "update-too-small", "weights-unchanged", "noise-dominated"},
+    "vanishing": {"dead-layer", "imbalance", "update-too-small", "weights-unchanged"},
+    "no-gradient": {"weights-unchanged", "update-too-small"},
+    "weights-unchanged": {"update-too-small"},
+    "clip-is-your-learning-rate": {"update-too-small", "double-clip"},
+}
+"""What may follow from what: the rules in a set are consequences of the rule they stand under, if that began first.
+
+Two rules may stand in each other's sets: then the one that began first is the root, and of those that began at the same
+step the one that stands higher here.
+"""
+
 
 def diagnose(history: History) -> list[Finding]:
     """What is wrong with a run: the worst first, and of equals the earliest. Empty for a healthy run.
 
-    Optimizers that step on their own are judged on their own.
+    Findings that follow from another stand under it (`consequences`). Optimizers that step on their own are judged on
+    their own.
     """
     findings = [
-        replace(finding, optimizer=name)
+        root
         for name, lane in history.lanes().items()
-        for rule in RULES
-        for finding in rule(lane)
+        for root in group(replace(finding, optimizer=name) for rule in RULES for finding in rule(lane))
     ]
     return sorted(findings, key=lambda finding: (RANK[finding.severity], finding.first_step))
+
+
+def group(findings: Iterable[Finding]) -> list[Finding]:
+    """The roots of these findings of one lane, each with its consequences, in the order of their first steps.
+
+    A finding follows from another whose set in `CONSEQUENCES` names its rule, which began no later and had not ended
+    before it. A root is as severe as the worst of its consequences.
+    """
+    places = {rule: place for place, rule in enumerate(CONSEQUENCES)}
+    ordered = sorted(findings, key=lambda f: (f.first_step, places.get(f.rule, len(places))))
+    root_of: list[int] = []
+    for i, finding in enumerate(ordered):
+        causes = (j for j, other in enumerate(ordered[:i]) if _follows(finding, other))
+        root_of.append(next((root_of[j] for j in causes), i))
+    roots = []
+    for i, root in enumerate(ordered):
+        if root_of[i] == i:
+            below = [f for j, f in enumerate(ordered) if root_of[j] == i and j != i]
+            below.sort(key=lambda f: (RANK[f.severity], f.first_step))
+            worst = min((root, *below), key=lambda f: RANK[f.severity]).severity
+            roots.append(replace(root, severity=worst, consequences=tuple(below)))
+    return roots
+
+
+def _follows(finding: Finding, other: Finding) -> bool:
+    return finding.rule in CONSEQUENCES.get(other.rule, ()) and other.last_step >= finding.first_step
 
 
 def verdict(history: History) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from gradwatch.history import History
@@ -16,7 +16,8 @@ RANK: dict[Severity, int] = {"error": 0, "warning": 1, "note": 2}
 class Finding:
     """One disease in one run. `layers` are in model order and empty when the whole model is meant.
 
-    `optimizer` is the one (or the part) whose steps are meant, where several step on their own.
+    `optimizer` is the one (or the part) whose steps are meant, where several step on their own. `consequences` are the
+    findings that follow from this one; none of them has consequences of its own.
     """
 
     rule: str
@@ -28,6 +29,7 @@ class Finding:
     cause: str = ""
     cure: str = ""
     optimizer: str = ""
+    consequences: tuple[Finding, ...] = ()
 
     @property
     def summary(self) -> str:
@@ -37,9 +39,27 @@ class Finding:
         more = f" and {len(self.layers) - 1} more" if len(self.layers) > 1 else ""
         return f"{self.rule} at step {self.first_step}{where}{more}"
 
+    @property
+    def docs(self) -> str:
+        """The page about the rule, as a path in the project: what it means, how it is computed, when it is wrong."""
+        return f"docs/findings/{self.rule}.md"
+
     def to_json(self) -> dict[str, Any]:
-        """A dict that json can write."""
-        return {"summary": self.summary, **asdict(self)}
+        """A dict that json can write; a number in the evidence may be inf or NaN."""
+        return {
+            "rule": self.rule,
+            "severity": self.severity,
+            "layers": list(self.layers),
+            "first_step": self.first_step,
+            "last_step": self.last_step,
+            "evidence": dict(self.evidence),
+            "cause": self.cause,
+            "cure": self.cure,
+            "summary": self.summary,
+            "optimizer": self.optimizer,
+            "docs": self.docs,
+            "consequences": [finding.to_json() for finding in self.consequences],
+        }
 
 
 Rule = Callable[[History], list[Finding]]
