@@ -70,6 +70,11 @@ def rounded(value: float, digits: int = 3) -> float:
     return float(f"{value:.{digits}g}")
 
 
+def number_text(value: float) -> str:
+    """A number as code that is short and reads back the same, for a `value` of few digits."""
+    return repr(value) if 1e-4 <= value < 1e6 else f"{value:g}"
+
+
 Row = tuple[str, str, Floats]  # policy, where the threshold comes from, coefficients [T]
 
 
@@ -81,7 +86,8 @@ def _whole(history: History) -> list[Row]:
     early = norms[:SIMULATED]
     percentiles = [100 * q for q in QUANTILES]
     rows = [
-        (f"ClipByGlobalNorm({limit})", at, formulas.clip_coef(norms, limit)) for limit, at in _thresholds(norms).items()
+        (f"ClipByGlobalNorm({number_text(limit)})", at, formulas.clip_coef(norms, limit))
+        for limit, at in _thresholds(norms).items()
     ]
     rows += [
         (f"AutoClip({p:g})", f"p{p:g} so far", coef)
@@ -106,7 +112,7 @@ def _layers(history: History) -> list[Row]:
     for limit, at in _thresholds(norms[norms > 0]).items():
         after = np.sqrt(((norms * formulas.clip_coef_exact(norms, limit)) ** 2).sum(axis=1))
         coef = np.where((norms > limit).any(axis=1), after / np.where(total, total, 1), 1.0)
-        rows.append((f"ClipByNorm({limit})", f"{at} of all layers", coef))
+        rows.append((f"ClipByNorm({number_text(limit)})", f"{at} of all layers", coef))
     return rows
 
 
@@ -146,7 +152,8 @@ def zclip(
     mean, var, limits = np.zeros(len(z)), np.zeros(len(z)), np.empty((len(z), len(norms)))
     for i, norm in enumerate(norms):
         seen = np.float64(i)
-        limit, _ = formulas.zclip_limit(np.full(len(z), norm), seen, mean, var, z, warmup, option)
+        with np.errstate(divide="ignore", invalid="ignore"):  # the target of a norm that is no spike
+            limit, _ = formulas.zclip_limit(np.full(len(z), norm), seen, mean, var, z, warmup, option)
         mean, var = formulas.zclip_moments(limit, hold, seen, mean, var, alpha, warmup)
         limits[:, i] = limit
     return np.where(norms > limits, formulas.clip_coef(norms, limits), 1.0)

@@ -35,4 +35,4 @@ def check(ctx: click.Context, run: str, fail_on: str, kind: str) -> None:
     for problem in history.problems:
         click.echo(f"incomplete: {problem}", err=True)
     failing = ("error",) if fail_on == "error" else ("error", "warning")
-    ctx.exit(any(finding.severity in failing for finding in findings))
+    ctx.exit(int(any(finding.severity in failing for finding in findings)))

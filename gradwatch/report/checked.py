@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 
-from gradwatch.report.findings import evidence_text, finding_lines
+from gradwatch.report.findings import counts_text, evidence_text, finding_lines
 from gradwatch.report.text import plain, printable
 from gradwatch.rules import Finding
 
@@ -14,12 +14,7 @@ _GITHUB = {"error": "error", "warning": "warning", "note": "notice"}
 
 def render_check_text(run: str, findings: Sequence[Finding]) -> str:
     """The verdict in one line, then each finding with its numbers, cause and cure."""
-    counts = ", ".join(
-        f"{count} {severity}{'s' if count > 1 else ''}"
-        for severity in _GITHUB
-        if (count := sum(finding.severity == severity for finding in findings))
-    )
-    lines = [f"{run}: {counts or 'no findings'}"]
+    lines = [f"{run}: {counts_text(findings) or 'no findings'}"]
     for finding in findings:
         lines += ["", *finding_lines(finding)]
     return "\n".join(map(printable, lines)) + "\n"

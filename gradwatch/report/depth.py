@@ -22,7 +22,7 @@ def _depth_chart(history: History, quantity: str, label: str) -> Chart | None:
     values = np.where(np.isfinite(values) & (values > 0), values, np.nan)
     shown = _weights(history)
     shown = shown[np.isfinite(values[:, shown]).any(axis=0)]
-    rows = np.flatnonzero(np.isfinite(values).any(axis=1))
+    rows = np.flatnonzero(np.isfinite(values[:, shown]).any(axis=1))
     if len(shown) < 2:
         return None
     names = [history.layers[i] for i in shown]
@@ -41,7 +41,7 @@ def _depth_chart(history: History, quantity: str, label: str) -> Chart | None:
     drawn = figure(traces, label, max(decades(every), 0.01), hovermode="closest")
     ticks = list(range(0, len(names), -(-len(names) // MOST_LABELS)))
     labels = [text(short(names[i], 22)) for i in ticks]
-    drawn["layout"]["xaxis"] |= {"title": {"text": ""}, "tickvals": ticks, "ticktext": labels, "tickangle": 35,
+    drawn["layout"]["xaxis"] |= {"title": {"text": ""}, "tickvals": ticks, "ticktext": labels, "tickangle": -35,
                                  "tickfont": {"size": 10}, "automargin": True}  # fmt: skip
     note = f"Medians over the first tenth, the whole run and the last tenth of the steps that recorded the {label}."
     if len(shown) < len(history.layers):

@@ -4,16 +4,23 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
-from gradwatch.report.build import percent, quantity_text
+from gradwatch.report.build import percent
 from gradwatch.report.suggest import Suggestion
 from gradwatch.rules import Finding
+from gradwatch.rules.finding import RANK
 from gradwatch.whatif import Outcome
 
 MOST_NAMES = 4
 WHAT_IF_HEADERS = ("policy", "from", "steps clipped", "mean coefficient")
 _POLICY = re.compile(r"(chain|only|[A-Z]\w*)\(")
+
+
+def counts_text(findings: Sequence[Finding]) -> str:
+    """How many of each severity: `1 error, 2 warnings`; empty without any. What follows from one is not counted."""
+    counts = {severity: sum(finding.severity == severity for finding in findings) for severity in RANK}
+    return ", ".join(f"{n} {severity}{'s' if n > 1 else ''}" for severity, n in counts.items() if n)
 
 
 def where_text(finding: Finding) -> str:
@@ -76,7 +83,7 @@ def clip_argument(policy: str) -> str:
 
 def suggestion_head(suggestion: Suggestion) -> str:
     """What is suggested, and for whom."""
-    head = "For the next run" if suggestion.policy else "No clipping policy is suggested"
+    head = "A policy for the next run" if suggestion.policy else "No new clipping policy is suggested"
     return f"{head}, {suggestion.optimizer}" if suggestion.optimizer else head
 
 
@@ -90,7 +97,7 @@ def what_if_cells(outcomes: tuple[Outcome, ...]) -> list[list[str]]:
     """One row of text per policy, under `WHAT_IF_HEADERS`."""
     return [
         [f"{o.optimizer}: {o.policy}" if o.optimizer else o.policy, o.at, percent(o.clip_rate),
-         quantity_text(o.mean_coef)]
+         f"{o.mean_coef:.4g}"]
         for o in outcomes
     ]  # fmt: skip
 

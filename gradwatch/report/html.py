@@ -21,6 +21,7 @@ from gradwatch.report.findings import (
     WHAT_IF_HEADERS,
     clip_argument,
     code_spans,
+    counts_text,
     evidence_cells,
     policy_texts,
     suggestion_head,
@@ -71,6 +72,7 @@ def _one(report: Report, page: Page) -> dict[str, Any]:
     return {
         "run": run,
         "findings": findings,
+        "counts": counts_text(run.findings),
         "suggestions": [
             {"head": suggestion_head(s), "code": clip_argument(s.policy) if s.policy else "", "reasons": s.reasons}
             for s in run.suggestions

@@ -6,6 +6,7 @@ Legend: T recorded steps, L layers.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -90,16 +91,20 @@ def layer_curves(quantity: str, label: str) -> Picture:
             line(history.step, values[:, i], history.layers[i], PALETTE[k % len(PALETTE)]) for k, i in enumerate(meant)
         ]
         shown = np.concatenate([_median(seen), *(values[:, i] for i in meant)])
-        return Chart(label, _marked(figure(traces, label, max(decades(shown), 0.01)), history, finding), HEIGHT)
+        drawn = figure(traces, label, max(decades(shown), 0.01))
+        return Chart(label.capitalize(), _marked(drawn, history, finding), HEIGHT)
 
     return draw
 
 
-def layer_heat(quantity: str, label: str) -> Picture:
-    """A picture of `quantity` in the layers of the finding and their neighbours, around the steps that are meant."""
+def layer_heat(quantity: str, label: str, onset: bool = False) -> Picture:
+    """A picture of `quantity` in the layers of the finding and their neighbours, around the steps that are meant.
+
+    With `onset` only around the first of them.
+    """
 
     def draw(history: History, finding: Finding) -> Chart | None:
-        part = _around(history, finding)
+        part = _around(history, finding, finding.first_step if onset else finding.last_step)
         data = heat_map(part, quantity, max_rows=MOST_ROWS, max_columns=300)
         if data is None:
             return None
@@ -107,25 +112,27 @@ def layer_heat(quantity: str, label: str) -> Picture:
         left, right = float(part.step[0]) - 0.5, float(part.step[-1]) + 0.5
         drawn["layout"]["xaxis"]["range"] = [left, right]
         drawn = _marked(drawn, part, finding, fill="rgba(0,0,0,0)")
-        note = "" if len(part.layers) == len(history.layers) else f"{len(part.layers)} of {len(history.layers)} layers."
-        return Chart(label, drawn, int(np.clip(height, HEIGHT, 420)), note)
+        notes = ["Red: inf or NaN; a cross: the first of a layer."] * bool(data.nonfinite.any())
+        notes += ["Grey: exactly zero."] * bool(data.zero.any())
+        if len(part.layers) < len(history.layers):
+            notes.append(f"{len(part.layers):,} of {len(history.layers):,} layers.")
+        title = f"{label}, steps {part.step[0]:,} to {part.step[-1]:,}"
+        return Chart(title, drawn, int(np.clip(height, HEIGHT, 420)), " ".join(notes))
 
     return draw
 
 
-def _around(history: History, finding: Finding) -> History:
-    """The steps around those of the finding, and its layers with their neighbours (all, where none is named)."""
-    span = max(finding.last_step - finding.first_step, 20)
-    near = history.slice(finding.first_step - span, finding.last_step + span + 1)
+def _around(history: History, finding: Finding, last: int) -> History:
+    """The steps around the finding's first to `last`, and its layers with their neighbours (all, if none is named)."""
+    span = max(last - finding.first_step, 30)
+    near = history.slice(finding.first_step - span, last + span + 1)
     meant = [i for i, name in enumerate(history.layers) if name in finding.layers]
     if not meant or len(history.layers) <= MOST_ROWS:
         return near
     low = max(0, min(meant) - 3)
     here = slice(low, max(low + MOST_ROWS, min(max(meant) + 4, low + 10 * MOST_ROWS)))
-    return History(
-        near.run, near.layers[here], near.step, near.attempt, near.optimizer,
-        {name: values[:, here] for name, values in near.per_layer.items()}, near.per_step,
-    )  # fmt: skip
+    per_layer = {name: values[:, here] for name, values in near.per_layer.items()}
+    return replace(near, layers=near.layers[here], per_layer=per_layer)
 
 
 def _curve(history: History, finding: Finding, values: Floats, label: str, log: bool = False) -> Chart | None:
@@ -137,7 +144,7 @@ def _curve(history: History, finding: Finding, values: Floats, label: str, log: 
     if len(bad):
         traces.append(marks(bad, "non-finite"))
     top = int(np.nanargmax(np.where(finite, values, np.nan)))
-    title = f"{label}: highest {quantity_text(float(values[top]))} at step {history.step[top]:,}"
+    title = f"{label[0].upper()}{label[1:]}: highest {quantity_text(float(values[top]))} at step {history.step[top]:,}"
     drawn = figure(traces, label, max(decades(values), 0.01) if log else 0, legend=False)
     return Chart(title, _marked(drawn, history, finding), HEIGHT)
 
@@ -150,7 +157,7 @@ def _marked(drawn: Figure, history: History, finding: Finding, fill: str = "rgba
         "type": "rect", "xref": "x", "yref": "paper", "x0": first - 0.5, "x1": max(last + 0.5, first - 0.5 + least),
         "y0": 0, "y1": 1, "line": {"color": BAD, "width": 1.2}, "fillcolor": fill, "layer": "above",
     }  # fmt: skip
-    words = f"step {finding.first_step:,}" + (f" to {finding.last_step:,}" if last > first else "")
+    words = f"steps {finding.first_step:,} to {finding.last_step:,}" if last > first else f"step {finding.first_step:,}"
     late = (first - float(history.step[0])) > 0.6 * float(history.step[-1] - history.step[0])
     return annotate(drawn, [band], [
         {"xref": "x", "yref": "paper", "x": last if late else first, "xanchor": "right" if late else "left", "y": 1,
@@ -163,12 +170,12 @@ def _median(values: Floats) -> Floats:
     return np.asarray(np.nanmedian(values, axis=1))
 
 
-_NORMS = layer_heat("grad_norm", "gradient norm per layer")
+_NORMS = layer_heat("grad_norm", "Gradient norm per layer")
 _UPDATES = layer_curves("update_ratio", "update ratio")
 _WEIGHTS = layer_curves("weight_norm", "weight norm")
 
 PICTURES: dict[str, Picture] = {
-    "nonfinite": _NORMS,
+    "nonfinite": layer_heat("grad_norm", "Gradient norm per layer", onset=True),
     "vanishing": _NORMS,
     "dead-layer": _NORMS,
     "no-gradient": _NORMS,

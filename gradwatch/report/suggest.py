@@ -9,9 +9,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from gradwatch import formulas
+from gradwatch.compare import nonfinite_rows
 from gradwatch.history import Floats, History, loop_clips
 from gradwatch.rules import Finding
-from gradwatch.whatif import SIMULATED, finite_norms, rounded, zclip
+from gradwatch.whatif import SIMULATED, finite_norms, number_text, rounded, zclip
 
 ENOUGH = 100  # healthy steps that a threshold can be taken from
 USUAL = 1.0  # of nanoGPT, of the Hugging Face Trainer, and of the exploding RNN that no threshold of its own can teach
@@ -46,6 +47,7 @@ def suggest(history: History, findings: Sequence[Finding]) -> tuple[Suggestion, 
 
 def _suggest(history: History, roots: list[Finding], name: str) -> tuple[str, tuple[str, ...]]:
     rules = {finding.rule for finding in roots}
+    seen = {f.rule for root in roots for f in (root, *root.consequences)}
     for root in roots:
         if root.rule in WRONG_NORMS:
             return "", (f"{root.rule}: the recorded norms are not those of the gradients alone, and a threshold taken "
@@ -53,19 +55,18 @@ def _suggest(history: History, roots: list[Finding], name: str) -> tuple[str, tu
     if rules and not rules & CLIPPING_HELPS:
         return "", tuple(f"Clipping does not cure {root.rule}. Instead: {root.cure}" for root in roots)
     used = optimizer_class(history, name)
-    if rules & TOO_LARGE_STEPS and "spike" not in rules and _SCALE_FREE.search(used):
+    if seen & TOO_LARGE_STEPS and "spike" not in rules and _SCALE_FREE.search(used):
         return "", (f"{used} divides by the gradient's own scale, so a clip does not make its steps smaller for long.",
                     "Instead: lower the learning rate, or warm it up over the first few hundred steps.")  # fmt: skip
     if not rules and (history.run.clip or loop_clips(history.per_step)):
         return "", (f"Keep {history.run.clip or loop_clips(history.per_step)}: this run shows nothing that another "
                     "threshold would mend.",)  # fmt: skip
-    if rules == {"nonfinite"} and not _grew(history):
+    if rules == {"nonfinite"} and not seen & TOO_LARGE_STEPS and not _grew(history):
         return "SkipNonfinite()", (
             "The gradients were not finite all at once, without growing first: a threshold cannot prevent that.",
             "SkipNonfinite keeps the weights whole while you look for the cause; it is not the cure.",
         )
     policy, reasons = _guard(history, roots)
-    seen = {f.rule for root in roots for f in (root, *root.consequences)}
     if "nonfinite" in seen:
         why = "SkipNonfinite comes first: a step whose gradients are not finite must not reach the weights."
         return f"chain(SkipNonfinite(), {policy})", (why, *reasons)
@@ -109,7 +110,7 @@ def _guard(history: History, roots: list[Finding]) -> tuple[str, tuple[str, ...]
                        "multiply the learning rate by that to keep the pace.")  # fmt: skip
     if not rules:
         reasons.insert(0, "Nothing needs a cure; a guard against one bad batch costs nothing.")
-    return f"ClipByGlobalNorm({limit})", tuple(reasons)
+    return f"ClipByGlobalNorm({number_text(limit)})", tuple(reasons)
 
 
 def healthy_norms(history: History, findings: Sequence[Finding]) -> Floats:
@@ -129,10 +130,14 @@ def healthy_norms(history: History, findings: Sequence[Finding]) -> Floats:
     return kept
 
 
-def _grew(history: History, factor: float = 10.0, steps: int = 5) -> bool:
-    """Whether the norms had grown before the first one that was not finite."""
-    norms = history.total("grad_norm")
-    bad = np.flatnonzero(~np.isfinite(norms))
-    before = norms[: bad[0]] if len(bad) else norms
-    before = before[before > 0]
-    return len(before) > steps and bool(before[-steps:].max() > factor * np.median(before))
+def _grew(history: History, factor: float = 10.0, steps: int = 5, ratio: float = 0.1) -> bool:
+    """Whether the steps were too large before the first norm that was not finite.
+
+    They were if the last few norms were `factor` times the median, or moved a layer by more than `ratio` of its norm.
+    """
+    bad = np.flatnonzero(nonfinite_rows(history))
+    before = slice(0, bad[0] if len(bad) else None)
+    norms, moved = history.total("grad_norm")[before], history.layer("update_ratio")[before][-steps:]
+    norms = norms[norms > 0]
+    grown = len(norms) > steps and norms[-steps:].max() > factor * np.median(norms)
+    return bool(grown or (moved > ratio).any())
