@@ -21,7 +21,7 @@ FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "-
          "--disable-component-update", "--disable-sync"]  # fmt: skip
 WIDTH = 1200
 DRAWN = """() => [...document.querySelectorAll(".plot")].every(
-    div => div.closest("[hidden]") || div.querySelector(".xaxislayer-above"))"""
+    div => div.closest("[hidden], details:not([open])") || div.querySelector(".xaxislayer-above"))"""
 
 
 def main(demo: Path) -> None:
