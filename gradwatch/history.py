@@ -24,11 +24,12 @@ KEY_COLUMNS = ("attempt", "optimizer", "step")
 
 @dataclass(frozen=True)
 class Layer:
-    """One watched parameter tensor: its name in the model, its shape and dtype."""
+    """One watched parameter tensor: its name in the model, its shape and dtype; `frozen`: it asked for no gradient."""
 
     name: str
     shape: tuple[int, ...]
     dtype: str = "float32"
+    frozen: bool = False
 
     @property
     def numel(self) -> int:
@@ -42,7 +43,8 @@ class Run:
 
     `window` is the number of steps that become one MLflow point. `mlflow` names where the run is delivered:
     `tracking_uri`, `experiment_id`, `run_id` (each None until known) and `joined` (the run was the user's own).
-    It is None for a run that stays in its files. `part` names this Watch among those that share the run.
+    It is None for a run that stays in its files. `part` names this Watch among those that share the run. As watch()
+    found it, `unheld` are the parameters of the model that ask for a gradient and are in no optimizer.
     """
 
     name: str
@@ -64,6 +66,7 @@ class Run:
     tags: dict[str, str] = field(default_factory=dict)
     params: dict[str, str] = field(default_factory=dict)
     mlflow: dict[str, Any] | None = None
+    unheld: tuple[str, ...] = ()
     format: int = FORMAT
 
     def to_json(self) -> dict[str, Any]:
@@ -74,8 +77,11 @@ class Run:
     def from_json(cls, data: Mapping[str, Any]) -> Run:
         """The inverse of `to_json`; keys of a newer format are ignored."""
         known = {key: value for key, value in data.items() if key in cls.__dataclass_fields__}
-        layers = tuple(Layer(d["name"], tuple(d["shape"]), d.get("dtype", "float32")) for d in known.pop("layers", ()))
-        return cls(**{**known, "layers": layers, "optimizers": tuple(known.get("optimizers", ()))})
+        fields = Layer.__dataclass_fields__
+        given = ({key: value for key, value in d.items() if key in fields} for d in known.pop("layers", ()))
+        layers = tuple(Layer(**{**d, "shape": tuple(d["shape"])}) for d in given)
+        tuples = {key: tuple(known.get(key, ())) for key in ("optimizers", "unheld")}
+        return cls(**{**known, "layers": layers, **tuples})
 
 
 @dataclass(frozen=True)

@@ -113,6 +113,14 @@ class Source:
         """Which of these layers are recorded."""
         return [matches(name, self.patterns) and not matches(name, self.ignored) for name in names]
 
+    def unheld(self) -> tuple[str, ...]:
+        """The model's parameters that ask for a gradient, are in no optimizer, and would be recorded if they were."""
+        held = {id(p) for o in self.optimizers for _, p in _held(o)}
+        named = _unique_names(self.model.named_parameters())
+        found = [name for name, p in named.items() if p.requires_grad and id(p) not in held]
+        found = [f"{self.part}.{name}" if self.part else name for name in found]
+        return tuple(name for name, kept in zip(found, self.kept(found), strict=True) if kept)
+
     def changed(self, layout: Layout) -> Layout | None:
         """The layers from now on, where they are not those of `layout` any more; else None.
 
@@ -175,7 +183,10 @@ def matches(name: str, patterns: Sequence[str]) -> bool:
 
 def describe(layers: Mapping[str, Tensor]) -> tuple[Layer, ...]:
     """The layers as plain data, for the manifest."""
-    return tuple(Layer(n, tuple(p.shape), str(p.dtype).removeprefix("torch.")) for n, p in layers.items())
+    return tuple(
+        Layer(name, tuple(p.shape), str(p.dtype).removeprefix("torch."), not p.requires_grad)
+        for name, p in layers.items()
+    )
 
 
 def optimizer_names(optimizers: Sequence[Optimizer], part: str | None = None) -> list[str]:

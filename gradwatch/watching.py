@@ -100,12 +100,12 @@ def watch(
     source = _layers.Source(model, optimizers, layers, ignore, name)
     named = source.layers()
     target = _delivery.target(run_id, tracking_uri) if log == "mlflow" else None
-    names = _layers.optimizer_names(optimizers, name)
+    by_name = dict(zip(_layers.optimizer_names(optimizers, name), optimizers, strict=True))
     manifest = Run(
         name=run_name or type(model).__name__,
         created=now_iso(),
         layers=_layers.describe(named),
-        optimizers=tuple(_layers.describe_optimizer(o, n) for o, n in zip(optimizers, names, strict=True)),
+        optimizers=tuple(_layers.describe_optimizer(o, n) for n, o in by_name.items()),
         clip=repr(policies[0]) if policies[0] else None,
         renorm=repr(policies[1]) if policies[1] else None,
         every=every,
@@ -116,11 +116,11 @@ def watch(
         host=socket.gethostname(),
         tags=dict(tags or {}),
         mlflow=target,
+        unheld=source.unheld(),
         params={**{k: str(v) for k, v in (params or {}).items()}, "torch": torch.__version__},
     )
     _replace_old(optimizers)
-    own_norms = rank_norms(model) if ranks else None
-    stepper = Stepper(Layout(named), dict(zip(names, optimizers, strict=True)), policies, every, slots, own_norms)
+    stepper = Stepper(Layout(named), by_name, policies, every, slots, rank_norms(model) if ranks else None)
     writer, shared = _place(manifest, name, run.shared if run else None, Path(dir), model)
     writes = isinstance(writer, RunWriter)
     courier = writes and target is not None and delivery == "courier"

@@ -7,7 +7,9 @@ import pytest
 
 from gradwatch.rules import Finding, diagnose, verdict
 from gradwatch.rules.base import CONSEQUENCES, group
-from gradwatch.rules.gradients import dead_layer, exploding, nonfinite
+from gradwatch.rules.gradients import exploding
+from gradwatch.rules.nonfinite import nonfinite
+from gradwatch.rules.still import dead_layer
 from tests.make_run import make_history
 
 

@@ -6,10 +6,23 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from gradwatch.history import History
+from gradwatch.rules.clipping import clip_before_unscale, clip_inert, clip_is_your_learning_rate, double_clip
+from gradwatch.rules.depth import imbalance, vanishing
 from gradwatch.rules.finding import RANK, Finding, Rule
-from gradwatch.rules.gradients import dead_layer, exploding, nonfinite
+from gradwatch.rules.gradients import exploding
+from gradwatch.rules.growth import renorm_binds, weight_growth
+from gradwatch.rules.nonfinite import nonfinite
+from gradwatch.rules.scale import gradients_accumulate, noise_dominated, scaled_gradients
+from gradwatch.rules.spikes import lr_too_high, spike
+from gradwatch.rules.still import dead_layer, no_gradient
+from gradwatch.rules.updates import update_too_large, update_too_small, weights_unchanged
 
-RULES: tuple[Rule, ...] = (nonfinite, exploding, dead_layer)
+RULES: tuple[Rule, ...] = (
+    nonfinite, exploding, vanishing, dead_layer, no_gradient, imbalance,
+    scaled_gradients, gradients_accumulate, noise_dominated,
+    weights_unchanged, update_too_large, update_too_small, weight_growth, renorm_binds,
+    spike, lr_too_high, clip_before_unscale, double_clip, clip_is_your_learning_rate, clip_inert,
+)  # fmt: skip
 
 _RUINED = {"nonfinite", "dead-layer", "spike", "imbalance", "vanishing", "weight-growth", "renorm-binds"} | {
     "update-too-large", "update-too-small", "weights-unchanged", "clip-is-your-learning-rate", "noise-dominated",

@@ -1,4 +1,4 @@
-"""Diseases of the gradient itself: it is not a number, it explodes, or it is exactly zero.
+"""Trainings that come apart: over the steps, along the depth of the network or along time.
 
 Legend: T recorded steps, L layers.
 """
@@ -10,90 +10,31 @@ import re
 import numpy as np
 from numpy.typing import NDArray
 
-from gradwatch.history import Floats, History
+from gradwatch.history import Bools, Floats, History
+from gradwatch.rules.depth import profile
+from gradwatch.rules.facts import clips, incoming, is_adaptive, matrices, optimizer_kind, pick, text
 from gradwatch.rules.finding import Finding
-
-
-def nonfinite(history: History) -> list[Finding]:
-    """A gradient norm that is inf or NaN: an error, or a warning when the policy skipped every such step.
-
-    `layers` are those of the first such step, in model order.
-    Source: SageMaker Debugger's ExplodingTensor (any non-finite value).
-    """
-    cells = history.layer("nonfinite") > 0  # [T, L]
-    bad = cells.any(axis=1) | (history.total("nonfinite") > 0) | np.isinf(history.total("grad_norm"))
-    rows = np.flatnonzero(bad)
-    if not len(rows):
-        return []
-    first = rows[0]
-    skipped = bool((history.total("skipped")[rows] > 0).all())
-    return [
-        Finding(
-            rule="nonfinite",
-            severity="warning" if skipped else "error",
-            layers=tuple(name for name, hit in zip(history.layers, cells[first], strict=True) if hit),
-            first_step=int(history.step[first]),
-            last_step=int(history.step[rows[-1]]),
-            evidence={
-                "steps": len(rows),
-                "layers": int(cells.any(axis=0).sum()),
-                "skipped": "yes" if skipped else "no",
-            },
-            cause="The loss or one of its derivatives left the range of its dtype: too high a learning rate, a "
-            "logarithm or square root at 0, or a low-precision overflow.",
-            cure="The policy skipped these steps; look at the batches and the loss scale if they keep coming."
-            if skipped
-            else "Put SkipNonfinite() first in the chain, lower the learning rate, and look at the loss of that step.",
-        )
-    ]
-
-
-def dead_layer(history: History, min_steps: int = 10, most: float = 0.5, often: float = 0.5) -> list[Finding]:
-    """Layers whose gradient was exactly zero whenever it was seen in the second half of the run.
-
-    Of a network that is dying, most layers are zero for most batches: when more than the share `most` of the layers
-    had an exactly zero gradient in more than the share `often` of those steps, these are all dead, and it is an error.
-    Fewer layers are a warning, and must be zero throughout (a head that is used now and then is not dead). A layer must
-    have been seen in at least `min_steps` steps of that half.
-    Source: dead ReLU units give exact zeros (methods: S4); SageMaker Debugger's DyingReLU.
-    """
-    norm = history.layer("grad_norm")  # [T, L]
-    late = norm[len(norm) // 2 :]
-    seen = (~np.isnan(late)).sum(axis=0)
-    zero_share = np.where(seen >= min_steps, (late == 0).sum(axis=0) / np.maximum(seen, 1), 0)
-    dead = zero_share > often
-    dying_network = dead.sum() > most * len(dead)
-    if not dying_network:
-        dead = zero_share == 1
-    if not dead.any():
-        return []
-    gone = ((norm[:, dead] == 0) | np.isnan(norm[:, dead])).all(axis=1)
-    return [
-        Finding(
-            rule="dead-layer",
-            severity="error" if dying_network else "warning",
-            layers=tuple(name for name, hit in zip(history.layers, dead, strict=True) if hit),
-            first_step=int(history.step[gone.argmax()]),
-            last_step=int(history.step[-1]),
-            evidence={"layers": int(dead.sum()), "of": len(dead)},
-            cause="No gradient reaches these weights: their units are dead or saturated, or nothing depends on them.",
-            cure="Lower the learning rate, check the initialisation and the biases, or use an activation that leaks; "
-            "freeze the layers if they are meant to rest.",
-        )
-    ]
+from gradwatch.rules.nonfinite import growth_before, nonfinite_rows
 
 
 def exploding(history: History, decades: float = 2.0, blind_decades: float = 3.0, width: int = 5) -> list[Finding]:
-    """The training came apart with finite numbers: by the gradient norm, or else by the loss.
+    """The training came apart: by the gradient norm, by the loss, or by running into inf or NaN.
 
     By the norm: it stayed `decades` powers of ten above the run's own early median for `width` steps in a row while the
     training loss did not improve (`blind_decades` where no loss was logged). By the loss: see `_loss_jump` and
-    `_thrown_out`. All are relative to the run itself, so noise, one spike, or leaving a plateau gives no alarm.
-    Where other parts of the run log losses too they may train against each other: a loss that does not fall is no sign.
-    Source: growth against the run's own past (OLMo-core's stability monitor), the jump over the running minimum (S5).
+    `_thrown_out`. By the end: a step that was not skipped was inf or NaN, and the norm, the loss or the steps had grown
+    before (`growth_before`). All are relative to the run itself, so noise, one spike, or leaving a plateau gives no
+    alarm. Where other parts of the run log losses too they may train against each other: a loss that does not fall is
+    no sign.
+
+    `along` says how the gradient grows: over the `steps`, along the `depth` (the norms rise from the last layer to the
+    first, in the first steps already) or along `time` (recurrent weights carry the norm). `layers` are those of the
+    last two that carry it; of the whole model none is named.
+    Source: growth against the run's own past (OLMo-core's stability monitor), the jump over the running minimum (S5),
+    growth along time and depth (Pascanu et al. 2013; methods: S1, S1b).
     """
     losses = {name: history.total(name) for name in training_losses(history)}
-    alone = not _has_rivals(history)
+    alone = not has_rivals(history)
     growth, rows = _sustained_growth(history.total("grad_norm"), width)
     grown = np.flatnonzero(growth >= (decades if losses and alone else blind_decades))
     if len(grown) and not any(_improved(values, width) for values in losses.values()):
@@ -103,6 +44,12 @@ def exploding(history: History, decades: float = 2.0, blind_decades: float = 3.0
         if jump:
             row, evidence = jump
             return [_explosion(history, row, {"metric": name, **evidence})]
+    bad = nonfinite_rows(history)
+    begin = growth_before(history, int(bad[0])) if len(bad) and not history.total("skipped")[bad[0]] > 0 else None
+    if begin is not None:
+        norm = history.total("grad_norm")[: bad[0]]
+        top = float(np.nanmax(norm) / np.nanmedian(norm[: max(1, len(norm) // 10)]))
+        return [_explosion(history, begin, {"grad_norm_growth": top, "nonfinite_at": int(history.step[bad[0]])})]
     return []
 
 
@@ -112,7 +59,7 @@ def training_losses(history: History) -> list[str]:
     return [name for name in names if np.isfinite(history.total(name)).sum() > 1]
 
 
-def _has_rivals(history: History) -> bool:
+def has_rivals(history: History) -> bool:
     """Whether this is a part of a run, or one lane of several and others have logged a loss (not once seen here)."""
     losses = [history.total(name) for name in history.logged if "loss" in name.lower()]
     return history.run.part is not None or any(np.isnan(values).all() for values in losses)
@@ -121,18 +68,72 @@ def _has_rivals(history: History) -> bool:
 _HELD_OUT = re.compile(r"val|test|eval|dev|hold", re.IGNORECASE)
 
 
+_RECURRENT = re.compile(r"(^|[._])(weight|bias)_(hh|ih)($|[._])|recurrent|(^|[._])(rnn|lstm|gru)\w*[._]", re.IGNORECASE)
+
+
 def _explosion(history: History, row: int, evidence: dict[str, float | str]) -> Finding:
+    along, layers, how = _along(history, row)
+    norm = incoming(history)
+    early = norm[: max(5, row)]
+    early = early[np.isfinite(early) & (early > 0)]
+    clip = f"clip='ClipByGlobalNorm({text(float(np.median(early)))})'" if len(early) else "clip=AutoClip()"
+    if along == "steps" and is_adaptive(history):
+        cure = (
+            f"Lower the learning rate, or warm it up: {optimizer_kind(history)} takes steps of the same size whatever "
+            "the scale of the gradient, so that a clip helps against one bad batch only."
+        )
+    elif along == "depth":
+        cure = f"Scale the initial weights for the activation (He for ReLU), or normalise between layers; then {clip}."
+    elif along == "time":
+        cure = f"Clip: {clip} (the early median of the norm), and begin with orthogonal recurrent weights."
+    else:
+        cure = f"Lower the learning rate or warm it up, and clip: {clip}, the early median of the norm."
+    if clips(history):
+        cure += f" {history.run.clip} did not hold it."
     return Finding(
         rule="exploding",
         severity="error",
-        layers=(),
+        layers=layers,
         first_step=int(history.step[row]),
         last_step=int(history.step[-1]),
-        evidence=evidence,
-        cause="The steps are larger than the loss surface allows: the learning rate is too high for this network, or "
-        "one extreme batch threw it out of its valley.",
-        cure="Lower the learning rate or warm it up, and clip: ClipByGlobalNorm at the early median of the norm.",
+        evidence={"along": along, **how, **evidence},
+        cause=_CAUSES[along],
+        cure=cure,
     )
+
+
+_CAUSES = {
+    "steps": "The steps are larger than the loss surface allows: the learning rate is too high for this network, or "
+    "one extreme batch threw it out of its valley.",
+    "depth": "Each layer multiplies the gradient on its way back by more than one: the initial weights are too large "
+    "for this depth.",
+    "time": "The gradient is multiplied by the recurrent weights once for each time step, and grew on the way.",
+}
+
+
+def _along(history: History, row: int) -> tuple[str, tuple[str, ...], dict[str, float | str]]:
+    """How the gradient grows up to a row: the word, the layers that carry it, and the numbers."""
+    early = slice(0, min(5, row + 1))
+    steepest = min((profile(history, which, early) for which in _kinds(history)), key=lambda p: p.decades)
+    if steepest.decades <= -2 and steepest.fit >= 0.9:
+        factor = 10 ** (-steepest.decades / max(1, len(steepest.layers) - 1))
+        return "depth", (steepest.layers[0],), {"growth_per_layer": float(factor)}
+    with np.errstate(over="ignore", invalid="ignore"):
+        square = history.layer("grad_norm")[: row + 1].astype(np.float64) ** 2
+        recurrent = np.array([bool(_RECURRENT.search(name)) for name in history.layers], bool)
+        share = np.nansum(square[:, recurrent], axis=1) / np.nansum(square, axis=1)
+    seen = share[np.isfinite(share)]
+    if recurrent.any() and len(seen) and np.median(seen) >= 0.5:
+        names = tuple(name for name in pick(history, recurrent) if re.search("weight_hh|recurrent", name))
+        return "time", names or pick(history, recurrent), {"recurrent_share": float(np.median(seen))}
+    return "steps", (), {}
+
+
+def _kinds(history: History) -> list[Bools]:
+    """The layers whose norms can be compared along the depth: the matrices, and the vectors (biases)."""
+    weights = matrices(history)
+    biases = ~weights & np.array([name.endswith("bias") for name in history.layers], bool)
+    return [weights, biases]
 
 
 def _sustained_growth(norm: Floats, width: int) -> tuple[Floats, NDArray[np.intp]]:

@@ -1,0 +1,254 @@
+"""Trainings whose steps, clips or single batches are diseased; each takes a switch that makes its healthy twin.
+
+All are real: a tiny net, a real optimizer, the disease put in where users put it. `every=1` by `trainings.fit`.
+"""
+
+from __future__ import annotations
+
+import torch
+from healthy import Recurrent, Transformer, batches, classify, mlp, pieces, predict
+from torch import nn, optim
+from torch.nn import functional as F
+from trainings import fit
+
+import gradwatch
+
+
+def digits(folder, make, steps=120, net=None, data=None, **options):
+    """The digits with an optimizer of `make(parameters)`."""
+    net = net or mlp()
+    return fit(folder, net, make(net.parameters()), classify(net, data or batches()), steps, **options)
+
+
+def sgd(lr, **more):
+    return lambda params: optim.SGD(params, lr, **more)
+
+
+def adam(lr, **more):
+    return lambda params: optim.Adam(params, lr, **more)
+
+
+# --------------------------------------------------------------------------------------------------------- unchanged
+
+
+def rate_zero(folder, sick=True, steps=100):
+    """A schedule that reaches 0 after 30 steps, and goes on for 70 more (the twin: a schedule of the right length)."""
+    net = mlp()
+    optimizer = optim.Adam(net.parameters(), 3e-3)
+    end = 30 if sick else 120
+    plan = optim.lr_scheduler.LambdaLR(optimizer, lambda step: max(0.0, 1 - step / end))
+    return fit(folder, net, optimizer, classify(net, batches()), steps, before_step=lambda _: _advance(plan))
+
+
+def _advance(plan):
+    plan.last_epoch += 1
+    for group, base in zip(plan.optimizer.param_groups, plan.base_lrs, strict=True):
+        group["lr"] = base * plan.lr_lambdas[0](plan.last_epoch)
+
+
+def group_rate_zero(folder, sick=True):
+    """Two param groups of which the first has a learning rate of 0."""
+    net = mlp()
+    groups = [{"params": net[1].parameters(), "lr": 0.0 if sick else 1e-3}, {"params": net[3:].parameters()}]
+    return fit(folder, net, optim.Adam(groups, 3e-3), classify(net, batches()), 60)
+
+
+def bfloat16_weights(folder, sick=True):
+    """Weights in bfloat16 (the twin: in float32) and a learning rate whose steps are smaller than it resolves."""
+    torch.manual_seed(0)
+    net = mlp() if not sick else mlp().bfloat16()
+    batch = batches()
+    dtype = next(net.parameters()).dtype
+
+    def loss(step):
+        x, y = batch(step)
+        return F.cross_entropy(net(x.to(dtype)).float(), y)
+
+    return fit(folder, net, optim.SGD(net.parameters(), 2e-4), loss, 60)
+
+
+def zeroed_before_step(folder, sick=True, to_none=False):
+    """`zero_grad` between backward and step."""
+    net = mlp()
+    optimizer = optim.SGD(net.parameters(), 0.1)
+    before = (lambda _: optimizer.zero_grad(set_to_none=to_none)) if sick else None
+    return fit(folder, net, optimizer, classify(net, batches()), 60, before_step=before)
+
+
+def scaler_drops_all(folder, sick=True):
+    """A GradScaler whose scale is never updated, far too high for float16 (the twin: one that is updated)."""
+    net = mlp()
+    optimizer = optim.SGD(net.parameters(), 0.1)
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**60)
+    batch = batches()
+    if not sick:
+        scaler = torch.amp.GradScaler("cpu", init_scale=2.0**10)
+    watch = gradwatch.watch(net, optimizer, log=None, dir=folder, verbose=False, every=1)
+    with watch:
+        for step in range(60):
+            x, y = batch(step)
+            optimizer.zero_grad()
+            with torch.autocast("cpu", torch.float16):
+                loss = F.cross_entropy(net(x), y)
+            scaler.scale(loss).backward()
+            scaler.step(optimizer)
+            if not sick:
+                scaler.update()
+            else:
+                scaler.update(2.0**60)
+            watch.log(loss=loss)
+    return gradwatch.open_history(watch.dir)
+
+
+def strangers(folder, sick=True):
+    """An optimizer that holds the parameters of a copy of the model, beside one bias of the model itself."""
+    torch.manual_seed(0)
+    net = mlp()
+    copy = mlp(seed=1)
+    held = [*copy.parameters(), net[-1].bias] if sick else list(net.parameters())
+    if sick:
+        net[-1].bias.requires_grad_(False)
+    optimizer = optim.SGD(held, 0.1)
+    return fit(folder, net, optimizer, classify(net, batches()), 60)
+
+
+def put_back(folder, sick=True):
+    """A copy of the weights that is loaded again after every step."""
+    net = mlp()
+    kept = {k: v.clone() for k, v in net.state_dict().items()}
+    optimizer = optim.SGD(net.parameters(), 0.1)
+
+    def restore(*_):
+        net.load_state_dict(kept)
+
+    if sick:
+        optimizer.register_step_post_hook(restore)
+    return fit(folder, net, optimizer, classify(net, batches()), 60)
+
+
+# ---------------------------------------------------------------------------------------------- too large, too small
+
+
+def huge_rate(folder, sick=True):
+    """Adam at 0.3 (the twin: 1e-3)."""
+    return digits(folder, adam(0.3 if sick else 1e-3), 100)
+
+
+def tiny_rate(folder, sick=True):
+    """Adam at 1e-9 (the twin: 1e-3)."""
+    return digits(folder, adam(3e-9 if sick else 1e-3), 100)
+
+
+def runaway(folder, sick=True):
+    """A critic whose difference of means has no bound (the twin: weight decay)."""
+    torch.manual_seed(0)
+    net = nn.Linear(8, 4, bias=False)
+    optimizer = optim.SGD(net.parameters(), 0.2, weight_decay=0.0 if sick else 0.3)
+
+    def loss(step):
+        g = torch.Generator().manual_seed(step)
+        real, fake = torch.randn(64, 8, generator=g) + 0.5, torch.randn(64, 8, generator=g)
+        return net(fake).mean() - net(real).mean()
+
+    return fit(folder, net, optimizer, loss, 150)
+
+
+def tight_norm(folder, sick=True):
+    """A max-norm far below the weights' size (the twin: 4)."""
+    return digits(folder, sgd(0.1, momentum=0.9), 100, renorm="MaxNorm(0.3)" if sick else "MaxNorm(4.0)")
+
+
+# ------------------------------------------------------------------------------------------------------------ spikes
+
+
+def odd_batch(folder, sick=True, clip=None, at=150, steps=260, make=None, scale=1000.0):
+    """One batch whose pixels are a thousand times too large."""
+    batch = batches()
+
+    def data(step):
+        x, y = batch(step)
+        return (x * scale, y) if sick and step == at else (x, y)
+
+    return digits(folder, make or sgd(0.05), steps, data=data, clip=clip)
+
+
+def rate_too_high(folder, sick=True, steps=150):
+    """A transformer under Adam at 0.3 from the first step (the twin: 3e-3)."""
+    net = Transformer()
+    return fit(folder, net, optim.Adam(net.parameters(), 0.3 if sick else 3e-3), predict(net, pieces(8)), steps)
+
+
+def rnn_rate_too_high(folder, sick=True, clip=None):
+    """A character RNN under SGD at 10 (the twin: 0.5)."""
+    net = Recurrent(hidden=32)
+    return fit(folder, net, optim.SGD(net.parameters(), 10.0 if sick else 0.5), predict(net, pieces(8)), 200, clip=clip)
+
+
+# ------------------------------------------------------------------------------------------------------------- clips
+
+
+def inert(folder, sick=True, own=False):
+    """A threshold of 100 that nothing reaches in 1,100 steps (the twin: 1.5)."""
+    net = mlp(width=16, depth=1)
+    threshold = 100.0 if sick else 1.5
+    if own:
+        return fit(
+            folder, net, optim.SGD(net.parameters(), 0.1), classify(net, batches(16)), 1100,
+            before_step=lambda _: nn.utils.clip_grad_norm_(net.parameters(), threshold), every=10,
+        )  # fmt: skip
+    return digits(folder, sgd(0.1), 1100, net, batches(16), clip=f"ClipByGlobalNorm({threshold})", every=10)
+
+
+def throttled(folder, sick=True, make=None, own=False):
+    """A threshold of 0.02 that every gradient exceeds (the twin: 2)."""
+    net = mlp()
+    threshold = 0.02 if sick else 2.0
+    optimizer = (make or sgd(0.1))(net.parameters())
+    if own:
+        return fit(
+            folder, net, optimizer, classify(net, batches()), 150,
+            before_step=lambda _: nn.utils.clip_grad_norm_(net.parameters(), threshold),
+        )  # fmt: skip
+    return fit(folder, net, optimizer, classify(net, batches()), 150, clip=f"ClipByGlobalNorm({threshold})")
+
+
+def clipped_twice(folder, sick=True, seen=True):
+    """The loop clips to 0.5 by torch's function, or by its own lines, and the run's policy to 1.0."""
+    net = mlp()
+
+    def by_hand(_):
+        norm = torch.sqrt(sum(p.grad.square().sum() for p in net.parameters()))
+        for p in net.parameters():
+            p.grad.mul_(min(1.0, 0.25 / float(norm)))
+
+    before = (lambda _: nn.utils.clip_grad_norm_(net.parameters(), 0.5)) if seen else by_hand
+    optimizer = optim.SGD(net.parameters(), 0.1)
+    return fit(
+        folder, net, optimizer, classify(net, batches()), 120,
+        before_step=before if sick else None, clip="ClipByGlobalNorm(1.0)",
+    )  # fmt: skip
+
+
+def clipped_while_scaled(folder, sick=True, by_hand=False):
+    """`clip_grad_norm_` before `unscale_` under a GradScaler (the twin: after it)."""
+    net = mlp()
+    optimizer = optim.SGD(net.parameters(), 0.1)
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**12, growth_interval=40)
+    batch = batches()
+    watch = gradwatch.watch(net, optimizer, log=None, dir=folder, verbose=False, every=1)
+    with watch:
+        for step in range(120):
+            x, y = batch(step)
+            optimizer.zero_grad()
+            scaler.scale(F.cross_entropy(net(x), y)).backward()
+            if not sick:
+                scaler.unscale_(optimizer)
+            if by_hand:
+                norm = torch.sqrt(sum(p.grad.square().sum() for p in net.parameters()))
+                for p in net.parameters():
+                    p.grad.mul_(min(1.0, 0.5 / float(norm)))
+            else:
+                nn.utils.clip_grad_norm_(net.parameters(), 1.0)
+            scaler.step(optimizer)
+            scaler.update()
+    return gradwatch.open_history(watch.dir)
