@@ -71,9 +71,9 @@ def runs_table(histories: Sequence[History], metric: str | None = None) -> pd.Da
                 "policy": policy_text(history.run),
                 **values,
                 "seed": _seed(history.run),
-                "steps": len(history),
+                "steps": len(history.every_step),
                 **{name: final(history, name) for name in metrics},
-                "clip_rate": _mean(history.total("clip_rate")),
+                "clip_rate": _mean(history.every_step.total("clip_rate")),
                 "median_grad_norm": _quantile(norms, 0.5),
                 "p99_grad_norm": _quantile(norms, 0.99),
                 "nonfinite_steps": nonfinite_steps(history),
@@ -104,7 +104,7 @@ def compare(histories: Sequence[History], metric: str | None = None) -> pd.DataF
         for name in metrics:
             values = np.array([final(history, name) for history in members])
             row[name], row[f"{name}_std"] = _mean(values), _spread(values)
-        row["clip_rate"] = _mean(np.array([_mean(history.total("clip_rate")) for history in members]))
+        row["clip_rate"] = _mean(np.array([_mean(history.every_step.total("clip_rate")) for history in members]))
         row["median_grad_norm"], row["p99_grad_norm"] = _quantile(norms, 0.5), _quantile(norms, 0.99)
         row["nonfinite_steps"] = sum(nonfinite_steps(history) for history in members)
         row["diverged"] = sum(diverged(history) for history in members)
@@ -126,14 +126,14 @@ def groups(histories: Sequence[History]) -> dict[Group, list[History]]:
 
 def final(history: History, name: str) -> float:
     """The last finite value of a logged scalar; NaN when there is none."""
-    values = history.total(name)
+    values = history.every_step.total(name)
     finite = values[np.isfinite(values)]
     return float(finite[-1]) if len(finite) else float("nan")
 
 
 def nonfinite_steps(history: History) -> int:
     """Number of steps in which any layer's gradient norm, or the total, was inf or NaN."""
-    return int(nonfinite_rows(history).sum())
+    return int(nonfinite_rows(history.every_step).sum())
 
 
 def nonfinite_rows(history: History) -> np.ndarray[Any, np.dtype[np.bool_]]:
@@ -144,6 +144,7 @@ def nonfinite_rows(history: History) -> np.ndarray[Any, np.dtype[np.bool_]]:
 
 def diverged(history: History) -> bool:
     """Whether the run ended in non-finite numbers: a part's last gradient, or the last loss that was logged."""
+    history = history.every_step
     losses = [history.total(name) for name in history.logged if _LOSS.search(name)]
     ended = [values[~np.isnan(values)][-1:] for values in losses]
     bad = nonfinite_rows(history)
@@ -196,7 +197,7 @@ def _seed(run: Run) -> str:
 
 
 def _finite_norms(history: History) -> Floats:
-    norms = history.total("grad_norm")
+    norms = history.every_step.total("grad_norm")
     return norms[np.isfinite(norms)]
 
 

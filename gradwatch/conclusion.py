@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gradwatch.history import History
+from gradwatch.stores import MAX_VALUES
 from gradwatch.stores.parts import deliverable_parts, is_shared, read_whole
 from gradwatch.stores.views import description, worst_layers
 
@@ -23,7 +24,7 @@ def conclude(client: MlflowClient, run_id: str, experiment_id: str, folder: Path
     """Tell MLflow how the run in `folder` went, all its parts together. A joined run's status stays the user's own."""
     from gradwatch.stores import mlflow as store
 
-    history = read_whole(folder, deliverable_parts(folder) if is_shared(folder) else None)
+    history = read_whole(folder, deliverable_parts(folder) if is_shared(folder) else None, MAX_VALUES)
     run = history.run
     verdict, worst = judge(history)
     store.set_tags(client, run_id, {"gradwatch.verdict": verdict, "gradwatch.worst_layer": worst})

@@ -25,7 +25,16 @@ from gradwatch.conclusion import conclude
 from gradwatch.delivery import CURSOR, is_done, read_cursor, trainer_is_gone
 from gradwatch.errors import RunError
 from gradwatch.history import History, Run, concat
-from gradwatch.stores.files import MANIFEST, TABLES, last_part, list_parts, read_manifest, read_run, write_json
+from gradwatch.stores.files import (
+    MANIFEST,
+    TABLES,
+    is_closed,
+    last_part,
+    list_parts,
+    read_manifest,
+    read_run,
+    write_json,
+)
 from gradwatch.stores.keys import Nonfinite, Window, windows
 from gradwatch.stores.parts import PARTS, deliverable_parts, is_shared, read_facts
 from gradwatch.stores.views import view_url
@@ -248,9 +257,10 @@ class Courier:
         """The undelivered steps: what is pending and what is in parts not read yet."""
         newest = last_part(self.folder)
         if newest > self.read_to:
-            new = read_run(self.folder, since=self.read_to)
+            due = self.cursor.next_step
+            new = read_run(self.folder, since=self.read_to, start=due)
             if new.problems:  # the writer may have merged parts under the reader's eyes; a second look settles it
-                new = read_run(self.folder, since=self.read_to)
+                new = read_run(self.folder, since=self.read_to, start=due)
             for problem in new.problems:
                 log.warning("%s: %s", self.folder, problem)
             new = new.take(new.step >= self.cursor.next_step)
@@ -275,12 +285,11 @@ class Courier:
 
     def _upload_tables(self, closed_only: bool) -> None:
         for table in TABLES:
-            for first, last, path in list_parts(self.folder / table):
-                name = f"{table}/{path.name}"
-                closed = first != last or not closed_only
-                if closed and name not in self.cursor.uploaded:
-                    with contextlib.suppress(FileNotFoundError):  # merged meanwhile: the merged part is next
-                        self._upload(path, table)
+            for part in list_parts(self.folder / table):
+                name = f"{table}/{part.path.name}"
+                with contextlib.suppress(FileNotFoundError):  # merged meanwhile: the merged part is next
+                    if name not in self.cursor.uploaded and not (closed_only and not is_closed(part)):
+                        self._upload(part.path, table)
                         self.cursor.uploaded.append(name)
                         self._save()
 

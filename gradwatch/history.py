@@ -20,6 +20,7 @@ Bools = NDArray[np.bool_]
 
 FORMAT = 1
 KEY_COLUMNS = ("attempt", "optimizer", "step")
+SEEN = "steps"  # in a reduced History: how many steps a row stands for, [T, L]
 
 
 @dataclass(frozen=True)
@@ -96,6 +97,11 @@ class History:
     `nonfinite` (1 where the norm was inf or NaN), and every few steps `weight_norm`, `update_ratio` and what else
     applies. Per step: `time` (unix seconds), `grad_norm`, `clipped_norm`, `clip_coef`, `clip_rate` (1 where any layer
     was changed), `skipped`, `nonfinite` (number of layers), `lr`, and whatever was logged.
+
+    A run too large for memory is opened **reduced**: `whole` has every step's totals and no layers, and up to `stride`
+    steps in a row share three rows. There a layer has its first value, its lowest and its highest, so a spike of one
+    step is kept; `nonfinite` counts, `clip_rate` is the mean, and the quantity `steps` is how many a row stands for.
+    `step` and the totals are those of three of the steps. Both ends and the first 256 non-finite steps are kept whole.
     """
 
     run: Run
@@ -106,6 +112,8 @@ class History:
     per_layer: dict[str, Floats]
     per_step: dict[str, Floats]
     problems: tuple[str, ...] = ()
+    whole: History | None = None
+    stride: int = 1
 
     def __len__(self) -> int:
         return len(self.step)
@@ -132,7 +140,12 @@ class History:
     @property
     def clip_rate(self) -> Floats:
         """Share of steps in which the policy changed the layer's gradient, `[L]`; NaN for a layer never seen."""
-        return nanmean(self.layer("clip_rate"))
+        return nanmean(self.layer("clip_rate"), self.per_layer.get(SEEN))
+
+    @property
+    def every_step(self) -> History:
+        """Every step's totals; without layers where this is reduced."""
+        return self if self.whole is None else self.whole
 
     @property
     def nonfinite(self) -> NDArray[np.int64]:
@@ -146,12 +159,14 @@ class History:
 
     def slice(self, start: int, stop: int) -> History:
         """The recorded steps `start <= step < stop` (step numbers, not row numbers)."""
-        return self.take((self.step >= start) & (self.step < stop))
+        rows = self.take((self.step >= start) & (self.step < stop))
+        return replace(rows, whole=self.whole and self.whole.slice(start, stop))
 
     def take(self, rows: Bools | NDArray[np.int64]) -> History:
-        """The rows picked by a mask or by row numbers."""
+        """The rows picked by a mask or by row numbers; without `whole`."""
         return replace(
             self,
+            whole=None,
             step=self.step[rows],
             attempt=self.attempt[rows],
             optimizer=np.asarray(self.optimizer, dtype=object)[rows],
@@ -174,10 +189,11 @@ class History:
         out = {}
         for name, at in rows.items():
             lane = self.take(at)
-            known = np.any([~np.isnan(values).all(axis=0) for values in lane.per_layer.values()], axis=0)
+            known = np.any([~np.isnan(values).all(axis=0) for q, values in lane.per_layer.items() if q != SEEN], axis=0)
             here = np.flatnonzero(trained[at].any(axis=0) | (idle & known))
             kept = {q: v[:, here] for q, v in lane.per_layer.items()}
-            out[name] = replace(lane, layers=tuple(self.layers[i] for i in here), per_layer=kept)
+            whole = self.whole and self.whole.take(np.asarray(self.whole.optimizer, dtype=object) == name)
+            out[name] = replace(lane, layers=tuple(self.layers[i] for i in here), per_layer=kept, whole=whole)
         return out
 
     def to_frame(self) -> pd.DataFrame:
@@ -240,12 +256,13 @@ def loop_clips(per_step: Mapping[str, Any]) -> str:
     return ", ".join(calls)
 
 
-def nanmean(values: Floats) -> Floats:
+def nanmean(values: Floats, weights: Floats | None = None) -> Floats:
     """Mean over axis 0 without NaN entries; NaN (and no warning) where there is nothing to average."""
-    seen = ~np.isnan(values)
-    count = seen.sum(axis=0)
+    weight = np.where(np.isnan(values), 0, 1 if weights is None else weights)
+    count = weight.sum(axis=0, dtype=np.float64)
     with np.errstate(invalid="ignore"):
-        return np.asarray(np.where(seen, values, 0).sum(axis=0, dtype=np.float64) / np.where(count, count, np.nan))
+        total = (np.where(weight > 0, values, 0) * weight).sum(axis=0, dtype=np.float64)
+        return np.asarray(total / np.where(count, count, np.nan))
 
 
 def concat(parts: Iterable[History]) -> History:
@@ -270,11 +287,7 @@ def concat(parts: Iterable[History]) -> History:
 
 
 def stack(parts: Iterable[History]) -> History:
-    """All rows of several Histories, one after the other; layers and quantities are the union.
-
-    Raises:
-        ValueError: there are no parts.
-    """
+    """All rows of several Histories, one after the other; layers and quantities are the union. At least one part."""
     parts = list(parts)
     if not parts:
         raise ValueError("there is no History to join: at least one is needed")
@@ -295,7 +308,9 @@ def stack(parts: Iterable[History]) -> History:
     step, attempt = (np.concatenate([getattr(p, name) for p in parts]) for name in ("step", "attempt"))
     optimizer = np.concatenate([np.asarray(p.optimizer, dtype=object) for p in parts])
     problems = tuple(dict.fromkeys(text for p in parts for text in p.problems))
-    return History(parts[-1].run, layers, step, attempt, optimizer, per_layer, per_step, problems)
+    whole = [replace(p.every_step, layers=(), per_layer={}) for p in parts if any(p.whole is not None for p in parts)]
+    both = (stack(whole) if whole else None, max(p.stride for p in parts))
+    return History(parts[-1].run, layers, step, attempt, optimizer, per_layer, per_step, problems, *both)
 
 
 def empty(run: Run, problems: Sequence[str] = ()) -> History:

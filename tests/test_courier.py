@@ -253,13 +253,13 @@ def test_one_courier_at_a_time(store, tmp_path):
 
 
 def test_merged_parts_are_not_read_back_twice(store, tmp_path):
-    from gradwatch.stores.files import TABLES
-    from gradwatch.stores.writer import merge_parts
+    from gradwatch.stores.compact import merge
+    from gradwatch.stores.files import TABLES, list_parts
 
     folder = make_run(tmp_path, window=20, mlflow=target(store))
     client, run = deliver(folder)
     for table in TABLES:
-        merge_parts(folder / table)
+        merge(list_parts(folder / table))
     cursor = delivery.read_cursor(folder)
     write_json(folder / "cursor.json", {**cursor, "done": False})
     deliver(folder)

@@ -12,8 +12,9 @@ from make_run import make_history, make_run
 from gradwatch import RunError, open_history
 from gradwatch.history import concat
 from gradwatch.stores import writer as writing
+from gradwatch.stores.compact import merge
 from gradwatch.stores.files import create_folder, list_parts, read_run
-from gradwatch.stores.writer import RunWriter, merge_parts
+from gradwatch.stores.writer import RunWriter
 
 
 def same(a, b):
@@ -49,7 +50,8 @@ def test_any_tool_opens_the_parts(tmp_path):
 
 
 def test_merging_changes_nothing_and_bounds_the_number_of_files(tmp_path, monkeypatch):
-    monkeypatch.setattr(writing, "PARTS_PER_MERGE", 8)
+    monkeypatch.setattr("gradwatch.stores.compact.FAN_IN", 8)
+    monkeypatch.setattr("gradwatch.stores.files.FAN_IN", 8)
     history, folder = make_history(), create_folder(tmp_path, "merged")
     write_parts(folder, history, 20)
     assert [p.name for _, _, p in list_parts(folder / "layers")] == [
@@ -64,7 +66,7 @@ def test_a_crash_between_merging_and_deleting_shows_nothing_twice(tmp_path):
     history, folder = make_history(), create_folder(tmp_path, "crash")
     write_parts(folder, history, 4)
     kept = {p: p.read_bytes() for _, _, p in list_parts(folder / "layers")}
-    merge_parts(folder / "layers")
+    merge(list_parts(folder / "layers"))
     for path, data in kept.items():
         path.write_bytes(data)
     same(open_history(folder), history)
@@ -78,7 +80,7 @@ def test_a_scalar_that_appears_late_survives_a_merge(tmp_path):
     writer = RunWriter(folder, history.run, flush_seconds=1000)
     writer.append(late)
     writer.close()
-    merge_parts(folder / "steps")
+    merge(list_parts(folder / "steps"))
     got = open_history(folder)
     assert np.isnan(got.total("val_accuracy")[:100]).all()
     np.testing.assert_array_equal(got.total("val_accuracy")[100:], late.total("val_accuracy"))
@@ -118,10 +120,10 @@ def test_a_full_disk_loses_nothing_that_fits_in_memory(tmp_path, monkeypatch, ca
     history, folder = make_history(), create_folder(tmp_path, "full")
     real, refuse = writing._write_part, [True]
 
-    def write(path, table):
+    def write(path, table, *rows):
         if refuse[0]:
             raise OSError(28, "No space left on device")
-        real(path, table)
+        real(path, table, *rows)
 
     monkeypatch.setattr(writing, "_write_part", write)
     writer = RunWriter(folder, history.run, flush_seconds=0.02)

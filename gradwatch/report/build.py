@@ -72,6 +72,7 @@ class RunSummary:
     layers: tuple[LayerSummary, ...]
     lanes: tuple[LaneSummary, ...]
     params: dict[str, str]
+    reduced: str = ""  # how the layers were reduced to fit in memory; empty where they were not
     suggestions: tuple[Suggestion, ...] = ()  # these two of one run alone, not of many that are compared
     what_if: tuple[Outcome, ...] = ()
 
@@ -116,6 +117,7 @@ def summarize(history: History, metrics: Sequence[str]) -> RunSummary:
     """The facts of one run."""
     run, lanes = history.run, history.lanes()
     whole = _lane("", history)
+    bad = history.nonfinite
     shapes = {layer.name: layer.shape for layer in run.layers}
     columns = {
         "median_grad_norm": _columns(np.nanmedian, history.layer("grad_norm")),
@@ -129,12 +131,13 @@ def summarize(history: History, metrics: Sequence[str]) -> RunSummary:
         created=run.created,
         state=state(history),
         policy=policy_text(run),
-        loop_clips=loop_clips(history.per_step),
+        loop_clips=loop_clips(history.every_step.per_step),
         optimizer=", ".join(
             (f"{o.get('name')}: " if len(lanes) > 1 else "") + _optimizer(o.get("class", "?"), o.get("settings", {}))
             for o in run.optimizers
         ),
-        steps=len(history),
+        steps=len(history.every_step),
+        reduced=reduced_text(history),
         parameters=sum(layer.numel for layer in run.layers),
         verdict=verdict(history),
         findings=tuple(diagnose(history)),
@@ -145,7 +148,7 @@ def summarize(history: History, metrics: Sequence[str]) -> RunSummary:
         p99_grad_norm=whole.p99_grad_norm,
         final={name: final(history, name) for name in metrics},
         layers=tuple(
-            LayerSummary(name, shapes.get(name, ()), nonfinite=int(history.nonfinite[i]),
+            LayerSummary(name, shapes.get(name, ()), nonfinite=int(bad[i]),
                          **{key: float(values[i]) for key, values in columns.items()})
             for i, name in enumerate(history.layers)
         ),
@@ -155,11 +158,11 @@ def summarize(history: History, metrics: Sequence[str]) -> RunSummary:
 
 
 def _lane(name: str, history: History) -> LaneSummary:
-    norms = history.total("grad_norm")
+    norms = history.every_step.total("grad_norm")
     norms = norms[np.isfinite(norms)]
     return LaneSummary(
         name,
-        len(history),
+        len(history.every_step),
         clip_rate(history),
         nonfinite_steps(history),
         float(np.median(norms)) if len(norms) else float("nan"),
@@ -169,18 +172,19 @@ def _lane(name: str, history: History) -> LaneSummary:
 
 def clip_rate(history: History) -> float:
     """Share of the steps in which the policy changed any gradient; NaN when this was not recorded."""
-    values = history.total("clip_rate")
+    values = history.every_step.total("clip_rate")
     values = values[np.isfinite(values)]
     return float(values.mean()) if len(values) else float("nan")
 
 
 def changed(history: History) -> str:
     """What the policy did, as a sentence: `ClipByGlobalNorm(1.0) changed 24.5 % of 1,000 steps`."""
-    steps = f"{len(history):,} step{'s' if len(history) != 1 else ''}"
+    count = len(history.every_step)
+    steps = f"{count:,} step{'s' if count != 1 else ''}"
     rate = clip_rate(history)
     if not history.run.clip:
-        if loop_clips(history.per_step):
-            return f"No clipping policy; the loop itself clips: {loop_clips(history.per_step)}"
+        if loop_clips(history.every_step.per_step):
+            return f"No clipping policy; the loop itself clips: {loop_clips(history.every_step.per_step)}"
         return f"No clipping policy: the gradients of all {steps} were left alone"
     if np.isnan(rate):
         return f"{history.run.clip}: what it changed was not recorded"
@@ -201,6 +205,18 @@ def steps_text(run: RunSummary) -> str:
     """The number of steps, how the run ended, and how many steps each lane took."""
     each = [f"{lane.name} {lane.steps:,}" for lane in run.lanes]
     return f"{run.steps:,} ({run.state})" + (f": {', '.join(each)}" if each else "")
+
+
+def reduced_text(history: History) -> str:
+    """What a reader of a reduced History must know, in two sentences; empty for one that is not reduced."""
+    if history.whole is None:
+        return ""
+    return (
+        f"This run is too large to be held in memory, so the layers of up to {history.stride} steps in a row are "
+        "reduced to three values, the first, the lowest and the highest: no spike is lost. Counts, rates, highest "
+        "norms and totals are of every step; medians per layer are of these values, and a finding's steps are "
+        f"exact to {history.stride} steps (of a non-finite gradient, exact)."
+    )
 
 
 def quantity_text(value: float) -> str:

@@ -41,6 +41,7 @@ def _shade(i: int) -> str:
 
 def sections(histories: Sequence[History], metrics: Sequence[str]) -> list[Section]:
     """One section for each combination of the settings that differ, with a chart for each metric and norm."""
+    histories = [history.every_step for history in histories]  # no chart here is of the layers
     by_setting: dict[tuple[tuple[str, str], ...], dict[str, list[History]]] = {}
     for (policy, setting), runs in groups(histories).items():
         by_setting.setdefault(setting, {})[policy] = runs

@@ -45,6 +45,7 @@ def heat_map(history: History, quantity: str, max_rows: int = 200, max_columns: 
         step = step[starts]
         value, bad = np.fmax.reduceat(value, starts, axis=0), np.logical_or.reduceat(bad, starts, axis=0)
     columns, rows = _starts(len(step), max_columns), _starts(len(history.layers), max_rows)
+    steps = len(step) if history.whole is None else len(np.unique(history.whole.step))
     value = np.fmax.reduceat(np.fmax.reduceat(value, columns, axis=0), rows, axis=1).T
     nonfinite = np.logical_or.reduceat(np.logical_or.reduceat(bad, columns, axis=0), rows, axis=1).T
     return HeatMap(
@@ -53,7 +54,7 @@ def heat_map(history: History, quantity: str, max_rows: int = 200, max_columns: 
         value=value,
         nonfinite=nonfinite,
         zero=(value == 0) & ~nonfinite,
-        steps_per_column=-(-len(step) // len(columns)),
+        steps_per_column=-(-steps // len(columns)),
         layers_per_row=-(-len(history.layers) // len(rows)),
     )
 

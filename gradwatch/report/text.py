@@ -103,6 +103,7 @@ def show_run(run: RunSummary) -> RenderableType:
     findings = [_text(line) for finding in run.findings for line in ("", *finding_lines(finding))]
     advice = [_text(line) for suggestion in run.suggestions for line in ("", *suggestion_lines(suggestion))]
     problems = [_text(f"incomplete: {problem}", "yellow") for problem in run.problems]
+    problems += [_text(run.reduced, "dim")] if run.reduced else []
     layers = _table(list(LAYER_HEADERS), layer_cells(run.layers), left=1)
     whatif = [_text(""), _text("What another threshold would have done", "bold"),
               _table(list(WHAT_IF_HEADERS), what_if_cells(run.what_if), left=2), _text(CAVEAT, "dim")]  # fmt: skip
@@ -166,6 +167,7 @@ def render_markdown(report: Report) -> str:
         lines += [f"**{_md(head)}**", "", *(f"- {_md(reason)}" for reason in reasons), ""]
     lines += [*_md_table(["", ""], [[word, value] for word, value in head_lines(run)]), ""]
     lines += [f"- incomplete: {_md(problem)}" for problem in run.problems]
+    lines += [f"- {_md(run.reduced)}"] if run.reduced else []
     lines += ["", *_md_table(list(LAYER_HEADERS), layer_cells(run.layers))]
     if run.what_if:
         lines += ["", "## What another threshold would have done", ""]

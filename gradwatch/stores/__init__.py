@@ -17,14 +17,17 @@ if TYPE_CHECKING:
 
 RUNS = Path("gradwatch-runs")
 DEMO = Path("gradwatch-demo")
+MAX_VALUES = 60_000_000  # of one run, to be shown: 240 MB
 _RUN_ID = re.compile(r"[0-9a-f]{32}")
 _EXPERIMENT = "experiment:"
 
 
-def open_history(ref: str | Path) -> History:
+def open_history(ref: str | Path, at_most: int | None = None) -> History:
     """The history of one run: a run folder, or an MLflow run id (in the store that MLflow's own settings name).
 
     Of a run that several Watches share, the whole run is read; the folder of one part opens that part alone.
+    A run that holds more than `at_most` values (steps x layers x quantities) is reduced to about as many as it is
+    read (see `History.whole`); without it every value is read, four bytes each.
 
     Raises:
         RunError: no such run, or it has no recorded step yet.
@@ -32,9 +35,9 @@ def open_history(ref: str | Path) -> History:
     from gradwatch.stores.parts import is_run, read_whole
 
     if _RUN_ID.fullmatch(str(ref)) and not Path(ref).exists():
-        history: History = _remote().read_mlflow_run(str(ref))
+        history: History = _remote().read_mlflow_run(str(ref), at_most=at_most)
     elif is_run(Path(ref)):
-        history = read_whole(Path(ref))
+        history = read_whole(Path(ref), at_most=at_most)
     else:
         wanted = "a run folder, an MLflow run id, experiment:NAME or latest"
         raise RunError(f"{ref} is no run: {_what_it_is(Path(ref))}; wanted {wanted}")
@@ -49,7 +52,8 @@ def open_history(ref: str | Path) -> History:
 def open_histories(refs: Sequence[str], directory: Path = RUNS) -> list[History]:
     """The histories of several runs. A ref is a run folder, an MLflow run id, `experiment:NAME` or `latest`.
 
-    `latest` is the newest run folder under `directory`, else of the demo, else the newest watched run in MLflow.
+    `latest` is the newest run folder under `directory`, else of the demo, else the newest watched run in MLflow. Runs
+    of more than `MAX_VALUES` values are reduced (see `open_history`).
 
     Raises:
         RunError: a ref names no run, or a run without a recorded step.
@@ -62,7 +66,7 @@ def open_histories(refs: Sequence[str], directory: Path = RUNS) -> list[History]
             found.append(_latest(directory))
         else:
             found.append(ref)
-    return [open_history(ref) for ref in found]
+    return [open_history(ref, MAX_VALUES) for ref in found]
 
 
 def run_folders(directory: Path) -> list[Path]:

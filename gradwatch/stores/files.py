@@ -7,11 +7,12 @@
     cursor.json               how far the courier has come
 
 A part is written under a temporary name and renamed, so a reader never sees half of one. `part-000007` is one flush of
-the writer; `part-000000-000063` is closed: the writer has merged those flushes and will not touch them again.
+the writer, `part-000000-000063` the flushes 0 to 63, merged (`compact`).
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -19,18 +20,21 @@ from collections.abc import Iterator
 from dataclasses import replace
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from gradwatch.errors import RunError
 from gradwatch.history import KEY_COLUMNS, History, Run, concat, empty
+from gradwatch.stores.reduce import reduced
+from gradwatch.stores.tables import count_values, layers_blocks, steps_blocks
 
 MANIFEST = "run.json"
 TABLES = ("layers", "steps")
-_PART = re.compile(r"part-(\d{6})(?:-(\d{6}))?\.parquet")
+FAN_IN = 64  # parts of one level that become one of the next
+CLOSED_BYTES = 64 << 20
+_PART = re.compile(r"part-(\d{6,})(?:-(\d{6,}))?\.parquet")
 
 
 def create_folder(parent: Path, name: str, now: datetime | None = None) -> Path:
@@ -65,17 +69,36 @@ def now_iso() -> str:
     return datetime.now(timezone.utc).isoformat(timespec="milliseconds")
 
 
-def list_parts(folder: Path) -> list[tuple[int, int, Path]]:
-    """`(first, last, path)` of the parts in `folder`, in order; parts that a merged one already holds are left out."""
+class Part(NamedTuple):
+    """A Parquet file of a table: the flushes `first` to `last`."""
+
+    first: int
+    last: int
+    path: Path
+
+    @property
+    def level(self) -> int:
+        """0 for up to 63 flushes, 1 for 64 and more, 2 for 4,096 and more."""
+        flushes = self.last - self.first + 1
+        return 2 if flushes >= FAN_IN**2 else int(flushes >= FAN_IN)
+
+
+def is_closed(part: Part) -> bool:
+    """Whether the writer will never touch this part again."""
+    return part.level == 2 or part.path.stat().st_size >= CLOSED_BYTES
+
+
+def list_parts(folder: Path) -> list[Part]:
+    """The parts in `folder`, in order; those that a merged one already holds are left out."""
     found = []
     for path in folder.iterdir() if folder.is_dir() else ():
         match = _PART.fullmatch(path.name)
         if match:
-            found.append((int(match[1]), int(match[2] or match[1]), path))
-    found.sort(key=lambda part: (part[0], -part[1]))
-    kept: list[tuple[int, int, Path]] = []
+            found.append(Part(int(match[1]), int(match[2] or match[1]), path))
+    found.sort(key=lambda part: (part.first, -part.last))
+    kept: list[Part] = []
     for part in found:
-        if not kept or part[1] > kept[-1][1]:
+        if not kept or part.last > kept[-1].last:
             kept.append(part)
     return kept
 
@@ -100,28 +123,38 @@ def read_manifest(folder: Path) -> Run:
         raise RunError(f"{path} cannot be read as a run's manifest: {error}") from error
 
 
-def read_run(folder: Path, since: int = -1) -> History:
+def read_run(folder: Path, since: int = -1, start: int = 0, at_most: int | None = None) -> History:
     """The run in `folder`, or those of its parts numbered above `since`.
 
     Missing and unreadable parts are named in `History.problems`; the rest is read.
+
+    Args:
+        folder: the run's folder.
+        since: parts up to this number are left out.
+        start: steps below this one may be left out.
+        at_most: a run that holds more values than this, all layers, steps and quantities, is reduced as it is read:
+            see `History.whole`.
 
     Raises:
         RunError: the folder holds no readable manifest.
     """
     run = read_manifest(folder)
     problems: list[str] = []
-    tables = {name: list(_read_table(folder, name, run, since, problems)) for name in TABLES}
-    parts = [h for histories in tables.values() for h in histories]
-    if not parts:
-        return empty(run, problems)
-    joined = [concat(histories) for histories in tables.values() if histories]
-    history = joined[0] if len(joined) == 1 else _join(*joined)
+    steps = list(_read_table(folder, "steps", run, since, start, problems))
+    layers = _read_table(folder, "layers", run, since, start, problems)
+    if at_most is not None and steps and _values(folder) > at_most:
+        history = reduced(concat(steps), layers, at_most)
+    else:
+        tables = [concat(blocks) for blocks in (list(layers), steps) if blocks]
+        if not tables:
+            return empty(run, problems)
+        history = tables[0] if len(tables) == 1 else _join(*tables)
     order = {layer.name: i for i, layer in enumerate(run.layers)}
     names = tuple(sorted(history.layers, key=lambda name: order.get(name, len(order))))
     if names != history.layers:
         columns = [history.layers.index(name) for name in names]
         history = replace(history, layers=names, per_layer={q: v[:, columns] for q, v in history.per_layer.items()})
-    return replace(history, problems=tuple(problems))
+    return replace(history, problems=tuple(sorted(problems)))
 
 
 def last_part(folder: Path) -> int:
@@ -129,51 +162,27 @@ def last_part(folder: Path) -> int:
     return min(max((last for _, last, _ in list_parts(folder / t)), default=-1) for t in TABLES)
 
 
-def _read_table(folder: Path, name: str, run: Run, since: int, problems: list[str]) -> Iterator[History]:
+def _read_table(folder: Path, name: str, run: Run, since: int, start: int, problems: list[str]) -> Iterator[History]:
     expected = 0
-    for first, last, path in list_parts(folder / name):
-        if first > expected:
-            problems.append(f"{name}: parts {expected} to {first - 1} are missing")
-        expected = last + 1
-        if last <= since:
+    for part in list_parts(folder / name):
+        if part.first > expected:
+            problems.append(f"{name}: parts {expected} to {part.first - 1} are missing")
+        expected = part.last + 1
+        if part.last <= since:
             continue
         try:
-            table = pq.read_table(path)
-            yield _layers_history(table, run) if name == "layers" else _steps_history(table, run)
+            yield from (layers_blocks if name == "layers" else steps_blocks)(part.path, run, start)
         except (OSError, KeyError, ValueError, TypeError, pa.ArrowException) as error:
-            problems.append(f"{name}/{path.name} is unreadable ({str(error).splitlines()[0][:120]})")
+            problems.append(f"{name}/{part.path.name} is unreadable ({str(error).splitlines()[0][:120]})")
 
 
-def _steps_history(table: pa.Table, run: Run) -> History:
-    per_step = {n: table[n].to_numpy().astype(np.float64) for n in table.column_names if n not in KEY_COLUMNS}
-    optimizer = np.asarray(table["optimizer"].to_pylist(), dtype=object)
-    return History(
-        run, (), table["step"].to_numpy(), table["attempt"].to_numpy().astype(np.int64), optimizer, {}, per_step
-    )
-
-
-def _layers_history(table: pa.Table, run: Run) -> History:
-    step, attempt = table["step"].to_numpy(), table["attempt"].to_numpy().astype(np.int64)
-    names, column = _codes(table["layer"])
-    optimizers, who = _codes(table["optimizer"])
-    starts = np.ones(len(step), bool)
-    starts[1:] = (np.diff(step) != 0) | (np.diff(attempt) != 0) | (np.diff(who) != 0)
-    row = np.cumsum(starts) - 1
-    per_layer = {}
-    for name in table.column_names:
-        if name not in (*KEY_COLUMNS, "layer"):
-            per_layer[name] = np.full((int(starts.sum()), len(names)), np.nan, np.float32)
-            per_layer[name][row, column] = table[name].to_numpy()
-    optimizer = np.asarray(optimizers, dtype=object)[who[starts]]
-    return History(run, tuple(names), step[starts], attempt[starts], optimizer, per_layer, {})
-
-
-def _codes(column: pa.ChunkedArray) -> tuple[list[str], Any]:
-    """A dictionary column as its names and, for each row, the number of its name."""
-    column = column if pa.types.is_dictionary(column.type) else column.dictionary_encode()  # of an empty table
-    column = column.unify_dictionaries().combine_chunks()
-    column = column if isinstance(column, pa.DictionaryArray) else pa.concat_arrays(column.chunks)
-    return column.dictionary.to_pylist(), column.indices.to_numpy()
+def _values(folder: Path) -> int:
+    """How many values the layers table holds, as far as its parts can be read."""
+    total = 0
+    for part in list_parts(folder / "layers"):
+        with contextlib.suppress(OSError, pa.ArrowException):
+            total += count_values(part.path)
+    return total
 
 
 def _join(layers: History, steps: History) -> History:

@@ -124,8 +124,10 @@ def read_facts(shared: Path) -> dict[str, Any]:
         raise RunError(f"{shared / PARTS} cannot be read: {error}") from error
 
 
-def read_whole(folder: Path, parts: Sequence[Path] | None = None) -> History:
+def read_whole(folder: Path, parts: Sequence[Path] | None = None, at_most: int | None = None) -> History:
     """The run in `folder`; of one with several parts, all of them, or those in the folders `parts`.
+
+    A run of more than `at_most` values is reduced, or those of its parts that hold more than their share.
 
     Rows are by step, then part: each part counts its own steps, and a row's `optimizer` names its part. What a part
     logged is called after it (`loss/G`). Parts that cannot be read are named in `problems`.
@@ -134,12 +136,13 @@ def read_whole(folder: Path, parts: Sequence[Path] | None = None) -> History:
         RunError: the folder is no run's, or not one of its manifests can be read.
     """
     if not is_shared(folder):
-        return read_run(folder)
+        return read_run(folder, at_most=at_most)
     problems: list[str] = []
     found: list[History] = []
-    for path in part_folders(folder) if parts is None else parts:
+    folders = part_folders(folder) if parts is None else parts
+    for path in folders:
         try:
-            found.append(_named(read_run(path)))
+            found.append(_named(read_run(path, at_most=at_most and at_most // len(folders))))
         except RunError as error:
             problems.append(str(error))
     if not found:
@@ -147,14 +150,16 @@ def read_whole(folder: Path, parts: Sequence[Path] | None = None) -> History:
     run = joint_run(read_facts(folder), [part.run for part in found])
     problems += [text for part in found for text in part.problems]
     joined = stack(found)
+    whole = joined.whole and replace(joined.whole.take(np.argsort(joined.whole.step, kind="stable")), run=run)
     joined = joined.take(np.argsort(joined.step, kind="stable"))
-    return replace(joined, run=run, problems=tuple(problems))
+    return replace(joined, run=run, problems=tuple(problems), whole=whole)
 
 
 def _named(part: History) -> History:
     name = part.run.part
     per_step = {f"{key}/{name}" if key in part.logged else key: values for key, values in part.per_step.items()}
-    return replace(part, per_step=per_step, problems=tuple(f"{name}: {text}" for text in part.problems))
+    whole = None if part.whole is None else _named(part.whole)
+    return replace(part, per_step=per_step, problems=tuple(f"{name}: {text}" for text in part.problems), whole=whole)
 
 
 def joint_run(facts: Mapping[str, Any], runs: Sequence[Run]) -> Run:

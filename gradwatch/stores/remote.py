@@ -19,8 +19,8 @@ from gradwatch.uri import public_uri
 WATCHED = "tags.`gradwatch.version` != ''"
 
 
-def read_mlflow_run(run_id: str, tracking_uri: str | None = None) -> History:
-    """The history that was delivered to an MLflow run.
+def read_mlflow_run(run_id: str, tracking_uri: str | None = None, at_most: int | None = None) -> History:
+    """The history that was delivered to an MLflow run; one of more than `at_most` values is reduced.
 
     Raises:
         RunError: no such store or run, or gradwatch delivered nothing to it yet.
@@ -37,7 +37,7 @@ def read_mlflow_run(run_id: str, tracking_uri: str | None = None) -> History:
             )
         with tempfile.TemporaryDirectory(prefix="gradwatch-") as temporary:
             client.download_artifacts(run_id, ARTIFACTS, temporary)
-            return read_whole(Path(temporary) / ARTIFACTS)
+            return read_whole(Path(temporary) / ARTIFACTS, at_most=at_most)
 
 
 def watched_runs(experiment: str | None = None, tracking_uri: str | None = None) -> list[str]:

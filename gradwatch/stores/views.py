@@ -108,14 +108,12 @@ def description(history: History, experiment_id: str, run_id: str, verdict: str,
     report = f"#/experiments/{experiment_id}/runs/{run_id}/artifacts/gradwatch/report.html"
     table = ["| layer | clip rate | median norm | p99 norm | non-finite steps |", "|---|---|---|---|---|"]
     norms = np.where(np.isfinite(history.layer("grad_norm")), history.layer("grad_norm"), np.nan)
+    rates, bad = history.clip_rate, history.nonfinite
     for i in worst_layers(history)[:WORST_LAYERS]:
         seen = norms[~np.isnan(norms[:, i]), i]
         median, p99 = np.percentile(seen, [50, 99]) if len(seen) else (np.nan, np.nan)
-        table.append(
-            f"| {_cell(history.layers[i])} | {_percent(history.clip_rate[i])} | {median:.4g} | {p99:.4g} | "
-            f"{history.nonfinite[i]} |"
-        )
-    facts = {"Verdict": verdict, **facts, "Clip rate": _percent(float(nanmean(history.total("clip_rate"))))}
+        table.append(f"| {_cell(history.layers[i])} | {_percent(rates[i])} | {median:.4g} | {p99:.4g} | {bad[i]} |")
+    facts = {"Verdict": verdict, **facts, "Clip rate": _percent(float(nanmean(history.every_step.total("clip_rate"))))}
     lines = [
         "### gradwatch",
         "",

@@ -17,12 +17,13 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from gradwatch.history import History, Run, concat
+from gradwatch.stores.compact import GROUP_ROWS, Compactor, options
 from gradwatch.stores.files import MANIFEST, TABLES, list_parts, now_iso, write_json
 
 log = logging.getLogger("gradwatch")
 
 FLUSH_SECONDS = 2.0
-PARTS_PER_MERGE = 64
+FLUSH_ROWS = 1 << 20  # rows of the layers table that wait at most: memory stays bounded however fast they come
 MAX_PENDING_BLOCKS = 1_000  # what is kept in memory while the disk refuses; the oldest go first, and are counted
 
 
@@ -33,7 +34,9 @@ class RunWriter:
         self.folder, self.run, self.flush_seconds = folder, run, flush_seconds
         for table in TABLES:
             (folder / table).mkdir(exist_ok=True)
-        self.next_part = 1 + max((last for t in TABLES for _, last, _ in list_parts(folder / t)), default=-1)
+        self.next_part = 1 + max((part.last for t in TABLES for part in list_parts(folder / t)), default=-1)
+        self.closing = False
+        self.compactors = [Compactor(folder / table, lambda: self.closing) for table in TABLES]
         self.queue: queue.SimpleQueue[History | Run | None] = queue.SimpleQueue()
         self.pending: list[History] = []
         self.dropped = 0
@@ -55,6 +58,7 @@ class RunWriter:
         """Write what is left, set the run's status, end the thread. Calling it twice is harmless."""
         if not self.thread.is_alive():
             return
+        self.closing = True  # a merge under way is given up: what is merged can wait, who closes cannot
         self.update(status=status, ended=now_iso())
         self.queue.put(None)
         self.thread.join(timeout)
@@ -77,7 +81,13 @@ class RunWriter:
                     self.pending.append(item)
                 elif item is not None:
                     manifest = item
-            if time.monotonic() >= due or not open_ or manifest is not None:
+            waiting = sum(len(block) * len(block.layers) for block in self.pending)
+            if (
+                time.monotonic() >= due
+                or not open_
+                or manifest is not None
+                or (waiting >= FLUSH_ROWS and not self.complained)
+            ):
                 try:  # the parts first: a manifest that says FINISHED must find them all
                     self._flush()
                     if manifest is not None:
@@ -90,13 +100,13 @@ class RunWriter:
     def _flush(self) -> None:
         if self.pending:
             block = concat(self.pending)
-            for table, build in _BUILDERS.items():
-                _write_part(self.folder / table / f"part-{self.next_part:06d}.parquet", build(block))
+            for table, (build, rows_per_step) in _BUILDERS.items():
+                part = self.folder / table / f"part-{self.next_part:06d}.parquet"
+                _write_part(part, build(block), rows_per_step(block))
             self.pending.clear()
             self.next_part += 1
-            if self.next_part % PARTS_PER_MERGE == 0:
-                for table in TABLES:
-                    merge_parts(self.folder / table)
+            for compactor in self.compactors:
+                compactor.compact()
         self.complained = False
 
     def _complain(self, error: Exception) -> None:
@@ -150,39 +160,16 @@ def _keys(block: History, repeat: int) -> dict[str, Any]:
     }
 
 
-_BUILDERS: dict[str, Callable[[History], pa.Table]] = {"layers": _layers_table, "steps": _steps_table}
+# table -> (its rows out of a block, how many of them one step has)
+_BUILDERS: dict[str, tuple[Callable[[History], pa.Table], Callable[[History], int]]] = {
+    "layers": (_layers_table, lambda block: len(block.layers)),
+    "steps": (_steps_table, lambda block: 1),
+}
 
 
-def _write_part(path: Path, table: pa.Table) -> None:
+def _write_part(path: Path, table: pa.Table, rows_per_step: int = 1) -> None:
+    """Write a part under a temporary name and rename it; its row groups hold whole steps."""
     temporary = path.with_name(f".{path.name}.tmp")
-    pq.write_table(table, temporary, **_options(table.schema))
+    rows = max(1, GROUP_ROWS // max(1, rows_per_step)) * max(1, rows_per_step)
+    pq.write_table(table, temporary, row_group_size=rows, **options(table.schema))
     temporary.replace(path)
-
-
-def _options(schema: pa.Schema) -> dict[str, Any]:
-    floats = [f.name for f in schema if pa.types.is_floating(f.type)]
-    return {
-        "compression": "zstd",
-        "use_byte_stream_split": floats,
-        "use_dictionary": [f.name for f in schema if f.name not in floats],
-    }
-
-
-def merge_parts(folder: Path) -> None:
-    """Merge the small parts of a table into one closed part, streaming one at a time (constant memory)."""
-    small = [(first, path) for first, last, path in list_parts(folder) if path.stem.count("-") == 1]
-    if len(small) < 2:
-        return
-    schema = pa.unify_schemas([pq.read_schema(path) for _, path in small])
-    target = folder / f"part-{small[0][0]:06d}-{small[-1][0]:06d}.parquet"
-    temporary = target.with_name(f".{target.name}.tmp")
-    with pq.ParquetWriter(temporary, schema, **_options(schema)) as writer:
-        for _, path in small:
-            table = pq.read_table(path)
-            for f in schema:
-                if f.name not in table.column_names:
-                    table = table.append_column(f, pa.nulls(len(table), f.type))
-            writer.write_table(table.select(schema.names))
-    temporary.replace(target)
-    for _, path in small:
-        path.unlink()
