@@ -14,7 +14,7 @@ from test_report import HOSTILE, figures, unpack
 from gradwatch import open_history
 from gradwatch.report import build_report, render_html
 from gradwatch.report.depth import depth_charts
-from gradwatch.report.findings import clip_argument, code_spans, evidence_text, policy_texts, where_text
+from gradwatch.report.findings import arguments, code_spans, evidence_text, where_text
 from gradwatch.report.pictures import PICTURES, picture
 from gradwatch.report.text import render_json, render_markdown, show_run
 from gradwatch.rules import Finding
@@ -50,6 +50,11 @@ def frame(chart):
 def test_every_rule_has_a_picture_with_its_steps_marked(rule):
     history = make_history(steps=200)
     chart = picture(history, finding(rule, 50, 120, [LAYER]))
+    if rule == "vanishing":  # along the layers, in these steps alone
+        assert frame(chart) == (4 - 0.3, 4 + 0.3)
+        norms = history.layer("grad_norm")[50:121]
+        np.testing.assert_allclose(unpack(chart.figure["data"][1]["y"]), np.median(norms, axis=0), rtol=1e-6)
+        return
     assert frame(chart) == (49.5, 120.5)
     assert "steps 50 to 120" in [note["text"] for note in chart.figure["layout"]["annotations"]]
     assert chart.figure["data"]
@@ -124,11 +129,14 @@ def test_a_run_without_norms_has_no_picture():
 def test_a_cure_is_split_into_words_and_policy_texts():
     cure = 'Lower lr (a lot), then chain(SkipNonfinite(), ClipByGlobalNorm(0.5)) or only("rnn.*", AGC(0.01)).'
     texts = ["chain(SkipNonfinite(), ClipByGlobalNorm(0.5))", 'only("rnn.*", AGC(0.01))']
-    assert policy_texts(cure) == texts
+    assert [piece for piece, is_code in code_spans(cure) if is_code] == texts
     assert "".join(piece for piece, _ in code_spans(cure)) == cure
-    assert policy_texts("An unclosed ClipByNorm(1.0 and SGD (momentum) and f(x) are prose.") == []
-    assert [clip_argument(text) for text in texts] == [f'clip="{texts[0]}"', f"clip='{texts[1]}'"]
-    assert clip_argument("MaxNorm(3.0)") == 'renorm="MaxNorm(3.0)"'
+    assert arguments("An unclosed ClipByNorm(1.0 and SGD (momentum) and f(x) are prose.") == []
+    assert arguments(cure) == [f'clip="{texts[0]}"', f"clip='{texts[1]}'"]
+    assert arguments("MaxNorm(3.0) and MaxNorm(3.0)") == ['renorm="MaxNorm(3.0)"']
+    given = "Clip each layer: clip='AGC(0.01)', or renorm=\"Renorm(2, 0, 3.0)\"."
+    assert arguments(given) == ["clip='AGC(0.01)'", 'renorm="Renorm(2, 0, 3.0)"']
+    assert "".join(piece for piece, _ in code_spans(given)) == given
 
 
 def test_where_names_steps_and_at_most_a_few_layers():

@@ -14,16 +14,16 @@ MOST_LABELS = 16
 
 def depth_charts(history: History) -> list[Chart]:
     """One chart for each quantity that was recorded in two or more layers."""
-    return [chart for quantity, label in QUANTITIES.items() if (chart := _depth_chart(history, quantity, label))]
+    return [chart for quantity, label in QUANTITIES.items() if (chart := depth_chart(history, quantity, label))]
 
 
-def _depth_chart(history: History, quantity: str, label: str) -> Chart | None:
+def depth_chart(history: History, quantity: str, label: str) -> Chart | None:
+    """The medians of `quantity` along the layers; None where it was recorded in fewer than two."""
     values = history.layer(quantity)
     values = np.where(np.isfinite(values) & (values > 0), values, np.nan)
     shown = _weights(history)
-    shown = shown[np.isfinite(values[:, shown]).any(axis=0)]
     rows = np.flatnonzero(np.isfinite(values[:, shown]).any(axis=1))
-    if len(shown) < 2:
+    if np.isfinite(values[:, shown]).any(axis=0).sum() < 2:
         return None
     names = [history.layers[i] for i in shown]
     tenth = max(1, len(rows) // 10)
@@ -49,6 +49,11 @@ def _depth_chart(history: History, quantity: str, label: str) -> Chart | None:
     return Chart(_title(label, column_medians(values[:, shown]), names), drawn, 330, note)
 
 
+def drawn_layers(history: History) -> list[str]:
+    """The names of the layers in a depth profile, in the order of its places."""
+    return [history.layers[i] for i in _weights(history)]
+
+
 def _weights(history: History) -> np.ndarray[tuple[int], np.dtype[np.intp]]:
     """The layers to draw: tensors of two or more dimensions; all, where there are fewer than two of these."""
     shapes = {layer.name: layer.shape for layer in history.run.layers}
@@ -58,7 +63,7 @@ def _weights(history: History) -> np.ndarray[tuple[int], np.dtype[np.intp]]:
 
 def _title(label: str, median: Floats, names: list[str]) -> str:
     first, last = float(median[0]), float(median[-1])
-    if not (first > 0 and last > 0):
+    if not (first > 0 and last > 0) or names[0] == names[-1]:
         return f"Depth profile of the {label}"
     times = max(first, last) / min(first, last)
     larger, smaller = (names[-1], names[0]) if last > first else (names[0], names[-1])

@@ -14,7 +14,7 @@ from gradwatch.whatif import Outcome
 
 MOST_NAMES = 4
 WHAT_IF_HEADERS = ("policy", "from", "steps clipped", "mean coefficient")
-_POLICY = re.compile(r"(chain|only|[A-Z]\w*)\(")
+_POLICY = re.compile(r"""(?:(clip|renorm)=(["']))?(chain|only|[A-Z]\w*)\(""")
 
 
 def counts_text(findings: Sequence[Finding]) -> str:
@@ -58,24 +58,30 @@ def finding_lines(finding: Finding, indent: str = "") -> Iterator[str]:
 
 
 def code_spans(text: str) -> list[tuple[str, bool]]:
-    """The text in pieces, each with whether it is a policy text: `[("Clip: ", False), ("ClipByNorm(1.0)", True)]`."""
+    """The text in pieces, each with whether it is a policy text, alone or as `clip="..."`.
+
+    `[("Clip: ", False), ("ClipByNorm(1.0)", True)]`
+    """
     pieces, start = [], 0
     for match in _POLICY.finditer(text):
         end = _end_of_call(text, match.end() - 1)
-        if match.start() < start or end is None or not _is_code(text[match.start() : end]):
+        if match.start() < start or end is None or not _is_code(text[match.start(3) : end]):
             continue
+        end += bool(match[2]) and text[end : end + 1] == match[2]
         pieces += [(text[start : match.start()], False), (text[match.start() : end], True)]
         start = end
     return [piece for piece in [*pieces, (text[start:], False)] if piece[0]]
 
 
-def policy_texts(text: str) -> list[str]:
-    """The policy texts in a cure, each once."""
-    return list(dict.fromkeys(piece for piece, is_code in code_spans(text) if is_code))
+def arguments(text: str) -> list[str]:
+    """The policy texts in a cure as arguments of `watch`, each once."""
+    return list(dict.fromkeys(clip_argument(piece) for piece, is_code in code_spans(text) if is_code))
 
 
 def clip_argument(policy: str) -> str:
     """A policy text as the argument of `watch` that takes it: `clip="ClipByNorm(1.0)"`."""
+    if policy.startswith(("clip=", "renorm=")):
+        return policy
     name = "renorm" if policy.startswith(("MaxNorm", "Renorm")) else "clip"
     quote = "'" if '"' in policy else '"'
     return f"{name}={quote}{policy}{quote}"

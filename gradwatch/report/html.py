@@ -19,11 +19,11 @@ from gradwatch.report.depth import depth_charts
 from gradwatch.report.figures import Chart, Figure
 from gradwatch.report.findings import (
     WHAT_IF_HEADERS,
+    arguments,
     clip_argument,
     code_spans,
     counts_text,
     evidence_cells,
-    policy_texts,
     suggestion_head,
     what_if_cells,
     where_text,
@@ -101,7 +101,7 @@ def _finding(finding: Finding, history: History, page: Page) -> dict[str, Any]:
         "where": where_text(finding),
         "cause": code_spans(finding.cause),
         "cure": code_spans(finding.cure),
-        "code": [clip_argument(text) for text in policy_texts(finding.cure)],
+        "code": arguments(finding.cure),
         "evidence": evidence_cells(finding),
         "docs": finding.docs,
         "chart": page.add([chart]) if chart else [],

@@ -13,6 +13,7 @@ import numpy as np
 
 from gradwatch.history import Floats, History
 from gradwatch.report.build import quantity_text, threshold
+from gradwatch.report.depth import depth_chart, drawn_layers
 from gradwatch.report.figures import (
     AFTER,
     BAD,
@@ -35,6 +36,7 @@ from gradwatch.rules.gradients import training_losses
 HEIGHT = 270
 MOST_LAYERS = 8  # lines in one picture
 MOST_ROWS = 20  # rows of a heat map
+MARK = "rgba(214,34,70,.10)"
 Picture = Callable[[History, Finding], "Chart | None"]
 
 
@@ -46,6 +48,7 @@ def picture(history: History, finding: Finding) -> Chart | None:
 
 def norm_curve(history: History, finding: Finding) -> Chart | None:
     """The total gradient norm over the steps, with the threshold in force."""
+    history = history.every_step
     norms = history.total("grad_norm")
     drawn = _curve(history, finding, norms, "total gradient norm (L2)", log=True)
     limit = threshold(history.run.clip)
@@ -56,7 +59,7 @@ def norm_curve(history: History, finding: Finding) -> Chart | None:
 
 def loss_curve(history: History, finding: Finding) -> Chart | None:
     """The training loss: the one that the evidence names, else the first."""
-    name = str(finding.evidence.get("metric", ""))
+    history, name = history.every_step, str(finding.evidence.get("metric", ""))
     names = [name] if name in history.logged else training_losses(history)
     if not names:
         return None
@@ -67,11 +70,13 @@ def loss_curve(history: History, finding: Finding) -> Chart | None:
 
 def coef_curve(history: History, finding: Finding) -> Chart | None:
     """The clip coefficient."""
+    history = history.every_step
     return _curve(history, finding, history.total("clip_coef"), "clip coefficient (1 = untouched)")
 
 
 def scale_curve(history: History, finding: Finding) -> Chart | None:
     """The loss scale, where it was recorded."""
+    history = history.every_step
     return _curve(history, finding, history.total("loss_scale"), "loss scale", log=True)
 
 
@@ -149,7 +154,7 @@ def _curve(history: History, finding: Finding, values: Floats, label: str, log: 
     return Chart(title, _marked(drawn, history, finding), HEIGHT)
 
 
-def _marked(drawn: Figure, history: History, finding: Finding, fill: str = "rgba(214,34,70,.10)") -> Figure:
+def _marked(drawn: Figure, history: History, finding: Finding, fill: str = MARK) -> Figure:
     """The figure with the finding's first to last step in a frame that is wide enough to be seen."""
     first, last = float(finding.first_step), float(finding.last_step)
     least = 0.006 * float(history.step[-1] - history.step[0] + 1)
@@ -159,9 +164,11 @@ def _marked(drawn: Figure, history: History, finding: Finding, fill: str = "rgba
     }  # fmt: skip
     words = f"steps {finding.first_step:,} to {finding.last_step:,}" if last > first else f"step {finding.first_step:,}"
     late = (first - float(history.step[0])) > 0.6 * float(history.step[-1] - history.step[0])
+    inside = drawn["layout"]["showlegend"]  # which stands above
     return annotate(drawn, [band], [
         {"xref": "x", "yref": "paper", "x": last if late else first, "xanchor": "right" if late else "left", "y": 1,
-         "yanchor": "bottom", "text": words, "showarrow": False, "font": {"size": 11, "color": BAD}},
+         "yanchor": "top" if inside else "bottom", "text": words, "showarrow": False,
+         "font": {"size": 11, "color": BAD}, "bgcolor": "rgba(255,255,255,.8)"},
     ])  # fmt: skip
 
 
@@ -170,13 +177,25 @@ def _median(values: Floats) -> Floats:
     return np.asarray(np.nanmedian(values, axis=1))
 
 
+def depth_profile(history: History, finding: Finding) -> Chart | None:
+    """The gradient norm along the layers in the steps of the finding, with its layers in a frame."""
+    chart = depth_chart(history.slice(finding.first_step, finding.last_step + 1), "grad_norm", "gradient norm")
+    if chart is None:
+        return None
+    places = [i for i, name in enumerate(drawn_layers(history)) if name in finding.layers]
+    band = {"type": "rect", "xref": "x", "yref": "paper", "x0": min(places, default=0) - 0.3,
+            "x1": max(places, default=0) + 0.3, "y0": 0, "y1": 1, "line": {"color": BAD, "width": 1.2},
+            "fillcolor": MARK}  # fmt: skip
+    return Chart(chart.title, annotate(chart.figure, [band] * bool(places), []), chart.height, chart.note)
+
+
 _NORMS = layer_heat("grad_norm", "Gradient norm per layer")
 _UPDATES = layer_curves("update_ratio", "update ratio")
 _WEIGHTS = layer_curves("weight_norm", "weight norm")
 
 PICTURES: dict[str, Picture] = {
     "nonfinite": layer_heat("grad_norm", "Gradient norm per layer", onset=True),
-    "vanishing": _NORMS,
+    "vanishing": depth_profile,
     "dead-layer": _NORMS,
     "no-gradient": _NORMS,
     "weights-unchanged": _UPDATES,

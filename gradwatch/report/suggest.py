@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -12,6 +11,7 @@ from gradwatch import formulas
 from gradwatch.compare import nonfinite_rows
 from gradwatch.history import Floats, History, loop_clips
 from gradwatch.rules import Finding
+from gradwatch.rules.facts import is_adaptive, optimizer_kind
 from gradwatch.whatif import SIMULATED, finite_norms, number_text, rounded, zclip
 
 ENOUGH = 100  # healthy steps that a threshold can be taken from
@@ -21,8 +21,6 @@ CLIPPING_HELPS = {"exploding", "nonfinite", "spike", "lr-too-high", "update-too-
                   "clip-is-your-learning-rate"}  # fmt: skip
 TOO_LARGE_STEPS = {"exploding", "lr-too-high", "update-too-large"}
 WRONG_NORMS = {"scaled-gradients", "gradients-accumulate", "clip-before-unscale"}
-# Optimizers whose step does not grow with the gradient: they divide by its own scale, or use its sign.
-_SCALE_FREE = re.compile(r"ada|lamb|lion|muon|prodigy|prop|shampoo|soap|sophia", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
@@ -40,12 +38,12 @@ class Suggestion:
 def suggest(history: History, findings: Sequence[Finding]) -> tuple[Suggestion, ...]:
     """One suggestion for each optimizer (or part) that steps on its own."""
     return tuple(
-        Suggestion(*_suggest(lane, [f for f in findings if f.optimizer == name and f.severity != "note"], name), name)
+        Suggestion(*_suggest(lane, [f for f in findings if f.optimizer == name and f.severity != "note"]), name)
         for name, lane in history.lanes().items()
     )
 
 
-def _suggest(history: History, roots: list[Finding], name: str) -> tuple[str, tuple[str, ...]]:
+def _suggest(history: History, roots: list[Finding]) -> tuple[str, tuple[str, ...]]:
     rules = {finding.rule for finding in roots}
     seen = {f.rule for root in roots for f in (root, *root.consequences)}
     for root in roots:
@@ -54,10 +52,9 @@ def _suggest(history: History, roots: list[Finding], name: str) -> tuple[str, tu
                         f"from them would be wrong. First: {root.cure}",)  # fmt: skip
     if rules and not rules & CLIPPING_HELPS:
         return "", tuple(f"Clipping does not cure {root.rule}. Instead: {root.cure}" for root in roots)
-    used = optimizer_class(history, name)
-    if seen & TOO_LARGE_STEPS and "spike" not in rules and _SCALE_FREE.search(used):
-        return "", (f"{used} divides by the gradient's own scale, so a clip does not make its steps smaller for long.",
-                    "Instead: lower the learning rate, or warm it up over the first few hundred steps.")  # fmt: skip
+    if seen & TOO_LARGE_STEPS and "spike" not in rules and is_adaptive(history):
+        why = f"{optimizer_kind(history)} divides by the gradient's own scale: a clip does not make its steps smaller."
+        return "", (why, "Instead: lower the learning rate, or warm it up over the first few hundred steps.")
     if not rules and (history.run.clip or loop_clips(history.per_step)):
         return "", (f"Keep {history.run.clip or loop_clips(history.per_step)}: this run shows nothing that another "
                     "threshold would mend.",)  # fmt: skip
@@ -73,16 +70,9 @@ def _suggest(history: History, roots: list[Finding], name: str) -> tuple[str, tu
     return policy, reasons
 
 
-def optimizer_class(history: History, name: str = "") -> str:
-    """The class of the optimizer that steps in the lane `name`; of several, all of them."""
-    known = history.run.optimizers
-    named = [o for o in known if name and o.get("name") == name] or known
-    return ", ".join(dict.fromkeys(str(o.get("class", "")) for o in named))
-
-
 def _guard(history: History, roots: list[Finding]) -> tuple[str, tuple[str, ...]]:
     """A clip by the global norm (ZClip where there are spikes), and why."""
-    norms, steps = healthy_norms(history, roots), len(history)
+    norms, steps = healthy_norms(history, roots), len(history.every_step)
     rules = {finding.rule for finding in roots}
     if len(norms) < ENOUGH:
         first = finite_norms(history)[:1]
@@ -105,7 +95,7 @@ def _guard(history: History, roots: list[Finding]) -> tuple[str, tuple[str, ...]
     reasons = [f"{limit:g} is the 99th percentile of the norms of {which}: it leaves healthy steps alone."]
     reasons.append(f"On this run's norms it would have changed {rate:.1%} of all steps.")
     if "clip-is-your-learning-rate" in rules:
-        coef = float(np.nanmean(history.total("clip_coef")))
+        coef = float(np.nanmean(history.every_step.total("clip_coef")))
         reasons.append(f"The clip in force scaled the steps by {coef:.2g} on average: "
                        "multiply the learning rate by that to keep the pace.")  # fmt: skip
     if not rules:
@@ -115,6 +105,7 @@ def _guard(history: History, roots: list[Finding]) -> tuple[str, tuple[str, ...]
 
 def healthy_norms(history: History, findings: Sequence[Finding]) -> Floats:
     """The positive norms before the run went wrong for good, without outliers (more than 6 robust σ in the log)."""
+    history = history.every_step
     last = int(history.step[-1])
     bad = [
         f.first_step for f in findings if f.rule in TOO_LARGE_STEPS or (f.rule == "nonfinite" and f.last_step >= last)
