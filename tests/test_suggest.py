@@ -12,6 +12,7 @@ from gradwatch import open_history, parse
 from gradwatch.report import build_report
 from gradwatch.report.suggest import CLIPPING_HELPS, TOO_LARGE_STEPS, WRONG_NORMS, healthy_norms, suggest
 from gradwatch.rules import Finding
+from gradwatch.whatif import zclip
 
 
 def finding(rule, first=100, last=199, severity="error", **more):
@@ -53,7 +54,7 @@ def test_without_a_healthy_stretch_it_is_the_usual_value_and_says_so():
     history = under("SGD")
     suggestion = one(history, finding("exploding", 30))
     assert suggestion.policy == "ClipByGlobalNorm(1.0)"
-    assert "Only 30 of 200 steps were healthy" in suggestion.reasons[0]
+    assert "Only 30 of 200 steps were healthy, and 50" in suggestion.reasons[0]
 
 
 def test_nonfinite_steps_are_skipped_first():
@@ -82,8 +83,10 @@ def test_spikes_are_for_zclip():
     history = under("Adam")
     history.total("grad_norm")[100::25] *= 300
     suggestion = one(history, finding("spike", severity="warning"))
-    assert suggestion.policy == "ZClip(z=2.5)"
-    assert "% of the steps" in suggestion.reasons[1]
+    assert suggestion.policy == "ZClip(z=3.0)"
+    rates = (zclip(history.total("grad_norm"), [2.5, 3.0]) < 1).mean(axis=1)
+    assert rates[0] > 0.03 >= rates[1]
+    assert f"{rates[1]:.1%} of the steps" in suggestion.reasons[1]
 
 
 def test_a_clip_that_is_the_learning_rate_gets_a_guard_and_the_rate_that_keeps_the_pace():
@@ -131,9 +134,19 @@ def test_a_policy_that_works_is_kept():
     assert suggestion.reasons[0].startswith("Keep ClipByGlobalNorm(1.0)")
 
 
-def test_a_note_changes_nothing():
-    history = under("SGD")
+def test_a_note_counts_only_where_it_is_about_the_threshold_or_the_norms():
+    history = make_history(clip="ClipByGlobalNorm(100.0)", max_norm=100.0)
     assert one(history, finding("vanishing", severity="note")) == one(history)
+    assert parse(one(history, finding("clip-inert", severity="note")).policy).max_norm < 5
+    assert "a threshold taken from them" in one(history, finding("scaled-gradients", severity="note")).reasons[0]
+
+
+def test_a_run_without_one_finite_step_is_not_helped_by_a_policy():
+    history = under("SGD")
+    history.total("grad_norm")[:] = np.nan
+    suggestion = one(history, finding("nonfinite", 0))
+    assert suggestion.policy == ""
+    assert "Do the right thing." in suggestion.reasons[0]
 
 
 # -------------------------------------------------------------------------------------------------------- always

@@ -73,6 +73,7 @@ def _one(report: Report, page: Page) -> dict[str, Any]:
         "run": run,
         "findings": findings,
         "counts": counts_text(run.findings),
+        "mood": "good" if run.verdict == "healthy" else "bad" if "error" in counts_text(run.findings) else "warn",
         "suggestions": [
             {"head": suggestion_head(s), "code": clip_argument(s.policy) if s.policy else "", "reasons": s.reasons}
             for s in run.suggestions

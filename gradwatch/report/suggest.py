@@ -12,9 +12,10 @@ from gradwatch.compare import nonfinite_rows
 from gradwatch.history import Floats, History, loop_clips
 from gradwatch.rules import Finding
 from gradwatch.rules.facts import is_adaptive, optimizer_kind
-from gradwatch.whatif import SIMULATED, finite_norms, number_text, rounded, zclip
+from gradwatch.whatif import SIMULATED, Z_SCORES, finite_norms, number_text, rounded, zclip
 
-ENOUGH = 100  # healthy steps that a threshold can be taken from
+ENOUGH = 50  # healthy steps that a threshold can be taken from
+RARE = 0.03  # share of steps that a guard against spikes may change
 USUAL = 1.0  # of nanoGPT, of the Hugging Face Trainer, and of the exploding RNN that no threshold of its own can teach
 # Diseases that a clip cures or eases. Everything else needs its own cure, and a clip would hide it.
 CLIPPING_HELPS = {"exploding", "nonfinite", "spike", "lr-too-high", "update-too-large", "clip-inert",
@@ -38,9 +39,14 @@ class Suggestion:
 def suggest(history: History, findings: Sequence[Finding]) -> tuple[Suggestion, ...]:
     """One suggestion for each optimizer (or part) that steps on its own."""
     return tuple(
-        Suggestion(*_suggest(lane, [f for f in findings if f.optimizer == name and f.severity != "note"]), name)
+        Suggestion(*_suggest(lane, [f for f in findings if f.optimizer == name and _counts(f)]), name)
         for name, lane in history.lanes().items()
     )
+
+
+def _counts(finding: Finding) -> bool:
+    """A note counts only where it speaks of the threshold, or of the norms that one would be taken from."""
+    return finding.severity != "note" or finding.rule == "clip-inert" or finding.rule in WRONG_NORMS
 
 
 def _suggest(history: History, roots: list[Finding]) -> tuple[str, tuple[str, ...]]:
@@ -58,6 +64,8 @@ def _suggest(history: History, roots: list[Finding]) -> tuple[str, tuple[str, ..
     if not rules and (history.run.clip or loop_clips(history.per_step)):
         return "", (f"Keep {history.run.clip or loop_clips(history.per_step)}: this run shows nothing that another "
                     "threshold would mend.",)  # fmt: skip
+    if rules == {"nonfinite"} and not len(healthy_norms(history, roots)):
+        return "", (f"No step was finite: whatever is clipped or skipped, nothing is trained. First: {roots[0].cure}",)
     if rules == {"nonfinite"} and not seen & TOO_LARGE_STEPS and not _grew(history):
         return "SkipNonfinite()", (
             "The gradients were not finite all at once, without growing first: a threshold cannot prevent that.",
@@ -83,11 +91,12 @@ def _guard(history: History, roots: list[Finding]) -> tuple[str, tuple[str, ...]
             "Look at the clip rate of the next run: a threshold that fires on most steps is a second learning rate.",
         )
     if "spike" in rules:
-        early = finite_norms(history)[:SIMULATED]
-        rate = float((zclip(early, [2.5])[0] < 1).mean())
-        return "ZClip(z=2.5)", (
-            "The spikes stand out from calm norms. ZClip follows their mean and cuts what is 2.5 σ above it.",
-            f"On this run's norms it would have changed {rate:.1%} of the steps.",
+        rates = (zclip(finite_norms(history)[:SIMULATED], Z_SCORES) < 1).mean(axis=1)
+        place = int(np.argmax(rates <= RARE)) if (rates <= RARE).any() else len(rates) - 1
+        return f"ZClip(z={Z_SCORES[place]})", (
+            "The spikes stand out from calm norms. ZClip follows their mean and cuts what is "
+            f"{Z_SCORES[place]:g} σ above it.",
+            f"On this run's norms it would have changed {rates[place]:.1%} of the steps.",
         )
     limit = rounded(float(np.quantile(norms, 0.99)), 2)
     rate = float((formulas.clip_coef(finite_norms(history), limit) < 1).mean())
