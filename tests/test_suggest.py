@@ -169,6 +169,8 @@ def test_each_part_has_its_own(tmp_path):
     history = open_history(write_shared(tmp_path, "gan", G=make_history(steps=200, clip=None, logged=()), D=d))
     found = {suggestion.optimizer: parse(suggestion.policy).max_norm for suggestion in suggest(history, [])}
     assert found["D"] == pytest.approx(100 * found["G"], rel=0.3)
+    sick = suggest(history, [finding("dead-layer", optimizer="D")])
+    assert [(suggestion.optimizer, bool(suggestion.policy)) for suggestion in sick] == [("D", False), ("G", True)]
 
 
 def test_many_runs_that_are_compared_get_none():
