@@ -15,7 +15,7 @@ from gradwatch.cli import main
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / name for name in ("README.md", "CHANGELOG.md", "CONTRIBUTING.md")] + sorted(
-    (ROOT / "docs").glob("*.md")
+    (ROOT / "docs").rglob("*.md")
 )
 TEXT = {str(page.relative_to(ROOT)): page.read_text(encoding="utf-8") for page in PAGES}
 BLOCK = re.compile(r"^```(\w+)\n(.*?)^```", re.MULTILINE | re.DOTALL)
@@ -157,5 +157,5 @@ def test_a_page_shows_no_path_of_the_machine_it_was_written_on(page):
 
 def test_the_index_leads_to_every_page():
     assert {f"docs/{target}" for target in re.findall(r"\]\((\w+\.md)\)", TEXT["docs/index.md"])} == {
-        page for page in TEXT if page.startswith("docs/") and page != "docs/index.md"
+        page for page in TEXT if re.fullmatch(r"docs/\w+\.md", page) and page != "docs/index.md"
     }

@@ -16,8 +16,10 @@ from gradwatch.report import build_report, render_html
 from gradwatch.report.depth import depth_charts
 from gradwatch.report.findings import arguments, code_spans, evidence_text, where_text
 from gradwatch.report.pictures import PICTURES, picture
+from gradwatch.report.suggest import suggest
 from gradwatch.report.text import render_json, render_markdown, show_run
 from gradwatch.rules import Finding
+from gradwatch.whatif import what_if
 
 LAYER = "blocks.1.mlp.weight"
 
@@ -114,6 +116,18 @@ def test_a_part_is_drawn_from_its_own_steps(tmp_path):
     history = open_history(write_shared(tmp_path, "gan", G=g, D=d))
     chart = picture(history, replace(finding("exploding"), optimizer="G"))
     np.testing.assert_allclose(unpack(chart.figure["data"][0]["y"]), g.total("grad_norm"), rtol=1e-6)
+
+
+def test_a_reduced_run_is_read_at_every_step():
+    full = make_history(steps=300, clip=None, nan_at=100)
+    full.total("grad_norm")[200] = 77.0
+    reduced = replace(full.take(np.arange(0, 300, 3)), whole=replace(full, layers=(), per_layer={}), stride=9)
+    chart = picture(reduced, finding("spike", 200, 200))
+    assert "highest 77 at step 200" in chart.title
+    assert suggest(reduced, []) == suggest(full, [])
+    totals = [outcome for outcome in what_if(full) if outcome.kind != "ClipByNorm"]
+    assert list(what_if(reduced)) == totals
+    assert "exploding at step 50" in render_html(report_of(reduced, finding()))
 
 
 def test_a_run_without_norms_has_no_picture():

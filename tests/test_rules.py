@@ -189,10 +189,11 @@ def tree(*findings):
 def test_an_explosion_is_one_finding_with_its_consequences_under_it():
     history = make_history(steps=300, nan_at=200)
     (root,) = diagnose(with_steps(history, loss=np.where(history.step > 100, 9.0, 1.0)))
-    assert (root.rule, [f.rule for f in root.consequences]) == ("exploding", ["nonfinite"])
+    assert root.rule == "exploding"
     data = root.to_json()
     assert data["docs"] == "docs/findings/exploding.md"
-    assert data["consequences"][0]["layers"] == ["blocks.0.mlp.weight"]
+    below = {finding["rule"]: finding for finding in data["consequences"]}
+    assert below["nonfinite"]["layers"] == ["blocks.0.mlp.weight"]
     assert list(data)[:8] == [
         "rule", "severity", "layers", "first_step", "last_step", "evidence", "cause", "cure",
     ]  # fmt: skip
@@ -200,7 +201,7 @@ def test_an_explosion_is_one_finding_with_its_consequences_under_it():
 
 def test_a_consequence_begins_no_earlier_than_its_root_and_before_its_end():
     assert tree(found("exploding", 10), found("nonfinite", 10)) == {"exploding": ["nonfinite"]}
-    assert tree(found("exploding", 10), found("dead-layer", 9)) == {"dead-layer": [], "exploding": []}
+    assert tree(found("nonfinite", 10), found("dead-layer", 9)) == {"dead-layer": [], "nonfinite": []}
     assert tree(found("exploding", 10, 20), found("dead-layer", 20)) == {"exploding": ["dead-layer"]}
     assert tree(found("exploding", 10, 20), found("dead-layer", 21)) == {"exploding": [], "dead-layer": []}
 
@@ -212,8 +213,15 @@ def test_a_consequence_of_a_consequence_stands_under_the_root():
 
 def test_of_two_that_may_follow_from_each_other_the_first_is_the_root():
     assert tree(found("exploding", 10), found("lr-too-high", 11)) == {"exploding": ["lr-too-high"]}
-    assert tree(found("exploding", 11), found("lr-too-high", 10)) == {"lr-too-high": ["exploding"]}
-    assert tree(found("exploding", 10), found("lr-too-high", 10)) == {"lr-too-high": ["exploding"]}
+    assert tree(found("exploding", 61), found("lr-too-high", 10)) == {"lr-too-high": ["exploding"]}
+    assert tree(found("spike", 10), found("nonfinite", 10)) == {"spike": ["nonfinite"]}
+
+
+def test_signs_just_before_an_explosion_stand_under_it():
+    assert tree(found("exploding", 60), found("spike", 10), found("lr-too-high", 12)) == {
+        "exploding": ["spike", "lr-too-high"]
+    }
+    assert tree(found("exploding", 61), found("spike", 10)) == {"spike": ["exploding"]}
 
 
 def test_a_root_is_as_severe_as_its_worst_consequence_which_comes_first():

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 
+import numpy as np
+
 from gradwatch.history import History
 from gradwatch.rules.clipping import clip_before_unscale, clip_inert, clip_is_your_learning_rate, double_clip
 from gradwatch.rules.depth import imbalance, vanishing
@@ -31,16 +33,17 @@ CONSEQUENCES: dict[str, set[str]] = {
     "gradients-accumulate": _RUINED | {"exploding", "lr-too-high", "scaled-gradients"},
     "scaled-gradients": _RUINED | {"exploding", "lr-too-high", "clip-before-unscale"},
     "clip-before-unscale": {"clip-is-your-learning-rate", "double-clip", "update-too-small", "weights-unchanged"},
+    "exploding": _RUINED | {"lr-too-high"},
     "lr-too-high": _RUINED | {"exploding"},
     "update-too-large": (_RUINED | {"exploding", "lr-too-high"}) - {"update-too-large"},
     "spike": {"nonfinite", "exploding", "dead-layer", "lr-too-high", "update-too-large", "weight-growth"},
-    "exploding": _RUINED | {"lr-too-high"},
     "nonfinite": (_RUINED | {"exploding"}) - {"nonfinite"},
     "weight-growth": {"exploding", "nonfinite", "dead-layer", "vanishing", "update-too-small", "renorm-binds"},
     "dead-layer": {"vanishing", "imbalance", "update-too-small", "weights-unchanged", "noise-dominated"},
     "vanishing": {"dead-layer", "imbalance", "update-too-small", "weights-unchanged"},
     "no-gradient": {"weights-unchanged", "update-too-small"},
     "weights-unchanged": {"update-too-small"},
+    "imbalance": {"clip-is-your-learning-rate", "update-too-small"},
     "clip-is-your-learning-rate": {"update-too-small", "double-clip"},
 }
 """What may follow from what: the rules in a set are consequences of the rule they stand under, if that began first.
@@ -48,6 +51,8 @@ CONSEQUENCES: dict[str, set[str]] = {
 Two rules may stand in each other's sets: then the one that began first is the root, and of those that began at the same
 step the one that stands higher here.
 """
+HEAD_START = {"exploding": 50}
+"""Steps by which a rule may see its disease later than others see signs of it (a spike, a loss that creeps up)."""
 
 
 def diagnose(history: History) -> list[Finding]:
@@ -56,22 +61,25 @@ def diagnose(history: History) -> list[Finding]:
     Findings that follow from another stand under it (`consequences`). Optimizers that step on their own are judged on
     their own.
     """
-    findings = [
-        root
-        for name, lane in history.lanes().items()
-        for root in group(replace(finding, optimizer=name) for rule in RULES for finding in rule(lane))
-    ]
+    with np.errstate(all="ignore"):  # the numbers of a run that comes apart overflow in its judge's hands too
+        findings = [
+            root
+            for name, lane in history.lanes().items()
+            for root in group(replace(finding, optimizer=name) for rule in RULES for finding in rule(lane))
+        ]
     return sorted(findings, key=lambda finding: (RANK[finding.severity], finding.first_step))
 
 
 def group(findings: Iterable[Finding]) -> list[Finding]:
     """The roots of these findings of one lane, each with its consequences, in the order of their first steps.
 
-    A finding follows from another whose set in `CONSEQUENCES` names its rule, which began no later and had not ended
-    before it. A root is as severe as the worst of its consequences.
+    A finding follows from another whose set in `CONSEQUENCES` names its rule, which began no later (but for its
+    `HEAD_START`) and had not ended before it. A root is as severe as the worst of its consequences.
     """
     places = {rule: place for place, rule in enumerate(CONSEQUENCES)}
-    ordered = sorted(findings, key=lambda f: (f.first_step, places.get(f.rule, len(places))))
+    ordered = sorted(
+        findings, key=lambda f: (f.first_step - HEAD_START.get(f.rule, 0), places.get(f.rule, len(places)))
+    )
     root_of: list[int] = []
     for i, finding in enumerate(ordered):
         causes = (j for j, other in enumerate(ordered[:i]) if _follows(finding, other))

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from gradwatch.history import Bools, Floats, History
-from gradwatch.rules.facts import clips, incoming, is_adaptive, matrices, optimizer_kind, text
+from gradwatch.rules.facts import clips, incoming, is_adaptive, matrices, middle, optimizer_kind, text
 from gradwatch.rules.finding import Finding, Severity
 
 
@@ -32,9 +32,7 @@ def profile(
 ) -> Profile:
     """The depth profile of a quantity over the layers in a mask `[L]`: of norms per element, of ratios as they are."""
     values = _log10(history.layer(quantity)[rows][:, which])
-    level = np.array(
-        [np.median(column[np.isfinite(column)]) if np.isfinite(column).any() else np.nan for column in values.T]
-    )
+    level = np.array([middle(column) for column in values.T])
     if quantity == "grad_norm":
         sizes = {layer.name: layer.numel for layer in history.run.layers}
         names = [name for name, hit in zip(history.layers, which, strict=True) if hit]
@@ -127,13 +125,13 @@ def imbalance(
         return []
     rows = slice(start, stop + width - 1)
     name = history.layers[leader]
-    clipped = float(np.nanmean(history.total("clip_rate")[rows]))
+    clipped = float(np.nan_to_num(history.total("clip_rate")[rows]).mean())
     shared = (
         any(policy.name in ("ClipByGlobalNorm", "AutoClip", "ZClip") for policy in clips(history)) and clipped > 0.05
     )
     severity: Severity = "warning" if shared or not is_adaptive(history) else "note"
     rest = incoming(history)[rows] * np.sqrt(np.clip(1 - part[rows, leader], 0, None))
-    own = float(np.nanmedian(norm[rows, leader]))
+    own = middle(norm[rows, leader])
     return [
         Finding(
             rule="imbalance",
@@ -144,13 +142,13 @@ def imbalance(
             evidence={
                 "share_of_squared_norm": float(np.median(part[rows, leader])),
                 "its_norm": own,
-                "norm_of_the_others": float(np.nanmedian(rest)),
+                "norm_of_the_others": middle(rest),
                 "clip_rate": clipped,
             },
             cause=f"{name} alone makes up the gradient norm: its inputs or its scale are out of proportion"
             + (", and the clip of the global norm shrinks every other layer with it." if shared else "."),
             cure="Normalise the inputs of that layer, and clip it apart: "
-            f"clip=\"only('{name}', ClipByNorm({text(float(np.nanmedian(rest)))}))\" brings it down to the others."
+            f"clip=\"only('{name}', ClipByNorm({text(middle(rest))}))\" brings it down to the others."
             if shared or severity == "warning"
             else f"Nothing, while there is no clip of the global norm: {optimizer_kind(history)} rescales each weight. "
             "If you clip, clip each layer: clip='AGC(0.01)'.",

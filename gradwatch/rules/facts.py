@@ -148,21 +148,27 @@ def pick(history: History, which: Bools) -> tuple[str, ...]:
 # ------------------------------------------------------------------------------------------------------------- usual
 
 
+def middle(values: Floats) -> float:
+    """The median of the finite values; NaN where there are none."""
+    finite = values[np.isfinite(values)]
+    return float(np.median(finite)) if len(finite) else float("nan")
+
+
 def trailing(values: Floats, window: int = 128, least: int = 32, block: int = 8) -> tuple[Floats, Floats]:
     """For each value the median of the `window` finite ones before it, and their robust standard deviation.
 
     NaN until there are `least` of them. Taken once in `block` steps: a median hardly moves in so few. Robust: 1.4826
     times the median distance from the median, so that what stands out does not hide itself.
     """
-    middle, spread = np.full(len(values), np.nan), np.full(len(values), np.nan)
+    centre, spread = np.full(len(values), np.nan), np.full(len(values), np.nan)
     finite = np.flatnonzero(np.isfinite(values))
     for start in range(0, len(values), block):
         past = values[finite[: np.searchsorted(finite, start)][-window:]]
         if len(past) >= least:
             m = float(np.median(past))
-            middle[start : start + block] = m
+            centre[start : start + block] = m
             spread[start : start + block] = 1.4826 * float(np.median(np.abs(past - m)))
-    return middle, spread
+    return centre, spread
 
 
 def smooth(values: Floats, width: int = 9) -> Floats:

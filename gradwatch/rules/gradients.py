@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from gradwatch.history import Bools, Floats, History
 from gradwatch.rules.depth import profile
-from gradwatch.rules.facts import clips, incoming, is_adaptive, matrices, optimizer_kind, pick, text
+from gradwatch.rules.facts import clips, incoming, is_adaptive, matrices, middle, optimizer_kind, pick, text
 from gradwatch.rules.finding import Finding
 from gradwatch.rules.nonfinite import growth_before, nonfinite_rows
 
@@ -28,8 +28,8 @@ def exploding(history: History, decades: float = 2.0, blind_decades: float = 3.0
     no sign.
 
     `along` says how the gradient grows: over the `steps`, along the `depth` (the norms rise from the last layer to the
-    first, in the first steps already) or along `time` (recurrent weights carry the norm). `layers` are those of the
-    last two that carry it; of the whole model none is named.
+    first, in the first step already) or along `time` (recurrent weights have most of the norm in the steps that set a
+    new high); `layers` are those that carry it, for the last two.
     Source: growth against the run's own past (OLMo-core's stability monitor), the jump over the running minimum (S5),
     growth along time and depth (Pascanu et al. 2013; methods: S1, S1b).
     """
@@ -48,7 +48,8 @@ def exploding(history: History, decades: float = 2.0, blind_decades: float = 3.0
     begin = growth_before(history, int(bad[0])) if len(bad) and not history.total("skipped")[bad[0]] > 0 else None
     if begin is not None:
         norm = history.total("grad_norm")[: bad[0]]
-        top = float(np.nanmax(norm) / np.nanmedian(norm[: max(1, len(norm) // 10)]))
+        early = middle(norm[: max(1, len(norm) // 10)])
+        top = float(np.max(norm, initial=0, where=np.isfinite(norm)) / early) if early > 0 else float("nan")
         return [_explosion(history, begin, {"grad_norm_growth": top, "nonfinite_at": int(history.step[bad[0]])})]
     return []
 
@@ -74,9 +75,8 @@ _RECURRENT = re.compile(r"(^|[._])(weight|bias)_(hh|ih)($|[._])|recurrent|(^|[._
 def _explosion(history: History, row: int, evidence: dict[str, float | str]) -> Finding:
     along, layers, how = _along(history, row)
     norm = incoming(history)
-    early = norm[: max(5, row)]
-    early = early[np.isfinite(early) & (early > 0)]
-    clip = f"clip='ClipByGlobalNorm({text(float(np.median(early)))})'" if len(early) else "clip=AutoClip()"
+    early = middle(norm[: max(5, row)])
+    clip = f"clip='ClipByGlobalNorm({text(early)})'" if early > 0 else "clip='AutoClip()'"
     if along == "steps" and is_adaptive(history):
         cure = (
             f"Lower the learning rate, or warm it up: {optimizer_kind(history)} takes steps of the same size whatever "
@@ -113,16 +113,18 @@ _CAUSES = {
 
 def _along(history: History, row: int) -> tuple[str, tuple[str, ...], dict[str, float | str]]:
     """How the gradient grows up to a row: the word, the layers that carry it, and the numbers."""
-    early = slice(0, min(5, row + 1))
-    steepest = min((profile(history, which, early) for which in _kinds(history)), key=lambda p: p.decades)
+    before = slice(0, 1)  # no weight had moved yet
+    steepest = min((profile(history, which, before) for which in _kinds(history)), key=lambda p: p.decades)
     if steepest.decades <= -2 and steepest.fit >= 0.9:
         factor = 10 ** (-steepest.decades / max(1, len(steepest.layers) - 1))
         return "depth", (steepest.layers[0],), {"growth_per_layer": float(factor)}
     with np.errstate(over="ignore", invalid="ignore"):
         square = history.layer("grad_norm")[: row + 1].astype(np.float64) ** 2
         recurrent = np.array([bool(_RECURRENT.search(name)) for name in history.layers], bool)
-        share = np.nansum(square[:, recurrent], axis=1) / np.nansum(square, axis=1)
-    seen = share[np.isfinite(share)]
+        total = np.nansum(square, axis=1)
+        share = np.nansum(square[:, recurrent], axis=1) / total
+    highs = total >= np.maximum.accumulate(total)  # the steps that set a new high, down to the explosion
+    seen = share[highs & np.isfinite(share)]
     if recurrent.any() and len(seen) and np.median(seen) >= 0.5:
         names = tuple(name for name in pick(history, recurrent) if re.search("weight_hh|recurrent", name))
         return "time", names or pick(history, recurrent), {"recurrent_share": float(np.median(seen))}

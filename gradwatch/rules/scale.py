@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from gradwatch.history import Floats, History
-from gradwatch.rules.facts import incoming, is_adaptive, text
+from gradwatch.history import Floats, History, loop_clips
+from gradwatch.rules.facts import incoming, is_adaptive, middle, text
 from gradwatch.rules.finding import Finding, Severity
 from gradwatch.rules.gradients import has_rivals, training_losses
 
@@ -40,11 +40,11 @@ def scaled_gradients(history: History, excess: float = 1000.0, min_steps: int = 
     if half <= noise or half <= 0:
         return []
     end = rows[int(np.argmax(smooth <= smooth[0] - half)) + width - 1]
-    ratio = float(np.nanmedian(path[: end + 1])) * (end + 1) / half
-    if not ratio >= excess:
+    ratio = middle(path[: end + 1]) * (end + 1) / half
+    if not excess <= ratio < np.inf:
         return []
-    severity: Severity = "note" if is_adaptive(history) and not history.run.clip else "warning"
-    scale = 2.0 ** round(np.log2(ratio / 10))
+    clipped = history.run.clip or loop_clips(history.per_step)
+    severity: Severity = "note" if is_adaptive(history) and not clipped else "warning"
     return [
         Finding(
             rule="scaled-gradients",
@@ -55,11 +55,11 @@ def scaled_gradients(history: History, excess: float = 1000.0, min_steps: int = 
             evidence={
                 "times_too_large_for_the_loss": ratio,
                 "usual": "1 to 50",
-                "median_grad_norm": float(np.nanmedian(incoming(history))),
+                "median_grad_norm": middle(incoming(history)),
                 "fall_of_the_loss": half,
             },
             cause="The gradients are not those of the logged loss, but many times larger: a loss scale (of the order "
-            f"of 2**{round(np.log2(scale))}) was not taken out before the step, or another loss was logged.",
+            f"of 2**{round(np.log2(ratio / 10))}) was not taken out before the step, or another loss was logged.",
             cure="Step through the scaler: scaler.step(optimizer) unscales, optimizer.step() does not; divide a scale "
             "of your own out of the gradients. Thresholds of clips are wrong by the same factor until then.",
         )

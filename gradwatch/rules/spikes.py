@@ -31,10 +31,11 @@ Rows = NDArray[np.intp]
 def spike(
     history: History, z: float = 7.0, ratio: float = 10.0, loss_z: float = 10.0, window: int = 128
 ) -> list[Finding]:
-    """Single steps whose gradient norm or loss stands far above those before it.
+    """Single steps whose gradient norm or loss stands far above those around it.
 
-    Norm: more than `ratio` times the median of the last `window` steps, and more than `z` robust standard deviations of
-    their logarithms above it. Loss: more than `loss_z` robust standard deviations, and by more than half of the range
+    Norm: more than `ratio` times the median of the last `window` steps, more than `z` robust standard deviations of
+    their logarithms above it, and more than three times the median of the 16 steps that follow (a norm that rises and
+    stays has left a plateau). Loss: more than `loss_z` robust standard deviations, and by more than half of the range
     that the run's losses have (5th to 95th percentile). `layers` are those that carry the largest one. A note where the
     policy caught all and the training recovered, an error where the loss has not come back by the end, else a warning.
     Source: OLMo 2's spike score (seven standard deviations from the average of the last 1,000 values) and OLMo-core's
@@ -102,7 +103,7 @@ def _spike_cure(history: History, norm: Floats, usual: Bools, quiet: bool, recov
     )
 
 
-def _norm_spikes(norm: Floats, z: float, ratio: float, window: int) -> tuple[Bools, Floats]:
+def _norm_spikes(norm: Floats, z: float, ratio: float, window: int, least: int = 4) -> tuple[Bools, Floats]:
     """Which rows spike, `[T]`, and how many times the usual norm each is (NaN where nothing is usual yet)."""
     with np.errstate(invalid="ignore", divide="ignore"):
         logs = np.log10(np.where(np.isfinite(norm) & (norm > 0), norm, np.nan))
@@ -110,6 +111,10 @@ def _norm_spikes(norm: Floats, z: float, ratio: float, window: int) -> tuple[Boo
     with np.errstate(invalid="ignore"):
         above = logs - middle
         hit = (above > z * np.maximum(spread, 0.02)) & (above > np.log10(ratio))
+    for row in np.flatnonzero(hit):
+        after = logs[row + 1 : row + 17]
+        after = after[np.isfinite(after)]
+        hit[row] = len(after) >= least and logs[row] - np.median(after) > np.log10(3)
     return hit, 10.0**above
 
 
@@ -160,13 +165,16 @@ def _carriers(history: History, row: int, window: int, share: float = 0.8) -> tu
 
 
 def lr_too_high(
-    history: History, jump: float = 0.35, sigmas: float = 4.0, width: int = 9, often: float = 0.05
+    history: History, jump: float = 0.35, sigmas: float = 6.0, width: int = 9, often: float = 0.05
 ) -> list[Finding]:
     """A loss that the steps throw about: it jumps over its running minimum, for long or again and again.
 
     The running minimum is that of the median of `width` losses in a row. The loss was more than `jump` of where it
     began, and `sigmas` robust standard deviations of its noise (in its quietest quarter), above it: by that median, or
-    twice as far in a share of `often` of the steps. An error when the loss also ended no lower than it began. Not judged where parts of a run train against each other.
+    in a share of `often` of the steps. It began where the median first was half as far above. An error, to the end of
+    the run, when the loss also ended no lower than it began; a note where it was over within a tenth of the steps, and
+    the loss then fell on, to less than half of where it began. Not judged where parts of a run train against each
+    other, or where the loss begins below 0 or in its own noise (a policy gradient's): such a loss has no scale.
     Source: methods, S5: jump over the running minimum of 1.95 to 8.6 nats against .36 or less in healthy runs, where
     spike scores stay 0; section 0.3: under Adam warm-up cures it, and clipping does not.
     """
@@ -178,10 +186,13 @@ def lr_too_high(
         found = _jumps(values[rows], jump, sigmas, width, often) if len(rows) >= 5 * width else None
         if found:
             first, last, evidence = found
-            begin, end = float(np.median(values[rows[:width]])), float(np.median(values[rows[-width:]]))
-            severity: Severity = "error" if end >= min(begin, float(values[rows[0]])) else "warning"
+            end = float(np.median(values[rows[-width:]]))
+            began, lowest = float(evidence["begin"]), float(evidence["lowest_before"])
+            brief = last - first < len(rows) / 10 and end < min(lowest, began / 2)
+            severity: Severity = "error" if end >= began else "note" if brief else "warning"
             numbers: dict[str, float | str] = {"metric": name, "end": end, **evidence}
-            return [_too_high(history, severity, int(rows[first]), int(rows[last]), numbers)]
+            end_row = len(history) - 1 if severity == "error" else int(rows[last])
+            return [_too_high(history, severity, int(rows[first]), end_row, numbers)]
     return []
 
 
@@ -192,15 +203,21 @@ def _jumps(
     level = smooth(values, width)
     noise = min(1.4826 * float(np.median(np.abs(part))) for part in np.array_split(values - level, 4))
     begin, lowest = float(level[0]), np.minimum.accumulate(level)
-    limit = max(jump * abs(begin), sigmas * noise)
-    hit, thrown = level - lowest > limit, values - lowest > 2 * limit
+    if begin < 2 * noise:
+        return None
+    limit = max(jump * begin, sigmas * noise)
+    hit, thrown = level - lowest > limit, values - lowest > limit
     if thrown.mean() > often:
         hit |= thrown
     if not hit.any():
         return None
-    first, last = np.flatnonzero(hit)[[0, -1]]
     above = float((level - lowest).max())
-    return int(first), int(last), {"begin": begin, "jump": above, "steps_above": int(thrown.sum())}
+    first, last = int(np.argmax(hit | (level - lowest > limit / 2))), int(np.flatnonzero(hit)[-1])
+    return (
+        first,
+        last,
+        {"begin": begin, "lowest_before": float(lowest[first]), "jump": above, "steps_above": int(thrown.sum())},
+    )
 
 
 def _largest_ratio(history: History) -> float:

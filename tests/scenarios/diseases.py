@@ -10,6 +10,8 @@ from torch import nn
 from torch.nn import functional as F
 from trainings import blobs, fit
 
+import gradwatch
+
 
 def classify(model, batch=None):
     """`loss_of(step)`: the cross-entropy of a model on blobs."""
@@ -67,24 +69,24 @@ def adding_rnn(folder, gain=1.5, clip=None, steps=100, length=60, lr=0.1, **opti
     return fit(folder, model, sgd(model, lr), loss_of, steps, clip=clip, **options)
 
 
-def deep_relu(folder, gain=1.0, lr=0.01, steps=60, depth=12):
+def deep_relu(folder, gain=1.0, lr=0.01, steps=60, depth=12, kind=torch.optim.SGD):
     """A deep ReLU network whose initial weights are `gain` times He's: growth along depth."""
     model = dense([16] + [64] * depth + [4])
     for layer in model[::2]:
         nn.init.kaiming_normal_(layer.weight, nonlinearity="relu")
         layer.weight.data *= gain
         nn.init.zeros_(layer.bias)
-    return fit(folder, model, sgd(model, lr), classify(model), steps)
+    return fit(folder, model, kind(model.parameters(), lr), classify(model), steps)
 
 
-def regression(folder, lr, steps=120, **options):
-    """Linear regression by gradient descent: its loss grows by a constant factor a step when the rate is too high."""
+def regression(folder, lr, steps=120, kind=torch.optim.SGD, **options):
+    """A small regression on its whole data: far too high a rate lets its loss grow by a factor a step."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 1))
     x = torch.randn(64, 8)
     y = x[:, :1] * 3
 
-    return fit(folder, model, sgd(model, lr), lambda step: F.mse_loss(model(x), y), steps, **options)
+    return fit(folder, model, kind(model.parameters(), lr), lambda step: F.mse_loss(model(x), y), steps, **options)
 
 
 def own_softmax(folder, safe=False, steps=40):
@@ -122,14 +124,14 @@ class Distance(nn.Module):
         return self.head(torch.cat([h, length], 1))
 
 
-def square_root(folder, safe=False, steps=40, clip=None, **options):
-    """sqrt(sum of squares) of a vector that is 0 from step 20 on: a finite loss with a NaN derivative (S3c)."""
+def square_root(folder, safe=False, steps=40, until=40, clip=None, **options):
+    """sqrt(sum of squares) of a vector that is 0 from step 20 to `until`: a finite loss with a NaN derivative (S3c)."""
     model = Distance(safe)
     batch = blobs()
 
     def loss_of(step):
         x, y = batch(step)
-        if step >= 20:
+        if 20 <= step < until:
             x = torch.cat([torch.zeros(1, 16), x[1:]])
         return F.cross_entropy(model(x), y)
 
@@ -167,15 +169,17 @@ def deep_sigmoid(folder, act=nn.Sigmoid, make=None, steps=150, depth=10):
     return fit(folder, model, make(model) if make else sgd(model, 0.1), classify(model), steps)
 
 
-def dying_relu(folder, lr=0.05, bias=0.0, steps=120, scale=3.0):
-    """ReLU units that die: from the start by their biases, or when the rate is too high (S4)."""
+def dying_relu(folder, lr=0.05, bias=0.0, shock=1.0, steps=120):
+    """ReLU units on positive inputs; they are dead by their `bias`, or die by one wrong batch, times `shock`."""
     model = dense([16, 64, 64, 4])
     model[0].bias.data += bias
     batch = blobs(spread=0.5)
 
     def loss_of(step):
         x, y = batch(step)
-        return F.cross_entropy(model(x * scale), y)
+        if step == 40 and shock > 1:
+            x, y = shock * x, (y + 1) % 4
+        return F.cross_entropy(model(x.abs()), y)
 
     return fit(folder, model, sgd(model, lr), loss_of, steps)
 
@@ -206,23 +210,44 @@ def two_heads(folder, both=False, forgotten=False, frozen=False, steps=60):
 # -------------------------------------------------------------------------------------- scale, accumulation, balance
 
 
+class Scaled:
+    """A loss whose backward is that of a GradScaler's scaled loss, logged as it is."""
+
+    def __init__(self, loss, scaler):
+        self.loss, self.scaler = loss, scaler
+
+    def backward(self):
+        self.scaler.scale(self.loss).backward()
+
+    def __float__(self):
+        return float(self.loss.detach())
+
+
 def forgotten_scaler(folder, right=False, kind=torch.optim.Adam, lr=3e-3, steps=120, **options):
     """`scaler.scale(loss).backward()` and then `optimizer.step()`, where `scaler.step(optimizer)` was meant."""
     model = dense([16, 32, 4])
-    loss_of = classify(model)
+    plain = classify(model)
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**16, enabled=not right)
     optimizer = kind(model.parameters(), lr)
-    if right:
-        return fit(folder, model, optimizer, loss_of, steps, **options)
-    import gradwatch
+    return fit(folder, model, optimizer, lambda step: Scaled(plain(step), scaler), steps, **options)
 
-    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**16)
-    watch = gradwatch.watch(model, optimizer, **{"log": None, "dir": folder, "verbose": False, "every": 1, **options})
+
+def scaled_by_a_scaler(folder, steps=120):
+    """float16 autocast with a scale that begins far too high: the first steps are dropped, as they should be."""
+    model = dense([16, 32, 4])
+    optimizer = sgd(model, 0.05)
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**22)
+    batch = blobs()
+    watch = gradwatch.watch(model, optimizer, log=None, dir=folder, verbose=False)
     with watch:
         for step in range(steps):
+            x, y = batch(step)
+            with torch.autocast("cpu", torch.float16):
+                loss = F.cross_entropy(model(x), y)
             optimizer.zero_grad()
-            loss = loss_of(step)
             scaler.scale(loss).backward()
-            optimizer.step()
+            scaler.step(optimizer)
+            scaler.update()
             watch.log(loss=loss)
     return gradwatch.open_history(watch.dir)
 
@@ -241,14 +266,14 @@ def never_zeroed(folder, zero_grad=False, kind=torch.optim.Adam, lr=1e-3, steps=
     )
 
 
-def unscaled_inputs(folder, scale=255.0, kind=torch.optim.Adam, lr=1e-3, steps=200, clip="ClipByGlobalNorm(1.0)"):
+def unscaled_inputs(folder, scale=255.0, lr=1e-4, steps=200, clip="ClipByGlobalNorm(1.0)"):
     """Inputs from 0 to 255 where 0 to 1 was meant: the first layer's gradient is nearly all of the norm."""
-    model = dense([16, 32, 32, 4], nn.Tanh)
+    model = dense([16, 32, 32, 4])
     model[0].weight.data /= scale
-    batch = blobs()
+    batch = blobs(spread=3)
 
     def loss_of(step):
         x, y = batch(step)
         return F.cross_entropy(model(x * scale), y)
 
-    return fit(folder, model, kind(model.parameters(), lr), loss_of, steps, clip=clip)
+    return fit(folder, model, sgd(model, lr), loss_of, steps, clip=clip)

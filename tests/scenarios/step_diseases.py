@@ -6,7 +6,7 @@ All are real: a tiny net, a real optimizer, the disease put in where users put i
 from __future__ import annotations
 
 import torch
-from healthy import Recurrent, Transformer, batches, classify, mlp, pieces, predict
+from nets import Recurrent, Transformer, batches, classify, mlp, pieces, predict
 from torch import nn, optim
 from torch.nn import functional as F
 from trainings import fit
@@ -130,8 +130,10 @@ def put_back(folder, sick=True):
 
 
 def huge_rate(folder, sick=True):
-    """Adam at 0.3 (the twin: 1e-3)."""
-    return digits(folder, adam(0.3 if sick else 1e-3), 100)
+    """AdamW at 1, whose weight decay keeps the weights as small as the steps (the twin: 3e-3)."""
+    net = mlp(norm=True)
+    rate, decay = (1.0, 0.9) if sick else (3e-3, 0.1)
+    return digits(folder, lambda params: optim.AdamW(params, rate, weight_decay=decay), 120, net)
 
 
 def tiny_rate(folder, sick=True):
@@ -240,7 +242,8 @@ def clipped_while_scaled(folder, sick=True, by_hand=False):
         for step in range(120):
             x, y = batch(step)
             optimizer.zero_grad()
-            scaler.scale(F.cross_entropy(net(x), y)).backward()
+            loss = F.cross_entropy(net(x), y)
+            scaler.scale(loss).backward()
             if not sick:
                 scaler.unscale_(optimizer)
             if by_hand:
@@ -251,4 +254,20 @@ def clipped_while_scaled(folder, sick=True, by_hand=False):
                 nn.utils.clip_grad_norm_(net.parameters(), 1.0)
             scaler.step(optimizer)
             scaler.update()
+            watch.log(loss=loss)
     return gradwatch.open_history(watch.dir)
+
+
+def always_nan(folder, clip):
+    """A loss that is NaN in every step."""
+    net = mlp()
+    loss_of = classify(net, batches())
+    return fit(folder, net, optim.SGD(net.parameters(), 0.1), lambda step: loss_of(step) * torch.nan, 60, clip=clip)
+
+
+def frozen_body(folder):
+    """Layers that are held by the optimizer and ask for no gradient."""
+    net = mlp()
+    for p in net[:3].parameters():
+        p.requires_grad_(False)
+    return digits(folder, sgd(0.1), 60, net)

@@ -5,11 +5,12 @@ import torch
 import gradwatch
 
 
-def fit(folder, model, optimizer, loss_of, steps, before_step=None, zero_grad=True, log_loss=True, **options):
+def fit(folder, model, optimizer, loss_of, steps, before_step=None, zero_grad=True, read=True, **options):
     """Train `steps` steps and return their History.
 
     `loss_of(step)` gives the loss; `before_step(step)` stands between backward and the optimizer's step; `options` are
-    those of `gradwatch.watch` (`every=1` here unless told).
+    those of `gradwatch.watch` (`every=1` here unless told). With `read` False nothing is returned (ranks that record
+    nothing).
     """
     watch = gradwatch.watch(model, optimizer, **{"log": None, "dir": folder, "verbose": False, "every": 1, **options})
     with watch:
@@ -21,9 +22,8 @@ def fit(folder, model, optimizer, loss_of, steps, before_step=None, zero_grad=Tr
             if before_step:
                 before_step(step)
             optimizer.step()
-            if log_loss:
-                watch.log(loss=loss)
-    return gradwatch.open_history(watch.dir)
+            watch.log(loss=loss)
+    return gradwatch.open_history(watch.dir) if read else None
 
 
 def blobs(classes=4, size=16, batch=32, seed=0, spread=1.0):

@@ -1,0 +1,104 @@
+"""Clips that do nothing, everything, or come at the wrong time: real trainings and their healthy twins."""
+
+from functools import partial
+
+import pytest
+import step_diseases as d
+from cures import policies_in
+from trainings import one, serious
+
+import gradwatch
+from gradwatch.rules import diagnose
+from gradwatch.rules.facts import policies
+
+
+@pytest.mark.parametrize(
+    "train",
+    [
+        d.inert, partial(d.inert, own=True), d.throttled, d.clipped_twice, partial(d.clipped_twice, seen=False),
+        d.clipped_while_scaled, partial(d.clipped_while_scaled, by_hand=True),
+    ],
+)  # fmt: skip
+def test_the_healthy_twin_has_no_error_and_no_warning(train, tmp_path):
+    findings = diagnose(train(tmp_path, sick=False))
+    assert serious(findings) == []
+    assert {f.rule for f in findings} <= {"double-clip"}  # the note that a clip of the loop's own lines comes first
+
+
+def test_a_threshold_that_nothing_reaches(tmp_path):
+    history = d.inert(tmp_path)
+    finding = one(diagnose(history), "clip-inert")
+    assert (finding.severity, finding.first_step, finding.last_step) == ("note", 0, 1099)
+    (clip,) = policies_in(finding)
+    fires = (history.total("grad_norm") > clip.max_norm).mean()
+    assert fires == pytest.approx(0.01, abs=0.003)
+
+
+def test_the_loops_own_threshold_that_nothing_reaches(tmp_path):
+    finding = one(diagnose(d.inert(tmp_path, own=True)), "clip-inert")
+    assert (finding.severity, finding.evidence["steps"]) == ("note", 1100)
+    assert "clip_grad_norm_(max_norm=100.0)" in finding.cause
+
+
+def test_a_threshold_below_every_gradient(tmp_path):
+    history = d.throttled(tmp_path)
+    finding = one(diagnose(history), "clip-is-your-learning-rate")
+    assert (finding.severity, finding.layers) == ("warning", ())
+    assert (finding.first_step, finding.last_step) == (0, 149)
+    assert finding.evidence["clip_rate"] == 1
+    assert finding.evidence["times_smaller"] == pytest.approx(12, rel=0.2)
+    assert "the real learning rate is 0.008" in finding.cause
+    (clip,) = policies_in(finding)
+    assert (history.total("grad_norm") > clip.max_norm).mean() == pytest.approx(0.01, abs=0.01)
+
+
+def test_under_adam_a_low_threshold_is_a_note(tmp_path):
+    findings = diagnose(d.throttled(tmp_path, make=d.adam(1e-3)))
+    assert serious(findings) == []
+    assert "takes the scale out" in one(findings, "clip-is-your-learning-rate").cause
+
+
+def test_the_loops_own_low_threshold(tmp_path):
+    finding = one(diagnose(d.throttled(tmp_path, own=True)), "clip-is-your-learning-rate")
+    assert finding.severity == "warning"
+    assert "loop's own clip_grad_norm_(max_norm=0.02)" in finding.cause
+
+
+@pytest.mark.parametrize(
+    ("clip", "cure"),
+    [("ClipByNorm(0.005)", "ClipByNorm"), ("AGC(0.0001)", "AGC"), ("ClipByValue(-1e-05, 1e-05)", "ClipByValue")],
+)
+def test_other_thresholds_are_raised_in_kind(clip, cure, tmp_path):
+    history = d.digits(tmp_path, d.sgd(0.1), 120, clip=clip)
+    (policy,) = policies_in(one(diagnose(history), "clip-is-your-learning-rate"))
+    assert repr(policy).startswith(cure)
+
+
+def test_two_clips(tmp_path):
+    finding = one(diagnose(d.clipped_twice(tmp_path)), "double-clip")
+    assert (finding.severity, finding.first_step, finding.last_step) == ("warning", 0, 119)
+    assert finding.evidence["loop"] == "clip_grad_norm_(max_norm=0.5)"
+
+
+def test_a_clip_that_was_not_seen_shows_in_the_norms(tmp_path):
+    finding = one(diagnose(d.clipped_twice(tmp_path, seen=False)), "double-clip")
+    assert (finding.severity, finding.evidence["threshold"]) == ("warning", 0.25)
+    assert finding.evidence["share"] > 0.3
+
+
+@pytest.mark.parametrize(("by_hand", "threshold"), [(False, 1.0), (True, 0.5)])
+def test_a_clip_of_scaled_gradients(by_hand, threshold, tmp_path):
+    findings = diagnose(d.clipped_while_scaled(tmp_path, by_hand=by_hand))
+    finding = one(findings, "clip-before-unscale")
+    assert (finding.severity, finding.first_step, finding.last_step) == ("error", 0, 119)
+    assert finding.evidence["threshold"] == threshold
+    assert finding.evidence["loss_scale"] in (2.0**12, pytest.approx(2.0**13), 2.0**14)
+    assert policies_in(finding) == [gradwatch.ClipByGlobalNorm(threshold)]
+
+
+def test_the_text_of_every_policy_is_read(tmp_path):
+    text = "chain(SkipNonfinite(), only('rnn.*', ClipByNorm(0.5)), AGC(0.01, eps=0.002))"
+    found = policies(text)
+    assert sorted(p.name for p in found) == ["AGC", "ClipByNorm", "SkipNonfinite"]
+    assert next(p for p in found if p.name == "AGC").settings == {"eps": 0.002}
+    assert policies("<lambda>") == policies(None) == []

@@ -1,0 +1,25 @@
+"""Healthy trainings raise no alarm; scripts/false_alarms.py runs all of them, and counts."""
+
+import pytest
+from healthy import HEALTHY
+from trainings import serious
+
+from gradwatch.rules import diagnose
+
+SLOW = {h.name for h in HEALTHY if h.name.startswith("transformer")} | {"gru-adam-own-clip", "gan-slow", "plateau-sgd"}
+QUICK = [h for h in HEALTHY if h.number % 4 in (0, 1) and h.name not in SLOW] + [
+    h for h in HEALTHY if h.name == "transformer-warm-up"
+]
+
+
+@pytest.mark.parametrize("training", QUICK, ids=lambda h: h.name)
+def test_a_healthy_training_is_called_healthy(training, tmp_path):
+    findings = diagnose(training.train(tmp_path))
+    assert serious(findings) == [], [f.summary for f in findings]
+
+
+def test_there_are_enough_of_them_in_both_halves():
+    assert len(HEALTHY) >= 40
+    assert len({h.name for h in HEALTHY}) == len(HEALTHY)
+    assert sum(h.number % 2 for h in QUICK) >= 10
+    assert sum(h.number % 2 == 0 for h in QUICK) >= 10

@@ -1,0 +1,69 @@
+"""Single steps that stand out, and learning rates that throw the training about: real trainings and their twins."""
+
+import pytest
+import step_diseases as d
+from cures import policies_in
+from trainings import one, serious
+
+import gradwatch
+from gradwatch.rules import diagnose
+
+CLIP = "chain(SkipNonfinite(), ClipByGlobalNorm(1.0))"
+
+
+@pytest.mark.parametrize("train", [d.odd_batch, d.rate_too_high, d.rnn_rate_too_high])
+def test_the_healthy_twin_has_no_error_and_no_warning(train, tmp_path):
+    assert serious(diagnose(train(tmp_path, sick=False))) == []
+
+
+def test_an_odd_batch_that_throws_the_training_out(tmp_path):
+    findings = diagnose(d.odd_batch(tmp_path))
+    assert findings[0].rule == "spike"
+    finding = one(findings, "spike")
+    assert (finding.severity, finding.first_step, finding.last_step) == ("error", 150, 259)
+    assert "1.weight" in finding.layers
+    assert finding.evidence["largest_step"] == 150
+    assert finding.evidence["times_usual"] > 100
+    assert (finding.evidence["caught"], finding.evidence["recovered"]) == (0, "no")
+    assert len(policies_in(finding)) == 2
+
+
+def test_under_adam_the_same_batch_is_a_warning(tmp_path):
+    finding = one(diagnose(d.odd_batch(tmp_path, make=d.adam(1e-3))), "spike")
+    assert (finding.severity, finding.first_step, finding.last_step) == ("warning", 150, 150)
+    assert (finding.evidence["caught"], finding.evidence["recovered"]) == (0, "yes")
+    limit = policies_in(finding)[0]
+    assert isinstance(limit.policies[1], gradwatch.ClipByGlobalNorm)
+
+
+@pytest.mark.parametrize("clip", [CLIP, "SkipSpike()"])
+def test_a_spike_that_the_policy_caught_is_a_note(clip, tmp_path):
+    findings = diagnose(d.odd_batch(tmp_path, clip=clip))
+    finding = one(findings, "spike")
+    assert serious(findings) == []
+    assert (finding.severity, finding.first_step) == ("note", 150)
+    assert (finding.evidence["caught"], finding.evidence["recovered"]) == (1, "yes")
+
+
+def test_a_spike_at_the_very_end_has_an_unknown_outcome(tmp_path):
+    finding = one(diagnose(d.odd_batch(tmp_path, steps=155)), "spike")
+    assert (finding.first_step, finding.evidence["recovered"]) == (150, "unknown")
+
+
+def test_adam_at_a_rate_that_is_too_high(tmp_path):
+    finding = one(diagnose(d.rate_too_high(tmp_path)), "lr-too-high")
+    assert (finding.severity, finding.layers) == ("warning", ())
+    assert finding.first_step <= finding.last_step <= 20
+    assert finding.evidence["jump"] > 1
+    assert "warm it up" in finding.cure
+    assert "Clipping does not help" in finding.cure
+    assert policies_in(finding) == []
+
+
+def test_sgd_at_a_rate_that_is_too_high(tmp_path):
+    finding = one(diagnose(d.rnn_rate_too_high(tmp_path)), "lr-too-high")
+    assert (finding.severity, finding.last_step) == ("error", 199)
+    assert finding.first_step <= 20
+    (clip,) = policies_in(finding)
+    assert isinstance(clip, gradwatch.ClipByGlobalNorm)
+    assert "about 1.0" in finding.cure

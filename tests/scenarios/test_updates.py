@@ -1,0 +1,125 @@
+"""Steps that do nothing, too much or too little, and weights that run away: real trainings and their healthy twins."""
+
+import numpy as np
+import pytest
+import step_diseases as d
+from cures import policies_in
+from trainings import one, serious
+
+import gradwatch
+from gradwatch.rules import diagnose
+from gradwatch.rules.updates import weights_unchanged
+
+FIRST = ("1.weight", "1.bias")
+WEIGHTS = ("1.weight", "3.weight", "5.weight")
+
+
+@pytest.mark.parametrize(
+    "train",
+    [
+        d.rate_zero, d.group_rate_zero, d.bfloat16_weights, d.zeroed_before_step, d.scaler_drops_all, d.strangers,
+        d.put_back, d.huge_rate, d.rnn_rate_too_high, d.tiny_rate, d.runaway, d.tight_norm,
+    ],
+)  # fmt: skip
+def test_the_healthy_twin_has_no_error_and_no_warning(train, tmp_path):
+    assert serious(diagnose(train(tmp_path, sick=False))) == []
+
+
+# --------------------------------------------------------------------------------------------------------- unchanged
+
+
+@pytest.mark.parametrize(
+    ("train", "layers", "steps", "severity", "word"),
+    [
+        (d.rate_zero, (), (29, 99), "error", "learning rate is 0."),
+        (d.group_rate_zero, FIRST, (0, 59), "warning", "learning rate is 0 in param group 0"),
+        (d.bfloat16_weights, (), (0, 59), "error", "smaller than bfloat16"),
+        (d.zeroed_before_step, (), (0, 59), "error", "exactly 0 when the optimizer steps: zero_grad()"),
+        (d.scaler_drops_all, (), (0, 59), "error", "GradScaler drops every step"),
+        (d.strangers, (), (0, 59), "error", "holds 6 tensors that the model does not"),
+        (d.put_back, (), (0, 59), "error", "puts the weights back"),
+    ],
+    ids=lambda value: getattr(value, "__name__", None),
+)
+def test_weights_that_do_not_move_are_found_with_their_cause(train, layers, steps, severity, word, tmp_path):
+    finding = one(diagnose(train(tmp_path)), "weights-unchanged")
+    assert (finding.layers, finding.severity) == (layers, severity)
+    assert (finding.first_step, finding.last_step) == steps
+    assert word in finding.cause
+
+
+def test_gradients_set_to_none_before_the_step(tmp_path):
+    finding = one(diagnose(d.zeroed_before_step(tmp_path, to_none=True)), "weights-unchanged")
+    assert (finding.first_step, finding.last_step) == (0, 59)
+    assert finding.evidence["gradients"] == "absent"
+    assert "zero_grad()" in finding.cause
+
+
+def test_a_policy_that_skips_every_step_is_named(tmp_path):
+    (finding,) = weights_unchanged(d.always_nan(tmp_path, clip="SkipNonfinite()"))
+    assert "The policy SkipNonfinite() skips every step" in finding.cause
+    assert finding.evidence["skipped_steps"] == 60
+
+
+def test_layers_that_were_frozen_are_not_still(tmp_path):
+    assert weights_unchanged(d.frozen_body(tmp_path)) == []
+
+
+def test_a_float32_step_below_its_resolution(tmp_path):
+    finding = one(diagnose(d.digits(tmp_path, d.sgd(1e-12), 40)), "weights-unchanged")
+    assert "smaller than float32" in finding.cause
+    assert finding.evidence["resolution"] == 2.0**-24
+
+
+# ---------------------------------------------------------------------------------------------- too large, too small
+
+
+def test_adamw_whose_steps_are_as_large_as_the_weights(tmp_path):
+    finding = one(diagnose(d.huge_rate(tmp_path)), "update-too-large")
+    assert (finding.severity, finding.layers) == ("error", ("1.weight", "4.weight", "7.weight"))
+    assert finding.first_step <= 20
+    assert finding.last_step == 119
+    assert finding.evidence["usual"] == 0.008
+    assert finding.evidence["update_ratio"] > 0.2
+    assert "clipping does not help" in finding.cure
+
+
+def test_sgd_under_a_clip_at_a_high_rate(tmp_path):
+    finding = one(diagnose(d.rnn_rate_too_high(tmp_path, clip="ClipByGlobalNorm(1.0)")), "update-too-large")
+    assert (finding.severity, finding.layers, finding.first_step) == ("warning", ("head.weight",), 0)
+    assert 10 <= finding.last_step <= 40
+    assert finding.evidence["usual"] == 0.04
+    assert "clipping does not help" not in finding.cure
+
+
+def test_steps_that_are_decades_too_small(tmp_path):
+    finding = one(diagnose(d.tiny_rate(tmp_path)), "update-too-small")
+    assert (finding.severity, finding.layers) == ("warning", ())
+    assert (finding.first_step, finding.last_step) == (0, 99)
+    assert 1e-9 < finding.evidence["update_ratio"] < 1e-6
+    assert "0.0003" in finding.cure
+
+
+# ------------------------------------------------------------------------------------------------------ growth, norm
+
+
+def test_weights_without_a_bound(tmp_path):
+    finding = one(diagnose(d.runaway(tmp_path)), "weight-growth")
+    assert (finding.severity, finding.layers, finding.last_step) == ("warning", ("weight",), 149)
+    assert 5 <= finding.first_step <= 60
+    assert finding.evidence["growth"] > 10
+    (renorm,) = policies_in(finding)
+    assert isinstance(renorm, gradwatch.Renorm)
+
+
+def test_a_max_norm_that_holds_every_unit(tmp_path):
+    finding = one(diagnose(d.tight_norm(tmp_path)), "renorm-binds")
+    assert (finding.severity, finding.layers) == ("warning", WEIGHTS)
+    assert (finding.first_step, finding.last_step) == (0, 99)
+    assert finding.evidence["renorm_rate"] == pytest.approx(1, abs=0.2)
+    assert policies_in(finding) == [gradwatch.MaxNorm(0.6)]
+
+
+def test_a_max_norm_at_rest_is_no_finding(tmp_path):
+    rate = d.tight_norm(tmp_path, sick=False).layer("renorm_rate")
+    assert np.nanmean(rate) < 0.5
