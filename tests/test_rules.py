@@ -1,5 +1,6 @@
 """The rules: each disease is found where it was put, and its healthy twin raises no alarm."""
 
+import json
 from dataclasses import replace
 
 import numpy as np
@@ -222,6 +223,10 @@ def test_signs_just_before_an_explosion_stand_under_it():
         "exploding": ["spike", "lr-too-high"]
     }
     assert tree(found("exploding", 61), found("spike", 10)) == {"spike": ["exploding"]}
+    assert tree(found("exploding", 29), found("dead-layer", 0)) == {"dead-layer": [], "exploding": []}
+    assert tree(found("exploding", 29), found("spike", 20), found("gradients-accumulate", 0)) == {
+        "gradients-accumulate": ["spike", "exploding"]
+    }
 
 
 def test_a_root_is_as_severe_as_its_worst_consequence_which_comes_first():
@@ -232,3 +237,38 @@ def test_a_root_is_as_severe_as_its_worst_consequence_which_comes_first():
 
 def test_nothing_follows_from_itself():
     assert not [rule for rule, effects in CONSEQUENCES.items() if rule in effects]
+
+
+# ---------------------------------------------------------------------------------------------------- broken records
+
+
+def spoiled(values, rng):
+    """`values` with NaN, inf, zeros, huge or tiny or negative numbers in some stretch of rows."""
+    values = values.copy()
+    for bad in rng.choice([np.nan, np.inf, 0.0, 1e38, 1e-45, -1.0], rng.integers(0, 3)) if len(values) else ():
+        first = rng.integers(0, len(values))
+        rows = slice(first, rng.integers(first, len(values)) + 1)
+        values[(rows, rng.integers(0, values.shape[1])) if values.ndim == 2 and rng.random() < 0.5 else rows] = bad
+    return values
+
+
+@pytest.mark.parametrize("seed", range(60))
+@pytest.mark.filterwarnings("error")
+def test_no_record_is_too_broken_to_be_judged(seed):
+    rng = np.random.default_rng(seed)
+    layers = tuple(f"{i}.{kind}" for i in range(rng.integers(1, 6)) for kind in ("weight", "bias"))
+    history = make_history(steps=200, layers=(*layers, "head"), seed=seed)
+    history = replace(
+        history,
+        per_layer={q: spoiled(v, rng) for q, v in history.per_layer.items() if rng.random() < 0.9},
+        per_step={q: spoiled(v, rng) for q, v in history.per_step.items() if rng.random() < 0.9}
+        | {f"rank_grad_norm/{rank}": spoiled(1.4 * history.total("grad_norm"), rng) for rank in range(2)},
+    )
+    for steps in (0, 1, 2, 12, 30, 200):
+        for finding in diagnose(history.slice(0, steps)):
+            for one in (finding, *finding.consequences):
+                assert 0 <= one.first_step <= one.last_step < steps
+                assert one.cause.endswith(".")
+                assert one.cure.endswith(".")
+                assert not (set(one.layers) - {*history.layers})
+            json.dumps(finding.to_json())

@@ -51,8 +51,8 @@ CONSEQUENCES: dict[str, set[str]] = {
 Two rules may stand in each other's sets: then the one that began first is the root, and of those that began at the same
 step the one that stands higher here.
 """
-HEAD_START = {"exploding": 50}
-"""Steps by which a rule may see its disease later than others see signs of it (a spike, a loss that creeps up)."""
+SIGNS, SIGN_STEPS = {"spike", "lr-too-high", "update-too-large", "weight-growth"}, 50
+"""What may be seen of an explosion up to so many steps before the explosion itself: it stands under it all the same."""
 
 
 def diagnose(history: History) -> list[Finding]:
@@ -73,13 +73,12 @@ def diagnose(history: History) -> list[Finding]:
 def group(findings: Iterable[Finding]) -> list[Finding]:
     """The roots of these findings of one lane, each with its consequences, in the order of their first steps.
 
-    A finding follows from another whose set in `CONSEQUENCES` names its rule, which began no later (but for its
-    `HEAD_START`) and had not ended before it. A root is as severe as the worst of its consequences.
+    A finding follows from another whose set in `CONSEQUENCES` names its rule, which began no later (but for `SIGNS`)
+    and had not ended before it. A root is as severe as the worst of its consequences.
     """
     places = {rule: place for place, rule in enumerate(CONSEQUENCES)}
-    ordered = sorted(
-        findings, key=lambda f: (f.first_step - HEAD_START.get(f.rule, 0), places.get(f.rule, len(places)))
-    )
+    findings = list(findings)
+    ordered = sorted(findings, key=lambda f: (_began(f, findings), places.get(f.rule, len(places))))
     root_of: list[int] = []
     for i, finding in enumerate(ordered):
         causes = (j for j, other in enumerate(ordered[:i]) if _follows(finding, other))
@@ -92,6 +91,12 @@ def group(findings: Iterable[Finding]) -> list[Finding]:
             worst = min((root, *below), key=lambda f: RANK[f.severity]).severity
             roots.append(replace(root, severity=worst, consequences=tuple(below)))
     return roots
+
+
+def _began(finding: Finding, findings: list[Finding]) -> int:
+    """The first step of a finding, of a sign of an explosion that of the explosion."""
+    ahead = [f.first_step for f in findings if f.rule == "exploding" and finding.rule in SIGNS]
+    return max([finding.first_step, *(step for step in ahead if step - finding.first_step <= SIGN_STEPS)])
 
 
 def _follows(finding: Finding, other: Finding) -> bool:
