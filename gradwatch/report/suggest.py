@@ -57,7 +57,7 @@ def _suggest(history: History, roots: list[Finding]) -> tuple[str, tuple[str, ..
             return "", (f"{root.rule}: the recorded norms are not those of the gradients alone, and a threshold taken "
                         f"from them would be wrong. First: {root.cure}",)  # fmt: skip
     if rules and not rules & CLIPPING_HELPS:
-        return "", tuple(f"Clipping does not cure {root.rule}. Instead: {root.cure}" for root in roots)
+        return "", tuple(f"A clip of the total norm does not cure {root.rule}. Instead: {root.cure}" for root in roots)
     if seen & TOO_LARGE_STEPS and "spike" not in rules and is_adaptive(history):
         why = f"{optimizer_kind(history)} divides by the gradient's own scale: a clip does not make its steps smaller."
         return "", (why, "Instead: lower the learning rate, or warm it up over the first few hundred steps.")
