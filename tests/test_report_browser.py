@@ -30,7 +30,7 @@ def browser():
 @pytest.fixture
 def view(browser, tmp_path):
     """Open a page from a file; gives the browser page and what it complained about."""
-    page = browser.new_page(viewport={"width": 1280, "height": 6000})
+    page = browser.new_page(viewport={"width": 1280, "height": 8000})
     complaints = []
     page.on("console", lambda message: complaints.append(message.text) if message.type != "log" else None)
     page.on("pageerror", lambda error: complaints.append(str(error)))
@@ -180,7 +180,7 @@ def test_it_works_in_a_frame_without_rights(view):
         """html => {
             const frame = document.createElement("iframe");
             frame.sandbox = "allow-scripts";
-            frame.style = "width: 900px; height: 3000px";
+            frame.style = "width: 900px; height: 7000px";
             frame.src = URL.createObjectURL(new Blob([html], { type: "text/html" }));
             document.body.append(frame);
         }""",
