@@ -145,7 +145,7 @@ def test_a_cure_is_split_into_words_and_policy_texts():
     texts = ["chain(SkipNonfinite(), ClipByGlobalNorm(0.5))", 'only("rnn.*", AGC(0.01))']
     assert [piece for piece, is_code in code_spans(cure) if is_code] == texts
     assert "".join(piece for piece, _ in code_spans(cure)) == cure
-    assert arguments("Warm Adam(the rate of it), an unclosed ClipByNorm(1.0 and SGD (momentum) and f(x) are prose.") == []
+    assert arguments("Warm Adam(the rate of it), an open ClipByNorm(1.0, SGD (plain) and f(x) are prose.") == []
     assert arguments(cure) == [f'clip="{texts[0]}"', f"clip='{texts[1]}'"]
     assert arguments("MaxNorm(3.0) and MaxNorm(3.0)") == ['renorm="MaxNorm(3.0)"']
     given = "Clip each layer: clip='AGC(0.01)', or renorm=\"Renorm(2, 0, 3.0)\"."
