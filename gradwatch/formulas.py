@@ -6,6 +6,7 @@ another threshold have done". Each returns coefficients shaped like `norm`; 1 me
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -52,5 +53,41 @@ def agc_coef(grad_norm: Array, weight_norm: Array, clipping: float, eps: float) 
     return _where(~(grad_norm < max_norm), max_norm / grad_norm.clip(min=1e-6), 1.0)
 
 
-def _where(condition: Array, yes: Array, no: float) -> Array:
+def zclip_limit(
+    norm: Array, seen: Array, mean: Array, var: Array, z: Any, warmup: int, option: str
+) -> tuple[Array, Array]:
+    """ZClip's bound for this `norm` (the norm itself where it is no spike), and whether it is a spike.
+
+    Source: Kumar et al. 2025, arXiv:2504.02507; bluorion-com/ZClip.
+    """
+    std = var.clip(min=0) ** 0.5
+    score = (norm - mean) / (std + 1e-6)
+    spike = (score > z) & ~(seen < warmup)
+    return _where(spike, SPIKE_TARGETS[option](mean, std, z, score), norm), spike
+
+
+def zclip_moments(
+    norm: Array, hold: Array, seen: Array, mean: Array, var: Array, alpha: float, warmup: int
+) -> tuple[Array, Array]:
+    """ZClip's mean and variance after `norm` entered them; unchanged where `hold`.
+
+    During the warm-up (`seen < warmup`) the variance is a sum of squared deviations. Source: as `zclip_limit`.
+    """
+    warming = seen < warmup
+    running = mean + (norm - mean) / (seen + 1)  # Welford: exact mean and population variance of the warm-up
+    squares = var + (norm - mean) * (norm - running)
+    squares = _where(seen + 1 == warmup, squares / warmup, squares)
+    moved = alpha * mean + (1 - alpha) * norm
+    spread = alpha * var + (1 - alpha) * (norm - moved) ** 2
+    return (_where(warming, running, _where(hold, mean, moved)), _where(warming, squares, _where(hold, var, spread)))
+
+
+SPIKE_TARGETS: dict[str, Callable[..., Array]] = {
+    "adaptive_scaling": lambda mean, std, z, score: mean + z * std / (score / z),
+    "mean": lambda mean, std, z, score: mean,
+    "percentile": lambda mean, std, z, score: mean + z * std,
+}
+
+
+def _where(condition: Array, yes: Array, no: Array) -> Array:
     return yes.where(condition, no) if hasattr(yes, "where") else np.where(condition, yes, no)

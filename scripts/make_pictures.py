@@ -21,7 +21,7 @@ FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "-
          "--disable-component-update", "--disable-sync"]  # fmt: skip
 WIDTH = 1200
 DRAWN = """() => [...document.querySelectorAll(".plot")].every(
-    div => div.closest("[hidden]") || div.querySelector(".xaxislayer-above"))"""
+    div => div.closest("[hidden], details:not([open])") || div.querySelector(".xaxislayer-above"))"""
 
 
 def main(demo: Path) -> None:
@@ -42,7 +42,7 @@ def main(demo: Path) -> None:
         one.write_text(render_html(build_report([read_run(dying[-1])])), encoding="utf-8")
         browser = driver.chromium.launch(executable_path=chromium, args=FLAGS)
         # (page, picture, the chart it ends with)
-        for page_file, name, last in ((comparison, "report.png", 3), (one, "run.png", 0)):
+        for page_file, name, last in ((comparison, "report.png", 3), (one, "run.png", 1)):
             page = browser.new_page(viewport={"width": WIDTH, "height": 3000})
             page.goto(page_file.resolve().as_uri())
             page.wait_for_function(DRAWN)

@@ -13,7 +13,19 @@ FLOORS = [
     {"errors", "ring", "uri", "sharding", "same"},
     {"history", "formulas", "layout", "ranknorms", "hooks"},
     {"grads", "fused", "torch_calls"},
-    {"layers", "policies", "weights", "scaling", "backward", "stores", "rules", "compare", "recorder", "delivery"},
+    {
+        "layers",
+        "policies",
+        "weights",
+        "scaling",
+        "backward",
+        "stores",
+        "rules",
+        "compare",
+        "whatif",
+        "recorder",
+        "delivery",
+    },
     {"stepping", "plan", "sharing", "report", "config", "oneshot"},
     {"session"},
     {"watching", "conclusion"},
@@ -23,7 +35,7 @@ FLOORS = [
     {"cli"},
 ]
 FLOOR = {name: number for number, names in enumerate(FLOORS, start=1) for name in names}
-READ_SIDE = {"history", "formulas", "rules", "compare", "report", "stores", "cli", "uri", "errors"}
+READ_SIDE = {"history", "formulas", "rules", "compare", "whatif", "report", "stores", "cli", "uri", "errors"}
 TRAIN_SIDE = {
     "ring", "sharding", "layout", "grads", "weights", "fused", "layers", "policies", "recorder", "stepping", "oneshot",
     "ranknorms", "delivery", "sharing", "session", "watching", "hooks", "torch_calls", "scaling",

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from gradwatch.report import build_report, render_html
+from gradwatch.rules import Finding
 from tests.make_run import make_history
 from tests.test_report import hostile_history
 
@@ -29,7 +30,7 @@ def browser():
 @pytest.fixture
 def view(browser, tmp_path):
     """Open a page from a file; gives the browser page and what it complained about."""
-    page = browser.new_page(viewport={"width": 1280, "height": 6000})
+    page = browser.new_page(viewport={"width": 1280, "height": 8000})
     complaints = []
     page.on("console", lambda message: complaints.append(message.text) if message.type != "log" else None)
     page.on("pageerror", lambda error: complaints.append(str(error)))
@@ -45,9 +46,9 @@ def view(browser, tmp_path):
 
 
 def wait_until_drawn(frame):
-    """Wait until every chart that is not behind a tab has its axes."""
+    """Wait until every chart that is neither behind a tab nor folded has its axes."""
     frame.wait_for_function("""() => [...document.querySelectorAll(".plot")].every(
-        div => div.closest("[hidden]") || div.querySelector(".xaxislayer-above"))""")
+        div => div.closest("[hidden], details:not([open])") || div.querySelector(".xaxislayer-above"))""")
 
 
 def sick_run():
@@ -61,21 +62,84 @@ def test_the_charts_of_one_run_are_drawn(view):
     wait_until_drawn(page)
     counts = page.evaluate("""[...document.querySelectorAll('.plot')].filter(div => div.data).map(div => [
         div.data.length, div.querySelectorAll('.scatterlayer .trace, .heatmaplayer image, .hm image').length])""")
-    assert len(counts) == 6
+    assert len(counts) == 10  # those of two findings, a heat map, five curves, two depth profiles
     assert all(traces > 0 and shown > 0 for traces, shown in counts)
-    names = page.evaluate("[...document.querySelectorAll('#chart-0 .ytick text')].map(t => [t.textContent, "
+    names = page.evaluate("[...document.querySelectorAll('[id^=tab-] .ytick text')].map(t => [t.textContent, "
                           "t.getBoundingClientRect().y])")  # fmt: skip
     assert [name for name, _ in sorted(names, key=lambda pair: pair[1])] == list(sick_run().layers)
     assert complaints == []
 
 
+def diseased_run():
+    """A report with a root and two consequences, all with pictures."""
+    below = [Finding(rule, "warning", ("head.weight",), 60, 199, {"ratio": 3e-9}, "Why.", "How.")
+             for rule in ("vanishing", "update-too-small")]  # fmt: skip
+    cure = "Clip: chain(SkipNonfinite(), ClipByGlobalNorm(0.5)), and lower the learning rate."
+    root = Finding("exploding", "error", (), 50, 199, {"growth": 412.5}, "The steps are too large.", cure,
+                   consequences=tuple(below))  # fmt: skip
+    report = build_report([replace(sick_run(), run=replace(sick_run().run, clip=None))])
+    return replace(report, runs=(replace(report.runs[0], findings=(root,), verdict=root.summary),))
+
+
+def test_the_first_screen_says_what_where_when_and_what_to_do(view):
+    page, complaints = view(render_html(diseased_run()))
+    page.set_viewport_size({"width": 1280, "height": 800})
+    page.wait_for_selector(".finding .plot .xaxislayer-above")
+
+    def bottom(what):
+        box = page.locator(what).first.bounding_box()
+        return box["y"] + box["height"]
+
+    for what in ("text=Error: exploding at step 50", "text=steps 50 to 199 · the whole model", "text=What to do:",
+                 ".finding pre", ".finding .plot", "summary", ".advice pre"):  # fmt: skip
+        assert bottom(what) < 800, what
+    words, shown = page.locator(".finding h3").first.bounding_box(), page.locator(".finding .plot").first.bounding_box()
+    assert shown["x"] > words["x"] + words["width"]  # beside each other
+    frames = page.locator(".finding .plot >> nth=0 >> css=.shapelayer path")
+    assert frames.count() == 1
+    assert complaints == []
+
+
+def test_what_follows_is_folded_and_drawn_when_it_is_opened(view):
+    page, complaints = view(render_html(diseased_run()))
+    wait_until_drawn(page)
+    below = page.locator("details .plot")
+    assert below.count() == 2
+    assert not below.first.is_visible()
+    page.click("summary")
+    page.wait_for_function("document.querySelectorAll('details .plot .xaxislayer-above').length === 2")
+    assert below.first.bounding_box()["width"] > 300
+    assert complaints == []
+
+
+def test_a_narrow_page_puts_the_picture_below_and_scrolls_only_down(view):
+    page, complaints = view(render_html(diseased_run()))
+    page.set_viewport_size({"width": 390, "height": 6000})
+    page.reload()
+    page.click("summary")
+    wait_until_drawn(page)
+    words, shown = page.locator(".finding h3").first.bounding_box(), page.locator(".finding .plot").first.bounding_box()
+    assert shown["y"] > words["y"] + words["height"]
+    assert shown["width"] <= 390
+    assert page.evaluate("document.documentElement.scrollWidth") <= 390
+    assert complaints == []
+
+
+def test_a_click_selects_the_whole_policy(view):
+    page, _ = view(render_html(diseased_run()))
+    page.click(".finding pre")
+    wanted = 'clip="chain(SkipNonfinite(), ClipByGlobalNorm(0.5))"'
+    assert page.evaluate("getSelection().toString()").strip() == wanted
+
+
 def test_a_tab_shows_another_quantity(view):
     page, complaints = view(render_html(build_report([sick_run()])))
-    page.wait_for_selector("#chart-0 .main-svg")
+    charts = page.locator("[id^=tab-] .plot")
+    charts.nth(0).locator(".main-svg").first.wait_for()
     page.click("text=Weight norm")
-    page.wait_for_selector("#chart-1 .main-svg")
-    assert not page.is_visible("#chart-0")
-    assert page.evaluate("document.querySelector('#chart-1').clientWidth") > 800
+    charts.nth(1).locator(".main-svg").first.wait_for()
+    assert not charts.nth(0).is_visible()
+    assert charts.nth(1).bounding_box()["width"] > 800
     assert complaints == []
 
 
@@ -116,7 +180,7 @@ def test_it_works_in_a_frame_without_rights(view):
         """html => {
             const frame = document.createElement("iframe");
             frame.sandbox = "allow-scripts";
-            frame.style = "width: 900px; height: 3000px";
+            frame.style = "width: 900px; height: 7000px";
             frame.src = URL.createObjectURL(new Blob([html], { type: "text/html" }));
             document.body.append(frame);
         }""",

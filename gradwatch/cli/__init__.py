@@ -15,6 +15,7 @@ COMMANDS = {
     "demo": "Train two small networks under several policies and compare them.",
     "report": "Write a report of one run, or one that compares many.",
     "compare": "Compare runs in the terminal: one row per policy.",
+    "check": "Check one run for findings, as a gate for CI.",
     "show": "Show one run: verdict, layers, norms, clip rates.",
     "sync": "Deliver recorded runs to MLflow.",
     "ui": "Open the MLflow UI on the runs, with the right charts.",

@@ -147,8 +147,8 @@ class ZClip(NormPolicy):
         )
         if self.max_norm is not None:
             set_fields(self, max_norm=number(self.max_norm, "max_norm", low=0))
-        if self.option not in _SPIKE_TARGETS:
-            raise PolicyError(f"option={self.option!r}: wanted one of {', '.join(map(repr, _SPIKE_TARGETS))}")
+        if self.option not in formulas.SPIKE_TARGETS:
+            raise PolicyError(f"option={self.option!r}: wanted one of {', '.join(map(repr, formulas.SPIKE_TARGETS))}")
 
     def init(self, batch: Batch) -> State:
         """Number of norms seen, their mean, and their variance (during warm-up: the sum of squared deviations)."""
@@ -158,36 +158,12 @@ class ZClip(NormPolicy):
         """One coefficient for all layers, 0-d."""
         total, seen, mean, var = norms.total(), state["seen"], state["mean"], state["var"]
         norm = total.to(mean.dtype)
-        warming = seen < self.warmup
-        std = var.clip(min=0).sqrt()
-        score = (norm - mean) / (std + 1e-6)
-        spike = (score > self.z) & ~warming
-        threshold = torch.where(spike, _SPIKE_TARGETS[self.option](mean, std, self.z, score), norm)
+        threshold, spike = formulas.zclip_limit(norm, seen, mean, var, self.z, self.warmup, self.option)
         limit = threshold if self.max_norm is None else threshold.clip(max=self.max_norm)
         coef = torch.where(norm > limit, formulas.clip_coef(norm, limit), 1.0)
-        return Decision(coef.to(total.dtype), state=self._update(state, threshold, spike))
-
-    def _update(self, state: State, norm: Tensor, spike: Tensor) -> State:
-        seen, mean, var = state["seen"], state["mean"], state["var"]
-        warming = seen < self.warmup
-        running = mean + (norm - mean) / (seen + 1)  # Welford: exact mean and population variance of the warm-up
-        squares = var + (norm - mean) * (norm - running)
-        squares = torch.where(seen + 1 == self.warmup, squares / self.warmup, squares)
-        moved = self.alpha * mean + (1 - self.alpha) * norm
-        spread = self.alpha * var + (1 - self.alpha) * (norm - moved) ** 2
         hold = spike if self.skip_update_on_spike else torch.zeros_like(spike)
-        return {
-            "seen": seen + 1,
-            "mean": torch.where(warming, running, torch.where(hold, mean, moved)),
-            "var": torch.where(warming, squares, torch.where(hold, var, spread)),
-        }
-
-
-_SPIKE_TARGETS = {
-    "adaptive_scaling": lambda mean, std, z, score: mean + z * std / (score / z),
-    "mean": lambda mean, std, z, score: mean,
-    "percentile": lambda mean, std, z, score: mean + z * std,
-}
+        mean, var = formulas.zclip_moments(threshold, hold, seen, mean, var, self.alpha, self.warmup)
+        return Decision(coef.to(total.dtype), state={"seen": seen + 1, "mean": mean, "var": var})
 
 
 @dataclass(frozen=True, repr=False)

@@ -7,7 +7,7 @@ import os
 import socket
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -15,7 +15,9 @@ import numpy as np
 from gradwatch.compare import compare, final, metric_names, nonfinite_steps, policy_text
 from gradwatch.errors import RunError
 from gradwatch.history import Floats, History, loop_clips
+from gradwatch.report.suggest import Suggestion, suggest
 from gradwatch.rules import Finding, diagnose, verdict
+from gradwatch.whatif import Outcome, what_if
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -71,6 +73,8 @@ class RunSummary:
     lanes: tuple[LaneSummary, ...]
     params: dict[str, str]
     reduced: str = ""  # how the layers were reduced to fit in memory; empty where they were not
+    suggestions: tuple[Suggestion, ...] = ()  # these two of one run alone, not of many that are compared
+    what_if: tuple[Outcome, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -96,9 +100,13 @@ def build_report(histories: Sequence[History], metric: str | None = None) -> Rep
         raise RunError(f"nothing to report, no steps are recorded: {names}")
     metrics = metric_names(histories, metric)
     many = len(histories) > 1
+    runs = tuple(summarize(history, metrics) for history in histories)
+    if not many:
+        (run,), (history,) = runs, histories
+        runs = (replace(run, suggestions=suggest(history, run.findings), what_if=what_if(history)),)
     return Report(
         title=f"{len(histories)} runs compared" if many else histories[0].run.name,
-        runs=tuple(summarize(history, metrics) for history in histories),
+        runs=runs,
         histories=tuple(histories),
         metrics=tuple(metrics),
         comparison=compare(histories, metric) if many else None,

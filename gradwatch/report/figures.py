@@ -128,7 +128,15 @@ def horizontal(figure: Figure, y: float, label: str, log: bool) -> Figure:
     note = {"xref": "paper", "x": 1, "xanchor": "right", "y": float(np.log10(y)) if log else y, "yanchor": "bottom",
             "text": text(label), "showarrow": False, "font": {"size": 11, "color": "#333"},
             "bgcolor": "rgba(255,255,255,.8)"}  # fmt: skip
-    return {**figure, "layout": {**figure["layout"], "shapes": [rule], "annotations": [note]}}
+    return annotate(figure, [rule], [note])
+
+
+def annotate(figure: Figure, shapes: list[dict[str, Any]], notes: list[dict[str, Any]]) -> Figure:
+    """The figure with more shapes and annotations, and room above for a line of text."""
+    layout = figure["layout"]
+    margin = {**layout["margin"], "t": max(layout["margin"]["t"], 24)}
+    return {**figure, "layout": {**layout, "margin": margin, "shapes": [*layout.get("shapes", ()), *shapes],
+                                 "annotations": [*layout.get("annotations", ()), *notes]}}  # fmt: skip
 
 
 def heat(data: HeatMap, quantity: str) -> tuple[Figure, int]:

@@ -11,11 +11,27 @@ from typing import Any
 
 from gradwatch import __version__
 from gradwatch.compare import is_seed, policy_text, settings
+from gradwatch.history import History
 from gradwatch.report.build import Report, RunSummary, norms_text, percent, quantity_text, steps_text
 from gradwatch.report.charts import clip_charts, heat_charts, logged_charts, norm_chart
 from gradwatch.report.charts_many import Section, colors, sections
+from gradwatch.report.depth import depth_charts
 from gradwatch.report.figures import Chart, Figure
+from gradwatch.report.findings import (
+    WHAT_IF_HEADERS,
+    arguments,
+    clip_argument,
+    code_spans,
+    counts_text,
+    evidence_cells,
+    suggestion_head,
+    what_if_cells,
+    where_text,
+)
+from gradwatch.report.pictures import picture
 from gradwatch.report.text import LAYER_HEADERS, comparison_cells, layer_cells
+from gradwatch.rules import Finding
+from gradwatch.whatif import CAVEAT
 
 MAX_LAYER_ROWS = 5_000
 
@@ -49,21 +65,58 @@ def render_html(report: Report) -> str:
 
 def _one(report: Report, page: Page) -> dict[str, Any]:
     (run,), (history,) = report.runs, report.histories
+    findings = [_finding(finding, history, page) for finding in run.findings]
     heat, missing = heat_charts(history, run)
     clip, unclipped = clip_charts(history)
     logged, unlogged = logged_charts(history, report.metrics)
     return {
         "run": run,
+        "findings": findings,
+        "counts": counts_text(run.findings),
+        "mood": "good" if run.verdict == "healthy" else "bad" if "error" in counts_text(run.findings) else "warn",
+        "suggestions": [
+            {"head": suggestion_head(s), "code": clip_argument(s.policy) if s.policy else "", "reasons": s.reasons}
+            for s in run.suggestions
+        ],
+        "what_if": _what_if(run),
+        "caveat": CAVEAT,
         "facts": _facts(run),
         "heat": page.add(heat),
         "norm": page.add([norm_chart(history)]),
         "clip": page.add(clip),
         "logged": page.add(logged),
+        "depth": page.add(depth_charts(history)),
         "missing": [*missing, *unclipped, *unlogged],
         "layer_headers": LAYER_HEADERS,
         "layers": layer_cells(run.layers[:MAX_LAYER_ROWS]),
         "layers_left": max(0, len(run.layers) - MAX_LAYER_ROWS),
     }
+
+
+def _finding(finding: Finding, history: History, page: Page) -> dict[str, Any]:
+    """What the template needs of a finding: its words, its picture, and what follows from it."""
+    chart = picture(history, finding)
+    return {
+        "severity": finding.severity,
+        "summary": finding.summary,
+        "where": where_text(finding),
+        "cause": code_spans(finding.cause),
+        "cure": code_spans(finding.cure),
+        "code": arguments(finding.cure),
+        "evidence": evidence_cells(finding),
+        "docs": finding.docs,
+        "chart": page.add([chart]) if chart else [],
+        "consequences": [_finding(other, history, page) for other in finding.consequences],
+    }
+
+
+def _what_if(run: RunSummary) -> list[dict[str, Any]]:
+    """A table for each kind of policy and each optimizer (or part) that steps on its own."""
+    tables: dict[str, list[list[str]]] = {}
+    for outcome, cells in zip(run.what_if, what_if_cells(run.what_if), strict=True):
+        title = f"{outcome.optimizer}: {outcome.kind}" if outcome.optimizer else outcome.kind
+        tables.setdefault(title, []).append([outcome.policy, *cells[1:]])
+    return [{"title": title, "headers": WHAT_IF_HEADERS, "rows": rows} for title, rows in tables.items()]
 
 
 def _facts(run: RunSummary) -> list[tuple[str, str]]:

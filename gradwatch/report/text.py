@@ -8,6 +8,16 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from gradwatch.report.build import LayerSummary, Report, RunSummary, norms_text, percent, quantity_text, steps_text
+from gradwatch.report.findings import (
+    WHAT_IF_HEADERS,
+    evidence_text,
+    finding_lines,
+    suggestion_lines,
+    what_if_cells,
+    where_text,
+)
+from gradwatch.rules import Finding
+from gradwatch.whatif import CAVEAT
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -82,7 +92,7 @@ def head_lines(run: RunSummary) -> list[tuple[str, str]]:
 
 
 def show_run(run: RunSummary) -> RenderableType:
-    """One run for the terminal: head, findings, problems, layers."""
+    """One run for the terminal: findings first, the suggestion, head, problems, what-if, layers."""
     from rich.console import Group
     from rich.table import Table
 
@@ -90,11 +100,14 @@ def show_run(run: RunSummary) -> RenderableType:
     for word, value in head_lines(run):
         bad = word == "verdict" and value != "healthy"
         head.add_row(_text(word, "dim"), _text(value, "bold red" if bad else ""))
-    findings = [_text(line) for f in run.findings for line in (f"{f.severity}: {f.summary}", f.cause, f.cure)]
+    findings = [_text(line) for finding in run.findings for line in ("", *finding_lines(finding))]
+    advice = [_text(line) for suggestion in run.suggestions for line in ("", *suggestion_lines(suggestion))]
     problems = [_text(f"incomplete: {problem}", "yellow") for problem in run.problems]
     problems += [_text(run.reduced, "dim")] if run.reduced else []
     layers = _table(list(LAYER_HEADERS), layer_cells(run.layers), left=1)
-    return Group(_text(run.name, "bold"), head, *findings, *problems, layers)
+    whatif = [_text(""), _text("What another threshold would have done", "bold"),
+              _table(list(WHAT_IF_HEADERS), what_if_cells(run.what_if), left=2), _text(CAVEAT, "dim")]  # fmt: skip
+    return Group(_text(run.name, "bold"), head, *findings, *advice, *problems, layers, *(whatif if run.what_if else ()))
 
 
 def show_comparison(frame: pd.DataFrame) -> RenderableType:
@@ -124,10 +137,15 @@ def _table(headers: list[str], rows: Rows, left: int) -> Table:
 
 
 def _text(text: str, style: str = "") -> Text:
-    """Text without markup and without control characters: a layer's name must not steer the terminal."""
+    """Text without markup and without control characters."""
     from rich.text import Text
 
-    return Text("".join(sign if sign.isprintable() else "�" for sign in text), style=style)
+    return Text(printable(text), style=style)
+
+
+def printable(text: str) -> str:
+    """Text without control characters: a layer's name must not steer the terminal."""
+    return "".join(sign if sign.isprintable() else "�" for sign in text)
 
 
 # ---------------------------------------------------------------------------------------------------- files
@@ -142,11 +160,18 @@ def render_markdown(report: Report) -> str:
         lines += _md_table(["run", "policy", "verdict"], [[run.name, run.policy, run.verdict] for run in report.runs])
         return "\n".join(lines) + "\n"
     (run,) = report.runs
+    for finding in run.findings:
+        lines += [*_md_finding(finding), ""]
+    for suggestion in run.suggestions:
+        head, *reasons = suggestion_lines(suggestion)
+        lines += [f"**{_md(head)}**", "", *(f"- {_md(reason)}" for reason in reasons), ""]
     lines += [*_md_table(["", ""], [[word, value] for word, value in head_lines(run)]), ""]
-    lines += [f"- **{f.severity}**: {_md(f.summary)}. {_md(f.cause)} {_md(f.cure)}" for f in run.findings]
     lines += [f"- incomplete: {_md(problem)}" for problem in run.problems]
     lines += [f"- {_md(run.reduced)}"] if run.reduced else []
     lines += ["", *_md_table(list(LAYER_HEADERS), layer_cells(run.layers))]
+    if run.what_if:
+        lines += ["", "## What another threshold would have done", ""]
+        lines += [*_md_table(list(WHAT_IF_HEADERS), what_if_cells(run.what_if)), "", _md(CAVEAT)]
     return "\n".join(lines) + "\n"
 
 
@@ -164,15 +189,24 @@ def render_json(report: Report) -> str:
     """Everything the report knows but the curves, as JSON; a number that is not finite is null."""
     comparison = None if report.comparison is None else report.comparison.to_dict("records")
     runs = [{**asdict(run), "findings": [finding.to_json() for finding in run.findings]} for run in report.runs]
-    return json.dumps(_plain({"title": report.title, "comparison": comparison, "runs": runs}), indent=2) + "\n"
+    return json.dumps(plain({"title": report.title, "comparison": comparison, "runs": runs}), indent=2) + "\n"
 
 
-def _plain(value: Any) -> Any:
+def plain(value: Any) -> Any:
+    """What JSON can hold: tuples as lists, keys as text, numbers that are not finite as None."""
     if isinstance(value, dict):
-        return {str(key): _plain(item) for key, item in value.items()}
+        return {str(key): plain(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
-        return [_plain(item) for item in value]
+        return [plain(item) for item in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def _md_finding(finding: Finding, indent: str = "") -> list[str]:
+    """A finding as a list item, what follows from it as items below."""
+    said = [where_text(finding), evidence_text(finding), finding.cause, finding.cure]
+    lines = [f"{indent}- **{finding.severity}: {_md(finding.summary)}**"]
+    lines += [f"{indent}  - {_md(line)}" for line in said if line]
+    return lines + [line for other in finding.consequences for line in _md_finding(other, indent + "  ")]
 
 
 def _md(text: str) -> str:

@@ -76,7 +76,9 @@ def _explosion(history: History, row: int, evidence: dict[str, float | str]) -> 
     along, layers, how = _along(history, row)
     norm = incoming(history)
     early = middle(norm[: max(5, row)])
-    clip = f"clip='ClipByGlobalNorm({text(early)})'" if early > 0 else "clip='AutoClip()'"
+    # A norm that the run lived with for a while is a threshold; that of a run which exploded at once is none (S1).
+    limit, whence = (early, "the early median of the norm") if row >= 50 else (1.0, "the usual first value")
+    clip = f"clip='ClipByGlobalNorm({text(limit)})'" if limit > 0 else "clip='AutoClip()'"
     if along == "steps" and is_adaptive(history):
         cure = (
             f"Lower the learning rate, or warm it up: {optimizer_kind(history)} takes steps of the same size whatever "
@@ -85,9 +87,9 @@ def _explosion(history: History, row: int, evidence: dict[str, float | str]) -> 
     elif along == "depth":
         cure = f"Scale the initial weights for the activation (He for ReLU), or normalise between layers; then {clip}."
     elif along == "time":
-        cure = f"Clip: {clip} (the early median of the norm), and begin with orthogonal recurrent weights."
+        cure = f"Clip: {clip} ({whence}), and begin with orthogonal recurrent weights."
     else:
-        cure = f"Lower the learning rate or warm it up, and clip: {clip}, the early median of the norm."
+        cure = f"Lower the learning rate or warm it up, and clip: {clip}, {whence}."
     if clips(history):
         cure += f" {history.run.clip} did not hold it."
     return Finding(

@@ -1,0 +1,38 @@
+"""`gradwatch check`: the findings of one run as a gate for CI."""
+
+from __future__ import annotations
+
+import click
+
+
+@click.command()
+@click.argument("run", metavar="RUN")
+@click.option("--fail-on", type=click.Choice(("error", "warning")), default="error", show_default=True,
+              help="The least severe finding that fails the check.")  # fmt: skip
+@click.option("--format", "kind", type=click.Choice(("text", "json", "github")), default="text", show_default=True,
+              help="How to print the findings; github makes annotations of a workflow.")  # fmt: skip
+@click.pass_context
+def check(ctx: click.Context, run: str, fail_on: str, kind: str) -> None:
+    """Check one run for findings: exit code 1 when there are, 0 when there are none.
+
+    \b
+    Example:
+      gradwatch check latest
+      gradwatch check gradwatch-runs/20260131-120000-mlp --fail-on warning --format github
+    """  # noqa: D301  (click reads the backspace)
+    from gradwatch.errors import RunError
+    from gradwatch.report.checked import render_check_json, render_check_text, render_github
+    from gradwatch.rules import diagnose
+    from gradwatch.stores import open_histories
+
+    histories = open_histories([run])
+    if len(histories) != 1:
+        raise RunError(f"{run} is {len(histories)} runs, and check wants one: name each of them in turn")
+    (history,) = histories
+    findings = diagnose(history)
+    render = {"text": render_check_text, "json": render_check_json, "github": render_github}[kind]
+    click.echo(render(history.run.name, findings), nl=False)
+    for problem in history.problems:
+        click.echo(f"incomplete: {problem}", err=True)
+    failing = ("error",) if fail_on == "error" else ("error", "warning")
+    ctx.exit(int(any(finding.severity in failing for finding in findings)))
