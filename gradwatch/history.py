@@ -224,21 +224,9 @@ class History:
 
 MAIN_QUANTITIES = ("grad_norm", "clip_coef", "clipped_norm", "clip_rate", "nonfinite", "weight_norm", "update_ratio")
 STEP_COLUMNS = (
-    *KEY_COLUMNS,
-    "time",
-    "grad_norm",
-    "clipped_norm",
-    "clip_coef",
-    "clip_rate",
-    "skipped",
-    "nonfinite",
-    "lr",
-    "loss_scale",
-    "evaluations",
-    "user_max_norm",
-    "user_grad_norm",
-    "user_clip_value",
-)
+    *KEY_COLUMNS, "time", "grad_norm", "clipped_norm", "clip_coef", "clip_rate", "skipped", "nonfinite", "lr",
+    "loss_scale", "evaluations", "user_max_norm", "user_grad_norm", "user_clip_value",
+)  # fmt: skip
 
 
 _CLIPS = {"user_max_norm": "clip_grad_norm_(max_norm={})", "user_clip_value": "clip_grad_value_(clip_value={})"}
