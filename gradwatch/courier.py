@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 from filelock import FileLock, Timeout
 
-from gradwatch.conclusion import conclude, rehearse
+from gradwatch.conclusion import conclude
 from gradwatch.delivery import CURSOR, is_done, read_cursor, trainer_is_gone
 from gradwatch.errors import RunError
 from gradwatch.history import History, Run, concat
@@ -133,8 +133,6 @@ class Courier:
         run = read_manifest(self.folder)  # again: it may have ended properly just before it was gone
         killed = killed and run.status == "RUNNING"
         ended = killed or run.status != "RUNNING"
-        if not ended:
-            rehearse()
         if self._finished(run) or not self._has_run(run, ended):
             return self._outcome(run)
         self._send_points(ended)

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
+from gradwatch.conclusion import rehearse
 from gradwatch.courier import Courier, Outcome
 from gradwatch.delivery import trainer_is_gone
 from gradwatch.errors import RunError
@@ -55,6 +56,8 @@ def follow(
         elif time.monotonic() - idle_since > GIVE_UP_SECONDS:
             log.error("giving up; `gradwatch sync %s` delivers the rest", path)
             return outcomes
+        if any(o.live for o in outcomes):
+            rehearse()
         pause = min(2 * pause, LONGEST_PAUSE) if failed else poll
         _rest(pause, {} if failed else manifests)
 
