@@ -145,17 +145,16 @@ def _explained(
         "of": len(still),
         "lr": float(np.nanmedian(groups[:, 0])),
     }
-    everything = bool(still.all() or still[matrices(history)].all())
+    weights = matrices(history) if matrices(history).any() else np.ones(len(still), bool)
+    everything = bool(still[weights].all())
     severity = "error" if everything else "warning"
     zero = [g for g in range(groups.shape[1]) if (groups[:, g] == 0).all()]
     dtypes = sorted({layer.dtype for layer in history.run.layers if layer.name in set(pick(history, still))})
     if zero:
         cause = "The learning rate is 0" + ("." if len(zero) == groups.shape[1] else f" in param group {zero[0]}.")
-        cure = (
-            "Look at the scheduler: its warm-up must end, and its end must lie behind the last step; to freeze layers, "
-        )
-        cure += "set requires_grad to False instead."
-    elif coef.size and (np.nan_to_num(coef, nan=0.0) == 0).all():
+        cure = "Look at the scheduler: its warm-up must end, and its end must lie behind the last step; to freeze "
+        cure += "layers, set requires_grad to False instead."
+    elif coef.size and (coef == 0).all():
         cause, cure = f"The policy {history.run.clip} multiplies these gradients by 0.", "Raise its threshold."
     elif np.isnan(median) or median < 2 * float(np.max(eps[still])):
         evidence |= {"expected_update_ratio": float(median), "resolution": float(np.max(eps[still]) / 2)}
@@ -167,10 +166,8 @@ def _explained(
             cure = "Raise the learning rate by decades."
     else:
         evidence["expected_update_ratio"] = float(median)
-        cause = (
-            "The gradients are healthy and the step has no effect: something puts the weights back after it, or the "
-        )
-        cause += "optimizer steps on copies."
+        cause = "The gradients are healthy and the step has no effect: something puts the weights back after it, or "
+        cause += "the optimizer steps on copies."
         cure = "Look for what writes the weights after optimizer.step(): a load_state_dict, a constraint, a copy."
     return [_finding(history, severity, () if everything else pick(history, still), start, evidence, cause, cure)]
 
