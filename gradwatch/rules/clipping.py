@@ -142,14 +142,12 @@ def _coefficients(history: History) -> tuple[Floats, str]:
 
 
 def _raised(history: History, coef: Floats) -> str:
-    """The policy with a threshold that only 1 % of the steps reach."""
+    """The policy with a threshold that only 1 % of the steps reach; of a clip by value no record tells, so by norm."""
     fixed = clips(history)
-    low = max(float(np.quantile(coef, 0.01)), 1e-30)  # threshold / norm of the largest 1 %
-    if len(fixed) != 1 or fixed[0].name == "ClipByGlobalNorm":
+    if len(fixed) != 1 or fixed[0].name in ("ClipByGlobalNorm", "ClipByValue"):
         return f'clip="{guard(history)}"'
-    policy = fixed[0]
-    values = [a for a in policy.args if isinstance(a, int | float)][: 2 if policy.name == "ClipByValue" else 1]
-    return f'clip="{policy.name}({", ".join(text(v / low) for v in values)})"'
+    low = max(float(np.quantile(coef, 0.01)), 1e-30)  # threshold / norm of the largest 1 %
+    return f'clip="{fixed[0].name}({text(fixed[0].args[0] / low)})"'
 
 
 # -------------------------------------------------------------------------------------------------- twice, too early

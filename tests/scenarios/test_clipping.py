@@ -2,6 +2,7 @@
 
 from functools import partial
 
+import numpy as np
 import pytest
 import step_diseases as d
 from cures import policies_in
@@ -9,6 +10,7 @@ from trainings import one, serious
 
 import gradwatch
 from gradwatch.rules import diagnose
+from gradwatch.rules.clipping import _sits_at
 from gradwatch.rules.facts import policies
 
 
@@ -35,9 +37,12 @@ def test_a_threshold_that_nothing_reaches(tmp_path):
 
 
 def test_the_loops_own_threshold_that_nothing_reaches(tmp_path):
-    finding = one(diagnose(d.inert(tmp_path, own=True)), "clip-inert")
+    history = d.inert(tmp_path, own=True)
+    finding = one(diagnose(history), "clip-inert")
     assert (finding.severity, finding.evidence["steps"]) == ("note", 1100)
     assert "clip_grad_norm_(max_norm=100.0)" in finding.cause
+    lower = float(finding.cure.rsplit("max_norm=", 1)[1].rstrip("."))
+    assert (history.total("user_grad_norm") > lower).mean() == pytest.approx(0.01, abs=0.003)
 
 
 def test_a_threshold_below_every_gradient(tmp_path):
@@ -66,12 +71,20 @@ def test_the_loops_own_low_threshold(tmp_path):
 
 @pytest.mark.parametrize(
     ("clip", "cure"),
-    [("ClipByNorm(0.005)", "ClipByNorm"), ("AGC(0.0001)", "AGC"), ("ClipByValue(-1e-05, 1e-05)", "ClipByValue")],
+    [
+        ("ClipByNorm(0.005)", "ClipByNorm"),
+        ("AGC(0.0001)", "AGC"),
+        ("AGC(eps=1e-09)", "AGC"),
+        ("ClipByValue(-1e-05, 1e-05)", "ClipByGlobalNorm"),
+    ],
 )
-def test_other_thresholds_are_raised_in_kind(clip, cure, tmp_path):
+def test_other_thresholds_are_raised_in_kind_where_the_record_allows(clip, cure, tmp_path):
     history = d.digits(tmp_path, d.sgd(0.1), 120, clip=clip)
     (policy,) = policies_in(one(diagnose(history), "clip-is-your-learning-rate"))
     assert repr(policy).startswith(cure)
+    mild = d.digits(tmp_path / "raised", d.sgd(0.1), 60, clip=repr(policy))
+    assert mild.total("clip_coef").min() > 0.5
+    assert history.total("clip_coef").max() < 0.5
 
 
 def test_two_clips(tmp_path):
@@ -102,3 +115,17 @@ def test_the_text_of_every_policy_is_read(tmp_path):
     assert sorted(p.name for p in found) == ["AGC", "ClipByNorm", "SkipNonfinite"]
     assert next(p for p in found if p.name == "AGC").settings == {"eps": 0.002}
     assert policies("<lambda>") == policies(None) == []
+
+
+@pytest.mark.parametrize(
+    ("norms", "found"),
+    [
+        ([0.5] * 40 + [0.1, 0.2, 0.3] * 20, 0.5),
+        ([0.5] * 10 + [0.1, 0.2, 0.3] * 20, None),  # too few sit there
+        ([0.5] * 40 + [0.6] * 20, 0.6),  # a third of all, and none is larger
+        ([0.5237] * 40 + [0.1, 0.2] * 20, None),  # no round number
+        ([0.5] * 10, None),  # too short a run
+    ],
+)
+def test_a_threshold_is_where_norms_sit(norms, found):
+    assert _sits_at(np.array(norms), 0.3, 20) == found

@@ -1,5 +1,8 @@
 """Single steps that stand out, and learning rates that throw the training about: real trainings and their twins."""
 
+from dataclasses import replace
+
+import numpy as np
 import pytest
 import step_diseases as d
 from cures import policies_in
@@ -7,6 +10,8 @@ from trainings import one, serious
 
 import gradwatch
 from gradwatch.rules import diagnose
+from gradwatch.rules.spikes import lr_too_high, spike
+from tests.make_run import make_history
 
 CLIP = "chain(SkipNonfinite(), ClipByGlobalNorm(1.0))"
 
@@ -67,3 +72,39 @@ def test_sgd_at_a_rate_that_is_too_high(tmp_path):
     (clip,) = policies_in(finding)
     assert isinstance(clip, gradwatch.ClipByGlobalNorm)
     assert "about 1.0" in finding.cure
+
+
+def synthetic(steps=300, **columns):
+    """A run of a quiet norm and a loss that falls in a straight line, but for `columns`."""
+    history = make_history(steps=steps)
+    quiet = 1 + 0.01 * np.random.default_rng(0).standard_normal(steps)
+    plain = {"grad_norm": quiet, "clipped_norm": quiet, "loss": np.linspace(2.0, 1.0, steps)}
+    return replace(history, per_step={**history.per_step, **plain, **columns})
+
+
+@pytest.mark.parametrize(("times", "found"), [(5.0, 0), (20.0, 1)])
+def test_a_spike_is_ten_times_the_usual_norm(times, found):
+    norm = synthetic().total("grad_norm").copy()
+    norm[150] *= times
+    assert len(spike(synthetic(grad_norm=norm))) == found
+
+
+def test_a_norm_that_rises_and_stays_is_no_spike():
+    norm = synthetic().total("grad_norm").copy()
+    norm[150:] *= 20
+    assert spike(synthetic(grad_norm=norm)) == []
+
+
+@pytest.mark.parametrize(("rise", "found"), [(0.2, 0), (0.5, 1)])
+def test_the_loss_must_rise_by_a_third_of_where_it_began(rise, found):
+    loss = np.linspace(2.0, 1.0, 300)
+    loss[200:260] += 2.0 * rise
+    findings = lr_too_high(synthetic(loss=loss))
+    assert len(findings) == found
+    assert all(195 <= f.first_step <= 210 and f.severity == "warning" for f in findings)
+
+
+def test_a_loss_that_begins_below_zero_is_not_judged():
+    loss = np.linspace(-1.0, -2.0, 300)
+    loss[200:] += 5
+    assert lr_too_high(synthetic(loss=loss)) == []
