@@ -231,12 +231,6 @@ def gradients(layout: Layout, held: Sequence[bool] | None = None, will_change: b
     return grads
 
 
-def rank() -> int:
-    """This process's rank in a distributed run; 0 outside of one."""
-    running = torch.distributed.is_available() and torch.distributed.is_initialized()
-    return torch.distributed.get_rank() if running else 0
-
-
 def drop(params: Iterable[Tensor]) -> None:
     """Forget the gradients: an optimizer leaves a parameter without one alone, state and all."""
     for p in params:
@@ -269,15 +263,28 @@ def grouped(layout: Layout, tensors: MaybeTensors) -> list[Group]:
 
 def measure(layout: Layout, groups: Sequence[Group], p: float = 2.0) -> Tensor:
     """The p-norm of each layer's part on this rank, `[L]`, accumulated in at least float32; 0 for one in no group."""
-    stacks = [
-        torch.stack(torch._foreach_norm(tensors, p, dtype=_accumulate(tensors[0].dtype))) for tensors, _ in groups
-    ]
+    stacks = [torch.stack(_norms(layout, group, p)) for group in groups]
     if len(stacks) == 1 and len(groups[0][1]) == len(layout.names):
         return stacks[0] if stacks[0].dtype is layout.dtype else stacks[0].to(layout.dtype)
     zero = layout.constant("nothing", lambda: torch.zeros(1, dtype=layout.dtype, device=layout.device))
     order = tuple(index for _, index in groups)
     where = layout.constant(("where", order), lambda: _places(order, len(layout.names), layout.device))
     return torch.cat([s.to(layout.device, layout.dtype) for s in stacks] + [zero]).index_select(0, where)
+
+
+def _norms(layout: Layout, group: Group, p: float) -> list[Tensor] | tuple[Tensor, ...]:
+    """The p-norm of each tensor of a group, 0-d; of wide ones by rows: the p-norm of the rows' p-norms."""
+    tensors, index = group
+    dtype = _accumulate(tensors[0].dtype)
+    wide = {k for k, i in enumerate(index) if i in layout.wide and tensors[k].is_contiguous()} if layout.wide else None
+    if not wide:
+        return torch._foreach_norm(tensors, p, dtype=dtype)
+    rest = [t for k, t in enumerate(tensors) if k not in wide]
+    norms = iter(torch._foreach_norm(rest, p, dtype=dtype) if rest else ())
+    norm = torch.linalg.vector_norm
+    return [
+        norm(norm(t.flatten(1), p, dim=1, dtype=dtype), p) if k in wide else next(norms) for k, t in enumerate(tensors)
+    ]
 
 
 def _accumulate(dtype: torch.dtype) -> torch.dtype | None:

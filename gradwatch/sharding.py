@@ -20,6 +20,12 @@ def is_sharded(tensor: Tensor) -> bool:
     return hasattr(tensor, "device_mesh")
 
 
+def rank() -> int:
+    """This process's rank in a distributed run; 0 outside of one."""
+    running = torch.distributed.is_available() and torch.distributed.is_initialized()
+    return torch.distributed.get_rank() if running else 0
+
+
 def local(tensor: Tensor) -> Tensor:
     """The part of `tensor` that this rank holds, sharing its memory; the whole of a plain tensor."""
     whole: Any = tensor

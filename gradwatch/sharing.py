@@ -16,7 +16,7 @@ import torch
 
 from gradwatch import delivery
 from gradwatch.errors import RunError, WatchError
-from gradwatch.grads import rank
+from gradwatch.sharding import rank
 from gradwatch.stores.parts import create_shared, read_facts
 
 _NAME = re.compile(r"\w[\w-]{0,63}")  # no dot: `G` with the layer `0.weight` and `G.0` with `weight` would be one

@@ -17,12 +17,12 @@ from torch.optim import Optimizer
 from gradwatch import delivery as _delivery
 from gradwatch import layers as _layers
 from gradwatch.errors import GradwatchWarning, PolicyError, WatchError
-from gradwatch.grads import rank
 from gradwatch.history import Run
 from gradwatch.layout import Layout
 from gradwatch.policies import Policy, parse
 from gradwatch.ranknorms import rank_norms
 from gradwatch.session import Watch
+from gradwatch.sharding import rank
 from gradwatch.sharing import Shared, check_name, share
 from gradwatch.stepping import Stepper
 from gradwatch.stores.files import create_folder, now_iso

@@ -2,8 +2,9 @@
 
 Each round times the same number of steps of every variant, in a new order; the figures are medians of the per-round
 ratios to torch's `clip_grad_norm_` + `step`. Absolute times of a shared machine mean nothing, so none are the result.
+A variant is watched only while it is timed: a Watch listens to every call of `clip_grad_norm_`, and would slow torch's.
 
-    python scripts/bench_step.py [--rounds 15] [--steps 20] [-o bench_step.json]
+    python scripts/bench_step.py [--rounds 9] [--steps 130] [-o bench_step.json]
     python scripts/bench_step.py --instructions --models mlp-6 --only fused     # counts instead of times
     python scripts/bench_step.py --device cuda --models gpt2-124m,gpt-1b        # whole training steps of GPTs
 
@@ -18,7 +19,7 @@ import statistics
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, contextmanager
 
 import gpt_steps
 import instructions
@@ -58,38 +59,51 @@ def variant(name: str, model: nn.Module, optimizer: torch.optim.Optimizer) -> It
             yield optimizer.step
 
 
-@contextmanager
-def ready(name: str, model: str, optimizer: str, device: str = "cpu") -> Iterator[Callable[[], None]]:
-    """The same of a new model with gradients."""
+def built(model: str, optimizer: str, device: str = "cpu") -> tuple[nn.Module, torch.optim.Optimizer]:
+    """A new model with gradients, and its optimizer."""
     torch.manual_seed(0)
     net = MODELS[model]().to(device)
     for p in net.parameters():
         p.grad = torch.randn_like(p)
-    with variant(name, net, OPTIMIZERS[optimizer](net.parameters())) as step:
-        yield step
+    return net, OPTIMIZERS[optimizer](net.parameters())
+
+
+def ready(name: str, model: str, optimizer: str) -> AbstractContextManager[Callable[[], None]]:
+    """One step of the variant, on a new model."""
+    return variant(name, *built(model, optimizer))
 
 
 def measure(model: str, optimizer: str, rounds: int, steps: int, device: str) -> dict[str, float]:
     """Median over rounds of each variant's time divided by torch's clip and step of the same round."""
-    with ExitStack() as stack:
-        run = {name: stack.enter_context(ready(name, model, optimizer, device)) for name in VARIANTS}
-        times: dict[str, list[float]] = {name: [] for name in VARIANTS}
-        for r in range(rounds + 2):  # two rounds to warm up
-            for name in random.Random(r).sample(VARIANTS, len(VARIANTS)):
-                started = time.perf_counter()
-                for _ in range(steps):
-                    run[name]()
-                if device == "cuda":
-                    torch.cuda.synchronize()
-                if r >= 2:
-                    times[name].append(time.perf_counter() - started)
+    pairs = {name: built(model, optimizer, device) for name in VARIANTS}
+    times: dict[str, list[float]] = {name: [] for name in VARIANTS}
+    for r in range(rounds + 1):  # one round to warm up
+        for name in random.Random(r).sample(VARIANTS, len(VARIANTS)):
+            with variant(name, *pairs[name]) as step:
+                for _ in range(3):
+                    step()
+                taken = timed(step, steps, device)
+            if r:
+                times[name].append(taken)
     base = times["torch clip + step"]
     return {name: statistics.median(t / b for t, b in zip(times[name], base, strict=True)) for name in VARIANTS}
 
 
+def timed(step: Callable[[], None], steps: int, device: str) -> float:
+    """Seconds that so many steps take."""
+    if device == "cuda":
+        torch.cuda.synchronize()
+    started = time.perf_counter()
+    for _ in range(steps):
+        step()
+    if device == "cuda":
+        torch.cuda.synchronize()
+    return time.perf_counter() - started
+
+
 def main() -> None:
-    parser = arguments(__doc__, rounds=15)
-    parser.add_argument("--steps", type=int, default=20)
+    parser = arguments(__doc__, rounds=9)
+    parser.add_argument("--steps", type=int, default=130, help="of a round: a block of rows is drained every 128")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--models", default="", help=f"of {', '.join(MODELS)}, by default all; or {', '.join(GPTS)}")
     parser.add_argument("--only", default="", help="cases whose name holds this text, such as 'fused'")

@@ -11,6 +11,7 @@ from torch import nn
 from training import ELEMENT_POLICIES, mlp, train, watch
 
 import gradwatch
+from gradwatch.grads import Batch, gradients
 from gradwatch.layout import SAMPLE, Layout, stride
 from gradwatch.weights import UpdateRatio
 
@@ -301,3 +302,34 @@ def test_the_manifest_says_what_ran(tmp_path):
     assert (run["tags"], run["params"]["seed"], run["status"]) == ({"team": "x"}, "3", "FINISHED")
     assert [layer["name"] for layer in run["layers"]] == list(NAMES)
     assert "Linear" in (handle.dir / "model.txt").read_text()
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("p", [1.0, 2.0, float("inf")])
+def test_the_norm_of_a_large_layer_loses_no_digits(threads, p):
+    """Torch's own norm of so many equal elements is 1 % low on a CPU: it adds up in float32, from end to end."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        weight = nn.Parameter(torch.full((4096, 4096), 0.1))
+        weight.grad = weight.detach().clone()
+        want = torch.linalg.vector_norm(weight.grad.double(), p)
+        torch.testing.assert_close(gradwatch.global_norm([weight], p).double(), want, rtol=1e-4, atol=0)
+        weight.grad = weight.grad.t()  # not contiguous: as torch measures it
+        torch.testing.assert_close(gradwatch.global_norm([weight], p).double(), want, rtol=0.1, atol=0)
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_wide_and_narrow_layers_keep_their_places(monkeypatch):
+    monkeypatch.setattr("gradwatch.layout.SUM_IN_ROWS", 600)
+    monkeypatch.setattr("gradwatch.layout.WIDE", 600)
+    torch.manual_seed(0)
+    shapes = [(3, 2), (10, 80), (700,), (4, 10, 5, 5), (12, 70), ()]
+    params = [nn.Parameter(torch.zeros(shape)) for shape in shapes]
+    for p in params:
+        p.grad = torch.randn_like(p)
+    layout = Layout({str(i): p for i, p in enumerate(params)})
+    assert layout.wide == {1, 3, 4}
+    norms = Batch(layout, gradients(layout)).measure()
+    torch.testing.assert_close(norms, torch.stack([p.grad.norm() for p in params]))
