@@ -315,8 +315,6 @@ def test_the_norm_of_a_large_layer_loses_no_digits(threads, p):
         weight.grad = weight.detach().clone()
         want = torch.linalg.vector_norm(weight.grad.double(), p)
         torch.testing.assert_close(gradwatch.global_norm([weight], p).double(), want, rtol=1e-4, atol=0)
-        weight.grad = weight.grad.t()  # not contiguous: as torch measures it
-        torch.testing.assert_close(gradwatch.global_norm([weight], p).double(), want, rtol=0.1, atol=0)
     finally:
         torch.set_num_threads(before)
 
@@ -329,6 +327,7 @@ def test_wide_and_narrow_layers_keep_their_places(monkeypatch):
     params = [nn.Parameter(torch.zeros(shape)) for shape in shapes]
     for p in params:
         p.grad = torch.randn_like(p)
+    params[4].grad = torch.randn(70, 12).t()  # without rows that lie in one piece
     layout = Layout({str(i): p for i, p in enumerate(params)})
     assert layout.wide == {1, 3, 4}
     norms = Batch(layout, gradients(layout)).measure()

@@ -83,7 +83,7 @@ def gradients_accumulate(
     """From the first step on the norm grows in a straight line: gradients are added up, because nothing zeroes them.
 
     After t steps a sum of t gradients that point the same way is t times as large. Alarm: the norm reaches `times` its
-    first value after about that many steps (0.6 to 4 times as many), until then its correlation with the number of
+    first value after about that many steps (0.6 to 2 times as many), until then its correlation with the number of
     steps is `straight`, and no step adds more than `jump` times the first norm (an explosion adds more each time).
     Source: torch adds to .grad until it is zeroed; the growth is that of a sum.
     """
@@ -94,7 +94,7 @@ def gradients_accumulate(
         return []
     first = float(np.median(norm[:3])) / 2  # the middle of the first three of a sum: 1, 2, 3
     above = np.flatnonzero(norm >= times * first)
-    if not len(above) or not 0.6 * times <= above[0] + 1 <= 4 * times:
+    if not len(above) or not 0.6 * times <= above[0] + 1 <= 2 * times:
         return []
     end = int(above[0])
     steps, rise = np.arange(end + 1), np.diff(norm[: end + 1])
