@@ -99,15 +99,18 @@ OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
 }
 
 
-def small_batch(model: nn.Module) -> Callable[[], Tensor]:
-    """The loss of one small batch under a model of `MODELS`, as a function to call on every step."""
+def small_batch(model: nn.Module, times: int = 1) -> Callable[[], Tensor]:
+    """The loss of one small batch under a model of `MODELS`, as a function to call on every step.
+
+    It is of 2 x 32 tokens, 32 vectors or 32 images, or `times` as many.
+    """
     if isinstance(model, Transformer):
-        tokens, targets = model.batch(2, 32)
+        tokens, targets = model.batch(2 * times, 32)
         return lambda: F.cross_entropy(model(tokens).flatten(0, 1), targets.flatten())
     if isinstance(model, Residual):
-        x, y = torch.randn(2, 32, 64)
+        x, y = torch.randn(2, 32 * times, 64)
         return lambda: F.mse_loss(model(x), y)
-    images, labels = torch.randn(32, 784), torch.randint(10, (32,))
+    images, labels = torch.randn(32 * times, 784), torch.randint(10, (32 * times,))
     return lambda: F.cross_entropy(model(images), labels)
 
 

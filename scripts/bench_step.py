@@ -1,10 +1,13 @@
-"""What watching costs: the optimizer phase, torch's clip and step against gradwatch's, interleaved.
+"""What watching costs: the optimizer phase, torch's clip and step against gradwatch's, interleaved; and whole steps.
 
 Each round times the same number of steps of every variant, in a new order; the figures are medians of the per-round
 ratios to torch's `clip_grad_norm_` + `step`. Absolute times of a shared machine mean nothing, so none are the result.
 A variant is watched only while it is timed: a Watch listens to every call of `clip_grad_norm_`, and would slow torch's.
 
-    python scripts/bench_step.py [--rounds 9] [--steps 130] [-o bench_step.json]
+Rounds are short and many, because a shared machine changes its pace within seconds; so few have a drain in them. What a
+drain costs is measured by `bench_store.py`.
+
+    python scripts/bench_step.py [--rounds 15] [--steps 40] [-o bench_step.json]
     python scripts/bench_step.py --instructions --models mlp-6 --only fused     # counts instead of times
     python scripts/bench_step.py --device cuda --models gpt2-124m,gpt-1b        # whole training steps of GPTs
 
@@ -19,21 +22,36 @@ import statistics
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from typing import NamedTuple
 
 import gpt_steps
 import instructions
+import numpy as np
 import torch
-from bench_common import GPTS, MAX_NORM, MODELS, OPTIMIZERS, arguments, machine, named, publish
+from bench_common import GPTS, MAX_NORM, MODELS, OPTIMIZERS, arguments, machine, named, publish, small_batch
 from torch import nn
 
 import gradwatch
 
 WHAT = {
     "times": "median ratio to torch clip_grad_norm_ + optimizer.step; 1.00 is torch's own time",
+    "whole steps": "1 + what watching without a policy adds to the optimizer phase (fused AdamW), divided by the time "
+    "of forward, backward and step without gradwatch, median over rounds; a batch of N is N vectors or images, or N / "
+    "16 sequences of 32 tokens",
     "instructions": "instructions of one step (valgrind, one thread, no drain), and their ratio to torch "
     "clip_grad_norm_ + optimizer.step",
 }
+
+
+class Batches(NamedTuple):
+    """Of whole training steps: how many times a small batch, and how many steps a round has."""
+
+    times: int
+    steps: int
+
+
+WHOLE = {"transformer-74": Batches(32, 3), "linear-1000": Batches(32, 6), "mlp-6": Batches(8, 200)}
 VARIANTS = ("torch clip + step", "gradwatch clip + step", "step alone", "gradwatch no clip + step")
 
 
@@ -89,6 +107,42 @@ def measure(model: str, optimizer: str, rounds: int, steps: int, device: str) ->
     return {name: statistics.median(t / b for t, b in zip(times[name], base, strict=True)) for name in VARIANTS}
 
 
+def whole_steps(model: str, rounds: int) -> float:
+    """What a training step takes when it is watched without a policy, as a multiple of a bare one: median over rounds.
+
+    Forward and backward vary by more than gradwatch adds, so the difference is that of the optimizer phases alone.
+    """
+    names = ("step alone", "gradwatch no clip + step")
+    shares = []
+    with ExitStack() as stack:  # watched throughout: nothing here calls a clip that a Watch would slow
+        trains = {name: stack.enter_context(_training(name, model)) for name in names}
+        for r in range(rounds + 1):
+            whole, phase = {}, {}
+            for name in random.Random(r).sample(names, 2):
+                whole[name], phase[name] = np.sum([trains[name]() for _ in range(WHOLE[model].steps)], axis=0)
+            shares.append((phase[names[1]] - phase[names[0]]) / whole[names[0]])
+    return float(1 + statistics.median(shares[1:]))
+
+
+@contextmanager
+def _training(name: str, model: str) -> Iterator[Callable[[], tuple[float, float]]]:
+    """A training step, which returns how long all of it took and how long the optimizer phase, in seconds."""
+    net, optimizer = built(model, "fused AdamW")
+    loss = small_batch(net, WHOLE[model].times)
+    with variant(name, net, optimizer) as step:
+
+        def train() -> tuple[float, float]:
+            began = time.perf_counter()
+            optimizer.zero_grad()
+            loss().backward()
+            stepped = time.perf_counter()
+            step()
+            ended = time.perf_counter()
+            return ended - began, ended - stepped
+
+        yield train
+
+
 def timed(step: Callable[[], None], steps: int, device: str) -> float:
     """Seconds that so many steps take."""
     if device == "cuda":
@@ -102,8 +156,8 @@ def timed(step: Callable[[], None], steps: int, device: str) -> float:
 
 
 def main() -> None:
-    parser = arguments(__doc__, rounds=9)
-    parser.add_argument("--steps", type=int, default=130, help="of a round: a block of rows is drained every 128")
+    parser = arguments(__doc__, rounds=15)
+    parser.add_argument("--steps", type=int, default=40, help="of a round; ten times as many of the small MLP")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--models", default="", help=f"of {', '.join(MODELS)}, by default all; or {', '.join(GPTS)}")
     parser.add_argument("--only", default="", help="cases whose name holds this text, such as 'fused'")
@@ -120,7 +174,15 @@ def main() -> None:
         report["instructions"] = instructions.count(cases, VARIANTS)
     else:
         report |= {"rounds": args.rounds, "steps": args.steps}
-        report["ratios"] = {n: measure(*case, args.rounds, args.steps, args.device) for n, case in cases.items()}
+        report["ratios"] = {
+            name: measure(*case, args.rounds, args.steps * (10 if case[0] == "mlp-6" else 1), args.device)
+            for name, case in cases.items()
+        }
+        if args.device == "cpu" and not args.only:
+            report["whole steps"] = WHAT["whole steps"]
+            report["whole step ratios"] = {
+                f"{m}, batch of {32 * WHOLE[m].times}": whole_steps(m, args.rounds) for m in models if m in WHOLE
+            }
         gpts = [m for m in models if m in GPTS]
         if gpts:
             report["gpt figures"] = gpt_steps.WHAT
