@@ -72,8 +72,8 @@ def optimizer_phase(report: Report, name: str) -> str:
     text += _cases(report["ratios"], lambda value: f"{value:.2f}")
     if "whole step ratios" in report:
         text += (
-            "\nA whole training step with fused AdamW, watched without a policy, as a multiple of a bare one. Where the\n"
-            "arithmetic of a batch is small, what is added is the fixed cost of a step, about a tenth of a millisecond:\n\n"
+            "\nA whole training step with fused AdamW, watched without a policy, as a multiple of a bare one. Where a\n"
+            "batch is little work, what is added is the fixed cost of a step, about a tenth of a millisecond:\n\n"
         )
         rows = [[case, f"{ratio:.4f}"] for case, ratio in report["whole step ratios"].items()]
         text += table(["", "watched / bare"], rows)
