@@ -265,14 +265,14 @@ def halt(root):
     dist.init_process_group("gloo")
     rank = dist.get_rank()
     model = DistributedDataParallel(net())
-    optimizer = make_optimizer(model)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     watch = gradwatch.watch(model, optimizer, dir=root / "runs", log=None, verbose=False, halt_on="error")
     taken, generator = 0, torch.Generator().manual_seed(1)
     calls = []
     try:
         for step in range(200):
             optimizer.zero_grad()
-            model(torch.randn(4, 6, generator=generator, dtype=torch.float64)).sum().backward()
+            model(torch.randn(4, 6, generator=generator, dtype=torch.float64)).square().mean().backward()
             if step == 37 and rank == 0:
                 found = Finding("exploding", "error", ("head.weight",), 30, 36, {}, "It grew.", "Lower the rate.")
                 write_findings(watch.dir, "net", [found])

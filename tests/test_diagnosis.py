@@ -1,4 +1,4 @@
-"""The diagnosis of a run that goes on: when it looks, what it leaves in the folder, and that its failure harms nothing."""
+"""The diagnosis of a run that goes on: when it looks, what it leaves behind, and that its failure harms nothing."""
 
 import json
 import os

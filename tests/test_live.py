@@ -184,7 +184,7 @@ def test_an_exploding_run_halts_within_a_block_and_can_be_read(tmp_path):
     assert history.run.status == "FAILED"
     for part in (finding.summary, finding.cause, finding.cure, str(folder)):
         assert part in str(caught.value)
-    assert [f.severity for f in gradwatch.rules.diagnose(history)][0] == "error"
+    assert next(f.severity for f in gradwatch.rules.diagnose(history)) == "error"
 
 
 def test_without_halt_on_it_goes_on(tmp_path):
