@@ -104,6 +104,16 @@ def test_it_takes_a_twentieth_of_the_time_at_most(tmp_path, clock, monkeypatch):
     assert len(looked) == 1 + len(np.unique(looked[:-1]))
 
 
+def test_without_new_steps_nothing_is_read(tmp_path, clock, monkeypatch):
+    folder = make_run(tmp_path, nan_at=50)
+    looks = Diagnosis(folder)
+    looks.look()
+    monkeypatch.setattr(diagnosis, "read_whole", lambda *args, **options: pytest.fail("it was read again"))
+    clock.now += 1000
+    looks.look()
+    looks.look(last=True)
+
+
 def test_a_large_run_is_judged_in_bounded_memory(tmp_path, monkeypatch):
     asked = []
 
