@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from gradwatch.errors import GradwatchWarning as GradwatchWarning
     from gradwatch.errors import PolicyError as PolicyError
     from gradwatch.errors import RunError as RunError
+    from gradwatch.errors import TrainingHalted as TrainingHalted
     from gradwatch.errors import WatchError as WatchError
     from gradwatch.history import History as History
     from gradwatch.oneshot import clip_grads_ as clip_grads_
@@ -42,7 +43,14 @@ __version__ = "0.1.0"
 
 # Where the public names live. They are imported on first use, so that the command line never waits for torch.
 _HOMES = {
-    "gradwatch.errors": ("GradwatchError", "GradwatchWarning", "PolicyError", "RunError", "WatchError"),
+    "gradwatch.errors": (
+        "GradwatchError",
+        "GradwatchWarning",
+        "PolicyError",
+        "RunError",
+        "TrainingHalted",
+        "WatchError",
+    ),
     "gradwatch.history": ("History",),
     "gradwatch.oneshot": ("clip_grads_", "global_norm"),
     "gradwatch.policies": (

@@ -12,7 +12,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from gradwatch.diagnosis import finding_tags, write_findings
 from gradwatch.history import History, Layer, Run
+from gradwatch.rules import Finding, diagnose
 from gradwatch.stores import MAX_VALUES
 from gradwatch.stores.files import now_iso
 from gradwatch.stores.parts import deliverable_parts, is_shared, read_whole
@@ -23,6 +25,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("gradwatch")
 
+MOST_FINDINGS = 5  # in the description, each with its cure; the report has them all
+
 
 def conclude(client: MlflowClient, run_id: str, experiment_id: str, folder: Path, joined: bool) -> None:
     """Tell MLflow how the run in `folder` went, all its parts together. A joined run's status stays the user's own."""
@@ -30,14 +34,20 @@ def conclude(client: MlflowClient, run_id: str, experiment_id: str, folder: Path
 
     history = read_whole(folder, deliverable_parts(folder) if is_shared(folder) else None, MAX_VALUES)
     run = history.run
-    verdict, worst = judge(history)
-    store.set_tags(client, run_id, {"gradwatch.verdict": verdict, "gradwatch.worst_layer": worst})
+    findings, worst = judge(history)
+    tags = {**finding_tags(findings), "gradwatch.worst_layer": worst}
+    if not len(history):
+        tags["gradwatch.verdict"] = "no steps recorded"
+    verdict = tags["gradwatch.verdict"]
+    store.set_tags(client, run_id, tags)
     if len(history):
+        store.upload(client, run_id, write_findings(folder, run.name, findings))
         with tempfile.TemporaryDirectory(prefix="gradwatch-") as temporary:
             for path in render(history, Path(temporary)):
                 store.upload(client, run_id, path)
-        facts = {"Clip": str(run.clip), "Renorm": str(run.renorm)}
-        store.set_description(client, run_id, description(history, experiment_id, run_id, verdict, facts), joined)
+        facts = {"Verdict": verdict, "Clip": str(run.clip), "Renorm": str(run.renorm)}
+        cures = {f"{f.severity} {f.summary}": f"{f.cause} {f.cure}" for f in findings[:MOST_FINDINGS]}
+        store.set_description(client, run_id, description(history, experiment_id, run_id, facts, cures), joined)
     store.set_status(client, run_id, run.status, run.ended, joined)
     log.info("%s: delivered, %s: %s", folder, run.status, verdict)
 
@@ -54,13 +64,12 @@ def rehearse() -> None:
         render(history, Path(temporary))
 
 
-def judge(history: History) -> tuple[str, str]:
-    """The verdict, and the layer it is about (of a healthy run, the one that was clipped most)."""
-    from gradwatch.rules import diagnose, verdict
-
-    layers = [name for finding in diagnose(history)[:1] for name in finding.layers[:1]]
+def judge(history: History) -> tuple[list[Finding], str]:
+    """The findings, and the layer that the first is about (of a healthy run, the one that was clipped most)."""
+    findings = diagnose(history) if len(history) else []
+    layers = [name for finding in findings[:1] for name in finding.layers[:1]]
     order = worst_layers(history) if len(history) else []
-    return verdict(history), (layers or [history.layers[i] for i in order[:1]] or [""])[0]
+    return findings, (layers or [history.layers[i] for i in order[:1]] or [""])[0]
 
 
 def render(history: History, folder: Path) -> list[Path]:

@@ -13,7 +13,6 @@ import contextlib
 import logging
 import socket
 import time
-from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass, field, replace
 from datetime import datetime, timezone
 from pathlib import Path
@@ -23,6 +22,7 @@ from filelock import FileLock, Timeout
 
 from gradwatch.conclusion import conclude
 from gradwatch.delivery import CURSOR, is_done, read_cursor, trainer_is_gone
+from gradwatch.diagnosis import Diagnosis, finding_tags
 from gradwatch.errors import RunError
 from gradwatch.history import History, Run, concat
 from gradwatch.stores.files import (
@@ -35,8 +35,8 @@ from gradwatch.stores.files import (
     read_run,
     write_json,
 )
-from gradwatch.stores.keys import Nonfinite, Window, windows
-from gradwatch.stores.parts import PARTS, deliverable_parts, is_shared, read_facts
+from gradwatch.stores.keys import Nonfinite, batches, windows
+from gradwatch.stores.parts import PARTS, deliverable_parts, home_of, is_shared, read_facts
 from gradwatch.stores.views import view_url
 from gradwatch.uri import public_uri
 
@@ -46,7 +46,6 @@ if TYPE_CHECKING:
 log = logging.getLogger("gradwatch")
 
 RUN_ID_SECONDS = 30.0  # how long a living trainer may take to start the user's own MLflow run
-MAX_POINTS = 1_000
 LOCK_SECONDS = 300.0  # how long the courier of another part may take to create the MLflow run, or to conclude it
 
 
@@ -93,9 +92,10 @@ class Courier:
 
     def __init__(self, folder: Path, tracking_uri: str | None = None) -> None:
         self.folder, self.asked_uri = folder, tracking_uri
-        parent = folder.resolve().parent
-        self.part = folder.resolve().name if is_shared(parent) else ""
-        self.home = parent if self.part else folder  # the whole run's folder
+        self.part = folder.resolve().name if is_shared(folder.resolve().parent) else ""
+        self.home = home_of(folder.resolve()) if self.part else folder  # the whole run's folder
+        self.diagnosis = Diagnosis(self.home, self.part)
+        self.told: dict[str, str] = {}  # the tags that say what was found, as MLflow has them
         self.cursor = Cursor.read(folder)
         self.client: MlflowClient | None = None
         self.pending: History | None = None
@@ -133,9 +133,12 @@ class Courier:
         run = read_manifest(self.folder)  # again: it may have ended properly just before it was gone
         killed = killed and run.status == "RUNNING"
         ended = killed or run.status != "RUNNING"
+        if not ended:
+            self.diagnosis.look()  # whether the store can be reached or not
         if self._finished(run) or not self._has_run(run, ended):
             return self._outcome(run)
         self._send_points(ended)
+        self._tell()
         self._upload_tables(closed_only=not ended)
         if ended:
             self._finish(run, killed)
@@ -253,6 +256,15 @@ class Courier:
         self.reads = [(part, step) for part, step in self.reads if part > cursor.last_part]
         self._show_view()
 
+    def _tell(self) -> None:
+        """Set the tags that say what was found, when that has changed."""
+        from gradwatch.stores import mlflow as store
+
+        tags = self.told if self.diagnosis.findings is None else finding_tags(self.diagnosis.findings, "running")
+        if tags != self.told:
+            store.set_tags(self.client, str(self.cursor.run_id), tags)
+            self.told = tags
+
     def _read_new(self) -> History | None:
         """The undelivered steps: what is pending and what is in parts not read yet."""
         newest = last_part(self.folder)
@@ -310,17 +322,3 @@ class Courier:
             cursor.attempt, cursor.done = run.attempt, True
             self._save()
         self.client = self.pending = None  # a resumed run connects again
-
-
-def batches(found: Iterable[Window]) -> Iterator[list[Window]]:
-    """Whole windows, as many as fit in one request of 1,000 points."""
-    batch: list[Window] = []
-    size = 0
-    for window in found:
-        if batch and size + len(window.points) > MAX_POINTS:
-            yield batch
-            batch, size = [], 0
-        batch.append(window)
-        size += len(window.points)
-    if batch:
-        yield batch

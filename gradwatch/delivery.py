@@ -110,22 +110,34 @@ def start_courier(folder: Path) -> subprocess.Popen[bytes] | None:
     It is detached, in this working directory (MLflow's default store is relative to it), and logs to
     `FOLDER/courier.log`. Returns None, with one log line, when it cannot be started.
     """
-    command = [sys.executable, "-m", "gradwatch", "sync", "--follow", str(Path(folder).resolve())]
+    return _start(folder, "sync", "courier.log", "gradwatch sync {} delivers the run later")
+
+
+def start_diagnosis(folder: Path) -> subprocess.Popen[bytes] | None:
+    """Start the process that diagnoses the run in `folder` while it goes on: of a run that has no courier to do it.
+
+    It is detached like a courier, and logs to `FOLDER/check.log`.
+    """
+    return _start(folder, "check", "check.log", "gradwatch check {} diagnoses the run")
+
+
+def _start(folder: Path, command: str, output: str, instead: str) -> subprocess.Popen[bytes] | None:
+    """`gradwatch COMMAND --follow FOLDER` as a detached process; None, and a log line that says what to do instead."""
     try:
-        with open(folder / "courier.log", "ab") as output:
+        with open(folder / output, "ab") as file:
             process = subprocess.Popen(
-                command,
+                [sys.executable, "-m", "gradwatch", command, "--follow", str(Path(folder).resolve())],
                 stdin=subprocess.DEVNULL,
-                stdout=output,
+                stdout=file,
                 stderr=subprocess.STDOUT,
                 env=_environment(),
                 start_new_session=True,
             )
     except OSError as error:
-        log.warning("gradwatch: cannot start the courier (%s); gradwatch sync %s delivers the run later", error, folder)
+        log.warning("gradwatch: cannot start %s (%s); %s", Path(output).stem, error, instead.format(folder))
         return None
     # Reaped when it ends: no zombie in a long notebook, no ResourceWarning when the handle is dropped.
-    threading.Thread(target=process.wait, name="gradwatch-courier", daemon=True).start()
+    threading.Thread(target=process.wait, name=f"gradwatch-{command}", daemon=True).start()
     return process
 
 

@@ -1,5 +1,7 @@
 """What gradwatch raises: each message says what was found, what was wanted and what to do."""
 
+from typing import Any
+
 
 class GradwatchError(Exception):
     """Base of every error gradwatch raises; the command line prints it as one line and exits with code 2."""
@@ -15,6 +17,14 @@ class WatchError(GradwatchError, ValueError):
 
 class RunError(GradwatchError):
     """A run cannot be found, read or written."""
+
+
+class TrainingHalted(GradwatchError):  # noqa: N818  (a training that is asked to stop is no error of its own)
+    """Raised by `optimizer.step()` where `watch(..., halt_on=...)` asked for it; `finding` says why."""
+
+    def __init__(self, message: str, finding: Any = None) -> None:
+        super().__init__(message)
+        self.finding = finding
 
 
 class GradwatchWarning(UserWarning):

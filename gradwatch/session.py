@@ -18,15 +18,17 @@ from torch import Tensor
 
 from gradwatch import delivery
 from gradwatch.errors import GradwatchWarning, WatchError
+from gradwatch.history import History
 from gradwatch.hooks import untraced
 from gradwatch.layers import Source, describe
 from gradwatch.layout import Layout
+from gradwatch.live import Live
 from gradwatch.plan import plan
 from gradwatch.recorder import Recorder, refusal
 from gradwatch.sharing import Shared
 from gradwatch.stepping import Stepper
 from gradwatch.stores.files import read_manifest
-from gradwatch.stores.parts import discard
+from gradwatch.stores.parts import discard, home_of
 from gradwatch.stores.writer import NullWriter, RunWriter
 
 CLOSE_SECONDS = 10.0  # how long close() waits for the courier of a run that lasted less than LONG_RUN seconds,
@@ -45,11 +47,13 @@ class Watch:
         stepper: Stepper,
         writer: RunWriter | NullWriter,
         source: Source,
+        live: Live,
         courier: bool,
         verbose: bool,
         shared: Shared | None = None,
     ) -> None:
         self._stepper, self._writer, self._source, self._verbose = stepper, writer, source, verbose
+        self._live = live
         self.shared = shared
         self._wants_courier, self._closed = courier, False
         self._started = time.monotonic()
@@ -97,7 +101,7 @@ class Watch:
         """Write what is left, take the hooks off, and give the courier a moment to deliver. Twice is harmless.
 
         Args:
-            status: the run's status in MLflow: FINISHED, FAILED or KILLED.
+            status: the run's status in MLflow: FINISHED, FAILED or KILLED; of a training that was halted, FAILED.
         """
         if self._closed:
             return
@@ -106,7 +110,7 @@ class Watch:
         self._stepper.detach()
         self._drain()
         self._start_courier()
-        self._writer.close(status)
+        self._writer.close("FAILED" if self._live.halted and status == "FINISHED" else status)
         if self._stepper.steps > self._resumed_at:
             self.say(f"{self._stepper.steps:,} steps recorded in {self.dir}")
         else:
@@ -120,6 +124,8 @@ class Watch:
             self._say_url(cursor)
             if not cursor.get("done"):
                 self.say(f"not all of it is in MLflow yet; gradwatch sync {self.dir} makes sure of it")
+        self._live.look(self._stepper.steps)
+        self._live.speak()
 
     def state_dict(self) -> dict[str, Any]:
         """The policy's state, the step count and where the run is recorded, for a checkpoint.
@@ -179,7 +185,11 @@ class Watch:
     def _new_recorder(self) -> Recorder:
         stepper = self._stepper
         kept = self._source.kept(stepper.layout.names)
-        return Recorder(self._writer.run, kept, stepper.fields, stepper.layout.device, self._writer.append)
+        return Recorder(self._writer.run, kept, stepper.fields, stepper.layout.device, self._keep)
+
+    def _keep(self, block: History) -> None:
+        self._writer.append(block)
+        self._live.check(block)
 
     def _between(self) -> None:
         self._start_courier()
@@ -188,6 +198,7 @@ class Watch:
             self._relayout(layout)
         elif self._recorder.due:
             self._drain()
+        self._live.between(self._stepper.steps)
 
     def _relayout(self, layout: Layout) -> None:
         """Go on with other layers, or with the same ones elsewhere; what is recorded so far is handed over first."""
@@ -203,6 +214,7 @@ class Watch:
 
     def _drain(self, last_too: bool = True) -> None:
         self._recorder.drain(last_too)
+        self._live.look(self._stepper.steps)
         target = self._writer.run.mlflow
         if target is not None and not target["run_id"]:
             active = delivery.find_active_run()
@@ -238,6 +250,7 @@ class Watch:
             ),
         )
         self._renew_recorder()
+        self._live.rejoin(home_of(folder), self._stepper.steps)
         self.say(f"resumed at step {self._stepper.steps:,}, recording to {folder}")
 
     def _close_at_exit(self) -> None:

@@ -26,6 +26,12 @@ def rank() -> int:
     return torch.distributed.get_rank() if running else 0
 
 
+def world_size() -> int:
+    """The number of processes of a distributed run; 1 outside of one."""
+    running = torch.distributed.is_available() and torch.distributed.is_initialized()
+    return torch.distributed.get_world_size() if running else 1
+
+
 def local(tensor: Tensor) -> Tensor:
     """The part of `tensor` that this rank holds, sharing its memory; the whole of a plain tensor."""
     whole: Any = tensor

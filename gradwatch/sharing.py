@@ -16,7 +16,7 @@ import torch
 
 from gradwatch import delivery
 from gradwatch.errors import RunError, WatchError
-from gradwatch.sharding import rank
+from gradwatch.sharding import rank, world_size
 from gradwatch.stores.parts import create_shared, read_facts
 
 _NAME = re.compile(r"\w[\w-]{0,63}")  # no dot: `G` with the layer `0.weight` and `G.0` with `weight` would be one
@@ -100,12 +100,6 @@ def share(
         shared = Shared(first.folder, first.facts, first.target)
     shared.names.add(name)
     return shared, rank() == [claim.name for claim in claims].index(name)
-
-
-def world_size() -> int:
-    """The number of processes of a distributed run; 1 outside of one."""
-    running = torch.distributed.is_available() and torch.distributed.is_initialized()
-    return torch.distributed.get_world_size() if running else 1
 
 
 def _everybodys(mine: _Claim) -> list[_Claim]:

@@ -8,7 +8,7 @@ import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import nn
@@ -19,8 +19,10 @@ from gradwatch import layers as _layers
 from gradwatch.errors import GradwatchWarning, PolicyError, WatchError
 from gradwatch.history import Run
 from gradwatch.layout import Layout
+from gradwatch.live import Live
 from gradwatch.policies import Policy, parse
 from gradwatch.ranknorms import rank_norms
+from gradwatch.rules import Finding
 from gradwatch.session import Watch
 from gradwatch.sharding import rank
 from gradwatch.sharing import Shared, check_name, share
@@ -53,6 +55,8 @@ def watch(
     ranks: bool = False,
     mlflow_layers: int = 16,
     delivery: str = "courier",
+    on_finding: Callable[[Finding], object] | None = None,
+    halt_on: Literal["error", "warning"] | None = None,
     verbose: bool = True,
 ) -> Watch:
     """Watch a training loop: from now on every `optimizer.step()` is measured, clipped, constrained and recorded.
@@ -83,7 +87,11 @@ def watch(
         ranks: also record each rank's own gradient norm, before DistributedDataParallel averages it
             (`rank_grad_norm/0`, ... per step): one more collective a step.
         mlflow_layers: how many curves per quantity go to MLflow; more layers are summed up by module block.
-        delivery: `"courier"` starts a process that delivers the run to MLflow; `"none"` leaves it to `gradwatch sync`.
+        delivery: `"courier"` starts a process that delivers the run to MLflow and diagnoses it (with `log=None`, one
+            that only diagnoses it); `"none"` starts none and leaves both to `gradwatch sync` and `gradwatch check`.
+        on_finding: called with each new finding, between two steps. What it raises is logged.
+        halt_on: stop the training when an `"error"` (or `"warning"`) is found: `optimizer.step()` raises
+            `TrainingHalted`, at the same step on all ranks. All ranks must take the same steps then.
         verbose: whether to say on stderr where the run is recorded.
 
     Raises:
@@ -94,7 +102,7 @@ def watch(
     """
     optimizers = [_unwrapped(o) for o in (optimizer if isinstance(optimizer, Iterable) else [optimizer])]
     policies = _policy(clip, "clip"), _policy(renorm, "renorm")
-    _check(optimizers, every, total_steps, log, delivery, mlflow_layers)
+    _check(optimizers, every, total_steps, log, delivery, mlflow_layers, halt_on)
     _warn_of_line_search(optimizers, policies[0])
     _check_run(optimizers, name, run, run_id, tracking_uri)
     source = _layers.Source(model, optimizers, layers, ignore, name)
@@ -112,8 +120,7 @@ def watch(
         total_steps=total_steps,
         window=max(1, -(-total_steps // 300)) if total_steps else 50,
         mlflow_layers=mlflow_layers,
-        pid=os.getpid(),
-        host=socket.gethostname(),
+        **_here(),
         tags=dict(tags or {}),
         mlflow=target,
         unheld=source.unheld(),
@@ -122,9 +129,9 @@ def watch(
     _replace_old(optimizers)
     stepper = Stepper(Layout(named), by_name, policies, every, slots, rank_norms(model) if ranks else None)
     writer, shared = _place(manifest, name, run.shared if run else None, Path(dir), model)
-    writes = isinstance(writer, RunWriter)
-    courier = writes and target is not None and delivery == "courier"
-    made = Watch(stepper, writer, source, courier, verbose and writes, shared)
+    writes, courier = isinstance(writer, RunWriter), delivery == "courier"
+    live = _live(Live(on_finding, halt_on), writer, shared, stepper, process=courier and target is None)
+    made = Watch(stepper, writer, source, live, courier and writes and target is not None, verbose and writes, shared)
     made.say(f"watching {len(named)} layers of {type(model).__name__}, recording to {made.dir}")
     return made
 
@@ -146,6 +153,17 @@ def _place(
         folder = create_part(shared.folder, shared.facts, name)
     (folder / "model.txt").write_text(f"{model}\n")
     return RunWriter(folder, run), shared
+
+
+def _live(live: Live, writer: RunWriter | NullWriter, shared: Shared | None, stepper: Stepper, process: bool) -> Live:
+    """Attached to the run's folder, where this process writes; one process diagnoses all parts of a run."""
+    home = (shared.folder if shared else writer.folder) if isinstance(writer, RunWriter) else None
+    first = rank() == 0 and (shared is None or len(shared.names) == 1)
+    return live.attach(home, writer.run.part, stepper.layout.device, process and first)
+
+
+def _here() -> dict[str, Any]:
+    return {"pid": os.getpid(), "host": socket.gethostname()}
 
 
 def _policy(value: Policy | str | None, role: str) -> Policy | None:
@@ -174,7 +192,13 @@ def _fires_hooks(optimizer: object) -> bool:
 
 
 def _check(
-    optimizers: list[Optimizer], every: int, total_steps: int | None, log: str | None, delivery: str, mlflow_layers: int
+    optimizers: list[Optimizer],
+    every: int,
+    total_steps: int | None,
+    log: str | None,
+    delivery: str,
+    mlflow_layers: int,
+    halt_on: str | None,
 ) -> None:
     if not optimizers or not all(isinstance(o, Optimizer) for o in optimizers):
         raise WatchError(f"optimizer={optimizers!r:.200}: wanted a torch.optim.Optimizer, or a list of them")
@@ -187,7 +211,11 @@ def _check(
     for name, value in (("every", every), ("total_steps", total_steps), ("mlflow_layers", mlflow_layers)):
         if value is not None and (not isinstance(value, int) or value < 1):
             raise WatchError(f"{name}={value!r}: wanted a whole number of at least 1")
-    for name, text, allowed in (("log", log, ("mlflow", None)), ("delivery", delivery, ("courier", "none"))):
+    for name, text, allowed in (
+        ("log", log, ("mlflow", None)),
+        ("delivery", delivery, ("courier", "none")),
+        ("halt_on", halt_on, ("error", "warning", None)),
+    ):
         if text not in allowed:
             raise WatchError(f"{name}={text!r}: wanted {' or '.join(map(repr, allowed))}")
 

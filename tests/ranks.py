@@ -26,6 +26,8 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import gradwatch
+from gradwatch.diagnosis import write_findings
+from gradwatch.rules import Finding
 
 STEPS = 6
 CLIPS = [
@@ -258,6 +260,36 @@ def raise_on_one(root):
             optimizer.step(closure)
 
 
+def halt(root):
+    """Rank 0 hears of an error between two drains; both must raise, at the same step, before it is taken."""
+    dist.init_process_group("gloo")
+    rank = dist.get_rank()
+    model = DistributedDataParallel(net())
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    watch = gradwatch.watch(model, optimizer, dir=root / "runs", log=None, verbose=False, halt_on="error")
+    taken, generator = 0, torch.Generator().manual_seed(1)
+    calls = []
+    try:
+        for step in range(200):
+            optimizer.zero_grad()
+            model(torch.randn(4, 6, generator=generator, dtype=torch.float64)).square().mean().backward()
+            if step == 37 and rank == 0:
+                found = Finding("exploding", "error", ("head.weight",), 30, 36, {}, "It grew.", "Lower the rate.")
+                write_findings(watch.dir, "net", [found])
+                watch._recorder.drained -= 60  # time passes, for this rank alone
+            with Collectives() as collectives:
+                optimizer.step()
+            calls.append(len(collectives.calls))
+            taken += 1
+        said = None
+    except gradwatch.TrainingHalted as error:
+        said = (str(error), error.finding)
+    watch.close()
+    weights = {n: p.detach().clone() for n, p in model.named_parameters()}
+    torch.save({"taken": taken, "said": said, "weights": weights, "calls": calls}, root / f"halt-{rank}.pt")
+    dist.destroy_process_group()
+
+
 def cpu_offload(root):
     """Parameters, gradients and the optimizer on the CPU, the computation on a GPU."""
     dist.init_process_group("cpu:gloo,cuda:nccl")
@@ -288,4 +320,6 @@ def main(root):
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    {"main": main, "raise_on_one": raise_on_one, "cpu_offload": cpu_offload}[sys.argv[1]](Path(sys.argv[2]))
+    {"main": main, "raise_on_one": raise_on_one, "halt": halt, "cpu_offload": cpu_offload}[sys.argv[1]](
+        Path(sys.argv[2])
+    )

@@ -26,8 +26,8 @@ FLOORS = [
         "recorder",
         "delivery",
     },
-    {"stepping", "plan", "sharing", "report", "config", "oneshot"},
-    {"session"},
+    {"stepping", "plan", "sharing", "report", "config", "oneshot", "live"},
+    {"session", "diagnosis"},
     {"watching", "conclusion"},
     {"courier", "launch", "monitor", "adapters"},
     {"dispatch"},
@@ -39,7 +39,7 @@ READ_SIDE = {"history", "formulas", "rules", "compare", "whatif", "report", "sto
 TRAIN_SIDE = {
     "ring", "sharding", "layout", "grads", "weights", "fused", "layers", "policies", "recorder", "stepping", "oneshot",
     "ranknorms", "delivery", "sharing", "session", "watching", "hooks", "torch_calls", "scaling",
-    "backward", "adapters", "same", "plan",
+    "backward", "adapters", "same", "plan", "live",
 }  # fmt: skip
 MAY_IMPORT_MLFLOW = {"stores/mlflow.py", "stores/remote.py"}
 

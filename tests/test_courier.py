@@ -122,6 +122,58 @@ def test_a_run_that_goes_on_gets_each_window_once(store, tmp_path):
     assert run.info.status == "FAILED"
 
 
+def test_what_is_found_is_told_while_the_run_goes_on_and_at_its_end(store, tmp_path, monkeypatch):
+    from gradwatch.stores import mlflow as side
+
+    history = make_history(steps=100, nan_at=50, window=20, mlflow=target(store), pid=os.getpid(),
+                           host=socket.gethostname(), created="2026-01-01T00:00:00+00:00")  # fmt: skip
+    folder = create_folder(tmp_path, "live")
+    carrier = Courier(folder)
+    tags_set, set_tags = [], side.set_tags
+    monkeypatch.setattr(side, "set_tags", lambda *args: tags_set.append(args[2]) or set_tags(*args))
+    client = mlflow.MlflowClient(store)
+
+    def go_on(start, stop, status="RUNNING"):
+        writer = RunWriter(folder, history.run, flush_seconds=0.01)
+        writer.append(history.slice(start, stop))
+        writer.close(status)
+        carrier.diagnosis._due = 0
+        carrier.deliver()
+        return client.get_run(carrier.cursor.run_id)
+
+    tags = go_on(0, 30).data.tags
+    assert (tags["gradwatch.verdict"], tags["gradwatch.findings"]) == ("running", "none")
+    run = go_on(30, 60)
+    assert run.info.status == "RUNNING"
+    summary = "nonfinite at step 50 in blocks.0.mlp.weight"
+    assert run.data.tags["gradwatch.verdict"] == summary
+    assert run.data.tags["gradwatch.findings"] == f"error {summary}"
+    go_on(60, 80)
+    assert len([tags for tags in tags_set if "gradwatch.findings" in tags]) == 2  # only when it changes
+    run = go_on(80, 100, "FAILED")
+    assert run.data.tags["gradwatch.findings"] == f"error {summary}"
+    local = json.loads((folder / "findings.json").read_text())
+    place = client.download_artifacts(run.info.run_id, "gradwatch/findings.json", str(tmp_path))
+    assert json.loads(Path(place).read_text()) == local
+    (finding,) = local["findings"]
+    note = run.data.tags["mlflow.note.content"]
+    assert f"1. **error {summary}**: {finding['cause']} {finding['cure']}" in note
+
+
+def test_a_store_that_is_away_does_not_keep_the_training_from_being_told(store, tmp_path, monkeypatch):
+    from gradwatch.stores import mlflow as side
+
+    def away(*_):
+        raise OSError("connection refused")
+
+    monkeypatch.setattr(side, "connect", away)
+    folder = make_run(tmp_path, close="RUNNING", nan_at=50, mlflow=target(store), pid=os.getpid(),
+                      host=socket.gethostname(), created="2026-01-01T00:00:00+00:00")  # fmt: skip
+    with pytest.raises(OSError, match="refused"):
+        Courier(folder).deliver()
+    assert len(json.loads((folder / "findings.json").read_text())["findings"]) == 1
+
+
 def test_a_resumed_run_sends_the_rest_of_its_window_and_no_step_twice(store, tmp_path):
     history = make_history(steps=100, window=20, mlflow=target(store))
     folder = create_folder(tmp_path, "resumed")

@@ -149,6 +149,23 @@ def test_a_rank_that_raises_ends_the_run_and_waits_for_nobody(tmp_path):
     assert run.is_dir()
 
 
+def test_all_ranks_halt_at_the_same_step(tmp_path):
+    done = torchrun(2, HERE / "ranks.py", "halt", tmp_path)
+    assert done.returncode == 0, done.stderr[-3000:]
+    first, second = (torch.load(tmp_path / f"halt-{rank}.pt", weights_only=False) for rank in (0, 1))
+    assert first["taken"] == second["taken"] == 48  # rank 0 heard of it at step 37; they ask each other every 16 steps
+    assert first["said"][1] == second["said"][1]
+    assert first["said"][1].summary == "exploding at step 30 in head.weight"
+    assert all("Lower the rate." in seen["said"][0] for seen in (first, second))
+    for name, weights in first["weights"].items():
+        assert torch.equal(weights, second["weights"][name])
+    for seen in (first, second):
+        assert [step for step, calls in enumerate(seen["calls"]) if calls] == [16, 32]
+    (run,) = (tmp_path / "runs").iterdir()
+    history = open_history(run)
+    assert (len(history), history.run.status) == (48, "FAILED")
+
+
 def test_the_script_of_the_docs_page_runs(tmp_path):
     page = (HERE.parent / "docs" / "distributed.md").read_text()
     script = tmp_path / "train.py"

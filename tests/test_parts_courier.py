@@ -36,6 +36,7 @@ def rendered(monkeypatch):
         return [folder / "report.html"]
 
     monkeypatch.setattr(conclusion, "render", render)
+    monkeypatch.setattr("gradwatch.courier.rehearse", lambda: None)
     return made
 
 
@@ -83,7 +84,7 @@ def test_all_parts_go_to_one_mlflow_run(store, tmp_path, rendered):
     assert (params["width"], params["width/G"]) == ("32", "64")  # D is delivered first
     assert run.data.tags["gradwatch.verdict"] == "nonfinite at step 30 in D.blocks.0.mlp.weight"
     assert "ClipByGlobalNorm(1.0) in G" in run.data.tags["mlflow.note.content"]
-    assert artifacts(client, run) == {"G", "D", "parts.json", "report.html"}
+    assert artifacts(client, run) == {"G", "D", "findings.json", "parts.json", "report.html"}
     assert artifacts(client, run, "gradwatch/G") == {"G/run.json", "G/layers", "G/steps"}
     (whole,) = rendered
     assert {name: len(lane) for name, lane in whole.lanes().items()} == {"D": 200, "G": 100}

@@ -21,7 +21,8 @@ def test_public_names():
         "__version__", "watch", "Watch", "clip_grads_", "global_norm", "open_history", "History", "parse", "chain",
         "only", "Policy", "NormPolicy", "Decision", "ClipByValue", "ClipByNorm", "ClipByAverageNorm",
         "ClipByGlobalNorm", "ClipByHistory", "ClipWith", "AGC", "AutoClip", "ZClip", "AdaGC", "SkipNonfinite",
-        "SkipSpike", "MaxNorm", "Renorm", "GradwatchError", "GradwatchWarning", "PolicyError", "RunError", "WatchError",
+        "SkipSpike", "MaxNorm", "Renorm", "GradwatchError", "GradwatchWarning", "PolicyError", "RunError",
+        "TrainingHalted", "WatchError",
     }  # fmt: skip
     for name in gradwatch.__all__:
         assert getattr(gradwatch, name) is not None

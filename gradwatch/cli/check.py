@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import click
 
 
@@ -11,8 +13,10 @@ import click
               help="The least severe finding that fails the check.")  # fmt: skip
 @click.option("--format", "kind", type=click.Choice(("text", "json", "github")), default="text", show_default=True,
               help="How to print the findings; github makes annotations of a workflow.")  # fmt: skip
+@click.option("--follow", "following", is_flag=True,
+              help="Wait for the end of the run in folder RUN, and keep its findings.json up to date.")  # fmt: skip
 @click.pass_context
-def check(ctx: click.Context, run: str, fail_on: str, kind: str) -> None:
+def check(ctx: click.Context, run: str, fail_on: str, kind: str, following: bool) -> None:
     """Check one run for findings: exit code 1 when there are, 0 when there are none.
 
     \b
@@ -25,6 +29,10 @@ def check(ctx: click.Context, run: str, fail_on: str, kind: str) -> None:
     from gradwatch.rules import diagnose
     from gradwatch.stores import open_histories
 
+    if following:
+        from gradwatch.diagnosis import follow
+
+        follow(Path(run))
     histories = open_histories([run])
     if len(histories) != 1:
         raise RunError(f"{run} is {len(histories)} runs, and check wants one: name each of them in turn")

@@ -107,5 +107,9 @@ def verdict(history: History) -> str:
     """`healthy`, or what went wrong first, as in `nonfinite at step 50 in blocks.0.mlp.weight`."""
     if not len(history):
         return "no steps recorded"
-    serious = [finding for finding in diagnose(history) if finding.severity != "note"]
-    return serious[0].summary if serious else "healthy"
+    return headline(diagnose(history))
+
+
+def headline(findings: Iterable[Finding]) -> str:
+    """`healthy`, or the summary of the first of these findings that is no note."""
+    return next((finding.summary for finding in findings if finding.severity != "note"), "healthy")

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -60,6 +61,22 @@ class Finding:
             "docs": self.docs,
             "consequences": [finding.to_json() for finding in self.consequences],
         }
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Finding:
+        """The finding that `to_json` wrote; null among the numbers is one that was not finite: NaN."""
+        return cls(
+            rule=str(data["rule"]),
+            severity=data["severity"],
+            layers=tuple(data["layers"]),
+            first_step=int(data["first_step"]),
+            last_step=int(data["last_step"]),
+            evidence={key: math.nan if value is None else value for key, value in data["evidence"].items()},
+            cause=data["cause"],
+            cure=data["cure"],
+            optimizer=data["optimizer"],
+            consequences=tuple(cls.from_json(finding) for finding in data["consequences"]),
+        )
 
 
 Rule = Callable[[History], list[Finding]]

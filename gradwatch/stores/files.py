@@ -5,6 +5,7 @@
     layers/part-*.parquet     one row per step and layer
     steps/part-*.parquet      one row per step
     cursor.json               how far the courier has come
+    findings.json             what the diagnosis said last
 
 A part is written under a temporary name and renamed, so a reader never sees half of one. `part-000007` is one flush of
 the writer, `part-000000-000063` the flushes 0 to 63, merged (`compact`).
@@ -31,6 +32,7 @@ from gradwatch.stores.reduce import reduced
 from gradwatch.stores.tables import count_values, layers_blocks, steps_blocks
 
 MANIFEST = "run.json"
+FINDINGS = "findings.json"
 TABLES = ("layers", "steps")
 FAN_IN = 64  # parts of one level that become one of the next
 CLOSED_BYTES = 64 << 20

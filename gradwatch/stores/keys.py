@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import posixpath
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
 from typing import NamedTuple
@@ -25,6 +25,7 @@ from numpy.typing import NDArray
 from gradwatch.history import Floats, History
 
 MAX_NAME = 250
+MAX_POINTS = 1_000  # of one request
 SPARSE = 0.2  # what was logged in at most this share of a window's steps keeps every value
 FEW_BLOCKS = 8  # a grouping this coarse hides the model: the next finer level is merged into ranges instead
 _NUMBER = re.compile(r"(?<![^.])\d+(?![^.])")
@@ -231,3 +232,17 @@ def _count(history: History, rows: NDArray[np.int64], state: Nonfinite) -> Nonfi
 
 def _name(history: History, layers: NDArray[np.bool_]) -> str:
     return history.layers[int(layers.argmax())] if layers.any() else ""
+
+
+def batches(found: Iterable[Window]) -> Iterator[list[Window]]:
+    """Whole windows, as many as fit in one request of 1,000 points."""
+    batch: list[Window] = []
+    size = 0
+    for window in found:
+        if batch and size + len(window.points) > MAX_POINTS:
+            yield batch
+            batch, size = [], 0
+        batch.append(window)
+        size += len(window.points)
+    if batch:
+        yield batch

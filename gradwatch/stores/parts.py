@@ -82,6 +82,11 @@ def is_shared(folder: Path) -> bool:
     return (folder / PARTS).is_file()
 
 
+def home_of(folder: Path) -> Path:
+    """The folder of the whole run that `folder`, a run's or a part's, belongs to."""
+    return folder.parent if is_shared(folder.parent) else folder
+
+
 def is_run(folder: Path) -> bool:
     """Whether `folder` is the folder of a run, of several parts or not."""
     return is_run_folder(folder) or is_shared(folder)

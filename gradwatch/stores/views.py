@@ -103,8 +103,13 @@ def _empty_state() -> dict[str, Any]:
 # ------------------------------------------------------------------------------------------------------- description
 
 
-def description(history: History, experiment_id: str, run_id: str, verdict: str, facts: Mapping[str, str]) -> str:
-    """A run's description: Markdown of at most 8,000 characters. `facts` are lines such as {"Clip": "none"}."""
+def description(
+    history: History, experiment_id: str, run_id: str, facts: Mapping[str, str], findings: Mapping[str, str]
+) -> str:
+    """A run's description: Markdown of at most 8,000 characters.
+
+    `facts` are lines such as {"Clip": "none"}, `findings` what is wrong and what to do about it.
+    """
     report = f"#/experiments/{experiment_id}/runs/{run_id}/artifacts/gradwatch/report.html"
     table = ["| layer | clip rate | median norm | p99 norm | non-finite steps |", "|---|---|---|---|---|"]
     norms = np.where(np.isfinite(history.layer("grad_norm")), history.layer("grad_norm"), np.nan)
@@ -113,12 +118,14 @@ def description(history: History, experiment_id: str, run_id: str, verdict: str,
         seen = norms[~np.isnan(norms[:, i]), i]
         median, p99 = np.percentile(seen, [50, 99]) if len(seen) else (np.nan, np.nan)
         table.append(f"| {_cell(history.layers[i])} | {_percent(rates[i])} | {median:.4g} | {p99:.4g} | {bad[i]} |")
-    facts = {"Verdict": verdict, **facts, "Clip rate": _percent(float(nanmean(history.every_step.total("clip_rate"))))}
+    facts = {**facts, "Clip rate": _percent(float(nanmean(history.every_step.total("clip_rate"))))}
     lines = [
         "### gradwatch",
         "",
         *(f"- **{name}**: {_cell(text)}" for name, text in facts.items()),
         "",
+        *(f"{i}. **{_cell(name)}**: {_cell(text)}" for i, (name, text) in enumerate(findings.items(), start=1)),
+        *[""][: len(findings)],
         f"![overview](get-artifact?path=gradwatch%2Foverview.png&run_uuid={run_id})",
         "",
         *table,
