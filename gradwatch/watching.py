@@ -107,7 +107,6 @@ def watch(
     _check_run(optimizers, name, run, run_id, tracking_uri)
     source = _layers.Source(model, optimizers, layers, ignore, name)
     named = source.layers()
-    target = _delivery.target(run_id, tracking_uri) if log == "mlflow" else None
     by_name = dict(zip(_layers.optimizer_names(optimizers, name), optimizers, strict=True))
     manifest = Run(
         name=run_name or type(model).__name__,
@@ -122,7 +121,7 @@ def watch(
         mlflow_layers=mlflow_layers,
         **_here(),
         tags=dict(tags or {}),
-        mlflow=target,
+        mlflow=_delivery.target(run_id, tracking_uri) if log == "mlflow" else None,
         unheld=source.unheld(),
         params={**{k: str(v) for k, v in (params or {}).items()}, "torch": torch.__version__},
     )
@@ -130,8 +129,10 @@ def watch(
     stepper = Stepper(Layout(named), by_name, policies, every, slots, rank_norms(model) if ranks else None)
     writer, shared = _place(manifest, name, run.shared if run else None, Path(dir), model)
     writes, courier = isinstance(writer, RunWriter), delivery == "courier"
-    live = _live(Live(on_finding, halt_on), writer, shared, stepper, process=courier and target is None)
-    made = Watch(stepper, writer, source, live, courier and writes and target is not None, verbose and writes, shared)
+    live = _live(Live(on_finding, halt_on), writer, shared, stepper, process=courier and not manifest.mlflow)
+    made = Watch(
+        stepper, writer, source, live, courier and writes and bool(manifest.mlflow), verbose and writes, shared
+    )
     made.say(f"watching {len(named)} layers of {type(model).__name__}, recording to {made.dir}")
     return made
 
