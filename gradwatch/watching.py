@@ -128,11 +128,9 @@ def watch(
     _replace_old(optimizers)
     stepper = Stepper(Layout(named), by_name, policies, every, slots, rank_norms(model) if ranks else None)
     writer, shared = _place(manifest, name, run.shared if run else None, Path(dir), model)
-    writes, courier = isinstance(writer, RunWriter), delivery == "courier"
-    live = _live(Live(on_finding, halt_on), writer, shared, stepper, process=courier and not manifest.mlflow)
-    made = Watch(
-        stepper, writer, source, live, courier and writes and bool(manifest.mlflow), verbose and writes, shared
-    )
+    writes, helped = isinstance(writer, RunWriter), delivery == "courier"
+    live = _live(Live(on_finding, halt_on), writer, shared, stepper, process=helped and log is None)
+    made = Watch(stepper, writer, source, live, helped and writes and log == "mlflow", verbose and writes, shared)
     made.say(f"watching {len(named)} layers of {type(model).__name__}, recording to {made.dir}")
     return made
 
