@@ -36,7 +36,7 @@ def rendered(monkeypatch):
         return [folder / "report.html"]
 
     monkeypatch.setattr(conclusion, "render", render)
-    monkeypatch.setattr("gradwatch.courier.rehearse", lambda: None)
+    monkeypatch.setattr("gradwatch.dispatch.rehearse", lambda: None)
     return made
 
 
