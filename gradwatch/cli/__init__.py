@@ -14,7 +14,7 @@ from gradwatch.errors import GradwatchError
 COMMANDS = {
     "demo": "Train two small networks under several policies and compare them.",
     "report": "Write a report of one run, or one that compares many.",
-    "compare": "Compare runs in the terminal: one row per policy.",
+    "compare": "Compare runs: one row per policy, and which one is better.",
     "check": "Check one run for findings, as a gate for CI.",
     "show": "Show one run: verdict, layers, norms, clip rates.",
     "sync": "Deliver recorded runs to MLflow.",

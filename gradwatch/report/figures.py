@@ -46,6 +46,13 @@ def short(name: str, length: int = 30) -> str:
     return name if len(name) <= length else f"{name[: length // 2 - 2]}…{name[-(length // 2 + 1) :]}"
 
 
+def faded(color: str) -> str:
+    """A colour (`#rrggbb` or `hsl(...)`) that lets what lies below it through."""
+    if color.startswith("#"):
+        return f"rgba({', '.join(str(int(color[i : i + 2], 16)) for i in (1, 3, 5))}, 0.14)"
+    return color.replace("hsl(", "hsla(").replace(")", ", 0.14)")
+
+
 def pack(values: NDArray[Any]) -> dict[str, str]:
     """An array as Plotly reads it: float32 or int32, base64; its shape too when it has two axes."""
     kind = "i4" if values.dtype.kind in "iu" and (not values.size or abs(values).max() < 2**31) else "f4"
