@@ -37,7 +37,7 @@ def conclude(client: MlflowClient, run_id: str, experiment_id: str, folder: Path
             for path in render(history, Path(temporary)):
                 store.upload(client, run_id, path)
         facts = {"Clip": str(run.clip), "Renorm": str(run.renorm)}
-        store.set_description(client, run_id, description(history, experiment_id, run_id, verdict, facts), joined)
+        store.set_description(client, run_id, description(history, experiment_id, run_id, verdict, facts))
     store.set_status(client, run_id, run.status, run.ended, joined)
     log.info("%s: delivered, %s: %s", folder, run.status, verdict)
 

@@ -10,9 +10,9 @@ import pytest
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "gradwatch"
 FLOORS = [
-    {"errors", "ring", "uri", "sharding", "same"},
+    {"errors", "ring", "uri", "sharding", "same", "running"},
     {"history", "formulas", "layout", "ranknorms", "hooks"},
-    {"grads", "fused", "torch_calls"},
+    {"grads", "fused", "torch_calls", "losses"},
     {
         "layers",
         "policies",
@@ -25,12 +25,14 @@ FLOORS = [
         "whatif",
         "recorder",
         "delivery",
+        "ownership",
+        "metrics",
     },
-    {"stepping", "plan", "sharing", "report", "config", "oneshot"},
+    {"stepping", "plan", "sharing", "report", "config", "oneshot", "advance"},
     {"session"},
     {"watching", "conclusion"},
-    {"courier", "launch", "monitor", "adapters"},
-    {"dispatch"},
+    {"courier", "autowatch", "monitor", "adapters"},
+    {"dispatch", "launch"},
     {"workloads"},
     {"cli"},
 ]
@@ -39,7 +41,7 @@ READ_SIDE = {"history", "formulas", "rules", "compare", "whatif", "report", "sto
 TRAIN_SIDE = {
     "ring", "sharding", "layout", "grads", "weights", "fused", "layers", "policies", "recorder", "stepping", "oneshot",
     "ranknorms", "delivery", "sharing", "session", "watching", "hooks", "torch_calls", "scaling",
-    "backward", "adapters", "same", "plan",
+    "backward", "adapters", "same", "plan", "running", "losses", "ownership", "metrics", "advance", "autowatch", "launch",
 }  # fmt: skip
 MAY_IMPORT_MLFLOW = {"stores/mlflow.py", "stores/remote.py"}
 
