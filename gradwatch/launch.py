@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any
 
 from gradwatch.advance import RUN_ID, Reservation, suit_mlflow
 from gradwatch.errors import GradwatchError, RunError
+from gradwatch.seeding import seeds
 
 if TYPE_CHECKING:
     from gradwatch.autowatch import AutoWatch
@@ -40,6 +41,7 @@ class Plan:
     replace_clips: bool = False
     metrics: tuple[tuple[str, str], ...] = ()
     source: str = ""
+    seed: int | None = None
     spawned: bool = field(default=False, compare=False)
 
 
@@ -98,8 +100,10 @@ class Launch:
         if plan.metrics:
             from gradwatch.metrics import Tee
 
-            sys.stdout = Tee(sys.stdout, plan.metrics)  # type: ignore[assignment]
-        when_imported({"torch": self._torch, "mlflow": self._mlflow})
+            sys.stdout = Tee(sys.stdout, plan.metrics)
+        seeding = {} if plan.seed is None else seeds(plan.seed)
+        watching = {"torch": self._torch, "mlflow": self._mlflow}
+        when_imported({name: _both(seeding.get(name), watching.get(name)) for name in {**watching, **seeding}})
         _follow_spawned(plan)
         atexit.register(self._at_exit)
 
@@ -191,6 +195,15 @@ class Launch:
             )
         else:
             self.say("nothing was recorded: no torch.optim.Optimizer stepped in this process")
+
+
+def _both(*calls: Callable[[], None] | None) -> Callable[[], None]:
+    def call_each() -> None:
+        for call in calls:
+            if call is not None:
+                call()
+
+    return call_each
 
 
 # ------------------------------------------------------------------------------------------------------- after imports
@@ -317,7 +330,7 @@ def _first_on_path(folder: str) -> None:
         sys.path[0] = folder
 
 
-# ------------------------------------------------------------------------------------------------------------ tracebacks
+# ----------------------------------------------------------------------------------------------------------- tracebacks
 
 
 def _show(error: BaseException) -> None:

@@ -10,7 +10,7 @@ import pytest
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "gradwatch"
 FLOORS = [
-    {"errors", "ring", "uri", "sharding", "same", "running"},
+    {"errors", "ring", "uri", "sharding", "same", "running", "seeding"},
     {"history", "formulas", "layout", "ranknorms", "hooks"},
     {"grads", "fused", "torch_calls", "losses"},
     {
@@ -32,7 +32,7 @@ FLOORS = [
     {"session"},
     {"watching", "conclusion"},
     {"courier", "autowatch", "monitor", "adapters"},
-    {"dispatch", "launch"},
+    {"dispatch", "launch", "sweep"},
     {"workloads"},
     {"cli"},
 ]
@@ -41,7 +41,8 @@ READ_SIDE = {"history", "formulas", "rules", "compare", "whatif", "report", "sto
 TRAIN_SIDE = {
     "ring", "sharding", "layout", "grads", "weights", "fused", "layers", "policies", "recorder", "stepping", "oneshot",
     "ranknorms", "delivery", "sharing", "session", "watching", "hooks", "torch_calls", "scaling",
-    "backward", "adapters", "same", "plan", "running", "losses", "ownership", "metrics", "advance", "autowatch", "launch",
+    "backward", "adapters", "same", "plan", "running", "losses", "ownership", "metrics", "advance", "autowatch",
+    "launch", "seeding",
 }  # fmt: skip
 MAY_IMPORT_MLFLOW = {"stores/mlflow.py", "stores/remote.py"}
 

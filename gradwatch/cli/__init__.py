@@ -15,6 +15,7 @@ from gradwatch.errors import GradwatchError
 
 COMMANDS = {
     "run": "Run a training script as it is, watched: no edits.",
+    "sweep": "Train a script under several policies and seeds, and compare them.",
     "demo": "Train two small networks under several policies and compare them.",
     "report": "Write a report of one run, or one that compares many.",
     "compare": "Compare runs: one row per policy, and which one is better.",

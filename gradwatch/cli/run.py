@@ -18,8 +18,8 @@ SETTINGS = {"ignore_unknown_options": False, "allow_interspersed_args": False}
 @click.argument("script", metavar="SCRIPT", required=False)
 @click.argument("args", metavar="[ARGS...]", nargs=-1, type=click.UNPROCESSED)
 @click.option("-m", "module", metavar="MODULE", help="Run a module, as python -m does; what follows is for it.")
-@click.option("--clip", metavar="TEXT", help="What happens to gradients before a step, such as 'ClipByGlobalNorm(1.0)'; "
-              "none leaves them alone.")  # fmt: skip
+@click.option("--clip", metavar="TEXT", help="What happens to gradients before a step, such as "
+              "'ClipByGlobalNorm(1.0)'; none leaves them alone.")  # fmt: skip
 @click.option("--renorm", metavar="TEXT", help="What happens to weights after a step, such as 'MaxNorm(3.0)'; or none.")
 @click.option("--script-clip", type=click.Choice(("keep", "replace")), default="keep", show_default=True,
               help="Whether the script's own clip_grad_norm_ and clip_grad_value_ act, or do nothing.")  # fmt: skip
@@ -34,11 +34,12 @@ SETTINGS = {"ignore_unknown_options": False, "allow_interspersed_args": False}
 @click.option("--run-name", metavar="NAME", help="The run's name. [default: the script's]")
 @click.option("--dir", "folder", metavar="DIR", default="gradwatch-runs", show_default=True,
               help="The folder that holds the run folders.")  # fmt: skip
+@click.option("--set-seed", metavar="N", type=click.IntRange(0), help="Seed random, numpy and torch with N.")
 @click.option("--tag", "tag", metavar="KEY=VALUE", multiple=True, help="An MLflow tag of the run; again for more.")
 @click.option("--param", "param", metavar="KEY=VALUE", multiple=True, help="A setting worth comparing; again for more.")
 @click.option("--show-config", is_flag=True, help="Print what is in force and where it comes from, and run nothing.")
 @click.pass_context
-def run(ctx: click.Context, script: str | None, args: tuple[str, ...], module: str | None, **options: Any) -> None:
+def run(ctx: click.Context, /, script: str | None, args: tuple[str, ...], module: str | None, **options: Any) -> None:
     """Run a training script as it is, watched: every optimizer that steps is recorded, and --clip decides.
 
     Options for gradwatch come before SCRIPT; all that follows it is the script's own.
@@ -80,6 +81,7 @@ def run(ctx: click.Context, script: str | None, args: tuple[str, ...], module: s
         replace_clips=options["script_clip"] == "replace",
         metrics=tuple(parse_pattern(text) for text in options["metric_regex"]),
         source=target,
+        seed=options["set_seed"],
     )
     raise Handover(functools.partial(launch, target, args, plan, bool(module)))
 

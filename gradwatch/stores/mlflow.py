@@ -138,6 +138,14 @@ def start_run(client: MlflowClient, tracking_uri: str, name: str, tags: dict[str
         return client.create_run(experiment, None, tags, name).info.run_id, experiment
 
 
+def summary_run(client: MlflowClient, experiment_id: str, name: str, tags: dict[str, str]) -> str:
+    """The id of the run of that name and these tags in the experiment; created if there is none."""
+    wanted = " and ".join([f"attributes.run_name = '{name}'", *(f"tags.`{k}` = '{v}'" for k, v in tags.items())])
+    with clear_errors(f"the summary in experiment {experiment_id}"):
+        found = client.search_runs([experiment_id], wanted, max_results=1)
+        return str((found or [client.create_run(experiment_id, None, tags, name)])[0].info.run_id)
+
+
 def settle_run(client: MlflowClient, run_id: str, status: str) -> None:
     """End a run that is still RUNNING; one that nobody put anything into is deleted."""
     run = client.get_run(run_id)
