@@ -98,7 +98,7 @@ class Launch:
         if plan.metrics:
             from gradwatch.metrics import Tee
 
-            sys.stdout = Tee(sys.stdout, plan.metrics)  # type: ignore[assignment]
+            sys.stdout = Tee(sys.stdout, plan.metrics)
         when_imported({"torch": self._torch, "mlflow": self._mlflow})
         _follow_spawned(plan)
         atexit.register(self._at_exit)
@@ -317,7 +317,7 @@ def _first_on_path(folder: str) -> None:
         sys.path[0] = folder
 
 
-# ------------------------------------------------------------------------------------------------------------ tracebacks
+# ----------------------------------------------------------------------------------------------------------- tracebacks
 
 
 def _show(error: BaseException) -> None:

@@ -41,7 +41,8 @@ READ_SIDE = {"history", "formulas", "rules", "compare", "whatif", "report", "sto
 TRAIN_SIDE = {
     "ring", "sharding", "layout", "grads", "weights", "fused", "layers", "policies", "recorder", "stepping", "oneshot",
     "ranknorms", "delivery", "sharing", "session", "watching", "hooks", "torch_calls", "scaling",
-    "backward", "adapters", "same", "plan", "running", "losses", "ownership", "metrics", "advance", "autowatch", "launch",
+    "backward", "adapters", "same", "plan", "running", "losses", "ownership", "metrics", "advance", "autowatch",
+    "launch",
 }  # fmt: skip
 MAY_IMPORT_MLFLOW = {"stores/mlflow.py", "stores/remote.py"}
 

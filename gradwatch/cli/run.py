@@ -18,8 +18,8 @@ SETTINGS = {"ignore_unknown_options": False, "allow_interspersed_args": False}
 @click.argument("script", metavar="SCRIPT", required=False)
 @click.argument("args", metavar="[ARGS...]", nargs=-1, type=click.UNPROCESSED)
 @click.option("-m", "module", metavar="MODULE", help="Run a module, as python -m does; what follows is for it.")
-@click.option("--clip", metavar="TEXT", help="What happens to gradients before a step, such as 'ClipByGlobalNorm(1.0)'; "
-              "none leaves them alone.")  # fmt: skip
+@click.option("--clip", metavar="TEXT", help="What happens to gradients before a step, such as "
+              "'ClipByGlobalNorm(1.0)'; none leaves them alone.")  # fmt: skip
 @click.option("--renorm", metavar="TEXT", help="What happens to weights after a step, such as 'MaxNorm(3.0)'; or none.")
 @click.option("--script-clip", type=click.Choice(("keep", "replace")), default="keep", show_default=True,
               help="Whether the script's own clip_grad_norm_ and clip_grad_value_ act, or do nothing.")  # fmt: skip
@@ -38,7 +38,7 @@ SETTINGS = {"ignore_unknown_options": False, "allow_interspersed_args": False}
 @click.option("--param", "param", metavar="KEY=VALUE", multiple=True, help="A setting worth comparing; again for more.")
 @click.option("--show-config", is_flag=True, help="Print what is in force and where it comes from, and run nothing.")
 @click.pass_context
-def run(ctx: click.Context, script: str | None, args: tuple[str, ...], module: str | None, **options: Any) -> None:
+def run(ctx: click.Context, /, script: str | None, args: tuple[str, ...], module: str | None, **options: Any) -> None:
     """Run a training script as it is, watched: every optimizer that steps is recorded, and --clip decides.
 
     Options for gradwatch come before SCRIPT; all that follows it is the script's own.
