@@ -17,7 +17,7 @@ from types import FrameType
 from typing import Any
 
 POLL_SECONDS = 0.5
-GRACE_SECONDS = 20.0  # between SIGINT, SIGTERM and SIGKILL: a training closes its run, MLflow's clients have retries
+GRACE_SECONDS = 30.0  # between SIGINT, SIGTERM and SIGKILL: a training closes its run, MLflow's clients have retries
 
 
 @dataclass(frozen=True)
