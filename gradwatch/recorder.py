@@ -122,7 +122,7 @@ class Recorder:
         self.rows, self.values = self.rows[done:], left
 
     def _put_last(self, done: int) -> None:
-        """What was logged for rows that stay goes behind the rest, in the ring too: it leaves the first tensors only."""
+        """What was logged for rows that stay goes behind the rest, in the ring too: that keeps its last tensors."""
         stays = [row >= done for row, _, _ in self.values]
         tensors = [late for late, (_, _, number) in zip(stays, self.values, strict=True) if number is None]
         self.values = [self.values[i] for i in sorted(range(len(stays)), key=stays.__getitem__)]

@@ -246,7 +246,8 @@ def test_a_crash_and_a_divergence_are_results(desk):
                    "train.py", "--seed", "{seed}", "--lr", "1e8", "--crash", code=1)  # fmt: skip
     assert "exit code 1" in out
     assert "ValueError: boom" in out
-    assert re.search(r"none, seed 0: finished after \d+ s, 60 steps, loss .*nonfinite", out)
+    assert re.search(r"none, seed 0: finished after \d+ s, 60 steps, loss .*exploding", out)
+    assert re.search(r"^ ?none +1 .* 1 of 1 ", out, re.M)
     assert f"{GLOBAL}, seed 1 is not compared: failed after 10 steps." in out
     failed = [name for name, record in records(desk).items() if record["status"] == "failed"]
     assert len(failed) == 2

@@ -253,11 +253,9 @@ def test_the_table_counts_who_reached_the_target():
     assert [line[place] for line in cells] == ["40", "– (1 of 3)"]
 
 
-def test_time_per_step_is_the_median_within_an_attempt():
+def test_time_per_step_is_the_median():
     history = make_history(steps=30)
     history.per_step["time"] = np.cumsum(np.r_[np.full(10, 0.5), 1000.0, np.full(19, 0.5)])
-    assert seconds_per_step(history) == 0.5
-    history.attempt[10:] = 1
     assert seconds_per_step(history) == 0.5
     assert math.isnan(seconds_per_step(history.slice(0, 1)))
 

@@ -6,7 +6,6 @@ Legend: T recorded steps, N logged values of a scalar.
 from __future__ import annotations
 
 import re
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -78,18 +77,11 @@ def diverged(history: History) -> bool:
 
 
 def seconds_per_step(history: History) -> float:
-    """The median time from one step to the next, in seconds, of what steps together; NaN for a single step.
-
-    Steps that a restarted run took again, and the pause between its attempts, are left out.
-    """
-    history = history.every_step
-    times, attempt = history.total("time"), history.attempt
-    gaps: list[Any] = []
-    for rows in history.lane_rows().values():
-        gaps.append(np.diff(times[rows])[np.diff(attempt[rows]) == 0])
-    joined = np.concatenate(gaps) if gaps else np.zeros(0)
-    joined = joined[np.isfinite(joined) & (joined >= 0)]
-    return float(np.median(joined)) if len(joined) else float("nan")
+    """The median time from one step to the next of an optimizer, in seconds; NaN for a single step."""
+    times = history.every_step.total("time")
+    gaps = np.concatenate([np.diff(times[rows]) for rows in history.every_step.lane_rows().values()])
+    known = gaps[np.isfinite(gaps)]
+    return float(np.median(known)) if len(known) else float("nan")
 
 
 def is_seed(key: str) -> bool:

@@ -169,8 +169,9 @@ def is_alive(job: Job) -> bool:
 
 
 def _last_words(job: Job) -> str:
-    """The last line that the script printed."""
-    lines = [line.strip() for line in _tail(job.folder / OUTPUT).splitlines() if line.strip()]
+    """The last line that the script printed, after which gradwatch may have said where it recorded."""
+    lines = [line.strip() for line in _tail(job.folder / OUTPUT).splitlines()]
+    lines = [line for line in lines if line and not line.startswith("gradwatch: ")]
     return lines[-1][:200] if lines else ""
 
 
