@@ -11,10 +11,22 @@ import click
 from gradwatch.cli.options import Configured, show_config
 from gradwatch.errors import RunError
 
-SETTINGS = {"ignore_unknown_options": False, "allow_interspersed_args": False}
+
+class RunCommand(Configured):
+    """What follows SCRIPT or `-m MODULE` is not for gradwatch."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Put `--` behind `-m MODULE`; click itself stops at SCRIPT."""
+        flags = {opt for p in self.params if isinstance(p, click.Option) and p.is_flag for opt in p.opts}
+        at = 0
+        while at < len(args) and args[at].startswith("-") and args[at] not in ("-m", "--"):
+            at += 1 if args[at] in flags or "=" in args[at] or args[at] in ctx.help_option_names else 2
+        if args[at : at + 1] == ["-m"]:
+            args = [*args[: at + 2], "--", *args[at + 2 :]]
+        return super().parse_args(ctx, args)
 
 
-@click.command(cls=Configured, context_settings=SETTINGS)
+@click.command(cls=RunCommand, context_settings={"allow_interspersed_args": False})
 @click.argument("script", metavar="SCRIPT", required=False)
 @click.argument("args", metavar="[ARGS...]", nargs=-1, type=click.UNPROCESSED)
 @click.option("-m", "module", metavar="MODULE", help="Run a module, as python -m does; what follows is for it.")
@@ -50,7 +62,7 @@ def run(ctx: click.Context, /, script: str | None, args: tuple[str, ...], module
       gradwatch run --metric-regex 'accuracy=acc ([0-9.]+)' -m project.train
     """  # noqa: D301  (click reads the backspace)
     from gradwatch.cli import Handover
-    from gradwatch.launch import Plan
+    from gradwatch.launch import Plan, find_program
     from gradwatch.launch import run as launch
     from gradwatch.metrics import parse_pattern
 
@@ -81,7 +93,7 @@ def run(ctx: click.Context, /, script: str | None, args: tuple[str, ...], module
         metrics=tuple(parse_pattern(text) for text in options["metric_regex"]),
         source=target,
     )
-    raise Handover(functools.partial(launch, target, args, plan, bool(module)))
+    raise Handover(functools.partial(launch, find_program(target, bool(module)), args, plan))
 
 
 def _policy(text: str | None) -> str | None:
