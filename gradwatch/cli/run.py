@@ -44,7 +44,7 @@ class RunCommand(Configured):
               help="Deliver to MLflow, or keep the run in its files.")  # fmt: skip
 @click.option("--experiment", metavar="NAME", help="The MLflow experiment. [default: MLflow's own setting]")
 @click.option("--run-name", metavar="NAME", help="The run's name. [default: the script's]")
-@click.option("--dir", "folder", metavar="DIR", default="gradwatch-runs", show_default=True,
+@click.option("--dir", "dir", metavar="DIR", default="gradwatch-runs", show_default=True,
               help="The folder that holds the run folders.")  # fmt: skip
 @click.option("--tag", "tag", metavar="KEY=VALUE", multiple=True, help="An MLflow tag of the run; again for more.")
 @click.option("--param", "param", metavar="KEY=VALUE", multiple=True, help="A setting worth comparing; again for more.")
@@ -81,7 +81,7 @@ def run(ctx: click.Context, /, script: str | None, args: tuple[str, ...], module
         "every": options["every"],
         "slots": options["slots"],
         "log": None if options["log"] == "none" else "mlflow",
-        "dir": str(Path(options["folder"]).resolve()),  # the script may change its directory
+        "dir": str(Path(options["dir"]).resolve()),  # the script may change its directory
         "run_name": options["run_name"] or name,
         "tags": _pairs("tag", options["tag"]),
         "params": _pairs("param", options["param"]),
