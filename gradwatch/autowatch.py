@@ -46,6 +46,7 @@ class AutoWatch:
         self.foreign = False  # whether the script watches something itself
         self._known: weakref.WeakKeyDictionary[Optimizer, Watch | None] = weakref.WeakKeyDictionary()
         self._watches: list[Watch] = []
+        self._runs = 0
         self._clips: list[tuple[Sequence[Tensor], Mapping[str, Any]]] = []  # before the first step of their optimizer
         for role in ("clip", "renorm"):
             if isinstance(self.options.get(role), str):
@@ -171,10 +172,10 @@ class AutoWatch:
         resumes = state is not None and old is not None and old.holds(group)
         if old is not None:
             old.close(wait=False)
-        options = dict(self.options)
-        if name is None and self._watches and not resumes:
-            options["run_name"] = f"{options['run_name']}-{len(self._watches) + 1}"
-        run = first if name is not None else None
+        options, run = dict(self.options), first if name is not None else None
+        if run is None and not resumes:
+            self._runs += 1
+            options["run_name"] += f"-{self._runs}" if self._runs > 1 else ""
         made = watch(model, group, name=name, run=run, **options)
         if resumes and state is not None:
             try:

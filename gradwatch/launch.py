@@ -15,6 +15,7 @@ import os
 import pkgutil
 import runpy
 import sys
+import time
 import types
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -23,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 
 from gradwatch.advance import RUN_ID, Reservation, suit_mlflow
 from gradwatch.errors import GradwatchError, RunError
-from gradwatch.seeding import seeds
+from gradwatch.seeding import seeded
 
 if TYPE_CHECKING:
     from gradwatch.autowatch import AutoWatch
@@ -45,22 +46,37 @@ class Plan:
     spawned: bool = field(default=False, compare=False)
 
 
-def run(target: str, args: Sequence[str], plan: Plan, module: bool = False) -> None:
-    """Run the script, or the module, as `__main__`; ends as Python itself would end.
+@dataclass(frozen=True)
+class Program:
+    """The code of a script, and what its `__main__` holds before it begins."""
+
+    target: str
+    code: types.CodeType
+    names: Mapping[str, Any]
+
+
+def find_program(target: str, module: bool = False) -> Program:
+    """The script, or the module, that Python would run; makes its folder the first on `sys.path`.
 
     Raises:
-        RunError: there is no such script or module.
+        RunError: there is none.
+        SystemExit: its code is no Python, which has been said.
     """
     code, names = _module(target) if module else _script(target)
+    return Program(names["__file__"] if module else target, code, names)
+
+
+def run(program: Program, args: Sequence[str], plan: Plan) -> None:
+    """Run the program as `__main__`; ends as Python itself would end."""
     launch = Launch(plan)
     main = types.ModuleType("__main__")
-    vars(main).update(names, __builtins__=builtins)
+    vars(main).update(program.names, __builtins__=builtins)
     sys.modules["__main__"] = main
-    sys.argv[:] = [names["__file__"] if module else target, *args]
+    sys.argv[:] = [program.target, *args]
     status = "FAILED"
     try:
         launch.begin()
-        exec(code, vars(main))
+        exec(program.code, vars(main))
         status = "FINISHED"
     except SystemExit as error:
         status = "FAILED" if error.code else "FINISHED"
@@ -84,6 +100,7 @@ class Launch:
         self.auto: AutoWatch | None = None
         self.first: Reservation | None = None
         self.waiting: list[tuple[Watch, Reservation]] = []
+        self.began = time.time()
         self.used: set[str] = set()  # MLflow runs that hold a training already
 
     def begin(self) -> None:
@@ -101,9 +118,7 @@ class Launch:
             from gradwatch.metrics import Tee
 
             sys.stdout = Tee(sys.stdout, plan.metrics)
-        seeding = {} if plan.seed is None else seeds(plan.seed)
-        watching = {"torch": self._torch, "mlflow": self._mlflow}
-        when_imported({name: _both(seeding.get(name), watching.get(name)) for name in {**watching, **seeding}})
+        when_imported(seeded({"torch": self._torch, "mlflow": self._mlflow}, plan.seed))
         _follow_spawned(plan)
         atexit.register(self._at_exit)
 
@@ -186,6 +201,8 @@ class Launch:
             self.first.settle(self.status)
         if self.plan.spawned or self.status != "FINISHED" or (self.auto is not None and self.auto.seen):
             return
+        if self._recorded_elsewhere():
+            return
         if self.auto is None:
             self.say("nothing was recorded: the script did not import torch")
         elif self.auto.losses.calls:
@@ -196,14 +213,10 @@ class Launch:
         else:
             self.say("nothing was recorded: no torch.optim.Optimizer stepped in this process")
 
-
-def _both(*calls: Callable[[], None] | None) -> Callable[[], None]:
-    def call_each() -> None:
-        for call in calls:
-            if call is not None:
-                call()
-
-    return call_each
+    def _recorded_elsewhere(self) -> bool:
+        """Whether a process that this one started has recorded a run."""
+        folders = Path(self.plan.watch["dir"]).glob(f"*-{self.plan.watch['run_name']}-*")
+        return any(folder.stat().st_mtime >= self.began for folder in folders)
 
 
 # ------------------------------------------------------------------------------------------------------- after imports
@@ -302,7 +315,7 @@ def _compiled(source: bytes, path: str) -> types.CodeType:
     try:
         return compile(source, path, "exec", dont_inherit=True)
     except SyntaxError as error:
-        sys.excepthook(type(error), error, None)
+        sys.excepthook(type(error), error.with_traceback(None), None)
         raise SystemExit(1) from None
 
 

@@ -4,13 +4,30 @@ from __future__ import annotations
 
 import random
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+
+Call = Callable[[], None]
 
 
-def seeds(seed: int) -> dict[str, Callable[[], None]]:
-    """Seed Python's `random` now; returns what is to be called once the module of that name is imported."""
+def seeded(then: Mapping[str, Call], seed: int | None) -> dict[str, Call]:
+    """Seed `random` now; returns `then`, what to call after the imports of modules, with their seeding before it.
+
+    Without a seed, `then` as it is.
+    """
+    if seed is None:
+        return dict(then)
     random.seed(seed)
-    return {
-        "numpy": lambda: sys.modules["numpy"].random.seed(seed % 2**32),
-        "torch": lambda: sys.modules["torch"].manual_seed(seed),  # of every device
-    }
+
+    def numpy() -> None:
+        sys.modules["numpy"].random.seed(seed % 2**32)
+        then.get("numpy", _nothing)()
+
+    def torch() -> None:
+        sys.modules["torch"].manual_seed(seed)  # of every device
+        then.get("torch", _nothing)()
+
+    return {**then, "numpy": numpy, "torch": torch}
+
+
+def _nothing() -> None:
+    pass

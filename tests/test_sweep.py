@@ -131,10 +131,10 @@ def test_policies_are_written_as_they_print():
         ),
         (
             "/opt/bin/torchrun --nproc-per-node 8",
-            ["/opt/bin/torchrun", "--nproc-per-node", "8", "-m", "gradwatch", "run"],
+            ["/opt/bin/torchrun", "--nproc-per-node", "8", "-m", "--", "gradwatch", "run"],
         ),
         ("torchrun --no-python", ["torchrun", "--no-python", sys.executable, "-m", "gradwatch", "run"]),
-        ("python -m torch.distributed.run", ["python", "-m", "torch.distributed.run", "-m", "gradwatch", "run"]),
+        ("python -m torch.distributed.run", ["python", "-m", "torch.distributed.run", "-m", "--", "gradwatch", "run"]),
     ],
 )
 def test_a_launcher_stands_in_front(desk, prefix, words):

@@ -18,7 +18,7 @@ parser.add_argument("--steps", type=int, default=300)
 parser.add_argument("--seed", type=int, default=0)
 args = parser.parse_args()
 
-BATCH, LENGTH, HIDDEN = 32, 64, 128
+BATCH, LENGTH, HIDDEN = 32, 64, 256
 
 
 class CharRNN(nn.Module):

@@ -11,10 +11,22 @@ import click
 from gradwatch.cli.options import Configured, show_config
 from gradwatch.errors import RunError
 
-SETTINGS = {"ignore_unknown_options": False, "allow_interspersed_args": False}
+
+class RunCommand(Configured):
+    """What follows SCRIPT or `-m MODULE` is not for gradwatch."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Put `--` behind `-m MODULE`; click itself stops at SCRIPT."""
+        flags = {opt for p in self.params if isinstance(p, click.Option) and p.is_flag for opt in p.opts}
+        at = 0
+        while at < len(args) and args[at].startswith("-") and args[at] not in ("-m", "--"):
+            at += 1 if args[at] in flags or "=" in args[at] or args[at] in ctx.help_option_names else 2
+        if args[at : at + 1] == ["-m"]:
+            args = [*args[: at + 2], "--", *args[at + 2 :]]
+        return super().parse_args(ctx, args)
 
 
-@click.command(cls=Configured, context_settings=SETTINGS)
+@click.command(cls=RunCommand, context_settings={"allow_interspersed_args": False})
 @click.argument("script", metavar="SCRIPT", required=False)
 @click.argument("args", metavar="[ARGS...]", nargs=-1, type=click.UNPROCESSED)
 @click.option("-m", "module", metavar="MODULE", help="Run a module, as python -m does; what follows is for it.")
@@ -32,7 +44,7 @@ SETTINGS = {"ignore_unknown_options": False, "allow_interspersed_args": False}
               help="Deliver to MLflow, or keep the run in its files.")  # fmt: skip
 @click.option("--experiment", metavar="NAME", help="The MLflow experiment. [default: MLflow's own setting]")
 @click.option("--run-name", metavar="NAME", help="The run's name. [default: the script's]")
-@click.option("--dir", "folder", metavar="DIR", default="gradwatch-runs", show_default=True,
+@click.option("--dir", "dir", metavar="DIR", default="gradwatch-runs", show_default=True,
               help="The folder that holds the run folders.")  # fmt: skip
 @click.option("--set-seed", metavar="N", type=click.IntRange(0), help="Seed random, numpy and torch with N.")
 @click.option("--tag", "tag", metavar="KEY=VALUE", multiple=True, help="An MLflow tag of the run; again for more.")
@@ -51,7 +63,7 @@ def run(ctx: click.Context, /, script: str | None, args: tuple[str, ...], module
       gradwatch run --metric-regex 'accuracy=acc ([0-9.]+)' -m project.train
     """  # noqa: D301  (click reads the backspace)
     from gradwatch.cli import Handover
-    from gradwatch.launch import Plan
+    from gradwatch.launch import Plan, find_program
     from gradwatch.launch import run as launch
     from gradwatch.metrics import parse_pattern
 
@@ -70,7 +82,7 @@ def run(ctx: click.Context, /, script: str | None, args: tuple[str, ...], module
         "every": options["every"],
         "slots": options["slots"],
         "log": None if options["log"] == "none" else "mlflow",
-        "dir": str(Path(options["folder"]).resolve()),  # the script may change its directory
+        "dir": str(Path(options["dir"]).resolve()),  # the script may change its directory
         "run_name": options["run_name"] or name,
         "tags": _pairs("tag", options["tag"]),
         "params": _pairs("param", options["param"]),
@@ -83,7 +95,7 @@ def run(ctx: click.Context, /, script: str | None, args: tuple[str, ...], module
         source=target,
         seed=options["set_seed"],
     )
-    raise Handover(functools.partial(launch, target, args, plan, bool(module)))
+    raise Handover(functools.partial(launch, find_program(target, bool(module)), args, plan))
 
 
 def _policy(text: str | None) -> str | None:

@@ -185,11 +185,16 @@ def _tail(path: Path, size: int = 20_000) -> str:
 
 
 def _launched(prefix: Sequence[str]) -> list[str]:
-    """The launcher and `python -m gradwatch run`; a launcher that starts Python itself gets the module alone."""
+    """The launcher and `python -m gradwatch run`; a launcher that starts Python itself gets the module alone.
+
+    `--` keeps such a launcher from taking our options for its own.
+    """
     words = [Path(word).name for word in prefix]
     own = {"torchrun", "accelerate", "torch.distributed.run", "torch.distributed.launch"} & set(words)
     no_python = {"--no-python", "--no_python"} & set(words)
-    return [*prefix, *([] if own and not no_python else [sys.executable]), "-m", "gradwatch", "run"]
+    if own and not no_python:
+        return [*prefix, "-m", "--", "gradwatch", "run"]
+    return [*prefix, sys.executable, "-m", "gradwatch", "run"]
 
 
 def slots(jobs: int, devices: Sequence[str], environment: dict[str, str]) -> list[dict[str, str]]:
