@@ -5,6 +5,7 @@ import json
 import os
 import re
 import shlex
+import shutil
 import signal
 import socket
 import sqlite3
@@ -247,7 +248,7 @@ def test_a_crash_and_a_divergence_are_results(desk):
     assert "exit code 1" in out
     assert "ValueError: boom" in out
     assert re.search(r"none, seed 0: finished after \d+ s, 60 steps, loss .*exploding", out)
-    assert re.search(r"^ ?none +1 .* 1 of 1 ", out, re.M)
+    assert re.search(r"^ ?none +2 .* 2 of 2 ", out, re.M)
     assert f"{GLOBAL}, seed 1 is not compared: failed after 10 steps." in out
     failed = [name for name, record in records(desk).items() if record["status"] == "failed"]
     assert len(failed) == 2
@@ -321,8 +322,8 @@ def test_set_seed_makes_a_script_without_a_seed_repeat_itself(desk):
         "w.sum().backward()\n"
         "optimizer.step()\n"
     )
-    sweep("--log", "none", "--clip", "none", "--clip", GLOBAL, "--seed", "5", "--seed", "6", "--set-seed", "--jobs", "2",
-          "train.py")  # fmt: skip
+    seeds = ["--seed", "5", "--seed", "6", "--set-seed"]
+    sweep("--log", "none", "--clip", "none", "--clip", GLOBAL, *seeds, "--jobs", "2", "train.py")
     drawn = {}
     for path in desk.glob("gradwatch-runs/*/*/output.log"):
         seed = re.search(r"seed(\d)", path.parent.name)[1]
@@ -348,6 +349,22 @@ def test_a_prefix_starts_every_training(desk):
     assert "X is a b and threads 1 1" in output.read_text()
     (folder,) = run_folders(output.parent)
     assert policy_text(read_manifest(folder)) == GLOBAL
+
+
+def test_another_pool_as_the_prefix(desk):
+    """The example of the docs: a launcher that hands each training to processes that are not the sweep's own."""
+    shutil.copy(ROOT / "docs/examples/second_pool.py", desk)
+    pool = subprocess.Popen([sys.executable, "second_pool.py", "serve", "2"], stdout=subprocess.PIPE, text=True)
+    try:
+        assert pool.stdout.readline() == "2 workers are waiting\n"
+        submit = f"{sys.executable} second_pool.py submit"
+        sweep("--log", "none", "--jobs", "2", "--prefix", submit, "--clip", "none", "--clip", GLOBAL, "train.py")
+    finally:
+        pool.terminate()
+        pool.communicate()
+    outputs = [path.read_text() for path in desk.glob("gradwatch-runs/*/*/output.log")]
+    assert [text.splitlines()[0] for text in outputs] == [f"in the pool of process {pool.pid}"] * 2
+    assert [record["status"] for record in records(desk).values()] == ["finished"] * 2
 
 
 def test_torchrun_as_the_prefix(desk):
@@ -388,6 +405,15 @@ def test_what_makes_no_sense_is_one_line(desk, args, words):
     assert re.fullmatch(r"Error: .*\n", result.stderr)
     assert words in result.stderr
     assert not list(desk.glob("gradwatch-runs/*"))
+
+
+def test_a_file_may_hold_the_settings(desk):
+    (desk / "gradwatch.toml").write_text('clip = "AGC(0.01)"\n[sweep]\nclips = ["none", "ClipByNrm(1)"]\n')
+    result = CliRunner().invoke(main, ["sweep", "train.py"])
+    assert "ClipByNrm" in result.stderr
+    assert (
+        CliRunner().invoke(main, ["sweep", "--clip", "AGC(0.1)", "nothing.py"]).stderr.startswith("Error: there is no")
+    )
 
 
 def test_a_run_that_an_earlier_sweep_left_at_work_is_not_started_twice(desk):

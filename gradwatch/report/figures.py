@@ -34,6 +34,7 @@ class Chart:
     height: int = 280
     note: str = ""
     tab: str = ""
+    wide: bool = False  # it wants the whole width of the page
 
 
 def text(name: str) -> str:

@@ -49,7 +49,7 @@ class Page:
         placed = []
         for chart in charts:
             placed.append({"number": len(self.figures), "title": chart.title, "height": chart.height,
-                           "note": chart.note, "tab": chart.tab})  # fmt: skip
+                           "note": chart.note, "tab": chart.tab, "wide": chart.wide})  # fmt: skip
             self.figures.append(chart.figure)
         return placed
 

@@ -51,7 +51,7 @@ def heat_multiples(members: dict[str, list[History]]) -> Chart | None:
     said += ", on one colour scale; red: inf or NaN. Each cell is the highest of the steps and layers it stands for."
     if len(drawn) > MOST:
         said += f" The first {MOST} of {len(drawn)} policies."
-    return Chart("Gradient norm of each layer before the clip, policy by policy", made, height, said)
+    return Chart("Gradient norm of each layer before the clip, policy by policy", made, height, said, wide=True)
 
 
 def _traces(data: HeatMap, policy: str, number: int) -> list[dict[str, Any]]:
