@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from gradwatch.policies import chain as chain
     from gradwatch.policies import only as only
     from gradwatch.policies import parse as parse
+    from gradwatch.running import log as log
     from gradwatch.session import Watch as Watch
     from gradwatch.stores import open_history as open_history
     from gradwatch.watching import watch as watch
@@ -75,6 +76,7 @@ _HOMES = {
         "only",
         "parse",
     ),
+    "gradwatch.running": ("log",),
     "gradwatch.stores": ("open_history",),
     "gradwatch.session": ("Watch",),
     "gradwatch.watching": ("watch",),

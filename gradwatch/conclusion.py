@@ -47,7 +47,7 @@ def conclude(client: MlflowClient, run_id: str, experiment_id: str, folder: Path
                 store.upload(client, run_id, path)
         facts = {"Verdict": verdict, "Clip": str(run.clip), "Renorm": str(run.renorm)}
         cures = {f"{f.severity} {f.summary}": f"{f.cause} {f.cure}" for f in findings[:MOST_FINDINGS]}
-        store.set_description(client, run_id, description(history, experiment_id, run_id, facts, cures), joined)
+        store.set_description(client, run_id, description(history, experiment_id, run_id, facts, cures))
     store.set_status(client, run_id, run.status, run.ended, joined)
     log.info("%s: delivered, %s: %s", folder, run.status, verdict)
 

@@ -189,8 +189,10 @@ class Courier:
         """Join the run that the trainer named, or create one."""
         from gradwatch.stores import mlflow as store
 
-        cursor, named = self.cursor, (run.mlflow or {}).get("run_id")
-        cursor.tracking_uri, cursor.joined = public_uri(uri), named is not None
+        target = run.mlflow or {}
+        cursor, named = self.cursor, target.get("run_id")
+        # a run that `gradwatch run` created has a name from the start, and is ours all the same
+        cursor.tracking_uri, cursor.joined = public_uri(uri), bool(named and target.get("joined", True))
         if named:
             cursor.run_id, cursor.experiment_id = named, store.join_run(client, named)
             return

@@ -17,15 +17,25 @@ import threading
 import time
 import warnings
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from gradwatch.errors import GradwatchWarning
-from gradwatch.history import Run
 from gradwatch.uri import public_uri
+
+if TYPE_CHECKING:
+    from gradwatch.history import Run
 
 log = logging.getLogger("gradwatch")
 
 CURSOR = "cursor.json"
+# MLflow's own retries block a call for up to 20 minutes; the courier has its own, between passes.
+MLFLOW_SETTINGS = {
+    "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1",
+    "MLFLOW_HTTP_REQUEST_TIMEOUT": "30",
+    "MLFLOW_DISABLE_TELEMETRY": "true",
+    "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true",
+    "MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR": "false",
+}
 # The courier is not a rank: it must not look like one to whatever it imports.
 _RANK_VARIABLES = (
     "RANK",
@@ -130,7 +140,7 @@ def _start(folder: Path, command: str, output: str, instead: str) -> subprocess.
                 stdin=subprocess.DEVNULL,
                 stdout=file,
                 stderr=subprocess.STDOUT,
-                env=_environment(),
+                env=child_environment(),
                 start_new_session=True,
             )
     except OSError as error:
@@ -141,7 +151,8 @@ def _start(folder: Path, command: str, output: str, instead: str) -> subprocess.
     return process
 
 
-def _environment() -> dict[str, str]:
+def child_environment() -> dict[str, str]:
+    """The environment of a process that serves a training: it is no rank, and imports this gradwatch."""
     dropped = [name for name in os.environ if name in _RANK_VARIABLES or name.startswith("TORCHELASTIC_")]
     env = {name: value for name, value in os.environ.items() if name not in dropped}
     env["PYTHONSAFEPATH"] = "1"  # a user's queue.py or mlflow.py in the working directory must not be imported

@@ -115,10 +115,18 @@ class Recorder:
         done = len(self.rows) - (not last_too)
         if done <= 0:
             return  # scalars logged before the first step wait for it
+        self._put_last(done)
         left = [(row - done, name, number) for row, name, number in self.values if row >= done]
         fields, extras = self.ring.drain(len(self.rows) - done, sum(number is None for _, _, number in left))
         self.sink(self._history(self.rows, fields, iter(extras)).take(np.arange(done)))
         self.rows, self.values = self.rows[done:], left
+
+    def _put_last(self, done: int) -> None:
+        """What was logged for rows that stay goes behind the rest, in the ring too: that keeps its last tensors."""
+        stays = [row >= done for row, _, _ in self.values]
+        tensors = [late for late, (_, _, number) in zip(stays, self.values, strict=True) if number is None]
+        self.values = [self.values[i] for i in sorted(range(len(stays)), key=stays.__getitem__)]
+        self.ring.extras = [self.ring.extras[i] for i in sorted(range(len(tensors)), key=tensors.__getitem__)]
 
     def _history(self, rows: list[Row], fields: dict[str, Any], extras: Iterator[Any]) -> History:
         t = len(rows)
@@ -128,6 +136,8 @@ class Recorder:
         steps = _per_step(rows, layers, skipped[:, 0])
         for row, name, number in self.values:
             value = next(extras) if number is None else np.float64(number)
+            if row >= t:
+                continue  # of a step that is still to come
             table, empty = (layers, (t, len(self.kept))) if value.ndim else (steps, (t,))
             table.setdefault(name, np.full(empty, np.nan, value.dtype if value.ndim else np.float64))[row] = value
         attempt = np.full(t, self.run.attempt, np.int64)

@@ -9,14 +9,16 @@ import subprocess
 import sys
 import time
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor
+from torch.optim import Optimizer
 
-from gradwatch import delivery
+from gradwatch import delivery, running
 from gradwatch.errors import GradwatchWarning, WatchError
 from gradwatch.history import History
 from gradwatch.hooks import untraced
@@ -63,6 +65,7 @@ class Watch:
         self._recorder = self._new_recorder()
         stepper.attach(self._recorder, self._between, owner=self)
         atexit.register(self._close_at_exit)
+        running.watches.append(self)
 
     @property
     def dir(self) -> Path:
@@ -70,6 +73,11 @@ class Watch:
         nothing, the folder of the runs.
         """
         return self._writer.folder
+
+    @property
+    def target(self) -> Mapping[str, Any] | None:
+        """The MLflow run that this process writes to, as the manifest notes it; None where it writes none."""
+        return None if isinstance(self._writer, NullWriter) else self._writer.run.mlflow
 
     @property
     def closed(self) -> bool:
@@ -97,16 +105,41 @@ class Watch:
         if self._recorder.due:  # a long validation between two steps must not hold the rows back
             self._drain(last_too=False)
 
-    def close(self, status: str = "FINISHED") -> None:
+    @untraced
+    def log_next(self, **values: float | Tensor) -> None:
+        """Add scalars to the step that is about to begin, as `log` does to the last one."""
+        if not self._closed:
+            self._recorder.log_next(values)
+
+    def clipped(self, params: Sequence[Tensor], values: Mapping[str, Any]) -> None:
+        """The loop clipped the gradients of `params` for the coming step; `values` are what to record of it."""
+        self._stepper.loop_clips.add(params, values)
+
+    def holds(self, optimizers: Iterable[Optimizer]) -> bool:
+        """Whether one of these parameters is in an optimizer that is watched here."""
+        mine = {id(p) for p in self._stepper.layout.params}
+        return any(id(p) in mine for o in optimizers for group in o.param_groups for p in group["params"])
+
+    def shapes(self) -> dict[str, torch.Size]:
+        """The shape of every parameter of the model, by name."""
+        return {name: p.shape for name, p in self._source.model.named_parameters()}
+
+    def deliver_to(self, target: Mapping[str, Any]) -> None:
+        """Name the MLflow run (`run_id`, `experiment_id`, `tracking_uri`, `joined`), unless one is named already."""
+        known = self._writer.run.mlflow
+        if not self._closed and known is not None and not known["run_id"]:
+            self._writer.update(mlflow={**known, **target})
+
+    def close(self, status: str = "FINISHED", wait: bool = True) -> None:
         """Write what is left, take the hooks off, and give the courier a moment to deliver. Twice is harmless.
 
         Args:
             status: the run's status in MLflow: FINISHED, FAILED or KILLED; of a training that was halted, FAILED.
+            wait: whether to give the courier that moment; it delivers all the same.
         """
         if self._closed:
             return
-        self._closed = True
-        atexit.unregister(self._close_at_exit)
+        self._leave()
         self._stepper.detach()
         self._drain()
         self._start_courier()
@@ -118,7 +151,7 @@ class Watch:
                 f"no optimizer step was seen, so {self.dir} is empty: the loop took none, stepped an optimizer other "
                 "than the one that watch() was given, or replayed its steps from a CUDA graph"
             )
-        if self._courier is not None:
+        if self._courier is not None and wait:
             seconds = CLOSE_SECONDS if time.monotonic() - self._started < LONG_RUN else LAST_SECONDS
             cursor = delivery.wait_delivered(self.dir, seconds, self._courier)
             self._say_url(cursor)
@@ -126,6 +159,12 @@ class Watch:
                 self.say(f"not all of it is in MLflow yet; gradwatch sync {self.dir} makes sure of it")
         self._live.look(self._stepper.steps)
         self._live.speak()
+
+    def abandon(self) -> None:
+        """End without a trace: in a forked process, whose parent goes on watching and writing."""
+        if not self._closed:
+            self._leave()
+            self._stepper.detach(finish=False)
 
     def state_dict(self) -> dict[str, Any]:
         """The policy's state, the step count and where the run is recorded, for a checkpoint.
@@ -181,6 +220,11 @@ class Watch:
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         self.close("FINISHED" if kind is None else "KILLED" if issubclass(kind, KeyboardInterrupt) else "FAILED")
+
+    def _leave(self) -> None:
+        self._closed = True
+        atexit.unregister(self._close_at_exit)
+        running.watches.remove(self)
 
     def _new_recorder(self) -> Recorder:
         stepper = self._stepper

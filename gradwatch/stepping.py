@@ -76,11 +76,13 @@ class Stepper:
         self._hooks = Hooks(self.optimizers, self._begin, self._end, owner)
         self._leave = listen(self._under_scaler, self.loop_clips.add)
 
-    def detach(self) -> None:
-        """Take the hooks off, and finish the step under way."""
+    def detach(self, finish: bool = True) -> None:
+        """Take the hooks off, and `finish` the step under way."""
         self._hooks.remove()
         self._leave()
-        if self.layout.sharding is None:  # otherwise the other ranks may be elsewhere: one that raised stays alone here
+        if (
+            finish and self.layout.sharding is None
+        ):  # otherwise the other ranks may be elsewhere: one that raised stays alone here
             self._end_round()
 
     def relayout(self, layout: Layout) -> None:

@@ -64,6 +64,7 @@ class _Seen:
         self.lock = threading.Lock()
         self.listeners: tuple[_Listener, ...] = ()  # replaced, never changed: a call may be walking through it
         self.undo: list[Callable[[], None]] = []
+        self.replaced = False  # whether the loop's own clips are left out
 
 
 _seen = _Seen()
@@ -86,6 +87,11 @@ def listen(under_scaler: UnderScaler, clipped: Clipped) -> Callable[[], None]:
             ]
         _seen.listeners = (*_seen.listeners, listener)
     return functools.partial(_leave, listener)
+
+
+def replace_clips() -> None:
+    """From now on the clips of torch.nn.utils leave gradients alone, for as long as somebody listens."""
+    _seen.replaced = True
 
 
 def _leave(listener: _Listener) -> None:
@@ -141,9 +147,11 @@ def _inner(function: Function) -> CellType | None:
 def _tell_of_step(original: Function) -> Function:
     @functools.wraps(original)
     def step(self: torch.amp.GradScaler, optimizer: Optimizer, *args: Any, **kwargs: Any) -> Any:
+        told: list[_Listener] = []
         with ExitStack() as stack:
-            for listener in _seen.listeners:
-                stack.enter_context(listener.under_scaler(optimizer, self))
+            while new := [other for other in _seen.listeners if other not in told]:  # one may bring in another
+                told.append(new[0])
+                stack.enter_context(new[0].under_scaler(optimizer, self))
             return original(self, optimizer, *args, **kwargs)
 
     return step
@@ -154,6 +162,8 @@ def _tell_of_norm(original: Function) -> Function:
     def clip(
         parameters: Tensor | Iterable[Tensor], max_norm: float, total_norm: Tensor, *args: Any, **more: Any
     ) -> Any:
+        if _seen.replaced:
+            return None
         params = _listed(parameters)
         out = original(params, max_norm, total_norm, *args, **more)
         # the norm of sharded gradients is a DTensor, whose value would take a collective
@@ -167,6 +177,8 @@ def _tell_of_norm(original: Function) -> Function:
 def _tell_of_value(original: Function) -> Function:
     @functools.wraps(original)
     def clip(parameters: Parameters, clip_value: float, *args: Any, **more: Any) -> Any:
+        if _seen.replaced:
+            return None
         params = _listed(parameters)
         out = original(params, clip_value, *args, **more)
         _tell(params, {"user_clip_value": clip_value})

@@ -180,12 +180,12 @@ def _policy(value: Policy | str | None, role: str) -> Policy | None:
 
 def _unwrapped(optimizer: Any) -> Any:
     """The optimizer whose steps fire hooks: a wrapper (Accelerate's) hands each real step on to its `.optimizer`."""
-    while not _fires_hooks(optimizer) and hasattr(optimizer, "optimizer"):
+    while not fires_hooks(optimizer) and hasattr(optimizer, "optimizer"):
         optimizer = optimizer.optimizer
     return optimizer
 
 
-def _fires_hooks(optimizer: object) -> bool:
+def fires_hooks(optimizer: object) -> bool:
     """Whether `Optimizer.__init__`, which puts the hooks around a class's `step`, ran for this one."""
     return bool(getattr(getattr(type(optimizer), "step", None), "hooked", False))
 
@@ -202,7 +202,7 @@ def _check(
     if not optimizers or not all(isinstance(o, Optimizer) for o in optimizers):
         raise WatchError(f"optimizer={optimizers!r:.200}: wanted a torch.optim.Optimizer, or a list of them")
     for o in optimizers:
-        if not _fires_hooks(o):
+        if not fires_hooks(o):
             raise WatchError(
                 f"{type(o).__name__} never called Optimizer.__init__, so that its steps fire no hooks: pass the "
                 "optimizer that it wraps"
@@ -234,7 +234,7 @@ def _check_run(
         raise WatchError(f"the Watch given as run= ({run.dir}) is closed: its run is over")
     if run is not None and run_id is not None:
         raise WatchError("run_id= beside run=: the MLflow run is that of the Watch given as run=")
-    if run is not None and any(_old_watch(o) is run for o in optimizers):
+    if run is not None and any(watch_of(o) is run for o in optimizers):
         raise WatchError("the Watch given as run= watches this optimizer itself: leave run= away to watch it anew")
 
 
@@ -251,7 +251,7 @@ def _warn_of_line_search(optimizers: list[Optimizer], clip: Policy | None) -> No
             )
 
 
-def _old_watch(optimizer: Optimizer) -> Watch | None:
+def watch_of(optimizer: Optimizer) -> Watch | None:
     """The Watch whose hook the optimizer already carries."""
     hooks: dict[int, Callable[..., Any]] = optimizer._optimizer_step_pre_hooks
     owners = [getattr(getattr(hook, "__self__", None), "owner", None) for hook in hooks.values()]
@@ -261,7 +261,7 @@ def _old_watch(optimizer: Optimizer) -> Watch | None:
 def _replace_old(optimizers: list[Optimizer]) -> None:
     """Close the Watches that watch these optimizers already (a notebook cell run twice)."""
     for o in optimizers:
-        old = _old_watch(o)
+        old = watch_of(o)
         if old is not None:
             old.say(f"this {type(o).__name__} was watched already; the old Watch ({old.dir}) is closed")
             old.close()

@@ -10,9 +10,9 @@ import pytest
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "gradwatch"
 FLOORS = [
-    {"errors", "ring", "uri", "sharding", "same"},
+    {"errors", "ring", "uri", "sharding", "same", "running", "seeding"},
     {"history", "formulas", "layout", "ranknorms", "hooks"},
-    {"grads", "fused", "torch_calls"},
+    {"grads", "fused", "torch_calls", "losses"},
     {
         "layers",
         "policies",
@@ -25,12 +25,14 @@ FLOORS = [
         "whatif",
         "recorder",
         "delivery",
+        "ownership",
+        "metrics",
     },
-    {"stepping", "plan", "sharing", "report", "config", "oneshot", "live"},
+    {"stepping", "plan", "sharing", "report", "config", "oneshot", "live", "advance"},
     {"session", "diagnosis"},
     {"watching", "conclusion"},
-    {"courier", "launch", "monitor", "adapters"},
-    {"dispatch"},
+    {"courier", "autowatch", "monitor", "adapters"},
+    {"dispatch", "launch", "sweep"},
     {"workloads"},
     {"cli"},
 ]
@@ -39,7 +41,8 @@ READ_SIDE = {"history", "formulas", "rules", "compare", "whatif", "report", "sto
 TRAIN_SIDE = {
     "ring", "sharding", "layout", "grads", "weights", "fused", "layers", "policies", "recorder", "stepping", "oneshot",
     "ranknorms", "delivery", "sharing", "session", "watching", "hooks", "torch_calls", "scaling",
-    "backward", "adapters", "same", "plan", "live",
+    "backward", "adapters", "same", "plan", "live", "running", "losses", "ownership", "metrics", "advance", "autowatch",
+    "launch", "seeding",
 }  # fmt: skip
 MAY_IMPORT_MLFLOW = {"stores/mlflow.py", "stores/remote.py"}
 

@@ -19,8 +19,9 @@ from gradwatch.errors import RunError
 from gradwatch.history import Layer
 from gradwatch.report import build_report, render_html, write_overview
 from gradwatch.report.build import changed, percent, quantity_text, threshold
+from gradwatch.report.compared import plus_minus
 from gradwatch.report.shrink import bucket_mean, heat_map, thin
-from gradwatch.report.text import head_lines, plus_minus, render_csv, render_json, render_markdown, show_run
+from gradwatch.report.text import head_lines, render_csv, render_json, render_markdown, show_run
 from tests.make_run import make_history
 
 HOSTILE = '</script><script>window.hacked=1</script><img src=x onerror="window.hacked=1">'
@@ -220,7 +221,9 @@ def test_many_runs_have_one_section_per_setting_and_one_colour_per_policy():
     shades = {}
     for drawn in figures(page):
         for trace in drawn["data"]:
-            shades.setdefault(trace["legendgroup"], set()).add(trace["line"]["color"])
+            shades.setdefault(trace["legendgroup"], set())
+            if trace["type"] == "scatter":
+                shades[trace["legendgroup"]].add(trace["line"]["color"])
     assert {policy: len(found) for policy, found in shades.items()} == {"AGC(0.01)": 1, "none": 1}
 
 

@@ -150,8 +150,25 @@ def test_a_policy_can_be_hidden_in_all_charts_of_its_section(view):
     page.click(".legend button:has-text('AGC')")
     shown = page.evaluate("""[...document.querySelectorAll('.plot')].map(div =>
         div.data.filter(t => t.visible !== false).map(t => t.legendgroup))""")
-    assert len(shown) == 4
+    assert len(shown) == 5
     assert {group for chart in shown for group in chart} == {"none"}
+    assert complaints == []
+
+
+def test_the_comparison_can_be_sorted_by_mouse_and_by_keyboard(view):
+    runs = [make_history(steps=40, seed=s, clip=clip) for clip in (None, "AGC(0.01)", "AGC(0.1)") for s in (0, 1)]
+    for i, history in enumerate(runs):
+        history.per_step["clip_rate"][:] = (0.5, 0.05, np.nan)[i // 2]
+    page, complaints = view(render_html(build_report(runs)))
+    order = "[...document.querySelectorAll('.sortable tbody tr')].map(tr => tr.cells[0].innerText)"
+    page.click(".sortable th button:has-text('clip rate')")
+    assert page.evaluate(order) == ["AGC(0.01)", "none", "AGC(0.1)"]  # 5 % before 50 %, the unknown last
+    page.keyboard.press("Enter")
+    assert page.evaluate(order) == ["none", "AGC(0.01)", "AGC(0.1)"]
+    page.click(".sortable th button:has-text('policy')")
+    assert page.evaluate(order) == ["AGC(0.01)", "AGC(0.1)", "none"]
+    sorted_by = "[...document.querySelectorAll('.sortable th[aria-sort]')].map(th => th.innerText + th.ariaSort)"
+    assert [text.split()[0] for text in page.evaluate(sorted_by)] == ["policyascending"]
     assert complaints == []
 
 

@@ -4,36 +4,41 @@ from __future__ import annotations
 
 import importlib
 import os
+from collections.abc import Callable
 from typing import Any
 
 import click
 
 from gradwatch import __version__
+from gradwatch.delivery import MLFLOW_SETTINGS
 from gradwatch.errors import GradwatchError
 
 COMMANDS = {
+    "run": "Run a training script as it is, watched: no edits.",
+    "sweep": "Train a script under several policies and seeds, and compare them.",
     "demo": "Train two small networks under several policies and compare them.",
     "report": "Write a report of one run, or one that compares many.",
-    "compare": "Compare runs in the terminal: one row per policy.",
+    "compare": "Compare runs: one row per policy, and which one is better.",
     "check": "Check one run for findings, as a gate for CI.",
     "show": "Show one run: verdict, layers, norms, clip rates.",
     "sync": "Deliver recorded runs to MLflow.",
     "ui": "Open the MLflow UI on the runs, with the right charts.",
 }
-# MLflow's own retries block a call for up to 20 minutes; the courier has its own, between passes.
-MLFLOW_SETTINGS = {
-    "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1",
-    "MLFLOW_HTTP_REQUEST_TIMEOUT": "30",
-    "MLFLOW_DISABLE_TELEMETRY": "true",
-    "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true",
-    "MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR": "false",
-}
+
+OF_SCRIPTS = ("run", "sweep")  # what these start is the user's own, and so are its settings of MLflow
 
 
 class Failure(click.ClickException):
     """One line on stderr and exit code 2, no traceback."""
 
     exit_code = 2
+
+
+class Handover(BaseException):
+    """Something to do when click is done, which would take a script's exceptions for its own."""
+
+    def __init__(self, then: Callable[[], None]) -> None:
+        self.then = then
 
 
 class Commands(click.Group):
@@ -55,6 +60,14 @@ class Commands(click.Group):
         with formatter.section("Commands"):
             formatter.write_dl(list(COMMANDS.items()))
 
+    def main(self, *args: Any, **extra: Any) -> Any:
+        """Click's own; then whatever a command has left to do outside of click."""
+        try:
+            return super().main(*args, **extra)
+        except Handover as handover:
+            then = handover.then
+        return then()
+
     def invoke(self, ctx: click.Context) -> Any:
         """Run the command; what gradwatch raises on purpose becomes one line."""
         try:
@@ -67,10 +80,11 @@ class Commands(click.Group):
 
 @click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
 @click.version_option(__version__, prog_name="gradwatch")
-def main() -> None:
+@click.pass_context
+def main(ctx: click.Context) -> None:
     """gradwatch: see every layer's gradient, clip it, and prove in MLflow which policy works.
 
     RUN is a run folder, an MLflow run id, experiment:NAME, or latest.
     """
-    for name, value in MLFLOW_SETTINGS.items():
+    for name, value in () if ctx.invoked_subcommand in OF_SCRIPTS else MLFLOW_SETTINGS.items():
         os.environ.setdefault(name, value)

@@ -2,24 +2,47 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import click
+
+FORMATS = ("text", "csv", "md", "json")
+
+
+def compared_by(command: Callable[..., Any]) -> Callable[..., Any]:
+    """The options of every command that compares runs."""
+    for option in (
+        click.option("--target", type=float, metavar="VALUE", help="Also the steps until the metric reached VALUE."),
+        click.option("--baseline", metavar="POLICY", help="Compare with this policy. [default: none]"),
+        click.option("--metric", metavar="NAME", help="Compare by this logged value alone."),
+    ):
+        command = option(command)
+    return command
 
 
 @click.command()
 @click.argument("runs", metavar="RUN...", nargs=-1, required=True)
-@click.option("--metric", metavar="NAME", help="Compare by this logged value alone.")
-def compare(runs: tuple[str, ...], metric: str | None) -> None:
-    """Compare runs in the terminal: one row per policy.
+@compared_by
+@click.option("--format", "kind", type=click.Choice(FORMATS), default="text", show_default=True,
+              help="How to print it.")  # fmt: skip
+def compare(runs: tuple[str, ...], metric: str | None, baseline: str | None, target: float | None, kind: str) -> None:
+    """Compare runs: one row per policy, and which one is better.
 
-    Runs that differ only in their seed share a row, with mean and standard deviation.
+    Runs that differ only in their seed share a row, with means, 95 % intervals over the seeds, and a verdict.
 
     \b
     Example:
       gradwatch compare experiment:mnist
-      gradwatch compare gradwatch-runs/* --metric val_loss
+      gradwatch compare gradwatch-runs/* --metric val_loss --target 1.8
+      gradwatch compare gradwatch-runs/* --format json
     """  # noqa: D301  (click reads the backspace)
-    from gradwatch.compare import compare as compare_runs
-    from gradwatch.report.text import print_table, show_comparison
+    from gradwatch.compare import settle
+    from gradwatch.report.text import comparison_text, print_table, show_comparison
     from gradwatch.stores import open_histories
 
-    print_table(show_comparison(compare_runs(open_histories(runs), metric)))
+    settled = settle(open_histories(runs), metric, baseline, target)
+    if kind == "text":
+        print_table(show_comparison(settled))
+    else:
+        click.echo(comparison_text(settled, kind), nl=False)

@@ -6,6 +6,8 @@ from pathlib import Path
 
 import click
 
+from gradwatch.cli.compare import compared_by
+
 FORMATS = ("html", "md", "json", "csv")
 
 
@@ -13,8 +15,10 @@ FORMATS = ("html", "md", "json", "csv")
 @click.argument("runs", metavar="RUN...", nargs=-1, required=True)
 @click.option("-o", "--output", metavar="FILE", help="Where to write; - is standard output. [default: report.FORMAT]")
 @click.option("--format", "kind", type=click.Choice(FORMATS), default="html", show_default=True, help="What to write.")
-@click.option("--metric", metavar="NAME", help="Compare by this logged value alone.")
-def report(runs: tuple[str, ...], output: str | None, kind: str, metric: str | None) -> None:
+@compared_by
+def report(
+    runs: tuple[str, ...], output: str | None, kind: str, metric: str | None, baseline: str | None, target: float | None
+) -> None:
     """Write a report of one run, or one that compares many.
 
     The HTML page holds everything it needs: mail it, archive it, or open it in MLflow's artifact tab.
@@ -31,7 +35,7 @@ def report(runs: tuple[str, ...], output: str | None, kind: str, metric: str | N
     from gradwatch.stores import open_histories
 
     render = {"html": render_html, "md": render_markdown, "json": render_json, "csv": render_csv}[kind]
-    text = render(build_report(open_histories(runs), metric))
+    text = render(build_report(open_histories(runs), metric, baseline, target))
     if output == "-":
         click.echo(text, nl=False)
         return

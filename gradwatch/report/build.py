@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from gradwatch.compare import compare, final, metric_names, nonfinite_steps, policy_text
+from gradwatch.compare import Winner, final, metric_names, nonfinite_steps, policy_text, settle
 from gradwatch.errors import RunError
 from gradwatch.history import Floats, History, loop_clips
 from gradwatch.report.suggest import Suggestion, suggest
@@ -79,20 +79,27 @@ class RunSummary:
 
 @dataclass(frozen=True)
 class Report:
-    """One run or many; `comparison` is `compare.compare`'s table, None for one run. Renderers turn this into text."""
+    """One run or many. Renderers turn this into text.
+
+    `comparison` is `compare.compare`'s table, None for one run; `winners` and `notes` are what follows from it.
+    """
 
     title: str
     runs: tuple[RunSummary, ...]
     histories: tuple[History, ...]
     metrics: tuple[str, ...]
     comparison: pd.DataFrame | None
+    winners: tuple[Winner, ...] = ()
+    notes: tuple[str, ...] = ()
 
 
-def build_report(histories: Sequence[History], metric: str | None = None) -> Report:
-    """A report of one run, or one that compares many; `metric` picks a logged scalar to compare by.
+def build_report(
+    histories: Sequence[History], metric: str | None = None, baseline: str | None = None, target: float | None = None
+) -> Report:
+    """A report of one run, or one that compares many; the other arguments are those of `compare.compare`.
 
     Raises:
-        RunError: there are no runs, none of them recorded a step, or none logged `metric`.
+        RunError: there are no runs, none of them recorded a step, none logged `metric`, or had the policy `baseline`.
 
     """
     if not any(len(history) for history in histories):
@@ -104,12 +111,15 @@ def build_report(histories: Sequence[History], metric: str | None = None) -> Rep
     if not many:
         (run,), (history,) = runs, histories
         runs = (replace(run, suggestions=suggest(history, run.findings), what_if=what_if(history)),)
+    settled = settle(histories, metric, baseline, target) if many else None
     return Report(
         title=f"{len(histories)} runs compared" if many else histories[0].run.name,
         runs=runs,
         histories=tuple(histories),
         metrics=tuple(metrics),
-        comparison=compare(histories, metric) if many else None,
+        comparison=settled.table if settled else None,
+        winners=settled.winners if settled else (),
+        notes=settled.notes if settled else (),
     )
 
 

@@ -12,7 +12,8 @@ from numpy.typing import NDArray
 from gradwatch.compare import NO_POLICY, final, groups, natural, nonfinite_rows, policy_text
 from gradwatch.history import STEP_COLUMNS, Floats, History
 from gradwatch.report.build import clip_rate, percent, quantity_text
-from gradwatch.report.figures import NO_POLICY_COLOR, PALETTE, Chart, decades, figure, line, marks
+from gradwatch.report.figures import NO_POLICY_COLOR, PALETTE, Chart, decades, faded, figure, line, marks
+from gradwatch.report.multiples import heat_multiples
 from gradwatch.report.shrink import bucket_mean
 
 POINTS_PER_CHART = 24_000
@@ -41,7 +42,6 @@ def _shade(i: int) -> str:
 
 def sections(histories: Sequence[History], metrics: Sequence[str]) -> list[Section]:
     """One section for each combination of the settings that differ, with a chart for each metric and norm."""
-    histories = [history.every_step for history in histories]  # no chart here is of the layers
     by_setting: dict[tuple[tuple[str, str], ...], dict[str, list[History]]] = {}
     for (policy, setting), runs in groups(histories).items():
         by_setting.setdefault(setting, {})[policy] = runs
@@ -50,7 +50,9 @@ def sections(histories: Sequence[History], metrics: Sequence[str]) -> list[Secti
     found = []
     for setting, members in ordered:
         title = ", ".join(f"{key} = {value}" for key, value in setting)
-        found.append(Section(title, members, tuple(_charts(members, metrics, shades))))
+        totals = {policy: [history.every_step for history in runs] for policy, runs in members.items()}
+        maps = heat_multiples(members)
+        found.append(Section(title, members, (*_charts(totals, metrics, shades), *([maps] if maps else []))))
     return found
 
 
@@ -75,7 +77,7 @@ def _overlay(
     values = np.concatenate([history.total(name) for history in runs])
     span = decades(values) if log or (values[np.isfinite(values)] > 0).all() else 0.0
     log = log or span > 1.7
-    thin_lines, bold_lines, crosses = [], [], []
+    bands, thin_lines, bold_lines, crosses = [], [], [], []
     lanes = _lanes(runs) if name in STEP_COLUMNS else [""]  # what was logged is one series, whoever stepped
     for i, (policy, group) in enumerate(members.items()):
         style: dict[str, Any] = {"legendgroup": policy, "hovertemplate": "step %{x}: %{y:.4g}"}
@@ -86,6 +88,7 @@ def _overlay(
                 drawn = line(history.step, y, f"{policy} · {history.run.name}{lane}", shades[policy], limit, width=1,
                              line=dash, **style)  # fmt: skip
                 thin_lines.append({**drawn, "opacity": 0.35 if len(part) > 1 else 0.9})
+            bands += _band(part, name, log, shades[policy], policy)
             mean = _mean_line(part, name, log)
             if mean:
                 bold_lines.append(
@@ -95,12 +98,40 @@ def _overlay(
         if name == "grad_norm" and len(bad):
             crosses.append(marks(bad, policy, shades[policy], 0.98 - 0.04 * i, legendgroup=policy))
     note = f"Bold: the {'geometric ' if log else ''}mean over the seeds; thin: each run." if bold_lines else ""
+    note += " Shaded: from the lowest to the highest seed." if bands else ""
     note += " Crosses: steps in which a run was non-finite." if crosses else ""
     if max(len(history) for history in runs) > limit:
         note += f" Long runs are drawn with the lowest and highest of each stretch ({limit} points a run)."
     note += _lanes_note(lanes)
-    drawn = figure([*thin_lines, *bold_lines, *crosses], axis, span if log else 0, legend=False, hovermode="closest")
+    drawn = figure(
+        [*bands, *thin_lines, *bold_lines, *crosses], axis, span if log else 0, legend=False, hovermode="closest"
+    )
     return Chart(title, drawn, 300, note.strip())
+
+
+def _band(group: list[History], name: str, log: bool, color: str, policy: str) -> list[dict[str, Any]]:
+    """The lowest and the highest value over the runs of one policy, in windows of steps, with the room between filled.
+
+    Runs may end early; nothing where there are fewer than two, or their steps differ.
+    """
+    longest = max(group, key=len)
+    if len(group) < 2 or any(not np.array_equal(run.step, longest.step[: len(run)]) for run in group):
+        return []
+    values = np.full((len(group), len(longest)), np.nan)
+    for row, run in zip(values, group, strict=True):
+        row[: len(run)] = run.total(name)
+    values[~np.isfinite(values) | (log & (values <= 0))] = np.nan
+    logged = np.flatnonzero(np.isfinite(values).any(axis=0))
+    if len(logged) < 2:
+        return []
+    starts = np.arange(0, len(logged), -(-len(logged) // 200))
+    low = np.fmin.reduceat(np.fmin.reduce(values[:, logged]), starts)
+    high = np.fmax.reduceat(np.fmax.reduce(values[:, logged]), starts)
+    middle = longest.step[logged[(starts + np.append(starts[1:], len(logged)) - 1) // 2]]
+    style: dict[str, Any] = {"width": 0, "mode": "lines", "legendgroup": policy, "hoverinfo": "skip"}
+    lower = line(middle, low, f"{policy} · lowest", color, **style)
+    upper = line(middle, high, f"{policy} · highest", color, fill="tonexty", fillcolor=faded(color), **style)
+    return [lower, upper]
 
 
 def _mean_line(group: list[History], name: str, log: bool) -> tuple[NDArray[np.int64], Floats] | None:

@@ -34,6 +34,7 @@ class Chart:
     height: int = 280
     note: str = ""
     tab: str = ""
+    wide: bool = False  # it wants the whole width of the page
 
 
 def text(name: str) -> str:
@@ -44,6 +45,13 @@ def text(name: str) -> str:
 def short(name: str, length: int = 30) -> str:
     """A long name with its middle left out."""
     return name if len(name) <= length else f"{name[: length // 2 - 2]}…{name[-(length // 2 + 1) :]}"
+
+
+def faded(color: str) -> str:
+    """A colour (`#rrggbb` or `hsl(...)`) that lets what lies below it through."""
+    if color.startswith("#"):
+        return f"rgba({', '.join(str(int(color[i : i + 2], 16)) for i in (1, 3, 5))}, 0.14)"
+    return color.replace("hsl(", "hsla(").replace(")", ", 0.14)")
 
 
 def pack(values: NDArray[Any]) -> dict[str, str]:

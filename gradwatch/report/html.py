@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import gzip
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -15,6 +16,7 @@ from gradwatch.history import History
 from gradwatch.report.build import Report, RunSummary, norms_text, percent, quantity_text, steps_text
 from gradwatch.report.charts import clip_charts, heat_charts, logged_charts, norm_chart
 from gradwatch.report.charts_many import Section, colors, sections
+from gradwatch.report.compared import LAST, Column, columns, paste, winner_lines
 from gradwatch.report.depth import depth_charts
 from gradwatch.report.figures import Chart, Figure
 from gradwatch.report.findings import (
@@ -29,7 +31,7 @@ from gradwatch.report.findings import (
     where_text,
 )
 from gradwatch.report.pictures import picture
-from gradwatch.report.text import LAYER_HEADERS, comparison_cells, layer_cells
+from gradwatch.report.text import LAYER_HEADERS, layer_cells
 from gradwatch.rules import Finding
 from gradwatch.whatif import CAVEAT
 
@@ -47,7 +49,7 @@ class Page:
         placed = []
         for chart in charts:
             placed.append({"number": len(self.figures), "title": chart.title, "height": chart.height,
-                           "note": chart.note, "tab": chart.tab})  # fmt: skip
+                           "note": chart.note, "tab": chart.tab, "wide": chart.wide})  # fmt: skip
             self.figures.append(chart.figure)
         return placed
 
@@ -137,14 +139,18 @@ def _facts(run: RunSummary) -> list[tuple[str, str]]:
 
 def _many(report: Report, page: Page) -> dict[str, Any]:
     assert report.comparison is not None
-    headers, rows = comparison_cells(report.comparison)
+    shown = columns(report.comparison)
+    headers = [column.header for column in shown]
     shades = colors(report.histories)
     parts = sections(report.histories, report.metrics)
     policies = len({policy_text(history.run) for history in report.histories})
     return {
         "headers": headers,
         "words": headers.index("runs"),
-        "rows": rows,
+        "texts": {i for i, column in enumerate(shown) if column.keys is None},
+        "rows": [list(row) for row in zip(*map(_sortable, shown), strict=True)],
+        "winners": [{"lines": winner_lines(one)[: len(one.sentences)], "code": paste(one)} for one in report.winners],
+        "notes": report.notes,
         "shades": shades,
         "diverged": [bool(count) for count in report.comparison["diverged"]],
         "subtitle": _subtitle(len(report.runs), policies, len(parts)),
@@ -155,6 +161,12 @@ def _many(report: Report, page: Page) -> dict[str, Any]:
         ],
         "metrics": report.metrics,
     }
+
+
+def _sortable(column: Column) -> list[dict[str, Any]]:
+    """The cells of a column with what to sort them by: a number, or nothing for one that is unknown."""
+    keys: Sequence[float | str] = column.keys or [""] * len(column.cells)
+    return [{"text": cell, "key": "" if key == LAST else key} for cell, key in zip(column.cells, keys, strict=True)]
 
 
 def _settings(report: Report) -> list[dict[str, str]]:

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
+from gradwatch.compare import Comparison, Winner
 from gradwatch.report.build import LayerSummary, Report, RunSummary, norms_text, percent, quantity_text, steps_text
+from gradwatch.report.compared import comparison_cells, winner_lines
 from gradwatch.report.findings import (
     WHAT_IF_HEADERS,
     evidence_text,
@@ -37,39 +40,6 @@ def layer_cells(layers: tuple[LayerSummary, ...]) -> Rows:
          quantity_text(layer.update_ratio)]
         for layer in layers
     ]  # fmt: skip
-
-
-def comparison_cells(frame: pd.DataFrame) -> tuple[list[str], Rows]:
-    """The comparison as headers and rows of text: `0.953 ± 0.004` where there are several runs."""
-    columns = list(frame.columns)
-    metrics = [name.removesuffix("_std") for name in columns if name.endswith("_std")]
-    given = columns[: columns.index("runs") + 1]
-    headers = [*given, *metrics, "clip rate", "median norm", "p99 norm", "non-finite", "diverged"]
-    rows = []
-    for record in frame.to_dict("records"):
-        rows.append(
-            [
-                *(str(record[name]) for name in given),
-                *(plus_minus(record[name], record[f"{name}_std"]) for name in metrics),
-                percent(record["clip_rate"]),
-                quantity_text(record["median_grad_norm"]),
-                quantity_text(record["p99_grad_norm"]),
-                f"{record['nonfinite_steps']:,}",
-                f"{record['diverged']} of {record['runs']}" if record["diverged"] else "0",
-            ]
-        )
-    return headers, rows
-
-
-def plus_minus(mean: float, spread: float) -> str:
-    """`mean ± spread` with as many decimals as the spread deserves; no ± where there is none."""
-    if math.isnan(spread):
-        return quantity_text(mean)
-    if not 1e-4 <= abs(mean) < 1e5 or spread > 1e5:
-        return f"{mean:.2e} ± {spread:.1e}"
-    decimals = min(4, max(0, 1 - math.floor(math.log10(spread)))) if spread > 0 else 4
-    decimals = max(decimals, 2 - math.floor(math.log10(abs(mean))) if abs(mean) < 10 else 1)
-    return f"{mean:.{min(decimals, 5)}f} ± {spread:.{min(decimals, 5)}f}"
 
 
 def head_lines(run: RunSummary) -> list[tuple[str, str]]:
@@ -110,10 +80,14 @@ def show_run(run: RunSummary) -> RenderableType:
     return Group(_text(run.name, "bold"), head, *findings, *advice, *problems, layers, *(whatif if run.what_if else ()))
 
 
-def show_comparison(frame: pd.DataFrame) -> RenderableType:
-    """The comparison for the terminal."""
-    headers, rows = comparison_cells(frame)
-    return _table(headers, rows, left=headers.index("runs"))
+def show_comparison(settled: Comparison) -> RenderableType:
+    """The comparison for the terminal: the table, the notes, the winners."""
+    from rich.console import Group
+
+    headers, rows = comparison_cells(settled.table)
+    said = [line for one in settled.winners for line in ("", *winner_lines(one))]
+    notes = [_text(note, "dim") for note in settled.notes]
+    return Group(_table(headers, rows, left=headers.index("runs")), *notes, *map(_text, said))
 
 
 def print_table(shown: RenderableType) -> None:
@@ -155,8 +129,7 @@ def render_markdown(report: Report) -> str:
     """The report as Markdown: the comparison, or one run's head and layers."""
     lines = [f"# {_md(report.title)}", ""]
     if report.comparison is not None:
-        headers, rows = comparison_cells(report.comparison)
-        lines += [*_md_table(headers, rows), "", "## Runs", ""]
+        lines += [*markdown_comparison(report.comparison, report.winners, report.notes), "", "## Runs", ""]
         lines += _md_table(["run", "policy", "verdict"], [[run.name, run.policy, run.verdict] for run in report.runs])
         return "\n".join(lines) + "\n"
     (run,) = report.runs
@@ -187,9 +160,38 @@ def render_csv(report: Report) -> str:
 
 def render_json(report: Report) -> str:
     """Everything the report knows but the curves, as JSON; a number that is not finite is null."""
-    comparison = None if report.comparison is None else report.comparison.to_dict("records")
     runs = [{**asdict(run), "findings": [finding.to_json() for finding in run.findings]} for run in report.runs]
-    return json.dumps(plain({"title": report.title, "comparison": comparison, "runs": runs}), indent=2) + "\n"
+    compared = (
+        {"comparison": None}
+        if report.comparison is None
+        else _plain_comparison(report.comparison, report.winners, report.notes)
+    )
+    return json.dumps(plain({"title": report.title, **compared, "runs": runs}), indent=2) + "\n"
+
+
+def markdown_comparison(frame: pd.DataFrame, winners: Sequence[Winner], notes: Sequence[str]) -> list[str]:
+    """The winners, the table and the notes as lines of Markdown."""
+    said = [[_md(line) for line in winner_lines(one)] for one in winners]
+    return [
+        *(line for lines in said for line in (" ".join(lines), "")),
+        *_md_table(*comparison_cells(frame)),
+        "",
+        *(f"- {_md(note)}" for note in notes),
+    ]
+
+
+def comparison_text(settled: Comparison, kind: str) -> str:
+    """The comparison for a machine: `csv`, the table with all its columns; `md`; `json`, winners and notes as well."""
+    if kind == "csv":
+        return settled.table.to_csv(index=False)
+    if kind == "md":
+        return "\n".join(markdown_comparison(settled.table, settled.winners, settled.notes)) + "\n"
+    found = {"metrics": settled.metrics, **_plain_comparison(settled.table, settled.winners, settled.notes)}
+    return json.dumps(plain(found), indent=2) + "\n"
+
+
+def _plain_comparison(frame: pd.DataFrame, winners: Sequence[Winner], notes: Sequence[str]) -> dict[str, Any]:
+    return {"comparison": frame.to_dict("records"), "winners": [asdict(one) for one in winners], "notes": notes}
 
 
 def plain(value: Any) -> Any:

@@ -70,13 +70,13 @@ def open_histories(refs: Sequence[str], directory: Path = RUNS) -> list[History]
 
 
 def run_folders(directory: Path) -> list[Path]:
-    """The run folders at or below `directory` (two levels deep), oldest first. Several parts of a run are one run."""
+    """The run folders at or below `directory` (three levels deep, as those of a sweep are), oldest first. Several parts of a run are one run."""
     from gradwatch.stores.files import MANIFEST
     from gradwatch.stores.parts import PARTS, is_run
 
     if is_run(directory):
         return [directory]
-    marks = [f"{depth}/{name}" for depth in ("*", "*/*") for name in (MANIFEST, PARTS)]
+    marks = [f"{depth}/{name}" for depth in ("*", "*/*", "*/*/*") for name in (MANIFEST, PARTS)]
     marked = [path for mark in marks for path in directory.glob(mark)]
     shared = {path.parent for path in marked if path.name == PARTS}
     found = {path.parent for path in marked if path.parent.parent not in shared}

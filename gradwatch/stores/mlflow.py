@@ -129,6 +129,32 @@ def create_run(client: MlflowClient, tracking_uri: str, run: Run, label: str) ->
         return made.info.run_id, experiment
 
 
+def start_run(client: MlflowClient, tracking_uri: str, name: str, tags: dict[str, str]) -> tuple[str, str]:
+    """`(run id, experiment id)` of a new run, in the experiment that the environment names."""
+    with clear_errors("creating the run"):
+        experiment = _experiment(client, tracking_uri, {})
+        with contextlib.suppress(OSError, KeyError):  # a container's user may have no name
+            tags = {"mlflow.user": getpass.getuser(), **tags}
+        return client.create_run(experiment, None, tags, name).info.run_id, experiment
+
+
+def summary_run(client: MlflowClient, experiment_id: str, name: str, tags: dict[str, str]) -> str:
+    """The id of the run of that name and these tags in the experiment; created if there is none."""
+    wanted = " and ".join([f"attributes.run_name = '{name}'", *(f"tags.`{k}` = '{v}'" for k, v in tags.items())])
+    with clear_errors(f"the summary in experiment {experiment_id}"):
+        found = client.search_runs([experiment_id], wanted, max_results=1)
+        return str((found or [client.create_run(experiment_id, None, tags, name)])[0].info.run_id)
+
+
+def settle_run(client: MlflowClient, run_id: str, status: str) -> None:
+    """End a run that is still RUNNING; one that nobody put anything into is deleted."""
+    run = client.get_run(run_id)
+    if not (run.data.metrics or run.data.params or client.list_artifacts(run_id)):
+        client.delete_run(run_id)
+    elif run.info.status == "RUNNING":
+        client.set_terminated(run_id, status)
+
+
 def _experiment(client: MlflowClient, tracking_uri: str, target: dict[str, Any]) -> str:
     named = target.get("experiment_name")
     if target.get("experiment_id") or not (named or os.environ.get("MLFLOW_EXPERIMENT_NAME")):
@@ -233,11 +259,11 @@ def set_status(client: MlflowClient, run_id: str, status: str, ended: str | None
             client.set_terminated(run_id, status, milliseconds(ended) if ended else None)
 
 
-def set_description(client: MlflowClient, run_id: str, text: str, joined: bool) -> None:
-    """Set the run's description, unless the user wrote one on a run that was joined."""
+def set_description(client: MlflowClient, run_id: str, text: str) -> None:
+    """Set the run's description, unless the user wrote one."""
     with clear_errors(f"run {run_id}"):
         own = client.get_run(run_id).data.tags.get("mlflow.note.content", "")
-        if not (joined and own and not own.startswith("### gradwatch")):
+        if not (own and not own.startswith("### gradwatch")):
             client.set_tag(run_id, "mlflow.note.content", text)
 
 

@@ -77,6 +77,21 @@ def watched_runs(experiment: str | None = None, tracking_uri: str | None = None)
     return found
 
 
+def tagged_run(tag: str, value: str, tracking_uri: str | None = None) -> str | None:
+    """The id of the newest watched run in the store with this tag; None when there is none.
+
+    Raises:
+        RunError: no such store.
+    """
+    uri = existing_store(tracking_uri)
+    client = connect(uri)
+    with _readable(uri):
+        ids = [experiment.experiment_id for experiment in client.search_experiments()]
+        wanted = f"{WATCHED} and tags.`{tag}` = '{value}'"
+        found = client.search_runs(ids, wanted, max_results=1, order_by=["attributes.start_time DESC"])
+    return found[0].info.run_id if found else None
+
+
 def watched_experiments(tracking_uri: str) -> dict[str, str]:
     """The experiments that hold watched runs, id to name, the one with the newest run first.
 

@@ -51,6 +51,12 @@ def view_url(tracking_uri: str, experiment_id: str, ui: str = UI) -> str:
     )
 
 
+def run_url(tracking_uri: str, experiment_id: str, run_id: str, ui: str = UI) -> str:
+    """The address of one run: on its server, or where `gradwatch ui` serves a local store."""
+    base = public_uri(tracking_uri).rstrip("/") if tracking_uri.startswith("http") else ui
+    return f"{base}/#/experiments/{quote(experiment_id)}/runs/{quote(run_id)}?workflowType=machine_learning"
+
+
 def view_tag(keys: Iterable[str], previous: str | None = None) -> str | None:
     """The experiment tag's text with charts for these metric keys.
 

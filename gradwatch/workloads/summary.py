@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gradwatch.report import Report, build_report, render_html
-from gradwatch.report.text import comparison_cells
+from gradwatch.report.compared import comparison_cells
 from gradwatch.stores import run_folders
 from gradwatch.stores.files import read_run
 

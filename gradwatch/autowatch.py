@@ -1,0 +1,232 @@
+"""Watches every optimizer that steps in this process, from its first step on, though nobody called `watch()`."""
+
+from __future__ import annotations
+
+import os
+import sys
+import weakref
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from types import FrameType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+
+from gradwatch import ownership, running
+from gradwatch.errors import GradwatchError, WatchError
+from gradwatch.hooks import untraced
+from gradwatch.losses import Losses
+from gradwatch.policies import parse
+from gradwatch.session import Watch
+from gradwatch.torch_calls import listen, replace_clips
+from gradwatch.watching import fires_hooks, watch, watch_of
+
+Hook = tuple[tuple[Any, ...], dict[str, Any]] | None
+
+
+class AutoWatch:
+    """What `gradwatch run` hangs on torch: `options` are those of `watch()`.
+
+    `join(watch)` is told of every run that begins, and once a step (`join(None)`), so that its MLflow run can be named.
+    """
+
+    def __init__(
+        self,
+        options: Mapping[str, Any],
+        join: Callable[[Watch | None], None],
+        replace: bool,
+        say: Callable[[str], None],
+    ) -> None:
+        self.options, self.join, self.say = dict(options), join, say
+        self.losses = Losses()
+        self.seen = 0  # optimizers that stepped
+        self.foreign = False  # whether the script watches something itself
+        self._known: weakref.WeakKeyDictionary[Optimizer, Watch | None] = weakref.WeakKeyDictionary()
+        self._watches: list[Watch] = []
+        self._runs = 0
+        self._clips: list[tuple[Sequence[Tensor], Mapping[str, Any]]] = []  # before the first step of their optimizer
+        for role in ("clip", "renorm"):
+            if isinstance(self.options.get(role), str):
+                self.options[role] = parse(self.options[role])
+        if replace:
+            replace_clips()
+        self.losses.install()
+        register_optimizer_step_pre_hook(self._before)
+        register_optimizer_step_post_hook(self._after)
+        listen(self._under_scaler, self._clipped)
+        os.register_at_fork(after_in_child=self._forked)
+
+    def close(self, status: str) -> None:
+        """End what is still open."""
+        for each in self._watches:
+            each.close(status)
+
+    # ------------------------------------------------------------------------------------------------------- the hooks
+
+    @untraced
+    def _before(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Hook:
+        closure = args[1] if len(args) > 1 else kwargs.get("closure")
+        if closure is None:
+            self._begin(optimizer)
+            return None
+        self._meet(optimizer)
+        self.losses.take()
+
+        def evaluate() -> Any:
+            loss = closure()
+            self.losses.freeze()
+            return loss
+
+        return ((args[0], evaluate, *args[2:]), kwargs) if len(args) > 1 else (args, {**kwargs, "closure": evaluate})
+
+    @untraced
+    def _after(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if (args[1] if len(args) > 1 else kwargs.get("closure")) is not None:
+            watched, loss = self._known.get(optimizer), self.losses.take()
+            if watched is not None and loss is not None and not watched.closed:
+                watched.log(loss=loss)
+
+    @contextmanager
+    def _under_scaler(self, optimizer: Optimizer, scaler: torch.amp.GradScaler) -> Iterator[None]:
+        """Before the scaler decides: a step that it drops calls no hook."""
+        if scaler.is_enabled():
+            self._begin(optimizer)
+        yield
+
+    def _clipped(self, params: Sequence[Tensor], values: Mapping[str, Any]) -> None:
+        self._clips = [*self._clips[-7:], (params, values)]
+
+    def _begin(self, optimizer: Optimizer) -> None:
+        watched = self._meet(optimizer)
+        loss = self.losses.take()
+        if watched is not None and loss is not None:
+            watched.log_next(loss=loss)
+
+    def _forked(self) -> None:
+        """In a process that the script forked: its own optimizers are watched, not those of the parent."""
+        for each in tuple(running.watches):
+            if isinstance(each, Watch):
+                each.abandon()
+        for optimizer in list(self._known):
+            self._known[optimizer] = None
+        self._watches, self.options["run_name"] = [], f"{self.options['run_name']}-{os.getpid()}"
+
+    # ---------------------------------------------------------------------------------------------- finding the model
+
+    def _meet(self, optimizer: Optimizer) -> Watch | None:
+        """The Watch that records this optimizer; a new one at its first step."""
+        if optimizer in self._known:
+            self.join(None)
+            self._clips.clear()
+            return self._known[optimizer]
+        if _is_inner(optimizer):
+            return None
+        own = watch_of(optimizer)
+        self._known[optimizer] = None
+        self.seen += 1
+        if own is not None:
+            if not self.foreign and (self.options["clip"] or self.options["renorm"]):
+                self.say("the script watches its optimizer itself; --clip and --renorm do not reach it")
+            self.foreign = True
+            return None
+        made = self._attach(optimizer)
+        if made is not None:
+            for params, values in self._clips:
+                made.clipped(params, values)
+        self._clips.clear()
+        return made
+
+    def _attach(self, optimizer: Optimizer) -> Watch | None:
+        """Watch the optimizer, together with those of the same model; `None` where it cannot be watched."""
+        tops = ownership.roots(ownership.alive(nn.Module))
+        mine, others = ownership.owners(optimizer, tops), self._others(optimizer)
+        owners = {id(o): ownership.owners(o, tops) for o in others}
+        joint = {id(m) for m in mine}
+        group = [optimizer, *(o for o in others if joint & {id(m) for m in owners[id(o)]})]
+        modules = [m for m in tops if any(m is x for o in group for x in owners.get(id(o), mine))]
+        model = ownership.model_of(group, modules)
+        first = next((w for w in self._watches if w.shared is not None and not w.closed), None)
+        name = None
+        if first is not None and first.shared is not None:
+            name = self._name(modules, model, set(first.shared.names))
+        elif len(group) <= len(others):
+            name = self._name(modules, model, set())
+        try:
+            made = self._watch(model, group, name, first)
+        except GradwatchError as error:
+            if self.options["clip"] or self.options["renorm"]:
+                raise _refusal(error) from None
+            self.say(f"this {type(optimizer).__name__} is not watched: {' '.join(str(error).split())}")
+            return None
+        for each in group:
+            self._known[each] = made
+        return made
+
+    def _watch(self, model: nn.Module, group: list[Optimizer], name: str | None, first: Watch | None) -> Watch:
+        """A new Watch; where these parameters were watched under another optimizer, it goes on where that one was."""
+        old = self._predecessor(group, model)
+        state = old.state_dict() if old is not None and name is None else None
+        resumes = state is not None and old is not None and old.holds(group)
+        if old is not None:
+            old.close(wait=False)
+        options, run = dict(self.options), first if name is not None else None
+        if run is None and not resumes:
+            self._runs += 1
+            options["run_name"] += f"-{self._runs}" if self._runs > 1 else ""
+        made = watch(model, group, name=name, run=run, **options)
+        if resumes and state is not None:
+            try:
+                made.load_state_dict(state)
+            except WatchError as error:
+                self.say(f"a new run begins ({' '.join(str(error).split())})")
+        self._watches.append(made)
+        self.join(made)
+        return made
+
+    def _others(self, optimizer: Optimizer) -> list[Optimizer]:
+        """The optimizers that nobody watches yet, hold other parameters, and may step too."""
+        mine = set(ownership.held(optimizer))
+        return [
+            o
+            for o in ownership.alive(Optimizer)
+            if o is not optimizer
+            and o not in self._known
+            and fires_hooks(o)
+            and watch_of(o) is None
+            and ownership.held(o)
+            and not mine & set(ownership.held(o))
+        ]
+
+    def _predecessor(self, group: Sequence[Optimizer], model: nn.Module) -> Watch | None:
+        """The open Watch whose place the new one takes: it holds the same parameters, or a model just like this one."""
+        shapes = {name: p.shape for name, p in model.named_parameters()}
+        for each in reversed(self._watches):
+            if not each.closed and (each.holds(group) or each.shapes() == shapes):
+                return each
+        return None
+
+    def _name(self, modules: Sequence[nn.Module], model: nn.Module, taken: set[str]) -> str:
+        name = "-".join(ownership.names(modules)) or type(model).__name__
+        name = "".join(c if c.isalnum() or c in "_-" else "-" for c in name)[:60]
+        return next(n for n in (name, *(f"{name}-{i}" for i in range(2, 10_000))) if n not in taken)
+
+
+def _is_inner(optimizer: Optimizer) -> bool:
+    """Whether this step happens inside that of another optimizer, which is the one that is watched."""
+    frame: FrameType | None = sys._getframe(2)
+    while frame is not None:
+        if frame.f_code.co_name == "wrapper" and frame.f_globals.get("__name__") == Optimizer.__module__:
+            outer = frame.f_locals.get("self")
+            if isinstance(outer, Optimizer) and outer is not optimizer:
+                return True
+        frame = frame.f_back
+    return False
+
+
+def _refusal(error: GradwatchError) -> SystemExit:
+    """A policy was asked for and cannot be applied: training without it would be something else."""
+    print(f"Error: {' '.join(str(error).split())}", file=sys.stderr)
+    return SystemExit(2)

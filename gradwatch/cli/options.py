@@ -1,0 +1,57 @@
+"""What the commands that start scripts share: settings from a file beside those of the command line."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from typing import Any
+
+import click
+from click.core import ParameterSource
+
+from gradwatch.config import Config, find_config
+from gradwatch.errors import RunError
+from gradwatch.uri import public_uri
+
+ENVIRONMENT = ("MLFLOW_TRACKING_URI", "MLFLOW_EXPERIMENT_NAME", "MLFLOW_EXPERIMENT_ID", "MLFLOW_RUN_ID")
+
+
+class Configured(click.Command):
+    """A command whose options may also be set in `gradwatch.toml` or `pyproject.toml`."""
+
+    config = Config()
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Take the file's settings for what the command line leaves out."""
+        self.config = find_config()
+        ctx.default_map = self.config.settings(str(self.name), self.settable())
+        _check_lists(self, ctx.default_map, self.config)
+        return super().parse_args(ctx, args)
+
+    def settable(self) -> list[str]:
+        """The names of the options that a file may set."""
+        skipped = {"show_config", "module", "help"}
+        return [str(p.name) for p in self.params if isinstance(p, click.Option) and p.name not in skipped]
+
+
+def _check_lists(command: click.Command, values: Any, config: Config) -> None:
+    many = {p.name for p in command.params if getattr(p, "multiple", False)}
+    for name, value in values.items():
+        if isinstance(value, list) != (name in many):
+            wanted = f"a list, [{value!r}]" if name in many else "one value"
+            raise RunError(f"{config.path}: {name} = {value!r}: wanted {wanted}")
+
+
+def show_config(ctx: click.Context, names: Iterable[str]) -> None:
+    """Print what is in force, a setting a line, and where each comes from."""
+    command = ctx.command
+    path = command.config.path if isinstance(command, Configured) else None
+    for name in names:
+        source = ctx.get_parameter_source(name)
+        where = {ParameterSource.COMMANDLINE: "command line", ParameterSource.DEFAULT_MAP: str(path)}
+        value = ctx.params[name]
+        text = list(value) if isinstance(value, tuple) else value
+        click.echo(f"{name} = {text!r}  # {where.get(source, 'default') if source else 'default'}")
+    for name in ENVIRONMENT:
+        if name in os.environ:
+            click.echo(f"{name} = {public_uri(os.environ[name])!r}  # environment")

@@ -1,0 +1,110 @@
+"""`gradwatch run`: a training script as it is, watched."""
+
+from __future__ import annotations
+
+import functools
+from pathlib import Path
+from typing import Any
+
+import click
+
+from gradwatch.cli.options import Configured, show_config
+from gradwatch.errors import RunError
+
+
+class RunCommand(Configured):
+    """What follows SCRIPT or `-m MODULE` is not for gradwatch."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Put `--` behind `-m MODULE`; click itself stops at SCRIPT."""
+        flags = {opt for p in self.params if isinstance(p, click.Option) and p.is_flag for opt in p.opts}
+        at = 0
+        while at < len(args) and args[at].startswith("-") and args[at] not in ("-m", "--"):
+            at += 1 if args[at] in flags or "=" in args[at] or args[at] in ctx.help_option_names else 2
+        if args[at : at + 1] == ["-m"]:
+            args = [*args[: at + 2], "--", *args[at + 2 :]]
+        return super().parse_args(ctx, args)
+
+
+@click.command(cls=RunCommand, context_settings={"allow_interspersed_args": False})
+@click.argument("script", metavar="SCRIPT", required=False)
+@click.argument("args", metavar="[ARGS...]", nargs=-1, type=click.UNPROCESSED)
+@click.option("-m", "module", metavar="MODULE", help="Run a module, as python -m does; what follows is for it.")
+@click.option("--clip", metavar="TEXT", help="What happens to gradients before a step, such as "
+              "'ClipByGlobalNorm(1.0)'; none leaves them alone.")  # fmt: skip
+@click.option("--renorm", metavar="TEXT", help="What happens to weights after a step, such as 'MaxNorm(3.0)'; or none.")
+@click.option("--script-clip", type=click.Choice(("keep", "replace")), default="keep", show_default=True,
+              help="Whether the script's own clip_grad_norm_ and clip_grad_value_ act, or do nothing.")  # fmt: skip
+@click.option("--every", metavar="N", type=click.IntRange(1), default=10, show_default=True,
+              help="Steps between measurements of weight norms and update ratios.")  # fmt: skip
+@click.option("--slots", is_flag=True, help="Record the norms of the optimizer's own tensors too.")
+@click.option("--metric-regex", "metric_regex", metavar="NAME=PATTERN", multiple=True,
+              help="Log the number that PATTERN finds in a line of the script's output; again for more.")  # fmt: skip
+@click.option("--log", type=click.Choice(("mlflow", "none")), default="mlflow", show_default=True,
+              help="Deliver to MLflow, or keep the run in its files.")  # fmt: skip
+@click.option("--experiment", metavar="NAME", help="The MLflow experiment. [default: MLflow's own setting]")
+@click.option("--run-name", metavar="NAME", help="The run's name. [default: the script's]")
+@click.option("--dir", "dir", metavar="DIR", default="gradwatch-runs", show_default=True,
+              help="The folder that holds the run folders.")  # fmt: skip
+@click.option("--set-seed", metavar="N", type=click.IntRange(0), help="Seed random, numpy and torch with N.")
+@click.option("--tag", "tag", metavar="KEY=VALUE", multiple=True, help="An MLflow tag of the run; again for more.")
+@click.option("--param", "param", metavar="KEY=VALUE", multiple=True, help="A setting worth comparing; again for more.")
+@click.option("--show-config", is_flag=True, help="Print what is in force and where it comes from, and run nothing.")
+@click.pass_context
+def run(ctx: click.Context, /, script: str | None, args: tuple[str, ...], module: str | None, **options: Any) -> None:
+    """Run a training script as it is, watched: every optimizer that steps is recorded, and --clip decides.
+
+    Options for gradwatch come before SCRIPT; all that follows it is the script's own.
+
+    \b
+    Example:
+      gradwatch run train.py --lr 0.1
+      gradwatch run --clip 'ClipByGlobalNorm(1.0)' --log none train.py
+      gradwatch run --metric-regex 'accuracy=acc ([0-9.]+)' -m project.train
+    """  # noqa: D301  (click reads the backspace)
+    from gradwatch.cli import Handover
+    from gradwatch.launch import Plan, find_program
+    from gradwatch.launch import run as launch
+    from gradwatch.metrics import parse_pattern
+
+    if options["show_config"]:
+        show_config(ctx, (name for name in ctx.params if name not in ("show_config", "script", "args", "module")))
+        return
+    target = module or script
+    if target is None:
+        raise RunError("no script: wanted gradwatch run [OPTIONS] SCRIPT [ARGS...], or -m MODULE")
+    if module and script is not None:
+        args = (script, *args)
+    name = target.rpartition(".")[2] if module else Path(target).resolve().stem
+    watch = {
+        "clip": _policy(options["clip"]),
+        "renorm": _policy(options["renorm"]),
+        "every": options["every"],
+        "slots": options["slots"],
+        "log": None if options["log"] == "none" else "mlflow",
+        "dir": str(Path(options["dir"]).resolve()),  # the script may change its directory
+        "run_name": options["run_name"] or name,
+        "tags": _pairs("tag", options["tag"]),
+        "params": _pairs("param", options["param"]),
+    }
+    plan = Plan(
+        watch,
+        experiment=options["experiment"],
+        replace_clips=options["script_clip"] == "replace",
+        metrics=tuple(parse_pattern(text) for text in options["metric_regex"]),
+        source=target,
+        seed=options["set_seed"],
+    )
+    raise Handover(functools.partial(launch, find_program(target, bool(module)), args, plan))
+
+
+def _policy(text: str | None) -> str | None:
+    return None if text is None or text.strip().lower() in ("", "none") else text
+
+
+def _pairs(option: str, texts: tuple[str, ...]) -> dict[str, str]:
+    pairs = [text.partition("=") for text in texts]
+    for text, (key, equals, _) in zip(texts, pairs, strict=True):
+        if not (key and equals):
+            raise RunError(f"--{option} {text!r}: wanted KEY=VALUE")
+    return {key: value for key, _, value in pairs}

@@ -1,0 +1,237 @@
+"""`gradwatch sweep`: one script under several policies and seeds, and which policy is best for it."""
+
+from __future__ import annotations
+
+import importlib.util
+import math
+import os
+from collections.abc import Sequence
+from contextlib import closing
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from gradwatch.cli.compare import compared_by
+from gradwatch.cli.options import Configured
+from gradwatch.delivery import MLFLOW_SETTINGS
+from gradwatch.errors import RunError
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from gradwatch.sweep.jobs import Job, Sweep
+
+SETTINGS = {"ignore_unknown_options": False, "allow_interspersed_args": False}
+# options of `gradwatch run` that are handed on as they are
+HANDED_ON = ("script_clip", "every", "slots", "metric_regex", "log", "experiment")
+
+
+@click.command(cls=Configured, context_settings=SETTINGS)
+@click.argument("script", metavar="SCRIPT", required=False)
+@click.argument("args", metavar="[ARGS...]", nargs=-1, type=click.UNPROCESSED)
+@click.option("-m", "module", metavar="MODULE", help="Run a module, as python -m does; what follows is for it.")
+@click.option("--clip", "clips", metavar="TEXT", multiple=True, help="A gradient policy, or none; again for each.")
+@click.option(
+    "--renorm", "renorms", metavar="TEXT", multiple=True, help="A weight constraint, or none; with each clip."
+)
+@click.option("--seed", "seeds", metavar="N", type=click.IntRange(0, 2**32 - 1), multiple=True,
+              help="A seed: {seed} in ARGS, and GRADWATCH_SEED; again for each.")  # fmt: skip
+@click.option("--set-seed", "set_seeds", is_flag=True, help="Seed random, numpy and torch in the script.")
+@click.option("--jobs", metavar="N", type=click.IntRange(1),
+              help="Trainings at a time, sharing the CPU's threads. [default: the number of GPUs, or 1]")  # fmt: skip
+@click.option("--prefix", metavar="WORDS", help="A launcher in front of each training, such as 'srun -n1'.")
+@click.option("--timeout", metavar="SECONDS", type=click.FloatRange(0, min_open=True), help="End a training after it.")
+@click.option("--force", is_flag=True, help="Train again what is finished.")
+@click.option("--script-clip", type=click.Choice(("keep", "replace")), help="As for run.  [default: keep]")
+@click.option("--every", metavar="N", type=click.IntRange(1), help="As for run.  [default: 10]")
+@click.option("--slots", is_flag=True, help="As for run.")
+@click.option("--metric-regex", metavar="NAME=PATTERN", multiple=True, help="As for run.")
+@click.option("--log", type=click.Choice(("mlflow", "none")), help="As for run.  [default: mlflow]")
+@click.option("--experiment", metavar="NAME", help="As for run.")
+@click.option("--dir", "folder", metavar="DIR", default="gradwatch-runs", show_default=True,
+              type=click.Path(path_type=Path), help="The folder that gets a folder for this sweep.")  # fmt: skip
+@compared_by
+@click.pass_context
+def sweep(ctx: click.Context, /, script: str | None, args: tuple[str, ...], module: str | None, **options: Any) -> None:
+    """Train a script under several policies and seeds, and compare them.
+
+    Every policy with every seed is a process of its own, and a run of its own in MLflow. The same command again skips
+    what is finished; with more policies or seeds it adds them.
+
+    \b
+    Example:
+      gradwatch sweep --clip none --clip 'AGC(0.01)' --seed 0 --seed 1 --seed 2 --set-seed train.py --lr 0.1
+      gradwatch sweep --clip none --clip 'ClipByGlobalNorm(1.0)' --seed 0 --seed 1 train.py --seed {seed}
+    """  # noqa: D301  (click reads the backspace)
+    from filelock import FileLock, Timeout
+    from rich.console import Console
+
+    asked = _asked(script, args, module, options)
+    jobs, console = asked.jobs(), Console(highlight=False)
+    try:
+        asked.home.mkdir(parents=True, exist_ok=True)
+        with FileLock(asked.home / ".lock", timeout=0):
+            todo = _todo(jobs, options["force"])
+            if todo:
+                _train(jobs, todo, _slots(options["jobs"], bool(asked.prefix)), options["timeout"], console)
+            _settle(asked, jobs, options, console)
+    except Timeout:
+        raise RunError(f"another sweep is at work in {asked.home}: wait for it, or pass --dir another folder") from None
+    except OSError as error:
+        raise RunError(
+            f"cannot write to {asked.home}: {error.strerror}; pass --dir a folder you can write to"
+        ) from error
+    except KeyboardInterrupt:
+        _say_stopped(jobs)
+        raise
+    ctx.exit(int(any(_failed(job) for job in jobs)))
+
+
+def _asked(script: str | None, args: tuple[str, ...], module: str | None, options: dict[str, Any]) -> Sweep:
+    """The sweep that the command line asks for.
+
+    Raises:
+        RunError: there is no script, or options that do not go together.
+    """
+    from gradwatch.sweep.jobs import SEED, Sweep, policies, split
+
+    target = module or script
+    if target is None:
+        raise RunError("no script: wanted gradwatch sweep [OPTIONS] SCRIPT [ARGS...], or -m MODULE")
+    if module and script is not None:
+        args = (script, *args)
+    prefix, seeds = split(options["prefix"]), options["seeds"]
+    if not module and not prefix and not Path(target).exists():
+        raise RunError(f"there is no script {target}: wanted a Python script, or -m MODULE")
+    if not seeds and (options["set_seeds"] or any(SEED in arg for arg in args)):
+        raise RunError(
+            "--set-seed, or {seed} in the script's arguments, without a seed: pass --seed 0 --seed 1 --seed 2"
+        )
+    if len(set(seeds)) < len(seeds):
+        raise RunError(f"--seed {' --seed '.join(map(str, seeds))}: a seed is given twice")
+    if len(seeds) > 1 and not options["set_seeds"] and not any(SEED in arg for arg in args):
+        click.echo("Note: the seeds reach the script only as GRADWATCH_SEED and PYTHONHASHSEED. If it reads neither, "
+                   "put {seed} among its arguments, or pass --set-seed.", err=True)  # fmt: skip
+    return Sweep(
+        target,
+        args,
+        module is not None,
+        tuple(policies(options["clips"], options["renorms"])),
+        seeds or (None,),
+        options["set_seeds"],
+        tuple(_handed_on(options)),
+        prefix,
+        options["folder"],
+    )
+
+
+def _handed_on(options: dict[str, Any]) -> list[str]:
+    words: list[str] = []
+    for name in HANDED_ON:
+        flag, value = "--" + name.replace("_", "-"), options[name]
+        if value is True:
+            words.append(flag)
+        elif value not in (None, False, ()):
+            words += [word for one in (value if isinstance(value, tuple) else (value,)) for word in (flag, str(one))]
+    return words
+
+
+def _slots(jobs: int | None, launched: bool) -> list[dict[str, str]]:
+    from gradwatch.sweep.jobs import cpus, slots, visible_devices
+
+    devices = visible_devices()
+    count = jobs or (len(devices) if len(devices) > 1 else 1)
+    if not launched and count > cpus():
+        click.echo(f"Note: --jobs {count} is more than the {cpus()} CPUs; {cpus()} trainings at a time.", err=True)
+        count = cpus()
+    return slots(count, devices, dict(os.environ))
+
+
+def _todo(jobs: Sequence[Job], force: bool) -> list[Job]:
+    """The jobs that are not finished.
+
+    Raises:
+        RunError: one of them is still being trained.
+    """
+    from gradwatch.sweep.jobs import Record, is_alive
+
+    todo = [job for job in jobs if force or not ((record := Record.read(job)) and record.over)]
+    for job in todo:
+        if is_alive(job):
+            raise RunError(
+                f"{job.label} is still being trained, by a sweep that was killed: end it, or wait for {job.run()}"
+            )
+    if len(todo) < len(jobs):
+        click.echo(f"{len(jobs) - len(todo)} of {len(jobs)} runs are finished already.")
+    return todo
+
+
+def _failed(job: Job) -> bool:
+    from gradwatch.sweep.jobs import Record
+
+    record = Record.read(job)
+    return record is None or not record.over
+
+
+def _train(jobs: Sequence[Job], todo: Sequence[Job], slots: list[dict[str, str]], timeout: float | None,
+           console: Console) -> None:  # fmt: skip
+    """Run the jobs, with a line for each that is at work: its steps and its loss."""
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
+
+    from gradwatch.sweep.jobs import Record, task
+    from gradwatch.sweep.pool import run_all
+    from gradwatch.sweep.summary import look, said_of
+
+    columns = (TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    going = run_all([task(job, timeout) for job in todo], slots)
+    lines: dict[int, TaskID] = {}
+    with closing(going), Progress(*columns, console=console, transient=True) as progress:
+        whole = progress.add_task("sweep", total=len(jobs), completed=len(jobs) - len(todo))
+        for working, ended in going:
+            for number in sorted(working):
+                if number not in lines:
+                    lines[number] = progress.add_task("", total=None)
+                run = todo[number].run()
+                steps, loss = look(run) if run is not None else (0, float("nan"))
+                known = "" if math.isnan(loss) else f", loss {loss:.4g}"
+                progress.update(lines[number], completed=steps, description=f"{todo[number].label}{known}")
+            for number in ended:
+                if number in lines:
+                    progress.remove_task(lines.pop(number))
+                progress.advance(whole)
+                record = Record.read(todo[number])
+                if record is not None:
+                    progress.console.print(said_of(todo[number], record), markup=False, soft_wrap=True)
+
+
+def _settle(asked: Sweep, jobs: Sequence[Job], options: dict[str, Any], console: Console) -> None:
+    """The comparison: in the terminal, as files in the sweep's folder, and in MLflow."""
+    from gradwatch.report.text import print_table, show_comparison
+    from gradwatch.sweep import summary
+
+    by = (options["metric"], options["baseline"], options["target"])
+    found = summary.result(jobs, *by)
+    if found is None:
+        raise RunError(f"no run ended well: {asked.home} holds what each of them printed (output.log)")
+    paths = summary.write(found, asked.home, *by)
+    print_table(show_comparison(found.settled))
+    for line in found.left_out:
+        click.echo(line)
+    click.echo(f"\nReport: {paths[0]}")
+    if options["log"] == "none" or importlib.util.find_spec("mlflow") is None:
+        return
+    for name, value in MLFLOW_SETTINGS.items():
+        os.environ.setdefault(name, value)
+    try:
+        with console.status("delivering to MLflow"):
+            summary.wait_for_couriers(jobs)
+            url = summary.publish(asked, jobs, found, paths)
+        click.echo(f"MLflow: {url}")
+    except Exception as error:  # a server that is down: the files are there, and the same command again delivers
+        click.echo(f"The summary is not in MLflow ({' '.join(str(error).split())[:300]}).", err=True)
+
+
+def _say_stopped(jobs: Sequence[Job]) -> None:
+    done = sum(not _failed(job) for job in jobs)
+    click.echo(f"Stopped: {done} of {len(jobs)} runs are finished and kept; the same command goes on.", err=True)

@@ -1,0 +1,100 @@
+"""What one run amounts to: its final values, when it reached a target, whether it diverged, how fast it was.
+
+Legend: T recorded steps, N logged values of a scalar.
+"""
+
+from __future__ import annotations
+
+import re
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gradwatch.history import Floats, History, Run
+
+NO_POLICY = "none"
+SMOOTH = 20  # values of a scalar of every step that are averaged: one batch's loss is mostly noise
+_SEED = re.compile(r"(^|[^a-z])(seeds?|random_?state)(/[\w-]+)?$", re.IGNORECASE)
+LOSS = re.compile("loss", re.IGNORECASE)
+
+
+def policy_text(run: Run) -> str:
+    """The clip and the constraint in force, as code: `ClipByGlobalNorm(1.0) + MaxNorm(3.0)`, or `none`."""
+    return " + ".join(text for text in (run.clip, run.renorm) if text) or NO_POLICY
+
+
+def final(history: History, name: str) -> float:
+    """The last finite value of a logged scalar; NaN when there is none.
+
+    Of a scalar that was logged on most steps (a training loss), the mean of the last 20 values, or of the last
+    twentieth of them where they are fewer than 400.
+    """
+    values, width = _logged(history, name)
+    finite = values[np.isfinite(values)]
+    return float(finite[-width:].mean()) if len(finite) else float("nan")
+
+
+def steps_to(history: History, name: str, target: float, high: bool) -> float:
+    """The number of steps after which a logged scalar had reached `target` for the first time; inf when it never did.
+
+    Of a scalar that was logged on most steps, the mean that `final` takes must reach it.
+    """
+    values, width = _logged(history, name)
+    rows = np.flatnonzero(np.isfinite(values))
+    if len(rows) < width:
+        return float("inf")
+    means = np.convolve(values[rows], np.ones(width), "valid") / width
+    reached = np.flatnonzero(means >= target if high else means <= target)
+    return float(history.every_step.step[rows[reached[0] + width - 1]] + 1) if len(reached) else float("inf")
+
+
+def _logged(history: History, name: str) -> tuple[Floats, int]:
+    """The scalar `[T]`, and how many of its values stand for one."""
+    values = history.every_step.total(name)
+    count = int(np.isfinite(values).sum())
+    return values, int(np.clip(count // 20, 1, SMOOTH)) if 2 * count > len(values) else 1
+
+
+def nonfinite_steps(history: History) -> int:
+    """Number of steps in which any layer's gradient norm, or the total, was inf or NaN."""
+    return int(nonfinite_rows(history.every_step).sum())
+
+
+def nonfinite_rows(history: History) -> NDArray[np.bool_]:
+    """Which steps had an inf or NaN gradient, `[T]`."""
+    layers = (history.layer("nonfinite") > 0).any(axis=1)
+    return np.asarray(layers | (history.total("nonfinite") > 0) | np.isinf(history.total("grad_norm")))
+
+
+def diverged(history: History) -> bool:
+    """Whether the run ended in non-finite numbers: a part's last gradient, or the last loss that was logged."""
+    history = history.every_step
+    losses = [history.total(name) for name in history.logged if LOSS.search(name)]
+    ended = [values[~np.isnan(values)][-1:] for values in losses]
+    bad = nonfinite_rows(history)
+    last = [rows[-1] for rows in history.lane_rows().values()]
+    return bool(bad[last].any() or any(np.isinf(values).any() for values in ended))
+
+
+def seconds_per_step(history: History) -> float:
+    """The median time from one step to the next of an optimizer, in seconds; NaN for a single step."""
+    times = history.every_step.total("time")
+    gaps = np.concatenate([np.diff(times[rows]) for rows in history.every_step.lane_rows().values()])
+    known = gaps[np.isfinite(gaps)]
+    return float(np.median(known)) if len(known) else float("nan")
+
+
+def is_seed(key: str) -> bool:
+    """Whether a param is the seed of a run: `seed`, `data_seed`, `random_state`, or that of a part: `seed/G`."""
+    return _SEED.search(key) is not None
+
+
+def seed_text(run: Run) -> str:
+    """The seed of a run; of several, all of them; empty where the run does not say."""
+    return ", ".join(str(value) for key, value in run.params.items() if is_seed(key))
+
+
+def finite_norms(history: History) -> Floats:
+    """The total gradient norms of all steps that had a finite one."""
+    norms = history.every_step.total("grad_norm")
+    return norms[np.isfinite(norms)]

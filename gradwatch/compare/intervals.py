@@ -1,0 +1,93 @@
+"""Means and differences over seeds with their 95 % intervals: Student's t, by scipy.
+
+Seeds are the sample: what is said holds for other seeds of the same script, data and machine, not for other data.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+CONFIDENCE = 0.95
+NAN = float("nan")
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A mean or a difference of means over `n` seeds; `low` to `high` is its 95 % interval, NaN where n is too small.
+
+    `method` says what a difference was taken over.
+    """
+
+    value: float
+    low: float = NAN
+    high: float = NAN
+    n: int = 0
+    method: str = ""
+
+    @property
+    def has_interval(self) -> bool:
+        """Whether there were seeds enough (two) for an interval."""
+        return self.low == self.low
+
+    @property
+    def half(self) -> float:
+        """Half the width of the interval: what stands behind ±."""
+        return (self.high - self.low) / 2
+
+    def side(self) -> int:
+        """1 where the whole interval lies above 0, -1 where below; 0 where it holds 0, or is none."""
+        return 1 if self.low > 0 else -1 if self.high < 0 else 0
+
+
+def mean(values: Sequence[float]) -> Estimate:
+    """The mean of the finite values with its t interval; without one where there are fewer than two."""
+    sample = np.asarray(values, np.float64)
+    sample = sample[np.isfinite(sample)]
+    n = len(sample)
+    if n < 2:
+        return Estimate(float(sample.mean()) if n else NAN, n=n)
+    centre, error = float(sample.mean()), float(sample.std(ddof=1) / np.sqrt(n))
+    if error == 0:  # the t distribution of scale 0 is NaN
+        return Estimate(centre, centre, centre, n)
+    from scipy import stats
+
+    low, high = stats.t.interval(CONFIDENCE, n - 1, loc=centre, scale=error)
+    return Estimate(centre, float(low), float(high), n)
+
+
+def difference(ours: Mapping[str, float], theirs: Mapping[str, float]) -> Estimate:
+    """Ours minus theirs: by pairs of runs with the same seed where there are at least two, else by Welch's interval.
+
+    Both map a seed to the final value of its run; values that are not finite are left out.
+    """
+    ours, theirs = _finite(ours), _finite(theirs)
+    common = [seed for seed in ours if seed in theirs]
+    if len(common) > 1 or (common and len(ours) == len(theirs) == 1):
+        paired = mean([ours[seed] - theirs[seed] for seed in common])
+        method = f"paired over {len(common)} seed{'s' if len(common) > 1 else ''}"
+        return Estimate(paired.value, paired.low, paired.high, paired.n, method)
+    return _welch(list(ours.values()), list(theirs.values()))
+
+
+def _welch(ours: list[float], theirs: list[float]) -> Estimate:
+    """The difference of two independent means, whose spreads may differ [Welch 1947]."""
+    method = f"not paired: {len(ours)} and {len(theirs)} runs of different seeds"
+    n = min(len(ours), len(theirs))
+    if n == 0:
+        return Estimate(NAN, method=method)
+    value = float(np.mean(ours) - np.mean(theirs))
+    if n < 2:
+        return Estimate(value, n=n, method=method)
+    if np.std(ours) == np.std(theirs) == 0:
+        return Estimate(value, value, value, n, method)
+    from scipy import stats
+
+    found = stats.ttest_ind(ours, theirs, equal_var=False).confidence_interval(CONFIDENCE)
+    return Estimate(value, float(found.low), float(found.high), n, f"{method}, by Welch's interval")
+
+
+def _finite(values: Mapping[str, float]) -> dict[str, float]:
+    return {seed: value for seed, value in values.items() if np.isfinite(value)}

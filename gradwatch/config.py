@@ -1,0 +1,73 @@
+"""Settings from `gradwatch.toml`, or `[tool.gradwatch]` in `pyproject.toml`; the command line wins over both."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from gradwatch.errors import RunError
+
+FILE, PROJECT = "gradwatch.toml", "pyproject.toml"
+
+
+@dataclass(frozen=True)
+class Config:
+    """What one file says: the settings of `run`, and a table for each other command."""
+
+    path: Path | None = None
+    table: Mapping[str, Any] = field(default_factory=dict)
+
+    def settings(self, command: str, known: Iterable[str], tables: Iterable[str] = ("sweep",)) -> dict[str, Any]:
+        """The settings of `command`, by the names of its options (`run_name`). Those of `run` stand at the top.
+
+        Other commands take those of `run` that they know too, and their own table wins.
+
+        Raises:
+            RunError: a setting is not among `known`.
+        """
+        known, tables = sorted(known), set(tables)
+        top = {k: v for k, v in self.table.items() if k not in tables}
+        own = {} if command == "run" else self.table.get(command, {})
+        if not isinstance(own, Mapping):
+            raise RunError(f"{self.path}: {command} = {own!r}: wanted a table, [{command}]")
+        self._refuse_unknown(top if command == "run" else own, known, "" if command == "run" else f"{command}.")
+        return {_name(k): v for k, v in {**top, **own}.items() if _name(k) in known}
+
+    def _refuse_unknown(self, found: Iterable[str], known: list[str], prefix: str) -> None:
+        unknown = [key for key in found if _name(key) not in known]
+        if unknown:
+            raise RunError(f"{self.path}: there is no setting {prefix}{unknown[0]}; known: {', '.join(known)}")
+
+
+def find_config(start: Path | None = None) -> Config:
+    """The nearest file, in the working directory or above it; an empty Config without one.
+
+    Raises:
+        RunError: it cannot be read, or is no TOML.
+    """
+    folder = (start or Path.cwd()).resolve()
+    for parent in (folder, *folder.parents):
+        if (parent / FILE).is_file():
+            return Config(parent / FILE, _load(parent / FILE))
+        if (parent / PROJECT).is_file():
+            table = _load(parent / PROJECT).get("tool", {}).get("gradwatch")
+            if table is not None:
+                return Config(parent / PROJECT, table)
+    return Config()
+
+
+def _name(key: str) -> str:
+    return key.replace("-", "_")
+
+
+def _load(path: Path) -> dict[str, Any]:
+    toml = importlib.import_module("tomllib" if sys.version_info >= (3, 11) else "tomli")
+    try:
+        table: dict[str, Any] = toml.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise RunError(f"{path} cannot be read: {error}") from error
+    return table

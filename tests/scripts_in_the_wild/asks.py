@@ -1,0 +1,3 @@
+"""Reads a line that is not there."""
+
+input("name? ")
