@@ -10,7 +10,7 @@ import pytest
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "gradwatch"
 FLOORS = [
-    {"errors", "ring", "uri", "sharding", "same", "running"},
+    {"errors", "ring", "uri", "sharding", "same", "running", "program"},
     {"history", "formulas", "layout", "ranknorms", "hooks"},
     {"grads", "fused", "torch_calls", "losses"},
     {
@@ -28,7 +28,7 @@ FLOORS = [
         "ownership",
         "metrics",
     },
-    {"stepping", "plan", "sharing", "report", "config", "oneshot", "advance"},
+    {"stepping", "plan", "sharing", "report", "config", "oneshot", "advance", "halting"},
     {"session"},
     {"watching", "conclusion"},
     {"courier", "autowatch", "monitor", "adapters"},
@@ -42,7 +42,7 @@ TRAIN_SIDE = {
     "ring", "sharding", "layout", "grads", "weights", "fused", "layers", "policies", "recorder", "stepping", "oneshot",
     "ranknorms", "delivery", "sharing", "session", "watching", "hooks", "torch_calls", "scaling",
     "backward", "adapters", "same", "plan", "running", "losses", "ownership", "metrics", "advance", "autowatch",
-    "launch",
+    "launch", "halting", "program",
 }  # fmt: skip
 MAY_IMPORT_MLFLOW = {"stores/mlflow.py", "stores/remote.py"}
 

@@ -86,6 +86,33 @@ def test_a_script_that_watches_itself_is_not_watched_twice(tmp_path):
     assert done.stderr == "gradwatch: the script watches its optimizer itself; --clip and --renorm do not reach it\n"
 
 
+EXPLODES = """
+import time
+import torch
+m = torch.nn.Linear(4, 1)
+o = torch.optim.SGD(m.parameters(), lr=5.0)
+for step in range(3000):
+    o.zero_grad()
+    m(torch.randn(8, 4)).square().mean().backward()
+    o.step()
+    time.sleep(0.01)
+print("to the end")
+"""
+
+
+def test_a_run_in_a_bad_way_is_halted(tmp_path):
+    (tmp_path / "explodes.py").write_text(EXPLODES)
+    done = run(tmp_path, "--log", "none", "--halt-on", "error", "explodes.py")
+    assert done.returncode == 1
+    assert not done.stdout
+    (line,) = [line for line in done.stderr.splitlines() if "halted" in line]
+    history = one(tmp_path)
+    assert len(history) < 3000
+    assert history.run.status == "FAILED"
+    assert "Traceback" not in done.stderr
+    assert len(line) > len("gradwatch: halted: ")
+
+
 # ---------------------------------------------------------------------------------------------------- configuration
 
 
@@ -94,7 +121,9 @@ def shown(*words):
 
 
 def test_the_command_line_wins_over_the_file_and_the_nearest_file_counts(tmp_path, monkeypatch):
-    (tmp_path / "pyproject.toml").write_text('[tool.gradwatch]\nclip = "AGC(0.01)"\nscript-clip = "replace"\nevery = 5\n')
+    (tmp_path / "pyproject.toml").write_text(
+        '[tool.gradwatch]\nclip = "AGC(0.01)"\nscript-clip = "replace"\nevery = 5\n'
+    )
     (tmp_path / "below").mkdir()
     monkeypatch.chdir(tmp_path / "below")
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "https://me:secret@host")
@@ -178,7 +207,9 @@ with mlflow.start_run(run_name="mine"):
 def test_there_is_one_mlflow_run_and_it_holds_all(store, tmp_path, first, experiment, name):
     script = tmp_path / "script.py"
     plain = OWN.replace("{first}\n", "").split("import torch")[1]
-    plain = "import torch" + plain.split("with")[0] + "for _ in range(5):" + plain.split("range(5):")[1].split("    ml")[0]
+    plain = (
+        "import torch" + plain.split("with")[0] + "for _ in range(5):" + plain.split("range(5):")[1].split("    ml")[0]
+    )
     script.write_text(plain if first is None else OWN.replace("{first}", first))
     done = run(tmp_path, "--experiment", "given", script)
     assert done.returncode == 0, done.stderr

@@ -87,6 +87,15 @@ class Report:
     metrics: tuple[str, ...]
     comparison: pd.DataFrame | None
 
+    def _repr_html_(self) -> str:
+        """The page, in a frame of its own: its styles and scripts stay out of the notebook."""
+        from html import escape
+
+        from gradwatch.report.html import render_html
+
+        page = escape(render_html(self))
+        return f'<iframe srcdoc="{page}" style="width: 100%; height: 800px; border: 0"></iframe>'
+
 
 def build_report(histories: Sequence[History], metric: str | None = None) -> Report:
     """A report of one run, or one that compares many; `metric` picks a logged scalar to compare by.
