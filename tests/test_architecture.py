@@ -10,8 +10,8 @@ import pytest
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "gradwatch"
 FLOORS = [
-    {"errors", "ring", "uri", "sharding", "same", "running", "program"},
-    {"history", "formulas", "layout", "ranknorms", "hooks"},
+    {"errors", "ring", "uri", "sharding", "same", "running"},
+    {"history", "formulas", "layout", "ranknorms", "hooks", "program"},
     {"grads", "fused", "torch_calls", "losses"},
     {
         "layers",
