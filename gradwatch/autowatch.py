@@ -17,6 +17,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 
 from gradwatch import ownership, running
 from gradwatch.errors import GradwatchError, WatchError
+from gradwatch.halting import Halt
 from gradwatch.hooks import untraced
 from gradwatch.losses import Losses
 from gradwatch.policies import parse
@@ -37,10 +38,11 @@ class AutoWatch:
         self,
         options: Mapping[str, Any],
         join: Callable[[Watch | None], None],
-        replace: bool,
         say: Callable[[str], None],
+        replace: bool,
+        halt: Halt | None,
     ) -> None:
-        self.options, self.join, self.say = dict(options), join, say
+        self.options, self.join, self.say, self.halt = dict(options), join, say, halt
         self.losses = Losses()
         self.seen = 0  # optimizers that stepped
         self.foreign = False  # whether the script watches something itself
@@ -119,6 +121,8 @@ class AutoWatch:
     def _meet(self, optimizer: Optimizer) -> Watch | None:
         """The Watch that records this optimizer; a new one at its first step."""
         if optimizer in self._known:
+            if self.halt is not None:
+                self.halt.check()
             self.join(None)
             self._clips.clear()
             return self._known[optimizer]
@@ -183,6 +187,8 @@ class AutoWatch:
             except WatchError as error:
                 self.say(f"a new run begins ({' '.join(str(error).split())})")
         self._watches.append(made)
+        if self.halt is not None and made.writes:
+            self.halt.add(made.dir)
         self.join(made)
         return made
 

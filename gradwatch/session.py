@@ -75,9 +75,14 @@ class Watch:
         return self._writer.folder
 
     @property
+    def writes(self) -> bool:
+        """Whether this process records; of several ranks, one does."""
+        return isinstance(self._writer, RunWriter)
+
+    @property
     def target(self) -> Mapping[str, Any] | None:
         """The MLflow run that this process writes to, as the manifest notes it; None where it writes none."""
-        return None if isinstance(self._writer, NullWriter) else self._writer.run.mlflow
+        return self._writer.run.mlflow if self.writes else None
 
     @property
     def closed(self) -> bool:
@@ -109,7 +114,7 @@ class Watch:
     def log_next(self, **values: float | Tensor) -> None:
         """Add scalars to the step that is about to begin, as `log` does to the last one."""
         if not self._closed:
-            self._recorder.log_next(values)
+            self._stepper.loop_clips.coming.update(values)
 
     def clipped(self, params: Sequence[Tensor], values: Mapping[str, Any]) -> None:
         """The loop clipped the gradients of `params` for the coming step; `values` are what to record of it."""

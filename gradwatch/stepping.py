@@ -80,9 +80,7 @@ class Stepper:
         """Take the hooks off, and `finish` the step under way."""
         self._hooks.remove()
         self._leave()
-        if (
-            finish and self.layout.sharding is None
-        ):  # otherwise the other ranks may be elsewhere: one that raised stays alone here
+        if finish and self.layout.sharding is None:  # otherwise the other ranks may be elsewhere
             self._end_round()
 
     def relayout(self, layout: Layout) -> None:

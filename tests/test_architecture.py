@@ -11,7 +11,7 @@ ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "gradwatch"
 FLOORS = [
     {"errors", "ring", "uri", "sharding", "same", "running", "seeding"},
-    {"history", "formulas", "layout", "ranknorms", "hooks"},
+    {"history", "formulas", "layout", "ranknorms", "hooks", "program"},
     {"grads", "fused", "torch_calls", "losses"},
     {
         "layers",
@@ -28,7 +28,7 @@ FLOORS = [
         "ownership",
         "metrics",
     },
-    {"stepping", "plan", "sharing", "report", "config", "oneshot", "live", "advance"},
+    {"stepping", "plan", "sharing", "report", "config", "oneshot", "live", "advance", "halting"},
     {"session", "diagnosis"},
     {"watching", "conclusion"},
     {"courier", "autowatch", "monitor", "adapters"},
@@ -42,7 +42,7 @@ TRAIN_SIDE = {
     "ring", "sharding", "layout", "grads", "weights", "fused", "layers", "policies", "recorder", "stepping", "oneshot",
     "ranknorms", "delivery", "sharing", "session", "watching", "hooks", "torch_calls", "scaling",
     "backward", "adapters", "same", "plan", "live", "running", "losses", "ownership", "metrics", "advance", "autowatch",
-    "launch", "seeding",
+    "launch", "seeding", "halting", "program",
 }  # fmt: skip
 MAY_IMPORT_MLFLOW = {"stores/mlflow.py", "stores/remote.py"}
 

@@ -116,7 +116,7 @@ def test_the_courier_is_no_rank(monkeypatch):
     monkeypatch.setenv("RANK", "3")
     monkeypatch.setenv("TORCHELASTIC_RUN_ID", "x")
     monkeypatch.setenv("MLFLOW_TRACKING_TOKEN", "kept")
-    env = delivery._environment()
+    env = delivery.child_environment()
     assert not {"RANK", "TORCHELASTIC_RUN_ID"} & set(env)
     assert env["MLFLOW_TRACKING_TOKEN"] == "kept"
 

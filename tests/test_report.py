@@ -326,3 +326,15 @@ def test_the_overview_is_a_png_drawn_without_pyplot(tmp_path):
 def test_an_overview_that_cannot_be_written_says_so(tmp_path):
     with pytest.raises(RunError, match="cannot write"):
         write_overview(make_history(steps=5), tmp_path / "nowhere" / "a.png")
+
+
+def test_a_notebook_shows_the_page_in_a_frame_of_its_own(tmp_path):
+    report = build_report([make_history()])
+    shown = report._repr_html_()
+    found = []
+    parser = HTMLParser()
+    parser.handle_starttag = lambda tag, attributes: found.append((tag, dict(attributes)))
+    parser.feed(shown)
+    ((tag, attributes),) = found
+    assert tag == "iframe"
+    assert attributes["srcdoc"] == render_html(report)

@@ -86,6 +86,33 @@ def test_a_script_that_watches_itself_is_not_watched_twice(tmp_path):
     assert done.stderr == "gradwatch: the script watches its optimizer itself; --clip and --renorm do not reach it\n"
 
 
+EXPLODES = """
+import time
+import torch
+m = torch.nn.Linear(4, 1)
+o = torch.optim.SGD(m.parameters(), lr=5.0)
+for step in range(3000):
+    o.zero_grad()
+    m(torch.randn(8, 4)).square().mean().backward()
+    o.step()
+    time.sleep(0.01)
+print("to the end")
+"""
+
+
+def test_a_run_in_a_bad_way_is_halted(tmp_path):
+    (tmp_path / "explodes.py").write_text(EXPLODES)
+    done = run(tmp_path, "--log", "none", "--halt-on", "error", "explodes.py")
+    assert done.returncode == 1
+    assert not done.stdout
+    (line,) = [line for line in done.stderr.splitlines() if "halted" in line]
+    history = one(tmp_path)
+    assert len(history) < 3000
+    assert history.run.status == "FAILED"
+    assert "Traceback" not in done.stderr
+    assert len(line) > len("gradwatch: halted: ")
+
+
 # ---------------------------------------------------------------------------------------------------- configuration
 
 

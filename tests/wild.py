@@ -20,15 +20,15 @@ from truth import oracle
 
 
 class Oracle:
-    """Per optimizer, in the order of their first steps: the norms of each step, and the loss that was backpropagated."""
+    """Per optimizer, in the order of their first steps: each step's norms, and the loss that was backpropagated."""
 
     def __init__(self):
         self.rows, self.loss, self.scaler, self.inside = {}, 0.0, None, False
         register_optimizer_step_pre_hook(self.before)
         register_optimizer_step_post_hook(self.after)
         self.backward, self.step = torch.Tensor.backward, torch.amp.GradScaler.step
-        torch.Tensor.backward = lambda loss, *args, **kwargs: self.on_backward(loss, *args, **kwargs)
-        torch.amp.GradScaler.step = lambda scaler, optimizer: self.on_scaler(scaler, optimizer)
+        torch.Tensor.backward = lambda *args, **kwargs: self.on_backward(*args, **kwargs)  # noqa: PLW0108
+        torch.amp.GradScaler.step = lambda *args: self.on_scaler(*args)  # noqa: PLW0108
 
     def on_backward(self, loss, *args, **kwargs):
         if not args and loss.numel() == 1 and not self.inside:
@@ -86,7 +86,7 @@ def child(how, folder, words, stdin):
     try:
         runpy.run_path(words[0], run_name="__main__")
     finally:
-        (folder / "seen").write_bytes(pickle.dumps([rows for rows in seen.rows.values()]))
+        (folder / "seen").write_bytes(pickle.dumps(list(seen.rows.values())))
 
 
 if __name__ == "__main__":

@@ -35,6 +35,8 @@ class RunCommand(Configured):
 @click.option("--renorm", metavar="TEXT", help="What happens to weights after a step, such as 'MaxNorm(3.0)'; or none.")
 @click.option("--script-clip", type=click.Choice(("keep", "replace")), default="keep", show_default=True,
               help="Whether the script's own clip_grad_norm_ and clip_grad_value_ act, or do nothing.")  # fmt: skip
+@click.option("--halt-on", type=click.Choice(("error", "never")), default="never", show_default=True,
+              help="End the script, with exit code 1, when a finding of that severity shows.")  # fmt: skip
 @click.option("--every", metavar="N", type=click.IntRange(1), default=10, show_default=True,
               help="Steps between measurements of weight norms and update ratios.")  # fmt: skip
 @click.option("--slots", is_flag=True, help="Record the norms of the optimizer's own tensors too.")
@@ -63,9 +65,10 @@ def run(ctx: click.Context, /, script: str | None, args: tuple[str, ...], module
       gradwatch run --metric-regex 'accuracy=acc ([0-9.]+)' -m project.train
     """  # noqa: D301  (click reads the backspace)
     from gradwatch.cli import Handover
-    from gradwatch.launch import Plan, find_program
+    from gradwatch.launch import Plan
     from gradwatch.launch import run as launch
     from gradwatch.metrics import parse_pattern
+    from gradwatch.program import find_program
 
     if options["show_config"]:
         show_config(ctx, (name for name in ctx.params if name not in ("show_config", "script", "args", "module")))
@@ -91,6 +94,7 @@ def run(ctx: click.Context, /, script: str | None, args: tuple[str, ...], module
         watch,
         experiment=options["experiment"],
         replace_clips=options["script_clip"] == "replace",
+        halts=options["halt_on"] == "error",
         metrics=tuple(parse_pattern(text) for text in options["metric_regex"]),
         source=target,
         seed=options["set_seed"],

@@ -92,6 +92,15 @@ class Report:
     winners: tuple[Winner, ...] = ()
     notes: tuple[str, ...] = ()
 
+    def _repr_html_(self) -> str:
+        """The page, in a frame of its own: its styles and scripts stay out of the notebook."""
+        from html import escape
+
+        from gradwatch.report.html import render_html
+
+        page = escape(render_html(self))
+        return f'<iframe srcdoc="{page}" style="width: 100%; height: 800px; border: 0"></iframe>'
+
 
 def build_report(
     histories: Sequence[History], metric: str | None = None, baseline: str | None = None, target: float | None = None

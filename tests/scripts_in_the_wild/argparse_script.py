@@ -7,7 +7,7 @@ from torch import nn
 
 parser = argparse.ArgumentParser()
 parser.add_argument("--lr", type=float, default=0.1)
-parser.add_argument("--steps", type=int, default=40)
+parser.add_argument("--steps", type=int, default=300)
 args = parser.parse_args()
 
 torch.manual_seed(0)
