@@ -70,7 +70,10 @@ def open_histories(refs: Sequence[str], directory: Path = RUNS) -> list[History]
 
 
 def run_folders(directory: Path) -> list[Path]:
-    """The run folders at or below `directory` (three levels deep, as those of a sweep are), oldest first. Several parts of a run are one run."""
+    """The run folders at or below `directory`, oldest first; three levels deep, as those of a sweep are.
+
+    Several parts of a run are one run.
+    """
     from gradwatch.stores.files import MANIFEST
     from gradwatch.stores.parts import PARTS, is_run
 
