@@ -14,6 +14,7 @@ import sys
 import time
 from pathlib import Path
 
+import click
 import pytest
 from click.testing import CliRunner
 
@@ -221,6 +222,7 @@ def records(desk):
     return {path.parent.name: json.loads(path.read_text()) for path in desk.glob("gradwatch-runs/*/*/job.json")}
 
 
+@pytest.mark.slow
 def test_a_sweep_compares_skips_what_is_done_and_adds_what_is_new(desk):
     options = ["--log", "none", "--jobs", "2", "--clip", "none"]
     script = ["train.py", "--lr", "0.02", "--seed", "{seed}"]
@@ -242,6 +244,7 @@ def test_a_sweep_compares_skips_what_is_done_and_adds_what_is_new(desk):
     assert "<!doctype html>" in (home / "report.html").read_text()[:20]
 
 
+@pytest.mark.slow
 def test_a_crash_and_a_divergence_are_results(desk):
     out, _ = sweep("--log", "none", "--jobs", "2", "--clip", "none", "--clip", GLOBAL, "--seed", "0", "--seed", "1",
                    "train.py", "--seed", "{seed}", "--lr", "1e8", "--crash", code=1)  # fmt: skip
@@ -259,6 +262,7 @@ def test_a_crash_and_a_divergence_are_results(desk):
     assert changed == set(failed)
 
 
+@pytest.mark.slow
 def test_ctrl_c_keeps_what_is_done_and_the_same_command_goes_on(desk):
     args = ["--log", "none", "--clip", "none", "--clip", GLOBAL, "--seed", "0", "--seed", "1", "train.py", "--seed",
             "{seed}", "--wait", "go"]  # fmt: skip
@@ -280,6 +284,7 @@ def test_ctrl_c_keeps_what_is_done_and_the_same_command_goes_on(desk):
     assert re.search(r"better|worse|no difference shown", out)
 
 
+@pytest.mark.slow
 def test_each_run_and_the_summary_are_in_mlflow(desk, store):
     out, _ = sweep("--clip", "none", "--clip", GLOBAL, "--seed", "3", "--set-seed", "--jobs", "2", "--experiment", "e",
                    "train.py")  # fmt: skip
@@ -313,6 +318,7 @@ def test_each_run_and_the_summary_are_in_mlflow(desk, store):
         assert database.execute("SELECT COUNT(*) FROM runs WHERE lifecycle_stage = 'active'").fetchone() == (3,)
 
 
+@pytest.mark.slow
 def test_set_seed_makes_a_script_without_a_seed_repeat_itself(desk):
     (desk / "train.py").write_text(
         "import random, numpy, torch\n"
@@ -405,6 +411,14 @@ def test_what_makes_no_sense_is_one_line(desk, args, words):
     assert re.fullmatch(r"Error: .*\n", result.stderr)
     assert words in result.stderr
     assert not list(desk.glob("gradwatch-runs/*"))
+
+
+@pytest.mark.parametrize("command", ["run", "sweep"])
+def test_what_follows_a_module_is_for_the_module(command):
+    found = main.get_command(click.Context(main), command)
+    context = found.make_context(command, ["--every", "3", "-m", "project.train", "--every", "5", "-m", "x", "--", "y"])
+    assert (context.params["module"], context.params["every"]) == ("project.train", 3)
+    assert (context.params["script"], context.params["args"]) == ("--every", ("5", "-m", "x", "--", "y"))
 
 
 def test_a_file_may_hold_the_settings(desk):

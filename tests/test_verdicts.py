@@ -101,9 +101,25 @@ def test_a_row_has_the_interval_the_difference_and_the_verdict():
     one = row(table)
     low, high = stats.t.interval(0.95, 2, loc=1.2, scale=stats.sem([1.0, 1.3, 1.3]))
     assert (one["val_loss"], one["val_loss_low"], one["val_loss_high"]) == pytest.approx((1.2, low, high))
-    assert one["val_loss_diff"] == pytest.approx(-1.0)
-    assert (one["val_loss_verdict"], one["val_loss_method"]) == ("better", "paired over 3 seeds")
+    expected = stats.ttest_rel(np.log([1.0, 1.3, 1.3]), np.log([2.0, 2.2, 2.4])).confidence_interval(0.95)
+    assert one["val_loss_diff"] == pytest.approx((1 / 2 * 1.3 / 2.2 * 1.3 / 2.4) ** (1 / 3) - 1)
+    assert (one["val_loss_diff_low"], one["val_loss_diff_high"]) == pytest.approx(np.expm1(expected))
+    assert (one["val_loss_verdict"], one["val_loss_method"]) == ("better", "as ratios, paired over 3 seeds")
     assert row(table, "none")["val_loss_verdict"] == "baseline"
+
+
+def test_one_seed_that_exploded_most_does_not_hide_that_all_did():
+    """Losses of an unclipped and a clipped character RNN: as differences they would show nothing."""
+    wild, calm = [4.891, 4.259, 7.702], [2.176, 2.067, 2.046]
+    one = row(compare([*runs(wild), *runs(calm, CLIP)]))
+    assert difference(dict(enumerate(calm)), dict(enumerate(wild))).side() == 0
+    assert one["val_loss_verdict"] == "better"
+
+
+def test_what_is_not_positive_or_meant_to_rise_is_a_difference_in_its_own_unit():
+    one = row(compare([*runs([0.5, 0.0]), *runs([-1.0, -1.6], CLIP)]))
+    assert one["val_loss_diff"] == pytest.approx(-1.55)
+    assert one["val_loss_method"] == "paired over 2 seeds"
 
 
 @pytest.mark.parametrize(
@@ -140,8 +156,9 @@ def test_runs_without_a_seed_are_not_paired_and_it_is_said():
     both = [*runs([2.0, 2.2, 2.4]), *runs([1.0, 1.3, 1.3], CLIP)]
     both = [replace(history, run=replace(history.run, params={})) for history in both]
     settled = settle(both)
-    expected = stats.ttest_ind([1.0, 1.3, 1.3], [2.0, 2.2, 2.4], equal_var=False).confidence_interval(0.95)
-    assert row(settled.table)["val_loss_diff_high"] == pytest.approx(expected.high)
+    logs = np.log([1.0, 1.3, 1.3]), np.log([2.0, 2.2, 2.4])
+    expected = stats.ttest_ind(*logs, equal_var=False).confidence_interval(0.95)
+    assert row(settled.table)["val_loss_diff_high"] == pytest.approx(np.expm1(expected.high))
     assert any("Welch" in note for note in settled.notes)
 
 
@@ -158,7 +175,7 @@ def test_where_all_diverged_that_is_the_verdict():
 def test_finished_runs_do_not_speak_for_a_policy_that_diverges_more_often():
     table = compare([*runs([5.0, 5.1, 5.2, 5.3]), *runs([1.0, 1.1, 1.2, math.inf], CLIP)])
     assert row(table)["val_loss"] == pytest.approx(1.1)
-    assert row(table)["val_loss_diff"] == pytest.approx(-4.0)
+    assert row(table)["val_loss_diff_high"] < -0.74
     assert row(table)["val_loss_verdict"] == "no difference shown"
     assert next(iter(table["policy"])) == "none"  # fewest diverged first
 
@@ -166,7 +183,9 @@ def test_finished_runs_do_not_speak_for_a_policy_that_diverges_more_often():
 def test_the_baseline_can_be_chosen_and_an_unknown_one_is_named():
     three = [*runs([2.0, 2.2]), *runs([1.0, 1.25], CLIP), *runs([1.5, 1.7], "AGC(0.01)")]
     table = compare(three, baseline="AGC(0.01)")
-    assert (row(table, "none")["val_loss_diff"], row(table)["val_loss_diff"]) == pytest.approx((0.5, -0.475))
+    assert (row(table, "none")["val_loss_diff"], row(table)["val_loss_diff"]) == pytest.approx(
+        ((2 / 1.5 * 2.2 / 1.7) ** 0.5 - 1, (1 / 1.5 * 1.25 / 1.7) ** 0.5 - 1)
+    )
     with pytest.raises(RunError, match=r"no run has the policy 'AGC\(1\)' to compare with; there are: none"):
         compare(three, baseline="AGC(1)")
 
@@ -191,9 +210,9 @@ def test_the_winner_is_what_is_shown_to_be_better_with_what_cannot_be_told_from_
     (winner,) = settled.winners
     assert winner.policy == winner.clip == CLIP
     assert winner.sentences == (
-        f"{CLIP} is better than none: val_loss 1.2 against 2.2, a difference of -1 (95 % interval "
-        f"{row(settled.table)['val_loss_diff_low']:+.3g} to {row(settled.table)['val_loss_diff_high']:+.3g}, "
-        "paired over 3 seeds).",
+        f"{CLIP} is better than none: val_loss 1.2 against 2.2, a difference of -45.7 % "
+        f"({100 * row(settled.table)['val_loss_diff_low']:+.3g} to "
+        f"{100 * row(settled.table)['val_loss_diff_high']:+.3g} %) (95 % interval; as ratios, paired over 3 seeds).",
         "Not told apart from it: AGC(0.01).",
     )
     python, shell = paste(winner)

@@ -16,6 +16,22 @@ from gradwatch.uri import public_uri
 ENVIRONMENT = ("MLFLOW_TRACKING_URI", "MLFLOW_EXPERIMENT_NAME", "MLFLOW_EXPERIMENT_ID", "MLFLOW_RUN_ID")
 
 
+class Module(click.Option):
+    """`-m MODULE`: as for Python itself, what follows the module's name is for the module."""
+
+    def add_to_parser(self, parser: Any, ctx: click.Context) -> None:
+        """Have the parser leave everything behind the value alone, as behind a `--`."""
+        super().add_to_parser(parser, ctx)
+        option = parser._short_opt["-m"]
+        process = option.process
+
+        def process_and_stop(value: Any, state: Any) -> None:
+            process(value, state)
+            state.rargs.insert(0, "--")
+
+        option.process = process_and_stop
+
+
 class Configured(click.Command):
     """A command whose options may also be set in `gradwatch.toml` or `pyproject.toml`."""
 

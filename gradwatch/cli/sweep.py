@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from gradwatch.cli.compare import compared_by
-from gradwatch.cli.options import Configured
+from gradwatch.cli.options import Configured, Module
 from gradwatch.delivery import MLFLOW_SETTINGS
 from gradwatch.errors import RunError
 
@@ -30,7 +30,8 @@ HANDED_ON = ("script_clip", "every", "slots", "metric_regex", "log", "experiment
 @click.command(cls=Configured, context_settings=SETTINGS)
 @click.argument("script", metavar="SCRIPT", required=False)
 @click.argument("args", metavar="[ARGS...]", nargs=-1, type=click.UNPROCESSED)
-@click.option("-m", "module", metavar="MODULE", help="Run a module, as python -m does; what follows is for it.")
+@click.option("-m", "module", cls=Module, metavar="MODULE",
+              help="Run a module, as python -m does; what follows is for it.")  # fmt: skip
 @click.option("--clip", "clips", metavar="TEXT", multiple=True, help="A gradient policy, or none; again for each.")
 @click.option(
     "--renorm", "renorms", metavar="TEXT", multiple=True, help="A weight constraint, or none; with each clip."

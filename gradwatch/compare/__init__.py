@@ -14,10 +14,10 @@ from gradwatch.compare.endings import (
 from gradwatch.compare.groups import NO_POLICY, groups, higher_is_better, metric_names, natural, settings
 from gradwatch.compare.intervals import Estimate
 from gradwatch.compare.table import Comparison, compare, runs_table, settle
-from gradwatch.compare.winner import Winner
+from gradwatch.compare.winner import Winner, signed
 
 __all__ = [
     "NO_POLICY", "Comparison", "Estimate", "Winner", "compare", "diverged", "final", "groups", "higher_is_better",
     "is_seed", "metric_names", "natural", "nonfinite_rows", "nonfinite_steps", "policy_text", "runs_table",
-    "seconds_per_step", "seed_text", "settings", "settle", "steps_to",
+    "seconds_per_step", "seed_text", "settings", "settle", "signed", "steps_to",
 ]  # fmt: skip

@@ -49,8 +49,9 @@ def compare(
 
     For each metric: `<metric>`, the mean over the seeds of the final values; `<metric>_std`, their sample standard
     deviation; `<metric>_low` and `<metric>_high`, the 95 % interval of the mean; `<metric>_diff` with `_diff_low` and
-    `_diff_high`, this policy minus the baseline, by pairs of equal seeds; `<metric>_method`, what that was taken over;
-    `<metric>_verdict`: better, worse, no difference shown, not judged, or baseline. A run that diverged has no final
+    `_diff_high`, this policy minus the baseline, by pairs of equal seeds (of a positive metric that is meant to fall,
+    the relative change: -0.25 is a quarter less); `<metric>_method`, what that was taken over; `<metric>_verdict`:
+    better, worse, no difference shown, not judged, or baseline. A run that diverged has no final
     value. `steps_to_target` is the median number of steps until the first metric reached `target` (NaN where half of
     the runs never did), `reached_target` the number of runs that did. `clip_rate` and `seconds_per_step` are means
     over the runs, `median_grad_norm` and `p99_grad_norm` of the total norm before the clip over all finite steps,

@@ -47,10 +47,13 @@ class Winner:
 def judge(ours: Contender, theirs: Contender, metric: str) -> tuple[Estimate, str]:
     """The difference of the final values, ours minus theirs, and the verdict over ours in a word.
 
+    Of a metric that is meant to fall, and is positive in all runs (a loss), it is the relative change.
     A verdict needs two seeds. Where all runs of one side diverged and none of the other's, that decides; with anything
     in between, the finished runs do, unless they speak for the side that diverged more often.
     """
-    difference = intervals.difference(ours.values[metric], theirs.values[metric])
+    mine, others = ours.values[metric], theirs.values[metric]
+    falling = not higher_is_better(metric) and all(not value <= 0 for value in (*mine.values(), *others.values()))
+    difference = (intervals.change if falling else intervals.difference)(mine, others)
     enough = min(len(ours.members), len(theirs.members)) > 1
     if {ours.share, theirs.share} == {0.0, 1.0}:
         method = f"{ours.diverged} of {len(ours.members)} runs diverged, {theirs.diverged} of {len(theirs.members)}"
@@ -62,6 +65,14 @@ def judge(ours: Contender, theirs: Contender, metric: str) -> tuple[Estimate, st
     if side * (ours.share - theirs.share) > 0:
         side = 0
     return difference, {1: BETTER, -1: WORSE, 0: NO_DIFFERENCE}[side]
+
+
+def signed(found: Estimate) -> str:
+    """`-0.81 (-0.92 to -0.7)`, or `-41 % (-52 to -27 %)`; without the brackets where there is no interval."""
+    scale, unit = (100, " %") if found.is_share else (1, "")
+    text = f"{scale * found.value:+.3g}{unit}"
+    ends = f" ({scale * found.low:+.3g} to {scale * found.high:+.3g}{unit})"
+    return text + (ends if found.has_interval else "")
 
 
 def winner(setting: str, ranked: Sequence[Contender], base: Contender | None, metric: str) -> Winner:
@@ -90,8 +101,7 @@ def _won(
         theirs = intervals.mean(list(base.values[metric].values())).value
         said = (
             f"{best.policy} is better than {base.policy}: {metric} {mine:.4g} against {theirs:.4g}, a difference of "
-            f"{difference.value:+.3g} (95 % interval {difference.low:+.3g} to {difference.high:+.3g}, "
-            f"{difference.method})."
+            f"{signed(difference)} (95 % interval; {difference.method})."
         )
     else:
         said = f"{best.policy} is better than {base.policy}: {metric} {mine:.4g}; {difference.method} of {base.policy}."

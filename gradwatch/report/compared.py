@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from gradwatch.compare import Winner
+from gradwatch.compare import Estimate, Winner, signed
 from gradwatch.report.build import percent, quantity_text
 
 if TYPE_CHECKING:
@@ -104,12 +104,9 @@ def _mean(record: Record, metric: str) -> str:
 
 
 def _difference(record: Record, metric: str) -> str:
-    """`-0.81 (-0.92 to -0.70)`: the difference to the baseline and its interval; a dash where there is none."""
+    """The difference to the baseline and its interval; a dash where there is none."""
     value, low, high = (record[f"{metric}_{word}"] for word in ("diff", "diff_low", "diff_high"))
-    if math.isnan(value):
-        return "–"
-    text = f"{value:+.3g}"
-    return text if math.isnan(low) else f"{text} ({low:+.3g} to {high:+.3g})"
+    return "–" if math.isnan(value) else signed(Estimate(value, low, high, method=record[f"{metric}_method"]))
 
 
 def _steps_to_target(record: Record) -> str:
