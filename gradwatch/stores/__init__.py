@@ -70,11 +70,7 @@ def open_histories(refs: Sequence[str], directory: Path = RUNS) -> list[History]
 
 
 def run_folders(directory: Path) -> list[Path]:
-<<<<<<< HEAD
-    """The run folders at or below `directory` (three levels deep, as those of a sweep are), oldest first.
-=======
     """The run folders at or below `directory`, oldest first; three levels deep, as those of a sweep are.
->>>>>>> h-sweep
 
     Several parts of a run are one run.
     """
