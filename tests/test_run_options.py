@@ -27,7 +27,8 @@ def run(tmp_path, *words, launcher=("-m", "gradwatch"), **extra):
 # ---------------------------------------------------------------------------------------------------- what is logged
 
 
-def test_log_is_nothing_without_a_watch_and_reaches_all_that_are_open(tmp_path):
+def test_log_is_nothing_without_a_watch_and_reaches_all_that_are_open(tmp_path, monkeypatch):
+    monkeypatch.setattr(running, "watches", [])  # another test may have left one open
     gradwatch.log(accuracy=0.5)
     models = [mlp(), mlp(seed=1)]
     optimizers = [gradwatch_sgd(m) for m in models]

@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from gradwatch.cli.options import Configured, Module, show_config
+from gradwatch.cli.options import Configured, show_config
 from gradwatch.errors import RunError
 
 
@@ -29,7 +29,7 @@ class RunCommand(Configured):
 @click.command(cls=RunCommand, context_settings={"allow_interspersed_args": False})
 @click.argument("script", metavar="SCRIPT", required=False)
 @click.argument("args", metavar="[ARGS...]", nargs=-1, type=click.UNPROCESSED)
-@click.option("-m", "module", cls=Module, metavar="MODULE",
+@click.option("-m", "module", metavar="MODULE",
               help="Run a module, as python -m does; what follows is for it.")  # fmt: skip
 @click.option("--clip", metavar="TEXT", help="What happens to gradients before a step, such as "
               "'ClipByGlobalNorm(1.0)'; none leaves them alone.")  # fmt: skip
