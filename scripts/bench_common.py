@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import argparse
-import json
 import os
 import platform
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import Any
 
 import torch
+from bench_output import cpu_name
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -123,24 +121,6 @@ def named(what: str, wanted: str, known: Mapping[str, Any]) -> list[str]:
     return names
 
 
-def arguments(description: str | None, rounds: int) -> argparse.ArgumentParser:
-    """A parser with what all benchmarks understand."""
-    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=rounds)
-    parser.add_argument("-o", "--output", type=Path, help="write the JSON there too")
-    return parser
-
-
-def cpu_name() -> str:
-    """The processor and its cores, as the kernel names them."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-        name = next(line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))
-    except (OSError, StopIteration):
-        name = platform.processor() or platform.machine()
-    return f"{name}, {os.cpu_count()} cores"
-
-
 def machine(device: str = "cpu") -> dict[str, Any]:
     """Where and with what a benchmark ran."""
     return {
@@ -151,11 +131,3 @@ def machine(device: str = "cpu") -> dict[str, Any]:
         "torch": torch.__version__,
         "gradwatch": gradwatch.__version__,
     }
-
-
-def publish(report: Mapping[str, Any], output: Path | None) -> None:
-    """Print the result, and write it to `output` if that is given."""
-    text = json.dumps(report, indent=1)
-    print(text)
-    if output:
-        output.write_text(text + "\n")

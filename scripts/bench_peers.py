@@ -26,7 +26,8 @@ from typing import Any, NamedTuple
 
 import psutil
 import torch
-from bench_common import MODELS, OPTIMIZERS, arguments, machine, named, publish, small_batch
+from bench_common import MODELS, OPTIMIZERS, machine, named, small_batch
+from bench_output import arguments, publish
 from peers import BARE, CLIP, OURS, WAYS, missing, versions
 
 STEPS = {"transformer-74": 20, "linear-1000": 20, "mlp-6": 500}  # of a round: long enough for blocks to be written

@@ -12,7 +12,6 @@ Not in it: writing the run, and reading it from a cold disk (the pages are in th
 
 from __future__ import annotations
 
-import argparse
 import base64
 import json
 import os
@@ -26,7 +25,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from bench_store import cpu_name, write_run
+from bench_output import arguments, cpu_name, publish
+from bench_store import write_run
 
 from gradwatch import __version__
 
@@ -59,13 +59,11 @@ def page_facts(page: str) -> dict[str, Any]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = arguments(__doc__, rounds=3)
     parser.add_argument("--layers", type=int, default=1000)
     parser.add_argument("--steps", type=int, default=100_000)
     parser.add_argument("--every", type=int, default=1)
-    parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--dir", help="where to write; removed afterwards")
-    parser.add_argument("-o", "--output")
     args = parser.parse_args()
     with tempfile.TemporaryDirectory(dir=args.dir) as temporary:
         folder, facts = write_run(Path(temporary), args.layers, args.steps, args.every)
@@ -90,9 +88,7 @@ def main() -> None:
         "layers": args.layers, "steps": args.steps, "every": args.every, "values": facts["values"],
         "mb_on_disk": round(facts["bytes"] / 1e6), "commands": medians, "page": shown,
     }  # fmt: skip
-    print(json.dumps(report, indent=1))
-    if args.output:
-        Path(args.output).write_text(json.dumps(report, indent=1) + "\n")
+    publish(report, args.output)
 
 
 if __name__ == "__main__":

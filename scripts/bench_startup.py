@@ -13,7 +13,8 @@ import subprocess
 import sys
 import time
 
-from bench_common import arguments, machine, publish
+from bench_common import machine
+from bench_output import arguments, publish
 
 LOOP = "import torch; torch.optim.SGD(torch.nn.Linear(2, 2).parameters(), lr=0.1)"
 COMMANDS = {

@@ -29,7 +29,8 @@ import gpt_steps
 import instructions
 import numpy as np
 import torch
-from bench_common import GPTS, MAX_NORM, MODELS, OPTIMIZERS, arguments, machine, named, publish, small_batch
+from bench_common import GPTS, MAX_NORM, MODELS, OPTIMIZERS, machine, named, small_batch
+from bench_output import arguments, publish
 from torch import nn
 
 import gradwatch

@@ -22,9 +22,7 @@ Rounds are medians. Times of a shared machine are upper bounds; the CPU time and
 from __future__ import annotations
 
 import argparse
-import json
 import os
-import platform
 import shutil
 import statistics
 import tempfile
@@ -34,6 +32,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from bench_output import arguments, cpu_name, publish
 
 from gradwatch import __version__
 from gradwatch.history import History, Layer, Run
@@ -172,16 +171,6 @@ def training_thread(layers: int, seconds: float, period: float, store: str, pare
     }  # fmt: skip
 
 
-def cpu_name() -> str:
-    """The processor and its cores, as the kernel names them."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-        name = next(line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))
-    except (OSError, StopIteration):
-        name = platform.processor() or platform.machine()
-    return f"{name}, {os.cpu_count()} cores"
-
-
 def median_thread(args: argparse.Namespace, parent: Path) -> dict[str, float]:
     from gradwatch.stores.mlflow import connect
 
@@ -194,15 +183,13 @@ def median_thread(args: argparse.Namespace, parent: Path) -> dict[str, float]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = arguments(__doc__, rounds=3)
     parser.add_argument("--layers", type=int, default=1000)
     parser.add_argument("--steps", type=int, default=100_000)
     parser.add_argument("--thread-layers", type=int, default=300)
     parser.add_argument("--period", type=float, default=5.0, help="ms between two steps")
     parser.add_argument("--seconds", type=float, default=70.0, help="of training; 0 leaves this out")
-    parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--dir", help="where to write; removed afterwards")
-    parser.add_argument("-o", "--output")
     args = parser.parse_args()
     with tempfile.TemporaryDirectory(dir=args.dir) as folder:
         runs = []
@@ -218,9 +205,7 @@ def main() -> None:
         "thread": thread and {"layers": args.thread_layers, "period_ms": args.period, "rounds": args.rounds, **thread},
         "run": {"layers": args.layers, "steps": args.steps, "quantities": FOUR, "runs": runs},
     }  # fmt: skip
-    print(json.dumps(report, indent=1))
-    if args.output:
-        Path(args.output).write_text(json.dumps(report, indent=1) + "\n")
+    publish(report, args.output)
 
 
 if __name__ == "__main__":

@@ -5,8 +5,8 @@ from __future__ import annotations
 import copy
 
 import torch
-from healthy import Healthy, fit, warm
-from nets import SEED, Recurrent, Transformer, batches, classify, digits, mlp, pieces, predict
+from healthy import Healthy, fit, plain, text, warm
+from nets import SEED, Recurrent, Transformer, batches, classify, digits, mlp
 from torch import nn, optim
 from torch.nn import functional as F
 
@@ -182,30 +182,6 @@ def series(folder):
     return fit(folder, net, optim.SGD(net.parameters(), 0.1, momentum=0.9), loss, 300, clip="ClipByValue(-0.5, 0.5)")
 
 
-def simple(model, make, steps=300, schedule=None, data=None, **options):
-    """A classification of the digits."""
-
-    def train(folder):
-        net = model()
-        optimizer = make(net.parameters())
-        plan = schedule(optimizer) if schedule else None
-        return fit(folder, net, optimizer, classify(net, data or batches()), steps, schedule=plan, **options)
-
-    return train
-
-
-def language(model, make, steps=300, schedule=None, **options):
-    """The next character of a text."""
-
-    def train(folder):
-        net = model()
-        optimizer = make(net.parameters())
-        plan = schedule(optimizer) if schedule else None
-        return fit(folder, net, optimizer, predict(net, pieces()), steps, schedule=plan, **options)
-
-    return train
-
-
 LATER = {
     "vae": vae,
     "contrastive": contrastive,
@@ -218,25 +194,21 @@ LATER = {
     "sparse-embedding": sparse_embedding,
     "distilled": distilled,
     "series-value-clip": series,
-    "mlp-deep-tanh-momentum": simple(
-        lambda: mlp(depth=8, act=nn.Tanh), lambda p: optim.SGD(p, 0.05, momentum=0.9), 400
-    ),
-    "mlp-wide-nesterov-cosine": simple(
+    "mlp-deep-tanh-momentum": plain(lambda: mlp(depth=8, act=nn.Tanh), lambda p: optim.SGD(p, 0.05, momentum=0.9), 400),
+    "mlp-wide-nesterov-cosine": plain(
         lambda: mlp(width=256),
         lambda p: optim.SGD(p, 0.1, momentum=0.9, nesterov=True),
         300,
         lambda o: warm(o, 20, 300),
     ),
-    "mlp-rprop-like-full-batch": simple(mlp, lambda p: optim.Rprop(p, 1e-3), 150, data=batches(1024)),
-    "mlp-asgd-autoclip": simple(mlp, lambda p: optim.ASGD(p, 0.2), clip="AutoClip(90)"),
-    "mlp-skip-spike": simple(mlp, lambda p: optim.AdamW(p, 2e-3), clip="chain(SkipNonfinite(), SkipSpike())"),
-    "mlp-tiny-batches": simple(mlp, lambda p: optim.Adam(p, 1e-3), 600, data=batches(2)),
-    "gru-rmsprop-clip": language(
-        lambda: Recurrent(nn.GRU), lambda p: optim.RMSprop(p, 3e-3), clip="ClipByGlobalNorm(1.0)"
-    ),
-    "transformer-sgd-clip": language(
+    "mlp-rprop-like-full-batch": plain(mlp, lambda p: optim.Rprop(p, 1e-3), 150, data=batches(1024)),
+    "mlp-asgd-autoclip": plain(mlp, lambda p: optim.ASGD(p, 0.2), clip="AutoClip(90)"),
+    "mlp-skip-spike": plain(mlp, lambda p: optim.AdamW(p, 2e-3), clip="chain(SkipNonfinite(), SkipSpike())"),
+    "mlp-tiny-batches": plain(mlp, lambda p: optim.Adam(p, 1e-3), 600, data=batches(2)),
+    "gru-rmsprop-clip": text(lambda: Recurrent(nn.GRU), lambda p: optim.RMSprop(p, 3e-3), clip="ClipByGlobalNorm(1.0)"),
+    "transformer-sgd-clip": text(
         Transformer, lambda p: optim.SGD(p, 0.1, momentum=0.9), 300, lambda o: warm(o, 30), clip="ClipByGlobalNorm(1.0)"
     ),
-    "rnn-adamax-no-clip": language(Recurrent, lambda p: optim.Adamax(p, 5e-3)),
+    "rnn-adamax-no-clip": text(Recurrent, lambda p: optim.Adamax(p, 5e-3)),
 }
 LATER_TRAININGS = tuple(Healthy(FIRST + i, name, train) for i, (name, train) in enumerate(LATER.items()))

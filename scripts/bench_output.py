@@ -1,0 +1,37 @@
+"""What every benchmark takes and gives, without torch: its arguments, the machine's name, the result as JSON."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+
+def arguments(description: str | None, rounds: int) -> argparse.ArgumentParser:
+    """A parser with what all benchmarks understand."""
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=rounds)
+    parser.add_argument("-o", "--output", type=Path, help="write the JSON there too")
+    return parser
+
+
+def cpu_name() -> str:
+    """The processor and its cores, as the kernel names them."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        name = next(line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))
+    except (OSError, StopIteration):
+        name = platform.processor() or platform.machine()
+    return f"{name}, {os.cpu_count()} cores"
+
+
+def publish(report: Mapping[str, Any], output: Path | None) -> None:
+    """Print the result, and write it to `output` if that is given."""
+    text = json.dumps(report, indent=1)
+    print(text)
+    if output:
+        output.write_text(text + "\n")
