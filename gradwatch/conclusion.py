@@ -14,7 +14,7 @@ import numpy as np
 
 from gradwatch.diagnosis import finding_tags, write_findings
 from gradwatch.history import History, Layer, Run
-from gradwatch.rules import Finding, diagnose
+from gradwatch.rules import Finding, diagnose, verdict
 from gradwatch.stores import MAX_VALUES
 from gradwatch.stores.files import now_iso
 from gradwatch.stores.parts import deliverable_parts, is_shared, read_whole
@@ -35,21 +35,19 @@ def conclude(client: MlflowClient, run_id: str, experiment_id: str, folder: Path
     history = read_whole(folder, deliverable_parts(folder) if is_shared(folder) else None, MAX_VALUES)
     run = history.run
     findings, worst = judge(history)
-    tags = {**finding_tags(findings), "gradwatch.worst_layer": worst}
-    if not len(history):
-        tags["gradwatch.verdict"] = "no steps recorded"
-    verdict = tags["gradwatch.verdict"]
+    said = verdict(history, findings)
+    tags = {**finding_tags(findings), "gradwatch.verdict": said, "gradwatch.worst_layer": worst}
     store.set_tags(client, run_id, tags)
     if len(history):
         store.upload(client, run_id, write_findings(folder, run.name, findings))
         with tempfile.TemporaryDirectory(prefix="gradwatch-") as temporary:
             for path in render(history, Path(temporary)):
                 store.upload(client, run_id, path)
-        facts = {"Verdict": verdict, "Clip": str(run.clip), "Renorm": str(run.renorm)}
+        facts = {"Verdict": said, "Clip": str(run.clip), "Renorm": str(run.renorm)}
         cures = {f"{f.severity} {f.summary}": f"{f.cause} {f.cure}" for f in findings[:MOST_FINDINGS]}
         store.set_description(client, run_id, description(history, experiment_id, run_id, facts, cures))
     store.set_status(client, run_id, run.status, run.ended, joined)
-    log.info("%s: delivered, %s: %s", folder, run.status, verdict)
+    log.info("%s: delivered, %s: %s", folder, run.status, said)
 
 
 @cache
@@ -66,7 +64,7 @@ def rehearse() -> None:
 
 def judge(history: History) -> tuple[list[Finding], str]:
     """The findings, and the layer that the first is about (of a healthy run, the one that was clipped most)."""
-    findings = diagnose(history) if len(history) else []
+    findings = diagnose(history)
     layers = [name for finding in findings[:1] for name in finding.layers[:1]]
     order = worst_layers(history) if len(history) else []
     return findings, (layers or [history.layers[i] for i in order[:1]] or [""])[0]

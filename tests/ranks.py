@@ -5,6 +5,7 @@
 The oracle gathers whole gradients with `full_tensor()`, a collective per layer, and takes their norms in float64.
 """
 
+import os
 import sys
 from pathlib import Path
 
@@ -287,7 +288,7 @@ def halt(root):
     watch.close()
     weights = {n: p.detach().clone() for n, p in model.named_parameters()}
     torch.save({"taken": taken, "said": said, "weights": weights, "calls": calls}, root / f"halt-{rank}.pt")
-    dist.destroy_process_group()
+    leave()
 
 
 def cpu_offload(root):
@@ -302,7 +303,14 @@ def cpu_offload(root):
             world(), torch.float64, False, clip, renorm, device="cuda",
         )  # fmt: skip
         torch.save(seen, root / f"{i}.pt")
+    leave()
+
+
+def leave():
+    """End at once: gloo's threads may still let go of tensors while Python finalizes, which aborts (pytorch#190489)."""
     dist.destroy_process_group()
+    sys.stdout.flush()
+    os._exit(0)
 
 
 def main(root):
@@ -315,7 +323,7 @@ def main(root):
             folder = root / name / str(i)
             seen = train(folder, *how, clip, renorm)
             torch.save(seen, root / f"{name}-{i}-rank{dist.get_rank()}.pt")
-    dist.destroy_process_group()
+    leave()
 
 
 if __name__ == "__main__":

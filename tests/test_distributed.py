@@ -52,11 +52,12 @@ def launched(tmp_path_factory, worker_id):
     def run(size):
         folder = root / f"ranks{size}"
         with FileLock(f"{folder}.lock"):
-            if not (folder / "done").exists():
+            if not folder.exists():
                 folder.mkdir()
-                done = torchrun(size, HERE / "ranks.py", "main", folder)
-                assert done.returncode == 0, done.stderr[-3000:]
-                (folder / "done").touch()
+                done = torchrun(size, HERE / "ranks.py", "main", folder, PYTHONFAULTHANDLER="1")
+                (folder / "said").write_text(f"{done.returncode}\n{done.stderr}")
+            said = (folder / "said").read_text()
+            assert said.startswith("0\n"), said[-3000:]
         return folder
 
     return run

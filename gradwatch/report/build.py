@@ -134,7 +134,7 @@ def build_report(
 
 def summarize(history: History, metrics: Sequence[str]) -> RunSummary:
     """The facts of one run."""
-    run, lanes = history.run, history.lanes()
+    run, lanes, findings = history.run, history.lanes(), diagnose(history)
     whole = _lane("", history)
     bad = history.nonfinite
     shapes = {layer.name: layer.shape for layer in run.layers}
@@ -158,8 +158,8 @@ def summarize(history: History, metrics: Sequence[str]) -> RunSummary:
         steps=len(history.every_step),
         reduced=reduced_text(history),
         parameters=sum(layer.numel for layer in run.layers),
-        verdict=verdict(history),
-        findings=tuple(diagnose(history)),
+        verdict=verdict(history, findings),
+        findings=tuple(findings),
         problems=history.problems,
         clip_rate=whole.clip_rate,
         nonfinite_steps=whole.nonfinite_steps,

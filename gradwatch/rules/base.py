@@ -61,6 +61,8 @@ def diagnose(history: History) -> list[Finding]:
     Findings that follow from another stand under it (`consequences`). Optimizers that step on their own are judged on
     their own.
     """
+    if not len(history):
+        return []
     with np.errstate(all="ignore"):  # the numbers of a run that comes apart overflow in its judge's hands too
         findings = [
             root
@@ -103,11 +105,16 @@ def _follows(finding: Finding, other: Finding) -> bool:
     return finding.rule in CONSEQUENCES.get(other.rule, ()) and other.last_step >= finding.first_step
 
 
-def verdict(history: History) -> str:
-    """`healthy`, or what went wrong first, as in `nonfinite at step 50 in blocks.0.mlp.weight`."""
+def verdict(history: History, findings: Iterable[Finding] | None = None) -> str:
+    """`healthy`, or what went wrong first, as in `nonfinite at step 50 in blocks.0.mlp.weight`.
+
+    Args:
+        history: the run.
+        findings: what `diagnose` found in it, where that is known already.
+    """
     if not len(history):
         return "no steps recorded"
-    return headline(diagnose(history))
+    return headline(diagnose(history) if findings is None else findings)
 
 
 def headline(findings: Iterable[Finding]) -> str:
