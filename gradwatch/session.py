@@ -147,6 +147,7 @@ class Watch:
             self._start_courier()
         finally:  # whatever happens here, what was handed over before is written
             self._writer.close("FAILED" if self._live.halted and status == "FINISHED" else status)
+            ending.disarm()
         if self._stepper.steps > self._resumed_at:
             self.say(f"{self._stepper.steps:,} steps recorded in {self.dir}")
         else:
@@ -215,7 +216,6 @@ class Watch:
         self._closed = True
         atexit.unregister(self._close_at_exit)
         running.watches.remove(self)
-        ending.disarm()
 
     def _new_recorder(self) -> Recorder:
         stepper = self._stepper

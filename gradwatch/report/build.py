@@ -21,6 +21,8 @@ from gradwatch.whatif import Outcome, what_if
 if TYPE_CHECKING:
     import pandas as pd
 
+CRASHED = "ended without close"
+
 
 @dataclass(frozen=True)
 class LayerSummary:
@@ -259,7 +261,7 @@ def state(history: History) -> str:
     """How the run ended: `finished`, `running`, or that its process is gone."""
     run = history.run
     if run.crashed or (run.status == "RUNNING" and is_gone(run.pid, run.host, run.pid_started)):
-        return f"ended without close at step {history.every_step.step[-1]}" if len(history) else "ended without close"
+        return f"{CRASHED} at step {history.every_step.step[-1]}" if len(history) else CRASHED
     return run.status.lower()
 
 

@@ -184,6 +184,8 @@ def last_whole_part(folder: Path) -> int | None:
     """The number of the newest part that both tables have, where one has just one more: its writer was interrupted
     between the two. None where that is not so.
     """
+    if not all((folder / t).is_dir() for t in TABLES):
+        return None
     lasts = sorted(max((last for _, last, _ in list_parts(folder / t)), default=-1) for t in TABLES)
     return lasts[0] if lasts[1] == lasts[0] + 1 else None
 

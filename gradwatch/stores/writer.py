@@ -43,9 +43,14 @@ class RunWriter:
         self.folder, self.run, self.flush_seconds = folder, run, flush_seconds
         self._home = folder.absolute()  # the training may change its working directory
         self.lock = Lock(self._home)
-        tidy(self._home)
-        for table in TABLES:
-            (folder / table).mkdir(exist_ok=True)
+        try:
+            tidy(self._home)
+            for table in TABLES:
+                (folder / table).mkdir(exist_ok=True)
+            write_json(folder / MANIFEST, run.to_json())
+        except BaseException:
+            self.lock.release()
+            raise
         self.next_part = 1 + max((part.last for t in TABLES for part in list_parts(folder / t)), default=-1)
         self.closing = self._over = False
         self.compactors = [Compactor(self._home / table, self._interrupted) for table in TABLES]
@@ -56,7 +61,6 @@ class RunWriter:
         self._manifest: Run | None = None  # what is yet to be written of it
         self._asked: list[threading.Event] = []  # who waits for a flush
         self._due = time.monotonic() + flush_seconds
-        write_json(folder / MANIFEST, run.to_json())
         self.thread = threading.Thread(target=self._work, name="gradwatch-writer", daemon=True)
         self.thread.start()
 
@@ -124,9 +128,14 @@ class RunWriter:
             self._asked.append(item)
 
     def _is_due(self) -> bool:
-        waiting = sum(len(block) * len(block.layers) for block in self.pending)
         asked = self._over or self._manifest is not None or bool(self._asked)
-        return asked or time.monotonic() >= self._due or (waiting >= FLUSH_ROWS and not self.complained)
+        return asked or time.monotonic() >= self._due or (self._is_full() and not self.complained)
+
+    def _is_full(self) -> bool:
+        return self._waiting() >= FLUSH_ROWS
+
+    def _waiting(self) -> int:
+        return sum(len(block) * len(block.layers) for block in self.pending)
 
     def _flush(self) -> None:
         self._save()
@@ -136,9 +145,9 @@ class RunWriter:
 
     def _interrupted(self) -> bool:
         """Between two row groups of a merge: what is due is written meanwhile. Whether the merge is to be given up."""
-        while not self.queue.empty():
+        while not (self.closing or self._is_full() or self.queue.empty()):
             self._receive()
-        if self._is_due():
+        if not self.closing and self._is_due():
             self._save()
         return self.closing
 
@@ -195,7 +204,7 @@ class RunWriter:
                 "gradwatch: cannot write to %s (%s); training goes on, writing is tried again", self.folder, error
             )
         self.complained = True
-        waiting = sum(len(block) * len(block.layers) for block in self.pending)
+        waiting = self._waiting()
         while len(self.pending) > 1 and waiting > MAX_WAITING_ROWS:
             block = self.pending.pop(0)
             waiting -= len(block) * len(block.layers)
