@@ -2,9 +2,10 @@
 
 `--kills N`: a small model trains with the default settings, in a process of its own that is killed with -9 after a
 random time of up to `--span` seconds, and the next process resumes it from its last checkpoint; after `--lives`
-processes a new run begins. A checkpoint is written every quarter of a second. Each process notes every step that it took, with
-the time, in a file of its own, line by line, at once: that is what was *produced*. A step that is taken again after a
-checkpoint is produced twice, by two attempts. Each point is a row of the steps table and has to be there for its attempt.
+processes a new run begins. Checkpoints are written every quarter of a second in one run and every three seconds in the
+next; a checkpoint has what is recorded so far on disk. Each process notes every step that it took, with the time, in a
+file of its own, line by line, at once: that is what was *produced*. A step that is taken again after a checkpoint is
+produced twice, by two attempts. Each point is a row of the steps table and has to be there for its attempt.
 
 - *recorded*: rows of the run's files. *unnoted*: rows of a step that was killed before it could note itself.
 - *lost*: produced and not recorded. *duplicated*: rows of one step and one attempt beyond the first.
@@ -14,7 +15,7 @@ checkpoint is produced twice, by two attempts. Each point is a row of the steps 
 
 The seed settles the moments of the kills; what a machine gets done in that time is its own.
 
-    python scripts/chaos.py [--kills 100] [--seed 0] [--span 6] [--lives 20] [-o docs/measurements/chaos_kills.json]
+    python scripts/chaos.py [--kills 100] [--seed 0] [--span 6] [--lives 10] [-o docs/measurements/chaos_kills.json]
 """
 
 from __future__ import annotations
@@ -31,15 +32,15 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-CHECKPOINT_SECONDS = 0.25
+CHECKPOINT_SECONDS = (0.25, 3.0)  # by turns
 BOUND = 5.0  # flush_every's default
 
 
 # ---------------------------------------------------------------------------------------------------- one life of a run
 
 
-def train(folder: str, life: int) -> None:
-    """Train until killed: resume from the checkpoint, if there is one."""
+def train(folder: str, life: int, every: float) -> None:
+    """Train until killed, with a checkpoint `every` so many seconds; resume from the last one."""
     import torch
     from torch import nn
 
@@ -71,7 +72,7 @@ def train(folder: str, life: int) -> None:
             notes.write(f"{step} {time.time()}\n")
             watch.log(loss=loss)
             step += 1
-            if time.monotonic() - saved_at > CHECKPOINT_SECONDS:
+            if time.monotonic() - saved_at > every:
                 state = {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "watch": watch.state_dict()}
                 torch.save(state, checkpoint.with_suffix(".tmp"))
                 checkpoint.with_suffix(".tmp").replace(checkpoint)
@@ -79,9 +80,9 @@ def train(folder: str, life: int) -> None:
             time.sleep(0.002)
 
 
-def live(context: Any, home: Path, life: int, seconds: float) -> float:
+def live(context: Any, home: Path, life: int, every: float, seconds: float) -> float:
     """One process that lives `seconds`, its start included; returns when it was killed."""
-    process = context.Process(target=train, args=(str(home), life))
+    process = context.Process(target=train, args=(str(home), life, every))
     process.start()
     process.join(seconds)
     if process.exitcode is not None:
@@ -146,8 +147,9 @@ def kills(count: int, seed: int, span: float, lives: int, parent: Path) -> dict[
     for first in range(0, count, lives):
         home = parent / f"run-{first}"
         (home / "runs").mkdir(parents=True)
+        every = CHECKPOINT_SECONDS[first // lives % 2]
         for life in range(first, min(first + lives, count)):
-            facts = look(home, life, live(context, home, life, chance.uniform(0, span)))
+            facts = look(home, life, live(context, home, life, every, chance.uniform(0, span)))
             worst = max(worst, facts.pop("worst_loss_seconds"))
             total.update(facts)
             print(f"{life + 1}: {facts['produced']} produced, {facts['lost']} lost", flush=True)
@@ -192,7 +194,7 @@ def main() -> None:
     parser.add_argument("--kills", type=int, default=100)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--span", type=float, default=6.0, help="the longest life of a process, in seconds")
-    parser.add_argument("--lives", type=int, default=20, help="processes of one run")
+    parser.add_argument("--lives", type=int, default=10, help="processes of one run")
     parser.add_argument("--dir", help="where to write; removed afterwards")
     parser.add_argument("-o", "--output")
     args = parser.parse_args()
