@@ -12,6 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import pyarrow.parquet as pq
 import pytest
 import torch
@@ -24,8 +25,10 @@ from gradwatch.cli import main
 from gradwatch.processes import here, is_gone
 from gradwatch.stores import compact, files
 from gradwatch.stores import writer as writer_module
+from gradwatch.stores.compact import merge
 from gradwatch.stores.files import create_folder, list_parts
 from gradwatch.stores.lock import Lock
+from gradwatch.stores.tables import layers_blocks
 from gradwatch.stores.writer import RunWriter
 
 ROOT = Path(__file__).parents[1]
@@ -82,6 +85,18 @@ def test_what_is_logged_for_a_step_that_has_left_is_not_lost(tmp_path):
     assert np.isfinite(got.total("loss")).all()
     assert np.isfinite(got.layer("weight_norm")).all()
     assert got.problems == ()
+    for parts in ("apart", "merged"):
+        blocks = [len(b) for p in list_parts(watching.dir / "layers") for b in layers_blocks(p.path, got.run)]
+        assert sum(blocks) == (12 + 3 if parts == "apart" else 12)  # rows of one part that repeat are read once
+        reduced = open_history(watching.dir, at_most=1)
+        np.testing.assert_array_equal(reduced.whole.total("val_loss"), got.total("val_loss"))
+        assert np.nansum(reduced.layer("steps"), axis=0).tolist() == [12] * 4
+        for table in ("layers", "steps"):
+            merge(list_parts(watching.dir / table))
+    merged = open_history(watching.dir)
+    for name in ("val_loss", "val_accuracy", "loss", "grad_norm"):
+        np.testing.assert_array_equal(merged.total(name), got.total(name))
+    np.testing.assert_array_equal(merged.layer("grad_norm"), got.layer("grad_norm"))
 
 
 @pytest.mark.parametrize("logged", [True, False])
@@ -103,8 +118,6 @@ def test_a_slow_step_does_not_wait_for_the_next_one(tmp_path, logged):
 
 
 def watching_blocks(folder):
-    import pandas as pd
-
     return [pd.read_parquet(part.path) for part in list_parts(folder / "steps")]
 
 
