@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
-from gradwatch import ownership, running
+from gradwatch import ownership
 from gradwatch.errors import GradwatchError, WatchError
 from gradwatch.halting import Halt
 from gradwatch.hooks import untraced
@@ -108,10 +108,7 @@ class AutoWatch:
             watched.log_next(loss=loss)
 
     def _forked(self) -> None:
-        """In a process that the script forked: its own optimizers are watched, not those of the parent."""
-        for each in tuple(running.watches):
-            if isinstance(each, Watch):
-                each.abandon()
+        """In a process that the script forked: its own optimizers are watched, not those of the parent (`ending`)."""
         for optimizer in list(self._known):
             self._known[optimizer] = None
         self._watches, self.options["run_name"] = [], f"{self.options['run_name']}-{os.getpid()}"

@@ -314,7 +314,7 @@ class Courier:
             history = read_run(self.folder)
             last = history.total("time")[-1] if len(history) else time.time()
             ended = datetime.fromtimestamp(last, timezone.utc).isoformat(timespec="seconds")
-            run = replace(run, status="KILLED", ended=ended)
+            run = replace(run, status="KILLED", ended=ended, crashed=True)
             write_json(self.folder / MANIFEST, run.to_json())
             log.info("%s: the trainer is gone; the run is marked KILLED", self.folder)
         self._upload(self.folder / MANIFEST)

@@ -9,7 +9,6 @@ import importlib.util
 import json
 import logging
 import os
-import socket
 import subprocess
 import sys
 import sysconfig
@@ -20,6 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gradwatch.errors import GradwatchWarning
+from gradwatch.processes import is_gone
 from gradwatch.uri import public_uri
 
 if TYPE_CHECKING:
@@ -195,15 +195,4 @@ def is_done(cursor: dict[str, Any], folder: Path) -> bool:
 
 def trainer_is_gone(run: Run) -> bool:
     """Whether the process that records `run` ran on this host and has ended; another host's cannot be seen."""
-    if run.pid is None or run.host != socket.gethostname():
-        return False
-    try:
-        os.kill(run.pid, 0)
-    except ProcessLookupError:
-        return True
-    except PermissionError:
-        return False
-    try:  # killed, but its parent has not asked for its exit code yet
-        return Path(f"/proc/{run.pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
-    except OSError:
-        return False
+    return is_gone(run.pid, run.host, run.pid_started)

@@ -45,7 +45,8 @@ class Run:
     `window` is the number of steps that become one MLflow point. `mlflow` names where the run is delivered:
     `tracking_uri`, `experiment_id`, `run_id` (each None until known) and `joined` (the run was the user's own).
     It is None for a run that stays in its files. `part` names this Watch among those that share the run. As watch()
-    found it, `unheld` are the parameters of the model that ask for a gradient and are in no optimizer.
+    found it, `unheld` are the parameters of the model that ask for a gradient and are in no optimizer. `pid`, `host`
+    and `pid_started` are the process that records it; `crashed`: somebody has seen that it ended without close.
     """
 
     name: str
@@ -64,6 +65,8 @@ class Run:
     attempt: int = 0
     pid: int | None = None
     host: str | None = None
+    pid_started: str | None = None
+    crashed: bool = False
     tags: dict[str, str] = field(default_factory=dict)
     params: dict[str, str] = field(default_factory=dict)
     mlflow: dict[str, Any] | None = None

@@ -5,8 +5,10 @@ Legend: T steps of one block, L layers.
 
 from __future__ import annotations
 
+import math
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -19,6 +21,7 @@ from gradwatch.ring import Ring
 
 ROWS = 128
 DRAIN_SECONDS = 2.0
+LATE = -1  # in place of a row's number: the step that has left already
 
 
 class Row(NamedTuple):
@@ -32,10 +35,10 @@ class Row(NamedTuple):
 
 
 class Recorder:
-    """Collects the rows of the running steps; every `ROWS` rows or 2 seconds they become a History for `sink`.
+    """Collects the rows of the running steps; every `ROWS` rows or `seconds` they become a History for `sink`.
 
-    A row is complete when the next step begins, because `log` belongs to the last step taken; so a block is handed
-    over before a new row is begun.
+    A row is complete when the next step begins, because `log` belongs to the last step taken. One that left earlier,
+    because its process may be killed before the next step, is handed over again if more is logged for it.
     """
 
     def __init__(
@@ -45,24 +48,38 @@ class Recorder:
         fields: Sequence[str],
         device: torch.device,
         sink: Callable[[History], None],
+        seconds: float = DRAIN_SECONDS,
     ) -> None:
-        self.run, self.sink = run, sink
+        self.run, self.sink, self.seconds = run, sink, seconds
         self.kept = np.asarray(kept, bool)
         self.names = tuple(layer.name for layer, keep in zip(run.layers, kept, strict=True) if keep)
         self.ring = Ring(["grad_norm", "clip_coef", *fields, "skipped"], len(kept), ROWS, device)
         self.rows: list[Row] = []
         self.values: list[tuple[int, str, float | None]] = []  # row, name, number; None: the ring's next kept tensor
-        self.drained = time.monotonic()
+        self.sent: History | None = None  # the last step, where its row has left already
+        self.is_logged = self.was_logged = True  # whether something was logged for the last step, and the one before
+        self.drained, self.begun, self.pace = time.monotonic(), -math.inf, math.inf  # pace: between two steps
 
     @property
     def due(self) -> bool:
-        """Whether the rows so far should leave before the next one begins."""
-        return self.ring.full or (bool(self.rows) and time.monotonic() - self.drained > DRAIN_SECONDS)
+        """Whether the rows so far should leave."""
+        return self.ring.full or (bool(self.rows or self.values) and time.monotonic() - self.drained > self.seconds)
+
+    @property
+    def due_at_once(self) -> bool:
+        """Whether the last row, too, should leave before the next step begins, because that may take long.
+
+        Not while something is still to be logged for it, going by the step before.
+        """
+        return (self.is_logged or not self.was_logged) and (self.due or self.pace > self.seconds)
 
     def begin(self, row: Row, norms: Tensor, coef: Tensor, extra: Sequence[Tensor], skipped: Tensor | None) -> None:
         """Record a step: norms `[L]`, coefficients `[]` or `[L]`, the extra fields `[L]`, the skip flag (0-d bool)."""
         self.ring.write(norms, coef, *extra, skipped)
         self.rows.append(row)
+        self.is_logged, self.was_logged = False, self.is_logged
+        now = time.monotonic()
+        self.pace, self.begun = now - self.begun, now
 
     def correct(self, optimizer: str, present: tuple[bool, ...]) -> None:
         """The last row is of these layers only, those of `optimizer`."""
@@ -82,8 +99,13 @@ class Recorder:
             self._keep(len(self.rows) - 1, name, value)
 
     def log(self, values: Mapping[str, Any]) -> None:
-        """Add scalars (numbers or 0-d tensors) to the last row; the last value of a name counts."""
-        self._log(values, max(len(self.rows) - 1, 0))
+        """Add scalars (numbers or 0-d tensors) to the last step; the last value of a name counts."""
+        self.is_logged = True
+        self.note(values)
+
+    def note(self, values: Mapping[str, Any]) -> None:
+        """The same, for what is recorded of every step: it says nothing of what else will come."""
+        self._log(values, len(self.rows) - 1 if self.rows else 0 if self.sent is None else LATE)
 
     def log_next(self, values: Mapping[str, Any]) -> None:
         """Add scalars to the row that is about to begin."""
@@ -101,25 +123,42 @@ class Recorder:
         self.ring.keep(value)
 
     def take_over(self, old: Recorder) -> None:
-        """Go on for a drained recorder: what was logged for a step still to come."""
-        self.values = old.values
+        """Go on for a drained recorder: what was logged for a step still to come, or for one that has left."""
+        self.values, self.sent = old.values, old.sent
+        self.is_logged, self.was_logged, self.pace, self.begun = old.is_logged, old.was_logged, old.pace, old.begun
         for value in old.ring.extras:
             self.ring.keep(value)
 
     def drain(self, last_too: bool = True) -> None:
         """Hand the rows to the sink, as one History; waits for the device. `last_too` False keeps the last row back.
 
-        The last row is complete only when the next step begins: until then more may be logged for it.
+        Nothing is forgotten before the sink has it: an exception on the way (Ctrl-C, no memory) leaves the rows here.
         """
         self.drained = time.monotonic()
-        done = len(self.rows) - (not last_too)
-        if done <= 0:
+        done = max(0, len(self.rows) - (not last_too))
+        if not done and not any(row == LATE for row, _, _ in self.values):
             return  # scalars logged before the first step wait for it
         self._put_last(done)
         left = [(row - done, name, number) for row, name, number in self.values if row >= done]
-        fields, extras = self.ring.drain(len(self.rows) - done, sum(number is None for _, _, number in left))
-        self.sink(self._history(self.rows, fields, iter(extras)).take(np.arange(done)))
+        fields, extras = self.ring.read()
+        tensors = iter(extras)
+        values = [(row, name, next(tensors) if number is None else number) for row, name, number in self.values]
+        sent = self.sent and self._amended(self.sent, values)
+        if done:
+            block = self._history(self.rows, fields, values).take(np.arange(done))
+            self.sink(block)
+            sent = block.take(np.array([-1]))
+        self.ring.forget(len(self.rows) - done, sum(number is None for _, _, number in left))
         self.rows, self.values = self.rows[done:], left
+        self.sent = None if self.rows else sent
+
+    def _amended(self, sent: History, values: Sequence[tuple[int, str, Any]]) -> History:
+        """The step that has left, with what was logged for it since; if that is anything, it is handed over again."""
+        late = {name: np.full(1, value, np.float64) for row, name, value in values if row == LATE}
+        amended = replace(sent, per_step={**sent.per_step, **late})
+        if late:
+            self.sink(amended)
+        return amended
 
     def _put_last(self, done: int) -> None:
         """What was logged for rows that stay goes behind the rest, in the ring too: that keeps its last tensors."""
@@ -128,18 +167,18 @@ class Recorder:
         self.values = [self.values[i] for i in sorted(range(len(stays)), key=stays.__getitem__)]
         self.ring.extras = [self.ring.extras[i] for i in sorted(range(len(tensors)), key=tensors.__getitem__)]
 
-    def _history(self, rows: list[Row], fields: dict[str, Any], extras: Iterator[Any]) -> History:
+    def _history(self, rows: list[Row], fields: dict[str, Any], values: Sequence[tuple[int, str, Any]]) -> History:
         t = len(rows)
         skipped = np.nan_to_num(fields.pop("skipped")[:, :1], nan=0.0) > 0
         here = np.array([row.present for row in rows], bool).reshape(t, -1)
         layers = _per_layer(fields, fields.pop("present", here) > 0, skipped)
         steps = _per_step(rows, layers, skipped[:, 0])
-        for row, name, number in self.values:
-            value = next(extras) if number is None else np.float64(number)
-            if row >= t:
-                continue  # of a step that is still to come
-            table, empty = (layers, (t, len(self.kept))) if value.ndim else (steps, (t,))
-            table.setdefault(name, np.full(empty, np.nan, value.dtype if value.ndim else np.float64))[row] = value
+        for row, name, value in values:
+            if not 0 <= row < t:
+                continue  # of a step that is still to come, or of one that has left
+            array = np.asarray(value)
+            table, empty = (layers, (t, len(self.kept))) if array.ndim else (steps, (t,))
+            table.setdefault(name, np.full(empty, np.nan, array.dtype if array.ndim else np.float64))[row] = array
         attempt = np.full(t, self.run.attempt, np.int64)
         optimizer = np.array([row.optimizer for row in rows], dtype=object)
         return History(

@@ -1,4 +1,4 @@
-"""K rows of measurements on the device, and `drain`: the one place that waits for it.
+"""K rows of measurements on the device, and `read`: the one place that waits for it.
 
 Legend: K ring rows, F fields, L layers.
 """
@@ -19,7 +19,7 @@ Array = NDArray[np.floating[Any]]
 class Ring:
     """A buffer `[K, F, L]` float32 on the device, and a list of odd tensors that travel with it.
 
-    One `drain` is one copy from the device, whatever it holds.
+    One `read` is one copy from the device, whatever it holds.
     """
 
     def __init__(self, fields: Sequence[str], layers: int, rows: int, device: torch.device) -> None:
@@ -47,20 +47,23 @@ class Ring:
         self.extras.append(value.detach().to(self.buffer.device, torch.float32, copy=True))
 
     @torch.no_grad()
-    def drain(self, rows_left: int = 0, extras_left: int = 0) -> tuple[dict[str, Array], list[Array]]:
-        """Wait for the device; `{field: [rows used, L]}` and the kept tensors, in order.
-
-        The ring is empty after it, but for the last `rows_left` (0 or 1) rows and `extras_left` tensors, which are
-        still growing and will come again.
-        """
+    def read(self) -> tuple[dict[str, Array], list[Array]]:
+        """Wait for the device; `{field: [rows used, L]}` and the kept tensors, in order. They stay in the ring."""
         used, extras = self.buffer[: self.used], self.extras
-        flat = torch.cat([used.flatten(), *(e.flatten() for e in extras)]).cpu().numpy()
-        if rows_left:
-            self.buffer[0].copy_(self.buffer[self.used - 1])
-        self.buffer[rows_left:].fill_(torch.nan)
+        try:
+            flat = torch.cat([used.flatten(), *(e.flatten() for e in extras)]).cpu().numpy()
+        except torch.OutOfMemoryError:  # a training that ends for want of memory leaves none for one more tensor
+            flat = np.concatenate([values.cpu().numpy().ravel() for values in (used, *extras)])
         sizes = np.cumsum([used.numel(), *(e.numel() for e in extras)])
         rows, *rest = np.split(flat, sizes[:-1]) if len(sizes) > 1 else [flat]
         table = rows.reshape(used.shape)
-        self.used, self.extras = rows_left, extras[len(extras) - extras_left :]
         fields = {name: table[:, f] for f, name in enumerate(self.fields)}
         return fields, [values.reshape(e.shape) for values, e in zip(rest, extras, strict=True)]
+
+    @torch.no_grad()
+    def forget(self, rows_left: int = 0, extras_left: int = 0) -> None:
+        """Empty the ring, but for the last `rows_left` (0 or 1) rows and `extras_left` tensors, which still grow."""
+        if rows_left:
+            self.buffer[0].copy_(self.buffer[self.used - 1])
+        self.buffer[rows_left:].fill_(torch.nan)
+        self.used, self.extras = rows_left, self.extras[len(self.extras) - extras_left :]

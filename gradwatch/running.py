@@ -11,6 +11,12 @@ class Open(Protocol):
     def log(self, **values: Any) -> None:
         """Add scalars to the last step taken."""
 
+    def close(self, status: str = ..., wait: bool = ...) -> None:
+        """Write what is left and end."""
+
+    def abandon(self) -> None:
+        """End without a trace, in a forked process."""
+
 
 watches: list[Open] = []  # in the order in which they were made; a Watch enters and leaves the list by itself
 

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import atexit
-import os
-import socket
 import subprocess
 import sys
 import time
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from gradwatch import delivery, running
+from gradwatch import delivery, ending, resuming, running
 from gradwatch.errors import GradwatchWarning, WatchError
 from gradwatch.history import History
 from gradwatch.hooks import untraced
@@ -29,8 +26,7 @@ from gradwatch.plan import plan
 from gradwatch.recorder import Recorder, refusal
 from gradwatch.sharing import Shared
 from gradwatch.stepping import Stepper
-from gradwatch.stores.files import read_manifest
-from gradwatch.stores.parts import discard, home_of
+from gradwatch.stores.parts import home_of
 from gradwatch.stores.writer import NullWriter, RunWriter
 
 CLOSE_SECONDS = 10.0  # how long close() waits for the courier of a run that lasted less than LONG_RUN seconds,
@@ -63,9 +59,10 @@ class Watch:
         self._courier: subprocess.Popen[bytes] | None = None
         self._resumed_at = 0  # the number of the first step
         self._recorder = self._new_recorder()
-        stepper.attach(self._recorder, self._between, owner=self)
+        stepper.attach(self._recorder, self._between, self._after, owner=self)
         atexit.register(self._close_at_exit)
         running.watches.append(self)
+        ending.arm()
 
     @property
     def dir(self) -> Path:
@@ -107,8 +104,7 @@ class Watch:
         if problem is not None:
             raise WatchError(f"watch.log({problem}")
         self._recorder.log(values)
-        if self._recorder.due:  # a long validation between two steps must not hold the rows back
-            self._drain(last_too=False)
+        self._after()
 
     @untraced
     def log_next(self, **values: float | Tensor) -> None:
@@ -145,10 +141,13 @@ class Watch:
         if self._closed:
             return
         self._leave()
-        self._stepper.detach()
-        self._drain()
-        self._start_courier()
-        self._writer.close("FAILED" if self._live.halted and status == "FINISHED" else status)
+        try:
+            self._stepper.detach()
+            self._drain()
+            self._start_courier()
+        finally:  # whatever happens here, what was handed over before is written
+            self._writer.close("FAILED" if self._live.halted and status == "FINISHED" else status)
+            ending.disarm()
         if self._stepper.steps > self._resumed_at:
             self.say(f"{self._stepper.steps:,} steps recorded in {self.dir}")
         else:
@@ -170,14 +169,16 @@ class Watch:
         if not self._closed:
             self._leave()
             self._stepper.detach(finish=False)
+            self._writer.abandon()
 
     def state_dict(self) -> dict[str, Any]:
         """The policy's state, the step count and where the run is recorded, for a checkpoint.
 
-        Hands over what is recorded so far, all but the step just taken: a run resumed from here has its past on disk.
+        Waits until what is recorded so far is on disk, a few milliseconds: a run resumed from here has its past there.
         """
         if not self._closed:
-            self._drain(last_too=False)
+            self._drain(last_too=not self._stepper.is_open)
+            self._writer.flush()
         return {
             "steps": self._stepper.steps,
             "clip": repr(self._stepper.clip),
@@ -192,28 +193,13 @@ class Watch:
 
         Raises:
             WatchError: steps were already taken, or the state belongs to other layers or another policy.
+            RunError: that run is still being recorded, by another Watch or another process.
         """
-        stepper = self._stepper
-        if stepper.steps:
-            raise WatchError(f"load_state_dict() after {stepper.steps} steps: load before the first optimizer.step()")
-        places = dict(zip(stepper.layout.names, stepper.layout.params, strict=True))
-        saved = list(state["layers"])
-        if saved != list(places) and sorted(saved) == sorted(places):
-            self._relayout(Layout({name: places[name] for name in saved}))
-        for name, found, wanted in (
-            ("policy", state["clip"], repr(stepper.clip)),
-            ("layers", saved, list(stepper.layout.names)),
-        ):
-            if found != wanted:
-                raise WatchError(
-                    f"this state was saved with other {name}: {found!r:.200}, and this Watch has "
-                    f"{wanted!r:.200}; make the Watch as it was made then"
-                )
-        device = stepper.layout.device
-        stepper.state = {
-            k: v.to(stepper.state[k].device if k in stepper.state else device) for k, v in state["policy_state"].items()
-        }
-        stepper.steps = self._resumed_at = int(state["steps"])
+        layout = resuming.other_order(state, self._stepper)
+        if layout is not None:
+            self._relayout(layout)
+        resuming.load(state, self._stepper)
+        self._resumed_at = self._stepper.steps
         self._rejoin(Path(state["dir"]), int(state["attempt"]))
 
     def plan(self) -> str:
@@ -234,7 +220,8 @@ class Watch:
     def _new_recorder(self) -> Recorder:
         stepper = self._stepper
         kept = self._source.kept(stepper.layout.names)
-        return Recorder(self._writer.run, kept, stepper.fields, stepper.layout.device, self._keep)
+        run, device = self._writer.run, stepper.layout.device
+        return Recorder(run, kept, stepper.fields, device, self._keep, self._writer.flush_seconds)
 
     def _keep(self, block: History) -> None:
         self._writer.append(block)
@@ -248,6 +235,11 @@ class Watch:
         elif self._recorder.due:
             self._drain()
         self._live.between(self._stepper.steps)
+
+    def _after(self) -> None:
+        """A step has ended, or something was logged: a long step or validation must not hold the rows back."""
+        if not self._stepper.is_open and self._recorder.due_at_once:
+            self._drain()
 
     def _relayout(self, layout: Layout) -> None:
         """Go on with other layers, or with the same ones elsewhere; what is recorded so far is handed over first."""
@@ -282,22 +274,7 @@ class Watch:
         """Record into the folder of the run that is resumed, as a new attempt."""
         if not folder.is_dir() or folder == self.dir.resolve() or isinstance(self._writer, NullWriter):
             return
-        run, empty = read_manifest(folder), self._writer
-        empty.close("KILLED")
-        discard(empty.folder)
-        attempt = max(attempt, run.attempt) + 1
-        self._writer = RunWriter(
-            folder,
-            replace(
-                run,
-                attempt=attempt,
-                status="RUNNING",
-                ended=None,
-                pid=os.getpid(),
-                host=socket.gethostname(),
-                layers=empty.run.layers,
-            ),
-        )
+        self._writer = resuming.reopened(folder, attempt, self._writer)
         self._renew_recorder()
         self._live.rejoin(home_of(folder), self._stepper.steps)
         self.say(f"resumed at step {self._stepper.steps:,}, recording to {folder}")

@@ -19,6 +19,7 @@ from gradwatch.fused import dropped, fold, momentum_to_come, set_scale, settle_m
 from gradwatch.grads import Batch, drop, gradients
 from gradwatch.hooks import Closure, Hooks, refuse_capture, untraced
 from gradwatch.layout import Layout
+from gradwatch.ownership import held
 from gradwatch.policies import Policy
 from gradwatch.policies.base import State, carried, keep_if
 from gradwatch.ranknorms import RankNorms
@@ -28,12 +29,14 @@ from gradwatch.scaling import Scaled, find_scale
 from gradwatch.torch_calls import LoopClips, listen
 from gradwatch.weights import Weights, slot_norms
 
+Call = Callable[[], None]
+
 
 class Stepper:
     """Hangs on the optimizers and acts on each of their steps; `recorder` takes the rows.
 
     Several optimizers that step one after the other on the same gradients take one step together: the first of them
-    measures and scales for all. `between` is called before each step begins.
+    measures and scales for all. `between` is called before each step begins, `after` when an optimizer has stepped.
     """
 
     def __init__(
@@ -46,11 +49,9 @@ class Stepper:
         rank_norms: RankNorms | None = None,
     ) -> None:
         self.layout, self.names, self.optimizers = layout, tuple(optimizers), tuple(optimizers.values())
-        self.clip, self.renorm = policies
+        (self.clip, self.renorm), self._weights = policies, Weights(layout)
         self.every, self.slots, self.rank_norms = every, slots, rank_norms
-        self._weights = Weights(layout)
-        self.steps = 0  # steps begun so far
-        self.together = True
+        self.steps, self.together = 0, True  # steps begun so far; whether the optimizers step as one
         self.state = self._first_state()
         self.policy_fields = self._policy_fields()
         # Under sharding this rank may lack a gradient that another has
@@ -58,7 +59,7 @@ class Stepper:
         self.loop_clips = LoopClips(self.optimizers)
         self._name = "+".join(self.names)
         self._round: list[Optimizer] = []  # those that have begun the current step
-        self._open = False  # whether the current step has yet to end
+        self.is_open = False  # whether the current step has yet to end
         self._same = SameGradients()
         self._inside = False  # whether the current step is taken inside backward, an optimizer at a time
         self._pieces = Pieces(layout)
@@ -66,13 +67,13 @@ class Stepper:
         self._lost = False  # whether the loss scaler dropped the leader of the current step before it began
         self._unscaled = False  # whether this step's gradients were unscaled here, for all optimizers that take part
         self._young: list[dict[str, Any]] = []  # param groups whose momentum comes into being in the current step
-        self._undo_scale: Callable[[], None] | None = None
+        self._undo_scale: Call | None = None
         self._scalers: dict[Optimizer, GradScaler] = {}  # scalers that were asked for a step which has not come yet
         self._scaler: GradScaler | None = None  # the one that the current step runs under
 
-    def attach(self, recorder: Recorder, between: Callable[[], None], owner: object = None) -> None:
+    def attach(self, recorder: Recorder, between: Call, after: Call, owner: object = None) -> None:
         """Begin to act on the optimizers' steps, for `owner` (whom an optimizer's hooks so lead to)."""
-        self.recorder, self.between = recorder, between
+        self.recorder, self.between, self.after = recorder, between, after
         self._hooks = Hooks(self.optimizers, self._begin, self._end, owner)
         self._leave = listen(self._under_scaler, self.loop_clips.add)
 
@@ -130,13 +131,13 @@ class Stepper:
     def _end(self, optimizer: Optimizer) -> None:
         """A step has ended."""
         if self._evaluations and optimizer is self._round[0]:
-            self.recorder.log({"evaluations": self._evaluations})
-        if self._young:
-            settle_momentum(optimizer, self._young)
+            self.recorder.note({"evaluations": self._evaluations})
+        settle_momentum(optimizer, self._young)
         self._restore_scale()
         if self.renorm is not None:
             self._weights.constrain(self.renorm, self._held(optimizer))
         self._close_round()
+        self.after()
 
     @contextmanager
     def _under_scaler(self, optimizer: Optimizer, scaler: GradScaler) -> Iterator[None]:
@@ -156,8 +157,7 @@ class Stepper:
 
     def _differ(self, optimizer: Optimizer) -> bool:
         """Whether the optimizer steps on other gradients than those that the leader of this step measured."""
-        params = [p for group in optimizer.param_groups for p in group["params"]]
-        return self._same.changed(params, under_scaler=self._scaler is not None)
+        return self._same.changed(list(held(optimizer).values()), under_scaler=self._scaler is not None)
 
     def _part(self, optimizer: Optimizer) -> bool:
         """From now on each optimizer's step is one of its own; this one's begins."""
@@ -181,7 +181,7 @@ class Stepper:
             return self._part(optimizer)
         self._end_round()
         self.between()
-        self._round, self._open = [optimizer], True
+        self._round, self.is_open = [optimizer], True
         self._unscaled, self._lost, self._evaluations = False, False, 0
         self.steps += 1
         if (self.steps - 1) % self.every == 0:
@@ -219,11 +219,9 @@ class Stepper:
         """The gradients of the step that `optimizer` leads: its own where it is `alone`, else those of all."""
         optimizers = (optimizer,) if alone else self.optimizers
         scaled = find_scale(self.layout, optimizers, optimizer, self._scaler, self._held)
-        norm_types = self.clip.norm_types if self.clip is not None else ()
-        held = self._held(optimizer) if alone else self.layout.held
-        tensors = gradients(self.layout, held, will_change=self.clip is not None)
-        inverse = scaled.inverse if scaled is not None else None
-        return scaled, Batch(self.layout, tensors, self.optimizers, norm_types, inverse)
+        here = self._held(optimizer) if alone else self.layout.held
+        tensors = gradients(self.layout, here, will_change=self.clip is not None)
+        return scaled, self._batch(tensors, scaled.inverse if scaled is not None else None)
 
     def _finish(self, batch: Batch, before: Tensor) -> tuple[Tensor, list[Tensor]]:
         """Apply what is pending; returns the coefficient as recorded and the extra fields."""
@@ -251,9 +249,8 @@ class Stepper:
         if own is not None:
             own = own if scale is None else own / scale
             self.recorder.log_next({f"rank_grad_norm/{rank}": norm for rank, norm in enumerate(own.unbind())})
-        self.recorder.log_next(self.loop_clips.take(self.optimizers if self.together else self._round))
         rates, on_device = learning_rates(self.optimizers)
-        self.recorder.log_next(on_device)
+        self.recorder.log_next({**self.loop_clips.take(self.optimizers if self.together else self._round), **on_device})
         row = Row(self.steps - 1, time.time(), self._lane(), rates, batch.here)
         present = [] if self.layout.sharding is None else [batch.present()]
         self.recorder.begin(row, norms, coef, [*present, *extra], skipped)
@@ -282,9 +279,9 @@ class Stepper:
 
     def _end_round(self) -> None:
         """After the last optimizer of a step: what is measured only every few steps."""
-        if not self._open:
+        if not self.is_open:
             return
-        self._open = False
+        self.is_open = False
         pieces = self._pieces.take()
         if pieces is not None:
             self.recorder.amend(*pieces)
@@ -311,19 +308,22 @@ class Stepper:
         return ("clipped_norm", "clip_fraction") if batch.fraction is not None else ()
 
     def _no_gradients(self) -> Batch:
+        return self._batch([None] * len(self.layout.params))
+
+    def _batch(self, tensors: Sequence[Tensor | None], inverse: Tensor | None = None) -> Batch:
         norm_types = self.clip.norm_types if self.clip is not None else ()
-        return Batch(self.layout, [None] * len(self.layout.params), self.optimizers, norm_types)
+        return Batch(self.layout, tensors, self.optimizers, norm_types, inverse)
 
     def _constant(self, name: str, value: float) -> Tensor:
         return self.layout.constant(name, lambda: torch.tensor(value, device=self.layout.device))
 
     def _restore_scale(self) -> None:
-        if self._undo_scale is not None:
-            self._undo_scale()
-            self._undo_scale = None
+        undo, self._undo_scale = self._undo_scale, None
+        if undo is not None:
+            undo()
 
     def _held(self, optimizer: Optimizer) -> list[bool]:
-        own = {id(p) for group in optimizer.param_groups for p in group["params"]}
+        own = held(optimizer)
         return [id(p) in own for p in self.layout.params]
 
     def _lane(self) -> str:

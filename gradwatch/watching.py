@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import socket
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -21,6 +19,7 @@ from gradwatch.history import Run
 from gradwatch.layout import Layout
 from gradwatch.live import Live
 from gradwatch.policies import Policy, parse
+from gradwatch.processes import here
 from gradwatch.ranknorms import rank_norms
 from gradwatch.rules import Finding
 from gradwatch.session import Watch
@@ -30,6 +29,9 @@ from gradwatch.stepping import Stepper
 from gradwatch.stores.files import create_folder, now_iso
 from gradwatch.stores.parts import create_part
 from gradwatch.stores.writer import NullWriter, RunWriter
+
+DAY = 86_400.0
+SHARE = 0.4  # of flush_every: how long rows wait on the device, and as long for the writer; the rest is for the writing
 
 
 def watch(
@@ -57,6 +59,7 @@ def watch(
     delivery: str = "courier",
     on_finding: Callable[[Finding], object] | None = None,
     halt_on: Literal["error", "warning"] | None = None,
+    flush_every: float = 5.0,
     verbose: bool = True,
 ) -> Watch:
     """Watch a training loop: from now on every `optimizer.step()` is measured, clipped, constrained and recorded.
@@ -92,6 +95,8 @@ def watch(
         on_finding: called with each new finding, between two steps. What it raises is logged.
         halt_on: stop the training when an `"error"` (or `"warning"`) is found: `optimizer.step()` raises
             `TrainingHalted`, at the same step on all ranks. All ranks must take the same steps then.
+        flush_every: how many seconds of training a killed process (`kill -9`) may lose at most, of the time in which it
+            takes steps.
         verbose: whether to say on stderr where the run is recorded.
 
     Raises:
@@ -102,7 +107,7 @@ def watch(
     """
     optimizers = [_unwrapped(o) for o in (optimizer if isinstance(optimizer, Iterable) else [optimizer])]
     policies = _policy(clip, "clip"), _policy(renorm, "renorm")
-    _check(optimizers, every, total_steps, log, delivery, mlflow_layers, halt_on)
+    _check(optimizers, every, total_steps, log, delivery, mlflow_layers, halt_on, flush_every)
     _warn_of_line_search(optimizers, policies[0])
     _check_run(optimizers, name, run, run_id, tracking_uri)
     source = _layers.Source(model, optimizers, layers, ignore, name)
@@ -110,7 +115,6 @@ def watch(
     by_name = dict(zip(_layers.optimizer_names(optimizers, name), optimizers, strict=True))
     manifest = Run(
         name=run_name or type(model).__name__,
-        created=now_iso(),
         layers=_layers.describe(named),
         optimizers=tuple(_layers.describe_optimizer(o, n) for n, o in by_name.items()),
         clip=repr(policies[0]) if policies[0] else None,
@@ -119,7 +123,7 @@ def watch(
         total_steps=total_steps,
         window=max(1, -(-total_steps // 300)) if total_steps else 50,
         mlflow_layers=mlflow_layers,
-        **_here(),
+        **_now(),
         tags=dict(tags or {}),
         mlflow=_delivery.target(run_id, tracking_uri) if log == "mlflow" else None,
         unheld=source.unheld(),
@@ -127,7 +131,7 @@ def watch(
     )
     _replace_old(optimizers)
     stepper = Stepper(Layout(named), by_name, policies, every, slots, rank_norms(model) if ranks else None)
-    writer, shared = _place(manifest, name, run.shared if run else None, Path(dir), model)
+    writer, shared = _place(manifest, name, run.shared if run else None, Path(dir), model, SHARE * flush_every)
     writes, helped = isinstance(writer, RunWriter), delivery == "courier"
     live = _live(Live(on_finding, halt_on), writer, shared, stepper, process=helped and log is None)
     made = Watch(stepper, writer, source, live, helped and writes and log == "mlflow", verbose and writes, shared)
@@ -136,22 +140,22 @@ def watch(
 
 
 def _place(
-    run: Run, name: str | None, shared: Shared | None, parent: Path, model: nn.Module
+    run: Run, name: str | None, shared: Shared | None, parent: Path, model: nn.Module, seconds: float
 ) -> tuple[RunWriter | NullWriter, Shared | None]:
     """Where this process records the Watch `name`, if it does, and what that shares with others."""
     if name is None:
         if rank():
-            return NullWriter(parent, run), None
+            return NullWriter(parent, run, seconds), None
         folder = create_folder(parent, run.name)
     else:
         shared, writes = share(name, shared, parent, run.name, run.mlflow)
         target = run.mlflow and (shared.target or run.mlflow)  # one MLflow run for all parts
         run = replace(run, name=f"{shared.facts['name']}/{name}", part=name, mlflow=target)
         if not writes:
-            return NullWriter(shared.folder / name, run), shared
+            return NullWriter(shared.folder / name, run, seconds), shared
         folder = create_part(shared.folder, shared.facts, name)
     (folder / "model.txt").write_text(f"{model}\n")
-    return RunWriter(folder, run), shared
+    return RunWriter(folder, run, seconds), shared
 
 
 def _live(live: Live, writer: RunWriter | NullWriter, shared: Shared | None, stepper: Stepper, process: bool) -> Live:
@@ -161,8 +165,8 @@ def _live(live: Live, writer: RunWriter | NullWriter, shared: Shared | None, ste
     return live.attach(home, writer.run.part, stepper.layout.device, process and first)
 
 
-def _here() -> dict[str, Any]:
-    return {"pid": os.getpid(), "host": socket.gethostname()}
+def _now() -> dict[str, Any]:
+    return {"created": now_iso(), **here()}
 
 
 def _policy(value: Policy | str | None, role: str) -> Policy | None:
@@ -198,6 +202,7 @@ def _check(
     delivery: str,
     mlflow_layers: int,
     halt_on: str | None,
+    flush_every: float,
 ) -> None:
     if not optimizers or not all(isinstance(o, Optimizer) for o in optimizers):
         raise WatchError(f"optimizer={optimizers!r:.200}: wanted a torch.optim.Optimizer, or a list of them")
@@ -210,6 +215,8 @@ def _check(
     for name, value in (("every", every), ("total_steps", total_steps), ("mlflow_layers", mlflow_layers)):
         if value is not None and (not isinstance(value, int) or value < 1):
             raise WatchError(f"{name}={value!r}: wanted a whole number of at least 1")
+    if not isinstance(flush_every, (int, float)) or not 0 < flush_every <= DAY:
+        raise WatchError(f"flush_every={flush_every!r}: wanted a number of seconds, more than 0 and at most a day")
     for name, text, allowed in (
         ("log", log, ("mlflow", None)),
         ("delivery", delivery, ("courier", "none")),

@@ -6,7 +6,6 @@ fit. A variant is entered anew for each round, takes a few steps untimed, then i
 
 from __future__ import annotations
 
-import math
 import random
 import statistics
 import time
@@ -25,7 +24,7 @@ from torch.nn import functional as F
 from torch.optim import Optimizer
 from torch.profiler import ProfilerActivity, profile
 
-from gradwatch import recorder
+from gradwatch.recorder import Recorder
 
 WHAT = {
     "phase": "median ratio of the optimizer phase (clip, recording, step) to torch clip_grad_norm_ + optimizer.step",
@@ -113,7 +112,10 @@ def _is_call(event: Any) -> bool:
 def _waits(opened: Callable[[], AbstractContextManager[Step]], backward: Step, device: str) -> str | None:
     """What in three steps waited for the device; None where nothing did, and on a CPU."""
     before = torch.cuda.get_sync_debug_mode() if device == "cuda" else 0
-    with patch.object(recorder, "DRAIN_SECONDS", math.inf), opened() as step:  # a drain waits, and may
+    with (
+        patch.object(Recorder, "due", property(lambda self: self.ring.full)),
+        opened() as step,
+    ):  # a drain waits, and may
         try:
             for n in range(WARM + 3):
                 if n == WARM and device == "cuda":

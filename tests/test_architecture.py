@@ -10,8 +10,8 @@ import pytest
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "gradwatch"
 FLOORS = [
-    {"errors", "ring", "uri", "sharding", "same", "running", "seeding"},
-    {"history", "formulas", "layout", "ranknorms", "hooks", "program"},
+    {"errors", "ring", "uri", "sharding", "same", "running", "seeding", "processes"},
+    {"history", "formulas", "layout", "ranknorms", "hooks", "program", "ending"},
     {"grads", "fused", "torch_calls", "losses"},
     {
         "layers",
@@ -28,7 +28,7 @@ FLOORS = [
         "ownership",
         "metrics",
     },
-    {"stepping", "plan", "sharing", "report", "config", "oneshot", "live", "advance", "halting"},
+    {"stepping", "plan", "sharing", "report", "config", "oneshot", "live", "advance", "halting", "resuming"},
     {"session", "diagnosis"},
     {"watching", "conclusion"},
     {"courier", "autowatch", "monitor", "adapters"},
@@ -42,7 +42,7 @@ TRAIN_SIDE = {
     "ring", "sharding", "layout", "grads", "weights", "fused", "layers", "policies", "recorder", "stepping", "oneshot",
     "ranknorms", "delivery", "sharing", "session", "watching", "hooks", "torch_calls", "scaling",
     "backward", "adapters", "same", "plan", "live", "running", "losses", "ownership", "metrics", "advance", "autowatch",
-    "launch", "seeding", "halting", "program",
+    "launch", "seeding", "halting", "program", "ending", "resuming",
 }  # fmt: skip
 MAY_IMPORT_MLFLOW = {"stores/mlflow.py", "stores/remote.py"}
 
@@ -103,7 +103,7 @@ def test_mlflow_is_imported_in_one_place(path):
 
 @pytest.mark.parametrize("path", [p for p in INSIDE if room(p) in TRAIN_SIDE])
 def test_the_train_side_shares_only_the_waist(path):
-    shared = {"history", "formulas", "rules", "stores", "errors", "uri"}
+    shared = {"history", "formulas", "rules", "stores", "errors", "uri", "processes"}
     for module in imports(INSIDE[path]):
         parts = module.split(".")
         if parts[0] == "gradwatch" and len(parts) > 1:

@@ -141,11 +141,15 @@ def test_a_full_disk_loses_nothing_that_fits_in_memory(tmp_path, monkeypatch, ca
 
 def test_no_half_written_part_has_a_parts_name(tmp_path, monkeypatch):
     history, folder = make_history(), create_folder(tmp_path, "half")
+    writer = RunWriter(folder, history.run, flush_seconds=1000)
     monkeypatch.setattr(writing.Path, "replace", lambda self, target: (_ for _ in ()).throw(OSError("killed here")))
-    (folder / "layers").mkdir()
+    writer.pending.append(history)
     with pytest.raises(OSError, match="killed here"):
-        writing._write_part(folder / "layers" / "part-000000.parquet", writing._layers_table(history))
-    assert list_parts(folder / "layers") == []
+        writer._write_parts()
+    assert list_parts(folder / "layers") == list_parts(folder / "steps") == []
+    monkeypatch.undo()
+    writer.close()
+    same(open_history(folder), history)
 
 
 def test_two_runs_of_one_second_have_two_folders(tmp_path):

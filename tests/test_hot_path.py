@@ -28,7 +28,7 @@ def stepping(policy, model, renorm=None, every=2, **settings):
     blocks = []
     run = Run("test", "now", layers=tuple(Layer(name, tuple(p.shape)) for name, p in model.named_parameters()))
     recorder = Recorder(run, [True] * len(run.layers), stepper.fields, layout.device, blocks.append)
-    stepper.attach(recorder, lambda: None)
+    stepper.attach(recorder, lambda: None, lambda: None)
     return stepper, optimizer, recorder
 
 

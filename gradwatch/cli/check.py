@@ -25,6 +25,7 @@ def check(ctx: click.Context, run: str, fail_on: str, kind: str, following: bool
       gradwatch check gradwatch-runs/20260131-120000-mlp --fail-on warning --format github
     """  # noqa: D301  (click reads the backspace)
     from gradwatch.errors import RunError
+    from gradwatch.report.build import CRASHED, state
     from gradwatch.report.checked import render_check_json, render_check_text, render_github
     from gradwatch.rules import diagnose
     from gradwatch.stores import open_histories
@@ -40,7 +41,8 @@ def check(ctx: click.Context, run: str, fail_on: str, kind: str, following: bool
     findings = diagnose(history)
     render = {"text": render_check_text, "json": render_check_json, "github": render_github}[kind]
     click.echo(render(history.run.name, findings), nl=False)
-    for problem in history.problems:
+    how = state(history)
+    for problem in (f"the run {how}", *history.problems) if how.startswith(CRASHED) else history.problems:
         click.echo(f"incomplete: {problem}", err=True)
     failing = ("error",) if fail_on == "error" else ("error", "warning")
     ctx.exit(int(any(finding.severity in failing for finding in findings)))

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import ast
-import os
-import socket
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -15,12 +13,15 @@ import numpy as np
 from gradwatch.compare import Winner, final, metric_names, nonfinite_steps, policy_text, settle
 from gradwatch.errors import RunError
 from gradwatch.history import Floats, History, loop_clips
+from gradwatch.processes import is_gone
 from gradwatch.report.suggest import Suggestion, suggest
 from gradwatch.rules import Finding, diagnose, verdict
 from gradwatch.whatif import Outcome, what_if
 
 if TYPE_CHECKING:
     import pandas as pd
+
+CRASHED = "ended without close"
 
 
 @dataclass(frozen=True)
@@ -259,8 +260,8 @@ def percent(share: float) -> str:
 def state(history: History) -> str:
     """How the run ended: `finished`, `running`, or that its process is gone."""
     run = history.run
-    if run.status == "RUNNING" and run.host == socket.gethostname() and run.pid and not _alive(run.pid):
-        return f"ended without close at step {history.step[-1]}" if len(history) else "ended without close"
+    if run.crashed or (run.status == "RUNNING" and is_gone(run.pid, run.host, run.pid_started)):
+        return f"{CRASHED} at step {history.every_step.step[-1]}" if len(history) else CRASHED
     return run.status.lower()
 
 
@@ -287,16 +288,6 @@ def _global_limit(node: ast.AST) -> float | None:
         return None
     limit = float(ast.literal_eval(given["max_norm"]))
     return limit if np.isfinite(limit) and limit > 0 else None
-
-
-def _alive(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except OSError:
-        return True
-    return True
 
 
 def _optimizer(name: str, settings: dict[str, object]) -> str:

@@ -25,11 +25,15 @@ GROUP_ROWS = 1 << 20  # rows of a row group, the unit in which tables are merged
 
 
 class Compactor:
-    """Keeps the parts of one table few; `cancelled` is asked between row groups, and a merge it stops is undone."""
+    """Keeps the parts of one table few; `cancelled` is asked between row groups, and a merge it stops is undone.
+
+    It may write new parts meanwhile: those that are merged are known when a merge begins.
+    """
 
     def __init__(self, folder: Path, cancelled: Callable[[], bool] = lambda: False) -> None:
         self.folder, self.cancelled = folder, cancelled
         self.unreadable: set[Path] = set()
+        self.refused = False
 
     def compact(self) -> None:
         """Merge whatever is due. Parts that cannot be read stay as they are; readers name them."""
@@ -41,8 +45,20 @@ class Compactor:
             if broken:
                 log.warning("gradwatch: %s is unreadable and stays as it is", broken[0])
                 self.unreadable.update(broken)
-            elif not merge(parts, self.cancelled):
+            elif not self._merged(parts):
                 return
+
+    def _merged(self, parts: Sequence[Part]) -> bool:
+        """Merge them; False where that was cancelled, or the disk refused: it is tried again after the next flush."""
+        try:
+            done = merge(parts, self.cancelled)
+        except (OSError, pa.ArrowException) as error:
+            if not self.refused:
+                log.warning("gradwatch: the parts in %s cannot be merged (%s); nothing is lost", self.folder, error)
+            self.refused = True
+            return False
+        self.refused = self.refused and not done
+        return done
 
 
 def due(parts: Sequence[Part]) -> list[Part]:
@@ -67,15 +83,15 @@ def merge(parts: Sequence[Part], cancelled: Callable[[], bool] = lambda: False) 
     target = parts[0].path.with_name(f"part-{parts[0].first:06d}-{parts[-1].last:06d}.parquet")
     temporary = target.with_name(f".{target.name}.tmp")
     schema = pa.unify_schemas([pq.read_schema(part.path) for part in parts])
-    with pq.ParquetWriter(temporary, schema, **options(schema)) as writer:
-        for table in _joined(_row_groups(parts, schema)):
-            if cancelled():
-                break
-            writer.write_table(table, row_group_size=len(table))
-    if cancelled():
-        temporary.unlink()
-        return False
-    temporary.replace(target)
+    try:
+        with pq.ParquetWriter(temporary, schema, **options(schema)) as writer:
+            for table in _joined(_row_groups(parts, schema)):
+                if cancelled():
+                    return False
+                writer.write_table(table, row_group_size=len(table))
+        temporary.replace(target)
+    finally:
+        temporary.unlink(missing_ok=True)
     for part in parts:
         if part.path != target:
             part.path.unlink()

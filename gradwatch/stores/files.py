@@ -25,6 +25,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
+from numpy.typing import NDArray
 
 from gradwatch.errors import RunError
 from gradwatch.history import KEY_COLUMNS, History, Run, concat, empty
@@ -36,6 +37,7 @@ FINDINGS = "findings.json"
 TABLES = ("layers", "steps")
 FAN_IN = 64  # parts of one level that become one of the next
 CLOSED_BYTES = 64 << 20
+MAX_GAPS = 5  # that are named
 _PART = re.compile(r"part-(\d{6,})(?:-(\d{6,}))?\.parquet")
 
 
@@ -142,8 +144,9 @@ def read_run(folder: Path, since: int = -1, start: int = 0, at_most: int | None 
     """
     run = read_manifest(folder)
     problems: list[str] = []
-    steps = list(_read_table(folder, "steps", run, since, start, problems))
-    layers = _read_table(folder, "layers", run, since, start, problems)
+    whole = last_whole_part(folder)
+    steps = list(_read_table(folder, "steps", run, (since, whole), start, problems))
+    layers = _read_table(folder, "layers", run, (since, whole), start, problems)
     if at_most is not None and steps and _values(folder) > at_most:
         history = reduced(concat(steps), layers, at_most)
     else:
@@ -156,7 +159,20 @@ def read_run(folder: Path, since: int = -1, start: int = 0, at_most: int | None 
     if names != history.layers:
         columns = [history.layers.index(name) for name in names]
         history = replace(history, layers=names, per_layer={q: v[:, columns] for q, v in history.per_layer.items()})
+    if since < 0 and start <= 0:
+        problems += missing_steps(history.every_step.step)
     return replace(history, problems=tuple(sorted(problems)))
+
+
+def missing_steps(step: NDArray[np.int64]) -> list[str]:
+    """The steps `[T]` that a run took, going by the numbers of those before and after, and that are not recorded."""
+    known = np.unique(step)
+    at = np.flatnonzero(np.diff(known) > 1)
+    gaps = [(int(known[i]) + 1, int(known[i + 1]) - 1) for i in at]
+    count = sum(last - first + 1 for first, last in gaps)
+    where = ", ".join(f"{first:,} to {last:,}" if last > first else f"{first:,}" for first, last in gaps[:MAX_GAPS])
+    more = f" and {len(gaps) - MAX_GAPS:,} more gaps" if len(gaps) > MAX_GAPS else ""
+    return [f"{count:,} steps were not recorded: {where}{more}"] if gaps else []
 
 
 def last_part(folder: Path) -> int:
@@ -164,13 +180,25 @@ def last_part(folder: Path) -> int:
     return min(max((last for _, last, _ in list_parts(folder / t)), default=-1) for t in TABLES)
 
 
-def _read_table(folder: Path, name: str, run: Run, since: int, start: int, problems: list[str]) -> Iterator[History]:
-    expected = 0
+def last_whole_part(folder: Path) -> int | None:
+    """The number of the newest part that both tables have, where one has just one more: its writer was interrupted
+    between the two. None where that is not so.
+    """
+    if not all((folder / t).is_dir() for t in TABLES):
+        return None
+    lasts = sorted(max((last for _, last, _ in list_parts(folder / t)), default=-1) for t in TABLES)
+    return lasts[0] if lasts[1] == lasts[0] + 1 else None
+
+
+def _read_table(
+    folder: Path, name: str, run: Run, between: tuple[int, int | None], start: int, problems: list[str]
+) -> Iterator[History]:
+    expected, (since, until) = 0, between
     for part in list_parts(folder / name):
         if part.first > expected:
             problems.append(f"{name}: parts {expected} to {part.first - 1} are missing")
         expected = part.last + 1
-        if part.last <= since:
+        if part.last <= since or (until is not None and part.last > until):
             continue
         try:
             yield from (layers_blocks if name == "layers" else steps_blocks)(part.path, run, start)

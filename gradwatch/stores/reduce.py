@@ -59,6 +59,7 @@ class _Lane:
     attempt: NDArray[np.int64]
     bucket: Ints
     rows: Ints
+    seen: NDArray[np.bool_]  # which of the steps are in the table already
 
 
 def _lane(whole: History, at: Ints, stride: int) -> _Lane:
@@ -71,7 +72,7 @@ def _lane(whole: History, at: Ints, stride: int) -> _Lane:
         if stop - start > 1:
             order = np.argsort(norm[start:stop], kind="stable")
             rows[b] = start + np.array([min({0, 1, 2} - {order[0], order[-1]}), order[0], order[-1]])
-    return _Lane(at, whole.step[at], whole.attempt[at], bucket, at[rows])
+    return _Lane(at, whole.step[at], whole.attempt[at], bucket, at[rows], np.zeros(len(at), bool))
 
 
 def _buckets(bad: NDArray[np.bool_], stride: int) -> Ints:
@@ -100,6 +101,8 @@ class _Table:
         """Add the steps of one optimizer."""
         place = np.clip(np.searchsorted(lane.step, block.step, side="right") - 1, 0, None)
         current = (lane.step[place] != block.step) | (lane.attempt[place] == block.attempt)
+        current &= ~lane.seen[place]  # a row that was handed over again has the same layers
+        lane.seen[place[current]] = True
         if not current.all():
             block, place = block.take(current), place[current]
         if not len(block):

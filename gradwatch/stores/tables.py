@@ -38,7 +38,9 @@ def layers_blocks(path: Path, run: Run, start: int = 0) -> Iterator[History]:
         held: History | None = None
         for i, group in enumerate(groups):
             block = _tile(file.read_row_group(group), run)
-            if block is None or (held is not None and _goes_on(held, block)):
+            if block is not None and held is not None and _goes_on(held, block) and held.layers == block.layers:
+                held = held.take(np.arange(len(held) - 1))  # the step that is handed over again
+            if block is None or (held is not None and len(held) and _goes_on(held, block)):
                 yield _pivot(file.read_row_groups(groups[i if held is None else i - 1 :]), run)
                 return
             if held is not None:
@@ -79,13 +81,13 @@ def _tile(table: pa.Table, run: Run) -> History | None:
     if len(np.unique(order)) < width or not (code == order).all() or not all((a == a[:, :1]).all() for a in keys):
         return None
     step, attempt, who = (a[:, 0] for a in keys)
-    if ((np.diff(step) == 0) & (np.diff(attempt) == 0) & (np.diff(who) == 0)).any():
-        return None
     per_layer = {
         name: table[name].to_numpy().astype(np.float32, copy=False).reshape(-1, width) for name in _quantities(table)
     }
     optimizer = np.asarray(optimizers, dtype=object)[who]
-    return History(run, tuple(names[i] for i in order), step, attempt.astype(np.int64), optimizer, per_layer, {})
+    tile = History(run, tuple(names[i] for i in order), step, attempt.astype(np.int64), optimizer, per_layer, {})
+    again = (np.diff(step) == 0) & (np.diff(attempt) == 0) & (np.diff(who) == 0)  # rows that were handed over again
+    return tile.take(np.append(~again, True)) if again.any() else tile
 
 
 def _goes_on(before: History, after: History) -> bool:

@@ -19,29 +19,48 @@ import pyarrow.parquet as pq
 from gradwatch.history import History, Run, concat
 from gradwatch.stores.compact import GROUP_ROWS, Compactor, options
 from gradwatch.stores.files import MANIFEST, TABLES, list_parts, now_iso, write_json
+from gradwatch.stores.lock import Lock
+from gradwatch.stores.tidy import tidy
 
 log = logging.getLogger("gradwatch")
 
 FLUSH_SECONDS = 2.0
 FLUSH_ROWS = 1 << 20  # rows of the layers table that wait at most: memory stays bounded however fast they come
-MAX_PENDING_BLOCKS = 1_000  # what is kept in memory while the disk refuses; the oldest go first, and are counted
+MAX_WAITING_ROWS = 8 << 20  # what is kept in memory while the disk refuses, about 200 MB; the oldest go first
 
 
 class RunWriter:
-    """Appends Histories to a run's folder from one daemon thread; `append` never waits for the disk."""
+    """Appends Histories to a run's folder from one daemon thread; `append` never waits for the disk.
+
+    While the folder cannot be written to, blocks wait in memory. A folder that was removed is made anew, if what it
+    lay in is there.
+
+    Raises:
+        RunError: another writer, of this process or another one, has the folder.
+    """
 
     def __init__(self, folder: Path, run: Run, flush_seconds: float = FLUSH_SECONDS) -> None:
         self.folder, self.run, self.flush_seconds = folder, run, flush_seconds
-        for table in TABLES:
-            (folder / table).mkdir(exist_ok=True)
+        self._home = folder.absolute()  # the training may change its working directory
+        self.lock = Lock(self._home)
+        try:
+            tidy(self._home)
+            for table in TABLES:
+                (folder / table).mkdir(exist_ok=True)
+            write_json(folder / MANIFEST, run.to_json())
+        except BaseException:
+            self.lock.release()
+            raise
         self.next_part = 1 + max((part.last for t in TABLES for part in list_parts(folder / t)), default=-1)
-        self.closing = False
-        self.compactors = [Compactor(folder / table, lambda: self.closing) for table in TABLES]
-        self.queue: queue.SimpleQueue[History | Run | None] = queue.SimpleQueue()
+        self.closing = self._over = False
+        self.compactors = [Compactor(self._home / table, self._interrupted) for table in TABLES]
+        self.queue: queue.SimpleQueue[History | Run | threading.Event | None] = queue.SimpleQueue()
         self.pending: list[History] = []
-        self.dropped = 0
+        self.dropped = 0  # steps that found no room while the disk refused
         self.complained = False
-        write_json(folder / MANIFEST, run.to_json())
+        self._manifest: Run | None = None  # what is yet to be written of it
+        self._asked: list[threading.Event] = []  # who waits for a flush
+        self._due = time.monotonic() + flush_seconds
         self.thread = threading.Thread(target=self._work, name="gradwatch-writer", daemon=True)
         self.thread.start()
 
@@ -53,6 +72,13 @@ class RunWriter:
         """Change fields of the manifest."""
         self.run = replace(self.run, **changes)
         self.queue.put(self.run)
+
+    def flush(self, timeout: float = 5.0) -> None:
+        """Wait until all that was handed over is on disk, or the disk has refused it, or for `timeout` seconds."""
+        asked = threading.Event()
+        self.queue.put(asked)
+        if self.thread.is_alive():
+            asked.wait(timeout)
 
     def close(self, status: str = "FINISHED", timeout: float = 30.0) -> None:
         """Write what is left, set the run's status, end the thread. Calling it twice is harmless."""
@@ -68,65 +94,135 @@ class RunWriter:
                 self.folder,
                 timeout,
             )
+            return
+        self.lock.release()
+        if self.pending:
+            self.dropped += sum(map(len, self.pending))
+            log.warning("gradwatch: %d steps of %s could not be written", self.dropped, self.folder)
+
+    def abandon(self) -> None:
+        """In a forked process, which has no part in the writing: let go of the lock, which stays the parent's."""
+        self.lock.abandon()
+
+    # ---------------------------------------------------------------------------------------------------- the thread
 
     def _work(self) -> None:
-        due = time.monotonic() + self.flush_seconds
-        manifest: Run | None = None
-        open_ = True
-        while open_:
-            with contextlib.suppress(queue.Empty):
-                item = self.queue.get(timeout=max(0.0, due - time.monotonic()))
-                open_ = item is not None
-                if isinstance(item, History):
-                    self.pending.append(item)
-                elif item is not None:
-                    manifest = item
-            waiting = sum(len(block) * len(block.layers) for block in self.pending)
-            if (
-                time.monotonic() >= due
-                or not open_
-                or manifest is not None
-                or (waiting >= FLUSH_ROWS and not self.complained)
-            ):
-                try:  # the parts first: a manifest that says FINISHED must find them all
-                    self._flush()
-                    if manifest is not None:
-                        write_json(self.folder / MANIFEST, manifest.to_json())
-                        manifest = None
-                except Exception as error:  # a full disk must not end the thread: the training goes on
-                    self._complain(error)
-                due = time.monotonic() + self.flush_seconds
+        while not self._over:
+            self._receive(max(0.0, self._due - time.monotonic()))
+            if self._is_due():
+                self._flush()
+
+    def _receive(self, wait: float = 0.0) -> None:
+        """Take one item from the queue, if one comes within `wait` seconds."""
+        try:
+            item = self.queue.get(timeout=wait) if wait else self.queue.get_nowait()
+        except queue.Empty:
+            return
+        if item is None:
+            self._over = True
+        elif isinstance(item, History):
+            self.pending.append(item)
+        elif isinstance(item, Run):
+            self._manifest = item
+        else:
+            self._asked.append(item)
+
+    def _is_due(self) -> bool:
+        asked = self._over or self._manifest is not None or bool(self._asked)
+        return asked or time.monotonic() >= self._due or (self._is_full() and not self.complained)
+
+    def _is_full(self) -> bool:
+        return self._waiting() >= FLUSH_ROWS
+
+    def _waiting(self) -> int:
+        return sum(len(block) * len(block.layers) for block in self.pending)
 
     def _flush(self) -> None:
-        if self.pending:
-            block = concat(self.pending)
-            for table, (build, rows_per_step) in _BUILDERS.items():
-                part = self.folder / table / f"part-{self.next_part:06d}.parquet"
-                _write_part(part, build(block), rows_per_step(block))
-            self.pending.clear()
-            self.next_part += 1
+        self._save()
+        if not self.complained:
             for compactor in self.compactors:
                 compactor.compact()
-        self.complained = False
+
+    def _interrupted(self) -> bool:
+        """Between two row groups of a merge: what is due is written meanwhile. Whether the merge is to be given up."""
+        while not (self.closing or self._is_full() or self.queue.empty()):
+            self._receive()
+        if not self.closing and self._is_due():
+            self._save()
+        return self.closing
+
+    def _save(self) -> None:
+        """Write what waits; the parts first: a manifest that says FINISHED must find them all."""
+        try:
+            if self.pending:
+                self._write_parts()
+            if self._manifest is not None:
+                write_json(self._home / MANIFEST, self._manifest.to_json())
+                self._manifest = None
+            self._recovered()
+        except Exception as error:  # a full disk must not end the thread: the training goes on
+            self._complain(error)
+        self._due = time.monotonic() + self.flush_seconds
+        while self._asked:
+            self._asked.pop().set()
+
+    def _write_parts(self) -> None:
+        self._restore()
+        block = concat(self.pending)
+        paths = [self._home / table / f"part-{self.next_part:06d}.parquet" for table in TABLES]
+        written = []
+        try:
+            for path in paths:
+                build, rows_per_step = _BUILDERS[path.parent.name]
+                written.append(path.with_name(f".{path.name}.tmp"))
+                _write_part(written[-1], build(block), rows_per_step(block))
+        except BaseException:
+            for temporary in written:  # half a part takes room that the disk does not have
+                with contextlib.suppress(OSError):
+                    temporary.unlink(missing_ok=True)
+            raise
+        for temporary, path in zip(written, paths, strict=True):
+            temporary.replace(path)
+        self.pending.clear()
+        self.next_part += 1
+
+    def _restore(self) -> None:
+        """The folder anew, where somebody removed it. What it lay in is not made: it may be a disk that went away."""
+        if all((self._home / table).is_dir() for table in TABLES):
+            return
+        gone = not self._home.is_dir()
+        for folder in (self._home, *(self._home / table for table in TABLES)):
+            folder.mkdir(exist_ok=True)
+        self._manifest = self._manifest or self.run
+        if gone:
+            self.lock.renew()
 
     def _complain(self, error: Exception) -> None:
+        """Say once that nothing can be written; of what waits, only so much is kept in memory."""
         if not self.complained:
             log.warning(
                 "gradwatch: cannot write to %s (%s); training goes on, writing is tried again", self.folder, error
             )
         self.complained = True
-        excess = len(self.pending) - MAX_PENDING_BLOCKS
-        if excess > 0:
-            self.dropped += sum(len(block) for block in self.pending[:excess])
-            log.warning("gradwatch: %d recorded steps of %s dropped so far", self.dropped, self.folder)
-            del self.pending[:excess]
+        waiting = self._waiting()
+        while len(self.pending) > 1 and waiting > MAX_WAITING_ROWS:
+            block = self.pending.pop(0)
+            waiting -= len(block) * len(block.layers)
+            self.dropped += len(block)
+
+    def _recovered(self) -> None:
+        if self.complained:
+            lost = f"{self.dropped} steps found no room meanwhile" if self.dropped else "nothing is lost"
+            log.log(logging.WARNING if self.dropped else logging.INFO, "gradwatch: writing to %s again: %s",
+                    self.folder, lost)  # fmt: skip
+        self.complained, self.dropped = False, 0
 
 
 class NullWriter:
     """Stands in for the writer where nothing is to be written: on every rank of a distributed run but the first."""
 
-    def __init__(self, folder: Path, run: Run) -> None:
-        self.folder, self.run = folder, run
+    def __init__(self, folder: Path, run: Run, flush_seconds: float = FLUSH_SECONDS) -> None:
+        self.folder, self.run, self.flush_seconds = folder, run, flush_seconds
 
     def append(self, block: History) -> None:
         """Nothing."""
@@ -135,7 +231,13 @@ class NullWriter:
         """Change fields of the manifest, in memory."""
         self.run = replace(self.run, **changes)
 
+    def flush(self) -> None:
+        """Nothing."""
+
     def close(self, status: str = "FINISHED") -> None:
+        """Nothing."""
+
+    def abandon(self) -> None:
         """Nothing."""
 
 
@@ -168,8 +270,6 @@ _BUILDERS: dict[str, tuple[Callable[[History], pa.Table], Callable[[History], in
 
 
 def _write_part(path: Path, table: pa.Table, rows_per_step: int = 1) -> None:
-    """Write a part under a temporary name and rename it; its row groups hold whole steps."""
-    temporary = path.with_name(f".{path.name}.tmp")
+    """Write a part; its row groups hold whole steps."""
     rows = max(1, GROUP_ROWS // max(1, rows_per_step)) * max(1, rows_per_step)
-    pq.write_table(table, temporary, row_group_size=rows, **options(table.schema))
-    temporary.replace(path)
+    pq.write_table(table, path, row_group_size=rows, **options(table.schema))
