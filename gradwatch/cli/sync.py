@@ -14,7 +14,7 @@ import click
 from gradwatch.errors import RunError
 
 if TYPE_CHECKING:
-    from gradwatch.courier import Outcome
+    from gradwatch.cursor import Outcome
 
 
 @click.command()
