@@ -152,6 +152,11 @@ def _start(folder: Path, command: str, output: str, instead: str) -> subprocess.
     return process
 
 
+def was_killed(process: subprocess.Popen[bytes] | None) -> bool:
+    """Whether a signal ended it. Costs nothing: the thread that reaps it waits, this one only asks."""
+    return process is not None and (process.poll() or 0) < 0
+
+
 def child_environment() -> dict[str, str]:
     """The environment of a process that serves a training: it is no rank, and imports this gradwatch."""
     dropped = [name for name in os.environ if name in _RANK_VARIABLES or name.startswith("TORCHELASTIC_")]

@@ -1,4 +1,4 @@
-"""A real MLflow server on loopback for tests and scripts: over a SQLite file, or a PostgreSQL cluster of its own."""
+"""A real MLflow server on loopback, over SQLite or a PostgreSQL cluster of its own, and what its database holds."""
 
 from __future__ import annotations
 
@@ -10,10 +10,15 @@ import subprocess
 import tempfile
 import time
 import urllib.request
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from gradwatch.cli.ui import LIGHT, server_command
+from gradwatch.delivery import read_cursor
+from gradwatch.stores.files import read_run
+from gradwatch.stores.keys import windows
 
 
 def free_port() -> int:
@@ -102,3 +107,29 @@ def postgres() -> Iterator[str]:
             run(pg_ctl, "-D", data, "-m", "immediate", "stop")
     finally:
         shutil.rmtree(place, ignore_errors=True)
+
+
+def in_the_store(store: str, run_id: str) -> Counter[Any]:
+    """Every metric row of a run, as the database has them."""
+    import sqlalchemy
+
+    query = "SELECT key, step, value, timestamp FROM metrics WHERE run_uuid = :run"
+    with sqlalchemy.create_engine(store).connect() as connection:
+        rows = connection.execute(sqlalchemy.text(query), {"run": run_id})
+        return Counter((key, step, value, stamp) for key, step, value, stamp in rows)
+
+
+def wanted(folder: Path) -> Counter[Any]:
+    """Every point that the files hold."""
+    history = read_run(folder)
+    found = windows(history, history.run.window, history.run.mlflow_layers, ended=True)
+    return Counter((p.key, p.step, p.value, p.timestamp) for window in found for p in window.points)
+
+
+def all_there(store: str, folder: Path) -> dict[str, Any]:
+    """The cursor of `folder`; fails unless the database holds every point of it, and each once."""
+    cursor = read_cursor(folder)
+    found, expected = in_the_store(store, cursor["run_id"]), wanted(folder)
+    assert found == expected, f"{len(expected - found)} lost, {len(found - expected)} too many"
+    assert set(expected.values()) == {1}
+    return cursor

@@ -1,24 +1,20 @@
 """Couriers and servers that fail: whatever a real MLflow server does, every point arrives, and arrives once."""
 
 import random
-import shutil
 import sqlite3
 import threading
 import time
-from collections import Counter
 
 import pytest
 from faulty_proxy import FaultyProxy, answer, drop, hang, late, ok, reset, swallow
 from make_run import make_run
-from mlflow_server import mlflow_server, postgres, postgres_program
+from mlflow_server import all_there, mlflow_server, postgres, postgres_program, wanted
 
 from gradwatch import conclusion, delivery, dispatch
 from gradwatch.dispatch import follow, sync
-from gradwatch.stores.files import read_run, write_json
-from gradwatch.stores.keys import windows
+from gradwatch.stores.files import write_json
 
 mlflow = pytest.importorskip("mlflow")
-sqlalchemy = pytest.importorskip("sqlalchemy")
 
 TIMEOUT = 3  # seconds until the client gives a request up
 QUICK = (reset, drop, swallow, answer(500), answer(429, Retry_After="3600"), answer(503))
@@ -35,49 +31,9 @@ def quick(monkeypatch):
         monkeypatch.setenv(name, value)
 
 
-@pytest.fixture(scope="module")
-def server(empty_store, tmp_path_factory):
-    """The address of a server, and of its database."""
-    folder = tmp_path_factory.mktemp("server")
-    shutil.copy(empty_store, folder / "mlflow.db")
-    store = f"sqlite:///{folder / 'mlflow.db'}"
-    with mlflow_server(store, folder) as url:
-        yield url, store
-
-
-@pytest.fixture
-def proxy(server):
-    with FaultyProxy(server[0]) as made:
-        yield made
-
-
 def run_for(proxy, parent, name="outage", **options):
     where = {"tracking_uri": proxy.url, "experiment_name": name, "run_id": None, "joined": False}
     return make_run(parent, name=name, **{"window": 2, "mlflow": where, **options})
-
-
-def in_the_store(store, run_id):
-    """Every metric row of a run, as the database has them."""
-    query = "SELECT key, step, value, timestamp FROM metrics WHERE run_uuid = :run"
-    with sqlalchemy.create_engine(store).connect() as connection:
-        rows = connection.execute(sqlalchemy.text(query), {"run": run_id})
-        return Counter((key, step, value, stamp) for key, step, value, stamp in rows)
-
-
-def wanted(folder):
-    """Every point that the files hold."""
-    history = read_run(folder)
-    found = windows(history, history.run.window, history.run.mlflow_layers, ended=True)
-    return Counter((p.key, p.step, p.value, p.timestamp) for window in found for p in window.points)
-
-
-def all_there(store, folder):
-    """The run in MLflow, once everything of `folder` is there, once."""
-    cursor = delivery.read_cursor(folder)
-    found, expected = in_the_store(store, cursor["run_id"]), wanted(folder)
-    assert found == expected, f"{len(expected - found)} lost, {len(found - expected)} too many"
-    assert set(expected.values()) == {1}
-    return cursor
 
 
 def run_of(server, cursor):
