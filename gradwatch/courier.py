@@ -13,6 +13,7 @@ import contextlib
 import logging
 import socket
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from datetime import datetime, timezone
 from pathlib import Path
@@ -54,10 +55,14 @@ LOCK_SECONDS = 300.0  # how long the courier of another part may take to create 
 class Courier:
     """Delivers one run folder, pass by pass. What it knows beside the cursor is forgotten when a pass fails: the next
     one begins by asking MLflow, so a courier whose server is away holds nothing and reads nothing.
+
+    `moved` is told how many steps are delivered, whenever that has changed.
     """
 
-    def __init__(self, folder: Path, tracking_uri: str | None = None) -> None:
-        self.folder, self.asked_uri = folder, tracking_uri
+    def __init__(
+        self, folder: Path, tracking_uri: str | None = None, moved: Callable[[int], None] = lambda _: None
+    ) -> None:
+        self.folder, self.asked_uri, self.moved = folder, tracking_uri, moved
         self.part = folder.resolve().name if is_shared(folder.resolve().parent) else ""
         self.home = home_of(folder.resolve()) if self.part else folder  # the whole run's folder
         self.diagnosis = Diagnosis(self.home, self.part)
@@ -158,7 +163,7 @@ class Courier:
                 self._upload(client, self.folder / name)
         if self.part:
             store.upload(client, str(cursor.run_id), self.home / PARTS)
-        self.sender = Sender(self.folder, client, cursor)
+        self.sender = Sender(self.folder, client, cursor, self.moved)
         return True
 
     def _find_run(self, client: MlflowClient, uri: str, run: Run) -> None:

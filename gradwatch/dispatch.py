@@ -8,6 +8,7 @@ import random
 import re
 import time
 from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from pathlib import Path
 
 from gradwatch.conclusion import rehearse
@@ -29,15 +30,19 @@ _ADDRESS = re.compile(r" at 0x[0-9a-f]+")  # what differs between two failures t
 
 
 def sync(
-    path: Path, tracking_uri: str | None = None, wait: float = 60.0, everything: bool = False
+    path: Path,
+    tracking_uri: str | None = None,
+    wait: float = 60.0,
+    everything: bool = False,
+    moved: Callable[[Path, int], None] = lambda *_: None,
 ) -> Iterator[Outcome]:
     """Deliver what is missing of the run in `path`, or of every run below it: one outcome each.
 
     A store that fails is tried three times in a row, and again whenever something got through. `everything` takes runs
-    that stayed in their files (`log=None`) along.
+    that stayed in their files (`log=None`) along; `moved` is told how many steps of a folder are delivered.
     """
     for folder in deliverable(path, everything):
-        courier, failures = Courier(folder, tracking_uri), 0
+        courier, failures = Courier(folder, tracking_uri, partial(moved, folder)), 0
         while True:
             before = courier.cursor.mark
             outcome = _attempt(courier, wait)

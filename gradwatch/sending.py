@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -20,8 +21,8 @@ log = logging.getLogger("gradwatch")
 class Sender:
     """Sends the points of the run in `folder`; keeps what it has read of the open window, so memory stays small."""
 
-    def __init__(self, folder: Path, client: MlflowClient, cursor: Cursor) -> None:
-        self.folder, self.client = folder, client
+    def __init__(self, folder: Path, client: MlflowClient, cursor: Cursor, moved: Callable[[int], None]) -> None:
+        self.folder, self.client, self.moved = folder, client, moved
         self.pending: History | None = None
         self.read_to = cursor.last_part
         self.reads: list[tuple[int, int]] = []  # (part, last step read with it), to know which parts are finished
@@ -53,6 +54,7 @@ class Sender:
             cursor.next_step, cursor.nonfinite = batch[-1].stop, list(state)
             cursor.last_part = max([p for p, step in self.reads if step < cursor.next_step], default=cursor.last_part)
             cursor.save(self.folder)
+            self.moved(cursor.next_step)
             self.keys.update(point.key for point in points)
         self.pending = history.take(history.step >= cursor.next_step)
         self.reads = [(part, step) for part, step in self.reads if part > cursor.last_part]
