@@ -30,7 +30,6 @@ class Exchange(BaseHTTPRequestHandler):
 
     def _any(self) -> None:
         proxy = self.server.proxy
-        proxy.requests += 1
         fault = proxy.take(self.path)
         proxy.met[fault.__name__] += 1
         fault(self)
@@ -157,7 +156,6 @@ class FaultyProxy:
     def __init__(self, url: str) -> None:
         self.upstream = urlsplit(url).netloc
         self.always: Fault = ok
-        self.requests = 0
         self.met: Counter[str] = Counter()
         self.released = threading.Event()
         self._due: deque[Fault] = deque()
