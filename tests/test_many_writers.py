@@ -24,14 +24,13 @@ def deliver(folder, gate):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("where", ["fresh", "server"])
-def test_eight_processes_deliver_at_once(where, tmp_path, monkeypatch, request):
-    monkeypatch.chdir(tmp_path)
+def test_eight_processes_deliver_at_once(where, tmp_path, request):
     if where == "fresh":  # nobody has made its tables yet
         uri = store = f"sqlite:///{tmp_path / 'fresh' / 'mlflow.db'}"
     else:
         uri, store = request.getfixturevalue("server")
     target = {"tracking_uri": uri, "experiment_name": "eight", "run_id": None, "joined": False}
-    folders = [make_run(tmp_path, name=f"run{i}", seed=i, steps=80, window=2, mlflow=target) for i in range(PROCESSES)]
+    folders = [make_run(tmp_path, name=f"run{i}", seed=i, steps=40, window=2, mlflow=target) for i in range(PROCESSES)]
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["gradwatch.dispatch", "gradwatch.stores.mlflow"])  # imported once, not eight times
     gate = context.Barrier(PROCESSES)
