@@ -4,6 +4,7 @@ import random
 import sqlite3
 import threading
 import time
+from pathlib import Path
 
 import pytest
 from faulty_proxy import FaultyProxy, answer, drop, hang, late, ok, reset, swallow
@@ -197,3 +198,18 @@ def test_postgresql_through_twenty_faults(tmp_path):
         assert outcome.done
         assert proxy.left == 0, "not all faults were met"
         all_there(store, folder)
+
+
+@pytest.mark.slow
+def test_the_chaos_script_counts_what_arrived(monkeypatch):
+    """Its short form; the long one is 20 outages and 100,000 points."""
+    monkeypatch.syspath_prepend(str(Path(__file__).parents[1] / "scripts"))
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    import chaos_outages
+
+    monkeypatch.setattr(chaos_outages, "FAULTS", (swallow, answer(503)))
+    tally = chaos_outages.outages(seed=1, count=2, points=3_000)
+    assert tally.whole
+    assert tally.produced == tally.delivered >= 3_000
+    assert not chaos_outages.Tally(10, 9, 1, 0, {}).whole
+    assert not chaos_outages.Tally(10, 10, 0, 1, {}).whole
