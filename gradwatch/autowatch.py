@@ -172,7 +172,7 @@ class AutoWatch:
         state = old.state_dict() if old is not None and name is None else None
         resumes = state is not None and old is not None and old.holds(group)
         if old is not None:
-            old.close(wait=False)
+            old.close(timeout=0)
         options, run = dict(self.options), first if name is not None else None
         if run is None and not resumes:
             self._runs += 1

@@ -28,9 +28,10 @@ if TYPE_CHECKING:
 log = logging.getLogger("gradwatch")
 
 CURSOR = "cursor.json"
-# MLflow's own retries block a call for up to 20 minutes; the courier has its own, between passes.
+# MLflow's own retries block a call for up to 20 minutes, and one that creates a run makes two of it; the courier has
+# its own, between passes.
 MLFLOW_SETTINGS = {
-    "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1",
+    "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "0",
     "MLFLOW_HTTP_REQUEST_TIMEOUT": "30",
     "MLFLOW_DISABLE_TELEMETRY": "true",
     "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true",
@@ -149,6 +150,11 @@ def _start(folder: Path, command: str, output: str, instead: str) -> subprocess.
     # Reaped when it ends: no zombie in a long notebook, no ResourceWarning when the handle is dropped.
     threading.Thread(target=process.wait, name=f"gradwatch-{command}", daemon=True).start()
     return process
+
+
+def was_killed(process: subprocess.Popen[bytes] | None) -> bool:
+    """Whether a signal ended it. Costs nothing: the thread that reaps it waits, this one only asks."""
+    return process is not None and (process.poll() or 0) < 0
 
 
 def child_environment() -> dict[str, str]:

@@ -19,6 +19,10 @@ class RunError(GradwatchError):
     """A run cannot be found, read or written."""
 
 
+class AccessError(RunError):
+    """MLflow refuses the credentials: others may help, waiting alone does not."""
+
+
 class TrainingHalted(GradwatchError):  # noqa: N818  (a training that is asked to stop is no error of its own)
     """Raised by `optimizer.step()` where `watch(..., halt_on=...)` asked for it; `finding` says why."""
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import atexit
-import subprocess
 import sys
 import time
 import warnings
@@ -19,6 +18,7 @@ from gradwatch import delivery, ending, resuming, running
 from gradwatch.errors import GradwatchWarning, WatchError
 from gradwatch.history import History
 from gradwatch.hooks import untraced
+from gradwatch.keeping import Keeper
 from gradwatch.layers import Source, describe
 from gradwatch.layout import Layout
 from gradwatch.live import Live
@@ -53,10 +53,9 @@ class Watch:
         self._stepper, self._writer, self._source, self._verbose = stepper, writer, source, verbose
         self._live = live
         self.shared = shared
-        self._wants_courier, self._closed = courier, False
+        self._keeper, self._closed = Keeper(courier, shared.start_courier if shared else None), False
         self._started = time.monotonic()
         self._url_said = shared is not None and len(shared.names) > 1  # by the first of them
-        self._courier: subprocess.Popen[bytes] | None = None
         self._resumed_at = 0  # the number of the first step
         self._recorder = self._new_recorder()
         stepper.attach(self._recorder, self._between, self._after, owner=self)
@@ -131,12 +130,14 @@ class Watch:
         if not self._closed and known is not None and not known["run_id"]:
             self._writer.update(mlflow={**known, **target})
 
-    def close(self, status: str = "FINISHED", wait: bool = True) -> None:
+    def close(self, status: str = "FINISHED", timeout: float | None = None) -> None:
         """Write what is left, take the hooks off, and give the courier a moment to deliver. Twice is harmless.
 
         Args:
             status: the run's status in MLflow: FINISHED, FAILED or KILLED; of a training that was halted, FAILED.
-            wait: whether to give the courier that moment; it delivers all the same.
+            timeout: how many seconds the courier is given at most, 10 by default (1.5 after more than a minute: it has
+                all but the end by then), 0 for not at all. It goes on without the script; what is missing when the
+                time is up is said in one line.
         """
         if self._closed:
             return
@@ -144,7 +145,8 @@ class Watch:
         try:
             self._stepper.detach()
             self._drain()
-            self._start_courier()
+            self._keeper.begin(self.dir)
+            self._keeper.look(self.dir, at_once=True)
         finally:  # whatever happens here, what was handed over before is written
             self._writer.close("FAILED" if self._live.halted and status == "FINISHED" else status)
             ending.disarm()
@@ -155,12 +157,12 @@ class Watch:
                 f"no optimizer step was seen, so {self.dir} is empty: the loop took none, stepped an optimizer other "
                 "than the one that watch() was given, or replayed its steps from a CUDA graph"
             )
-        if self._courier is not None and wait:
-            seconds = CLOSE_SECONDS if time.monotonic() - self._started < LONG_RUN else LAST_SECONDS
-            cursor = delivery.wait_delivered(self.dir, seconds, self._courier)
-            self._say_url(cursor)
-            if not cursor.get("done"):
-                self.say(f"not all of it is in MLflow yet; gradwatch sync {self.dir} makes sure of it")
+        if timeout is None:
+            timeout = CLOSE_SECONDS if time.monotonic() - self._started < LONG_RUN else LAST_SECONDS
+        cursor, missing = self._keeper.wait(self.dir, self._stepper.steps, timeout)
+        self._say_url(cursor)
+        if missing:
+            self.say(missing)
         self._live.look(self._stepper.steps)
         self._live.speak()
 
@@ -228,7 +230,7 @@ class Watch:
         self._live.check(block)
 
     def _between(self) -> None:
-        self._start_courier()
+        self._keeper.begin(self.dir)
         layout = self._source.changed(self._stepper.layout)
         if layout is not None:
             self._relayout(layout)
@@ -261,14 +263,9 @@ class Watch:
             active = delivery.find_active_run()
             if active is not None:
                 self._writer.update(mlflow={**target, **active})
-        if not self._url_said and self._courier is not None:
+        self._keeper.look(self.dir)
+        if not self._url_said and self._keeper.process is not None:
             self._say_url(delivery.read_cursor(self.dir))
-
-    def _start_courier(self) -> None:
-        if self._wants_courier:
-            self._wants_courier = False
-            start = self.shared.start_courier if self.shared else delivery.start_courier
-            self._courier = start(self.dir)
 
     def _rejoin(self, folder: Path, attempt: int) -> None:
         """Record into the folder of the run that is resumed, as a new attempt."""

@@ -33,12 +33,13 @@ class Shared:
     couriers: dict[Path, subprocess.Popen[bytes] | None] = field(default_factory=dict)
 
     def start_courier(self, part: Path) -> subprocess.Popen[bytes] | None:
-        """The process that delivers the part in the folder `part`: one for all parts that this process writes alone.
+        """The process that delivers the part in the folder `part`: one for all parts that this process writes alone,
+        and a new one if that was killed.
 
         Where several ranks write, each sends its own: a courier sees only the processes of its own machine.
         """
         folder = part if world_size() > 1 else part.parent
-        if folder not in self.couriers:
+        if folder not in self.couriers or delivery.was_killed(self.couriers[folder]):
             self.couriers[folder] = delivery.start_courier(folder)
         return self.couriers[folder]
 

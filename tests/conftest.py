@@ -32,6 +32,27 @@ def store(empty_store, tmp_path, monkeypatch):
     return f"sqlite:///{Path(tmp_path) / 'mlflow.db'}"
 
 
+@pytest.fixture(scope="session")
+def server(empty_store, tmp_path_factory):
+    """The address of a real MLflow server on loopback, and of its SQLite database; one for each of pytest's workers."""
+    from mlflow_server import mlflow_server
+
+    folder = tmp_path_factory.mktemp("server")
+    shutil.copy(empty_store, folder / "mlflow.db")
+    store = f"sqlite:///{folder / 'mlflow.db'}"
+    with mlflow_server(store, folder) as url:
+        yield url, store
+
+
+@pytest.fixture
+def proxy(server):
+    """A proxy before that server, which fails when told to."""
+    from faulty_proxy import FaultyProxy
+
+    with FaultyProxy(server[0]) as made:
+        yield made
+
+
 @pytest.fixture
 def own_accelerator():
     """Accelerate keeps its settings in globals: this test has its own."""

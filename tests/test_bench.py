@@ -133,3 +133,14 @@ def test_the_page_shows_what_is_there_and_names_what_has_not_run(scripts, tmp_pa
     assert "`scripts/bench_store.py` on a box, 3 rounds" in shown
     assert "bench_store.py" not in waiting
     assert "bench_step.py --device cuda" in waiting
+
+
+def test_the_outage_benchs_ratios_are_of_hanging_over_healthy(scripts):
+    import bench_outage
+
+    healthy = [(0.001 * i, 0.002 * i) for i in range(1, 101)]
+    rounds = [{"healthy": healthy, "hanging": [(2 * clock, 3 * cpu) for clock, cpu in healthy]} for _ in range(3)]
+    found = bench_outage.figures(rounds)
+    assert (found["clock"]["p99_ratio"], found["clock"]["p50_ratio_of_all"]) == (2.0, 2.0)
+    assert found["cpu"]["p99_ratios"] == [3.0, 3.0, 3.0]
+    assert found["clock"]["healthy"]["p99_ms"] == pytest.approx(99.01, abs=0.01)

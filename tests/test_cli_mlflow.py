@@ -8,7 +8,9 @@ from dataclasses import replace
 
 import pytest
 from click.testing import CliRunner
+from faulty_proxy import ok, swallow
 from make_run import make_history, make_run
+from mlflow_server import all_there
 
 from gradwatch import delivery
 from gradwatch.cli import main
@@ -49,6 +51,55 @@ def test_sync_of_one_folder_delivers_even_a_run_that_stayed_in_its_files(store, 
     assert run("sync", folder, "--tracking-uri", store).exit_code == 0
     assert delivery.wait_delivered(folder, 0)["done"]
     assert run("sync", folder, "--tracking-uri", f"sqlite:///{tmp_path}/other.db").exit_code == 0  # nothing is missing
+
+
+def test_sync_all_takes_the_runs_along_that_stayed_in_their_files(store, run, tmp_path):
+    runs = tmp_path / "runs"
+    folders = [make_run(runs, name=name, window=50, mlflow=None) for name in ("a", "b")]
+    result = run("sync", runs)
+    assert result.exit_code == 2
+    assert "--all" in result.stderr
+    result = run("sync", "--all", runs, "--tracking-uri", store)
+    assert result.exit_code == 0, result.output
+    assert all(delivery.wait_delivered(folder, 0)["done"] for folder in folders)
+
+
+def test_sync_shows_its_progress_on_a_terminal_only(store, tmp_path):
+    """The bar goes to stderr; what is printed for each run is the same with and without it."""
+    import pty
+
+    folder = make_run(tmp_path, name="bar", window=2, mlflow=target(store))
+    command = [sys.executable, "-m", "gradwatch", "sync", str(folder)]
+    env = delivery.child_environment() | {"TERM": "xterm", "COLUMNS": "120"}
+    master, slave = pty.openpty()
+    seen, done = b"", subprocess.Popen(command, stdout=subprocess.PIPE, stderr=slave, env=env, text=True)
+    os.close(slave)
+    while True:
+        try:
+            data = os.read(master, 65536)
+        except OSError:  # the terminal's other end is closed
+            break
+        seen += data
+    out = done.communicate()[0]
+    os.close(master)
+    assert done.returncode == 0
+    assert b"steps" in seen
+    again = subprocess.run(command, capture_output=True, text=True, env=env, check=True)
+    assert again.stdout == out
+    assert again.stderr == ""
+
+
+def test_two_syncs_and_a_courier_at_once_deliver_once(server, proxy, tmp_path):
+    """Three processes on one folder, and a server that loses answers."""
+    where = {"tracking_uri": proxy.url, "experiment_name": "at-once", "run_id": None, "joined": False}
+    folder = make_run(tmp_path, window=2, steps=600, mlflow=where)
+    proxy.plan([fault for _ in range(6) for fault in (ok, swallow)], where="log-batch")
+    command = [sys.executable, "-m", "gradwatch", "sync", str(folder)]
+    env = delivery.child_environment() | {"MLFLOW_HTTP_REQUEST_MAX_RETRIES": "5"}  # of the user, for other calls
+    processes = [subprocess.Popen(command + more, env=env) for more in ([], [], ["--follow"])]
+    assert [process.wait(120) for process in processes] == [0, 0, 0]
+    assert proxy.left == 0
+    all_there(server[1], folder)
 
 
 @pytest.mark.parametrize("ref", ["experiment:mnist", "latest", "0" * 32])

@@ -1,7 +1,6 @@
 """The courier against a real SQLite store: exactly once, in windows, whatever dies in between."""
 
 import json
-import multiprocessing
 import os
 import socket
 import subprocess
@@ -370,24 +369,6 @@ def test_a_view_that_cannot_be_set_harms_nothing(store, tmp_path, monkeypatch):
 
 
 # ------------------------------------------------------------------------------------------------------- the store
-
-
-def open_store(uri):
-    from gradwatch.stores.mlflow import connect
-
-    connect(uri).search_experiments()
-
-
-@pytest.mark.slow
-def test_four_processes_open_a_fresh_store(tmp_path):
-    context = multiprocessing.get_context("spawn")
-    uri = f"sqlite:///{tmp_path / 'fresh' / 'mlflow.db'}"
-    workers = [context.Process(target=open_store, args=(uri,)) for _ in range(4)]
-    for worker in workers:
-        worker.start()
-    for worker in workers:
-        worker.join()
-    assert [worker.exitcode for worker in workers] == [0] * 4
 
 
 def test_a_new_experiment_keeps_its_artifacts_beside_the_database(store, tmp_path, monkeypatch):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import logging
+import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,60 +12,67 @@ from typing import TYPE_CHECKING
 
 import click
 
+from gradwatch.delivery import MLFLOW_SETTINGS
 from gradwatch.errors import RunError
 
 if TYPE_CHECKING:
-    from gradwatch.courier import Outcome
+    from gradwatch.cursor import Outcome
+
+RETRIES = "MLFLOW_HTTP_REQUEST_MAX_RETRIES"
 
 
 @click.command()
 @click.argument("folder", default="gradwatch-runs", type=click.Path(path_type=Path))
+@click.option("--all", "everything", is_flag=True, help="Of a directory, also the runs recorded with log=None.")
 @click.option("--follow", "following", is_flag=True, help="Stay until the run has ended (a directory: until Ctrl-C).")
 @click.option("--tracking-uri", metavar="URI", help="Deliver to this store instead of the one the run names.")
-def sync(folder: Path, following: bool, tracking_uri: str | None) -> None:
+def sync(folder: Path, everything: bool, following: bool, tracking_uri: str | None) -> None:
     """Deliver to MLflow what is not there yet, exactly once: FOLDER is a run folder, or a directory of them.
 
     The training's own courier does this while it runs; sync finishes what a dead courier or a server that was away
-    left behind. One line and one link for each run; exit code 1 if something stays undelivered.
+    left behind, and may run beside one. One line and one link for each run; exit code 1 if something stays undelivered.
 
     Example: gradwatch sync gradwatch-runs
     """
     if importlib.util.find_spec("mlflow") is None:
         raise RunError("mlflow is not installed: pip install 'gradwatch[mlflow]'")
+    # whatever is set for the user's own calls: a request that is repeated blindly makes two runs of one
+    os.environ[RETRIES] = MLFLOW_SETTINGS[RETRIES]
     from gradwatch.dispatch import deliverable, follow
 
-    if not following and not deliverable(folder):
+    if not following and not deliverable(folder, everything):
         raise RunError(
             f"{folder} is not a run folder and holds none that is meant for MLflow; wanted a folder that "
-            'gradwatch.watch(..., log="mlflow") wrote'
+            'gradwatch.watch(..., log="mlflow") wrote, or --all for those of log=None'
         )
     if following:
         logging.basicConfig(stream=sys.stdout, format="%(asctime)s %(message)s", level=logging.WARNING)
         logging.getLogger("gradwatch").setLevel(logging.INFO)
         logging.getLogger("urllib3").setLevel(logging.ERROR)  # a server that is away is one line a pass, not three
-        outcomes = follow(folder, tracking_uri)
+        outcomes = follow(folder, tracking_uri, everything=everything)
     else:
-        outcomes = [_shown(outcome) for outcome in _progress(folder, tracking_uri)]
+        outcomes = [_shown(outcome) for outcome in _progress(folder, everything, tracking_uri)]
     if not all(outcome.done or (outcome.live and not outcome.error) for outcome in outcomes):
         raise SystemExit(1)
 
 
-def _progress(folder: Path, tracking_uri: str | None) -> Iterator[Outcome]:
+def _progress(folder: Path, everything: bool, tracking_uri: str | None) -> Iterator[Outcome]:
+    """Deliver; on a terminal, with a bar that moves with the runs and says the step."""
     from rich.console import Console
-    from rich.progress import track
+    from rich.progress import Progress
 
     from gradwatch.dispatch import deliverable
     from gradwatch.dispatch import sync as deliver
 
-    total = len(deliverable(folder))
-    yield from track(
-        deliver(folder, tracking_uri),
-        "delivering",
-        total,
-        console=Console(stderr=True),
-        transient=True,
-        disable=not sys.stderr.isatty(),
-    )
+    with Progress(console=Console(stderr=True), transient=True, disable=not sys.stderr.isatty()) as bar:
+        task = bar.add_task("delivering", total=len(deliverable(folder, everything)))
+
+        def moved(run: Path, step: int) -> None:
+            bar.update(task, description=f"{run.name}: {step:,} steps")
+
+        for outcome in deliver(folder, tracking_uri, everything=everything, moved=moved):
+            bar.advance(task)
+            yield outcome
 
 
 def _shown(outcome: Outcome) -> Outcome:

@@ -23,7 +23,7 @@ from mlflow.exceptions import MlflowException
 from mlflow.tracking import MlflowClient
 
 from gradwatch import __version__
-from gradwatch.errors import RunError
+from gradwatch.errors import AccessError, RunError
 from gradwatch.history import Run
 from gradwatch.stores.keys import Nonfinite, Point, part_key, safe_name
 from gradwatch.stores.views import VIEW_TAG, view_tag
@@ -38,13 +38,13 @@ MAX_PARAM = 6_000
 PERMANENT = {
     "RESOURCE_DOES_NOT_EXIST",
     "INVALID_PARAMETER_VALUE",
-    "PERMISSION_DENIED",
-    "UNAUTHENTICATED",
     "INVALID_STATE",
     "BAD_REQUEST",
     "ENDPOINT_NOT_FOUND",
     "FEATURE_DISABLED",
 }
+REFUSED = {"PERMISSION_DENIED", "UNAUTHENTICATED", "CUSTOMER_UNAUTHORIZED"}  # it may be cured, but not by waiting alone
+NO_MLFLOW = "API request to endpoint"  # how an answer that is not MLflow's own begins: a gateway's, a login page's
 
 
 @contextlib.contextmanager
@@ -53,9 +53,17 @@ def clear_errors(what: str) -> Iterator[None]:
     try:
         yield
     except MlflowException as error:
-        if error.error_code not in PERMANENT:
+        said = str(error).splitlines()[0][:200]
+        if error.error_code in REFUSED:
+            raise AccessError(
+                f"{what}: MLflow refuses the credentials ({said}); renew MLFLOW_TRACKING_USERNAME and _PASSWORD, or "
+                "MLFLOW_TRACKING_TOKEN"
+            ) from error
+        if error.error_code not in PERMANENT or said.startswith(NO_MLFLOW):
             raise
-        raise RunError(f"{what}: MLflow refuses ({str(error).splitlines()[0][:200]})") from error
+        deleted = "Current state is deleted" in said
+        cure = "; `mlflow runs restore` brings it back, without cursor.json it is delivered anew" if deleted else ""
+        raise RunError(f"{what}: MLflow refuses ({said}){cure}") from error
 
 
 # ------------------------------------------------------------------------------------------------------------- stores
@@ -144,6 +152,14 @@ def summary_run(client: MlflowClient, experiment_id: str, name: str, tags: dict[
     with clear_errors(f"the summary in experiment {experiment_id}"):
         found = client.search_runs([experiment_id], wanted, max_results=1)
         return str((found or [client.create_run(experiment_id, None, tags, name)])[0].info.run_id)
+
+
+def drop_twins(client: MlflowClient, run_id: str, experiment_id: str, label: str) -> None:
+    """Delete what another request made of the run labelled so: one that a slow server carried out after all."""
+    with clear_errors(f"run {run_id}"):
+        for twin in client.search_runs([experiment_id], f"tags.`{LABEL}` = '{label}'"):
+            if twin.info.run_id != run_id and not twin.data.metrics:
+                client.delete_run(twin.info.run_id)
 
 
 def settle_run(client: MlflowClient, run_id: str, status: str) -> None:
