@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import warnings
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -16,8 +17,7 @@ from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from gradwatch import ownership, running
-from gradwatch.errors import GradwatchError, WatchError
-from gradwatch.halting import Halt
+from gradwatch.errors import GradwatchError, GradwatchWarning, WatchError
 from gradwatch.hooks import untraced
 from gradwatch.losses import Losses
 from gradwatch.policies import parse
@@ -40,9 +40,8 @@ class AutoWatch:
         join: Callable[[Watch | None], None],
         say: Callable[[str], None],
         replace: bool,
-        halt: Halt | None,
     ) -> None:
-        self.options, self.join, self.say, self.halt = dict(options), join, say, halt
+        self.options, self.join, self.say = dict(options), join, say
         self.losses = Losses()
         self.seen = 0  # optimizers that stepped
         self.foreign = False  # whether the script watches something itself
@@ -53,6 +52,8 @@ class AutoWatch:
         for role in ("clip", "renorm"):
             if isinstance(self.options.get(role), str):
                 self.options[role] = parse(self.options[role])
+        # each finding is logged once, and that suffices where nobody called watch()
+        warnings.filterwarnings("ignore", "gradwatch found", GradwatchWarning)
         if replace:
             replace_clips()
         self.losses.install()
@@ -121,8 +122,6 @@ class AutoWatch:
     def _meet(self, optimizer: Optimizer) -> Watch | None:
         """The Watch that records this optimizer; a new one at its first step."""
         if optimizer in self._known:
-            if self.halt is not None:
-                self.halt.check()
             self.join(None)
             self._clips.clear()
             return self._known[optimizer]
@@ -187,8 +186,6 @@ class AutoWatch:
             except WatchError as error:
                 self.say(f"a new run begins ({' '.join(str(error).split())})")
         self._watches.append(made)
-        if self.halt is not None and made.writes:
-            self.halt.add(made.dir)
         self.join(made)
         return made
 

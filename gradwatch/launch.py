@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gradwatch.advance import RUN_ID, Reservation, suit_mlflow
-from gradwatch.errors import GradwatchError
+from gradwatch.errors import GradwatchError, TrainingHalted
 from gradwatch.program import Program, show_uncaught, when_imported
 from gradwatch.seeding import seeded
 
@@ -34,7 +34,6 @@ class Plan:
     watch: Mapping[str, Any]
     experiment: str | None = None
     replace_clips: bool = False
-    halts: bool = False
     metrics: tuple[tuple[str, str], ...] = ()
     source: str = ""
     seed: int | None = None
@@ -56,6 +55,10 @@ def run(program: Program, args: Sequence[str], plan: Plan) -> None:
     except SystemExit as error:
         status = "FAILED" if error.code else "FINISHED"
         raise
+    except TrainingHalted as error:
+        found = error.finding
+        launch.say(f"halted: {f'{found.summary}: {found.cause} {found.cure}' if found else error}")
+        raise SystemExit(1) from None
     except BaseException as error:
         status = "KILLED" if isinstance(error, KeyboardInterrupt) else "FAILED"
         show_uncaught(error)
@@ -116,14 +119,12 @@ class Launch:
 
     def _torch(self) -> None:
         from gradwatch.autowatch import AutoWatch
-        from gradwatch.halting import Halt
 
         options = dict(self.plan.watch)
         if importlib.util.find_spec("mlflow") is None:
             options["log"] = None
         try:
-            halt = Halt() if self.plan.halts else None
-            self.auto = AutoWatch(options, self._join, self.say, self.plan.replace_clips, halt)
+            self.auto = AutoWatch(options, self._join, self.say, self.plan.replace_clips)
         except GradwatchError as error:
             print(f"Error: {' '.join(str(error).split())}", file=sys.stderr)
             raise SystemExit(2) from None
@@ -220,9 +221,7 @@ def _follow_spawned(plan: Plan) -> None:
     name = f"{plan.watch['run_name']}-"
 
     def with_stowaway(*args: Any, **kwargs: Any) -> dict[str, Any]:
-        child = Plan(
-            {**plan.watch, "run_name": name + "spawned"}, plan.experiment, plan.replace_clips, plan.halts, spawned=True
-        )
+        child = Plan({**plan.watch, "run_name": name + "spawned"}, plan.experiment, plan.replace_clips, spawned=True)
         return {**original(*args, **kwargs), "gradwatch": _Stowaway(child)}
 
     spawn.get_preparation_data = with_stowaway

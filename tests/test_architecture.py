@@ -28,7 +28,7 @@ FLOORS = [
         "ownership",
         "metrics",
     },
-    {"stepping", "plan", "sharing", "report", "config", "oneshot", "live", "advance", "halting"},
+    {"stepping", "plan", "sharing", "report", "config", "oneshot", "live", "advance"},
     {"session", "diagnosis"},
     {"watching", "conclusion"},
     {"courier", "autowatch", "monitor", "adapters"},
@@ -42,7 +42,7 @@ TRAIN_SIDE = {
     "ring", "sharding", "layout", "grads", "weights", "fused", "layers", "policies", "recorder", "stepping", "oneshot",
     "ranknorms", "delivery", "sharing", "session", "watching", "hooks", "torch_calls", "scaling",
     "backward", "adapters", "same", "plan", "live", "running", "losses", "ownership", "metrics", "advance", "autowatch",
-    "launch", "seeding", "halting", "program",
+    "launch", "seeding", "program",
 }  # fmt: skip
 MAY_IMPORT_MLFLOW = {"stores/mlflow.py", "stores/remote.py"}
 

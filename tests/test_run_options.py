@@ -111,7 +111,8 @@ def test_a_run_in_a_bad_way_is_halted(tmp_path):
     assert len(history) < 3000
     assert history.run.status == "FAILED"
     assert "Traceback" not in done.stderr
-    assert len(line) > len("gradwatch: halted: ")
+    assert line.startswith("gradwatch: halted: nonfinite at step ")
+    assert done.stderr.count("gradwatch found nonfinite") == 1, "it is said once"
 
 
 # ---------------------------------------------------------------------------------------------------- configuration
