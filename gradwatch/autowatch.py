@@ -37,12 +37,13 @@ class AutoWatch:
     def __init__(
         self,
         options: Mapping[str, Any],
+        losses: Losses,
         join: Callable[[Watch | None], None],
         say: Callable[[str], None],
         replace: bool,
     ) -> None:
         self.options, self.join, self.say = dict(options), join, say
-        self.losses = Losses()
+        self.losses = losses
         self.seen = 0  # optimizers that stepped
         self.foreign = False  # whether the script watches something itself
         self._known: weakref.WeakKeyDictionary[Optimizer, Watch | None] = weakref.WeakKeyDictionary()
@@ -56,7 +57,6 @@ class AutoWatch:
         warnings.filterwarnings("ignore", "gradwatch found", GradwatchWarning)
         if replace:
             replace_clips()
-        self.losses.install()
         register_optimizer_step_pre_hook(self._before)
         register_optimizer_step_post_hook(self._after)
         listen(self._under_scaler, self._clipped)
@@ -144,8 +144,9 @@ class AutoWatch:
 
     def _attach(self, optimizer: Optimizer) -> Watch | None:
         """Watch the optimizer, together with those of the same model; `None` where it cannot be watched."""
-        tops = ownership.roots(ownership.alive(nn.Module))
-        mine, others = ownership.owners(optimizer, tops), self._others(optimizer)
+        modules, optimizers = ownership.alive()
+        tops = ownership.roots(modules)
+        mine, others = ownership.owners(optimizer, tops), self._others(optimizer, optimizers)
         owners = {id(o): ownership.owners(o, tops) for o in others}
         joint = {id(m) for m in mine}
         group = [optimizer, *(o for o in others if joint & {id(m) for m in owners[id(o)]})]
@@ -189,12 +190,12 @@ class AutoWatch:
         self.join(made)
         return made
 
-    def _others(self, optimizer: Optimizer) -> list[Optimizer]:
-        """The optimizers that nobody watches yet, hold other parameters, and may step too."""
+    def _others(self, optimizer: Optimizer, optimizers: Sequence[Optimizer]) -> list[Optimizer]:
+        """Of these, the optimizers that nobody watches yet, hold other parameters, and may step too."""
         mine = set(ownership.held(optimizer))
         return [
             o
-            for o in ownership.alive(Optimizer)
+            for o in optimizers
             if o is not optimizer
             and o not in self._known
             and fires_hooks(o)

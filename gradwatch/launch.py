@@ -24,7 +24,11 @@ from gradwatch.seeding import seeded
 
 if TYPE_CHECKING:
     from gradwatch.autowatch import AutoWatch
+    from gradwatch.losses import Losses
     from gradwatch.session import Watch
+
+
+LAST_SECONDS = 10.0  # how long the end of a training waits for a slow server to name its run
 
 
 @dataclass(frozen=True)
@@ -75,7 +79,8 @@ class Launch:
 
     def __init__(self, plan: Plan) -> None:
         self.plan, self.pid, self.status = plan, os.getpid(), "FINISHED"
-        self.auto: AutoWatch | None = None
+        self.losses: Losses | None = None  # from `import torch` on
+        self.auto: AutoWatch | None = None  # from the first optimizer on
         self.first: Reservation | None = None
         self.waiting: list[tuple[Watch, Reservation]] = []
         self.began = time.time()
@@ -103,7 +108,7 @@ class Launch:
     def end(self, status: str) -> None:
         """The script has ended; other threads of it may still train, until the interpreter exits."""
         self.status = status
-        self._name_runs(wait=True)
+        self._name_runs(LAST_SECONDS)
         if self.auto is not None and status != "FINISHED":
             self.auto.close(status)
 
@@ -118,13 +123,31 @@ class Launch:
     # ----------------------------------------------------------------------------------------------- after an import
 
     def _torch(self) -> None:
+        """Whatever is slow to import waits for an optimizer: a data loader's process never has one."""
+        from gradwatch.losses import Losses
+
+        self.losses = losses = Losses()
+        losses.install()
+        optimizer: Any = sys.modules["torch"].optim.Optimizer
+        original = optimizer._patch_step_function  # puts the hooks around `step`, in every optimizer's first moment
+
+        def first(new: Any) -> None:
+            optimizer._patch_step_function = original
+            self._watch_all(losses)
+            original(new)
+
+        optimizer._patch_step_function = first
+
+    def _watch_all(self, losses: Losses) -> None:
         from gradwatch.autowatch import AutoWatch
 
         options = dict(self.plan.watch)
+        if os.getpid() != self.pid:  # forked
+            options["run_name"] += f"-{os.getpid()}"
         if importlib.util.find_spec("mlflow") is None:
             options["log"] = None
         try:
-            self.auto = AutoWatch(options, self._join, self.say, self.plan.replace_clips)
+            self.auto = AutoWatch(options, losses, self._join, self.say, self.plan.replace_clips)
         except GradwatchError as error:
             print(f"Error: {' '.join(str(error).split())}", file=sys.stderr)
             raise SystemExit(2) from None
@@ -151,7 +174,7 @@ class Launch:
             else:
                 self._keep_for(made)
         if self.waiting:
-            self._name_runs(wait=False)
+            self._name_runs(0)
 
     def _keep_for(self, made: Watch) -> None:
         reservation = self.first
@@ -160,13 +183,15 @@ class Launch:
         reservation.released = True
         self.waiting.append((made, reservation))
 
-    def _name_runs(self, wait: bool) -> None:
+    def _name_runs(self, seconds: float) -> None:
+        """Tell the Watches of the runs that are there now, or within so many seconds."""
+        deadline = time.monotonic() + seconds
         for made, reservation in tuple(self.waiting):
-            target = reservation.wait() if wait or reservation.ready else None
+            target = reservation.wait(max(0.0, deadline - time.monotonic()))
             if target is not None:
                 made.deliver_to(target)
                 self.used.add(target["run_id"])
-            if wait or reservation.ready:
+            if reservation.ready:
                 self.waiting.remove((made, reservation))
 
     # --------------------------------------------------------------------------------------------------------- the end
@@ -175,17 +200,20 @@ class Launch:
         """After the Watches have closed: what there is to say of a script in which none was made."""
         if os.getpid() != self.pid:
             return
-        if self.first is not None:
-            self.first.settle(self.status)
+        unused = [reservation for _, reservation in self.waiting]
+        if self.first is not None and not self.first.released:
+            unused.append(self.first)
+        for reservation in unused:
+            reservation.settle(self.status)
         if self.plan.spawned or self.status != "FINISHED" or (self.auto is not None and self.auto.seen):
             return
         if self._recorded_elsewhere():
             return
-        if self.auto is None:
+        if self.losses is None:
             self.say("nothing was recorded: the script did not import torch")
-        elif self.auto.losses.calls:
+        elif self.losses.calls:
             self.say(
-                f"nothing was recorded: backward() was called {self.auto.losses.calls:,} times, but no "
+                f"nothing was recorded: backward() was called {self.losses.calls:,} times, but no "
                 "torch.optim.Optimizer stepped in this process, so the script updates its weights in another way"
             )
         else:
