@@ -19,6 +19,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 from gradwatch import ownership, running
 from gradwatch.errors import GradwatchError, GradwatchWarning, WatchError
 from gradwatch.hooks import untraced
+from gradwatch.keeping import lost
 from gradwatch.losses import Losses
 from gradwatch.policies import parse
 from gradwatch.session import Watch
@@ -144,6 +145,7 @@ class AutoWatch:
 
     def _attach(self, optimizer: Optimizer) -> Watch | None:
         """Watch the optimizer, together with those of the same model; `None` where it cannot be watched."""
+        self._close_lost()
         modules, optimizers = ownership.alive()
         tops = ownership.roots(modules)
         mine, others = ownership.owners(optimizer, tops), self._others(optimizer, optimizers)
@@ -175,7 +177,7 @@ class AutoWatch:
         state = old.state_dict() if old is not None and name is None else None
         resumes = state is not None and old is not None and old.holds(group)
         if old is not None:
-            old.close(wait=False)
+            self._close(old)
         options, run = dict(self.options), first if name is not None else None
         if run is None and not resumes:
             self._runs += 1
@@ -189,6 +191,19 @@ class AutoWatch:
         self._watches.append(made)
         self.join(made)
         return made
+
+    def _close_lost(self) -> None:
+        """A model that the script has thrown away must not live on, and its run is over."""
+        watches = [w for w in self._watches if not w.closed]
+        for each in lost(watches) if watches else ():
+            self._close(each)
+
+    def _close(self, old: Watch) -> None:
+        """End it before the script ends, and forget it."""
+        old.close(wait=False)
+        self._watches.remove(old)
+        for optimizer in [o for o, watched in self._known.items() if watched is old]:
+            self._known[optimizer] = None
 
     def _others(self, optimizer: Optimizer, optimizers: Sequence[Optimizer]) -> list[Optimizer]:
         """Of these, the optimizers that nobody watches yet, hold other parameters, and may step too."""

@@ -83,8 +83,8 @@ class Launch:
         self.auto: AutoWatch | None = None  # from the first optimizer on
         self.first: Reservation | None = None
         self.waiting: list[tuple[Watch, Reservation]] = []
+        self.unused: list[Reservation] = []  # what was kept for a Watch that closed too soon
         self.began = time.time()
-        self.used: set[str] = set()  # MLflow runs that hold a training already
 
     def begin(self) -> None:
         """Get ready for what the script will import."""
@@ -168,11 +168,10 @@ class Launch:
             return  # it goes where the first part goes
         if made is not None and made.target is not None:
             joined = made.target["run_id"]
-            reserved = self.first.target["run_id"] if self.first is not None and self.first.target else None
-            if joined is not None and joined != reserved and joined not in self.used:
-                self.used.add(joined)
-            else:
+            if joined is None:
                 self._keep_for(made)
+            elif self.first is not None and self.first.target and self.first.target["run_id"] == joined:
+                self.first.released = True
         if self.waiting:
             self._name_runs(0)
 
@@ -187,10 +186,13 @@ class Launch:
         """Tell the Watches of the runs that are there now, or within so many seconds."""
         deadline = time.monotonic() + seconds
         for made, reservation in tuple(self.waiting):
+            if made.closed:
+                self.unused.append(reservation)
+                self.waiting.remove((made, reservation))
+                continue
             target = reservation.wait(max(0.0, deadline - time.monotonic()))
             if target is not None:
                 made.deliver_to(target)
-                self.used.add(target["run_id"])
             if reservation.ready:
                 self.waiting.remove((made, reservation))
 
@@ -200,10 +202,10 @@ class Launch:
         """After the Watches have closed: what there is to say of a script in which none was made."""
         if os.getpid() != self.pid:
             return
-        unused = [reservation for _, reservation in self.waiting]
+        self.unused += [reservation for _, reservation in self.waiting]
         if self.first is not None and not self.first.released:
-            unused.append(self.first)
-        for reservation in unused:
+            self.unused.append(self.first)
+        for reservation in self.unused:
             reservation.settle(self.status)
         if self.plan.spawned or self.status != "FINISHED" or (self.auto is not None and self.auto.seen):
             return

@@ -30,7 +30,7 @@ FLOORS = [
     },
     {"stepping", "plan", "sharing", "report", "config", "oneshot", "live", "advance"},
     {"session", "diagnosis"},
-    {"watching", "conclusion"},
+    {"watching", "conclusion", "keeping"},
     {"courier", "autowatch", "monitor", "adapters"},
     {"dispatch", "launch", "sweep"},
     {"workloads"},
@@ -42,7 +42,7 @@ TRAIN_SIDE = {
     "ring", "sharding", "layout", "grads", "weights", "fused", "layers", "policies", "recorder", "stepping", "oneshot",
     "ranknorms", "delivery", "sharing", "session", "watching", "hooks", "torch_calls", "scaling",
     "backward", "adapters", "same", "plan", "live", "running", "losses", "ownership", "metrics", "advance", "autowatch",
-    "launch", "seeding", "program",
+    "launch", "seeding", "program", "keeping",
 }  # fmt: skip
 MAY_IMPORT_MLFLOW = {"stores/mlflow.py", "stores/remote.py"}
 
