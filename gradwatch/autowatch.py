@@ -145,7 +145,7 @@ class AutoWatch:
 
     def _attach(self, optimizer: Optimizer) -> Watch | None:
         """Watch the optimizer, together with those of the same model; `None` where it cannot be watched."""
-        self._close_lost()
+        self._close_lost(optimizer)
         modules, optimizers = ownership.alive()
         tops = ownership.roots(modules)
         mine, others = ownership.owners(optimizer, tops), self._others(optimizer, optimizers)
@@ -192,9 +192,9 @@ class AutoWatch:
         self.join(made)
         return made
 
-    def _close_lost(self) -> None:
-        """A model that the script has thrown away must not live on, and its run is over."""
-        watches = [w for w in self._watches if not w.closed]
+    def _close_lost(self, optimizer: Optimizer) -> None:
+        """A model that the script has thrown away must not live on, and its run is over; not so if this one goes on."""
+        watches = [w for w in self._watches if not w.closed and not w.holds([optimizer])]
         for each in lost(watches) if watches else ():
             self._close(each)
 
