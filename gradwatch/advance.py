@@ -43,11 +43,12 @@ class Reservation:
         return self.target
 
     def settle(self, status: str) -> None:
-        """Delete the run if it holds nothing, else give it an end, in a process of its own. For a run never watched."""
-        target = self.wait()
-        if target is not None and not self.released:
-            self.released = True
-            _child("settle", {**target, "status": status})
+        """Delete the run if it holds nothing, else give it an end, in a process of its own. For a run never watched.
+
+        Waits for nothing: a run that is still being created is deleted by its creator, whom nobody listens to any more.
+        """
+        if self.target is not None:
+            _child("settle", {**self.target, "status": status})
 
     def _listen(self) -> None:
         if self._child is None:
@@ -139,7 +140,12 @@ def main(what: str, order: str) -> None:
         answer = {"create": _create, "settle": _settle}[what](json.loads(order))
     except Exception as error:
         answer = {"problem": " ".join(str(error).split())[:300] or type(error).__name__}
-    print(json.dumps(answer))
+    try:
+        print(json.dumps(answer), flush=True)
+    except BrokenPipeError:  # the script is over
+        if "run_id" in answer:
+            _settle({**answer, "tracking_uri": answer["full_uri"], "status": "FINISHED"})
+        os._exit(0)
 
 
 if __name__ == "__main__":

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import warnings
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -16,13 +17,13 @@ from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from gradwatch import ownership
-from gradwatch.errors import GradwatchError, WatchError
-from gradwatch.halting import Halt
+from gradwatch.errors import GradwatchError, GradwatchWarning, WatchError
 from gradwatch.hooks import untraced
 from gradwatch.losses import Losses
 from gradwatch.policies import parse
 from gradwatch.session import Watch
 from gradwatch.torch_calls import listen, replace_clips
+from gradwatch.unheld import lost
 from gradwatch.watching import fires_hooks, watch, watch_of
 
 Hook = tuple[tuple[Any, ...], dict[str, Any]] | None
@@ -37,13 +38,13 @@ class AutoWatch:
     def __init__(
         self,
         options: Mapping[str, Any],
+        losses: Losses,
         join: Callable[[Watch | None], None],
         say: Callable[[str], None],
         replace: bool,
-        halt: Halt | None,
     ) -> None:
-        self.options, self.join, self.say, self.halt = dict(options), join, say, halt
-        self.losses = Losses()
+        self.options, self.join, self.say = dict(options), join, say
+        self.losses = losses
         self.seen = 0  # optimizers that stepped
         self.foreign = False  # whether the script watches something itself
         self._known: weakref.WeakKeyDictionary[Optimizer, Watch | None] = weakref.WeakKeyDictionary()
@@ -53,9 +54,10 @@ class AutoWatch:
         for role in ("clip", "renorm"):
             if isinstance(self.options.get(role), str):
                 self.options[role] = parse(self.options[role])
+        # each finding is logged once, and that suffices where nobody called watch()
+        warnings.filterwarnings("ignore", "gradwatch found", GradwatchWarning)
         if replace:
             replace_clips()
-        self.losses.install()
         register_optimizer_step_pre_hook(self._before)
         register_optimizer_step_post_hook(self._after)
         listen(self._under_scaler, self._clipped)
@@ -118,8 +120,6 @@ class AutoWatch:
     def _meet(self, optimizer: Optimizer) -> Watch | None:
         """The Watch that records this optimizer; a new one at its first step."""
         if optimizer in self._known:
-            if self.halt is not None:
-                self.halt.check()
             self.join(None)
             self._clips.clear()
             return self._known[optimizer]
@@ -142,8 +142,10 @@ class AutoWatch:
 
     def _attach(self, optimizer: Optimizer) -> Watch | None:
         """Watch the optimizer, together with those of the same model; `None` where it cannot be watched."""
-        tops = ownership.roots(ownership.alive(nn.Module))
-        mine, others = ownership.owners(optimizer, tops), self._others(optimizer)
+        self._close_lost(optimizer)
+        modules, optimizers = ownership.alive()
+        tops = ownership.roots(modules)
+        mine, others = ownership.owners(optimizer, tops), self._others(optimizer, optimizers)
         owners = {id(o): ownership.owners(o, tops) for o in others}
         joint = {id(m) for m in mine}
         group = [optimizer, *(o for o in others if joint & {id(m) for m in owners[id(o)]})]
@@ -172,7 +174,7 @@ class AutoWatch:
         state = old.state_dict() if old is not None and name is None else None
         resumes = state is not None and old is not None and old.holds(group)
         if old is not None:
-            old.close(timeout=0)
+            self._close(old)
         options, run = dict(self.options), first if name is not None else None
         if run is None and not resumes:
             self._runs += 1
@@ -184,17 +186,28 @@ class AutoWatch:
             except WatchError as error:
                 self.say(f"a new run begins ({' '.join(str(error).split())})")
         self._watches.append(made)
-        if self.halt is not None and made.writes:
-            self.halt.add(made.dir)
         self.join(made)
         return made
 
-    def _others(self, optimizer: Optimizer) -> list[Optimizer]:
-        """The optimizers that nobody watches yet, hold other parameters, and may step too."""
+    def _close_lost(self, optimizer: Optimizer) -> None:
+        """A model that the script has thrown away must not live on, and its run is over; not so if this one goes on."""
+        watches = [w for w in self._watches if not w.closed and not w.holds([optimizer])]
+        for each in lost(watches) if watches else ():
+            self._close(each)
+
+    def _close(self, old: Watch) -> None:
+        """End it before the script ends, and forget it."""
+        old.close(timeout=0)
+        self._watches.remove(old)
+        for optimizer in [o for o, watched in self._known.items() if watched is old]:
+            self._known[optimizer] = None
+
+    def _others(self, optimizer: Optimizer, optimizers: Sequence[Optimizer]) -> list[Optimizer]:
+        """Of these, the optimizers that nobody watches yet, hold other parameters, and may step too."""
         mine = set(ownership.held(optimizer))
         return [
             o
-            for o in ownership.alive(Optimizer)
+            for o in optimizers
             if o is not optimizer
             and o not in self._known
             and fires_hooks(o)

@@ -54,7 +54,10 @@ def find_config(start: Path | None = None) -> Config:
         if (parent / FILE).is_file():
             return Config(parent / FILE, _load(parent / FILE))
         if (parent / PROJECT).is_file():
-            table = _load(parent / PROJECT).get("tool", {}).get("gradwatch")
+            tools = _load(parent / PROJECT).get("tool")
+            table = tools.get("gradwatch") if isinstance(tools, Mapping) else None
+            if table is not None and not isinstance(table, Mapping):
+                raise RunError(f"{parent / PROJECT}: tool.gradwatch = {table!r}: wanted a table, [tool.gradwatch]")
             if table is not None:
                 return Config(parent / PROJECT, table)
     return Config()

@@ -55,7 +55,7 @@ def _end(number: int, frame: FrameType | None) -> None:
         return
     for watch in tuple(running.watches):
         try:
-            watch.close("KILLED", wait=False)
+            watch.close("KILLED", timeout=0)
         except Exception:
             log.exception("gradwatch: a Watch could not be closed after %s", signal.Signals(number).name)
     signal.signal(number, signal.SIG_DFL)

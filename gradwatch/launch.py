@@ -18,13 +18,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gradwatch.advance import RUN_ID, Reservation, suit_mlflow
-from gradwatch.errors import GradwatchError
+from gradwatch.errors import GradwatchError, TrainingHalted
 from gradwatch.program import Program, show_uncaught, when_imported
 from gradwatch.seeding import seeded
 
 if TYPE_CHECKING:
     from gradwatch.autowatch import AutoWatch
+    from gradwatch.losses import Losses
     from gradwatch.session import Watch
+
+
+LAST_SECONDS = 10.0  # how long the end of a training waits for a slow server to name its run
 
 
 @dataclass(frozen=True)
@@ -34,7 +38,6 @@ class Plan:
     watch: Mapping[str, Any]
     experiment: str | None = None
     replace_clips: bool = False
-    halts: bool = False
     metrics: tuple[tuple[str, str], ...] = ()
     source: str = ""
     seed: int | None = None
@@ -56,6 +59,10 @@ def run(program: Program, args: Sequence[str], plan: Plan) -> None:
     except SystemExit as error:
         status = "FAILED" if error.code else "FINISHED"
         raise
+    except TrainingHalted as error:
+        found = error.finding
+        launch.say(f"halted: {f'{found.summary}: {found.cause} {found.cure}' if found else error}")
+        raise SystemExit(1) from None
     except BaseException as error:
         status = "KILLED" if isinstance(error, KeyboardInterrupt) else "FAILED"
         show_uncaught(error)
@@ -72,11 +79,12 @@ class Launch:
 
     def __init__(self, plan: Plan) -> None:
         self.plan, self.pid, self.status = plan, os.getpid(), "FINISHED"
-        self.auto: AutoWatch | None = None
+        self.losses: Losses | None = None  # from `import torch` on
+        self.auto: AutoWatch | None = None  # from the first optimizer on
         self.first: Reservation | None = None
         self.waiting: list[tuple[Watch, Reservation]] = []
+        self.unused: list[Reservation] = []  # what was kept for a Watch that closed too soon
         self.began = time.time()
-        self.used: set[str] = set()  # MLflow runs that hold a training already
 
     def begin(self) -> None:
         """Get ready for what the script will import."""
@@ -100,7 +108,7 @@ class Launch:
     def end(self, status: str) -> None:
         """The script has ended; other threads of it may still train, until the interpreter exits."""
         self.status = status
-        self._name_runs(wait=True)
+        self._name_runs(LAST_SECONDS)
         if self.auto is not None and status != "FINISHED":
             self.auto.close(status)
 
@@ -115,15 +123,31 @@ class Launch:
     # ----------------------------------------------------------------------------------------------- after an import
 
     def _torch(self) -> None:
+        """Whatever is slow to import waits for an optimizer: a data loader's process never has one."""
+        from gradwatch.losses import Losses
+
+        self.losses = losses = Losses()
+        losses.install()
+        optimizer: Any = sys.modules["torch"].optim.Optimizer
+        original = optimizer._patch_step_function  # puts the hooks around `step`, in every optimizer's first moment
+
+        def first(new: Any) -> None:
+            optimizer._patch_step_function = original
+            self._watch_all(losses)
+            original(new)
+
+        optimizer._patch_step_function = first
+
+    def _watch_all(self, losses: Losses) -> None:
         from gradwatch.autowatch import AutoWatch
-        from gradwatch.halting import Halt
 
         options = dict(self.plan.watch)
+        if os.getpid() != self.pid:  # forked
+            options["run_name"] += f"-{os.getpid()}"
         if importlib.util.find_spec("mlflow") is None:
             options["log"] = None
         try:
-            halt = Halt() if self.plan.halts else None
-            self.auto = AutoWatch(options, self._join, self.say, self.plan.replace_clips, halt)
+            self.auto = AutoWatch(options, losses, self._join, self.say, self.plan.replace_clips)
         except GradwatchError as error:
             print(f"Error: {' '.join(str(error).split())}", file=sys.stderr)
             raise SystemExit(2) from None
@@ -144,13 +168,12 @@ class Launch:
             return  # it goes where the first part goes
         if made is not None and made.target is not None:
             joined = made.target["run_id"]
-            reserved = self.first.target["run_id"] if self.first is not None and self.first.target else None
-            if joined is not None and joined != reserved and joined not in self.used:
-                self.used.add(joined)
-            else:
+            if joined is None:
                 self._keep_for(made)
+            elif self.first is not None and self.first.target and self.first.target["run_id"] == joined:
+                self.first.released = True
         if self.waiting:
-            self._name_runs(wait=False)
+            self._name_runs(0)
 
     def _keep_for(self, made: Watch) -> None:
         reservation = self.first
@@ -159,13 +182,18 @@ class Launch:
         reservation.released = True
         self.waiting.append((made, reservation))
 
-    def _name_runs(self, wait: bool) -> None:
+    def _name_runs(self, seconds: float) -> None:
+        """Tell the Watches of the runs that are there now, or within so many seconds."""
+        deadline = time.monotonic() + seconds
         for made, reservation in tuple(self.waiting):
-            target = reservation.wait() if wait or reservation.ready else None
+            if made.closed:
+                self.unused.append(reservation)
+                self.waiting.remove((made, reservation))
+                continue
+            target = reservation.wait(max(0.0, deadline - time.monotonic()))
             if target is not None:
                 made.deliver_to(target)
-                self.used.add(target["run_id"])
-            if wait or reservation.ready:
+            if reservation.ready:
                 self.waiting.remove((made, reservation))
 
     # --------------------------------------------------------------------------------------------------------- the end
@@ -174,17 +202,20 @@ class Launch:
         """After the Watches have closed: what there is to say of a script in which none was made."""
         if os.getpid() != self.pid:
             return
-        if self.first is not None:
-            self.first.settle(self.status)
+        self.unused += [reservation for _, reservation in self.waiting]
+        if self.first is not None and not self.first.released:
+            self.unused.append(self.first)
+        for reservation in self.unused:
+            reservation.settle(self.status)
         if self.plan.spawned or self.status != "FINISHED" or (self.auto is not None and self.auto.seen):
             return
         if self._recorded_elsewhere():
             return
-        if self.auto is None:
+        if self.losses is None:
             self.say("nothing was recorded: the script did not import torch")
-        elif self.auto.losses.calls:
+        elif self.losses.calls:
             self.say(
-                f"nothing was recorded: backward() was called {self.auto.losses.calls:,} times, but no "
+                f"nothing was recorded: backward() was called {self.losses.calls:,} times, but no "
                 "torch.optim.Optimizer stepped in this process, so the script updates its weights in another way"
             )
         else:
@@ -220,9 +251,7 @@ def _follow_spawned(plan: Plan) -> None:
     name = f"{plan.watch['run_name']}-"
 
     def with_stowaway(*args: Any, **kwargs: Any) -> dict[str, Any]:
-        child = Plan(
-            {**plan.watch, "run_name": name + "spawned"}, plan.experiment, plan.replace_clips, plan.halts, spawned=True
-        )
+        child = Plan({**plan.watch, "run_name": name + "spawned"}, plan.experiment, plan.replace_clips, spawned=True)
         return {**original(*args, **kwargs), "gradwatch": _Stowaway(child)}
 
     spawn.get_preparation_data = with_stowaway

@@ -5,12 +5,10 @@ from __future__ import annotations
 import gc
 import sys
 from collections.abc import Iterator, Sequence
-from typing import Any, TypeVar
+from typing import Any
 
 from torch import Tensor, nn
 from torch.optim import Optimizer
-
-T = TypeVar("T")
 
 
 class Models(nn.Module):
@@ -33,9 +31,10 @@ class Loose(nn.Module):
         yield from self._named.values()
 
 
-def alive(kind: type[T]) -> list[T]:
-    """The objects of this class that exist, oldest first as far as the collector knows."""
-    return [o for o in gc.get_objects() if issubclass(type(o), kind)]
+def alive() -> tuple[list[nn.Module], list[Optimizer]]:
+    """The modules and the optimizers that exist, oldest first as far as the collector knows."""
+    found = [o for o in gc.get_objects() if issubclass(type(o), (nn.Module, Optimizer))]
+    return [o for o in found if isinstance(o, nn.Module)], [o for o in found if isinstance(o, Optimizer)]
 
 
 def held(optimizer: Optimizer) -> dict[int, Tensor]:

@@ -11,7 +11,7 @@ class Open(Protocol):
     def log(self, **values: Any) -> None:
         """Add scalars to the last step taken."""
 
-    def close(self, status: str = ..., wait: bool = ...) -> None:
+    def close(self, status: str = ..., timeout: float | None = ...) -> None:
         """Write what is left and end."""
 
     def abandon(self) -> None:

@@ -28,9 +28,9 @@ FLOORS = [
         "ownership",
         "metrics",
     },
-    {"stepping", "plan", "sharing", "report", "config", "oneshot", "live", "advance", "halting", "resuming", "keeping"},
+    {"stepping", "plan", "sharing", "report", "config", "oneshot", "live", "advance", "resuming", "keeping"},
     {"session", "diagnosis", "cursor"},
-    {"watching", "conclusion", "sending"},
+    {"watching", "conclusion", "sending", "unheld"},
     {"courier", "autowatch", "monitor", "adapters"},
     {"dispatch", "launch", "sweep"},
     {"workloads"},
@@ -42,7 +42,7 @@ TRAIN_SIDE = {
     "ring", "sharding", "layout", "grads", "weights", "fused", "layers", "policies", "recorder", "stepping", "oneshot",
     "ranknorms", "delivery", "sharing", "session", "watching", "hooks", "torch_calls", "scaling",
     "backward", "adapters", "same", "plan", "live", "running", "losses", "ownership", "metrics", "advance", "autowatch",
-    "launch", "seeding", "halting", "program", "ending", "resuming", "keeping",
+    "launch", "seeding", "program", "ending", "resuming", "keeping", "unheld",
 }  # fmt: skip
 MAY_IMPORT_MLFLOW = {"stores/mlflow.py", "stores/remote.py"}
 

@@ -56,11 +56,12 @@ def folders(tmp_path_factory):
     paths = [str(SCRIPTS / f"{name}.py") for name in names]
     plain = wild("oracle", out / "plain", [[path] for path in paths])
     options = ["--log", "none"]
+    freed = str(SCRIPTS / "thrown_away.py")
     clips = [[*options, *clip, str(SCRIPTS / "clips_itself.py")] for clip in CLIPS]
-    watched = wild("gradwatch", out / "watched", [*([*options, path] for path in paths), *clips])
+    watched = wild("gradwatch", out / "watched", [*([*options, path] for path in paths), *clips, [*options, freed]])
     return {
         "plain": dict(zip(names, plain, strict=True)),
-        "watched": dict(zip([*names, *map(str, CLIPS)], watched, strict=True)),
+        "watched": dict(zip([*names, *map(str, CLIPS), "thrown_away"], watched, strict=True)),
     }
 
 
@@ -138,6 +139,13 @@ def test_a_second_optimizer_of_a_model_goes_on_and_a_new_model_is_a_new_run(fold
     np.testing.assert_allclose(first.layer("grad_norm"), np.concatenate(true[:2]), rtol=2e-6)
     np.testing.assert_allclose(second.layer("grad_norm"), true[2], rtol=2e-6)
     assert {first.run.status, second.run.status} == {"FINISHED"}
+
+
+def test_a_model_that_is_thrown_away_ends_its_run_and_no_other(folders):
+    assert (folders["watched"]["thrown_away"] / "stdout").read_text() == "freed but for the last: True\n" * 2
+    histories = [gradwatch.open_history(p) for p in run_folders(folders["watched"]["thrown_away"] / "gradwatch-runs")]
+    assert sorted(len(h) for h in histories) == [*[3] * 10, 10]
+    assert {h.run.status for h in histories} == {"FINISHED"}
 
 
 def test_modules_that_share_an_optimizer_are_told_apart(folders):

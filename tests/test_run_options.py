@@ -111,7 +111,8 @@ def test_a_run_in_a_bad_way_is_halted(tmp_path):
     assert len(history) < 3000
     assert history.run.status == "FAILED"
     assert "Traceback" not in done.stderr
-    assert len(line) > len("gradwatch: halted: ")
+    assert line.startswith("gradwatch: halted: nonfinite at step ")
+    assert done.stderr.count("gradwatch found nonfinite") == 1, "it is said once"
 
 
 # ---------------------------------------------------------------------------------------------------- configuration
@@ -158,6 +159,23 @@ def test_a_wrong_setting_is_named(tmp_path, monkeypatch, text, message):
     result = shown()
     assert result.exit_code == 2
     assert message in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("file", "text"),
+    [("gradwatch.toml", "every = "), ("pyproject.toml", "\xff"), ("pyproject.toml", "[tool]\ngradwatch = 5")],
+)
+@pytest.mark.parametrize("command", ["run", "sweep"])
+def test_a_broken_file_leaves_the_help_alone(tmp_path, monkeypatch, command, text, file):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / file).write_bytes(text.encode("latin-1"))
+    helped = CliRunner().invoke(main, [command, "--help"])
+    assert helped.exit_code == 0
+    assert "Usage: " in helped.output
+    started = CliRunner().invoke(main, [command, "script.py"])
+    assert started.exit_code == 2
+    (line,) = started.stderr.splitlines()
+    assert file in line
 
 
 def test_a_command_has_a_table_of_its_own(tmp_path):

@@ -38,5 +38,24 @@ def test_watching_needs_nothing_that_only_reading_and_delivering_need():
     assert not found & {"mlflow", "pandas", "matplotlib", "plotly", "sklearn"}
 
 
+WATCHED = """
+import sys, torch, gradwatch
+model = torch.nn.Linear(2, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+with gradwatch.watch(model, optimizer, log=None, dir=sys.argv[-1], verbose=False):
+    model(torch.ones(1, 2)).sum().backward()
+    optimizer.step()
+"""
+
+
+def test_nor_does_recording(tmp_path):
+    """Arrow imports pandas for the first array that is made of a numpy one, in the middle of a training."""
+    code = f"{WATCHED}\nprint('|', *({set(SLOW)} & set(sys.modules)))"
+    done = subprocess.run([sys.executable, "-c", code, tmp_path], check=True, capture_output=True, text=True)
+    found = done.stdout.rpartition("|")[2].split()
+    assert "pyarrow" in found
+    assert not {"mlflow", "pandas", "matplotlib", "plotly", "sklearn"} & set(found)
+
+
 def test_a_slow_import_would_be_found():
     assert imported("import numpy") == ["numpy"]

@@ -38,11 +38,19 @@ class Configured(click.Command):
     config = Config()
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Take the file's settings for what the command line leaves out."""
-        self.config = find_config()
-        ctx.default_map = self.config.settings(str(self.name), self.settable())
-        _check_lists(self, ctx.default_map, self.config)
-        return super().parse_args(ctx, args)
+        """Take the file's settings for what the command line leaves out. `--help` needs none, so it ends before."""
+        problem = None
+        try:
+            self.config = find_config()
+            values = self.config.settings(str(self.name), self.settable())
+            _check_lists(self, values, self.config)
+            ctx.default_map = values
+        except RunError as error:
+            problem = error
+        left = super().parse_args(ctx, args)
+        if problem is not None:
+            raise problem
+        return left
 
     def settable(self) -> list[str]:
         """The names of the options that a file may set."""

@@ -90,12 +90,12 @@ def run(ctx: click.Context, /, script: str | None, args: tuple[str, ...], module
         "run_name": options["run_name"] or name,
         "tags": _pairs("tag", options["tag"]),
         "params": _pairs("param", options["param"]),
+        "halt_on": None if options["halt_on"] == "never" else options["halt_on"],
     }
     plan = Plan(
         watch,
         experiment=options["experiment"],
         replace_clips=options["script_clip"] == "replace",
-        halts=options["halt_on"] == "error",
         metrics=tuple(parse_pattern(text) for text in options["metric_regex"]),
         source=target,
         seed=options["set_seed"],

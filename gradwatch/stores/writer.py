@@ -7,7 +7,7 @@ import logging
 import queue
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -244,22 +244,36 @@ class NullWriter:
 def _layers_table(block: History) -> pa.Table:
     t, n = len(block), len(block.layers)
     columns = _keys(block, n)
-    columns["layer"] = pa.DictionaryArray.from_arrays(np.tile(np.arange(n, dtype=np.int32), t), list(block.layers))
-    columns.update({q: np.ascontiguousarray(v, np.float32).ravel() for q, v in block.per_layer.items()})
+    columns["layer"] = _named(np.tile(np.arange(n, dtype=np.int32), t), block.layers)
+    columns.update({q: _column(np.ascontiguousarray(v, np.float32).ravel()) for q, v in block.per_layer.items()})
     return pa.table(columns)
 
 
 def _steps_table(block: History) -> pa.Table:
-    return pa.table({**_keys(block, 1), **{k: np.asarray(v, np.float64) for k, v in block.per_step.items()}})
+    return pa.table({**_keys(block, 1), **{k: _column(np.asarray(v, np.float64)) for k, v in block.per_step.items()}})
 
 
-def _keys(block: History, repeat: int) -> dict[str, Any]:
+def _keys(block: History, repeat: int) -> dict[str, pa.Array]:
     names, codes = np.unique(np.asarray(block.optimizer, dtype=str), return_inverse=True)
     return {
-        "attempt": np.repeat(block.attempt.astype(np.int32), repeat),
-        "optimizer": pa.DictionaryArray.from_arrays(np.repeat(codes.astype(np.int32), repeat), list(names)),
-        "step": np.repeat(block.step, repeat),
+        "attempt": _column(np.repeat(block.attempt.astype(np.int32), repeat)),
+        "optimizer": _named(np.repeat(codes.astype(np.int32), repeat), list(names)),
+        "step": _column(np.repeat(block.step, repeat)),
     }
+
+
+def _column(values: np.ndarray[Any, Any]) -> pa.Array:
+    """Numbers as an Arrow array, NaN kept. `pa.array` would first import pandas, half a second of a training's time."""
+    values = np.ascontiguousarray(values)
+    return pa.Array.from_buffers(pa.from_numpy_dtype(values.dtype), len(values), [None, pa.py_buffer(values)])
+
+
+def _named(codes: np.ndarray[Any, Any], names: Sequence[str]) -> pa.DictionaryArray:
+    """Names by their int32 codes."""
+    texts = [name.encode() for name in names]
+    ends = np.cumsum([0, *map(len, texts)], dtype=np.int32)
+    buffers = [None, pa.py_buffer(ends), pa.py_buffer(b"".join(texts))]
+    return pa.DictionaryArray.from_arrays(_column(codes), pa.Array.from_buffers(pa.string(), len(texts), buffers))
 
 
 # table -> (its rows out of a block, how many of them one step has)
