@@ -8,13 +8,14 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
-from gradwatch.conclusion import rehearse
+from gradwatch.conclusion import is_monitored, rehearse
 from gradwatch.courier import Courier, Outcome
 from gradwatch.delivery import trainer_is_gone
 from gradwatch.errors import RunError
 from gradwatch.stores import run_folders
 from gradwatch.stores.files import MANIFEST, read_manifest
 from gradwatch.stores.parts import deliverable_parts, is_run, is_shared, meant_for_mlflow
+from gradwatch.uri import public_text
 
 log = logging.getLogger("gradwatch")
 
@@ -56,7 +57,7 @@ def follow(
         elif time.monotonic() - idle_since > GIVE_UP_SECONDS:
             log.error("giving up; `gradwatch sync %s` delivers the rest", path)
             return outcomes
-        if any(o.live for o in outcomes):
+        if any(o.live for o in outcomes) and not is_monitored():
             rehearse()
         pause = min(2 * pause, LONGEST_PAUSE) if failed else poll
         _rest(pause, {} if failed else manifests)
@@ -90,7 +91,7 @@ def _attempt(courier: Courier, wait: float = 0.0) -> Outcome:
     try:
         return courier.deliver(wait)
     except Exception as error:  # a server that is down, a locked database: the next pass tries again
-        text = " ".join(str(error).split())[:300] or type(error).__name__
+        text = public_text(" ".join(str(error).split()))[:300] or type(error).__name__
         return Outcome(
             courier.folder,
             courier.cursor.url,

@@ -28,7 +28,7 @@ FLOORS = [
         "ownership",
         "metrics",
     },
-    {"stepping", "plan", "sharing", "report", "config", "oneshot", "live", "advance", "halting"},
+    {"stepping", "plan", "sharing", "report", "config", "oneshot", "live", "advance", "halting", "health", "notify"},
     {"session", "diagnosis"},
     {"watching", "conclusion"},
     {"courier", "autowatch", "monitor", "adapters"},

@@ -27,7 +27,7 @@ from gradwatch.errors import RunError
 from gradwatch.history import Run
 from gradwatch.stores.keys import Nonfinite, Point, part_key, safe_name
 from gradwatch.stores.views import VIEW_TAG, view_tag
-from gradwatch.uri import public_uri
+from gradwatch.uri import public_text, public_uri
 
 ARTIFACTS = "gradwatch"
 LABEL = "gradwatch.folder"
@@ -55,7 +55,8 @@ def clear_errors(what: str) -> Iterator[None]:
     except MlflowException as error:
         if error.error_code not in PERMANENT:
             raise
-        raise RunError(f"{what}: MLflow refuses ({str(error).splitlines()[0][:200]})") from error
+        said = public_text(str(error).splitlines()[0])[:200]
+        raise RunError(f"{what}: MLflow refuses ({said})") from error
 
 
 # ------------------------------------------------------------------------------------------------------------- stores
