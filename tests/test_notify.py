@@ -16,7 +16,6 @@ from make_run import make_run
 from gradwatch import conclusion, notify
 from gradwatch.dispatch import sync
 from gradwatch.errors import RunError
-from gradwatch.health import Health
 from gradwatch.monitor import Monitor
 from gradwatch.notify import NOTIFIED, SIGNATURE, Alerts, NotToldError, message, sender
 from gradwatch.rules import Finding
