@@ -1,4 +1,5 @@
-# gradwatch's command line, and an MLflow server to review the runs on. No stage needs a GPU.
+# gradwatch's command line (and its monitor), and an MLflow server to review the runs on. No stage needs a GPU.
+# compose.yaml puts them together: PostgreSQL, the server with logins, the monitor.
 #
 #   docker build --target cli    -t gradwatch .          docker run --rm -v "$PWD:/work" gradwatch report latest
 #   docker build --target server -t gradwatch-mlflow .   docker run --rm -p 127.0.0.1:5000:5000 -v mlflow:/data gradwatch-mlflow
@@ -12,14 +13,15 @@ FROM base AS cli
 RUN pip install --index-url https://download.pytorch.org/whl/cpu torch==2.13.0
 COPY pyproject.toml README.md LICENSE /src/
 COPY gradwatch /src/gradwatch
-RUN pip install "/src[demo]"
+RUN pip install "/src[demo,service]"
 USER gradwatch
 WORKDIR /work
 ENTRYPOINT ["gradwatch"]
 CMD ["--help"]
 
 FROM base AS server
-RUN pip install "mlflow>=3.17.2,<3.18" && mkdir /data && chown gradwatch /data
+RUN pip install "mlflow>=3.17.2,<3.18" "flask-wtf>=1.2,<2" "psycopg2-binary>=2.9" && mkdir /data && chown gradwatch /data
+COPY scripts/basic_auth.ini /etc/gradwatch/basic_auth.ini
 USER gradwatch
 WORKDIR /data
 VOLUME /data

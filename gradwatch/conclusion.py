@@ -1,23 +1,29 @@
-"""The end of a delivery: what MLflow is told once all of a run is there (verdict, report, description, status)."""
+"""What MLflow is told of a run as a whole: verdict, findings, report, description.
+
+The courier tells it once all of a run is delivered; the monitor tells it again when there is more to read, or when a
+newer gradwatch judges.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import logging
+import os
 import tempfile
 from collections.abc import Iterator
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from gradwatch.diagnosis import finding_tags, write_findings
+from gradwatch.diagnosis import JUDGED, finding_tags, write_findings
 from gradwatch.history import History, Layer, Run
 from gradwatch.rules import Finding, diagnose, verdict
 from gradwatch.stores import MAX_VALUES
 from gradwatch.stores.files import now_iso
-from gradwatch.stores.parts import deliverable_parts, is_shared, read_whole
+from gradwatch.stores.parts import deliverable_parts, is_shared, read_joint_manifest, read_whole
 from gradwatch.stores.views import description, worst_layers
 
 if TYPE_CHECKING:
@@ -28,26 +34,67 @@ log = logging.getLogger("gradwatch")
 MOST_FINDINGS = 5  # in the description, each with its cure; the report has them all
 
 
-def conclude(client: MlflowClient, run_id: str, experiment_id: str, folder: Path, joined: bool) -> None:
-    """Tell MLflow how the run in `folder` went, all its parts together. A joined run's status stays the user's own."""
-    from gradwatch.stores import mlflow as store
+@dataclass(frozen=True)
+class Conclusion:
+    """What there is to say of a run: tags, files for its artifacts, and the description (None: nothing to describe)."""
 
-    history = read_whole(folder, deliverable_parts(folder) if is_shared(folder) else None, MAX_VALUES)
+    tags: dict[str, str]
+    files: tuple[Path, ...] = ()
+    note: str | None = None
+
+
+def conclude(client: MlflowClient, run_id: str, experiment_id: str, folder: Path, joined: bool) -> None:
+    """Tell MLflow how the run in `folder` went, all its parts together. A joined run's status stays the user's own.
+
+    Where a monitor looks after the store (`GRADWATCH_MONITORED`), only the status is told.
+    """
+    from gradwatch.stores import mlflow as store
+    from gradwatch.stores import remote
+
+    run, said = read_joint_manifest(folder), "left to the monitor"
+    if not is_monitored():
+        history = read_whole(folder, deliverable_parts(folder) if is_shared(folder) else None, MAX_VALUES)
+        with tempfile.TemporaryDirectory(prefix="gradwatch-") as temporary:
+            conclusion = draw(history, folder, Path(temporary), experiment_id, run_id)
+            tell(client, run_id, conclusion)
+        said = conclusion.tags["gradwatch.verdict"]
+    store.set_tags(client, run_id, {remote.DELIVERED: f"{run.ended} attempt {run.attempt}"})
+    store.set_status(client, run_id, run.status, run.ended, joined)
+    if not is_monitored():
+        store.set_tags(client, run_id, {remote.CONCLUDED: str(remote.look(client, run_id))})
+    log.info("%s: delivered, %s: %s", folder, run.status, said)
+
+
+def is_monitored() -> bool:
+    """Whether `GRADWATCH_MONITORED` says that a monitor looks after the store: it makes findings and report there."""
+    return os.environ.get("GRADWATCH_MONITORED", "").lower() in ("1", "true", "yes")
+
+
+def draw(history: History, folder: Path, rendered: Path, experiment_id: str, run_id: str) -> Conclusion:
+    """Judge the run and render its report: `findings.json` in its own `folder`, pages and pictures in `rendered`."""
     run = history.run
     findings, worst = judge(history)
-    said = verdict(history, findings)
-    tags = {**finding_tags(findings), "gradwatch.verdict": said, "gradwatch.worst_layer": worst}
-    store.set_tags(client, run_id, tags)
-    if len(history):
-        store.upload(client, run_id, write_findings(folder, run.name, findings))
-        with tempfile.TemporaryDirectory(prefix="gradwatch-") as temporary:
-            for path in render(history, Path(temporary)):
-                store.upload(client, run_id, path)
-        facts = {"Verdict": said, "Clip": str(run.clip), "Renorm": str(run.renorm)}
-        cures = {f"{f.severity} {f.summary}": f"{f.cause} {f.cure}" for f in findings[:MOST_FINDINGS]}
-        store.set_description(client, run_id, description(history, experiment_id, run_id, facts, cures))
-    store.set_status(client, run_id, run.status, run.ended, joined)
-    log.info("%s: delivered, %s: %s", folder, run.status, said)
+    healthy = "running" if run.status == "RUNNING" else "healthy"
+    tags = {**finding_tags(findings, healthy), "gradwatch.worst_layer": worst}
+    if not len(history):
+        return Conclusion({**tags, "gradwatch.verdict": verdict(history)})
+    tags[JUDGED] = str(history.step.max())
+    facts = {"Verdict": tags["gradwatch.verdict"], "Clip": str(run.clip), "Renorm": str(run.renorm)}
+    cures = {f"{f.severity} {f.summary}": f"{f.cause} {f.cure}" for f in findings[:MOST_FINDINGS]}
+    note = description(history, experiment_id, run_id, facts, cures)
+    files = (write_findings(folder, run.name, findings), *render(history, rendered))
+    return Conclusion(tags, files, note)
+
+
+def tell(client: MlflowClient, run_id: str, conclusion: Conclusion) -> None:
+    """Bring the run's tags, artifacts and description up to date. To do so twice changes nothing."""
+    from gradwatch.stores import mlflow as store
+
+    store.set_tags(client, run_id, conclusion.tags)
+    for path in conclusion.files:
+        store.upload(client, run_id, path)
+    if conclusion.note is not None:
+        store.set_description(client, run_id, conclusion.note)
 
 
 @cache

@@ -21,14 +21,15 @@ from typing import TYPE_CHECKING, Any
 
 from filelock import FileLock, Timeout
 
-from gradwatch.conclusion import conclude
+from gradwatch.conclusion import conclude, is_monitored
 from gradwatch.cursor import Cursor, Outcome
 from gradwatch.delivery import CURSOR, is_done, read_cursor, trainer_is_gone
-from gradwatch.diagnosis import Diagnosis, finding_tags
+from gradwatch.diagnosis import JUDGED, Diagnosis, finding_tags
 from gradwatch.errors import RunError
 from gradwatch.history import Run
 from gradwatch.sending import Sender
 from gradwatch.stores.files import (
+    FINDINGS,
     MANIFEST,
     TABLES,
     is_closed,
@@ -212,12 +213,13 @@ class Courier:
     # ----------------------------------------------------------------------------------------------------- the rest
 
     def _tell(self) -> None:
-        """Set the tags that say what was found, when that has changed."""
+        """Set the tags that say what was found, and upload it, when that has changed."""
         from gradwatch.stores import mlflow as store
 
         tags = self.told if self.diagnosis.findings is None else finding_tags(self.diagnosis.findings, "running")
         if tags != self.told:
-            store.set_tags(self._client, str(self.cursor.run_id), tags)
+            store.upload(self._client, str(self.cursor.run_id), self.home / FINDINGS)  # first: the tags announce it
+            store.set_tags(self._client, str(self.cursor.run_id), {**tags, JUDGED: str(self.diagnosis.judged)})
             self.told = tags
 
     def _upload_tables(self, closed_only: bool) -> None:
@@ -225,7 +227,8 @@ class Courier:
             for part in list_parts(self.folder / table):
                 name = f"{table}/{part.path.name}"
                 with contextlib.suppress(FileNotFoundError):  # merged meanwhile: the merged part is next
-                    if name not in self.cursor.uploaded and not (closed_only and not is_closed(part)):
+                    early = is_closed(part) or (part.level > 0 and is_monitored())  # a monitor reads along
+                    if name not in self.cursor.uploaded and (early or not closed_only):
                         self._upload(self._client, part.path, table)
                         self.cursor.uploaded.append(name)
                         self.cursor.save(self.folder)

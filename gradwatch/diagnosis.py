@@ -27,6 +27,7 @@ LEAST_PAUSE = 2.0  # seconds between two looks,
 PAUSES = 20.0  # or so many times what the last one took: at most 5 % of the time
 LIVE_VALUES = 8_000_000  # of a run, to be judged while it goes on: 32 MB
 MAX_TAG = 2_000  # characters: MLflow's table shows a tag in one line
+JUDGED = "gradwatch.judged"  # the tag that names the last step which the findings speak of
 
 
 class Diagnosis:
@@ -38,6 +39,7 @@ class Diagnosis:
     def __init__(self, home: Path, part: str = "") -> None:
         self.home, self.part = home, part
         self.findings: list[Finding] | None = None  # None: no look yet
+        self.judged = -1  # the last step that was looked at
         self._seen: list[int] = []
         self._due = 0.0
 
@@ -63,6 +65,7 @@ class Diagnosis:
             history = current(read_whole(self.home, at_most=LIVE_VALUES))
             if len(history):
                 self.findings = [self._of_part(finding, history) for finding in diagnose(history)]
+                self.judged = int(history.step.max())
                 write_findings(self.home, history.run.name, self.findings)
         finally:
             now = time.monotonic()

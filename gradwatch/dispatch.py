@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from pathlib import Path
 
-from gradwatch.conclusion import rehearse
+from gradwatch.conclusion import is_monitored, rehearse
 from gradwatch.courier import BUSY, Courier
 from gradwatch.cursor import Outcome
 from gradwatch.delivery import trainer_is_gone
@@ -19,6 +19,7 @@ from gradwatch.errors import AccessError, RunError
 from gradwatch.stores import run_folders
 from gradwatch.stores.files import MANIFEST, read_manifest
 from gradwatch.stores.parts import deliverable_parts, is_run, is_shared, meant_for_mlflow
+from gradwatch.uri import public_text
 
 log = logging.getLogger("gradwatch")
 
@@ -80,7 +81,7 @@ def follow(
         elif time.monotonic() - idle_since > GIVE_UP_SECONDS:
             log.error("giving up; `gradwatch sync %s` delivers the rest", path)
             return outcomes
-        if any(o.live for o in outcomes):
+        if any(o.live for o in outcomes) and not is_monitored():
             rehearse()
         _rest(poll, rounds.values())
 
@@ -172,7 +173,7 @@ def _in_words(error: Exception) -> str:
     failed = re.match(r"API request to (https?://[^/ ]+)\S* failed with .*?(?:Caused by (.*))?$", text)
     if failed:
         text = f"{failed[1]} does not answer ({(failed[2] or text).rstrip(')')})"
-    return text[:300] or type(error).__name__
+    return public_text(text)[:300] or type(error).__name__
 
 
 def _is_live(folder: Path) -> bool:

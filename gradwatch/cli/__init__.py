@@ -22,6 +22,7 @@ COMMANDS = {
     "check": "Check one run for findings, as a gate for CI.",
     "show": "Show one run: verdict, layers, norms, clip rates.",
     "sync": "Deliver recorded runs to MLflow.",
+    "monitor": "Keep a tracking server's findings and reports up to date.",
     "ui": "Open the MLflow UI on the runs, with the right charts.",
 }
 

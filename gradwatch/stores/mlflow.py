@@ -27,7 +27,7 @@ from gradwatch.errors import AccessError, RunError
 from gradwatch.history import Run
 from gradwatch.stores.keys import Nonfinite, Point, part_key, safe_name
 from gradwatch.stores.views import VIEW_TAG, view_tag
-from gradwatch.uri import public_uri
+from gradwatch.uri import public_text, public_uri
 
 ARTIFACTS = "gradwatch"
 LABEL = "gradwatch.folder"
@@ -53,7 +53,7 @@ def clear_errors(what: str) -> Iterator[None]:
     try:
         yield
     except MlflowException as error:
-        said = str(error).splitlines()[0][:200]
+        said = public_text(str(error).splitlines()[0])[:200]
         if error.error_code in REFUSED:
             raise AccessError(
                 f"{what}: MLflow refuses the credentials ({said}); renew MLFLOW_TRACKING_USERNAME and _PASSWORD, or "

@@ -129,6 +129,17 @@ def read_facts(shared: Path) -> dict[str, Any]:
         raise RunError(f"{shared / PARTS} cannot be read: {error}") from error
 
 
+def read_joint_manifest(folder: Path) -> Run:
+    """The manifest of the run in `folder`, of all its parts that are meant for MLflow together.
+
+    Raises:
+        RunError: a manifest cannot be read.
+    """
+    if not is_shared(folder):
+        return read_manifest(folder)
+    return joint_run(read_facts(folder), [read_manifest(part) for part in deliverable_parts(folder)])
+
+
 def read_whole(folder: Path, parts: Sequence[Path] | None = None, at_most: int | None = None) -> History:
     """The run in `folder`; of one with several parts, all of them, or those in the folders `parts`.
 

@@ -1,22 +1,31 @@
-"""Reading back from MLflow: the history that was delivered to a run, and which runs were watched."""
+"""Reading back from MLflow: the history that was delivered to a run, which runs were watched, and what changed."""
 
 from __future__ import annotations
 
 import contextlib
+import hashlib
+import json
+import posixpath
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any, NamedTuple
 
 from mlflow.exceptions import MlflowException
+from mlflow.tracking import MlflowClient
 
+from gradwatch import __version__
 from gradwatch.errors import RunError
 from gradwatch.history import History
-from gradwatch.stores.files import MANIFEST
+from gradwatch.stores.files import MANIFEST, TABLES
 from gradwatch.stores.mlflow import ARTIFACTS, clear_errors, connect, existing_store
 from gradwatch.stores.parts import PARTS, read_whole
-from gradwatch.uri import public_uri
+from gradwatch.uri import public_text, public_uri
 
 WATCHED = "tags.`gradwatch.version` != ''"
+NO_TABLES = "-"
+DELIVERED = "gradwatch.delivered"  # tag: all of the run is here
+CONCLUDED = "gradwatch.concluded"  # tag: what the findings and the report were drawn from, a `Look`
 
 
 def read_mlflow_run(run_id: str, tracking_uri: str | None = None, at_most: int | None = None) -> History:
@@ -36,8 +45,7 @@ def read_mlflow_run(run_id: str, tracking_uri: str | None = None, at_most: int |
                 "folder is not delivered yet (gradwatch sync FOLDER)"
             )
         with tempfile.TemporaryDirectory(prefix="gradwatch-") as temporary:
-            client.download_artifacts(run_id, ARTIFACTS, temporary)
-            return read_whole(Path(temporary) / ARTIFACTS, at_most=at_most)
+            return read_whole(fetch(client, run_id, Path(temporary)), at_most=at_most)
 
 
 def watched_runs(experiment: str | None = None, tracking_uri: str | None = None) -> list[str]:
@@ -57,20 +65,7 @@ def watched_runs(experiment: str | None = None, tracking_uri: str | None = None)
                 names = ", ".join(sorted(e.name for e in client.search_experiments())[:10])
                 raise RunError(f"there is no experiment {experiment!r} in {public_uri(uri)}; it holds: {names}")
             ids = [known.experiment_id]
-        found: list[str] = []
-        token = None
-        while True:
-            page = client.search_runs(
-                ids,
-                WATCHED,
-                max_results=1_000,
-                order_by=["attributes.start_time ASC"],
-                page_token=token,
-            )
-            found += [run.info.run_id for run in page]
-            token = page.token
-            if not token:
-                break
+        found = [str(run.info.run_id) for run in _search(client, ids, "ASC")]
     if not found:
         where = f"experiment {experiment!r} of {public_uri(uri)}" if experiment else public_uri(uri)
         raise RunError(f"{where} holds no run that gradwatch watched")
@@ -112,10 +107,93 @@ def watched_experiments(tracking_uri: str) -> dict[str, str]:
     return {key: newest[key][1] for key in sorted(newest, key=lambda key: newest[key], reverse=True)}
 
 
+# ------------------------------------------------------------------------------------------------------ what changed
+
+
+class Look(NamedTuple):
+    """What a run looked like: who looked, what costs nothing to see (`pulse`), and which tables it holds (`tables`)."""
+
+    version: str
+    pulse: str
+    tables: str
+
+    @classmethod
+    def of_tags(cls, tags: dict[str, str]) -> Look:
+        """The one that `gradwatch.concluded` names; an empty one for a run without that tag."""
+        words = tags.get(CONCLUDED, "").split()
+        return cls(*words) if len(words) == 3 else cls("", "", "")
+
+    def __str__(self) -> str:
+        return " ".join(self)
+
+
+def look(client: MlflowClient, run_id: str) -> Look:
+    """What the run looks like now."""
+    with clear_errors(f"run {run_id}"):
+        return Look(__version__, pulse(client.get_run(run_id)), tables(client, run_id))
+
+
+def pulse(run: Any) -> str:
+    """A fingerprint of what a search says of an MLflow run: whether it ended, was delivered, has new metrics."""
+    data = run.data
+    return _hash([run.info.status, run.info.end_time, data.tags.get(DELIVERED), sorted(data.metrics.items())])
+
+
+def tables(client: MlflowClient, run_id: str) -> str:
+    """A fingerprint of the manifests and tables among a run's artifacts; `-` while it has no table."""
+    with clear_errors(f"run {run_id}"):
+        found = sorted((item.path, item.file_size) for item in _uploaded(client, run_id, ARTIFACTS))
+    return _hash(found) if any(path.endswith(".parquet") for path, _ in found) else NO_TABLES
+
+
+def _uploaded(client: MlflowClient, run_id: str, folder: str, depth: int = 2) -> Iterator[Any]:
+    """The files that a run is read back from: of several parts, one folder each."""
+    for item in client.list_artifacts(run_id, folder):
+        name = posixpath.basename(item.path)
+        if item.is_dir and depth:
+            yield from _uploaded(client, run_id, item.path, 0 if name in TABLES else depth - 1)
+        elif name in (MANIFEST, PARTS) or name.endswith(".parquet"):
+            yield item
+
+
+def fetch(client: MlflowClient, run_id: str, folder: Path) -> Path:
+    """Download a run's folder from its artifacts to `folder`; returns where it is."""
+    with clear_errors(f"run {run_id}"):
+        client.download_artifacts(run_id, ARTIFACTS, str(folder))
+    return folder / ARTIFACTS
+
+
+def find_watched(client: MlflowClient, experiments: Sequence[str] = ()) -> Iterator[Any]:
+    """The MLflow runs that were watched, newest first: of these experiments (those that exist), or of all."""
+    ids = [e.experiment_id for e in client.search_experiments() if not experiments or e.name in experiments]
+    yield from _search(client, ids, "DESC") if ids else ()
+
+
+def _search(client: MlflowClient, experiment_ids: Sequence[str], order: str) -> Iterator[Any]:
+    token = None
+    while True:
+        page = client.search_runs(
+            experiment_ids,
+            WATCHED,
+            max_results=1_000,
+            order_by=[f"attributes.start_time {order}"],
+            page_token=token,
+        )
+        yield from page
+        token = page.token
+        if not token:
+            return
+
+
+def _hash(data: Any) -> str:
+    return hashlib.sha256(json.dumps(data).encode()).hexdigest()[:16]
+
+
 @contextlib.contextmanager
 def _readable(uri: str) -> Iterator[None]:
     """A store that does not answer is one line: nobody who reads wants to wait for it."""
     try:
         yield
     except MlflowException as error:
-        raise RunError(f"cannot read {public_uri(uri)}: {str(error).splitlines()[0][:200]}") from error
+        said = public_text(str(error).splitlines()[0])[:200]
+        raise RunError(f"cannot read {public_uri(uri)}: {said}") from error

@@ -1,0 +1,83 @@
+"""`gradwatch monitor`: keep a tracking server's findings and reports up to date."""
+
+from __future__ import annotations
+
+import importlib.util
+import logging
+import os
+import signal
+import sys
+from typing import TYPE_CHECKING
+
+import click
+
+from gradwatch.errors import RunError
+
+if TYPE_CHECKING:
+    from gradwatch.notify import Alerts
+
+
+@click.command()
+@click.option("--tracking-uri", metavar="URI", help="The store to watch. [default: MLflow's own setting]")
+@click.option("--experiment", "experiments", metavar="NAME", multiple=True,
+              help="Watch only this experiment; may be given again.")  # fmt: skip
+@click.option("--once", is_flag=True, help="One pass, then end; for cron.")
+@click.option("--every", metavar="SECONDS", default=30.0, show_default=True, type=click.FloatRange(1, 86_400),
+              help="The pause between two passes.")  # fmt: skip
+@click.option("--listen", metavar="HOST:PORT", default="127.0.0.1:9464", show_default=True,
+              help="Where /metrics and /healthz are answered; none for nowhere.")  # fmt: skip
+@click.option("--notify", metavar="COMMAND|URL", envvar="GRADWATCH_NOTIFY", show_envvar=True,
+              help="Tell this command, or post to this webhook, of each new error.")  # fmt: skip
+@click.option("--notify-template", metavar="slack|FILE", help="The form of what is told: a jinja2 template.")
+@click.option("--ui-url", metavar="URL", help="MLflow's address in alerts, if people reach it by another.")
+def monitor(
+    tracking_uri: str | None,
+    experiments: tuple[str, ...],
+    once: bool,
+    every: float,
+    listen: str,
+    notify: str | None,
+    notify_template: str | None,
+    ui_url: str | None,
+) -> None:
+    """Watch a tracking server, and keep findings, report and description of each watched run up to date.
+
+    It reads what was delivered, works on what changed, and runs until Ctrl-C. With --once the exit code is 1 if a
+    run could not be brought up to date in this pass.
+
+    Example: gradwatch monitor --tracking-uri http://127.0.0.1:5000 --once
+    """
+    if importlib.util.find_spec("mlflow") is None:
+        raise RunError("mlflow is not installed: pip install 'gradwatch[service]'")
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+    logging.basicConfig(stream=sys.stdout, format="%(asctime)s %(message)s", level=logging.WARNING)
+    logging.getLogger("gradwatch").setLevel(logging.INFO)
+    logging.getLogger("urllib3").setLevel(logging.ERROR)  # a server that is away is one line, not three a pass
+    from gradwatch.health import serve
+    from gradwatch.monitor import Monitor
+    from gradwatch.stores.mlflow import existing_store
+
+    address = None if once or listen == "none" else _address(listen)
+    uri = existing_store(tracking_uri)
+    watcher = Monitor(uri, experiments, every, _alerts(notify, notify_template, uri, ui_url))
+    if once:
+        well = watcher.look() and not watcher.health.errors and not watcher.health.corrupt
+        raise SystemExit(0 if well else 1)
+    if address:
+        serve(watcher.health, *address)
+    watcher.follow()
+
+
+def _alerts(notify: str | None, template: str | None, uri: str, ui: str | None) -> Alerts | None:
+    if not notify:
+        return None
+    from gradwatch.notify import SECRET, Alerts, sender
+
+    return Alerts(sender(notify, template, os.environ.get(SECRET)), uri, ui)
+
+
+def _address(text: str) -> tuple[str, int]:
+    host, _, port = text.rpartition(":")
+    if not host or not port.isdigit() or int(port) > 65_535:
+        raise RunError(f"--listen {text} is no address; wanted HOST:PORT, such as 127.0.0.1:9464, or none")
+    return host.strip("[]"), int(port)

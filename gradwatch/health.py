@@ -1,0 +1,98 @@
+"""The health of a long-running service: what it did, whether it is well, and both over HTTP."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any
+from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
+
+from gradwatch.errors import RunError
+
+PATIENCE = 3  # intervals without a sign of life
+
+
+@dataclass(eq=False)
+class Health:
+    """Counts of a monitor, plain numbers that its one thread writes; `every` is the pause between its passes, in s."""
+
+    every: float
+    seen: int = 0
+    updated: int = 0
+    corrupt: int = 0
+    errors: int = 0
+    notified: int = 0
+    not_notified: int = 0
+    passes: int = 0
+    pass_seconds: float = 0.0
+    succeeded: float = 0.0  # unix time of the end of the last pass that succeeded
+    alive: float = field(default_factory=time.monotonic)  # of its start, its last good pass, its last run
+
+    def is_well(self) -> bool:
+        """Whether a pass succeeded, or a run was brought up to date, within the last three intervals."""
+        return time.monotonic() - self.alive < PATIENCE * self.every
+
+    def collect(self) -> Iterable[Any]:
+        """The counts, as prometheus_client collects them."""
+        from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+
+        for name, text, value in (
+            ("updated", "Runs brought up to date", self.updated),
+            ("corrupt", "Runs found unreadable", self.corrupt),
+            ("errors", "Runs and passes that failed for the tracking server's sake", self.errors),
+            ("notified", "Alerts delivered", self.notified),
+            ("not_notified", "Attempts to deliver an alert that failed", self.not_notified),
+            ("passes", "Passes over the tracking server that succeeded", self.passes),
+        ):
+            yield CounterMetricFamily(f"gradwatch_monitor_{name}", text, value=value)
+        for name, text, number in (
+            ("runs", "Watched runs on the tracking server, in the last pass", self.seen),
+            ("pass_seconds", "Seconds that the last pass took", self.pass_seconds),
+            ("last_success_timestamp_seconds", "Unix time of the last pass that succeeded", self.succeeded),
+        ):
+            yield GaugeMetricFamily(f"gradwatch_monitor_{name}", text, value=number)
+
+
+def serve(health: Health, host: str, port: int) -> WSGIServer:
+    """Answer `/metrics` (Prometheus) and `/healthz` (200 or 503) from a thread of its own.
+
+    Raises:
+        RunError: prometheus_client is not installed, or the address cannot be listened on.
+    """
+    try:
+        from prometheus_client import CollectorRegistry, make_wsgi_app
+    except ImportError:
+        raise RunError(
+            "prometheus_client is not installed: pip install 'gradwatch[service]', or pass --listen none"
+        ) from None
+    registry = CollectorRegistry()
+    registry.register(health)
+    metrics = make_wsgi_app(registry)
+
+    def app(environ: Any, start_response: Any) -> Iterable[bytes]:
+        path, status = environ["PATH_INFO"], "404 Not Found"
+        if path == "/metrics":
+            page: Iterable[bytes] = metrics(environ, start_response)
+            return page
+        if path == "/healthz":
+            status = "200 OK" if health.is_well() else "503 Service Unavailable"
+        start_response(status, [("Content-Type", "text/plain; charset=utf-8")])
+        return [status.encode() + b"\n"]
+
+    try:
+        server = make_server(host, port, app, handler_class=_Quiet)
+    except OSError as error:
+        raise RunError(f"cannot listen on {host}:{port} ({error.strerror}): choose another with --listen") from error
+    threading.Thread(target=server.serve_forever, name="gradwatch-health", daemon=True).start()
+    return server
+
+
+class _Quiet(WSGIRequestHandler):
+    """One that writes no line for each request, and gives up on a client that says nothing."""
+
+    timeout = 10
+
+    def log_message(self, format: str, *args: Any) -> None:
+        """Nothing."""
