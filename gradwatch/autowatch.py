@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import os
 import sys
+import threading
 import warnings
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from multiprocessing import util
 from types import FrameType
 from typing import Any
 
@@ -45,7 +47,10 @@ class AutoWatch:
     ) -> None:
         self.options, self.join, self.say = dict(options), join, say
         self.losses = losses
+        # of the last backward: whose step came first, how many calls it was, and their sum
+        self._last: tuple[weakref.ref[Watch] | None, int, Tensor | None] = (None, 0, None)
         self.seen = 0  # optimizers that stepped
+        self._threads: set[int] = set()  # in which they did
         self.foreign = False  # whether the script watches something itself
         self._known: weakref.WeakKeyDictionary[Optimizer, Watch | None] = weakref.WeakKeyDictionary()
         self._watches: list[Watch] = []
@@ -62,6 +67,8 @@ class AutoWatch:
         register_optimizer_step_post_hook(self._after)
         listen(self._under_scaler, self._clipped)
         os.register_at_fork(after_in_child=self._forked)
+        # a process of multiprocessing that was forked ends without atexit
+        util.register_after_fork(self, lambda auto: util.Finalize(None, auto.close, ("FINISHED",), exitpriority=0))
 
     def close(self, status: str) -> None:
         """End what is still open."""
@@ -105,9 +112,24 @@ class AutoWatch:
 
     def _begin(self, optimizer: Optimizer) -> None:
         watched = self._meet(optimizer)
-        loss = self.losses.take()
-        if watched is not None and loss is not None:
+        calls, loss = self.losses.since, self.losses.take()
+        if calls:
+            self._last = (None if watched is None else weakref.ref(watched)), calls, loss
+            if watched is not None and loss is not None:
+                watched.log_next(loss=loss)
+        elif watched is not None:
+            self._share_loss(watched)
+
+    def _share_loss(self, watched: Watch) -> None:
+        """Two models step after the same backward: of one call the loss is that of both, of several nobody knows."""
+        found, calls, loss = self._last
+        first = found() if found is not None else None
+        if first is watched or loss is None:
+            return
+        if calls == 1:
             watched.log_next(loss=loss)
+        elif first is not None and not first.closed:
+            first.log(loss=float("nan"))
 
     def _forked(self) -> None:
         """In a process that the script forked: its own optimizers are watched, not those of the parent (`ending`)."""
@@ -119,6 +141,7 @@ class AutoWatch:
 
     def _meet(self, optimizer: Optimizer) -> Watch | None:
         """The Watch that records this optimizer; a new one at its first step."""
+        self._threads.add(threading.get_ident())
         if optimizer in self._known:
             self.join(None)
             self._clips.clear()
@@ -191,6 +214,8 @@ class AutoWatch:
 
     def _close_lost(self, optimizer: Optimizer) -> None:
         """A model that the script has thrown away must not live on, and its run is over; not so if this one goes on."""
+        if self._threads != {threading.main_thread().ident}:
+            return  # another thread may be in the middle of a step
         watches = [w for w in self._watches if not w.closed and not w.holds([optimizer])]
         for each in lost(watches) if watches else ():
             self._close(each)

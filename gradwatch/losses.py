@@ -21,6 +21,7 @@ class Losses:
 
     def __init__(self) -> None:
         self.calls = 0  # of backward on a scalar
+        self.since = 0  # how many of them since the sum was last taken
         self._sum: Tensor | None = None
         self._known, self._frozen = True, False
         self._scaled: list[tuple[weakref.ref[Tensor], Tensor]] = []
@@ -34,7 +35,7 @@ class Losses:
     def take(self) -> Tensor | None:
         """The sum since the last call; None when there was none, or it is not known."""
         out = self._sum if self._known else None
-        self._sum, self._known, self._frozen = None, True, False
+        self._sum, self._known, self._frozen, self.since = None, True, False, 0
         self._scaled.clear()
         return out
 
@@ -68,6 +69,7 @@ class Losses:
         if threading.get_ident() != self._thread or self._frozen or torch.compiler.is_compiling():
             return
         self.calls += 1
+        self.since += 1
         for tensor in tensors:
             plain = next((true for scaled, true in self._scaled if scaled() is tensor), None)
             if plain is None and self._scaled:

@@ -109,7 +109,7 @@ class Watch:
     def log_next(self, **values: float | Tensor) -> None:
         """Add scalars to the step that is about to begin, as `log` does to the last one."""
         if not self._closed:
-            self._stepper.loop_clips.coming.update(values)
+            self._recorder.log_next(values)
 
     def clipped(self, params: Sequence[Tensor], values: Mapping[str, Any]) -> None:
         """The loop clipped the gradients of `params` for the coming step; `values` are what to record of it."""

@@ -32,7 +32,6 @@ class LoopClips:
     def __init__(self, optimizers: Sequence[Optimizer]) -> None:
         self._since: dict[Optimizer, dict[str, Any]] = {o: {} for o in optimizers}
         self.last: dict[str, Any] = {}  # what is known of the last ones
-        self.coming: dict[str, Any] = {}  # what else is to be recorded with the coming step
 
     def add(self, params: Sequence[Tensor], values: Mapping[str, Any]) -> None:
         """The gradients of `params` were clipped; `values` are what to record of it."""
@@ -44,7 +43,7 @@ class LoopClips:
 
     def take(self, optimizers: Sequence[Optimizer]) -> dict[str, Any]:
         """What to record with a step of `optimizers`; it is forgotten."""
-        out, self.coming = self.coming, {}
+        out: dict[str, Any] = {}
         if not self.last:
             return out
         for optimizer in optimizers:

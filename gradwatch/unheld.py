@@ -37,7 +37,6 @@ def _loosen(watch: Watch) -> Callable[[], bool]:
 
     What is returned holds it again, and returns whether it was there.
     """
-    watch._drain()
     stepper: Any = watch._stepper
     stepper._leave()
     stepper.source = watch._source  # which holds the model; here it lasts as long as the optimizers do

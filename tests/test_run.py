@@ -30,7 +30,7 @@ STEPS = {
     "loose": [15],
     "two_kinds": [15, 15],
 }
-SILENT = ("by_hand", "spawns", "clips_itself")  # compared with plain Python, not with the oracle
+SILENT = ("by_hand", "spawns", "clips_itself", "two_losses")  # compared with plain Python, not with the oracle
 CLIPS = [["--clip", "ClipByGlobalNorm(0.1)"], ["--script-clip", "replace"], ["--script-clip", "replace", "--clip",
          "ClipByGlobalNorm(0.5)"]]  # fmt: skip
 
@@ -117,6 +117,14 @@ def test_two_models_are_two_parts_of_one_run(folders):
     assert set(history.lanes()) == {"Generator", "Discriminator"}
     assert history.layers[0] == "Discriminator.0.weight"
     assert history.run.name == "gan"
+
+
+def test_no_model_gets_the_loss_of_another(folders):
+    lanes = one(folders["watched"]["two_losses"]).lanes()
+    printed = np.loadtxt(folders["plain"]["two_losses"] / "stdout")
+    for name, true in zip(("first", "second"), printed.T, strict=True):
+        recorded = lanes[name].total(f"loss/{name}" if f"loss/{name}" in lanes[name].logged else "loss")
+        np.testing.assert_allclose(recorded, true, rtol=1e-6)
 
 
 def test_the_optimizers_of_one_model_share_a_watch_and_its_steps(folders):

@@ -2,9 +2,11 @@
 
 import io
 import os
+import shlex
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -273,13 +275,76 @@ dist.destroy_process_group()
 """
 
 
+def documented(tmp_path, launcher, *own):
+    """Run the line of docs/run.md that begins with this launcher, with options of the launcher's `own` for the test."""
+    text = (Path(__file__).parents[1] / "docs/run.md").read_text()
+    (line,) = [line for line in text.splitlines() if line.startswith(f"$ {launcher} ")]
+    words = shlex.split(line)
+    return subprocess.run([sys.executable, *own, *words[words.index("-m") :]], cwd=tmp_path, capture_output=True,
+                          text=True, env=environment(), timeout=120, check=False)  # fmt: skip
+
+
+ACCELERATED = """
+import torch
+from accelerate import Accelerator
+accelerator = Accelerator(cpu=True)
+torch.manual_seed(0)
+model = torch.nn.Linear(4, 1)
+model, optimizer = accelerator.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
+for _ in range(6):
+    optimizer.zero_grad()
+    accelerator.backward(model(torch.randn(8, 4)).square().mean())
+    optimizer.step()
+    print(model.weight.grad.norm().item())
+"""
+
+
+def test_under_accelerate(tmp_path):
+    pytest.importorskip("accelerate")
+    (tmp_path / "train.py").write_text(ACCELERATED)
+    plain = ("--num_processes", "1", "--num_machines", "1", "--mixed_precision", "no", "--dynamo_backend", "no")
+    done = documented(tmp_path, "accelerate", "-m", "accelerate.commands.launch", "--cpu", *plain)
+    assert done.returncode == 0, done.stderr
+    np.testing.assert_allclose(one(tmp_path).layer("grad_norm")[:, 0], np.array(done.stdout.split(), float), rtol=1e-5)
+
+
+COMMAND_LINES = {
+    "hydra": """
+import hydra
+@hydra.main(version_base=None, config_path=None)
+def main(settings):
+    train(settings.lr)
+main()
+""",
+    "fire": """
+import fire
+fire.Fire(lambda lr: train(lr))
+""",
+}
+
+
+@pytest.mark.parametrize(
+    ("library", "words"), [("hydra", ["+lr=0.25", "hydra.run.dir=out"]), ("fire", ["--lr", "0.25"])]
+)
+def test_scripts_that_leave_their_command_line_to_a_library(tmp_path, library, words):
+    pytest.importorskip(library)
+    (tmp_path / "script.py").write_text(
+        "import torch\ndef train(lr):\n    model = torch.nn.Linear(2, 1)\n"
+        "    optimizer = torch.optim.SGD(model.parameters(), lr=lr)\n    for _ in range(4):\n"
+        "        optimizer.zero_grad(); model(torch.ones(1, 2)).sum().backward(); optimizer.step()\n"
+        "    print('trained')\n" + COMMAND_LINES[library]
+    )
+    done = run(tmp_path, "--log", "none", "script.py", *words)
+    assert (done.returncode, done.stdout) == (0, "trained\n"), done.stderr
+    assert list(one(tmp_path).total("lr")) == [0.25] * 4
+
+
 def test_under_torchrun_one_rank_writes_what_all_have(tmp_path):
-    (tmp_path / "ddp.py").write_text(DDP)
-    (tmp_path / "gradwatch.toml").write_text('log = "none"\n')
-    done = run(tmp_path, "--every", "2", "ddp.py", launcher=("-m", "torch.distributed.run", "--nproc-per-node", "2",
-               "--master-port", str(20000 + os.getpid() % 20000), "-m", "gradwatch"))  # fmt: skip
+    (tmp_path / "train.py").write_text(DDP)
+    done = documented(tmp_path, "torchrun", "-m", "torch.distributed.run", "--nproc-per-node", "2",
+                      "--master-port", str(20000 + os.getpid() % 20000))  # fmt: skip
     assert done.returncode == 0, done.stderr
     history = one(tmp_path)
     assert history.layers == ("weight", "bias")
-    np.testing.assert_allclose(history.layer("grad_norm")[:, 0], np.array(done.stdout.split(), float), rtol=1e-5)
+    np.testing.assert_allclose(history.layer("clipped_norm")[:, 0], np.array(done.stdout.split(), float), rtol=1e-5)
     assert done.stderr.count("gradwatch: watching") == 1
