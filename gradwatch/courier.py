@@ -39,6 +39,7 @@ from gradwatch.stores.files import (
     read_run,
     write_json,
 )
+from gradwatch.stores.keys import LEAST_POINTS, MAX_POINTS
 from gradwatch.stores.parts import PARTS, deliverable_parts, home_of, is_shared, read_facts
 from gradwatch.stores.views import view_url
 from gradwatch.uri import public_uri
@@ -70,6 +71,7 @@ class Courier:
         self.told: dict[str, str] = {}  # the tags that say what was found, as MLflow has them
         self.cursor = Cursor.read(folder)
         self.sender: Sender | None = None  # while it is connected
+        self.most = MAX_POINTS  # of the next request
 
     def deliver(self, wait: float = 0.0) -> Outcome:
         """One pass: everything that is due now. `wait` seconds for another courier of this folder to finish.
@@ -91,6 +93,8 @@ class Courier:
             try:
                 return self._pass(run)
             except BaseException:
+                if self.sender is not None:  # a server that is slow gets more done with less at a time
+                    self.most = max(LEAST_POINTS, self.sender.most // 2)
                 self.sender = None
                 raise
 
@@ -164,7 +168,7 @@ class Courier:
                 self._upload(client, self.folder / name)
         if self.part:
             store.upload(client, str(cursor.run_id), self.home / PARTS)
-        self.sender = Sender(self.folder, client, cursor, self.moved)
+        self.sender = Sender(self.folder, client, cursor, self.moved, self.most)
         return True
 
     def _find_run(self, client: MlflowClient, uri: str, run: Run) -> None:

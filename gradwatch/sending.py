@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from gradwatch.cursor import Cursor
 from gradwatch.history import History, concat
 from gradwatch.stores.files import last_part, read_run
-from gradwatch.stores.keys import Nonfinite, batches, windows
+from gradwatch.stores.keys import MAX_POINTS, Nonfinite, batches, windows
 
 if TYPE_CHECKING:
     from mlflow.tracking import MlflowClient
@@ -21,8 +21,16 @@ log = logging.getLogger("gradwatch")
 class Sender:
     """Sends the points of the run in `folder`; keeps what it has read of the open window, so memory stays small."""
 
-    def __init__(self, folder: Path, client: MlflowClient, cursor: Cursor, moved: Callable[[int], None]) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        client: MlflowClient,
+        cursor: Cursor,
+        moved: Callable[[int], None] = lambda _: None,
+        most: int = MAX_POINTS,
+    ) -> None:
         self.folder, self.client, self.moved = folder, client, moved
+        self.most = most  # points of one request: twice as many after each that was answered
         self.pending: History | None = None
         self.read_to = cursor.last_part
         self.reads: list[tuple[int, int]] = []  # (part, last step read with it), to know which parts are finished
@@ -45,7 +53,7 @@ class Sender:
             start=cursor.next_step,
             nonfinite=Nonfinite(*cursor.nonfinite),
         )
-        for batch in batches(found):
+        for batch in batches(found, lambda: self.most):
             points = [point for window in batch for point in window.points]
             store.log_points(self.client, str(cursor.run_id), points)
             state = batch[-1].nonfinite
@@ -55,6 +63,7 @@ class Sender:
             cursor.last_part = max([p for p, step in self.reads if step < cursor.next_step], default=cursor.last_part)
             cursor.save(self.folder)
             self.moved(cursor.next_step)
+            self.most = min(MAX_POINTS, 2 * self.most)
             self.keys.update(point.key for point in points)
         self.pending = history.take(history.step >= cursor.next_step)
         self.reads = [(part, step) for part, step in self.reads if part > cursor.last_part]

@@ -161,6 +161,22 @@ def test_a_run_deleted_under_its_courier_is_said_with_the_way_back(server, proxy
     all_there(server[1], folder)
 
 
+def test_a_server_too_slow_for_large_requests_gets_smaller_ones(server, proxy, tmp_path):
+    """It takes a second for 100 points: a request of 1,000 is never answered in time, however often it is sent."""
+
+    def slow(exchange):
+        if "log-batch" in exchange.path:
+            time.sleep(int(exchange.headers["Content-Length"]) / 10_000)
+        ok(exchange)
+
+    proxy.always = slow
+    folder = run_for(proxy, tmp_path, name="slow", steps=80)
+    (outcome,) = follow(folder, poll=0.01)
+    assert outcome.done
+    assert proxy.met["slow"] < 100
+    all_there(server[1], folder)
+
+
 @pytest.mark.parametrize("direct", [False, True])
 def test_a_database_that_others_lock(server, proxy, tmp_path, direct):
     """Through the server the client gives up first, sends again, and the server carries out both."""

@@ -25,7 +25,8 @@ from numpy.typing import NDArray
 from gradwatch.history import Floats, History
 
 MAX_NAME = 250
-MAX_POINTS = 1_000  # of one request
+MAX_POINTS = 1_000  # of one request, which is as many as MLflow takes,
+LEAST_POINTS = 50  # and of one to a server that is too slow for more
 SPARSE = 0.2  # what was logged in at most this share of a window's steps keeps every value
 FEW_BLOCKS = 8  # a grouping this coarse hides the model: the next finer level is merged into ranges instead
 _NUMBER = re.compile(r"(?<![^.])\d+(?![^.])")
@@ -234,12 +235,12 @@ def _name(history: History, layers: NDArray[np.bool_]) -> str:
     return history.layers[int(layers.argmax())] if layers.any() else ""
 
 
-def batches(found: Iterable[Window]) -> Iterator[list[Window]]:
-    """Whole windows, as many as fit in one request of 1,000 points."""
+def batches(found: Iterable[Window], most: Callable[[], int] = lambda: MAX_POINTS) -> Iterator[list[Window]]:
+    """Whole windows, as many as fit in one request of `most()` points, but one at least."""
     batch: list[Window] = []
     size = 0
     for window in found:
-        if batch and size + len(window.points) > MAX_POINTS:
+        if batch and size + len(window.points) > most():
             yield batch
             batch, size = [], 0
         batch.append(window)
