@@ -38,6 +38,7 @@ from gradwatch.stores.files import (
 from gradwatch.stores.keys import Nonfinite, batches, windows
 from gradwatch.stores.parts import PARTS, deliverable_parts, home_of, is_shared, read_facts
 from gradwatch.stores.views import view_url
+from gradwatch.untrusted import is_plain_file
 from gradwatch.uri import public_uri
 
 if TYPE_CHECKING:
@@ -179,7 +180,7 @@ class Courier:
             store.describe(client, str(cursor.run_id), run)
         self.client = client
         for name in (MANIFEST, "model.txt"):
-            if (self.folder / name).exists():
+            if is_plain_file(self.folder / name):
                 self._upload(self.folder / name)
         if self.part:
             store.upload(client, str(cursor.run_id), self.home / PARTS)

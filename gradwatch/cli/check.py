@@ -28,6 +28,7 @@ def check(ctx: click.Context, run: str, fail_on: str, kind: str, following: bool
     from gradwatch.report.checked import render_check_json, render_check_text, render_github
     from gradwatch.rules import diagnose
     from gradwatch.stores import open_histories
+    from gradwatch.untrusted import terminal
 
     if following:
         from gradwatch.diagnosis import follow
@@ -41,6 +42,6 @@ def check(ctx: click.Context, run: str, fail_on: str, kind: str, following: bool
     render = {"text": render_check_text, "json": render_check_json, "github": render_github}[kind]
     click.echo(render(history.run.name, findings), nl=False)
     for problem in history.problems:
-        click.echo(f"incomplete: {problem}", err=True)
+        click.echo(terminal(f"incomplete: {problem}"), err=True)
     failing = ("error",) if fail_on == "error" else ("error", "warning")
     ctx.exit(int(any(finding.severity in failing for finding in findings)))

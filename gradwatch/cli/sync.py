@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import click
 
 from gradwatch.errors import RunError
+from gradwatch.untrusted import terminal
 
 if TYPE_CHECKING:
     from gradwatch.courier import Outcome
@@ -69,5 +70,6 @@ def _progress(folder: Path, tracking_uri: str | None) -> Iterator[Outcome]:
 
 def _shown(outcome: Outcome) -> Outcome:
     how = "delivered" if outcome.done else f"NOT delivered: {outcome.error}" if outcome.error else "delivered so far"
-    click.echo(f"{outcome.folder}: {how}" + (f", {outcome.url}" if outcome.url and not outcome.error else ""))
+    where = f", {outcome.url}" if outcome.url and not outcome.error else ""
+    click.echo(terminal(f"{outcome.folder}: {how}{where}"))
     return outcome

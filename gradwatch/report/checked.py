@@ -6,8 +6,9 @@ import json
 from collections.abc import Sequence
 
 from gradwatch.report.findings import counts_text, evidence_text, finding_lines
-from gradwatch.report.text import plain, printable
+from gradwatch.report.text import plain
 from gradwatch.rules import Finding
+from gradwatch.untrusted import printable, terminal
 
 _GITHUB = {"error": "error", "warning": "warning", "note": "notice"}
 
@@ -17,7 +18,7 @@ def render_check_text(run: str, findings: Sequence[Finding]) -> str:
     lines = [f"{run}: {counts_text(findings) or 'no findings'}"]
     for finding in findings:
         lines += ["", *finding_lines(finding)]
-    return "\n".join(map(printable, lines)) + "\n"
+    return "\n".join(map(terminal, lines)) + "\n"
 
 
 def render_check_json(run: str, findings: Sequence[Finding]) -> str:
@@ -39,7 +40,7 @@ def render_github(run: str, findings: Sequence[Finding]) -> str:
 def _message(finding: Finding) -> str:
     follows = ", ".join(consequence.summary for consequence in finding.consequences)
     lines = [finding.cause, finding.cure, evidence_text(finding), follows and f"What follows from it: {follows}"]
-    return "\n".join(filter(None, lines))
+    return "\n".join(printable(line) for line in lines if line)
 
 
 def _data(text: str) -> str:
@@ -47,4 +48,4 @@ def _data(text: str) -> str:
 
 
 def _property(text: str) -> str:
-    return _data(text).replace(":", "%3A").replace(",", "%2C")
+    return _data(printable(text)).replace(":", "%3A").replace(",", "%2C")

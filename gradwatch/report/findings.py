@@ -10,6 +10,7 @@ from gradwatch.report.build import percent
 from gradwatch.report.suggest import Suggestion
 from gradwatch.rules import Finding
 from gradwatch.rules.finding import RANK
+from gradwatch.untrusted import expression
 from gradwatch.whatif import Outcome
 
 MOST_NAMES = 4
@@ -118,7 +119,4 @@ def _end_of_call(text: str, opening: int) -> int | None:
 
 
 def _is_code(text: str) -> bool:
-    try:
-        return isinstance(ast.parse(text, mode="eval").body, ast.Call)
-    except (SyntaxError, ValueError, RecursionError, MemoryError):
-        return False
+    return isinstance(expression(text), ast.Call)

@@ -20,6 +20,7 @@ from gradwatch.report.findings import (
     where_text,
 )
 from gradwatch.rules import Finding
+from gradwatch.untrusted import markdown, terminal
 from gradwatch.whatif import CAVEAT
 
 if TYPE_CHECKING:
@@ -114,12 +115,7 @@ def _text(text: str, style: str = "") -> Text:
     """Text without markup and without control characters."""
     from rich.text import Text
 
-    return Text(printable(text), style=style)
-
-
-def printable(text: str) -> str:
-    """Text without control characters: a layer's name must not steer the terminal."""
-    return "".join(sign if sign.isprintable() else "�" for sign in text)
+    return Text(terminal(text), style=style)
 
 
 # ---------------------------------------------------------------------------------------------------- files
@@ -127,7 +123,7 @@ def printable(text: str) -> str:
 
 def render_markdown(report: Report) -> str:
     """The report as Markdown: the comparison, or one run's head and layers."""
-    lines = [f"# {_md(report.title)}", ""]
+    lines = [f"# {markdown(report.title)}", ""]
     if report.comparison is not None:
         lines += [*markdown_comparison(report.comparison, report.winners, report.notes), "", "## Runs", ""]
         lines += _md_table(["run", "policy", "verdict"], [[run.name, run.policy, run.verdict] for run in report.runs])
@@ -137,14 +133,14 @@ def render_markdown(report: Report) -> str:
         lines += [*_md_finding(finding), ""]
     for suggestion in run.suggestions:
         head, *reasons = suggestion_lines(suggestion)
-        lines += [f"**{_md(head)}**", "", *(f"- {_md(reason)}" for reason in reasons), ""]
+        lines += [f"**{markdown(head)}**", "", *(f"- {markdown(reason)}" for reason in reasons), ""]
     lines += [*_md_table(["", ""], [[word, value] for word, value in head_lines(run)]), ""]
-    lines += [f"- incomplete: {_md(problem)}" for problem in run.problems]
-    lines += [f"- {_md(run.reduced)}"] if run.reduced else []
+    lines += [f"- incomplete: {markdown(problem)}" for problem in run.problems]
+    lines += [f"- {markdown(run.reduced)}"] if run.reduced else []
     lines += ["", *_md_table(list(LAYER_HEADERS), layer_cells(run.layers))]
     if run.what_if:
         lines += ["", "## What another threshold would have done", ""]
-        lines += [*_md_table(list(WHAT_IF_HEADERS), what_if_cells(run.what_if)), "", _md(CAVEAT)]
+        lines += [*_md_table(list(WHAT_IF_HEADERS), what_if_cells(run.what_if)), "", markdown(CAVEAT)]
     return "\n".join(lines) + "\n"
 
 
@@ -171,12 +167,12 @@ def render_json(report: Report) -> str:
 
 def markdown_comparison(frame: pd.DataFrame, winners: Sequence[Winner], notes: Sequence[str]) -> list[str]:
     """The winners, the table and the notes as lines of Markdown."""
-    said = [[_md(line) for line in winner_lines(one)] for one in winners]
+    said = [[markdown(line) for line in winner_lines(one)] for one in winners]
     return [
         *(line for lines in said for line in (" ".join(lines), "")),
         *_md_table(*comparison_cells(frame)),
         "",
-        *(f"- {_md(note)}" for note in notes),
+        *(f"- {markdown(note)}" for note in notes),
     ]
 
 
@@ -206,18 +202,11 @@ def plain(value: Any) -> Any:
 def _md_finding(finding: Finding, indent: str = "") -> list[str]:
     """A finding as a list item, what follows from it as items below."""
     said = [where_text(finding), evidence_text(finding), finding.cause, finding.cure]
-    lines = [f"{indent}- **{finding.severity}: {_md(finding.summary)}**"]
-    lines += [f"{indent}  - {_md(line)}" for line in said if line]
+    lines = [f"{indent}- **{finding.severity}: {markdown(finding.summary)}**"]
+    lines += [f"{indent}  - {markdown(line)}" for line in said if line]
     return lines + [line for other in finding.consequences for line in _md_finding(other, indent + "  ")]
-
-
-def _md(text: str) -> str:
-    """Text that Markdown shows as it is."""
-    for sign in "\\`*_[]<>|#":
-        text = text.replace(sign, f"\\{sign}")
-    return " ".join(text.split())
 
 
 def _md_table(headers: list[str], rows: Rows) -> list[str]:
     lines = [headers, ["---"] * len(headers), *rows]
-    return ["| " + " | ".join(cell if cell == "---" else _md(cell) for cell in line) + " |" for line in lines]
+    return ["| " + " | ".join(cell if cell == "---" else markdown(cell) for cell in line) + " |" for line in lines]
