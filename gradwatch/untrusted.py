@@ -23,6 +23,7 @@ MAX_COUNT = 2**31 - 1  # of attempts, settings and process ids
 MAX_COLUMNS = 10_000  # of a Parquet part
 MAX_FOOTER = 16 << 20  # bytes of a part's own description
 MAX_GROUP_VALUES = 1 << 27  # rows x columns of a row group, and of a table made of one: 0.5 GB
+MAX_JOINT_VALUES = 1 << 28  # steps x layers x quantities of parts that have few layers in common: 1 GB
 MAX_STEPS_VALUES = 1 << 28  # rows x columns of a run's steps table: 2 GB
 MAX_DOWNLOAD = 64 << 30  # bytes of the files that are fetched of an MLflow run
 
@@ -80,6 +81,11 @@ def terminal(text: str) -> str:
 def markdown(text: str) -> str:
     """Text in one line that Markdown shows as it is: no element, no link, no picture."""
     return _MARKDOWN.sub(r"\\\1", printable(" ".join(text.split())))
+
+
+def formula_free(value: Any) -> Any:
+    """A cell of a CSV file that no spreadsheet takes for a formula (OWASP, CSV injection); numbers stay as they are."""
+    return f"'{value}" if isinstance(value, str) and value.lstrip().startswith(("=", "+", "-", "@")) else value
 
 
 def expression(text: str | None) -> ast.expr | None:

@@ -37,7 +37,19 @@ FLOORS = [
     {"cli"},
 ]
 FLOOR = {name: number for number, names in enumerate(FLOORS, start=1) for name in names}
-READ_SIDE = {"history", "formulas", "rules", "compare", "whatif", "report", "stores", "cli", "uri", "untrusted", "errors"}
+READ_SIDE = {
+    "history",
+    "formulas",
+    "rules",
+    "compare",
+    "whatif",
+    "report",
+    "stores",
+    "cli",
+    "uri",
+    "untrusted",
+    "errors",
+}
 TRAIN_SIDE = {
     "ring", "sharding", "layout", "grads", "weights", "fused", "layers", "policies", "recorder", "stepping", "oneshot",
     "ranknorms", "delivery", "sharing", "session", "watching", "hooks", "torch_calls", "scaling",

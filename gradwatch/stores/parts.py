@@ -134,7 +134,8 @@ def read_facts(shared: Path) -> dict[str, Any]:
 def read_whole(folder: Path, parts: Sequence[Path] | None = None, at_most: int | None = None) -> History:
     """The run in `folder`; of one with several parts, all of them, or those in the folders `parts`.
 
-    A run of more than `at_most` values is reduced, or those of its parts that hold more than their share.
+    A run of more than `at_most` values is reduced, or those of its parts that hold more than their share: of N parts
+    the N-th of the steps and the N-th of the layers, for a row of one part has all layers.
 
     Rows are by step, then part: each part counts its own steps, and a row's `optimizer` names its part. What a part
     logged is called after it (`loss/G`). Parts that cannot be read are named in `problems`.
@@ -149,7 +150,7 @@ def read_whole(folder: Path, parts: Sequence[Path] | None = None, at_most: int |
     folders = part_folders(folder) if parts is None else parts
     for path in folders:
         try:
-            found.append(_named(read_run(path, at_most=at_most and at_most // len(folders))))
+            found.append(_named(read_run(path, at_most=at_most and at_most // len(folders) ** 2)))
         except RunError as error:
             problems.append(str(error))
     if not found:

@@ -24,6 +24,7 @@ from gradwatch.untrusted import (
     MAX_COUNT,
     MAX_FOOTER,
     MAX_GROUP_VALUES,
+    MAX_JOINT_VALUES,
     MAX_LANES,
     MAX_LAYERS,
     MAX_NAME,
@@ -61,7 +62,7 @@ def layers_blocks(path: Path, run: Run, start: int = 0) -> Iterator[History]:
             block = _tile(file.read_row_group(group), run)
             if block is None or (held is not None and _goes_on(held, block)):
                 rest = groups[i if held is None else i - 1 :]
-                _require_size(file, rest, 2 * MAX_GROUP_VALUES)
+                _require_size(file, rest, MAX_GROUP_VALUES)
                 yield _pivot(file.read_row_groups(rest), run)
                 return
             if held is not None:
@@ -89,7 +90,7 @@ def require_alike(blocks: Sequence[History], what: Path) -> None:
     values = rows * len(layers) * len(quantities)
     if len(layers) > MAX_LAYERS:
         raise RunError(f"{what} holds {len(layers):,} layers, and at most {MAX_LAYERS:,} are read")
-    if values > max(MAX_GROUP_VALUES, MAX_LANES * held):
+    if values > max(MAX_JOINT_VALUES, 4 * held):
         raise RunError(f"{what}: {rows:,} steps whose {len(layers):,} layers have little in common are not read")
 
 
@@ -179,7 +180,7 @@ def _groups(file: pq.ParquetFile, start: int) -> list[int]:
     kept = []
     for group in range(file.num_row_groups):
         known = file.metadata.row_group(group).column(at).statistics
-        if known is None or not known.has_min_max or known.max >= start:
+        if start <= 0 or known is None or not known.has_min_max or known.max >= start:
             kept.append(group)
     return kept
 
@@ -221,7 +222,7 @@ def _pivot(table: pa.Table, run: Run) -> History:
     starts[1:] = (np.diff(step) != 0) | (np.diff(attempt) != 0) | (np.diff(who) != 0)
     row = np.cumsum(starts) - 1
     cells = int(starts.sum()) * len(names) * len(_quantities(table))
-    if cells > MAX_GROUP_VALUES and cells > MAX_LANES * table.num_rows * len(_quantities(table)):
+    if cells > max(MAX_GROUP_VALUES, 2 * table.num_rows * len(_quantities(table))):
         raise ValueError(f"its {int(starts.sum()):,} steps and {len(names):,} layers have little in common")
     per_layer = {}
     for name in _quantities(table):
