@@ -218,7 +218,7 @@ def test_the_page_may_run_only_its_own_scripts_and_load_nothing(view):
         const add = (tag, set) => document.body.append(Object.assign(document.createElement(tag), set));
         add("script", { textContent: "window.__pwned = 1" });
         add("img", { src: "https://example.com/a.png" });
-        document.body.insertAdjacentHTML("beforeend", "<a id=a onclick='window.__pwned = 2' href='javascript:__pwned=3'>");
+        document.body.insertAdjacentHTML("beforeend", "<a id=a onclick='__pwned=2' href='javascript:__pwned=3'>");
         document.getElementById("a").click();
         fetch("https://example.com/").catch(() => null);
     }""")

@@ -34,6 +34,7 @@ from gradwatch.untrusted import (
 )
 
 BYTES = 8  # of a value, as a part holds it unpacked
+MAX_SPREAD = 8  # cells of a table for each row of a part
 
 
 def steps_blocks(path: Path, run: Run, start: int = 0) -> Iterator[History]:
@@ -221,8 +222,9 @@ def _pivot(table: pa.Table, run: Run) -> History:
     starts = np.ones(len(step), bool)
     starts[1:] = (np.diff(step) != 0) | (np.diff(attempt) != 0) | (np.diff(who) != 0)
     row = np.cumsum(starts) - 1
-    cells = int(starts.sum()) * len(names) * len(_quantities(table))
-    if cells > max(MAX_GROUP_VALUES, 2 * table.num_rows * len(_quantities(table))):
+    used, column = np.unique(column, return_inverse=True)
+    names = [names[i] for i in used]
+    if int(starts.sum()) * len(names) > MAX_SPREAD * len(step) + MAX_LANES**2:
         raise ValueError(f"its {int(starts.sum()):,} steps and {len(names):,} layers have little in common")
     per_layer = {}
     for name in _quantities(table):
