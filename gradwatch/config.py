@@ -54,7 +54,10 @@ def find_config(start: Path | None = None) -> Config:
         if (parent / FILE).is_file():
             return Config(parent / FILE, _load(parent / FILE))
         if (parent / PROJECT).is_file():
-            table = _load(parent / PROJECT).get("tool", {}).get("gradwatch")
+            tool = _load(parent / PROJECT).get("tool", {})
+            table = tool.get("gradwatch") if isinstance(tool, Mapping) else None
+            if table is not None and not isinstance(table, Mapping):
+                raise RunError(f"{parent / PROJECT}: tool.gradwatch = {table!r}: wanted a table, [tool.gradwatch]")
             if table is not None:
                 return Config(parent / PROJECT, table)
     return Config()
@@ -70,4 +73,6 @@ def _load(path: Path) -> dict[str, Any]:
         table: dict[str, Any] = toml.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise RunError(f"{path} cannot be read: {error}") from error
+    except RecursionError:
+        raise RunError(f"{path} cannot be read: it is nested too deeply") from None
     return table

@@ -130,7 +130,7 @@ def test_a_settings_file(tmp_path_factory, text, name):
 
 REFS = st.one_of(
     st.text(), st.text("0123456789abcdef", min_size=31, max_size=33), st.text("./~\x00*[]'\"%:@\n\\ ", max_size=40),
-    st.sampled_from(["latest", "experiment:", "experiment:'", "file:///etc/passwd", "a" * 5000, "/" * 5000, "\x00", ""]),
+    st.sampled_from(["latest", "experiment:", "file:///etc/passwd", "a" * 5000, "/" * 5000, "\x00", ""]),
 )  # fmt: skip
 
 
@@ -182,7 +182,8 @@ JSON = st.recursive(
     max_leaves=12,
 )
 FIELDS = ["name", "created", "part", "layers", "optimizers", "clip", "renorm", "every", "total_steps", "window",
-          "mlflow_layers", "status", "ended", "attempt", "pid", "host", "tags", "params", "mlflow", "unheld", "format"]  # fmt: skip
+          "mlflow_layers", "status", "ended", "attempt", "pid", "host", "tags", "params", "mlflow", "unheld",
+          "format"]  # fmt: skip
 
 
 @fuzz(150, slow=4)
@@ -220,7 +221,8 @@ def test_the_rows_of_a_part(whole, data):
         path = list_parts(folder / table)[0].path
         rows = pq.read_table(path)
         count = data.draw(st.integers(0, 40))
-        rows = rows.take(data.draw(st.lists(st.integers(0, len(rows) - 1), min_size=count, max_size=count)))
+        taken = data.draw(st.lists(st.integers(0, len(rows) - 1), min_size=count, max_size=count))
+        rows = rows.take(pa.array(taken, pa.int64()))
         steps = data.draw(
             st.lists(st.one_of(st.integers(-1, 50), st.integers(0, 2**53)), min_size=count, max_size=count)
         )
