@@ -107,7 +107,7 @@ def figure(traces: list[dict[str, Any]], y: str, decades: float = 0, legend: boo
             "plot_bgcolor": "rgba(0,0,0,0)",
             "margin": {"l": 56, "r": 14, "t": 30 if legend else 10, "b": 42},
             "xaxis": {**axis, "title": {"text": "step", "standoff": 6}, "showgrid": False},
-            "yaxis": {**axis, "title": {"text": text(y), "standoff": 8}, **_scale(decades)},
+            "yaxis": {**axis, "title": {"text": text(short(y, 60)), "standoff": 8}, **_scale(decades)},
             **({"yaxis2": upper} if any(trace.get("yaxis") == "y2" for trace in traces) else {}),
             "showlegend": legend,
             "legend": {"orientation": "h", "x": 0, "y": 1.02, "yanchor": "bottom", "font": {"size": 11.5}},
