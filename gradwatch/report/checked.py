@@ -40,12 +40,12 @@ def render_github(run: str, findings: Sequence[Finding]) -> str:
 def _message(finding: Finding) -> str:
     follows = ", ".join(consequence.summary for consequence in finding.consequences)
     lines = [finding.cause, finding.cure, evidence_text(finding), follows and f"What follows from it: {follows}"]
-    return "\n".join(printable(line) for line in lines if line)
+    return "\n".join(filter(None, lines))
 
 
 def _data(text: str) -> str:
-    return text.replace("%", "%25").replace("\r", "%0D").replace("\n", "%0A")
+    return printable(text.replace("%", "%25").replace("\r", "%0D").replace("\n", "%0A"))
 
 
 def _property(text: str) -> str:
-    return _data(printable(text)).replace(":", "%3A").replace(",", "%2C")
+    return _data(text).replace(":", "%3A").replace(",", "%2C")
