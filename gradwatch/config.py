@@ -73,4 +73,6 @@ def _load(path: Path) -> dict[str, Any]:
         table: dict[str, Any] = toml.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise RunError(f"{path} cannot be read: {error}") from error
+    except RecursionError:
+        raise RunError(f"{path} cannot be read: it is nested too deeply") from None
     return table

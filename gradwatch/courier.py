@@ -42,6 +42,7 @@ from gradwatch.stores.files import (
 from gradwatch.stores.keys import LEAST_POINTS, MAX_POINTS
 from gradwatch.stores.parts import PARTS, deliverable_parts, home_of, is_shared, read_facts
 from gradwatch.stores.views import view_url
+from gradwatch.untrusted import is_plain_file
 from gradwatch.uri import public_uri
 
 if TYPE_CHECKING:
@@ -164,7 +165,7 @@ class Courier:
             cursor.attempt, cursor.done = run.attempt, False
             store.describe(client, str(cursor.run_id), run)
         for name in (MANIFEST, "model.txt"):
-            if (self.folder / name).exists():
+            if is_plain_file(self.folder / name):
                 self._upload(client, self.folder / name)
         if self.part:
             store.upload(client, str(cursor.run_id), self.home / PARTS)

@@ -6,7 +6,6 @@ Nothing here imports mlflow, waits for a network, or raises into the training.
 from __future__ import annotations
 
 import importlib.util
-import json
 import logging
 import os
 import subprocess
@@ -20,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from gradwatch.errors import GradwatchWarning
 from gradwatch.processes import is_gone
+from gradwatch.untrusted import read_json
 from gradwatch.uri import public_uri
 
 if TYPE_CHECKING:
@@ -171,7 +171,7 @@ def child_environment() -> dict[str, str]:
 def read_cursor(folder: Path) -> dict[str, Any]:
     """What the courier noted of its progress; empty before its first note."""
     try:
-        return dict(json.loads((folder / CURSOR).read_text()))
+        return dict(read_json(folder / CURSOR))
     except (OSError, ValueError, TypeError):
         return {}
 
@@ -193,7 +193,7 @@ def wait_delivered(folder: Path, timeout: float, courier: subprocess.Popen[bytes
 def is_done(cursor: dict[str, Any], folder: Path) -> bool:
     """Whether `cursor` says so of the run's present attempt: a resumed run has more to deliver."""
     try:
-        attempt = json.loads((folder / "run.json").read_text()).get("attempt", 0)
+        attempt = read_json(folder / "run.json").get("attempt", 0)
     except (OSError, ValueError, AttributeError):
         attempt = 0
     return bool(cursor.get("done")) and cursor.get("attempt", 0) == attempt

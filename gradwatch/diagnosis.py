@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import time
 from collections.abc import Sequence
@@ -19,6 +18,7 @@ from gradwatch.report.text import plain
 from gradwatch.rules import Finding, diagnose, headline
 from gradwatch.stores.files import FINDINGS, last_part, read_manifest, write_json
 from gradwatch.stores.parts import is_run, is_shared, part_folders, read_whole
+from gradwatch.untrusted import read_json
 
 log = logging.getLogger("gradwatch")
 
@@ -126,7 +126,7 @@ def write_findings(home: Path, name: str, findings: Sequence[Finding]) -> Path:
 
 def _read(path: Path) -> Any:
     try:
-        return json.loads(path.read_text())
+        return read_json(path)
     except (OSError, ValueError):
         return None
 

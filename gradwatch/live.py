@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import time
 import warnings
@@ -20,6 +19,7 @@ from gradwatch.rules.finding import RANK, Finding, Severity
 from gradwatch.rules.nonfinite import nonfinite
 from gradwatch.sharding import rank, world_size
 from gradwatch.stores.files import FINDINGS
+from gradwatch.untrusted import read_json
 
 log = logging.getLogger("gradwatch")
 
@@ -86,7 +86,7 @@ class Live:
             stamp = (stat.st_mtime_ns, stat.st_ino)
             if stamp == self._stamp:
                 return
-            found = [Finding.from_json(data) for data in json.loads(path.read_text())["findings"]]
+            found = [Finding.from_json(data) for data in read_json(path)["findings"]]
         except FileNotFoundError:
             return
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:

@@ -10,7 +10,7 @@ import pytest
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "gradwatch"
 FLOORS = [
-    {"errors", "ring", "uri", "sharding", "same", "running", "seeding", "processes"},
+    {"errors", "ring", "uri", "sharding", "same", "running", "seeding", "processes", "untrusted"},
     {"history", "formulas", "layout", "ranknorms", "hooks", "program", "ending"},
     {"grads", "fused", "torch_calls", "losses"},
     {
@@ -37,7 +37,19 @@ FLOORS = [
     {"cli"},
 ]
 FLOOR = {name: number for number, names in enumerate(FLOORS, start=1) for name in names}
-READ_SIDE = {"history", "formulas", "rules", "compare", "whatif", "report", "stores", "cli", "uri", "errors"}
+READ_SIDE = {
+    "history",
+    "formulas",
+    "rules",
+    "compare",
+    "whatif",
+    "report",
+    "stores",
+    "cli",
+    "uri",
+    "untrusted",
+    "errors",
+}
 TRAIN_SIDE = {
     "ring", "sharding", "layout", "grads", "weights", "fused", "layers", "policies", "recorder", "stepping", "oneshot",
     "ranknorms", "delivery", "sharing", "session", "watching", "hooks", "torch_calls", "scaling",
@@ -103,11 +115,65 @@ def test_mlflow_is_imported_in_one_place(path):
 
 @pytest.mark.parametrize("path", [p for p in INSIDE if room(p) in TRAIN_SIDE])
 def test_the_train_side_shares_only_the_waist(path):
-    shared = {"history", "formulas", "rules", "stores", "errors", "uri", "processes"}
+    shared = ({"history", "formulas", "rules", "stores", "errors", "uri", "processes", "untrusted"},)
     for module in imports(INSIDE[path]):
         parts = module.split(".")
         if parts[0] == "gradwatch" and len(parts) > 1:
             assert parts[1] in TRAIN_SIDE | shared, f"{path} imports {module} of the read side"
+
+
+# What turns data into code, or a string into a command line.
+DANGEROUS_MODULES = {"pickle", "dill", "cloudpickle", "joblib", "marshal", "shelve", "yaml", "xml", "jsonpickle"}
+DANGEROUS_CALLS = {
+    "eval", "exec", "compile", "__import__", "os.system", "os.popen", "subprocess.getoutput",
+    "subprocess.getstatusoutput", "pd.read_pickle", "torch.load",
+}  # fmt: skip
+# The script that the user asks to run is code: `program` compiles it, `launch` executes it. `launch` also adds an entry
+# to what multiprocessing itself pickles for a process that this script spawns: the train side, and no data of others.
+ALLOWED_CALLS = {("launch.py", "exec"), ("program.py", "compile")}
+
+
+def called(tree):
+    """Each call in a file with its name as written: `os.system`, `open`."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call):
+            yield ast.unparse(node.func), node
+
+
+def code_of_data(path, tree):
+    """What in a file would run data as code, or a string in a shell."""
+    found = [f"imports {m}" for m in imports(tree) if m.split(".")[0] in DANGEROUS_MODULES]
+    for name, call in called(tree):
+        words = {word.arg: ast.unparse(word.value) for word in call.keywords}
+        if name == "torch.load" and words.get("weights_only") == "True":
+            continue
+        if name in DANGEROUS_CALLS and (path, name) not in ALLOWED_CALLS:
+            found.append(f"calls {name}")
+        if words.get("shell", "False") != "False" or words.get("allow_pickle", "False") != "False":
+            found.append(f"calls {name} with a shell or a pickle")
+    return found
+
+
+@pytest.mark.parametrize("path", FILES)
+def test_data_is_never_run(path):
+    assert code_of_data(path, FILES[path]) == []
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "import pickle", "from yaml import load", "eval('1')", "exec(text)", "os.system(name)", "torch.load(path)",
+        "torch.load(path, weights_only=False)", "subprocess.run(text, shell=True)", "np.load(f, allow_pickle=True)",
+        "def f():\n    import marshal", "subprocess.Popen(text, shell=flag)",
+    ],
+)  # fmt: skip
+def test_what_would_run_data_is_seen(code):
+    assert code_of_data("history.py", ast.parse(code))
+
+
+@pytest.mark.parametrize(("path", "name"), sorted(ALLOWED_CALLS))
+def test_the_exceptions_are_needed(path, name):
+    assert [n for n, _ in called(FILES[path])].count(name) == 1
 
 
 @pytest.mark.parametrize(

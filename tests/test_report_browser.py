@@ -190,6 +190,45 @@ def test_hostile_names_stay_text(view, many):
     assert complaints == []
 
 
+PWN = "</script><script>__pwned=1</script><img src=x onerror=__pwned=1><svg onload=__pwned=1>\"'`"
+
+
+@pytest.mark.parametrize("many", [False, True])
+def test_no_name_runs_a_script_whatever_its_length(view, many):
+    names = (PWN, "\u202egnp.exe \u2028\u2029\x00", "x" * 10_000, f"{PWN * 50}{{{{7*7}}}}", "javascript:__pwned=1")
+    runs = [
+        make_history(steps=60, layers=names, logged=("loss", *names), name=names[i], clip=names[3 * i], nan_at=30,
+                     params={PWN: names[i], "seed": "0"})
+        for i in range(1 + many)
+    ]  # fmt: skip
+    page, complaints = view(render_html(build_report(runs)))
+    page.set_viewport_size({"width": 1280, "height": 60_000})  # a chart is drawn when it comes into view
+    wait_until_drawn(page)
+    assert page.evaluate("window.__pwned") is None
+    assert page.evaluate("document.images.length") == 0
+    assert page.evaluate("document.documentElement.scrollWidth") <= 1280
+    assert "\u202e" not in page.content()
+    assert complaints == []
+
+
+def test_the_page_may_run_only_its_own_scripts_and_load_nothing(view):
+    page, complaints = view(render_html(build_report([make_history(steps=20)])))
+    wait_until_drawn(page)
+    assert complaints == []
+    page.evaluate("""() => {
+        const add = (tag, set) => document.body.append(Object.assign(document.createElement(tag), set));
+        add("script", { textContent: "window.__pwned = 1" });
+        add("img", { src: "https://example.com/a.png" });
+        document.body.insertAdjacentHTML("beforeend", "<a id=a onclick='__pwned=2' href='javascript:__pwned=3'>");
+        document.getElementById("a").click();
+        fetch("https://example.com/").catch(() => null);
+    }""")
+    page.wait_for_timeout(300)
+    assert page.evaluate("window.__pwned") is None
+    refused = [text for text in complaints if "Content Security Policy" in text]
+    assert len(refused) >= 4
+
+
 def test_it_works_in_a_frame_without_rights(view):
     """As MLflow's artifact tab shows it: a blob in an iframe that may run scripts and nothing else."""
     page, complaints = view("<!doctype html><body></body>")

@@ -12,6 +12,7 @@ import click
 from gradwatch import __version__
 from gradwatch.delivery import MLFLOW_SETTINGS
 from gradwatch.errors import GradwatchError
+from gradwatch.untrusted import terminal
 
 COMMANDS = {
     "run": "Run a training script as it is, watched: no edits.",
@@ -74,7 +75,11 @@ class Commands(click.Group):
         try:
             return super().invoke(ctx)
         except GradwatchError as error:
-            raise Failure(" ".join(str(error).split())) from error
+            raise Failure(terminal(" ".join(str(error).split()))) from error
+        except MemoryError as error:
+            raise Failure(
+                f"there is not enough memory for this: {terminal(str(error)) or 'nothing was read'}"
+            ) from error
         except KeyboardInterrupt:
             ctx.exit(130)
 

@@ -29,6 +29,7 @@ def check(ctx: click.Context, run: str, fail_on: str, kind: str, following: bool
     from gradwatch.report.checked import render_check_json, render_check_text, render_github
     from gradwatch.rules import diagnose
     from gradwatch.stores import open_histories
+    from gradwatch.untrusted import terminal
 
     if following:
         from gradwatch.diagnosis import follow
@@ -43,6 +44,6 @@ def check(ctx: click.Context, run: str, fail_on: str, kind: str, following: bool
     click.echo(render(history.run.name, findings), nl=False)
     how = state(history)
     for problem in (f"the run {how}", *history.problems) if how.startswith(CRASHED) else history.problems:
-        click.echo(f"incomplete: {problem}", err=True)
+        click.echo(terminal(f"incomplete: {problem}"), err=True)
     failing = ("error",) if fail_on == "error" else ("error", "warning")
     ctx.exit(int(any(finding.severity in failing for finding in findings)))

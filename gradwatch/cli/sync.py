@@ -14,6 +14,7 @@ import click
 
 from gradwatch.delivery import MLFLOW_SETTINGS
 from gradwatch.errors import RunError
+from gradwatch.untrusted import terminal
 
 if TYPE_CHECKING:
     from gradwatch.cursor import Outcome
@@ -77,5 +78,6 @@ def _progress(folder: Path, everything: bool, tracking_uri: str | None) -> Itera
 
 def _shown(outcome: Outcome) -> Outcome:
     how = "delivered" if outcome.done else f"NOT delivered: {outcome.error}" if outcome.error else "delivered so far"
-    click.echo(f"{outcome.folder}: {how}" + (f", {outcome.url}" if outcome.url and not outcome.error else ""))
+    where = f", {outcome.url}" if outcome.url and not outcome.error else ""
+    click.echo(terminal(f"{outcome.folder}: {how}{where}"))
     return outcome

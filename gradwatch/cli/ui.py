@@ -11,6 +11,7 @@ from pathlib import Path
 import click
 
 from gradwatch.errors import RunError
+from gradwatch.untrusted import terminal
 
 # Measured: one worker starts in a third of the time and answers without the 44 ms of Nagle's algorithm; without the
 # job consumers the server takes 0.4 GiB instead of 2.5.
@@ -41,7 +42,7 @@ def ui(port: int, store: str | None) -> None:
 
     uri = existing_store(_uri(store))
     for experiment, name in watched_experiments(uri).items():
-        click.echo(f"{name}: {view_url(uri, experiment, f'http://127.0.0.1:{port}')}")
+        click.echo(terminal(f"{name}: {view_url(uri, experiment, f'http://127.0.0.1:{port}')}"))
     if uri.startswith("http"):
         click.echo("The store is a server already: open one of these addresses.")
         return

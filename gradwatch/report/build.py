@@ -16,6 +16,7 @@ from gradwatch.history import Floats, History, loop_clips
 from gradwatch.processes import is_gone
 from gradwatch.report.suggest import Suggestion, suggest
 from gradwatch.rules import Finding, diagnose, verdict
+from gradwatch.untrusted import expression
 from gradwatch.whatif import Outcome, what_if
 
 if TYPE_CHECKING:
@@ -270,12 +271,12 @@ def threshold(text: str | None) -> float | None:
 
     Only ClipByGlobalNorm limits that norm, alone or in a chain. The text is parsed, never evaluated.
     """
-    with suppress(SyntaxError, ValueError, RecursionError, MemoryError):
-        return _global_limit(ast.parse(text or "", mode="eval").body)
+    with suppress(ValueError, TypeError, OverflowError, RecursionError):
+        return _global_limit(expression(text))
     return None
 
 
-def _global_limit(node: ast.AST) -> float | None:
+def _global_limit(node: ast.AST | None) -> float | None:
     if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Name):
         return None
     if node.func.id == "chain":

@@ -15,6 +15,7 @@ from gradwatch.report.build import clip_rate, percent, quantity_text
 from gradwatch.report.figures import NO_POLICY_COLOR, PALETTE, Chart, decades, faded, figure, line, marks
 from gradwatch.report.multiples import heat_multiples
 from gradwatch.report.shrink import bucket_mean
+from gradwatch.untrusted import printable
 
 POINTS_PER_CHART = 24_000
 DASHES = ("solid", "dash", "dot", "dashdot")
@@ -80,7 +81,7 @@ def _overlay(
     bands, thin_lines, bold_lines, crosses = [], [], [], []
     lanes = _lanes(runs) if name in STEP_COLUMNS else [""]  # what was logged is one series, whoever stepped
     for i, (policy, group) in enumerate(members.items()):
-        style: dict[str, Any] = {"legendgroup": policy, "hovertemplate": "step %{x}: %{y:.4g}"}
+        style: dict[str, Any] = {"legendgroup": printable(policy), "hovertemplate": "step %{x}: %{y:.4g}"}
         for lane, dash, part in _split(group, lanes):
             for history in part:
                 y = history.total(name)
@@ -96,7 +97,7 @@ def _overlay(
                 )
         bad = np.unique(np.concatenate([history.step[nonfinite_rows(history)] for history in group]))
         if name == "grad_norm" and len(bad):
-            crosses.append(marks(bad, policy, shades[policy], 0.98 - 0.04 * i, legendgroup=policy))
+            crosses.append(marks(bad, policy, shades[policy], 0.98 - 0.04 * i, legendgroup=printable(policy)))
     note = f"Bold: the {'geometric ' if log else ''}mean over the seeds; thin: each run." if bold_lines else ""
     note += " Shaded: from the lowest to the highest seed." if bands else ""
     note += " Crosses: steps in which a run was non-finite." if crosses else ""
@@ -128,7 +129,7 @@ def _band(group: list[History], name: str, log: bool, color: str, policy: str) -
     low = np.fmin.reduceat(np.fmin.reduce(values[:, logged]), starts)
     high = np.fmax.reduceat(np.fmax.reduce(values[:, logged]), starts)
     middle = longest.step[logged[(starts + np.append(starts[1:], len(logged)) - 1) // 2]]
-    style: dict[str, Any] = {"width": 0, "mode": "lines", "legendgroup": policy, "hoverinfo": "skip"}
+    style: dict[str, Any] = {"width": 0, "mode": "lines", "legendgroup": printable(policy), "hoverinfo": "skip"}
     lower = line(middle, low, f"{policy} · lowest", color, **style)
     upper = line(middle, high, f"{policy} · highest", color, fill="tonexty", fillcolor=faded(color), **style)
     return [lower, upper]
@@ -160,7 +161,7 @@ def _rates(members: dict[str, list[History]], shades: dict[str, str]) -> Chart:
             for history in part:
                 rows, share = bucket_mean(history.total("clip_rate"), 40)
                 trace = line(history.step[rows], 100 * share, f"{policy} · {history.run.name}{lane}", shades[policy],
-                             width=1.4, line=dash, legendgroup=policy,
+                             width=1.4, line=dash, legendgroup=printable(policy),
                              hovertemplate="step %{x}: %{y:.3g} %")  # fmt: skip
                 traces.append({**trace, "opacity": 0.55 if len(part) > 1 else 0.9})
     drawn = figure(traces, "clipped steps (%)", legend=False, hovermode="closest")

@@ -6,8 +6,9 @@ import json
 from collections.abc import Sequence
 
 from gradwatch.report.findings import counts_text, evidence_text, finding_lines
-from gradwatch.report.text import plain, printable
+from gradwatch.report.text import plain
 from gradwatch.rules import Finding
+from gradwatch.untrusted import printable, terminal
 
 _GITHUB = {"error": "error", "warning": "warning", "note": "notice"}
 
@@ -17,7 +18,7 @@ def render_check_text(run: str, findings: Sequence[Finding]) -> str:
     lines = [f"{run}: {counts_text(findings) or 'no findings'}"]
     for finding in findings:
         lines += ["", *finding_lines(finding)]
-    return "\n".join(map(printable, lines)) + "\n"
+    return "\n".join(map(terminal, lines)) + "\n"
 
 
 def render_check_json(run: str, findings: Sequence[Finding]) -> str:
@@ -43,7 +44,7 @@ def _message(finding: Finding) -> str:
 
 
 def _data(text: str) -> str:
-    return text.replace("%", "%25").replace("\r", "%0D").replace("\n", "%0A")
+    return printable(text.replace("%", "%25").replace("\r", "%0D").replace("\n", "%0A"))
 
 
 def _property(text: str) -> str:

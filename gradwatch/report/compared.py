@@ -7,13 +7,13 @@ import json
 import math
 import shlex
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from gradwatch.compare import Estimate, Winner, signed
 from gradwatch.report.build import percent, quantity_text
+from gradwatch.untrusted import expression
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -83,9 +83,7 @@ def paste(winner: Winner) -> tuple[str, str] | None:
 
 
 def _is_call(text: str) -> bool:
-    with suppress(SyntaxError, ValueError, RecursionError, MemoryError):
-        return isinstance(ast.parse(text, mode="eval").body, ast.Call)
-    return False
+    return isinstance(expression(text), ast.Call)
 
 
 def plus_minus(mean: float, spread: float) -> str:

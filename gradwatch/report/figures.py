@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gradwatch.report.shrink import HeatMap, thin
+from gradwatch.untrusted import printable
 
 Figure = dict[str, Any]
 
@@ -39,7 +40,7 @@ class Chart:
 
 def text(name: str) -> str:
     """A name as Plotly text, which understands some tags and mathematics: escaped, so that it shows as it is."""
-    return html.escape(name, quote=False).replace("$", "&#36;")
+    return html.escape(printable(name), quote=False).replace("$", "&#36;")
 
 
 def short(name: str, length: int = 30) -> str:
@@ -69,7 +70,7 @@ def line(x: NDArray[Any], y: NDArray[Any], name: str, color: str, limit: int = P
         "mode": "lines+markers" if len(rows) <= 30 else "lines",
         "x": pack(x[rows]),
         "y": pack(y[rows]),
-        "name": text(name),
+        "name": text(short(name, 80)),
         "line": {"color": color, "width": style.pop("width", 1.4), **style.pop("line", {})},
         "marker": {"size": 5, "color": color},
         **style,
@@ -85,7 +86,7 @@ def marks(x: NDArray[Any], name: str, color: str = BAD, height: float = 0.97, **
         "x": pack(x[rows]),
         "y": pack(np.full(len(rows), height)),
         "yaxis": "y2",
-        "name": text(name),
+        "name": text(short(name, 80)),
         "marker": {"symbol": "x", "size": 7, "color": color},
         "hovertemplate": "step %{x}: non-finite<extra></extra>",
         **style,
@@ -106,7 +107,7 @@ def figure(traces: list[dict[str, Any]], y: str, decades: float = 0, legend: boo
             "plot_bgcolor": "rgba(0,0,0,0)",
             "margin": {"l": 56, "r": 14, "t": 30 if legend else 10, "b": 42},
             "xaxis": {**axis, "title": {"text": "step", "standoff": 6}, "showgrid": False},
-            "yaxis": {**axis, "title": {"text": text(y), "standoff": 8}, **_scale(decades)},
+            "yaxis": {**axis, "title": {"text": text(short(y, 60)), "standoff": 8}, **_scale(decades)},
             **({"yaxis2": upper} if any(trace.get("yaxis") == "y2" for trace in traces) else {}),
             "showlegend": legend,
             "legend": {"orientation": "h", "x": 0, "y": 1.02, "yanchor": "bottom", "font": {"size": 11.5}},

@@ -10,9 +10,11 @@ from gradwatch.report.build import percent
 from gradwatch.report.suggest import Suggestion
 from gradwatch.rules import Finding
 from gradwatch.rules.finding import RANK
+from gradwatch.untrusted import expression
 from gradwatch.whatif import Outcome
 
 MOST_NAMES = 4
+MAX_CODE = 2_000  # characters of a policy text that is shown as code
 WHAT_IF_HEADERS = ("policy", "from", "steps clipped", "mean coefficient")
 _POLICY = re.compile(r"""(?:(clip|renorm)=(["']))?(chain|only|[A-Z]\w*)\(""")
 
@@ -62,10 +64,15 @@ def code_spans(text: str) -> list[tuple[str, bool]]:
 
     `[("Clip: ", False), ("ClipByNorm(1.0)", True)]`
     """
-    pieces, start = [], 0
+    pieces, start, ends = [], 0, _ends_of_calls(text)
     for match in _POLICY.finditer(text):
-        end = _end_of_call(text, match.end() - 1)
-        if match.start() < start or end is None or not _is_code(text[match.start(3) : end]):
+        end = ends.get(match.end() - 1)
+        if (
+            match.start() < start
+            or end is None
+            or end - match.start() > MAX_CODE
+            or not _is_code(text[match.start(3) : end])
+        ):
             continue
         end += bool(match[2]) and text[end : end + 1] == match[2]
         pieces += [(text[start : match.start()], False), (text[match.start() : end], True)]
@@ -108,17 +115,16 @@ def what_if_cells(outcomes: tuple[Outcome, ...]) -> list[list[str]]:
     ]  # fmt: skip
 
 
-def _end_of_call(text: str, opening: int) -> int | None:
-    depth = 0
-    for i in range(opening, len(text)):
-        depth += {"(": 1, ")": -1}.get(text[i], 0)
-        if not depth:
-            return i + 1
-    return None
+def _ends_of_calls(text: str) -> dict[int, int]:
+    """Where each parenthesis that is opened is closed: the place after it."""
+    ends, opened = {}, []
+    for i, sign in enumerate(text):
+        if sign == "(":
+            opened.append(i)
+        elif sign == ")" and opened:
+            ends[opened.pop()] = i + 1
+    return ends
 
 
 def _is_code(text: str) -> bool:
-    try:
-        return isinstance(ast.parse(text, mode="eval").body, ast.Call)
-    except (SyntaxError, ValueError, RecursionError, MemoryError):
-        return False
+    return isinstance(expression(text), ast.Call)

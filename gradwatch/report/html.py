@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import base64
 import gzip
+import hashlib
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
+
+from markupsafe import Markup
 
 from gradwatch import __version__
 from gradwatch.compare import is_seed, policy_text, settings
@@ -33,6 +36,7 @@ from gradwatch.report.findings import (
 from gradwatch.report.pictures import picture
 from gradwatch.report.text import LAYER_HEADERS, layer_cells
 from gradwatch.rules import Finding
+from gradwatch.untrusted import printable
 from gradwatch.whatif import CAVEAT
 
 MAX_LAYER_ROWS = 5_000
@@ -58,11 +62,22 @@ def render_html(report: Report) -> str:
     """The page. Every name in it is escaped: run, layer and metric names are the user's own text."""
     page = Page([])
     body = _many(report, page) if report.comparison is not None else _one(report, page)
-    return str(
-        _template().render(
-            title=report.title, version=__version__, plotly=_plotly(), figures=_json(page.figures), **body
-        )
+    plotly, digest = _plotly()
+    script = _environment().loader.get_source(_environment(), "page.js")[0]
+    # What runs is this script and plotly.js, by their hashes; nothing is loaded. Plotly sets styles as it draws, and
+    # shows heat maps as data: images.
+    policy = (
+        f"default-src 'none'; script-src '{_hash(script)}' '{digest}'; style-src 'unsafe-inline'; img-src data: blob:; "
+        "base-uri 'none'; form-action 'none'"
     )
+    return str(
+        _environment()
+        .get_template("report.html.j2")
+        .render(
+            title=report.title, version=__version__, policy=Markup(policy), script=Markup(script), plotly=plotly,
+            figures=_json(page.figures), **body,
+        )
+    )  # fmt: skip
 
 
 def _one(report: Report, page: Page) -> dict[str, Any]:
@@ -185,28 +200,40 @@ def _section(part: Section, page: Page, shades: dict[str, str]) -> dict[str, Any
     return {"title": part.title, "legend": legend, "charts": page.add(part.charts)}
 
 
-def _json(data: Any) -> str:
+def _json(data: Any) -> Markup:
     """JSON that is safe inside a <script> element, whatever the names in it."""
     text = json.dumps(data, separators=(",", ":"), allow_nan=False)
     for sign in "<>&\u2028\u2029":
         text = text.replace(sign, f"\\u{ord(sign):04x}")
-    return text
+    return Markup(text)
 
 
 @cache
-def _plotly() -> str:
-    """plotly.js, compressed as base64: a third of its size; the page unpacks it with the browser's own gzip."""
+def _plotly() -> tuple[Markup, str]:
+    """plotly.js, compressed as base64, and its hash: a third of its size; the page unpacks it with the browser's own
+    gzip.
+    """
     from plotly.offline import get_plotlyjs
 
-    return base64.b64encode(gzip.compress(get_plotlyjs().encode(), mtime=0)).decode()
+    code = get_plotlyjs()
+    return Markup(base64.b64encode(gzip.compress(code.encode(), mtime=0)).decode()), _hash(code)
+
+
+def _hash(script: str) -> str:
+    """What a Content-Security-Policy calls this script."""
+    return f"sha256-{base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()}"
+
+
+def _shown(value: Any) -> Any:
+    """What a placeholder becomes, before it is escaped: text whose marks cannot turn the text around it."""
+    return printable(value) if isinstance(value, str) and not isinstance(value, Markup) else value
 
 
 @cache
-def _template() -> Any:
+def _environment() -> Any:
     from jinja2 import Environment, PackageLoader, StrictUndefined
 
-    environment = Environment(
+    return Environment(
         loader=PackageLoader("gradwatch.report"), autoescape=True, undefined=StrictUndefined, trim_blocks=True,
-        lstrip_blocks=True,
+        lstrip_blocks=True, finalize=_shown,
     )  # fmt: skip
-    return environment.get_template("report.html.j2")

@@ -13,6 +13,7 @@ from gradwatch.compare import natural, seed_text
 from gradwatch.history import History
 from gradwatch.report.figures import ABSENT, BAD, VIRIDIS, Chart, figure, pack, short, text
 from gradwatch.report.shrink import HeatMap, heat_map
+from gradwatch.untrusted import printable
 
 MOST = 12  # policies
 ROWS, COLUMNS = 60, 160  # cells of one map
@@ -60,8 +61,8 @@ def _traces(data: HeatMap, policy: str, number: int) -> list[dict[str, Any]]:
     with np.errstate(divide="ignore", invalid="ignore"):
         logs = np.log10(np.where(data.value > 0, data.value, np.nan))
     common = {"type": "heatmap", "x": pack(data.step), "y": [text(name) for name in data.rows], "xaxis": f"x{end}",
-              "yaxis": f"y{end}", "hoverongaps": False, "legendgroup": policy}  # fmt: skip
-    head = f"{text(policy)}<br>%{{y}}<br>step %{{x}}: "
+              "yaxis": f"y{end}", "hoverongaps": False, "legendgroup": printable(policy)}  # fmt: skip
+    head = f"{text(short(policy, 80))}<br>%{{y}}<br>step %{{x}}: "
     traces: list[dict[str, Any]] = [
         {**common, "z": pack(logs), "coloraxis": "coloraxis", "hovertemplate": f"{head}10^%{{z:.2f}}<extra></extra>"}
     ]

@@ -20,6 +20,7 @@ from gradwatch.report.findings import (
     where_text,
 )
 from gradwatch.rules import Finding
+from gradwatch.untrusted import formula_free, markdown, terminal
 from gradwatch.whatif import CAVEAT
 
 if TYPE_CHECKING:
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from rich.text import Text
 
 LAYER_HEADERS = ("layer", "median grad norm", "max grad norm", "clip rate", "non-finite", "weight norm", "update ratio")
+MAX_LAYER_ROWS = 1_000  # in the terminal
 Rows = list[list[str]]
 
 
@@ -74,10 +76,15 @@ def show_run(run: RunSummary) -> RenderableType:
     advice = [_text(line) for suggestion in run.suggestions for line in ("", *suggestion_lines(suggestion))]
     problems = [_text(f"incomplete: {problem}", "yellow") for problem in run.problems]
     problems += [_text(run.reduced, "dim")] if run.reduced else []
-    layers = _table(list(LAYER_HEADERS), layer_cells(run.layers), left=1)
+    layers: list[RenderableType] = [_table(list(LAYER_HEADERS), layer_cells(run.layers[:MAX_LAYER_ROWS]), left=1)]
+    if len(run.layers) > MAX_LAYER_ROWS:
+        left = len(run.layers) - MAX_LAYER_ROWS
+        layers.append(_text(f"{left:,} more layers are left out here; gradwatch report --format csv lists all.", "dim"))
     whatif = [_text(""), _text("What another threshold would have done", "bold"),
               _table(list(WHAT_IF_HEADERS), what_if_cells(run.what_if), left=2), _text(CAVEAT, "dim")]  # fmt: skip
-    return Group(_text(run.name, "bold"), head, *findings, *advice, *problems, layers, *(whatif if run.what_if else ()))
+    return Group(
+        _text(run.name, "bold"), head, *findings, *advice, *problems, *layers, *(whatif if run.what_if else ())
+    )
 
 
 def show_comparison(settled: Comparison) -> RenderableType:
@@ -114,12 +121,7 @@ def _text(text: str, style: str = "") -> Text:
     """Text without markup and without control characters."""
     from rich.text import Text
 
-    return Text(printable(text), style=style)
-
-
-def printable(text: str) -> str:
-    """Text without control characters: a layer's name must not steer the terminal."""
-    return "".join(sign if sign.isprintable() else "�" for sign in text)
+    return Text(terminal(text), style=style)
 
 
 # ---------------------------------------------------------------------------------------------------- files
@@ -127,7 +129,7 @@ def printable(text: str) -> str:
 
 def render_markdown(report: Report) -> str:
     """The report as Markdown: the comparison, or one run's head and layers."""
-    lines = [f"# {_md(report.title)}", ""]
+    lines = [f"# {markdown(report.title)}", ""]
     if report.comparison is not None:
         lines += [*markdown_comparison(report.comparison, report.winners, report.notes), "", "## Runs", ""]
         lines += _md_table(["run", "policy", "verdict"], [[run.name, run.policy, run.verdict] for run in report.runs])
@@ -137,14 +139,14 @@ def render_markdown(report: Report) -> str:
         lines += [*_md_finding(finding), ""]
     for suggestion in run.suggestions:
         head, *reasons = suggestion_lines(suggestion)
-        lines += [f"**{_md(head)}**", "", *(f"- {_md(reason)}" for reason in reasons), ""]
+        lines += [f"**{markdown(head)}**", "", *(f"- {markdown(reason)}" for reason in reasons), ""]
     lines += [*_md_table(["", ""], [[word, value] for word, value in head_lines(run)]), ""]
-    lines += [f"- incomplete: {_md(problem)}" for problem in run.problems]
-    lines += [f"- {_md(run.reduced)}"] if run.reduced else []
+    lines += [f"- incomplete: {markdown(problem)}" for problem in run.problems]
+    lines += [f"- {markdown(run.reduced)}"] if run.reduced else []
     lines += ["", *_md_table(list(LAYER_HEADERS), layer_cells(run.layers))]
     if run.what_if:
         lines += ["", "## What another threshold would have done", ""]
-        lines += [*_md_table(list(WHAT_IF_HEADERS), what_if_cells(run.what_if)), "", _md(CAVEAT)]
+        lines += [*_md_table(list(WHAT_IF_HEADERS), what_if_cells(run.what_if)), "", markdown(CAVEAT)]
     return "\n".join(lines) + "\n"
 
 
@@ -153,9 +155,15 @@ def render_csv(report: Report) -> str:
     import pandas as pd
 
     if report.comparison is not None:
-        return report.comparison.to_csv(index=False)
+        return _csv(report.comparison)
     (run,) = report.runs
-    return pd.DataFrame([asdict(layer) for layer in run.layers]).drop(columns="shape").to_csv(index=False)
+    return _csv(pd.DataFrame([asdict(layer) for layer in run.layers]).drop(columns="shape"))
+
+
+def _csv(frame: pd.DataFrame) -> str:
+    """CSV whose text is text in a spreadsheet too: what it would take for a formula begins with a quote instead."""
+    named = frame.rename(columns=formula_free)
+    return str(named.apply(lambda column: column.map(formula_free)).to_csv(index=False))
 
 
 def render_json(report: Report) -> str:
@@ -171,19 +179,19 @@ def render_json(report: Report) -> str:
 
 def markdown_comparison(frame: pd.DataFrame, winners: Sequence[Winner], notes: Sequence[str]) -> list[str]:
     """The winners, the table and the notes as lines of Markdown."""
-    said = [[_md(line) for line in winner_lines(one)] for one in winners]
+    said = [[markdown(line) for line in winner_lines(one)] for one in winners]
     return [
         *(line for lines in said for line in (" ".join(lines), "")),
         *_md_table(*comparison_cells(frame)),
         "",
-        *(f"- {_md(note)}" for note in notes),
+        *(f"- {markdown(note)}" for note in notes),
     ]
 
 
 def comparison_text(settled: Comparison, kind: str) -> str:
     """The comparison for a machine: `csv`, the table with all its columns; `md`; `json`, winners and notes as well."""
     if kind == "csv":
-        return settled.table.to_csv(index=False)
+        return _csv(settled.table)
     if kind == "md":
         return "\n".join(markdown_comparison(settled.table, settled.winners, settled.notes)) + "\n"
     found = {"metrics": settled.metrics, **_plain_comparison(settled.table, settled.winners, settled.notes)}
@@ -206,18 +214,11 @@ def plain(value: Any) -> Any:
 def _md_finding(finding: Finding, indent: str = "") -> list[str]:
     """A finding as a list item, what follows from it as items below."""
     said = [where_text(finding), evidence_text(finding), finding.cause, finding.cure]
-    lines = [f"{indent}- **{finding.severity}: {_md(finding.summary)}**"]
-    lines += [f"{indent}  - {_md(line)}" for line in said if line]
+    lines = [f"{indent}- **{finding.severity}: {markdown(finding.summary)}**"]
+    lines += [f"{indent}  - {markdown(line)}" for line in said if line]
     return lines + [line for other in finding.consequences for line in _md_finding(other, indent + "  ")]
-
-
-def _md(text: str) -> str:
-    """Text that Markdown shows as it is."""
-    for sign in "\\`*_[]<>|#":
-        text = text.replace(sign, f"\\{sign}")
-    return " ".join(text.split())
 
 
 def _md_table(headers: list[str], rows: Rows) -> list[str]:
     lines = [headers, ["---"] * len(headers), *rows]
-    return ["| " + " | ".join(cell if cell == "---" else _md(cell) for cell in line) + " |" for line in lines]
+    return ["| " + " | ".join(cell if cell == "---" else markdown(cell) for cell in line) + " |" for line in lines]

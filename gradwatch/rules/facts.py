@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from gradwatch.history import Bools, Floats, History
+from gradwatch.untrusted import expression
 
 _ADAPTIVE = re.compile(r"^ada|adam|rmsprop|rprop|lion|lamb|lars|muon|sophia|shampoo|soap|prodigy|came", re.IGNORECASE)
 FIXED = ("ClipByGlobalNorm", "ClipByNorm", "ClipByAverageNorm", "ClipByValue", "AGC")  # thresholds that someone chose
@@ -68,14 +69,16 @@ class Policy:
     def value(self, name: str) -> float:
         """The setting called `name`, or else the first one; NaN where neither is a number."""
         found = self.settings.get(name, self.args[0] if self.args else None)
-        return float(found) if isinstance(found, int | float) else float("nan")
+        try:
+            return float(found) if isinstance(found, int | float) else float("nan")
+        except OverflowError:  # 10**400, in a text of somebody else's
+            return float("inf")
 
 
 def policies(text: str | None) -> list[Policy]:
     """The policies that a text such as `chain(SkipNonfinite(), ClipByGlobalNorm(max_norm=1.0))` is made of."""
-    try:
-        tree = ast.parse(text or "", mode="eval")
-    except SyntaxError:  # none, or a class of the user's own, that prints as it likes
+    tree = expression(text)
+    if tree is None:  # none, or a class of the user's own, that prints as it likes
         return []
     calls = [n for n in ast.walk(tree) if isinstance(n, ast.Call) and isinstance(n.func, ast.Name)]
     return [
@@ -92,7 +95,7 @@ def policies(text: str | None) -> list[Policy]:
 def _literal(node: ast.expr) -> Any:
     try:
         return ast.literal_eval(node)
-    except ValueError:
+    except (ValueError, TypeError, RecursionError, MemoryError):
         return None
 
 

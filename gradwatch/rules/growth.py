@@ -33,7 +33,7 @@ def weight_growth(history: History, factor: float = 10.0, min_measured: int = 8)
         return []
     with np.errstate(invalid="ignore", divide="ignore"):
         grown = (norm[:, which] > factor**0.5 * begin[which]).any(axis=1)
-    decays = any(float(o.get("settings", {}).get("weight_decay", 0) or 0) > 0 for o in own_optimizers(history))
+    decays = any(_decays(o.get("settings", {}).get("weight_decay")) for o in own_optimizers(history))
     largest = float(np.nanmax(end[which] / begin[which]))
     cap = float(np.nanmedian(half[which]))
     return [
@@ -102,3 +102,7 @@ def _raised(history: History) -> str:
             p, dim, bound = policy.args
             return f"Renorm({p}, {dim}, {text(2 * float(bound))})"
     return "MaxNorm(4.0)"
+
+
+def _decays(setting: object) -> bool:
+    return isinstance(setting, int | float) and setting > 0

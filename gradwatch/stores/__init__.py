@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -36,7 +36,7 @@ def open_history(ref: str | Path, at_most: int | None = None) -> History:
 
     if _RUN_ID.fullmatch(str(ref)) and not Path(ref).exists():
         history: History = _remote().read_mlflow_run(str(ref), at_most=at_most)
-    elif is_run(Path(ref)):
+    elif _is_local(is_run, ref):
         history = read_whole(Path(ref), at_most=at_most)
     else:
         wanted = "a run folder, an MLflow run id, experiment:NAME or latest"
@@ -95,6 +95,14 @@ def _latest(directory: Path) -> str | Path:
         return str(_remote().watched_runs()[-1])
     except RunError as error:
         raise RunError(f"there is no latest run: no run folder in {directory} or {DEMO}, and {error}") from error
+
+
+def _is_local(is_run: Callable[[Path], bool], ref: str | Path) -> bool:
+    """Whether `ref` is a run folder; what cannot be the name of any file is none."""
+    try:
+        return is_run(Path(ref))
+    except (OSError, ValueError) as error:
+        raise RunError(f"{str(ref)[:100]}… is no run: {getattr(error, 'strerror', None) or error}") from error
 
 
 def _what_it_is(path: Path) -> str:

@@ -28,9 +28,11 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from gradwatch.errors import RunError
-from gradwatch.history import KEY_COLUMNS, History, Run, concat, empty
+from gradwatch.history import KEY_COLUMNS, History, Run, empty
+from gradwatch.stores.manifest import run_of
 from gradwatch.stores.reduce import reduced
-from gradwatch.stores.tables import count_values, layers_blocks, steps_blocks
+from gradwatch.stores.tables import count_values, joined, layers_blocks, limited, steps_blocks
+from gradwatch.untrusted import is_plain_file, is_plain_folder, printable, read_json
 
 MANIFEST = "run.json"
 FINDINGS = "findings.json"
@@ -38,7 +40,7 @@ TABLES = ("layers", "steps")
 FAN_IN = 64  # parts of one level that become one of the next
 CLOSED_BYTES = 64 << 20
 MAX_GAPS = 5  # that are named
-_PART = re.compile(r"part-(\d{6,})(?:-(\d{6,}))?\.parquet")
+_PART = re.compile(r"part-(\d{6,18})(?:-(\d{6,18}))?\.parquet", re.ASCII)
 
 
 def create_folder(parent: Path, name: str, now: datetime | None = None) -> Path:
@@ -64,7 +66,9 @@ def create_folder(parent: Path, name: str, now: datetime | None = None) -> Path:
 def write_json(path: Path, data: Any) -> None:
     """Replace `path` in one step, so that a reader sees the old text or the new."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    temporary.write_text(json.dumps(data, indent=1) + "\n")
+    temporary.unlink(missing_ok=True)
+    with temporary.open("x") as file:  # never through a link that lies there already
+        file.write(json.dumps(data, indent=1) + "\n")
     temporary.replace(path)
 
 
@@ -93,11 +97,13 @@ def is_closed(part: Part) -> bool:
 
 
 def list_parts(folder: Path) -> list[Part]:
-    """The parts in `folder`, in order; those that a merged one already holds are left out."""
+    """The parts in `folder`, in order; those that a merged one already holds are left out, and so are links: what a
+    run folder of somebody else's links to is not theirs to show, or to have uploaded.
+    """
     found = []
-    for path in folder.iterdir() if folder.is_dir() else ():
+    for path in folder.iterdir() if is_plain_folder(folder) else ():
         match = _PART.fullmatch(path.name)
-        if match:
+        if match and is_plain_file(path):
             found.append(Part(int(match[1]), int(match[2] or match[1]), path))
     found.sort(key=lambda part: (part.first, -part.last))
     kept: list[Part] = []
@@ -120,10 +126,10 @@ def read_manifest(folder: Path) -> Run:
     """
     path = folder / MANIFEST
     try:
-        return Run.from_json(json.loads(path.read_text()))
+        return run_of(read_json(path))
     except FileNotFoundError:
         raise RunError(f"{folder} is not a run folder: it holds no {MANIFEST}") from None
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+    except (OSError, ValueError) as error:
         raise RunError(f"{path} cannot be read as a run's manifest: {error}") from error
 
 
@@ -145,12 +151,12 @@ def read_run(folder: Path, since: int = -1, start: int = 0, at_most: int | None 
     run = read_manifest(folder)
     problems: list[str] = []
     whole = last_whole_part(folder)
-    steps = list(_read_table(folder, "steps", run, (since, whole), start, problems))
+    steps = list(limited(_read_table(folder, "steps", run, (since, whole), start, problems), folder))
     layers = _read_table(folder, "layers", run, (since, whole), start, problems)
     if at_most is not None and steps and _values(folder) > at_most:
-        history = reduced(concat(steps), layers, at_most)
+        history = reduced(joined(steps, folder), layers, at_most)
     else:
-        tables = [concat(blocks) for blocks in (list(layers), steps) if blocks]
+        tables = [joined(blocks, folder) for blocks in (list(layers), steps) if blocks]
         if not tables:
             return empty(run, problems)
         history = tables[0] if len(tables) == 1 else _join(*tables)
@@ -202,8 +208,9 @@ def _read_table(
             continue
         try:
             yield from (layers_blocks if name == "layers" else steps_blocks)(part.path, run, start)
-        except (OSError, KeyError, ValueError, TypeError, pa.ArrowException) as error:
-            problems.append(f"{name}/{part.path.name} is unreadable ({str(error).splitlines()[0][:120]})")
+        except (OSError, KeyError, ValueError, pa.ArrowException) as error:
+            why = printable((str(error).splitlines() or [type(error).__name__])[0][:120])
+            problems.append(f"{name}/{part.path.name} is unreadable ({why})")
 
 
 def _values(folder: Path) -> int:

@@ -121,16 +121,21 @@ def connect(tracking_uri: str) -> MlflowClient:
 # ----------------------------------------------------------------------------------------------------------- writing
 
 
+def quoted(value: str) -> str:
+    """A value in MLflow's search language, which knows no escapes: without quotes of its own."""
+    return "'" + value.replace("'", "_") + "'"
+
+
 def create_run(client: MlflowClient, tracking_uri: str, run: Run, label: str) -> tuple[str, str]:
     """`(run id, experiment id)` of the MLflow run for the folder named `label`: created in the usual way, or found if
     an earlier courier died before it could note it.
     """
     with clear_errors("creating the run"):
         experiment = _experiment(client, tracking_uri, run.mlflow or {})
-        found = client.search_runs([experiment], f"tags.`{LABEL}` = '{label}'", max_results=1)
+        found = client.search_runs([experiment], f"tags.`{LABEL}` = {quoted(label)}", max_results=1)
         if found:
             return found[0].info.run_id, experiment
-        tags = {LABEL: label}
+        tags = {LABEL: quoted(label)[1:-1]}
         with contextlib.suppress(OSError, KeyError):  # a container's user may have no name
             tags["mlflow.user"] = getpass.getuser()
         made = client.create_run(experiment, milliseconds(run.created), tags, run.name)
@@ -148,7 +153,8 @@ def start_run(client: MlflowClient, tracking_uri: str, name: str, tags: dict[str
 
 def summary_run(client: MlflowClient, experiment_id: str, name: str, tags: dict[str, str]) -> str:
     """The id of the run of that name and these tags in the experiment; created if there is none."""
-    wanted = " and ".join([f"attributes.run_name = '{name}'", *(f"tags.`{k}` = '{v}'" for k, v in tags.items())])
+    tagged = (f"tags.`{key}` = {quoted(value)}" for key, value in tags.items())
+    wanted = " and ".join([f"attributes.run_name = {quoted(name)}", *tagged])
     with clear_errors(f"the summary in experiment {experiment_id}"):
         found = client.search_runs([experiment_id], wanted, max_results=1)
         return str((found or [client.create_run(experiment_id, None, tags, name)])[0].info.run_id)

@@ -10,7 +10,6 @@ Each part counts its own steps and has its own writer and courier; what is said 
 from __future__ import annotations
 
 import contextlib
-import json
 import logging
 import re
 import shutil
@@ -24,6 +23,9 @@ import numpy as np
 from gradwatch.errors import RunError
 from gradwatch.history import History, Run, stack
 from gradwatch.stores.files import MANIFEST, create_folder, is_run_folder, now_iso, read_manifest, read_run, write_json
+from gradwatch.stores.manifest import run_of
+from gradwatch.stores.tables import require_alike
+from gradwatch.untrusted import is_plain_folder, printable, read_json
 
 log = logging.getLogger("gradwatch")
 
@@ -93,9 +95,9 @@ def is_run(folder: Path) -> bool:
 
 
 def part_folders(shared: Path) -> list[Path]:
-    """The folders of a run's parts, by name (`stage2` before `stage10`)."""
-    found = [path.parent for path in shared.glob(f"*/{MANIFEST}")]
-    return sorted(found, key=lambda path: [int(t) if t.isdigit() else t for t in re.split(r"(\d+)", path.name)])
+    """The folders of a run's parts, by name (`stage2` before `stage10`); links are left out."""
+    found = [path.parent for path in shared.glob(f"*/{MANIFEST}") if is_plain_folder(path.parent)]
+    return sorted(found, key=lambda path: [t.zfill(20) if t.isdigit() else t for t in re.split(r"(\d+)", path.name)])
 
 
 def deliverable_parts(shared: Path) -> list[Path]:
@@ -109,7 +111,7 @@ def meant_for_mlflow(folder: Path) -> bool:
     try:
         return read_manifest(folder).mlflow is not None
     except RunError as error:
-        log.warning("%s", error)
+        log.warning("%s", printable(str(error)))
         return False
 
 
@@ -123,9 +125,9 @@ def read_facts(shared: Path) -> dict[str, Any]:
         RunError: it cannot be read.
     """
     try:
-        facts = json.loads((shared / PARTS).read_text())
-        return {"name": str(facts["name"]), "created": str(facts["created"])}
-    except (OSError, ValueError, KeyError, TypeError) as error:
+        run = run_of(read_json(shared / PARTS))
+        return {"name": run.name, "created": run.created}
+    except (OSError, ValueError) as error:
         raise RunError(f"{shared / PARTS} cannot be read: {error}") from error
 
 
@@ -143,7 +145,8 @@ def read_joint_manifest(folder: Path) -> Run:
 def read_whole(folder: Path, parts: Sequence[Path] | None = None, at_most: int | None = None) -> History:
     """The run in `folder`; of one with several parts, all of them, or those in the folders `parts`.
 
-    A run of more than `at_most` values is reduced, or those of its parts that hold more than their share.
+    A run of more than `at_most` values is reduced, or those of its parts that hold more than their share: of N parts
+    the N-th of the steps and the N-th of the layers, for a row of one part has all layers.
 
     Rows are by step, then part: each part counts its own steps, and a row's `optimizer` names its part. What a part
     logged is called after it (`loss/G`). Parts that cannot be read are named in `problems`.
@@ -158,13 +161,14 @@ def read_whole(folder: Path, parts: Sequence[Path] | None = None, at_most: int |
     folders = part_folders(folder) if parts is None else parts
     for path in folders:
         try:
-            found.append(_named(read_run(path, at_most=at_most and at_most // len(folders))))
+            found.append(_named(read_run(path, at_most=at_most and at_most // len(folders) ** 2)))
         except RunError as error:
             problems.append(str(error))
     if not found:
         raise RunError(f"{folder} is a run of several parts, and holds none that can be read {'; '.join(problems)}")
     run = joint_run(read_facts(folder), [part.run for part in found])
     problems += [text for part in found for text in part.problems]
+    require_alike(found, folder)
     joined = stack(found)
     whole = joined.whole and replace(joined.whole.take(np.argsort(joined.whole.step, kind="stable")), run=run)
     joined = joined.take(np.argsort(joined.step, kind="stable"))

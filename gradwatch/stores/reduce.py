@@ -16,7 +16,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from gradwatch.errors import RunError
 from gradwatch.history import SEEN, Floats, History
+from gradwatch.untrusted import MAX_GROUP_VALUES, MAX_LAYERS
 
 EDGE = 20  # steps kept as they are at each end
 MAX_ALONE = 256  # non-finite steps kept as they are; those after them are counted in their buckets
@@ -153,6 +155,9 @@ class _Table:
     def _columns(self, layers: tuple[str, ...]) -> slice | Ints:
         new = [name for name in layers if name not in self.columns]
         if new:
+            count = len(self.columns) + len(new)
+            if count > MAX_LAYERS or count * self.rows * max(1, len(self.per_layer)) > MAX_GROUP_VALUES:
+                raise RunError(f"this run holds {count:,} layers or more, far more than its manifest names: not read")
             self.columns.update({name: len(self.columns) + i for i, name in enumerate(new)})
             for name, values in self.per_layer.items():
                 wider = np.full((self.rows, len(new)), np.nan, np.float32)
@@ -163,6 +168,9 @@ class _Table:
 
     def _quantity(self, name: str) -> Floats:
         if name not in self.per_layer:
+            if self.rows * len(self.columns) * len(self.per_layer) > MAX_GROUP_VALUES:
+                raise RunError(f"this run holds {len(self.per_layer):,} quantities of {len(self.columns):,} layers: "
+                               "more than is read")  # fmt: skip
             self.per_layer[name] = np.full((self.rows, len(self.columns)), np.nan, np.float32)
         return self.per_layer[name]
 

@@ -6,8 +6,9 @@ import contextlib
 import hashlib
 import json
 import posixpath
+import re
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -18,14 +19,17 @@ from gradwatch import __version__
 from gradwatch.errors import RunError
 from gradwatch.history import History
 from gradwatch.stores.files import MANIFEST, TABLES
-from gradwatch.stores.mlflow import ARTIFACTS, clear_errors, connect, existing_store
+from gradwatch.stores.mlflow import ARTIFACTS, clear_errors, connect, existing_store, quoted
 from gradwatch.stores.parts import PARTS, read_whole
+from gradwatch.untrusted import MAX_DOWNLOAD, is_plain_file, printable
 from gradwatch.uri import public_text, public_uri
 
 WATCHED = "tags.`gradwatch.version` != ''"
 NO_TABLES = "-"
 DELIVERED = "gradwatch.delivered"  # tag: all of the run is here
 CONCLUDED = "gradwatch.concluded"  # tag: what the findings and the report were drawn from, a `Look`
+MAX_FILES = 100_000  # that a server may list for one run
+_PLAIN_NAME = re.compile(r"\w[\w.-]{0,254}")  # of one file or folder: it leads nowhere else
 
 
 def read_mlflow_run(run_id: str, tracking_uri: str | None = None, at_most: int | None = None) -> History:
@@ -46,6 +50,56 @@ def read_mlflow_run(run_id: str, tracking_uri: str | None = None, at_most: int |
             )
         with tempfile.TemporaryDirectory(prefix="gradwatch-") as temporary:
             return read_whole(fetch(client, run_id, Path(temporary)), at_most=at_most)
+
+
+def fetch(client: MlflowClient, run_id: str, to: Path) -> Path:
+    """Download the files that a run folder is made of; returns the folder, below `to`.
+
+    What a server calls them is not trusted: they are those of `files_of_a_run`, whatever else it lists.
+
+    Raises:
+        RunError: they are more than is fetched.
+    """
+    left = MAX_DOWNLOAD
+    for path in files_of_a_run(lambda folder: client.list_artifacts(run_id, folder)):
+        with clear_errors(f"run {run_id}"):
+            got = Path(client.download_artifacts(run_id, path, str(to)))
+        if not is_plain_file(got) or to.resolve() not in got.resolve().parents:
+            raise RunError(f"MLflow run {run_id}: the server put {printable(path)} out of its place; nothing is read")
+        left -= got.stat().st_size
+        if left < 0:
+            raise RunError(f"MLflow run {run_id} holds more than the {MAX_DOWNLOAD:,} bytes that are fetched of a run")
+    return to / ARTIFACTS
+
+
+def files_of_a_run(list_folder: Callable[[str], Iterable[Any]]) -> Iterator[str]:
+    """The paths of the manifests and Parquet parts among a run's artifacts; at most `MAX_FILES`.
+
+    `list_folder` gives what is directly in a folder, as objects with `path` and `is_dir`.
+    """
+    left = MAX_FILES
+
+    def listed(folder: str) -> Iterator[tuple[str, bool]]:
+        nonlocal left
+        for item in list_folder(folder):
+            left -= 1
+            name = str(item.path).removeprefix(f"{folder}/")
+            if left < 0:
+                raise RunError(f"the run holds more than {MAX_FILES:,} files: it is not read")
+            if _PLAIN_NAME.fullmatch(name):
+                yield name, bool(item.is_dir)
+
+    def within(folder: str, parts: bool) -> Iterator[str]:
+        for name, is_dir in listed(folder):
+            if not is_dir and name in (MANIFEST, PARTS):
+                yield f"{folder}/{name}"
+            elif is_dir and name in TABLES:
+                found = (file for file, inner in listed(f"{folder}/{name}") if not inner and file.endswith(".parquet"))
+                yield from (f"{folder}/{name}/{file}" for file in found)
+            elif is_dir and parts:
+                yield from within(f"{folder}/{name}", parts=False)
+
+    yield from within(ARTIFACTS, parts=True)
 
 
 def watched_runs(experiment: str | None = None, tracking_uri: str | None = None) -> list[str]:
@@ -82,7 +136,7 @@ def tagged_run(tag: str, value: str, tracking_uri: str | None = None) -> str | N
     client = connect(uri)
     with _readable(uri):
         ids = [experiment.experiment_id for experiment in client.search_experiments()]
-        wanted = f"{WATCHED} and tags.`{tag}` = '{value}'"
+        wanted = f"{WATCHED} and tags.`{tag}` = {quoted(value)}"
         found = client.search_runs(ids, wanted, max_results=1, order_by=["attributes.start_time DESC"])
     return found[0].info.run_id if found else None
 
@@ -154,13 +208,6 @@ def _uploaded(client: MlflowClient, run_id: str, folder: str, depth: int = 2) ->
             yield from _uploaded(client, run_id, item.path, 0 if name in TABLES else depth - 1)
         elif name in (MANIFEST, PARTS) or name.endswith(".parquet"):
             yield item
-
-
-def fetch(client: MlflowClient, run_id: str, folder: Path) -> Path:
-    """Download a run's folder from its artifacts to `folder`; returns where it is."""
-    with clear_errors(f"run {run_id}"):
-        client.download_artifacts(run_id, ARTIFACTS, str(folder))
-    return folder / ARTIFACTS
 
 
 def find_watched(client: MlflowClient, experiments: Sequence[str] = ()) -> Iterator[Any]:

@@ -15,6 +15,7 @@ from urllib.parse import quote
 import numpy as np
 
 from gradwatch.history import History, nanmean
+from gradwatch.untrusted import markdown
 from gradwatch.uri import public_uri
 
 VIEW = "gradwatch"
@@ -116,6 +117,7 @@ def description(
 
     `facts` are lines such as {"Clip": "none"}, `findings` what is wrong and what to do about it.
     """
+    experiment_id, run_id = quote(experiment_id, safe=""), quote(run_id, safe="")
     report = f"#/experiments/{experiment_id}/runs/{run_id}/artifacts/gradwatch/report.html"
     table = ["| layer | clip rate | median norm | p99 norm | non-finite steps |", "|---|---|---|---|---|"]
     norms = np.where(np.isfinite(history.layer("grad_norm")), history.layer("grad_norm"), np.nan)
@@ -123,14 +125,14 @@ def description(
     for i in worst_layers(history)[:WORST_LAYERS]:
         seen = norms[~np.isnan(norms[:, i]), i]
         median, p99 = np.percentile(seen, [50, 99]) if len(seen) else (np.nan, np.nan)
-        table.append(f"| {_cell(history.layers[i])} | {_percent(rates[i])} | {median:.4g} | {p99:.4g} | {bad[i]} |")
+        table.append(f"| {markdown(history.layers[i])} | {_percent(rates[i])} | {median:.4g} | {p99:.4g} | {bad[i]} |")
     facts = {**facts, "Clip rate": _percent(float(nanmean(history.every_step.total("clip_rate"))))}
     lines = [
         "### gradwatch",
         "",
-        *(f"- **{name}**: {_cell(text)}" for name, text in facts.items()),
+        *(f"- **{name}**: {markdown(text)}" for name, text in facts.items()),
         "",
-        *(f"{i}. **{_cell(name)}**: {_cell(text)}" for i, (name, text) in enumerate(findings.items(), start=1)),
+        *(f"{i}. **{markdown(name)}**: {markdown(text)}" for i, (name, text) in enumerate(findings.items(), start=1)),
         *[""][: len(findings)],
         f"![overview](get-artifact?path=gradwatch%2Foverview.png&run_uuid={run_id})",
         "",
@@ -153,7 +155,3 @@ def worst_layers(history: History) -> list[int]:
 
 def _percent(rate: float) -> str:
     return "–" if np.isnan(rate) else f"{100 * rate:.1f} %"
-
-
-def _cell(text: str) -> str:
-    return text.replace("|", "\\|").replace("\n", " ").replace("<", "&lt;")

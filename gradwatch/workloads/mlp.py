@@ -82,7 +82,7 @@ def train(
                 best_loss = float(total_loss)
                 save(watch.dir / "checkpoint.pt", epoch + 1, best_loss, model, optimizer, watch)
 
-    model.load_state_dict(torch.load(watch.dir / "checkpoint.pt")["model"])
+    model.load_state_dict(torch.load(watch.dir / "checkpoint.pt", weights_only=True)["model"])
     return model
 
 
@@ -103,7 +103,7 @@ def save(path: Path, epochs: int, loss: float, model: nn.Module, optimizer: Opti
 
 def restore(path: Path, model: nn.Module, optimizer: Optimizer, watch: gradwatch.Watch) -> tuple[int, float]:
     """Put everything back as it was saved; returns the number of epochs done and the last one's loss."""
-    checkpoint = torch.load(path)
+    checkpoint = torch.load(path, weights_only=True)
     model.load_state_dict(checkpoint["model"])
     optimizer.load_state_dict(checkpoint["optimizer"])
     watch.load_state_dict(checkpoint["watch"])
