@@ -18,7 +18,7 @@ from gradwatch.courier import Courier
 from gradwatch.dispatch import sync
 from gradwatch.errors import RunError
 from gradwatch.health import Health, serve
-from gradwatch.monitor import CORRUPT, Monitor
+from gradwatch.monitor import CORRUPT, Monitor, _even
 from gradwatch.stores import remote
 from gradwatch.stores.files import create_folder, last_part
 from gradwatch.stores.writer import RunWriter
@@ -111,7 +111,9 @@ def test_a_run_that_did_not_change_costs_nothing(store, recorded, monkeypatch, m
     assert again.look()
     assert calls == []
     monkeypatch.setattr("gradwatch.monitor.__version__", "9.9")  # whose rules may be others
-    Monitor(store).look()
+    newer = Monitor(store)
+    newer.look()
+    assert newer.health.updated == 1
     assert remote.Look.of_tags(client.get_run(run_id).data.tags).version == "9.9"
 
 
@@ -143,6 +145,19 @@ def test_a_run_that_goes_on_is_judged_as_far_as_it_was_uploaded(store, tmp_path,
     assert run.info.status == "RUNNING"
     assert run.data.tags["gradwatch.verdict"].startswith("nonfinite at step 50")
     writer.close("RUNNING")
+
+
+def test_steps_of_a_run_that_goes_on_are_judged_once_both_tables_have_them(tmp_path):
+    folder = make_run(tmp_path, close=None, steps=80, blocks=4)
+    until = time.monotonic() + 10
+    while last_part(folder) < 0 and time.monotonic() < until:
+        time.sleep(0.05)
+    for number in (7, 8):
+        (folder / "layers" / f"part-{number:06d}.parquet").write_bytes(b"one that the steps have not reached")
+    (folder / "steps" / "part-000007.parquet").write_bytes(b"as far as this")
+    _even(folder)
+    assert last_part(folder) == 7
+    assert not (folder / "layers" / "part-000008.parquet").exists()
 
 
 def redeliver(client, run_id, tmp_path, manifest="{"):

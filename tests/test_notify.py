@@ -39,6 +39,10 @@ def hook():
                 self.send_header("Location", found.url)
             self.end_headers()
 
+        def do_GET(self):
+            self.send_response(200)  # where a redirect that is followed ends
+            self.end_headers()
+
         def log_message(self, *args):
             pass
 
@@ -227,7 +231,7 @@ def test_a_template_of_ones_own(hook, tmp_path):
 
 @pytest.mark.parametrize(
     "text",
-    ["{{ rule }}", '{"a": {{ missing|tojson }}}', "{% if %}", "{{ ''.__class__.__mro__[1].__subclasses__()|tojson }}"],
+    ["{{ rule }}", '{"a": {{ missing|tojson }}}', "{% if %}", "{{ ''.__class__.__name__|tojson }}"],
 )
 def test_a_template_that_makes_no_json_or_reaches_out_is_refused(tmp_path, text):
     (tmp_path / "bad.j2").write_text(text)
