@@ -115,7 +115,7 @@ def test_mlflow_is_imported_in_one_place(path):
 
 @pytest.mark.parametrize("path", [p for p in INSIDE if room(p) in TRAIN_SIDE])
 def test_the_train_side_shares_only_the_waist(path):
-    shared = ({"history", "formulas", "rules", "stores", "errors", "uri", "processes", "untrusted"},)
+    shared = {"history", "formulas", "rules", "stores", "errors", "uri", "processes", "untrusted"}
     for module in imports(INSIDE[path]):
         parts = module.split(".")
         if parts[0] == "gradwatch" and len(parts) > 1:
