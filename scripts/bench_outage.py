@@ -24,7 +24,8 @@ from typing import Any
 
 import numpy as np
 import torch
-from bench_common import MODELS, arguments, machine, publish, small_batch
+from bench_common import MODELS, machine, small_batch
+from bench_output import arguments, publish
 
 import gradwatch
 from gradwatch.delivery import read_cursor

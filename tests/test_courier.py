@@ -20,6 +20,7 @@ from gradwatch.stores import open_histories, open_history
 from gradwatch.stores.files import create_folder, read_manifest, read_run, write_json
 from gradwatch.stores.views import MAX_NOTE, VIEW_TAG, view_tag
 from gradwatch.stores.writer import RunWriter
+from gradwatch.untrusted import markdown
 
 mlflow = pytest.importorskip("mlflow")
 
@@ -156,7 +157,7 @@ def test_what_is_found_is_told_while_the_run_goes_on_and_at_its_end(store, tmp_p
     assert json.loads(Path(place).read_text()) == local
     (finding,) = local["findings"]
     note = run.data.tags["mlflow.note.content"]
-    assert f"1. **error {summary}**: {finding['cause']} {finding['cure']}" in note
+    assert f"1. **error {summary}**: {markdown(finding['cause'] + ' ' + finding['cure'])}" in note
 
 
 def test_a_store_that_is_away_does_not_keep_the_training_from_being_told(store, tmp_path, monkeypatch):

@@ -264,3 +264,21 @@ def test_memory_is_bounded_while_the_disk_refuses(tmp_path, monkeypatch):
     assert writer.pending[-1].step[-1] == 19_999  # the newest stay
     assert writer.dropped == 17_000
     writer.close()
+
+
+def test_a_merge_that_fails_does_not_end_the_writing(training, caplog, monkeypatch):
+    """A folder may go away between a flush and the look for what to merge."""
+
+    def gone(compactor):
+        raise FileNotFoundError(2, "No such file or directory")
+
+    training(10)
+    with monkeypatch.context() as patched:
+        patched.setattr(writing.Compactor, "compact", gone)
+        training(10)
+        training(10)
+    training(10)
+    training.watch.close()
+    history = open_history(training.watch.dir)
+    assert (history.step.tolist(), history.problems) == (list(range(40)), ())
+    assert "No such file" in said(caplog)[0]

@@ -6,6 +6,7 @@ import sys
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pyarrow as pa
@@ -16,7 +17,7 @@ from test_files import same, write_parts
 
 from gradwatch import open_history
 from gradwatch.compare import diverged, final, nonfinite_steps
-from gradwatch.dispatch import _changed, _rest
+from gradwatch.dispatch import Rounds, _changed, _rest
 from gradwatch.history import concat
 from gradwatch.report import build_report, render_html
 from gradwatch.report.charts import norm_chart
@@ -384,7 +385,8 @@ def test_only_closed_parts_leave_while_the_run_goes_on(tmp_path, small_steps, mo
     history, folder = make_history(steps=300), create_folder(tmp_path, "live")
     write_parts(folder, history, 38)
     courier, sent = Courier(folder), []
-    monkeypatch.setattr(courier, "_upload", lambda path, table="": sent.append(f"{table}/{path.stem}"))
+    monkeypatch.setattr(courier, "sender", SimpleNamespace(client=None))
+    monkeypatch.setattr(courier, "_upload", lambda client, path, table="": sent.append(f"{table}/{path.stem}"))
     courier._upload_tables(closed_only=True)
     assert sent == [f"{t}/part-{a:06d}-{a + 15:06d}" for t in ("layers", "steps") for a in (0, 16)]
     courier._upload_tables(closed_only=False)
@@ -394,14 +396,18 @@ def test_only_closed_parts_leave_while_the_run_goes_on(tmp_path, small_steps, mo
 def test_the_courier_wakes_when_a_manifest_changes(tmp_path):
     import time
 
+    from gradwatch.courier import Courier
+
     path = tmp_path / "run.json"
     path.write_text("{}")
-    then = _changed(path)
+    rounds = Rounds(Courier(tmp_path), 1.0)
+    rounds.written = _changed(path)
     started = time.monotonic()
-    _rest(0.3, {path: then})
+    _rest(0.3, [rounds])
     assert time.monotonic() - started >= 0.3
+    rounds.written -= 1
     started = time.monotonic()
-    _rest(60, {path: then - 1})
+    _rest(60, [rounds])
     assert time.monotonic() - started < 30
 
 

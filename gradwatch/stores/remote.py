@@ -60,13 +60,16 @@ def fetch(client: MlflowClient, run_id: str, to: Path) -> Path:
     Raises:
         RunError: they are more than is fetched.
     """
-    left = MAX_DOWNLOAD
+    left, arrivals = MAX_DOWNLOAD, to / "arrivals"
+    arrivals.mkdir()
     for path in files_of_a_run(lambda folder: client.list_artifacts(run_id, folder)):
         with clear_errors(f"run {run_id}"):
-            got = Path(client.download_artifacts(run_id, path, str(to)))
-        if not is_plain_file(got) or to.resolve() not in got.resolve().parents:
+            got = Path(client.download_artifacts(run_id, path, str(arrivals)))
+        if not is_plain_file(got) or arrivals.resolve() not in got.resolve().parents:
             raise RunError(f"MLflow run {run_id}: the server put {printable(path)} out of its place; nothing is read")
         left -= got.stat().st_size
+        (to / path).parent.mkdir(parents=True, exist_ok=True)
+        got.replace(to / path)  # some stores keep the folders of a path, some do not
         if left < 0:
             raise RunError(f"MLflow run {run_id} holds more than the {MAX_DOWNLOAD:,} bytes that are fetched of a run")
     return to / ARTIFACTS

@@ -139,9 +139,11 @@ class RunWriter:
 
     def _flush(self) -> None:
         self._save()
-        if not self.complained:
-            for compactor in self.compactors:
+        try:
+            for compactor in () if self.complained else self.compactors:
                 compactor.compact()
+        except Exception as error:  # the folder went away between the two: the thread must live on
+            self._complain(error)
 
     def _interrupted(self) -> bool:
         """Between two row groups of a merge: what is due is written meanwhile. Whether the merge is to be given up."""

@@ -16,8 +16,8 @@ from gradwatch.stores.writer import NullWriter
 class Kept(NullWriter):
     """Keeps the blocks that a Watch hands over."""
 
-    def __init__(self, folder, run):
-        super().__init__(folder, run)
+    def __init__(self, *arguments):
+        super().__init__(*arguments)
         self.blocks = []
 
     def append(self, block):
@@ -28,8 +28,8 @@ def attach(model, optimizer, clip, **options):
     """`gradwatch.watch` as on a rank that writes no files; the Watch, and the list its blocks go to."""
     writers = []
 
-    def keep(folder, run):
-        writers.append(Kept(folder, run))
+    def keep(*arguments):
+        writers.append(Kept(*arguments))
         return writers[-1]
 
     with mock.patch("gradwatch.watching.rank", return_value=1), mock.patch("gradwatch.watching.NullWriter", keep):
