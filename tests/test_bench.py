@@ -27,6 +27,7 @@ def bench(name, *options, output, **env):
     return json.loads(output.read_text())
 
 
+@pytest.mark.slow
 def test_bench_step_compares_every_variant_with_torch(tmp_path):
     options = ("--device", "cpu", "--models", "mlp-6,gpt-tiny", "--only", "fused", "--rounds", "1", "--steps", "2")
     report = bench("bench_step.py", *options, output=tmp_path / "step.json")

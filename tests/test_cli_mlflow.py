@@ -64,6 +64,7 @@ def test_sync_all_takes_the_runs_along_that_stayed_in_their_files(store, run, tm
     assert all(delivery.wait_delivered(folder, 0)["done"] for folder in folders)
 
 
+@pytest.mark.slow
 def test_sync_shows_its_progress_on_a_terminal_only(store, tmp_path):
     """The bar goes to stderr; what is printed for each run is the same with and without it."""
     import pty
@@ -89,6 +90,7 @@ def test_sync_shows_its_progress_on_a_terminal_only(store, tmp_path):
     assert again.stderr == ""
 
 
+@pytest.mark.slow
 def test_two_syncs_and_a_courier_at_once_deliver_once(server, proxy, tmp_path):
     """Three processes on one folder, and a server that loses answers."""
     where = {"tracking_uri": proxy.url, "experiment_name": "at-once", "run_id": None, "joined": False}
@@ -131,6 +133,7 @@ def test_nothing_to_work_on_is_one_line_and_exit_2(store, run, arguments):
     assert result.stderr.count("\n") == 1
 
 
+@pytest.mark.slow
 def test_ui_prints_the_view_and_starts_a_closed_light_server(store, run, tmp_path, monkeypatch):
     run("sync", make_run(tmp_path, window=50, mlflow=target(store)))
     started = []
@@ -154,7 +157,6 @@ def test_ui_prints_the_view_and_starts_a_closed_light_server(store, run, tmp_pat
     assert all(option in options.stdout for option in command if option.startswith("--"))
 
 
-@pytest.mark.slow
 def test_a_training_starts_its_courier_and_finds_everything_delivered(store, tmp_path, monkeypatch):
     monkeypatch.delenv("PYTHONPATH", raising=False)  # the courier must find the package by itself
     if sys.version_info >= (3, 11):

@@ -259,6 +259,7 @@ def test_the_demo_leaves_tables_reports_and_a_store(tmp_path):
     assert {path: path.stat().st_mtime_ns for path in (out / "runs").glob("*/run.json")} == made
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not hasattr(os, "killpg"), reason="needs process groups")
 @pytest.mark.parametrize("moment", ["runs/courier.log", "runs/*/run.json"])
 def test_ctrl_c_ends_all_of_it_quietly(tmp_path, moment):

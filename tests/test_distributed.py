@@ -17,8 +17,9 @@ from gradwatch import open_history
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32" or not torch.distributed.is_available(), reason="needs gloo")
 HERE = Path(__file__).parent
+SIZES = [2, pytest.param(4, marks=pytest.mark.slow)]
 CASES = [
-    (size, name, i)
+    pytest.param(size, name, i, marks=pytest.mark.slow if size > 2 else (), id=f"{size}-{name}-{i}")
     for size, scenarios in ranks.SCENARIOS.items()
     for name, (*_, pairs) in scenarios.items()
     for i in range(len(pairs))
@@ -81,7 +82,7 @@ def quantities(history):
     return sorted({*history.per_layer, "clipped_norm"})
 
 
-@pytest.mark.parametrize(("size", "name", "i"), CASES, ids=str)
+@pytest.mark.parametrize(("size", "name", "i"), CASES)
 def test_ranks_together_are_one_process(size, name, i, launched, alone):
     folder = launched(size)
     *_, unused, pairs = ranks.SCENARIOS[size][name]
@@ -109,7 +110,7 @@ def test_ranks_together_are_one_process(size, name, i, launched, alone):
         torch.testing.assert_close(seen[0]["weights"][layer], weights, rtol=1e-8, atol=1e-10)
 
 
-@pytest.mark.parametrize("size", [2, 4])
+@pytest.mark.parametrize("size", SIZES)
 def test_a_plain_step_has_one_collective_however_many_layers(size, launched):
     for name, (*_, pairs) in ranks.SCENARIOS[size].items():
         if name == "sequence-parallel":
@@ -142,6 +143,7 @@ def test_what_cannot_be_told_is_refused(launched):
         assert "has one already" in texts["hook"]
 
 
+@pytest.mark.slow
 def test_a_rank_that_raises_ends_the_run_and_waits_for_nobody(tmp_path):
     done = torchrun(2, HERE / "ranks.py", "raise_on_one", tmp_path)
     assert done.returncode == 1
@@ -167,6 +169,7 @@ def test_all_ranks_halt_at_the_same_step(tmp_path):
     assert (len(history), history.run.status) == (48, "FAILED")
 
 
+@pytest.mark.slow
 def test_the_script_of_the_docs_page_runs(tmp_path):
     page = (HERE.parent / "docs" / "distributed.md").read_text()
     script = tmp_path / "train.py"

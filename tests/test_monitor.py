@@ -230,6 +230,7 @@ def test_a_server_that_goes_away_and_comes_back_is_two_lines(store, recorded, ca
     assert "report.html" in artifacts(client, run_id)
 
 
+@pytest.mark.slow
 def test_a_server_that_fails_in_the_middle_is_asked_again(store, recorded, monkeypatch, caplog):
     for seed in range(4):
         client, _ = recorded(seed=seed)
@@ -260,6 +261,7 @@ def test_only_the_named_experiments_are_watched(store, recorded):
     assert named.health.seen == named.health.updated == 1
 
 
+@pytest.mark.slow
 def test_several_monitors_at_once_leave_one_result(store, recorded):
     for seed in range(3):
         client, run_id = recorded(seed=seed, nan_at=50)

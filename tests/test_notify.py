@@ -70,6 +70,7 @@ def sick(store, tmp_path, monkeypatch):
     return deliver
 
 
+@pytest.mark.slow
 def test_an_error_is_told_once_even_after_a_restart(store, sick, hook):
     run_id, _ = sick(), sick(nan_at=None)
     for _ in range(2):

@@ -62,6 +62,7 @@ def test_through_twenty_faults_every_point_arrives_once(server, proxy, tmp_path)
     assert sum(wanted(folder).values()) > 10_000
 
 
+@pytest.mark.slow
 def test_faults_of_every_kind_at_any_request(server, proxy, tmp_path):
     folder = run_for(proxy, tmp_path, name="any", steps=100)
     proxy.plan(due for fault in twenty(2, *SLOW) for due in (ok, fault))
@@ -104,6 +105,7 @@ def test_a_run_whose_creation_was_not_answered_is_found_again(server, proxy, tmp
     assert run.info.run_id == all_there(server[1], folder)["run_id"]
 
 
+@pytest.mark.slow
 def test_a_run_that_a_slow_server_made_twice_keeps_no_empty_twin(server, proxy, tmp_path):
     folder = run_for(proxy, tmp_path, name="slow-twins", steps=200)
     proxy.plan([late(TIMEOUT + 0.5)], where="runs/create")
@@ -116,6 +118,7 @@ def test_a_run_that_a_slow_server_made_twice_keeps_no_empty_twin(server, proxy, 
     ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("status", [401, 403])
 def test_credentials_that_expire_are_said_once_and_tried_slowly(server, proxy, tmp_path, caplog, status):
     caplog.set_level("INFO", "gradwatch")
@@ -146,6 +149,7 @@ def test_an_answer_that_is_not_mlflows_does_not_end_the_delivery(server, proxy, 
     assert outcome.done
 
 
+@pytest.mark.slow
 def test_a_run_deleted_under_its_courier_is_said_with_the_way_back(server, proxy, tmp_path):
     folder = run_for(proxy, tmp_path, name="deleted", steps=200)
     assert next(sync(folder)).done
@@ -161,6 +165,7 @@ def test_a_run_deleted_under_its_courier_is_said_with_the_way_back(server, proxy
     all_there(server[1], folder)
 
 
+@pytest.mark.slow
 def test_a_server_too_slow_for_large_requests_gets_smaller_ones(server, proxy, tmp_path):
     """It takes a second for 100 points: a request of 1,000 is never answered in time, however often it is sent."""
 
@@ -177,6 +182,7 @@ def test_a_server_too_slow_for_large_requests_gets_smaller_ones(server, proxy, t
     all_there(server[1], folder)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("direct", [False, True])
 def test_a_database_that_others_lock(server, proxy, tmp_path, direct):
     """Through the server the client gives up first, sends again, and the server carries out both."""

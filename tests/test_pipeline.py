@@ -125,6 +125,7 @@ def scenes(rank, folder):
     dist.destroy_process_group()
 
 
+@pytest.mark.slow
 def test_ranks_agree_once_and_then_leave_each_other_alone(tmp_path):
     (tmp_path / "file").write_text("")
     torch.multiprocessing.spawn(scenes, (tmp_path,), nprocs=2)

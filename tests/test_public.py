@@ -34,6 +34,7 @@ def test_public_names():
         gradwatch.wach  # noqa: B018
 
 
+@pytest.mark.slow
 def test_importing_a_submodule_does_not_hide_the_function():
     code = "import gradwatch.watching, gradwatch; assert callable(gradwatch.watch)"
     subprocess.run([sys.executable, "-c", code], check=True)

@@ -112,6 +112,7 @@ def test_what_follows_is_folded_and_drawn_when_it_is_opened(view):
     assert complaints == []
 
 
+@pytest.mark.slow
 def test_a_narrow_page_puts_the_picture_below_and_scrolls_only_down(view):
     page, complaints = view(render_html(diseased_run()))
     page.set_viewport_size({"width": 390, "height": 6000})
@@ -193,6 +194,7 @@ def test_hostile_names_stay_text(view, many):
 PWN = "</script><script>__pwned=1</script><img src=x onerror=__pwned=1><svg onload=__pwned=1>\"'`"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("many", [False, True])
 def test_no_name_runs_a_script_whatever_its_length(view, many):
     names = (PWN, "\u202egnp.exe \u2028\u2029\x00", "x" * 10_000, f"{PWN * 50}{{{{7*7}}}}", "javascript:__pwned=1")
@@ -250,6 +252,7 @@ def test_it_works_in_a_frame_without_rights(view):
     assert complaints == []
 
 
+@pytest.mark.slow
 def test_a_large_model_and_a_long_run(view):
     history = make_history(steps=20_000, layers=tuple(f"block.{i}.weight" for i in range(60)))
     history.total("grad_norm")[12_345] = np.inf

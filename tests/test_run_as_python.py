@@ -70,6 +70,7 @@ def test_ctrl_c_ends_it_by_the_signal():
     assert ends[0][0] == -signal.SIGINT
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("words", "message"),
     [

@@ -69,6 +69,7 @@ def test_numbers_are_found_in_complete_lines_and_the_output_is_unchanged(monkeyp
     assert found[-1] == {"acc": 1000.0}
 
 
+@pytest.mark.slow
 def test_a_number_in_the_output_belongs_to_the_last_step(tmp_path):
     done = run(tmp_path, "--log", "none", "--metric-regex", "accuracy=acc ([0-9.]+)", "--param", "seed=0",
                SCRIPTS / "argparse_script.py", "--steps", "12")  # fmt: skip
@@ -78,6 +79,7 @@ def test_a_number_in_the_output_belongs_to_the_last_step(tmp_path):
     assert history.run.params["seed"] == "0"
 
 
+@pytest.mark.slow
 def test_a_script_that_watches_itself_is_not_watched_twice(tmp_path):
     (tmp_path / "own.py").write_text(
         "import torch, gradwatch\nm = torch.nn.Linear(2, 1)\no = torch.optim.SGD(m.parameters(), lr=0.1)\n"
@@ -103,6 +105,7 @@ print("to the end")
 """
 
 
+@pytest.mark.slow
 def test_a_run_in_a_bad_way_is_halted(tmp_path):
     (tmp_path / "explodes.py").write_text(EXPLODES)
     done = run(tmp_path, "--log", "none", "--halt-on", "error", "explodes.py")
@@ -221,6 +224,7 @@ with mlflow.start_run(run_name="mine"):
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("first", "experiment", "name"),
     [("", "given", "mine"), ("mlflow.set_experiment('own')", "own", "mine"), (None, "given", "script")],
@@ -244,6 +248,7 @@ def test_there_is_one_mlflow_run_and_it_holds_all(store, tmp_path, first, experi
         assert only.data.metrics["accuracy"] == 0.5
 
 
+@pytest.mark.slow
 def test_a_crash_is_a_failed_run_and_a_script_without_training_leaves_none(store, tmp_path):
     assert run(tmp_path, "--experiment", "given", SCRIPTS / "crashes.py").returncode == 1
     (failed,) = settled(store)["given"]
@@ -299,6 +304,7 @@ for _ in range(6):
 """
 
 
+@pytest.mark.slow
 def test_under_accelerate(tmp_path):
     pytest.importorskip("accelerate")
     (tmp_path / "train.py").write_text(ACCELERATED)
@@ -323,6 +329,7 @@ fire.Fire(lambda lr: train(lr))
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("library", "words"), [("hydra", ["+lr=0.25", "hydra.run.dir=out"]), ("fire", ["--lr", "0.25"])]
 )
@@ -339,6 +346,7 @@ def test_scripts_that_leave_their_command_line_to_a_library(tmp_path, library, w
     assert list(one(tmp_path).total("lr")) == [0.25] * 4
 
 
+@pytest.mark.slow
 def test_under_torchrun_one_rank_writes_what_all_have(tmp_path):
     (tmp_path / "train.py").write_text(DDP)
     done = documented(tmp_path, "torchrun", "-m", "torch.distributed.run", "--nproc-per-node", "2",

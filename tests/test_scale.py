@@ -44,6 +44,7 @@ def small_steps(monkeypatch):
 # ---------------------------------------------------------------------------------------------------------- compaction
 
 
+@pytest.mark.slow
 def test_thousands_of_flushes_are_few_files_and_each_is_merged_twice(tmp_path, monkeypatch):
     """On empty files, with 16 parts to a level: only how they are merged is looked at."""
     for module in ("compact", "files"):

@@ -349,6 +349,7 @@ def test_set_seed_makes_a_script_without_a_seed_repeat_itself(desk):
     torch.set_rng_state(state)
 
 
+@pytest.mark.slow
 def test_a_prefix_starts_every_training(desk):
     sweep("--log", "none", "--prefix", "env X='a b'", "--jobs", "2", "--clip", GLOBAL, "train.py")
     (output,) = desk.glob("gradwatch-runs/*/*/output.log")
@@ -357,6 +358,7 @@ def test_a_prefix_starts_every_training(desk):
     assert policy_text(read_manifest(folder)) == GLOBAL
 
 
+@pytest.mark.slow
 def test_another_pool_as_the_prefix(desk):
     """The example of the docs: a launcher that hands each training to processes that are not the sweep's own."""
     shutil.copy(ROOT / "docs/examples/second_pool.py", desk)
@@ -373,6 +375,7 @@ def test_another_pool_as_the_prefix(desk):
     assert [record["status"] for record in records(desk).values()] == ["finished"] * 2
 
 
+@pytest.mark.slow
 def test_torchrun_as_the_prefix(desk):
     (desk / "train.py").write_text(
         "import torch, torch.distributed as dist\n"

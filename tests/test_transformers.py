@@ -132,6 +132,7 @@ def test_loss_and_metrics_stand_at_the_step_they_are_of(tmp_path):
 # --------------------------------------------------------------------------------------------------------- the end
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("restore", [False, True])
 def test_a_training_from_a_checkpoint_goes_on_where_it_was_saved(restore, tmp_path):
     clip = "AutoClip(50)"
@@ -189,6 +190,7 @@ def test_a_training_that_raised_has_failed_when_the_next_begins(tmp_path):
     assert len(open_history(failed)) == 3
 
 
+@pytest.mark.slow
 def test_a_script_whose_training_raises_ends_and_says_so(tmp_path):
     script = """
 from pathlib import Path

@@ -269,6 +269,7 @@ def test_a_footer_that_claims_gigabytes_is_not_believed(folder):
     refused(folder, "bytes to describe itself")
 
 
+@pytest.mark.slow
 def test_few_bytes_that_unpack_to_gigabytes_are_refused_unread(folder):
     """400 million zeros are a few kilobytes on disk."""
     zeros = pa.array(np.zeros(1 << 20, np.float32))
@@ -285,6 +286,7 @@ def test_few_bytes_that_unpack_to_gigabytes_are_refused_unread(folder):
     assert pa.default_memory_pool().bytes_allocated() - before < 50 << 20
 
 
+@pytest.mark.slow
 def test_layers_that_have_nothing_in_common_are_not_multiplied(folder):
     """20,000 rows, each with a step and a layer of its own, would be a table of 400 million cells."""
     n = 20_000

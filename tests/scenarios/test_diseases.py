@@ -207,6 +207,7 @@ def test_gradients_that_nothing_zeroes_are_found(kind, lr, tmp_path):
     assert 0.5 < found.evidence["grows_per_step_by"] / found.evidence["first_grad_norm"] < 1.1
 
 
+@pytest.mark.slow
 def test_batches_that_are_mostly_noise_are_told_from_those_that_agree(tmp_path):
     env = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(map(str, (HERE.parents[1], HERE)))}
     start = [sys.executable, HERE / "two_ranks.py", tmp_path]
