@@ -1,4 +1,4 @@
-"""What every benchmark takes and gives, without torch: its arguments, the machine's name, the result as JSON."""
+"""What every measuring script takes and gives, without torch: its arguments, the machine's name, the result as JSON."""
 
 from __future__ import annotations
 
@@ -11,10 +11,11 @@ from pathlib import Path
 from typing import Any
 
 
-def arguments(description: str | None, rounds: int) -> argparse.ArgumentParser:
-    """A parser with what all benchmarks understand."""
+def arguments(description: str | None, rounds: int | None = None) -> argparse.ArgumentParser:
+    """A parser with what all of them understand; `--rounds` where there are any."""
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=rounds)
+    if rounds is not None:
+        parser.add_argument("--rounds", type=int, default=rounds)
     parser.add_argument("-o", "--output", type=Path, help="write the JSON there too")
     return parser
 

@@ -1,4 +1,4 @@
-"""Kills trainings at random moments and counts what was lost: points produced, recorded, lost, duplicated.
+"""Kills trainings and takes MLflow away at random moments, and counts: points produced, recorded, lost, duplicated.
 
 `--kills N`: a small model trains with the default settings, in a process of its own that is killed with -9 after a
 random time of up to `--span` seconds, and the next process resumes it from its last checkpoint; after `--lives`
@@ -15,12 +15,14 @@ produced twice, by two attempts. Each point is a row of the steps table and has 
 
 The seed settles the moments of the kills; what a machine gets done in that time is its own.
 
-    python scripts/chaos.py [--kills 100] [--seed 0] [--span 6] [--lives 10] [-o docs/measurements/chaos_kills.json]
+`--outages N`: what scripts/chaos_outages.py does: a run is delivered to a real MLflow server through N outages, and the
+points that arrived are counted.
+
+    python scripts/chaos.py [--kills 100] [--outages 20] [--seed 0] [-o FILE]
 """
 
 from __future__ import annotations
 
-import argparse
 import json
 import multiprocessing
 import os
@@ -29,6 +31,7 @@ import shutil
 import tempfile
 import time
 from collections import Counter
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -185,29 +188,42 @@ def table(found: dict[str, Any]) -> str:
     return "| | |\n|---|---|\n" + "".join(lines)
 
 
+def outage_table(found: dict[str, Any]) -> str:
+    """The figures of the outages as docs/reliability.md shows them."""
+    lines = [f"| points {name} | {found[name]:,} |\n" for name in ("produced", "delivered", "lost", "duplicated")]
+    return "| | |\n|---|---|\n" + "".join(lines)
+
+
 def main() -> None:
-    from bench_store import cpu_name
+    from bench_output import arguments, cpu_name
+    from chaos_outages import outages
 
     from gradwatch import __version__
 
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--kills", type=int, default=100)
+    parser = arguments(__doc__)
+    parser.add_argument("--kills", type=int, default=100, help="0 for none")
+    parser.add_argument("--outages", type=int, default=20, help="0 for none")
+    parser.add_argument("--points", type=int, default=100_000, help="of the run that is delivered through the outages")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--span", type=float, default=6.0, help="the longest life of a process, in seconds")
     parser.add_argument("--lives", type=int, default=10, help="processes of one run")
     parser.add_argument("--dir", help="where to write; removed afterwards")
-    parser.add_argument("-o", "--output")
     args = parser.parse_args()
-    with tempfile.TemporaryDirectory(dir=args.dir) as folder:
-        found = kills(args.kills, args.seed, args.span, args.lives, Path(folder))
-    report = {
-        "what": "kill -9 at random moments of a training; see the script for what is counted", "machine": cpu_name(),
-        "load": round(os.getloadavg()[0], 1), "gradwatch": __version__, "kills": found,
-    }  # fmt: skip
-    print(table(found))
+    report = {"machine": cpu_name(), "load": round(os.getloadavg()[0], 1), "gradwatch": __version__}
+    good = True
+    if args.kills:
+        with tempfile.TemporaryDirectory(dir=args.dir) as folder:
+            found = kills(args.kills, args.seed, args.span, args.lives, Path(folder))
+        report["kills"] = found
+        print(table(found))
+        good = found["worst_loss_seconds"] <= BOUND and not any(found[k] for k in ("duplicated", "gaps", "unreadable"))
+    if args.outages:
+        tally = outages(args.seed, args.outages, args.points, "sqlite")
+        report["outages"] = {"outages": args.outages, **asdict(tally)}
+        print(outage_table(report["outages"]))
+        good = good and tally.whole
     if args.output:
-        Path(args.output).write_text(json.dumps(report, indent=1) + "\n")
-    good = found["worst_loss_seconds"] <= BOUND and not any(found[k] for k in ("duplicated", "gaps", "unreadable"))
+        args.output.write_text(json.dumps(report, indent=1) + "\n")
     raise SystemExit(0 if good else 1)
 
 

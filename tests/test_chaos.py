@@ -24,8 +24,26 @@ def script(name, *options, output):
 
 @pytest.mark.slow
 def test_kills_lose_at_most_five_seconds_and_spoil_nothing(tmp_path):
-    options = ("--kills", "6", "--lives", "3", "--span", "5", "--seed", "1", "--dir", str(tmp_path))
-    found = script("chaos.py", *options, output=tmp_path / "chaos.json")["kills"]
+    options = (
+        "--kills",
+        "6",
+        "--outages",
+        "2",
+        "--points",
+        "2000",
+        "--lives",
+        "3",
+        "--span",
+        "5",
+        "--seed",
+        "1",
+        "--dir",
+        str(tmp_path),
+    )
+    measured = script("chaos.py", *options, output=tmp_path / "chaos.json")
+    arrived, found = measured["outages"], measured["kills"]
+    assert arrived["produced"] == arrived["delivered"] > 1000
+    assert arrived["lost"] == arrived["duplicated"] == 0
     assert found["kills"] == 6
     assert found["produced"] > 100
     assert found["worst_loss_seconds"] <= found["bound_seconds"] == 5
@@ -46,9 +64,10 @@ def test_a_long_run_has_constant_memory_and_few_files(tmp_path):
 
 def test_the_page_shows_what_was_measured(monkeypatch):
     monkeypatch.syspath_prepend(str(SCRIPTS))
-    from chaos import table
+    from chaos import outage_table, table
 
     page = (ROOT / "docs/reliability.md").read_text(encoding="utf-8")
-    measured = json.loads((MEASURED / "chaos_kills.json").read_text())
-    assert table(measured["kills"]) in page, "docs/reliability.md is out of date: scripts/chaos.py prints its table"
-    assert measured["machine"] in page
+    for name, shown in (("kills", table), ("outages", outage_table)):
+        measured = json.loads((MEASURED / f"chaos_{name}.json").read_text())
+        assert shown(measured[name]) in page, "docs/reliability.md is out of date: scripts/chaos.py prints its tables"
+        assert measured["machine"] in page

@@ -107,7 +107,7 @@ def test_what_follows_is_folded_and_drawn_when_it_is_opened(view):
     assert below.count() == 2
     assert not below.first.is_visible()
     page.click("summary")
-    page.wait_for_function("document.querySelectorAll('details .plot .xaxislayer-above').length === 2")
+    page.wait_for_function("() => document.querySelectorAll('details .plot .xaxislayer-above').length === 2")
     assert below.first.bounding_box()["width"] > 300
     assert complaints == []
 
