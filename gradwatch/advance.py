@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from gradwatch.delivery import child_environment
-from gradwatch.uri import public_text
+from gradwatch.uri import public_error
 
 SECONDS = 45.0  # how long a script that needs the run waits for a slow server
 RUN_ID, TRACKING_URI = "MLFLOW_RUN_ID", "MLFLOW_TRACKING_URI"
@@ -140,7 +140,7 @@ def main(what: str, order: str) -> None:
     try:
         answer = {"create": _create, "settle": _settle}[what](json.loads(order))
     except Exception as error:
-        answer = {"problem": public_text(" ".join(str(error).split()))[:300] or type(error).__name__}
+        answer = {"problem": public_error(error)}
     try:
         print(json.dumps(answer), flush=True)
     except BrokenPipeError:  # the script is over

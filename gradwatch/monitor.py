@@ -24,7 +24,7 @@ from gradwatch.history import History
 from gradwatch.stores import MAX_VALUES
 from gradwatch.stores.files import TABLES, last_part, list_parts
 from gradwatch.stores.parts import is_shared, part_folders, read_joint_manifest, read_whole
-from gradwatch.uri import public_text, public_uri
+from gradwatch.uri import public_error, public_uri
 
 if TYPE_CHECKING:
     from mlflow.tracking import MlflowClient
@@ -36,7 +36,6 @@ log = logging.getLogger("gradwatch")
 CORRUPT = "gradwatch.corrupt"  # tag: why the run cannot be read
 LONGEST_PAUSE = 60.0
 MOST_FAILURES = 3  # runs in a row that the server refuses to serve: then the pass is given up
-MAX_TEXT = 300
 
 
 class CorruptRunError(Exception):
@@ -71,8 +70,8 @@ class Monitor:
         except Exception as error:  # down, overloaded, restarting, a login that ran out: it may pass
             self.health.errors += 1
             if not self._away:
-                log.warning("%s does not answer: %s; trying again", public_uri(self.uri), _text(error))
-            self._away = _text(error)
+                log.warning("%s does not answer: %s; trying again", public_uri(self.uri), public_error(error))
+            self._away = public_error(error)
             return False
         if self._away:
             log.info("%s answers again", public_uri(self.uri))
@@ -99,9 +98,9 @@ class Monitor:
                 self.health.alive, row = time.monotonic(), 0
             except Exception as error:
                 self.health.errors += 1
-                if self._failed.get(run.info.run_id) != _text(error):
-                    log.warning("run %s: not up to date: %s", run.info.run_id, _text(error))
-                self._failed[run.info.run_id] = _text(error)
+                if self._failed.get(run.info.run_id) != public_error(error):
+                    log.warning("run %s: not up to date: %s", run.info.run_id, public_error(error))
+                self._failed[run.info.run_id] = public_error(error)
                 row += 1
                 if row >= MOST_FAILURES:
                     raise
@@ -170,7 +169,7 @@ def _conclusion(folder: Path, temporary: Path, experiment_id: str, run_id: str) 
         return draw(history, folder, rendered, experiment_id, run_id)
     except Exception as error:
         log.debug("run %s", run_id, exc_info=True)
-        raise CorruptRunError(_text(error).replace(f"{folder}/", "").replace(str(folder), "the run")) from error
+        raise CorruptRunError(public_error(error).replace(f"{folder}/", "").replace(str(folder), "the run")) from error
 
 
 def _read(folder: Path) -> History:
@@ -192,8 +191,3 @@ def _even(folder: Path) -> None:
         for part in list_parts(folder / table):
             if part.last > newest:
                 part.path.unlink()
-
-
-def _text(error: Exception) -> str:
-    """The error as one line of at most 300 characters, without the passwords of any address in it."""
-    return public_text(" ".join(str(error).split()))[:MAX_TEXT] or type(error).__name__

@@ -1,4 +1,4 @@
-"""Addresses of MLflow stores, as they may be written down."""
+"""Addresses of MLflow stores, and errors that may hold one, as they may be written down."""
 
 import re
 from urllib.parse import urlsplit, urlunsplit
@@ -15,3 +15,8 @@ def public_uri(uri: str) -> str:
 def public_text(text: str) -> str:
     """`text` with the user names and passwords of the addresses in it left out: what others say in their errors."""
     return _USERINFO.sub(r"\1", text)
+
+
+def public_error(error: BaseException) -> str:
+    """The error as one line of at most 300 characters, without the passwords of any address in it."""
+    return public_text(" ".join(str(error).split()))[:300] or type(error).__name__

@@ -10,8 +10,6 @@ twentieth of the run; files are all in the run's folder, counted as often.
 
 from __future__ import annotations
 
-import argparse
-import json
 import os
 import tempfile
 import time
@@ -19,7 +17,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from bench_store import cpu_name, resident
+from bench_output import arguments, cpu_name, publish
+from bench_store import resident
 from torch import nn
 
 import gradwatch
@@ -65,11 +64,10 @@ def long_run(steps: int, flush_every: float, parent: Path) -> dict[str, Any]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = arguments(__doc__)
     parser.add_argument("--steps", type=int, default=1_000_000)
     parser.add_argument("--flush-every", type=float, default=0.1)
     parser.add_argument("--dir", help="where to write; removed afterwards")
-    parser.add_argument("-o", "--output")
     args = parser.parse_args()
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory(dir=args.dir) as folder:
@@ -79,9 +77,7 @@ def main() -> None:
         "machine": cpu_name(), "load": round(os.getloadavg()[0], 1), "gradwatch": gradwatch.__version__,
         "torch": torch.__version__, "long": found,
     }  # fmt: skip
-    print(json.dumps(report, indent=1))
-    if args.output:
-        Path(args.output).write_text(json.dumps(report, indent=1) + "\n")
+    publish(report, args.output)
 
 
 if __name__ == "__main__":

@@ -37,7 +37,7 @@ sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
 
 from faulty_proxy import FaultyProxy, answer, drop, hang, late, ok, reset, swallow  # noqa: E402
 from make_run import make_history  # noqa: E402
-from mlflow_server import free_port, in_the_store, mlflow_server, postgres, wanted  # noqa: E402
+from mlflow_server import Server, in_the_store, postgres, wanted  # noqa: E402
 
 from gradwatch.delivery import read_cursor, start_courier, wait_delivered  # noqa: E402
 from gradwatch.dispatch import POLL_SECONDS  # noqa: E402
@@ -67,23 +67,6 @@ class Tally:
         return not (self.lost or self.duplicated)
 
 
-class Server:
-    """A server that can be killed and started again."""
-
-    def __init__(self, store: str, folder: Path) -> None:
-        self.store, self.folder, self.port = store, folder, free_port()
-        self.start()
-
-    def start(self) -> None:
-        """Start it, on the same port as ever."""
-        self._running = contextlib.ExitStack()
-        self.url = self._running.enter_context(mlflow_server(self.store, self.folder, self.port))
-
-    def kill(self) -> None:
-        """End it as `kill -9` does."""
-        self._running.close()
-
-
 def outages(
     seed: int = 0, count: int = 20, points: int = 100_000, store: str = "sqlite", seconds: float = 600.0
 ) -> Tally:
@@ -101,6 +84,7 @@ def outages(
             connect(uri)  # makes its tables
         server = Server(uri, folder)
         stack.callback(server.kill)
+        server.start()
         proxy = stack.enter_context(FaultyProxy(server.url))
         writing = _write(folder, proxy.url, -(-points // POINTS_A_STEP), seed, count)
         run = next(writing)

@@ -59,6 +59,23 @@ def _answers(url: str) -> bool:
     return False
 
 
+class Server:
+    """A server over `store` that can be killed and started again, on one port; it runs from the first `start` on."""
+
+    def __init__(self, store: str, folder: Path) -> None:
+        self.store, self.folder, self.port = store, folder, free_port()
+        self.url = f"http://127.0.0.1:{self.port}"
+        self._running = contextlib.ExitStack()
+
+    def start(self) -> None:
+        """Start it, and wait until it answers."""
+        self._running.enter_context(mlflow_server(self.store, self.folder, self.port))
+
+    def kill(self) -> None:
+        """End it as `kill -9` does, if it runs."""
+        self._running.close()
+
+
 def postgres_program(name: str) -> str | None:
     """Where `name` of PostgreSQL's server is; Debian keeps it out of the PATH."""
     places = sorted(Path("/usr/lib/postgresql").glob(f"*/bin/{name}"), reverse=True)

@@ -6,7 +6,6 @@ import os
 import re
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -18,6 +17,7 @@ from pathlib import Path
 
 import click
 import pytest
+from mlflow_server import free_port
 
 from gradwatch.cli import main
 
@@ -140,12 +140,6 @@ TRAINING = """
             optimizer.step()
             watch.log(loss=loss)
 """
-
-
-def free_port():
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
 
 
 def processes_of(folder):

@@ -2,17 +2,14 @@
 
 import os
 import re
-import socket
 import subprocess
 import sys
 import textwrap
-import time
-import urllib.request
 from pathlib import Path
 
 import pytest
+from mlflow_server import Server
 
-from gradwatch.cli.ui import LIGHT, server_command
 from gradwatch.delivery import MLFLOW_SETTINGS
 from gradwatch.errors import RunError
 from gradwatch.monitor import Monitor
@@ -36,42 +33,13 @@ SCRIPT = textwrap.dedent("""
 """)
 
 
-class Server:
-    """An MLflow server that can be killed and started again."""
-
-    def __init__(self, store):
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            self.port = probe.getsockname()[1]
-        self.store, self.process = store, None
-
-    def start(self):
-        command = server_command(self.store, self.port)
-        with open("server.log", "ab") as log:
-            self.process = subprocess.Popen(
-                command, env={**os.environ, **LIGHT}, stdout=log, stderr=log, start_new_session=True
-            )
-        for _ in range(200):
-            try:
-                urllib.request.urlopen(f"http://127.0.0.1:{self.port}/health", timeout=5).close()
-                return self
-            except OSError:
-                time.sleep(0.3)
-        raise AssertionError(Path("server.log").read_text()[-2000:])
-
-    def stop(self):
-        if self.process is not None:
-            os.killpg(self.process.pid, 9)
-            self.process.wait()
-
-
 @pytest.fixture
-def server(store, monkeypatch):
+def server(store, tmp_path, monkeypatch):
     for name, value in MLFLOW_SETTINGS.items():
         monkeypatch.setenv(name, value)
-    found = Server(store)
+    found = Server(store, tmp_path)
     yield found
-    found.stop()
+    found.kill()
 
 
 def run(*command, **environment):
@@ -111,7 +79,7 @@ def test_a_password_in_the_tracking_uri_is_written_nowhere_and_a_restarted_serve
     caplog.set_level("INFO", "gradwatch")
     monitor = Monitor(uri)
     assert monitor.look()
-    server.stop()
+    server.kill()
     assert not monitor.look()
     assert not monitor.look()
     with pytest.raises(RunError, match="cannot read http://127"):

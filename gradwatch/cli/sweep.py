@@ -16,7 +16,7 @@ from gradwatch.cli.compare import compared_by
 from gradwatch.cli.options import Configured, Module
 from gradwatch.delivery import MLFLOW_SETTINGS
 from gradwatch.errors import RunError
-from gradwatch.uri import public_text
+from gradwatch.uri import public_error
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -231,7 +231,7 @@ def _settle(asked: Sweep, jobs: Sequence[Job], options: dict[str, Any], console:
             url = summary.publish(asked, jobs, found, paths)
         click.echo(f"MLflow: {url}")
     except Exception as error:  # a server that is down: the files are there, and the same command again delivers
-        click.echo(f"The summary is not in MLflow ({public_text(' '.join(str(error).split()))[:300]}).", err=True)
+        click.echo(f"The summary is not in MLflow ({public_error(error)}).", err=True)
 
 
 def _say_stopped(jobs: Sequence[Job]) -> None:
