@@ -18,7 +18,9 @@ The seed settles the moments of the kills; what a machine gets done in that time
 `--outages N`: what scripts/chaos_outages.py does: a run is delivered to a real MLflow server through N outages, and the
 points that arrived are counted.
 
-    python scripts/chaos.py [--kills 100] [--outages 20] [--seed 0] [-o FILE]
+    python scripts/chaos.py [--kills 100] [--outages 20] [--store sqlite|postgresql] [--seed 0] [-o FILE]
+
+Exit code 1 if more than that was lost, or anything is there twice.
 """
 
 from __future__ import annotations
@@ -204,6 +206,7 @@ def main() -> None:
     parser.add_argument("--kills", type=int, default=100, help="0 for none")
     parser.add_argument("--outages", type=int, default=20, help="0 for none")
     parser.add_argument("--points", type=int, default=100_000, help="of the run that is delivered through the outages")
+    parser.add_argument("--store", choices=("sqlite", "postgresql"), default="sqlite", help="the MLflow server's")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--span", type=float, default=6.0, help="the longest life of a process, in seconds")
     parser.add_argument("--lives", type=int, default=10, help="processes of one run")
@@ -218,7 +221,7 @@ def main() -> None:
         print(table(found))
         good = found["worst_loss_seconds"] <= BOUND and not any(found[k] for k in ("duplicated", "gaps", "unreadable"))
     if args.outages:
-        tally = outages(args.seed, args.outages, args.points, "sqlite")
+        tally = outages(args.seed, args.outages, args.points, args.store)
         report["outages"] = {"outages": args.outages, **asdict(tally)}
         print(outage_table(report["outages"]))
         good = good and tally.whole

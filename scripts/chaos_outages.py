@@ -7,16 +7,12 @@ server killed, its database locked by somebody else. In which order and for how 
 lasts until the courier has met it, and is over before the next. Afterwards the points in the database are held against
 those that the files hold.
 
-    python scripts/chaos_outages.py [--outages 20] [--points 100000] [--seed 0] [--store sqlite|postgresql]
-
-Exit code 1 if a point was lost or is there twice.
+The command line is that of scripts/chaos.
 """
 
 from __future__ import annotations
 
-import argparse
 import contextlib
-import json
 import os
 import random
 import signal
@@ -27,7 +23,7 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -185,20 +181,3 @@ def _write(parent: Path, uri: str, steps: int, seed: int, pieces: int) -> Iterat
 def _finish(run: Path, courier: subprocess.Popen[bytes], seconds: float) -> None:
     if not wait_delivered(run, seconds, courier)["done"]:
         print((run / "courier.log").read_text()[-2000:], file=sys.stderr)
-
-
-def main() -> None:
-    """Print the tally of one round of outages."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--outages", type=int, default=20)
-    parser.add_argument("--points", type=int, default=100_000)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--store", choices=("sqlite", "postgresql"), default="sqlite")
-    asked = parser.parse_args()
-    tally = outages(asked.seed, asked.outages, asked.points, asked.store)
-    print(json.dumps(asdict(tally), indent=1))
-    raise SystemExit(0 if tally.whole else 1)
-
-
-if __name__ == "__main__":
-    main()
