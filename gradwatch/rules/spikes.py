@@ -36,8 +36,9 @@ def spike(
     Norm: more than `ratio` times the median of the last `window` steps, more than `z` robust standard deviations of
     their logarithms above it, and more than three times the median of the 16 steps that follow (a norm that rises and
     stays has left a plateau). Loss: more than `loss_z` robust standard deviations, and by more than half of the range
-    that the run's losses have (5th to 95th percentile). `layers` are those that carry the largest one. A note where the
-    policy caught all and the training recovered, an error where the loss has not come back by the end, else a warning.
+    that the run's losses have (5th to 95th percentile); a loss of inf is no jump but `nonfinite`. `layers` are those
+    that carry the largest one. A note where the policy caught all and the training recovered, an error where the loss
+    has not come back by the end or most later norms are not finite, else a warning.
     Source: OLMo 2's spike score (seven standard deviations from the average of the last 1,000 values) and OLMo-core's
     stability monitor (six, of the last 128), made robust; the healthy trainings of the tests reach a ratio of 9.8.
     """
@@ -55,7 +56,8 @@ def spike(
     back = [_recovered(values, rows) for values in losses.values()] or [
         _recovered(np.log10(np.maximum(norm, 1e-30)), rows)
     ]
-    recovered = all(state != "no" for state in back)
+    after = np.isfinite(norm[rows[-1] + 1 :])
+    recovered = all(state != "no" for state in back) and (len(after) < 16 or after.mean() > 0.5)
     all_caught = len(caught) > 0 and bool(caught.all())
     quiet = all_caught if up.any() else True  # a loss that jumps and comes back, with usual gradients, is one odd batch
     severity: Severity = "error" if losses and not recovered else "note" if quiet and recovered else "warning"
@@ -125,7 +127,7 @@ def _loss_spikes(values: Floats, z: float, window: int) -> Bools:
     low, high = np.quantile(finite, [0.05, 0.95])
     middle, spread = trailing(values, window)
     with np.errstate(invalid="ignore"):
-        above = values - middle
+        above = np.where(np.isfinite(values), values - middle, np.nan)
         return np.asarray((above > z * np.maximum(spread, 1e-3 * np.abs(middle))) & (above > (high - low) / 2))
 
 

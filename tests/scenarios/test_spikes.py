@@ -95,6 +95,24 @@ def test_a_norm_that_rises_and_stays_is_no_spike():
     assert spike(synthetic(grad_norm=norm)) == []
 
 
+def ruined(loss_of_step_150):
+    """A run whose norms are NaN from step 151 on, and whose loss at step 150 is this."""
+    history = synthetic()
+    norm, loss = history.total("grad_norm").copy(), history.total("loss").copy()
+    norm[151:], loss[151:], loss[150] = np.nan, np.nan, loss_of_step_150
+    return synthetic(grad_norm=norm, clipped_norm=norm, loss=loss)
+
+
+def test_a_loss_of_inf_is_no_spike():
+    assert spike(ruined(np.inf)) == []
+
+
+def test_a_training_that_is_over_after_a_jump_of_its_loss_has_not_recovered():
+    (finding,) = spike(ruined(1e6))
+    assert (finding.severity, finding.last_step, finding.evidence["recovered"]) == ("error", 299, "no")
+    assert "Nothing needs to change" not in finding.cure
+
+
 @pytest.mark.parametrize(("rise", "found"), [(0.2, 0), (0.5, 1)])
 def test_the_loss_must_rise_by_a_third_of_where_it_began(rise, found):
     loss = np.linspace(2.0, 1.0, 300)
