@@ -172,6 +172,52 @@ def test_where_all_diverged_that_is_the_verdict():
     assert row(other)["val_loss_verdict"] == "worse"
 
 
+def trained(begin, end, seed=0, clip=None, held_out=1.0):
+    """A run whose training loss goes straight from `begin` to `end`; the held-out one is so many times that."""
+    history = make_history(steps=40, clip=clip, params={"seed": str(seed)}, logged=("loss", "val_loss"))
+    history.per_step["loss"] = loss = np.linspace(begin, end, 40)
+    history.per_step["val_loss"] = np.where(np.arange(40) % 20 == 19, loss * held_out, np.nan)
+    return history
+
+
+@pytest.mark.parametrize("metric", ["loss", "val_loss"])
+def test_a_run_that_came_apart_counts_with_its_loss_before_training(metric):
+    sick = [trained(4.0, end, seed) for seed, end in enumerate([3.0, 5.0, 500.0])]
+    table = compare([*sick, *(trained(4.0, 2.0, seed, CLIP) for seed in range(3))], metric)
+    none = row(table, "none")
+    assert (none["diverged"], row(table)["diverged"]) == (2, 0)
+    low = final(sick[0], metric)
+    assert none[metric] == pytest.approx((low + 4.0 + 4.0) / 3)
+    assert (row(table)[f"{metric}_verdict"], row(table)[f"{metric}_diff_high"] < 0) == ("better", True)
+
+
+def test_a_run_that_ended_in_nan_counts_with_its_loss_before_training_too():
+    sick = trained(4.0, 3.0)
+    sick.per_step["loss"][-20:] = np.nan
+    sick.per_step["nonfinite"][-20:] = 1
+    (both,) = compare([sick, trained(4.0, 2.0, seed=1)], "val_loss").to_dict("records")
+    assert (both["val_loss"], both["diverged"]) == (3.0, 1)
+
+
+@pytest.mark.parametrize(("end", "count"), [(4.3, 0), (4.5, 1)])
+def test_a_loss_that_ends_a_tenth_above_its_beginning_has_diverged(end, count):
+    (both,) = compare([trained(4.0, end, seed) for seed in range(2)], "loss").to_dict("records")
+    assert (both["loss"], both["diverged"]) == (4.0, 2 * count)
+
+
+def test_a_held_out_loss_of_another_scale_says_nothing_of_how_it_began():
+    (row_,) = compare([trained(4.0, 3.0, seed, held_out=100.0) for seed in range(2)], "val_loss").to_dict("records")
+    assert (row_["val_loss"], row_["diverged"]) == (pytest.approx(300.0), 0)
+
+
+def test_another_scalar_may_end_above_where_it_began():
+    grown = [trained(4.0, 3.0, seed) for seed in range(2)]
+    for history in grown:
+        history.per_step["kl_loss"] = np.linspace(0.1, 2.0, 40)
+    (row_,) = compare(grown, "kl_loss").to_dict("records")
+    assert (row_["kl_loss"] > 1.9, row_["diverged"]) == (True, 0)
+
+
 def test_finished_runs_do_not_speak_for_a_policy_that_diverges_more_often():
     table = compare([*runs([5.0, 5.1, 5.2, 5.3]), *runs([1.0, 1.1, 1.2, math.inf], CLIP)])
     assert row(table)["val_loss"] == pytest.approx(1.1)

@@ -16,6 +16,9 @@ NO_POLICY = "none"
 SMOOTH = 20  # values of a scalar of every step that are averaged: one batch's loss is mostly noise
 _SEED = re.compile(r"(^|[^a-z])(seeds?|random_?state)(/[\w-]+)?$", re.IGNORECASE)
 LOSS = re.compile("loss", re.IGNORECASE)
+HELD_OUT = re.compile("val|test|eval|dev|hold", re.IGNORECASE)
+_TRAINING = re.compile(r"(train(ing)?\W?_?)?loss", re.IGNORECASE)
+ABOVE = 1.1  # times the loss before training: more than the noise of a batch in a run that learns nothing
 
 
 def policy_text(run: Run) -> str:
@@ -66,8 +69,35 @@ def nonfinite_rows(history: History) -> NDArray[np.bool_]:
     return np.asarray(layers | (history.total("nonfinite") > 0) | np.isinf(history.total("grad_norm")))
 
 
-def diverged(history: History) -> bool:
-    """Whether the run ended in non-finite numbers: a part's last gradient, or the last loss that was logged."""
+def untrained(history: History, name: str) -> float:
+    """What a training loss or a held-out loss was before the first step; NaN where that is not known.
+
+    A held-out loss that is first logged later began where the training loss did, if the two are of one scale: within a
+    factor of two of each other, in the median over the run. Of parts that train against each other it is not known.
+    """
+    history = history.every_step
+    held_out = bool(LOSS.search(name) and HELD_OUT.search(name))
+    if not (held_out or _TRAINING.fullmatch(name)) or len(history.lane_rows()) != 1 or not len(history):
+        return float("nan")
+    values = history.total(name)
+    begin = float(values[0])
+    training = history.total("loss")
+    known, rows = np.flatnonzero(np.isfinite(training)), np.flatnonzero(np.isfinite(values))
+    if np.isnan(begin) and held_out and len(known) and len(rows):
+        near = np.interp(rows, known, training[known])
+        with np.errstate(invalid="ignore", divide="ignore"):
+            scale = np.nanmedian(np.abs(np.log2(values[rows] / near)))
+        begin = float(training[0]) if scale < 1 else begin
+    return begin if 0 < begin < float("inf") else float("nan")
+
+
+def diverged(history: History, metric: str = "") -> bool:
+    """Whether the run ended in non-finite numbers: a part's last gradient, or the last loss that was logged.
+
+    Of a loss as `metric` also whether it ended more than a tenth above what it was before training.
+    """
+    if final(history, metric) > ABOVE * untrained(history, metric):
+        return True
     history = history.every_step
     losses = [history.total(name) for name in history.logged if LOSS.search(name)]
     ended = [values[~np.isnan(values)][-1:] for values in losses]

@@ -7,7 +7,17 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
-from gradwatch.compare.endings import LOSS, NO_POLICY, diverged, final, is_seed, policy_text, seed_text
+from gradwatch.compare.endings import (
+    HELD_OUT,
+    LOSS,
+    NO_POLICY,
+    diverged,
+    final,
+    is_seed,
+    policy_text,
+    seed_text,
+    untrained,
+)
 from gradwatch.errors import RunError
 from gradwatch.history import History, Run
 
@@ -19,7 +29,6 @@ _HIGH = re.compile(
     r"($|[^a-z])",
     re.IGNORECASE,
 )
-_HELD_OUT = re.compile("val|test|eval|dev|hold", re.IGNORECASE)
 
 Group = tuple[str, tuple[tuple[str, str], ...]]
 
@@ -37,7 +46,7 @@ def metric_names(histories: Iterable[History], metric: str | None = None) -> lis
             raise RunError(f"no run logged {metric!r}; logged: {', '.join(names) or 'nothing'}")
         return [metric]
     wanted = [name for name in names if _ACCURACY.search(name) or LOSS.search(name)]
-    return sorted(wanted, key=lambda name: (not _ACCURACY.search(name), not _HELD_OUT.search(name)))
+    return sorted(wanted, key=lambda name: (not _ACCURACY.search(name), not HELD_OUT.search(name)))
 
 
 def higher_is_better(metric: str) -> bool:
@@ -62,13 +71,17 @@ def groups(histories: Sequence[History]) -> dict[Group, list[History]]:
 
 
 def values_by_seed(members: Sequence[History], metric: str) -> dict[str, float]:
-    """The final value of each seed; NaN for one whose runs diverged.
+    """The final value of each seed.
 
-    Runs of one seed count as one, with their mean: they are no independent sample. A run without a seed is its own.
+    Of a loss no more than it was before training: how far beyond that a run came apart says nothing of the policy. This
+    is the min(l, l0) of Wortsman et al., arXiv:2309.14322, section 2. Where l0 is not known, and of other metrics, NaN
+    for a run that diverged. Runs of one seed count as one, with their mean: they are no independent sample. A run
+    without a seed is its own.
     """
     found: dict[str, list[float]] = {}
     for i, history in enumerate(members):
-        value = float("nan") if diverged(history) else final(history, metric)
+        begin = untrained(history, metric)
+        value = begin if diverged(history, metric) else float(np.fmin(final(history, metric), begin))
         found.setdefault(seed_text(history.run) or f"run {i} of {policy_text(history.run)}", []).append(value)
     finite = {seed: [value for value in values if np.isfinite(value)] for seed, values in found.items()}
     return {seed: float(np.mean(values)) if values else float("nan") for seed, values in finite.items()}

@@ -51,11 +51,11 @@ def compare(
     deviation; `<metric>_low` and `<metric>_high`, the 95 % interval of the mean; `<metric>_diff` with `_diff_low` and
     `_diff_high`, this policy minus the baseline, by pairs of equal seeds (of a positive metric that is meant to fall,
     the relative change: -0.25 is a quarter less); `<metric>_method`, what that was taken over; `<metric>_verdict`:
-    better, worse, no difference shown, not judged, or baseline. A run that diverged has no final
-    value. `steps_to_target` is the median number of steps until the first metric reached `target` (NaN where half of
-    the runs never did), `reached_target` the number of runs that did. `clip_rate` and `seconds_per_step` are means
-    over the runs, `median_grad_norm` and `p99_grad_norm` of the total norm before the clip over all finite steps,
-    `nonfinite_steps` and `diverged` sums.
+    better, worse, no difference shown, not judged, or baseline. A run that diverged counts with its loss before
+    training, or has no final value (`values_by_seed`). `steps_to_target` is the median number of steps until the first
+    metric reached `target` (NaN where half of the runs never did), `reached_target` the number of runs that did.
+    `clip_rate` and `seconds_per_step` are means over the runs, `median_grad_norm` and `p99_grad_norm` of the total norm
+    before the clip over all finite steps, `nonfinite_steps` and `diverged` sums.
 
     Args:
         histories: the runs.
@@ -99,7 +99,7 @@ def settle(
 
 def _contender(policy: str, members: list[History], metrics: Sequence[str]) -> Contender:
     values = {name: values_by_seed(members, name) for name in metrics}
-    return Contender(policy, members, values, sum(endings.diverged(history) for history in members))
+    return Contender(policy, members, values, sum(endings.diverged(history, *metrics[:1]) for history in members))
 
 
 def _row(
@@ -160,8 +160,9 @@ def _notes(table: pd.DataFrame, metrics: Sequence[str], target: float | None) ->
             notes.append(f"Each of the {judged} verdicts stands for itself at 95 %; none allows for the others.")
     if table["diverged"].any():
         notes.append(
-            "A run that ended in inf or NaN has no final value: it is left out of means and differences, and counts "
-            "as diverged. A policy whose runs all diverged is worse than one of which none did."
+            "A run counts as diverged if it ended in inf or NaN, or with its loss a tenth above that before training. "
+            "In means and differences it has the loss before training; where that is unknown, and for other metrics, "
+            "it is left out. A policy whose runs all diverged is worse than one of which none did."
         )
     if target is not None and metrics:
         notes.append(f"Steps to target: the median over the runs until {metrics[0]} reached {target:g}.")
@@ -193,7 +194,7 @@ def runs_table(histories: Sequence[History], metric: str | None = None) -> pd.Da
                 "median_grad_norm": _quantile(norms, 0.5),
                 "p99_grad_norm": _quantile(norms, 0.99),
                 "nonfinite_steps": endings.nonfinite_steps(history),
-                "diverged": endings.diverged(history),
+                "diverged": endings.diverged(history, *metrics[:1]),
             }
         )
     return pd.DataFrame(rows)
