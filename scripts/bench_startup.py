@@ -73,6 +73,11 @@ def timed(words: list[str], folder: str) -> dict[str, float]:
     return out
 
 
+def _place(name: str) -> tuple[int, str]:
+    """Where a figure stands among the commands; its first step stands behind it."""
+    return list(COMMANDS).index(name.removesuffix(FIRST)), name
+
+
 def main() -> None:
     parser = arguments(__doc__, rounds=15)
     parser.add_argument("--only", default="", help="commands that hold this text, such as 'help'")
@@ -92,7 +97,7 @@ def main() -> None:
         "differences within a round",
         **about,
         "rounds": args.rounds,
-        "seconds": {name: round(statistics.median(times), 3) for name, times in seconds.items()},
+        "seconds": {name: round(statistics.median(seconds[name]), 3) for name in sorted(seconds, key=_place)},
         "added": {
             name: round(statistics.median(a - b for a, b in zip(seconds[more], seconds[less], strict=True)), 3)
             for name, (more, less) in ADDED.items()
