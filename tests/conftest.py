@@ -9,6 +9,19 @@ import pytest
 # The models of the tests are tiny, and pytest's workers fill the cores: more threads would only be in each other's way.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
+# The files that take longest, longest first: the workers begin with them, so that none is left with one at the end.
+LONGEST = [
+    "test_truth", "test_run", "test_healthy", "test_lightning", "test_run_options", "test_demo", "test_distributed",
+    "test_many_writers", "test_outages", "test_durability", "test_cli_mlflow", "test_report_browser", "test_pipeline",
+    "test_sweep", "test_transformers", "test_keeping", "test_updates", "test_spikes", "test_clipping", "test_diseases",
+]  # fmt: skip
+
+
+def pytest_collection_modifyitems(items):
+    """Put the longest files first; the order within a file stays."""
+    rank = {name: place for place, name in enumerate(LONGEST)}
+    items.sort(key=lambda item: rank.get(item.path.stem, len(rank)))
+
 
 @pytest.fixture(scope="session")
 def empty_store(tmp_path_factory, worker_id):

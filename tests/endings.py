@@ -3,6 +3,7 @@
 A case leaves its exit code in DIR/NAME/code, and its run in DIR/NAME.
 """
 
+import gc
 import os
 import signal
 import subprocess
@@ -167,6 +168,7 @@ def loader(training):
 
 def main(out):
     torch.optim.SGD([torch.zeros(1)], lr=0.1)  # torch imports its compiler with the first optimizer
+    gc.freeze()  # else every fork walks through, and so copies, all of torch as its interpreter ends
     for name, act in CASES.items():
         folder = out / name
         folder.mkdir(parents=True)

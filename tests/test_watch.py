@@ -4,6 +4,7 @@ import copy
 import json
 import math
 import pickle
+import signal
 import subprocess
 import sys
 import warnings
@@ -369,31 +370,42 @@ def test_the_status_tells_how_the_loop_ended(pair, error, status, tmp_path):
     assert (history.run.status, len(history)) == (status, 2)
 
 
+# One fork for each END: torch is imported once, and each goes to the end of its interpreter, as a script does.
 SCRIPT = """
-import sys, torch, gradwatch
+import gc, os, sys, torch, gradwatch
+torch.optim.SGD([torch.zeros(1)], lr=0.1)  # torch imports its compiler with the first optimizer
+gc.freeze()  # else every fork walks through, and so copies, all of torch as its interpreter ends
+for number, end in enumerate(sys.argv[2:]):
+    pid = os.fork()
+    if not pid:
+        break
+    print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), flush=True)
+else:
+    os._exit(0)
 model = torch.nn.Linear(2, 2)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-watch = gradwatch.watch(model, optimizer, log=None, dir=sys.argv[1], verbose=False)
+watch = gradwatch.watch(model, optimizer, log=None, dir=f"{sys.argv[1]}/{number}", verbose=False)
 for _ in range(7):
     model(torch.ones(1, 2)).sum().backward()
     optimizer.step()
-{end}
+exec(end)
 """
+ENDS = {
+    "pass": (0, "FINISHED"),
+    "sys.exit(3)": (3, "FINISHED"),
+    "1 / 0": (1, "FAILED"),
+    "raise KeyboardInterrupt": (-signal.SIGINT, "KILLED"),
+    "watch.close(); sys.exit(any(m.split('.')[0] == 'mlflow' for m in sys.modules))": (0, "FINISHED"),
+}
 
 
-@pytest.mark.parametrize(
-    ("end", "status"),
-    [("", "FINISHED"), ("sys.exit(3)", "FINISHED"), ("1 / 0", "FAILED"), ("raise KeyboardInterrupt", "KILLED")],
-)
-def test_a_script_that_never_closes_loses_nothing(end, status, tmp_path):
-    subprocess.run([sys.executable, "-c", SCRIPT.format(end=end), tmp_path], check=False, stderr=subprocess.DEVNULL)
-    history = open_history(next(tmp_path.iterdir()))
-    assert (history.run.status, len(history)) == (status, 7)
-
-
-def test_the_train_side_never_imports_mlflow(tmp_path):
-    code = SCRIPT.format(end="watch.close(); assert not [m for m in sys.modules if m.split('.')[0] == 'mlflow']")
-    subprocess.run([sys.executable, "-c", code, tmp_path], check=True)
+def test_scripts_that_never_close_lose_nothing_and_none_imports_mlflow(tmp_path):
+    command = [sys.executable, "-c", SCRIPT, tmp_path, *ENDS]
+    codes = subprocess.run(command, check=True, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True).stdout
+    assert [int(code) for code in codes.split()] == [code for code, _ in ENDS.values()]
+    for number, (_, status) in enumerate(ENDS.values()):
+        history = open_history(next((tmp_path / str(number)).iterdir()))
+        assert (history.run.status, len(history)) == (status, 7)
 
 
 def test_it_works_where_mlflow_is_not_installed(pair, tmp_path, monkeypatch):

@@ -7,6 +7,8 @@ Of each script `FOLDER/<number>` then holds stdout, stderr, exit code, and what 
 """
 
 import faulthandler
+import gc
+import importlib
 import json
 import os
 import pickle
@@ -92,6 +94,9 @@ def child(how, folder, words, stdin):
 if __name__ == "__main__":
     how, out = sys.argv[1], Path(sys.argv[2])
     torch.optim.SGD([torch.zeros(1)], lr=0.1)  # torch imports its compiler with the first optimizer
+    if how == "gradwatch":
+        importlib.import_module("gradwatch.autowatch")
+    gc.freeze()  # else every fork walks through, and so copies, all of torch as its interpreter ends
     for number, (words, stdin) in enumerate(json.load(sys.stdin)):
         folder = out / str(number)
         folder.mkdir(parents=True)

@@ -21,9 +21,20 @@ CUDA = pytest.param(
     id="cuda",
     marks=[pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")],
 )
+# `plain` meets every form of every optimizer in every dtype; a loop with a scaler meets every form in float32 and in
+# one more dtype, and in the rest when the slow tests run.
+SLOW = {
+    "scaler": (torch.bfloat16, torch.float16),
+    "scaler_unscale": (torch.float64, torch.float16),
+    "scaler_drops": (torch.float64, torch.bfloat16),
+}
 CASES = [
-    pytest.param(loop.name, dtype, id=f"{loop.name}-{short(dtype)}") for loop in LOOPS.values() for dtype in loop.dtypes
-]
+    pytest.param(
+        loop.name, dtype, id=f"{loop.name}-{short(dtype)}",
+        marks=[pytest.mark.slow] if dtype in SLOW.get(loop.name, ()) else [],
+    )
+    for loop in LOOPS.values() for dtype in loop.dtypes
+]  # fmt: skip
 
 
 def row(loop):
