@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import sys
 import threading
@@ -19,7 +20,7 @@ from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from gradwatch import ownership
-from gradwatch.errors import GradwatchError, GradwatchWarning, WatchError
+from gradwatch.errors import GradwatchError, GradwatchWarning, WatchError, tell
 from gradwatch.hooks import untraced
 from gradwatch.losses import Losses
 from gradwatch.policies import parse
@@ -27,6 +28,8 @@ from gradwatch.session import Watch
 from gradwatch.torch_calls import listen, replace_clips
 from gradwatch.unheld import lost
 from gradwatch.watching import fires_hooks, watch, watch_of
+
+LEAVE_SECONDS = 5.0
 
 Hook = tuple[tuple[Any, ...], dict[str, Any]] | None
 
@@ -69,11 +72,30 @@ class AutoWatch:
         os.register_at_fork(after_in_child=self._forked)
         # a process of multiprocessing that was forked ends without atexit
         util.register_after_fork(self, lambda auto: util.Finalize(None, auto.close, ("FINISHED",), exitpriority=0))
+        for name in ("_exit", "execv", "execve"):  # through which every other os.exec goes
+            setattr(os, name, self._closing(getattr(os, name)))
 
-    def close(self, status: str) -> None:
+    def close(self, status: str, timeout: float | None = None) -> None:
         """End what is still open."""
         for each in self._watches:
-            each.close(status)
+            each.close(status, timeout)
+
+    def _closing(self, leave: Callable[..., Any]) -> Callable[..., Any]:
+        """`os._exit` and `os.exec` run no exit function: what is recorded is written first, for a few seconds at most.
+
+        In another thread: whoever leaves so may do it because this one hangs.
+        """
+
+        @functools.wraps(leave)
+        def left(*args: Any, **kwargs: Any) -> Any:
+            if not all(each.closed for each in self._watches):
+                status = "FAILED" if leave.__name__ == "_exit" and args != (0,) else "FINISHED"
+                closer = threading.Thread(target=self.close, args=(status, 0.0), daemon=True)
+                closer.start()
+                closer.join(LEAVE_SECONDS)
+            return leave(*args, **kwargs)
+
+        return left
 
     # ------------------------------------------------------------------------------------------------------- the hooks
 
@@ -269,5 +291,5 @@ def _is_inner(optimizer: Optimizer) -> bool:
 
 def _refusal(error: GradwatchError) -> SystemExit:
     """A policy was asked for and cannot be applied: training without it would be something else."""
-    print(f"Error: {' '.join(str(error).split())}", file=sys.stderr)
+    tell(f"Error: {' '.join(str(error).split())}")
     return SystemExit(2)

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from gradwatch import delivery, ending, resuming, running
-from gradwatch.errors import GradwatchWarning, WatchError
+from gradwatch.errors import GradwatchWarning, WatchError, tell
 from gradwatch.history import History
 from gradwatch.hooks import untraced
 from gradwatch.keeping import Keeper
@@ -289,4 +289,4 @@ class Watch:
     def say(self, text: str) -> None:
         """One line on stderr, unless the Watch was asked to be quiet."""
         if self._verbose:
-            print(f"gradwatch: {text}", file=sys.stderr)
+            tell(f"gradwatch: {text}")

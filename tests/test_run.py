@@ -29,8 +29,17 @@ STEPS = {
     "rebuilt": [10, 5, 10],
     "loose": [15],
     "two_kinds": [15, 15],
+    "in_a_thread": [10],
 }
-SILENT = ("by_hand", "spawns", "clips_itself", "two_losses")  # compared with plain Python, not with the oracle
+# compared with plain Python, not with the oracle
+SILENT = ("by_hand", "spawns", "clips_itself", "two_losses", "at_exit", "leaves")
+    "by_hand",
+    "spawns",
+    "clips_itself",
+    "two_losses",
+    "at_exit",
+    "leaves",
+)  # compared with plain Python, not with the oracle
 CLIPS = [["--clip", "ClipByGlobalNorm(0.1)"], ["--script-clip", "replace"], ["--script-clip", "replace", "--clip",
          "ClipByGlobalNorm(0.5)"]]  # fmt: skip
 
@@ -117,6 +126,13 @@ def test_two_models_are_two_parts_of_one_run(folders):
     assert set(history.lanes()) == {"Generator", "Discriminator"}
     assert history.layers[0] == "Discriminator.0.weight"
     assert history.run.name == "gan"
+
+
+@pytest.mark.parametrize(("name", "status"), [("at_exit", "FINISHED"), ("leaves", "FAILED")])
+def test_what_is_trained_last_is_recorded(folders, name, status):
+    history = one(folders["watched"][name])
+    assert len(history) == 5
+    assert history.run.status == status
 
 
 def test_no_model_gets_the_loss_of_another(folders):
