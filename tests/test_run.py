@@ -30,16 +30,13 @@ STEPS = {
     "loose": [15],
     "two_kinds": [15, 15],
     "in_a_thread": [10],
+    "twins": [12, 12],
+    "one_by_one": [10, 10, 10],
+    "gan_again": [6, 6, 6, 6],
+    "idle_closure": [7],
 }
 # compared with plain Python, not with the oracle
-SILENT = ("by_hand", "spawns", "clips_itself", "two_losses", "at_exit", "leaves")
-    "by_hand",
-    "spawns",
-    "clips_itself",
-    "two_losses",
-    "at_exit",
-    "leaves",
-)  # compared with plain Python, not with the oracle
+SILENT = ("by_hand", "spawns", "clips_itself", "two_losses", "at_exit", "leaves", "strict")
 CLIPS = [["--clip", "ClipByGlobalNorm(0.1)"], ["--script-clip", "replace"], ["--script-clip", "replace", "--clip",
          "ClipByGlobalNorm(0.5)"]]  # fmt: skip
 
