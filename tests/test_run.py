@@ -49,7 +49,7 @@ def environment():
 def wild(how, out, commands):
     words = json.dumps([(command, None) for command in commands])
     subprocess.run(
-        [sys.executable, HERE / "wild.py", how, out], input=words, text=True, check=True, env=environment(), timeout=200
+        [sys.executable, HERE / "wild.py", how, out], input=words, text=True, check=True, env=environment(), timeout=500
     )
     return [out / str(i) for i in range(len(commands))]
 
