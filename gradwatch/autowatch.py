@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import sys
 import threading
@@ -19,7 +20,7 @@ from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from gradwatch import ownership
-from gradwatch.errors import GradwatchError, GradwatchWarning, WatchError
+from gradwatch.errors import GradwatchError, GradwatchWarning, WatchError, tell
 from gradwatch.hooks import untraced
 from gradwatch.losses import Losses
 from gradwatch.policies import parse
@@ -27,6 +28,8 @@ from gradwatch.session import Watch
 from gradwatch.torch_calls import listen, replace_clips
 from gradwatch.unheld import lost
 from gradwatch.watching import fires_hooks, watch, watch_of
+
+LEAVE_SECONDS = 5.0
 
 Hook = tuple[tuple[Any, ...], dict[str, Any]] | None
 
@@ -49,6 +52,7 @@ class AutoWatch:
         self.losses = losses
         # of the last backward: whose step came first, how many calls it was, and their sum
         self._last: tuple[weakref.ref[Watch] | None, int, Tensor | None] = (None, 0, None)
+        self._early: Tensor | None = None  # the loss so far, should a closure call no backward
         self.seen = 0  # optimizers that stepped
         self._threads: set[int] = set()  # in which they did
         self.foreign = False  # whether the script watches something itself
@@ -59,6 +63,8 @@ class AutoWatch:
         for role in ("clip", "renorm"):
             if isinstance(self.options.get(role), str):
                 self.options[role] = parse(self.options[role])
+        # a script that makes errors of warnings did not ask for ours
+        warnings.filterwarnings("default", category=GradwatchWarning)
         # each finding is logged once, and that suffices where nobody called watch()
         warnings.filterwarnings("ignore", "gradwatch found", GradwatchWarning)
         if replace:
@@ -69,11 +75,30 @@ class AutoWatch:
         os.register_at_fork(after_in_child=self._forked)
         # a process of multiprocessing that was forked ends without atexit
         util.register_after_fork(self, lambda auto: util.Finalize(None, auto.close, ("FINISHED",), exitpriority=0))
+        for name in ("_exit", "execv", "execve"):  # through which every other os.exec goes
+            setattr(os, name, self._closing(getattr(os, name)))
 
-    def close(self, status: str) -> None:
+    def close(self, status: str, timeout: float | None = None) -> None:
         """End what is still open."""
         for each in self._watches:
-            each.close(status)
+            each.close(status, timeout)
+
+    def _closing(self, leave: Callable[..., Any]) -> Callable[..., Any]:
+        """`os._exit` and `os.exec` run no exit function: what is recorded is written first, for a few seconds at most.
+
+        In another thread: whoever leaves so may do it because this one hangs.
+        """
+
+        @functools.wraps(leave)
+        def left(*args: Any, **kwargs: Any) -> Any:
+            if not all(each.closed for each in self._watches):
+                status = "FAILED" if leave.__name__ == "_exit" and args != (0,) else "FINISHED"
+                closer = threading.Thread(target=self.close, args=(status, 0.0), daemon=True)
+                closer.start()
+                closer.join(LEAVE_SECONDS)
+            return leave(*args, **kwargs)
+
+        return left
 
     # ------------------------------------------------------------------------------------------------------- the hooks
 
@@ -84,7 +109,7 @@ class AutoWatch:
             self._begin(optimizer)
             return None
         self._meet(optimizer)
-        self.losses.take()
+        self._early = self.losses.take()
 
         def evaluate() -> Any:
             loss = closure()
@@ -96,7 +121,8 @@ class AutoWatch:
     @untraced
     def _after(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if (args[1] if len(args) > 1 else kwargs.get("closure")) is not None:
-            watched, loss = self._known.get(optimizer), self.losses.take()
+            inside, watched, loss = self.losses.since, self._known.get(optimizer), self.losses.take()
+            loss = loss if inside else self._early
             if watched is not None and loss is not None and not watched.closed:
                 watched.log(loss=loss)
 
@@ -174,7 +200,8 @@ class AutoWatch:
         group = [optimizer, *(o for o in others if joint & {id(m) for m in owners[id(o)]})]
         modules = [m for m in tops if any(m is x for o in group for x in owners.get(id(o), mine))]
         model = ownership.model_of(group, modules)
-        first = next((w for w in self._watches if w.shared is not None and not w.closed), None)
+        beside = (w for w in self._watches if w.shared is not None and not w.closed and not w.holds(group))
+        first = next(beside, None)  # of the run that this one joins
         name = None
         if first is not None and first.shared is not None:
             name = self._name(modules, model, set(first.shared.names))
@@ -193,17 +220,16 @@ class AutoWatch:
 
     def _watch(self, model: nn.Module, group: list[Optimizer], name: str | None, first: Watch | None) -> Watch:
         """A new Watch; where these parameters were watched under another optimizer, it goes on where that one was."""
-        old = self._predecessor(group, model)
+        old = next((w for w in reversed(self._watches) if not w.closed and w.holds(group)), None)
         state = old.state_dict() if old is not None and name is None else None
-        resumes = state is not None and old is not None and old.holds(group)
         if old is not None:
             self._close(old)
         options, run = dict(self.options), first if name is not None else None
-        if run is None and not resumes:
+        if run is None and state is None:
             self._runs += 1
             options["run_name"] += f"-{self._runs}" if self._runs > 1 else ""
         made = watch(model, group, name=name, run=run, **options)
-        if resumes and state is not None:
+        if state is not None:
             try:
                 made.load_state_dict(state)
             except WatchError as error:
@@ -241,14 +267,6 @@ class AutoWatch:
             and not mine & set(ownership.held(o))
         ]
 
-    def _predecessor(self, group: Sequence[Optimizer], model: nn.Module) -> Watch | None:
-        """The open Watch whose place the new one takes: it holds the same parameters, or a model just like this one."""
-        shapes = {name: p.shape for name, p in model.named_parameters()}
-        for each in reversed(self._watches):
-            if not each.closed and (each.holds(group) or each.shapes() == shapes):
-                return each
-        return None
-
     def _name(self, modules: Sequence[nn.Module], model: nn.Module, taken: set[str]) -> str:
         name = "-".join(ownership.names(modules)) or type(model).__name__
         name = "".join(c if c.isalnum() or c in "_-" else "-" for c in name)[:60]
@@ -269,5 +287,5 @@ def _is_inner(optimizer: Optimizer) -> bool:
 
 def _refusal(error: GradwatchError) -> SystemExit:
     """A policy was asked for and cannot be applied: training without it would be something else."""
-    print(f"Error: {' '.join(str(error).split())}", file=sys.stderr)
+    tell(f"Error: {' '.join(str(error).split())}")
     return SystemExit(2)

@@ -1,6 +1,15 @@
-"""What gradwatch raises: each message says what was found, what was wanted and what to do."""
+"""What gradwatch raises and says: each message says what was found, what was wanted and what to do."""
 
+import contextlib
+import sys
 from typing import Any
+
+
+def tell(text: str) -> None:
+    """One line on stderr; of a program that has closed its stderr, to nobody."""
+    if sys.stderr is not None:  # print() would take stdout instead
+        with contextlib.suppress(OSError, ValueError):
+            print(text, file=sys.stderr)
 
 
 class GradwatchError(Exception):

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gradwatch.advance import RUN_ID, Reservation, suit_mlflow
-from gradwatch.errors import GradwatchError, TrainingHalted
+from gradwatch.errors import GradwatchError, TrainingHalted, tell
 from gradwatch.program import Program, show_uncaught, when_imported
 from gradwatch.seeding import seeded
 
@@ -115,7 +115,7 @@ class Launch:
     def say(self, text: str) -> None:
         """One line on stderr, from one of several ranks."""
         if self._writes():
-            print(f"gradwatch: {text}", file=sys.stderr)
+            tell(f"gradwatch: {text}")
 
     def _writes(self) -> bool:
         return os.environ.get("RANK", "0") == "0"
@@ -149,7 +149,7 @@ class Launch:
         try:
             self.auto = AutoWatch(options, losses, self._join, self.say, self.plan.replace_clips)
         except GradwatchError as error:
-            print(f"Error: {' '.join(str(error).split())}", file=sys.stderr)
+            tell(f"Error: {' '.join(str(error).split())}")
             raise SystemExit(2) from None
 
     def _mlflow(self) -> None:
@@ -199,9 +199,11 @@ class Launch:
     # --------------------------------------------------------------------------------------------------------- the end
 
     def _at_exit(self) -> None:
-        """After the Watches have closed: what there is to say of a script in which none was made."""
+        """After the script's own exit functions: end what they trained, and say so where nothing was ever watched."""
         if os.getpid() != self.pid:
             return
+        if self.auto is not None:
+            self.auto.close(self.status)
         self.unused += [reservation for _, reservation in self.waiting]
         if self.first is not None and not self.first.released:
             self.unused.append(self.first)

@@ -15,11 +15,11 @@ from gradwatch.errors import WatchError
 from gradwatch.history import Layer
 from gradwatch.layout import Layout
 
-_WRAPPERS = re.compile(r"(?:^|(?<=\.))(?:module|_orig_mod)\.")
+_WRAPPERS = re.compile(r"(?:^|(?<=\.))(?:module|_orig_mod|_module|_forward_module)\.")
 
 
 def clean_name(name: str) -> str:
-    """`name` without what DistributedDataParallel (`module.`) and torch.compile (`_orig_mod.`) put in."""
+    """`name` without what DistributedDataParallel (`module.`), torch.compile (`_orig_mod.`) and others put in."""
     return _WRAPPERS.sub("", name)
 
 

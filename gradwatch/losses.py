@@ -12,11 +12,11 @@ import torch
 from torch import Tensor
 
 
-class Losses:
+class Losses(threading.local):
     """The sum of the scalars that went through `backward()` since it was last taken: what the gradient is of.
 
     A scalar from `GradScaler.scale` counts as what was scaled. One that was computed from such a scalar carries the
-    scale, nobody knows how often: then the sum is not known.
+    scale, nobody knows how often: then the sum is not known. Each thread has its own, for the steps it takes.
     """
 
     def __init__(self) -> None:
@@ -25,7 +25,6 @@ class Losses:
         self._sum: Tensor | None = None
         self._known, self._frozen = True, False
         self._scaled: list[tuple[weakref.ref[Tensor], Tensor]] = []
-        self._thread = threading.get_ident()
 
     def install(self) -> None:
         """Wrap `torch.autograd.backward`, which every `Tensor.backward` goes through, and `GradScaler.scale`."""
@@ -66,7 +65,7 @@ class Losses:
     def _add(self, tensors: Any) -> None:
         if not isinstance(tensors, Sequence) or not all(type(t) is Tensor and t.numel() == 1 for t in tensors):
             return
-        if threading.get_ident() != self._thread or self._frozen or torch.compiler.is_compiling():
+        if self._frozen or torch.compiler.is_compiling():
             return
         self.calls += 1
         self.since += 1

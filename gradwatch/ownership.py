@@ -93,5 +93,6 @@ def _loose_names(optimizer: Optimizer) -> Iterator[tuple[str, Tensor]]:
 
 
 def _variables() -> dict[int, str]:
-    """The global variables of the script, by the id of their value."""
-    return {id(value): name for name, value in vars(sys.modules["__main__"]).items() if not name.startswith("_")}
+    """The global variables of the script, by the id of their value: of several, the first (not that of a loop)."""
+    variables = reversed(vars(sys.modules["__main__"]).items())
+    return {id(value): name for name, value in variables if not name.startswith("_")}

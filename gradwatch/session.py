@@ -10,12 +10,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
 from gradwatch import delivery, ending, resuming, running
-from gradwatch.errors import GradwatchWarning, WatchError
+from gradwatch.errors import GradwatchWarning, WatchError, tell
 from gradwatch.history import History
 from gradwatch.hooks import untraced
 from gradwatch.keeping import Keeper
@@ -119,10 +118,6 @@ class Watch:
         """Whether one of these parameters is in an optimizer that is watched here."""
         mine = {id(p) for p in self._stepper.layout.params}
         return any(id(p) in mine for o in optimizers for group in o.param_groups for p in group["params"])
-
-    def shapes(self) -> dict[str, torch.Size]:
-        """The shape of every parameter of the model, by name."""
-        return {name: p.shape for name, p in self._source.model.named_parameters()}
 
     def deliver_to(self, target: Mapping[str, Any]) -> None:
         """Name the MLflow run (`run_id`, `experiment_id`, `tracking_uri`, `joined`), unless one is named already."""
@@ -289,4 +284,4 @@ class Watch:
     def say(self, text: str) -> None:
         """One line on stderr, unless the Watch was asked to be quiet."""
         if self._verbose:
-            print(f"gradwatch: {text}", file=sys.stderr)
+            tell(f"gradwatch: {text}")

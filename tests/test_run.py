@@ -29,8 +29,14 @@ STEPS = {
     "rebuilt": [10, 5, 10],
     "loose": [15],
     "two_kinds": [15, 15],
+    "in_a_thread": [10],
+    "twins": [12, 12],
+    "one_by_one": [10, 10, 10],
+    "gan_again": [6, 6, 6, 6],
+    "idle_closure": [7],
 }
-SILENT = ("by_hand", "spawns", "clips_itself", "two_losses")  # compared with plain Python, not with the oracle
+# compared with plain Python, not with the oracle
+SILENT = ("by_hand", "spawns", "clips_itself", "two_losses", "at_exit", "leaves", "strict")
 CLIPS = [["--clip", "ClipByGlobalNorm(0.1)"], ["--script-clip", "replace"], ["--script-clip", "replace", "--clip",
          "ClipByGlobalNorm(0.5)"]]  # fmt: skip
 
@@ -43,7 +49,7 @@ def environment():
 def wild(how, out, commands):
     words = json.dumps([(command, None) for command in commands])
     subprocess.run(
-        [sys.executable, HERE / "wild.py", how, out], input=words, text=True, check=True, env=environment(), timeout=200
+        [sys.executable, HERE / "wild.py", how, out], input=words, text=True, check=True, env=environment(), timeout=500
     )
     return [out / str(i) for i in range(len(commands))]
 
@@ -117,6 +123,13 @@ def test_two_models_are_two_parts_of_one_run(folders):
     assert set(history.lanes()) == {"Generator", "Discriminator"}
     assert history.layers[0] == "Discriminator.0.weight"
     assert history.run.name == "gan"
+
+
+@pytest.mark.parametrize(("name", "status"), [("at_exit", "FINISHED"), ("leaves", "FAILED")])
+def test_what_is_trained_last_is_recorded(folders, name, status):
+    history = one(folders["watched"][name])
+    assert len(history) == 5
+    assert history.run.status == status
 
 
 def test_no_model_gets_the_loss_of_another(folders):

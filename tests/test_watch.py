@@ -17,6 +17,7 @@ from training import CALLABLE, batches, mlp, state_tensors, train, watch
 
 import gradwatch
 from gradwatch import GradwatchWarning, PolicyError, WatchError, open_history
+from gradwatch.layers import clean_name
 
 
 @pytest.fixture
@@ -80,6 +81,12 @@ def test_names_are_the_models_own(tmp_path):
     handle.close()
     # once for the tied weight; without _orig_mod.; a submodule called "module" loses its name only if no two clash
     assert names == ("embed.weight", "weight", "bias", "param_groups.0.3")
+
+
+@pytest.mark.parametrize("wrapper", ["module", "_orig_mod", "_module", "_forward_module"])
+def test_no_wrapper_shows_in_a_name(wrapper):
+    assert clean_name(f"{wrapper}.conv.weight") == "conv.weight"
+    assert clean_name(f"{wrapper}s.conv.weight") == f"{wrapper}s.conv.weight"
 
 
 # --------------------------------------------------------------------------------------------------------- odd loops
