@@ -16,7 +16,7 @@ from gradwatch.sharding import Sharding, is_sharded, local
 
 SAMPLE = 4096  # elements of a layer that the update ratio looks at
 WIDE, WIDE_ROW = 2**15, 64  # elements from which a second thread pays, and of a row
-SUM_IN_ROWS = 2**20  # elements from which rows are needed for the digits
+SUM_IN_ROWS = 2**17  # elements from which one thread takes rows too, for the digits: 4e-6 is what it forgoes below
 
 
 class Layout:

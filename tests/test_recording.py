@@ -319,6 +319,20 @@ def test_the_norm_of_a_large_layer_loses_no_digits(threads, p):
         torch.set_num_threads(before)
 
 
+@pytest.mark.parametrize("rows", [100, 300, 1_000])
+def test_gradients_of_very_different_sizes_lose_no_digits_on_one_thread(rows):
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        torch.manual_seed(0)
+        weight = nn.Parameter(torch.zeros(rows, 900))
+        weight.grad = torch.randn(rows, 900) * torch.rand(rows, 900) ** 8
+        want = torch.linalg.vector_norm(weight.grad.double())
+        torch.testing.assert_close(gradwatch.global_norm([weight]).double(), want, rtol=4e-6, atol=0)
+    finally:
+        torch.set_num_threads(before)
+
+
 def test_wide_and_narrow_layers_keep_their_places(monkeypatch):
     monkeypatch.setattr("gradwatch.layout.SUM_IN_ROWS", 600)
     monkeypatch.setattr("gradwatch.layout.WIDE", 600)
