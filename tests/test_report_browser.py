@@ -46,9 +46,12 @@ def view(browser, tmp_path):
 
 
 def wait_until_drawn(frame):
-    """Wait until every chart that is neither behind a tab nor folded has its axes."""
-    frame.wait_for_function("""() => [...document.querySelectorAll(".plot")].every(
-        div => div.closest("[hidden], details:not([open])") || div.querySelector(".xaxislayer-above"))""")
+    """Wait until every chart that is neither behind a tab nor folded has its axes, however slow the machine."""
+    frame.wait_for_function(
+        """() => [...document.querySelectorAll(".plot")].every(
+        div => div.closest("[hidden], details:not([open])") || div.querySelector(".xaxislayer-above"))""",
+        timeout=0,
+    )
 
 
 def sick_run():
