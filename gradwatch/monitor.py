@@ -150,7 +150,10 @@ class Monitor:
 
         assert self.client is not None
         run_id, told = run.info.run_id, run.data.tags.get(JUDGED, "")
-        folder = remote.fetch(self.client, run_id, temporary)
+        try:
+            folder = remote.fetch(self.client, run_id, temporary)
+        except remote.UnfitError as error:
+            raise CorruptRunError(str(error)) from error
         conclusion = _conclusion(folder, temporary, run.info.experiment_id, run_id)
         judged = int(conclusion.tags.get(JUDGED, -1))
         if run.info.status == "RUNNING" and told.isdigit() and int(told) > judged:

@@ -23,6 +23,7 @@ from gradwatch.report.text import plain
 from gradwatch.rules.finding import Finding
 from gradwatch.stores.files import FINDINGS
 from gradwatch.stores.views import run_url
+from gradwatch.untrusted import MAX_JSON, printable, read_json
 
 if TYPE_CHECKING:
     from mlflow.tracking import MlflowClient
@@ -42,7 +43,6 @@ FIRST_PAUSE, LONGEST_PAUSE = 5.0, 900.0  # seconds between two attempts to tell
 SEND_SECONDS = 15.0
 MOST_ALERTS = 50  # of one run
 MOST_LAYERS = 20  # that an alert names
-MAX_FINDINGS = 4 << 20  # bytes of a findings.json
 _ERROR = re.compile(r"(?:^|; )error ")
 SLACK = """{"text": {{ (":rotating_light: *" ~ rule|mrkdwn ~ "* in <" ~ url ~ "|" ~ run|mrkdwn ~ ">: " ~ summary|mrkdwn
 ~ "\\n" ~ cause|mrkdwn ~ "\\n*What to do:* " ~ cure|mrkdwn)|tojson }} }"""
@@ -128,17 +128,20 @@ def _keys(run: Any) -> set[str]:
 
 def _read_findings(client: MlflowClient, run_id: str) -> list[Finding]:
     """The findings among the run's artifacts; none where they cannot be read."""
+    from gradwatch.stores import remote
     from gradwatch.stores.mlflow import ARTIFACTS
 
+    name = f"{ARTIFACTS}/{FINDINGS}"
     sizes = {item.path: item.file_size for item in client.list_artifacts(run_id, ARTIFACTS)}
-    if not 0 < (sizes.get(f"{ARTIFACTS}/{FINDINGS}") or 0) <= MAX_FINDINGS:
+    if not 0 < (sizes.get(name) or 0) <= MAX_JSON:
         return []
     with tempfile.TemporaryDirectory(prefix="gradwatch-") as temporary:
-        path = client.download_artifacts(run_id, f"{ARTIFACTS}/{FINDINGS}", temporary)
+        path = Path(temporary) / FINDINGS
+        remote.download(remote.artifact_store(client, run_id), name, path)
         try:
-            return [Finding.from_json(finding) for finding in json.loads(Path(path).read_text())["findings"]]
+            return [Finding.from_json(finding) for finding in read_json(path)["findings"]]
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-            log.warning("run %s: its %s cannot be read: %s", run_id, FINDINGS, error)
+            log.warning("run %s: its %s cannot be read: %s", run_id, FINDINGS, printable(str(error)[:200]))
             return []
 
 

@@ -22,6 +22,7 @@ MAX_STEP = 2**53  # the highest step number: what a float still counts
 MAX_COUNT = 2**31 - 1  # of attempts, settings and process ids
 MAX_COLUMNS = 10_000  # of a Parquet part
 MAX_FOOTER = 16 << 20  # bytes of a part's own description
+MAX_FOOTER_VALUES = 4_000_000  # that are in that description
 MAX_GROUP_VALUES = 1 << 27  # rows x columns of a row group, and of a table made of one: 0.5 GB
 MAX_JOINT_VALUES = 1 << 28  # steps x layers x quantities of parts that have few layers in common: 1 GB
 MAX_STEPS_VALUES = 1 << 28  # rows x columns of a run's steps table: 2 GB

@@ -8,6 +8,7 @@ import sys
 import time
 from pathlib import Path
 
+import click
 import numpy as np
 import pytest
 from click.testing import CliRunner
@@ -16,7 +17,7 @@ from training import mlp, train, watch
 
 import gradwatch
 from gradwatch import RunError, WatchError, running
-from gradwatch.cli import main
+from gradwatch.cli import Handover, main
 from gradwatch.config import find_config
 from gradwatch.metrics import Tee, parse_pattern
 
@@ -146,6 +147,23 @@ def test_the_command_line_wins_over_the_file_and_the_nearest_file_counts(tmp_pat
     lines = shown().output.splitlines()
     assert f"slots = True  # {tmp_path}/below/gradwatch.toml" in lines
     assert "every = 10  # default" in lines
+
+
+@pytest.mark.parametrize(
+    ("words", "text", "wanted"),
+    [((), "", 5.0), ((), "flush-every = 2", 2.0), (("--flush-every", "0.5"), "flush-every = 2", 0.5)],
+)
+def test_flush_every_reaches_the_watch(tmp_path, monkeypatch, words, text, wanted):
+    (tmp_path / "gradwatch.toml").write_text(text)
+    (tmp_path / "train.py").write_text("")
+    monkeypatch.chdir(tmp_path)
+    command = main.get_command(click.Context(main), "run")
+    with pytest.raises(Handover) as handed:
+        command.main([*words, "train.py"], standalone_mode=False)
+    program, args, plan = handed.value.then.args
+    assert plan.watch["flush_every"] == wanted
+    assert f"flush_every = {wanted}" in shown(*words).output
+    assert shown("--flush-every", "0").exit_code == 2
 
 
 @pytest.mark.parametrize(

@@ -20,6 +20,7 @@ from click.testing import CliRunner
 
 import gradwatch
 from gradwatch.cli import main
+from gradwatch.cli.sweep import _handed_on
 from gradwatch.compare import policy_text
 from gradwatch.errors import RunError
 from gradwatch.stores import run_folders
@@ -414,6 +415,12 @@ def test_what_makes_no_sense_is_one_line(desk, args, words):
     assert re.fullmatch(r"Error: .*\n", result.stderr)
     assert words in result.stderr
     assert not list(desk.glob("gradwatch-runs/*"))
+
+
+def test_settings_of_run_are_handed_on():
+    command = main.get_command(click.Context(main), "sweep")
+    found = command.make_context("sweep", ["--flush-every", "0.5", "--slots", "x.py"]).params
+    assert _handed_on(found) == ["--flush-every", "0.5", "--slots"]
 
 
 def test_what_follows_a_module_is_for_the_module():

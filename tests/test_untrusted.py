@@ -17,6 +17,7 @@ from gradwatch.cli import main
 from gradwatch.delivery import read_cursor
 from gradwatch.stores import MAX_VALUES, tables
 from gradwatch.stores.files import list_parts, read_manifest, write_json
+from gradwatch.stores.lock import Lock
 from gradwatch.untrusted import MAX_JSON, MAX_NAME, markdown, printable, read_json, terminal
 
 READERS = ("show", "check", "report", "compare")
@@ -171,6 +172,25 @@ def test_what_is_written_into_a_folder_never_goes_through_a_link(folder, tmp_pat
     write_json(folder / "cursor.json", {"done": True})
     assert (tmp_path / "mine").read_text() == "precious"
     assert read_cursor(folder) == {"done": True}
+
+
+def test_a_lock_is_not_taken_through_a_link(folder, tmp_path):
+    (tmp_path / "mine").write_text("precious")
+    (folder / "writer.lock").unlink()
+    (folder / "writer.lock").symlink_to(tmp_path / "mine")
+    with pytest.raises(RunError, match="is a link"):
+        Lock(folder)
+    assert (tmp_path / "mine").read_text() == "precious"
+
+
+def test_a_link_is_not_uploaded(tmp_path):
+    pytest.importorskip("mlflow")
+    from gradwatch.stores.mlflow import upload
+
+    (tmp_path / "mine").write_text("precious")
+    (tmp_path / "parts.json").symlink_to(tmp_path / "mine")
+    with pytest.raises(RunError, match="is a link"):
+        upload(None, "0" * 32, tmp_path / "parts.json")
 
 
 @pytest.mark.parametrize("name", ["../../x", "..", "/etc/passwd", "a\x00b", "\x1b]0;x\x07", "a" * 300])

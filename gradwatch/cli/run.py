@@ -40,6 +40,8 @@ class RunCommand(Configured):
               help="End the script, with exit code 1, when a finding of that severity shows.")  # fmt: skip
 @click.option("--every", metavar="N", type=click.IntRange(1), default=10, show_default=True,
               help="Steps between measurements of weight norms and update ratios.")  # fmt: skip
+@click.option("--flush-every", metavar="SECONDS", type=click.FloatRange(0, 86_400, min_open=True), default=5.0,
+              show_default=True, help="Seconds of steps that a killed process may lose at most.")  # fmt: skip
 @click.option("--slots", is_flag=True, help="Record the norms of the optimizer's own tensors too.")
 @click.option("--metric-regex", "metric_regex", metavar="NAME=PATTERN", multiple=True,
               help="Log the number that PATTERN finds in a line of the script's output; again for more.")  # fmt: skip
@@ -84,6 +86,7 @@ def run(ctx: click.Context, /, script: str | None, args: tuple[str, ...], module
         "clip": _policy(options["clip"]),
         "renorm": _policy(options["renorm"]),
         "every": options["every"],
+        "flush_every": options["flush_every"],
         "slots": options["slots"],
         "log": None if options["log"] == "none" else "mlflow",
         "dir": str(Path(options["dir"]).resolve()),  # the script may change its directory

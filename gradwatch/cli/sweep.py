@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 SETTINGS = {"ignore_unknown_options": False, "allow_interspersed_args": False}
 # options of `gradwatch run` that are handed on as they are
-HANDED_ON = ("script_clip", "every", "slots", "metric_regex", "log", "experiment")
+HANDED_ON = ("script_clip", "every", "flush_every", "slots", "metric_regex", "log", "experiment")
 
 
 @click.command(cls=Configured, context_settings=SETTINGS)
@@ -47,6 +47,8 @@ HANDED_ON = ("script_clip", "every", "slots", "metric_regex", "log", "experiment
 @click.option("--force", is_flag=True, help="Train again what is finished.")
 @click.option("--script-clip", type=click.Choice(("keep", "replace")), help="As for run.  [default: keep]")
 @click.option("--every", metavar="N", type=click.IntRange(1), help="As for run.  [default: 10]")
+@click.option("--flush-every", metavar="SECONDS", type=click.FloatRange(0, 86_400, min_open=True),
+              help="As for run.  [default: 5.0]")  # fmt: skip
 @click.option("--slots", is_flag=True, help="As for run.")
 @click.option("--metric-regex", metavar="NAME=PATTERN", multiple=True, help="As for run.")
 @click.option("--log", type=click.Choice(("mlflow", "none")), help="As for run.  [default: mlflow]")

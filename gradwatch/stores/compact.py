@@ -52,7 +52,7 @@ class Compactor:
         """Merge them; False where that was cancelled, or the disk refused: it is tried again after the next flush."""
         try:
             done = merge(parts, self.cancelled)
-        except (OSError, pa.ArrowException) as error:
+        except (OSError, ValueError, pa.ArrowException) as error:
             if not self.refused:
                 log.warning("gradwatch: the parts in %s cannot be merged (%s); nothing is lost", self.folder, error)
             self.refused = True
@@ -112,7 +112,7 @@ def options(schema: pa.Schema) -> dict[str, Any]:
 def _opens(path: Path) -> bool:
     try:
         pq.read_metadata(path)
-    except (OSError, pa.ArrowException):
+    except (OSError, ValueError, pa.ArrowException):
         return False
     return True
 

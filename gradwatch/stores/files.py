@@ -217,7 +217,7 @@ def _values(folder: Path) -> int:
     """How many values the layers table holds, as far as its parts can be read."""
     total = 0
     for part in list_parts(folder / "layers"):
-        with contextlib.suppress(OSError, pa.ArrowException):
+        with contextlib.suppress(OSError, ValueError, pa.ArrowException):
             total += count_values(part.path)
     return total
 

@@ -33,7 +33,7 @@ class Lock:
     """The lock of the run in `folder`, taken when this is made.
 
     Raises:
-        RunError: another writer has it.
+        RunError: another writer has it, or a link lies in its place.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -45,7 +45,9 @@ class Lock:
         """Take it, or take it anew after the folder was removed."""
         self.abandon()
         path, deadline = self.folder / LOCK, time.monotonic() + PATIENCE
-        file = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+        if path.is_symlink():
+            raise RunError(f"{path} is a link, and a run's lock is a file of its own folder: remove it")
+        file = os.open(path, os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0), 0o644)
         while fcntl is not None:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -264,7 +264,13 @@ def nonfinite_tags(found: Nonfinite, part: str | None = None) -> dict[str, str]:
 
 
 def upload(client: MlflowClient, run_id: str, path: Path, folder: str = "") -> None:
-    """Put one file under the run's artifacts, in `gradwatch/<folder>`."""
+    """Put one file under the run's artifacts, in `gradwatch/<folder>`.
+
+    Raises:
+        RunError: it is a link, or MLflow refuses it.
+    """
+    if path.is_symlink():
+        raise RunError(f"{path} is a link, and only files of the run's own folder are uploaded")
     with clear_errors(f"run {run_id}"):
         client.log_artifact(run_id, str(path), f"{ARTIFACTS}/{folder}".rstrip("/"))
 

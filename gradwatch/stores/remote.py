@@ -5,14 +5,16 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
-import posixpath
 import re
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from mlflow.exceptions import MlflowException
+from mlflow.store.artifact.artifact_repo import ArtifactRepository
+from mlflow.store.artifact.artifact_repository_registry import get_artifact_repository
 from mlflow.tracking import MlflowClient
 
 from gradwatch import __version__
@@ -21,7 +23,7 @@ from gradwatch.history import History
 from gradwatch.stores.files import MANIFEST, TABLES
 from gradwatch.stores.mlflow import ARTIFACTS, clear_errors, connect, existing_store, quoted
 from gradwatch.stores.parts import PARTS, read_whole
-from gradwatch.untrusted import MAX_DOWNLOAD, is_plain_file, printable
+from gradwatch.untrusted import MAX_DOWNLOAD, MAX_LANES, printable
 from gradwatch.uri import public_text, public_uri
 
 WATCHED = "tags.`gradwatch.version` != ''"
@@ -30,6 +32,10 @@ DELIVERED = "gradwatch.delivered"  # tag: all of the run is here
 CONCLUDED = "gradwatch.concluded"  # tag: what the findings and the report were drawn from, a `Look`
 MAX_FILES = 100_000  # that a server may list for one run
 _PLAIN_NAME = re.compile(r"\w[\w.-]{0,254}")  # of one file or folder: it leads nowhere else
+
+
+class UnfitError(RunError):
+    """What a run's artifacts are, or how many, is not what is read."""
 
 
 def read_mlflow_run(run_id: str, tracking_uri: str | None = None, at_most: int | None = None) -> History:
@@ -43,7 +49,7 @@ def read_mlflow_run(run_id: str, tracking_uri: str | None = None, at_most: int |
     with _readable(uri), clear_errors(f"run {run_id} in {public_uri(uri)}"):
         name = client.get_run(run_id).info.run_name
         marks = {f"{ARTIFACTS}/{name}" for name in (MANIFEST, PARTS)}
-        if not any(item.path in marks for item in client.list_artifacts(run_id, ARTIFACTS)):
+        if not any(item.path in marks for item in _listed(client, run_id, ARTIFACTS)):
             raise RunError(
                 f"MLflow run {run_id} ({name}) holds no {ARTIFACTS}/ artifacts: it was not watched, or its "
                 "folder is not delivered yet (gradwatch sync FOLDER)"
@@ -55,54 +61,82 @@ def read_mlflow_run(run_id: str, tracking_uri: str | None = None, at_most: int |
 def fetch(client: MlflowClient, run_id: str, to: Path) -> Path:
     """Download the files that a run folder is made of; returns the folder, below `to`.
 
-    What a server calls them is not trusted: they are those of `files_of_a_run`, whatever else it lists.
+    What a server calls them is not trusted: they are those of `files_of_a_run`, whatever else it lists, and each is
+    written under its own name.
 
     Raises:
-        RunError: they are more than is fetched.
+        UnfitError: they are more than is fetched.
     """
-    left, arrivals = MAX_DOWNLOAD, to / "arrivals"
-    arrivals.mkdir()
-    for path in files_of_a_run(lambda folder: client.list_artifacts(run_id, folder)):
-        with clear_errors(f"run {run_id}"):
-            got = Path(client.download_artifacts(run_id, path, str(arrivals)))
-        if not is_plain_file(got) or arrivals.resolve() not in got.resolve().parents:
-            raise RunError(f"MLflow run {run_id}: the server put {printable(path)} out of its place; nothing is read")
-        left -= got.stat().st_size
-        (to / path).parent.mkdir(parents=True, exist_ok=True)
-        got.replace(to / path)  # some stores keep the folders of a path, some do not
+    left, store = MAX_DOWNLOAD, artifact_store(client, run_id)
+    for path in files_of_a_run(lambda folder: _listed(client, run_id, folder)):
+        download(store, path, to / path)
+        left -= (to / path).stat().st_size
         if left < 0:
-            raise RunError(f"MLflow run {run_id} holds more than the {MAX_DOWNLOAD:,} bytes that are fetched of a run")
+            raise UnfitError(f"the run holds more than the {MAX_DOWNLOAD:,} bytes that are fetched of one")
     return to / ARTIFACTS
 
 
-def files_of_a_run(list_folder: Callable[[str], Iterable[Any]]) -> Iterator[str]:
-    """The paths of the manifests and Parquet parts among a run's artifacts; at most `MAX_FILES`.
+def artifact_store(client: MlflowClient, run_id: str) -> ArtifactRepository:
+    """Where the run's artifacts are."""
+    with clear_errors(f"run {run_id}"):
+        return get_artifact_repository(client.get_run(run_id).info.artifact_uri, client.tracking_uri)
 
-    `list_folder` gives what is directly in a folder, as objects with `path` and `is_dir`.
+
+def download(store: ArtifactRepository, path: str, to: Path) -> None:
+    """Download one file as `to`, and nothing else.
+
+    MLflow's own `download_artifacts` asks the server whether it is a folder, and then takes all that is listed there.
     """
-    left = MAX_FILES
+    to.parent.mkdir(parents=True, exist_ok=True)
+    with clear_errors(path):
+        store._download_file(path, str(to))
+
+
+def _listed(client: MlflowClient, run_id: str, folder: str) -> Sequence[Any]:
+    """What is directly in a folder of the run's artifacts."""
+    with clear_errors(f"run {run_id}"):
+        try:
+            return list(islice(client.list_artifacts(run_id, folder), MAX_FILES + 1))
+        except (KeyError, TypeError, AttributeError) as error:
+            raise UnfitError(f"the server's list of the run's files cannot be understood ({error!r:.100})") from error
+
+
+def files_of_a_run(list_folder: Callable[[str], Iterable[Any]]) -> Iterator[str]:
+    """The paths of the manifests and Parquet parts among a run's artifacts.
+
+    `list_folder` gives what is directly in a folder, as objects with `path` and `is_dir`. What is called otherwise than
+    a run's files is left out.
+
+    Raises:
+        UnfitError: they are more than `MAX_FILES`, or more than `MAX_LANES` parts.
+    """
+    left, parts = MAX_FILES, MAX_LANES
 
     def listed(folder: str) -> Iterator[tuple[str, bool]]:
         nonlocal left
         for item in list_folder(folder):
             left -= 1
-            name = str(item.path).removeprefix(f"{folder}/")
             if left < 0:
-                raise RunError(f"the run holds more than {MAX_FILES:,} files: it is not read")
+                raise UnfitError(f"the run holds more than {MAX_FILES:,} files: it is not read")
+            name = str(item.path).removeprefix(f"{folder}/")
             if _PLAIN_NAME.fullmatch(name):
                 yield name, bool(item.is_dir)
 
-    def within(folder: str, parts: bool) -> Iterator[str]:
+    def within(folder: str, whole: bool) -> Iterator[str]:
+        nonlocal parts
         for name, is_dir in listed(folder):
-            if not is_dir and name in (MANIFEST, PARTS):
-                yield f"{folder}/{name}"
+            if name in (MANIFEST, PARTS):  # a folder of that name would be in the file's way
+                yield from () if is_dir else (f"{folder}/{name}",)
             elif is_dir and name in TABLES:
                 found = (file for file, inner in listed(f"{folder}/{name}") if not inner and file.endswith(".parquet"))
                 yield from (f"{folder}/{name}/{file}" for file in found)
-            elif is_dir and parts:
-                yield from within(f"{folder}/{name}", parts=False)
+            elif is_dir and whole:
+                parts -= 1
+                if parts < 0:
+                    raise UnfitError(f"the run holds more than {MAX_LANES} parts: it is not read")
+                yield from within(f"{folder}/{name}", whole=False)
 
-    yield from within(ARTIFACTS, parts=True)
+    yield from within(ARTIFACTS, whole=True)
 
 
 def watched_runs(experiment: str | None = None, tracking_uri: str | None = None) -> list[str]:
@@ -198,19 +232,19 @@ def pulse(run: Any) -> str:
 
 def tables(client: MlflowClient, run_id: str) -> str:
     """A fingerprint of the manifests and tables among a run's artifacts; `-` while it has no table."""
-    with clear_errors(f"run {run_id}"):
-        found = sorted((item.path, item.file_size) for item in _uploaded(client, run_id, ARTIFACTS))
-    return _hash(found) if any(path.endswith(".parquet") for path, _ in found) else NO_TABLES
+    sizes: dict[str, Any] = {}
 
+    def list_folder(folder: str) -> Sequence[Any]:
+        found = _listed(client, run_id, folder)
+        sizes.update({str(item.path): item.file_size for item in found})
+        return found
 
-def _uploaded(client: MlflowClient, run_id: str, folder: str, depth: int = 2) -> Iterator[Any]:
-    """The files that a run is read back from: of several parts, one folder each."""
-    for item in client.list_artifacts(run_id, folder):
-        name = posixpath.basename(item.path)
-        if item.is_dir and depth:
-            yield from _uploaded(client, run_id, item.path, 0 if name in TABLES else depth - 1)
-        elif name in (MANIFEST, PARTS) or name.endswith(".parquet"):
-            yield item
+    try:
+        paths = sorted(files_of_a_run(list_folder))
+    except UnfitError as error:
+        return _hash(str(error))  # it has been seen; that it is not read is said where it is fetched
+    found = [(path, sizes[path]) for path in paths]
+    return _hash(found) if any(path.endswith(".parquet") for path in paths) else NO_TABLES
 
 
 def find_watched(client: MlflowClient, experiments: Sequence[str] = ()) -> Iterator[Any]:
@@ -244,6 +278,6 @@ def _readable(uri: str) -> Iterator[None]:
     """A store that does not answer is one line: nobody who reads wants to wait for it."""
     try:
         yield
-    except MlflowException as error:
-        said = public_text(str(error).splitlines()[0])[:200]
+    except (MlflowException, OSError) as error:  # an OSError: requests' own, of what an artifact store answers
+        said = printable(public_text((str(error).splitlines() or [type(error).__name__])[0]))[:200]
         raise RunError(f"cannot read {public_uri(uri)}: {said}") from error

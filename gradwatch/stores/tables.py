@@ -8,6 +8,7 @@ Legend: T steps of one block, L layers.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -19,10 +20,10 @@ from numpy.typing import NDArray
 
 from gradwatch.errors import RunError
 from gradwatch.history import KEY_COLUMNS, Floats, History, Run, concat
+from gradwatch.stores.footer import Group, row_groups
 from gradwatch.untrusted import (
     MAX_COLUMNS,
     MAX_COUNT,
-    MAX_FOOTER,
     MAX_GROUP_VALUES,
     MAX_JOINT_VALUES,
     MAX_LANES,
@@ -30,7 +31,6 @@ from gradwatch.untrusted import (
     MAX_NAME,
     MAX_STEP,
     MAX_STEPS_VALUES,
-    is_plain_file,
 )
 
 BYTES = 8  # of a value, as a part holds it unpacked
@@ -39,9 +39,9 @@ MAX_SPREAD = 8  # cells of a table for each row of a part
 
 def steps_blocks(path: Path, run: Run, start: int = 0) -> Iterator[History]:
     """The rows of a part of the steps table, as Histories without layers."""
-    with _opened(path, ["optimizer"]) as file:
-        groups = _groups(file, start)
-        _require_size(file, groups, MAX_STEPS_VALUES)
+    with _opened(path, ["optimizer"]) as (file, every):
+        groups = _late(file, every, start)
+        _require_size([every[i] for i in groups], MAX_STEPS_VALUES)
         table = file.read_row_groups(groups)
     per_step = {n: table[n].to_numpy().astype(np.float64) for n in table.column_names if n not in KEY_COLUMNS}
     names, who = _codes(table["optimizer"], MAX_LANES)
@@ -56,8 +56,8 @@ def layers_blocks(path: Path, run: Run, start: int = 0) -> Iterator[History]:
     Once a row group does not hold every layer of every one of its steps, in one order, or goes on with the last step of
     the group before it, the rest of the part is one block.
     """
-    with _opened(path, ["optimizer", "layer"]) as file:
-        groups = _groups(file, start)
+    with _opened(path, ["optimizer", "layer"]) as (file, every):
+        groups = _late(file, every, start)
         held: History | None = None
         for i, group in enumerate(groups):
             block = _tile(file.read_row_group(group), run)
@@ -65,7 +65,7 @@ def layers_blocks(path: Path, run: Run, start: int = 0) -> Iterator[History]:
                 held = held.take(np.arange(len(held) - 1))  # the step that is handed over again
             if block is None or (held is not None and len(held) and _goes_on(held, block)):
                 rest = groups[i if held is None else i - 1 :]
-                _require_size(file, rest, MAX_GROUP_VALUES)
+                _require_size([every[i] for i in rest], MAX_GROUP_VALUES)
                 yield _pivot(file.read_row_groups(rest), run)
                 return
             if held is not None:
@@ -121,28 +121,22 @@ def limited(blocks: Iterable[History], what: Path) -> Iterator[History]:
         yield block
 
 
-def _opened(path: Path, names: list[str]) -> pq.ParquetFile:
-    """The part at `path`, with the columns `names` as dictionaries.
+@contextlib.contextmanager
+def _opened(path: Path, names: list[str]) -> Iterator[tuple[pq.ParquetFile, list[Group]]]:
+    """The part at `path`, with the columns `names` as dictionaries, and its row groups.
 
     Raises:
         ValueError: it has not the columns of a part, or says that it is larger than what is read.
         OSError, pyarrow.ArrowException: it cannot be opened.
     """
-    if not is_plain_file(path):
-        raise ValueError("it is a link or no file")
-    with path.open("rb") as raw:
-        raw.seek(max(0, path.stat().st_size - 8))
-        if int.from_bytes(raw.read(4), "little") > MAX_FOOTER:
-            raise ValueError(f"it needs more than {MAX_FOOTER:,} bytes to describe itself")
-    file = pq.ParquetFile(path, read_dictionary=names)
-    try:
+    groups = row_groups(path)
+    with pq.ParquetFile(path, read_dictionary=names) as file:
         _require_columns(file.schema_arrow, names)
-        for group in range(file.num_row_groups):
-            _require_size(file, [group], MAX_GROUP_VALUES)
-    except Exception:
-        file.close()
-        raise
-    return file
+        for group in groups:
+            if len(group.columns) != len(file.schema_arrow.names):
+                raise ValueError("its row groups have not all the same columns")
+            _require_size([group], MAX_GROUP_VALUES)
+        yield file, groups
 
 
 def _require_columns(schema: pa.Schema, names: list[str]) -> None:
@@ -164,28 +158,23 @@ def _is_names(kind: pa.DataType) -> bool:
     return bool(pa.types.is_dictionary(kind) and pa.types.is_string(kind.value_type))
 
 
-def _require_size(file: pq.ParquetFile, groups: Sequence[int], most: int) -> None:
+def _require_size(groups: Sequence[Group], most: int) -> None:
     """By what the row groups say of themselves: their rows, and the values and the bytes of each column."""
     values = size = 0
-    for group in map(file.metadata.row_group, groups):
-        columns = [group.column(i) for i in range(group.num_columns)]
-        if group.num_rows < 0 or any(column.num_values != group.num_rows for column in columns):
+    for group in groups:
+        if group.rows < 0 or any(column.values != group.rows for column in group.columns):
             raise ValueError("its columns are not equally long")
-        values += group.num_rows * group.num_columns
-        size += sum(abs(column.total_uncompressed_size) for column in columns)
+        values += group.rows * len(group.columns)
+        size += sum(abs(column.size) for column in group.columns)
     if values > most or size > BYTES * most:
         raise ValueError(f"it holds {values:,} values of {size:,} bytes, and at most {most:,} values are read")
 
 
-def _groups(file: pq.ParquetFile, start: int) -> list[int]:
+def _late(file: pq.ParquetFile, groups: Sequence[Group], start: int) -> list[int]:
     """The row groups that hold a step from `start` on, by their statistics; all of them where there are none."""
     at = file.schema_arrow.names.index("step")
-    kept = []
-    for group in range(file.num_row_groups):
-        known = file.metadata.row_group(group).column(at).statistics
-        if start <= 0 or known is None or not known.has_min_max or known.max >= start:
-            kept.append(group)
-    return kept
+    ends = [group.columns[at].largest for group in groups]
+    return [i for i, end in enumerate(ends) if start <= 0 or end is None or end >= start]
 
 
 def _tile(table: pa.Table, run: Run) -> History | None:
@@ -268,6 +257,7 @@ def _codes(column: pa.ChunkedArray, most: int) -> tuple[list[str], Any]:
     """
     if not len(column):
         return [], np.zeros(0, np.int64)
+    column.validate(full=True)  # Arrow does not look by itself whether a number has a name
     column = column.unify_dictionaries().combine_chunks()
     column = column if isinstance(column, pa.DictionaryArray) else pa.concat_arrays(column.chunks)
     if column.null_count or column.dictionary.null_count or len(column.dictionary) > most:
