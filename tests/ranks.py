@@ -263,7 +263,6 @@ def raise_on_one(root):
 
 def halt(root):
     """Rank 0 hears of an error between two drains; both must raise, at the same step, before it is taken."""
-    dist.init_process_group("gloo")
     rank = dist.get_rank()
     model = DistributedDataParallel(net())
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
@@ -288,7 +287,6 @@ def halt(root):
     watch.close()
     weights = {n: p.detach().clone() for n, p in model.named_parameters()}
     torch.save({"taken": taken, "said": said, "weights": weights, "calls": calls}, root / f"halt-{rank}.pt")
-    leave()
 
 
 def cpu_offload(root):
@@ -318,6 +316,7 @@ def main(root):
     if world() == 2:
         rank_norms(root)
         refusals(root)
+        halt(root)
     for name, (*how, pairs) in SCENARIOS[world()].items():
         for i, (clip, renorm) in enumerate(pairs):
             folder = root / name / str(i)
@@ -328,6 +327,6 @@ def main(root):
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    {"main": main, "raise_on_one": raise_on_one, "halt": halt, "cpu_offload": cpu_offload}[sys.argv[1]](
+    {"main": main, "raise_on_one": raise_on_one, "cpu_offload": cpu_offload}[sys.argv[1]](
         Path(sys.argv[2])
     )

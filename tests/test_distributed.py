@@ -152,10 +152,9 @@ def test_a_rank_that_raises_ends_the_run_and_waits_for_nobody(tmp_path):
     assert run.is_dir()
 
 
-def test_all_ranks_halt_at_the_same_step(tmp_path):
-    done = torchrun(2, HERE / "ranks.py", "halt", tmp_path)
-    assert done.returncode == 0, done.stderr[-3000:]
-    first, second = (torch.load(tmp_path / f"halt-{rank}.pt", weights_only=False) for rank in (0, 1))
+def test_all_ranks_halt_at_the_same_step(launched):
+    folder = launched(2)
+    first, second = (torch.load(folder / f"halt-{rank}.pt", weights_only=False) for rank in (0, 1))
     assert first["taken"] == second["taken"] == 48  # rank 0 heard of it at step 37; they ask each other every 16 steps
     assert first["said"][1] == second["said"][1]
     assert first["said"][1].summary == "exploding at step 30 in head.weight"
@@ -164,7 +163,7 @@ def test_all_ranks_halt_at_the_same_step(tmp_path):
         assert torch.equal(weights, second["weights"][name])
     for seen in (first, second):
         assert [step for step, calls in enumerate(seen["calls"]) if calls] == [16, 32]
-    (run,) = (tmp_path / "runs").iterdir()
+    (run,) = (folder / "runs").iterdir()
     history = open_history(run)
     assert (len(history), history.run.status) == (48, "FAILED")
 
