@@ -327,6 +327,4 @@ def main(root):
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    {"main": main, "raise_on_one": raise_on_one, "cpu_offload": cpu_offload}[sys.argv[1]](
-        Path(sys.argv[2])
-    )
+    {"main": main, "raise_on_one": raise_on_one, "cpu_offload": cpu_offload}[sys.argv[1]](Path(sys.argv[2]))

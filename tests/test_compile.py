@@ -83,7 +83,17 @@ def run(optimizer, tmp_path, form=None, backend=None, steps=6, **options):
 
 
 CASES = [
-    *((form, optimizer, "ClipByGlobalNorm(0.1)", "eager") for form in FORMS for optimizer in OPTIMIZERS),
+    *(
+        pytest.param(
+            form,
+            optimizer,
+            "ClipByGlobalNorm(0.1)",
+            "eager",
+            marks=[] if "whole" == form or optimizer == "SGD" else pytest.mark.slow,
+        )
+        for form in FORMS
+        for optimizer in OPTIMIZERS
+    ),
     *((form, "SGD", clip, "eager") for form in ("step", "whole") for clip in ("AutoClip(50)", "ClipByValue(0.01)")),
     *(pytest.param(form, "Adam", "ClipByGlobalNorm(0.1)", "inductor", marks=INDUCTOR) for form in FORMS),
 ]

@@ -31,7 +31,18 @@ def test_eight_processes_deliver_at_once(where, tmp_path, request):
     target = {"tracking_uri": uri, "experiment_name": "eight", "run_id": None, "joined": False}
     folders = [make_run(tmp_path, name=f"run{i}", seed=i, steps=40, window=2, mlflow=target) for i in range(PROCESSES)]
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["gradwatch.dispatch", "gradwatch.conclusion", "gradwatch.stores.mlflow", "mlflow.store.tracking.sqlalchemy_store", "mlflow.store.tracking.rest_store", "alembic.context", "pandas", "scipy.stats"])  # imported once, not eight times
+    context.set_forkserver_preload(
+        [
+            "gradwatch.dispatch",
+            "gradwatch.conclusion",
+            "gradwatch.stores.mlflow",
+            "mlflow.store.tracking.sqlalchemy_store",
+            "mlflow.store.tracking.rest_store",
+            "alembic.context",
+            "pandas",
+            "scipy.stats",
+        ]
+    )  # imported once, not eight times
     gate = context.Barrier(PROCESSES)
     workers = [context.Process(target=deliver, args=(folder, gate)) for folder in folders]
     for worker in workers:

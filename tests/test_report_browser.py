@@ -255,7 +255,7 @@ def test_it_works_in_a_frame_without_rights(view):
         """html => {
             const frame = document.createElement("iframe");
             frame.sandbox = "allow-scripts";
-            frame.style = "width: 900px; height: 7000px";
+            frame.style = "width: 900px; height: 2500px";
             frame.src = URL.createObjectURL(new Blob([html], { type: "text/html" }));
             document.body.append(frame);
         }""",
@@ -263,7 +263,7 @@ def test_it_works_in_a_frame_without_rights(view):
     )
     page.wait_for_selector("iframe")
     frame = page.query_selector("iframe").content_frame()
-    wait_until_drawn(frame)
+    frame.wait_for_selector(".plot .xaxislayer-above", timeout=0)
     assert frame.evaluate("window.origin") == "null"
     assert frame.evaluate("document.documentElement.scrollWidth <= innerWidth")
     assert complaints == []

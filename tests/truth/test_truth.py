@@ -21,17 +21,13 @@ CUDA = pytest.param(
     id="cuda",
     marks=[pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")],
 )
-# `plain` meets every form of every optimizer in every dtype; a loop with a scaler meets every form in float32 and in
-# one more dtype, and in the rest when the slow tests run.
-SLOW = {
-    "scaler": (torch.bfloat16, torch.float16),
-    "scaler_unscale": (torch.float64, torch.float16),
-    "scaler_drops": (torch.float64, torch.bfloat16),
-}
+# `plain` meets every form of every optimizer in every dtype; any other loop meets them in float32 (or the only dtype that
+# it has), and in the rest when the slow tests run.
+FLOAT = torch.float32
 CASES = [
     pytest.param(
         loop.name, dtype, id=f"{loop.name}-{short(dtype)}",
-        marks=[pytest.mark.slow] if dtype in SLOW.get(loop.name, ()) else [],
+        marks=[pytest.mark.slow] if loop.name != "plain" and dtype != FLOAT and FLOAT in loop.dtypes else [],
     )
     for loop in LOOPS.values() for dtype in loop.dtypes
 ]  # fmt: skip
