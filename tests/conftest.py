@@ -1,5 +1,6 @@
 """Fixtures that several test files share."""
 
+import gc
 import os
 import shutil
 from pathlib import Path
@@ -21,6 +22,12 @@ def pytest_collection_modifyitems(items):
     """Put the longest files first; the order within a file stays."""
     rank = {name: place for place, name in enumerate(LONGEST)}
     items.sort(key=lambda item: rank.get(item.path.stem, len(rank)))
+
+
+def pytest_collection_finish():
+    """Leave what is imported by now out of every later garbage collection, which would go through all of torch."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(scope="session")

@@ -89,7 +89,7 @@ CASES = [
             optimizer,
             "ClipByGlobalNorm(0.1)",
             "eager",
-            marks=[] if "whole" == form or optimizer == "SGD" else pytest.mark.slow,
+            marks=[] if form == "whole" or optimizer == "SGD" else pytest.mark.slow,
         )
         for form in FORMS
         for optimizer in OPTIMIZERS
