@@ -21,8 +21,8 @@ CUDA = pytest.param(
     id="cuda",
     marks=[pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")],
 )
-# `plain` meets every form of every optimizer in every dtype; any other loop meets them in float32, or the one dtype that
-# it has, and in the rest when the slow tests run.
+# `plain` meets every form of every optimizer in every dtype; any other loop meets them in float32, or the one dtype
+# that it has, and in the rest when the slow tests run.
 FLOAT = torch.float32
 CASES = [
     pytest.param(
