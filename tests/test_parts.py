@@ -1,6 +1,7 @@
 """Several Watches in one run: names, folders, one History, resuming; read as a whole and part by part."""
 
 import json
+import os
 import shutil
 from dataclasses import replace
 
@@ -314,3 +315,18 @@ def test_a_manifest_of_before_is_read_as_a_run_without_parts(tmp_path):
     write_json(folder / "run.json", run)
     assert "part" not in json.loads((folder / "run.json").read_text())
     assert read_run(folder).run.part is None
+
+
+def test_what_goes_away_while_runs_are_looked_for_is_passed_over(tmp_path, monkeypatch):
+    folder = create_folder(tmp_path, "kept")
+    RunWriter(folder, make_history(steps=5).run).close()
+    (tmp_path / "gone").mkdir()
+    scandir = os.scandir
+
+    def without_gone(path):
+        if os.path.basename(path) == "gone":
+            raise FileNotFoundError(path)
+        return scandir(path)
+
+    monkeypatch.setattr(os, "scandir", without_gone)
+    assert run_folders(tmp_path) == [folder]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -72,15 +73,19 @@ def open_histories(refs: Sequence[str], directory: Path = RUNS) -> list[History]
 def run_folders(directory: Path) -> list[Path]:
     """The run folders at or below `directory`, oldest first; three levels deep, as those of a sweep are.
 
-    Several parts of a run are one run.
+    Several parts of a run are one run. What cannot be listed, or goes away meanwhile, is passed over.
     """
     from gradwatch.stores.files import MANIFEST
     from gradwatch.stores.parts import PARTS, is_run
 
     if is_run(directory):
         return [directory]
-    marks = [f"{depth}/{name}" for depth in ("*", "*/*", "*/*/*") for name in (MANIFEST, PARTS)]
-    marked = [path for mark in marks for path in directory.glob(mark)]
+    marked: list[Path] = []
+    for place, folders, files in os.walk(directory, followlinks=True):
+        folder = Path(place)
+        marked += [folder / name for name in (MANIFEST, PARTS) if name in files]
+        if len(folder.relative_to(directory).parts) == 3:
+            folders.clear()
     shared = {path.parent for path in marked if path.name == PARTS}
     found = {path.parent for path in marked if path.parent.parent not in shared}
     return sorted(found, key=lambda folder: (folder.name, folder))
