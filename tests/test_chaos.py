@@ -57,7 +57,7 @@ def test_a_long_run_has_constant_memory_and_few_files(tmp_path):
     options = ("--steps", "30000", "--flush-every", "0.02", "--dir", str(tmp_path))
     found = script("bench_long.py", *options, output=tmp_path / "long.json")["long"]
     assert found["flushes"] > 130  # enough for merges
-    assert found["files_at_most"] < 2 * (64 + 3) + 10
+    assert found["files_at_most"] < 2 * 2 * (64 + 3) + 10  # two tables, two levels of merges, some not merged yet
     first, *_, last = found["resident_mib"][10:]
     assert last - first < 20
 
