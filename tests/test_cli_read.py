@@ -1,5 +1,7 @@
 """The commands that read: report, compare, show; and what `gradwatch` itself does with errors and imports."""
 
+import csv
+import io
 import json
 import re
 import socket
@@ -28,6 +30,31 @@ def test_report_writes_the_page_where_it_says(runs, tmp_path):
     assert result.exit_code == 0, result.output
     assert str(tmp_path / "out.html") in result.output
     assert "4 runs compared" in (tmp_path / "out.html").read_text()
+
+
+def test_a_folder_of_runs_stands_for_them_and_of_a_sweeps_training_the_last_attempt_counts(tmp_path):
+    for seed in (0, 1):
+        make_run(tmp_path / "runs", steps=40, seed=seed, clip=None)
+        job = tmp_path / "runs" / "sweep-x" / f"AGC-seed{seed}"
+        make_run(job, steps=10, seed=seed, clip="AGC(0.01)", name="a")
+        make_run(job, steps=40, seed=seed, clip="AGC(0.01)", name="b")
+        (job / "job.json").write_text("{}")
+    for words in (["runs"], [str(p.relative_to(tmp_path)) for p in (tmp_path / "runs").iterdir()]):
+        result = call("compare", *(tmp_path / word for word in words), "--format", "csv")
+        assert result.exit_code == 0, result.output
+        assert {row["policy"]: int(row["runs"]) for row in csv.DictReader(io.StringIO(result.stdout))} == {
+            "none": 2,
+            "AGC(0.01)": 2,
+        }
+
+
+def test_runs_that_ended_otherwise_or_earlier_are_named(tmp_path):
+    whole = make_run(tmp_path, steps=40, seed=0)
+    cut = make_run(tmp_path, steps=19, seed=1, close="KILLED", name="short")
+    said = call("compare", whole, cut).output
+    assert "did not end well and count as they are: short (killed after 19 steps)" in " ".join(said.split())
+    assert "from 19 to 40 steps" in " ".join(said.split())
+    assert "count as they are" not in call("compare", whole, whole).output
 
 
 def test_report_has_a_name_of_its_own(runs, tmp_path, monkeypatch):

@@ -149,6 +149,16 @@ def test_the_command_line_wins_over_the_file_and_the_nearest_file_counts(tmp_pat
     assert "every = 10  # default" in lines
 
 
+def test_a_folder_that_cannot_be_made_is_named_before_the_script_runs(tmp_path):
+    (tmp_path / "file").touch()
+    (tmp_path / "script.py").write_text("print('ran')")
+    words = ["run", "--dir", str(tmp_path / "file" / "runs"), str(tmp_path / "script.py")]
+    done = CliRunner().invoke(main, words)
+    assert (done.exit_code, done.stdout) == (2, "")
+    wanted = f"{tmp_path / 'file'} is no folder; wanted a folder for the run, which may be new"
+    assert done.stderr == f"Error: --dir {tmp_path / 'file' / 'runs'}: {wanted}\n"
+
+
 @pytest.mark.parametrize(
     ("words", "text", "wanted"),
     [((), "", 5.0), ((), "flush-every = 2", 2.0), (("--flush-every", "0.5"), "flush-every = 2", 0.5)],

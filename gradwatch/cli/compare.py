@@ -41,7 +41,7 @@ def compare(runs: tuple[str, ...], metric: str | None, baseline: str | None, tar
     from gradwatch.report.text import comparison_text, print_table, show_comparison
     from gradwatch.stores import open_histories
 
-    settled = settle(open_histories(runs), metric, baseline, target)
+    settled = settle(open_histories(runs, below=True), metric, baseline, target)
     if kind == "text":
         print_table(show_comparison(settled))
     else:

@@ -35,7 +35,7 @@ def report(
     from gradwatch.stores import open_histories
 
     render = {"html": render_html, "md": render_markdown, "json": render_json, "csv": render_csv}[kind]
-    text = render(build_report(open_histories(runs), metric, baseline, target))
+    text = render(build_report(open_histories(runs, below=True), metric, baseline, target))
     if output == "-":
         click.echo(text, nl=False)
         return

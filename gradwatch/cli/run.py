@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import os
 from pathlib import Path
 from typing import Any
 
@@ -89,7 +90,7 @@ def run(ctx: click.Context, /, script: str | None, args: tuple[str, ...], module
         "flush_every": options["flush_every"],
         "slots": options["slots"],
         "log": None if options["log"] == "none" else "mlflow",
-        "dir": str(Path(options["dir"]).resolve()),  # the script may change its directory
+        "dir": str(_folder(options["dir"])),
         "run_name": options["run_name"] or name,
         "tags": _pairs("tag", options["tag"]),
         "params": _pairs("param", options["param"]),
@@ -104,6 +105,20 @@ def run(ctx: click.Context, /, script: str | None, args: tuple[str, ...], module
         seed=options["set_seed"],
     )
     raise Handover(functools.partial(launch, find_program(target, bool(module)), args, plan))
+
+
+def _folder(text: str) -> Path:
+    """Where the run folders go, from the root on: the script may change its directory.
+
+    Raises:
+        RunError: no folder can be made there.
+    """
+    path = Path(text).resolve()
+    place = next(p for p in (path, *path.parents) if p.exists())
+    if not place.is_dir() or not os.access(place, os.W_OK | os.X_OK):
+        why = "cannot be written to" if place.is_dir() else "is no folder"
+        raise RunError(f"--dir {text}: {place} {why}; wanted a folder for the run, which may be new")
+    return path
 
 
 def _policy(text: str | None) -> str | None:

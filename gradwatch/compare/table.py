@@ -94,7 +94,8 @@ def settle(
             title = ", ".join(f"{key} = {value}" for key, value in setting)
             winners.append(winner(title, [contenders[row["policy"]] for row in drawn], base, metrics[0]))
     table = pd.DataFrame(rows)
-    return Comparison(table, tuple(metrics), tuple(winners), _notes(table, metrics, target))
+    notes = (*_notes(table, metrics, target), *_odd_ones(histories))
+    return Comparison(table, tuple(metrics), tuple(winners), notes)
 
 
 def _contender(policy: str, members: list[History], metrics: Sequence[str]) -> Contender:
@@ -167,6 +168,22 @@ def _notes(table: pd.DataFrame, metrics: Sequence[str], target: float | None) ->
     if target is not None and metrics:
         notes.append(f"Steps to target: the median over the runs until {metrics[0]} reached {target:g}.")
     return tuple(notes)
+
+
+def _odd_ones(histories: Sequence[History], most: int = 5) -> list[str]:
+    """What else sets runs apart that are compared: how they ended, and how long they are."""
+    notes = []
+    cut = [h for h in histories if h.run.status in ("FAILED", "KILLED") and not endings.diverged(h)]
+    if cut:
+        named = [f"{h.run.name} ({h.run.status.lower()} after {len(h.every_step):,} steps)" for h in cut[:most]]
+        more = f" and {len(cut) - most} more" if len(cut) > most else ""
+        notes.append(f"These runs did not end well and count as they are: {', '.join(named)}{more}.")
+    lengths = {len(h.every_step) for h in histories}
+    if len(lengths) > 1:
+        notes.append(
+            f"The runs have from {min(lengths):,} to {max(lengths):,} steps; what is compared is how each ended."
+        )
+    return notes
 
 
 def runs_table(histories: Sequence[History], metric: str | None = None) -> pd.DataFrame:

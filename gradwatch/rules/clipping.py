@@ -172,7 +172,10 @@ def double_clip(history: History, often: float = 0.3, min_steps: int = 20) -> li
             return []
         evidence: dict[str, float | str] = {"loop": own, "policy": str(history.run.clip), "steps": len(rows)}
         where = f"The loop itself calls {own}"
-        cure = "Keep one: remove that call, or watch() without clip=."
+        cure = (
+            "Keep one: remove that call, or watch() without clip=; under gradwatch run, --script-clip replace or no "
+            "--clip."
+        )
     else:
         threshold = _sits_at(norm, often, min_steps)
         if threshold is None:

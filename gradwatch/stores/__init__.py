@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import os
 import re
@@ -50,8 +51,11 @@ def open_history(ref: str | Path, at_most: int | None = None) -> History:
     return history
 
 
-def open_histories(refs: Sequence[str], directory: Path = RUNS) -> list[History]:
+def open_histories(refs: Sequence[str], directory: Path = RUNS, below: bool = False) -> list[History]:
     """The histories of several runs. A ref is a run folder, an MLflow run id, `experiment:NAME` or `latest`.
+
+    With `below` also a folder that holds run folders: all of them that recorded a step, of a sweep's trainings the last
+    attempt of each.
 
     `latest` is the newest run folder under `directory`, else of the demo, else the newest watched run in MLflow. Runs
     of more than `MAX_VALUES` values are reduced (see `open_history`).
@@ -60,14 +64,19 @@ def open_histories(refs: Sequence[str], directory: Path = RUNS) -> list[History]
         RunError: a ref names no run, or a run without a recorded step.
     """
     found: list[str | Path] = []
+    histories: list[History] = []
     for ref in refs:
-        if ref.startswith(_EXPERIMENT):
+        if below and (folders := _below(Path(ref))):
+            for folder in folders:
+                with contextlib.suppress(RunError):
+                    histories.append(open_history(folder, MAX_VALUES))
+        elif ref.startswith(_EXPERIMENT):
             found += _remote().watched_runs(ref[len(_EXPERIMENT) :])
         elif ref == "latest":
             found.append(_latest(directory))
         else:
             found.append(ref)
-    return [open_history(ref, MAX_VALUES) for ref in found]
+    return histories + [open_history(ref, MAX_VALUES) for ref in found]
 
 
 def run_folders(directory: Path) -> list[Path]:
@@ -89,6 +98,16 @@ def run_folders(directory: Path) -> list[Path]:
     shared = {path.parent for path in marked if path.name == PARTS}
     found = {path.parent for path in marked if path.parent.parent not in shared}
     return sorted(found, key=lambda folder: (folder.name, folder))
+
+
+def _below(directory: Path) -> list[Path]:
+    """The runs in a folder that is none itself; of the trainings of a sweep (`job.json`) the last attempt of each."""
+    try:
+        folders = [folder for folder in run_folders(directory) if folder != directory]
+    except ValueError:  # no name of a file
+        return []
+    last = {folder.parent: folder for folder in folders if (folder.parent / "job.json").exists()}
+    return [folder for folder in folders if last.get(folder.parent, folder) == folder]
 
 
 def _latest(directory: Path) -> str | Path:
