@@ -101,6 +101,12 @@ def test_show_says_when_a_run_ended_without_close(tmp_path):
     assert "ended without close at step 39" in call("show", folder).stdout
 
 
+@pytest.mark.parametrize("command", ["compare", "report"])
+@pytest.mark.parametrize("name", ["a" * 5000, "\0"])
+def test_what_cannot_be_the_name_of_a_file_is_one_line(command, name):
+    refused(call(command, name), "is no run")
+
+
 @pytest.mark.parametrize("args", [("show", "nope"), ("compare", "nope"), ("report", "nope"), ("show", ".")])
 def test_an_unknown_run_is_one_line(args, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)

@@ -104,7 +104,7 @@ def _below(directory: Path) -> list[Path]:
     """The runs in a folder that is none itself; of the trainings of a sweep (`job.json`) the last attempt of each."""
     try:
         folders = [folder for folder in run_folders(directory) if folder != directory]
-    except ValueError:  # no name of a file
+    except (OSError, ValueError):  # no name of a file
         return []
     last = {folder.parent: folder for folder in folders if (folder.parent / "job.json").exists()}
     return [folder for folder in folders if last.get(folder.parent, folder) == folder]
