@@ -201,8 +201,11 @@ def test_a_run_that_ended_in_nan_counts_with_its_loss_before_training_too():
 
 @pytest.mark.parametrize(("end", "count"), [(4.3, 0), (4.5, 1)])
 def test_a_loss_that_ends_a_tenth_above_its_beginning_has_diverged(end, count):
-    (both,) = compare([trained(4.0, end, seed) for seed in range(2)], "loss").to_dict("records")
+    settled = settle([trained(4.0, end, seed) for seed in range(2)], "loss")
+    (both,) = settled.table.to_dict("records")
     assert (both["loss"], both["diverged"]) == (4.0, 2 * count)
+    assert "Of loss a run counts at most with what it was before training." in settled.notes
+    assert not any("at most" in note for note in settle([trained(4.0, 3.0)], "loss").notes)
 
 
 def test_a_held_out_loss_of_another_scale_says_nothing_of_how_it_began():

@@ -94,7 +94,7 @@ def settle(
             title = ", ".join(f"{key} = {value}" for key, value in setting)
             winners.append(winner(title, [contenders[row["policy"]] for row in drawn], base, metrics[0]))
     table = pd.DataFrame(rows)
-    notes = (*_notes(table, metrics, target), *_odd_ones(histories))
+    notes = (*_notes(table, metrics, target), *_odd_ones(histories, metrics))
     return Comparison(table, tuple(metrics), tuple(winners), notes)
 
 
@@ -170,9 +170,10 @@ def _notes(table: pd.DataFrame, metrics: Sequence[str], target: float | None) ->
     return tuple(notes)
 
 
-def _odd_ones(histories: Sequence[History], most: int = 5) -> list[str]:
+def _odd_ones(histories: Sequence[History], metrics: Sequence[str], most: int = 5) -> list[str]:
     """What else sets runs apart that are compared: how they ended, and how long they are."""
-    notes = []
+    above = [m for m in metrics if any(endings.final(h, m) > endings.untrained(h, m) for h in histories)]
+    notes = [f"Of {', '.join(above)} a run counts at most with what it was before training."] if above else []
     cut = [h for h in histories if h.run.status in ("FAILED", "KILLED") and not endings.diverged(h)]
     if cut:
         named = [f"{h.run.name} ({h.run.status.lower()} after {len(h.every_step):,} steps)" for h in cut[:most]]
