@@ -211,7 +211,7 @@ class AutoWatch:
             made = self._watch(model, group, name, first)
         except GradwatchError as error:
             if self.options["clip"] or self.options["renorm"]:
-                raise _refusal(error) from None
+                raise refusal(error) from None
             self.say(f"this {type(optimizer).__name__} is not watched: {' '.join(str(error).split())}")
             return None
         for each in group:
@@ -285,7 +285,7 @@ def _is_inner(optimizer: Optimizer) -> bool:
     return False
 
 
-def _refusal(error: GradwatchError) -> SystemExit:
+def refusal(error: GradwatchError) -> SystemExit:
     """A policy was asked for and cannot be applied: training without it would be something else."""
     tell(f"Error: {' '.join(str(error).split())}")
     return SystemExit(2)

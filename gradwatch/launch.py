@@ -139,7 +139,7 @@ class Launch:
         optimizer._patch_step_function = first
 
     def _watch_all(self, losses: Losses) -> None:
-        from gradwatch.autowatch import AutoWatch
+        from gradwatch.autowatch import AutoWatch, refusal
 
         options = dict(self.plan.watch)
         if os.getpid() != self.pid:  # forked
@@ -149,8 +149,7 @@ class Launch:
         try:
             self.auto = AutoWatch(options, losses, self._join, self.say, self.plan.replace_clips)
         except GradwatchError as error:
-            tell(f"Error: {' '.join(str(error).split())}")
-            raise SystemExit(2) from None
+            raise refusal(error) from None
 
     def _mlflow(self) -> None:
         if self.first is not None:

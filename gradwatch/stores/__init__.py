@@ -132,8 +132,8 @@ def _is_local(is_run: Callable[[Path], bool], ref: str | Path) -> bool:
 def _what_it_is(path: Path) -> str:
     if not path.exists():
         return "there is no such file or folder"
-    if path.is_dir() and run_folders(path):
-        return f"it is a directory of runs, such as {run_folders(path)[-1]}"
+    if path.is_dir() and (folders := run_folders(path)):
+        return f"it is a directory of runs, such as {folders[-1]}"
     return f"{'it' if path.is_dir() else 'it is a file, and'} holds no run.json"
 
 
