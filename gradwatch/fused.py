@@ -7,8 +7,9 @@ pass that would multiply by it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
@@ -85,24 +86,39 @@ def why_not_folded(optimizers: Sequence[Optimizer], layout: Layout, coef: Tensor
     return ""
 
 
-def fold(optimizer: Optimizer, coef: Tensor) -> Callable[[], None]:
-    """Let the step that follows multiply by `coef` (0-d), beside taking out the loss scale; returns the undoing.
+def fold(optimizer: Optimizer, coef: Tensor) -> None:
+    """Let the step that follows multiply by `coef` (0-d), beside taking out the loss scale; `restore_scale` undoes it.
 
     A coefficient of 0 gives 0, and NaN for an inf, as a multiplication does.
     """
     scale = loss_scale(optimizer)
-    return set_scale(optimizer, coef.reciprocal() if scale is None else scale / coef)
+    set_scale(optimizer, coef.reciprocal() if scale is None else scale / coef)
 
 
-def set_scale(optimizer: Optimizer, scale: Tensor | None) -> Callable[[], None]:
-    """Replace the scale for the step that follows; returns what puts the old one back, for the scaler to delete."""
-    existed, old = hasattr(optimizer, "grad_scale"), loss_scale(optimizer)
+# What stands in the place of an optimizer's own `grad_scale`, and what that was. Known to all and not only to whoever
+# set it: a step that raises never says that it has ended, and whoever comes next must be able to clear up.
+_replaced: WeakKeyDictionary[Optimizer, tuple[Tensor | None, Any]] = WeakKeyDictionary()
+_ABSENT = object()
+
+
+def set_scale(optimizer: Optimizer, scale: Tensor | None) -> None:
+    """Replace the scale for the step that follows, until `restore_scale`."""
+    own = _replaced[optimizer][1] if optimizer in _replaced else getattr(optimizer, "grad_scale", _ABSENT)
+    _replaced[optimizer] = (scale, own)  # before it is set: an interrupt in between leaves nothing behind
     optimizer.grad_scale = scale  # type: ignore[attr-defined]
 
-    def undo() -> None:
-        if existed:
-            optimizer.grad_scale = old  # type: ignore[attr-defined]
-        else:
-            del optimizer.grad_scale  # type: ignore[attr-defined]
 
-    return undo
+def restore_scale(optimizer: Optimizer) -> None:
+    """Put back what `set_scale` replaced, for the scaler to delete; harmless where it replaced nothing.
+
+    What somebody else has set since, as a loss scaler does before each step, stays.
+    """
+    if optimizer not in _replaced:
+        return
+    ours, own = _replaced[optimizer]
+    if getattr(optimizer, "grad_scale", _ABSENT) is ours:
+        if own is _ABSENT:
+            del optimizer.grad_scale  # type: ignore[attr-defined]
+        else:
+            optimizer.grad_scale = own  # type: ignore[attr-defined]
+    _replaced.pop(optimizer, None)  # last: until then it can be done again

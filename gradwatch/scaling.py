@@ -47,11 +47,10 @@ class Scaled:
             return None
         return self.scale.reciprocal() if all(self.carries) else self._where(self.carries, self.scale.reciprocal())
 
-    def taken_out(self, groups: Sequence[Group]) -> Callable[[], None] | None:
-        """The scale was taken out of all gradients: what would take it out once more must not.
+    def taken_out(self, groups: Sequence[Group]) -> None:
+        """The scale was taken out of all gradients: what would take it out once more must not, in the lead's step.
 
-        Returns the undoing of what was set on the lead. The scaler will unscale the others that are not fused,
-        so theirs gets the scale back.
+        The scaler will unscale the others that are not fused, so theirs gets the scale back.
         """
         again = [
             c and o is not self.lead and not getattr(o, "_step_supports_amp_scaling", False)
@@ -59,7 +58,8 @@ class Scaled:
         ]
         if any(again) and self.scale is not None:
             scale_(self.layout, groups, self._where(again, self.scale))
-        return None if loss_scale(self.lead) is None else set_scale(self.lead, None)
+        if loss_scale(self.lead) is not None:
+            set_scale(self.lead, None)
 
     def _where(self, chosen: Sequence[bool], value: Tensor) -> Tensor:
         """`value` for the layers of the chosen optimizers, 1 for the others, `[L]`."""

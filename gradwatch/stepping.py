@@ -15,7 +15,15 @@ from torch.optim import Optimizer
 
 from gradwatch.backward import Pieces, check_inside, inside_backward, when_backward_ends
 from gradwatch.errors import GradwatchWarning
-from gradwatch.fused import dropped, fold, momentum_to_come, set_scale, settle_momentum, why_not_folded
+from gradwatch.fused import (
+    dropped,
+    fold,
+    momentum_to_come,
+    restore_scale,
+    set_scale,
+    settle_momentum,
+    why_not_folded,
+)
 from gradwatch.grads import Batch, drop, gradients
 from gradwatch.hooks import Closure, Hooks, refuse_capture, untraced
 from gradwatch.layout import Layout
@@ -67,18 +75,19 @@ class Stepper:
         self._lost = False  # whether the loss scaler dropped the leader of the current step before it began
         self._unscaled = False  # whether this step's gradients were unscaled here, for all optimizers that take part
         self._young: list[dict[str, Any]] = []  # param groups whose momentum comes into being in the current step
-        self._undo_scale: Call | None = None
         self._scalers: dict[Optimizer, GradScaler] = {}  # scalers that were asked for a step which has not come yet
         self._scaler: GradScaler | None = None  # the one that the current step runs under
 
     def attach(self, recorder: Recorder, between: Call, after: Call, owner: object = None) -> None:
         """Begin to act on the optimizers' steps, for `owner` (whom an optimizer's hooks so lead to)."""
         self.recorder, self.between, self.after = recorder, between, after
+        self._restore_scales()  # of a step that raised under another Watch
         self._hooks = Hooks(self.optimizers, self._begin, self._end, owner)
         self._leave = listen(self._under_scaler, self.loop_clips.add)
 
     def detach(self, finish: bool = True) -> None:
         """Take the hooks off, and `finish` the step under way."""
+        self._restore_scales()
         self._hooks.remove()
         self._leave()
         if finish and self.layout.sharding is None:  # otherwise the other ranks may be elsewhere
@@ -95,7 +104,7 @@ class Stepper:
     def _begin(self, optimizer: Optimizer, closure: Closure | None) -> Closure | None:
         """A step begins. With a closure the gradients come later: the one returned acts when they are there."""
         refuse_capture(self.layout.device)
-        self._restore_scale()  # after a step that raised
+        restore_scale(optimizer)  # after a step that raised
         self._scaler = self._scalers.pop(optimizer, None)
         self._inside = len(self.optimizers) > 1 and inside_backward()
         if self._inside:
@@ -104,7 +113,7 @@ class Stepper:
         if leads and self._inside:
             when_backward_ends(self._end_backward)
         if not leads and self._unscaled:
-            self._undo_scale = set_scale(optimizer, None)
+            set_scale(optimizer, None)
         self._young = momentum_to_come(optimizer)
         if closure is None:
             if leads or self._lost or self._inside:
@@ -133,7 +142,7 @@ class Stepper:
         if self._evaluations and optimizer is self._round[0]:
             self.recorder.note({"evaluations": self._evaluations})
         settle_momentum(optimizer, self._young)
-        self._restore_scale()
+        restore_scale(optimizer)
         if self.renorm is not None:
             self._weights.constrain(self.renorm, self._held(optimizer))
         self._close_round()
@@ -142,6 +151,7 @@ class Stepper:
     @contextmanager
     def _under_scaler(self, optimizer: Optimizer, scaler: GradScaler) -> Iterator[None]:
         """Around `scaler.step(optimizer)`: a step that does not come is one that the scaler dropped."""
+        restore_scale(optimizer)  # after a step that raised: from here on the attribute is the scaler's
         if optimizer not in self.optimizers or not scaler.is_enabled():
             yield
             return
@@ -204,7 +214,8 @@ class Stepper:
             self.state = keep_if(good if skipped is None else good & ~skipped, new, self.state)
         coef, extra = self._finish(batch, before)
         if scaled is not None and any(scaled.carries) and batch.unscale is None:
-            self._undo_scale, self._unscaled = scaled.taken_out(batch.groups), not alone
+            scaled.taken_out(batch.groups)
+            self._unscaled = not alone
         if record:
             self._record(batch, before, coef, extra, skipped)
         if self._inside:
@@ -235,7 +246,7 @@ class Stepper:
         if why_not_folded(self.optimizers, self.layout, coef):
             batch.apply_pending()
         else:
-            self._undo_scale = fold(self.optimizers[0], coef)
+            fold(self.optimizers[0], coef)
         return coef, []
 
     def _record(
@@ -259,7 +270,6 @@ class Stepper:
     @torch.no_grad()
     def _record_dropped(self, optimizer: Optimizer, scaler: GradScaler) -> None:
         """A step that the scaler dropped without calling it: it is recorded, and nothing else happens."""
-        self._restore_scale()
         self._scaler = scaler
         if self._open_round(optimizer):
             _, batch = self._look(optimizer, alone=not self.together)
@@ -317,10 +327,9 @@ class Stepper:
     def _constant(self, name: str, value: float) -> Tensor:
         return self.layout.constant(name, lambda: torch.tensor(value, device=self.layout.device))
 
-    def _restore_scale(self) -> None:
-        undo, self._undo_scale = self._undo_scale, None
-        if undo is not None:
-            undo()
+    def _restore_scales(self) -> None:
+        for optimizer in self.optimizers:
+            restore_scale(optimizer)
 
     def _held(self, optimizer: Optimizer) -> list[bool]:
         own = held(optimizer)

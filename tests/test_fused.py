@@ -96,6 +96,98 @@ def test_a_step_that_raised_leaves_no_scale_behind(tmp_path):
     assert total == pytest.approx(0.1, rel=1e-5)
 
 
+def interrupt_one_step(optimizer, step):
+    """Let one step raise when gradwatch's own hook has run, as an allocation that fails or Ctrl-C does."""
+
+    def raise_it(*_):
+        raise KeyboardInterrupt
+
+    handle = optimizer.register_step_pre_hook(raise_it)
+    with pytest.raises(KeyboardInterrupt):
+        step(optimizer)
+    handle.remove()
+
+
+def moves_like_a_fresh_one(model, optimizer):
+    """Whether a step moves the weights as far as one of an optimizer that was never watched."""
+    before = [p.detach().clone() for p in model.parameters()]
+    for p in model.parameters():
+        p.grad = torch.full_like(p, 0.5)
+    optimizer.step()
+    unit = optimizer.param_groups[0]["lr"] * 0.5
+    moved = [(a - b.detach()) / unit for a, b in zip(before, model.parameters(), strict=True)]
+    return all(torch.allclose(m, torch.ones_like(m), rtol=1e-3) for m in moved)
+
+
+@pytest.mark.parametrize("under_scaler", [False, True])
+@pytest.mark.parametrize("ending", ["close", "abandon", "close fails", "next watch"])
+def test_nothing_set_for_a_step_that_was_interrupted_outlives_it(ending, under_scaler, tmp_path, monkeypatch):
+    model = mlp(torch.float32)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, fused=True)
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**10, enabled=under_scaler)
+    handle = watch(model, optimizer, tmp_path, clip="ClipByGlobalNorm(0.001)")
+    train(model, optimizer, 2, dtype=torch.float32)
+    for p in model.parameters():
+        p.grad = torch.full_like(p, 0.5)
+    scaler.scale(torch.zeros(()))  # a scaler makes its scale when first used
+    interrupt_one_step(optimizer, scaler.step)
+    scaler.update(1.0)
+    if ending == "close":
+        handle.close()
+    elif ending == "abandon":
+        handle.abandon()
+    elif ending == "close fails":
+        monkeypatch.setattr(handle, "_drain", lambda: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            handle.close()
+    else:
+        handle._stepper._hooks.remove()  # a Watch that ended in no way of its own
+        handle._stepper._leave()
+    if ending == "next watch":
+        with watch(model, optimizer, tmp_path / "next") as later:
+            for p in model.parameters():
+                p.grad = torch.full_like(p, 0.5)
+            optimizer.step()
+        got = open_history(later.dir).layer("grad_norm")[-1]
+        want = [p.grad.norm().item() for p in model.parameters()]
+        np.testing.assert_allclose(got, want, rtol=1e-5)
+        handle.close()
+    if under_scaler:  # torch's own scaler leaves its attributes on an optimizer whose step raised
+        assert optimizer.grad_scale.item() == 2.0**10
+        del optimizer.grad_scale, optimizer.found_inf
+    assert not hasattr(optimizer, "grad_scale")
+    assert moves_like_a_fresh_one(model, optimizer)
+
+
+@pytest.mark.parametrize("clears", [True, False])
+def test_a_scaler_goes_on_after_an_interrupted_step_as_it_would_unwatched(clears, tmp_path):
+    def weights(watched):
+        model = mlp(torch.float32)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1, fused=True)
+        scaler = torch.amp.GradScaler("cpu", init_scale=2.0**10)
+        scaler.scale(torch.zeros(()))
+
+        def step(*_):
+            for p in model.parameters():
+                p.grad = torch.full_like(p, 0.5 * scaler.get_scale())
+            scaler.step(optimizer)
+            scaler.update(2.0**8)  # another scale than that of the step that was interrupted
+
+        handle = watch(model, optimizer, tmp_path, clip="ClipByGlobalNorm(1000.0)") if watched else None
+        step()
+        interrupt_one_step(optimizer, step)
+        if clears:  # what torch's scaler left, and would multiply the next scale by
+            del optimizer.grad_scale, optimizer.found_inf
+        scaler.update(2.0**6)
+        step()
+        if handle:
+            handle.close()
+        return list(model.parameters())
+
+    for a, b in zip(weights(True), weights(False), strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-7)
+
+
 def test_a_scaler_that_unscaled_finds_its_attribute_again(tmp_path):
     def train_with_scaler(watched):
         model = mlp(torch.float32)
