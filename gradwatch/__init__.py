@@ -5,6 +5,8 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from gradwatch._version import __version__
+
 if TYPE_CHECKING:
     from gradwatch.errors import GradwatchError as GradwatchError
     from gradwatch.errors import GradwatchWarning as GradwatchWarning
@@ -13,8 +15,7 @@ if TYPE_CHECKING:
     from gradwatch.errors import TrainingHalted as TrainingHalted
     from gradwatch.errors import WatchError as WatchError
     from gradwatch.history import History as History
-    from gradwatch.oneshot import clip_grads_ as clip_grads_
-    from gradwatch.oneshot import global_norm as global_norm
+    from gradwatch.open import open_history as open_history
     from gradwatch.policies import AGC as AGC
     from gradwatch.policies import AdaGC as AdaGC
     from gradwatch.policies import AutoClip as AutoClip
@@ -35,12 +36,11 @@ if TYPE_CHECKING:
     from gradwatch.policies import chain as chain
     from gradwatch.policies import only as only
     from gradwatch.policies import parse as parse
-    from gradwatch.running import log as log
-    from gradwatch.session import Watch as Watch
-    from gradwatch.stores import open_history as open_history
-    from gradwatch.watching import watch as watch
-
-__version__ = "0.1.0"
+    from gradwatch.policies.functional import clip_grads_ as clip_grads_
+    from gradwatch.policies.functional import global_norm as global_norm
+    from gradwatch.recording.attach import watch as watch
+    from gradwatch.recording.registry import log as log
+    from gradwatch.recording.watch import Watch as Watch
 
 # Where the public names live. They are imported on first use, so that the command line never waits for torch.
 _HOMES = {
@@ -53,7 +53,7 @@ _HOMES = {
         "WatchError",
     ),
     "gradwatch.history": ("History",),
-    "gradwatch.oneshot": ("clip_grads_", "global_norm"),
+    "gradwatch.policies.functional": ("clip_grads_", "global_norm"),
     "gradwatch.policies": (
         "AGC",
         "AdaGC",
@@ -76,10 +76,10 @@ _HOMES = {
         "only",
         "parse",
     ),
-    "gradwatch.running": ("log",),
-    "gradwatch.stores": ("open_history",),
-    "gradwatch.session": ("Watch",),
-    "gradwatch.watching": ("watch",),
+    "gradwatch.recording.registry": ("log",),
+    "gradwatch.open": ("open_history",),
+    "gradwatch.recording.watch": ("Watch",),
+    "gradwatch.recording.attach": ("watch",),
 }
 _HOME = {name: home for home, names in _HOMES.items() for name in names}
 __all__ = ["__version__", *_HOME]  # noqa: PLE0604

@@ -22,7 +22,7 @@ from bench_store import resident
 from torch import nn
 
 import gradwatch
-from gradwatch.stores.files import list_parts
+from gradwatch.storage.folder import list_parts
 
 LOOKS = 20  # printed; each is the most of a hundred
 

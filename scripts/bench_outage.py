@@ -28,9 +28,9 @@ from bench_common import MODELS, machine, small_batch
 from bench_output import arguments, publish
 
 import gradwatch
-from gradwatch.delivery import read_cursor
+from gradwatch.storage.cursor import read_cursor
 
-sys.path.append(str(Path(__file__).resolve().parents[1] / "tests"))
+sys.path.append(str(Path(__file__).resolve().parents[1] / "tests" / "support"))
 
 from faulty_proxy import FaultyProxy, hang
 from mlflow_server import mlflow_server

@@ -36,8 +36,8 @@ from bench_output import arguments, cpu_name, publish
 
 from gradwatch import __version__
 from gradwatch.history import History, Layer, Run
-from gradwatch.stores.files import TABLES, create_folder, list_parts, now_iso
-from gradwatch.stores.writer import RunWriter
+from gradwatch.storage.folder import TABLES, create_folder, list_parts, now_iso
+from gradwatch.storage.writer import RunWriter
 
 BLOCK = 128  # steps that a Recorder hands over at once
 FOUR = ("grad_norm", "clip_coef", "weight_norm", "update_ratio")
@@ -130,7 +130,7 @@ def training_thread(layers: int, seconds: float, period: float, store: str, pare
     import torch
 
     import gradwatch
-    from gradwatch.session import Watch
+    from gradwatch.recording.watch import Watch
 
     spent = {"cpu": 0.0, "clock": 0.0}
     real: Callable[[Watch], None] = Watch._between
@@ -164,7 +164,7 @@ def training_thread(layers: int, seconds: float, period: float, store: str, pare
         closed = time.perf_counter() - started
     finally:
         Watch._between = real  # type: ignore[method-assign]
-    cursor = gradwatch.delivery.read_cursor(watch.dir)
+    cursor = gradwatch.storage.cursor.read_cursor(watch.dir)
     return {
         "steps": steps, "cpu_ms_a_step": 1000 * spent["cpu"] / steps, "clock_ms_a_step": 1000 * spent["clock"] / steps,
         "close_seconds": closed, "delivered_at_close": float(bool(cursor.get("done"))),
@@ -172,7 +172,7 @@ def training_thread(layers: int, seconds: float, period: float, store: str, pare
 
 
 def median_thread(args: argparse.Namespace, parent: Path) -> dict[str, float]:
-    from gradwatch.stores.mlflow import connect
+    from gradwatch.tracking.client import connect
 
     store = f"sqlite:///{parent / 'mlflow.db'}"
     connect(store)  # a healthy store has its tables

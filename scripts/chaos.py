@@ -105,7 +105,7 @@ def rows(folder: Path) -> Counter[tuple[int, int]]:
     """How many rows the steps table holds of each (attempt, step)."""
     import pandas as pd
 
-    from gradwatch.stores.files import list_parts
+    from gradwatch.storage.folder import list_parts
 
     found: Counter[tuple[int, int]] = Counter()
     for part in list_parts(folder / "steps"):
@@ -118,8 +118,8 @@ def look(home: Path, life: int, killed: float) -> dict[str, Any]:
     """What the process `life` produced, and what of it is in the files now."""
     from gradwatch import open_history
     from gradwatch.report import build_report
-    from gradwatch.report.build import CRASHED
-    from gradwatch.stores.files import missing_steps
+    from gradwatch.report.model import CRASHED
+    from gradwatch.storage.folder import missing_steps
 
     notes = home / f"life-{life}.txt"
     lines = notes.read_text().split("\n")[:-1] if notes.exists() else []
@@ -146,7 +146,7 @@ def kills(count: int, seed: int, span: float, lives: int, parent: Path) -> dict[
     """`count` kills; what was produced, recorded, lost and duplicated in all."""
     chance = random.Random(seed)
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["torch", "torch._dynamo", "gradwatch.watching"])
+    context.set_forkserver_preload(["torch", "torch._dynamo", "gradwatch.recording.attach"])
     total: Counter[str] = Counter()
     worst, recorded, duplicated, merged, started = 0.0, 0, 0, 0, time.monotonic()
     for first in range(0, count, lives):

@@ -29,17 +29,18 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
-sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
+sys.path[:0] = [str(ROOT), str(ROOT / "tests" / "support")]
 
 from faulty_proxy import FaultyProxy, answer, drop, hang, late, ok, reset, swallow  # noqa: E402
 from make_run import make_history  # noqa: E402
 from mlflow_server import Server, in_the_store, postgres, wanted  # noqa: E402
 
-from gradwatch.delivery import read_cursor, start_courier, wait_delivered  # noqa: E402
-from gradwatch.dispatch import POLL_SECONDS  # noqa: E402
-from gradwatch.stores.files import create_folder  # noqa: E402
-from gradwatch.stores.mlflow import connect  # noqa: E402
-from gradwatch.stores.writer import RunWriter  # noqa: E402
+from gradwatch.recording.courier_process import start_courier, wait_delivered  # noqa: E402
+from gradwatch.storage.cursor import read_cursor  # noqa: E402
+from gradwatch.storage.folder import create_folder  # noqa: E402
+from gradwatch.storage.writer import RunWriter  # noqa: E402
+from gradwatch.tracking.client import connect  # noqa: E402
+from gradwatch.tracking.sync import POLL_SECONDS  # noqa: E402
 
 TIMEOUT = 3  # seconds until the courier gives a request up
 POINTS_A_STEP = 20  # of the run that is written, at least

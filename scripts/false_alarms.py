@@ -23,7 +23,7 @@ from healthy import Healthy, held_out, tuning  # noqa: E402
 from healthy_later import LATER_TRAININGS  # noqa: E402
 from nets import SEED  # noqa: E402
 
-from gradwatch.rules import RULES, Finding, diagnose  # noqa: E402
+from gradwatch.analysis.rules import RULES, Finding, diagnose  # noqa: E402
 
 GROUPS = {"tuning": tuple(tuning()), "held out": tuple(held_out()), "later": LATER_TRAININGS}
 Found = dict[tuple[str, str, int], list[Finding]]

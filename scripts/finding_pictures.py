@@ -27,8 +27,8 @@ sys.path[:0] = [str(ROOT), str(ROOT / "tests" / "scenarios")]
 import diseases as d  # noqa: E402
 import step_diseases as s  # noqa: E402
 
+from gradwatch.analysis.rules import Finding, diagnose  # noqa: E402
 from gradwatch.history import History  # noqa: E402
-from gradwatch.rules import Finding, diagnose  # noqa: E402
 
 Train = Callable[[Path], History]
 SGD, ADAM = torch.optim.SGD, torch.optim.Adam

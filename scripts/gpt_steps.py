@@ -24,7 +24,7 @@ from torch.nn import functional as F
 from torch.optim import Optimizer
 from torch.profiler import ProfilerActivity, profile
 
-from gradwatch.recorder import Recorder
+from gradwatch.recording.recorder import Recorder
 
 WHAT = {
     "phase": "median ratio of the optimizer phase (clip, recording, step) to torch clip_grad_norm_ + optimizer.step",

@@ -18,7 +18,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from gradwatch.recorder import Recorder
+from gradwatch.recording.recorder import Recorder
 
 FEW, MORE = 3, 8  # steps; the first ones also make the optimizer's state
 SETTINGS = {

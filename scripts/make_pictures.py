@@ -14,7 +14,7 @@ import tempfile
 from pathlib import Path
 
 from gradwatch.report import build_report, render_html
-from gradwatch.stores.files import read_run
+from gradwatch.storage.folder import read_run
 
 IMAGES = Path(__file__).parents[1] / "docs" / "images"
 FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",

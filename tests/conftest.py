@@ -13,8 +13,9 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 # The files that take longest, longest first: the workers begin with them, so that none is left with one at the end.
 LONGEST = [
     "test_truth", "test_run", "test_healthy", "test_lightning", "test_run_options", "test_demo", "test_distributed",
-    "test_many_writers", "test_outages", "test_durability", "test_cli_mlflow", "test_report_browser", "test_pipeline",
-    "test_sweep", "test_transformers", "test_keeping", "test_updates", "test_spikes", "test_clipping", "test_diseases",
+    "test_client", "test_outages", "test_writer", "test_sync_and_ui", "test_html", "test_shared_run",
+    "test_sweep", "test_transformers", "test_courier_process",
+    "test_updates", "test_spikes", "test_clipping", "test_diseases",
 ]  # fmt: skip
 
 
@@ -34,7 +35,7 @@ def pytest_collection_finish():
 def empty_store(tmp_path_factory, worker_id):
     """A fresh MLflow database, made once for all workers: creating its tables takes seconds."""
     pytest.importorskip("mlflow")
-    from gradwatch.stores.mlflow import connect
+    from gradwatch.tracking.client import connect
 
     root = tmp_path_factory.getbasetemp()
     file = (root if worker_id == "master" else root.parent) / "template" / "mlflow.db"

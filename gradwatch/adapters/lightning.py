@@ -7,9 +7,9 @@ from typing import Any
 
 from torch import Tensor
 
-from gradwatch import watching
-from gradwatch.recorder import refusal
-from gradwatch.session import Watch
+from gradwatch.recording import attach
+from gradwatch.recording.recorder import refusal
+from gradwatch.recording.watch import Watch
 
 try:
     from lightning.pytorch import Callback
@@ -60,7 +60,7 @@ class GradWatch(Callback):  # type: ignore[misc]
         place: dict[str, Any] = {key: options.pop(key) for key in ("run_id", "tracking_uri") if key in options}
         self.watches = []
         for model, optimizer, name in _parts(pl_module, trainer.optimizers):
-            self.watches.append(watching.watch(model, optimizer, name=name, **options, **place))
+            self.watches.append(attach.watch(model, optimizer, name=name, **options, **place))
             place = {"run": self.watches[0]}
         for watch, state in zip(self.watches, saved, strict=bool(saved)):
             watch.load_state_dict(state)

@@ -9,9 +9,9 @@ from typing import Any
 
 import torch
 
-from gradwatch import watching
-from gradwatch.recorder import refusal
-from gradwatch.session import Watch
+from gradwatch.recording import attach
+from gradwatch.recording.recorder import refusal
+from gradwatch.recording.watch import Watch
 
 try:
     from transformers.trainer_callback import ExportableState, TrainerCallback
@@ -49,7 +49,7 @@ class GradWatchCallback(TrainerCallback, ExportableState):  # type: ignore[misc]
         """Attach: the optimizer is made and, when resuming, loaded; the Trainer's own MLflow run is active."""
         if self.watch is not None:
             self.watch.close("FAILED")  # harmless where on_train_end closed it
-        self.watch = watching.watch(model, optimizer, **{"total_steps": state.max_steps or None, **self.options})
+        self.watch = attach.watch(model, optimizer, **{"total_steps": state.max_steps or None, **self.options})
         # The Trainer needs the entry when it saves, and a checkpoint of a training that was not watched has none.
         own = state.stateful_callbacks.setdefault(type(self).__name__, {})
         saved = own.get("attributes", {}).get("saved")

@@ -9,10 +9,10 @@ from typing import Any
 
 import click
 
-from gradwatch import __version__
-from gradwatch.delivery import MLFLOW_SETTINGS
+from gradwatch._version import __version__
 from gradwatch.errors import GradwatchError
-from gradwatch.untrusted import terminal
+from gradwatch.sanitize import terminal
+from gradwatch.tracking.settings import MLFLOW_SETTINGS
 
 COMMANDS = {
     "run": "Run a training script as it is, watched: no edits.",

@@ -24,15 +24,15 @@ def check(ctx: click.Context, run: str, fail_on: str, kind: str, following: bool
       gradwatch check latest
       gradwatch check gradwatch-runs/20260131-120000-mlp --fail-on warning --format github
     """  # noqa: D301  (click reads the backspace)
+    from gradwatch.analysis.rules import diagnose
     from gradwatch.errors import RunError
-    from gradwatch.report.build import CRASHED, state
-    from gradwatch.report.checked import render_check_json, render_check_text, render_github
-    from gradwatch.rules import diagnose
-    from gradwatch.stores import open_histories
-    from gradwatch.untrusted import terminal
+    from gradwatch.open import open_histories
+    from gradwatch.report.model import CRASHED, state
+    from gradwatch.report.text import render_check_json, render_check_text, render_github
+    from gradwatch.sanitize import terminal
 
     if following:
-        from gradwatch.diagnosis import follow
+        from gradwatch.tracking.live_findings import follow
 
         follow(Path(run))
     histories = open_histories([run])

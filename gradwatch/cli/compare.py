@@ -37,9 +37,9 @@ def compare(runs: tuple[str, ...], metric: str | None, baseline: str | None, tar
       gradwatch compare gradwatch-runs/* --metric val_loss --target 1.8
       gradwatch compare gradwatch-runs/* --format json
     """  # noqa: D301  (click reads the backspace)
-    from gradwatch.compare import settle
+    from gradwatch.analysis.comparison import settle
+    from gradwatch.open import open_histories
     from gradwatch.report.text import comparison_text, print_table, show_comparison
-    from gradwatch.stores import open_histories
 
     settled = settle(open_histories(runs, below=True), metric, baseline, target)
     if kind == "text":

@@ -18,7 +18,7 @@ from gradwatch.errors import RunError
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from gradwatch.workloads.jobs import Job
+    from gradwatch.launcher.demo.jobs import Job
 
 WORKLOADS = ("mlp", "rnn")
 MARKER = ".gradwatch-demo"  # a folder with this file in it was made by a demo; it names the options of a finished one
@@ -48,7 +48,7 @@ def demo(data: Path | None, out: Path, workload: str, quick: bool, force: bool) 
     """  # noqa: D301  (click reads the backspace)
     from rich.console import Console
 
-    from gradwatch.workloads.jobs import demo_jobs
+    from gradwatch.launcher.demo.jobs import demo_jobs
 
     if importlib.util.find_spec("mlflow") is None:
         raise RunError("the demo shows its runs in MLflow, which is not installed: pip install 'gradwatch[demo]'")
@@ -112,7 +112,7 @@ def train(jobs: Sequence[Job], out: Path, console: Console) -> None:
     """Run the jobs and their delivery to `out/mlflow.db`, with a progress bar for each."""
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-    from gradwatch.workloads.jobs import run_jobs
+    from gradwatch.launcher.demo.jobs import run_jobs
 
     columns = (TextColumn("{task.description:<22}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     counts = run_jobs(jobs, out / "runs", store(out))
@@ -130,11 +130,11 @@ def show(jobs: Sequence[Job], out: Path, console: Console) -> None:
     Raises:
         RunError: not all runs are in MLflow.
     """
-    from gradwatch.delivery import read_cursor
+    from gradwatch.launcher.demo.jobs import delivered
+    from gradwatch.launcher.demo.summary import short_table, write_reports
     from gradwatch.report.text import print_table
-    from gradwatch.stores import run_folders
-    from gradwatch.workloads.jobs import delivered
-    from gradwatch.workloads.summary import short_table, write_reports
+    from gradwatch.storage.cursor import read_cursor
+    from gradwatch.storage.members import run_folders
 
     with console.status("writing the reports"):
         reports = write_reports(out)

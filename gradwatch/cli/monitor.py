@@ -14,7 +14,7 @@ import click
 from gradwatch.errors import RunError
 
 if TYPE_CHECKING:
-    from gradwatch.notify import Alerts
+    from gradwatch.tracking.alerts import Alerts
 
 
 @click.command()
@@ -53,9 +53,9 @@ def monitor(
     logging.basicConfig(stream=sys.stdout, format="%(asctime)s %(message)s", level=logging.WARNING)
     logging.getLogger("gradwatch").setLevel(logging.INFO)
     logging.getLogger("urllib3").setLevel(logging.ERROR)  # a server that is away is one line, not three a pass
-    from gradwatch.health import serve
-    from gradwatch.monitor import Monitor
-    from gradwatch.stores.mlflow import existing_store
+    from gradwatch.tracking.client import existing_store
+    from gradwatch.tracking.health import serve
+    from gradwatch.tracking.monitor import Monitor
 
     address = None if once or listen == "none" else _address(listen)
     uri = existing_store(tracking_uri)
@@ -71,7 +71,7 @@ def monitor(
 def _alerts(notify: str | None, template: str | None, uri: str, ui: str | None) -> Alerts | None:
     if not notify:
         return None
-    from gradwatch.notify import SECRET, Alerts, sender
+    from gradwatch.tracking.alerts import SECRET, Alerts, sender
 
     return Alerts(sender(notify, template, os.environ.get(SECRET)), uri, ui)
 

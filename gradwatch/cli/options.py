@@ -9,9 +9,9 @@ from typing import Any
 import click
 from click.core import ParameterSource
 
-from gradwatch.config import Config, find_config
+from gradwatch.cli.config import Config, find_config
 from gradwatch.errors import RunError
-from gradwatch.uri import public_uri
+from gradwatch.sanitize import public_uri
 
 ENVIRONMENT = ("MLFLOW_TRACKING_URI", "MLFLOW_EXPERIMENT_NAME", "MLFLOW_EXPERIMENT_ID", "MLFLOW_RUN_ID")
 

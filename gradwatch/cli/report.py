@@ -30,9 +30,9 @@ def report(
       gradwatch report gradwatch-runs/* --format md -o -
     """  # noqa: D301  (click reads the backspace)
     from gradwatch.errors import RunError
+    from gradwatch.open import open_histories
     from gradwatch.report import build_report, render_html
     from gradwatch.report.text import render_csv, render_json, render_markdown
-    from gradwatch.stores import open_histories
 
     render = {"html": render_html, "md": render_markdown, "json": render_json, "csv": render_csv}[kind]
     text = render(build_report(open_histories(runs, below=True), metric, baseline, target))

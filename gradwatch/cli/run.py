@@ -69,10 +69,10 @@ def run(ctx: click.Context, /, script: str | None, args: tuple[str, ...], module
       gradwatch run --metric-regex 'accuracy=acc ([0-9.]+)' -m project.train
     """  # noqa: D301  (click reads the backspace)
     from gradwatch.cli import Handover
-    from gradwatch.launch import Plan
-    from gradwatch.launch import run as launch
-    from gradwatch.metrics import parse_pattern
-    from gradwatch.program import find_program
+    from gradwatch.launcher.run import Plan
+    from gradwatch.launcher.run import run as launch
+    from gradwatch.launcher.script import find_program
+    from gradwatch.launcher.stdout import parse_pattern
 
     if options["show_config"]:
         show_config(ctx, (name for name in ctx.params if name not in ("show_config", "script", "args", "module")))

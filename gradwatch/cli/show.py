@@ -16,9 +16,9 @@ def show(run: str) -> None:
       gradwatch show gradwatch-runs/20260131-120000-mlp
     """  # noqa: D301  (click reads the backspace)
     from gradwatch.errors import RunError
-    from gradwatch.report.build import build_report
+    from gradwatch.open import open_histories
+    from gradwatch.report.model import build_report
     from gradwatch.report.text import print_table, show_run
-    from gradwatch.stores import open_histories
 
     histories = open_histories([run])
     if len(histories) != 1:

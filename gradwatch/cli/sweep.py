@@ -14,14 +14,14 @@ import click
 
 from gradwatch.cli.compare import compared_by
 from gradwatch.cli.options import Configured, Module
-from gradwatch.delivery import MLFLOW_SETTINGS
 from gradwatch.errors import RunError
-from gradwatch.uri import public_error
+from gradwatch.sanitize import public_error
+from gradwatch.tracking.settings import MLFLOW_SETTINGS
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from gradwatch.sweep.jobs import Job, Sweep
+    from gradwatch.launcher.sweep import Job, Sweep
 
 SETTINGS = {"ignore_unknown_options": False, "allow_interspersed_args": False}
 # options of `gradwatch run` that are handed on as they are
@@ -98,7 +98,7 @@ def _asked(script: str | None, args: tuple[str, ...], module: str | None, option
     Raises:
         RunError: there is no script, or options that do not go together.
     """
-    from gradwatch.sweep.jobs import SEED, Sweep, policies, split
+    from gradwatch.launcher.sweep import SEED, Sweep, policies, split
 
     target = module or script
     if target is None:
@@ -142,7 +142,7 @@ def _handed_on(options: dict[str, Any]) -> list[str]:
 
 
 def _slots(jobs: int | None, launched: bool) -> list[dict[str, str]]:
-    from gradwatch.sweep.jobs import cpus, slots, visible_devices
+    from gradwatch.launcher.sweep import cpus, slots, visible_devices
 
     devices = visible_devices()
     count = jobs or (len(devices) if len(devices) > 1 else 1)
@@ -158,7 +158,7 @@ def _todo(jobs: Sequence[Job], force: bool) -> list[Job]:
     Raises:
         RunError: one of them is still being trained.
     """
-    from gradwatch.sweep.jobs import Record, is_alive
+    from gradwatch.launcher.sweep import Record, is_alive
 
     todo = [job for job in jobs if force or not ((record := Record.read(job)) and record.over)]
     for job in todo:
@@ -172,7 +172,7 @@ def _todo(jobs: Sequence[Job], force: bool) -> list[Job]:
 
 
 def _failed(job: Job) -> bool:
-    from gradwatch.sweep.jobs import Record
+    from gradwatch.launcher.sweep import Record
 
     record = Record.read(job)
     return record is None or not record.over
@@ -183,9 +183,9 @@ def _train(jobs: Sequence[Job], todo: Sequence[Job], slots: list[dict[str, str]]
     """Run the jobs, with a line for each that is at work: its steps and its loss."""
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
-    from gradwatch.sweep.jobs import Record, task
-    from gradwatch.sweep.pool import run_all
-    from gradwatch.sweep.summary import look, said_of
+    from gradwatch.launcher.pool import run_all
+    from gradwatch.launcher.sweep import Record, task
+    from gradwatch.launcher.sweep_summary import look, said_of
 
     columns = (TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     going = run_all([task(job, timeout) for job in todo], slots)
@@ -211,14 +211,14 @@ def _train(jobs: Sequence[Job], todo: Sequence[Job], slots: list[dict[str, str]]
 
 def _settle(asked: Sweep, jobs: Sequence[Job], options: dict[str, Any], console: Console) -> None:
     """The comparison: in the terminal, as files in the sweep's folder, and in MLflow."""
+    from gradwatch.launcher import sweep_summary
     from gradwatch.report.text import print_table, show_comparison
-    from gradwatch.sweep import summary
 
     by = (options["metric"], options["baseline"], options["target"])
-    found = summary.result(jobs, *by)
+    found = sweep_summary.result(jobs, *by)
     if found is None:
         raise RunError(f"no run ended well: {asked.home} holds what each of them printed (output.log)")
-    paths = summary.write(found, asked.home, *by)
+    paths = sweep_summary.write(found, asked.home, *by)
     print_table(show_comparison(found.settled))
     for line in found.left_out:
         click.echo(line)
@@ -229,8 +229,8 @@ def _settle(asked: Sweep, jobs: Sequence[Job], options: dict[str, Any], console:
         os.environ.setdefault(name, value)
     try:
         with console.status("delivering to MLflow"):
-            summary.wait_for_couriers(jobs)
-            url = summary.publish(asked, jobs, found, paths)
+            sweep_summary.wait_for_couriers(jobs)
+            url = sweep_summary.publish(asked, jobs, found, paths)
         click.echo(f"MLflow: {url}")
     except Exception as error:  # a server that is down: the files are there, and the same command again delivers
         click.echo(f"The summary is not in MLflow ({public_error(error)}).", err=True)

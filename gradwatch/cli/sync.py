@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING
 
 import click
 
-from gradwatch.delivery import MLFLOW_SETTINGS
 from gradwatch.errors import RunError
-from gradwatch.untrusted import terminal
+from gradwatch.sanitize import terminal
+from gradwatch.tracking.settings import MLFLOW_SETTINGS
 
 if TYPE_CHECKING:
-    from gradwatch.cursor import Outcome
+    from gradwatch.tracking.courier import Outcome
 
 RETRIES = "MLFLOW_HTTP_REQUEST_MAX_RETRIES"
 
@@ -39,7 +39,7 @@ def sync(folder: Path, everything: bool, following: bool, tracking_uri: str | No
         raise RunError("mlflow is not installed: pip install 'gradwatch[mlflow]'")
     # whatever is set for the user's own calls: a request that is repeated blindly makes two runs of one
     os.environ[RETRIES] = MLFLOW_SETTINGS[RETRIES]
-    from gradwatch.dispatch import deliverable, follow
+    from gradwatch.tracking.sync import deliverable, follow
 
     if not following and not deliverable(folder, everything):
         raise RunError(
@@ -62,8 +62,8 @@ def _progress(folder: Path, everything: bool, tracking_uri: str | None) -> Itera
     from rich.console import Console
     from rich.progress import Progress
 
-    from gradwatch.dispatch import deliverable
-    from gradwatch.dispatch import sync as deliver
+    from gradwatch.tracking.sync import deliverable
+    from gradwatch.tracking.sync import sync as deliver
 
     with Progress(console=Console(stderr=True), transient=True, disable=not sys.stderr.isatty()) as bar:
         task = bar.add_task("delivering", total=len(deliverable(folder, everything)))

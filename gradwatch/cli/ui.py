@@ -11,7 +11,7 @@ from pathlib import Path
 import click
 
 from gradwatch.errors import RunError
-from gradwatch.untrusted import terminal
+from gradwatch.sanitize import terminal
 
 # Measured: one worker starts in a third of the time and answers without the 44 ms of Nagle's algorithm; without the
 # job consumers the server takes 0.4 GiB instead of 2.5.
@@ -36,9 +36,9 @@ def ui(port: int, store: str | None) -> None:
     """
     if importlib.util.find_spec("mlflow") is None:
         raise RunError("mlflow is not installed: pip install 'gradwatch[mlflow]'")
-    from gradwatch.stores.mlflow import existing_store
-    from gradwatch.stores.remote import watched_experiments
-    from gradwatch.stores.views import view_url
+    from gradwatch.tracking.client import existing_store
+    from gradwatch.tracking.reader import watched_experiments
+    from gradwatch.tracking.views import view_url
 
     uri = existing_store(_uri(store))
     for experiment, name in watched_experiments(uri).items():

@@ -4,8 +4,8 @@ from gradwatch.policies.adaptive import AGC, AdaGC, AutoClip, ClipByHistory, ZCl
 from gradwatch.policies.base import Decision, NormPolicy, Policy, chain, only
 from gradwatch.policies.clip import ClipByAverageNorm, ClipByGlobalNorm, ClipByNorm, ClipByValue, ClipWith
 from gradwatch.policies.constraint import MaxNorm, Renorm
+from gradwatch.policies.grammar import parse
 from gradwatch.policies.skip import SkipNonfinite, SkipSpike
-from gradwatch.policies.spec import parse
 
 __all__ = [
     "AGC",

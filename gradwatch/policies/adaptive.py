@@ -13,8 +13,8 @@ from torch import Tensor
 
 from gradwatch import formulas
 from gradwatch.errors import PolicyError
-from gradwatch.grads import Batch
-from gradwatch.layout import Norms
+from gradwatch.measure.batch import Batch
+from gradwatch.measure.layout import Norms
 from gradwatch.policies.base import Decision, NormPolicy, Policy, State, number, set_fields, whole
 from gradwatch.policies.clip import clamp_, scale_slices
 

@@ -1,7 +1,7 @@
 """What a policy is: settings, one formula, one paper. Two bases, and the two ways to combine policies.
 
-A policy acts on a `Batch` (gradwatch.grads): the gradients of one step, or the weights after it. A norm policy sees
-only norms and answers with coefficients; an element policy asks the batch to change the tensors.
+A policy acts on a `Batch` (gradwatch.measure.batch): the gradients of one step, or the weights after it. A norm policy
+sees only norms and answers with coefficients; an element policy asks the batch to change the tensors.
 
 Legend: L layers; State is `dict[str, Tensor]`, kept by the Watch and saved in its state_dict.
 """
@@ -17,11 +17,11 @@ import torch
 from torch import Tensor
 
 from gradwatch.errors import PolicyError
-from gradwatch.layout import at
+from gradwatch.measure.layout import at
 
 if TYPE_CHECKING:
-    from gradwatch.grads import Batch
-    from gradwatch.layout import Norms
+    from gradwatch.measure.batch import Batch
+    from gradwatch.measure.layout import Norms
 
 State = dict[str, Tensor]
 

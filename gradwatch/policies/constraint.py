@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from gradwatch import formulas
-from gradwatch.grads import Batch
+from gradwatch.measure.batch import Batch
 from gradwatch.policies.base import Policy, State, number, set_fields, whole
 from gradwatch.policies.clip import scale_slices
 

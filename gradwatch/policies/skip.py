@@ -7,8 +7,8 @@ from typing import ClassVar
 
 import torch
 
-from gradwatch.grads import Batch
-from gradwatch.layout import Norms
+from gradwatch.measure.batch import Batch
+from gradwatch.measure.layout import Norms
 from gradwatch.policies.adaptive import history, push
 from gradwatch.policies.base import Decision, NormPolicy, State, number, set_fields, whole
 

@@ -9,35 +9,39 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
+from html import escape
 from typing import Any
 
 from markupsafe import Markup
 
-from gradwatch import __version__
-from gradwatch.compare import is_seed, policy_text, settings
+from gradwatch._version import __version__
+from gradwatch.analysis.final_values import is_seed, policy_text
+from gradwatch.analysis.groups import settings
+from gradwatch.analysis.rules import Finding
+from gradwatch.analysis.whatif import CAVEAT
 from gradwatch.history import History
-from gradwatch.report.build import Report, RunSummary, norms_text, percent, quantity_text, steps_text
-from gradwatch.report.charts import clip_charts, heat_charts, logged_charts, norm_chart
-from gradwatch.report.charts_many import Section, colors, sections
-from gradwatch.report.compared import LAST, Column, columns, paste, winner_lines
-from gradwatch.report.depth import depth_charts
-from gradwatch.report.figures import Chart, Figure
-from gradwatch.report.findings import (
+from gradwatch.report.comparison_charts import Section, colors, sections
+from gradwatch.report.comparison_table import LAST, Column, columns, paste, winner_lines
+from gradwatch.report.finding_charts import picture
+from gradwatch.report.format import percent, quantity_text
+from gradwatch.report.model import Report, RunSummary
+from gradwatch.report.plotly import Chart, Figure
+from gradwatch.report.run_charts import clip_charts, depth_charts, heat_charts, logged_charts, norm_chart
+from gradwatch.report.text import LAYER_HEADERS, layer_cells
+from gradwatch.report.wording import (
     WHAT_IF_HEADERS,
     arguments,
     clip_argument,
     code_spans,
     counts_text,
     evidence_cells,
+    norms_text,
+    steps_text,
     suggestion_head,
     what_if_cells,
     where_text,
 )
-from gradwatch.report.pictures import picture
-from gradwatch.report.text import LAYER_HEADERS, layer_cells
-from gradwatch.rules import Finding
-from gradwatch.untrusted import printable
-from gradwatch.whatif import CAVEAT
+from gradwatch.sanitize import printable
 
 MAX_LAYER_ROWS = 5_000
 
@@ -237,3 +241,11 @@ def _environment() -> Any:
         loader=PackageLoader("gradwatch.report"), autoescape=True, undefined=StrictUndefined, trim_blocks=True,
         lstrip_blocks=True, finalize=_shown,
     )  # fmt: skip
+
+
+def _in_a_notebook(report: Report) -> str:
+    """The page, in a frame of its own: its styles and scripts stay out of the notebook."""
+    return f'<iframe srcdoc="{escape(render_html(report))}" style="width: 100%; height: 800px; border: 0"></iframe>'
+
+
+Report._repr_html_ = _in_a_notebook  # type: ignore[attr-defined]  # here, as the model knows no renderer

@@ -3,25 +3,70 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from gradwatch.compare import Comparison, Winner
-from gradwatch.report.build import LayerSummary, Report, RunSummary, norms_text, percent, quantity_text, steps_text
-from gradwatch.report.compared import comparison_cells, winner_lines
-from gradwatch.report.findings import (
+from gradwatch.analysis.comparison import Comparison
+from gradwatch.analysis.rules import Finding
+from gradwatch.analysis.verdict import Winner
+from gradwatch.analysis.whatif import CAVEAT
+from gradwatch.report.comparison_table import comparison_cells, winner_lines
+from gradwatch.report.format import percent, quantity_text
+from gradwatch.report.model import LayerSummary, Report, RunSummary
+from gradwatch.report.wording import (
     WHAT_IF_HEADERS,
+    counts_text,
     evidence_text,
     finding_lines,
+    norms_text,
+    steps_text,
     suggestion_lines,
     what_if_cells,
     where_text,
 )
-from gradwatch.rules import Finding
-from gradwatch.untrusted import formula_free, markdown, terminal
-from gradwatch.whatif import CAVEAT
+from gradwatch.sanitize import formula_free, markdown, plain, printable, terminal
+
+_GITHUB = {"error": "error", "warning": "warning", "note": "notice"}
+
+
+def render_check_text(run: str, findings: Sequence[Finding]) -> str:
+    """The verdict in one line, then each finding with its numbers, cause and cure."""
+    lines = [f"{run}: {counts_text(findings) or 'no findings'}"]
+    for finding in findings:
+        lines += ["", *finding_lines(finding)]
+    return "\n".join(map(terminal, lines)) + "\n"
+
+
+def render_check_json(run: str, findings: Sequence[Finding]) -> str:
+    """`{"run": ..., "findings": [...]}`; a number that is not finite is null."""
+    return json.dumps(plain({"run": run, "findings": [f.to_json() for f in findings]}), indent=2) + "\n"
+
+
+def render_github(run: str, findings: Sequence[Finding]) -> str:
+    """One workflow command per finding, its consequences in the message: `::error title=...::message`.
+
+    Source: GitHub's workflow commands; escapes as in actions/toolkit `command.ts`.
+    """
+    return "".join(
+        f"::{_GITHUB[finding.severity]} title={_property(f'{run}: {finding.summary}')}::{_data(_message(finding))}\n"
+        for finding in findings
+    )
+
+
+def _message(finding: Finding) -> str:
+    follows = ", ".join(consequence.summary for consequence in finding.consequences)
+    lines = [finding.cause, finding.cure, evidence_text(finding), follows and f"What follows from it: {follows}"]
+    return "\n".join(filter(None, lines))
+
+
+def _data(text: str) -> str:
+    return printable(text.replace("%", "%25").replace("\r", "%0D").replace("\n", "%0A"))
+
+
+def _property(text: str) -> str:
+    return _data(text).replace(":", "%3A").replace(",", "%2C")
+
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -200,15 +245,6 @@ def comparison_text(settled: Comparison, kind: str) -> str:
 
 def _plain_comparison(frame: pd.DataFrame, winners: Sequence[Winner], notes: Sequence[str]) -> dict[str, Any]:
     return {"comparison": frame.to_dict("records"), "winners": [asdict(one) for one in winners], "notes": notes}
-
-
-def plain(value: Any) -> Any:
-    """What JSON can hold: tuples as lists, keys as text, numbers that are not finite as None."""
-    if isinstance(value, dict):
-        return {str(key): plain(item) for key, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [plain(item) for item in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def _md_finding(finding: Finding, indent: str = "") -> list[str]:

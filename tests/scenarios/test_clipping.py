@@ -9,9 +9,9 @@ from cures import policies_in
 from trainings import one, serious
 
 import gradwatch
-from gradwatch.rules import diagnose
-from gradwatch.rules.clipping import _sits_at
-from gradwatch.rules.facts import policies
+from gradwatch.analysis.rules import diagnose
+from gradwatch.analysis.rules.clipping import _sits_at
+from gradwatch.analysis.rules.facts import policies
 
 
 @pytest.mark.parametrize(

@@ -13,10 +13,10 @@ import torch
 from torch import nn
 from trainings import one, serious
 
+from gradwatch.analysis.rules import diagnose, verdict
+from gradwatch.analysis.rules.gradient_scale import noise_dominated
 from gradwatch.history import Run
-from gradwatch.rules import diagnose, verdict
-from gradwatch.rules.scale import noise_dominated
-from gradwatch.stores import open_history
+from gradwatch.open import open_history
 
 HERE = Path(__file__).parent
 CLIP = "ClipByGlobalNorm(1.0)"

@@ -4,7 +4,7 @@ import pytest
 from healthy import HEALTHY
 from trainings import serious
 
-from gradwatch.rules import diagnose
+from gradwatch.analysis.rules import diagnose
 
 SLOW = {h.name for h in HEALTHY if h.name.startswith("transformer")} | {"gru-adam-own-clip", "gan-slow", "plateau-sgd"}
 FAST = [h for h in HEALTHY if h.name not in SLOW]

@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 import step_diseases as d
 from cures import policies_in
+from make_run import make_history
 from trainings import one, serious
 
 import gradwatch
-from gradwatch.rules import diagnose
-from gradwatch.rules.spikes import lr_too_high, spike
-from tests.make_run import make_history
+from gradwatch.analysis.rules import diagnose
+from gradwatch.analysis.rules.spikes import lr_too_high, spike
 
 CLIP = "chain(SkipNonfinite(), ClipByGlobalNorm(1.0))"
 

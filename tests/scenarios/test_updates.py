@@ -7,8 +7,8 @@ from cures import policies_in
 from trainings import one, serious
 
 import gradwatch
-from gradwatch.rules import diagnose
-from gradwatch.rules.updates import weights_unchanged
+from gradwatch.analysis.rules import diagnose
+from gradwatch.analysis.rules.updates import weights_unchanged
 
 FIRST = ("1.weight", "1.bias")
 WEIGHTS = ("1.weight", "3.weight", "5.weight")

@@ -10,7 +10,7 @@ import oracle
 import torch
 
 import gradwatch
-from gradwatch.stores.writer import NullWriter
+from gradwatch.storage.writer import NullWriter
 
 
 class Kept(NullWriter):
@@ -32,7 +32,10 @@ def attach(model, optimizer, clip, **options):
         writers.append(Kept(*arguments))
         return writers[-1]
 
-    with mock.patch("gradwatch.watching.rank", return_value=1), mock.patch("gradwatch.watching.NullWriter", keep):
+    with (
+        mock.patch("gradwatch.recording.attach.rank", return_value=1),
+        mock.patch("gradwatch.recording.attach.NullWriter", keep),
+    ):
         handle = gradwatch.watch(model, optimizer, clip=clip, every=2, log=None, verbose=False, **options)
     return handle, writers[0].blocks
 

@@ -58,6 +58,15 @@ class Combination:
         # Its fused SGD for a CPU reads unwritten memory in half precision (pytorch#191763).
         return not (self.spec in BROKEN_FUSED and self.device.type == "cpu" and torch.finfo(self.dtype).bits == 16)
 
+    @property
+    def branches_on_rounding(self):
+        """Whether the last digit of a norm decides which way the optimizer goes, so that weights cannot be compared.
+
+        A strong Wolfe search compares losses: in single precision two clips that agree to rounding part for good, on
+        some processors. The norms and what the optimizer consumed are compared all the same.
+        """
+        return self.spec == "LBFGS strong_wolfe" and torch.finfo(self.dtype).bits < 64
+
 
 BROKEN_FUSED = ("SGD fused", "SGD fused maximize")
 
@@ -124,7 +133,7 @@ def under_a_policy(outcome, bare, attach):
         checks.consumed(probe, clip, threshold)
         checks.asked(probe, policy)
     by_hand = combination.train(by_hand=lambda grads: clip(grads, threshold)[0])
-    if not outcome.unrepeatable:
+    if not (outcome.unrepeatable or combination.branches_on_rounding):
         checks.weights(trial.weights(), by_hand.weights())
 
 

@@ -1,0 +1,113 @@
+"""Which runs belong together: those of one policy and setting are a group, and differ only in their seed."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+
+from gradwatch.analysis.final_values import (
+    HELD_OUT,
+    LOSS,
+    NO_POLICY,
+    diverged,
+    final,
+    is_seed,
+    policy_text,
+    seed_text,
+    untrained,
+)
+from gradwatch.errors import RunError
+from gradwatch.history import History, Run
+
+__all__ = ["NO_POLICY", "Group", "groups", "higher_is_better", "metric_names", "natural", "settings", "values_by_seed"]
+
+_ACCURACY = re.compile("acc", re.IGNORECASE)
+_HIGH = re.compile(
+    r"acc|(^|[^a-z])(f1|bleu|rouge|auc|auroc|map|iou|miou|dice|psnr|ssim|r2|precision|recall|reward|return|score)"
+    r"($|[^a-z])",
+    re.IGNORECASE,
+)
+
+Group = tuple[str, tuple[tuple[str, str], ...]]
+
+
+def metric_names(histories: Iterable[History], metric: str | None = None) -> list[str]:
+    """The logged scalars that a comparison is about: accuracies, then losses, held-out ones first; or just `metric`.
+
+    Raises:
+        RunError: none of the runs logged `metric`.
+
+    """
+    names = list(dict.fromkeys(name for history in histories for name in history.logged))
+    if metric is not None:
+        if metric not in names:
+            raise RunError(f"no run logged {metric!r}; logged: {', '.join(names) or 'nothing'}")
+        return [metric]
+    wanted = [name for name in names if _ACCURACY.search(name) or LOSS.search(name)]
+    return sorted(wanted, key=lambda name: (not _ACCURACY.search(name), not HELD_OUT.search(name)))
+
+
+def higher_is_better(metric: str) -> bool:
+    """Whether a scalar of this name is meant to rise: accuracies, scores, rewards; anything else is meant to fall."""
+    return _HIGH.search(metric) is not None
+
+
+def settings(histories: Sequence[History]) -> list[dict[str, str]]:
+    """For each run, the settings besides the policy in which the runs differ (never the seed)."""
+    every = [_all_settings(history.run) for history in histories]
+    keys = dict.fromkeys(key for values in every for key in values)
+    differing = [key for key in keys if len({values.get(key) for values in every}) > 1]
+    return [{key: values.get(key, "") for key in differing} for values in every]
+
+
+def groups(histories: Sequence[History]) -> dict[Group, list[History]]:
+    """The runs by policy and differing settings, in the order of first appearance."""
+    found: dict[Group, list[History]] = {}
+    for history, values in zip(histories, settings(histories), strict=True):
+        found.setdefault((policy_text(history.run), tuple(values.items())), []).append(history)
+    return found
+
+
+def values_by_seed(members: Sequence[History], metric: str) -> dict[str, float]:
+    """The final value of each seed.
+
+    Of a loss no more than it was before training: how far beyond that a run came apart says nothing of the policy. This
+    is the min(l, l0) of Wortsman et al., arXiv:2309.14322, section 2. Where l0 is not known, and of other metrics, NaN
+    for a run that diverged. Runs of one seed count as one, with their mean: they are no independent sample. A run
+    without a seed is its own.
+    """
+    found: dict[str, list[float]] = {}
+    for i, history in enumerate(members):
+        begin = untrained(history, metric)
+        value = begin if diverged(history, metric) else float(np.fmin(final(history, metric), begin))
+        found.setdefault(seed_text(history.run) or f"run {i} of {policy_text(history.run)}", []).append(value)
+    finite = {seed: [value for value in values if np.isfinite(value)] for seed, values in found.items()}
+    return {seed: float(np.mean(values)) if values else float("nan") for seed, values in finite.items()}
+
+
+def natural(text: str) -> tuple[float, str]:
+    """A sort key that puts numbers in numeric order, before words."""
+    try:
+        return float(text), ""
+    except ValueError:
+        return float("inf"), text
+
+
+def _all_settings(run: Run) -> dict[str, str]:
+    """Params, optimizer class and settings, and which model it was, as text; without the seed."""
+    several = len(run.optimizers) > 1
+    found = {"model": f"{len(run.layers)} layers, {sum(layer.numel for layer in run.layers):,} parameters"}
+    for optimizer in run.optimizers:
+        prefix = f"{optimizer.get('name', '')}." if several else ""
+        found[f"{prefix}optimizer"] = str(optimizer.get("class", ""))
+        found.update({f"{prefix}{key}": str(value) for key, value in optimizer.get("settings", {}).items()})
+    for key, value in run.params.items():
+        name = key if found.get(key, str(value)) == str(value) else f"param {key}"
+        found[name] = str(value)
+    return {f"{key} (setting)" if key in COLUMNS else key: v for key, v in found.items() if not is_seed(key)}
+
+
+COLUMNS = {"run", "policy", "runs", "seed", "steps", "clip_rate", "median_grad_norm", "p99_grad_norm",
+           "nonfinite_steps", "diverged", "seconds_per_step", "steps_to_target", "reached_target"}  # fmt: skip

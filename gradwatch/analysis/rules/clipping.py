@@ -1,0 +1,265 @@
+"""Clips that do nothing, clips that do everything, and clips in the wrong place.
+
+Legend: T recorded steps, L layers.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from gradwatch.analysis.rules.facts import (
+    FIXED,
+    Policy,
+    clips,
+    guard,
+    incoming,
+    is_adaptive,
+    optimizer_kind,
+    pick,
+    text,
+    usual_rate,
+)
+from gradwatch.analysis.rules.finding import Finding, Severity
+from gradwatch.history import Bools, Floats, History, loop_clips
+
+
+def clip_inert(history: History, min_steps: int = 1000) -> list[Finding]:
+    """A fixed threshold that nothing ever reached, in at least `min_steps` steps: a note, with one that would fire.
+
+    Of the run's policy (`ClipByGlobalNorm`, `ClipByNorm`, `ClipByAverageNorm`, `ClipByValue`, `AGC`), or of the loop's
+    own `clip_grad_norm_`. A policy that only skips, or that follows the norms, is meant to rest.
+    Source: methods, section 3: 0 % in 1000 steps; a well-known book's clip of 1.0 fires in 0 of 5,500 steps.
+    """
+    norm = history.total("grad_norm")
+    seen = np.isfinite(norm) & (norm > 0)
+    if seen.sum() < min_steps:
+        return []
+    out = []
+    fixed = [p for p in clips(history) if p.name in FIXED]
+    if fixed and len(fixed) == len(clips(history)) and not (history.total("clip_rate")[seen] > 0).any():
+        out.append(_inert(history, seen, str(history.run.clip), f'clip="{_lowered(history, fixed[0])}"'))
+    own, limit = history.total("user_grad_norm"), history.total("user_max_norm")
+    both = np.isfinite(own) & np.isfinite(limit)
+    if both.sum() >= min_steps and not (own[both] > limit[both]).any():
+        bound = text(float(np.quantile(own[both], 0.99)))
+        out.append(_inert(history, both, f"the loop's own {loop_clips(history.per_step)}", f"max_norm={bound}"))
+    return out
+
+
+def _inert(history: History, rows: Bools, what: str, lower: str) -> Finding:
+    norm = incoming(history)[rows]
+    steps = history.step[rows]
+    return Finding(
+        "clip-inert",
+        "note",
+        (),
+        int(steps[0]),
+        int(steps[-1]),
+        {"steps": len(norm), "fired": 0, "p99_norm": float(np.quantile(norm, 0.99)), "largest_norm": float(norm.max())},
+        f"In {len(norm):,} steps nothing reached the threshold of {what}: the training is the same without it.",
+        f"Remove it, or lower it to where it fires on 1 % of the steps: {lower}.",
+    )
+
+
+def _lowered(history: History, policy: Policy) -> str:
+    """The policy that would fire on 1 % of the steps: of the same kind, where the record holds what it looks at."""
+    norm = history.layer("grad_norm").astype(np.float64)
+    if policy.name == "ClipByAverageNorm":
+        sizes = {layer.name: layer.numel for layer in history.run.layers}
+        norm = norm / np.array([sizes.get(name, 1) for name in history.layers])
+    largest = np.nanmax(np.where(np.isfinite(norm), norm, 0), axis=1)
+    if policy.name in ("ClipByNorm", "ClipByAverageNorm"):
+        return f"{policy.name}({text(float(np.quantile(largest[largest > 0], 0.99)))})"
+    return guard(history)
+
+
+# ----------------------------------------------------------------------------------------------------- learning rate
+
+
+def clip_is_your_learning_rate(
+    history: History, often: float = 0.9, min_steps: int = 100, factor: float = 2.0
+) -> list[Finding]:
+    """A fixed threshold below almost every gradient: the share of clipped steps is above `often`.
+
+    Under SGD the real steps are then smaller than the learning rate says: a warning from `factor` times on. Under Adam
+    and its kin the size of the steps hardly depends on the gradients' scale: a note. Policies that follow the norms
+    (`AutoClip(10)` clips 90 % of the steps) are what they are meant to be.
+    Source: methods, section 3 (above 50 %: a second learning rate); a run whose steps were 20 times too small (traps).
+    """
+    if clip_before_unscale(history):  # its coefficients are those of scaled gradients
+        return []
+    coef, threshold = _coefficients(history)
+    known = np.isfinite(coef)
+    if not threshold or known.sum() < min_steps:
+        return []
+    fired = known & (coef < 1)
+    share = float(fired.sum() / known.sum())
+    if share <= often:
+        return []
+    typical = float(np.median(coef[known]))
+    smaller, rate = 1 / max(typical, 1e-30), usual_rate(history)
+    adaptive = is_adaptive(history)
+    severity: Severity = "note" if adaptive or smaller < factor else "warning"
+    layer_share = history.clip_rate
+    layers = () if (layer_share[~np.isnan(layer_share)] > often).all() else pick(history, layer_share > often)
+    cause = f"{threshold[0].upper()}{threshold[1:]} changed {share:.0%} of the steps and made a typical one "
+    cause += f"{smaller:.3g} times smaller: "
+    cause += (
+        f"{optimizer_kind(history)} takes the scale out of the gradients again, so this matters little."
+        if adaptive
+        else f"the real learning rate is {text(rate * typical)}, not {rate:g}."
+    )
+    cure = f"As a guard that fires on 1 % of the steps it is {_raised(history, coef[known])}"
+    cure += "." if adaptive else f"; with lr={text(rate * typical)} the steps stay as large as they are."
+    return [
+        Finding(
+            "clip-is-your-learning-rate",
+            severity,
+            layers,
+            int(history.step[fired][0]),
+            int(history.step[fired][-1]),
+            {"clip_rate": share, "clip_coef": typical, "times_smaller": smaller, "lr": rate},
+            cause,
+            cure,
+        )
+    ]
+
+
+def _coefficients(history: History) -> tuple[Floats, str]:
+    """What fixed thresholds multiplied each step by, `[T]` (NaN in skipped ones), and whose they are, as code."""
+    coef, whose = np.full(len(history), np.nan), []
+    dropped = (history.total("skipped") > 0) | ~np.isfinite(history.total("grad_norm"))
+    if clips(history) and all(p.name in FIXED for p in clips(history)):
+        coef = np.where(dropped, np.nan, history.total("clip_coef"))
+        whose.append(str(history.run.clip))
+    own, limit = history.total("user_grad_norm"), history.total("user_max_norm")
+    if (np.isfinite(own) & np.isfinite(limit)).any():
+        with np.errstate(invalid="ignore", divide="ignore"):
+            loops = np.where(np.isfinite(own) & np.isfinite(limit), np.minimum(1.0, limit / own), np.nan)
+        coef = loops if not whose else coef * np.where(np.isnan(loops), 1, loops)
+        whose.append(f"the loop's own {loop_clips(history.per_step)}")
+    return coef, " and ".join(whose)
+
+
+def _raised(history: History, coef: Floats) -> str:
+    """The policy with a threshold that only 1 % of the steps reach; of a clip by value no record tells, so by norm."""
+    fixed = clips(history)
+    if len(fixed) != 1 or fixed[0].name in ("ClipByGlobalNorm", "ClipByValue"):
+        return f'clip="{guard(history)}"'
+    low = max(float(np.quantile(coef, 0.01)), 1e-30)  # threshold / norm of the largest 1 %
+    return f'clip="{fixed[0].name}({text(fixed[0].args[0] / low)})"'
+
+
+# -------------------------------------------------------------------------------------------------- twice, too early
+
+
+def double_clip(history: History, often: float = 0.3, min_steps: int = 20) -> list[Finding]:
+    """Gradients that were clipped before they reached the run's own policy: the loop clips as well.
+
+    Seen by the loop's own calls of torch's clips, or by norms of which a share of `often` sits at one round number, the
+    largest of all: a threshold that gradwatch did not see being applied. With a policy of the run's own a warning;
+    without one, a note in the second case, because the norms recorded are then those that a clip left over.
+    Source: traps (Lightning#18669, verl#2282: logged after the clip, a norm saturates at the threshold).
+    """
+    own = loop_clips(history.per_step)
+    fixed = clips(history)
+    norm = history.total("grad_norm")
+    if own:
+        rows = np.flatnonzero(
+            np.isfinite(history.total("user_max_norm")) | np.isfinite(history.total("user_clip_value"))
+        )
+        if not fixed:
+            return []
+        evidence: dict[str, float | str] = {"loop": own, "policy": str(history.run.clip), "steps": len(rows)}
+        where = f"The loop itself calls {own}"
+        cure = (
+            "Keep one: remove that call, or watch() without clip=; under gradwatch run, --script-clip replace or no "
+            "--clip."
+        )
+    else:
+        threshold = _sits_at(norm, often, min_steps)
+        if threshold is None:
+            return []
+        rows = np.flatnonzero(np.abs(norm / threshold - 1) < 1e-4)
+        evidence = {
+            "threshold": threshold,
+            "share": len(rows) / np.isfinite(norm).sum(),
+            "policy": str(history.run.clip),
+        }
+        where = f"{len(rows):,} gradients arrive with a norm of {threshold:g}, and none with more: a clip before step()"
+        cure = f"Find the call that limits the norm to {threshold:g}; to record true norms, clip here instead: "
+        cure += f'clip="ClipByGlobalNorm({text(threshold)})".'
+    after = f", and {history.run.clip} clips what is left" if fixed else ", which gradwatch did not see, comes first"
+    return [
+        Finding(
+            "double-clip",
+            "warning" if fixed else "note",
+            (),
+            int(history.step[rows[0]]),
+            int(history.step[rows[-1]]),
+            evidence,
+            f"{where}{after}. The norms recorded are those after the first clip.",
+            cure,
+        )
+    ]
+
+
+def _sits_at(norm: Floats, often: float, min_steps: int) -> float | None:
+    """The round number (two digits) at which a share of `often` of these sit and which none exceeds; None if none."""
+    found = norm[np.isfinite(norm) & (norm > 0)]
+    if len(found) < min_steps:
+        return None
+    top = float(found.max())
+    round_number = float(f"{top:.1e}")
+    if abs(top / round_number - 1) > 2e-4 or (found > top * (1 - 1e-4)).mean() < often:
+        return None
+    return round_number
+
+
+def clip_before_unscale(
+    history: History, min_steps: int = 10, often: float = 0.8, least_power: int = 4
+) -> list[Finding]:
+    """The loop clips gradients that still carry the loss scale, so that each ends up far below the threshold: an error.
+
+    Seen where the loop's `clip_grad_norm_` fired and left norms that are its `max_norm` times a power of two (at least
+    2^-`least_power`) once the scale is taken out, or, where the clip itself was not seen, where norm x loss scale sits
+    at a round number through changes of the scale.
+    Source: the order is unscale_, measure, clip, step (torch's AMP notes; traps: nano-world-model#22).
+    """
+    norm, limit, own = (history.total(name) for name in ("grad_norm", "user_max_norm", "user_grad_norm"))
+    scale = history.total("loss_scale")
+    fired = np.isfinite(norm) & (norm > 0) & np.isfinite(limit) & (own > limit)
+    if fired.sum() >= min_steps:
+        power = np.log2(limit[fired] / norm[fired])
+        whole = (np.abs(power - np.round(power)) < 0.01) & (power > least_power - 0.5)
+        if whole.mean() < often:
+            return []
+        rows, threshold, factor = (
+            np.flatnonzero(fired)[whole],
+            float(np.median(limit[fired])),
+            2.0 ** float(np.median(power)),
+        )
+    else:
+        at = _sits_at(norm * scale, 0.3, min_steps)
+        if at is None or (scale == 1).all() or _sits_at(norm, 0.3, min_steps) is not None:
+            return []
+        rows, threshold, factor = np.flatnonzero(np.abs(norm * scale / at - 1) < 1e-3), at, float(np.nanmedian(scale))
+    return [
+        Finding(
+            "clip-before-unscale",
+            "error",
+            (),
+            int(history.step[rows[0]]),
+            int(history.step[rows[-1]]),
+            {
+                "threshold": threshold,
+                "loss_scale": factor,
+                "steps": len(rows),
+                "norm_left": float(np.median(norm[rows])),
+            },
+            f"The loop clips to {threshold:g} while the gradients still carry the loss scale of {factor:g}: "
+            f"what reaches {optimizer_kind(history)} has a norm of {np.median(norm[rows]):.2g}.",
+            "Call scaler.unscale_(optimizer) before the clip, or leave the clip to watch(), which sees unscaled "
+            f'gradients: clip="ClipByGlobalNorm({text(threshold)})".',
+        )
+    ]

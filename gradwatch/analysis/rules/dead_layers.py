@@ -1,0 +1,135 @@
+"""Layers that no gradient moves: it is exactly zero, or there is none at all.
+
+Legend: T recorded steps, L layers.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from gradwatch.analysis.rules.facts import pick
+from gradwatch.analysis.rules.finding import Finding
+from gradwatch.analysis.rules.gradients import training_losses
+from gradwatch.history import Bools, Floats, History
+
+
+def dead_layer(
+    history: History, min_steps: int = 10, most: float = 0.5, often: float = 0.5, learnt: float = 1e-6
+) -> list[Finding]:
+    """Layers whose gradient was exactly zero whenever it was seen in the second half of the run.
+
+    Of a network that is dying, most layers are zero for most batches: when more than the share `most` of the layers
+    had an exactly zero gradient in more than the share `often` of those steps, these are all dead, and it is an error.
+    Fewer layers are a warning, and must be zero throughout (a head that is used now and then is not dead). A layer must
+    have been seen in at least `min_steps` steps of that half. Steps whose loss is below `learnt` times the first do not
+    count: nothing is left to learn there. Gradients that were all zero in every step of the run are no dead layers
+    either, but gradients that were zeroed before the step.
+    Source: dead ReLU units give exact zeros (methods: S4); SageMaker Debugger's DyingReLU.
+    """
+    norm = np.where(_learnt(history, learnt)[:, None], np.nan, history.layer("grad_norm"))  # [T, L]
+    late = norm[len(norm) // 2 :]
+    seen = (~np.isnan(late)).sum(axis=0)
+    zero_share = np.where(seen >= min_steps, (late == 0).sum(axis=0) / np.maximum(seen, 1), 0)
+    dead = zero_share > often
+    dying_network = dead.sum() > most * len(dead)
+    if not dying_network:
+        dead = zero_share == 1
+    if not dead.any() or not (norm > 0).any():
+        return []
+    first = _since(norm[:, dead])
+    start = first <= int(np.flatnonzero(~np.isnan(norm[:, dead]).all(axis=1))[0])
+    return [
+        Finding(
+            rule="dead-layer",
+            severity="error" if dying_network else "warning",
+            layers=pick(history, dead),
+            first_step=int(history.step[first]),
+            last_step=int(history.step[-1]),
+            evidence={
+                "layers": int(dead.sum()),
+                "of": len(dead),
+                "since": "the start" if start else f"step {int(history.step[first])}",
+            },
+            cause="No gradient has ever reached these weights: their units were dead or saturated from the start, or "
+            "nothing depends on them."
+            if start
+            else "Their gradient became exactly zero and stayed so: a step threw their units, or those after them, to "
+            "where they are dead or saturated.",
+            cure="Check the initialisation and the biases, use an activation that leaks (LeakyReLU, GELU), and freeze "
+            "the layers if they are meant to rest."
+            if start
+            else "Lower the learning rate or warm it up; an activation that leaks (LeakyReLU, GELU) can come back.",
+        )
+    ]
+
+
+def _learnt(history: History, share: float) -> Bools:
+    """Rows in which every training loss that was logged is next to nothing of what it was at first, `[T]`."""
+    small = []
+    for name in training_losses(history):
+        values = history.total(name)
+        small.append(np.abs(values) <= share * abs(values[np.flatnonzero(np.isfinite(values))[0]]))
+    return np.all(small, axis=0) if small else np.zeros(len(history), bool)
+
+
+def _since(norm: Floats) -> int:
+    """The row after which none of these layers had a gradient; for layers that wake at times, the first with none."""
+    alive = np.flatnonzero((norm > 0).any(axis=1))
+    if not len(alive) or alive[-1] < len(norm) // 2:
+        return int(alive[-1]) + 1 if len(alive) else 0
+    return int(((norm == 0) | np.isnan(norm)).all(axis=1).argmax())
+
+
+def no_gradient(history: History, min_steps: int = 10) -> list[Finding]:
+    """Parameters that can learn and never do: no gradient came in `min_steps` steps, or no optimizer holds them.
+
+    Those that were frozen (`requires_grad=False`) when the run began are left out. Nothing is said of a run in which
+    no layer had a gradient.
+    Source: SageMaker Debugger's UnchangedTensor asks the same of the weights.
+    """
+    seen = ~np.isnan(history.layer("nonfinite"))  # [T, L]
+    frozen = {layer.name for layer in history.run.layers if layer.frozen}
+    can = np.array([name not in frozen for name in history.layers], bool)
+    never = can & ~seen.any(axis=0) if len(history) >= min_steps and seen.any() else np.zeros(len(can), bool)
+    unheld = _own_unheld(history) if seen.any() else ()
+    findings = []
+    if never.any():
+        findings.append(
+            _without(
+                history,
+                pick(history, never),
+                "no gradient",
+                "The loss does not depend on these parameters: the module is not called, or its output is not used or "
+                "was detached.",
+                "Use the module, or set requires_grad_(False) if it is meant to rest.",
+            )
+        )
+    if unheld:
+        findings.append(
+            _without(
+                history,
+                unheld,
+                "no optimizer",
+                "These parameters ask for gradients and are in no optimizer of this Watch: nothing trains them.",
+                "Give them to the optimizer (all of model.parameters(), built after the model is complete), watch the "
+                "optimizer that has them too, or set requires_grad_(False), which also saves their backward pass.",
+            )
+        )
+    return findings
+
+
+def _without(history: History, layers: tuple[str, ...], missing: str, cause: str, cure: str) -> Finding:
+    sizes: dict[str, float | str] = {"layers": len(layers), "missing": missing}
+    steps = int(history.step[0]), int(history.step[-1])
+    return Finding("no-gradient", "warning", layers, *steps, sizes, cause, cure)
+
+
+def _own_unheld(history: History) -> tuple[str, ...]:
+    """Of the parameters that no optimizer holds, those that belong to this lane: each is named in one lane only."""
+    names = [str(o.get("name")) for o in history.run.optimizers]
+    here = {part for name in dict.fromkeys(history.optimizer) for part in str(name).split("+")}
+
+    def owner(layer: str) -> str:
+        return next((name for name in names if layer.startswith(name.split(".")[0] + ".")), next(iter(names), ""))
+
+    return tuple(layer for layer in history.run.unheld if owner(layer) in here or not here & set(names))

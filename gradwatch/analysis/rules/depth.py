@@ -1,0 +1,172 @@
+"""How the gradient is spread over the layers: it vanishes along the depth, or one layer is nearly all of it.
+
+Legend: T recorded steps, L layers.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from gradwatch.analysis.rules.facts import clips, incoming, is_adaptive, matrices, middle, optimizer_kind, text
+from gradwatch.analysis.rules.finding import Finding, Severity
+from gradwatch.history import Bools, Floats, History
+
+
+@dataclass(frozen=True)
+class Profile:
+    """A straight line through the layers' log10 root mean square values in model order.
+
+    `decades` is its rise from the first layer to the last, `fit` the size of the correlation (0 where fewer than four
+    layers have a value).
+    """
+
+    decades: float
+    fit: float
+    layers: tuple[str, ...]
+
+
+def profile(
+    history: History, which: Bools, rows: slice | Bools = slice(None), quantity: str = "grad_norm", least: int = 4
+) -> Profile:
+    """The depth profile of a quantity over the layers in a mask `[L]`: of norms per element, of ratios as they are."""
+    values = _log10(history.layer(quantity)[rows][:, which])
+    level = np.array([middle(column) for column in values.T])
+    if quantity == "grad_norm":
+        sizes = {layer.name: layer.numel for layer in history.run.layers}
+        names = [name for name, hit in zip(history.layers, which, strict=True) if hit]
+        level = level - 0.5 * np.log10([max(1, sizes.get(name, 1)) for name in names])
+    seen = np.isfinite(level)
+    names_seen = tuple(history.layers[i] for i in np.flatnonzero(which)[seen])
+    if len(names_seen) < least or np.ptp(level[seen]) == 0:
+        return Profile(0.0, 0.0, names_seen)
+    place = np.arange(len(names_seen))
+    slope = np.polyfit(place, level[seen], 1)[0] * (len(names_seen) - 1)
+    return Profile(float(slope), float(abs(np.corrcoef(place, level[seen])[0, 1])), names_seen)
+
+
+def vanishing(
+    history: History, decades: float = 4.0, fit: float = 0.9, min_steps: int = 20, still: float = 2.0
+) -> list[Finding]:
+    """The gradient shrinks from the last layer to the first, evenly, by `decades` powers of ten.
+
+    Measured on the weight matrices, per element, as a straight line through the logarithms in model order, which must
+    fit with a correlation of `fit`; biases and gains are left out, and so are exact zeros. It must hold for half of
+    the run, and for `min_steps` steps. A trained network's line is level (within one decade on the healthy runs).
+
+    What matters is whether the first layers learn: a note where the update ratios span less than `still` decades,
+    because the optimizer rescales each layer (Adam).
+    Source: SageMaker Debugger's VanishingGradient asks for an absolute mean; the ratio is that of methods S2 (x 0.24 a
+    layer for sigmoids).
+    """
+    which = matrices(history)
+    if len(history) < min_steps or which.sum() < 4:
+        return []
+    whole = profile(history, which)
+    if whole.decades < decades or whole.fit < fit:
+        return []
+    ends = [name in whole.layers[:1] + whole.layers[-1:] for name in history.layers]
+    logs = _log10(history.layer("grad_norm")[:, ends])
+    gap = logs[:, 1] - logs[:, 0]
+    rows = np.flatnonzero(gap >= decades / 2)
+    if len(rows) < max(min_steps, len(history) / 2):
+        return []
+    updates = profile(history, which, quantity="update_ratio")
+    rescaled = updates.fit > 0 and updates.decades < still
+    severity: Severity = "note" if rescaled else "warning"
+    factor = 10 ** (whole.decades / (len(whole.layers) - 1))
+    shrunk = whole.layers[: max(1, int(np.ceil(len(whole.layers) * (1 - still / whole.decades))))]
+    cure = "Use ReLU-like units with He's initialisation, residual connections or normalisation between the layers"
+    if rescaled:
+        cure = f"{optimizer_kind(history)} rescales each layer, so that all learn, while its epsilon is small. {cure}."
+    else:
+        cure += "; a clip can only make gradients smaller, and is no cure."
+    return [
+        Finding(
+            rule="vanishing",
+            severity=severity,
+            layers=shrunk,
+            first_step=int(history.step[rows[0]]),
+            last_step=int(history.step[rows[-1]]),
+            evidence={
+                "decades": whole.decades,
+                "shrinks_per_layer_by": float(factor),
+                "update_ratio_decades": updates.decades if updates.fit > 0 else "not measured",
+            },
+            cause=f"Each layer passes on only 1/{factor:.1f} of the gradient that it is given, so that "
+            f"{'the first layers get next to none' if rescaled else 'the first layers hardly learn'}: units that "
+            "saturate, or initial weights that are too small for this depth.",
+            cure=cure,
+        )
+    ]
+
+
+def imbalance(
+    history: History, share: float = 0.99, min_steps: int = 100, width: int = 9, least: int = 4
+) -> list[Finding]:
+    """One layer has the share `share` of the squared norm for `min_steps` steps in a row, and a quarter of the run.
+
+    Taken over medians of `width` steps; the others together are then below a tenth of the norm. Models of fewer than
+    `least` layers are left alone. A warning where it matters: a clip of the global norm is set by that layer alone, and
+    under plain SGD one learning rate must fit both. A note under an optimizer that rescales each weight.
+    Source: the per-layer clips (LARS, AGC, AdaGC) were made for this; the threshold is above every healthy run's.
+    """
+    norm = history.layer("grad_norm").astype(np.float64)
+    if len(norm) < max(min_steps, width) or norm.shape[1] < least:
+        return []
+    with np.errstate(invalid="ignore", divide="ignore", over="ignore"):
+        square = np.where(np.isfinite(norm), norm, 0) ** 2
+        part = square / square.sum(axis=1, keepdims=True)
+    leader = np.nan_to_num(part).mean(axis=0).argmax()
+    windows = np.lib.stride_tricks.sliding_window_view(np.nan_to_num(part[:, leader]), width)
+    start, stop = longest(np.median(windows, axis=1) >= share)
+    if stop - start + width - 1 < max(min_steps, len(norm) / 4):
+        return []
+    rows = slice(start, stop + width - 1)
+    name = history.layers[leader]
+    clipped = float(np.nan_to_num(history.total("clip_rate")[rows]).mean())
+    shared = (
+        any(policy.name in ("ClipByGlobalNorm", "AutoClip", "ZClip") for policy in clips(history)) and clipped > 0.05
+    )
+    severity: Severity = "warning" if shared or not is_adaptive(history) else "note"
+    rest = incoming(history)[rows] * np.sqrt(np.clip(1 - part[rows, leader], 0, None))
+    own = middle(norm[rows, leader])
+    return [
+        Finding(
+            rule="imbalance",
+            severity=severity,
+            layers=(name,),
+            first_step=int(history.step[start]),
+            last_step=int(history.step[rows.stop - 1]),
+            evidence={
+                "share_of_squared_norm": float(np.median(part[rows, leader])),
+                "its_norm": own,
+                "norm_of_the_others": middle(rest),
+                "clip_rate": clipped,
+            },
+            cause=f"{name} alone makes up the gradient norm: its inputs or its scale are out of proportion"
+            + (", and the clip of the global norm shrinks every other layer with it." if shared else "."),
+            cure="Normalise the inputs of that layer, and clip it apart: "
+            f"clip=\"only('{name}', ClipByNorm({text(middle(rest))}))\" brings it down to the others."
+            if shared or severity == "warning"
+            else f"Nothing, while there is no clip of the global norm: {optimizer_kind(history)} rescales each weight. "
+            "If you clip, clip each layer: clip='AGC(0.01)'.",
+        )
+    ]
+
+
+def longest(mask: Bools) -> tuple[int, int]:
+    """The longest run of true values in a mask: its first place, and the one after its last; (0, 0) where none is."""
+    edges = np.flatnonzero(np.diff(np.concatenate([[False], mask, [False]]).astype(np.int8)))
+    starts, stops = edges[::2], edges[1::2]
+    if not len(starts):
+        return 0, 0
+    best = int((stops - starts).argmax())
+    return int(starts[best]), int(stops[best])
+
+
+def _log10(values: Floats) -> Floats:
+    with np.errstate(divide="ignore", invalid="ignore"):
+        logs = np.log10(values.astype(np.float64))
+    return np.where(np.isfinite(logs), logs, np.nan)

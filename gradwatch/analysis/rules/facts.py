@@ -1,0 +1,208 @@
+"""What rules ask of a run: its optimizers, its learning rates, its clip, and what is usual for it.
+
+Legend: T recorded steps, L layers.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from gradwatch.history import Bools, Floats, History
+from gradwatch.sanitize import expression
+
+_ADAPTIVE = re.compile(r"^ada|adam|rmsprop|rprop|lion|lamb|lars|muon|sophia|shampoo|soap|prodigy|came", re.IGNORECASE)
+FIXED = ("ClipByGlobalNorm", "ClipByNorm", "ClipByAverageNorm", "ClipByValue", "AGC")  # thresholds that someone chose
+SKIPS = ("SkipNonfinite", "SkipSpike")
+
+
+# -------------------------------------------------------------------------------------------------------- optimizers
+
+
+def own_optimizers(history: History) -> list[dict[str, Any]]:
+    """What the manifest says of the optimizers whose steps these are; of all where it cannot tell."""
+    names = {part for name in dict.fromkeys(history.optimizer) for part in str(name).split("+")}
+    return [o for o in history.run.optimizers if o.get("name") in names] or list(history.run.optimizers)
+
+
+def is_adaptive(history: History) -> bool:
+    """Whether the step's size does not depend on the scale of the gradients (Adam and its kin, for all optimizers)."""
+    own = own_optimizers(history)
+    return bool(own) and all(_ADAPTIVE.search(str(o.get("class", ""))) for o in own)
+
+
+def optimizer_kind(history: History) -> str:
+    """The optimizers' classes as words: `Adam`, `Adam and SGD`; `the optimizer` where none is recorded."""
+    return " and ".join(dict.fromkeys(str(o["class"]) for o in own_optimizers(history) if o.get("class"))) or (
+        "the optimizer"
+    )
+
+
+def rates(history: History) -> Floats:
+    """The learning rates of all param groups, `[T, G]`; NaN where none was recorded."""
+    names = [n for n in history.per_step if n == "lr" or n.startswith("lr/")]
+    return np.stack([history.total(n) for n in names], axis=1) if names else np.full((len(history), 1), np.nan)
+
+
+def usual_rate(history: History) -> float:
+    """The learning rate that most steps of the first param group used; NaN where none was recorded."""
+    first = rates(history)[:, 0]
+    first = first[np.isfinite(first) & (first > 0)]
+    return float(np.median(first)) if len(first) else float("nan")
+
+
+# -------------------------------------------------------------------------------------------------------------- clip
+
+
+@dataclass(frozen=True)
+class Policy:
+    """One policy of the run's clip or constraint: its name, and its settings by place and by name."""
+
+    name: str
+    args: tuple[Any, ...]
+    settings: dict[str, Any]
+
+    def value(self, name: str) -> float:
+        """The setting called `name`, or else the first one; NaN where neither is a number."""
+        found = self.settings.get(name, self.args[0] if self.args else None)
+        try:
+            return float(found) if isinstance(found, int | float) else float("nan")
+        except OverflowError:  # 10**400, in a text of somebody else's
+            return float("inf")
+
+
+def policies(text: str | None) -> list[Policy]:
+    """The policies that a text such as `chain(SkipNonfinite(), ClipByGlobalNorm(max_norm=1.0))` is made of."""
+    tree = expression(text)
+    if tree is None:  # none, or a class of the user's own, that prints as it likes
+        return []
+    calls = [n for n in ast.walk(tree) if isinstance(n, ast.Call) and isinstance(n.func, ast.Name)]
+    return [
+        Policy(
+            call.func.id,  # type: ignore[attr-defined]
+            tuple(_literal(a) for a in call.args),
+            {k.arg: _literal(k.value) for k in call.keywords if k.arg},
+        )
+        for call in calls
+        if call.func.id not in ("chain", "only")  # type: ignore[attr-defined]
+    ]
+
+
+def _literal(node: ast.expr) -> Any:
+    try:
+        return ast.literal_eval(node)
+    except (ValueError, TypeError, RecursionError, MemoryError):
+        return None
+
+
+def clips(history: History) -> list[Policy]:
+    """The run's policies that change gradients (those that only skip are left out)."""
+    return [p for p in policies(history.run.clip) if p.name not in SKIPS]
+
+
+def incoming(history: History) -> Floats:
+    """The joint norm before any clip that was seen, `[T]`: what the loop's own clip measured, else `grad_norm`."""
+    own = history.total("user_grad_norm")
+    return np.where(np.isfinite(own), own, history.total("grad_norm"))
+
+
+def text(value: float) -> str:
+    """A number as a policy's setting: three digits."""
+    return f"{float(f'{value:.3g}')!r}"
+
+
+def guard(history: History, share: float = 0.99) -> str:
+    """The policy that leaves alone all but the largest norms of this run: a quantile of the finite ones."""
+    norm = incoming(history)
+    norm = norm[np.isfinite(norm) & (norm > 0)]
+    return f"ClipByGlobalNorm({text(float(np.quantile(norm, share)) if len(norm) else 1.0)})"
+
+
+# ------------------------------------------------------------------------------------------------------------ layers
+
+
+def matrices(history: History) -> Bools:
+    """Which layers are weights of two or more dimensions, `[L]`: biases and gains begin at 0 or 1 and tell little."""
+    dims = {layer.name: len(layer.shape) for layer in history.run.layers}
+    return np.array([dims.get(name, 2) >= 2 for name in history.layers], bool)
+
+
+def measured(history: History, quantity: str) -> tuple[np.ndarray[Any, np.dtype[np.intp]], Floats]:
+    """The rows in which a quantity of every few steps was measured, and its values there, `[rows, L]`.
+
+    Only layers that a gradient had reached by then count: of others (frozen ones) it is NaN.
+    """
+    values = history.layer(quantity)
+    reached = np.maximum.accumulate(~np.isnan(history.layer("grad_norm")), axis=0)
+    values = np.where(reached, values, np.nan)
+    rows = np.flatnonzero(~np.isnan(values).all(axis=1))
+    return rows, values[rows]
+
+
+def pick(history: History, which: Bools) -> tuple[str, ...]:
+    """The names of the layers in a mask `[L]`."""
+    return tuple(name for name, hit in zip(history.layers, which, strict=True) if hit)
+
+
+# ------------------------------------------------------------------------------------------------------------- usual
+
+
+def middle(values: Floats) -> float:
+    """The median of the finite values; NaN where there are none."""
+    finite = values[np.isfinite(values)]
+    return float(np.median(finite)) if len(finite) else float("nan")
+
+
+def trailing(values: Floats, window: int = 128, least: int = 32, block: int = 8) -> tuple[Floats, Floats]:
+    """For each value the median of the `window` finite ones before it, and their robust standard deviation.
+
+    NaN until there are `least` of them. Taken once in `block` steps: a median hardly moves in so few. Robust: 1.4826
+    times the median distance from the median, so that what stands out does not hide itself.
+    """
+    centre, spread = np.full(len(values), np.nan), np.full(len(values), np.nan)
+    finite = np.flatnonzero(np.isfinite(values))
+    for start in range(0, len(values), block):
+        past = values[finite[: np.searchsorted(finite, start)][-window:]]
+        if len(past) >= least:
+            m = float(np.median(past))
+            centre[start : start + block] = m
+            spread[start : start + block] = 1.4826 * float(np.median(np.abs(past - m)))
+    return centre, spread
+
+
+def smooth(values: Floats, width: int = 9) -> Floats:
+    """The median of each value and the `width` - 1 before it, over finite values: one odd step leaves no trace."""
+    if len(values) < width:
+        return np.asarray(values, np.float64)
+    padded = np.concatenate([np.full(width - 1, values[0]), values])
+    return np.asarray(np.median(np.lib.stride_tricks.sliding_window_view(padded, width), axis=1))
+
+
+def threshold(text: str | None) -> float | None:
+    """The limit that the policy `text` puts on the total L2 norm, if it is one that can be drawn as a line.
+
+    Only ClipByGlobalNorm limits that norm, alone or in a chain. The text is parsed, never evaluated.
+    """
+    with suppress(ValueError, TypeError, OverflowError, RecursionError):
+        return _global_limit(expression(text))
+    return None
+
+
+def _global_limit(node: ast.AST | None) -> float | None:
+    if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Name):
+        return None
+    if node.func.id == "chain":
+        return next((limit for limit in map(_global_limit, node.args) if limit is not None), None)
+    given = dict(zip(("max_norm", "norm_type"), node.args, strict=False))
+    given.update({word.arg: word.value for word in node.keywords if word.arg})
+    if node.func.id != "ClipByGlobalNorm" or "max_norm" not in given:
+        return None
+    if "norm_type" in given and ast.literal_eval(given["norm_type"]) != 2:
+        return None
+    limit = float(ast.literal_eval(given["max_norm"]))
+    return limit if np.isfinite(limit) and limit > 0 else None

@@ -1,0 +1,164 @@
+"""Gradients of the wrong size: a loss scale is left in them, they are never zeroed, or they are mostly noise.
+
+Legend: T recorded steps, L layers, R ranks.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from gradwatch.analysis.rules.facts import incoming, is_adaptive, middle, text
+from gradwatch.analysis.rules.finding import Finding, Severity
+from gradwatch.analysis.rules.gradients import has_rivals, training_losses
+from gradwatch.history import Floats, History, loop_clips
+
+
+def scaled_gradients(history: History, excess: float = 1000.0, min_steps: int = 20) -> list[Finding]:
+    """The gradients are far larger than the fall of the loss that they brought about: a loss scale is left in them.
+
+    A step dw lowers the loss by at most |g| |dw| (to first order). Along the way to half of the fall the sum of
+    |g| |dw| is about 1 to 50 times that half, because steps do not all point downhill; when it is `excess` times it
+    (by the median step, so that a few wild ones do not count),
+    the gradients are not those of the loss that was logged. Both sides are measured: |dw| is update_ratio times
+    weight_norm. Needs a training loss that falls clearly, and `min_steps` steps; of parts that train against each
+    other nothing is said.
+    A warning; a note where nothing depends on the scale (an optimizer of Adam's kind, and no clip).
+    Source: the descent lemma; forgotten unscaling is wandb#4369, DeepSpeed#8588.
+    """
+    names = training_losses(history)
+    if len(history) < min_steps or has_rivals(history) or not names:
+        return []
+    loss = history.total(names[0])
+    rows = np.flatnonzero(np.isfinite(loss))
+    path = _path(history)
+    if len(rows) < min_steps or path is None:
+        return []
+    width = max(5, len(rows) // 20)
+    smooth = np.convolve(loss[rows], np.ones(width) / width, "valid")
+    noise = float(np.median(np.abs(np.diff(loss[rows]))))
+    half = float(smooth[0] - smooth.min()) / 2
+    if half <= noise or half <= 0:
+        return []
+    end = rows[int(np.argmax(smooth <= smooth[0] - half)) + width - 1]
+    ratio = middle(path[: end + 1]) * (end + 1) / half
+    if not excess <= ratio < np.inf:
+        return []
+    clipped = history.run.clip or loop_clips(history.per_step)
+    severity: Severity = "note" if is_adaptive(history) and not clipped else "warning"
+    return [
+        Finding(
+            rule="scaled-gradients",
+            severity=severity,
+            layers=(),
+            first_step=int(history.step[0]),
+            last_step=int(history.step[-1]),
+            evidence={
+                "times_too_large_for_the_loss": ratio,
+                "usual": "1 to 50",
+                "median_grad_norm": middle(incoming(history)),
+                "fall_of_the_loss": half,
+            },
+            cause="The gradients are not those of the logged loss, but many times larger: a loss scale (of the order "
+            f"of 2**{round(np.log2(ratio / 10))}) was not taken out before the step, or another loss was logged.",
+            cure="Step through the scaler: scaler.step(optimizer) unscales, optimizer.step() does not; divide a scale "
+            "of your own out of the gradients. Thresholds of clips are wrong by the same factor until then.",
+        )
+    ]
+
+
+def _path(history: History) -> Floats | None:
+    """|g| |dw| of every step, `[T]`; |dw| is known every few steps and drawn through between them."""
+    ratio, weight = history.layer("update_ratio").astype(np.float64), history.layer("weight_norm").astype(np.float64)
+    with np.errstate(over="ignore", invalid="ignore"):
+        moved = np.sqrt(np.nansum((ratio * weight) ** 2, axis=1))
+        rows = np.flatnonzero(np.isfinite(moved) & (moved > 0))
+        if not len(rows):
+            return None
+        return np.asarray(incoming(history) * np.interp(np.arange(len(history)), rows, moved[rows]))
+
+
+def gradients_accumulate(
+    history: History, times: float = 10.0, straight: float = 0.98, jump: float = 2.0
+) -> list[Finding]:
+    """From the first step on the norm grows in a straight line: gradients are added up, because nothing zeroes them.
+
+    After t steps a sum of t gradients that point the same way is t times as large. Alarm: the norm reaches `times` its
+    first value after about that many steps (0.6 to 2 times as many), until then its correlation with the number of
+    steps is `straight`, and no step adds more than `jump` times the first norm (an explosion adds more each time).
+    Source: torch adds to .grad until it is zeroed; the growth is that of a sum.
+    """
+    norm = incoming(history)
+    bad = np.flatnonzero(~(np.isfinite(norm) & (norm > 0)))
+    norm = norm[: bad[0]] if len(bad) else norm
+    if len(norm) < times:
+        return []
+    first = float(np.median(norm[:3])) / 2  # the middle of the first three of a sum: 1, 2, 3
+    above = np.flatnonzero(norm >= times * first)
+    if not len(above) or not 0.6 * times <= above[0] + 1 <= 2 * times:
+        return []
+    end = int(above[0])
+    steps, rise = np.arange(end + 1), np.diff(norm[: end + 1])
+    fit = float(np.corrcoef(steps, norm[: end + 1])[0, 1])
+    if fit < straight or np.abs(rise).max() > jump * first:
+        return []
+    peak = int(norm.argmax())
+    return [
+        Finding(
+            rule="gradients-accumulate",
+            severity="error",
+            layers=(),
+            first_step=int(history.step[0]),
+            last_step=int(history.step[-1]),
+            evidence={
+                "first_grad_norm": float(norm[0]),
+                "grows_per_step_by": float(np.polyfit(steps, norm[: end + 1], 1)[0]),
+                "straightness": fit,
+                "largest": float(norm[peak]),
+            },
+            cause="Each step's gradient is the sum of all before it: nothing sets it to zero between the steps.",
+            cure="Call optimizer.zero_grad() once in each step, before backward (with gradient accumulation: after "
+            "each optimizer.step()).",
+        )
+    ]
+
+
+def noise_dominated(history: History, times: float = 10.0, min_steps: int = 50) -> list[Finding]:
+    """The gradient of a batch is mostly noise: the noise scale is `times` the batch, over the second half of the run.
+
+    Two batch sizes are on record where each rank's own norm is (`watch(..., ranks=True)`): that of a rank, b, and that
+    of all R ranks, B = R b. Then |G|^2 = (B |G_B|^2 - b |G_b|^2) / (B - b), S = (|G_b|^2 - |G_B|^2) / (1/b - 1/B), both
+    averaged over the steps first and divided then: the noise scale S / |G|^2, here in batches of all ranks. Where the
+    signal is lost in the noise of the estimate the scale is inf. A note: late in a training this is usual.
+    Source: McCandlish et al. 2018, appendix A.1.
+    """
+    names = sorted(name for name in history.per_step if name.startswith("rank_grad_norm/"))
+    if len(names) < 2 or len(history) < min_steps:
+        return []
+    ranks = len(names)
+    late = slice(len(history) // 2, None)
+    small = np.stack([history.total(name) for name in names], axis=1)[late] ** 2  # [T, R]
+    large = incoming(history)[late] ** 2
+    rows = np.isfinite(small).all(axis=1) & np.isfinite(large)
+    if rows.sum() < min_steps / 2:
+        return []
+    one, all_ = float(small[rows].mean()), float(large[rows].mean())
+    signal = (ranks * all_ - one) / (ranks - 1)
+    noise = (one - all_) / (1 - 1 / ranks)
+    scale = noise / signal / ranks if signal > 0 else float("inf")
+    if not scale >= times:
+        return []
+    return [
+        Finding(
+            rule="noise-dominated",
+            severity="note",
+            layers=(),
+            first_step=int(history.step[late][0]),
+            last_step=int(history.step[-1]),
+            evidence={"noise_scale_in_batches": scale, "ranks": ranks, "steps": int(rows.sum())},
+            cause=f"Between batches the gradient differs by more than it has in common: a batch {text(scale)} times as "
+            "large would still be worth its cost."
+            if np.isfinite(scale)
+            else "Between batches the gradient differs so much that nothing in common can be seen.",
+            cure="If the loss has stopped falling: larger batches, gradient accumulation, or a lower learning rate.",
+        )
+    ]

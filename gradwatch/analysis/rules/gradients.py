@@ -1,0 +1,207 @@
+"""Trainings that come apart: over the steps, along the depth of the network or along time.
+
+Legend: T recorded steps, L layers.
+"""
+
+from __future__ import annotations
+
+import re
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gradwatch.analysis.rules.depth import profile
+from gradwatch.analysis.rules.facts import clips, incoming, is_adaptive, matrices, middle, optimizer_kind, pick, text
+from gradwatch.analysis.rules.finding import Finding
+from gradwatch.analysis.rules.nonfinite import growth_before, nonfinite_rows
+from gradwatch.history import Bools, Floats, History
+
+
+def exploding(history: History, decades: float = 2.0, blind_decades: float = 3.0, width: int = 5) -> list[Finding]:
+    """The training came apart: by the gradient norm, by the loss, or by running into inf or NaN.
+
+    By the norm: it stayed `decades` powers of ten above the run's own early median for `width` steps in a row while the
+    training loss did not improve (`blind_decades` where no loss was logged). By the loss: see `_loss_jump` and
+    `_thrown_out`. By the end: a step that was not skipped was inf or NaN, and the norm, the loss or the steps had grown
+    before (`growth_before`). All are relative to the run itself, so noise, one spike, or leaving a plateau gives no
+    alarm. Where other parts of the run log losses too they may train against each other: a loss that does not fall is
+    no sign.
+
+    `along` says how the gradient grows: over the `steps`, along the `depth` (the norms rise from the last layer to the
+    first, in the first step already) or along `time` (recurrent weights have most of the norm in the steps that set a
+    new high); `layers` are those that carry it, for the last two.
+    Source: growth against the run's own past (OLMo-core's stability monitor), the jump over the running minimum (S5),
+    growth along time and depth (Pascanu et al. 2013; methods: S1, S1b).
+    """
+    losses = {name: history.total(name) for name in training_losses(history)}
+    alone = not has_rivals(history)
+    growth, rows = _sustained_growth(history.total("grad_norm"), width)
+    grown = np.flatnonzero(growth >= (decades if losses and alone else blind_decades))
+    if len(grown) and not any(_improved(values, width) for values in losses.values()):
+        return [_explosion(history, rows[grown[0]], {"grad_norm_growth": float(10 ** growth.max())})]
+    for name, values in losses.items():
+        jump = (alone and _loss_jump(values, width)) or _thrown_out(values, history.total("grad_norm"), width)
+        if jump:
+            row, evidence = jump
+            return [_explosion(history, row, {"metric": name, **evidence})]
+    bad = nonfinite_rows(history)
+    begin = growth_before(history, int(bad[0])) if len(bad) and not history.total("skipped")[bad[0]] > 0 else None
+    if begin is not None:
+        norm = history.total("grad_norm")[: bad[0]]
+        early = middle(norm[: max(1, len(norm) // 10)])
+        top = float(np.max(norm, initial=0, where=np.isfinite(norm)) / early) if early > 0 else float("nan")
+        return [_explosion(history, begin, {"grad_norm_growth": top, "nonfinite_at": int(history.step[bad[0]])})]
+    return []
+
+
+def training_losses(history: History) -> list[str]:
+    """Logged names that are losses of the training data (a validation loss also rises by over-fitting)."""
+    names = [name for name in history.logged if "loss" in name.lower() and not _HELD_OUT.search(name)]
+    return [name for name in names if np.isfinite(history.total(name)).sum() > 1]
+
+
+def has_rivals(history: History) -> bool:
+    """Whether this is a part of a run, or one lane of several and others have logged a loss (not once seen here)."""
+    losses = [history.total(name) for name in history.logged if "loss" in name.lower()]
+    return history.run.part is not None or any(np.isnan(values).all() for values in losses)
+
+
+_HELD_OUT = re.compile(r"val|test|eval|dev|hold", re.IGNORECASE)
+
+
+_RECURRENT = re.compile(r"(^|[._])(weight|bias)_(hh|ih)($|[._])|recurrent|(^|[._])(rnn|lstm|gru)\w*[._]", re.IGNORECASE)
+
+
+def _explosion(history: History, row: int, evidence: dict[str, float | str]) -> Finding:
+    along, layers, how = _along(history, row)
+    norm = incoming(history)
+    early = middle(norm[: max(5, row)])
+    # A norm that the run lived with for a while is a threshold; that of a run which exploded at once is none (S1).
+    limit, whence = (early, "the early median of the norm") if row >= 50 else (1.0, "the usual first value")
+    clip = f"clip='ClipByGlobalNorm({text(limit)})'" if limit > 0 else "clip='AutoClip()'"
+    if along == "steps" and is_adaptive(history):
+        cure = (
+            f"Lower the learning rate, or warm it up: {optimizer_kind(history)} takes steps of the same size whatever "
+            "the scale of the gradient, so that a clip helps against one bad batch only."
+        )
+    elif along == "depth":
+        cure = f"Scale the initial weights for the activation (He for ReLU), or normalise between layers; then {clip}."
+    elif along == "time":
+        cure = f"Clip: {clip} ({whence}), and begin with orthogonal recurrent weights."
+    else:
+        cure = f"Lower the learning rate or warm it up, and clip: {clip}, {whence}."
+    if clips(history):
+        cure += f" {history.run.clip} did not hold it."
+    return Finding(
+        rule="exploding",
+        severity="error",
+        layers=layers,
+        first_step=int(history.step[row]),
+        last_step=int(history.step[-1]),
+        evidence={"along": along, **how, **evidence},
+        cause=_CAUSES[along],
+        cure=cure,
+    )
+
+
+_CAUSES = {
+    "steps": "The steps are larger than the loss surface allows: the learning rate is too high for this network, or "
+    "one extreme batch threw it out of its valley.",
+    "depth": "Each layer multiplies the gradient on its way back by more than one: the initial weights are too large "
+    "for this depth.",
+    "time": "The gradient is multiplied by the recurrent weights once for each time step, and grew on the way.",
+}
+
+
+def _along(history: History, row: int) -> tuple[str, tuple[str, ...], dict[str, float | str]]:
+    """How the gradient grows up to a row: the word, the layers that carry it, and the numbers."""
+    before = slice(0, 1)  # no weight had moved yet
+    steepest = min((profile(history, which, before) for which in _kinds(history)), key=lambda p: p.decades)
+    if steepest.decades <= -2 and steepest.fit >= 0.9:
+        factor = 10 ** (-steepest.decades / max(1, len(steepest.layers) - 1))
+        return "depth", (steepest.layers[0],), {"growth_per_layer": float(factor)}
+    with np.errstate(over="ignore", invalid="ignore"):
+        square = history.layer("grad_norm")[: row + 1].astype(np.float64) ** 2
+        recurrent = np.array([bool(_RECURRENT.search(name)) for name in history.layers], bool)
+        total = np.nansum(square, axis=1)
+        share = np.nansum(square[:, recurrent], axis=1) / total
+    highs = total >= np.maximum.accumulate(total)  # the steps that set a new high, down to the explosion
+    seen = share[highs & np.isfinite(share)]
+    if recurrent.any() and len(seen) and np.median(seen) >= 0.5:
+        names = tuple(name for name in pick(history, recurrent) if re.search("weight_hh|recurrent", name))
+        return "time", names or pick(history, recurrent), {"recurrent_share": float(np.median(seen))}
+    return "steps", (), {}
+
+
+def _kinds(history: History) -> list[Bools]:
+    """The layers whose norms can be compared along the depth: the matrices, and the vectors (biases)."""
+    weights = matrices(history)
+    biases = ~weights & np.array([name.endswith("bias") for name in history.layers], bool)
+    return [weights, biases]
+
+
+def _sustained_growth(norm: Floats, width: int) -> tuple[Floats, NDArray[np.intp]]:
+    """For each `width` finite steps in a row: their lowest log10 over the early median, and the row they start at.
+
+    The early median is that of the first tenth of the finite steps, at least `width` of them.
+    """
+    rows = np.flatnonzero(np.isfinite(norm) & (norm > 0))
+    if len(rows) < 3 * width:
+        return np.zeros(0), rows
+    logs = np.log10(norm[rows])
+    early = np.median(logs[: max(width, len(logs) // 10)])
+    return np.lib.stride_tricks.sliding_window_view(logs - early, width).min(axis=1), rows
+
+
+def _improved(values: Floats, width: int) -> bool:
+    """Whether the last values are below the first ones, by their medians."""
+    finite = values[np.isfinite(values)]
+    n = min(width, len(finite) // 2)
+    return bool(np.median(finite[-n:]) < np.median(finite[:n]))
+
+
+def _loss_jump(
+    values: Floats, width: int, share: float = 0.5, sigmas: float = 6.0
+) -> tuple[int, dict[str, float | str]] | None:
+    """The row at which a loss left its minimum for good, and the numbers; None for a loss that stayed near it.
+
+    Alarm: it ended above its smoothed minimum by more than `share` of all it had won, by more than `sigmas` robust
+    standard deviations of its noise, and by more than a quarter of where it started.
+    """
+    rows = np.flatnonzero(np.isfinite(values))
+    block = max(width, len(rows) // 40)  # medians of blocks: the minimum of a noisy curve is low by luck
+    if len(rows) < 3 * block:
+        return None
+    rows = rows[len(rows) % block :]
+    blocks = values[rows].reshape(-1, block)
+    smooth = np.median(blocks, axis=1)
+    noise = 1.4826 * float(np.median(np.abs(blocks - smooth[:, None])))
+    start, low, end = float(smooth[0]), float(smooth.min()), float(smooth[-1])
+    if end - low <= max(share * (start - low), sigmas * noise, abs(start) / 4):
+        return None
+    lowest = int(smooth.argmin())
+    left = lowest + int(np.argmax(smooth[lowest:] > (low + end) / 2))
+    return int(rows[left * block]), {"start": start, "lowest": low, "end": end}
+
+
+def _thrown_out(
+    values: Floats, norm: Floats, width: int, jump: float = 5.0, growth: float = 20.0, above: float = 1.1
+) -> tuple[int, dict[str, float | str]] | None:
+    """The row at which a training was thrown out of its start and never came back, and the numbers.
+
+    Alarm: the loss rose to `jump` times its first value and ended `above` times it, and the gradient norm grew to
+    `growth` times its own first value. (A generator's loss may end above its start; its gradients do not grow so.)
+    """
+    rows, norms = np.flatnonzero(np.isfinite(values)), norm[np.isfinite(norm) & (norm > 0)]
+    if len(rows) < 3 * width or not len(norms) or values[rows[0]] <= 0:
+        return None
+    finite = values[rows]
+    start, highest, end = (
+        float(finite[0]),
+        float(finite.max()),
+        float(np.median(finite[-max(width, len(rows) // 40) :])),
+    )
+    if highest <= jump * start or end <= above * start or norms.max() <= growth * norms[0]:
+        return None
+    row = rows[int(np.argmax(finite > (1 + jump) / 2 * start))]
+    return int(row), {"start": start, "highest": highest, "end": end, "grad_norm_growth": float(norms.max() / norms[0])}

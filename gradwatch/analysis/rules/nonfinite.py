@@ -1,0 +1,155 @@
+"""Gradients that are inf or NaN: whether the loss or its derivative went first, between which layers, and after what.
+
+Legend: T recorded steps, L layers.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from gradwatch.analysis.rules.facts import matrices, pick
+from gradwatch.analysis.rules.finding import Finding, Severity
+from gradwatch.history import Bools, History
+
+LOSS = "the loss"  # where the next layer would stand, for the last one
+
+
+def nonfinite(
+    history: History, growth: float = 100.0, update: float = 1.0, few: int = 10, seldom: float = 0.05
+) -> list[Finding]:
+    """A gradient norm that is inf or NaN: an error; a warning when every such step was skipped.
+
+    `layers` are those of the first such step, in model order. Backward runs from the loss to the first layer, and what
+    is not finite stays so on its way: of the non-finite layers the last one (`last_nonfinite`), and the layer after it
+    that was still finite (`next_finite`), bracket the origin. Where the loss of that step was not finite either, the
+    forward pass went first, and gradients cannot bracket it. `after` says what came before: `growth` when the norm or
+    the loss had risen to `growth` times its early median, or a step had changed the weights by `update` times
+    themselves; `float16` when half precision overflowed; else `nothing`: a sudden 0/0, log 0 or sqrt 0.
+
+    Under a GradScaler dropped steps are its way to find the scale: a note, when there were at most `few` of them or a
+    share of `seldom`.
+    Source: SageMaker Debugger's ExplodingTensor (any non-finite value); the bracket is that of miles#2198.
+    """
+    cells = history.layer("nonfinite") > 0  # [T, L]
+    rows = nonfinite_rows(history)
+    if not len(rows):
+        return []
+    first = int(rows[0])
+    skipped = bool((history.total("skipped")[rows] > 0).all())
+    scaled = np.isfinite(history.total("loss_scale")).any()
+    usual = skipped and scaled and len(rows) <= max(few, seldom * len(history))
+    severity: Severity = "note" if usual else "warning" if skipped else "error"
+    went_first = _went_first(history, first)
+    after = _after(history, first, growth, update)
+    last, following = _bracket(history, cells[first], first)
+    cause, cure = _words(went_first, after, last, following, int(history.step[first]))
+    if skipped:
+        cure = "These steps were skipped. If they keep coming: " + cure[0].lower() + cure[1:]
+    return [
+        Finding(
+            rule="nonfinite",
+            severity=severity,
+            layers=pick(history, cells[first]),
+            first_step=int(history.step[first]),
+            last_step=int(history.step[rows[-1]]),
+            evidence={
+                "steps": len(rows),
+                "layers": int(cells.any(axis=0).sum()),
+                "skipped": "yes" if skipped else "no",
+                "first": went_first,
+                "after": after,
+                **({"last_nonfinite": last, "next_finite": following} if last else {}),
+            },
+            cause=cause,
+            cure=cure,
+        )
+    ]
+
+
+def nonfinite_rows(history: History) -> np.ndarray[tuple[int], np.dtype[np.intp]]:
+    """The rows in which a norm was inf or NaN."""
+    bad = (history.layer("nonfinite") > 0).any(axis=1) | (history.total("nonfinite") > 0)
+    return np.flatnonzero(bad | np.isinf(history.total("grad_norm")))
+
+
+def growth_before(history: History, row: int, growth: float = 100.0, update: float = 1.0) -> int | None:
+    """The row in which what ended in `row` began to grow; None where nothing grew before it.
+
+    Growth: the norm or a loss rose to `growth` times the median of its first values, or a step changed the median
+    weight matrix by more than `update` times itself.
+    """
+    begins = []
+    names = ["grad_norm", *(name for name in history.logged if "loss" in name.lower())]
+    for name in names:
+        values = history.total(name)[:row]
+        finite = np.flatnonzero(np.isfinite(values) & (values > 0))
+        if len(finite) < 2:
+            continue
+        early = np.median(values[finite[: max(1, len(finite) // 10)]])
+        if values[finite[-5:]].max() >= growth * early:
+            low = np.flatnonzero(values[finite] < growth**0.5 * early)
+            begins.append(int(finite[min(low[-1] + 1, len(finite) - 1)]) if len(low) else 0)
+    ratios = history.layer("update_ratio")[:row][-10:][:, matrices(history)]
+    seen = np.flatnonzero(~np.isnan(ratios).all(axis=1)) if ratios.shape[1] else np.zeros(0, int)
+    large = [r for r in seen if np.nanmedian(ratios[r]) > update]
+    begins += [row - len(ratios) + int(large[0])] if large else []
+    return int(min(begins)) if begins else None
+
+
+def _went_first(history: History, row: int) -> str:
+    """`loss`, `gradient`, or `unknown` where the loss of that step was not logged."""
+    names = [name for name in history.logged if "loss" in name.lower()]
+    here = [history.total(name)[row] for name in names if not np.isnan(history.total(name)[:row]).any()]
+    if any(not np.isfinite(value) for value in here):
+        return "loss"
+    return "gradient" if here else "unknown"
+
+
+def _after(history: History, row: int, growth: float, update: float) -> str:
+    if growth_before(history, row, growth, update) is not None:
+        return "growth"
+    dtypes = {layer.dtype for layer in history.run.layers}
+    scaled = np.isfinite(history.total("loss_scale")).any()
+    return "float16" if scaled or "float16" in dtypes else "nothing"
+
+
+def _bracket(history: History, bad: Bools, row: int) -> tuple[str, str]:
+    """The last non-finite layer of a row, and the next one that was finite; empty where all were bad."""
+    seen = np.flatnonzero(~np.isnan(history.layer("nonfinite")[row]))
+    if not bad.any() or bad[seen].all():
+        return "", ""
+    last = int(np.flatnonzero(bad)[-1])
+    after = [history.layers[i] for i in seen if i > last]
+    return history.layers[last], after[0] if after else LOSS
+
+
+def _words(went_first: str, after: str, last: str, following: str, step: int) -> tuple[str, str]:
+    where = f" between {last} and {following}" if last else ""
+    if after == "growth":
+        return (
+            f"The numbers grew until they left the range of their dtype, in step {step}: the steps were too large.",
+            "Lower the learning rate or warm it up; SkipNonfinite() first in the chain keeps such a step out of the "
+            "weights, and does not stop the growth.",
+        )
+    if after == "float16":
+        return (
+            f"A float16 number passed 65504{where}: the loss scale is too high for these gradients.",
+            "Use a GradScaler with a lower init_scale, which drops such steps and halves the scale, or bfloat16, "
+            "which needs no scale.",
+        )
+    if went_first == "loss":
+        return (
+            f"The loss of step {step} was already inf or NaN, and nothing grew before: log(0), 0/0, an overflowing "
+            "exp, or such a value in the batch.",
+            "Look at the batch of that step; use the fused losses (cross_entropy, binary_cross_entropy_with_logits, "
+            "logsumexp) for your own exp and log; SkipNonfinite() first in the chain protects the weights.",
+        )
+    finite = (
+        "The loss was finite and its derivative was not" if went_first == "gradient" else "A derivative is not finite"
+    )
+    return (
+        f"{finite}{where}, and nothing grew before: a square root, norm, logarithm or division at 0, perhaps in the "
+        "branch of a where() that was not taken.",
+        f"Look at the operations{where}: add an epsilon inside the root or the logarithm, or clamp its argument; "
+        "torch.autograd.set_detect_anomaly(True) names the line; SkipNonfinite() protects the weights meanwhile.",
+    )

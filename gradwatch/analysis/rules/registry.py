@@ -1,0 +1,122 @@
+"""Every rule over one run: `diagnose` gives the findings, `verdict` the one line that heads a report."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+
+import numpy as np
+
+from gradwatch.analysis.rules.clipping import clip_before_unscale, clip_inert, clip_is_your_learning_rate, double_clip
+from gradwatch.analysis.rules.dead_layers import dead_layer, no_gradient
+from gradwatch.analysis.rules.depth import imbalance, vanishing
+from gradwatch.analysis.rules.finding import RANK, Finding, Rule
+from gradwatch.analysis.rules.gradient_scale import gradients_accumulate, noise_dominated, scaled_gradients
+from gradwatch.analysis.rules.gradients import exploding
+from gradwatch.analysis.rules.nonfinite import nonfinite
+from gradwatch.analysis.rules.spikes import lr_too_high, spike
+from gradwatch.analysis.rules.updates import update_too_large, update_too_small, weights_unchanged
+from gradwatch.analysis.rules.weight_growth import renorm_binds, weight_growth
+from gradwatch.history import History
+
+RULES: tuple[Rule, ...] = (
+    nonfinite, exploding, vanishing, dead_layer, no_gradient, imbalance,
+    scaled_gradients, gradients_accumulate, noise_dominated,
+    weights_unchanged, update_too_large, update_too_small, weight_growth, renorm_binds,
+    spike, lr_too_high, clip_before_unscale, double_clip, clip_is_your_learning_rate, clip_inert,
+)  # fmt: skip
+
+_RUINED = {"nonfinite", "dead-layer", "spike", "imbalance", "vanishing", "weight-growth", "renorm-binds"} | {
+    "update-too-large", "update-too-small", "weights-unchanged", "clip-is-your-learning-rate", "noise-dominated",
+}  # fmt: skip
+CONSEQUENCES: dict[str, set[str]] = {
+    "gradients-accumulate": _RUINED | {"exploding", "lr-too-high", "scaled-gradients"},
+    "scaled-gradients": _RUINED | {"exploding", "lr-too-high", "clip-before-unscale"},
+    "clip-before-unscale": {"clip-is-your-learning-rate", "double-clip", "update-too-small", "weights-unchanged"},
+    "exploding": _RUINED | {"lr-too-high"},
+    "lr-too-high": _RUINED | {"exploding"},
+    "update-too-large": (_RUINED | {"exploding", "lr-too-high"}) - {"update-too-large"},
+    "spike": {"nonfinite", "exploding", "dead-layer", "lr-too-high", "update-too-large", "weight-growth"},
+    "nonfinite": (_RUINED | {"exploding"}) - {"nonfinite"},
+    "weight-growth": {"exploding", "nonfinite", "dead-layer", "vanishing", "update-too-small", "renorm-binds"},
+    "dead-layer": {"vanishing", "imbalance", "update-too-small", "weights-unchanged", "noise-dominated"},
+    "vanishing": {"dead-layer", "imbalance", "update-too-small", "weights-unchanged"},
+    "no-gradient": {"weights-unchanged", "update-too-small"},
+    "weights-unchanged": {"update-too-small"},
+    "imbalance": {"clip-is-your-learning-rate", "update-too-small"},
+    "clip-is-your-learning-rate": {"update-too-small", "double-clip"},
+}
+"""What may follow from what: the rules in a set are consequences of the rule they stand under, if that began first.
+
+Two rules may stand in each other's sets: then the one that began first is the root, and of those that began at the same
+step the one that stands higher here.
+"""
+SIGNS, SIGN_STEPS = {"spike", "lr-too-high", "update-too-large", "weight-growth"}, 50
+"""What may be seen of an explosion up to so many steps before the explosion itself: it stands under it all the same."""
+
+
+def diagnose(history: History) -> list[Finding]:
+    """What is wrong with a run: the worst first, and of equals the earliest. Empty for a healthy run.
+
+    Findings that follow from another stand under it (`consequences`). Optimizers that step on their own are judged on
+    their own.
+    """
+    if not len(history):
+        return []
+    with np.errstate(all="ignore"):  # the numbers of a run that comes apart overflow in its judge's hands too
+        findings = [
+            root
+            for name, lane in history.lanes().items()
+            for root in group(replace(finding, optimizer=name) for rule in RULES for finding in rule(lane))
+        ]
+    return sorted(findings, key=lambda finding: (RANK[finding.severity], finding.first_step))
+
+
+def group(findings: Iterable[Finding]) -> list[Finding]:
+    """The roots of these findings of one lane, each with its consequences, in the order of their first steps.
+
+    A finding follows from another whose set in `CONSEQUENCES` names its rule, which began no later (but for `SIGNS`)
+    and had not ended before it. A root is as severe as the worst of its consequences.
+    """
+    places = {rule: place for place, rule in enumerate(CONSEQUENCES)}
+    findings = list(findings)
+    ordered = sorted(findings, key=lambda f: (_began(f, findings), places.get(f.rule, len(places))))
+    root_of: list[int] = []
+    for i, finding in enumerate(ordered):
+        causes = (j for j, other in enumerate(ordered[:i]) if _follows(finding, other))
+        root_of.append(next((root_of[j] for j in causes), i))
+    roots = []
+    for i, root in enumerate(ordered):
+        if root_of[i] == i:
+            below = [f for j, f in enumerate(ordered) if root_of[j] == i and j != i]
+            below.sort(key=lambda f: (RANK[f.severity], f.first_step))
+            worst = min((root, *below), key=lambda f: RANK[f.severity]).severity
+            roots.append(replace(root, severity=worst, consequences=tuple(below)))
+    return roots
+
+
+def _began(finding: Finding, findings: list[Finding]) -> int:
+    """The first step of a finding, of a sign of an explosion that of the explosion."""
+    ahead = [f.first_step for f in findings if f.rule == "exploding" and finding.rule in SIGNS]
+    return max([finding.first_step, *(step for step in ahead if step - finding.first_step <= SIGN_STEPS)])
+
+
+def _follows(finding: Finding, other: Finding) -> bool:
+    return finding.rule in CONSEQUENCES.get(other.rule, ()) and other.last_step >= finding.first_step
+
+
+def verdict(history: History, findings: Iterable[Finding] | None = None) -> str:
+    """`healthy`, or what went wrong first, as in `nonfinite at step 50 in blocks.0.mlp.weight`.
+
+    Args:
+        history: the run.
+        findings: what `diagnose` found in it, where that is known already.
+    """
+    if not len(history):
+        return "no steps recorded"
+    return headline(diagnose(history) if findings is None else findings)
+
+
+def headline(findings: Iterable[Finding]) -> str:
+    """`healthy`, or the summary of the first of these findings that is no note."""
+    return next((finding.summary for finding in findings if finding.severity != "note"), "healthy")

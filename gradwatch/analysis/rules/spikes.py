@@ -1,0 +1,241 @@
+"""Sudden diseases: single steps far above what is usual, and a learning rate that throws the training about.
+
+Legend: T recorded steps, L layers.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gradwatch.analysis.rules.facts import (
+    guard,
+    incoming,
+    is_adaptive,
+    matrices,
+    measured,
+    optimizer_kind,
+    pick,
+    smooth,
+    text,
+    trailing,
+    usual_rate,
+)
+from gradwatch.analysis.rules.finding import Finding, Severity
+from gradwatch.analysis.rules.gradients import has_rivals, training_losses
+from gradwatch.history import Bools, Floats, History
+
+Rows = NDArray[np.intp]
+
+
+def spike(
+    history: History, z: float = 7.0, ratio: float = 10.0, loss_z: float = 10.0, window: int = 128
+) -> list[Finding]:
+    """Single steps whose gradient norm or loss stands far above those around it.
+
+    Norm: more than `ratio` times the median of the last `window` steps, more than `z` robust standard deviations of
+    their logarithms above it, and more than three times the median of the 16 steps that follow (a norm that rises and
+    stays has left a plateau). Loss: more than `loss_z` robust standard deviations, and by more than half of the range
+    that the run's losses have (5th to 95th percentile); a loss of inf is no jump but `nonfinite`. `layers` are those
+    that carry the largest one. A note where the policy caught all and the training recovered, an error where the loss
+    has not come back by the end or most later norms are not finite, else a warning.
+    Source: OLMo 2's spike score (seven standard deviations from the average of the last 1,000 values) and OLMo-core's
+    stability monitor (six, of the last 128), made robust; the healthy trainings of the tests reach a ratio of 9.8.
+    """
+    norm = incoming(history)
+    up, times = _norm_spikes(norm, z, ratio, window)
+    losses = {} if has_rivals(history) else {name: history.total(name) for name in training_losses(history)}
+    in_loss = np.zeros(len(history), bool)
+    for values in losses.values():
+        in_loss |= _loss_spikes(values, loss_z, window)
+    rows = np.flatnonzero(up | in_loss)
+    if not len(rows):
+        return []
+    worst = rows[np.argmax(np.where(up[rows], times[rows], 0))]
+    caught = _caught(history, rows[up[rows]], window)
+    back = [_recovered(values, rows) for values in losses.values()] or [
+        _recovered(np.log10(np.maximum(norm, 1e-30)), rows)
+    ]
+    after = np.isfinite(norm[rows[-1] + 1 :])
+    recovered = all(state != "no" for state in back) and (len(after) < 16 or after.mean() > 0.5)
+    all_caught = len(caught) > 0 and bool(caught.all())
+    quiet = all_caught if up.any() else True  # a loss that jumps and comes back, with usual gradients, is one odd batch
+    severity: Severity = "error" if losses and not recovered else "note" if quiet and recovered else "warning"
+    evidence: dict[str, float | str] = {
+        "spikes": len(rows),
+        "largest_step": int(history.step[worst]),
+        "times_usual": float(times[worst]) if up[worst] else 1.0,
+        "in_loss": int(in_loss.sum()),
+        "caught": int(caught.sum()),
+        "recovered": "no" if not recovered else "unknown" if "unknown" in back else "yes",
+    }
+    return [
+        Finding(
+            "spike",
+            severity,
+            _carriers(history, int(worst), window) if up[worst] else (),
+            int(history.step[rows[0]]),
+            int(history.step[rows[-1] if recovered else -1]),
+            evidence,
+            _spike_cause(evidence, bool(up.any()), all_caught),
+            _spike_cure(history, norm, ~up, quiet, recovered),
+        )
+    ]
+
+
+def _spike_cause(evidence: dict[str, float | str], up: bool, caught: bool) -> str:
+    if not up:
+        return f"The loss jumped at step {evidence['largest_step']} while the gradients stayed usual: an odd batch."
+    who = "and the policy caught " + ("them all" if caught else f"{evidence['caught']} of them")
+    return (
+        f"{evidence['spikes']} step(s) stand out; the gradient of step {evidence['largest_step']} is "
+        f"{evidence['times_usual']:.3g} times the usual one, {who}. Usually an odd batch, or a learning rate that is "
+        "too high."
+    )
+
+
+def _spike_cure(history: History, norm: Floats, usual: Bools, quiet: bool, recovered: bool) -> str:
+    if quiet and recovered:
+        return "Nothing needs to change; look at the batch of that step if it comes back."
+    good = norm[usual & np.isfinite(norm) & (norm > 0)]
+    bound = text(float(np.quantile(good, 0.99))) if len(good) else "1.0"
+    return (
+        f'Limit it: clip="chain(SkipNonfinite(), ClipByGlobalNorm({bound}))", which leaves 99 % of the others alone; '
+        'or leave such steps out: clip="chain(SkipNonfinite(), SkipSpike())". Look at that step\'s batch.'
+    )
+
+
+def _norm_spikes(norm: Floats, z: float, ratio: float, window: int, least: int = 4) -> tuple[Bools, Floats]:
+    """Which rows spike, `[T]`, and how many times the usual norm each is (NaN where nothing is usual yet)."""
+    with np.errstate(invalid="ignore", divide="ignore"):
+        logs = np.log10(np.where(np.isfinite(norm) & (norm > 0), norm, np.nan))
+    middle, spread = trailing(logs, window)
+    with np.errstate(invalid="ignore"):
+        above = logs - middle
+        hit = (above > z * np.maximum(spread, 0.02)) & (above > np.log10(ratio))
+    for row in np.flatnonzero(hit):
+        after = logs[row + 1 : row + 17]
+        after = after[np.isfinite(after)]
+        hit[row] = len(after) >= least and logs[row] - np.median(after) > np.log10(3)
+    return hit, 10.0**above
+
+
+def _loss_spikes(values: Floats, z: float, window: int) -> Bools:
+    finite = values[np.isfinite(values)]
+    if len(finite) < 64:
+        return np.zeros(len(values), bool)
+    low, high = np.quantile(finite, [0.05, 0.95])
+    middle, spread = trailing(values, window)
+    with np.errstate(invalid="ignore"):
+        above = np.where(np.isfinite(values), values - middle, np.nan)
+        return np.asarray((above > z * np.maximum(spread, 1e-3 * np.abs(middle))) & (above > (high - low) / 2))
+
+
+def _caught(history: History, rows: Rows, window: int, times: float = 10.0) -> Bools:
+    """Of these rows, which were skipped, or clipped to less than `times` what usually reaches the optimizer."""
+    after = history.total("clipped_norm")
+    middle, _ = trailing(np.where(after > 0, after, np.nan), window)
+    with np.errstate(invalid="ignore"):
+        return np.asarray((history.total("skipped")[rows] > 0) | (after[rows] <= times * middle[rows]))
+
+
+def _recovered(values: Floats, rows: Rows, least: int = 16) -> str:
+    """Whether values came back after the last of these rows, to within their noise: yes, no, or unknown (too early)."""
+    before = values[max(0, rows[0] - 32) : rows[0]]
+    after = values[rows[-1] + 1 :]
+    before, after = before[np.isfinite(before)], after[np.isfinite(after)]
+    if len(after) < least or len(before) < 8:
+        return "unknown"
+    usual = float(np.median(before[-least:]))
+    noise = 1.05 * float(np.median(np.abs(np.diff(before))))  # of differences, which a falling loss does not widen
+    end = float(np.median(after[-max(least, len(after) // 4) :]))
+    return "yes" if end <= usual + max(4 * noise, 0.1 * abs(usual)) else "no"
+
+
+def _carriers(history: History, row: int, window: int, share: float = 0.8) -> tuple[str, ...]:
+    """The layers that make up `share` of the joint norm's square in that row; empty where that is most of them."""
+    square = np.nan_to_num(history.layer("grad_norm")[row].astype(np.float64), posinf=0.0) ** 2
+    if not square.sum():
+        return ()
+    order = np.argsort(-square)
+    enough = int(np.searchsorted(np.cumsum(square[order]) / square.sum(), share)) + 1
+    which = np.isin(np.arange(len(square)), order[:enough])
+    return () if enough > len(square) / 2 else pick(history, which)
+
+
+# ------------------------------------------------------------------------------------------------------ learning rate
+
+
+def lr_too_high(history: History, jump: float = 0.35, sigmas: float = 6.0, width: int = 9) -> list[Finding]:
+    """A loss that the steps throw about: it jumps over its running minimum.
+
+    Both are those of the median of `width` losses in a row. It rose by more than `jump` of where it began, and by more
+    than `sigmas` robust standard deviations of its noise (in its quietest quarter). The first step is where it had
+    risen by half of that. An error, to the end of the run, when the loss also ended no lower than it began; a note
+    where it was over within a tenth of the steps, and the loss then fell on, to less than half of where it began. Not
+    judged where parts of a run train against each other, or where the loss begins below 0 or in its own noise (a policy
+    gradient's): such a loss has no scale.
+    Source: methods, S5: jump over the running minimum of 1.95 to 8.6 nats against .36 or less in healthy runs, where
+    spike scores stay 0; section 0.3: under Adam warm-up cures it, and clipping does not.
+    """
+    if has_rivals(history):
+        return []
+    for name in training_losses(history):
+        values = history.total(name)
+        rows = np.flatnonzero(np.isfinite(values))
+        found = _jumps(values[rows], jump, sigmas, width) if len(rows) >= 5 * width else None
+        if found:
+            first, last, evidence = found
+            end = float(np.median(values[rows[-width:]]))
+            began, lowest = float(evidence["begin"]), float(evidence["lowest_before"])
+            brief = last - first < len(rows) / 10 and end < min(lowest, began / 2)
+            severity: Severity = "error" if end >= began else "note" if brief else "warning"
+            numbers: dict[str, float | str] = {"metric": name, "end": end, **evidence}
+            end_row = len(history) - 1 if severity == "error" else int(rows[last])
+            return [_too_high(history, severity, int(rows[first]), end_row, numbers)]
+    return []
+
+
+def _jumps(values: Floats, jump: float, sigmas: float, width: int) -> tuple[int, int, dict[str, float]] | None:
+    """The first and last place above the running minimum, and the numbers; None for a loss that stays near it."""
+    level = smooth(values, width)
+    noise = min(1.4826 * float(np.median(np.abs(part))) for part in np.array_split(values - level, 4))
+    begin, lowest = float(level[0]), np.minimum.accumulate(level)
+    above, limit = level - lowest, max(jump * begin, sigmas * noise)
+    if begin < 2 * noise or not (above > limit).any():
+        return None
+    first, last = int(np.argmax(above > limit / 2)), int(np.flatnonzero(above > limit)[-1])
+    return first, last, {"begin": begin, "lowest_before": float(lowest[first]), "jump": float(above.max())}
+
+
+def _largest_ratio(history: History) -> float:
+    """The largest update ratio of a weight's median over the run; 0 where none was measured."""
+    _, ratio = measured(history, "update_ratio")
+    ratio = ratio[:, matrices(history)]
+    known = ratio[:, ~np.isnan(ratio).all(axis=0)]
+    return float(np.nanmedian(known, axis=0).max()) if known.size else 0.0
+
+
+def _too_high(history: History, severity: Severity, row: int, last: int, evidence: dict[str, float | str]) -> Finding:
+    rate, kind = usual_rate(history), optimizer_kind(history)
+    known = {} if np.isnan(rate) else {"lr": rate}
+    lower = f"Lower the learning rate to about {text(rate / 10)}" if known else "Lower the learning rate tenfold"
+    if is_adaptive(history):
+        cure = (
+            f"{lower}, or warm it up over the first few hundred steps. Clipping does not help: the size of a step of "
+        )
+        cure += f"{kind} does not depend on the scale of the gradients."
+    else:
+        calm = history.take(np.arange(len(history)) < max(row, 20))
+        cure = f'{lower}, or bound the steps: clip="{guard(calm, 0.5)}", the usual norm before it began.'
+    return Finding(
+        "lr-too-high",
+        severity,
+        (),
+        int(history.step[row]),
+        int(history.step[last]),
+        {**evidence, **known, "update_ratio": _largest_ratio(history)},
+        f"The steps of {kind} are too long for this loss: it is thrown above what it had reached, again and again or "
+        "for good, instead of falling.",
+        cure,
+    )

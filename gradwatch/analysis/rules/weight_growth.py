@@ -1,0 +1,108 @@
+"""Diseases of the weights themselves: they grow without end, or a constraint holds all of them at its bound.
+
+Legend: L layers, M steps in which weights were measured.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from gradwatch.analysis.rules.facts import matrices, measured, own_optimizers, pick, policies, text
+from gradwatch.analysis.rules.finding import Finding
+from gradwatch.history import Bools, History
+
+
+def weight_growth(history: History, factor: float = 10.0, min_measured: int = 8) -> list[Finding]:
+    """Weights that run away: `factor` times their first norm, and growing no slower than at first.
+
+    Of layers with two or more dimensions that did not begin near 0 (a root mean square of 1e-3). No slower: the second
+    half of the measured steps added at least as much as the first (healthy weights grow like a logarithm or a root).
+    Source: Kimi K2's QK-Clip and OLMo 2 on growing weights and logits; healthy ones of the tests grow up to 6-fold.
+    """
+    rows, norm = measured(history, "weight_norm")
+    if len(rows) < min_measured:
+        return []
+    sizes = {layer.name: layer.numel for layer in history.run.layers}
+    numel = np.array([sizes.get(name, 1) for name in history.layers])
+    norm = norm.astype(np.float64)
+    begin, half, end = norm[0], norm[len(rows) // 2], norm[-1]
+    with np.errstate(invalid="ignore", divide="ignore"):
+        began = begin / np.sqrt(numel) > 1e-3
+        which = matrices(history) & began & (end > factor * begin) & (end - half >= half - begin)
+    if not which.any():
+        return []
+    with np.errstate(invalid="ignore", divide="ignore"):
+        grown = (norm[:, which] > factor**0.5 * begin[which]).any(axis=1)
+    decays = any(_decays(o.get("settings", {}).get("weight_decay")) for o in own_optimizers(history))
+    largest = float(np.nanmax(end[which] / begin[which]))
+    cap = float(np.nanmedian(half[which]))
+    return [
+        Finding(
+            "weight-growth",
+            "warning",
+            pick(history, which),
+            int(history.step[rows[grown.argmax()]]),
+            int(history.step[rows[-1]]),
+            {"growth": largest, "first_norm": float(begin[which].max()), "last_norm": float(end[which].max())},
+            f"These weights grow to {largest:.3g} times their first norm and do not slow down: the loss can be lowered "
+            "without end by larger weights, or the steps are too large.",
+            ("Raise the weight decay" if decays else "Use weight decay")
+            + ", normalise the layers before them, or bound them with renorm="
+            f'"Renorm(2, 0, {text(cap / max(1.0, float(np.sqrt(_rows_of(history, which)))))})"; lower the learning '
+            "rate if the loss jumps.",
+        )
+    ]
+
+
+def _rows_of(history: History, which: Bools) -> float:
+    """The median number of units (rows) of these layers."""
+    shapes = {layer.name: layer.shape for layer in history.run.layers}
+    return float(np.median([(shapes.get(name) or (1,))[0] for name in pick(history, which)]))
+
+
+def renorm_binds(history: History, often: float = 0.5, min_measured: int = 5) -> list[Finding]:
+    """A constraint that scales most units back in most steps: it sets the weights' size, not a bound on it.
+
+    A layer's mean `renorm_rate` over the second half of the measured steps is above `often`: a note, and in most of
+    the constrained layers a warning.
+    Source: Srivastava et al. 2014 (typical bounds of 3 to 4, which few units reach).
+    """
+    rows, rate = measured(history, "renorm_rate")
+    if len(rows) < min_measured:
+        return []
+    late = rate[len(rows) // 2 :]
+    seen = ~np.isnan(late).all(axis=0)
+    mean = np.where(seen, np.nan_to_num(late).sum(axis=0) / np.maximum((~np.isnan(late)).sum(axis=0), 1), 0)
+    which = mean > often
+    if not which.any():
+        return []
+    severe = bool(which.sum() > seen.sum() / 2)
+    first = rows[int((np.nan_to_num(rate[:, which]) > often).any(axis=1).argmax())]
+    return [
+        Finding(
+            "renorm-binds",
+            "warning" if severe else "note",
+            pick(history, which),
+            int(history.step[first]),
+            int(history.step[rows[-1]]),
+            {"renorm_rate": float(mean[which].max()), "layers": int(which.sum()), "of": int(seen.sum())},
+            f"{history.run.renorm} scales back {mean[which].max():.0%} of the units after a step: the weights are held "
+            "at the bound, and the step along them is undone.",
+            f'A bound is meant for the few largest units: renorm="{_raised(history)}", or none.',
+        )
+    ]
+
+
+def _raised(history: History) -> str:
+    """The run's constraint with twice the bound."""
+    for policy in policies(history.run.renorm):
+        if policy.name == "MaxNorm":
+            return f"MaxNorm({text(2 * policy.value('max_value'))})"
+        if policy.name == "Renorm" and len(policy.args) == 3:
+            p, dim, bound = policy.args
+            return f"Renorm({p}, {dim}, {text(2 * float(bound))})"
+    return "MaxNorm(4.0)"
+
+
+def _decays(setting: object) -> bool:
+    return isinstance(setting, int | float) and setting > 0

@@ -1,0 +1,143 @@
+"""The policy text for the next run, from this run's own norms, with the reasons; or why clipping is not the cure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from gradwatch import formulas
+from gradwatch.analysis.final_values import nonfinite_rows
+from gradwatch.analysis.rules import Finding
+from gradwatch.analysis.rules.facts import is_adaptive, optimizer_kind
+from gradwatch.analysis.whatif import SIMULATED, Z_SCORES, finite_norms, number_text, rounded, zclip
+from gradwatch.history import Floats, History, loop_clips
+
+ENOUGH = 50  # healthy steps that a threshold can be taken from
+RARE = 0.03  # share of steps that a guard against spikes may change
+USUAL = 1.0  # of nanoGPT, of the Hugging Face Trainer, and of the exploding RNN that no threshold of its own can teach
+# Diseases that a clip cures or eases. Everything else needs its own cure, and a clip would hide it.
+CLIPPING_HELPS = {"exploding", "nonfinite", "spike", "lr-too-high", "update-too-large", "clip-inert",
+                  "clip-is-your-learning-rate"}  # fmt: skip
+TOO_LARGE_STEPS = {"exploding", "lr-too-high", "update-too-large"}
+WRONG_NORMS = {"scaled-gradients", "gradients-accumulate", "clip-before-unscale"}
+
+
+@dataclass(frozen=True)
+class Suggestion:
+    """A policy text to paste, or an empty one where clipping is no cure; `reasons` are sentences.
+
+    `optimizer` is the one (or the part) that is meant, where several step on their own.
+    """
+
+    policy: str
+    reasons: tuple[str, ...]
+    optimizer: str = ""
+
+
+def suggest(history: History, findings: Sequence[Finding]) -> tuple[Suggestion, ...]:
+    """One suggestion for each optimizer (or part) that steps on its own."""
+    return tuple(
+        Suggestion(*_suggest(lane, [f for f in findings if f.optimizer == name and _counts(f)]), name)
+        for name, lane in history.lanes().items()
+    )
+
+
+def _counts(finding: Finding) -> bool:
+    """A note counts only where it speaks of the threshold, or of the norms that one would be taken from."""
+    return finding.severity != "note" or finding.rule == "clip-inert" or finding.rule in WRONG_NORMS
+
+
+def _suggest(history: History, roots: list[Finding]) -> tuple[str, tuple[str, ...]]:
+    rules = {finding.rule for finding in roots}
+    seen = {f.rule for root in roots for f in (root, *root.consequences)}
+    for root in roots:
+        if root.rule in WRONG_NORMS:
+            return "", (f"{root.rule}: the recorded norms are not those of the gradients alone, and a threshold taken "
+                        f"from them would be wrong. First: {root.cure}",)  # fmt: skip
+    if rules and not rules & CLIPPING_HELPS:
+        return "", tuple(f"A clip of the total norm does not cure {root.rule}. Instead: {root.cure}" for root in roots)
+    if seen & TOO_LARGE_STEPS and "spike" not in rules and is_adaptive(history):
+        why = f"{optimizer_kind(history)} divides by the gradient's own scale: a clip does not make its steps smaller."
+        return "", (why, "Instead: lower the learning rate, or warm it up over the first few hundred steps.")
+    if not rules and (history.run.clip or loop_clips(history.per_step)):
+        return "", (f"Keep {history.run.clip or loop_clips(history.per_step)}: this run shows nothing that another "
+                    "threshold would mend.",)  # fmt: skip
+    if rules == {"nonfinite"} and not len(healthy_norms(history, roots)):
+        return "", (f"No step was finite: whatever is clipped or skipped, nothing is trained. First: {roots[0].cure}",)
+    if rules == {"nonfinite"} and not seen & TOO_LARGE_STEPS and not _grew(history):
+        return "SkipNonfinite()", (
+            "The gradients were not finite all at once, without growing first: a threshold cannot prevent that.",
+            "SkipNonfinite keeps the weights whole while you look for the cause; it is not the cure.",
+        )
+    policy, reasons = _guard(history, roots)
+    if "nonfinite" in seen:
+        why = "SkipNonfinite comes first: a step whose gradients are not finite must not reach the weights."
+        return f"chain(SkipNonfinite(), {policy})", (why, *reasons)
+    return policy, reasons
+
+
+def _guard(history: History, roots: list[Finding]) -> tuple[str, tuple[str, ...]]:
+    """A clip by the global norm (ZClip where there are spikes), and why."""
+    norms, steps = healthy_norms(history, roots), len(history.every_step)
+    rules = {finding.rule for finding in roots}
+    if len(norms) < ENOUGH:
+        first = finite_norms(history)[:1]
+        was = f" Its first norm was {first[0]:.3g}." if len(first) else ""
+        return f"ClipByGlobalNorm({USUAL})", (
+            f"Only {len(norms)} of {steps:,} steps were healthy, and {ENOUGH} are wanted to take a threshold from; "
+            f"{USUAL} is the usual first value.{was}",
+            "Look at the clip rate of the next run: a threshold that fires on most steps is a second learning rate.",
+        )
+    if "spike" in rules:
+        rates = (zclip(finite_norms(history)[:SIMULATED], Z_SCORES) < 1).mean(axis=1)
+        place = int(np.argmax(rates <= RARE)) if (rates <= RARE).any() else len(rates) - 1
+        return f"ZClip(z={Z_SCORES[place]})", (
+            "The spikes stand out from calm norms. ZClip follows their mean and cuts what is "
+            f"{Z_SCORES[place]:g} σ above it.",
+            f"On this run's norms it would have changed {rates[place]:.1%} of the steps.",
+        )
+    limit = rounded(float(np.quantile(norms, 0.99)), 2)
+    rate = float((formulas.clip_coef(finite_norms(history), limit) < 1).mean())
+    which = f"the {len(norms):,} steps before it went wrong" if rules & TOO_LARGE_STEPS else "its healthy steps"
+    reasons = [f"{limit:g} is the 99th percentile of the norms of {which}: it leaves healthy steps alone."]
+    reasons.append(f"On this run's norms it would have changed {rate:.1%} of all steps.")
+    if "clip-is-your-learning-rate" in rules:
+        coef = float(np.nanmean(history.every_step.total("clip_coef")))
+        reasons.append(f"The clip in force scaled the steps by {coef:.2g} on average: "
+                       "multiply the learning rate by that to keep the pace.")  # fmt: skip
+    if not rules:
+        reasons.insert(0, "Nothing needs a cure; a guard against one bad batch costs nothing.")
+    return f"ClipByGlobalNorm({number_text(limit)})", tuple(reasons)
+
+
+def healthy_norms(history: History, findings: Sequence[Finding]) -> Floats:
+    """The positive norms before the run went wrong for good, without outliers (more than 6 robust σ in the log)."""
+    history = history.every_step
+    last = int(history.step[-1])
+    bad = [
+        f.first_step for f in findings if f.rule in TOO_LARGE_STEPS or (f.rule == "nonfinite" and f.last_step >= last)
+    ]
+    norms = history.total("grad_norm")[history.step < min(bad, default=last + 1)]
+    norms = norms[np.isfinite(norms) & (norms > 0)]
+    if not len(norms):
+        return norms
+    logs = np.log(norms)
+    middle = np.median(logs)
+    spread = 1.4826 * np.median(np.abs(logs - middle))
+    kept: Floats = norms[logs <= middle + max(6 * spread, 1e-6)]
+    return kept
+
+
+def _grew(history: History, factor: float = 10.0, steps: int = 5, ratio: float = 0.1) -> bool:
+    """Whether the steps were too large before the first norm that was not finite.
+
+    They were if the last few norms were `factor` times the median, or moved a layer by more than `ratio` of its norm.
+    """
+    bad = np.flatnonzero(nonfinite_rows(history))
+    before = slice(0, bad[0] if len(bad) else None)
+    norms, moved = history.total("grad_norm")[before], history.layer("update_ratio")[before][-steps:]
+    norms = norms[norms > 0]
+    grown = len(norms) > steps and norms[-steps:].max() > factor * np.median(norms)
+    return bool(grown or (moved > ratio).any())

@@ -1,0 +1,1 @@
+"""Scripts started by gradwatch: `run`, `sweep` and `demo`."""

@@ -1,0 +1,91 @@
+"""What the demo leaves behind: a report for each workload, and a first page with their tables and links."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from html import escape
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from gradwatch.report import Report, build_report, render_html
+from gradwatch.report.comparison_table import comparison_cells
+from gradwatch.storage.folder import read_run
+from gradwatch.storage.members import run_folders
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+TITLES = {
+    "mlp": "MLP on {data}, at a healthy and at a too-high learning rate",
+    "rnn": "Character RNN on {data}, at a high learning rate",
+}
+# What the short tables show; the reports have the rest. Columns that a workload does not have are left out.
+SHOWN = ("policy", "lr", "test_accuracy", "test_loss", "val_loss", "val_accuracy", "clip rate", "diverged")
+PAGE = """<!doctype html>
+<html lang="en">
+<head>
+<meta charset="utf-8"><meta name="viewport" content="width=device-width"><title>gradwatch demo</title>
+<style>
+body {{ font: 15px/1.5 system-ui, sans-serif; max-width: 60rem; margin: 2rem auto; padding: 0 1rem; color: #1c2430 }}
+div {{ overflow-x: auto }}
+table {{ border-collapse: collapse; font-variant-numeric: tabular-nums }}
+th, td {{ padding: .25rem 1.5rem .25rem 0; text-align: right; border-bottom: 1px solid #e3e7ec; white-space: nowrap }}
+th:first-child, td:first-child {{ text-align: left }}
+</style>
+</head>
+<body>
+<h1>gradwatch demo</h1>
+{body}
+</body>
+</html>
+"""
+
+
+def write_reports(out: Path) -> dict[str, Report]:
+    """Write `report-<workload>.html` for each workload in `out/runs`, and `report.html`, which leads to them."""
+    histories = [read_run(folder) for folder in run_folders(out / "runs")]
+    reports = {}
+    for name, title in TITLES.items():
+        members = [history for history in histories if history.run.params.get("workload") == name]
+        if members:
+            report = build_report(members)
+            reports[name] = replace(report, title=title.format(data=members[0].run.params["data"]))
+            (out / f"report-{name}.html").write_text(render_html(reports[name]), encoding="utf-8")
+    (out / "report.html").write_text(PAGE.format(body="\n".join(_part(n, r) for n, r in reports.items())), "utf-8")
+    return reports
+
+
+def short_cells(report: Report) -> tuple[list[str], list[list[str]]]:
+    """The comparison as headers and rows of text, with so few columns that it fits on a screen."""
+    assert report.comparison is not None
+    headers, rows = comparison_cells(report.comparison)
+    columns = [headers.index(name) for name in SHOWN if name in headers]
+    return [headers[i] for i in columns], [[row[i] for i in columns] for row in rows]
+
+
+def short_table(report: Report) -> Table:
+    """The same for the terminal; a line between the learning rates."""
+    from rich import box
+    from rich.table import Table
+    from rich.text import Text
+
+    headers, rows = short_cells(report)
+    table = Table(box=box.SIMPLE_HEAD, padding=0, show_edge=False)  # 80 columns wide
+    for i, header in enumerate(headers):
+        table.add_column(header.replace("_", " "), justify="right" if i else "left", no_wrap=not i)
+    for row, following in zip(rows, [*rows[1:], rows[-1]], strict=True):
+        table.add_row(*map(Text, row), end_section=headers[1] == "lr" and row[1] != following[1])
+    return table
+
+
+def _part(name: str, report: Report) -> str:
+    headers, rows = short_cells(report)
+    lines = [_line("th", headers), *(_line("td", row) for row in rows)]
+    return (
+        f"<h2>{escape(report.title)}</h2>\n<div><table>\n{''.join(lines)}</table></div>\n"
+        f'<p><a href="report-{name}.html">The whole report: curves, norms, clip rates, every run</a></p>'
+    )
+
+
+def _line(tag: str, cells: list[str]) -> str:
+    return "<tr>" + "".join(f"<{tag}>{escape(cell)}</{tag}>" for cell in cells) + "</tr>\n"

@@ -1,0 +1,143 @@
+"""Whose parameters an optimizer holds, found without being told: the modules and optimizers that are alive."""
+
+from __future__ import annotations
+
+import gc
+import sys
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, cast
+
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from gradwatch.recording.layers import held
+from gradwatch.recording.torch_patches import listen
+from gradwatch.recording.watch import Watch
+
+
+class Models(nn.Module):
+    """Several models that one optimizer holds, side by side, each under a name."""
+
+
+class Loose(nn.Module):
+    """Parameters that no module holds, by the optimizer's own names or those of the script's variables."""
+
+    def __init__(self, named: dict[str, Any]) -> None:
+        super().__init__()
+        self._named = named
+
+    def named_parameters(self, *_: Any, **__: Any) -> Iterator[tuple[str, Any]]:
+        """The tensors by name: they need not be `nn.Parameter`."""
+        yield from self._named.items()
+
+    def parameters(self, recurse: bool = True) -> Iterator[Any]:
+        """The tensors."""
+        yield from self._named.values()
+
+
+def alive() -> tuple[list[nn.Module], list[Optimizer]]:
+    """The modules and the optimizers that exist, oldest first as far as the collector knows."""
+    found = [o for o in gc.get_objects() if issubclass(type(o), (nn.Module, Optimizer))]
+    return [o for o in found if isinstance(o, nn.Module)], [o for o in found if isinstance(o, Optimizer)]
+
+
+def roots(modules: Sequence[nn.Module]) -> list[nn.Module]:
+    """Those that are in no other one."""
+    inner = {id(child) for module in modules for child in module._modules.values()}
+    return [module for module in modules if id(module) not in inner]
+
+
+def owners(optimizer: Optimizer, tops: Sequence[nn.Module]) -> list[nn.Module]:
+    """The fewest of `tops` that hold the optimizer's parameters: one that holds them all, else as many as it takes.
+
+    Of several that would do, the one with the fewest parameters.
+    """
+    left = set(held(optimizer))
+    sets = [(module, {id(p) for p in module.parameters()}) for module in tops]
+    found: list[nn.Module] = []
+    while left:
+        module, params = max(sets, key=lambda s: (len(s[1] & left), -len(s[1])), default=(None, set()))
+        if module is None or not params & left:
+            break
+        found.append(module)
+        left -= params
+    return sorted(found, key=tops.index)
+
+
+def model_of(optimizers: Sequence[Optimizer], modules: Sequence[nn.Module]) -> nn.Module:
+    """What `watch()` is to be given as the model of these optimizers."""
+    if len(modules) == 1:
+        return modules[0]
+    if modules:
+        model = Models()
+        for module, name in zip(modules, names(modules), strict=True):
+            model.add_module(name, module)
+        return model
+    return Loose({name: p for o in optimizers for name, p in _loose_names(o)})
+
+
+def names(modules: Sequence[nn.Module]) -> list[str]:
+    """What to call these modules beside each other: the script's own variables, else their classes, numbered."""
+    variables = _variables()
+    found = [variables.get(id(module), type(module).__name__) for module in modules]
+    return [n if found.count(n) == 1 else f"{n}-{i}" for i, n in enumerate(found)]
+
+
+def _loose_names(optimizer: Optimizer) -> Iterator[tuple[str, Tensor]]:
+    variables = _variables()
+    for g, group in enumerate(optimizer.param_groups):
+        known = group.get("param_names")
+        for i, p in enumerate(group["params"]):
+            yield known[i] if known else variables.get(id(p), f"param_groups.{g}.{i}"), p
+
+
+def _variables() -> dict[int, str]:
+    """The global variables of the script, by the id of their value: of several, the first (not that of a loop)."""
+    variables = reversed(vars(sys.modules["__main__"]).items())
+    return {id(value): name for name, value in variables if not name.startswith("_")}
+
+
+class Gone:
+    """Stands in for the Stepper of optimizers that exist no more."""
+
+    def __init__(self, steps: int) -> None:
+        self.steps = steps
+
+    def detach(self) -> None:
+        """Nothing."""
+
+
+def lost(watches: Sequence[Watch]) -> list[Watch]:
+    """Those that alone kept their optimizers, which are freed now; `close` is all that is left to do with them.
+
+    Runs the garbage collector. Only between two steps.
+    """
+    fastenings = [_loosen(watch) for watch in watches]
+    gc.collect()
+    kept = [fasten() for fasten in fastenings]
+    return [watch for watch, is_kept in zip(watches, kept, strict=True) if not is_kept]
+
+
+def _loosen(watch: Watch) -> Callable[[], bool]:
+    """Let the Watch's Stepper be held by nothing but the hooks on its optimizers.
+
+    What is returned holds it again, and returns whether it was there.
+    """
+    stepper: Any = watch._stepper
+    stepper._leave()
+    stepper.source = watch._source  # which holds the model; here it lasts as long as the optimizers do
+    found, steps = weakref.ref(stepper), stepper.steps
+    del watch._stepper, watch._source
+
+    def fasten() -> bool:
+        stepper = found()
+        if stepper is None:
+            watch._stepper = cast(Any, Gone(steps))
+            return False
+        watch._stepper, watch._source = stepper, stepper.source
+        del stepper.source
+        stepper._leave = listen(stepper._under_scaler, stepper.loop_clips.add)
+        return True
+
+    return fasten

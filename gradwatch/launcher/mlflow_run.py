@@ -1,0 +1,111 @@
+"""The MLflow run that is there before a watched script needs it: a child process creates it while Python starts.
+
+Nothing here imports mlflow into the process of the script. `python -m gradwatch.launcher.mlflow_run` is the child.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from gradwatch.recording.courier_process import child_environment
+
+SECONDS = 45.0  # how long a script that needs the run waits for a slow server
+RUN_ID, TRACKING_URI = "MLFLOW_RUN_ID", "MLFLOW_TRACKING_URI"
+
+
+class Reservation:
+    """An MLflow run that a child process is creating; `target` is what a manifest notes of it."""
+
+    def __init__(self, order: Mapping[str, Any], export: bool) -> None:
+        self.target: dict[str, Any] | None = None
+        self.problem = ""
+        self.released = False
+        self._export = export
+        self._child = _child("create", order)
+        self._thread = threading.Thread(target=self._listen, name="gradwatch-advance", daemon=True)
+        self._thread.start()
+
+    @property
+    def ready(self) -> bool:
+        """Whether it is known how the creation went."""
+        return not self._thread.is_alive()
+
+    def wait(self, seconds: float = SECONDS) -> dict[str, Any] | None:
+        """The target, once it is there; None when there is none to be had."""
+        self._thread.join(seconds)
+        return self.target
+
+    def settle(self, status: str) -> None:
+        """Delete the run if it holds nothing, else give it an end, in a process of its own. For a run never watched.
+
+        Waits for nothing: a run that is still being created is deleted by its creator, whom nobody listens to any more.
+        """
+        if self.target is not None:
+            _child("settle", {**self.target, "status": status})
+
+    def _listen(self) -> None:
+        if self._child is None:
+            self.problem = "no process could be started"
+            return
+        out, _ = self._child.communicate()
+        try:
+            answer = json.loads(out.splitlines()[-1])
+        except (ValueError, IndexError):
+            answer = {"problem": f"the process that creates it ended with exit code {self._child.returncode}"}
+        self.problem = answer.pop("problem", "")
+        if self.problem:
+            return
+        full = answer.pop("full_uri")
+        self.target = answer
+        if self._export:
+            os.environ.setdefault(TRACKING_URI, full)  # absolute: the script may change its directory
+            os.environ.setdefault(RUN_ID, answer["run_id"])
+
+
+def suit_mlflow(reservation: Reservation) -> None:
+    """After `import mlflow`: wait for the run, and let a script that wants another experiment have it.
+
+    `mlflow.start_run` joins the run of MLFLOW_RUN_ID, and refuses to when the script has set another experiment.
+    """
+    target = reservation.wait()
+    mlflow = sys.modules.get("mlflow")
+    fluent = sys.modules.get("mlflow.tracking.fluent")
+    if target is None or mlflow is None or fluent is None:
+        return
+    original: Callable[..., Any] = fluent.start_run
+    uri = mlflow.get_tracking_uri()
+
+    @functools.wraps(original)
+    def start_run(run_id: str | None = None, experiment_id: Any = None, *args: Any, **kwargs: Any) -> Any:
+        wanted = experiment_id or getattr(fluent, "_active_experiment_id", None)
+        elsewhere = wanted is not None and str(wanted) != target["experiment_id"]
+        if os.environ.get(RUN_ID) == target["run_id"] and (elsewhere or mlflow.get_tracking_uri() != uri):
+            del os.environ[RUN_ID]
+        return original(run_id, experiment_id, *args, **kwargs)
+
+    for module in (mlflow, fluent):
+        if getattr(module, "start_run", None) is original:
+            module.start_run = start_run  # type: ignore[attr-defined]
+
+
+def _child(what: str, order: Mapping[str, Any]) -> subprocess.Popen[str] | None:
+    """Start the child: it is not of the script's process group, so that Ctrl-C ends the script alone."""
+    try:
+        return subprocess.Popen(
+            [sys.executable, "-m", "gradwatch.tracking.reserve", what, json.dumps(order)],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE if what == "create" else subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            env=child_environment(),
+            start_new_session=True,
+            text=True,
+        )
+    except OSError:
+        return None

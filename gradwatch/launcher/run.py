@@ -1,0 +1,285 @@
+"""Runs a script as `python SCRIPT` would, in this process, while every optimizer that steps in it is watched.
+
+Nothing slow is imported before the script: what it sets before its own `import torch` must count.
+"""
+
+from __future__ import annotations
+
+import atexit
+import builtins
+import importlib.util
+import os
+import random
+import sys
+import time
+import types
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from gradwatch.errors import GradwatchError, TrainingHalted, tell
+from gradwatch.launcher.mlflow_run import RUN_ID, Reservation, suit_mlflow
+from gradwatch.launcher.script import Program, show_uncaught, when_imported
+
+if TYPE_CHECKING:
+    from gradwatch.launcher.autowatch import AutoWatch
+    from gradwatch.launcher.losses import Losses
+    from gradwatch.recording.watch import Watch
+
+
+LAST_SECONDS = 10.0  # how long the end of a training waits for a slow server to name its run
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How a script is to be watched. `watch` are arguments of `gradwatch.watch`; plain data, for child processes."""
+
+    watch: Mapping[str, Any]
+    experiment: str | None = None
+    replace_clips: bool = False
+    metrics: tuple[tuple[str, str], ...] = ()
+    source: str = ""
+    seed: int | None = None
+    spawned: bool = field(default=False, compare=False)
+
+
+def run(program: Program, args: Sequence[str], plan: Plan) -> None:
+    """Run the program as `__main__`; ends as Python itself would end."""
+    launch = Launch(plan)
+    main = types.ModuleType("__main__")
+    vars(main).update(program.names, __builtins__=builtins)
+    sys.modules["__main__"] = main
+    sys.argv[:] = [program.target, *args]
+    status = "FAILED"
+    try:
+        launch.begin()
+        exec(program.code, vars(main))
+        status = "FINISHED"
+    except SystemExit as error:
+        status = "FAILED" if error.code else "FINISHED"
+        raise
+    except TrainingHalted as error:
+        found = error.finding
+        launch.say(f"halted: {f'{found.summary}: {found.cause} {found.cure}' if found else error}")
+        raise SystemExit(1) from None
+    except BaseException as error:
+        status = "KILLED" if isinstance(error, KeyboardInterrupt) else "FAILED"
+        show_uncaught(error)
+        if isinstance(error, KeyboardInterrupt):
+            sys.excepthook = lambda *_: None  # it is shown; Python ends itself by the signal
+            raise
+        raise SystemExit(1) from None
+    finally:
+        launch.end(status)
+
+
+class Launch:
+    """What is done around a script: before torch and MLflow are imported, after they are, and at the end."""
+
+    def __init__(self, plan: Plan) -> None:
+        self.plan, self.pid, self.status = plan, os.getpid(), "FINISHED"
+        self.losses: Losses | None = None  # from `import torch` on
+        self.auto: AutoWatch | None = None  # from the first optimizer on
+        self.first: Reservation | None = None
+        self.waiting: list[tuple[Watch, Reservation]] = []
+        self.unused: list[Reservation] = []  # what was kept for a Watch that closed too soon
+        self.began = time.time()
+
+    def begin(self) -> None:
+        """Get ready for what the script will import."""
+        plan = self.plan
+        if plan.watch.get("log") is not None and self._writes() and importlib.util.find_spec("mlflow") is None:
+            self.say("mlflow is not installed, so this run stays in its files; --log none says nothing of it")
+        elif plan.watch.get("log") is not None:
+            if plan.experiment is not None:
+                os.environ["MLFLOW_EXPERIMENT_NAME"] = plan.experiment
+                os.environ.pop("MLFLOW_EXPERIMENT_ID", None)
+            if self._writes() and not plan.spawned and not os.environ.get(RUN_ID):
+                self.first = self._reserve(export=True)
+        if plan.metrics:
+            from gradwatch.launcher.stdout import Tee
+
+            sys.stdout = Tee(sys.stdout, plan.metrics)
+        when_imported(seeded({"torch": self._torch, "mlflow": self._mlflow}, plan.seed))
+        _follow_spawned(plan)
+        atexit.register(self._at_exit)
+
+    def end(self, status: str) -> None:
+        """The script has ended; other threads of it may still train, until the interpreter exits."""
+        self.status = status
+        self._name_runs(LAST_SECONDS)
+        if self.auto is not None and status != "FINISHED":
+            self.auto.close(status)
+
+    def say(self, text: str) -> None:
+        """One line on stderr, from one of several ranks."""
+        if self._writes():
+            tell(f"gradwatch: {text}")
+
+    def _writes(self) -> bool:
+        return os.environ.get("RANK", "0") == "0"
+
+    # ----------------------------------------------------------------------------------------------- after an import
+
+    def _torch(self) -> None:
+        """Whatever is slow to import waits for an optimizer: a data loader's process never has one."""
+        from gradwatch.launcher.losses import Losses
+
+        self.losses = losses = Losses()
+        losses.install()
+        optimizer: Any = sys.modules["torch"].optim.Optimizer
+        original = optimizer._patch_step_function  # puts the hooks around `step`, in every optimizer's first moment
+
+        def first(new: Any) -> None:
+            optimizer._patch_step_function = original
+            self._watch_all(losses)
+            original(new)
+
+        optimizer._patch_step_function = first
+
+    def _watch_all(self, losses: Losses) -> None:
+        from gradwatch.launcher.autowatch import AutoWatch, refusal
+
+        options = dict(self.plan.watch)
+        if os.getpid() != self.pid:  # forked
+            options["run_name"] += f"-{os.getpid()}"
+        if importlib.util.find_spec("mlflow") is None:
+            options["log"] = None
+        try:
+            self.auto = AutoWatch(options, losses, self._join, self.say, self.plan.replace_clips)
+        except GradwatchError as error:
+            raise refusal(error) from None
+
+    def _mlflow(self) -> None:
+        if self.first is not None:
+            suit_mlflow(self.first)
+
+    # ------------------------------------------------------------------------------------------------ the MLflow runs
+
+    def _reserve(self, export: bool) -> Reservation:
+        tags = {"mlflow.source.name": self.plan.source, "mlflow.source.type": "LOCAL"}
+        return Reservation({"name": self.plan.watch["run_name"], "tags": tags}, export)
+
+    def _join(self, made: Watch | None) -> None:
+        """Give a new Watch the MLflow run that is kept for it; name the runs that have come into being since."""
+        if made is not None and made.shared is not None and len(made.shared.names) > 1:
+            return  # it goes where the first part goes
+        if made is not None and made.target is not None:
+            joined = made.target["run_id"]
+            if joined is None:
+                self._keep_for(made)
+            elif self.first is not None and self.first.target and self.first.target["run_id"] == joined:
+                self.first.released = True
+        if self.waiting:
+            self._name_runs(0)
+
+    def _keep_for(self, made: Watch) -> None:
+        reservation = self.first
+        if reservation is None or reservation.released or os.getpid() != self.pid:
+            reservation = self._reserve(export=False)
+        reservation.released = True
+        self.waiting.append((made, reservation))
+
+    def _name_runs(self, seconds: float) -> None:
+        """Tell the Watches of the runs that are there now, or within so many seconds."""
+        deadline = time.monotonic() + seconds
+        for made, reservation in tuple(self.waiting):
+            if made.closed:
+                self.unused.append(reservation)
+                self.waiting.remove((made, reservation))
+                continue
+            target = reservation.wait(max(0.0, deadline - time.monotonic()))
+            if target is not None:
+                made.deliver_to(target)
+            if reservation.ready:
+                self.waiting.remove((made, reservation))
+
+    # --------------------------------------------------------------------------------------------------------- the end
+
+    def _at_exit(self) -> None:
+        """After the script's own exit functions: end what they trained, and say so where nothing was ever watched."""
+        if os.getpid() != self.pid:
+            return
+        if self.auto is not None:
+            self.auto.close(self.status)
+        self.unused += [reservation for _, reservation in self.waiting]
+        if self.first is not None and not self.first.released:
+            self.unused.append(self.first)
+        for reservation in self.unused:
+            reservation.settle(self.status)
+        if self.plan.spawned or self.status != "FINISHED" or (self.auto is not None and self.auto.seen):
+            return
+        if self._recorded_elsewhere():
+            return
+        if self.losses is None:
+            self.say("nothing was recorded: the script did not import torch")
+        elif self.losses.calls:
+            self.say(
+                f"nothing was recorded: backward() was called {self.losses.calls:,} times, but no "
+                "torch.optim.Optimizer stepped in this process, so the script updates its weights in another way"
+            )
+        else:
+            self.say("nothing was recorded: no torch.optim.Optimizer stepped in this process")
+
+    def _recorded_elsewhere(self) -> bool:
+        """Whether a process that this one started has recorded a run."""
+        folders = Path(self.plan.watch["dir"]).glob(f"*-{self.plan.watch['run_name']}-*")
+        return any(folder.stat().st_mtime >= self.began for folder in folders)
+
+
+# ------------------------------------------------------------------------------------------------------ child processes
+
+
+class _Stowaway:
+    """Goes along with what multiprocessing tells a process that it spawns: unpickled there, it watches that process."""
+
+    def __init__(self, plan: Plan) -> None:
+        self.plan = plan
+
+    def __reduce__(self) -> tuple[Callable[[Plan], None], tuple[Plan]]:
+        return _watch_spawned, (self.plan,)
+
+
+def _watch_spawned(plan: Plan) -> None:
+    Launch(plan).begin()
+
+
+def _follow_spawned(plan: Plan) -> None:
+    from multiprocessing import spawn
+
+    original = spawn.get_preparation_data
+    name = f"{plan.watch['run_name']}-"
+
+    def with_stowaway(*args: Any, **kwargs: Any) -> dict[str, Any]:
+        child = Plan({**plan.watch, "run_name": name + "spawned"}, plan.experiment, plan.replace_clips, spawned=True)
+        return {**original(*args, **kwargs), "gradwatch": _Stowaway(child)}
+
+    spawn.get_preparation_data = with_stowaway
+
+
+Call = Callable[[], None]
+
+
+def seeded(then: Mapping[str, Call], seed: int | None) -> dict[str, Call]:
+    """Seed `random` now; returns `then`, what to call after the imports of modules, with their seeding before it.
+
+    Without a seed, `then` as it is.
+    """
+    if seed is None:
+        return dict(then)
+    random.seed(seed)
+
+    def numpy() -> None:
+        sys.modules["numpy"].random.seed(seed % 2**32)
+        then.get("numpy", _nothing)()
+
+    def torch() -> None:
+        sys.modules["torch"].manual_seed(seed)  # of every device
+        then.get("torch", _nothing)()
+
+    return {**then, "numpy": numpy, "torch": torch}
+
+
+def _nothing() -> None:
+    pass

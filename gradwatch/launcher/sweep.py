@@ -1,0 +1,268 @@
+"""The trainings of a sweep, policies × seeds: each with a folder, a command, and a record of its end."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import re
+import shlex
+import socket
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from gradwatch.errors import RunError
+from gradwatch.launcher.pool import End, Task
+from gradwatch.storage.folder import read_manifest, write_json
+from gradwatch.storage.members import run_folders
+from gradwatch.storage.owner import trainer_is_gone
+
+RECORD, OUTPUT = "job.json", "output.log"
+SEED = "{seed}"
+THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS")
+DEVICES = "CUDA_VISIBLE_DEVICES"
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """What is asked for. `policies` are pairs of clip and renorm as text; `options` go to each `gradwatch run`.
+
+    `target` is the script, or with `module` the name of a module; in `args`, `{seed}` stands for the seed.
+    """
+
+    target: str
+    args: tuple[str, ...]
+    module: bool
+    policies: tuple[tuple[str | None, str | None], ...]
+    seeds: tuple[int | None, ...]
+    set_seed: bool = False
+    options: tuple[str, ...] = ()
+    prefix: tuple[str, ...] = ()
+    folder: Path = Path("gradwatch-runs")
+
+    @property
+    def name(self) -> str:
+        """`train-3f2a9c41`: the script, and a digest of it with its arguments; not of policies and seeds."""
+        stem = self.target.rpartition(".")[2] if self.module else Path(self.target).stem
+        return f"{stem}-{_digest([str(Path(self.target).resolve()) if not self.module else self.target, self.args])}"
+
+    @property
+    def home(self) -> Path:
+        """The folder that holds everything of this sweep."""
+        return (self.folder / f"sweep-{self.name}").resolve()
+
+    def jobs(self) -> list[Job]:
+        """One job for each policy and seed, seeds outermost: an early stop leaves whole seeds."""
+        source = "" if self.module or not Path(self.target).is_file() else Path(self.target).read_bytes().hex()
+        made = []
+        for seed in self.seeds:
+            for clip, renorm in self.policies:
+                key = _digest([clip, renorm, seed, self.set_seed, self.options, source])
+                label = " + ".join(text for text in (clip, renorm) if text) or "none"
+                end = "" if seed is None else f"-seed{seed}"
+                folder = self.home / f"{re.sub(r'[^A-Za-z0-9.]+', '-', label).strip('-')[:60]}{end}-{key}"
+                made.append(Job(self, label, clip, renorm, seed, folder))
+        return made
+
+
+@dataclass(frozen=True)
+class Job:
+    """One training of a sweep. Its folder is named after all that decides its result, the script's text included."""
+
+    sweep: Sweep
+    policy: str
+    clip: str | None
+    renorm: str | None
+    seed: int | None
+    folder: Path
+
+    @property
+    def label(self) -> str:
+        """`ClipByNorm(1.0), seed 2`."""
+        return self.policy if self.seed is None else f"{self.policy}, seed {self.seed}"
+
+    def command(self) -> list[str]:
+        """The words that start it: the launcher, Python, `gradwatch run`, its options, the script and its arguments."""
+        sweep, stem = self.sweep, self.sweep.name.rpartition("-")[0]
+        name = f"{stem}-{self.policy}" + ("" if self.seed is None else f"-seed{self.seed}")
+        options = [
+            *("--dir", str(self.folder), "--run-name", name, "--tag", f"gradwatch.sweep={sweep.name}"),
+            *("--tag", f"gradwatch.sweep_job={self.folder.name}", "--clip", self.clip or "none"),
+            *("--renorm", self.renorm or "none"),
+        ]
+        if self.seed is not None:
+            options += ["--param", f"seed={self.seed}"]
+            options += ["--set-seed", str(self.seed)] if sweep.set_seed else []
+        seed = "" if self.seed is None else str(self.seed)
+        script = [*(["-m"] if sweep.module else []), sweep.target, *(arg.replace(SEED, seed) for arg in sweep.args)]
+        return [*_launched(sweep.prefix), *options, *sweep.options, *script]
+
+    def environment(self) -> dict[str, str]:
+        """What is set for it beside this process' own environment."""
+        return {} if self.seed is None else {"PYTHONHASHSEED": str(self.seed), "GRADWATCH_SEED": str(self.seed)}
+
+    def run(self) -> Path | None:
+        """The newest run folder that it left; None when it left none here."""
+        folders = run_folders(self.folder)
+        return folders[-1] if folders else None
+
+
+@dataclass(frozen=True)
+class Record:
+    """How a job ended: `finished`, `failed` (its exit code is not 0) or `timeout`; `said` is why, in its own words."""
+
+    status: str
+    code: int | None
+    seconds: float
+    said: str = ""
+
+    @property
+    def over(self) -> bool:
+        """Whether the job need not run again."""
+        return self.status == "finished"
+
+    @classmethod
+    def read(cls, job: Job) -> Record | None:
+        """The record of a job that ended; None for one that never did."""
+        try:
+            return cls(**json.loads((job.folder / RECORD).read_text()))
+        except (OSError, ValueError, TypeError):
+            return None
+
+    def write(self, job: Job) -> None:
+        """Leave the record in the job's folder."""
+        write_json(job.folder / RECORD, asdict(self))
+
+
+def task(job: Job, timeout: float | None) -> Task:
+    """What the pool runs for a job: a fresh record of its end is left in its folder, unless it was interrupted."""
+    job.folder.mkdir(parents=True, exist_ok=True)
+    (job.folder / RECORD).unlink(missing_ok=True)
+
+    def at_end(end: End) -> None:
+        if end.cut == "interrupted":
+            return
+        status = end.cut or ("finished" if end.code == 0 else "failed")
+        Record(status, end.code, round(end.seconds, 1), "" if end.code == 0 else end.problem or _last_words(job)).write(
+            job
+        )
+
+    return Task(job.command(), job.environment(), job.folder / OUTPUT, timeout, at_end)
+
+
+def is_alive(job: Job) -> bool:
+    """Whether a process on this machine still trains it: one that an earlier sweep left behind when it was killed."""
+    with contextlib.suppress(RunError):
+        folder = job.run()
+        run = read_manifest(folder) if folder is not None else None
+        return (
+            run is not None
+            and run.status == "RUNNING"
+            and run.host == socket.gethostname()
+            and not trainer_is_gone(run)
+        )
+    return False
+
+
+def _last_words(job: Job) -> str:
+    """The last line that the script printed, after which gradwatch may have said where it recorded."""
+    lines = [line.strip() for line in _tail(job.folder / OUTPUT).splitlines()]
+    lines = [line for line in lines if line and not line.startswith("gradwatch: ")]
+    return lines[-1][:200] if lines else ""
+
+
+def _tail(path: Path, size: int = 20_000) -> str:
+    try:
+        with open(path, "rb") as file:
+            file.seek(max(0, path.stat().st_size - size))
+            return file.read().decode("utf-8", "replace")
+    except OSError:
+        return ""
+
+
+def _launched(prefix: Sequence[str]) -> list[str]:
+    """The launcher and `python -m gradwatch run`; a launcher that starts Python itself gets the module alone.
+
+    `--` keeps such a launcher from taking our options for its own.
+    """
+    words = [Path(word).name for word in prefix]
+    own = {"torchrun", "accelerate", "torch.distributed.run", "torch.distributed.launch"} & set(words)
+    no_python = {"--no-python", "--no_python"} & set(words)
+    if own and not no_python:
+        return [*prefix, "-m", "--", "gradwatch", "run"]
+    return [*prefix, sys.executable, "-m", "gradwatch", "run"]
+
+
+def slots(jobs: int, devices: Sequence[str], environment: dict[str, str]) -> list[dict[str, str]]:
+    """The environment of each of `jobs` processes at a time: its share of the CPU's threads, and of the GPUs.
+
+    A thread count that the user set is kept where it is smaller. One GPU is everybody's; of several, each has its own.
+    """
+    share = max(1, cpus() // jobs)
+    threads = {name: str(min(share, _count(environment.get(name), share))) for name in THREADS}
+    each = max(1, len(devices) // jobs)
+    made = []
+    for i in range(jobs):
+        own = [devices[(i * each + k) % len(devices)] for k in range(each)] if len(devices) > 1 else []
+        made.append({**(threads if jobs > 1 else {}), **({DEVICES: ",".join(own)} if own and jobs > 1 else {})})
+    return made
+
+
+def visible_devices() -> list[str]:
+    """The names of the GPUs that this process may use, as CUDA_VISIBLE_DEVICES takes them."""
+    given = os.environ.get(DEVICES)
+    if given is not None:
+        return [name for name in given.split(",") if name.strip()]
+    import torch
+
+    return [str(i) for i in range(torch.cuda.device_count())]
+
+
+def cpus() -> int:
+    """The number of CPUs that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _count(text: str | None, otherwise: int) -> int:
+    return int(text) if text and text.isdigit() and int(text) else otherwise
+
+
+def policies(clips: Sequence[str], renorms: Sequence[str]) -> Iterator[tuple[str | None, str | None]]:
+    """Every clip with every renorm, each as it prints; `none` is no policy.
+
+    Raises:
+        PolicyError: a text is no policy.
+        RunError: one is given twice.
+    """
+    from gradwatch.policies import parse
+
+    def read(texts: Sequence[str]) -> list[str | None]:
+        made = [None if text.strip().lower() in ("", "none") else repr(parse(text)) for text in texts] or [None]
+        twice = [str(text) for text in made if made.count(text) > 1]
+        if twice:
+            raise RunError(f"{twice[0]} is given twice: wanted each policy once")
+        return made
+
+    for clip in read(clips):
+        for renorm in read(renorms):
+            yield clip, renorm
+
+
+def split(prefix: str | None) -> tuple[str, ...]:
+    """The words of a launcher, as a shell would split them.
+
+    Raises:
+        RunError: a quote is not closed.
+    """
+    try:
+        return tuple(shlex.split(prefix or ""))
+    except ValueError as error:
+        raise RunError(f"--prefix {prefix!r} cannot be split into words: {error}") from error
+
+
+def _digest(parts: Any) -> str:
+    return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:8]

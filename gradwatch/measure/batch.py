@@ -1,0 +1,329 @@
+"""The only file that reads or scales gradients and weights; policies and constraints say how much.
+
+Legend: L layers, in the order of the Layout. Everything here is device arithmetic: nothing waits for the device.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from fnmatch import fnmatchcase
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+from torch.utils._foreach_utils import _group_tensors_by_device_and_dtype
+
+from gradwatch.errors import PolicyError
+from gradwatch.measure.distributed import local
+from gradwatch.measure.layout import Layout, Norms, at, real
+
+MaybeTensors = Sequence[Tensor | None]
+Group = tuple[list[Tensor], tuple[int, ...]]  # tensors of one device and dtype, and the layers they belong to
+
+
+class Batch:
+    """The tensors of one step that a policy acts on: gradients before the step, or weights after it.
+
+    `tensors[i]` is None where layer i has no gradient in this step, and this rank's part where it is a DTensor.
+    Coefficients gather in `pending` and are applied once, by `apply_pending`; the first element-wise change does so.
+
+    `unscale` is what takes a loss scale out of the tensors: norms count it in, and it is applied with the coefficients.
+    """
+
+    def __init__(
+        self,
+        layout: Layout,
+        tensors: MaybeTensors,
+        optimizers: Sequence[Optimizer] = (),
+        norm_types: tuple[float, ...] = (),
+        unscale: Tensor | None = None,
+    ) -> None:
+        self.layout, self.tensors, self.optimizers, self.norm_types = layout, tensors, optimizers, norm_types
+        self.names, self.params, self.places = layout.names, layout.params, layout.every
+        self.here = tuple([t is not None for t in tensors])
+        self.groups = grouped(layout, tensors)
+        self.unscale, self.pending = unscale, cast("Tensor | None", None)
+        self.skipped: Tensor | None = None
+        self.fraction: Tensor | None = None  # [L] share of elements that an element-wise change touched
+        self._norms: Norms | None = None
+        self._ahead: list[Tensor] = []  # coefficients that the norms do not count in yet
+        self._present: Tensor | None = None
+
+    # ------------------------------------------------------------------------------------------- what policies use
+
+    def norms(self) -> Norms:
+        """The norms as they are now, with pending coefficients counted in; measured when first asked for."""
+        if self._norms is None:
+            l2 = self.measure()
+            others = {p: self.measure(p) for p in self.norm_types if p != 2.0}
+            self._norms = Norms(l2, self.present(), self.layout.numel(), self.names, others)
+            self._ahead = [factor for factor in (self.unscale, self.pending) if factor is not None]
+        for factor in self._ahead:
+            self._norms = self._norms.scaled(factor)
+        self._ahead = []
+        return self._norms
+
+    def scale(self, coef: Tensor) -> None:
+        """Multiply the gradients by `coef`, `[]` or `[L]`."""
+        self.pending = coef if self.pending is None else self.pending * coef
+        self._ahead.append(coef)
+
+    def skip(self, flag: Tensor) -> None:
+        """Say that this step must not happen where `flag` (0-d bool) is true."""
+        self.skipped = flag if self.skipped is None else self.skipped | flag
+
+    def only(self, pattern: str) -> Batch:
+        """The layers whose name fits `pattern`, as a batch that acts on this one.
+
+        Raises:
+            PolicyError: no layer fits.
+        """
+        index = tuple(i for i, name in enumerate(self.names) if fnmatchcase(name, pattern))
+        if not index:
+            raise PolicyError(
+                f"only({pattern!r}, ...): no layer fits; the layers are {', '.join(self.names[:8])}"
+                f"{', ...' if len(self.names) > 8 else ''}"
+            )
+        return Subset(self, index)
+
+    def slot(self, name: str) -> MaybeTensors:
+        """The optimizer's state tensor `name` of each layer, None where there is none."""
+        return [_slot(self.optimizers, p, name) for p in self.params]
+
+    @property
+    def weights(self) -> list[Tensor]:
+        """Each layer's weights as a real tensor; of a DTensor this rank's part."""
+        weights = self.layout.weights()
+        return [weights[i] for i in self.places]
+
+    def unit_norms(
+        self, dims: Callable[[Tensor], tuple[int, ...] | None], p: float = 2.0, *, weights: bool = False
+    ) -> list[Tensor | None]:
+        """The p-norm of each unit of each tensor, or of each layer's `weights`.
+
+        A unit is what `dims(tensor)` norms over: those dimensions stay, with length 1; no dims give the norm of the
+        whole tensor, None leaves the layer out. Of units that are split over ranks, the norm of the whole unit.
+        """
+        self.apply_pending()
+        shapes = self.weights
+        tensors: MaybeTensors = shapes if weights else self.tensors
+        over = {i: dims(s if t is None else t) for i, s, t in zip(self.places, shapes, tensors, strict=True)}
+        asked = {i: d for i, d in over.items() if d is not None}
+        norms = {
+            i: unit_norms(t, asked[i], p)
+            for i, t in zip(self.places, tensors, strict=True)
+            if i in asked and t is not None
+        }
+        if self.layout.sharding is not None:
+            norms = self.layout.sharding.join_units(norms, asked, p)
+        return [norms.get(i) for i in self.places]
+
+    def change(self, fn: Callable[[int, Tensor], Tensor]) -> None:
+        """Let `fn(layer, tensor)` change each tensor in place; it returns the share of elements it changed, 0-d.
+
+        Of a DTensor it gets this rank's part: what it needs of the whole it takes from `norms` or `unit_norms`.
+        """
+        self.apply_pending()
+        self._norms = None
+        zero = self.layout.constant("zero", lambda: torch.zeros((), device=self.layout.device))
+        shares = [zero if t is None else fn(i, t).to(zero.device, torch.float32) for i, t in enumerate(self.tensors)]
+        share = torch.stack(shares)
+        if self.layout.sharding is not None:
+            share = self.layout.sharding.mean(share)
+        self.fraction = share if self.fraction is None else torch.maximum(self.fraction, share)
+
+    # --------------------------------------------------------------------------------------------- what the Watch uses
+
+    def measure(self, p: float = 2.0) -> Tensor:
+        """The p-norms of the tensors as they are, `[L]`; under sharding of the whole layers, by one all-reduce."""
+        norms = measure(self.layout, self.groups, p)
+        if self.layout.sharding is not None:
+            norms, self._present = self.layout.sharding.join(norms, self._here(), p)
+        return norms
+
+    def present(self) -> Tensor:
+        """Which layers have a gradient on any rank, `[L]` bool."""
+        if self.layout.sharding is None:
+            return self._here()
+        if self._present is None:
+            self.measure()
+        assert self._present is not None
+        return self._present
+
+    def _here(self) -> Tensor:
+        return self.layout.constant(("present", self.here), lambda: torch.tensor(self.here, device=self.layout.device))
+
+    def apply_pending(self) -> None:
+        """Multiply the tensors by the pending coefficients, and take the loss scale out."""
+        for factor in (self.unscale, self.pending):
+            if factor is not None:
+                scale_(self.layout, self.groups, factor)
+        self.unscale = self.pending = None
+
+
+class Subset(Batch):
+    """Some layers of a batch; what is done to it is done to its parent."""
+
+    def __init__(self, parent: Batch, index: tuple[int, ...]) -> None:
+        self.parent, self.index = parent, index
+        self.layout, self.optimizers, self.norm_types = parent.layout, parent.optimizers, parent.norm_types
+        self.names = tuple(parent.names[i] for i in index)
+        self.params = tuple(parent.params[i] for i in index)
+        self.places = tuple(parent.places[i] for i in index)
+        self.tensors = [parent.tensors[i] for i in index]
+
+    def _index(self) -> Tensor:
+        return self.layout.index(self.index, self.layout.device)
+
+    def norms(self) -> Norms:
+        """The parent's norms of these layers."""
+        return self.parent.norms().take(self._index(), self.names)
+
+    def scale(self, coef: Tensor) -> None:
+        """Scale these layers of the parent; the others by 1."""
+        ones = self.layout.constant(
+            ("ones", len(self.parent.names)),
+            lambda: torch.ones(len(self.parent.names), dtype=self.layout.dtype, device=self.layout.device),
+        )
+        self.parent.scale(ones.index_copy(0, self._index(), coef.to(ones.dtype).expand(len(self.index))))
+
+    def skip(self, flag: Tensor) -> None:
+        """Skip the parent's whole step."""
+        self.parent.skip(flag)
+
+    def slot(self, name: str) -> MaybeTensors:
+        """The optimizer's state tensor `name` of these layers."""
+        slots = self.parent.slot(name)
+        return [slots[i] for i in self.index]
+
+    def apply_pending(self) -> None:
+        """Apply what is pending on the parent."""
+        self.parent.apply_pending()
+
+    def change(self, fn: Callable[[int, Tensor], Tensor]) -> None:
+        """Change these tensors of the parent."""
+        place = {parent: own for own, parent in enumerate(self.index)}
+        untouched = self.layout.constant("zero", lambda: torch.zeros((), device=self.layout.device))
+        self.parent.change(lambda i, t: fn(place[i], t) if i in place else untouched)
+
+
+# ------------------------------------------------------------------------------------------------- reading and scaling
+
+
+def gradients(layout: Layout, held: Sequence[bool] | None = None, will_change: bool = True) -> list[Tensor | None]:
+    """The gradient of each parameter as a dense real tensor that shares its memory; None where there is none.
+
+    Of a sparse gradient it is the coalesced values (coalesced in place if it `will_change`), of a complex one its view
+    as real, of a DTensor this rank's part. `held[i]` False leaves parameter i out. `will_change` False says that the
+    gradients are only looked at.
+    """
+    grads = [p.grad for p in layout.params]
+    if held is not None:
+        grads = [g if h else None for g, h in zip(grads, held, strict=True)]
+    spread = layout.sharding
+    if spread is not None:
+        grads = [
+            None if g is None else spread.gradient(p, g, will_change) for p, g in zip(layout.params, grads, strict=True)
+        ]
+    if layout.has_complex or True in [g is not None and g.is_sparse for g in grads]:
+        return [None if g is None else _dense(p, g, will_change) for p, g in zip(layout.params, grads, strict=True)]
+    return grads
+
+
+def drop(params: Iterable[Tensor]) -> None:
+    """Forget the gradients: an optimizer leaves a parameter without one alone, state and all."""
+    for p in params:
+        p.grad = None
+
+
+def _dense(param: Tensor, grad: Tensor, will_change: bool) -> Tensor:
+    if grad.is_sparse:
+        whole = grad.coalesce()
+        if will_change:
+            param.grad = whole  # otherwise left as it is: adding up its entries in another order rounds otherwise
+        grad = whole._values()
+    return real(grad)
+
+
+def grouped(layout: Layout, tensors: MaybeTensors) -> list[Group]:
+    """The tensors that are there, by device and dtype."""
+    if layout.has_empty:  # nothing to measure or scale, and some norms of nothing are errors
+        tensors = [t if t is not None and t.numel() else None for t in tensors]
+    present = [t for t in tensors if t is not None]
+    if not present:
+        return []
+    everything = len(present) == len(tensors) == len(layout.every)
+    if everything and layout.one_device and len({t.dtype for t in present}) == 1:
+        return [(present, layout.every)]  # the usual case, at a tenth of the price
+    index = layout.every if everything else [i for i, t in enumerate(tensors) if t is not None]
+    groups: dict[Any, tuple[Any, list[int]]] = _group_tensors_by_device_and_dtype([[*present]], with_indices=True)
+    return [(lists[0], tuple(index[i] for i in places)) for lists, places in groups.values()]
+
+
+def measure(layout: Layout, groups: Sequence[Group], p: float = 2.0) -> Tensor:
+    """The p-norm of each layer's part on this rank, `[L]`, accumulated in at least float32; 0 for one in no group."""
+    stacks = [torch.stack(_norms(layout, group, p)) for group in groups]
+    if len(stacks) == 1 and len(groups[0][1]) == len(layout.names):
+        return stacks[0] if stacks[0].dtype is layout.dtype else stacks[0].to(layout.dtype)
+    zero = layout.constant("nothing", lambda: torch.zeros(1, dtype=layout.dtype, device=layout.device))
+    order = tuple(index for _, index in groups)
+    where = layout.constant(("where", order), lambda: _places(order, len(layout.names), layout.device))
+    return torch.cat([s.to(layout.device, layout.dtype) for s in stacks] + [zero]).index_select(0, where)
+
+
+def _norms(layout: Layout, group: Group, p: float) -> list[Tensor] | tuple[Tensor, ...]:
+    """The p-norm of each tensor of a group, 0-d; of wide ones by rows: the p-norm of the rows' p-norms."""
+    tensors, index = group
+    dtype = _accumulate(tensors[0].dtype)
+    wide = {k for k, i in enumerate(index) if i in layout.wide and tensors[k].is_contiguous()} if layout.wide else None
+    if not wide:
+        return torch._foreach_norm(tensors, p, dtype=dtype)
+    rest = [t for k, t in enumerate(tensors) if k not in wide]
+    norms = iter(torch._foreach_norm(rest, p, dtype=dtype) if rest else ())
+    norm = torch.linalg.vector_norm
+    return [
+        norm(norm(t.flatten(1), p, dim=1, dtype=dtype), p) if k in wide else next(norms) for k, t in enumerate(tensors)
+    ]
+
+
+def _accumulate(dtype: torch.dtype) -> torch.dtype | None:
+    return torch.float32 if dtype in (torch.float16, torch.bfloat16) else None
+
+
+def _places(order: tuple[tuple[int, ...], ...], layers: int, device: torch.device) -> Tensor:
+    flat = [i for index in order for i in index]
+    places = [len(flat)] * layers  # where nothing is, look at the zero behind the end
+    for place, i in enumerate(flat):
+        places[i] = place
+    return torch.tensor(places, dtype=torch.int64, device=device)
+
+
+def scale_(layout: Layout, groups: Sequence[Group], coef: Tensor) -> None:
+    """Multiply the tensors by `coef`, one number or one per layer, in place."""
+    for tensors, index in groups:
+        here = at(tensors[0].device, coef)
+        if here.dim() == 0:
+            torch._foreach_mul_(tensors, here)
+        elif len(index) == len(layout.names):
+            torch._foreach_mul_(tensors, list(here.unbind()))
+        else:
+            torch._foreach_mul_(tensors, list(here.index_select(0, layout.index(index, here.device)).unbind()))
+
+
+def unit_norms(tensor: Tensor, dims: tuple[int, ...], p: float = 2.0) -> Tensor:
+    """The p-norm over `dims`, those kept with length 1; half precision is accumulated in float32.
+
+    No dims: the norm of the whole tensor.
+    """
+    if not tensor.numel():
+        over = {d % tensor.dim() for d in dims}
+        return tensor.new_zeros([1 if d in over else n for d, n in enumerate(tensor.shape)] if dims else [])
+    dtype = _accumulate(tensor.dtype)
+    norm: Tensor = torch.linalg.vector_norm(tensor, p, dims or None, keepdim=bool(dims), dtype=dtype)
+    return norm
+
+
+def _slot(optimizers: Sequence[Optimizer], param: Tensor, name: str) -> Tensor | None:
+    value = next((o.state[param].get(name) for o in optimizers if param in o.state), None)
+    return local(value) if isinstance(value, Tensor) and value.shape == param.shape else None

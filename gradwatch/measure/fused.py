@@ -1,0 +1,124 @@
+"""What a fused optimizer's own kernel does to gradients: it takes out GradScaler's scale, and can put in a coefficient.
+
+A fused kernel divides each gradient by `optimizer.grad_scale` as it reads it, and writes it back; GradScaler unscales
+that way, so before the step the gradients are still scaled. Carrying 1 / coefficient as well, the attribute saves the
+pass that would multiply by it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Tensor
+from torch.optim import SGD, Adagrad, Adam, AdamW, Optimizer
+
+from gradwatch.measure.layout import Layout, at
+
+# Each is held against the plain path by a test (test_fused.py); a class that is not listed is scaled plainly.
+CLASSES = (SGD, Adam, AdamW, Adagrad)
+
+
+def loss_scale(optimizer: Optimizer) -> Tensor | None:
+    """The loss scale that the gradients still carry, 0-d; None without a scaler or after `unscale_`."""
+    return getattr(optimizer, "grad_scale", None)
+
+
+def dropped(optimizer: Optimizer) -> Tensor | None:
+    """Whether the scaler lets the kernel drop this step, 0-d bool; None without a scaler."""
+    found: Tensor | None = getattr(optimizer, "found_inf", None)
+    return None if found is None else found.reshape(()) > 0
+
+
+def momentum_to_come(optimizer: Optimizer) -> list[dict[str, Any]]:
+    """The param groups of a fused SGD whose momentum comes into being in the step ahead, which may be dropped."""
+    if dropped(optimizer) is None or not isinstance(optimizer, SGD):
+        return []
+    groups = [group for group in optimizer.param_groups if group["fused"] and group["momentum"]]
+    return [group for group in groups if _has_no_momentum(optimizer, group)]
+
+
+def _has_no_momentum(optimizer: Optimizer, group: dict[str, Any]) -> bool:
+    first = next((p for p in group["params"] if p.grad is not None), None)  # torch makes those of a group at once
+    return first is not None and optimizer.state.get(first, {}).get("momentum_buffer") is None
+
+
+def settle_momentum(optimizer: Optimizer, groups: Sequence[dict[str, Any]]) -> None:
+    """After a step that made the momentum of `groups`: where it was dropped, none must stay.
+
+    torch allocates it and leaves it unwritten. Zero is as good as none, but for dampening, which spares only a first
+    step: there it is taken away again, at the price of reading one bool, until a step is not dropped.
+    """
+    lost = dropped(optimizer)
+    if lost is None:
+        return
+    for group in groups:
+        states = [s for s in (optimizer.state.get(p, {}) for p in group["params"]) if "momentum_buffer" in s]
+        if not group["dampening"]:
+            for buffer in (s["momentum_buffer"] for s in states):
+                buffer.masked_fill_(at(buffer.device, lost), 0)
+        elif bool(lost):
+            for s in states:
+                del s["momentum_buffer"]
+
+
+def why_not_folded(optimizers: Sequence[Optimizer], layout: Layout, coef: Tensor) -> str:
+    """Why the kernel cannot scale by `coef`, in words; empty where it can.
+
+    It takes one fused optimizer of a known class, one coefficient, and float32 throughout.
+    """
+    if coef.dim():
+        return "each layer has a coefficient of its own"
+    if len(optimizers) > 1:
+        return "several optimizers are clipped together"
+    groups = [g for g, group in enumerate(optimizers[0].param_groups) if not group.get("fused")]
+    if groups:
+        every = len(groups) == len(optimizers[0].param_groups)
+        return f"{'it is' if every else f'param group {groups[0]} is'} not fused"
+    if type(optimizers[0]) not in CLASSES:
+        return f"{type(optimizers[0]).__name__} is not one of {', '.join(c.__name__ for c in CLASSES)}"
+    if layout.sharding is not None:
+        return "the kernel takes no plain scale beside DTensors"
+    if layout.dtypes != {torch.float32}:  # the scale is float32: float64 would lose digits
+        return "not all weights are float32"
+    return ""
+
+
+def fold(optimizer: Optimizer, coef: Tensor) -> None:
+    """Let the step that follows multiply by `coef` (0-d), beside taking out the loss scale; `restore_scale` undoes it.
+
+    A coefficient of 0 gives 0, and NaN for an inf, as a multiplication does.
+    """
+    scale = loss_scale(optimizer)
+    set_scale(optimizer, coef.reciprocal() if scale is None else scale / coef)
+
+
+# What stands in the place of an optimizer's own `grad_scale`, and what that was. Known to all and not only to whoever
+# set it: a step that raises never says that it has ended, and whoever comes next must be able to clear up.
+_replaced: WeakKeyDictionary[Optimizer, tuple[Tensor | None, Any]] = WeakKeyDictionary()
+_ABSENT = object()
+
+
+def set_scale(optimizer: Optimizer, scale: Tensor | None) -> None:
+    """Replace the scale for the step that follows, until `restore_scale`."""
+    own = _replaced[optimizer][1] if optimizer in _replaced else getattr(optimizer, "grad_scale", _ABSENT)
+    _replaced[optimizer] = (scale, own)  # before it is set: an interrupt in between leaves nothing behind
+    optimizer.grad_scale = scale  # type: ignore[attr-defined]
+
+
+def restore_scale(optimizer: Optimizer) -> None:
+    """Put back what `set_scale` replaced, for the scaler to delete; harmless where it replaced nothing.
+
+    What somebody else has set since, as a loss scaler does before each step, stays.
+    """
+    if optimizer not in _replaced:
+        return
+    ours, own = _replaced[optimizer]
+    if getattr(optimizer, "grad_scale", _ABSENT) is ours:
+        if own is _ABSENT:
+            del optimizer.grad_scale  # type: ignore[attr-defined]
+        else:
+            optimizer.grad_scale = own  # type: ignore[attr-defined]
+    _replaced.pop(optimizer, None)  # last: until then it can be done again

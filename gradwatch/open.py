@@ -1,0 +1,126 @@
+"""Opening what was recorded: a run folder, an MLflow run, all runs of an experiment, or the latest one."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import re
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from gradwatch.errors import RunError
+from gradwatch.storage.downsample import MAX_VALUES
+from gradwatch.storage.members import run_folders
+
+if TYPE_CHECKING:
+    from types import ModuleType
+
+    from gradwatch.history import History
+
+RUNS = Path("gradwatch-runs")
+DEMO = Path("gradwatch-demo")
+_RUN_ID = re.compile(r"[0-9a-f]{32}")
+_EXPERIMENT = "experiment:"
+
+
+def open_history(ref: str | Path, at_most: int | None = None) -> History:
+    """The history of one run: a run folder, or an MLflow run id (in the store that MLflow's own settings name).
+
+    Of a run that several Watches share, the whole run is read; the folder of one part opens that part alone.
+    A run that holds more than `at_most` values (steps x layers x quantities) is reduced to about as many as it is
+    read (see `History.whole`); without it every value is read, four bytes each.
+
+    Raises:
+        RunError: no such run, or it has no recorded step yet.
+    """
+    from gradwatch.storage.members import is_run, read_whole
+
+    if _RUN_ID.fullmatch(str(ref)) and not Path(ref).exists():
+        history: History = _remote().read_mlflow_run(str(ref), at_most=at_most)
+    elif _is_local(is_run, ref):
+        history = read_whole(Path(ref), at_most=at_most)
+    else:
+        wanted = "a run folder, an MLflow run id, experiment:NAME or latest"
+        raise RunError(f"{ref} is no run: {_what_it_is(Path(ref))}; wanted {wanted}")
+    if not len(history):
+        why = f" ({'; '.join(history.problems[:2])})" if history.problems else ""
+        raise RunError(
+            f"{ref} holds no recorded step yet: it ended before its first step, or was opened too early{why}"
+        )
+    return history
+
+
+def open_histories(refs: Sequence[str], directory: Path = RUNS, below: bool = False) -> list[History]:
+    """The histories of several runs. A ref is a run folder, an MLflow run id, `experiment:NAME` or `latest`.
+
+    With `below` also a folder that holds run folders: all of them that recorded a step, of a sweep's trainings the last
+    attempt of each.
+
+    `latest` is the newest run folder under `directory`, else of the demo, else the newest watched run in MLflow. Runs
+    of more than `MAX_VALUES` values are reduced (see `open_history`).
+
+    Raises:
+        RunError: a ref names no run, or a run without a recorded step.
+    """
+    found: list[str | Path] = []
+    histories: list[History] = []
+    for ref in refs:
+        if below and (folders := _below(Path(ref))):
+            for folder in folders:
+                with contextlib.suppress(RunError):
+                    histories.append(open_history(folder, MAX_VALUES))
+        elif ref.startswith(_EXPERIMENT):
+            found += _remote().watched_runs(ref[len(_EXPERIMENT) :])
+        elif ref == "latest":
+            found.append(_latest(directory))
+        else:
+            found.append(ref)
+    return histories + [open_history(ref, MAX_VALUES) for ref in found]
+
+
+def _below(directory: Path) -> list[Path]:
+    """The runs in a folder that is none itself; of the trainings of a sweep (`job.json`) the last attempt of each."""
+    try:
+        folders = [folder for folder in run_folders(directory) if folder != directory]
+    except (OSError, ValueError):  # no name of a file
+        return []
+    last = {folder.parent: folder for folder in folders if (folder.parent / "job.json").exists()}
+    return [folder for folder in folders if last.get(folder.parent, folder) == folder]
+
+
+def _latest(directory: Path) -> str | Path:
+    for place in (directory, DEMO):
+        folders = run_folders(place)
+        if folders:
+            return folders[-1]
+    try:
+        return str(_remote().watched_runs()[-1])
+    except RunError as error:
+        raise RunError(f"there is no latest run: no run folder in {directory} or {DEMO}, and {error}") from error
+
+
+def _is_local(is_run: Callable[[Path], bool], ref: str | Path) -> bool:
+    """Whether `ref` is a run folder; what cannot be the name of any file is none."""
+    try:
+        return is_run(Path(ref))
+    except (OSError, ValueError) as error:
+        raise RunError(f"{str(ref)[:100]}… is no run: {getattr(error, 'strerror', None) or error}") from error
+
+
+def _what_it_is(path: Path) -> str:
+    if not path.exists():
+        return "there is no such file or folder"
+    if path.is_dir() and (folders := run_folders(path)):
+        return f"it is a directory of runs, such as {folders[-1]}"
+    return f"{'it' if path.is_dir() else 'it is a file, and'} holds no run.json"
+
+
+def _remote() -> ModuleType:
+    if importlib.util.find_spec("mlflow") is None:
+        raise RunError(
+            "mlflow is not installed, and only a run folder can be read without it: pip install 'gradwatch[mlflow]'"
+        )
+    from gradwatch.tracking import reader
+
+    return reader

@@ -1,0 +1,274 @@
+"""`watch()`: checks what it is given, and attaches a Watch to a training loop."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+
+from gradwatch.analysis.rules import Finding
+from gradwatch.errors import GradwatchWarning, PolicyError, WatchError
+from gradwatch.history import Run
+from gradwatch.measure.ddp import rank_norms
+from gradwatch.measure.distributed import rank
+from gradwatch.measure.layout import Layout
+from gradwatch.policies import Policy, parse
+from gradwatch.recording import layers as _layers
+from gradwatch.recording import mlflow_target as _delivery
+from gradwatch.recording.callbacks import Live
+from gradwatch.recording.shared_run import Shared, check_name, share
+from gradwatch.recording.stepper import Stepper
+from gradwatch.recording.watch import Watch
+from gradwatch.storage.folder import create_folder, now_iso
+from gradwatch.storage.members import create_part
+from gradwatch.storage.owner import here
+from gradwatch.storage.writer import NullWriter, RunWriter
+
+DAY = 86_400.0
+SHARE = 0.4  # of flush_every: how long rows wait on the device, and as long for the writer; the rest is for the writing
+
+
+def watch(
+    model: nn.Module,
+    optimizer: Optimizer | Iterable[Optimizer],
+    *,
+    clip: Policy | str | None = None,
+    renorm: Policy | str | None = None,
+    name: str | None = None,
+    run: Watch | None = None,
+    every: int = 10,
+    total_steps: int | None = None,
+    log: str | None = "mlflow",
+    dir: str | Path = "gradwatch-runs",
+    run_name: str | None = None,
+    run_id: str | None = None,
+    tracking_uri: str | None = None,
+    tags: Mapping[str, str] | None = None,
+    params: Mapping[str, object] | None = None,
+    layers: Sequence[str] = ("*",),
+    ignore: Sequence[str] = (),
+    slots: bool = False,
+    ranks: bool = False,
+    mlflow_layers: int = 16,
+    delivery: str = "courier",
+    on_finding: Callable[[Finding], object] | None = None,
+    halt_on: Literal["error", "warning"] | None = None,
+    flush_every: float = 5.0,
+    verbose: bool = True,
+) -> Watch:
+    """Watch a training loop: from now on every `optimizer.step()` is measured, clipped, constrained and recorded.
+
+    In a distributed run call it on every rank, with the same arguments: all measure and clip, only rank 0 writes. Ranks
+    that train different things (stages of a pipeline) each give a `name`: the lowest rank of each name writes.
+
+    Args:
+        model: the model; its parameters' names are the layers' names.
+        optimizer: the optimizer, or several that share one model (one global norm over all of them when they step
+            together). Of a wrapper that fires no hooks (Accelerate's) the optimizer inside is watched.
+        clip: what happens to gradients before the step: a policy, its text such as `"ClipByGlobalNorm(1.0)"`, or None.
+        renorm: what happens to weights after the step: a constraint such as `MaxNorm(3.0)`, its text, or None.
+        name: tells this Watch apart from others that share its run; its layers are called `name.0.weight`.
+        run: a named Watch of this process that has begun the run this one belongs to.
+        every: steps between measurements of weight norms and update ratios.
+        total_steps: the length of the run, if known: MLflow then gets about 300 points of each curve.
+        log: `"mlflow"`, or None for files only. The active MLflow run is joined; otherwise one is started.
+        dir: the folder that holds the run folders.
+        run_name: the run's name; by default the model's class.
+        run_id: an MLflow run to join.
+        tracking_uri: the MLflow store that holds `run_id`; by default MLflow's own setting.
+        tags: MLflow tags of the run.
+        params: settings worth comparing (seed, batch size, ...): they become MLflow params and columns of reports.
+        layers: shell-style patterns of layers to record; policies act on all layers whatever this says.
+        ignore: patterns of layers not to record.
+        slots: also record the norms of the optimizer's own tensors (`slot_norm/exp_avg`, ...).
+        ranks: also record each rank's own gradient norm, before DistributedDataParallel averages it
+            (`rank_grad_norm/0`, ... per step): one more collective a step.
+        mlflow_layers: how many curves per quantity go to MLflow; more layers are summed up by module block.
+        delivery: `"courier"` starts a process that delivers the run to MLflow and diagnoses it (with `log=None`, one
+            that only diagnoses it); `"none"` starts none and leaves both to `gradwatch sync` and `gradwatch check`.
+        on_finding: called with each new finding, between two steps. What it raises is logged.
+        halt_on: stop the training when an `"error"` (or `"warning"`) is found: `optimizer.step()` raises
+            `TrainingHalted`, at the same step on all ranks. All ranks must take the same steps then.
+        flush_every: how many seconds of training a killed process (`kill -9`) may lose at most, of the time in which it
+            takes steps.
+        verbose: whether to say on stderr where the run is recorded.
+
+    Raises:
+        WatchError: none of the model's parameters is in the optimizer, the model is one whose layers cannot be seen, or
+            an argument makes no sense; a name that is missing, taken or no folder's name.
+        PolicyError: an unknown policy or a setting out of range.
+        RunError: the run's folder cannot be made.
+    """
+    optimizers = [_unwrapped(o) for o in (optimizer if isinstance(optimizer, Iterable) else [optimizer])]
+    policies = _policy(clip, "clip"), _policy(renorm, "renorm")
+    _check(optimizers, every, total_steps, log, delivery, mlflow_layers, halt_on, flush_every)
+    _warn_of_line_search(optimizers, policies[0])
+    _check_run(optimizers, name, run, run_id, tracking_uri)
+    source = _layers.Source(model, optimizers, layers, ignore, name)
+    named = source.layers()
+    by_name = dict(zip(_layers.optimizer_names(optimizers, name), optimizers, strict=True))
+    manifest = Run(
+        name=run_name or type(model).__name__,
+        layers=_layers.describe(named),
+        optimizers=tuple(_layers.describe_optimizer(o, n) for n, o in by_name.items()),
+        clip=repr(policies[0]) if policies[0] else None,
+        renorm=repr(policies[1]) if policies[1] else None,
+        every=every,
+        total_steps=total_steps,
+        window=max(1, -(-total_steps // 300)) if total_steps else 50,
+        mlflow_layers=mlflow_layers,
+        **_now(),
+        tags=dict(tags or {}),
+        mlflow=_delivery.target(run_id, tracking_uri) if log == "mlflow" else None,
+        unheld=source.unheld(),
+        params={**{k: str(v) for k, v in (params or {}).items()}, "torch": torch.__version__},
+    )
+    _replace_old(optimizers)
+    stepper = Stepper(Layout(named), by_name, policies, every, slots, rank_norms(model) if ranks else None)
+    writer, shared = _place(manifest, name, run.shared if run else None, Path(dir), model, SHARE * flush_every)
+    writes, helped = isinstance(writer, RunWriter), delivery == "courier"
+    live = _live(Live(on_finding, halt_on), writer, shared, stepper, process=helped and log is None)
+    made = Watch(stepper, writer, source, live, helped and writes and log == "mlflow", verbose and writes, shared)
+    made.say(f"watching {len(named)} layers of {type(model).__name__}, recording to {made.dir}")
+    return made
+
+
+def _place(
+    run: Run, name: str | None, shared: Shared | None, parent: Path, model: nn.Module, seconds: float
+) -> tuple[RunWriter | NullWriter, Shared | None]:
+    """Where this process records the Watch `name`, if it does, and what that shares with others."""
+    if name is None:
+        if rank():
+            return NullWriter(parent, run, seconds), None
+        folder = create_folder(parent, run.name)
+    else:
+        shared, writes = share(name, shared, parent, run.name, run.mlflow)
+        target = run.mlflow and (shared.target or run.mlflow)  # one MLflow run for all parts
+        run = replace(run, name=f"{shared.facts['name']}/{name}", part=name, mlflow=target)
+        if not writes:
+            return NullWriter(shared.folder / name, run, seconds), shared
+        folder = create_part(shared.folder, shared.facts, name)
+    (folder / "model.txt").write_text(f"{model}\n")
+    return RunWriter(folder, run, seconds), shared
+
+
+def _live(live: Live, writer: RunWriter | NullWriter, shared: Shared | None, stepper: Stepper, process: bool) -> Live:
+    """Attached to the run's folder, where this process writes; one process diagnoses all parts of a run."""
+    home = (shared.folder if shared else writer.folder) if isinstance(writer, RunWriter) else None
+    first = rank() == 0 and (shared is None or len(shared.names) == 1)
+    return live.attach(home, writer.run.part, stepper.layout.device, process and first)
+
+
+def _now() -> dict[str, Any]:
+    return {"created": now_iso(), **here()}
+
+
+def _policy(value: Policy | str | None, role: str) -> Policy | None:
+    policy = parse(value) if isinstance(value, str) else value
+    if policy is None:
+        return None
+    if not isinstance(policy, Policy):
+        raise PolicyError(f"{role}={value!r}: wanted a policy such as ClipByGlobalNorm(1.0), its text, or None")
+    if policy.acts_on_weights != (role == "renorm"):
+        other = "renorm" if policy.acts_on_weights else "clip"
+        kind = "constrains weights after the step" if policy.acts_on_weights else "acts on gradients"
+        raise PolicyError(f"{role}={policy!r}: it {kind}; pass it as {other}=")
+    return policy
+
+
+def _unwrapped(optimizer: Any) -> Any:
+    """The optimizer whose steps fire hooks: a wrapper (Accelerate's) hands each real step on to its `.optimizer`."""
+    while not fires_hooks(optimizer) and hasattr(optimizer, "optimizer"):
+        optimizer = optimizer.optimizer
+    return optimizer
+
+
+def fires_hooks(optimizer: object) -> bool:
+    """Whether `Optimizer.__init__`, which puts the hooks around a class's `step`, ran for this one."""
+    return bool(getattr(getattr(type(optimizer), "step", None), "hooked", False))
+
+
+def _check(
+    optimizers: list[Optimizer],
+    every: int,
+    total_steps: int | None,
+    log: str | None,
+    delivery: str,
+    mlflow_layers: int,
+    halt_on: str | None,
+    flush_every: float,
+) -> None:
+    if not optimizers or not all(isinstance(o, Optimizer) for o in optimizers):
+        raise WatchError(f"optimizer={optimizers!r:.200}: wanted a torch.optim.Optimizer, or a list of them")
+    for o in optimizers:
+        if not fires_hooks(o):
+            raise WatchError(
+                f"{type(o).__name__} never called Optimizer.__init__, so that its steps fire no hooks: pass the "
+                "optimizer that it wraps"
+            )
+    for name, value in (("every", every), ("total_steps", total_steps), ("mlflow_layers", mlflow_layers)):
+        if value is not None and (not isinstance(value, int) or value < 1):
+            raise WatchError(f"{name}={value!r}: wanted a whole number of at least 1")
+    if not isinstance(flush_every, (int, float)) or not 0 < flush_every <= DAY:
+        raise WatchError(f"flush_every={flush_every!r}: wanted a number of seconds, more than 0 and at most a day")
+    for name, text, allowed in (
+        ("log", log, ("mlflow", None)),
+        ("delivery", delivery, ("courier", "none")),
+        ("halt_on", halt_on, ("error", "warning", None)),
+    ):
+        if text not in allowed:
+            raise WatchError(f"{name}={text!r}: wanted {' or '.join(map(repr, allowed))}")
+
+
+def _check_run(
+    optimizers: list[Optimizer], name: str | None, run: Watch | None, run_id: str | None, tracking_uri: str | None
+) -> None:
+    if tracking_uri is not None and run_id is None:
+        raise WatchError(
+            f"tracking_uri={tracking_uri!r} without run_id=: it says which store holds that run; for a new run set "
+            "MLFLOW_TRACKING_URI, or call mlflow.set_tracking_uri() before watch()"
+        )
+    if run is not None and not isinstance(run, Watch):
+        raise WatchError(f"run={run!r:.80}: wanted the Watch whose run this one shares; an MLflow run is run_id=")
+    check_name(name, run.shared if run else None, run is not None)
+    if run is not None and run.closed:
+        raise WatchError(f"the Watch given as run= ({run.dir}) is closed: its run is over")
+    if run is not None and run_id is not None:
+        raise WatchError("run_id= beside run=: the MLflow run is that of the Watch given as run=")
+    if run is not None and any(watch_of(o) is run for o in optimizers):
+        raise WatchError("the Watch given as run= watches this optimizer itself: leave run= away to watch it anew")
+
+
+def _warn_of_line_search(optimizers: list[Optimizer], clip: Policy | None) -> None:
+    for o in optimizers:
+        search = next((g["line_search_fn"] for g in o.param_groups if g.get("line_search_fn")), None)
+        if clip is not None and search is not None:
+            warnings.warn(
+                f"{type(o).__name__}(line_search_fn={search!r}) with clip={clip!r}: the search trusts the gradient to "
+                "be the slope of the loss, which a clipped gradient is not, so it may take steps of the wrong length "
+                "or stop early; leave out clip=, or set line_search_fn=None",
+                GradwatchWarning,
+                stacklevel=3,
+            )
+
+
+def watch_of(optimizer: Optimizer) -> Watch | None:
+    """The Watch whose hook the optimizer already carries."""
+    hooks: dict[int, Callable[..., Any]] = optimizer._optimizer_step_pre_hooks
+    owners = [getattr(getattr(hook, "__self__", None), "owner", None) for hook in hooks.values()]
+    return next((owner for owner in owners if isinstance(owner, Watch)), None)
+
+
+def _replace_old(optimizers: list[Optimizer]) -> None:
+    """Close the Watches that watch these optimizers already (a notebook cell run twice)."""
+    for o in optimizers:
+        old = watch_of(o)
+        if old is not None:
+            old.say(f"this {type(o).__name__} was watched already; the old Watch ({old.dir}) is closed")
+            old.close()

@@ -1,0 +1,139 @@
+"""Keeps a courier for a training: sends it at the first step, replaces one that was killed, waits for it at the end."""
+
+from __future__ import annotations
+
+import logging
+import os
+import subprocess
+import sys
+import sysconfig
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from gradwatch.storage.cursor import is_done, read_cursor
+
+# The courier is not a rank: it must not look like one to whatever it imports.
+_RANK_VARIABLES = (
+    "RANK",
+    "LOCAL_RANK",
+    "WORLD_SIZE",
+    "LOCAL_WORLD_SIZE",
+    "GROUP_RANK",
+    "GROUP_WORLD_SIZE",
+    "ROLE_RANK",
+    "ROLE_NAME",
+    "ROLE_WORLD_SIZE",
+    "MASTER_ADDR",
+    "MASTER_PORT",
+)
+
+log = logging.getLogger("gradwatch")
+
+AGAIN_SECONDS = 30.0  # between two couriers, when they are killed one after the other
+
+
+class Keeper:
+    """The courier of one Watch. Nothing here waits, but for `wait`; couriers of several Watches come from `start`."""
+
+    def __init__(self, wanted: bool, start: Callable[[Path], subprocess.Popen[bytes] | None] | None = None) -> None:
+        self.process: subprocess.Popen[bytes] | None = None
+        self._wanted, self._start, self._sent = wanted, start, 0.0
+
+    def begin(self, folder: Path) -> None:
+        """Send the courier, once."""
+        if self._wanted:
+            self._wanted = False
+            self._send(folder)
+
+    def look(self, folder: Path, at_once: bool = False) -> None:
+        """Send another courier in the place of one that was killed; one that ended by itself would end again."""
+        if was_killed(self.process) and (at_once or time.monotonic() - self._sent > AGAIN_SECONDS):
+            self._send(folder)
+
+    def wait(self, folder: Path, steps: int, timeout: float) -> tuple[dict[str, Any], str]:
+        """The courier's cursor once all `steps` of the run are delivered, `timeout` seconds later at most, and in words
+        what is missing then.
+        """
+        if self.process is None or timeout <= 0:
+            return {}, ""
+        cursor = wait_delivered(folder, timeout, self.process)
+        if cursor["done"]:
+            return cursor, ""
+        due = int(cursor.get("next_step", 0))
+        missing = "the report is" if due >= steps else f"{steps - due:,} of {steps:,} steps are"
+        goes_on = "the courier goes on, and " if self.process.poll() is None else ""
+        return cursor, f"{missing} not in MLflow yet; {goes_on}gradwatch sync {folder} makes sure of it"
+
+    def _send(self, folder: Path) -> None:
+        self._sent = time.monotonic()
+        self.process = (self._start or start_courier)(folder)
+
+
+def start_courier(folder: Path) -> subprocess.Popen[bytes] | None:
+    """Start the process that delivers `folder` (a run, or a directory of runs) to MLflow while the training goes on.
+
+    It is detached, in this working directory (MLflow's default store is relative to it), and logs to
+    `FOLDER/courier.log`. Returns None, with one log line, when it cannot be started.
+    """
+    return _start(folder, "sync", "courier.log", "gradwatch sync {} delivers the run later")
+
+
+def start_diagnosis(folder: Path) -> subprocess.Popen[bytes] | None:
+    """Start the process that diagnoses the run in `folder` while it goes on: of a run that has no courier to do it.
+
+    It is detached like a courier, and logs to `FOLDER/check.log`.
+    """
+    return _start(folder, "check", "check.log", "gradwatch check {} diagnoses the run")
+
+
+def _start(folder: Path, command: str, output: str, instead: str) -> subprocess.Popen[bytes] | None:
+    """`gradwatch COMMAND --follow FOLDER` as a detached process; None, and a log line that says what to do instead."""
+    try:
+        with open(folder / output, "ab") as file:
+            process = subprocess.Popen(
+                [sys.executable, "-m", "gradwatch", command, "--follow", str(Path(folder).resolve())],
+                stdin=subprocess.DEVNULL,
+                stdout=file,
+                stderr=subprocess.STDOUT,
+                env=child_environment(),
+                start_new_session=True,
+            )
+    except OSError as error:
+        log.warning("gradwatch: cannot start %s (%s); %s", Path(output).stem, error, instead.format(folder))
+        return None
+    # Reaped when it ends: no zombie in a long notebook, no ResourceWarning when the handle is dropped.
+    threading.Thread(target=process.wait, name=f"gradwatch-{command}", daemon=True).start()
+    return process
+
+
+def was_killed(process: subprocess.Popen[bytes] | None) -> bool:
+    """Whether a signal ended it. Costs nothing: the thread that reaps it waits, this one only asks."""
+    return process is not None and (process.poll() or 0) < 0
+
+
+def wait_delivered(folder: Path, timeout: float, courier: subprocess.Popen[bytes] | None = None) -> dict[str, Any]:
+    """Wait until everything of the run is in MLflow, at most `timeout` seconds, or until `courier` has ended.
+
+    Returns the courier's cursor: `done` tells whether it is, `url` where to look.
+    """
+    deadline = time.monotonic() + timeout
+    while True:
+        running = courier is None or courier.poll() is None
+        cursor = read_cursor(folder)
+        if is_done(cursor, folder) or not running or time.monotonic() >= deadline:
+            return {**cursor, "done": is_done(cursor, folder)}
+        time.sleep(0.1)
+
+
+def child_environment() -> dict[str, str]:
+    """The environment of a process that serves a training: it is no rank, and imports this gradwatch."""
+    dropped = [name for name in os.environ if name in _RANK_VARIABLES or name.startswith("TORCHELASTIC_")]
+    env = {name: value for name, value in os.environ.items() if name not in dropped}
+    env["PYTHONSAFEPATH"] = "1"  # a user's queue.py or mlflow.py in the working directory must not be imported
+    root = str(Path(__file__).resolve().parents[2])
+    if root not in (sysconfig.get_path("purelib"), sysconfig.get_path("platlib")):
+        env["PYTHONPATH"] = os.pathsep.join(filter(None, [root, env.get("PYTHONPATH")]))
+    return env

@@ -1,0 +1,210 @@
+"""Which parameters are watched and what they are called."""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from fnmatch import fnmatchcase
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from gradwatch.errors import WatchError
+from gradwatch.history import Layer
+from gradwatch.measure.layout import Layout
+
+_WRAPPERS = re.compile(r"(?:^|(?<=\.))(?:module|_orig_mod|_module|_forward_module)\.")
+
+
+def clean_name(name: str) -> str:
+    """`name` without what DistributedDataParallel (`module.`), torch.compile (`_orig_mod.`) and others put in."""
+    return _WRAPPERS.sub("", name)
+
+
+def named_layers(model: nn.Module, optimizers: Sequence[Optimizer], part: str | None = None) -> dict[str, nn.Parameter]:
+    """Every parameter that an optimizer holds, by name, in model order; a tied weight appears once.
+
+    Parameters that are in an optimizer but not in the model come last, under the optimizer's own name for them.
+    The name of the `part`, if any, is the first component of all.
+
+    Raises:
+        WatchError: no parameter of the model is in an optimizer, or the model holds flat buffers of parameters.
+    """
+    _refuse_flat(model)
+    held = {id(p): name for o in optimizers for name, p in _held(o)}
+    names = _unique_names(model.named_parameters())
+    layers = {name: p for name, p in names.items() if id(p) in held}
+    if not layers:
+        raise WatchError(
+            f"none of the {len(names)} parameters of {type(model).__name__} is in {_kinds(optimizers)}: pass the "
+            "optimizer that was built from this model's parameters (a model that was moved or wrapped after the "
+            "optimizer was built may hold new ones)"
+        )
+    known = {id(p) for p in layers.values()}
+    extra = {name: p for o in optimizers for name, p in _held(o) if id(p) not in known}
+    layers.update({name if name not in layers else f"optimizer.{name}": p for name, p in extra.items()})
+    return {f"{part}.{name}": p for name, p in layers.items()} if part else layers
+
+
+def _refuse_flat(model: nn.Module) -> None:
+    """Refuse a model whose parameters are pieces of flat buffers: they are no layers, and their norms mean nothing."""
+    fsdp = sys.modules.get("torch.distributed.fsdp")
+    if fsdp is not None and any(isinstance(module, fsdp.FullyShardedDataParallel) for module in model.modules()):
+        raise WatchError(
+            "FullyShardedDataParallel cuts flat buffers, not layers, into shards: gradwatch cannot tell whose gradient "
+            "a rank holds. Use fully_shard (FSDP2), which keeps every parameter"
+        )
+
+
+def _unique_names(named: Iterable[tuple[str, nn.Parameter]]) -> dict[str, nn.Parameter]:
+    pairs = list(named)
+    short = [clean_name(name) for name, _ in pairs]
+    # A module that is really called "module" can make two short names equal: then all keep their long ones.
+    return (
+        {s if short.count(s) == 1 else name: p for s, (name, p) in zip(short, pairs, strict=True)}
+        if (len(set(short)) < len(short))
+        else dict(zip(short, (p for _, p in pairs), strict=True))
+    )
+
+
+def _held(optimizer: Optimizer) -> Iterable[tuple[str, nn.Parameter]]:
+    for g, group in enumerate(optimizer.param_groups):
+        names = group.get("param_names") or [f"param_groups.{g}.{i}" for i in range(len(group["params"]))]
+        yield from zip((clean_name(n) for n in names), group["params"], strict=True)
+
+
+def _kinds(optimizers: Sequence[Optimizer]) -> str:
+    return " or ".join(f"the given {type(o).__name__}" for o in optimizers)
+
+
+class Source:
+    """Where a Watch's layers come from, and which of them are recorded; notices when they are no longer the same."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizers: Sequence[Optimizer],
+        patterns: Sequence[str] = ("*",),
+        ignored: Sequence[str] = (),
+        part: str | None = None,
+    ) -> None:
+        self.model, self.optimizers, self.part = model, optimizers, part
+        self.patterns, self.ignored = patterns, ignored
+        self._of_model = {id(p) for p in model.parameters()}
+        self._seen: object = None
+
+    def layers(self) -> dict[str, nn.Parameter]:
+        """The layers as they are now, in model order.
+
+        Raises:
+            WatchError: as `named_layers`, or the patterns leave nothing to record.
+        """
+        named = named_layers(self.model, self.optimizers, self.part)
+        if not any(self.kept(named)):
+            raise WatchError(
+                f"layers={self.patterns!r} and ignore={self.ignored!r} leave nothing to record; the layers are "
+                f"{_few(list(named))}"
+            )
+        return named
+
+    def kept(self, names: Iterable[str]) -> list[bool]:
+        """Which of these layers are recorded."""
+        return [matches(name, self.patterns) and not matches(name, self.ignored) for name in names]
+
+    def unheld(self) -> tuple[str, ...]:
+        """The model's parameters that ask for a gradient, are in no optimizer, and would be recorded if they were."""
+        held = {id(p) for o in self.optimizers for _, p in _held(o)}
+        named = _unique_names(self.model.named_parameters())
+        found = [name for name, p in named.items() if p.requires_grad and id(p) not in held]
+        found = [f"{self.part}.{name}" if self.part else name for name in found]
+        return tuple(name for name, kept in zip(found, self.kept(found), strict=True) if kept)
+
+    def changed(self, layout: Layout) -> Layout | None:
+        """The layers from now on, where they are not those of `layout` any more; else None.
+
+        Looks at little on each step: the ends of the param groups, and where their first parameters are.
+
+        Raises:
+            WatchError: parameters of the layout were replaced by others, in the model or in the optimizers.
+        """
+        looks = tuple(_look(group["params"]) for o in self.optimizers for group in o.param_groups)
+        if looks == self._seen:
+            return None
+        known = dict(zip(layout.names, layout.params, strict=True))
+        held = {id(p) for o in self.optimizers for group in o.param_groups for p in group["params"]}
+        self._refuse_replaced(known, held, first=self._seen is None)
+        self._seen = looks
+        ids = {id(p) for p in layout.params}
+        new = {n: p for n, p in named_layers(self.model, self.optimizers, self.part).items() if id(p) not in ids}
+        moved = {p.device for p in layout.params} != layout.devices or {p.dtype for p in layout.params} != layout.dtypes
+        stray = [id(p) not in held for p in layout.params]
+        if not new and not moved and any(stray) == (layout.held is not None):
+            return None
+        for name, p in new.items():
+            free = name
+            while free in known:  # the place of one that was taken out
+                free = f"optimizer.{free}"
+            known[free] = p
+        return Layout(known, [id(p) in held for p in known.values()] if any(stray) else None)
+
+    def _refuse_replaced(self, known: dict[str, Tensor], held: set[int], first: bool) -> None:
+        model = {
+            f"{self.part}.{n}" if self.part else n: p for n, p in _unique_names(self.model.named_parameters()).items()
+        }
+        here = {id(p) for p in model.values()}
+        lost = [n for n, p in known.items() if id(p) in self._of_model and id(p) not in here and (first or n in model)]
+        stray = [n for n, p in known.items() if id(p) not in held]
+        if lost or len(stray) == len(known):
+            owner = type(self.model).__name__ if lost else _kinds(self.optimizers)
+            raise WatchError(
+                f"{owner} no longer holds the parameters that watch() was given, but others: {_few(lost or stray)} "
+                "(fully_shard, to_empty, load_state_dict(assign=True) and replacing a module do this); build the "
+                "optimizer from the parameters as they are now, and call watch() after that"
+            )
+
+
+def _look(params: Sequence[Tensor]) -> object:
+    """What tells that a param group is as it was; the layout keeps the parameters alive, so ids are theirs alone."""
+    if not params:
+        return None
+    return len(params), id(params[0]), id(params[-1]), params[0].device, params[0].dtype
+
+
+def _few(names: Sequence[str]) -> str:
+    return f"{', '.join(names[:8])}{', ...' if len(names) > 8 else ''}"
+
+
+def matches(name: str, patterns: Sequence[str]) -> bool:
+    """Whether a layer's name fits one of the shell-style patterns (`*` crosses dots)."""
+    return any(fnmatchcase(name, pattern) for pattern in patterns)
+
+
+def describe(layers: Mapping[str, Tensor]) -> tuple[Layer, ...]:
+    """The layers as plain data, for the manifest."""
+    return tuple(
+        Layer(name, tuple(p.shape), str(p.dtype).removeprefix("torch."), not p.requires_grad)
+        for name, p in layers.items()
+    )
+
+
+def optimizer_names(optimizers: Sequence[Optimizer], part: str | None = None) -> list[str]:
+    """The optimizers' classes, numbered where one occurs twice; of a named part `part`, or `part.Adam` of several."""
+    if part and len(optimizers) == 1:
+        return [part]
+    kinds = [type(o).__name__ for o in optimizers]
+    names = [kind if kinds.count(kind) == 1 else f"{kind}.{i}" for i, kind in enumerate(kinds)]
+    return [f"{part}.{name}" for name in names] if part else names
+
+
+def describe_optimizer(optimizer: Optimizer, name: str) -> dict[str, object]:
+    """Name, class and plain settings of an optimizer, for the manifest."""
+    plain = {k: v for k, v in optimizer.defaults.items() if isinstance(v, bool | int | float | str | tuple)}
+    tensors = {k: f"tensor {tuple(v.shape)}" for k, v in optimizer.defaults.items() if isinstance(v, torch.Tensor)}
+    return {"name": name, "class": type(optimizer).__name__, "settings": {**plain, **tensors}}
+
+
+def held(optimizer: Optimizer) -> dict[int, Tensor]:
+    """The parameters of all groups, by id."""
+    return {id(p): p for group in optimizer.param_groups for p in group["params"]}

@@ -1,0 +1,107 @@
+"""Optimizers that step inside backward, one for each parameter: one backward is one step, put together from pieces.
+
+Legend: L layers, P pieces.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+from torch.autograd import Variable
+
+from gradwatch.errors import WatchError
+from gradwatch.measure.layout import Layout
+
+if TYPE_CHECKING:
+    from gradwatch.policies import Policy
+
+
+def inside_backward() -> bool:
+    """Whether a hook of autograd has called us."""
+    return torch._C._current_graph_task_id() != -1
+
+
+def when_backward_ends(function: Callable[[], None]) -> None:
+    """Call `function` when the backward that is running has ended."""
+    Variable._execution_engine.queue_callback(function)
+
+
+def check_inside(clip: Policy | None, layout: Layout) -> None:
+    """Refuse what cannot be done while the other gradients do not exist yet.
+
+    Raises:
+        WatchError: the policy needs all gradients, or the parameters are spread over processes.
+    """
+    if clip is not None and not clip.per_layer:
+        raise WatchError(
+            f"clip={clip!r} needs all gradients of a step, but these optimizers step inside backward, where the other "
+            "gradients do not exist yet: use a policy that looks at each layer alone (ClipByNorm, ClipByAverageNorm, "
+            "ClipByValue, AGC, ClipByHistory), or call optimizer.step() after backward"
+        )
+    if layout.sharding is not None:
+        raise WatchError(
+            "these optimizers step inside backward, and their parameters are spread over processes: each would need a "
+            "collective of its own, in an order that ranks need not share; call optimizer.step() after backward"
+        )
+
+
+class Pieces:
+    """What was measured of one backward's gradients: every optimizer's own layers."""
+
+    def __init__(self, layout: Layout) -> None:
+        self.layout = layout
+        self._here: list[tuple[bool, ...]] = []
+        self._fields: list[list[Tensor]] = []
+
+    def add(self, here: tuple[bool, ...], fields: Sequence[Tensor]) -> None:
+        """The fields, `[L]` or `[]` each, of the layers that are `here`."""
+        self._here.append(here)
+        self._fields.append([f.expand(len(here)) for f in fields])
+
+    def take(self) -> tuple[tuple[bool, ...], list[Tensor]] | None:
+        """Which layers were there, and each field `[L]`, a layer's value from its own piece. None without pieces."""
+        if not self._here:
+            return None
+        owner = [0] * len(self.layout.names)
+        for piece, here in enumerate(self._here):
+            for i in range(len(here)):
+                if here[i]:
+                    owner[i] = piece
+        index = self.layout.index(tuple(owner), self.layout.device).unsqueeze(0)
+        joined = [torch.stack(field).gather(0, index).squeeze(0) for field in zip(*self._fields, strict=True)]
+        present = tuple(map(any, zip(*self._here, strict=True)))
+        self._here, self._fields = [], []
+        return present, joined
+
+
+class SameGradients:
+    """The gradients that were measured for all optimizers of a step, to tell them from later ones."""
+
+    def __init__(self) -> None:
+        self._seen: dict[Tensor, tuple[Tensor | None, int]] = {}
+
+    def note(self, params: Iterable[Tensor]) -> None:
+        """These were measured, and scaled, just now."""
+        self._seen = {p: (p.grad, _version(p.grad)) for p in params}
+
+    def forget(self) -> None:
+        """The step is over; the gradients are not kept alive."""
+        self._seen = {}
+
+    def changed(self, params: Iterable[Tensor], under_scaler: bool) -> bool:
+        """Whether any of `params` has another gradient by now: a new tensor, or one that was written to.
+
+        A loss scaler writes to a gradient when it comes to its optimizer: under one only a new tensor counts.
+        """
+        for p in params:
+            grad, version = self._seen.get(p, (None, 0))
+            if p.grad is not grad or (not under_scaler and _version(grad) != version):
+                return True
+        return False
+
+
+def _version(tensor: Tensor | None) -> int:
+    return 0 if tensor is None else tensor._version

@@ -1,0 +1,61 @@
+"""What a Watch does on each step, in words: which way each optimizer's gradients are scaled, and why."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from gradwatch.history import loop_clips
+from gradwatch.measure.batch import Batch
+from gradwatch.measure.fused import why_not_folded
+
+if TYPE_CHECKING:
+    from gradwatch.recording.stepper import Stepper
+
+
+def plan(stepper: Stepper) -> str:
+    """One line for each thing that happens on a step. Takes no step and reads nothing from the device."""
+    clip, renorm, layout = stepper.clip, stepper.renorm, stepper.layout
+    own = loop_clips(stepper.loop_clips.last)
+    skips = clip is not None and clip.can_skip
+    collectives = ", and one all-reduce over the processes" if layout.sharding is not None else ""
+    return "\n".join(
+        [
+            f"{len(layout.names)} layers, one norm pass a step on {layout.device}{collectives}",
+            f"clip: {clip!r}{'' if clip else '; gradients are left alone'}",
+            *(f"  {line}" for line in _scaling(stepper)),
+            *(["one bool is read from the device on each step: this policy can skip steps"] if skips else []),
+            *([f"the loop itself clips: {own}"] if own else []),
+            f"renorm: {renorm!r}{', after each step' if renorm else ''}",
+            f"weight norms and update ratios every {stepper.every} steps",
+        ]
+    )
+
+
+@torch.no_grad()
+def _scaling(stepper: Stepper) -> list[str]:
+    """How the gradients of each optimizer, and where they differ each param group, are scaled."""
+    if stepper.clip is None:
+        return []
+    batch = Batch(stepper.layout, [None] * len(stepper.layout.params), stepper.optimizers, stepper.clip.norm_types)
+    stepper.clip.apply(batch, stepper.state)  # without gradients: only the kind of its answer matters
+    how = _pass(batch.pending, elements=batch.fraction is not None)
+    lines = []
+    for name, optimizer in zip(stepper.names, stepper.optimizers, strict=True):
+        why = "" if batch.pending is None else why_not_folded(stepper.optimizers, stepper.layout, batch.pending)
+        if batch.fraction is None and batch.pending is not None and not why:
+            lines.append(f"{name}: its fused kernel scales (grad_scale): no pass of its own")
+        else:
+            groups = f" ({len(optimizer.param_groups)} param groups)" if len(optimizer.param_groups) > 1 else ""
+            lines.append(f"{name}{groups}: {how}{f'; not in the kernel, because {why}' if why else ''}")
+    return lines
+
+
+def _pass(coef: Tensor | None, elements: bool) -> str:
+    if elements:
+        return "each tensor is changed by the policy itself"
+    if coef is None:
+        return "nothing is scaled: the policy only lets steps happen or not"
+    return "one pass that scales all gradients" if coef.dim() == 0 else "one pass that scales each layer by its own"

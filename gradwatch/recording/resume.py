@@ -1,0 +1,69 @@
+"""A run that goes on after its process has ended: its state must fit, and its folder is opened again."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from gradwatch.errors import WatchError
+from gradwatch.measure.layout import Layout
+from gradwatch.storage.folder import read_manifest
+from gradwatch.storage.members import discard
+from gradwatch.storage.owner import here
+from gradwatch.storage.writer import RunWriter
+
+if TYPE_CHECKING:
+    from gradwatch.recording.stepper import Stepper
+
+
+def other_order(state: Mapping[str, Any], stepper: Stepper) -> Layout | None:
+    """The layers in the order in which they were saved, where it is another one.
+
+    Raises:
+        WatchError: steps were already taken.
+    """
+    if stepper.steps:
+        raise WatchError(f"load_state_dict() after {stepper.steps} steps: load before the first optimizer.step()")
+    places = dict(zip(stepper.layout.names, stepper.layout.params, strict=True))
+    saved = list(state["layers"])
+    same = saved == list(places) or sorted(saved) != sorted(places)
+    return None if same else Layout({name: places[name] for name in saved})
+
+
+def load(state: Mapping[str, Any], stepper: Stepper) -> None:
+    """Give the stepper the policy's state and the number of the next step.
+
+    Raises:
+        WatchError: the state belongs to other layers or another policy.
+    """
+    for name, found, wanted in (
+        ("policy", state["clip"], repr(stepper.clip)),
+        ("layers", list(state["layers"]), list(stepper.layout.names)),
+    ):
+        if found != wanted:
+            raise WatchError(
+                f"this state was saved with other {name}: {found!r:.200}, and this Watch has "
+                f"{wanted!r:.200}; make the Watch as it was made then"
+            )
+    device = stepper.layout.device
+    stepper.state = {
+        k: v.to(stepper.state[k].device if k in stepper.state else device) for k, v in state["policy_state"].items()
+    }
+    stepper.steps = int(state["steps"])
+
+
+def reopened(folder: Path, attempt: int, empty: RunWriter) -> RunWriter:
+    """A writer for the run in `folder`, as a new attempt, in place of that of a run that has recorded nothing.
+
+    Raises:
+        RunError: the run is still being recorded, or its manifest cannot be read.
+    """
+    run = read_manifest(folder)
+    attempt = max(attempt, run.attempt) + 1
+    changes = {"attempt": attempt, "status": "RUNNING", "ended": None, "crashed": False, **here()}
+    writer = RunWriter(folder, replace(run, **changes, layers=empty.run.layers), empty.flush_seconds)
+    empty.close("KILLED")
+    discard(empty.folder)
+    return writer

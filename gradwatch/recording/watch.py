@@ -1,0 +1,288 @@
+"""The Watch: what a training loop talks to while it is watched. It logs, closes, resumes, and drains between steps."""
+
+from __future__ import annotations
+
+import atexit
+import sys
+import time
+import warnings
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+from torch.optim import Optimizer
+
+from gradwatch.errors import GradwatchWarning, WatchError, tell
+from gradwatch.history import History
+from gradwatch.measure.layout import Layout
+from gradwatch.recording import mlflow_target, registry, resume, signals
+from gradwatch.recording.callbacks import Live
+from gradwatch.recording.courier_process import Keeper
+from gradwatch.recording.hooks import untraced
+from gradwatch.recording.layers import Source, describe
+from gradwatch.recording.plan import plan
+from gradwatch.recording.recorder import Recorder, refusal
+from gradwatch.recording.shared_run import Shared
+from gradwatch.recording.stepper import Stepper
+from gradwatch.storage.cursor import read_cursor
+from gradwatch.storage.members import home_of
+from gradwatch.storage.writer import NullWriter, RunWriter
+
+CLOSE_SECONDS = 10.0  # how long close() waits for the courier of a run that lasted less than LONG_RUN seconds,
+LONG_RUN = 60.0
+LAST_SECONDS = 1.5  # and of a longer one, for which the courier has all but the end
+
+
+class Watch:
+    """One training loop that is being recorded. Made by `gradwatch.watch`.
+
+    A context manager; `close()` also happens at interpreter exit.
+    """
+
+    def __init__(
+        self,
+        stepper: Stepper,
+        writer: RunWriter | NullWriter,
+        source: Source,
+        live: Live,
+        courier: bool,
+        verbose: bool,
+        shared: Shared | None = None,
+    ) -> None:
+        self._stepper, self._writer, self._source, self._verbose = stepper, writer, source, verbose
+        self._live = live
+        self.shared = shared
+        self._keeper, self._closed = Keeper(courier, shared.start_courier if shared else None), False
+        self._started = time.monotonic()
+        self._url_said = shared is not None and len(shared.names) > 1  # by the first of them
+        self._resumed_at = 0  # the number of the first step
+        self._recorder = self._new_recorder()
+        stepper.attach(self._recorder, self._between, self._after, owner=self)
+        atexit.register(self._close_at_exit)
+        registry.watches.append(self)
+        signals.arm()
+
+    @property
+    def dir(self) -> Path:
+        """The folder recorded to: the run's, or of a named Watch its own in the run's. Unnamed, on ranks that write
+        nothing, the folder of the runs.
+        """
+        return self._writer.folder
+
+    @property
+    def writes(self) -> bool:
+        """Whether this process records; of several ranks, one does."""
+        return isinstance(self._writer, RunWriter)
+
+    @property
+    def target(self) -> Mapping[str, Any] | None:
+        """The MLflow run that this process writes to, as the manifest notes it; None where it writes none."""
+        return self._writer.run.mlflow if self.writes else None
+
+    @property
+    def closed(self) -> bool:
+        """Whether this Watch has ended."""
+        return self._closed
+
+    @untraced
+    def log(self, **values: float | Tensor) -> None:
+        """Add scalars to the last step taken: numbers, or one-element tensors on any device (nothing waits for them).
+
+        Tensors are kept as float32. The last value of a name in a step counts.
+
+        Raises:
+            WatchError: a value is not a scalar, or a name is one that gradwatch records itself.
+        """
+        if self._closed:
+            warnings.warn(
+                f"watch.log({', '.join(values)}) after close(): nothing was recorded", GradwatchWarning, stacklevel=3
+            )
+            return
+        problem = refusal(values)
+        if problem is not None:
+            raise WatchError(f"watch.log({problem}")
+        self._recorder.log(values)
+        self._after()
+
+    @untraced
+    def log_next(self, **values: float | Tensor) -> None:
+        """Add scalars to the step that is about to begin, as `log` does to the last one."""
+        if not self._closed:
+            self._recorder.log_next(values)
+
+    def clipped(self, params: Sequence[Tensor], values: Mapping[str, Any]) -> None:
+        """The loop clipped the gradients of `params` for the coming step; `values` are what to record of it."""
+        self._stepper.loop_clips.add(params, values)
+
+    def holds(self, optimizers: Iterable[Optimizer]) -> bool:
+        """Whether one of these parameters is in an optimizer that is watched here."""
+        mine = {id(p) for p in self._stepper.layout.params}
+        return any(id(p) in mine for o in optimizers for group in o.param_groups for p in group["params"])
+
+    def deliver_to(self, target: Mapping[str, Any]) -> None:
+        """Name the MLflow run (`run_id`, `experiment_id`, `tracking_uri`, `joined`), unless one is named already."""
+        known = self._writer.run.mlflow
+        if not self._closed and known is not None and not known["run_id"]:
+            self._writer.update(mlflow={**known, **target})
+
+    def close(self, status: str = "FINISHED", timeout: float | None = None) -> None:
+        """Write what is left, take the hooks off, and give the courier a moment to deliver. Twice is harmless.
+
+        Args:
+            status: the run's status in MLflow: FINISHED, FAILED or KILLED; of a training that was halted, FAILED.
+            timeout: how many seconds the courier is given at most, 10 by default (1.5 after more than a minute: it has
+                all but the end by then), 0 for not at all. It goes on without the script; what is missing when the
+                time is up is said in one line.
+        """
+        if self._closed:
+            return
+        self._leave()
+        try:
+            self._stepper.detach()
+            self._drain()
+            self._keeper.begin(self.dir)
+            self._keeper.look(self.dir, at_once=True)
+        finally:  # whatever happens here, what was handed over before is written
+            self._writer.close("FAILED" if self._live.halted and status == "FINISHED" else status)
+            signals.disarm()
+        if self._stepper.steps > self._resumed_at:
+            self.say(f"{self._stepper.steps:,} steps recorded in {self.dir}")
+        else:
+            self.say(
+                f"no optimizer step was seen, so {self.dir} is empty: the loop took none, stepped an optimizer other "
+                "than the one that watch() was given, or replayed its steps from a CUDA graph"
+            )
+        if timeout is None:
+            timeout = CLOSE_SECONDS if time.monotonic() - self._started < LONG_RUN else LAST_SECONDS
+        cursor, missing = self._keeper.wait(self.dir, self._stepper.steps, timeout)
+        self._say_url(cursor)
+        if missing:
+            self.say(missing)
+        self._live.look(self._stepper.steps)
+        self._live.speak()
+
+    def abandon(self) -> None:
+        """End without a trace: in a forked process, whose parent goes on watching and writing."""
+        if not self._closed:
+            self._leave()
+            self._stepper.detach(finish=False)
+            self._writer.abandon()
+
+    def state_dict(self) -> dict[str, Any]:
+        """The policy's state, the step count and where the run is recorded, for a checkpoint.
+
+        Waits until what is recorded so far is on disk, a few milliseconds: a run resumed from here has its past there.
+        """
+        if not self._closed:
+            self._drain(last_too=not self._stepper.is_open)
+            self._writer.flush()
+        return {
+            "steps": self._stepper.steps,
+            "clip": repr(self._stepper.clip),
+            "layers": list(self._stepper.layout.names),
+            "policy_state": {k: v.clone() for k, v in self._stepper.state.items()},
+            "dir": str(self.dir.resolve()),
+            "attempt": self._writer.run.attempt,
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on where `state` was saved: same policy state, next step number, and the same run folder if it is there.
+
+        Raises:
+            WatchError: steps were already taken, or the state belongs to other layers or another policy.
+            RunError: that run is still being recorded, by another Watch or another process.
+        """
+        layout = resume.other_order(state, self._stepper)
+        if layout is not None:
+            self._relayout(layout)
+        resume.load(state, self._stepper)
+        self._resumed_at = self._stepper.steps
+        self._rejoin(Path(state["dir"]), int(state["attempt"]))
+
+    def plan(self) -> str:
+        """What happens on each step, in words: which way each optimizer's gradients are scaled, and why."""
+        return plan(self._stepper)
+
+    def __enter__(self) -> Watch:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        self.close("FINISHED" if kind is None else "KILLED" if issubclass(kind, KeyboardInterrupt) else "FAILED")
+
+    def _leave(self) -> None:
+        self._closed = True
+        atexit.unregister(self._close_at_exit)
+        registry.watches.remove(self)
+
+    def _new_recorder(self) -> Recorder:
+        stepper = self._stepper
+        kept = self._source.kept(stepper.layout.names)
+        run, device = self._writer.run, stepper.layout.device
+        return Recorder(run, kept, stepper.fields, device, self._keep, self._writer.flush_seconds)
+
+    def _keep(self, block: History) -> None:
+        self._writer.append(block)
+        self._live.check(block)
+
+    def _between(self) -> None:
+        self._keeper.begin(self.dir)
+        layout = self._source.changed(self._stepper.layout)
+        if layout is not None:
+            self._relayout(layout)
+        elif self._recorder.due:
+            self._drain()
+        self._live.between(self._stepper.steps)
+
+    def _after(self) -> None:
+        """A step has ended, or something was logged: a long step or validation must not hold the rows back."""
+        if not self._stepper.is_open and self._recorder.due_at_once:
+            self._drain()
+
+    def _relayout(self, layout: Layout) -> None:
+        """Go on with other layers, or with the same ones elsewhere; what is recorded so far is handed over first."""
+        self._drain()
+        self._stepper.relayout(layout)
+        self._writer.update(layers=describe(dict(zip(layout.names, layout.params, strict=True))))
+        self._renew_recorder()
+
+    def _renew_recorder(self) -> None:
+        old, self._recorder = self._recorder, self._new_recorder()
+        self._recorder.take_over(old)
+        self._stepper.recorder = self._recorder
+
+    def _drain(self, last_too: bool = True) -> None:
+        self._recorder.drain(last_too)
+        self._live.look(self._stepper.steps)
+        target = self._writer.run.mlflow
+        if target is not None and not target["run_id"]:
+            active = mlflow_target.find_active_run()
+            if active is not None:
+                self._writer.update(mlflow={**target, **active})
+        self._keeper.look(self.dir)
+        if not self._url_said and self._keeper.process is not None:
+            self._say_url(read_cursor(self.dir))
+
+    def _rejoin(self, folder: Path, attempt: int) -> None:
+        """Record into the folder of the run that is resumed, as a new attempt."""
+        if not folder.is_dir() or folder == self.dir.resolve() or isinstance(self._writer, NullWriter):
+            return
+        self._writer = resume.reopened(folder, attempt, self._writer)
+        self._renew_recorder()
+        self._live.rejoin(home_of(folder), self._stepper.steps)
+        self.say(f"resumed at step {self._stepper.steps:,}, recording to {folder}")
+
+    def _close_at_exit(self) -> None:
+        error = None if hasattr(sys, "ps1") else getattr(sys, "last_value", None)
+        self.close("FINISHED" if error is None else "KILLED" if isinstance(error, KeyboardInterrupt) else "FAILED")
+
+    def _say_url(self, cursor: Mapping[str, Any]) -> None:
+        if cursor.get("url") and not self._url_said:
+            self._url_said = True
+            served = str(cursor.get("tracking_uri")).startswith("http")
+            self.say(f"MLflow{'' if served else ', once `gradwatch ui` runs'}: {cursor['url']}")
+
+    def say(self, text: str) -> None:
+        """One line on stderr, unless the Watch was asked to be quiet."""
+        if self._verbose:
+            tell(f"gradwatch: {text}")

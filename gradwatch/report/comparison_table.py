@@ -1,0 +1,119 @@
+"""The comparison in words, for every format: the table's columns as text and as sort keys, the winner's sentences."""
+
+from __future__ import annotations
+
+import ast
+import json
+import math
+import shlex
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from gradwatch.analysis.intervals import Estimate
+from gradwatch.analysis.verdict import Winner, signed
+from gradwatch.report.format import percent, quantity_text
+from gradwatch.sanitize import expression
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+Record = dict[Any, Any]
+LAST = 1e308  # the sort key of what is unknown
+
+
+@dataclass(frozen=True)
+class Column:
+    """A column of the shown table: its cells as text, and the numbers to sort by (None: by the text)."""
+
+    header: str
+    cells: tuple[str, ...]
+    keys: tuple[float, ...] | None = None
+
+
+def columns(frame: pd.DataFrame) -> list[Column]:
+    """The columns of the comparison, those that settle it first."""
+    records: list[Record] = frame.to_dict("records")
+    names = list(frame.columns)
+    metrics = [name.removesuffix("_std") for name in names if name.endswith("_std")]
+    runs = names.index("runs")
+    made = [Column(name, tuple(str(r[name]) for r in records)) for name in names[:runs]]
+
+    def add(header: str, text: Callable[[Record], str], key: str) -> None:
+        made.append(Column(header, tuple(map(text, records)), tuple(_number(record, key) for record in records)))
+
+    add("runs", lambda r: str(r["runs"]), "runs")
+    for name in metrics:
+        add(name, partial(_mean, metric=name), name)
+        if name == metrics[0]:
+            add("difference", partial(_difference, metric=name), f"{name}_diff")
+            made.append(Column("verdict", tuple(r[f"{name}_verdict"] or "–" for r in records)))
+    if "steps_to_target" in names:
+        add("steps to target", _steps_to_target, "steps_to_target")
+    add("diverged", lambda r: f"{r['diverged']} of {r['runs']}" if r["diverged"] else "0", "diverged")
+    add("clip rate", lambda r: percent(r["clip_rate"]), "clip_rate")
+    add("non-finite", lambda r: f"{r['nonfinite_steps']:,}", "nonfinite_steps")
+    add("ms/step", lambda r: quantity_text(1e3 * r["seconds_per_step"]), "seconds_per_step")
+    add("median norm", lambda r: quantity_text(r["median_grad_norm"]), "median_grad_norm")
+    add("p99 norm", lambda r: quantity_text(r["p99_grad_norm"]), "p99_grad_norm")
+    return made
+
+
+def comparison_cells(frame: pd.DataFrame) -> tuple[list[str], list[list[str]]]:
+    """The comparison as headers and rows of text: `0.953 ± 0.004` where there are several seeds."""
+    made = columns(frame)
+    return [column.header for column in made], [list(row) for row in zip(*(c.cells for c in made), strict=True)]
+
+
+def winner_lines(winner: Winner) -> list[str]:
+    """What follows from the comparison of one setting, and the winner's policy as text to paste."""
+    head = f"{winner.setting}: " if winner.setting else ""
+    code = paste(winner)
+    pasted = [f"To paste: {code[0]}, or {code[1]}"] if code else []
+    return [head + winner.sentences[0], *winner.sentences[1:], *pasted]
+
+
+def paste(winner: Winner) -> tuple[str, str] | None:
+    """The winner's policy as arguments of `watch()` and of the command line; None where there is none to paste."""
+    given = [(name, text) for name, text in (("clip", winner.clip), ("renorm", winner.renorm)) if text]
+    if not given or not all(_is_call(text) for _, text in given):  # what differs by part has no text of its own
+        return None
+    in_python = ", ".join(f"{name}={json.dumps(text, ensure_ascii=False)}" for name, text in given)
+    return in_python, " ".join(f"--{name} {shlex.quote(text)}" for name, text in given)
+
+
+def _is_call(text: str) -> bool:
+    return isinstance(expression(text), ast.Call)
+
+
+def plus_minus(mean: float, spread: float) -> str:
+    """`mean ± spread` with as many decimals as the spread deserves; no ± where there is none."""
+    if math.isnan(spread):
+        return quantity_text(mean)
+    if not 1e-4 <= abs(mean) < 1e5 or spread > 1e5:
+        return f"{mean:.2e} ± {spread:.1e}"
+    decimals = min(4, max(0, 1 - math.floor(math.log10(spread)))) if spread > 0 else 4
+    decimals = max(decimals, 2 - math.floor(math.log10(abs(mean))) if abs(mean) < 10 else 1)
+    return f"{mean:.{min(decimals, 5)}f} ± {spread:.{min(decimals, 5)}f}"
+
+
+def _mean(record: Record, metric: str) -> str:
+    return plus_minus(record[metric], (record[f"{metric}_high"] - record[f"{metric}_low"]) / 2)
+
+
+def _difference(record: Record, metric: str) -> str:
+    """The difference to the baseline and its interval; a dash where there is none."""
+    value, low, high = (record[f"{metric}_{word}"] for word in ("diff", "diff_low", "diff_high"))
+    return "–" if math.isnan(value) else signed(Estimate(value, low, high, method=record[f"{metric}_method"]))
+
+
+def _steps_to_target(record: Record) -> str:
+    median, reached, runs = record["steps_to_target"], record["reached_target"], record["runs"]
+    text = "–" if math.isnan(median) else f"{median:,.0f}"
+    return text if reached == runs else f"{text} ({reached} of {runs})"
+
+
+def _number(record: Record, key: str) -> float:
+    value = float(record[key])
+    return LAST if math.isnan(value) else value

@@ -1,0 +1,212 @@
+"""The picture beside a finding: by its rule a curve or a heat map, with the steps that are meant marked.
+
+Legend: T recorded steps, L layers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from gradwatch.analysis.rules import Finding
+from gradwatch.analysis.rules.facts import threshold
+from gradwatch.analysis.rules.gradients import training_losses
+from gradwatch.history import Floats, History
+from gradwatch.report.downsample import heat_map
+from gradwatch.report.format import quantity_text
+from gradwatch.report.plotly import (
+    AFTER,
+    BAD,
+    BEFORE,
+    PALETTE,
+    Chart,
+    Figure,
+    annotate,
+    decades,
+    figure,
+    heat,
+    horizontal,
+    line,
+    marks,
+)
+from gradwatch.report.run_charts import depth_chart, drawn_layers
+
+HEIGHT = 270
+MOST_LAYERS = 8  # lines in one picture
+MOST_ROWS = 20  # rows of a heat map
+MARK = "rgba(214,34,70,.10)"
+Picture = Callable[[History, Finding], "Chart | None"]
+
+
+def picture(history: History, finding: Finding) -> Chart | None:
+    """The picture for `finding`, or the total norm where the one for its rule was not recorded; None without norms."""
+    lane = history.lanes().get(finding.optimizer, history)
+    return PICTURES.get(finding.rule, norm_curve)(lane, finding) or norm_curve(lane, finding)
+
+
+def norm_curve(history: History, finding: Finding) -> Chart | None:
+    """The total gradient norm over the steps, with the threshold in force."""
+    history = history.every_step
+    norms = history.total("grad_norm")
+    drawn = _curve(history, finding, norms, "total gradient norm (L2)", log=True)
+    limit = threshold(history.run.clip)
+    if drawn and limit:
+        drawn = Chart(drawn.title, horizontal(drawn.figure, limit, f"threshold {limit:g}", log=True), HEIGHT)
+    return drawn
+
+
+def loss_curve(history: History, finding: Finding) -> Chart | None:
+    """The training loss: the one that the evidence names, else the first."""
+    history, name = history.every_step, str(finding.evidence.get("metric", ""))
+    names = [name] if name in history.logged else training_losses(history)
+    if not names:
+        return None
+    values = history.total(names[0])
+    log = bool((values[np.isfinite(values)] > 0).all()) and decades(values) > 1.7
+    return _curve(history, finding, values, names[0], log)
+
+
+def coef_curve(history: History, finding: Finding) -> Chart | None:
+    """The clip coefficient."""
+    history = history.every_step
+    return _curve(history, finding, history.total("clip_coef"), "clip coefficient (1 = untouched)")
+
+
+def scale_curve(history: History, finding: Finding) -> Chart | None:
+    """The loss scale, where it was recorded."""
+    history = history.every_step
+    return _curve(history, finding, history.total("loss_scale"), "loss scale", log=True)
+
+
+def layer_curves(quantity: str, label: str) -> Picture:
+    """A picture of `quantity` in the layers of the finding, beside the median of all."""
+
+    def draw(history: History, finding: Finding) -> Chart | None:
+        values = history.layer(quantity)
+        values = np.where(values > 0, values, np.nan)
+        meant = [i for i, name in enumerate(history.layers) if name in finding.layers][:MOST_LAYERS]
+        rows = np.flatnonzero(np.isfinite(values).any(axis=1))
+        if not len(rows):
+            return None
+        seen = values[rows][:, np.isfinite(values[rows]).any(axis=0)]
+        traces = [line(history.step[rows], _median(seen), "median of all layers", BEFORE)]
+        traces += [
+            line(history.step, values[:, i], history.layers[i], PALETTE[k % len(PALETTE)]) for k, i in enumerate(meant)
+        ]
+        shown = np.concatenate([_median(seen), *(values[:, i] for i in meant)])
+        drawn = figure(traces, label, max(decades(shown), 0.01))
+        return Chart(label.capitalize(), _marked(drawn, history, finding), HEIGHT)
+
+    return draw
+
+
+def layer_heat(quantity: str, label: str, onset: bool = False) -> Picture:
+    """A picture of `quantity` in the layers of the finding and their neighbours, around the steps that are meant.
+
+    With `onset` only around the first of them.
+    """
+
+    def draw(history: History, finding: Finding) -> Chart | None:
+        part = _around(history, finding, finding.first_step if onset else finding.last_step)
+        data = heat_map(part, quantity, max_rows=MOST_ROWS, max_columns=300)
+        if data is None:
+            return None
+        drawn, height = heat(data, quantity)
+        left, right = float(part.step[0]) - 0.5, float(part.step[-1]) + 0.5
+        drawn["layout"]["xaxis"]["range"] = [left, right]
+        drawn = _marked(drawn, part, finding, fill="rgba(0,0,0,0)")
+        notes = ["Red: inf or NaN; a cross: the first of a layer."] * bool(data.nonfinite.any())
+        notes += ["Grey: exactly zero."] * bool(data.zero.any())
+        if len(part.layers) < len(history.layers):
+            notes.append(f"{len(part.layers):,} of {len(history.layers):,} layers.")
+        title = f"{label}, steps {part.step[0]:,} to {part.step[-1]:,}"
+        return Chart(title, drawn, int(np.clip(height, HEIGHT, 420)), " ".join(notes))
+
+    return draw
+
+
+def _around(history: History, finding: Finding, last: int) -> History:
+    """The steps around the finding's first to `last`, and its layers with their neighbours (all, if none is named)."""
+    span = max(last - finding.first_step, 30)
+    near = history.slice(finding.first_step - span, last + span + 1)
+    meant = [i for i, name in enumerate(history.layers) if name in finding.layers]
+    if not meant or len(history.layers) <= MOST_ROWS:
+        return near
+    low = max(0, min(meant) - 3)
+    here = slice(low, max(low + MOST_ROWS, min(max(meant) + 4, low + 10 * MOST_ROWS)))
+    per_layer = {name: values[:, here] for name, values in near.per_layer.items()}
+    return replace(near, layers=near.layers[here], per_layer=per_layer)
+
+
+def _curve(history: History, finding: Finding, values: Floats, label: str, log: bool = False) -> Chart | None:
+    finite = np.isfinite(values) & ((values > 0) | (not log))
+    if not finite.any():
+        return None
+    traces = [line(history.step, np.where(finite, values, np.nan), label, AFTER)]
+    bad = history.step[~np.isfinite(values) & (history.total("nonfinite") > 0)]
+    if len(bad):
+        traces.append(marks(bad, "non-finite"))
+    top = int(np.nanargmax(np.where(finite, values, np.nan)))
+    title = f"{label[0].upper()}{label[1:]}: highest {quantity_text(float(values[top]))} at step {history.step[top]:,}"
+    drawn = figure(traces, label, max(decades(values), 0.01) if log else 0, legend=False)
+    return Chart(title, _marked(drawn, history, finding), HEIGHT)
+
+
+def _marked(drawn: Figure, history: History, finding: Finding, fill: str = MARK) -> Figure:
+    """The figure with the finding's first to last step in a frame that is wide enough to be seen."""
+    first, last = float(finding.first_step), float(finding.last_step)
+    least = 0.006 * float(history.step[-1] - history.step[0] + 1)
+    band: dict[str, Any] = {
+        "type": "rect", "xref": "x", "yref": "paper", "x0": first - 0.5, "x1": max(last + 0.5, first - 0.5 + least),
+        "y0": 0, "y1": 1, "line": {"color": BAD, "width": 1.2}, "fillcolor": fill, "layer": "above",
+    }  # fmt: skip
+    words = f"steps {finding.first_step:,} to {finding.last_step:,}" if last > first else f"step {finding.first_step:,}"
+    late = (first - float(history.step[0])) > 0.6 * float(history.step[-1] - history.step[0])
+    inside = drawn["layout"]["showlegend"]  # which stands above
+    return annotate(drawn, [band], [
+        {"xref": "x", "yref": "paper", "x": last if late else first, "xanchor": "right" if late else "left", "y": 1,
+         "yanchor": "top" if inside else "bottom", "text": words, "showarrow": False,
+         "font": {"size": 11, "color": BAD}, "bgcolor": "rgba(255,255,255,.8)"},
+    ])  # fmt: skip
+
+
+def _median(values: Floats) -> Floats:
+    """The median over the layers of each step `[T]`, of rows that hold at least one number."""
+    return np.asarray(np.nanmedian(values, axis=1))
+
+
+def depth_profile(history: History, finding: Finding) -> Chart | None:
+    """The gradient norm along the layers in the steps of the finding, with its layers in a frame."""
+    chart = depth_chart(history.slice(finding.first_step, finding.last_step + 1), "grad_norm", "gradient norm")
+    if chart is None:
+        return None
+    places = [i for i, name in enumerate(drawn_layers(history)) if name in finding.layers]
+    band = {"type": "rect", "xref": "x", "yref": "paper", "x0": min(places, default=0) - 0.3,
+            "x1": max(places, default=0) + 0.3, "y0": 0, "y1": 1, "line": {"color": BAD, "width": 1.2},
+            "fillcolor": MARK}  # fmt: skip
+    return Chart(chart.title, annotate(chart.figure, [band] * bool(places), []), chart.height, chart.note)
+
+
+_NORMS = layer_heat("grad_norm", "Gradient norm per layer")
+_UPDATES = layer_curves("update_ratio", "update ratio")
+_WEIGHTS = layer_curves("weight_norm", "weight norm")
+
+PICTURES: dict[str, Picture] = {
+    "nonfinite": layer_heat("grad_norm", "Gradient norm per layer", onset=True),
+    "vanishing": depth_profile,
+    "dead-layer": _NORMS,
+    "no-gradient": _NORMS,
+    "weights-unchanged": _UPDATES,
+    "update-too-large": _UPDATES,
+    "update-too-small": _UPDATES,
+    "clip-is-your-learning-rate": coef_curve,
+    "scaled-gradients": scale_curve,
+    "weight-growth": _WEIGHTS,
+    "renorm-binds": layer_curves("renorm_rate", "share of units scaled back"),
+    "imbalance": layer_curves("grad_norm", "gradient norm"),
+    "lr-too-high": loss_curve,
+}
+"""Which picture shows which disease. The total norm shows every other: exploding, spike, clip-inert, ..."""

@@ -1,0 +1,101 @@
+"""Small multiples: the heat map of one run of each policy, side by side on one colour scale.
+
+Legend: R drawn rows (layers), C drawn columns (steps).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from gradwatch.analysis.final_values import seed_text
+from gradwatch.analysis.groups import natural
+from gradwatch.history import History
+from gradwatch.report.downsample import HeatMap, heat_map
+from gradwatch.report.plotly import ABSENT, BAD, VIRIDIS, Chart, figure, pack, short, text
+from gradwatch.sanitize import printable
+
+MOST = 12  # policies
+ROWS, COLUMNS = 60, 160  # cells of one map
+LABELS = 16
+GAP_X, GAP_Y = 0.03, 52  # between two maps: a share of the width, pixels
+
+
+def heat_multiples(members: dict[str, list[History]]) -> Chart | None:
+    """The gradient norm over layers and steps of one run of each policy; None where fewer than two recorded it."""
+    chosen = {
+        policy: min(runs, key=lambda history: natural(seed_text(history.run))) for policy, runs in members.items()
+    }
+    maps = {policy: heat_map(history, "grad_norm", ROWS, COLUMNS) for policy, history in chosen.items()}
+    drawn = {policy: data for policy, data in maps.items() if data is not None}
+    shown = dict(list(drawn.items())[:MOST])
+    if len(shown) < 2:
+        return None
+    values = np.concatenate([data.value[data.value > 0].ravel() for data in shown.values()])
+    low, high = np.quantile(np.log10(values), (0.005, 0.995)) if len(values) else (0.0, 1.0)
+    wide = 2 if len(shown) <= 4 else 3
+    tall = -(-len(shown) // wide)
+    one = int(np.clip(30 + 15 * max(len(data.rows) for data in shown.values()), 110, 300))
+    height = tall * (one + GAP_Y) + 50
+    traces: list[dict[str, Any]] = []
+    layout: dict[str, Any] = {"coloraxis": _scale(float(low), float(max(high, low + 0.1)))}
+    notes = []
+    for i, (policy, data) in enumerate(shown.items()):
+        traces += _traces(data, policy, i + 1)
+        axes, note = _place(data, policy, i, wide, one / height, GAP_Y / height)
+        layout |= axes
+        notes.append(note)
+    made = figure(traces, "", legend=False, hovermode="closest", plot_bgcolor=ABSENT, annotations=notes)
+    made["layout"] |= {**layout, "margin": {"l": 130, "r": 14, "t": 26, "b": 42}}
+    seeds = {seed_text(chosen[policy].run) for policy in shown}
+    said = f"The runs with seed {seeds.pop()}" if len(seeds) == 1 and seeds != {""} else "One run of each policy"
+    said += ", on one colour scale; red: inf or NaN. Each cell is the highest of the steps and layers it stands for."
+    if len(drawn) > MOST:
+        said += f" The first {MOST} of {len(drawn)} policies."
+    return Chart("Gradient norm of each layer before the clip, policy by policy", made, height, said, wide=True)
+
+
+def _traces(data: HeatMap, policy: str, number: int) -> list[dict[str, Any]]:
+    """The map, and its non-finite cells over it; axes are numbered from 1, and Plotly calls the first `x`."""
+    end = "" if number == 1 else str(number)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        logs = np.log10(np.where(data.value > 0, data.value, np.nan))
+    common = {"type": "heatmap", "x": pack(data.step), "y": [text(name) for name in data.rows], "xaxis": f"x{end}",
+              "yaxis": f"y{end}", "hoverongaps": False, "legendgroup": printable(policy)}  # fmt: skip
+    head = f"{text(short(policy, 80))}<br>%{{y}}<br>step %{{x}}: "
+    traces: list[dict[str, Any]] = [
+        {**common, "z": pack(logs), "coloraxis": "coloraxis", "hovertemplate": f"{head}10^%{{z:.2f}}<extra></extra>"}
+    ]
+    if data.nonfinite.any():
+        cells = pack(np.where(data.nonfinite, 1.0, np.nan))
+        traces.append({**common, "z": cells, "zmin": 0, "zmax": 1, "showscale": False,
+                       "colorscale": [[0, BAD], [1, BAD]],
+                       "hovertemplate": f"{head}non-finite<extra></extra>"})  # fmt: skip
+    return traces
+
+
+def _place(
+    data: HeatMap, policy: str, i: int, wide: int, tall: float, gap: float
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The axes of the map at place `i`, and its heading; `tall` and `gap` are shares of the height."""
+    end = "" if i == 0 else str(i + 1)
+    row, column = divmod(i, wide)
+    width = (1 - (wide - 1) * GAP_X) / wide
+    left, top = column * (width + GAP_X), 1 - row * (tall + gap)
+    shown = [text(name) for name in data.rows[:: -(-len(data.rows) // LABELS)]]
+    labels = [text(short(name, 20)) for name in data.rows[:: -(-len(data.rows) // LABELS)]]
+    y = {"type": "category", "autorange": "reversed", "domain": [max(0.0, top - tall), top], "showgrid": False,
+         "anchor": f"x{end}", "tickvals": shown, "ticktext": labels, "tickfont": {"size": 10},
+         "showticklabels": column == 0}  # fmt: skip
+    x = {"domain": [left, left + width], "anchor": f"y{end}", "showgrid": False, "zeroline": False, "nticks": 5}
+    note = {"text": text(short(policy, 44)), "xref": "paper", "yref": "paper", "x": left, "y": top, "xanchor": "left",
+            "yanchor": "bottom", "showarrow": False, "font": {"size": 11.5}}  # fmt: skip
+    return {f"xaxis{end}": x, f"yaxis{end}": y}, note
+
+
+def _scale(low: float, high: float) -> dict[str, Any]:
+    colors = [[i / (len(VIRIDIS) - 1), color] for i, color in enumerate(VIRIDIS)]
+    title = {"text": "log10 grad_norm", "side": "right"}
+    return {"cmin": low, "cmax": high, "colorscale": colors,
+            "colorbar": {"thickness": 12, "outlinewidth": 0, "title": title}}  # fmt: skip

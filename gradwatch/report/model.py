@@ -1,0 +1,248 @@
+"""What a report says, as plain data: each run's head, findings and layers, and the table that compares them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from gradwatch.analysis.comparison import settle
+from gradwatch.analysis.final_values import final, nonfinite_steps, policy_text
+from gradwatch.analysis.groups import metric_names
+from gradwatch.analysis.rules import Finding, diagnose, verdict
+from gradwatch.analysis.suggest import Suggestion, suggest
+from gradwatch.analysis.verdict import Winner
+from gradwatch.analysis.whatif import Outcome, what_if
+from gradwatch.errors import RunError
+from gradwatch.history import Floats, History, loop_clips
+from gradwatch.report.format import percent
+from gradwatch.storage.owner import is_gone
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+CRASHED = "ended without close"
+
+
+@dataclass(frozen=True)
+class LayerSummary:
+    """One layer over the whole run; NaN where the run did not record the quantity."""
+
+    name: str
+    shape: tuple[int, ...]
+    median_grad_norm: float
+    max_grad_norm: float
+    clip_rate: float
+    nonfinite: int
+    weight_norm: float
+    update_ratio: float
+
+
+@dataclass(frozen=True)
+class LaneSummary:
+    """What an optimizer (or part of the run) that steps on its own did, in its own steps."""
+
+    name: str
+    steps: int
+    clip_rate: float
+    nonfinite_steps: int
+    median_grad_norm: float
+    p99_grad_norm: float
+
+
+@dataclass(frozen=True)
+class RunSummary:
+    """One run: what it was, how it ended, and what its layers did. `lanes` is empty where all step as one."""
+
+    name: str
+    created: str
+    state: str
+    policy: str
+    loop_clips: str  # the clips of the loop's own, as code; empty without
+    optimizer: str
+    steps: int
+    parameters: int
+    verdict: str
+    findings: tuple[Finding, ...]
+    problems: tuple[str, ...]
+    clip_rate: float
+    nonfinite_steps: int
+    median_grad_norm: float
+    p99_grad_norm: float
+    final: dict[str, float]
+    layers: tuple[LayerSummary, ...]
+    lanes: tuple[LaneSummary, ...]
+    params: dict[str, str]
+    reduced: str = ""  # how the layers were reduced to fit in memory; empty where they were not
+    suggestions: tuple[Suggestion, ...] = ()  # these two of one run alone, not of many that are compared
+    what_if: tuple[Outcome, ...] = ()
+
+
+@dataclass(frozen=True)
+class Report:
+    """One run or many. Renderers turn this into text.
+
+    `comparison` is `compare.compare`'s table, None for one run; `winners` and `notes` are what follows from it.
+    """
+
+    title: str
+    runs: tuple[RunSummary, ...]
+    histories: tuple[History, ...]
+    metrics: tuple[str, ...]
+    comparison: pd.DataFrame | None
+    winners: tuple[Winner, ...] = ()
+    notes: tuple[str, ...] = ()
+
+
+def build_report(
+    histories: Sequence[History], metric: str | None = None, baseline: str | None = None, target: float | None = None
+) -> Report:
+    """A report of one run, or one that compares many; the other arguments are those of `compare.compare`.
+
+    Raises:
+        RunError: there are no runs, none of them recorded a step, none logged `metric`, or had the policy `baseline`.
+
+    """
+    if not any(len(history) for history in histories):
+        names = ", ".join(history.run.name for history in histories) or "no runs were given"
+        raise RunError(f"nothing to report, no steps are recorded: {names}")
+    metrics = metric_names(histories, metric)
+    many = len(histories) > 1
+    runs = tuple(summarize(history, metrics) for history in histories)
+    if not many:
+        (run,), (history,) = runs, histories
+        runs = (replace(run, suggestions=suggest(history, run.findings), what_if=what_if(history)),)
+    settled = settle(histories, metric, baseline, target) if many else None
+    return Report(
+        title=f"{len(histories)} runs compared" if many else histories[0].run.name,
+        runs=runs,
+        histories=tuple(histories),
+        metrics=tuple(metrics),
+        comparison=settled.table if settled else None,
+        winners=settled.winners if settled else (),
+        notes=settled.notes if settled else (),
+    )
+
+
+def summarize(history: History, metrics: Sequence[str]) -> RunSummary:
+    """The facts of one run."""
+    run, lanes, findings = history.run, history.lanes(), diagnose(history)
+    whole = _lane("", history)
+    bad = history.nonfinite
+    shapes = {layer.name: layer.shape for layer in run.layers}
+    columns = {
+        "median_grad_norm": _columns(np.nanmedian, history.layer("grad_norm")),
+        "max_grad_norm": _columns(np.nanmax, history.layer("grad_norm")),
+        "clip_rate": history.clip_rate,
+        "weight_norm": _last(history.layer("weight_norm")),
+        "update_ratio": _columns(np.nanmedian, history.layer("update_ratio")),
+    }
+    return RunSummary(
+        name=run.name,
+        created=run.created,
+        state=state(history),
+        policy=policy_text(run),
+        loop_clips=loop_clips(history.every_step.per_step),
+        optimizer=", ".join(
+            (f"{o.get('name')}: " if len(lanes) > 1 else "") + _optimizer(o.get("class", "?"), o.get("settings", {}))
+            for o in run.optimizers
+        ),
+        steps=len(history.every_step),
+        reduced=reduced_text(history),
+        parameters=sum(layer.numel for layer in run.layers),
+        verdict=verdict(history, findings),
+        findings=tuple(findings),
+        problems=history.problems,
+        clip_rate=whole.clip_rate,
+        nonfinite_steps=whole.nonfinite_steps,
+        median_grad_norm=whole.median_grad_norm,
+        p99_grad_norm=whole.p99_grad_norm,
+        final={name: final(history, name) for name in metrics},
+        layers=tuple(
+            LayerSummary(name, shapes.get(name, ()), nonfinite=int(bad[i]),
+                         **{key: float(values[i]) for key, values in columns.items()})
+            for i, name in enumerate(history.layers)
+        ),
+        lanes=tuple(_lane(name, lane) for name, lane in lanes.items()) if len(lanes) > 1 else (),
+        params=dict(run.params),
+    )  # fmt: skip
+
+
+def _lane(name: str, history: History) -> LaneSummary:
+    norms = history.every_step.total("grad_norm")
+    norms = norms[np.isfinite(norms)]
+    return LaneSummary(
+        name,
+        len(history.every_step),
+        clip_rate(history),
+        nonfinite_steps(history),
+        float(np.median(norms)) if len(norms) else float("nan"),
+        float(np.quantile(norms, 0.99)) if len(norms) else float("nan"),
+    )
+
+
+def clip_rate(history: History) -> float:
+    """Share of the steps in which the policy changed any gradient; NaN when this was not recorded."""
+    values = history.every_step.total("clip_rate")
+    values = values[np.isfinite(values)]
+    return float(values.mean()) if len(values) else float("nan")
+
+
+def changed(history: History) -> str:
+    """What the policy did, as a sentence: `ClipByGlobalNorm(1.0) changed 24.5 % of 1,000 steps`."""
+    count = len(history.every_step)
+    steps = f"{count:,} step{'s' if count != 1 else ''}"
+    rate = clip_rate(history)
+    if not history.run.clip:
+        if loop_clips(history.every_step.per_step):
+            return f"No clipping policy; the loop itself clips: {loop_clips(history.every_step.per_step)}"
+        return f"No clipping policy: the gradients of all {steps} were left alone"
+    if np.isnan(rate):
+        return f"{history.run.clip}: what it changed was not recorded"
+    return f"{history.run.clip} changed {percent(rate)} of {steps}"
+
+
+def reduced_text(history: History) -> str:
+    """What a reader of a reduced History must know, in two sentences; empty for one that is not reduced."""
+    if history.whole is None:
+        return ""
+    return (
+        f"This run is too large to be held in memory, so the layers of up to {history.stride} steps in a row are "
+        "reduced to three values, the first, the lowest and the highest: no spike is lost. Counts, rates, highest "
+        "norms and totals are of every step; medians per layer are of these values, and a finding's steps are "
+        f"exact to {history.stride} steps (of a non-finite gradient, exact)."
+    )
+
+
+def state(history: History) -> str:
+    """How the run ended: `finished`, `running`, or that its process is gone."""
+    run = history.run
+    if run.crashed or (run.status == "RUNNING" and is_gone(run.pid, run.host, run.pid_started)):
+        return f"{CRASHED} at step {history.every_step.step[-1]}" if len(history) else CRASHED
+    return run.status.lower()
+
+
+def _optimizer(name: str, settings: dict[str, object]) -> str:
+    """The optimizer as code; settings that are off (0, False, None) are left out."""
+    return f"{name}({', '.join(f'{key}={value}' for key, value in settings.items() if value)})"
+
+
+def _columns(reduce: Callable[..., Floats], values: Floats) -> Floats:
+    """`reduce` over the finite steps of each layer, `[L]`; NaN for a layer without any."""
+    finite = np.where(np.isfinite(values), values, np.nan)
+    seen = ~np.isnan(finite).all(axis=0)
+    out = np.full(values.shape[1], np.nan)
+    if seen.any():
+        out[seen] = reduce(finite[:, seen], axis=0)
+    return out
+
+
+def _last(values: Floats) -> Floats:
+    """The last finite value of each layer, `[L]`."""
+    finite = np.isfinite(values)
+    if not len(values):
+        return np.full(values.shape[1], np.nan)
+    row = len(values) - 1 - finite[::-1].argmax(axis=0)
+    return np.where(finite.any(axis=0), values[row, np.arange(values.shape[1])], np.nan)

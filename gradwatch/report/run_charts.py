@@ -1,0 +1,261 @@
+"""The charts of one run: layers x steps, the norm before and after the clip, what the clip did, loss and accuracy."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from gradwatch.analysis.final_values import nonfinite_rows
+from gradwatch.analysis.rules.facts import threshold
+from gradwatch.history import Floats, History, nanmean
+from gradwatch.report.downsample import bucket_mean, heat_map
+from gradwatch.report.format import percent, quantity_text
+from gradwatch.report.model import LayerSummary, RunSummary, changed
+from gradwatch.report.plotly import (
+    AFTER,
+    BAD,
+    BEFORE,
+    PALETTE,
+    POINTS,
+    Chart,
+    decades,
+    figure,
+    heat,
+    horizontal,
+    line,
+    marks,
+    pack,
+    short,
+    text,
+)
+
+QUANTITIES = {"grad_norm": "gradient norm", "update_ratio": "update ratio"}
+MOST_LABELS = 16
+
+
+def depth_charts(history: History) -> list[Chart]:
+    """One chart for each quantity that was recorded in two or more layers."""
+    return [chart for quantity, label in QUANTITIES.items() if (chart := depth_chart(history, quantity, label))]
+
+
+def depth_chart(history: History, quantity: str, label: str) -> Chart | None:
+    """The medians of `quantity` along the layers; None where it was recorded in fewer than two."""
+    values = history.layer(quantity)
+    values = np.where(np.isfinite(values) & (values > 0), values, np.nan)
+    shown = _weights(history)
+    rows = np.flatnonzero(np.isfinite(values[:, shown]).any(axis=1))
+    if np.isfinite(values[:, shown]).any(axis=0).sum() < 2:
+        return None
+    names = [history.layers[i] for i in shown]
+    tenth = max(1, len(rows) // 10)
+    parts = (("early", rows[:tenth], BEFORE), ("whole run", rows, AFTER), ("late", rows[-tenth:], BAD))
+    traces, every = [], np.zeros(0)
+    for name, at, color in parts:
+        median = column_medians(values[np.ix_(at, shown)])
+        every = np.append(every, median)
+        traces.append(
+            {"type": "scatter", "mode": "lines+markers", "x": list(range(len(shown))), "y": pack(median), "name": name,
+             "line": {"color": color, "width": 1.6}, "marker": {"size": 5, "color": color}, "connectgaps": False,
+             "customdata": [text(layer) for layer in names],
+             "hovertemplate": "%{customdata}: %{y:.3g}<extra>" + name + "</extra>"}
+        )  # fmt: skip
+    drawn = figure(traces, label, max(decades(every), 0.01), hovermode="closest")
+    ticks = list(range(0, len(names), -(-len(names) // MOST_LABELS)))
+    labels = [text(short(names[i], 22)) for i in ticks]
+    drawn["layout"]["xaxis"] |= {"title": {"text": ""}, "tickvals": ticks, "ticktext": labels, "tickangle": -35,
+                                 "tickfont": {"size": 10}, "automargin": True}  # fmt: skip
+    note = f"Medians over the first tenth, the whole run and the last tenth of the steps that recorded the {label}."
+    if len(shown) < len(history.layers):
+        note += " Tensors of one dimension (biases, gains) are left out."
+    return Chart(_title(label, column_medians(values[:, shown]), names), drawn, 330, note)
+
+
+def drawn_layers(history: History) -> list[str]:
+    """The names of the layers in a depth profile, in the order of its places."""
+    return [history.layers[i] for i in _weights(history)]
+
+
+def _weights(history: History) -> np.ndarray[tuple[int], np.dtype[np.intp]]:
+    """The layers to draw: tensors of two or more dimensions; all, where there are fewer than two of these."""
+    shapes = {layer.name: layer.shape for layer in history.run.layers}
+    weights = np.flatnonzero([len(shapes.get(name, ())) > 1 for name in history.layers])
+    return weights if len(weights) > 1 else np.arange(len(history.layers))
+
+
+def _title(label: str, median: Floats, names: list[str]) -> str:
+    first, last = float(median[0]), float(median[-1])
+    if not (first > 0 and last > 0) or names[0] == names[-1]:
+        return f"Depth profile of the {label}"
+    times = max(first, last) / min(first, last)
+    larger, smaller = (names[-1], names[0]) if last > first else (names[0], names[-1])
+    return f"Depth profile: the {label} of {larger} is {quantity_text(times)} times that of {smaller}"
+
+
+def column_medians(values: Floats) -> Floats:
+    """The median of the finite values of each column `[L]`; NaN for a column without any."""
+    seen = np.isfinite(values).any(axis=0)
+    out = np.full(values.shape[1], np.nan)
+    out[seen] = np.nanmedian(values[:, seen], axis=0)
+    return out
+
+
+HEAT_MAPS = {"grad_norm": "Gradient norm", "weight_norm": "Weight norm", "update_ratio": "Update ratio"}
+
+
+def heat_charts(history: History, run: RunSummary) -> tuple[list[Chart], list[str]]:
+    """Layers x steps of each recorded quantity, and a sentence for each that this run does not hold."""
+    charts, missing = [], []
+    for quantity, title in HEAT_MAPS.items():
+        data = heat_map(history, quantity)
+        if data is None:
+            missing.append(f"{title} is not shown: this run did not record it.")
+            continue
+        drawn, height = heat(data, quantity)
+        drawn["layout"]["xaxis"]["range"] = [float(history.step[0]) - 0.5, float(history.step[-1]) + 0.5]
+        notes = ["Layers in model order."]
+        if run.lanes:
+            notes.append("Each layer over the steps of its own part or optimizer.")
+        if data.steps_per_column > 1:
+            notes.append(f"Each column is the highest of {data.steps_per_column} recorded steps, so no spike is lost.")
+        if data.layers_per_row > 1:
+            notes.append(f"Each row is the highest of {data.layers_per_row} neighbouring layers.")
+        charts.append(Chart(_heat_title(run.layers, quantity, title), drawn, height, " ".join(notes), title))
+    return charts, missing
+
+
+def _heat_title(layers: tuple[LayerSummary, ...], quantity: str, title: str) -> str:
+    column = {"grad_norm": "median_grad_norm"}.get(quantity, quantity)
+    known = [(getattr(layer, column), layer.name) for layer in layers if getattr(layer, column) > 0]
+    if len(known) < 2:
+        return f"{title} per layer"
+    (low, smallest), (high, largest) = min(known), max(known)
+    return f"{title}: largest in {largest} ({quantity_text(high)}), smallest in {smallest} ({quantity_text(low)})"
+
+
+def norm_chart(history: History) -> Chart:
+    """The total norm before and after the clip, the policy's threshold, and the steps that have no finite norm."""
+    history = history.every_step
+    before, after = history.total("grad_norm"), history.total("clipped_norm")
+    traces = lane_lines(history, np.where(before > 0, before, np.nan), "before the clip", BEFORE)
+    if history.run.clip:
+        traces += lane_lines(history, np.where(after > 0, after, np.nan), "after the clip", AFTER, width=1.2)
+    bad = history.step[nonfinite_rows(history)]
+    if len(bad):
+        traces.append(marks(bad, f"non-finite ({len(bad):,} step{'s' if len(bad) > 1 else ''})"))
+    drawn = figure(traces, "total gradient norm (L2)", max(decades(before), 0.01))
+    limit = threshold(history.run.clip)
+    if limit:
+        drawn = horizontal(drawn, limit, f"threshold {limit:g}", log=True)
+    finite = np.isfinite(before)
+    title = "Total gradient norm: no step had a finite one"
+    if finite.any():
+        top = int(np.nanargmax(np.where(finite, before, np.nan)))
+        several = len(history.lane_rows()) > 1
+        median = "" if several else f"median {quantity_text(float(np.median(before[finite])))}, "
+        where = f" of {history.optimizer[top]}" if several else ""
+        highest = f"highest {quantity_text(before[top])} at step {history.step[top]:,}{where}"
+        title = f"Total gradient norm: {median}{highest}"
+    return Chart(title, drawn, 320, _thinned(len(history)))
+
+
+def lane_lines(history: History, values: Floats, name: str, color: str, **style: Any) -> list[dict[str, Any]]:
+    """`values` `[T]` over the steps: one line, or one for each part or optimizer that steps on its own.
+
+    Then a line has the colour of its lane; those in the colour `BEFORE` are pale and dotted.
+    """
+    lanes = history.lane_rows()
+    if len(lanes) < 2:
+        return [line(history.step, values, name, color, **style)]
+    pale = {"opacity": 0.6, "line": {"dash": "dot"}} if color == BEFORE else {}
+    return [
+        line(history.step[rows], values[rows], f"{lane}: {name}", PALETTE[i % len(PALETTE)], **{**style, **pale})
+        for i, (lane, rows) in enumerate(lanes.items())
+    ]
+
+
+def clip_charts(history: History) -> tuple[list[Chart], list[str]]:
+    """The coefficient and the clip rate over the steps; a sentence instead when there is no policy."""
+    if not history.run.clip:
+        return [], ["No clipping policy: every clip coefficient is 1."]
+    charts, history = [], history.every_step
+    coef = history.total("clip_coef")
+    if np.isfinite(coef).any():
+        lines = lane_lines(history, coef, "clip_coef", AFTER)
+        drawn = figure(lines, "clip coefficient (1 = untouched)", legend=len(lines) > 1)
+        charts.append(Chart(changed(history), drawn, 260, _thinned(len(history))))
+    rate = history.total("clip_rate")
+    if np.isfinite(rate).any():
+        charts.append(_rate_chart(history, rate))
+    return charts, [] if charts else ["Clip coefficient and clip rate are not shown: this run did not record them."]
+
+
+def _rate_chart(history: History, rate: Floats) -> Chart:
+    lanes = history.lane_rows()
+    one = len(lanes) < 2
+    traces = []
+    for i, (lane, at) in enumerate(lanes.items()):
+        rows, share = bucket_mean(rate[at], 60)
+        shape: dict[str, Any] = {"fill": "tozeroy", "fillcolor": "rgba(31,95,168,.12)"} if one else {}
+        name, color = ("clip rate", AFTER) if one else (lane, PALETTE[i % len(PALETTE)])
+        traces.append(line(history.step[at[rows]], 100 * share, name, color, line={"shape": "hvh"}, **shape))
+        window = -(-len(at) // len(rows))
+    drawn = figure(traces, "clipped steps (%)", legend=not one)
+    drawn["layout"]["yaxis"]["range"] = [0, 102]
+    note = f"Mean of windows of {window} steps." if one else "Means of at most 60 windows."
+    shares = [f"{lane} {percent(float(nanmean(rate[at])))}" for lane, at in lanes.items()]
+    return Chart(_rate_title(rate) if one else f"Clip rate: {', '.join(shares)}", drawn, 260, note)
+
+
+def _rate_title(rate: Floats) -> str:
+    tenth = max(1, len(rate) // 10)
+    first, last = (np.nanmean(part) if np.isfinite(part).any() else np.nan for part in (rate[:tenth], rate[-tenth:]))
+    return f"Clip rate: {percent(float(first))} in the first tenth of the run, {percent(float(last))} in the last"
+
+
+def logged_charts(history: History, names: Sequence[str]) -> tuple[list[Chart], list[str]]:
+    """One chart for each logged scalar, those in `names` first, and the learning rate where it moved.
+
+    Also a sentence for each that never had a finite value.
+    """
+    history = history.every_step
+    rates = [history.total("lr")[rows] for rows in history.lane_rows().values()]
+    moved = any(len(np.unique(lr[np.isfinite(lr)])) > 1 for lr in rates)
+    order = dict.fromkeys([*names, *history.logged, *(["lr"] if moved else [])])
+    drawn = [name for name in order if np.isfinite(history.total(name)).any()]
+    missing = [f"{name} is not shown: it never had a finite value." for name in order if name not in drawn]
+    several = len(rates) > 1
+    return [_lr_chart(history) if several and name == "lr" else _logged_chart(history, name) for name in drawn], missing
+
+
+def _lr_chart(history: History) -> Chart:
+    """The learning rate of each part or optimizer that steps on its own."""
+    lr = history.total("lr")
+    span = decades(lr)
+    drawn = figure(lane_lines(history, lr, "lr", AFTER), "lr", span if span > 1.7 else 0)
+    return Chart("lr", drawn, 260, _thinned(len(history)))
+
+
+def _logged_chart(history: History, name: str) -> Chart:
+    """A logged scalar over the steps, on a log axis where it spans more than a factor of 50."""
+    values = history.total(name)
+    finite = values[np.isfinite(values)]
+    span = decades(finite) if (finite > 0).all() else 0.0
+    dense = len(finite) > POINTS
+    traces = [line(history.step, values, "lowest and highest" if dense else name, BEFORE if dense else AFTER)]
+    if dense:
+        middle, mean = bucket_mean(finite, 300)
+        traces.append(line(history.step[np.isfinite(values)][middle], mean, "mean", AFTER, width=2))
+    bad = history.step[np.isinf(values)]
+    if len(bad):
+        traces.append(marks(bad, "infinite", BAD))
+    title = f"{name}: {quantity_text(finite[0])} at first, {quantity_text(finite[-1])} at the end"
+    drawn = figure(traces, name, span if span > 1.7 else 0, legend=len(traces) > 1)
+    return Chart(title, drawn, 260, _thinned(len(finite)))
+
+
+def _thinned(points: int) -> str:
+    if points <= POINTS:
+        return ""
+    return f"Drawn with the lowest and the highest of every {-(-2 * points // POINTS)} points, so no spike is lost."

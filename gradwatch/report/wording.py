@@ -1,0 +1,147 @@
+"""Findings and suggestions in words, for every format: where, the numbers, and which part of a cure is code."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator, Sequence
+
+from gradwatch.analysis.rules import Finding
+from gradwatch.analysis.rules.finding import RANK
+from gradwatch.analysis.suggest import Suggestion
+from gradwatch.analysis.whatif import Outcome
+from gradwatch.report.format import percent, quantity_text
+from gradwatch.report.model import LaneSummary, RunSummary
+from gradwatch.sanitize import expression
+
+MOST_NAMES = 4
+MAX_CODE = 2_000  # characters of a policy text that is shown as code
+WHAT_IF_HEADERS = ("policy", "from", "steps clipped", "mean coefficient")
+_POLICY = re.compile(r"""(?:(clip|renorm)=(["']))?(chain|only|[A-Z]\w*)\(""")
+
+
+def counts_text(findings: Sequence[Finding]) -> str:
+    """How many of each severity: `1 error, 2 warnings`; empty without any. What follows from one is not counted."""
+    counts = {severity: sum(finding.severity == severity for finding in findings) for severity in RANK}
+    return ", ".join(f"{n} {severity}{'s' if n > 1 else ''}" for severity, n in counts.items() if n)
+
+
+def where_text(finding: Finding) -> str:
+    """When and where: `steps 12 to 44 · rnn.weight_hh_l0, rnn.bias_hh_l0 and 3 more layers`."""
+    first, last = finding.first_step, finding.last_step
+    steps = f"step {first:,}" if first == last else f"steps {first:,} to {last:,}"
+    names, left = ", ".join(finding.layers[:MOST_NAMES]), len(finding.layers) - MOST_NAMES
+    more = f" and {left} more layer{'s' if left > 1 else ''}" if left > 0 else ""
+    return " · ".join(filter(None, [steps, finding.optimizer, names + more or "the whole model"]))
+
+
+def evidence_cells(finding: Finding) -> list[tuple[str, str]]:
+    """The evidence as pairs of word and value."""
+    return [
+        (key.replace("_", " "), f"{value:.4g}" if isinstance(value, (int, float)) else str(value))
+        for key, value in finding.evidence.items()
+    ]
+
+
+def evidence_text(finding: Finding) -> str:
+    """The evidence in one line: `steps: 31 · grad norm growth: 412`."""
+    return " · ".join(f"{word}: {value}" for word, value in evidence_cells(finding))
+
+
+def finding_lines(finding: Finding, indent: str = "") -> Iterator[str]:
+    """A finding as lines of text: what, where, the numbers, why, what to do; then what follows from it, indented."""
+    yield f"{indent}{finding.severity}: {finding.summary}"
+    for line in (where_text(finding), evidence_text(finding), finding.cause, finding.cure):
+        if line:
+            yield f"{indent}  {line}"
+    if finding.consequences:
+        yield f"{indent}  What follows from it:"
+    for consequence in finding.consequences:
+        yield from finding_lines(consequence, indent + "    ")
+
+
+def code_spans(text: str) -> list[tuple[str, bool]]:
+    """The text in pieces, each with whether it is a policy text, alone or as `clip="..."`.
+
+    `[("Clip: ", False), ("ClipByNorm(1.0)", True)]`
+    """
+    pieces, start, ends = [], 0, _ends_of_calls(text)
+    for match in _POLICY.finditer(text):
+        end = ends.get(match.end() - 1)
+        if (
+            match.start() < start
+            or end is None
+            or end - match.start() > MAX_CODE
+            or not _is_code(text[match.start(3) : end])
+        ):
+            continue
+        end += bool(match[2]) and text[end : end + 1] == match[2]
+        pieces += [(text[start : match.start()], False), (text[match.start() : end], True)]
+        start = end
+    return [piece for piece in [*pieces, (text[start:], False)] if piece[0]]
+
+
+def arguments(text: str) -> list[str]:
+    """The policy texts in a cure as arguments of `watch`, each once."""
+    return list(dict.fromkeys(clip_argument(piece) for piece, is_code in code_spans(text) if is_code))
+
+
+def clip_argument(policy: str) -> str:
+    """A policy text as the argument of `watch` that takes it: `clip="ClipByNorm(1.0)"`."""
+    if policy.startswith(("clip=", "renorm=")):
+        return policy
+    name = "renorm" if policy.startswith(("MaxNorm", "Renorm")) else "clip"
+    quote = "'" if '"' in policy else '"'
+    return f"{name}={quote}{policy}{quote}"
+
+
+def suggestion_head(suggestion: Suggestion) -> str:
+    """What is suggested, and for whom."""
+    head = "A policy for the next run" if suggestion.policy else "No new clipping policy is suggested"
+    return f"{head}, {suggestion.optimizer}" if suggestion.optimizer else head
+
+
+def suggestion_lines(suggestion: Suggestion) -> list[str]:
+    """A suggestion as lines of text: the policy as an argument of `watch`, then the reasons."""
+    head = suggestion_head(suggestion)
+    return [f"{head}: {clip_argument(suggestion.policy)}" if suggestion.policy else f"{head}:", *suggestion.reasons]
+
+
+def what_if_cells(outcomes: tuple[Outcome, ...]) -> list[list[str]]:
+    """One row of text per policy, under `WHAT_IF_HEADERS`."""
+    return [
+        [f"{o.optimizer}: {o.policy}" if o.optimizer else o.policy, o.at, percent(o.clip_rate),
+         f"{o.mean_coef:.4g}"]
+        for o in outcomes
+    ]  # fmt: skip
+
+
+def _ends_of_calls(text: str) -> dict[int, int]:
+    """Where each parenthesis that is opened is closed: the place after it."""
+    ends, opened = {}, []
+    for i, sign in enumerate(text):
+        if sign == "(":
+            opened.append(i)
+        elif sign == ")" and opened:
+            ends[opened.pop()] = i + 1
+    return ends
+
+
+def _is_code(text: str) -> bool:
+    return isinstance(expression(text), ast.Call)
+
+
+def norms_text(run: RunSummary) -> list[tuple[str, str]]:
+    """The norms as pairs of word and value; of several lanes one pair each, and how often it was clipped."""
+
+    def text(one: LaneSummary | RunSummary) -> str:
+        return f"median {quantity_text(one.median_grad_norm)}, p99 {quantity_text(one.p99_grad_norm)}"
+
+    lanes = [(f"total norm of {lane.name}", f"{text(lane)}, clipped {percent(lane.clip_rate)}") for lane in run.lanes]
+    return lanes or [("total norm", text(run))]
+
+
+def steps_text(run: RunSummary) -> str:
+    """The number of steps, how the run ended, and how many steps each lane took."""
+    each = [f"{lane.name} {lane.steps:,}" for lane in run.lanes]
+    return f"{run.steps:,} ({run.state})" + (f": {', '.join(each)}" if each else "")

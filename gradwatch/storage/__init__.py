@@ -1,0 +1,1 @@
+"""A run's folder on disk: written, locked, merged, read."""

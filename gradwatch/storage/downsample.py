@@ -1,0 +1,215 @@
+"""Makes a History that fits in memory of a run that does not, while it is read: no spike and no count is lost.
+
+Legend: T recorded steps, L layers, B buckets of consecutive steps, R rows.
+
+The steps of each optimizer are cut into buckets, and a bucket becomes three rows, after M4 aggregation (Jugel et al.,
+2014): a layer's first recorded value, its lowest and its highest. Steps with a non-finite gradient and the two ends of
+the run are buckets of their own: one row, nothing summed up.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gradwatch.errors import RunError
+from gradwatch.history import SEEN, Floats, History
+from gradwatch.sanitize import MAX_GROUP_VALUES, MAX_LAYERS
+
+if TYPE_CHECKING:
+    from gradwatch.history import History
+
+MAX_VALUES = 60_000_000  # of one run, to be shown: 240 MB
+
+EDGE = 20  # steps kept as they are at each end
+MAX_ALONE = 256  # non-finite steps kept as they are; those after them are counted in their buckets
+MIN_ROWS = 300
+QUANTITIES = 7  # of a layer, as a rule: how many rows a number of values is
+Ints = NDArray[np.intp]
+
+
+def reduced(whole: History, blocks: Iterable[History], at_most: int) -> History:
+    """The blocks of a layers table, in any order, as about `at_most` values; `whole` is the steps table, all of it.
+
+    See `History.whole` for what its rows mean. Rows of `blocks` that a later attempt took again are left out.
+    """
+    limit = max(MIN_ROWS, at_most // (QUANTITIES * max(1, len(whole.run.layers))))
+    stride = max(4, -(-3 * len(whole) // limit))
+    lanes = {name: _lane(whole, at, stride) for name, at in whole.lane_rows().items()}
+    rows = np.unique(np.concatenate([lane.rows.ravel() for lane in lanes.values()]))
+    table = _Table(len(rows))
+    for block in blocks:
+        found = block.lane_rows()
+        for name, at in found.items():
+            if name in lanes:
+                table.add(block if len(found) == 1 else block.take(at), lanes[name], rows)
+    table.finish([np.searchsorted(rows, lane.rows) for lane in lanes.values()])
+    totals = {name: _totals(values, rows, list(lanes.values())) for name, values in whole.per_step.items()}
+    return replace(
+        whole.take(rows), layers=tuple(table.columns), per_layer=table.per_layer, per_step=totals, whole=whole,
+        stride=stride,
+    )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class _Lane:
+    """The buckets of one optimizer's T steps: `bucket` `[T]` is each step's, `rows` `[B, 3]` the rows of the whole
+    History that stand for it: for a layer's first value, its lowest, its highest. `at` `[T]` are the steps' own rows.
+    """
+
+    at: Ints
+    step: NDArray[np.int64]
+    attempt: NDArray[np.int64]
+    bucket: Ints
+    rows: Ints
+    seen: NDArray[np.bool_]  # which of the steps are in the table already
+
+
+def _lane(whole: History, at: Ints, stride: int) -> _Lane:
+    """The lowest and the highest values stand at the steps of the lowest and the highest total norm."""
+    norm = whole.total("grad_norm")[at]
+    bucket = _buckets((whole.total("nonfinite")[at] > 0) | np.isinf(norm), stride)
+    starts = np.flatnonzero(np.diff(bucket, prepend=-1))
+    rows = np.repeat(starts[:, None], 3, axis=1)
+    for b, (start, stop) in enumerate(zip(starts, np.append(starts[1:], len(at)), strict=True)):
+        if stop - start > 1:
+            order = np.argsort(norm[start:stop], kind="stable")
+            rows[b] = start + np.array([min({0, 1, 2} - {order[0], order[-1]}), order[0], order[-1]])
+    return _Lane(at, whole.step[at], whole.attempt[at], bucket, at[rows], np.zeros(len(at), bool))
+
+
+def _buckets(bad: NDArray[np.bool_], stride: int) -> Ints:
+    """The number of each step's bucket, `[T]`: `stride` steps, but for those that are `bad` or at an end: one step."""
+    place = np.arange(len(bad))
+    alone = bad & (np.cumsum(bad) <= MAX_ALONE)
+    alone |= (place < EDGE) | (place >= len(bad) - EDGE)
+    starts = alone.copy()
+    starts[1:] |= alone[:-1]
+    starts[:1] = True
+    starts |= (place - np.maximum.accumulate(np.where(starts, place, 0))) % stride == 0
+    bucket = np.cumsum(starts) - 1
+    starts |= np.bincount(bucket)[bucket] <= 3  # three rows would not be fewer
+    return np.asarray(np.cumsum(starts) - 1)
+
+
+class _Table:
+    """The per-layer quantities of R rows, filled block by block."""
+
+    def __init__(self, rows: int) -> None:
+        self.rows = rows
+        self.columns: dict[str, int] = {}
+        self.per_layer: dict[str, Floats] = {}
+
+    def add(self, block: History, lane: _Lane, rows: Ints) -> None:
+        """Add the steps of one optimizer."""
+        place = np.clip(np.searchsorted(lane.step, block.step, side="right") - 1, 0, None)
+        current = (lane.step[place] != block.step) | (lane.attempt[place] == block.attempt)
+        current &= ~lane.seen[place]  # a row that was handed over again has the same layers
+        lane.seen[place[current]] = True
+        if not current.all():
+            block, place = block.take(current), place[current]
+        if not len(block):
+            return
+        columns = self._columns(block.layers)
+        bucket = lane.bucket[place]
+        starts = np.flatnonzero(np.diff(bucket, prepend=-1))
+        spans = list(zip(starts, np.append(starts[1:], len(block)), strict=True))
+        places = np.searchsorted(rows, lane.rows[bucket[starts]])
+        counted = block.per_layer.get("clip_rate", block.per_layer.get("nonfinite"))
+        for name, values in block.per_layer.items():
+            out = self._quantity(name)
+            for (a, b), (first, lowest, highest) in zip(spans, places, strict=True):
+                if name == "nonfinite":
+                    _add(out[highest], columns, values[a:b])
+                elif name == "clip_rate":
+                    _add(out[first], columns, values[a:b])
+                else:
+                    _first(out[first], columns, values[a:b])
+                    if lowest != first:
+                        _extreme(np.fmin, out[lowest], columns, values[a:b])
+                        _extreme(np.fmax, out[highest], columns, values[a:b])
+        if counted is not None:
+            out = self._quantity(SEEN)
+            for (a, b), (first, _, _) in zip(spans, places, strict=True):
+                _add(out[first], columns, ~np.isnan(counted[a:b]))
+
+    def finish(self, places: list[Ints]) -> None:
+        """Turn sums into shares, once all blocks are in; `places` are the rows of each lane's buckets."""
+        if SEEN not in self.per_layer:
+            return
+        seen, rate, bad = self.per_layer[SEEN], self.per_layer.get("clip_rate"), self.per_layer.get("nonfinite")
+        first, lowest, highest = np.concatenate(places).T
+        for b in range(len(first)):
+            count = seen[first[b]]
+            absent = np.isnan(count) | (count == 0)
+            if rate is not None:
+                share = np.where(absent, np.nan, rate[first[b]] / np.where(absent, 1, count))
+                rate[first[b]] = rate[lowest[b]] = rate[highest[b]] = share
+            if bad is not None:
+                for row in {first[b], lowest[b]} - {highest[b]}:
+                    bad[row] = np.where(absent, np.nan, 0)
+                bad[highest[b], absent] = np.nan
+            for row in {lowest[b], highest[b]} - {first[b]}:
+                seen[row] = 0
+            seen[first[b]] = np.nan_to_num(count)
+
+    def _columns(self, layers: tuple[str, ...]) -> slice | Ints:
+        new = [name for name in layers if name not in self.columns]
+        if new:
+            count = len(self.columns) + len(new)
+            if count > MAX_LAYERS or count * self.rows * max(1, len(self.per_layer)) > MAX_GROUP_VALUES:
+                raise RunError(f"this run holds {count:,} layers or more, far more than its manifest names: not read")
+            self.columns.update({name: len(self.columns) + i for i, name in enumerate(new)})
+            for name, values in self.per_layer.items():
+                wider = np.full((self.rows, len(new)), np.nan, np.float32)
+                self.per_layer[name] = np.concatenate([values, wider], axis=1)
+        if layers == tuple(self.columns):
+            return slice(None)
+        return np.array([self.columns[name] for name in layers])
+
+    def _quantity(self, name: str) -> Floats:
+        if name not in self.per_layer:
+            if self.rows * len(self.columns) * len(self.per_layer) > MAX_GROUP_VALUES:
+                raise RunError(f"this run holds {len(self.per_layer):,} quantities of {len(self.columns):,} layers: "
+                               "more than is read")  # fmt: skip
+            self.per_layer[name] = np.full((self.rows, len(self.columns)), np.nan, np.float32)
+        return self.per_layer[name]
+
+
+def _add(row: Floats, columns: slice | Ints, values: NDArray[Any]) -> None:
+    """Add the sum of `values` `[T, L]` to a row; where all of them are NaN nothing is added."""
+    seen = ~np.isnan(values)
+    total = (values if seen.all() else np.where(seen, values, 0)).sum(axis=0, dtype=np.float32)
+    row[columns] = np.where(seen.any(axis=0), np.nan_to_num(row[columns]) + total, row[columns])
+
+
+def _first(row: Floats, columns: slice | Ints, values: Floats) -> None:
+    """Fill what is still NaN in a row with the first value `[T, L]` that is not."""
+    here = row[columns]
+    for candidate in values:
+        missing = np.isnan(here)
+        if not missing.any():
+            break
+        here = np.where(missing, candidate, here)
+    row[columns] = here
+
+
+def _extreme(choose: np.ufunc, row: Floats, columns: slice | Ints, values: Floats) -> None:
+    """The lowest or highest of a row and of `values` `[T, L]`; NaN is left out."""
+    row[columns] = choose(row[columns], choose.reduce(values, axis=0))
+
+
+def _totals(values: Floats, rows: Ints, lanes: list[_Lane]) -> Floats:
+    """A column of the steps table at these rows; a bucket that has a finite value, only not there, shows its last."""
+    out = values[rows]
+    for lane in lanes:
+        finite = np.isfinite(values[lane.at])
+        last = np.full(len(lane.rows), -1)
+        last[lane.bucket[finite]] = lane.at[finite]  # of several, the last is the one that stays
+        lacking = (last >= 0) & ~np.isfinite(values[lane.rows]).any(axis=1)
+        out[np.searchsorted(rows, lane.rows[lacking, 0])] = values[last[lacking]]
+    return out

@@ -1,0 +1,263 @@
+"""A run's folder: the manifest and the Parquet parts, the truth that everything else is a view of.
+
+    run.json                  the manifest (`history.Run`)
+    model.txt                 the model's structure, as torch prints it
+    layers/part-*.parquet     one row per step and layer
+    steps/part-*.parquet      one row per step
+    cursor.json               how far the courier has come
+    findings.json             what the diagnosis said last
+
+A part is written under a temporary name and renamed, so a reader never sees half of one. `part-000007` is one flush of
+the writer, `part-000000-000063` the flushes 0 to 63, merged (`compact`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+from collections.abc import Iterator
+from dataclasses import replace
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from gradwatch.errors import RunError
+from gradwatch.history import KEY_COLUMNS, History, Run, empty
+from gradwatch.sanitize import is_plain_file, is_plain_folder, printable, read_json
+from gradwatch.storage.downsample import reduced
+from gradwatch.storage.manifest import run_of
+from gradwatch.storage.parquet import count_values, joined, layers_blocks, limited, steps_blocks
+
+MANIFEST = "run.json"
+FINDINGS = "findings.json"
+TABLES = ("layers", "steps")
+FAN_IN = 64  # parts of one level that become one of the next
+CLOSED_BYTES = 64 << 20
+MAX_GAPS = 5  # that are named
+_PART = re.compile(r"part-(\d{6,18})(?:-(\d{6,18}))?\.parquet", re.ASCII)
+
+
+def create_folder(parent: Path, name: str, now: datetime | None = None) -> Path:
+    """A new empty folder `<start time>-<name>` under `parent`.
+
+    Raises:
+        RunError: the folder cannot be made.
+    """
+    stamp = (now or datetime.now()).strftime("%Y%m%d-%H%M%S")
+    slug = re.sub(r"[^\w.-]+", "-", name).strip("-.")[:80] or "run"
+    for suffix in ["", *(f"-{i}" for i in range(2, 10_000))]:
+        folder = parent / f"{stamp}-{slug}{suffix}"
+        try:
+            folder.mkdir(parents=True)
+        except FileExistsError:
+            continue
+        except OSError as error:
+            raise RunError(f"cannot create {folder}: {error.strerror}; pass dir= a folder you can write to") from error
+        return folder
+    raise RunError(f"{parent} already holds 10,000 runs named {stamp}-{slug}: pass another run_name")
+
+
+def write_json(path: Path, data: Any) -> None:
+    """Replace `path` in one step, so that a reader sees the old text or the new."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    temporary.unlink(missing_ok=True)
+    with temporary.open("x") as file:  # never through a link that lies there already
+        file.write(json.dumps(data, indent=1) + "\n")
+    temporary.replace(path)
+
+
+def now_iso() -> str:
+    """The current time, UTC, ISO 8601."""
+    return datetime.now(timezone.utc).isoformat(timespec="milliseconds")
+
+
+class Part(NamedTuple):
+    """A Parquet file of a table: the flushes `first` to `last`."""
+
+    first: int
+    last: int
+    path: Path
+
+    @property
+    def level(self) -> int:
+        """0 for up to 63 flushes, 1 for 64 and more, 2 for 4,096 and more."""
+        flushes = self.last - self.first + 1
+        return 2 if flushes >= FAN_IN**2 else int(flushes >= FAN_IN)
+
+
+def is_closed(part: Part) -> bool:
+    """Whether the writer will never touch this part again."""
+    return part.level == 2 or part.path.stat().st_size >= CLOSED_BYTES
+
+
+def list_parts(folder: Path) -> list[Part]:
+    """The parts in `folder`, in order; those that a merged one already holds are left out, and so are links: what a
+    run folder of somebody else's links to is not theirs to show, or to have uploaded.
+    """
+    found = []
+    for path in folder.iterdir() if is_plain_folder(folder) else ():
+        match = _PART.fullmatch(path.name)
+        if match and is_plain_file(path):
+            found.append(Part(int(match[1]), int(match[2] or match[1]), path))
+    found.sort(key=lambda part: (part.first, -part.last))
+    kept: list[Part] = []
+    for part in found:
+        if not kept or part.last > kept[-1].last:
+            kept.append(part)
+    return kept
+
+
+def is_run_folder(path: Path) -> bool:
+    """Whether `path` is the folder of a run."""
+    return (path / MANIFEST).is_file()
+
+
+def read_manifest(folder: Path) -> Run:
+    """The run's manifest.
+
+    Raises:
+        RunError: there is none, or it cannot be read.
+    """
+    path = folder / MANIFEST
+    try:
+        return run_of(read_json(path))
+    except FileNotFoundError:
+        raise RunError(f"{folder} is not a run folder: it holds no {MANIFEST}") from None
+    except (OSError, ValueError) as error:
+        raise RunError(f"{path} cannot be read as a run's manifest: {error}") from error
+
+
+def read_run(folder: Path, since: int = -1, start: int = 0, at_most: int | None = None) -> History:
+    """The run in `folder`, or those of its parts numbered above `since`.
+
+    Missing and unreadable parts are named in `History.problems`; the rest is read.
+
+    Args:
+        folder: the run's folder.
+        since: parts up to this number are left out.
+        start: steps below this one may be left out.
+        at_most: a run that holds more values than this, all layers, steps and quantities, is reduced as it is read:
+            see `History.whole`.
+
+    Raises:
+        RunError: the folder holds no readable manifest.
+    """
+    run = read_manifest(folder)
+    problems: list[str] = []
+    whole = last_whole_part(folder)
+    steps = list(limited(_read_table(folder, "steps", run, (since, whole), start, problems), folder))
+    layers = _read_table(folder, "layers", run, (since, whole), start, problems)
+    if at_most is not None and steps and _values(folder) > at_most:
+        history = reduced(joined(steps, folder), layers, at_most)
+    else:
+        tables = [joined(blocks, folder) for blocks in (list(layers), steps) if blocks]
+        if not tables:
+            return empty(run, problems)
+        history = tables[0] if len(tables) == 1 else _join(*tables)
+    order = {layer.name: i for i, layer in enumerate(run.layers)}
+    names = tuple(sorted(history.layers, key=lambda name: order.get(name, len(order))))
+    if names != history.layers:
+        columns = [history.layers.index(name) for name in names]
+        history = replace(history, layers=names, per_layer={q: v[:, columns] for q, v in history.per_layer.items()})
+    if since < 0 and start <= 0:
+        problems += missing_steps(history.every_step.step)
+    return replace(history, problems=tuple(sorted(problems)))
+
+
+def missing_steps(step: NDArray[np.int64]) -> list[str]:
+    """The steps `[T]` that a run took, going by the numbers of those before and after, and that are not recorded."""
+    known = np.unique(step)
+    at = np.flatnonzero(np.diff(known) > 1)
+    gaps = [(int(known[i]) + 1, int(known[i + 1]) - 1) for i in at]
+    count = sum(last - first + 1 for first, last in gaps)
+    where = ", ".join(f"{first:,} to {last:,}" if last > first else f"{first:,}" for first, last in gaps[:MAX_GAPS])
+    more = f" and {len(gaps) - MAX_GAPS:,} more gaps" if len(gaps) > MAX_GAPS else ""
+    return [f"{count:,} steps were not recorded: {where}{more}"] if gaps else []
+
+
+def last_part(folder: Path) -> int:
+    """The number of the newest part that both tables have; -1 when there is none."""
+    return min(max((last for _, last, _ in list_parts(folder / t)), default=-1) for t in TABLES)
+
+
+def last_whole_part(folder: Path) -> int | None:
+    """The number of the newest part that both tables have, where one has just one more: its writer was interrupted
+    between the two. None where that is not so.
+    """
+    if not all((folder / t).is_dir() for t in TABLES):
+        return None
+    lasts = sorted(max((last for _, last, _ in list_parts(folder / t)), default=-1) for t in TABLES)
+    return lasts[0] if lasts[1] == lasts[0] + 1 else None
+
+
+def _read_table(
+    folder: Path, name: str, run: Run, between: tuple[int, int | None], start: int, problems: list[str]
+) -> Iterator[History]:
+    expected, (since, until) = 0, between
+    for part in list_parts(folder / name):
+        if part.first > expected:
+            problems.append(f"{name}: parts {expected} to {part.first - 1} are missing")
+        expected = part.last + 1
+        if part.last <= since or (until is not None and part.last > until):
+            continue
+        try:
+            yield from (layers_blocks if name == "layers" else steps_blocks)(part.path, run, start)
+        except (OSError, KeyError, ValueError, pa.ArrowException) as error:
+            why = printable((str(error).splitlines() or [type(error).__name__])[0][:120])
+            problems.append(f"{name}/{part.path.name} is unreadable ({why})")
+
+
+def _values(folder: Path) -> int:
+    """How many values the layers table holds, as far as its parts can be read."""
+    total = 0
+    for part in list_parts(folder / "layers"):
+        with contextlib.suppress(OSError, ValueError, pa.ArrowException):
+            total += count_values(part.path)
+    return total
+
+
+def _join(layers: History, steps: History) -> History:
+    """The two tables side by side, on step and optimizer; a row that only one of them holds has NaN in the other."""
+    if all(np.array_equal(getattr(layers, key), getattr(steps, key)) for key in KEY_COLUMNS):
+        return replace(layers, per_step=steps.per_step)
+    keys = {id(h): list(zip(h.step.tolist(), h.optimizer, strict=True)) for h in (layers, steps)}
+    every = sorted({*keys[id(layers)], *keys[id(steps)]})
+    place = {key: row for row, key in enumerate(every)}
+    rows = {name: [place[key] for key in found] for name, found in keys.items()}
+
+    def spread(h: History, values: Any, fill: Any) -> Any:
+        out = np.full((len(every), *values.shape[1:]), fill, values.dtype)
+        out[rows[id(h)]] = values
+        return out
+
+    return History(
+        layers.run,
+        layers.layers,
+        np.array([step for step, _ in every], np.int64),
+        np.maximum(spread(layers, layers.attempt, 0), spread(steps, steps.attempt, 0)),
+        np.array([name for _, name in every], dtype=object),
+        {q: spread(layers, v, np.nan) for q, v in layers.per_layer.items()},
+        {n: spread(steps, v, np.nan) for n, v in steps.per_step.items()},
+    )
+
+
+def tidy(folder: Path) -> None:
+    """Remove half-written files, parts that a merged one holds, and the last part of a table that lacks its fellow.
+
+    Only for the writer, who has the folder alone.
+    """
+    whole = last_whole_part(folder)
+    for path in folder.glob(f".{MANIFEST}.*.tmp"):
+        path.unlink()
+    for table in TABLES:
+        parts = list_parts(folder / table)
+        kept = {part.path for part in parts if whole is None or part.last <= whole}
+        for path in [*(folder / table).glob(".part-*.tmp"), *(folder / table).glob("part-*.parquet")]:
+            if path not in kept:
+                path.unlink()

@@ -1,0 +1,258 @@
+"""A run that several Watches share: its folder holds a folder for each part, and together they are one History.
+
+    parts.json                the run's name and start; marks the folder as one run
+    D/run.json, D/layers ...  each part is a run folder of its own
+    G/run.json, G/layers ...
+
+Each part counts its own steps and has its own writer and courier; what is said here is how they are one run.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import re
+import shutil
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from gradwatch.errors import RunError
+from gradwatch.history import History, Run, stack
+from gradwatch.sanitize import is_plain_folder, printable, read_json
+from gradwatch.storage.folder import (
+    MANIFEST,
+    create_folder,
+    is_run_folder,
+    now_iso,
+    read_manifest,
+    read_run,
+    write_json,
+)
+from gradwatch.storage.manifest import run_of
+from gradwatch.storage.parquet import require_alike
+
+if TYPE_CHECKING:
+    from gradwatch.history import History
+
+
+log = logging.getLogger("gradwatch")
+
+PARTS = "parts.json"
+STATUSES = ("RUNNING", "FAILED", "KILLED", "FINISHED")  # a run has the first of these that one of its parts has
+
+
+# ------------------------------------------------------------------------------------------------------------ folders
+
+
+def create_shared(parent: Path, name: str) -> Path:
+    """A new folder under `parent` for a run of several parts.
+
+    Raises:
+        RunError: it cannot be made.
+    """
+    folder = create_folder(parent, name)
+    write_json(folder / PARTS, {"name": name, "created": now_iso()})
+    return folder
+
+
+def create_part(shared: Path, facts: Mapping[str, Any], part: str) -> Path:
+    """The new folder of `part`. `facts` is what `parts.json` says: another part may have removed it as it resumed.
+
+    Raises:
+        RunError: the run has that part already, or the folder cannot be made.
+    """
+    folder = shared / part
+    try:
+        folder.mkdir(parents=True)
+        if not (shared / PARTS).exists():
+            write_json(shared / PARTS, facts)
+    except FileExistsError:
+        raise RunError(f"{shared} holds a part {part!r} already: give this Watch another name") from None
+    except OSError as error:
+        raise RunError(f"cannot create {folder}: {error.strerror}; pass dir= a folder you can write to") from error
+    return folder
+
+
+def discard(folder: Path) -> None:
+    """Remove the folder of a run that recorded nothing; with it the run of several parts whose last part it was."""
+    shared = folder.parent
+    shutil.rmtree(folder)
+    with contextlib.suppress(OSError):  # another rank may be doing the same
+        if is_shared(shared) and not any(path.is_dir() for path in shared.iterdir()):
+            facts = read_facts(shared)
+            (shared / PARTS).unlink()
+            try:
+                shared.rmdir()
+            except OSError:  # a part was added meanwhile
+                write_json(shared / PARTS, facts)
+
+
+def is_shared(folder: Path) -> bool:
+    """Whether `folder` is the folder of a run of several parts."""
+    return (folder / PARTS).is_file()
+
+
+def home_of(folder: Path) -> Path:
+    """The folder of the whole run that `folder`, a run's or a part's, belongs to."""
+    return folder.parent if is_shared(folder.parent) else folder
+
+
+def is_run(folder: Path) -> bool:
+    """Whether `folder` is the folder of a run, of several parts or not."""
+    return is_run_folder(folder) or is_shared(folder)
+
+
+def part_folders(shared: Path) -> list[Path]:
+    """The folders of a run's parts, by name (`stage2` before `stage10`); links are left out."""
+    found = [path.parent for path in shared.glob(f"*/{MANIFEST}") if is_plain_folder(path.parent)]
+    return sorted(found, key=lambda path: [t.zfill(20) if t.isdigit() else t for t in re.split(r"(\d+)", path.name)])
+
+
+def deliverable_parts(shared: Path) -> list[Path]:
+    """The parts that are meant for MLflow; all, when none is (`log=None`) and the run is delivered all the same."""
+    folders = part_folders(shared)
+    return [folder for folder in folders if meant_for_mlflow(folder)] or folders
+
+
+def meant_for_mlflow(folder: Path) -> bool:
+    """Whether the run in `folder` was recorded to be delivered; one whose manifest cannot be read is not."""
+    try:
+        return read_manifest(folder).mlflow is not None
+    except RunError as error:
+        log.warning("%s", printable(str(error)))
+        return False
+
+
+# ------------------------------------------------------------------------------------------------------------ reading
+
+
+def read_facts(shared: Path) -> dict[str, Any]:
+    """What `parts.json` says: `name` and `created`.
+
+    Raises:
+        RunError: it cannot be read.
+    """
+    try:
+        run = run_of(read_json(shared / PARTS))
+        return {"name": run.name, "created": run.created}
+    except (OSError, ValueError) as error:
+        raise RunError(f"{shared / PARTS} cannot be read: {error}") from error
+
+
+def read_joint_manifest(folder: Path) -> Run:
+    """The manifest of the run in `folder`, of all its parts that are meant for MLflow together.
+
+    Raises:
+        RunError: a manifest cannot be read.
+    """
+    if not is_shared(folder):
+        return read_manifest(folder)
+    return joint_run(read_facts(folder), [read_manifest(part) for part in deliverable_parts(folder)])
+
+
+def read_whole(folder: Path, parts: Sequence[Path] | None = None, at_most: int | None = None) -> History:
+    """The run in `folder`; of one with several parts, all of them, or those in the folders `parts`.
+
+    A run of more than `at_most` values is reduced, or those of its parts that hold more than their share: of N parts
+    the N-th of the steps and the N-th of the layers, for a row of one part has all layers.
+
+    Rows are by step, then part: each part counts its own steps, and a row's `optimizer` names its part. What a part
+    logged is called after it (`loss/G`). Parts that cannot be read are named in `problems`.
+
+    Raises:
+        RunError: the folder is no run's, or not one of its manifests can be read.
+    """
+    if not is_shared(folder):
+        return read_run(folder, at_most=at_most)
+    problems: list[str] = []
+    found: list[History] = []
+    folders = part_folders(folder) if parts is None else parts
+    for path in folders:
+        try:
+            found.append(_named(read_run(path, at_most=at_most and at_most // len(folders) ** 2)))
+        except RunError as error:
+            problems.append(str(error))
+    if not found:
+        raise RunError(f"{folder} is a run of several parts, and holds none that can be read {'; '.join(problems)}")
+    run = joint_run(read_facts(folder), [part.run for part in found])
+    problems += [text for part in found for text in part.problems]
+    require_alike(found, folder)
+    joined = stack(found)
+    whole = joined.whole and replace(joined.whole.take(np.argsort(joined.whole.step, kind="stable")), run=run)
+    joined = joined.take(np.argsort(joined.step, kind="stable"))
+    return replace(joined, run=run, problems=tuple(problems), whole=whole)
+
+
+def _named(part: History) -> History:
+    name = part.run.part
+    per_step = {f"{key}/{name}" if key in part.logged else key: values for key, values in part.per_step.items()}
+    whole = None if part.whole is None else _named(part.whole)
+    return replace(part, per_step=per_step, problems=tuple(f"{name}: {text}" for text in part.problems), whole=whole)
+
+
+def joint_run(facts: Mapping[str, Any], runs: Sequence[Run]) -> Run:
+    """One manifest out of those of the parts. Params that differ between them are called `width/G`, `width/D`."""
+    params: dict[str, str] = {}
+    for run in runs:
+        for key, value in run.params.items():
+            same = all(other.params.get(key, value) == value for other in runs)
+            params[key if same else f"{key}/{run.part}"] = value
+    status = joint_status(runs)
+    first = next(run for run in runs if run.status == status)  # of a run under way, the process that is looked after
+    return replace(
+        first,
+        name=facts["name"],
+        created=facts["created"],
+        part=None,
+        layers=tuple(layer for run in runs for layer in run.layers),
+        optimizers=tuple(optimizer for run in runs for optimizer in run.optimizers),
+        unheld=tuple(name for run in runs for name in run.unheld),
+        clip=_joint_policy({str(run.part): run.clip for run in runs}),
+        renorm=_joint_policy({str(run.part): run.renorm for run in runs}),
+        ended=None if status == "RUNNING" else max((run.ended for run in runs if run.ended), default=None),
+        attempt=max(run.attempt for run in runs),
+        tags={key: value for run in runs for key, value in run.tags.items()},
+        params=params,
+        mlflow=next((run.mlflow for run in runs if run.mlflow), None),
+    )
+
+
+def joint_status(runs: Sequence[Run]) -> str:
+    """RUNNING while a part runs; then FAILED or KILLED if one of the parts is, else FINISHED."""
+    return next((status for status in STATUSES if any(run.status == status for run in runs)), runs[0].status)
+
+
+def _joint_policy(policies: Mapping[str, str | None]) -> str | None:
+    """The policy of all parts, or `ClipByGlobalNorm(1.0) in D, AGC(0.01) in G`."""
+    if len({*policies.values()}) == 1:
+        return next(iter(policies.values()))
+    where: dict[str, list[str]] = {}
+    for part, text in policies.items():
+        if text:
+            where.setdefault(text, []).append(part)
+    return ", ".join(f"{text} in {' and '.join(parts)}" for text, parts in where.items())
+
+
+def run_folders(directory: Path) -> list[Path]:
+    """The run folders at or below `directory`, oldest first; three levels deep, as those of a sweep are.
+
+    Several parts of a run are one run. What cannot be listed, or goes away meanwhile, is passed over.
+    """
+    from gradwatch.storage.folder import MANIFEST
+
+    if is_run(directory):
+        return [directory]
+    marked: list[Path] = []
+    for place, folders, files in os.walk(directory, followlinks=True):
+        folder = Path(place)
+        marked += [folder / name for name in (MANIFEST, PARTS) if name in files]
+        if len(folder.relative_to(directory).parts) == 3:
+            folders.clear()
+    shared = {path.parent for path in marked if path.name == PARTS}
+    found = {path.parent for path in marked if path.parent.parent not in shared}
+    return sorted(found, key=lambda folder: (folder.name, folder))

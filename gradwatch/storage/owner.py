@@ -1,0 +1,57 @@
+"""Which process records a run, and whether it is still there: told apart from a later process of the same number."""
+
+from __future__ import annotations
+
+import os
+import socket
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from gradwatch.history import Run
+
+
+def here() -> dict[str, Any]:
+    """This process, as the manifest notes it: `pid`, `host`, and when it started (`pid_started`, None if unknown)."""
+    return {"pid": os.getpid(), "host": socket.gethostname(), "pid_started": _started(os.getpid())}
+
+
+def is_gone(pid: int | None, host: str | None, started: str | None = None) -> bool:
+    """Whether the process ran on this host and has ended. One of another host cannot be seen: it counts as there."""
+    if pid is None or host != socket.gethostname():
+        return False
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return True
+    except OSError:
+        pass  # it belongs to somebody else
+    if _state(pid) == "Z":  # killed, but its parent has not asked for its exit code yet
+        return True
+    return started is not None and _started(pid) not in (None, started)
+
+
+def _started(pid: int) -> str | None:
+    """The boot of the machine and the clock tick since then at which the process began; None where /proc lacks it."""
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        return f"{boot}/{_fields(pid)[19]}"
+    except (OSError, IndexError):
+        return None
+
+
+def _state(pid: int) -> str | None:
+    try:
+        return _fields(pid)[0]
+    except (OSError, IndexError):
+        return None
+
+
+def _fields(pid: int) -> list[str]:
+    """The fields of proc_pid_stat(5) from the third, `state`, on."""
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+
+
+def trainer_is_gone(run: Run) -> bool:
+    """Whether the process that records `run` ran on this host and has ended; another host's cannot be seen."""
+    return is_gone(run.pid, run.host, run.pid_started)

@@ -1,0 +1,290 @@
+"""Writes a run's folder: one daemon thread that turns Histories into Parquet parts, whatever the disk does."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import queue
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from gradwatch.history import History, Run, concat
+from gradwatch.storage.compaction import GROUP_ROWS, Compactor, options
+from gradwatch.storage.folder import MANIFEST, TABLES, list_parts, now_iso, tidy, write_json
+from gradwatch.storage.lock import Lock
+
+log = logging.getLogger("gradwatch")
+
+FLUSH_SECONDS = 2.0
+FLUSH_ROWS = 1 << 20  # rows of the layers table that wait at most: memory stays bounded however fast they come
+MAX_WAITING_ROWS = 8 << 20  # what is kept in memory while the disk refuses, about 200 MB; the oldest go first
+
+
+class RunWriter:
+    """Appends Histories to a run's folder from one daemon thread; `append` never waits for the disk.
+
+    While the folder cannot be written to, blocks wait in memory. A folder that was removed is made anew, if what it
+    lay in is there.
+
+    Raises:
+        RunError: another writer, of this process or another one, has the folder.
+    """
+
+    def __init__(self, folder: Path, run: Run, flush_seconds: float = FLUSH_SECONDS) -> None:
+        self.folder, self.run, self.flush_seconds = folder, run, flush_seconds
+        self._home = folder.absolute()  # the training may change its working directory
+        self.lock = Lock(self._home)
+        try:
+            tidy(self._home)
+            for table in TABLES:
+                (folder / table).mkdir(exist_ok=True)
+            write_json(folder / MANIFEST, run.to_json())
+        except BaseException:
+            self.lock.release()
+            raise
+        self.next_part = 1 + max((part.last for t in TABLES for part in list_parts(folder / t)), default=-1)
+        self.closing = self._over = False
+        self.compactors = [Compactor(self._home / table, self._interrupted) for table in TABLES]
+        self.queue: queue.SimpleQueue[History | Run | threading.Event | None] = queue.SimpleQueue()
+        self.pending: list[History] = []
+        self.dropped = 0  # steps that found no room while the disk refused
+        self.complained = False
+        self._manifest: Run | None = None  # what is yet to be written of it
+        self._asked: list[threading.Event] = []  # who waits for a flush
+        self._due = time.monotonic() + flush_seconds
+        self.thread = threading.Thread(target=self._work, name="gradwatch-writer", daemon=True)
+        self.thread.start()
+
+    def append(self, block: History) -> None:
+        """Hand over a block of steps; it is on disk within `flush_seconds`."""
+        self.queue.put(block)
+
+    def update(self, **changes: Any) -> None:
+        """Change fields of the manifest."""
+        self.run = replace(self.run, **changes)
+        self.queue.put(self.run)
+
+    def flush(self, timeout: float = 5.0) -> None:
+        """Wait until all that was handed over is on disk, or the disk has refused it, or for `timeout` seconds."""
+        asked = threading.Event()
+        self.queue.put(asked)
+        if self.thread.is_alive():
+            asked.wait(timeout)
+
+    def close(self, status: str = "FINISHED", timeout: float = 30.0) -> None:
+        """Write what is left, set the run's status, end the thread. Calling it twice is harmless."""
+        if not self.thread.is_alive():
+            return
+        self.closing = True  # a merge under way is given up: what is merged can wait, who closes cannot
+        self.update(status=status, ended=now_iso())
+        self.queue.put(None)
+        self.thread.join(timeout)
+        if self.thread.is_alive():
+            log.warning(
+                "gradwatch: %s was still being written after %.0f s; the end of the run may be missing",
+                self.folder,
+                timeout,
+            )
+            return
+        self.lock.release()
+        if self.pending:
+            self.dropped += sum(map(len, self.pending))
+            log.warning("gradwatch: %d steps of %s could not be written", self.dropped, self.folder)
+
+    def abandon(self) -> None:
+        """In a forked process, which has no part in the writing: let go of the lock, which stays the parent's."""
+        self.lock.abandon()
+
+    # ---------------------------------------------------------------------------------------------------- the thread
+
+    def _work(self) -> None:
+        while not self._over:
+            self._receive(max(0.0, self._due - time.monotonic()))
+            if self._is_due():
+                self._flush()
+
+    def _receive(self, wait: float = 0.0) -> None:
+        """Take one item from the queue, if one comes within `wait` seconds."""
+        try:
+            item = self.queue.get(timeout=wait) if wait else self.queue.get_nowait()
+        except queue.Empty:
+            return
+        if item is None:
+            self._over = True
+        elif isinstance(item, History):
+            self.pending.append(item)
+        elif isinstance(item, Run):
+            self._manifest = item
+        else:
+            self._asked.append(item)
+
+    def _is_due(self) -> bool:
+        asked = self._over or self._manifest is not None or bool(self._asked)
+        return asked or time.monotonic() >= self._due or (self._is_full() and not self.complained)
+
+    def _is_full(self) -> bool:
+        return self._waiting() >= FLUSH_ROWS
+
+    def _waiting(self) -> int:
+        return sum(len(block) * len(block.layers) for block in self.pending)
+
+    def _flush(self) -> None:
+        self._save()
+        try:
+            for compactor in () if self.complained else self.compactors:
+                compactor.compact()
+        except Exception as error:  # the folder went away between the two: the thread must live on
+            self._complain(error)
+
+    def _interrupted(self) -> bool:
+        """Between two row groups of a merge: what is due is written meanwhile. Whether the merge is to be given up."""
+        while not (self.closing or self._is_full() or self.queue.empty()):
+            self._receive()
+        if not self.closing and self._is_due():
+            self._save()
+        return self.closing
+
+    def _save(self) -> None:
+        """Write what waits; the parts first: a manifest that says FINISHED must find them all."""
+        try:
+            if self.pending:
+                self._write_parts()
+            if self._manifest is not None:
+                write_json(self._home / MANIFEST, self._manifest.to_json())
+                self._manifest = None
+            self._recovered()
+        except Exception as error:  # a full disk must not end the thread: the training goes on
+            self._complain(error)
+        self._due = time.monotonic() + self.flush_seconds
+        while self._asked:
+            self._asked.pop().set()
+
+    def _write_parts(self) -> None:
+        self._restore()
+        block = concat(self.pending)
+        paths = [self._home / table / f"part-{self.next_part:06d}.parquet" for table in TABLES]
+        written = []
+        try:
+            for path in paths:
+                build, rows_per_step = _BUILDERS[path.parent.name]
+                written.append(path.with_name(f".{path.name}.tmp"))
+                _write_part(written[-1], build(block), rows_per_step(block))
+        except BaseException:
+            for temporary in written:  # half a part takes room that the disk does not have
+                with contextlib.suppress(OSError):
+                    temporary.unlink(missing_ok=True)
+            raise
+        for temporary, path in zip(written, paths, strict=True):
+            temporary.replace(path)
+        self.pending.clear()
+        self.next_part += 1
+
+    def _restore(self) -> None:
+        """The folder anew, where somebody removed it. What it lay in is not made: it may be a disk that went away."""
+        if all((self._home / table).is_dir() for table in TABLES):
+            return
+        gone = not self._home.is_dir()
+        for folder in (self._home, *(self._home / table for table in TABLES)):
+            folder.mkdir(exist_ok=True)
+        self._manifest = self._manifest or self.run
+        if gone:
+            self.lock.renew()
+
+    def _complain(self, error: Exception) -> None:
+        """Say once that nothing can be written; of what waits, only so much is kept in memory."""
+        if not self.complained:
+            log.warning(
+                "gradwatch: cannot write to %s (%s); training goes on, writing is tried again", self.folder, error
+            )
+        self.complained = True
+        waiting = self._waiting()
+        while len(self.pending) > 1 and waiting > MAX_WAITING_ROWS:
+            block = self.pending.pop(0)
+            waiting -= len(block) * len(block.layers)
+            self.dropped += len(block)
+
+    def _recovered(self) -> None:
+        if self.complained:
+            lost = f"{self.dropped} steps found no room meanwhile" if self.dropped else "nothing is lost"
+            log.log(logging.WARNING if self.dropped else logging.INFO, "gradwatch: writing to %s again: %s",
+                    self.folder, lost)  # fmt: skip
+        self.complained, self.dropped = False, 0
+
+
+class NullWriter:
+    """Stands in for the writer where nothing is to be written: on every rank of a distributed run but the first."""
+
+    def __init__(self, folder: Path, run: Run, flush_seconds: float = FLUSH_SECONDS) -> None:
+        self.folder, self.run, self.flush_seconds = folder, run, flush_seconds
+
+    def append(self, block: History) -> None:
+        """Nothing."""
+
+    def update(self, **changes: Any) -> None:
+        """Change fields of the manifest, in memory."""
+        self.run = replace(self.run, **changes)
+
+    def flush(self) -> None:
+        """Nothing."""
+
+    def close(self, status: str = "FINISHED") -> None:
+        """Nothing."""
+
+    def abandon(self) -> None:
+        """Nothing."""
+
+
+def _layers_table(block: History) -> pa.Table:
+    t, n = len(block), len(block.layers)
+    columns = _keys(block, n)
+    columns["layer"] = _named(np.tile(np.arange(n, dtype=np.int32), t), block.layers)
+    columns.update({q: _column(np.ascontiguousarray(v, np.float32).ravel()) for q, v in block.per_layer.items()})
+    return pa.table(columns)
+
+
+def _steps_table(block: History) -> pa.Table:
+    return pa.table({**_keys(block, 1), **{k: _column(np.asarray(v, np.float64)) for k, v in block.per_step.items()}})
+
+
+def _keys(block: History, repeat: int) -> dict[str, pa.Array]:
+    names, codes = np.unique(np.asarray(block.optimizer, dtype=str), return_inverse=True)
+    return {
+        "attempt": _column(np.repeat(block.attempt.astype(np.int32), repeat)),
+        "optimizer": _named(np.repeat(codes.astype(np.int32), repeat), list(names)),
+        "step": _column(np.repeat(block.step, repeat)),
+    }
+
+
+def _column(values: np.ndarray[Any, Any]) -> pa.Array:
+    """Numbers as an Arrow array, NaN kept. `pa.array` would first import pandas, half a second of a training's time."""
+    values = np.ascontiguousarray(values)
+    return pa.Array.from_buffers(pa.from_numpy_dtype(values.dtype), len(values), [None, pa.py_buffer(values)])
+
+
+def _named(codes: np.ndarray[Any, Any], names: Sequence[str]) -> pa.DictionaryArray:
+    """Names by their int32 codes."""
+    texts = [name.encode() for name in names]
+    ends = np.cumsum([0, *map(len, texts)], dtype=np.int32)
+    buffers = [None, pa.py_buffer(ends), pa.py_buffer(b"".join(texts))]
+    return pa.DictionaryArray.from_arrays(_column(codes), pa.Array.from_buffers(pa.string(), len(texts), buffers))
+
+
+# table -> (its rows out of a block, how many of them one step has)
+_BUILDERS: dict[str, tuple[Callable[[History], pa.Table], Callable[[History], int]]] = {
+    "layers": (_layers_table, lambda block: len(block.layers)),
+    "steps": (_steps_table, lambda block: 1),
+}
+
+
+def _write_part(path: Path, table: pa.Table, rows_per_step: int = 1) -> None:
+    """Write a part; its row groups hold whole steps."""
+    rows = max(1, GROUP_ROWS // max(1, rows_per_step)) * max(1, rows_per_step)
+    pq.write_table(table, path, row_group_size=rows, **options(table.schema))

@@ -1,0 +1,1 @@
+"""MLflow: the courier that delivers runs, and what reads them back."""

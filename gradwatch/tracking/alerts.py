@@ -1,0 +1,238 @@
+"""Alerts: each error among a run's findings is told once, to a command or to a webhook."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import json
+import logging
+import os
+import re
+import shlex
+import subprocess
+import tempfile
+import time
+import uuid
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
+
+from gradwatch.analysis.rules.finding import Finding
+from gradwatch.errors import GradwatchError, RunError
+from gradwatch.sanitize import MAX_JSON, plain, printable, read_json
+from gradwatch.storage.folder import FINDINGS
+from gradwatch.tracking.views import run_url
+
+if TYPE_CHECKING:
+    from mlflow.tracking import MlflowClient
+
+    from gradwatch.tracking.health import Health
+
+log = logging.getLogger("gradwatch")
+
+SECRET = "GRADWATCH_NOTIFY_SECRET"  # the environment variable, not its value
+SIGNATURE = "X-Gradwatch-Signature"
+NOTIFIED = "gradwatch.notified"  # tag: which errors were told
+CLAIM = "gradwatch.notifying"  # tag: which monitor is about to tell, and since when
+NEWS_SECONDS = 86_400.0  # what ended longer ago is no news to a monitor that is started today
+CLAIM_SECONDS = 60.0  # a claim that is older is that of a monitor that died
+SETTLE_SECONDS = 1.0  # how long two monitors that claim one run at once take to see it
+FIRST_PAUSE, LONGEST_PAUSE = 5.0, 900.0  # seconds between two attempts to tell
+SEND_SECONDS = 15.0
+MOST_ALERTS = 50  # of one run
+MOST_LAYERS = 20  # that an alert names
+_ERROR = re.compile(r"(?:^|; )error ")
+SLACK = """{"text": {{ (":rotating_light: *" ~ rule|mrkdwn ~ "* in <" ~ url ~ "|" ~ run|mrkdwn ~ ">: " ~ summary|mrkdwn
+~ "\\n" ~ cause|mrkdwn ~ "\\n*What to do:* " ~ cure|mrkdwn)|tojson }} }"""
+
+Message = Mapping[str, Any]
+
+
+class NotToldError(GradwatchError):
+    """An alert that did not arrive. Its text holds no address: that of a webhook is a secret."""
+
+
+class Alerts:
+    """Tells of new errors, once for each run, rule and optimizer: a tag on the run remembers it.
+
+    `send` delivers one message or raises `NotToldError`; then the run's turn comes again after growing pauses.
+    """
+
+    def __init__(self, send: Callable[[Message], None], tracking_uri: str, ui: str | None = None) -> None:
+        self.send, self.uri, self.ui = send, ui or tracking_uri, ui
+        self.name = uuid.uuid4().hex[:12]
+        self._told: dict[str, str] = {}  # run id -> the findings tag whose errors were told
+        self._due: dict[str, tuple[float, float]] = {}  # run id -> (when to try again, the pause after that)
+        self._failing = False
+
+    def tell(self, client: MlflowClient, run: Any, health: Health) -> None:
+        """Tell of the errors of one run that nobody was told of yet."""
+        from gradwatch.tracking import client as store
+
+        run_id, text = run.info.run_id, run.data.tags.get("gradwatch.findings", "")
+        due, pause = self._due.get(run_id, (0.0, FIRST_PAUSE))
+        if not _ERROR.search(text) or self._told.get(run_id) == text or _is_old(run) or time.monotonic() < due:
+            return
+        errors = {_key(f): f for f in _read_findings(client, run_id) if f.severity == "error"}
+        if not errors.keys() <= _keys(run) and not self._claim(client, run_id):
+            return
+        told = _keys(client.get_run(run_id))
+        for key, finding in list(errors.items())[:MOST_ALERTS]:
+            if key in told:
+                continue
+            try:
+                self.send(message(finding, run, run_url(self.uri, run.info.experiment_id, run_id)))
+            except NotToldError as error:
+                health.not_notified += 1
+                if not self._failing:
+                    log.warning("an alert was not delivered: %s; trying again", error)
+                self._failing = True
+                self._due[run_id] = (time.monotonic() + pause, min(2 * pause, LONGEST_PAUSE))
+                return
+            told.add(key)
+            store.set_tags(client, run_id, {NOTIFIED: " ".join(sorted(told))})
+            health.notified += 1
+            if self._failing:
+                log.info("alerts are delivered again")
+            self._failing = False
+            self._due.pop(run_id, None)
+        self._told[run_id] = text
+
+    def _claim(self, client: MlflowClient, run_id: str) -> bool:
+        """Whether this monitor is the one to tell. Of several that ask within a second, the last one is."""
+        from gradwatch.tracking import client as store
+
+        owner, _, since = client.get_run(run_id).data.tags.get(CLAIM, "").partition(" ")
+        fresh = since.isdigit() and time.time() - int(since) < CLAIM_SECONDS
+        if owner != self.name and fresh:
+            return False
+        store.set_tags(client, run_id, {CLAIM: f"{self.name} {time.time():.0f}"})
+        time.sleep(SETTLE_SECONDS)
+        return str(client.get_run(run_id).data.tags.get(CLAIM, "")).startswith(self.name)
+
+
+def _is_old(run: Any) -> bool:
+    ended = run.info.end_time
+    return bool(ended) and time.time() - ended / 1000 > NEWS_SECONDS
+
+
+def _key(finding: Finding) -> str:
+    return re.sub(r"[^\w./-]", "_", f"{finding.rule}/{finding.optimizer}".rstrip("/"))[:80]
+
+
+def _keys(run: Any) -> set[str]:
+    return set(run.data.tags.get(NOTIFIED, "").split())
+
+
+def _read_findings(client: MlflowClient, run_id: str) -> list[Finding]:
+    """The findings among the run's artifacts; none where they cannot be read."""
+    from gradwatch.tracking import reader
+    from gradwatch.tracking.client import ARTIFACTS
+
+    name = f"{ARTIFACTS}/{FINDINGS}"
+    sizes = {item.path: item.file_size for item in client.list_artifacts(run_id, ARTIFACTS)}
+    if not 0 < (sizes.get(name) or 0) <= MAX_JSON:
+        return []
+    with tempfile.TemporaryDirectory(prefix="gradwatch-") as temporary:
+        path = Path(temporary) / FINDINGS
+        reader.download(reader.artifact_store(client, run_id), name, path)
+        try:
+            return [Finding.from_json(finding) for finding in read_json(path)["findings"]]
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+            log.warning("run %s: its %s cannot be read: %s", run_id, FINDINGS, printable(str(error)[:200]))
+            return []
+
+
+def message(finding: Finding, run: Any, url: str) -> dict[str, Any]:
+    """What is told of one finding, as `docs/service.md` describes it."""
+    data = finding.to_json()
+    data["layers"] = data["layers"][:MOST_LAYERS]
+    del data["consequences"]
+    where = {"run": run.info.run_name or run.info.run_id, "run_id": run.info.run_id, "url": url}
+    return dict(plain({**data, **where, "experiment_id": run.info.experiment_id, "time": int(time.time())}))
+
+
+# -------------------------------------------------------------------------------------------------------- destinations
+
+
+def sender(target: str, template: str | None = None, secret: str | None = None) -> Callable[[Message], None]:
+    """What delivers a message to `target`: the address of a webhook, or a command that reads it from standard input.
+
+    `template` makes another text of it: `slack`, or a file with a jinja2 template. `secret` signs what is posted.
+
+    Raises:
+        RunError: no such template, or what it makes is no JSON; a command that cannot be split into words.
+    """
+    render = _renderer(template)
+    if re.match(r"https?://", target):
+        return lambda said: _post(target, render(said), secret)
+    try:
+        words = shlex.split(target)
+    except ValueError as error:
+        raise RunError(f"--notify cannot be split into words ({error}); wanted a command or a URL") from None
+    if not words:
+        raise RunError("--notify is empty; wanted a command or a URL")
+    return lambda said: _run(words, render(said))
+
+
+def sign(body: bytes, secret: str) -> str:
+    """The signature header's value: HMAC-SHA256 over the body."""
+    return "sha256=" + hmac.new(secret.encode(), body, hashlib.sha256).hexdigest()
+
+
+def _post(url: str, body: bytes, secret: str | None) -> None:
+    import requests
+
+    headers = {"Content-Type": "application/json", **({SIGNATURE: sign(body, secret)} if secret else {})}
+    host = urlsplit(url).hostname
+    try:
+        answer = requests.post(url, data=body, headers=headers, timeout=SEND_SECONDS, allow_redirects=False)
+    except requests.RequestException as error:
+        raise NotToldError(f"{host}: {type(error).__name__}") from None  # its text and its cause hold the address
+    if not answer.ok or answer.is_redirect:
+        raise NotToldError(f"{host} answers {answer.status_code}")
+
+
+def _run(words: Sequence[str], body: bytes) -> None:
+    name = os.path.basename(words[0])
+    try:
+        done = subprocess.run(words, input=body, timeout=SEND_SECONDS, stdout=subprocess.DEVNULL, check=False)
+    except OSError as error:
+        raise NotToldError(f"{name}: {error.strerror}") from None
+    except subprocess.TimeoutExpired:
+        raise NotToldError(f"{name} took longer than {SEND_SECONDS:.0f} s") from None
+    if done.returncode:
+        raise NotToldError(f"{name} ended with exit code {done.returncode}")
+
+
+def _renderer(template: str | None) -> Callable[[Message], bytes]:
+    if template is None:
+        return lambda said: json.dumps(said).encode()
+    from jinja2 import StrictUndefined, TemplateError
+    from jinja2.sandbox import SandboxedEnvironment
+
+    environment = SandboxedEnvironment(undefined=StrictUndefined, autoescape=False)
+    environment.filters["mrkdwn"] = _mrkdwn
+    try:
+        text = SLACK if template == "slack" else Path(template).read_text(encoding="utf-8")
+        page = environment.from_string(text)
+        json.loads(page.render(_sample()))
+    except OSError as error:
+        raise RunError(f"cannot read {template}: {error.strerror}; wanted slack or a file") from None
+    except (TemplateError, ValueError, TypeError) as error:
+        raise RunError(f"{template} makes no JSON of a message: {error}") from None
+    return lambda said: page.render(said).encode()
+
+
+def _mrkdwn(text: object) -> str:
+    """Text that Slack shows as it is: no mention, no link."""
+    return str(text).replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+
+
+def _sample() -> Message:
+    from types import SimpleNamespace
+
+    info = SimpleNamespace(run_id="0" * 32, run_name="sample", experiment_id="0")
+    finding = Finding("nonfinite", "error", ("a.weight",), 50, 60, {"steps": 3.0}, "A cause.", 'A "cure".')
+    return message(finding, SimpleNamespace(info=info), "http://127.0.0.1:5000")

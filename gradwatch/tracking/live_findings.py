@@ -1,0 +1,140 @@
+"""The diagnosis of a run while it goes on: a look now and then, from a process that is not the training's."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from gradwatch.analysis.rules import Finding, diagnose, headline
+from gradwatch.errors import RunError
+from gradwatch.history import History
+from gradwatch.sanitize import plain, read_json
+from gradwatch.storage.folder import FINDINGS, last_part, read_manifest, write_json
+from gradwatch.storage.members import is_run, is_shared, part_folders, read_whole
+from gradwatch.storage.owner import trainer_is_gone
+
+log = logging.getLogger("gradwatch")
+
+POLL_SECONDS = 2.0
+LEAST_PAUSE = 2.0  # seconds between two looks,
+PAUSES = 20.0  # or so many times what the last one took: at most 5 % of the time
+LIVE_VALUES = 8_000_000  # of a run, to be judged while it goes on: 32 MB
+MAX_TAG = 2_000  # characters: MLflow's table shows a tag in one line
+JUDGED = "gradwatch.judged"  # the tag that names the last step which the findings speak of
+
+
+class Diagnosis:
+    """Judges the run in the folder `home`, all its parts together, and keeps its `findings.json` up to date.
+
+    Of the couriers of a run's parts only one looks: that of the first `part` that is not over.
+    """
+
+    def __init__(self, home: Path, part: str = "") -> None:
+        self.home, self.part = home, part
+        self.findings: list[Finding] | None = None  # None: no look yet
+        self.judged = -1  # the last step that was looked at
+        self._seen: list[int] = []
+        self._due = 0.0
+
+    def look(self, last: bool = False) -> None:
+        """Judge the run, if it has new parts and it is time for it (a `last` look does not wait).
+
+        What goes wrong is logged: a diagnosis that fails harms nothing.
+        """
+        try:
+            if last or time.monotonic() >= self._due:
+                self._look()
+        except Exception:
+            log.exception("%s could not be diagnosed", self.home)
+
+    def _look(self) -> None:
+        parts = part_folders(self.home) if is_shared(self.home) else [self.home]
+        newest = [last_part(part) for part in parts]
+        if newest == self._seen or not self._leads(parts):
+            return
+        started = time.monotonic()
+        self._seen = newest
+        try:
+            history = current(read_whole(self.home, at_most=LIVE_VALUES))
+            if len(history):
+                self.findings = [self._of_part(finding, history) for finding in diagnose(history)]
+                self.judged = int(history.step.max())
+                write_findings(self.home, history.run.name, self.findings)
+        finally:
+            now = time.monotonic()
+            self._due = now + max(LEAST_PAUSE, PAUSES * (now - started))
+
+    def _leads(self, parts: Sequence[Path]) -> bool:
+        running = (part.name for part in parts if read_manifest(part).status == "RUNNING")
+        return not self.part or self.part == next(running, None)
+
+    def _of_part(self, finding: Finding, history: History) -> Finding:
+        """The finding of the only part that has steps yet is that part's: more may follow."""
+        lone = str(history.optimizer[0]) if is_shared(self.home) and not finding.optimizer else ""
+        return replace(finding, optimizer=lone) if lone else finding
+
+
+def follow(home: Path, poll: float = POLL_SECONDS) -> None:
+    """Keep the run's `findings.json` up to date until the run has ended, or its trainer is gone.
+
+    Raises:
+        RunError: `home` is no run's folder.
+    """
+    if not is_run(home):
+        raise RunError(f"{home} is not a run folder: --follow wants the folder of a run that goes on")
+    diagnosis = Diagnosis(home)
+    while True:
+        over = _is_over(home)  # first: what was written before the end is then all there
+        diagnosis.look(last=over)
+        if over:
+            return
+        time.sleep(poll)
+
+
+def _is_over(home: Path) -> bool:
+    runs = [read_manifest(part) for part in (part_folders(home) if is_shared(home) else [home])]
+    return all(run.status != "RUNNING" or trainer_is_gone(run) for run in runs)
+
+
+def current(history: History) -> History:
+    """Without the steps of an earlier attempt that a resumed run has yet to take again."""
+    if not history.attempt.any() or history.whole is not None:
+        return history
+    keep = np.ones(len(history), bool)
+    for at in history.lane_rows().values():
+        attempt, step = history.attempt[at], history.step[at]
+        newest = attempt.max()
+        keep[at] = (attempt == newest) | (step < step[attempt == newest].min())
+    return history.take(keep)
+
+
+def write_findings(home: Path, name: str, findings: Sequence[Finding]) -> Path:
+    """Write `findings.json`, as `gradwatch check --format json` prints it, if it says something else than before."""
+    path = home / FINDINGS
+    data = plain({"run": name, "findings": [finding.to_json() for finding in findings]})
+    if _read(path) != data:
+        write_json(path, data)
+    return path
+
+
+def _read(path: Path) -> Any:
+    try:
+        return read_json(path)
+    except (OSError, ValueError):
+        return None
+
+
+def finding_tags(findings: Sequence[Finding], healthy: str = "healthy") -> dict[str, str]:
+    """The MLflow tags that say what is wrong; the verdict is `healthy` where nothing is."""
+    text = "; ".join(f"{finding.severity} {finding.summary}" for finding in findings) or "none"
+    said = headline(findings)
+    return {
+        "gradwatch.verdict": healthy if said == "healthy" else said,
+        "gradwatch.findings": text if len(text) <= MAX_TAG else text[: MAX_TAG - 2] + " …",
+    }

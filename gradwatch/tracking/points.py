@@ -1,0 +1,97 @@
+"""The points of a run on their way to MLflow: what is not sent yet is read from the files and goes by windows."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from gradwatch.history import History, concat
+from gradwatch.storage.cursor import Cursor
+from gradwatch.storage.folder import last_part, read_run
+from gradwatch.tracking.metric_keys import MAX_POINTS, Nonfinite, batches, windows
+
+if TYPE_CHECKING:
+    from mlflow.tracking import MlflowClient
+
+log = logging.getLogger("gradwatch")
+
+
+class Sender:
+    """Sends the points of the run in `folder`; keeps what it has read of the open window, so memory stays small."""
+
+    def __init__(
+        self,
+        folder: Path,
+        client: MlflowClient,
+        cursor: Cursor,
+        moved: Callable[[int], None] = lambda _: None,
+        most: int = MAX_POINTS,
+    ) -> None:
+        self.folder, self.client, self.moved = folder, client, moved
+        self.most = most  # points of one request: twice as many after each that was answered
+        self.pending: History | None = None
+        self.read_to = cursor.last_part
+        self.reads: list[tuple[int, int]] = []  # (part, last step read with it), to know which parts are finished
+        self.keys: set[str] = set()
+        self.shown: set[str] = set()
+
+    def send(self, cursor: Cursor, ended: bool) -> None:
+        """Send every window that is closed, and move the cursor past each batch that MLflow has taken."""
+        from gradwatch.tracking import client as store
+
+        history = self._read_new(cursor.next_step)
+        if history is None:
+            return
+        run = history.run
+        found = windows(
+            history,
+            run.window,
+            run.mlflow_layers,
+            ended=ended,
+            start=cursor.next_step,
+            nonfinite=Nonfinite(*cursor.nonfinite),
+        )
+        for batch in batches(found, lambda: self.most):
+            points = [point for window in batch for point in window.points]
+            store.log_points(self.client, str(cursor.run_id), points)
+            state = batch[-1].nonfinite
+            if list(state) != cursor.nonfinite:
+                store.set_tags(self.client, str(cursor.run_id), store.nonfinite_tags(state, run.part))
+            cursor.next_step, cursor.nonfinite = batch[-1].stop, list(state)
+            cursor.last_part = max([p for p, step in self.reads if step < cursor.next_step], default=cursor.last_part)
+            cursor.save(self.folder)
+            self.moved(cursor.next_step)
+            self.most = min(MAX_POINTS, 2 * self.most)
+            self.keys.update(point.key for point in points)
+        self.pending = history.take(history.step >= cursor.next_step)
+        self.reads = [(part, step) for part, step in self.reads if part > cursor.last_part]
+        self._show_view(str(cursor.experiment_id))
+
+    def _read_new(self, due: int) -> History | None:
+        """The undelivered steps, from step `due` on: what is pending and what is in parts not read yet."""
+        newest = last_part(self.folder)
+        if newest > self.read_to:
+            new = read_run(self.folder, since=self.read_to, start=due)
+            if new.problems:  # the writer may have merged parts under the reader's eyes; a second look settles it
+                new = read_run(self.folder, since=self.read_to, start=due)
+            for problem in new.problems:
+                log.warning("%s: %s", self.folder, problem)
+            new = new.take(new.step >= due)
+            self.pending = new if self.pending is None else concat([self.pending, new])
+            self.read_to = newest
+            self.reads.append((newest, int(new.step.max(initial=-1))))
+        return self.pending
+
+    def _show_view(self, experiment_id: str) -> None:
+        """Add charts for new keys to the experiment's saved view; a failure to do so harms nothing."""
+        if self.keys <= self.shown:
+            return
+        from gradwatch.tracking import client as store
+
+        try:
+            store.show_view(self.client, experiment_id, self.keys)
+            self.shown = set(self.keys)
+        except Exception as error:  # an undocumented format, a tag limit, a server that forbids it
+            log.warning("the saved view of experiment %s could not be set: %s", experiment_id, error)

@@ -1,0 +1,156 @@
+"""What MLflow's pages show: the experiment's saved view (charts and columns), its address, a run's description.
+
+The saved view is an experiment tag in an undocumented format (MLflow 3.15 to 3.18); a version that does not know it
+ignores it. Nothing here imports mlflow.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterable, Mapping
+from typing import Any
+from urllib.parse import quote
+
+import numpy as np
+
+from gradwatch.history import History, nanmean
+from gradwatch.sanitize import markdown, public_uri
+
+VIEW = "gradwatch"
+VIEW_TAG = f"mlflow.sharedViewState.{VIEW}"
+MAX_EXPERIMENT_TAG = 20_000
+MAX_NOTE = 8_000
+UI = "http://127.0.0.1:5000"
+WORST_LAYERS = 8
+
+# key -> log scale: the charts of section "Gradients", in this order. What was logged comes before, in "Training".
+CHARTS = {
+    "grad_norm/total": True,
+    "clipped_norm/total": True,
+    "clip/rate": False,
+    "clip/coef": False,
+    "clip/nonfinite_steps": False,
+}
+# section -> open; MLflow itself adds one chart a key to the section that is named like the key's prefix.
+SECTIONS = {"Training": True, "Gradients": True, "weight_norm": True, "grad_norm": False, "update_ratio": False,
+            "clip_rate": False}  # fmt: skip
+OWN = tuple(f"{name}/" for name in ("grad_norm", "clipped_norm", "weight_norm", "update_ratio", "clip_rate", "clip"))
+MAX_LOGGED = 20
+# column of the runs table -> width in pixels; MLflow's own 100 would cut every policy's name
+COLUMNS = {"params.`gradwatch.clip`": 230, "tags.`gradwatch.verdict`": 230, "metrics.`clip/rate`": 90,
+           "params.`gradwatch.renorm`": 130}  # fmt: skip
+
+
+def view_url(tracking_uri: str, experiment_id: str, ui: str = UI) -> str:
+    """The address of the experiment's saved view: on its server, or where `gradwatch ui` serves a local store."""
+    base = public_uri(tracking_uri).rstrip("/") if tracking_uri.startswith("http") else ui
+    return (
+        f"{base}/#/experiments/{quote(experiment_id)}/runs?viewStateShareKey={VIEW}&compareRunsMode=CHART"
+        "&workflowType=machine_learning"
+    )
+
+
+def run_url(tracking_uri: str, experiment_id: str, run_id: str, ui: str = UI) -> str:
+    """The address of one run: on its server, or where `gradwatch ui` serves a local store."""
+    base = public_uri(tracking_uri).rstrip("/") if tracking_uri.startswith("http") else ui
+    return f"{base}/#/experiments/{quote(experiment_id)}/runs/{quote(run_id)}?workflowType=machine_learning"
+
+
+def view_tag(keys: Iterable[str], previous: str | None = None) -> str | None:
+    """The experiment tag's text with charts for these metric keys.
+
+    The charts of `previous` (other runs' keys, changes made by hand) are kept. None when there is nothing to add, or
+    no room in the tag.
+    """
+    keys = list(keys)
+    old = json.loads(previous) if previous else {}
+    state = json.loads(old["state"]) if old else _empty_state()
+    logged = sorted((key for key in keys if not key.startswith(OWN)), key=_is_rate)[:MAX_LOGGED]
+    shown = {chart.get("metricKey") for chart in state["compareRunCharts"]}
+    charts = [_chart(key, "Training", "loss" in key.lower()) for key in logged if key not in shown]
+    for name, log in CHARTS.items():
+        own = sorted(key for key in keys if key == name or key.startswith(f"{name}/"))  # of each part: `clip/rate/G`
+        charts += [_chart(key, "Gradients", log) for key in own if key not in shown]
+    columns = [f"metrics.`{key}`" for key in logged if not _is_rate(key)]
+    columns += [f"params.`gradwatch.clip/{key[10:]}`" for key in sorted(keys) if key.startswith("clip/rate/")]
+    new_columns = [column for column in columns if column not in state["selectedColumns"]]
+    if old and not charts and not new_columns:
+        return None
+    state["compareRunCharts"] += charts
+    state["selectedColumns"] += new_columns
+    state["columnOrder"] = [*state.get("columnOrder", ()), *new_columns]
+    text = json.dumps({"name": VIEW, "createdAt": old.get("createdAt", int(time.time() * 1000)),
+                       "state": json.dumps(state, separators=(",", ":"))})  # fmt: skip
+    return text if len(text) <= MAX_EXPERIMENT_TAG else None
+
+
+def _is_rate(key: str) -> bool:
+    return key == "lr" or key.startswith("lr/")
+
+
+def _chart(key: str, section: str, log: bool) -> dict[str, Any]:
+    return {"type": "LINE", "uuid": f"gradwatch-{key}", "metricSectionId": section, "metricKey": key,
+            "selectedMetricKeys": [key], "scaleType": "log" if log else "linear", "xAxisKey": "step",
+            "xAxisScaleType": "linear", "lineSmoothness": 0, "runsCountToCompare": 20, "deleted": False,
+            "isGenerated": False, "selectedXAxisMetricKey": "", "range": {}}  # fmt: skip
+
+
+def _empty_state() -> dict[str, Any]:
+    sections = [{"uuid": name, "name": name, "display": is_open, "isReordered": True, "isGenerated": False}
+                for name, is_open in SECTIONS.items()]  # fmt: skip
+    return {"selectedColumns": list(COLUMNS), "compareRunSections": sections, "compareRunCharts": [],
+            "isAccordionReordered": True, "runsHidden": [], "runsHiddenMode": "FIRST_20_RUNS", "runsPinned": [],
+            "columnOrder": list(COLUMNS), "columnWidths": COLUMNS, "groupBy": None,
+            "searchFilter": "", "orderByKey": "attributes.start_time", "orderByAsc": False, "hideEmptyCharts": True,
+            "useGroupedValuesInCharts": True, "autoRefreshEnabled": True, "globalLineChartConfig": {}}  # fmt: skip
+
+
+# ------------------------------------------------------------------------------------------------------- description
+
+
+def description(
+    history: History, experiment_id: str, run_id: str, facts: Mapping[str, str], findings: Mapping[str, str]
+) -> str:
+    """A run's description: Markdown of at most 8,000 characters.
+
+    `facts` are lines such as {"Clip": "none"}, `findings` what is wrong and what to do about it.
+    """
+    experiment_id, run_id = quote(experiment_id, safe=""), quote(run_id, safe="")
+    report = f"#/experiments/{experiment_id}/runs/{run_id}/artifacts/gradwatch/report.html"
+    table = ["| layer | clip rate | median norm | p99 norm | non-finite steps |", "|---|---|---|---|---|"]
+    norms = np.where(np.isfinite(history.layer("grad_norm")), history.layer("grad_norm"), np.nan)
+    rates, bad = history.clip_rate, history.nonfinite
+    for i in worst_layers(history)[:WORST_LAYERS]:
+        seen = norms[~np.isnan(norms[:, i]), i]
+        median, p99 = np.percentile(seen, [50, 99]) if len(seen) else (np.nan, np.nan)
+        table.append(f"| {markdown(history.layers[i])} | {_percent(rates[i])} | {median:.4g} | {p99:.4g} | {bad[i]} |")
+    facts = {**facts, "Clip rate": _percent(float(nanmean(history.every_step.total("clip_rate"))))}
+    lines = [
+        "### gradwatch",
+        "",
+        *(f"- **{name}**: {markdown(text)}" for name, text in facts.items()),
+        "",
+        *(f"{i}. **{markdown(name)}**: {markdown(text)}" for i, (name, text) in enumerate(findings.items(), start=1)),
+        *[""][: len(findings)],
+        f"![overview](get-artifact?path=gradwatch%2Foverview.png&run_uuid={run_id})",
+        "",
+        *table,
+        "",
+        f"[The full report]({report})",
+    ]
+    text = "\n".join(lines)
+    return text if len(text) < MAX_NOTE else text[: MAX_NOTE - 20].rpartition("\n")[0] + "\n…"
+
+
+def worst_layers(history: History) -> list[int]:
+    """The numbers of all layers, the most troubled first: non-finite steps, then clip rate, then median norm."""
+    norms = history.layer("grad_norm")
+    seen = [column[np.isfinite(column)] for column in norms.T]
+    median = np.array([np.median(values) if len(values) else -1.0 for values in seen])
+    rate = np.nan_to_num(history.clip_rate, nan=-1.0).round(6)
+    return [int(i) for i in np.lexsort((-median, -rate, -history.nonfinite))]
+
+
+def _percent(rate: float) -> str:
+    return "–" if np.isnan(rate) else f"{100 * rate:.1f} %"

@@ -1,0 +1,126 @@
+"""The comparison table against numbers worked out by hand."""
+
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from make_run import make_history
+
+from gradwatch.analysis.comparison import compare, runs_table
+from gradwatch.analysis.final_values import final, policy_text
+from gradwatch.analysis.groups import groups, metric_names, settings
+from gradwatch.errors import RunError
+
+
+def run(accuracy, seed=0, lr=0.1, norms=(1.0, 2.0, 3.0, 4.0), rate=0.5, clip="ClipByGlobalNorm(1.0)", **options):
+    """A run of four steps whose numbers are given."""
+    optimizers = ({"name": "SGD", "class": "SGD", "settings": {"lr": lr}},)
+    history = make_history(steps=4, clip=clip, optimizers=optimizers, params={"seed": str(seed)}, **options)
+    clipped = np.array([1.0, 0.0, 1.0, 0.0]) * 2 * rate
+    given = {
+        "grad_norm": np.array(norms),
+        "val_accuracy": np.array([math.nan, 0.1, accuracy, math.nan]),
+        "loss": np.array([4.0, 3.0, 2.0, 1.0]),
+        "clip_rate": clipped,
+    }
+    return replace(history, per_step={**history.per_step, **given})
+
+
+def test_a_row_holds_mean_and_sample_standard_deviation_over_seeds():
+    table = compare([run(0.8, 0), run(0.9, 1, norms=(5.0, 6.0, 7.0, 8.0)), run(1.0, 2, rate=0.25)])
+    (row,) = table.to_dict("records")
+    assert row["policy"] == "ClipByGlobalNorm(1.0)"
+    assert row["runs"] == 3
+    assert row["val_accuracy"] == pytest.approx(0.9)
+    assert row["val_accuracy_std"] == pytest.approx(0.1)  # sqrt((0.01 + 0 + 0.01) / 2)
+    assert (row["loss"], row["loss_std"]) == (1.0, 0.0)
+    assert row["clip_rate"] == pytest.approx((0.5 + 0.5 + 0.25) / 3)
+    assert row["median_grad_norm"] == 3.5  # of 1 1 2 2 3 3 4 4 5 6 7 8
+    assert row["p99_grad_norm"] == pytest.approx(7.89)  # 7 + 0.89 * (8 - 7), at place 0.99 * 11 = 10.89
+    assert (row["nonfinite_steps"], row["diverged"]) == (0, 0)
+
+
+def test_one_run_has_no_spread():
+    assert math.isnan(compare([run(0.8)])["val_accuracy_std"][0])
+
+
+def test_runs_that_differ_in_a_setting_are_apart_and_numbers_sort_as_numbers():
+    table = compare([run(0.8, lr=10.0), run(0.7, lr=2.0), run(0.9, lr=2.0, seed=1), run(0.5, lr=2.0, clip=None)])
+    assert list(zip(table["lr"], table["policy"], table["runs"], strict=True)) == [
+        ("2.0", "ClipByGlobalNorm(1.0)", 2),
+        ("2.0", "none", 1),
+        ("10.0", "ClipByGlobalNorm(1.0)", 1),
+    ]
+
+
+def test_the_best_accuracy_comes_first_and_the_lowest_loss():
+    runs = [run(0.5, clip="AGC(0.01)"), run(0.9), run(0.7, clip=None)]
+    assert list(compare(runs)["policy"]) == ["ClipByGlobalNorm(1.0)", "none", "AGC(0.01)"]
+    runs[0].per_step["loss"][-1] = 0.1
+    assert next(iter(compare(runs, "loss")["policy"])) == "AGC(0.01)"
+
+
+def test_where_the_first_metric_is_unknown_or_equal_the_next_one_ranks():
+    runs = [run(0.5, clip="AGC(0.01)"), run(0.5, clip=None), run(0.1), run(0.1, clip="ClipByNorm(1.0)")]
+    for unknown in runs[:2]:
+        unknown.per_step["val_accuracy"][:] = math.nan
+    runs[1].per_step["loss"][-1] = runs[3].per_step["loss"][-1] = 0.5
+    assert list(compare(runs)["policy"]) == ["ClipByNorm(1.0)", "ClipByGlobalNorm(1.0)", "none", "AGC(0.01)"]
+
+
+def test_another_model_is_another_setting():
+    table = compare([run(0.8), run(0.8, layers=("a", "b"))])
+    assert list(table["model"]) == ["2 layers, 32 parameters", "7 layers, 112 parameters"]
+
+
+def test_a_diverged_run_is_counted_and_ranks_last():
+    sick = run(0.99, clip=None)
+    sick.per_step["nonfinite"][-1] = 7
+    table = compare([sick, run(0.5)])
+    assert list(table["diverged"]) == [0, 1]
+    assert list(table["nonfinite_steps"]) == [0, 1]
+
+
+def test_a_run_that_recovered_has_not_diverged():
+    table = runs_table([make_history(steps=100, nan_at=50)])
+    assert (table["nonfinite_steps"][0], table["diverged"][0]) == (1, False)
+
+
+def test_a_loss_that_ends_infinite_has_diverged():
+    sick = run(0.9)
+    sick.per_step["loss"][-1] = math.inf
+    assert runs_table([sick])["diverged"][0]
+    assert final(sick, "loss") == 2.0
+
+
+def test_metric_selects_and_an_unknown_one_is_named():
+    assert [c for c in compare([run(0.8)], "loss").columns if c.endswith("_std")] == ["loss_std"]
+    with pytest.raises(RunError, match="'speed'; logged: loss, val_accuracy"):
+        compare([run(0.8)], "speed")
+
+
+def test_accuracies_come_before_losses_and_held_out_before_training():
+    history = make_history(steps=3, logged=("loss", "lr_scale", "train_acc", "eval/loss", "test_acc"))
+    assert metric_names([history]) == ["test_acc", "train_acc", "eval/loss", "loss"]
+
+
+def test_the_seed_is_no_setting_under_any_of_its_names():
+    one, two = run(0.8), run(0.8)
+    two = replace(two, run=replace(two.run, params={"seed": "1", "data_seed": "2", "train.random_state": "3"}))
+    assert settings([one, two]) == [{}, {}]
+    speedy = replace(two, run=replace(two.run, params={"seedling": "1"}))
+    assert settings([one, speedy]) == [{"seedling": ""}, {"seedling": "1"}]
+
+
+def test_a_setting_named_like_a_column_keeps_its_own():
+    one, two = run(0.8), run(0.8)
+    two = replace(two, run=replace(two.run, params={"policy": "fast"}))
+    assert list(compare([one, two]).columns)[:2] == ["policy", "policy (setting)"]
+
+
+def test_the_constraint_is_part_of_the_policy():
+    history = make_history(steps=3, renorm="MaxNorm(3.0)")
+    assert policy_text(history.run) == "ClipByGlobalNorm(1.0) + MaxNorm(3.0)"
+    assert policy_text(make_history(steps=3, clip=None).run) == "none"
+    assert len(groups([history, make_history(steps=3)])) == 2

@@ -1,0 +1,316 @@
+"""The rules: each disease is found where it was put, and its healthy twin raises no alarm."""
+
+import json
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from make_run import make_history
+
+from gradwatch.analysis.rules import Finding, diagnose, verdict
+from gradwatch.analysis.rules.dead_layers import dead_layer
+from gradwatch.analysis.rules.depth import vanishing
+from gradwatch.analysis.rules.gradient_scale import gradients_accumulate
+from gradwatch.analysis.rules.gradients import exploding
+from gradwatch.analysis.rules.nonfinite import nonfinite
+from gradwatch.analysis.rules.registry import CONSEQUENCES, group
+
+
+def with_steps(history, **columns):
+    return replace(history, per_step={**history.per_step, **columns})
+
+
+def with_layer(history, quantity, values):
+    return replace(history, per_layer={**history.per_layer, quantity: values.astype(np.float32)})
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_a_noisy_run_is_healthy(seed):
+    history = make_history(steps=300, seed=seed)
+    assert diagnose(history) == []
+    assert verdict(history) == "healthy"
+
+
+@pytest.mark.parametrize("steps", [1, 2, 5, 14])
+def test_a_short_run_is_healthy(steps):
+    assert verdict(make_history(steps=steps)) == "healthy"
+
+
+def test_a_run_without_steps_is_not_called_healthy():
+    assert verdict(make_history(steps=3).slice(0, 0)) == "no steps recorded"
+
+
+def test_nonfinite_names_the_first_step_and_layer():
+    history = make_history(nan_at=50)
+    assert verdict(history) == "nonfinite at step 50 in blocks.0.mlp.weight"
+    (finding,) = nonfinite(history)
+    assert (finding.severity, finding.evidence["steps"]) == ("error", 1)
+
+
+def test_a_skipped_nonfinite_step_is_a_warning():
+    history = make_history(nan_at=50)
+    skipped = with_steps(history, skipped=(history.step == 50).astype(float))
+    assert nonfinite(skipped)[0].severity == "warning"
+    assert verdict(skipped).startswith("nonfinite at step 50")
+
+
+def test_nonfinite_in_a_layer_that_is_not_recorded_is_seen_in_the_total():
+    history = make_history()
+    history = with_steps(history, nonfinite=(history.step == 7).astype(float))
+    assert verdict(history) == "nonfinite at step 7"
+
+
+def test_dead_layer_is_found_where_it_died():
+    history = make_history(steps=100)
+    norm = history.layer("grad_norm").copy()
+    norm[40:, 3] = 0
+    (finding,) = dead_layer(with_layer(history, "grad_norm", norm))
+    assert (finding.severity, finding.layers, finding.first_step) == ("warning", ("blocks.1.attn.weight",), 40)
+    norm[40:, :4] = 0
+    (finding,) = dead_layer(with_layer(history, "grad_norm", norm))
+    assert finding.severity == "error"
+    assert finding.summary == "dead-layer at step 40 in embed.weight and 3 more"
+
+
+def test_a_layer_that_never_lived_is_dead_from_the_first_step():
+    history = make_history(steps=100)
+    norm = history.layer("grad_norm").copy()
+    norm[:, 3] = 0
+    assert dead_layer(with_layer(history, "grad_norm", norm))[0].first_step == 0
+
+
+def test_a_network_that_is_dead_for_most_batches_is_dying():
+    history = make_history(steps=100)
+    norm = history.layer("grad_norm").copy()
+    norm[40:, :6] = 0
+    norm[60:100:4, :6] = 1
+    (finding,) = dead_layer(with_layer(history, "grad_norm", norm))
+    assert (finding.severity, len(finding.layers), finding.first_step) == ("error", 6, 40)
+    norm[:, 2:6] = 1  # two heads of seven that take turns
+    assert dead_layer(with_layer(history, "grad_norm", norm)) == []
+
+
+def test_a_resting_or_unseen_layer_is_not_dead():
+    history = make_history(steps=100)
+    norm = history.layer("grad_norm").copy()
+    norm[:, 2] = np.nan  # frozen: no gradient at all
+    norm[50:99, 3] = 0  # one live step
+    norm[:95, 4], norm[95:, 4] = np.nan, 0  # seen five times only
+    assert dead_layer(with_layer(history, "grad_norm", norm)) == []
+
+
+def grown(history, decades, start=100):
+    ramp = np.clip((history.step - start) / 20, 0, 1) * decades
+    return history.total("grad_norm") * 10**ramp
+
+
+def test_a_norm_that_grows_while_the_loss_does_not_fall_explodes():
+    history = make_history(steps=300)
+    sick = with_steps(history, grad_norm=grown(history, 4), loss=np.full(300, 2.3))
+    (finding,) = exploding(sick)
+    assert 100 < finding.first_step < 120
+    assert finding.evidence["grad_norm_growth"] > 1e3
+
+
+def test_a_norm_that_grows_while_the_loss_falls_is_a_plateau_being_left():
+    history = make_history(steps=300)
+    assert exploding(with_steps(history, grad_norm=grown(history, 4))) == []
+
+
+def test_without_a_loss_three_decades_are_needed():
+    history = make_history(steps=300, logged=())
+    assert exploding(with_steps(history, grad_norm=grown(history, 2.2))) == []
+    assert exploding(with_steps(history, grad_norm=grown(history, 4))) != []
+
+
+def test_one_spike_is_not_an_explosion():
+    history = make_history(steps=300, logged=())
+    norm = history.total("grad_norm").copy()
+    norm[150:153] *= 1e6
+    assert exploding(with_steps(history, grad_norm=norm)) == []
+
+
+def test_a_loss_that_leaves_its_minimum_for_good_explodes():
+    history = make_history(steps=300)
+    loss = history.total("loss").copy()
+    loss[200:] = 6.0
+    (finding,) = exploding(with_steps(history, loss=loss))
+    assert finding.first_step == pytest.approx(200, abs=3)
+    assert finding.evidence["end"] == 6.0
+    loss[220:] = 0.2  # it came back
+    assert exploding(with_steps(history, loss=loss)) == []
+
+
+def test_a_rising_validation_loss_is_overfitting_not_an_explosion():
+    history = make_history(steps=300, logged=("loss", "val_loss"))
+    rising = np.where(history.step > 100, 9.0, 1.0)
+    assert exploding(with_steps(history, val_loss=rising)) == []
+    assert exploding(with_steps(history, loss=rising)) != []
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_a_flat_noisy_loss_is_no_explosion(seed):
+    history = make_history(steps=300, seed=seed)
+    noise = np.random.default_rng(seed).standard_cauchy(300)
+    assert exploding(with_steps(history, loss=2.3 + 0.3 * noise)) == []
+
+
+def test_the_worst_comes_first_then_the_earliest():
+    history = make_history(steps=300, nan_at=200)
+    norm = history.layer("grad_norm").copy()
+    norm[20:, 3] = 0
+    history = with_steps(with_layer(history, "grad_norm", norm), loss=np.where(history.step > 100, 9.0, 1.0))
+    assert [f.rule for f in diagnose(history)] == ["exploding", "dead-layer"]
+    assert verdict(history).startswith("exploding at step 10")
+
+
+def test_a_training_that_is_thrown_out_of_its_start_explodes():
+    history = make_history(steps=200)
+    loss = np.where(history.step < 1, 4.6, 60 * np.exp(-history.step / 10) + 8)
+    norm = history.total("grad_norm").copy()
+    norm[0], norm[5] = 0.7, 40
+    sick = with_steps(history, loss=loss, grad_norm=norm)
+    (finding,) = exploding(sick)
+    assert (finding.first_step, finding.evidence["start"], finding.evidence["highest"]) == (1, 4.6, loss.max())
+    assert (
+        exploding(with_steps(history, loss=np.where(history.step > 100, 3.0, loss), grad_norm=norm)) == []
+    )  # came back
+    assert exploding(with_steps(history, loss=loss, grad_norm=np.ones(200))) == []  # a generator's loss does so
+
+
+# ------------------------------------------------------------------------------------ profiles and straight lines
+
+
+def ladder(decades):
+    """Eight weight matrices whose gradients rise by so many decades from the first to the last."""
+    history = make_history(steps=60, layers=tuple(f"{i}.weight" for i in range(8)))
+    noise = np.random.default_rng(0).lognormal(0, 0.2, (60, 8))
+    return with_layer(history, "grad_norm", 10.0 ** np.linspace(-decades, 0, 8) * noise)
+
+
+def test_vanishing_is_an_even_ladder_of_four_decades():
+    (finding,) = vanishing(ladder(4.3))
+    assert finding.evidence["decades"] == pytest.approx(4.3, abs=0.2)
+    assert finding.layers == ("0.weight", "1.weight", "2.weight", "3.weight", "4.weight")
+    assert vanishing(ladder(3.7)) == []
+    level = ladder(0)
+    first = np.where(np.arange(8) == 0, 1e-9, 1)
+    assert vanishing(with_layer(level, "grad_norm", first * level.layer("grad_norm"))) == []  # one layer is no ladder
+    assert vanishing(ladder(4.3).slice(0, 19)) == []  # too short to tell
+    absolute = ladder(0.5)
+    assert vanishing(with_layer(absolute, "grad_norm", 1e-9 * absolute.layer("grad_norm"))) == []  # small is not sick
+
+
+@pytest.mark.parametrize(
+    ("shape", "found"),
+    {
+        "a sum": (lambda t: 1 + t, 1),
+        "a level norm": (lambda t: 1 + 0 * t, 0),
+        "a random walk": (lambda t: np.sqrt(1 + t), 0),
+        "an explosion": (lambda t: 1.3**t, 0),
+        "a slow rise": (lambda t: 1 + t / 10, 0),
+        "a jump": (lambda t: np.where(t > 8, 20.0, 1.0), 0),
+    }.values(),
+)
+def test_only_a_straight_rise_is_a_sum_of_gradients(shape, found):
+    history = make_history(steps=60)
+    norm = shape(history.step.astype(float)) * np.random.default_rng(0).normal(1, 0.03, 60)
+    assert len(gradients_accumulate(with_steps(history, grad_norm=norm))) == found
+
+
+# ------------------------------------------------------------------------------------------------- roots and effects
+
+
+def found(rule, first, last=100, severity="warning"):
+    return Finding(rule, severity, (), first, last)
+
+
+def tree(*findings):
+    return {root.rule: [f.rule for f in root.consequences] for root in group(findings)}
+
+
+def test_an_explosion_is_one_finding_with_its_consequences_under_it():
+    history = make_history(steps=300, nan_at=200)
+    (root,) = diagnose(with_steps(history, loss=np.where(history.step > 100, 9.0, 1.0)))
+    assert root.rule == "exploding"
+    data = root.to_json()
+    assert data["docs"] == "docs/findings/exploding.md"
+    below = {finding["rule"]: finding for finding in data["consequences"]}
+    assert below["nonfinite"]["layers"] == ["blocks.0.mlp.weight"]
+    assert list(data)[:8] == [
+        "rule", "severity", "layers", "first_step", "last_step", "evidence", "cause", "cure",
+    ]  # fmt: skip
+
+
+def test_a_consequence_begins_no_earlier_than_its_root_and_before_its_end():
+    assert tree(found("exploding", 10), found("nonfinite", 10)) == {"exploding": ["nonfinite"]}
+    assert tree(found("nonfinite", 10), found("dead-layer", 9)) == {"dead-layer": [], "nonfinite": []}
+    assert tree(found("exploding", 10, 20), found("dead-layer", 20)) == {"exploding": ["dead-layer"]}
+    assert tree(found("exploding", 10, 20), found("dead-layer", 21)) == {"exploding": [], "dead-layer": []}
+
+
+def test_a_consequence_of_a_consequence_stands_under_the_root():
+    findings = found("update-too-small", 30), found("dead-layer", 20), found("lr-too-high", 0, 25)
+    assert tree(*findings) == {"lr-too-high": ["dead-layer", "update-too-small"]}
+
+
+def test_of_two_that_may_follow_from_each_other_the_first_is_the_root():
+    assert tree(found("exploding", 10), found("lr-too-high", 11)) == {"exploding": ["lr-too-high"]}
+    assert tree(found("exploding", 61), found("lr-too-high", 10)) == {"lr-too-high": ["exploding"]}
+    assert tree(found("spike", 10), found("nonfinite", 10)) == {"spike": ["nonfinite"]}
+
+
+def test_signs_just_before_an_explosion_stand_under_it():
+    assert tree(found("exploding", 60), found("spike", 10), found("lr-too-high", 12)) == {
+        "exploding": ["spike", "lr-too-high"]
+    }
+    assert tree(found("exploding", 61), found("spike", 10)) == {"spike": ["exploding"]}
+    assert tree(found("exploding", 29), found("dead-layer", 0)) == {"dead-layer": [], "exploding": []}
+    assert tree(found("exploding", 29), found("spike", 20), found("gradients-accumulate", 0)) == {
+        "gradients-accumulate": ["spike", "exploding"]
+    }
+
+
+def test_a_root_is_as_severe_as_its_worst_consequence_which_comes_first():
+    findings = found("scaled-gradients", 0), found("spike", 5), found("nonfinite", 50, severity="error")
+    (root,) = group(findings)
+    assert (root.severity, [f.rule for f in root.consequences]) == ("error", ["nonfinite", "spike"])
+
+
+def test_nothing_follows_from_itself():
+    assert not [rule for rule, effects in CONSEQUENCES.items() if rule in effects]
+
+
+# ---------------------------------------------------------------------------------------------------- broken records
+
+
+def spoiled(values, rng):
+    """`values` with NaN, inf, zeros, huge or tiny or negative numbers in some stretch of rows."""
+    values = values.copy()
+    for bad in rng.choice([np.nan, np.inf, 0.0, 1e38, 1e-45, -1.0], rng.integers(0, 3)) if len(values) else ():
+        first = rng.integers(0, len(values))
+        rows = slice(first, rng.integers(first, len(values)) + 1)
+        values[(rows, rng.integers(0, values.shape[1])) if values.ndim == 2 and rng.random() < 0.5 else rows] = bad
+    return values
+
+
+@pytest.mark.parametrize("seed", range(60))
+@pytest.mark.filterwarnings("error")
+def test_no_record_is_too_broken_to_be_judged(seed):
+    rng = np.random.default_rng(seed)
+    layers = tuple(f"{i}.{kind}" for i in range(rng.integers(1, 6)) for kind in ("weight", "bias"))
+    history = make_history(steps=200, layers=(*layers, "head"), seed=seed)
+    history = replace(
+        history,
+        per_layer={q: spoiled(v, rng) for q, v in history.per_layer.items() if rng.random() < 0.9},
+        per_step={q: spoiled(v, rng) for q, v in history.per_step.items() if rng.random() < 0.9}
+        | {f"rank_grad_norm/{rank}": spoiled(1.4 * history.total("grad_norm"), rng) for rank in range(2)},
+    )
+    for steps in (0, 1, 2, 12, 30, 200):
+        for finding in diagnose(history.slice(0, steps)):
+            for one in (finding, *finding.consequences):
+                assert 0 <= one.first_step <= one.last_step < steps
+                assert one.cause.endswith(".")
+                assert one.cure.endswith(".")
+                assert not (set(one.layers) - {*history.layers})
+            json.dumps(finding.to_json())

@@ -1,0 +1,77 @@
+"""Whatever a run recorded, a rule answers: no error, no warning of numpy, evidence that json can write."""
+
+import json
+import warnings
+
+import numpy as np
+import pytest
+
+from gradwatch.analysis.rules import RULES
+from gradwatch.history import History, Layer, Run
+
+EXTREMES = np.array([0.0, 1e-40, 1e-7, 0.3, 1.0, 1.0, 1.0, 50.0, 1e20, 1e38, np.inf, np.nan])
+PER_LAYER = ("grad_norm", "clip_coef", "clip_rate", "nonfinite", "weight_norm", "update_ratio", "renorm_rate")
+PER_STEP = (
+    "grad_norm", "clipped_norm", "clip_coef", "clip_rate", "skipped", "nonfinite", "lr", "lr/1", "loss", "loss_scale",
+    "user_max_norm", "user_grad_norm", "user_clip_value",
+)  # fmt: skip
+CLIPS = (None, "ClipByGlobalNorm(1.0)", "chain(SkipNonfinite(), AGC(0.01))", "ClipByValue(-1.0, 1.0)", "Mine <object>")
+
+
+def any_history(seed):
+    rng = np.random.default_rng(seed)
+    t, n = int(rng.choice([0, 1, 3, 12, 40, 150])), int(rng.integers(0, 4))
+    few = rng.choice(EXTREMES, size=4)  # the same few values again and again: constant columns are extreme as well
+    steps = {name: rng.choice(few if rng.random() < 0.5 else EXTREMES, t) for name in PER_STEP if rng.random() < 0.8}
+    layers = {
+        name: rng.choice(few if rng.random() < 0.5 else EXTREMES, (t, n)).astype(np.float32)
+        for name in PER_LAYER
+        if rng.random() < 0.8
+    }
+    shapes = [(), (3,), (4, 5)]
+    kinds = ("float32", "bfloat16", "int3")
+    named = tuple(Layer(f"{i}.weight", shapes[i % 3], kinds[i % 3]) for i in range(n))
+    made = ({"name": "Adam", "class": "Adam", "settings": {"weight_decay": 0.1}},) if rng.random() < 0.5 else ()
+    renorm = [None, "MaxNorm(1.0)", "Renorm(2, 0, 1.0)", "only('a*', MaxNorm(2.0))"][int(rng.integers(4))]
+    run = Run(
+        "any", "2026-01-01", layers=named, optimizers=made, clip=CLIPS[int(rng.integers(len(CLIPS)))], renorm=renorm
+    )
+    names = np.array(["Adam"] * t, dtype=object)
+    return History(
+        run,
+        tuple(layer.name for layer in named),
+        np.arange(t, dtype=np.int64),
+        np.zeros(t, np.int64),
+        names,
+        layers,
+        steps,
+    )
+
+
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.__name__)
+def test_a_rule_answers_on_any_history(rule):
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for seed in range(300):
+            history = any_history(seed)
+            with np.errstate(all="ignore"):
+                findings = rule(history)
+            for finding in findings:
+                assert finding.rule == rule.__name__.replace("_", "-")
+                assert finding.severity in ("error", "warning", "note")
+                assert finding.first_step <= finding.last_step
+                assert set(finding.layers) <= set(history.layers)
+                assert finding.cause.endswith(".")
+                assert finding.cure.endswith(".")
+                json.dumps(finding.to_json())
+
+
+def test_the_histories_are_of_many_kinds():
+    found = {f.rule for rule in RULES for seed in range(300) for f in _quietly(rule, any_history(seed))}
+    assert len(found) >= 8
+
+
+def _quietly(rule, history):
+    with np.errstate(all="ignore"), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return rule(history)

@@ -1,0 +1,222 @@
+"""The suggested policy: it parses, comes from the healthy norms and helps; none is offered where clipping does not."""
+
+import numpy as np
+import pytest
+import torch
+from make_run import make_history, write_shared
+from torch import nn
+
+import gradwatch
+from gradwatch import open_history, parse
+from gradwatch.analysis.rules import Finding
+from gradwatch.analysis.suggest import CLIPPING_HELPS, TOO_LARGE_STEPS, WRONG_NORMS, healthy_norms, suggest
+from gradwatch.analysis.whatif import zclip
+from gradwatch.report import build_report
+
+
+def finding(rule, first=100, last=199, severity="error", **more):
+    return Finding(rule, severity, (), first, last, cure="Do the right thing.", **more)
+
+
+def under(optimizer, **options):
+    return make_history(steps=200, optimizers=({"name": optimizer, "class": optimizer, "settings": {"lr": 0.1}},),
+                        **{"clip": None, **options})  # fmt: skip
+
+
+def one(history, *findings):
+    (suggestion,) = suggest(history, findings)
+    return suggestion
+
+
+# ------------------------------------------------------------------------------------------------------ where it helps
+
+
+def test_the_threshold_is_the_99th_percentile_of_the_norms_before_it_went_wrong():
+    history = under("SGD")
+    history.total("grad_norm")[120:] *= 1e5
+    suggestion = one(history, finding("exploding", 120))
+    limit = parse(suggestion.policy).max_norm
+    assert limit == float(f"{np.quantile(history.total('grad_norm')[:120], 0.99):.2g}")
+    share = (history.total("grad_norm") + 1e-6 > limit).mean()
+    assert f"{share:.1%} of all steps" in " ".join(suggestion.reasons)
+    assert "the 120 steps before it went wrong" in suggestion.reasons[0]
+
+
+def test_outliers_do_not_raise_the_threshold():
+    history = under("SGD")
+    calm = parse(one(history).policy).max_norm
+    history.total("grad_norm")[::20] = 1e4
+    assert parse(one(history).policy).max_norm == pytest.approx(calm, rel=0.2)
+
+
+def test_without_a_healthy_stretch_it_is_the_usual_value_and_says_so():
+    history = under("SGD")
+    suggestion = one(history, finding("exploding", 30))
+    assert suggestion.policy == "ClipByGlobalNorm(1.0)"
+    assert "Only 30 of 200 steps were healthy, and 50" in suggestion.reasons[0]
+
+
+def test_nonfinite_steps_are_skipped_first():
+    history = under("SGD", nan_at=150)
+    root = finding("exploding", 120, consequences=(finding("nonfinite", 150),))
+    assert one(history, root).policy.startswith("chain(SkipNonfinite(), ClipByGlobalNorm(")
+
+
+def test_a_nan_out_of_the_blue_is_skipped_and_not_clipped():
+    history = under("SGD", nan_at=150)
+    suggestion = one(history, finding("nonfinite", 150, 150))
+    assert suggestion.policy == "SkipNonfinite()"
+    assert "it is not the cure" in " ".join(suggestion.reasons)
+    history.layer("update_ratio")[140, 0] = 2.0  # the step before moved a layer by twice its norm
+    history.layer("update_ratio")[149, 0] = 2.0
+    assert "ClipByGlobalNorm" in one(history, finding("nonfinite", 150, 150)).policy
+
+
+def test_one_nonfinite_step_leaves_the_rest_of_the_run_healthy():
+    history = under("SGD", nan_at=5)
+    assert len(healthy_norms(history, [finding("nonfinite", 5, 5)])) > 180
+    assert len(healthy_norms(history, [finding("nonfinite", 5, 199)])) == 5
+
+
+def test_spikes_are_for_zclip():
+    history = under("Adam")
+    history.total("grad_norm")[100::25] *= 300
+    suggestion = one(history, finding("spike", severity="warning"))
+    assert suggestion.policy == "ZClip(z=3.0)"
+    rates = (zclip(history.total("grad_norm"), [2.5, 3.0]) < 1).mean(axis=1)
+    assert rates[0] > 0.03 >= rates[1]
+    assert f"{rates[1]:.1%} of the steps" in suggestion.reasons[1]
+
+
+def test_a_clip_that_is_the_learning_rate_gets_a_guard_and_the_rate_that_keeps_the_pace():
+    history = under("SGD", clip="ClipByGlobalNorm(0.01)", max_norm=0.01)
+    suggestion = one(history, finding("clip-is-your-learning-rate", severity="warning"))
+    assert parse(suggestion.policy).max_norm > 0.5
+    assert f"{history.total('clip_coef').mean():.2g}" in suggestion.reasons[-1]
+
+
+def test_a_healthy_run_without_a_clip_is_offered_a_guard():
+    suggestion = one(under("AdamW"))
+    assert suggestion.policy.startswith("ClipByGlobalNorm(")
+    assert "Nothing needs a cure" in suggestion.reasons[0]
+
+
+# -------------------------------------------------------------------------------------------------- where it does not
+
+
+@pytest.mark.parametrize("rule", ["vanishing", "dead-layer", "no-gradient", "weights-unchanged", "update-too-small",
+                                  "imbalance", "renorm-binds", "noise-dominated", *sorted(WRONG_NORMS)])  # fmt: skip
+def test_no_clip_for_what_a_clip_does_not_cure(rule):
+    suggestion = one(under("SGD"), finding(rule))
+    assert suggestion.policy == ""
+    assert rule in suggestion.reasons[0]
+    assert "Do the right thing." in suggestion.reasons[0]
+
+
+@pytest.mark.parametrize("rule", sorted(TOO_LARGE_STEPS))
+@pytest.mark.parametrize("name", ["Adam", "AdamW", "RMSprop", "Lion", "Adafactor", "Adam8bit"])
+def test_no_clip_for_too_high_a_rate_of_an_optimizer_that_divides_the_scale_out(name, rule):
+    suggestion = one(under(name), finding(rule))
+    assert suggestion.policy == ""
+    assert "lower the learning rate, or warm it up" in suggestion.reasons[1]
+    assert one(under("SGD"), finding(rule)).policy
+
+
+def test_norms_that_are_wrong_forbid_a_threshold_whatever_else_is_found():
+    for rule in WRONG_NORMS:
+        assert one(under("SGD"), finding("exploding"), finding(rule)).policy == ""
+
+
+def test_a_policy_that_works_is_kept():
+    suggestion = one(make_history())
+    assert suggestion.policy == ""
+    assert suggestion.reasons[0].startswith("Keep ClipByGlobalNorm(1.0)")
+
+
+def test_a_note_counts_only_where_it_is_about_the_threshold_or_the_norms():
+    history = make_history(clip="ClipByGlobalNorm(100.0)", max_norm=100.0)
+    assert one(history, finding("vanishing", severity="note")) == one(history)
+    assert parse(one(history, finding("clip-inert", severity="note")).policy).max_norm < 5
+    assert "a threshold taken from them" in one(history, finding("scaled-gradients", severity="note")).reasons[0]
+
+
+def test_a_run_without_one_finite_step_is_not_helped_by_a_policy():
+    history = under("SGD")
+    history.total("grad_norm")[:] = np.nan
+    suggestion = one(history, finding("nonfinite", 0))
+    assert suggestion.policy == ""
+    assert "Do the right thing." in suggestion.reasons[0]
+
+
+# -------------------------------------------------------------------------------------------------------- always
+
+
+@pytest.mark.parametrize("rule", sorted(CLIPPING_HELPS))
+@pytest.mark.parametrize("scale", [1e-9, 1.0, 1e9])
+def test_every_suggestion_parses(rule, scale):
+    history = under("SGD", nan_at=150)
+    history.total("grad_norm")[:] *= scale
+    policy = one(history, finding(rule), finding("nonfinite", 150, 150)).policy
+    assert repr(parse(policy))
+    short = history.slice(0, 3)
+    assert parse(one(short, finding(rule, 1, 2)).policy)
+
+
+def test_each_part_has_its_own(tmp_path):
+    d = make_history(steps=200, seed=1, clip=None, logged=())
+    d.total("grad_norm")[:] *= 100
+    history = open_history(write_shared(tmp_path, "gan", G=make_history(steps=200, clip=None, logged=()), D=d))
+    found = {suggestion.optimizer: parse(suggestion.policy).max_norm for suggestion in suggest(history, [])}
+    assert found["D"] == pytest.approx(100 * found["G"], rel=0.3)
+    sick = suggest(history, [finding("dead-layer", optimizer="D")])
+    assert [(suggestion.optimizer, bool(suggestion.policy)) for suggestion in sick] == [("D", False), ("G", True)]
+
+
+def test_many_runs_that_are_compared_get_none():
+    report = build_report([make_history(seed=s) for s in (0, 1)])
+    assert [(run.suggestions, run.what_if) for run in report.runs] == [((), ()), ((), ())]
+
+
+# ------------------------------------------------------------------------------------------------------- a real cure
+
+
+class Adder(nn.Module):
+    """The tanh RNN of the adding problem, its recurrent weights `gain` times orthogonal."""
+
+    def __init__(self, gain):
+        super().__init__()
+        self.rnn, self.head = nn.RNN(2, 32, batch_first=True), nn.Linear(32, 1)
+        with torch.no_grad():
+            nn.init.orthogonal_(self.rnn.weight_hh_l0).mul_(gain)
+
+    def forward(self, x):
+        return self.head(self.rnn(x)[0][:, -1])[:, 0]
+
+
+def add(folder, clip, gain=1.5, steps=60, length=60):
+    """Train the adding problem with SGD 0.1; gives the history."""
+    torch.manual_seed(0)
+    model, rows = Adder(gain), torch.arange(16)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with gradwatch.watch(model, optimizer, clip=clip, log=None, dir=folder, verbose=False) as handle:
+        for _ in range(steps):
+            x = torch.rand(16, length, 2) * torch.tensor([1.0, 0.0])
+            marks = torch.randint(length // 2, (2, 16)) + torch.tensor([[0], [length // 2]])
+            x[rows, marks, 1] = 1
+            loss = (model(x) - x[rows, marks, 0].sum(0)).square().mean()
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            handle.log(loss=loss.detach())
+    return open_history(handle.dir)
+
+
+def test_an_exploding_rnn_learns_under_its_own_suggestion(tmp_path):
+    sick = build_report([add(tmp_path / "sick", None)]).runs[0]
+    assert sick.verdict != "healthy"
+    (suggestion,) = sick.suggestions
+    assert "ClipByGlobalNorm" in suggestion.policy
+    cured = add(tmp_path / "cured", suggestion.policy)
+    assert np.isfinite(cured.total("grad_norm")).all()
+    assert cured.total("loss")[-10:].mean() < 1.0
+    assert not sick.final["loss"] < 100

@@ -1,0 +1,125 @@
+"""What-if against the real policies: a run that never moves is watched under each of them."""
+
+import numpy as np
+import pytest
+import torch
+from make_run import make_history, write_shared
+
+import gradwatch
+from gradwatch import open_history
+from gradwatch.analysis.whatif import QUANTILES, SIMULATED, autoclip, number_text, what_if, zclip
+
+SHAPES = {"a": (3, 4), "b": (5,), "c": (2, 2)}
+STEPS = 300
+
+
+def gradients(seed=0):
+    """Gradients `[T]` of three layers with lognormal norms, a few spikes, and one layer that often has none."""
+    rng = np.random.default_rng(seed)
+    steps = []
+    for t in range(STEPS):
+        grads = {name: rng.normal(size=shape) for name, shape in SHAPES.items()}
+        scale = rng.lognormal(0, 0.7) * (50 if t % 97 == 96 else 1)
+        grads = {name: g / np.linalg.norm(g) * scale * rng.lognormal(0, 0.3) for name, g in grads.items()}
+        steps.append({name: None if name == "c" and t % 3 else g for name, g in grads.items()})
+    return steps
+
+
+def watched(folder, policy, seed=0):
+    """The history of these gradients under `policy`, with learning rate 0."""
+    model = torch.nn.Module()
+    for name, shape in SHAPES.items():
+        model.register_parameter(name, torch.nn.Parameter(torch.zeros(shape)))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+    with gradwatch.watch(model, optimizer, clip=policy, log=None, dir=folder, verbose=False) as handle:
+        for grads in gradients(seed):
+            for name, parameter in model.named_parameters():
+                grad = grads[name]
+                parameter.grad = None if grad is None else torch.tensor(grad, dtype=torch.float32)
+            optimizer.step()
+    return open_history(handle.dir)
+
+
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory):
+    return watched(tmp_path_factory.mktemp("plain"), None)
+
+
+@pytest.mark.parametrize("kind", ["ClipByGlobalNorm", "ClipByNorm", "AutoClip", "ZClip"])
+def test_the_policies_do_what_what_if_says(plain, kind, tmp_path):
+    outcomes = [outcome for outcome in what_if(plain) if outcome.kind == kind]
+    assert len(outcomes) >= 5
+    for i, outcome in enumerate(outcomes[::2]):
+        real = watched(tmp_path / str(i), outcome.policy)
+        clipped = real.total("clip_rate")
+        assert outcome.clip_rate == pytest.approx(clipped.mean(), abs=1e-9), outcome.policy
+        assert outcome.mean_coef == pytest.approx(real.total("clip_coef").mean(), rel=1e-5), outcome.policy
+        assert 0 < clipped.mean() < 1, "a threshold that shows nothing"
+
+
+def test_the_thresholds_are_the_quantiles_of_the_runs_own_norms(plain):
+    outcomes = [outcome for outcome in what_if(plain) if outcome.kind == "ClipByGlobalNorm"]
+    assert [outcome.at for outcome in outcomes] == ["p50", "p75", "p90", "p95", "p99", "p99.9"]
+    for outcome, q in zip(outcomes, QUANTILES, strict=True):
+        limit = gradwatch.parse(outcome.policy).max_norm
+        assert limit == pytest.approx(np.quantile(plain.total("grad_norm"), q), rel=5e-3)
+        assert outcome.clip_rate == pytest.approx(1 - q, abs=2 / STEPS)
+
+
+def test_a_norm_that_is_not_finite_is_left_out(plain):
+    sick = make_history(steps=200, clip=None)
+    clean = what_if(sick)
+    for value, row in ((np.inf, 50), (np.nan, 60)):
+        sick.total("grad_norm")[row] = value
+        sick.layer("grad_norm")[row] = value
+    assert len(what_if(sick)) == len(clean)
+    for before, after in zip(clean, what_if(sick), strict=True):
+        assert after.clip_rate == pytest.approx(before.clip_rate, abs=0.03)
+        assert np.isfinite(after.mean_coef)
+
+
+def test_a_run_of_nothing_but_nan_has_no_outcomes():
+    history = make_history(steps=20)
+    history.total("grad_norm")[:] = np.nan
+    history.layer("grad_norm")[:] = np.nan
+    assert what_if(history) == ()
+
+
+def test_a_constant_norm_is_one_threshold():
+    history = make_history(steps=50)
+    history.total("grad_norm")[:] = 2.0
+    assert [o.policy for o in what_if(history) if o.kind == "ClipByGlobalNorm"] == ["ClipByGlobalNorm(2.0)"]
+
+
+def test_each_part_of_a_run_has_its_own_thresholds(tmp_path):
+    g, d = make_history(steps=200), make_history(steps=100, seed=1)
+    d.total("grad_norm")[:] *= 100
+    outcomes = what_if(open_history(write_shared(tmp_path, "gan", G=g, D=d)))
+    assert {outcome.optimizer for outcome in outcomes} == {"G", "D"}
+    limits = {o.optimizer: gradwatch.parse(o.policy).max_norm for o in outcomes if o.at == "p50"}
+    assert limits["D"] > 30 * limits["G"]
+
+
+def test_a_long_run_is_followed_for_its_first_steps_only(monkeypatch):
+    monkeypatch.setattr("gradwatch.analysis.whatif.SIMULATED", 100)
+    history = make_history(steps=1000, clip=None)
+    history.total("grad_norm")[100:] = 1e6
+    rates = {o.policy: o.clip_rate for o in what_if(history)}
+    early = history.total("grad_norm")[:100]
+    assert rates["AutoClip(99)"] == (autoclip(early, [99])[0] < 1).mean()
+    assert rates["ZClip(2.5)"] == (zclip(early, [2.5])[0] < 1).mean()
+    assert SIMULATED > 1000
+
+
+def test_autoclip_forgets_what_left_its_window():
+    norms = np.concatenate([np.full(20, 100.0), np.full(30, 1.0), [50.0]])
+    (coef,) = autoclip(norms, [90], window=20)
+    assert coef[-1] == pytest.approx(1 / 50, rel=0.1)
+    (coef,) = autoclip(norms, [90], window=51)
+    assert coef[-1] == pytest.approx(1.0)
+
+
+@pytest.mark.parametrize("value", [1.0, 0.0123, 4.23e9, 1.5e-9, 99900.0, 1e22])
+def test_a_threshold_reads_back_as_it_was_written(value):
+    assert gradwatch.parse(f"ClipByGlobalNorm({number_text(value)})").max_norm == value
+    assert len(number_text(value)) <= 8

@@ -1,0 +1,182 @@
+"""The commands that read: report, compare, show; and what `gradwatch` itself does with errors and imports."""
+
+import csv
+import io
+import json
+import re
+import socket
+import subprocess
+import sys
+
+import pytest
+from click.testing import CliRunner
+from make_run import make_run
+
+import gradwatch
+from gradwatch.cli import COMMANDS, main
+
+
+@pytest.fixture
+def runs(tmp_path):
+    return [str(make_run(tmp_path, steps=40, seed=seed, clip=clip)) for clip in ("AGC(0.01)", None) for seed in (0, 1)]
+
+
+def call(*args, **options):
+    return CliRunner().invoke(main, [str(arg) for arg in args], **options)
+
+
+def test_report_writes_the_page_where_it_says(runs, tmp_path):
+    result = call("report", *runs, "-o", tmp_path / "out.html")
+    assert result.exit_code == 0, result.output
+    assert str(tmp_path / "out.html") in result.output
+    assert "4 runs compared" in (tmp_path / "out.html").read_text()
+
+
+def test_a_folder_of_runs_stands_for_them_and_of_a_sweeps_training_the_last_attempt_counts(tmp_path):
+    for seed in (0, 1):
+        make_run(tmp_path / "runs", steps=40, seed=seed, clip=None)
+        job = tmp_path / "runs" / "sweep-x" / f"AGC-seed{seed}"
+        make_run(job, steps=10, seed=seed, clip="AGC(0.01)", name="a")
+        make_run(job, steps=40, seed=seed, clip="AGC(0.01)", name="b")
+        (job / "job.json").write_text("{}")
+    for words in (["runs"], [str(p.relative_to(tmp_path)) for p in (tmp_path / "runs").iterdir()]):
+        result = call("compare", *(tmp_path / word for word in words), "--format", "csv")
+        assert result.exit_code == 0, result.output
+        assert {row["policy"]: int(row["runs"]) for row in csv.DictReader(io.StringIO(result.stdout))} == {
+            "none": 2,
+            "AGC(0.01)": 2,
+        }
+
+
+def test_runs_that_ended_otherwise_or_earlier_are_named(tmp_path):
+    whole = make_run(tmp_path, steps=40, seed=0)
+    cut = make_run(tmp_path, steps=19, seed=1, close="KILLED", name="short")
+    said = call("compare", whole, cut).output
+    assert "did not end well and count as they are: short (killed after 19 steps)" in " ".join(said.split())
+    assert "from 19 to 40 steps" in " ".join(said.split())
+    assert "count as they are" not in call("compare", whole, whole).output
+
+
+def test_report_has_a_name_of_its_own(runs, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert call("report", runs[0]).exit_code == call("report", runs[0], "--format", "md").exit_code == 0
+    assert (tmp_path / "report.html").read_text().startswith("<!doctype html>")
+    assert (tmp_path / "report.md").read_text().startswith("# mlp")
+
+
+@pytest.mark.parametrize(("kind", "start"), [("html", "<!doctype"), ("md", "# mlp"), ("json", "{"), ("csv", "name,")])
+def test_report_goes_to_standard_output(runs, kind, start):
+    result = call("report", runs[0], "--format", kind, "-o", "-")
+    assert result.exit_code == 0
+    assert result.stdout.startswith(start)
+
+
+def test_report_by_one_metric(runs):
+    data = json.loads(call("report", *runs, "--metric", "loss", "--format", "json", "-o", "-").stdout)
+    assert "loss" in data["comparison"][0]
+    assert "val_accuracy" not in data["comparison"][0]
+
+
+def test_compare_prints_one_row_per_policy(runs):
+    result = call("compare", *runs)
+    assert result.exit_code == 0, result.output
+    rows = [line.split() for line in result.stdout.splitlines() if re.match(r"\s*(AGC|none)", line)]
+    assert [(row[0], row[1]) for row in rows] == [("AGC(0.01)", "2"), ("none", "2")]
+
+
+def test_show_prints_head_verdict_and_layers(tmp_path):
+    result = call("show", make_run(tmp_path, steps=100, nan_at=50))
+    assert result.exit_code == 0, result.output
+    assert "nonfinite at step 50 in blocks.0.mlp.weight" in result.stdout
+    assert "100 (finished)" in result.stdout
+    assert "head.bias" in result.stdout
+
+
+def test_show_says_when_a_run_ended_without_close(tmp_path):
+    gone = subprocess.Popen([sys.executable, "-c", ""])
+    gone.wait()
+    folder = make_run(tmp_path, steps=40, pid=gone.pid, host=socket.gethostname())
+    manifest = json.loads((folder / "run.json").read_text())
+    (folder / "run.json").write_text(json.dumps({**manifest, "status": "RUNNING"}))
+    assert "ended without close at step 39" in call("show", folder).stdout
+
+
+@pytest.mark.parametrize("command", ["compare", "report"])
+@pytest.mark.parametrize("name", ["a" * 5000, "\0"])
+def test_what_cannot_be_the_name_of_a_file_is_one_line(command, name):
+    refused(call(command, name), "is no run")
+
+
+@pytest.mark.parametrize("args", [("show", "nope"), ("compare", "nope"), ("report", "nope"), ("show", ".")])
+def test_an_unknown_run_is_one_line(args, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    refused(call(*args), args[1])
+
+
+def test_an_empty_run_is_one_line(tmp_path):
+    refused(call("report", make_run(tmp_path, steps=0)), "no recorded step")
+
+
+def test_an_output_that_cannot_be_written_is_one_line(runs, tmp_path):
+    refused(call("report", runs[0], "-o", tmp_path / "no" / "a.html"), "cannot write")
+    refused(call("report", runs[0], "-o", tmp_path), "cannot write")
+
+
+def test_an_unknown_metric_is_one_line(runs):
+    refused(call("compare", *runs, "--metric", "speed"), "logged: loss, val_accuracy")
+
+
+def refused(result, words):
+    assert result.exit_code == 2
+    assert result.stdout == ""
+    assert re.fullmatch(r"Error: .*\n", result.stderr)
+    assert words in result.stderr
+
+
+def test_ctrl_c_is_quiet(runs, monkeypatch):
+    def interrupted(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("gradwatch.open.open_histories", interrupted)
+    result = call("show", runs[0])
+    assert (result.exit_code, result.output) == (130, "")
+
+
+def test_a_closed_pipe_is_quiet(runs):
+    command = f"{sys.executable} -m gradwatch report {runs[0]} -o - | head -c 20"
+    result = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=False)
+    assert result.stdout == "<!doctype html>\n<htm"
+    assert result.stderr == ""
+
+
+@pytest.mark.parametrize("name", ["report", "compare", "show"])
+def test_every_command_has_help_with_an_example(name):
+    result = call(name, "--help")
+    assert result.exit_code == 0
+    assert f"gradwatch {name} " in result.stdout.split("Example:")[1]
+    assert COMMANDS[name] in result.stdout
+
+
+def test_the_version():
+    assert call("--version").stdout.strip() == f"gradwatch, version {gradwatch.__version__}"
+
+
+def test_help_lists_the_commands_and_imports_nothing_heavy():
+    code = (
+        "import sys; from gradwatch.cli import main\n"
+        "main(['--help'], standalone_mode=False)\n"
+        "heavy = {'torch', 'mlflow', 'pandas', 'plotly', 'matplotlib', 'numpy', 'rich', 'jinja2', 'pyarrow'}\n"
+        "print('heavy:', sorted(heavy & set(sys.modules)))\n"
+    )
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert all(re.search(rf"^  {name} +{re.escape(text)}$", result.stdout, re.M) for name, text in COMMANDS.items())
+    assert result.stdout.endswith("heavy: []\n")
+
+
+def test_reading_never_imports_torch(runs, tmp_path):
+    code = (
+        "import sys; from gradwatch.cli import main\n"
+        f"main(['report', *{runs!r}, '-o', {str(tmp_path / 'a.html')!r}], standalone_mode=False)\n"
+        "assert not {'torch', 'mlflow', 'matplotlib'} & set(sys.modules)\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)

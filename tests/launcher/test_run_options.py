@@ -1,0 +1,387 @@
+"""Options of `gradwatch run`, its configuration files, `gradwatch.log`, and its runs in MLflow and on two ranks."""
+
+import io
+import os
+import shlex
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import click
+import numpy as np
+import pytest
+from click.testing import CliRunner
+from in_the_wild import SCRIPTS, environment, one
+from training import mlp, train, watch
+
+import gradwatch
+from gradwatch import RunError, WatchError
+from gradwatch.cli import Handover, main
+from gradwatch.cli.config import find_config
+from gradwatch.launcher.stdout import Tee, parse_pattern
+from gradwatch.recording import registry
+
+
+def run(tmp_path, *words, launcher=("-m", "gradwatch"), **extra):
+    return subprocess.run([sys.executable, *launcher, "run", *words], cwd=tmp_path, capture_output=True, text=True,
+                          env={**environment(), **extra}, timeout=120, check=False)  # fmt: skip
+
+
+# ---------------------------------------------------------------------------------------------------- what is logged
+
+
+def test_log_is_nothing_without_a_watch_and_reaches_all_that_are_open(tmp_path, monkeypatch):
+    monkeypatch.setattr(registry, "watches", [])  # another test may have left one open
+    gradwatch.log(accuracy=0.5)
+    models = [mlp(), mlp(seed=1)]
+    optimizers = [gradwatch_sgd(m) for m in models]
+    first = watch(models[0], optimizers[0], tmp_path, name="A")
+    second = watch(models[1], optimizers[1], tmp_path, name="B", run=first)
+    for model, optimizer in zip(models, optimizers, strict=True):
+        train(model, optimizer, steps=3, after_step=lambda *_: gradwatch.log(accuracy=0.25))
+    first.close()
+    gradwatch.log(accuracy=0.75)
+    with pytest.raises(WatchError, match="wanted a number"):
+        gradwatch.log(accuracy="high")
+    second.close()
+    assert not registry.watches
+    assert list(gradwatch.open_history(first.dir).total("accuracy")) == [0.25, 0.25, 0.25]
+    assert list(gradwatch.open_history(second.dir).total("accuracy")) == [0.25, 0.25, 0.75]
+
+
+def gradwatch_sgd(model):
+    import torch
+
+    return torch.optim.SGD(model.parameters(), lr=0.1)
+
+
+def test_numbers_are_found_in_complete_lines_and_the_output_is_unchanged(monkeypatch):
+    found, out = [], io.StringIO()
+    monkeypatch.setattr(registry, "log", lambda **values: found.append(values))
+    tee = Tee(out, [parse_pattern("acc=acc: ([0-9.,]+)%?"), parse_pattern("loss=loss=(\\S+)"), ("all", r"^\d+$")])
+    for text in ("epoch 1 acc: 9", "8.5% loss=1e-3\nloss=", "nan\r", "loss=high\n17\n", "acc: 1,000"):
+        assert tee.write(text) == len(text)
+    assert out.getvalue() == "epoch 1 acc: 98.5% loss=1e-3\nloss=nan\rloss=high\n17\nacc: 1,000"
+    assert found[:2] == [{"acc": 98.5}, {"loss": 0.001}]
+    assert np.isnan(found[2]["loss"])
+    assert found[3:] == [{"all": 17.0}]
+    tee.flush()
+    tee.write("\n")
+    assert found[-1] == {"acc": 1000.0}
+
+
+@pytest.mark.slow
+def test_a_number_in_the_output_belongs_to_the_last_step(tmp_path):
+    done = run(tmp_path, "--log", "none", "--metric-regex", "accuracy=acc ([0-9.]+)", "--param", "seed=0",
+               SCRIPTS / "argparse_script.py", "--steps", "12")  # fmt: skip
+    printed = [float(line.split()[-1]) for line in done.stdout.splitlines()]
+    history = one(tmp_path)
+    np.testing.assert_allclose(history.total("accuracy"), printed)
+    assert history.run.params["seed"] == "0"
+
+
+@pytest.mark.slow
+def test_a_script_that_watches_itself_is_not_watched_twice(tmp_path):
+    (tmp_path / "own.py").write_text(
+        "import torch, gradwatch\nm = torch.nn.Linear(2, 1)\no = torch.optim.SGD(m.parameters(), lr=0.1)\n"
+        "with gradwatch.watch(m, o, log=None, run_name='own', verbose=False):\n"
+        "    for _ in range(5):\n        o.zero_grad(); m(torch.ones(1, 2)).sum().backward(); o.step()\n"
+    )
+    done = run(tmp_path, "--log", "none", "--clip", "ClipByGlobalNorm(1.0)", "own.py")
+    assert one(tmp_path).run.name == "own"
+    assert done.stderr == "gradwatch: the script watches its optimizer itself; --clip and --renorm do not reach it\n"
+
+
+EXPLODES = """
+import time
+import torch
+m = torch.nn.Linear(4, 1)
+o = torch.optim.SGD(m.parameters(), lr=5.0)
+for step in range(3000):
+    o.zero_grad()
+    m(torch.randn(8, 4)).square().mean().backward()
+    o.step()
+    time.sleep(0.01)
+print("to the end")
+"""
+
+
+@pytest.mark.slow
+def test_a_run_in_a_bad_way_is_halted(tmp_path):
+    (tmp_path / "explodes.py").write_text(EXPLODES)
+    done = run(tmp_path, "--log", "none", "--halt-on", "error", "explodes.py")
+    assert done.returncode == 1
+    assert not done.stdout
+    (line,) = [line for line in done.stderr.splitlines() if "halted" in line]
+    history = one(tmp_path)
+    assert len(history) < 3000
+    assert history.run.status == "FAILED"
+    assert "Traceback" not in done.stderr
+    assert line.startswith("gradwatch: halted: nonfinite at step ")
+    assert done.stderr.count("gradwatch found nonfinite") == 1, "it is said once"
+
+
+# ---------------------------------------------------------------------------------------------------- configuration
+
+
+def shown(*words):
+    return CliRunner().invoke(main, ["run", "--show-config", *words])
+
+
+def test_the_command_line_wins_over_the_file_and_the_nearest_file_counts(tmp_path, monkeypatch):
+    (tmp_path / "pyproject.toml").write_text(
+        '[tool.gradwatch]\nclip = "AGC(0.01)"\nscript-clip = "replace"\nevery = 5\n'
+    )
+    (tmp_path / "below").mkdir()
+    monkeypatch.chdir(tmp_path / "below")
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "https://me:secret@host")
+    lines = shown("--clip", "none", "--metric-regex", "a=b").output.splitlines()
+    file = tmp_path / "pyproject.toml"
+    assert "clip = 'none'  # command line" in lines
+    assert f"script_clip = 'replace'  # {file}" in lines
+    assert f"every = 5  # {file}" in lines
+    assert "log = 'mlflow'  # default" in lines
+    assert "metric_regex = ['a=b']  # command line" in lines
+    assert "MLFLOW_TRACKING_URI = 'https://host'  # environment" in lines
+    (tmp_path / "below/gradwatch.toml").write_text("slots = true\n")
+    lines = shown().output.splitlines()
+    assert f"slots = True  # {tmp_path}/below/gradwatch.toml" in lines
+    assert "every = 10  # default" in lines
+
+
+def test_a_folder_that_cannot_be_made_is_named_before_the_script_runs(tmp_path):
+    (tmp_path / "file").touch()
+    (tmp_path / "script.py").write_text("print('ran')")
+    words = ["run", "--dir", str(tmp_path / "file" / "runs"), str(tmp_path / "script.py")]
+    done = CliRunner().invoke(main, words)
+    assert (done.exit_code, done.stdout) == (2, "")
+    wanted = f"{tmp_path / 'file'} is no folder; wanted a folder for the run, which may be new"
+    assert done.stderr == f"Error: --dir {tmp_path / 'file' / 'runs'}: {wanted}\n"
+
+
+@pytest.mark.parametrize(
+    ("words", "text", "wanted"),
+    [((), "", 5.0), ((), "flush-every = 2", 2.0), (("--flush-every", "0.5"), "flush-every = 2", 0.5)],
+)
+def test_flush_every_reaches_the_watch(tmp_path, monkeypatch, words, text, wanted):
+    (tmp_path / "gradwatch.toml").write_text(text)
+    (tmp_path / "train.py").write_text("")
+    monkeypatch.chdir(tmp_path)
+    command = main.get_command(click.Context(main), "run")
+    with pytest.raises(Handover) as handed:
+        command.main([*words, "train.py"], standalone_mode=False)
+    program, args, plan = handed.value.then.args
+    assert plan.watch["flush_every"] == wanted
+    assert f"flush_every = {wanted}" in shown(*words).output
+    assert shown("--flush-every", "0").exit_code == 2
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("evry = 5", "there is no setting evry; known: clip, dir, every"),
+        ("every = 0", "--every"),
+        ("every = ", "cannot be read"),
+        ("metric-regex = 'a=b'", "wanted a list"),
+        ("clip = ['AGC(0.01)']", "wanted one value"),
+    ],
+)
+def test_a_wrong_setting_is_named(tmp_path, monkeypatch, text, message):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "gradwatch.toml").write_text(text)
+    result = shown()
+    assert result.exit_code == 2
+    assert message in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("file", "text"),
+    [("gradwatch.toml", "every = "), ("pyproject.toml", "\xff"), ("pyproject.toml", "[tool]\ngradwatch = 5")],
+)
+@pytest.mark.parametrize("command", ["run", "sweep"])
+def test_a_broken_file_leaves_the_help_alone(tmp_path, monkeypatch, command, text, file):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / file).write_bytes(text.encode("latin-1"))
+    helped = CliRunner().invoke(main, [command, "--help"])
+    assert helped.exit_code == 0
+    assert "Usage: " in helped.output
+    started = CliRunner().invoke(main, [command, "script.py"])
+    assert started.exit_code == 2
+    (line,) = started.stderr.splitlines()
+    assert file in line
+
+
+def test_a_command_has_a_table_of_its_own(tmp_path):
+    (tmp_path / "gradwatch.toml").write_text("every = 5\nslots = true\n[sweep]\nevery = 7\njobs = 2\n")
+    config = find_config(tmp_path)
+    assert config.settings("run", ["every", "slots"]) == {"every": 5, "slots": True}
+    assert config.settings("sweep", ["every", "jobs"]) == {"every": 7, "jobs": 2}
+    with pytest.raises(RunError, match=r"no setting sweep\.jobs"):
+        config.settings("sweep", ["every"])
+
+
+# ------------------------------------------------------------------------------------------------------------- MLflow
+
+
+def settled(store):
+    """The runs of each experiment that has any, once all have ended: couriers work on after a short script's end."""
+    mlflow = pytest.importorskip("mlflow")
+    client = mlflow.MlflowClient(store)
+    deadline = time.monotonic() + 60
+    while True:
+        runs = {e.name: client.search_runs([e.experiment_id]) for e in client.search_experiments()}
+        over = all(run.info.status != "RUNNING" for found in runs.values() for run in found)
+        if over or time.monotonic() > deadline:
+            return {name: found for name, found in runs.items() if found}
+        time.sleep(0.5)
+
+
+OWN = """
+import os, sys
+import mlflow
+assert "MLFLOW_RUN_ID" in os.environ
+{first}
+import torch
+m = torch.nn.Linear(2, 1)
+o = torch.optim.SGD(m.parameters(), lr=0.1)
+with mlflow.start_run(run_name="mine"):
+    mlflow.log_param("p", 1)
+    for _ in range(5):
+        o.zero_grad(); m(torch.ones(1, 2)).sum().backward(); o.step()
+    mlflow.log_metric("accuracy", 0.5)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("first", "experiment", "name"),
+    [("", "given", "mine"), ("mlflow.set_experiment('own')", "own", "mine"), (None, "given", "script")],
+)
+def test_there_is_one_mlflow_run_and_it_holds_all(store, tmp_path, first, experiment, name):
+    script = tmp_path / "script.py"
+    plain = OWN.replace("{first}\n", "").split("import torch")[1]
+    plain = (
+        "import torch" + plain.split("with")[0] + "for _ in range(5):" + plain.split("range(5):")[1].split("    ml")[0]
+    )
+    script.write_text(plain if first is None else OWN.replace("{first}", first))
+    done = run(tmp_path, "--experiment", "given", script)
+    assert done.returncode == 0, done.stderr
+    found = settled(store)
+    assert list(found) == [experiment]
+    (only,) = found[experiment]
+    assert (only.info.run_name, only.info.status) == (name, "FINISHED")
+    assert {"grad_norm/total", "loss"} <= set(only.data.metrics)
+    if first is not None:
+        assert only.data.params["p"] == "1"
+        assert only.data.metrics["accuracy"] == 0.5
+
+
+@pytest.mark.slow
+def test_a_crash_is_a_failed_run_and_a_script_without_training_leaves_none(store, tmp_path):
+    assert run(tmp_path, "--experiment", "given", SCRIPTS / "crashes.py").returncode == 1
+    (failed,) = settled(store)["given"]
+    assert failed.info.status == "FAILED"
+    (tmp_path / "empty.py").write_text("print(1)")
+    assert run(tmp_path, "--experiment", "given", "empty.py").stdout == "1\n"
+    assert len(settled(store)["given"]) == 1
+
+
+# ------------------------------------------------------------------------------------------------------- several ranks
+
+
+DDP = """
+import torch, torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+dist.init_process_group("gloo")
+torch.manual_seed(0)
+model = DistributedDataParallel(nn.Linear(4, 1))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+torch.manual_seed(dist.get_rank())
+for _ in range(6):
+    optimizer.zero_grad()
+    model(torch.randn(8, 4)).square().mean().backward()
+    optimizer.step()
+    if dist.get_rank() == 0:
+        print(model.module.weight.grad.norm().item())
+dist.destroy_process_group()
+"""
+
+
+def documented(tmp_path, launcher, *own):
+    """Run the line of docs/run.md that begins with this launcher, with options of the launcher's `own` for the test."""
+    text = (Path(__file__).parents[2] / "docs/run.md").read_text()
+    (line,) = [line for line in text.splitlines() if line.startswith(f"$ {launcher} ")]
+    words = shlex.split(line)
+    return subprocess.run([sys.executable, *own, *words[words.index("-m") :]], cwd=tmp_path, capture_output=True,
+                          text=True, env=environment(), timeout=120, check=False)  # fmt: skip
+
+
+ACCELERATED = """
+import torch
+from accelerate import Accelerator
+accelerator = Accelerator(cpu=True)
+torch.manual_seed(0)
+model = torch.nn.Linear(4, 1)
+model, optimizer = accelerator.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
+for _ in range(6):
+    optimizer.zero_grad()
+    accelerator.backward(model(torch.randn(8, 4)).square().mean())
+    optimizer.step()
+    print(model.weight.grad.norm().item())
+"""
+
+
+@pytest.mark.slow
+def test_under_accelerate(tmp_path):
+    pytest.importorskip("accelerate")
+    (tmp_path / "train.py").write_text(ACCELERATED)
+    plain = ("--num_processes", "1", "--num_machines", "1", "--mixed_precision", "no", "--dynamo_backend", "no")
+    done = documented(tmp_path, "accelerate", "-m", "accelerate.commands.launch", "--cpu", *plain)
+    assert done.returncode == 0, done.stderr
+    np.testing.assert_allclose(one(tmp_path).layer("grad_norm")[:, 0], np.array(done.stdout.split(), float), rtol=1e-5)
+
+
+COMMAND_LINES = {
+    "hydra": """
+import hydra
+@hydra.main(version_base=None, config_path=None)
+def main(settings):
+    train(settings.lr)
+main()
+""",
+    "fire": """
+import fire
+fire.Fire(lambda lr: train(lr))
+""",
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("library", "words"), [("hydra", ["+lr=0.25", "hydra.run.dir=out"]), ("fire", ["--lr", "0.25"])]
+)
+def test_scripts_that_leave_their_command_line_to_a_library(tmp_path, library, words):
+    pytest.importorskip(library)
+    (tmp_path / "script.py").write_text(
+        "import torch\ndef train(lr):\n    model = torch.nn.Linear(2, 1)\n"
+        "    optimizer = torch.optim.SGD(model.parameters(), lr=lr)\n    for _ in range(4):\n"
+        "        optimizer.zero_grad(); model(torch.ones(1, 2)).sum().backward(); optimizer.step()\n"
+        "    print('trained')\n" + COMMAND_LINES[library]
+    )
+    done = run(tmp_path, "--log", "none", "script.py", *words)
+    assert (done.returncode, done.stdout) == (0, "trained\n"), done.stderr
+    assert list(one(tmp_path).total("lr")) == [0.25] * 4
+
+
+@pytest.mark.slow
+def test_under_torchrun_one_rank_writes_what_all_have(tmp_path):
+    (tmp_path / "train.py").write_text(DDP)
+    done = documented(tmp_path, "torchrun", "-m", "torch.distributed.run", "--nproc-per-node", "2",
+                      "--master-port", str(20000 + os.getpid() % 20000))  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    history = one(tmp_path)
+    assert history.layers == ("weight", "bias")
+    np.testing.assert_allclose(history.layer("clipped_norm")[:, 0], np.array(done.stdout.split(), float), rtol=1e-5)
+    assert done.stderr.count("gradwatch: watching") == 1

@@ -1,0 +1,166 @@
+"""No host read between drains: the path runs where reading a value is impossible, and where copies are refused."""
+
+import cProfile
+import pstats
+
+import pytest
+import torch
+from torch import nn
+from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from training import ELEMENT_POLICIES, NORM_POLICIES
+
+from gradwatch import ClipByGlobalNorm, MaxNorm, SkipNonfinite, SkipSpike
+from gradwatch.history import Layer, Run
+from gradwatch.measure.batch import Batch
+from gradwatch.measure.layout import Layout
+from gradwatch.recording.recorder import ROWS, Recorder
+from gradwatch.recording.stepper import Stepper
+
+POLICIES = [None, *NORM_POLICIES, *ELEMENT_POLICIES]
+
+
+def stepping(policy, model, renorm=None, every=2, **settings):
+    """A Stepper on the model with a Recorder that keeps its blocks in a list."""
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, **settings)
+    layout = Layout(dict(model.named_parameters()))
+    stepper = Stepper(layout, {"SGD": optimizer}, (policy, renorm), every, slots=True)
+    blocks = []
+    run = Run("test", "now", layers=tuple(Layer(name, tuple(p.shape)) for name, p in model.named_parameters()))
+    recorder = Recorder(run, [True] * len(run.layers), stepper.fields, layout.device, blocks.append)
+    stepper.attach(recorder, lambda: None, lambda: None)
+    return stepper, optimizer, recorder
+
+
+def steps(model, optimizer, count, recorder=None):
+    for _ in range(count):
+        for p in model.parameters():
+            p.grad = torch.randn_like(p)
+        optimizer.step()
+        if recorder:
+            recorder.log({"loss": model[0].weight.sum()})
+
+
+@pytest.mark.parametrize("policy", POLICIES, ids=repr)
+def test_a_step_runs_on_tensors_that_hold_no_values(policy):
+    with FakeTensorMode():
+        model = nn.Sequential(nn.Linear(6, 8), nn.Linear(8, 3))
+        _, optimizer, recorder = stepping(policy, model, MaxNorm(1.0))
+        steps(model, optimizer, 5, recorder)
+        assert len(recorder.rows) == 5
+
+
+@pytest.mark.parametrize("policy", [SkipNonfinite(), SkipSpike(3.0, window=8)], ids=repr)
+def test_what_decides_a_skip_needs_no_value_either(policy):
+    """Only acting on it does: one bool, in stepping.py, said by watch.plan()."""
+    with FakeTensorMode():
+        layout = Layout({"w": nn.Parameter(torch.randn(4))})
+        batch = Batch(layout, [torch.randn(4)])
+        policy.apply(batch, policy.init(batch))
+        with pytest.raises(DataDependentOutputException):
+            bool(batch.skipped)
+
+
+class NoCopies(TorchDispatchMode):
+    """Refuses what waits for a device or brings Python numbers to it; stands in for a GPU's synchronization error."""
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        name = func.name()
+        masked = name == "aten::index.Tensor" and any(i is not None and i.dtype == torch.bool for i in args[1])
+        if masked or name in ("aten::_local_scalar_dense", "aten::nonzero", "aten::lift_fresh"):
+            raise AssertionError(f"{name} in the hot path")
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("policy", POLICIES, ids=repr)
+def test_a_steady_step_copies_nothing_between_host_and_device(policy):
+    model = nn.Sequential(nn.Linear(6, 8), nn.Linear(8, 3))
+    _, optimizer, recorder = stepping(policy, model, MaxNorm(1.0), foreach=True)
+    steps(model, optimizer, 3)  # constants are made on the first steps
+    gradients = [torch.randn_like(p) for p in model.parameters()]
+    for p, grad in zip(model.parameters(), gradients, strict=True):
+        p.grad = grad
+    loss = torch.tensor(1.0)
+    with NoCopies():
+        for _ in range(4):
+            optimizer.step()
+            recorder.log({"loss": loss})
+
+
+def test_that_mode_would_see_a_read():
+    x = torch.ones(2)
+    for read in (lambda: x.sum().item(), lambda: bool(x[0] > 0), lambda: x[x > 0], lambda: torch.tensor(1.0)):
+        with pytest.raises(AssertionError), NoCopies():
+            read()
+
+
+@pytest.mark.parametrize("policy", [p for p in NORM_POLICIES if "norm_type" not in repr(p)], ids=repr)
+def test_a_norm_policy_costs_one_norm_pass_and_one_scale_pass(policy):
+    class Count(TorchDispatchMode):
+        passes: dict = {}
+
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            name = func.name()
+            self.passes[name] = self.passes.get(name, 0) + 1
+            return func(*args, **(kwargs or {}))
+
+    model = nn.Sequential(nn.Linear(6, 8), nn.Linear(8, 3))
+    _, optimizer, _ = stepping(policy, model, every=1000, foreach=True)
+    steps(model, optimizer, 2)
+    for p in model.parameters():
+        p.grad = torch.randn_like(p)
+    with Count() as count:
+        count.passes.clear()
+        optimizer.step()
+    scales = [n for name, n in count.passes.items() if name.startswith("aten::_foreach_mul_.")]
+    assert count.passes["aten::_foreach_norm.Scalar"] == 1
+    assert sum(scales) == 2  # ours, and the optimizer's own momentum
+
+
+def test_memory_is_constant_and_rows_leave_in_order():
+    model = nn.Sequential(nn.Linear(6, 8))
+    stepper, optimizer, recorder = stepping(None, model)
+    seen = []
+    recorder.sink = lambda block: seen.extend(block.step.tolist())
+    stepper.between = lambda: recorder.drain() if recorder.due else None
+    buffer = recorder.ring.buffer.data_ptr()
+    steps(model, optimizer, 3 * ROWS + 5)
+    assert seen == list(range(3 * ROWS))
+    recorder.drain()
+    assert seen == list(range(3 * ROWS + 5))
+    assert recorder.ring.buffer.data_ptr() == buffer
+    assert recorder.ring.extras == []
+
+
+def calls_of_a_step(layers, clip, watched):
+    """How many functions, Python's and built-in, one step calls."""
+    model = nn.ParameterList(nn.Parameter(torch.randn(2)) for _ in range(layers))
+    if watched:
+        _, optimizer, _ = stepping(clip, model, every=10**6, fused=True)
+    else:
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, fused=True)
+    for p in model.parameters():
+        p.grad = torch.randn_like(p)
+
+    def step():
+        if not watched and clip is not None:
+            nn.utils.clip_grad_norm_(list(model.parameters()), clip.max_norm)
+        optimizer.step()
+
+    for _ in range(3):
+        step()
+    profile = cProfile.Profile()
+    profile.runcall(step)
+    return pstats.Stats(profile).total_calls
+
+
+@pytest.mark.parametrize("clip", [None, ClipByGlobalNorm(1.0)], ids=repr)
+def test_watching_calls_as_many_functions_for_a_thousand_layers_as_for_ten(clip):
+    added = {n: calls_of_a_step(n, clip, True) - calls_of_a_step(n, None, False) for n in (10, 1000)}
+    assert abs(added[1000] - added[10]) < 10  # torch's own counters may begin
+    assert added[10] < 200
+
+
+def test_watching_calls_fewer_functions_than_torchs_clip():
+    clip = ClipByGlobalNorm(1.0)
+    assert calls_of_a_step(1000, clip, True) < calls_of_a_step(1000, clip, False)

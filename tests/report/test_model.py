@@ -1,0 +1,319 @@
+"""The report's data, its figures and its texts."""
+
+import io
+import json
+import math
+import re
+import struct
+import sys
+import threading
+from dataclasses import replace
+from html.parser import HTMLParser
+
+import numpy as np
+import pandas as pd
+import pytest
+from make_run import make_history
+from pages import figures, hostile_history, titles, unpack
+
+from gradwatch.analysis.rules.facts import threshold
+from gradwatch.errors import RunError
+from gradwatch.report import build_report, render_html, write_overview
+from gradwatch.report.comparison_table import plus_minus
+from gradwatch.report.downsample import bucket_mean, heat_map, thin
+from gradwatch.report.format import percent, quantity_text
+from gradwatch.report.model import changed
+from gradwatch.report.text import head_lines, render_csv, render_json, render_markdown, show_run
+
+
+def test_a_report_says_that_the_loop_itself_clips():
+    history = make_history(steps=20, clip=None)
+    assert "itself clips" not in render_markdown(build_report([history])) + render_html(build_report([history]))
+    history.per_step["user_max_norm"] = np.where(np.arange(20) < 5, np.inf, 1.0)  # inf measures, it does not clip
+    says = "the loop itself clips: clip_grad_norm_(max_norm=1.0)"
+    assert changed(history) == f"No clipping policy; {says}"
+    history.per_step["user_clip_value"] = np.where(np.arange(20) < 5, 0.5, 2.0)
+    report = build_report([history])
+    calls = "clip_grad_norm_(max_norm=1.0), clip_grad_value_(clip_value=0.5 to 2.0)"
+    assert ("the loop itself clips", calls) in head_lines(report.runs[0])
+    assert calls in render_html(report)
+    assert "itself clips" in render_markdown(report)
+
+
+# ------------------------------------------------------------------------------------------------------- shrinking
+
+
+def test_a_spike_of_one_step_survives_the_heat_map_and_the_line():
+    history = make_history(steps=20_000)
+    history.layer("grad_norm")[12_345, 3] = 1e6
+    data = heat_map(history, "grad_norm")
+    row, column = np.unravel_index(np.nanargmax(data.value), data.value.shape)
+    assert data.rows[row] == history.layers[3]
+    assert data.step[column] <= 12_345 < data.step[column] + data.steps_per_column
+    values = np.random.default_rng(0).random(20_000)
+    values[777], values[778] = 1e6, -1e6
+    assert {777, 778} <= set(thin(values, 1000))
+    assert len(thin(values, 1000)) <= 1000
+
+
+def test_nonfinite_zero_and_absent_cells_are_three_things():
+    history = make_history(steps=5_000, nan_at=2_500)
+    norm = history.layer("grad_norm")
+    norm[:, 4] = 0
+    norm[:1000, 5] = np.nan
+    data = heat_map(history, "grad_norm")
+    assert data.nonfinite.sum() == 1
+    assert data.nonfinite[2].any()
+    assert data.zero.sum() == data.zero[4].sum() == len(data.step)
+    absent = np.isnan(data.value) & ~data.nonfinite
+    assert set(np.flatnonzero(absent.any(axis=1))) == {5}
+
+
+def test_two_thousand_layers_become_two_hundred_rows_that_name_their_ends():
+    history = make_history(steps=10, layers=tuple(f"l{i}" for i in range(2000)))
+    data = heat_map(history, "grad_norm")
+    assert data.value.shape == (200, 10)
+    assert data.rows[0] == "l0 … l9"
+    assert data.value[0, 0] == history.layer("grad_norm")[0, :10].max()
+
+
+def test_bucket_mean_leaves_out_what_is_not_finite():
+    rows, mean = bucket_mean(np.array([1.0, 3.0, np.nan, 5.0, np.nan, np.nan]), 3)
+    assert list(rows) == [0, 2, 4]
+    np.testing.assert_array_equal(mean, [2.0, 5.0, np.nan])
+
+
+def test_a_quantity_that_was_never_recorded_has_no_heat_map():
+    assert heat_map(make_history(steps=5), "renorm_rate") is None
+
+
+# ------------------------------------------------------------------------------------------------------------ words
+
+
+@pytest.mark.parametrize(
+    ("text", "limit"),
+    [
+        ("ClipByGlobalNorm(1.0)", 1.0),
+        ("ClipByGlobalNorm(max_norm=2.5, norm_type=2)", 2.5),
+        ("chain(SkipNonfinite(), ClipByGlobalNorm(0.5))", 0.5),
+        ("ClipByGlobalNorm(1.0, norm_type=1)", None),
+        ("only('rnn.*', ClipByGlobalNorm(1.0))", None),
+        ("ClipByNorm(1.0)", None),
+        ("ClipByGlobalNorm(__import__('os').getpid())", None),
+        ("ClipByGlobalNorm('a')", None),
+        ("ClipByGlobalNorm(-1)", None),
+        ("chain(" * 5000 + ")" * 5000, None),
+        ("not python(", None),
+        (None, None),
+    ],
+)
+def test_threshold_reads_the_policy_and_evaluates_nothing(text, limit):
+    assert threshold(text) == limit
+
+
+def test_changed_is_the_share_of_all_steps():
+    history = make_history(steps=1000)
+    share = (history.total("clip_coef") < 1).mean()
+    assert changed(history) == f"ClipByGlobalNorm(1.0) changed {100 * share:.1f} % of 1,000 steps"
+    assert changed(make_history(steps=1, clip=None)).startswith("No clipping policy")
+
+
+def test_a_share_is_never_rounded_to_none_or_all():
+    assert [percent(x) for x in (0, 1e-6, 0.245, 0.99999, 1, math.nan)] == [
+        "0 %", "<0.1 %", "24.5 %", ">99.9 %", "100 %", "–",
+    ]  # fmt: skip
+
+
+def test_plus_minus_has_the_decimals_the_spread_deserves():
+    assert plus_minus(0.9534, 0.00412) == "0.9534 ± 0.0041"
+    assert plus_minus(0.9534, math.nan) == "0.953"
+    assert plus_minus(math.nan, math.nan) == quantity_text(math.nan) == "–"
+    assert plus_minus(2.5e20, 1e20) == "2.50e+20 ± 1.0e+20"
+
+
+# ----------------------------------------------------------------------------------------------------------- report
+
+
+def test_the_titles_say_what_is_seen():
+    history = make_history(steps=300)
+    history.total("grad_norm")[123] = 77.0
+    page = render_html(build_report([history]))
+    assert "Total gradient norm: median" in page
+    assert "highest 77 at step 123" in page
+    assert any("ClipByGlobalNorm(1.0) changed" in title for title in titles(page))
+    assert any(title.startswith("loss: ") for title in titles(page))
+    assert "healthy" in page
+
+
+def test_the_page_names_what_is_wrong_and_what_is_missing():
+    history = make_history(nan_at=50)
+    history = replace(history, problems=("layers: parts 3 to 4 are missing",))
+    history.per_layer.pop("update_ratio")
+    page = render_html(build_report([history]))
+    assert "nonfinite at step 50 in blocks.0.mlp.weight" in page
+    assert "layers: parts 3 to 4 are missing" in page
+    assert "Update ratio is not shown: this run did not record it." in page
+
+
+def test_layers_are_in_model_order_from_the_top():
+    drawn = figures(render_html(build_report([make_history()])))[0]
+    assert drawn["data"][0]["y"][0] == "embed.weight"
+    assert drawn["layout"]["yaxis"]["autorange"] == "reversed"
+
+
+def test_the_heat_map_is_the_log_of_the_norm():
+    history = make_history(steps=50)
+    drawn = figures(render_html(build_report([history])))[0]
+    np.testing.assert_allclose(unpack(drawn["data"][0]["z"]), np.log10(history.layer("grad_norm").T), rtol=1e-6)
+
+
+def test_a_nonfinite_cell_is_marked_with_a_cross():
+    drawn = figures(render_html(build_report([make_history(steps=5000, nan_at=2500)])))[0]
+    cross = drawn["data"][-1]
+    assert cross["y"] == ["blocks.0.mlp.weight"]
+    assert abs(unpack(cross["x"])[0] - 2500) < 10
+
+
+def test_without_a_policy_there_is_a_sentence_instead_of_clip_charts():
+    page = render_html(build_report([make_history(clip=None)]))
+    assert "every clip coefficient is 1" in page
+    assert not any("Clip rate" in title for title in titles(page))
+
+
+@pytest.mark.parametrize(("steps", "layers"), [(1, 1), (1, 3), (2, 1), (30, 1)])
+def test_the_smallest_runs(steps, layers, tmp_path):
+    history = make_history(steps=steps, layers=tuple("abc"[:layers]))
+    assert "<html" in render_html(build_report([history]))
+    write_overview(history, tmp_path / "a.png")
+
+
+def test_a_run_of_nothing_but_nan(tmp_path):
+    history = make_history(steps=20)
+    for values in (*history.per_layer.values(), *(v for k, v in history.per_step.items() if k != "nonfinite")):
+        values[:] = np.nan
+    history.layer("nonfinite")[:] = 1
+    page = render_html(build_report([history]))
+    assert "no step had a finite one" in page
+    write_overview(history, tmp_path / "a.png")
+
+
+def test_many_runs_have_one_section_per_setting_and_one_colour_per_policy():
+    runs = [
+        make_history(steps=40, seed=seed, clip=clip, optimizers=({"class": "SGD", "settings": {"lr": lr}},))
+        for lr in (0.1, 2.0) for clip in ("AGC(0.01)", None) for seed in (0, 1)
+    ]  # fmt: skip
+    page = render_html(build_report(runs))
+    assert re.findall(r"<h2>(.*?)</h2>", page) == ["lr = 0.1", "lr = 2.0", "Runs"]
+    shades = {}
+    for drawn in figures(page):
+        for trace in drawn["data"]:
+            shades.setdefault(trace["legendgroup"], set())
+            if trace["type"] == "scatter":
+                shades[trace["legendgroup"]].add(trace["line"]["color"])
+    assert {policy: len(found) for policy, found in shades.items()} == {"AGC(0.01)": 1, "none": 1}
+
+
+def test_the_mean_over_seeds_ends_where_a_seed_has_no_value():
+    runs = [make_history(steps=40, seed=seed, logged=("accuracy",)) for seed in (0, 1)]
+    for history, value in zip(runs, (0.2, 0.4), strict=True):
+        history.total("accuracy")[:] = value
+    runs[1].total("accuracy")[20:] = np.nan
+    chart = figures(render_html(build_report(runs)))[0]
+    (mean,) = [trace for trace in chart["data"] if "mean of 2" in trace["name"]]
+    np.testing.assert_allclose(unpack(mean["y"]), 0.3, rtol=1e-6)
+    assert unpack(mean["x"]).max() == 19
+
+
+def test_nothing_to_report_is_an_error():
+    with pytest.raises(RunError, match="no steps are recorded: mlp"):
+        build_report([make_history(steps=3).slice(0, 0)])
+    with pytest.raises(RunError, match="no runs were given"):
+        build_report([])
+
+
+def test_markdown_csv_and_json_hold_the_same_numbers():
+    one, many = build_report([make_history()]), build_report([make_history(seed=s) for s in (0, 1)])
+    assert render_markdown(one).count("\n| ") >= 7
+    assert list(pd.read_csv(io.StringIO(render_csv(one)))["name"]) == list(one.histories[0].layers)
+    assert pd.read_csv(io.StringIO(render_csv(many)))["runs"][0] == 2
+    data = json.loads(render_json(many))
+    assert data["comparison"][0]["loss"] == pytest.approx(many.comparison["loss"][0])
+    assert [run["verdict"] for run in data["runs"]] == ["healthy", "healthy"]
+    assert "NaN" not in render_json(one)
+
+
+# ---------------------------------------------------------------------------------------------------- hostile names
+
+
+class Scripts(HTMLParser):
+    def __init__(self, page):
+        super().__init__()
+        self.found = []
+        self.feed(page)
+
+    def handle_starttag(self, tag, attrs):
+        if tag in ("script", "img", "iframe", "link"):
+            self.found.append((tag, dict(attrs).get("id")))
+
+
+def test_hostile_names_add_no_element_to_the_page():
+    plain = Scripts(render_html(build_report([make_history()]))).found
+    assert Scripts(render_html(build_report([hostile_history()]))).found == plain
+    both = render_html(build_report([hostile_history(), replace(hostile_history(), run=make_history().run)]))
+    assert Scripts(both).found == plain
+
+
+def test_hostile_names_in_pictures_terminal_and_markdown(tmp_path):
+    from rich.console import Console
+
+    history = hostile_history()
+    write_overview(history, tmp_path / "a.png")  # mathtext in a name must not be parsed
+    console = Console(record=True, width=300, file=io.StringIO(""))
+    console.print(show_run(build_report([history]).runs[0]))
+    text = console.export_text()
+    assert "[red]" in text
+    assert "\x1b" not in text
+    assert "<script>" not in render_markdown(build_report([history])).replace("\\<", "")
+
+
+# ------------------------------------------------------------------------------------------------------ the picture
+
+
+def test_the_overview_is_a_png_drawn_without_pyplot(tmp_path):
+    sys.modules.pop("matplotlib.pyplot", None)
+    errors = []
+
+    def draw(i):
+        try:
+            write_overview(make_history(steps=50, seed=i, nan_at=20), tmp_path / f"{i}.png")
+        except Exception as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=draw, args=(i,)) for i in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert errors == []
+    assert "matplotlib.pyplot" not in sys.modules
+    for i in range(3):
+        head = (tmp_path / f"{i}.png").read_bytes()[:24]
+        assert head.startswith(b"\x89PNG")
+        assert struct.unpack(">II", head[16:24]) == (1100, 620)
+
+
+def test_an_overview_that_cannot_be_written_says_so(tmp_path):
+    with pytest.raises(RunError, match="cannot write"):
+        write_overview(make_history(steps=5), tmp_path / "nowhere" / "a.png")
+
+
+def test_a_notebook_shows_the_page_in_a_frame_of_its_own(tmp_path):
+    report = build_report([make_history()])
+    shown = report._repr_html_()
+    found = []
+    parser = HTMLParser()
+    parser.handle_starttag = lambda tag, attributes: found.append((tag, dict(attributes)))
+    parser.feed(shown)
+    ((tag, attributes),) = found
+    assert tag == "iframe"
+    assert attributes["srcdoc"] == render_html(report)

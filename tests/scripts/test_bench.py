@@ -1,0 +1,147 @@
+"""The benchmarks run, their figures are what they say they are, and docs/performance.md is printed from them."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+SCRIPTS = ROOT / "scripts"
+
+
+@pytest.fixture
+def scripts(monkeypatch):
+    monkeypatch.syspath_prepend(str(SCRIPTS))
+
+
+def bench(name, *options, output, **env):
+    """The JSON of a run of a script."""
+    path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
+    command = [sys.executable, str(SCRIPTS / name), *options, "-o", str(output)]
+    env = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": path, **env}
+    done = subprocess.run(command, check=False, capture_output=True, text=True, env=env)
+    assert done.returncode == 0, done.stderr[-2000:]
+    return json.loads(output.read_text())
+
+
+@pytest.mark.slow
+def test_bench_step_compares_every_variant_with_torch(tmp_path):
+    options = ("--device", "cpu", "--models", "mlp-6,gpt-tiny", "--only", "fused", "--rounds", "1", "--steps", "2")
+    report = bench("bench_step.py", *options, output=tmp_path / "step.json")
+    (ratios,) = report["ratios"].values()
+    gpt = report["gpts"]["gpt-tiny"]
+    for found in (ratios, gpt["phase"], gpt["whole"]):
+        assert found.pop("torch clip + step") == 1
+        assert set(found) == {"gradwatch clip + step", "step alone", "gradwatch no clip + step"}
+        assert all(ratio > 0 for ratio in found.values())
+    assert all(n["calls"] > 0 for n in gpt["launches"].values())
+    assert gpt["launches"]["step alone"]["calls"] < gpt["launches"]["torch clip + step"]["calls"]
+
+
+FAKE_VALGRIND = """\
+#!{python}
+import json, pathlib, subprocess, sys
+options = [a for a in sys.argv[1:] if a.startswith("--") and "=" in a]
+command = sys.argv[1 + len(options):]
+folder = pathlib.Path(next(o for o in options if o.startswith("--log-file=")).partition("=")[2]).parent
+subprocess.run(command, check=True)
+for n, pids in enumerate(json.loads((folder / "children.json").read_text()).values(), start=1):
+    for pid, count in zip(pids, (1000, 1000 + 500 * n)):
+        (folder / f"{{pid}}.log").write_text(f"=={{pid}}== Collected : {{count}}\\n")
+"""
+
+
+@pytest.mark.slow
+def test_instructions_are_those_of_the_steps_between_two_counts(tmp_path):
+    """Five steps between them; the n-th variant is said to have taken 500 n instructions for these."""
+    fake = tmp_path / "valgrind"
+    fake.write_text(FAKE_VALGRIND.format(python=sys.executable))
+    fake.chmod(0o755)
+    path = os.pathsep.join([str(tmp_path), os.environ["PATH"]])
+    options = ("--device", "cpu", "--instructions", "--models", "mlp-6", "--only", "fused")
+    report = bench("bench_step.py", *options, output=tmp_path / "step.json", PATH=path)
+    (found,) = report["instructions"].values()
+    assert [v["instructions"] for v in found.values()] == [100, 200, 300, 400]
+    assert [v["ratio"] for v in found.values()] == [1, 2, 3, 4]
+
+
+@pytest.mark.slow
+def test_bench_peers_trains_each_way_beside_the_bases(tmp_path):
+    options = ("--rounds", "1", "--steps", "2", "--models", "mlp-6", "--only", "fused", "--ways", "uninstrumented")
+    report = bench("bench_peers.py", *options, output=tmp_path / "peers.json")
+    (ways,) = report["results"].values()
+    assert set(ways) == {"uninstrumented", "torch clip_grad_norm_", "gradwatch, files"}
+    assert all(found["step_ms"] > found["phase_ms"] > 0 for found in ways.values())
+    assert "Composer OptimizerMonitor" in report["absent"]
+
+
+def test_the_figures_of_peers_are_what_the_report_says(scripts):
+    """Two rounds in milliseconds a step; the medians of what differs within a round."""
+    from bench_peers import BARE, CLIP, OURS, Round, figures
+
+    def rounds(*milliseconds):
+        return [Round(ms / 1e3, (ms - 5) / 1e3, 2 * ms / 1e3) for ms in milliseconds]
+
+    found = figures({
+        BARE: rounds(10, 20), CLIP: rounds(12, 22), OURS: rounds(13, 23), ".item() loop": rounds(16, 26),
+        "wandb.watch": rounds(32, 42),
+    })  # fmt: skip
+    assert found[CLIP]["added_ms"] == pytest.approx(2)
+    assert found[OURS]["added_ms"] == found[OURS]["added_phase_ms"] == pytest.approx(1)
+    loop, wandb = found[".item() loop"], found["wandb.watch"]
+    assert loop["added_ms"] == pytest.approx(4)
+    assert loop["to_bare"] == pytest.approx((1.6 + 1.3) / 2)
+    assert loop["times_gradwatch"] == loop["times_gradwatch_phase"] == loop["times_gradwatch_cpu"] == pytest.approx(4)
+    assert loop["times_gradwatch_over_bare"] == pytest.approx(2)
+    assert "phase_ms" not in wandb
+    assert wandb["times_gradwatch_over_bare"] == pytest.approx(22 / 3, abs=1e-3)
+
+
+def test_nothing_is_divided_by_a_cost_that_is_not_there(scripts):
+    from bench_peers import BARE, CLIP, OURS, Round, figures
+
+    rounds = {BARE: 10, CLIP: 12, OURS: 12, ".item() loop": 16}
+    loop = figures({name: [Round(ms, ms - 5, ms)] for name, ms in rounds.items()})[".item() loop"]
+    assert not {"times_gradwatch", "times_gradwatch_phase", "times_gradwatch_cpu"} & loop.keys()
+    assert loop["times_gradwatch_over_bare"] == pytest.approx(3)
+
+
+def test_bench_startup_times_the_command_line(tmp_path):
+    report = bench("bench_startup.py", "--rounds", "1", "--only", "help", output=tmp_path / "startup.json")
+    assert set(report["seconds"]) == {f"gradwatch {name}--help" for name in ("", "report ", "sync ")}
+    assert all(seconds > 0 for seconds in report["seconds"].values())
+
+
+def test_the_performance_page_is_printed_from_the_measurements(scripts):
+    from performance_page import page
+
+    found = (ROOT / "docs/performance.md").read_text(encoding="utf-8")
+    assert found == page(), "docs/performance.md is out of date: scripts/performance_page.py prints it"
+    assert "(docs/performance.md)" in (ROOT / "README.md").read_text(encoding="utf-8")
+
+
+def test_the_page_shows_what_is_there_and_names_what_has_not_run(scripts, tmp_path):
+    from performance_page import page
+
+    assert "bench_store.py" in page(tmp_path).split("## What has not run")[1]
+    figures = {"what": "writing", "machine": "a box", "rounds": 3, "seconds": {"close": 0.25}}
+    (tmp_path / "bench_store_cpu.json").write_text(json.dumps(figures))
+    shown, waiting = page(tmp_path).split("## What has not run")
+    assert "| seconds, close | 0.25 |" in shown
+    assert "`scripts/bench_store.py` on a box, 3 rounds" in shown
+    assert "bench_store.py" not in waiting
+    assert "bench_step.py --device cuda" in waiting
+
+
+def test_the_outage_benchs_ratios_are_of_hanging_over_healthy(scripts):
+    import bench_outage
+
+    healthy = [(0.001 * i, 0.002 * i) for i in range(1, 101)]
+    rounds = [{"healthy": healthy, "hanging": [(2 * clock, 3 * cpu) for clock, cpu in healthy]} for _ in range(3)]
+    found = bench_outage.figures(rounds)
+    assert (found["clock"]["p99_ratio"], found["clock"]["p50_ratio_of_all"]) == (2.0, 2.0)
+    assert found["cpu"]["p99_ratios"] == [3.0, 3.0, 3.0]
+    assert found["clock"]["healthy"]["p99_ms"] == pytest.approx(99.01, abs=0.01)

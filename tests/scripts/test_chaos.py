@@ -1,0 +1,73 @@
+"""Kills at random moments, a very long run, and the page that shows their figures."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+SCRIPTS = ROOT / "scripts"
+MEASURED = ROOT / "docs" / "measurements"
+
+
+def script(name, *options, output):
+    path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
+    env = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": path}
+    command = [sys.executable, str(SCRIPTS / name), *options, "-o", str(output)]
+    done = subprocess.run(command, check=False, capture_output=True, text=True, env=env)
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
+    return json.loads(output.read_text())
+
+
+@pytest.mark.slow
+def test_kills_lose_at_most_five_seconds_and_spoil_nothing(tmp_path):
+    options = (
+        "--kills",
+        "6",
+        "--outages",
+        "2",
+        "--points",
+        "2000",
+        "--lives",
+        "3",
+        "--span",
+        "5",
+        "--seed",
+        "1",
+        "--dir",
+        str(tmp_path),
+    )
+    measured = script("chaos.py", *options, output=tmp_path / "chaos.json")
+    arrived, found = measured["outages"], measured["kills"]
+    assert arrived["produced"] == arrived["delivered"] > 1000
+    assert arrived["lost"] == arrived["duplicated"] == 0
+    assert found["kills"] == 6
+    assert found["produced"] > 100
+    assert found["worst_loss_seconds"] <= found["bound_seconds"] == 5
+    assert found["recorded"] == found["produced"] - found["lost"] + found["unnoted"]
+    for key in ("duplicated", "gaps", "unreadable", "not_named"):
+        assert found[key] == 0, key
+
+
+@pytest.mark.slow
+def test_a_long_run_has_constant_memory_and_few_files(tmp_path):
+    options = ("--steps", "30000", "--flush-every", "0.02", "--dir", str(tmp_path))
+    found = script("bench_long.py", *options, output=tmp_path / "long.json")["long"]
+    assert found["flushes"] > 130  # enough for merges
+    assert found["files_at_most"] < 2 * 2 * (64 + 3) + 10  # two tables, two levels of merges, some not merged yet
+    first, *_, last = found["resident_mib"][10:]
+    assert last - first < 20
+
+
+def test_the_page_shows_what_was_measured(monkeypatch):
+    monkeypatch.syspath_prepend(str(SCRIPTS))
+    from chaos import outage_table, table
+
+    page = (ROOT / "docs/reliability.md").read_text(encoding="utf-8")
+    for name, shown in (("kills", table), ("outages", outage_table)):
+        measured = json.loads((MEASURED / f"chaos_{name}.json").read_text())
+        assert shown(measured[name]) in page, "docs/reliability.md is out of date: scripts/chaos.py prints its tables"
+        assert measured["machine"] in page

@@ -1,0 +1,273 @@
+"""The service: compose.yaml and the Dockerfile as far as they can be checked without an engine, and scripts/service."""
+
+import configparser
+import contextlib
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import textwrap
+import time
+import urllib.error
+import urllib.request
+from pathlib import Path
+
+import click
+import pytest
+from mlflow_server import free_port
+
+from gradwatch.cli import main
+
+yaml = pytest.importorskip("yaml")
+mlflow = pytest.importorskip("mlflow")
+ROOT = Path(__file__).parents[2]
+COMPOSE = yaml.safe_load((ROOT / "compose.yaml").read_text())
+SERVICES = COMPOSE["services"]
+SECRETS = {"POSTGRES_PASSWORD", "MLFLOW_ADMIN_PASSWORD", "MLFLOW_SECRET_KEY"}
+
+
+def filled(text):
+    """A value as compose puts it in: the default of each variable, `x` for those that must be set."""
+    return re.sub(r"\$\{\w+(?::-([^}]*)|:\?[^}]*)\}", lambda match: "x" if match[1] is None else match[1], text)
+
+
+def words(name):
+    return [filled(word) for word in SERVICES[name]["command"]]
+
+
+# ------------------------------------------------------------------------------------------------------- compose.yaml
+
+
+def test_the_services_are_published_on_the_loopback_address_only():
+    published = [port for service in SERVICES.values() for port in service.get("ports", ())]
+    assert published
+    assert all(re.fullmatch(r"127\.0\.0\.1:\d+:\d+", port) for port in published)
+    assert "ports" not in SERVICES["postgres"]
+
+
+def test_compose_holds_no_secret_and_does_not_start_without_one():
+    text = (ROOT / "compose.yaml").read_text()
+    required = set(re.findall(r"\$\{(\w+):\?", text))
+    assert required == SECRETS
+    for service in SERVICES.values():
+        for name, value in service.get("environment", {}).items():
+            if re.search("PASSWORD|SECRET|KEY", name):
+                assert re.search(r"\$\{\w+:[?-]", value), f"{name} is written down"
+                assert not re.search(r"\$\{\w+:-[^}]+\}", value), f"{name} has a default that everyone knows"
+        assert not re.search("PASSWORD|SECRET", " ".join(service.get("command", ()))), "a process list shows it"
+
+
+def test_the_commands_of_compose_are_commands():
+    command = words("monitor")
+    assert command[0] == "monitor"
+    main.get_command(click.Context(main), "monitor").make_context("monitor", command[1:])
+    from mlflow.cli import server
+
+    command = words("mlflow")
+    assert command[:2] == ["mlflow", "server"]
+    options = server.make_context("server", command[2:]).params
+    assert options["app_name"] == "basic-auth"
+    assert options["allowed_hosts"] == "localhost:5000,127.0.0.1:5000,mlflow:5000"
+    assert options["workers"] == "1"
+    ready = SERVICES["postgres"]["healthcheck"]["test"]
+    assert ready[0] == "CMD"
+    if shutil.which("pg_isready"):
+        shown = subprocess.run(["pg_isready", "--help"], capture_output=True, text=True, check=True).stdout
+        assert all(option.split("=")[0] in shown for option in ready[2:])
+
+
+def test_a_command_that_is_none_would_be_found():
+    from mlflow.cli import server
+
+    with pytest.raises(click.UsageError):
+        server.make_context("server", ["--app-nam=basic-auth"])
+
+
+@pytest.mark.parametrize("name", ["mlflow", "monitor"])
+def test_a_health_check_of_compose_asks_a_port_that_the_service_listens_on(name):
+    test = SERVICES[name]["healthcheck"]["test"]
+    assert test[:3] == ["CMD", "python", "-c"]
+    compile(test[3], "healthcheck", "exec")
+    port, path = re.search(r"http://127\.0\.0\.1:(\d+)(/\w+)", test[3]).groups()
+    assert any(port in word for word in words(name))
+    assert f"127.0.0.1:{port}:{port}" in SERVICES[name]["ports"]
+    assert path == {"mlflow": "/health", "monitor": "/healthz"}[name]
+
+
+def test_what_compose_names_exists():
+    stages = set(re.findall(r"^FROM \S+ AS (\w+)", (ROOT / "Dockerfile").read_text(), re.MULTILINE))
+    for name, service in SERVICES.items():
+        if "build" in service:
+            assert service["build"]["target"] in stages, name
+        assert set(service.get("depends_on", {})) <= set(SERVICES)
+        mounted = {volume.split(":")[0] for volume in service.get("volumes", ())}
+        assert mounted <= set(COMPOSE["volumes"])
+    assert (
+        f"COPY scripts/basic_auth.ini {SERVICES['mlflow']['environment']['MLFLOW_AUTH_CONFIG_PATH']}"
+        in (ROOT / "Dockerfile").read_text()
+    )
+    logins = configparser.ConfigParser()
+    logins.read(ROOT / "scripts" / "basic_auth.ini")
+    assert "admin_password" not in logins["mlflow"]
+
+
+def test_what_the_images_install_is_what_the_project_asks_for():
+    project = (ROOT / "pyproject.toml").read_text()
+    wanted = re.search(r'^RUN pip install ("mlflow.*?) &&', (ROOT / "Dockerfile").read_text(), re.MULTILINE)[1]
+    for requirement in re.findall(r'"([^"]+)"', wanted):
+        assert f'"{requirement}"' in project
+
+
+# ----------------------------------------------------------------------------------------------------- scripts/service
+
+TRAINING = """
+    import torch
+    from torch import nn
+
+    import gradwatch
+
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 2))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with gradwatch.watch(model, optimizer, run_name="sick", verbose=False) as watch:
+        for step in range(60):
+            optimizer.zero_grad()
+            loss = model(torch.randn(16, 8)).square().mean()
+            (loss * float("nan") if step == 50 else loss).backward()
+            optimizer.step()
+            watch.log(loss=loss)
+"""
+
+
+def processes_of(folder):
+    """The processes of this machine that have the folder in their command line, working directory or environment."""
+    found = []
+    for process in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            texts = [(process / name).read_bytes() for name in ("cmdline", "environ")]
+            texts.append(os.readlink(process / "cwd").encode())
+            if any(str(folder).encode() in text for text in texts):
+                found.append(int(process.name))
+    return found
+
+
+def until(look, seconds=90):
+    end = time.monotonic() + seconds
+    while not (found := look()):
+        assert time.monotonic() < end, "it takes too long"
+        time.sleep(0.5)
+    return found
+
+
+@pytest.fixture
+def service(tmp_path, request):
+    for module in ("flask_wtf", "prometheus_client", "psycopg2"):
+        pytest.importorskip(module)
+    home = Path(tempfile.mkdtemp(prefix="gradwatch-service-"))
+    home.chmod(0o711)  # root's PostgreSQL runs as another user, who must be able to reach its folder
+    folder, ports = home / "service", (free_port(), free_port())
+    command = ["--dir", str(folder), "--port", str(ports[0]), "--monitor-port", str(ports[1]), *request.param]
+    output = (tmp_path / "output").open("w")
+    process = subprocess.Popen(
+        [ROOT / "scripts" / "service", *command],
+        stdout=output,
+        stderr=subprocess.STDOUT,
+        env={**os.environ, "SERVICE_PYTHON": sys.executable, "SERVICE_EVERY": "1", "OMP_NUM_THREADS": "1"},
+    )
+
+    def said():
+        return (tmp_path / "output").read_text()
+
+    try:
+        until(lambda: "Ctrl-C ends" in said() or process.poll() is not None, 150)
+        assert process.poll() is None, said()
+        yield folder, ports, process, said
+    finally:
+        process.send_signal(signal.SIGTERM)
+        try:
+            process.wait(60)
+        finally:
+            process.kill()
+            output.close()
+            shutil.rmtree(home)
+
+
+def settings(folder):
+    return dict(line.split("=", 1) for line in (folder / "client.env").read_text().splitlines())
+
+
+def status(url):
+    try:
+        with urllib.request.urlopen(url, timeout=10) as answer:
+            return answer.status
+    except urllib.error.HTTPError as error:
+        return error.code
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(400)
+@pytest.mark.parametrize("service", [["--sqlite"], []], indirect=True, ids=["sqlite", "postgres"])
+def test_a_training_that_only_records_finds_its_report_on_the_server(service, tmp_path, monkeypatch, request):
+    folder, ports, process, said = service
+    if "postgres" in request.node.name and shutil.which("pg_ctl"):
+        assert "PostgreSQL, " in said()
+    else:
+        assert "Database:  SQLite" in said()
+    for name, value in settings(folder).items():
+        monkeypatch.setenv(name, value)
+    password = settings(folder)["MLFLOW_TRACKING_PASSWORD"]
+    assert len(password) >= 12
+    assert (folder / "client.env").stat().st_mode & 0o077 == 0
+    assert status(f"http://127.0.0.1:{ports[0]}/api/2.0/mlflow/experiments/search?max_results=1") == 401
+
+    script = tmp_path / "train.py"
+    script.write_text(textwrap.dedent(TRAINING))
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    subprocess.run([sys.executable, script], check=True, cwd=tmp_path, env=environment, timeout=120)
+    client = mlflow.MlflowClient(settings(folder)["MLFLOW_TRACKING_URI"])
+
+    def judged():
+        runs = client.search_runs(["0"], "attributes.run_name = 'sick'")
+        return [run for run in runs if "gradwatch.concluded" in run.data.tags]
+
+    (run,) = until(judged)
+    assert run.info.status == "FINISHED"
+    assert run.data.tags["gradwatch.verdict"].startswith("nonfinite at step 50")
+    assert "nonfinite at step 50" in run.data.tags["mlflow.note.content"]
+    found = {item.path.split("/")[-1] for item in client.list_artifacts(run.info.run_id, "gradwatch")}
+    assert {"report.html", "overview.png", "findings.json", "run.json"} <= found
+    with urllib.request.urlopen(f"http://127.0.0.1:{ports[1]}/metrics", timeout=10) as page:
+        assert "gradwatch_monitor_updated_total 1.0" in page.read().decode()
+    assert status(f"http://127.0.0.1:{ports[1]}/healthz") == 200
+
+    for path in [*folder.glob("*.log"), tmp_path / "output", *(tmp_path / "gradwatch-runs").rglob("*.*")]:
+        if path.is_file():
+            assert password.encode() not in path.read_bytes(), path
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(60) == 0
+    until(lambda: not processes_of(folder), 10)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("service", [["--sqlite"]], indirect=True)
+def test_the_service_ends_as_a_whole_when_one_of_its_processes_dies(service):
+    folder, ports, process, said = service
+    servers = [pid for pid in processes_of(folder) if b"basic-auth" in Path(f"/proc/{pid}/cmdline").read_bytes()]
+    assert servers
+    for pid in servers:
+        os.kill(pid, signal.SIGKILL)
+    assert process.wait(60) == 1
+    assert "one of the processes ended" in said()
+    until(lambda: not processes_of(folder), 10)
+
+
+def test_the_script_says_what_it_takes():
+    shown = subprocess.run([ROOT / "scripts" / "service", "--help"], capture_output=True, text=True, check=True).stdout
+    assert "scripts/service [--dir DIR] [--port PORT] [--monitor-port PORT] [--sqlite]" in shown
+    refused = subprocess.run([ROOT / "scripts" / "service", "--prot"], capture_output=True, text=True, check=False)
+    assert refused.returncode == 2
+    assert "--prot is unknown" in refused.stderr

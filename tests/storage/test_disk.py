@@ -1,0 +1,284 @@
+"""A disk that is full, a folder that is gone, a permission that is lost, in the middle of a training."""
+
+import errno
+import logging
+import os
+import resource
+import shutil
+import signal
+import subprocess
+import time
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from click.testing import CliRunner
+from make_run import make_history
+from training import mlp, train, watch
+
+from gradwatch import open_history
+from gradwatch.cli import main
+from gradwatch.storage import writer as writing
+from gradwatch.storage.compaction import merge
+from gradwatch.storage.folder import create_folder, list_parts, missing_steps
+from gradwatch.storage.writer import RunWriter
+
+
+def wait_for(condition, seconds=10.0):
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "it never came"
+        time.sleep(0.01)
+
+
+@pytest.fixture
+def training(tmp_path):
+    """A watched training that hands over every few milliseconds, in a folder of its own."""
+    model = mlp()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    (tmp_path / "runs").mkdir()
+    watching = watch(model, optimizer, tmp_path / "runs", flush_every=0.02)
+
+    def take(steps):
+        train(model, optimizer, steps, after_step=lambda model, loss: watching.log(loss=loss))
+        watching.state_dict()  # all of it is on disk, or was refused
+
+    take.watch, take.weights = watching, model
+    yield take
+    watching.close()
+
+
+@pytest.fixture
+def refuse(monkeypatch):
+    """`refuse(error)`: no part can be written; `refuse(None)`: they can again."""
+    real, reason = writing._write_part, [None]
+
+    def write(path, table, *rows):
+        if reason[0] is not None:
+            path.write_bytes(b"half a part")
+            raise reason[0]
+        real(path, table, *rows)
+
+    monkeypatch.setattr(writing, "_write_part", write)
+    return lambda error: reason.__setitem__(0, error)
+
+
+def said(caplog):
+    return [r.getMessage() for r in caplog.records if r.levelno >= logging.WARNING and r.name == "gradwatch"]
+
+
+REASONS = [OSError(errno.ENOSPC, "No space left on device"), PermissionError(errno.EACCES, "Permission denied"),
+           OSError(errno.EROFS, "Read-only file system"), OSError(errno.EIO, "Input/output error")]  # fmt: skip
+
+
+@pytest.mark.parametrize("reason", REASONS, ids=lambda reason: errno.errorcode[reason.errno])
+def test_training_goes_on_with_one_warning_and_nothing_is_lost_when_the_disk_is_back(training, refuse, caplog, reason):
+    training(10)
+    refuse(reason)
+    for _ in range(5):
+        training(10)
+    assert [reason.strerror in text for text in said(caplog)] == [True]
+    assert not list(training.watch.dir.rglob("*.tmp")), "half a part takes room"
+    refuse(None)
+    training(10)
+    training.watch.close()
+    history = open_history(training.watch.dir)
+    assert (history.step.tolist(), history.problems) == (list(range(70)), ())
+    assert len(said(caplog)) == 1
+
+
+def test_what_found_no_room_is_counted_and_the_history_names_it(training, refuse, caplog, monkeypatch, tmp_path):
+    monkeypatch.setattr(writing, "MAX_WAITING_ROWS", 4 * 25)  # of 4 layers: 25 steps
+    training(10)
+    refuse(REASONS[0])
+    for _ in range(10):
+        training(10)
+    refuse(None)
+    training(10)
+    training.watch.close()
+    history = open_history(training.watch.dir)
+    lost = 120 - len(history)
+    assert 50 < lost < 100
+    (problem,) = history.problems
+    assert problem.startswith(f"{lost} steps were not recorded: 10 to ")
+    assert f"{lost} steps found no room meanwhile" in said(caplog)[-1]
+    assert len(said(caplog)) == 2
+    page = tmp_path / "page.html"
+    assert problem in CliRunner().invoke(main, ["show", str(training.watch.dir)]).output
+    assert problem in CliRunner().invoke(main, ["check", str(training.watch.dir)]).stderr
+    CliRunner().invoke(main, ["report", str(training.watch.dir), "-o", str(page)])
+    assert problem in page.read_text()
+
+
+def test_a_disk_that_stays_full_is_told_at_the_end(training, refuse, caplog):
+    training(10)
+    refuse(REASONS[0])
+    training(30)
+    training.watch.close()
+    assert "30 steps of" in said(caplog)[-1]
+    assert "could not be written" in said(caplog)[-1]
+    assert open_history(training.watch.dir).step.tolist() == list(range(10))
+
+
+def test_a_folder_that_was_removed_is_made_anew(training, caplog):
+    training(10)
+    shutil.rmtree(training.watch.dir)
+    training(10)
+    training(10)
+    training.watch.close()
+    history = open_history(training.watch.dir)
+    assert history.step.tolist() == list(range(10, 30))
+    assert any("parts 0 to " in problem for problem in history.problems)
+    assert history.run.status == "FINISHED"
+    with pytest.raises(FileExistsError):  # it has its lock again
+        (training.watch.dir / "writer.lock").touch(exist_ok=False)
+
+
+def test_where_a_disk_was_unmounted_nothing_is_made_until_it_is_back(training, caplog):
+    training(10)
+    away = training.watch.dir.parent
+    away.rename(away.with_name("away"))
+    training(10)
+    training(10)
+    assert not away.exists()
+    assert len(said(caplog)) == 1
+    away.with_name("away").rename(away)
+    training(10)
+    training.watch.close()
+    assert open_history(training.watch.dir).step.tolist() == list(range(40))
+
+
+def test_a_training_that_changes_its_working_directory_writes_where_it_began(tmp_path, monkeypatch):
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path)
+    model = mlp()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    watching = watch(model, optimizer, "runs")
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    train(model, optimizer, 5)
+    watching.close()
+    assert open_history(tmp_path / watching.dir).step.tolist() == list(range(5))
+    assert not list((tmp_path / "elsewhere").iterdir())
+
+
+def test_a_merge_that_the_disk_refuses_is_undone_and_said_once(tmp_path, monkeypatch, caplog):
+    monkeypatch.setattr("gradwatch.storage.compaction.FAN_IN", 4)
+    history, folder = make_history(steps=100), create_folder(tmp_path, "merge")
+    writer = RunWriter(folder, history.run, flush_seconds=1000)
+
+    def refuse(*_, **__):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("gradwatch.storage.compaction._joined", refuse)
+    for start in range(0, 100, 10):
+        writer.append(history.slice(start, start + 10))
+        writer.flush()
+    writer.close()
+    assert ["cannot be merged" in text for text in said(caplog)] == [True, True]  # of either table
+    assert not list(folder.rglob("*.tmp"))
+    monkeypatch.undo()
+    merge(list_parts(folder / "layers"))
+    assert (open_history(folder).step.tolist(), open_history(folder).problems) == (list(range(100)), ())
+
+
+@pytest.fixture
+def small_disk(tmp_path):
+    """A file system of 256 KiB."""
+    place = tmp_path / "disk"
+    place.mkdir()
+    mount = shutil.which("mount")
+    if mount is None or os.geteuid() or subprocess.run(
+        [mount, "-t", "tmpfs", "-o", "size=256k", "tmpfs", place], check=False, capture_output=True
+    ).returncode:  # fmt: skip
+        pytest.skip("a file system can be mounted by root only")
+    yield place
+    subprocess.run(["umount", "-l", place], check=True)
+
+
+def test_a_real_disk_that_is_full_and_then_not(small_disk, caplog):
+    model = mlp()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    watching = watch(model, optimizer, small_disk, flush_every=0.02)
+    ballast = small_disk / "ballast"
+
+    def take(steps):
+        train(model, optimizer, steps)
+        watching.state_dict()
+
+    take(10)
+    file = os.open(ballast, os.O_CREAT | os.O_WRONLY)
+    with pytest.raises(OSError, match="No space left"):
+        os.posix_fallocate(file, 0, 1 << 20)
+    while os.write(file, b"0" * 4096) == 4096 and os.statvfs(small_disk).f_bavail:
+        pass
+    os.close(file)
+    take(100)
+    assert len(said(caplog)) == 1
+    ballast.unlink()
+    take(10)
+    watching.close()
+    history = open_history(watching.dir)
+    assert (history.step.tolist(), history.problems, history.run.status) == (list(range(120)), (), "FINISHED")
+
+
+def test_a_limit_on_file_sizes_ends_no_training(tmp_path, caplog):
+    """RLIMIT_FSIZE: the kernel sends SIGXFSZ, which Python ignores, and the write fails."""
+    assert signal.getsignal(signal.SIGXFSZ) == signal.SIG_IGN
+    history, folder = make_history(), create_folder(tmp_path, "limited")
+    writer = RunWriter(folder, history.run, flush_seconds=1000)
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (2048, hard))
+    try:
+        writer.append(history)
+        writer.flush()
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert len(said(caplog)) == 1
+    writer.close()
+    assert open_history(folder).step.tolist() == list(range(200))
+
+
+@pytest.mark.parametrize(
+    ("steps", "text"),
+    [
+        ([], None), ([5], None), ([0, 1, 2], None), ([3, 4, 4, 5], None),
+        ([0, 1, 3], "1 steps were not recorded: 2"),
+        ([0, 5, 6, 2000], "1,997 steps were not recorded: 1 to 4, 7 to 1,999"),
+        (range(0, 40, 2), "19 steps were not recorded: 1, 3, 5, 7, 9 and 14 more gaps"),
+    ],
+)  # fmt: skip
+def test_gaps_are_counted_and_the_first_ones_named(steps, text):
+    assert missing_steps(np.array(steps, np.int64)) == ([text] if text else [])
+
+
+def test_memory_is_bounded_while_the_disk_refuses(tmp_path, monkeypatch):
+    monkeypatch.setattr(writing, "_write_part", lambda *_: (_ for _ in ()).throw(OSError(28, "No space left")))
+    history, folder = make_history(steps=1000), create_folder(tmp_path, "full")
+    monkeypatch.setattr(writing, "MAX_WAITING_ROWS", 7 * 3000)
+    writer = RunWriter(folder, history.run, flush_seconds=0.001)
+    for k in range(20):
+        writer.append(replace(history, step=history.step + 1000 * k))
+    writer.flush()
+    assert sum(map(len, writer.pending)) == 3000
+    assert writer.pending[-1].step[-1] == 19_999  # the newest stay
+    assert writer.dropped == 17_000
+    writer.close()
+
+
+def test_a_merge_that_fails_does_not_end_the_writing(training, caplog, monkeypatch):
+    """A folder may go away between a flush and the look for what to merge."""
+
+    def gone(compactor):
+        raise FileNotFoundError(2, "No such file or directory")
+
+    training(10)
+    with monkeypatch.context() as patched:
+        patched.setattr(writing.Compactor, "compact", gone)
+        training(10)
+        training(10)
+    training(10)
+    training.watch.close()
+    history = open_history(training.watch.dir)
+    assert (history.step.tolist(), history.problems) == (list(range(40)), ())
+    assert "No such file" in said(caplog)[0]

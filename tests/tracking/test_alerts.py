@@ -1,0 +1,259 @@
+"""Alerts: each error once, to a real HTTP server and a real process, whatever the receiver does."""
+
+import hashlib
+import hmac
+import json
+import logging
+import sys
+import threading
+import time
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from types import SimpleNamespace
+
+import pytest
+from make_run import make_run
+
+from gradwatch.analysis.rules import Finding
+from gradwatch.errors import RunError
+from gradwatch.tracking import alerts, summary
+from gradwatch.tracking.alerts import NOTIFIED, SIGNATURE, Alerts, NotToldError, message, sender
+from gradwatch.tracking.monitor import Monitor
+from gradwatch.tracking.sync import sync
+
+mlflow = pytest.importorskip("mlflow")
+SAID = {**alerts._sample(), "run": '<!channel> & "co"', "summary": "nonfinite at step 50\nin a"}
+
+
+@pytest.fixture
+def hook():
+    """A webhook on loopback: what it was sent, and the status codes it is to answer with first."""
+    found = SimpleNamespace(bodies=[], headers=[], answers=[])
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self):
+            found.bodies.append(self.rfile.read(int(self.headers["Content-Length"])))
+            found.headers.append(dict(self.headers))
+            status = found.answers.pop(0) if found.answers else 200
+            self.send_response(status)
+            if status == 302:
+                self.send_header("Location", found.url)
+            self.end_headers()
+
+        def do_GET(self):
+            self.send_response(200)  # where a redirect that is followed ends
+            self.end_headers()
+
+        def log_message(self, *args):
+            pass
+
+    server = HTTPServer(("127.0.0.1", 0), Handler)
+    found.url = f"http://127.0.0.1:{server.server_port}/T000/secret-path"
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    yield found
+    server.shutdown()
+    server.server_close()
+
+
+@pytest.fixture
+def sick(store, tmp_path, monkeypatch):
+    """Delivers a run with an error; its id."""
+    monkeypatch.setattr(summary, "render", lambda history, folder: [])
+    monkeypatch.setattr(alerts, "SETTLE_SECONDS", 0.05)
+
+    def deliver(nan_at=50):
+        target = {"tracking_uri": store, "experiment_name": "exp", "run_id": None, "joined": False}
+        folder = make_run(tmp_path / "runs", mlflow=target, nan_at=nan_at)
+        (outcome,) = sync(folder)
+        assert outcome.done
+        return json.loads((folder / "cursor.json").read_text())["run_id"]
+
+    return deliver
+
+
+@pytest.mark.slow
+def test_an_error_is_told_once_even_after_a_restart(store, sick, hook):
+    run_id, _ = sick(), sick(nan_at=None)
+    for _ in range(2):
+        monitor = Monitor(store, alerts=Alerts(sender(hook.url), store, "https://mlflow.example.org"))
+        for _ in range(2):
+            assert monitor.look()
+    (body,) = map(json.loads, hook.bodies)
+    assert body["rule"] == "nonfinite"
+    assert body["severity"] == "error"
+    assert body["summary"] == "nonfinite at step 50 in blocks.0.mlp.weight"
+    assert body["layers"] == ["blocks.0.mlp.weight"]
+    assert body["run"] == "mlp"
+    assert body["run_id"] == run_id
+    assert body["url"].startswith(f"https://mlflow.example.org/#/experiments/1/runs/{run_id}")
+    assert body["cure"]
+    assert body["cause"]
+    assert abs(body["time"] - time.time()) < 60
+    assert mlflow.MlflowClient(store).get_run(run_id).data.tags[NOTIFIED] == "nonfinite"
+    assert hook.headers[0]["Content-Type"] == "application/json"
+    assert SIGNATURE not in hook.headers[0]
+
+
+def test_a_new_error_of_a_known_run_is_told(store, sick, hook, tmp_path):
+    run_id = sick()
+    monitor = Monitor(store, alerts=Alerts(sender(hook.url), store))
+    monitor.look()
+    client = mlflow.MlflowClient(store)
+    text = (tmp_path / "findings.json", json.loads(json.dumps({"run": "mlp", "findings": []})))[1]
+    text["findings"] = [
+        Finding(rule, severity, ("a.weight",), 1, 2).to_json()
+        for rule, severity in [("nonfinite", "error"), ("exploding", "error"), ("spike", "warning")]
+    ]
+    (tmp_path / "findings.json").write_text(json.dumps(text))
+    client.log_artifact(run_id, str(tmp_path / "findings.json"), "gradwatch")
+    client.set_tag(run_id, "gradwatch.findings", "error nonfinite at step 1; error exploding at step 1; warning spike")
+    monitor.look()
+    assert [json.loads(body)["rule"] for body in hook.bodies] == ["nonfinite", "exploding"]
+
+
+def test_an_alert_that_did_not_arrive_is_sent_again_later_and_later(store, sick, hook, caplog, monkeypatch):
+    caplog.set_level(logging.INFO, "gradwatch")
+    sick()
+    hook.answers += [500, 429, 302, 200]
+    alerts = Alerts(sender(hook.url), store)
+    monitor = Monitor(store, alerts=alerts)
+    monitor.look()
+    monitor.look()
+    assert len(hook.bodies) == 1  # it is not time yet
+    pauses = []
+    for _ in range(3):
+        ((run_id, (due, pause)),) = alerts._due.items()
+        pauses.append(pause)
+        alerts._due[run_id] = (0.0, pause)
+        monitor.look()
+    assert pauses == [10, 20, 40]
+    assert len(hook.bodies) == 4  # a redirect was not followed
+    assert alerts._due == {}
+    assert (monitor.health.notified, monitor.health.not_notified, monitor.health.errors) == (1, 3, 0)
+    lines = [record.message for record in caplog.records if record.module == "alerts"]
+    assert lines == [
+        "an alert was not delivered: 127.0.0.1 answers 500; trying again",
+        "alerts are delivered again",
+    ]
+
+
+def test_two_monitors_tell_of_an_error_once(store, sick, hook, monkeypatch):
+    monkeypatch.setattr(alerts, "SETTLE_SECONDS", 1.0)
+    sick()
+    monitors = [Monitor(store, alerts=Alerts(sender(hook.url), store)) for _ in range(3)]
+    threads = [threading.Thread(target=monitor.look) for monitor in monitors]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for monitor in monitors:
+        monitor.look()
+    assert len(hook.bodies) == 1
+
+
+def test_a_claim_of_a_monitor_that_died_runs_out(store, sick, hook):
+    run_id = sick()
+    client = mlflow.MlflowClient(store)
+    client.set_tag(run_id, alerts.CLAIM, f"another {time.time():.0f}")
+    Monitor(store, alerts=Alerts(sender(hook.url), store)).look()
+    assert hook.bodies == []
+    client.set_tag(run_id, alerts.CLAIM, f"another {time.time() - 61:.0f}")
+    Monitor(store, alerts=Alerts(sender(hook.url), store)).look()
+    assert len(hook.bodies) == 1
+
+
+def test_what_ended_long_ago_is_no_news(store, sick, hook):
+    run_id = sick()
+    client = mlflow.MlflowClient(store)
+    client.set_terminated(run_id, "FINISHED", int(1000 * (time.time() - 90_000)))
+    Monitor(store, alerts=Alerts(sender(hook.url), store)).look()
+    assert hook.bodies == []
+    client.set_terminated(run_id, "FINISHED", int(1000 * (time.time() - 80_000)))
+    Monitor(store, alerts=Alerts(sender(hook.url), store)).look()
+    assert len(hook.bodies) == 1
+
+
+def test_findings_files_from_strangers_tell_nothing_and_stop_nothing(store, sick, hook, tmp_path):
+    for text in ("[1]", "{", '{"findings": [{"rule": "x"}]}', '{"findings": ' + "[" * 100_000):
+        (tmp_path / "findings.json").write_text(text)
+        mlflow.MlflowClient(store).log_artifact(sick(), str(tmp_path / "findings.json"), "gradwatch")
+    good = sick()
+    monitor = Monitor(store, alerts=Alerts(sender(hook.url), store))
+    assert monitor.look()
+    assert monitor.health.errors == 0
+    assert [json.loads(body)["run_id"] for body in hook.bodies] == [good]
+
+
+# -------------------------------------------------------------------------------------------------------- destinations
+
+
+def test_what_is_posted_is_signed(hook):
+    sender(hook.url, secret="s3cret")(SAID)
+    assert json.loads(hook.bodies[0]) == SAID
+    expected = hmac.new(b"s3cret", hook.bodies[0], hashlib.sha256).hexdigest()
+    assert hook.headers[0][SIGNATURE] == f"sha256={expected}"
+    assert "s3cret" not in str(hook.headers)
+
+
+def test_a_command_reads_the_message_without_a_shell(tmp_path):
+    script = tmp_path / "told.py"
+    script.write_text("import sys; open(sys.argv[1], 'w').write(sys.argv[2] + sys.stdin.read())")
+    sender(f"{sys.executable} {script} {tmp_path / 'out'} '$(id); a b'")(SAID)
+    assert (tmp_path / "out").read_text() == "$(id); a b" + json.dumps(SAID)
+
+
+@pytest.mark.parametrize(
+    ("target", "why"),
+    [
+        ("http://127.0.0.1:9/T000/secret-path", "127.0.0.1: ConnectionError"),
+        (f"{sys.executable} -c 'raise SystemExit(3)' --token secret-path", "ended with exit code 3"),
+        (f"{sys.executable} -c 'import time; time.sleep(9)' secret-path", "took longer than 1 s"),
+        ("./not-there secret-path", "not-there: No such file"),
+    ],
+)
+def test_what_does_not_arrive_says_why_and_no_secret(target, why, monkeypatch):
+    monkeypatch.setattr(alerts, "SEND_SECONDS", 1.0)
+    with pytest.raises(NotToldError, match=why) as caught:
+        sender(target)(SAID)
+    assert "secret" not in str(caught.value)
+
+
+def test_slack_shows_what_strangers_wrote_as_text(hook):
+    sender(hook.url, "slack")(SAID)
+    text = json.loads(hook.bodies[0])["text"]
+    assert "*nonfinite* in <http://127.0.0.1:5000|" in text
+    assert '|&lt;!channel&gt; &amp; "co">: nonfinite at step 50\nin a\nA cause.\n*What to do:* A "cure".' in text
+
+
+def test_a_template_of_ones_own(hook, tmp_path):
+    (tmp_path / "mine.j2").write_text('{"summary": {{ (rule ~ ": " ~ summary)|tojson }}, "tags": {{ layers|tojson }}}')
+    sender(hook.url, str(tmp_path / "mine.j2"))(SAID)
+    assert json.loads(hook.bodies[0]) == {"summary": f"nonfinite: {SAID['summary']}", "tags": ["a.weight"]}
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["{{ rule }}", '{"a": {{ missing|tojson }}}', "{% if %}", "{{ ''.__class__.__name__|tojson }}"],
+)
+def test_a_template_that_makes_no_json_or_reaches_out_is_refused(tmp_path, text):
+    (tmp_path / "bad.j2").write_text(text)
+    with pytest.raises(RunError, match="makes no JSON of a message"):
+        sender("http://127.0.0.1:9/", str(tmp_path / "bad.j2"))
+
+
+def test_what_is_no_target_or_template_is_refused(tmp_path):
+    for target in ("", "a 'b"):
+        with pytest.raises(RunError, match="wanted a command or a URL"):
+            sender(target)
+    with pytest.raises(RunError, match="wanted slack or a file"):
+        sender("true", str(tmp_path / "none.j2"))
+
+
+def test_a_message_is_of_bounded_size():
+    run = SimpleNamespace(info=SimpleNamespace(run_id="a", run_name=None, experiment_id="1"))
+    nested = Finding("dead-layer", "warning", ("b",) * 9, 1, 2)
+    found = Finding("vanishing", "error", ("a",) * 1000, 1, 2, {"x": float("nan")}, consequences=(nested,))
+    said = message(found, run, "u")
+    assert len(said["layers"]) == 20
+    assert "consequences" not in said
+    assert said["run"] == "a"
+    json.dumps(said, allow_nan=False)

@@ -1,0 +1,426 @@
+"""The courier against a real SQLite store: exactly once, in windows, whatever dies in between."""
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from deliveries import curve, dead_pid, target
+from make_run import make_history, make_run
+
+from gradwatch.errors import RunError
+from gradwatch.open import open_histories, open_history
+from gradwatch.recording import courier_process
+from gradwatch.sanitize import markdown
+from gradwatch.storage.cursor import read_cursor
+from gradwatch.storage.folder import create_folder, read_manifest, read_run, write_json
+from gradwatch.storage.owner import trainer_is_gone
+from gradwatch.storage.writer import RunWriter
+from gradwatch.tracking import summary
+from gradwatch.tracking.courier import Courier
+from gradwatch.tracking.sync import follow, sync
+from gradwatch.tracking.views import MAX_NOTE, VIEW_TAG, view_tag
+
+mlflow = pytest.importorskip("mlflow")
+
+
+@pytest.fixture(autouse=True)
+def quick_report(monkeypatch):
+    def render(history, folder):
+        (folder / "report.html").write_text("<h1>report</h1>")
+        return [folder / "report.html"]
+
+    monkeypatch.setattr(summary, "render", render)
+
+
+def one(outcomes):
+    (outcome,) = list(outcomes)
+    return outcome
+
+
+def deliver(folder):
+    outcome = one(sync(folder))
+    assert outcome.done, outcome
+    cursor = json.loads((folder / "cursor.json").read_text())
+    client = mlflow.MlflowClient(cursor["tracking_uri"])
+    return client, client.get_run(cursor["run_id"])
+
+
+def test_a_finished_run_is_delivered_whole(store, tmp_path):
+    folder = make_run(tmp_path, window=20, mlflow=target(store), nan_at=50, tags={"team": "a"})
+    client, run = deliver(folder)
+    history = read_run(folder)
+    assert run.info.status == "FINISHED"
+    assert run.info.run_name == "mlp"
+    expected = [(20 * w + 19, np.nanmax(history.total("grad_norm")[20 * w : 20 * w + 20])) for w in range(10)]
+    np.testing.assert_allclose(curve(client, run, "grad_norm/total"), expected)
+    assert run.data.metrics["clip/nonfinite_steps"] == 1
+    assert run.data.params["gradwatch.clip"] == "ClipByGlobalNorm(1.0)"
+    assert run.data.params["optimizer"] == "SGD"
+    assert run.data.params["optimizer.lr"] == "0.1"
+    assert run.data.params["seed"] == "0"
+    tags = run.data.tags
+    assert tags["gradwatch.verdict"].startswith("nonfinite at step 50")
+    assert tags["gradwatch.worst_layer"] == "blocks.0.mlp.weight"
+    assert tags["gradwatch.first_nonfinite_step"] == "50"
+    assert tags["gradwatch.first_nonfinite_layer"] == "blocks.0.mlp.weight"
+    assert tags["team"] == "a"
+    note = tags["mlflow.note.content"]
+    assert "ClipByGlobalNorm" in note
+    assert f"run_uuid={run.info.run_id}" in note
+    assert len(note) < MAX_NOTE
+    names = {item.path for item in client.list_artifacts(run.info.run_id, "gradwatch")}
+    assert {"gradwatch/run.json", "gradwatch/model.txt", "gradwatch/report.html", "gradwatch/layers"} <= names
+    stamps = [m.timestamp for m in client.get_metric_history(run.info.run_id, "loss")]
+    assert stamps[0] == round(1000 * history.total("time")[19])
+
+
+def test_delivering_twice_adds_nothing(store, tmp_path):
+    folder = make_run(tmp_path, window=20, mlflow=target(store))
+    client, run = deliver(folder)
+    before = curve(client, run, "grad_norm/total")
+    deliver(folder)
+    cursor = json.loads((folder / "cursor.json").read_text())
+    write_json(
+        folder / "cursor.json", {**cursor, "next_step": 60, "last_part": -1, "done": False}
+    )  # died before its note
+    client, again = deliver(folder)
+    assert curve(client, run, "grad_norm/total") == before
+    (folder / "cursor.json").unlink()  # even its run is found again
+    client, again = deliver(folder)
+    assert again.info.run_id == run.info.run_id
+    assert curve(client, run, "grad_norm/total") == before
+    assert len(before) == 10
+
+
+def test_a_run_that_goes_on_gets_each_window_once(store, tmp_path):
+    history = make_history(steps=100, window=20, mlflow=target(store), pid=os.getpid(), host=socket.gethostname(),
+                           created="2026-01-01T00:00:00+00:00")  # fmt: skip
+    folder = create_folder(tmp_path, "live")
+    carrier = Courier(folder)
+    for start in range(0, 100, 30):
+        writer = RunWriter(folder, history.run, flush_seconds=0.01)
+        writer.append(history.slice(start, start + 30))
+        writer.close("RUNNING")
+        outcome = carrier.deliver()
+        assert outcome.live
+        assert carrier.cursor.next_step == min(start + 29, 99) // 20 * 20
+    write_json(folder / "run.json", replace(history.run, status="FAILED").to_json())
+    assert carrier.deliver().done
+    client = mlflow.MlflowClient(store)
+    run = client.get_run(carrier.cursor.run_id)
+    assert [step for step, _ in curve(client, run, "lr")] == [19, 39, 59, 79, 99]
+    assert run.info.status == "FAILED"
+
+
+def test_what_is_found_is_told_while_the_run_goes_on_and_at_its_end(store, tmp_path, monkeypatch):
+    from gradwatch.tracking import client as side
+
+    history = make_history(steps=100, nan_at=50, window=20, mlflow=target(store), pid=os.getpid(),
+                           host=socket.gethostname(), created="2026-01-01T00:00:00+00:00")  # fmt: skip
+    folder = create_folder(tmp_path, "live")
+    carrier = Courier(folder)
+    tags_set, set_tags = [], side.set_tags
+    monkeypatch.setattr(side, "set_tags", lambda *args: tags_set.append(args[2]) or set_tags(*args))
+    client = mlflow.MlflowClient(store)
+
+    def go_on(start, stop, status="RUNNING"):
+        writer = RunWriter(folder, history.run, flush_seconds=0.01)
+        writer.append(history.slice(start, stop))
+        writer.close(status)
+        carrier.diagnosis._due = 0
+        carrier.deliver()
+        return client.get_run(carrier.cursor.run_id)
+
+    tags = go_on(0, 30).data.tags
+    assert (tags["gradwatch.verdict"], tags["gradwatch.findings"]) == ("running", "none")
+    run = go_on(30, 60)
+    assert run.info.status == "RUNNING"
+    summary = "nonfinite at step 50 in blocks.0.mlp.weight"
+    assert run.data.tags["gradwatch.verdict"] == summary
+    assert run.data.tags["gradwatch.findings"] == f"error {summary}"
+    go_on(60, 80)
+    assert len([tags for tags in tags_set if "gradwatch.findings" in tags]) == 2  # only when it changes
+    run = go_on(80, 100, "FAILED")
+    assert run.data.tags["gradwatch.findings"] == f"error {summary}"
+    local = json.loads((folder / "findings.json").read_text())
+    place = client.download_artifacts(run.info.run_id, "gradwatch/findings.json", str(tmp_path))
+    assert json.loads(Path(place).read_text()) == local
+    (finding,) = local["findings"]
+    note = run.data.tags["mlflow.note.content"]
+    assert f"1. **error {summary}**: {markdown(finding['cause'] + ' ' + finding['cure'])}" in note
+
+
+def test_a_store_that_is_away_does_not_keep_the_training_from_being_told(store, tmp_path, monkeypatch):
+    from gradwatch.tracking import client as side
+
+    def away(*_):
+        raise OSError("connection refused")
+
+    monkeypatch.setattr(side, "connect", away)
+    folder = make_run(tmp_path, close="RUNNING", nan_at=50, mlflow=target(store), pid=os.getpid(),
+                      host=socket.gethostname(), created="2026-01-01T00:00:00+00:00")  # fmt: skip
+    with pytest.raises(OSError, match="refused"):
+        Courier(folder).deliver()
+    assert len(json.loads((folder / "findings.json").read_text())["findings"]) == 1
+
+
+def test_a_resumed_run_sends_the_rest_of_its_window_and_no_step_twice(store, tmp_path):
+    history = make_history(steps=100, window=20, mlflow=target(store))
+    folder = create_folder(tmp_path, "resumed")
+    first = RunWriter(folder, history.run, flush_seconds=0.01)
+    first.append(history.slice(0, 50))
+    first.close("FAILED")
+    client, run = deliver(folder)
+    assert [step for step, _ in curve(client, run, "lr")] == [19, 39, 49]
+    again = replace(history, run=replace(history.run, attempt=1), attempt=np.ones(100, np.int64))
+    second = RunWriter(folder, again.run, flush_seconds=0.01)
+    second.append(again.slice(40, 100))  # back to the checkpoint at step 40
+    second.close()
+    assert not courier_process.wait_delivered(folder, 0)["done"]
+    client, same = deliver(folder)
+    assert same.info.run_id == run.info.run_id
+    assert [step for step, _ in curve(client, run, "lr")] == [19, 39, 49, 59, 79, 99]
+    assert same.info.status == "FINISHED"
+    assert len(open_history(run.info.run_id)) == 100
+
+
+def test_a_joined_run_keeps_what_is_the_users(store, tmp_path):
+    client = mlflow.MlflowClient(store)
+    own = client.create_run("0", run_name="mine", tags={"mlflow.note.content": "my words"})
+    client.log_param(own.info.run_id, "seed", "42")
+    folder = make_run(tmp_path, window=20, mlflow=target(store, run_id=own.info.run_id, joined=True))
+    client, run = deliver(folder)
+    assert run.info.run_id == own.info.run_id
+    assert run.info.status == "RUNNING"
+    assert run.info.run_name == "mine"
+    assert run.data.params["seed"] == "42"
+    assert run.data.params["optimizer"] == "SGD"
+    assert run.data.tags["mlflow.note.content"] == "my words"
+
+
+@pytest.mark.parametrize("joined", [False, True])
+def test_a_killed_trainer_leaves_a_killed_run(store, tmp_path, joined):
+    run_id = mlflow.MlflowClient(store).create_run("0").info.run_id if joined else None
+    folder = make_run(tmp_path, window=20, close="RUNNING", pid=dead_pid(), host=socket.gethostname(),
+                      mlflow=target(store, run_id=run_id, joined=joined))  # fmt: skip
+    (outcome,) = follow(folder, poll=0.01)
+    assert outcome.done
+    assert read_manifest(folder).status == "KILLED"
+    cursor = read_cursor(folder)
+    run = mlflow.MlflowClient(store).get_run(cursor["run_id"])
+    assert run.info.status == "KILLED"
+    assert cursor["next_step"] == 200
+
+
+def test_a_zombie_and_a_live_process_are_told_apart(tmp_path):
+    run = make_history(steps=1, host=socket.gethostname(), pid=os.getpid()).run
+    assert not trainer_is_gone(run)
+    process = subprocess.Popen([sys.executable, "-c", ""])
+    os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
+    assert trainer_is_gone(replace(run, pid=process.pid))
+    process.wait()
+    assert not trainer_is_gone(replace(run, pid=process.pid, host="elsewhere"))
+
+
+def test_the_courier_waits_for_the_users_own_run(store, tmp_path):
+    from gradwatch.storage.folder import now_iso
+
+    folder = make_run(tmp_path, close="RUNNING", window=20, created=now_iso(), mlflow=target(store))
+    carrier = Courier(folder)
+    assert carrier.deliver().live
+    assert carrier.cursor.run_id is None
+    own = mlflow.MlflowClient(store).create_run("0").info.run_id
+    run = read_manifest(folder)
+    write_json(folder / "run.json", replace(run, mlflow=target(store, run_id=own, joined=True)).to_json())
+    carrier.deliver()
+    assert carrier.cursor.run_id == own
+
+
+def test_a_server_that_is_away_is_tried_again(store, tmp_path, monkeypatch):
+    from gradwatch.tracking import client as side
+
+    send, failures = side.log_points, iter([OSError("connection refused"), OSError("connection refused")])
+
+    def flaky(*args):
+        for error in failures:
+            raise error
+        send(*args)
+
+    monkeypatch.setattr(side, "log_points", flaky)
+    folder = make_run(tmp_path, window=20, mlflow=target(store))
+    (outcome,) = follow(folder, poll=0.01)
+    assert outcome.done
+    run_id = read_cursor(folder)["run_id"]
+    assert len(mlflow.MlflowClient(store).get_metric_history(run_id, "lr")) == 10
+
+
+def test_what_cannot_be_delivered_is_said_and_not_tried_for_ever(store, tmp_path):
+    folder = make_run(tmp_path, mlflow=target(store, run_id="0" * 32, joined=True))
+    (outcome,) = follow(folder, poll=0.01)
+    assert not outcome.done
+    assert "0" * 32 in outcome.error
+
+
+def test_a_directory_is_followed_until_told_and_keeps_files_only_runs(store, tmp_path):
+    runs = tmp_path / "runs"
+    make_run(runs, name="one", window=20, mlflow=target(store))
+    make_run(runs, name="files-only", mlflow=None)
+    rounds = []
+
+    def until():
+        rounds.append(1)
+        if len(rounds) == 2:
+            make_run(runs, name="two", window=20, mlflow=target(store))
+        return len(rounds) > 2
+
+    outcomes = follow(runs, until=until, poll=0.01)
+    assert [o.done for o in outcomes] == [True, True]
+    assert [h.run.name for h in open_histories(["experiment:exp"])] == ["one", "two"]
+
+
+def test_one_courier_at_a_time(store, tmp_path):
+    from filelock import FileLock
+
+    folder = make_run(tmp_path, mlflow=target(store))
+    with FileLock(folder / "courier.lock"):
+        outcome = one(sync(folder, wait=0.05))
+    assert not outcome.done
+    assert "another process" in outcome.error
+
+
+def test_merged_parts_are_not_read_back_twice(store, tmp_path):
+    from gradwatch.storage.compaction import merge
+    from gradwatch.storage.folder import TABLES, list_parts
+
+    folder = make_run(tmp_path, window=20, mlflow=target(store))
+    client, run = deliver(folder)
+    for table in TABLES:
+        merge(list_parts(folder / table))
+    cursor = read_cursor(folder)
+    write_json(folder / "cursor.json", {**cursor, "done": False})
+    deliver(folder)
+    history = open_history(run.info.run_id)
+    assert len(history) == 200
+    np.testing.assert_array_equal(history.layer("grad_norm"), read_run(folder).layer("grad_norm"))
+
+
+def test_a_failed_report_does_not_keep_the_data(store, tmp_path, monkeypatch):
+    monkeypatch.undo()
+    monkeypatch.chdir(tmp_path)
+    from gradwatch import report
+
+    def broken(*_):
+        raise ValueError("no chart today")
+
+    for name in ("build_report", "render_html", "write_overview"):
+        monkeypatch.setattr(report, name, broken, raising=False)
+    client, run = deliver(make_run(tmp_path, window=20, mlflow=target(store)))
+    assert run.info.status == "FINISHED"
+
+
+# ---------------------------------------------------------------------------------------------------------- the view
+
+
+def test_the_experiment_gets_a_saved_view_that_grows(store, tmp_path):
+    client, run = deliver(make_run(tmp_path, name="a", window=20, mlflow=target(store)))
+    deliver(make_run(tmp_path, name="b", window=20, mlflow=target(store), logged=("loss", "perplexity")))
+    tag = json.loads(client.get_experiment(run.info.experiment_id).tags[VIEW_TAG])
+    state = json.loads(tag["state"])
+    keys = [chart["metricKey"] for chart in state["compareRunCharts"]]
+    assert {"loss", "val_accuracy", "perplexity", "grad_norm/total", "clip/rate"} <= set(keys)
+    assert len(keys) == len(set(keys))
+    assert "metrics.`perplexity`" in state["selectedColumns"]
+
+
+def test_a_view_changed_by_hand_is_kept():
+    tag = json.loads(view_tag(["loss", "lr"]))
+    state = json.loads(tag["state"])
+    state["compareRunCharts"][0]["scaleType"] = "log"
+    text = view_tag(["loss", "acc"], json.dumps({**tag, "state": json.dumps(state)}))
+    charts = {c["metricKey"]: c for c in json.loads(json.loads(text)["state"])["compareRunCharts"]}
+    assert charts["loss"]["scaleType"] == "log"
+    assert "acc" in charts
+    assert view_tag(["loss", "acc"], text) is None
+
+
+def test_a_view_that_cannot_be_set_harms_nothing(store, tmp_path, monkeypatch):
+    from gradwatch.tracking import client as side
+
+    def refuse(*_):
+        raise ValueError("an unknown format")
+
+    monkeypatch.setattr(side, "show_view", refuse)
+    deliver(make_run(tmp_path, window=20, mlflow=target(store)))
+
+
+# ------------------------------------------------------------------------------------------------------- the store
+
+
+def test_a_new_experiment_keeps_its_artifacts_beside_the_database(store, tmp_path, monkeypatch):
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    client, run = deliver(make_run(tmp_path, window=20, mlflow=target(store)))
+    assert Path(run.info.artifact_uri.removeprefix("file://")).is_relative_to(tmp_path / "mlartifacts")
+
+
+# ---------------------------------------------------------------------------------------------------------- opening
+
+
+def test_opening_by_every_kind_of_reference(store, tmp_path):
+    folder = make_run(tmp_path / "gradwatch-runs", window=20, mlflow=target(store))
+    _, run = deliver(folder)
+    refs = [str(folder), run.info.run_id, "experiment:exp", "latest"]
+    assert [len(h) for h in open_histories(refs)] == [200] * 4
+    assert [len(h) for h in open_histories(["latest"], tmp_path / "nothing")] == [200]
+
+
+@pytest.mark.parametrize(
+    ("ref", "says"),
+    [
+        ("nothing", "no such file"),
+        (".", "holds no run.json"),
+        ("0" * 32, "0" * 32),
+        ("experiment:nobody", "no experiment 'nobody'"),
+        ("experiment:Default", "holds no run"),
+        ("latest", "no latest run"),
+    ],
+)
+def test_a_reference_to_nothing_is_one_clear_line(store, ref, says):
+    with pytest.raises(RunError, match=says) as caught:
+        open_histories([ref])
+    assert "\n" not in str(caught.value)
+
+
+def test_an_unwatched_run_and_an_empty_run_say_so(store, tmp_path):
+    plain = mlflow.MlflowClient(store).create_run("0").info.run_id
+    with pytest.raises(RunError, match="holds no gradwatch/ artifacts"):
+        open_history(plain)
+    with pytest.raises(RunError, match="no recorded step"):
+        open_history(make_run(tmp_path, steps=0, mlflow=None))
+
+
+def test_reading_never_creates_a_store(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    with pytest.raises(RunError, match="no MLflow store"):
+        open_history("0" * 32)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_run_folder_opens_without_mlflow(tmp_path):
+    folder = make_run(tmp_path, mlflow=None)
+    code = (
+        "import sys; sys.modules['mlflow'] = None\n"
+        "from gradwatch.open import open_history\n"
+        f"print(len(open_history({str(folder)!r})), 'torch' in sys.modules)"
+    )
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split() == [
+        "200",
+        "False",
+    ]
