@@ -64,8 +64,8 @@ UNREPEATABLE = f"""
 In half precision on a CPU {BROKEN_FUSED[0]} and {BROKEN_FUSED[1]} read unwritten memory, so that torch alone does
 not repeat itself (pytorch#191763). They are checked, but not to the bit and not by their weights.
 
-A strong Wolfe line search (LBFGS) in float32 takes another branch for another last digit: its weights under a policy are
-not compared, its norms are.
+A strong Wolfe line search (LBFGS) in float32 takes another branch for another last digit: its weights under a policy
+are not compared, its norms are.
 """
 
 
