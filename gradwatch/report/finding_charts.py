@@ -14,9 +14,9 @@ import numpy as np
 from gradwatch.analysis.rules import Finding
 from gradwatch.analysis.rules.facts import threshold
 from gradwatch.analysis.rules.gradients import training_losses
+from gradwatch.formatting import quantity_text
 from gradwatch.history import Floats, History
 from gradwatch.report.downsample import heat_map
-from gradwatch.report.format import quantity_text
 from gradwatch.report.plotly import (
     AFTER,
     BAD,

@@ -19,11 +19,11 @@ from gradwatch.analysis.final_values import is_seed, policy_text
 from gradwatch.analysis.groups import settings
 from gradwatch.analysis.rules import Finding
 from gradwatch.analysis.whatif import CAVEAT
+from gradwatch.formatting import percent, quantity_text
 from gradwatch.history import History
 from gradwatch.report.comparison_charts import Section, colors, sections
 from gradwatch.report.comparison_table import LAST, Column, columns, paste, winner_lines
 from gradwatch.report.finding_charts import picture
-from gradwatch.report.format import percent, quantity_text
 from gradwatch.report.model import Report, RunSummary
 from gradwatch.report.plotly import Chart, Figure
 from gradwatch.report.run_charts import clip_charts, depth_charts, heat_charts, logged_charts, norm_chart

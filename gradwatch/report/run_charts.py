@@ -9,9 +9,9 @@ import numpy as np
 
 from gradwatch.analysis.final_values import nonfinite_rows
 from gradwatch.analysis.rules.facts import threshold
+from gradwatch.formatting import percent, quantity_text
 from gradwatch.history import Floats, History, nanmean
 from gradwatch.report.downsample import bucket_mean, heat_map
-from gradwatch.report.format import percent, quantity_text
 from gradwatch.report.model import LayerSummary, RunSummary, changed
 from gradwatch.report.plotly import (
     AFTER,

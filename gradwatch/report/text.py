@@ -11,8 +11,8 @@ from gradwatch.analysis.comparison import Comparison
 from gradwatch.analysis.rules import Finding
 from gradwatch.analysis.verdict import Winner
 from gradwatch.analysis.whatif import CAVEAT
+from gradwatch.formatting import percent, quantity_text
 from gradwatch.report.comparison_table import comparison_cells, winner_lines
-from gradwatch.report.format import percent, quantity_text
 from gradwatch.report.model import LayerSummary, Report, RunSummary
 from gradwatch.report.wording import (
     WHAT_IF_HEADERS,

@@ -10,7 +10,7 @@ from gradwatch.analysis.rules import Finding
 from gradwatch.analysis.rules.finding import RANK
 from gradwatch.analysis.suggest import Suggestion
 from gradwatch.analysis.whatif import Outcome
-from gradwatch.report.format import percent, quantity_text
+from gradwatch.formatting import percent, quantity_text
 from gradwatch.report.model import LaneSummary, RunSummary
 from gradwatch.sanitize import expression
 

@@ -18,10 +18,9 @@ from pages import figures, hostile_history, titles, unpack
 
 from gradwatch.analysis.rules.facts import threshold
 from gradwatch.errors import RunError
+from gradwatch.formatting import percent, plus_minus, quantity_text
 from gradwatch.report import build_report, render_html, write_overview
-from gradwatch.report.comparison_table import plus_minus
 from gradwatch.report.downsample import bucket_mean, heat_map, thin
-from gradwatch.report.format import percent, quantity_text
 from gradwatch.report.model import changed
 from gradwatch.report.text import head_lines, render_csv, render_json, render_markdown, show_run
 
