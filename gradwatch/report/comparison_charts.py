@@ -14,7 +14,7 @@ from gradwatch.analysis.groups import NO_POLICY, groups, natural
 from gradwatch.formatting import percent, quantity_text
 from gradwatch.history import STEP_COLUMNS, Floats, History
 from gradwatch.report.downsample import bucket_mean
-from gradwatch.report.heatmap_grid import heat_multiples
+from gradwatch.report.heatmap_grid import heatmap_grid
 from gradwatch.report.model import clip_rate
 from gradwatch.report.plotly import NO_POLICY_COLOR, PALETTE, Chart, decades, faded, figure, line, marks
 from gradwatch.sanitize import printable
@@ -54,7 +54,7 @@ def sections(histories: Sequence[History], metrics: Sequence[str]) -> list[Secti
     for setting, members in ordered:
         title = ", ".join(f"{key} = {value}" for key, value in setting)
         totals = {policy: [history.every_step for history in runs] for policy, runs in members.items()}
-        maps = heat_multiples(members)
+        maps = heatmap_grid(members)
         found.append(Section(title, members, (*_charts(totals, metrics, shades), *([maps] if maps else []))))
     return found
 
