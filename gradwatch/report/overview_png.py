@@ -1,4 +1,8 @@
-"""One PNG that shows a run at a glance: the layers' gradient norms, and the total before and after the clip."""
+"""One PNG that shows a run at a glance: the layers' gradient norms, and the total before and after the clip.
+
+It stands in the run's description in MLflow, where the page cannot: Markdown there shows images and runs no script.
+MLflow brings matplotlib with it, so only this file imports it, as it draws.
+"""
 
 from __future__ import annotations
 
@@ -26,11 +30,15 @@ def write_overview(history: History, path: Path) -> None:
     """Draw `history` to a PNG of 1100 x 620 pixels.
 
     Raises:
-        RunError: the file cannot be written.
+        RunError: the file cannot be written, or matplotlib is not installed.
 
     """
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
+    try:
+        from matplotlib.backends.backend_agg import FigureCanvasAgg
+        from matplotlib.figure import Figure
+    except ImportError:
+        missing = "the overview is drawn by matplotlib, which is not installed: pip install 'gradwatch[mlflow]'"
+        raise RunError(missing) from None
 
     figure = Figure(figsize=(10, 5.64), dpi=110, facecolor="white")
     FigureCanvasAgg(figure)  # an own canvas: no pyplot, no global state, safe on any thread

@@ -307,6 +307,12 @@ def test_an_overview_that_cannot_be_written_says_so(tmp_path):
         write_overview(make_history(steps=5), tmp_path / "nowhere" / "a.png")
 
 
+def test_an_overview_without_matplotlib_says_what_to_install(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "matplotlib.backends.backend_agg", None)
+    with pytest.raises(RunError, match=r"pip install 'gradwatch\[mlflow\]'"):
+        write_overview(make_history(steps=5), tmp_path / "a.png")
+
+
 def test_a_notebook_shows_the_page_in_a_frame_of_its_own(tmp_path):
     report = build_report([make_history()])
     shown = report._repr_html_()
