@@ -7,7 +7,7 @@ Then: whether the spike is in the page's heatmap, and whether the page says that
 
 Not in it: writing the run, and reading it from a cold disk (the pages are in the cache).
 
-    python scripts/bench_report.py [--layers 1000] [--steps 100000] [--every 1] [--rounds 3] [-o bench_report.json]
+    python scripts/bench/bench_report.py [--layers 1000] [--steps 100000] [--every 1] [--rounds 3] [-o FILE]
 """
 
 from __future__ import annotations
