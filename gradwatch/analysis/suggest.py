@@ -8,10 +8,11 @@ from dataclasses import dataclass
 import numpy as np
 
 from gradwatch import formulas
-from gradwatch.analysis.final_values import nonfinite_rows
+from gradwatch.analysis.final_values import finite_norms, nonfinite_rows
 from gradwatch.analysis.rules import Finding
 from gradwatch.analysis.rules.facts import is_adaptive, optimizer_kind
-from gradwatch.analysis.whatif import SIMULATED, Z_SCORES, finite_norms, number_text, rounded, zclip
+from gradwatch.analysis.whatif import SIMULATED, Z_SCORES, zclip
+from gradwatch.formatting import percent, rounded, setting_text
 from gradwatch.history import Floats, History, loop_clips
 
 ENOUGH = 50  # healthy steps that a threshold can be taken from
@@ -96,20 +97,20 @@ def _guard(history: History, roots: list[Finding]) -> tuple[str, tuple[str, ...]
         return f"ZClip(z={Z_SCORES[place]})", (
             "The spikes stand out from calm norms. ZClip follows their mean and cuts what is "
             f"{Z_SCORES[place]:g} σ above it.",
-            f"On this run's norms it would have changed {rates[place]:.1%} of the steps.",
+            f"On this run's norms it would have changed {percent(float(rates[place]))} of the steps.",
         )
     limit = rounded(float(np.quantile(norms, 0.99)), 2)
     rate = float((formulas.clip_coef(finite_norms(history), limit) < 1).mean())
     which = f"the {len(norms):,} steps before it went wrong" if rules & TOO_LARGE_STEPS else "its healthy steps"
     reasons = [f"{limit:g} is the 99th percentile of the norms of {which}: it leaves healthy steps alone."]
-    reasons.append(f"On this run's norms it would have changed {rate:.1%} of all steps.")
+    reasons.append(f"On this run's norms it would have changed {percent(rate)} of all steps.")
     if "clip-is-your-learning-rate" in rules:
         coef = float(np.nanmean(history.every_step.total("clip_coef")))
         reasons.append(f"The clip in force scaled the steps by {coef:.2g} on average: "
                        "multiply the learning rate by that to keep the pace.")  # fmt: skip
     if not rules:
         reasons.insert(0, "Nothing needs a cure; a guard against one bad batch costs nothing.")
-    return f"ClipByGlobalNorm({number_text(limit)})", tuple(reasons)
+    return f"ClipByGlobalNorm({setting_text(limit)})", tuple(reasons)
 
 
 def healthy_norms(history: History, findings: Sequence[Finding]) -> Floats:

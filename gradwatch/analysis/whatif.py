@@ -12,6 +12,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from gradwatch import formulas
+from gradwatch.analysis.final_values import finite_norms
+from gradwatch.formatting import rounded, setting_text
 from gradwatch.history import Floats, History
 
 QUANTILES = (0.5, 0.75, 0.9, 0.95, 0.99, 0.999)
@@ -59,22 +61,6 @@ def what_if(history: History) -> tuple[Outcome, ...]:
     )
 
 
-def finite_norms(history: History) -> Floats:
-    """The finite total gradient norms, in order of the steps."""
-    norms = history.every_step.total("grad_norm")
-    return norms[np.isfinite(norms)]
-
-
-def rounded(value: float, digits: int = 3) -> float:
-    """`value` with that many significant digits."""
-    return float(f"{value:.{digits}g}")
-
-
-def number_text(value: float) -> str:
-    """A number as code that is short and reads back the same, for a `value` of few digits."""
-    return repr(value) if 1e-4 <= value < 1e6 else f"{value:g}"
-
-
 Row = tuple[str, str, Floats]  # policy, where the threshold comes from, coefficients [T]
 
 
@@ -86,7 +72,7 @@ def _whole(history: History) -> list[Row]:
     early = norms[:SIMULATED]
     percentiles = [100 * q for q in QUANTILES]
     rows = [
-        (f"ClipByGlobalNorm({number_text(limit)})", at, formulas.clip_coef(norms, limit))
+        (f"ClipByGlobalNorm({setting_text(limit)})", at, formulas.clip_coef(norms, limit))
         for limit, at in _thresholds(norms).items()
     ]
     rows += [
@@ -114,7 +100,7 @@ def _layers(history: History) -> list[Row]:
     for limit, at in _thresholds(norms[norms > 0]).items():
         after = np.sqrt(((norms * formulas.clip_coef_exact(norms, limit)) ** 2).sum(axis=1))
         coef = np.where((norms > limit).any(axis=1), after / np.where(total, total, 1), 1.0)
-        rows.append((f"ClipByNorm({number_text(limit)})", f"{at} of all layers", coef))
+        rows.append((f"ClipByNorm({setting_text(limit)})", f"{at} of all layers", coef))
     return rows
 
 

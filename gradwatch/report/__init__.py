@@ -1,4 +1,4 @@
-"""The report: built as plain data, rendered to HTML, text or a picture."""
+"""The report: built as plain data, rendered to HTML, text or a PNG."""
 
 from gradwatch.report.html import render_html
 from gradwatch.report.model import Report, build_report

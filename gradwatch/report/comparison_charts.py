@@ -9,12 +9,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from gradwatch.analysis.final_values import final, nonfinite_rows, policy_text
+from gradwatch.analysis.final_values import final, finite_norms, nonfinite_rows, policy_text
 from gradwatch.analysis.groups import NO_POLICY, groups, natural
+from gradwatch.formatting import percent, quantity_text
 from gradwatch.history import STEP_COLUMNS, Floats, History
 from gradwatch.report.downsample import bucket_mean
-from gradwatch.report.format import percent, quantity_text
-from gradwatch.report.heatmap_grid import heat_multiples
+from gradwatch.report.heatmap_grid import heatmap_grid
 from gradwatch.report.model import clip_rate
 from gradwatch.report.plotly import NO_POLICY_COLOR, PALETTE, Chart, decades, faded, figure, line, marks
 from gradwatch.sanitize import printable
@@ -54,7 +54,7 @@ def sections(histories: Sequence[History], metrics: Sequence[str]) -> list[Secti
     for setting, members in ordered:
         title = ", ".join(f"{key} = {value}" for key, value in setting)
         totals = {policy: [history.every_step for history in runs] for policy, runs in members.items()}
-        maps = heat_multiples(members)
+        maps = heatmap_grid(members)
         found.append(Section(title, members, (*_charts(totals, metrics, shades), *([maps] if maps else []))))
     return found
 
@@ -237,8 +237,7 @@ def _extreme_title(
 
 
 def _median_norm(group: list[History]) -> float:
-    norms = np.concatenate([history.total("grad_norm") for history in group])
-    norms = norms[np.isfinite(norms)]
+    norms = np.concatenate([finite_norms(history) for history in group])
     return float(np.median(norms)) if len(norms) else float("nan")
 
 

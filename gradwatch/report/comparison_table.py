@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from gradwatch.analysis.intervals import Estimate
 from gradwatch.analysis.verdict import Winner, signed
-from gradwatch.report.format import percent, quantity_text
+from gradwatch.formatting import percent, plus_minus, quantity_text
 from gradwatch.sanitize import expression
 
 if TYPE_CHECKING:
@@ -85,17 +85,6 @@ def paste(winner: Winner) -> tuple[str, str] | None:
 
 def _is_call(text: str) -> bool:
     return isinstance(expression(text), ast.Call)
-
-
-def plus_minus(mean: float, spread: float) -> str:
-    """`mean ± spread` with as many decimals as the spread deserves; no ± where there is none."""
-    if math.isnan(spread):
-        return quantity_text(mean)
-    if not 1e-4 <= abs(mean) < 1e5 or spread > 1e5:
-        return f"{mean:.2e} ± {spread:.1e}"
-    decimals = min(4, max(0, 1 - math.floor(math.log10(spread)))) if spread > 0 else 4
-    decimals = max(decimals, 2 - math.floor(math.log10(abs(mean))) if abs(mean) < 10 else 1)
-    return f"{mean:.{min(decimals, 5)}f} ± {spread:.{min(decimals, 5)}f}"
 
 
 def _mean(record: Record, metric: str) -> str:

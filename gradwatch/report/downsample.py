@@ -14,7 +14,7 @@ from gradwatch.history import Bools, Floats, History
 
 
 @dataclass(frozen=True)
-class HeatMap:
+class Heatmap:
     """A quantity over layers and steps; every cell holds the highest finite value of what it stands for.
 
     `rows` are labels in model order; `value` is `[R, C]`, NaN where nothing finite was recorded; `nonfinite` marks
@@ -30,8 +30,8 @@ class HeatMap:
     layers_per_row: int
 
 
-def heat_map(history: History, quantity: str, max_rows: int = 200, max_columns: int = 600) -> HeatMap | None:
-    """`quantity` as a heat map of at most `max_rows` x `max_columns` cells; None when this run never recorded it."""
+def heatmap(history: History, quantity: str, max_rows: int = 200, max_columns: int = 600) -> Heatmap | None:
+    """`quantity` as a heatmap of at most `max_rows` x `max_columns` cells; None when this run never recorded it."""
     values = history.layer(quantity)  # [T, L]
     bad = np.isinf(values)
     if quantity == "grad_norm":
@@ -48,7 +48,7 @@ def heat_map(history: History, quantity: str, max_rows: int = 200, max_columns: 
     steps = len(step) if history.whole is None else len(np.unique(history.whole.step))
     value = np.fmax.reduceat(np.fmax.reduceat(value, columns, axis=0), rows, axis=1).T
     nonfinite = np.logical_or.reduceat(np.logical_or.reduceat(bad, columns, axis=0), rows, axis=1).T
-    return HeatMap(
+    return Heatmap(
         rows=_labels(history.layers, rows),
         step=step[columns],
         value=value,

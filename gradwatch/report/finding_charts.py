@@ -1,4 +1,4 @@
-"""The picture beside a finding: by its rule a curve or a heat map, with the steps that are meant marked.
+"""The chart beside a finding: by its rule a curve or a heatmap, with the steps that are meant marked.
 
 Legend: T recorded steps, L layers.
 """
@@ -14,9 +14,9 @@ import numpy as np
 from gradwatch.analysis.rules import Finding
 from gradwatch.analysis.rules.facts import threshold
 from gradwatch.analysis.rules.gradients import training_losses
+from gradwatch.formatting import quantity_text
 from gradwatch.history import Floats, History
-from gradwatch.report.downsample import heat_map
-from gradwatch.report.format import quantity_text
+from gradwatch.report.downsample import heatmap
 from gradwatch.report.plotly import (
     AFTER,
     BAD,
@@ -27,7 +27,7 @@ from gradwatch.report.plotly import (
     annotate,
     decades,
     figure,
-    heat,
+    heatmap_figure,
     horizontal,
     line,
     marks,
@@ -35,16 +35,16 @@ from gradwatch.report.plotly import (
 from gradwatch.report.run_charts import depth_chart, drawn_layers
 
 HEIGHT = 270
-MOST_LAYERS = 8  # lines in one picture
-MOST_ROWS = 20  # rows of a heat map
+MOST_LAYERS = 8  # lines in one chart
+MOST_ROWS = 20  # rows of a heatmap
 MARK = "rgba(214,34,70,.10)"
-Picture = Callable[[History, Finding], "Chart | None"]
+Draw = Callable[[History, Finding], "Chart | None"]
 
 
-def picture(history: History, finding: Finding) -> Chart | None:
-    """The picture for `finding`, or the total norm where the one for its rule was not recorded; None without norms."""
+def finding_chart(history: History, finding: Finding) -> Chart | None:
+    """The chart for `finding`, or the total norm where the one for its rule was not recorded; None without norms."""
     lane = history.lanes().get(finding.optimizer, history)
-    return PICTURES.get(finding.rule, norm_curve)(lane, finding) or norm_curve(lane, finding)
+    return CHARTS.get(finding.rule, norm_curve)(lane, finding) or norm_curve(lane, finding)
 
 
 def norm_curve(history: History, finding: Finding) -> Chart | None:
@@ -81,8 +81,8 @@ def scale_curve(history: History, finding: Finding) -> Chart | None:
     return _curve(history, finding, history.total("loss_scale"), "loss scale", log=True)
 
 
-def layer_curves(quantity: str, label: str) -> Picture:
-    """A picture of `quantity` in the layers of the finding, beside the median of all."""
+def layer_curves(quantity: str, label: str) -> Draw:
+    """A chart of `quantity` in the layers of the finding, beside the median of all."""
 
     def draw(history: History, finding: Finding) -> Chart | None:
         values = history.layer(quantity)
@@ -103,18 +103,18 @@ def layer_curves(quantity: str, label: str) -> Picture:
     return draw
 
 
-def layer_heat(quantity: str, label: str, onset: bool = False) -> Picture:
-    """A picture of `quantity` in the layers of the finding and their neighbours, around the steps that are meant.
+def layer_heatmap(quantity: str, label: str, onset: bool = False) -> Draw:
+    """A chart of `quantity` in the layers of the finding and their neighbours, around the steps that are meant.
 
     With `onset` only around the first of them.
     """
 
     def draw(history: History, finding: Finding) -> Chart | None:
         part = _around(history, finding, finding.first_step if onset else finding.last_step)
-        data = heat_map(part, quantity, max_rows=MOST_ROWS, max_columns=300)
+        data = heatmap(part, quantity, max_rows=MOST_ROWS, max_columns=300)
         if data is None:
             return None
-        drawn, height = heat(data, quantity)
+        drawn, height = heatmap_figure(data, quantity)
         left, right = float(part.step[0]) - 0.5, float(part.step[-1]) + 0.5
         drawn["layout"]["xaxis"]["range"] = [left, right]
         drawn = _marked(drawn, part, finding, fill="rgba(0,0,0,0)")
@@ -190,12 +190,12 @@ def depth_profile(history: History, finding: Finding) -> Chart | None:
     return Chart(chart.title, annotate(chart.figure, [band] * bool(places), []), chart.height, chart.note)
 
 
-_NORMS = layer_heat("grad_norm", "Gradient norm per layer")
+_NORMS = layer_heatmap("grad_norm", "Gradient norm per layer")
 _UPDATES = layer_curves("update_ratio", "update ratio")
 _WEIGHTS = layer_curves("weight_norm", "weight norm")
 
-PICTURES: dict[str, Picture] = {
-    "nonfinite": layer_heat("grad_norm", "Gradient norm per layer", onset=True),
+CHARTS: dict[str, Draw] = {
+    "nonfinite": layer_heatmap("grad_norm", "Gradient norm per layer", onset=True),
     "vanishing": depth_profile,
     "dead-layer": _NORMS,
     "no-gradient": _NORMS,
@@ -209,4 +209,4 @@ PICTURES: dict[str, Picture] = {
     "imbalance": layer_curves("grad_norm", "gradient norm"),
     "lr-too-high": loss_curve,
 }
-"""Which picture shows which disease. The total norm shows every other: exploding, spike, clip-inert, ..."""
+"""Which chart shows which disease. The total norm shows every other: exploding, spike, clip-inert, ..."""

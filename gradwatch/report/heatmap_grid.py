@@ -1,4 +1,4 @@
-"""Small multiples: the heat map of one run of each policy, side by side on one colour scale.
+"""Small multiples: the heatmap of one run of each policy, side by side on one colour scale.
 
 Legend: R drawn rows (layers), C drawn columns (steps).
 """
@@ -12,7 +12,7 @@ import numpy as np
 from gradwatch.analysis.final_values import seed_text
 from gradwatch.analysis.groups import natural
 from gradwatch.history import History
-from gradwatch.report.downsample import HeatMap, heat_map
+from gradwatch.report.downsample import Heatmap, heatmap
 from gradwatch.report.plotly import ABSENT, BAD, VIRIDIS, Chart, figure, pack, short, text
 from gradwatch.sanitize import printable
 
@@ -22,12 +22,12 @@ LABELS = 16
 GAP_X, GAP_Y = 0.03, 52  # between two maps: a share of the width, pixels
 
 
-def heat_multiples(members: dict[str, list[History]]) -> Chart | None:
+def heatmap_grid(members: dict[str, list[History]]) -> Chart | None:
     """The gradient norm over layers and steps of one run of each policy; None where fewer than two recorded it."""
     chosen = {
         policy: min(runs, key=lambda history: natural(seed_text(history.run))) for policy, runs in members.items()
     }
-    maps = {policy: heat_map(history, "grad_norm", ROWS, COLUMNS) for policy, history in chosen.items()}
+    maps = {policy: heatmap(history, "grad_norm", ROWS, COLUMNS) for policy, history in chosen.items()}
     drawn = {policy: data for policy, data in maps.items() if data is not None}
     shown = dict(list(drawn.items())[:MOST])
     if len(shown) < 2:
@@ -56,7 +56,7 @@ def heat_multiples(members: dict[str, list[History]]) -> Chart | None:
     return Chart("Gradient norm of each layer before the clip, policy by policy", made, height, said, wide=True)
 
 
-def _traces(data: HeatMap, policy: str, number: int) -> list[dict[str, Any]]:
+def _traces(data: Heatmap, policy: str, number: int) -> list[dict[str, Any]]:
     """The map, and its non-finite cells over it; axes are numbered from 1, and Plotly calls the first `x`."""
     end = "" if number == 1 else str(number)
     with np.errstate(divide="ignore", invalid="ignore"):
@@ -76,7 +76,7 @@ def _traces(data: HeatMap, policy: str, number: int) -> list[dict[str, Any]]:
 
 
 def _place(
-    data: HeatMap, policy: str, i: int, wide: int, tall: float, gap: float
+    data: Heatmap, policy: str, i: int, wide: int, tall: float, gap: float
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """The axes of the map at place `i`, and its heading; `tall` and `gap` are shares of the height."""
     end = "" if i == 0 else str(i + 1)

@@ -22,11 +22,10 @@ from gradwatch.analysis.whatif import CAVEAT
 from gradwatch.history import History
 from gradwatch.report.comparison_charts import Section, colors, sections
 from gradwatch.report.comparison_table import LAST, Column, columns, paste, winner_lines
-from gradwatch.report.finding_charts import picture
-from gradwatch.report.format import percent, quantity_text
+from gradwatch.report.finding_charts import finding_chart
 from gradwatch.report.model import Report, RunSummary
 from gradwatch.report.plotly import Chart, Figure
-from gradwatch.report.run_charts import clip_charts, depth_charts, heat_charts, logged_charts, norm_chart
+from gradwatch.report.run_charts import clip_charts, depth_charts, heatmap_charts, logged_charts, norm_chart
 from gradwatch.report.text import LAYER_HEADERS, layer_cells
 from gradwatch.report.wording import (
     WHAT_IF_HEADERS,
@@ -35,8 +34,7 @@ from gradwatch.report.wording import (
     code_spans,
     counts_text,
     evidence_cells,
-    norms_text,
-    steps_text,
+    facts,
     suggestion_head,
     what_if_cells,
     where_text,
@@ -69,7 +67,7 @@ def render_html(report: Report) -> str:
     plotly, digest = _plotly()
     script = _environment().loader.get_source(_environment(), "page.js")[0]
     # What runs is this script and plotly.js, by their hashes; nothing is loaded. Plotly sets styles as it draws, and
-    # shows heat maps as data: images.
+    # shows heatmaps as data: images.
     policy = (
         f"default-src 'none'; script-src '{_hash(script)}' '{digest}'; style-src 'unsafe-inline'; img-src data: blob:; "
         "base-uri 'none'; form-action 'none'"
@@ -87,7 +85,7 @@ def render_html(report: Report) -> str:
 def _one(report: Report, page: Page) -> dict[str, Any]:
     (run,), (history,) = report.runs, report.histories
     findings = [_finding(finding, history, page) for finding in run.findings]
-    heat, missing = heat_charts(history, run)
+    heatmaps, missing = heatmap_charts(history, run)
     clip, unclipped = clip_charts(history)
     logged, unlogged = logged_charts(history, report.metrics)
     return {
@@ -101,8 +99,8 @@ def _one(report: Report, page: Page) -> dict[str, Any]:
         ],
         "what_if": _what_if(run),
         "caveat": CAVEAT,
-        "facts": _facts(run),
-        "heat": page.add(heat),
+        "facts": facts(run),
+        "heatmaps": page.add(heatmaps),
         "norm": page.add([norm_chart(history)]),
         "clip": page.add(clip),
         "logged": page.add(logged),
@@ -115,8 +113,8 @@ def _one(report: Report, page: Page) -> dict[str, Any]:
 
 
 def _finding(finding: Finding, history: History, page: Page) -> dict[str, Any]:
-    """What the template needs of a finding: its words, its picture, and what follows from it."""
-    chart = picture(history, finding)
+    """What the template needs of a finding: its words, its chart, and what follows from it."""
+    chart = finding_chart(history, finding)
     return {
         "severity": finding.severity,
         "summary": finding.summary,
@@ -138,22 +136,6 @@ def _what_if(run: RunSummary) -> list[dict[str, Any]]:
         title = f"{outcome.optimizer}: {outcome.kind}" if outcome.optimizer else outcome.kind
         tables.setdefault(title, []).append([outcome.policy, *cells[1:]])
     return [{"title": title, "headers": WHAT_IF_HEADERS, "rows": rows} for title, rows in tables.items()]
-
-
-def _facts(run: RunSummary) -> list[tuple[str, str]]:
-    return [
-        ("policy", run.policy),
-        *((("the loop itself clips", run.loop_clips),) if run.loop_clips else ()),
-        ("optimizer", run.optimizer),
-        ("steps", steps_text(run)),
-        ("layers", f"{len(run.layers):,} ({run.parameters:,} parameters)"),
-        ("clip rate", percent(run.clip_rate)),
-        *norms_text(run),
-        ("non-finite steps", f"{run.nonfinite_steps:,}"),
-        *((f"final {name}", quantity_text(value)) for name, value in run.final.items()),
-        *((key, value) for key, value in run.params.items() if is_seed(key)),
-        ("started", run.created[:16].replace("T", " ") + " UTC"),
-    ]
 
 
 def _many(report: Report, page: Page) -> dict[str, Any]:

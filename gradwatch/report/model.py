@@ -9,15 +9,15 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from gradwatch.analysis.comparison import settle
-from gradwatch.analysis.final_values import final, nonfinite_steps, policy_text
+from gradwatch.analysis.final_values import final, finite_norms, nonfinite_steps, policy_text
 from gradwatch.analysis.groups import metric_names
 from gradwatch.analysis.rules import Finding, diagnose, verdict
 from gradwatch.analysis.suggest import Suggestion, suggest
 from gradwatch.analysis.verdict import Winner
 from gradwatch.analysis.whatif import Outcome, what_if
 from gradwatch.errors import RunError
+from gradwatch.formatting import percent
 from gradwatch.history import Floats, History, loop_clips
-from gradwatch.report.format import percent
 from gradwatch.storage.owner import is_gone
 
 if TYPE_CHECKING:
@@ -171,8 +171,7 @@ def summarize(history: History, metrics: Sequence[str]) -> RunSummary:
 
 
 def _lane(name: str, history: History) -> LaneSummary:
-    norms = history.every_step.total("grad_norm")
-    norms = norms[np.isfinite(norms)]
+    norms = finite_norms(history)
     return LaneSummary(
         name,
         len(history.every_step),

@@ -1,4 +1,8 @@
-"""One PNG that shows a run at a glance: the layers' gradient norms, and the total before and after the clip."""
+"""One PNG that shows a run at a glance: the layers' gradient norms, and the total before and after the clip.
+
+It stands in the run's description in MLflow, where the page cannot: Markdown there shows images and runs no script.
+MLflow brings matplotlib with it, so only this file imports it, as it draws.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +16,7 @@ from gradwatch.analysis.final_values import nonfinite_rows
 from gradwatch.analysis.rules.facts import threshold
 from gradwatch.errors import RunError
 from gradwatch.history import History
-from gradwatch.report.downsample import HeatMap, heat_map, thin
+from gradwatch.report.downsample import Heatmap, heatmap, thin
 from gradwatch.report.model import changed
 from gradwatch.report.plotly import ABSENT, AFTER, BAD, BEFORE, PALETTE, ZERO
 
@@ -26,19 +30,23 @@ def write_overview(history: History, path: Path) -> None:
     """Draw `history` to a PNG of 1100 x 620 pixels.
 
     Raises:
-        RunError: the file cannot be written.
+        RunError: the file cannot be written, or matplotlib is not installed.
 
     """
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
+    try:
+        from matplotlib.backends.backend_agg import FigureCanvasAgg
+        from matplotlib.figure import Figure
+    except ImportError:
+        missing = "the overview is drawn by matplotlib, which is not installed: pip install 'gradwatch[mlflow]'"
+        raise RunError(missing) from None
 
     figure = Figure(figsize=(10, 5.64), dpi=110, facecolor="white")
     FigureCanvasAgg(figure)  # an own canvas: no pyplot, no global state, safe on any thread
     upper, lower = figure.subplots(2, 1, height_ratios=(3, 2))
     figure.subplots_adjust(left=0.23, right=0.93, top=0.93, bottom=0.09, hspace=0.36)
-    heat = heat_map(history, "grad_norm", max_rows=150, max_columns=400)
-    if heat:
-        _draw_heat(upper, heat)
+    data = heatmap(history, "grad_norm", max_rows=150, max_columns=400)
+    if data:
+        _draw_heatmap(upper, data)
     _title(upper, f"log10 gradient norm: {len(history.layers):,} layers x {len(history.every_step):,} steps")
     _draw_total(lower, history)
     _title(lower, changed(history))
@@ -50,22 +58,22 @@ def write_overview(history: History, path: Path) -> None:
             raise RunError(f"cannot write {path}: {error.strerror}; give a path you can write to") from error
 
 
-def _draw_heat(axes: Axes, heat: HeatMap) -> None:
+def _draw_heatmap(axes: Axes, data: Heatmap) -> None:
     from matplotlib.colors import ListedColormap
 
-    extent = (heat.step[0] - 0.5, heat.step[-1] + heat.steps_per_column - 0.5, len(heat.rows) - 0.5, -0.5)
+    extent = (data.step[0] - 0.5, data.step[-1] + data.steps_per_column - 0.5, len(data.rows) - 0.5, -0.5)
     axes.set_facecolor(ABSENT)
     with np.errstate(divide="ignore"):
-        logs = np.log10(np.where(heat.value > 0, heat.value, np.nan))
+        logs = np.log10(np.where(data.value > 0, data.value, np.nan))
     finite = logs[np.isfinite(logs)]
     low, high = np.quantile(finite, (0.005, 0.995)) if len(finite) else (0.0, 1.0)
     image = axes.imshow(logs, extent=extent, aspect="auto", interpolation="nearest", vmin=low, vmax=high)
-    marks = np.where(heat.nonfinite, 1.0, np.where(heat.zero, 0.0, np.nan))
+    marks = np.where(data.nonfinite, 1.0, np.where(data.zero, 0.0, np.nan))
     axes.imshow(marks, extent=extent, aspect="auto", interpolation="nearest", vmin=0, vmax=1,
                 cmap=ListedColormap([ZERO, BAD]))  # fmt: skip
     axes.figure.colorbar(image, cax=axes.inset_axes((1.012, 0, 0.012, 1))).ax.tick_params(labelsize=7)
-    ticks = range(0, len(heat.rows), -(-len(heat.rows) // MAX_LABELS))
-    labels = [name if len(name) <= 34 else f"{name[:14]}…{name[-19:]}" for name in (heat.rows[i] for i in ticks)]
+    ticks = range(0, len(data.rows), -(-len(data.rows) // MAX_LABELS))
+    labels = [name if len(name) <= 34 else f"{name[:14]}…{name[-19:]}" for name in (data.rows[i] for i in ticks)]
     axes.set_yticks(ticks, labels, fontsize=7.5, parse_math=False)
     axes.tick_params(axis="x", labelsize=8)
 

@@ -1,4 +1,4 @@
-"""The pieces of a Plotly figure as plain dicts: axes, lines, marks and heat maps, in the report's colours.
+"""The pieces of a Plotly figure as plain dicts: axes, lines, marks and heatmaps, in the report's colours.
 
 Arrays are packed as base64 typed arrays, which Plotly reads as they are: small, and no float is turned into text.
 """
@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from gradwatch.report.downsample import HeatMap, thin
+from gradwatch.report.downsample import Heatmap, thin
 from gradwatch.sanitize import printable
 
 Figure = dict[str, Any]
@@ -148,8 +148,8 @@ def annotate(figure: Figure, shapes: list[dict[str, Any]], notes: list[dict[str,
                                  "annotations": [*layout.get("annotations", ()), *notes]}}  # fmt: skip
 
 
-def heat(data: HeatMap, quantity: str) -> tuple[Figure, int]:
-    """The heat map of log10 of a quantity, and its height in pixels; layers run from top to bottom in model order."""
+def heatmap_figure(data: Heatmap, quantity: str) -> tuple[Figure, int]:
+    """The heatmap of log10 of a quantity, and its height in pixels; layers run from top to bottom in model order."""
     with np.errstate(divide="ignore", invalid="ignore"):
         logs = np.log10(np.where(data.value > 0, data.value, np.nan))
     finite = logs[np.isfinite(logs)]
@@ -179,7 +179,7 @@ def heat(data: HeatMap, quantity: str) -> tuple[Figure, int]:
     return drawn, int(np.clip(100 + 26 * len(names), 200, 980))
 
 
-def _crosses(data: HeatMap, names: list[str]) -> dict[str, Any]:
+def _crosses(data: Heatmap, names: list[str]) -> dict[str, Any]:
     """A cross on the first non-finite cell of each layer: one cell of a long run is too narrow to be seen."""
     rows = np.flatnonzero(data.nonfinite.any(axis=1))
     return {

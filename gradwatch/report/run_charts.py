@@ -9,9 +9,9 @@ import numpy as np
 
 from gradwatch.analysis.final_values import nonfinite_rows
 from gradwatch.analysis.rules.facts import threshold
+from gradwatch.formatting import percent, quantity_text
 from gradwatch.history import Floats, History, nanmean
-from gradwatch.report.downsample import bucket_mean, heat_map
-from gradwatch.report.format import percent, quantity_text
+from gradwatch.report.downsample import bucket_mean, heatmap
 from gradwatch.report.model import LayerSummary, RunSummary, changed
 from gradwatch.report.plotly import (
     AFTER,
@@ -22,7 +22,7 @@ from gradwatch.report.plotly import (
     Chart,
     decades,
     figure,
-    heat,
+    heatmap_figure,
     horizontal,
     line,
     marks,
@@ -101,18 +101,18 @@ def column_medians(values: Floats) -> Floats:
     return out
 
 
-HEAT_MAPS = {"grad_norm": "Gradient norm", "weight_norm": "Weight norm", "update_ratio": "Update ratio"}
+HEATMAPS = {"grad_norm": "Gradient norm", "weight_norm": "Weight norm", "update_ratio": "Update ratio"}
 
 
-def heat_charts(history: History, run: RunSummary) -> tuple[list[Chart], list[str]]:
+def heatmap_charts(history: History, run: RunSummary) -> tuple[list[Chart], list[str]]:
     """Layers x steps of each recorded quantity, and a sentence for each that this run does not hold."""
     charts, missing = [], []
-    for quantity, title in HEAT_MAPS.items():
-        data = heat_map(history, quantity)
+    for quantity, title in HEATMAPS.items():
+        data = heatmap(history, quantity)
         if data is None:
             missing.append(f"{title} is not shown: this run did not record it.")
             continue
-        drawn, height = heat(data, quantity)
+        drawn, height = heatmap_figure(data, quantity)
         drawn["layout"]["xaxis"]["range"] = [float(history.step[0]) - 0.5, float(history.step[-1]) + 0.5]
         notes = ["Layers in model order."]
         if run.lanes:
@@ -121,11 +121,11 @@ def heat_charts(history: History, run: RunSummary) -> tuple[list[Chart], list[st
             notes.append(f"Each column is the highest of {data.steps_per_column} recorded steps, so no spike is lost.")
         if data.layers_per_row > 1:
             notes.append(f"Each row is the highest of {data.layers_per_row} neighbouring layers.")
-        charts.append(Chart(_heat_title(run.layers, quantity, title), drawn, height, " ".join(notes), title))
+        charts.append(Chart(_heatmap_title(run.layers, quantity, title), drawn, height, " ".join(notes), title))
     return charts, missing
 
 
-def _heat_title(layers: tuple[LayerSummary, ...], quantity: str, title: str) -> str:
+def _heatmap_title(layers: tuple[LayerSummary, ...], quantity: str, title: str) -> str:
     column = {"grad_norm": "median_grad_norm"}.get(quantity, quantity)
     known = [(getattr(layer, column), layer.name) for layer in layers if getattr(layer, column) > 0]
     if len(known) < 2:

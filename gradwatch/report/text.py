@@ -11,23 +11,31 @@ from gradwatch.analysis.comparison import Comparison
 from gradwatch.analysis.rules import Finding
 from gradwatch.analysis.verdict import Winner
 from gradwatch.analysis.whatif import CAVEAT
+from gradwatch.formatting import percent, quantity_text
 from gradwatch.report.comparison_table import comparison_cells, winner_lines
-from gradwatch.report.format import percent, quantity_text
 from gradwatch.report.model import LayerSummary, Report, RunSummary
 from gradwatch.report.wording import (
     WHAT_IF_HEADERS,
     counts_text,
     evidence_text,
+    facts,
     finding_lines,
-    norms_text,
-    steps_text,
     suggestion_lines,
     what_if_cells,
     where_text,
 )
 from gradwatch.sanitize import formula_free, markdown, plain, printable, terminal
 
+if TYPE_CHECKING:
+    import pandas as pd
+    from rich.console import RenderableType
+    from rich.table import Table
+    from rich.text import Text
+
 _GITHUB = {"error": "error", "warning": "warning", "note": "notice"}
+LAYER_HEADERS = ("layer", "median grad norm", "max grad norm", "clip rate", "non-finite", "weight norm", "update ratio")
+MAX_LAYER_ROWS = 1_000  # in the terminal
+Rows = list[list[str]]
 
 
 def render_check_text(run: str, findings: Sequence[Finding]) -> str:
@@ -68,17 +76,6 @@ def _property(text: str) -> str:
     return _data(text).replace(":", "%3A").replace(",", "%2C")
 
 
-if TYPE_CHECKING:
-    import pandas as pd
-    from rich.console import RenderableType
-    from rich.table import Table
-    from rich.text import Text
-
-LAYER_HEADERS = ("layer", "median grad norm", "max grad norm", "clip rate", "non-finite", "weight norm", "update ratio")
-MAX_LAYER_ROWS = 1_000  # in the terminal
-Rows = list[list[str]]
-
-
 def layer_cells(layers: tuple[LayerSummary, ...]) -> Rows:
     """One row of text per layer, under `LAYER_HEADERS`."""
     return [
@@ -87,22 +84,6 @@ def layer_cells(layers: tuple[LayerSummary, ...]) -> Rows:
          quantity_text(layer.update_ratio)]
         for layer in layers
     ]  # fmt: skip
-
-
-def head_lines(run: RunSummary) -> list[tuple[str, str]]:
-    """The head of a run as pairs of word and value."""
-    return [
-        ("verdict", run.verdict),
-        ("policy", run.policy),
-        *((("the loop itself clips", run.loop_clips),) if run.loop_clips else ()),
-        ("optimizer", run.optimizer),
-        ("steps", steps_text(run)),
-        ("layers", f"{len(run.layers):,} ({run.parameters:,} parameters)"),
-        ("clip rate", percent(run.clip_rate)),
-        *norms_text(run),
-        ("non-finite", f"{run.nonfinite_steps:,} step{'' if run.nonfinite_steps == 1 else 's'}"),
-        *((f"final {name}", quantity_text(value)) for name, value in run.final.items()),
-    ]
 
 
 # ---------------------------------------------------------------------------------------------------- the terminal
@@ -114,9 +95,9 @@ def show_run(run: RunSummary) -> RenderableType:
     from rich.table import Table
 
     head = Table.grid(padding=(0, 2))
-    for word, value in head_lines(run):
-        bad = word == "verdict" and value != "healthy"
-        head.add_row(_text(word, "dim"), _text(value, "bold red" if bad else ""))
+    head.add_row(_text("verdict", "dim"), _text(run.verdict, "" if run.verdict == "healthy" else "bold red"))
+    for word, value in facts(run):
+        head.add_row(_text(word, "dim"), _text(value))
     findings = [_text(line) for finding in run.findings for line in ("", *finding_lines(finding))]
     advice = [_text(line) for suggestion in run.suggestions for line in ("", *suggestion_lines(suggestion))]
     problems = [_text(f"incomplete: {problem}", "yellow") for problem in run.problems]
@@ -185,7 +166,7 @@ def render_markdown(report: Report) -> str:
     for suggestion in run.suggestions:
         head, *reasons = suggestion_lines(suggestion)
         lines += [f"**{markdown(head)}**", "", *(f"- {markdown(reason)}" for reason in reasons), ""]
-    lines += [*_md_table(["", ""], [[word, value] for word, value in head_lines(run)]), ""]
+    lines += [*_md_table(["", ""], [["verdict", run.verdict], *map(list, facts(run))]), ""]
     lines += [f"- incomplete: {markdown(problem)}" for problem in run.problems]
     lines += [f"- {markdown(run.reduced)}"] if run.reduced else []
     lines += ["", *_md_table(list(LAYER_HEADERS), layer_cells(run.layers))]

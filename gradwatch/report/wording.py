@@ -1,4 +1,4 @@
-"""Findings and suggestions in words, for every format: where, the numbers, and which part of a cure is code."""
+"""A run, its findings and suggestions in words, for every format; and which part of a cure is code."""
 
 from __future__ import annotations
 
@@ -6,11 +6,12 @@ import ast
 import re
 from collections.abc import Iterator, Sequence
 
+from gradwatch.analysis.final_values import is_seed
 from gradwatch.analysis.rules import Finding
 from gradwatch.analysis.rules.finding import RANK
 from gradwatch.analysis.suggest import Suggestion
 from gradwatch.analysis.whatif import Outcome
-from gradwatch.report.format import percent, quantity_text
+from gradwatch.formatting import percent, quantity_text
 from gradwatch.report.model import LaneSummary, RunSummary
 from gradwatch.sanitize import expression
 
@@ -131,7 +132,24 @@ def _is_code(text: str) -> bool:
     return isinstance(expression(text), ast.Call)
 
 
-def norms_text(run: RunSummary) -> list[tuple[str, str]]:
+def facts(run: RunSummary) -> list[tuple[str, str]]:
+    """The head of a run as pairs of word and value: what was trained, how far it came, and its norms."""
+    return [
+        ("policy", run.policy),
+        *((("the loop itself clips", run.loop_clips),) if run.loop_clips else ()),
+        ("optimizer", run.optimizer),
+        ("steps", _steps(run)),
+        ("layers", f"{len(run.layers):,} ({run.parameters:,} parameters)"),
+        ("clip rate", percent(run.clip_rate)),
+        *_norms(run),
+        ("non-finite steps", f"{run.nonfinite_steps:,}"),
+        *((f"final {name}", quantity_text(value)) for name, value in run.final.items()),
+        *((key, value) for key, value in run.params.items() if is_seed(key)),
+        ("started", run.created[:16].replace("T", " ") + " UTC"),
+    ]
+
+
+def _norms(run: RunSummary) -> list[tuple[str, str]]:
     """The norms as pairs of word and value; of several lanes one pair each, and how often it was clipped."""
 
     def text(one: LaneSummary | RunSummary) -> str:
@@ -141,7 +159,7 @@ def norms_text(run: RunSummary) -> list[tuple[str, str]]:
     return lanes or [("total norm", text(run))]
 
 
-def steps_text(run: RunSummary) -> str:
+def _steps(run: RunSummary) -> str:
     """The number of steps, how the run ended, and how many steps each lane took."""
     each = [f"{lane.name} {lane.steps:,}" for lane in run.lanes]
     return f"{run.steps:,} ({run.state})" + (f": {', '.join(each)}" if each else "")

@@ -14,6 +14,7 @@ from urllib.parse import quote
 
 import numpy as np
 
+from gradwatch.formatting import percent, quantity_text
 from gradwatch.history import History, nanmean
 from gradwatch.sanitize import markdown, public_uri
 
@@ -124,8 +125,11 @@ def description(
     for i in worst_layers(history)[:WORST_LAYERS]:
         seen = norms[~np.isnan(norms[:, i]), i]
         median, p99 = np.percentile(seen, [50, 99]) if len(seen) else (np.nan, np.nan)
-        table.append(f"| {markdown(history.layers[i])} | {_percent(rates[i])} | {median:.4g} | {p99:.4g} | {bad[i]} |")
-    facts = {**facts, "Clip rate": _percent(float(nanmean(history.every_step.total("clip_rate"))))}
+        table.append(
+            f"| {markdown(history.layers[i])} | {percent(rates[i])} | {quantity_text(median)} | {quantity_text(p99)} "
+            f"| {bad[i]} |"
+        )
+    facts = {**facts, "Clip rate": percent(float(nanmean(history.every_step.total("clip_rate"))))}
     lines = [
         "### gradwatch",
         "",
@@ -150,7 +154,3 @@ def worst_layers(history: History) -> list[int]:
     median = np.array([np.median(values) if len(values) else -1.0 for values in seen])
     rate = np.nan_to_num(history.clip_rate, nan=-1.0).round(6)
     return [int(i) for i in np.lexsort((-median, -rate, -history.nonfinite))]
-
-
-def _percent(rate: float) -> str:
-    return "–" if np.isnan(rate) else f"{100 * rate:.1f} %"

@@ -11,6 +11,7 @@ from gradwatch import open_history, parse
 from gradwatch.analysis.rules import Finding
 from gradwatch.analysis.suggest import CLIPPING_HELPS, TOO_LARGE_STEPS, WRONG_NORMS, healthy_norms, suggest
 from gradwatch.analysis.whatif import zclip
+from gradwatch.formatting import percent
 from gradwatch.report import build_report
 
 
@@ -38,7 +39,7 @@ def test_the_threshold_is_the_99th_percentile_of_the_norms_before_it_went_wrong(
     limit = parse(suggestion.policy).max_norm
     assert limit == float(f"{np.quantile(history.total('grad_norm')[:120], 0.99):.2g}")
     share = (history.total("grad_norm") + 1e-6 > limit).mean()
-    assert f"{share:.1%} of all steps" in " ".join(suggestion.reasons)
+    assert f"{percent(share)} of all steps" in " ".join(suggestion.reasons)
     assert "the 120 steps before it went wrong" in suggestion.reasons[0]
 
 
@@ -85,7 +86,7 @@ def test_spikes_are_for_zclip():
     assert suggestion.policy == "ZClip(z=3.0)"
     rates = (zclip(history.total("grad_norm"), [2.5, 3.0]) < 1).mean(axis=1)
     assert rates[0] > 0.03 >= rates[1]
-    assert f"{rates[1]:.1%} of the steps" in suggestion.reasons[1]
+    assert f"{percent(rates[1])} of the steps" in suggestion.reasons[1]
 
 
 def test_a_clip_that_is_the_learning_rate_gets_a_guard_and_the_rate_that_keeps_the_pace():

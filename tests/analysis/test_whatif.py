@@ -7,7 +7,8 @@ from make_run import make_history, write_shared
 
 import gradwatch
 from gradwatch import open_history
-from gradwatch.analysis.whatif import QUANTILES, SIMULATED, autoclip, number_text, what_if, zclip
+from gradwatch.analysis.whatif import QUANTILES, SIMULATED, autoclip, what_if, zclip
+from gradwatch.formatting import setting_text
 
 SHAPES = {"a": (3, 4), "b": (5,), "c": (2, 2)}
 STEPS = 300
@@ -121,5 +122,5 @@ def test_autoclip_forgets_what_left_its_window():
 
 @pytest.mark.parametrize("value", [1.0, 0.0123, 4.23e9, 1.5e-9, 99900.0, 1e22])
 def test_a_threshold_reads_back_as_it_was_written(value):
-    assert gradwatch.parse(f"ClipByGlobalNorm({number_text(value)})").max_norm == value
-    assert len(number_text(value)) <= 8
+    assert gradwatch.parse(f"ClipByGlobalNorm({setting_text(value)})").max_norm == value
+    assert len(setting_text(value)) <= 8

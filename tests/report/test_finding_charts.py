@@ -1,4 +1,4 @@
-"""How a report shows findings, in every format: first, each with its picture, what follows folded under its root."""
+"""How a report shows findings, in every format: first, each with its chart, what follows folded under its root."""
 
 import io
 import json
@@ -15,7 +15,7 @@ from gradwatch.analysis.rules import Finding
 from gradwatch.analysis.suggest import suggest
 from gradwatch.analysis.whatif import what_if
 from gradwatch.report import build_report, render_html
-from gradwatch.report.finding_charts import PICTURES, picture
+from gradwatch.report.finding_charts import CHARTS, finding_chart
 from gradwatch.report.run_charts import depth_charts
 from gradwatch.report.text import render_json, render_markdown, show_run
 from gradwatch.report.wording import arguments, code_spans, evidence_text, where_text
@@ -39,7 +39,7 @@ def terminal(report):
     return console.export_text()
 
 
-# --------------------------------------------------------------------------------------------------------- the pictures
+# --------------------------------------------------------------------------------------------------------- the charts
 
 
 def frame(chart):
@@ -47,10 +47,10 @@ def frame(chart):
     return band["x0"], band["x1"]
 
 
-@pytest.mark.parametrize("rule", [*PICTURES, "exploding", "spike", "a rule nobody has written yet"])
-def test_every_rule_has_a_picture_with_its_steps_marked(rule):
+@pytest.mark.parametrize("rule", [*CHARTS, "exploding", "spike", "a rule nobody has written yet"])
+def test_every_rule_has_a_chart_with_its_steps_marked(rule):
     history = make_history(steps=200)
-    chart = picture(history, finding(rule, 50, 120, [LAYER]))
+    chart = finding_chart(history, finding(rule, 50, 120, [LAYER]))
     if rule == "vanishing":  # along the layers, in these steps alone
         assert frame(chart) == (4 - 0.3, 4 + 0.3)
         norms = history.layer("grad_norm")[50:121]
@@ -62,7 +62,7 @@ def test_every_rule_has_a_picture_with_its_steps_marked(rule):
 
 
 def test_one_step_of_a_long_run_is_framed_wide_enough_to_be_seen():
-    left, right = frame(picture(make_history(steps=10_000), finding("spike", 5000, 5000)))
+    left, right = frame(finding_chart(make_history(steps=10_000), finding("spike", 5000, 5000)))
     assert left == 4999.5
     assert right - left >= 50
 
@@ -73,13 +73,13 @@ def test_one_step_of_a_long_run_is_framed_wide_enough_to_be_seen():
 )
 def test_a_curve_shows_what_the_rule_is_about(rule, name):
     history = make_history(steps=200)
-    chart = picture(history, finding(rule))
+    chart = finding_chart(history, finding(rule))
     np.testing.assert_allclose(unpack(chart.figure["data"][0]["y"]), history.total(name), rtol=1e-6)
 
 
 def test_the_loss_that_the_evidence_names_is_drawn():
     history = make_history(steps=100, logged=("loss", "kl_loss"))
-    chart = picture(history, finding("lr-too-high", evidence={"metric": "kl_loss"}))
+    chart = finding_chart(history, finding("lr-too-high", evidence={"metric": "kl_loss"}))
     np.testing.assert_allclose(unpack(chart.figure["data"][0]["y"]), history.total("kl_loss"), rtol=1e-6)
 
 
@@ -87,12 +87,12 @@ def test_the_loss_that_the_evidence_names_is_drawn():
 def test_what_was_not_recorded_is_shown_by_the_total_norm(rule):
     history = make_history(steps=100, logged=())
     history.per_layer.pop("update_ratio")
-    chart = picture(history, finding(rule, layers=[LAYER]))
+    chart = finding_chart(history, finding(rule, layers=[LAYER]))
     np.testing.assert_allclose(unpack(chart.figure["data"][0]["y"]), history.total("grad_norm"), rtol=1e-6)
 
 
 def test_the_layers_of_a_finding_are_drawn_by_name():
-    chart = picture(make_history(steps=100), finding("update-too-large", layers=[LAYER, "head.bias"]))
+    chart = finding_chart(make_history(steps=100), finding("update-too-large", layers=[LAYER, "head.bias"]))
     assert [trace["name"] for trace in chart.figure["data"]] == ["median of all layers", LAYER, "head.bias"]
 
 
@@ -100,7 +100,7 @@ def test_the_heat_map_shows_the_layers_and_their_neighbours_around_the_first_ste
     history = make_history(steps=5000, nan_at=2500, layers=tuple(f"l{i}.weight" for i in range(300)))
     history.layer("grad_norm")[2500, 200] = np.nan
     history.layer("nonfinite")[2500, 200] = 1
-    chart = picture(history, finding("nonfinite", 2500, 4999, ["l200.weight"]))
+    chart = finding_chart(history, finding("nonfinite", 2500, 4999, ["l200.weight"]))
     rows = chart.figure["data"][0]["y"]
     assert "l200.weight" in rows
     assert len(rows) <= 20
@@ -113,7 +113,7 @@ def test_the_heat_map_shows_the_layers_and_their_neighbours_around_the_first_ste
 def test_a_part_is_drawn_from_its_own_steps(tmp_path):
     g, d = make_history(steps=100), make_history(steps=200, seed=1)
     history = open_history(write_shared(tmp_path, "gan", G=g, D=d))
-    chart = picture(history, replace(finding("exploding"), optimizer="G"))
+    chart = finding_chart(history, replace(finding("exploding"), optimizer="G"))
     np.testing.assert_allclose(unpack(chart.figure["data"][0]["y"]), g.total("grad_norm"), rtol=1e-6)
 
 
@@ -121,7 +121,7 @@ def test_a_reduced_run_is_read_at_every_step():
     full = make_history(steps=300, clip=None, nan_at=100)
     full.total("grad_norm")[200] = 77.0
     reduced = replace(full.take(np.arange(0, 300, 3)), whole=replace(full, layers=(), per_layer={}), stride=9)
-    chart = picture(reduced, finding("spike", 200, 200))
+    chart = finding_chart(reduced, finding("spike", 200, 200))
     assert "highest 77 at step 200" in chart.title
     assert suggest(reduced, []) == suggest(full, [])
     totals = [outcome for outcome in what_if(full) if outcome.kind != "ClipByNorm"]
@@ -129,10 +129,10 @@ def test_a_reduced_run_is_read_at_every_step():
     assert "exploding at step 50" in render_html(report_of(reduced, finding()))
 
 
-def test_a_run_without_norms_has_no_picture():
+def test_a_run_without_norms_has_no_chart():
     history = make_history(steps=20)
     history.total("grad_norm")[:] = np.nan
-    assert picture(history, finding("exploding")) is None
+    assert finding_chart(history, finding("exploding")) is None
     assert "exploding at step 50" in render_html(report_of(history, finding()))
 
 

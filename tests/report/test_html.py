@@ -65,7 +65,7 @@ def test_the_charts_of_one_run_are_drawn(view):
     wait_until_drawn(page)
     counts = page.evaluate("""[...document.querySelectorAll('.plot')].filter(div => div.data).map(div => [
         div.data.length, div.querySelectorAll('.scatterlayer .trace, .heatmaplayer image, .hm image').length])""")
-    assert len(counts) == 10  # those of two findings, a heat map, five curves, two depth profiles
+    assert len(counts) == 10  # those of two findings, a heatmap, five curves, two depth profiles
     assert all(traces > 0 and shown > 0 for traces, shown in counts)
     names = page.evaluate("[...document.querySelectorAll('[id^=tab-] .ytick text')].map(t => [t.textContent, "
                           "t.getBoundingClientRect().y])")  # fmt: skip
@@ -74,7 +74,7 @@ def test_the_charts_of_one_run_are_drawn(view):
 
 
 def diseased_run():
-    """A report with a root and two consequences, all with pictures."""
+    """A report with a root and two consequences, all with charts."""
     below = [Finding(rule, "warning", ("head.weight",), 60, 199, {"ratio": 3e-9}, "Why.", "How.")
              for rule in ("vanishing", "update-too-small")]  # fmt: skip
     cure = "Clip: chain(SkipNonfinite(), ClipByGlobalNorm(0.5)), and lower the learning rate."
@@ -116,7 +116,7 @@ def test_what_follows_is_folded_and_drawn_when_it_is_opened(view):
 
 
 @pytest.mark.slow
-def test_a_narrow_page_puts_the_picture_below_and_scrolls_only_down(view):
+def test_a_narrow_page_puts_the_chart_below_and_scrolls_only_down(view):
     page, complaints = view(render_html(diseased_run()))
     page.set_viewport_size({"width": 390, "height": 6000})
     page.reload()

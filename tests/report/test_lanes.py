@@ -15,7 +15,7 @@ from gradwatch.analysis.comparison import compare
 from gradwatch.analysis.final_values import diverged
 from gradwatch.analysis.rules import diagnose, verdict
 from gradwatch.report import build_report, render_html, write_overview
-from gradwatch.report.downsample import heat_map
+from gradwatch.report.downsample import heatmap
 from gradwatch.report.run_charts import clip_charts, logged_charts, norm_chart
 from gradwatch.report.text import render_json, render_markdown
 
@@ -146,7 +146,7 @@ def test_a_spike_of_each_part_survives_in_the_cell_of_its_step(tmp_path):
     g, d = make_history(steps=200), make_history(steps=400, seed=1)
     g.layer("grad_norm")[123, 3] = 1e6
     d.layer("grad_norm")[123, 4] = 1e7
-    data = heat_map(gan(tmp_path, g, d), "grad_norm")
+    data = heatmap(gan(tmp_path, g, d), "grad_norm")
     assert data.value.shape == (14, 400)
     assert data.step.tolist() == list(range(400))
     assert (data.value[7 + 3, 123], data.value[4, 123]) == (1e6, 1e7)

@@ -18,12 +18,12 @@ from pages import figures, hostile_history, titles, unpack
 
 from gradwatch.analysis.rules.facts import threshold
 from gradwatch.errors import RunError
+from gradwatch.formatting import percent, plus_minus, quantity_text
 from gradwatch.report import build_report, render_html, write_overview
-from gradwatch.report.comparison_table import plus_minus
-from gradwatch.report.downsample import bucket_mean, heat_map, thin
-from gradwatch.report.format import percent, quantity_text
+from gradwatch.report.downsample import bucket_mean, heatmap, thin
 from gradwatch.report.model import changed
-from gradwatch.report.text import head_lines, render_csv, render_json, render_markdown, show_run
+from gradwatch.report.text import render_csv, render_json, render_markdown, show_run
+from gradwatch.report.wording import facts
 
 
 def test_a_report_says_that_the_loop_itself_clips():
@@ -35,7 +35,7 @@ def test_a_report_says_that_the_loop_itself_clips():
     history.per_step["user_clip_value"] = np.where(np.arange(20) < 5, 0.5, 2.0)
     report = build_report([history])
     calls = "clip_grad_norm_(max_norm=1.0), clip_grad_value_(clip_value=0.5 to 2.0)"
-    assert ("the loop itself clips", calls) in head_lines(report.runs[0])
+    assert ("the loop itself clips", calls) in facts(report.runs[0])
     assert calls in render_html(report)
     assert "itself clips" in render_markdown(report)
 
@@ -46,7 +46,7 @@ def test_a_report_says_that_the_loop_itself_clips():
 def test_a_spike_of_one_step_survives_the_heat_map_and_the_line():
     history = make_history(steps=20_000)
     history.layer("grad_norm")[12_345, 3] = 1e6
-    data = heat_map(history, "grad_norm")
+    data = heatmap(history, "grad_norm")
     row, column = np.unravel_index(np.nanargmax(data.value), data.value.shape)
     assert data.rows[row] == history.layers[3]
     assert data.step[column] <= 12_345 < data.step[column] + data.steps_per_column
@@ -61,7 +61,7 @@ def test_nonfinite_zero_and_absent_cells_are_three_things():
     norm = history.layer("grad_norm")
     norm[:, 4] = 0
     norm[:1000, 5] = np.nan
-    data = heat_map(history, "grad_norm")
+    data = heatmap(history, "grad_norm")
     assert data.nonfinite.sum() == 1
     assert data.nonfinite[2].any()
     assert data.zero.sum() == data.zero[4].sum() == len(data.step)
@@ -71,7 +71,7 @@ def test_nonfinite_zero_and_absent_cells_are_three_things():
 
 def test_two_thousand_layers_become_two_hundred_rows_that_name_their_ends():
     history = make_history(steps=10, layers=tuple(f"l{i}" for i in range(2000)))
-    data = heat_map(history, "grad_norm")
+    data = heatmap(history, "grad_norm")
     assert data.value.shape == (200, 10)
     assert data.rows[0] == "l0 … l9"
     assert data.value[0, 0] == history.layer("grad_norm")[0, :10].max()
@@ -84,7 +84,7 @@ def test_bucket_mean_leaves_out_what_is_not_finite():
 
 
 def test_a_quantity_that_was_never_recorded_has_no_heat_map():
-    assert heat_map(make_history(steps=5), "renorm_rate") is None
+    assert heatmap(make_history(steps=5), "renorm_rate") is None
 
 
 # ------------------------------------------------------------------------------------------------------------ words
@@ -263,7 +263,7 @@ def test_hostile_names_add_no_element_to_the_page():
     assert Scripts(both).found == plain
 
 
-def test_hostile_names_in_pictures_terminal_and_markdown(tmp_path):
+def test_hostile_names_in_charts_terminal_and_markdown(tmp_path):
     from rich.console import Console
 
     history = hostile_history()
@@ -305,6 +305,12 @@ def test_the_overview_is_a_png_drawn_without_pyplot(tmp_path):
 def test_an_overview_that_cannot_be_written_says_so(tmp_path):
     with pytest.raises(RunError, match="cannot write"):
         write_overview(make_history(steps=5), tmp_path / "nowhere" / "a.png")
+
+
+def test_an_overview_without_matplotlib_says_what_to_install(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "matplotlib.backends.backend_agg", None)
+    with pytest.raises(RunError, match=r"pip install 'gradwatch\[mlflow\]'"):
+        write_overview(make_history(steps=5), tmp_path / "a.png")
 
 
 def test_a_notebook_shows_the_page_in_a_frame_of_its_own(tmp_path):

@@ -11,7 +11,7 @@ from torch.nn import functional as F
 # ------------------------------------------------------------------------------------------------------------- data
 
 
-SEED = [0]  # added to every seed: scripts/false_alarms.py trains the same with other weights and batches
+SEED = [0]  # added to every seed: scripts/bench/false_alarms.py trains the same with other weights and batches
 
 
 @functools.cache

@@ -1,4 +1,4 @@
-"""Healthy trainings raise no alarm; scripts/false_alarms.py runs all of them, and counts."""
+"""Healthy trainings raise no alarm; scripts/bench/false_alarms.py runs all of them, and counts."""
 
 import pytest
 from healthy import HEALTHY

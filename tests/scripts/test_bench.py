@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-SCRIPTS = ROOT / "scripts"
+SCRIPTS = ROOT / "scripts" / "bench"
 
 
 @pytest.fixture
@@ -119,7 +119,7 @@ def test_the_performance_page_is_printed_from_the_measurements(scripts):
     from performance_page import page
 
     found = (ROOT / "docs/performance.md").read_text(encoding="utf-8")
-    assert found == page(), "docs/performance.md is out of date: scripts/performance_page.py prints it"
+    assert found == page(), "docs/performance.md is out of date: scripts/bench/performance_page.py prints it"
     assert "(docs/performance.md)" in (ROOT / "README.md").read_text(encoding="utf-8")
 
 
@@ -131,7 +131,7 @@ def test_the_page_shows_what_is_there_and_names_what_has_not_run(scripts, tmp_pa
     (tmp_path / "bench_store_cpu.json").write_text(json.dumps(figures))
     shown, waiting = page(tmp_path).split("## What has not run")
     assert "| seconds, close | 0.25 |" in shown
-    assert "`scripts/bench_store.py` on a box, 3 rounds" in shown
+    assert "`scripts/bench/bench_store.py` on a box, 3 rounds" in shown
     assert "bench_store.py" not in waiting
     assert "bench_step.py --device cuda" in waiting
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-SCRIPTS = ROOT / "scripts"
+SCRIPTS = ROOT / "scripts" / "bench"
 MEASURED = ROOT / "docs" / "measurements"
 
 
@@ -69,5 +69,7 @@ def test_the_page_shows_what_was_measured(monkeypatch):
     page = (ROOT / "docs/reliability.md").read_text(encoding="utf-8")
     for name, shown in (("kills", table), ("outages", outage_table)):
         measured = json.loads((MEASURED / f"chaos_{name}.json").read_text())
-        assert shown(measured[name]) in page, "docs/reliability.md is out of date: scripts/chaos.py prints its tables"
+        assert shown(measured[name]) in page, (
+            "docs/reliability.md is out of date: scripts/bench/chaos.py prints its tables"
+        )
         assert measured["machine"] in page

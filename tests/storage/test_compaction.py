@@ -29,7 +29,8 @@ from gradwatch.storage.parquet import _tile
 from gradwatch.storage.writer import RunWriter, _layers_table
 from gradwatch.tracking.sync import Rounds, _changed, _rest
 
-SCRIPTS = Path(__file__).parents[2] / "scripts"
+ROOT = Path(__file__).parents[2]
+SCRIPTS = ROOT / "scripts" / "bench"
 AT_MOST = 50_000
 
 
@@ -422,7 +423,7 @@ def test_the_courier_wakes_when_a_manifest_changes(tmp_path):
 def test_the_benchmarks_run(tmp_path, script, options):
     out = tmp_path / "out.json"
     command = [sys.executable, SCRIPTS / f"{script}.py", "--layers", "20", "--steps", "1500", "-o", out]
-    subprocess.run([*command, "--dir", tmp_path, *options], check=True, capture_output=True, cwd=SCRIPTS.parent)
+    subprocess.run([*command, "--dir", tmp_path, *options], check=True, capture_output=True, cwd=ROOT)
     found = json.loads(out.read_text())
     if script == "bench_store":
         assert [run["bytes_per_value"] < 3 for run in found["run"]["runs"]] == [True, True]

@@ -228,7 +228,7 @@ def test_postgresql_through_twenty_faults(tmp_path):
 @pytest.mark.slow
 def test_the_chaos_script_counts_what_arrived(monkeypatch):
     """Its short form; the long one is 20 outages and 100,000 points."""
-    monkeypatch.syspath_prepend(str(Path(__file__).parents[2] / "scripts"))
+    monkeypatch.syspath_prepend(str(Path(__file__).parents[2] / "scripts" / "bench"))
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
     import chaos_outages
 

@@ -1,8 +1,8 @@
 """What is recorded and what is clipped is what an independent oracle computes, whatever the loop looks like.
 
 loops.py and odd_loops.py hold the loops, optimizers.py the optimizers, oracle.py the oracle, matrix.py what is done
-with each combination, test_traps.py which mistake of others is guarded by which test. `scripts/truth_table.py` prints
-the result to docs/truth.md.
+with each combination, test_traps.py which mistake of others is guarded by which test. scripts/bench/truth_table.py
+prints the result to docs/truth.md.
 """
 
 import re
@@ -48,7 +48,9 @@ def test_every_number_is_the_oracles_and_no_policy_leaves_no_trace(loop, dtype, 
     assert not wrong, "\n".join(wrong)
     if device == CPU and f"torch {torch.__version__.split('+')[0]}" in PAGE:  # another torch refuses other things
         checked = sum(o.refused is None for o in outcomes)
-        assert str(checked) == row(loop)[short(dtype)], "docs/truth.md is out of date: scripts/truth_table.py prints it"
+        assert str(checked) == row(loop)[short(dtype)], (
+            "docs/truth.md is out of date: scripts/bench/truth_table.py prints it"
+        )
 
 
 def test_the_page_adds_up():

@@ -16,10 +16,10 @@ from gradwatch.analysis.rules.facts import (
     is_adaptive,
     optimizer_kind,
     pick,
-    text,
     usual_rate,
 )
 from gradwatch.analysis.rules.finding import Finding, Severity
+from gradwatch.formatting import percent, setting_text
 from gradwatch.history import Bools, Floats, History, loop_clips
 
 
@@ -41,7 +41,7 @@ def clip_inert(history: History, min_steps: int = 1000) -> list[Finding]:
     own, limit = history.total("user_grad_norm"), history.total("user_max_norm")
     both = np.isfinite(own) & np.isfinite(limit)
     if both.sum() >= min_steps and not (own[both] > limit[both]).any():
-        bound = text(float(np.quantile(own[both], 0.99)))
+        bound = setting_text(float(np.quantile(own[both], 0.99)))
         out.append(_inert(history, both, f"the loop's own {loop_clips(history.per_step)}", f"max_norm={bound}"))
     return out
 
@@ -69,7 +69,7 @@ def _lowered(history: History, policy: Policy) -> str:
         norm = norm / np.array([sizes.get(name, 1) for name in history.layers])
     largest = np.nanmax(np.where(np.isfinite(norm), norm, 0), axis=1)
     if policy.name in ("ClipByNorm", "ClipByAverageNorm"):
-        return f"{policy.name}({text(float(np.quantile(largest[largest > 0], 0.99)))})"
+        return f"{policy.name}({setting_text(float(np.quantile(largest[largest > 0], 0.99)))})"
     return guard(history)
 
 
@@ -102,15 +102,15 @@ def clip_is_your_learning_rate(
     severity: Severity = "note" if adaptive or smaller < factor else "warning"
     layer_share = history.clip_rate
     layers = () if (layer_share[~np.isnan(layer_share)] > often).all() else pick(history, layer_share > often)
-    cause = f"{threshold[0].upper()}{threshold[1:]} changed {share:.0%} of the steps and made a typical one "
+    cause = f"{threshold[0].upper()}{threshold[1:]} changed {percent(share)} of the steps and made a typical one "
     cause += f"{smaller:.3g} times smaller: "
     cause += (
         f"{optimizer_kind(history)} takes the scale out of the gradients again, so this matters little."
         if adaptive
-        else f"the real learning rate is {text(rate * typical)}, not {rate:g}."
+        else f"the real learning rate is {setting_text(rate * typical)}, not {rate:g}."
     )
     cure = f"As a guard that fires on 1 % of the steps it is {_raised(history, coef[known])}"
-    cure += "." if adaptive else f"; with lr={text(rate * typical)} the steps stay as large as they are."
+    cure += "." if adaptive else f"; with lr={setting_text(rate * typical)} the steps stay as large as they are."
     return [
         Finding(
             "clip-is-your-learning-rate",
@@ -147,7 +147,7 @@ def _raised(history: History, coef: Floats) -> str:
     if len(fixed) != 1 or fixed[0].name in ("ClipByGlobalNorm", "ClipByValue"):
         return f'clip="{guard(history)}"'
     low = max(float(np.quantile(coef, 0.01)), 1e-30)  # threshold / norm of the largest 1 %
-    return f'clip="{fixed[0].name}({text(fixed[0].args[0] / low)})"'
+    return f'clip="{fixed[0].name}({setting_text(fixed[0].args[0] / low)})"'
 
 
 # -------------------------------------------------------------------------------------------------- twice, too early
@@ -188,7 +188,7 @@ def double_clip(history: History, often: float = 0.3, min_steps: int = 20) -> li
         }
         where = f"{len(rows):,} gradients arrive with a norm of {threshold:g}, and none with more: a clip before step()"
         cure = f"Find the call that limits the norm to {threshold:g}; to record true norms, clip here instead: "
-        cure += f'clip="ClipByGlobalNorm({text(threshold)})".'
+        cure += f'clip="ClipByGlobalNorm({setting_text(threshold)})".'
     after = f", and {history.run.clip} clips what is left" if fixed else ", which gradwatch did not see, comes first"
     return [
         Finding(
@@ -260,6 +260,6 @@ def clip_before_unscale(
             f"The loop clips to {threshold:g} while the gradients still carry the loss scale of {factor:g}: "
             f"what reaches {optimizer_kind(history)} has a norm of {np.median(norm[rows]):.2g}.",
             "Call scaler.unscale_(optimizer) before the clip, or leave the clip to watch(), which sees unscaled "
-            f'gradients: clip="ClipByGlobalNorm({text(threshold)})".',
+            f'gradients: clip="ClipByGlobalNorm({setting_text(threshold)})".',
         )
     ]

@@ -9,8 +9,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from gradwatch.analysis.rules.facts import clips, incoming, is_adaptive, matrices, middle, optimizer_kind, text
+from gradwatch.analysis.rules.facts import clips, incoming, is_adaptive, matrices, middle, optimizer_kind
 from gradwatch.analysis.rules.finding import Finding, Severity
+from gradwatch.formatting import setting_text
 from gradwatch.history import Bools, Floats, History
 
 
@@ -148,7 +149,7 @@ def imbalance(
             cause=f"{name} alone makes up the gradient norm: its inputs or its scale are out of proportion"
             + (", and the clip of the global norm shrinks every other layer with it." if shared else "."),
             cure="Normalise the inputs of that layer, and clip it apart: "
-            f"clip=\"only('{name}', ClipByNorm({text(middle(rest))}))\" brings it down to the others."
+            f"clip=\"only('{name}', ClipByNorm({setting_text(middle(rest))}))\" brings it down to the others."
             if shared or severity == "warning"
             else f"Nothing, while there is no clip of the global norm: {optimizer_kind(history)} rescales each weight. "
             "If you clip, clip each layer: clip='AGC(0.01)'.",

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from gradwatch.formatting import setting_text
 from gradwatch.history import Bools, Floats, History
 from gradwatch.sanitize import expression
 
@@ -111,16 +112,11 @@ def incoming(history: History) -> Floats:
     return np.where(np.isfinite(own), own, history.total("grad_norm"))
 
 
-def text(value: float) -> str:
-    """A number as a policy's setting: three digits."""
-    return f"{float(f'{value:.3g}')!r}"
-
-
 def guard(history: History, share: float = 0.99) -> str:
     """The policy that leaves alone all but the largest norms of this run: a quantile of the finite ones."""
     norm = incoming(history)
     norm = norm[np.isfinite(norm) & (norm > 0)]
-    return f"ClipByGlobalNorm({text(float(np.quantile(norm, share)) if len(norm) else 1.0)})"
+    return f"ClipByGlobalNorm({setting_text(float(np.quantile(norm, share)) if len(norm) else 1.0)})"
 
 
 # ------------------------------------------------------------------------------------------------------------ layers

@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from gradwatch.analysis.rules.facts import incoming, is_adaptive, middle, text
+from gradwatch.analysis.rules.facts import incoming, is_adaptive, middle
 from gradwatch.analysis.rules.finding import Finding, Severity
 from gradwatch.analysis.rules.gradients import has_rivals, training_losses
+from gradwatch.formatting import setting_text
 from gradwatch.history import Floats, History, loop_clips
 
 
@@ -155,8 +156,8 @@ def noise_dominated(history: History, times: float = 10.0, min_steps: int = 50) 
             first_step=int(history.step[late][0]),
             last_step=int(history.step[-1]),
             evidence={"noise_scale_in_batches": scale, "ranks": ranks, "steps": int(rows.sum())},
-            cause=f"Between batches the gradient differs by more than it has in common: a batch {text(scale)} times as "
-            "large would still be worth its cost."
+            cause="Between batches the gradient differs by more than it has in common: a batch "
+            f"{setting_text(scale)} times as large would still be worth its cost."
             if np.isfinite(scale)
             else "Between batches the gradient differs so much that nothing in common can be seen.",
             cure="If the loss has stopped falling: larger batches, gradient accumulation, or a lower learning rate.",

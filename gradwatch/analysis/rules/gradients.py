@@ -11,9 +11,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gradwatch.analysis.rules.depth import profile
-from gradwatch.analysis.rules.facts import clips, incoming, is_adaptive, matrices, middle, optimizer_kind, pick, text
+from gradwatch.analysis.rules.facts import clips, incoming, is_adaptive, matrices, middle, optimizer_kind, pick
 from gradwatch.analysis.rules.finding import Finding
 from gradwatch.analysis.rules.nonfinite import growth_before, nonfinite_rows
+from gradwatch.formatting import setting_text
 from gradwatch.history import Bools, Floats, History
 
 
@@ -78,7 +79,7 @@ def _explosion(history: History, row: int, evidence: dict[str, float | str]) -> 
     early = middle(norm[: max(5, row)])
     # A norm that the run lived with for a while is a threshold; that of a run which exploded at once is none (S1).
     limit, whence = (early, "the early median of the norm") if row >= 50 else (1.0, "the usual first value")
-    clip = f"clip='ClipByGlobalNorm({text(limit)})'" if limit > 0 else "clip='AutoClip()'"
+    clip = f"clip='ClipByGlobalNorm({setting_text(limit)})'" if limit > 0 else "clip='AutoClip()'"
     if along == "steps" and is_adaptive(history):
         cure = (
             f"Lower the learning rate, or warm it up: {optimizer_kind(history)} takes steps of the same size whatever "

@@ -17,12 +17,12 @@ from gradwatch.analysis.rules.facts import (
     optimizer_kind,
     pick,
     smooth,
-    text,
     trailing,
     usual_rate,
 )
 from gradwatch.analysis.rules.finding import Finding, Severity
 from gradwatch.analysis.rules.gradients import has_rivals, training_losses
+from gradwatch.formatting import setting_text
 from gradwatch.history import Bools, Floats, History
 
 Rows = NDArray[np.intp]
@@ -98,7 +98,7 @@ def _spike_cure(history: History, norm: Floats, usual: Bools, quiet: bool, recov
     if quiet and recovered:
         return "Nothing needs to change; look at the batch of that step if it comes back."
     good = norm[usual & np.isfinite(norm) & (norm > 0)]
-    bound = text(float(np.quantile(good, 0.99))) if len(good) else "1.0"
+    bound = setting_text(float(np.quantile(good, 0.99))) if len(good) else "1.0"
     return (
         f'Limit it: clip="chain(SkipNonfinite(), ClipByGlobalNorm({bound}))", which leaves 99 % of the others alone; '
         'or leave such steps out: clip="chain(SkipNonfinite(), SkipSpike())". Look at that step\'s batch.'
@@ -219,7 +219,9 @@ def _largest_ratio(history: History) -> float:
 def _too_high(history: History, severity: Severity, row: int, last: int, evidence: dict[str, float | str]) -> Finding:
     rate, kind = usual_rate(history), optimizer_kind(history)
     known = {} if np.isnan(rate) else {"lr": rate}
-    lower = f"Lower the learning rate to about {text(rate / 10)}" if known else "Lower the learning rate tenfold"
+    lower = (
+        f"Lower the learning rate to about {setting_text(rate / 10)}" if known else "Lower the learning rate tenfold"
+    )
     if is_adaptive(history):
         cure = (
             f"{lower}, or warm it up over the first few hundred steps. Clipping does not help: the size of a step of "

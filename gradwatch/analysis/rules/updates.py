@@ -17,10 +17,10 @@ from gradwatch.analysis.rules.facts import (
     optimizer_kind,
     pick,
     rates,
-    text,
     usual_rate,
 )
 from gradwatch.analysis.rules.finding import Finding
+from gradwatch.formatting import percent, setting_text
 from gradwatch.history import Bools, Floats, History
 
 Rows = NDArray[np.intp]
@@ -229,7 +229,7 @@ def update_too_large(
     lasting = sum(max(rows[b] - rows[a] for a, b in found) > long for found in spells.values())
     largest = max(float(np.median(ratio[a : b + 1, i])) for i, found in spells.items() for a, b in found)
     rate = usual_rate(history)
-    lower = text(float(f"{rate * USUAL[kind] / largest:.0e}"))
+    lower = setting_text(float(f"{rate * USUAL[kind] / largest:.0e}"))
     return [
         _finding(
             history,
@@ -237,8 +237,8 @@ def update_too_large(
             pick(history, np.isin(np.arange(len(wide)), list(spells))),
             int(rows[first]),
             {"update_ratio": largest, "limit": limit, "usual": USUAL[kind], "lr": rate},
-            f"Each step changes these weights by {largest:.0%} of their size; under {optimizer_kind(history)} "
-            f"{USUAL[kind]:.1%} is usual.",
+            f"Each step changes these weights by {percent(largest)} of their size; under {optimizer_kind(history)} "
+            f"{percent(USUAL[kind])} is usual.",
             f"Lower the learning rate to about {lower}, or warm it up over the first few hundred steps"
             + (
                 ": the size of a step does not depend on the size of the gradient here, so clipping does not help."
@@ -288,8 +288,8 @@ def update_too_small(
             {"update_ratio": found, "limit": limit, "usual": USUAL[kind], "lr": rate},
             f"No layer changes by more than {found:.1e} of its size in a step; under {optimizer_kind(history)} "
             f"{USUAL[kind]:g} is usual.",
-            f"Raise the learning rate by decades: {text(rate * factor)} would give usual steps; try "
-            f"{text(rate * factor / 10)}.",
+            f"Raise the learning rate by decades: {setting_text(rate * factor)} would give usual steps; try "
+            f"{setting_text(rate * factor / 10)}.",
             "update-too-small",
         )
     ]

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from gradwatch.analysis.rules.facts import matrices, measured, own_optimizers, pick, policies, text
+from gradwatch.analysis.rules.facts import matrices, measured, own_optimizers, pick, policies
 from gradwatch.analysis.rules.finding import Finding
+from gradwatch.formatting import percent, setting_text
 from gradwatch.history import Bools, History
 
 
@@ -48,8 +49,8 @@ def weight_growth(history: History, factor: float = 10.0, min_measured: int = 8)
             "without end by larger weights, or the steps are too large.",
             ("Raise the weight decay" if decays else "Use weight decay")
             + ", normalise the layers before them, or bound them with renorm="
-            f'"Renorm(2, 0, {text(cap / max(1.0, float(np.sqrt(_rows_of(history, which)))))})"; lower the learning '
-            "rate if the loss jumps.",
+            f'"Renorm(2, 0, {setting_text(cap / max(1.0, float(np.sqrt(_rows_of(history, which)))))})"; lower the '
+            "learning rate if the loss jumps.",
         )
     ]
 
@@ -86,8 +87,8 @@ def renorm_binds(history: History, often: float = 0.5, min_measured: int = 5) ->
             int(history.step[first]),
             int(history.step[rows[-1]]),
             {"renorm_rate": float(mean[which].max()), "layers": int(which.sum()), "of": int(seen.sum())},
-            f"{history.run.renorm} scales back {mean[which].max():.0%} of the units after a step: the weights are held "
-            "at the bound, and the step along them is undone.",
+            f"{history.run.renorm} scales back {percent(float(mean[which].max()))} of the units after a step: the "
+            "weights are held at the bound, and the step along them is undone.",
             f'A bound is meant for the few largest units: renorm="{_raised(history)}", or none.',
         )
     ]
@@ -97,10 +98,10 @@ def _raised(history: History) -> str:
     """The run's constraint with twice the bound."""
     for policy in policies(history.run.renorm):
         if policy.name == "MaxNorm":
-            return f"MaxNorm({text(2 * policy.value('max_value'))})"
+            return f"MaxNorm({setting_text(2 * policy.value('max_value'))})"
         if policy.name == "Renorm" and len(policy.args) == 3:
             p, dim, bound = policy.args
-            return f"Renorm({p}, {dim}, {text(2 * float(bound))})"
+            return f"Renorm({p}, {dim}, {setting_text(2 * float(bound))})"
     return "MaxNorm(4.0)"
 
 

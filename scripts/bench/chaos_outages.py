@@ -7,7 +7,7 @@ server killed, its database locked by somebody else. In which order and for how 
 lasts until the courier has met it, and is over before the next. Afterwards the points in the database are held against
 those that the files hold.
 
-The command line is that of scripts/chaos.
+The command line is that of scripts/bench/chaos.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT), str(ROOT / "tests" / "support")]
 
 from faulty_proxy import FaultyProxy, answer, drop, hang, late, ok, reset, swallow  # noqa: E402

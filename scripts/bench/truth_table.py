@@ -1,7 +1,7 @@
 """Runs the matrix of tests/truth and prints docs/truth.md: loops x optimizers x dtypes, and what torch refuses.
 
-    python scripts/truth_table.py > docs/truth.md
-    python scripts/truth_table.py --device cuda --json docs/measurements/truth_cuda.json
+    python scripts/bench/truth_table.py > docs/truth.md
+    python scripts/bench/truth_table.py --device cuda --json docs/measurements/truth_cuda.json
 
 `--full` tries every form of every optimizer in every loop, dtype and under every policy; it takes many minutes.
 The exit code is 1 where a number is not the oracle's.
@@ -18,7 +18,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 sys.path[:0] = [str(ROOT), str(ROOT / "tests" / "truth")]
 
 import torch  # noqa: E402
@@ -34,7 +34,7 @@ INTRO = """\
 
 Every loop below was trained with every optimizer class of torch, on the CPU, and each combination was held against an
 oracle: the same numbers computed in float64 from copies of the gradients, by code that does not use gradwatch. The code
-is in [tests/truth](../tests/truth), and the tests run it. This page is printed by `scripts/truth_table.py`.
+is in [tests/truth](../tests/truth), and the tests run it. This page is printed by `scripts/bench/truth_table.py`.
 
 **{checked:,} combinations checked** with torch {torch}. {refused:,} more are refused by torch itself, as listed below.
 

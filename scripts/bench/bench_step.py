@@ -7,9 +7,9 @@ A variant is watched only while it is timed: a Watch listens to every call of `c
 Rounds are short and many, because a shared machine changes its pace within seconds; so few have a drain in them. What a
 drain costs is measured by `bench_store.py`.
 
-    python scripts/bench_step.py [--rounds 15] [--steps 40] [-o bench_step.json]
-    python scripts/bench_step.py --instructions --models mlp-6 --only fused     # counts instead of times
-    python scripts/bench_step.py --device cuda --models gpt2-124m,gpt-1b        # whole training steps of GPTs
+    python scripts/bench/bench_step.py [--rounds 15] [--steps 40] [-o bench_step.json]
+    python scripts/bench/bench_step.py --instructions --models mlp-6 --only fused     # counts instead of times
+    python scripts/bench/bench_step.py --device cuda --models gpt2-124m,gpt-1b        # whole training steps of GPTs
 
 `--instructions` counts the instructions of a step under valgrind, on one thread: exact where time is too noisy. A GPT
 trains in bf16 autocast with fused AdamW; `gpt_steps.py` says what is measured of it.

@@ -3,11 +3,11 @@
 Writes a run of `--layers` x `--steps` (as `bench_store.py` does, one layer's norm 50 times higher at one step), then
 runs `gradwatch report`, `show` and `report --format json` on it, each in a process of its own, in turn, `--rounds`
 times. Counted is the whole process from its start: seconds on the clock, seconds of CPU, peak resident memory; medians.
-Then: whether the spike is in the page's heat map, and whether the page says that it shows fewer values than there are.
+Then: whether the spike is in the page's heatmap, and whether the page says that it shows fewer values than there are.
 
 Not in it: writing the run, and reading it from a cold disk (the pages are in the cache).
 
-    python scripts/bench_report.py [--layers 1000] [--steps 100000] [--every 1] [--rounds 3] [-o bench_report.json]
+    python scripts/bench/bench_report.py [--layers 1000] [--steps 100000] [--every 1] [--rounds 3] [-o FILE]
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def timed(*command: str) -> dict[str, float]:
 
 
 def page_facts(page: str) -> dict[str, Any]:
-    """What the page shows of the spike: the highest cell of its first heat map, over that row's median, as a factor."""
+    """What the page shows of the spike: the highest cell of its first heatmap, over that row's median, as a factor."""
     figures = json.loads(re.search(r'<script type="application/json" id="figures">(.*?)</script>', page, re.S)[1])
     z = next(trace["z"] for figure in figures for trace in figure["data"] if trace["type"] == "heatmap")
     shape = [int(n) for n in z["shape"].split(",")]

@@ -1,6 +1,6 @@
 """Makes the pictures of docs/findings from trainings of tests/scenarios: the disease, and its healthy twin beside it.
 
-python scripts/finding_pictures.py [RULE ...]
+python scripts/bench/finding_pictures.py [RULE ...]
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from matplotlib import pyplot as plt
 from PIL import Image
 from torch import nn
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 IMAGES = ROOT / "docs" / "findings" / "images"
 sys.path[:0] = [str(ROOT), str(ROOT / "tests" / "scenarios")]
 

@@ -15,10 +15,10 @@ produced twice, by two attempts. Each point is a row of the steps table and has 
 
 The seed settles the moments of the kills; what a machine gets done in that time is its own.
 
-`--outages N`: what scripts/chaos_outages.py does: a run is delivered to a real MLflow server through N outages, and the
-points that arrived are counted.
+`--outages N`: what chaos_outages.py beside it does: a run is delivered to a real MLflow server through N outages, and
+the points that arrived are counted.
 
-    python scripts/chaos.py [--kills 100] [--outages 20] [--store sqlite|postgresql] [--seed 0] [-o FILE]
+    python scripts/bench/chaos.py [--kills 100] [--outages 20] [--store sqlite|postgresql] [--seed 0] [-o FILE]
 
 Exit code 1 if more than that was lost, or anything is there twice.
 """

@@ -16,7 +16,7 @@ Two measurements, on one machine:
 
 Rounds are medians. Times of a shared machine are upper bounds; the CPU time and the bytes are not its noise.
 
-    python scripts/bench_store.py [--layers 1000] [--steps 100000] [--rounds 3] [--dir DIR] [-o bench_store.json]
+    python scripts/bench/bench_store.py [--layers 1000] [--steps 100000] [--rounds 3] [--dir DIR] [-o bench_store.json]
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ Each way trains in a process of its own, and only one of them runs at a time: be
 helpers (a courier, wandb's service) are stopped. A round is a number of real training steps of a small batch; rounds go
 over the ways in a new order each time, and the figures are medians over rounds. What the ways do is in `peers.py`.
 
-    python scripts/bench_peers.py [--rounds 9] [--models mlp-6] [--ways '.item() loop'] [-o bench_peers.json]
+    python scripts/bench/bench_peers.py [--rounds 9] [--models mlp-6] [--ways '.item() loop'] [-o bench_peers.json]
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@ to files, and logs a value at each. `--flush-every` is shorter than the default,
 one of hours: with 0.1, a part every 0.04 seconds. Memory is what the whole process holds (resident), the most in each
 twentieth of the run; files are all in the run's folder, counted as often.
 
-    python scripts/bench_long.py [--steps 1000000] [--flush-every 0.1] [-o docs/measurements/bench_long_cpu.json]
+    python scripts/bench/bench_long.py [--steps 1000000] [--flush-every 0.1] [-o docs/measurements/bench_long_cpu.json]
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Trains the healthy trainings of tests/scenarios and prints docs/findings/false_alarms.md: what the rules say of them.
 
-    python scripts/false_alarms.py > docs/findings/false_alarms.md
-    python scripts/false_alarms.py --group tuning --seeds 1    # those that thresholds may be chosen by
+    python scripts/bench/false_alarms.py > docs/findings/false_alarms.md
+    python scripts/bench/false_alarms.py --group tuning --seeds 1    # those that thresholds may be chosen by
 
 It takes several minutes. The exit code is 1 where a healthy training is called sick by an error.
 """
@@ -16,7 +16,7 @@ from collections import Counter
 from pathlib import Path
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 sys.path[:0] = [str(ROOT), str(ROOT / "tests" / "scenarios")]
 
 from healthy import Healthy, held_out, tuning  # noqa: E402
@@ -40,7 +40,7 @@ changed for them. First `held out` with seed 0: of 32 trainings one had an error
 soon over is a note. After that `later` was written, and read with `held out` and three seeds each: of 96 trainings
 held out one had an error and none a warning, of 60 later ones none had an error and eight a warning. Then the part of
 `lr-too-high` that counted single high losses was taken out. The table is how it stands now.
-`scripts/false_alarms.py` makes this page from the trainings in [tests/scenarios](../../tests/scenarios).
+`scripts/bench/false_alarms.py` makes this page from the trainings in [tests/scenarios](../../tests/scenarios).
 
 | group | trainings | with an error | with a warning | notes |
 |---|---|---|---|---|

@@ -3,7 +3,7 @@
 Each command is a fresh interpreter; the rounds go over the commands in a new order, and the figures are medians. Of a
 training, `first step` is the time until its first step is taken, and the rest what its end takes, delivery included.
 
-    python scripts/bench_startup.py [--rounds 15] [-o bench_startup.json]
+    python scripts/bench/bench_startup.py [--rounds 15] [-o bench_startup.json]
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ ADDED = {
 def timed(words: list[str], folder: str) -> dict[str, float]:
     """Seconds that the command took in all (""), and until its training took its first step, if it is one."""
     env = {**os.environ, "MLFLOW_TRACKING_URI": f"sqlite:///{folder}/mlflow.db"}
-    env["PYTHONPATH"] = os.pathsep.join(filter(None, [str(Path(__file__).parents[1]), env.get("PYTHONPATH")]))
+    env["PYTHONPATH"] = os.pathsep.join(filter(None, [str(Path(__file__).parents[2]), env.get("PYTHONPATH")]))
     began, clock = time.perf_counter(), time.time()
     done = subprocess.run([sys.executable, *words], check=True, cwd=folder, env=env, text=True, capture_output=True)
     out = {"": time.perf_counter() - began}

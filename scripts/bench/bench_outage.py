@@ -8,7 +8,7 @@ clock and in CPU time of the training's thread, which the noise of a shared mach
 ratios of the percentiles, hanging over healthy; the figures are medians over the rounds, and the same over all steps
 together. At the end `close()` of each is timed: the courier of a server that hangs is given its whole time.
 
-    python scripts/bench_outage.py [--rounds 15] [--steps 1000] [--turn 20] [-o bench_outage.json]
+    python scripts/bench/bench_outage.py [--rounds 15] [--steps 1000] [--turn 20] [-o bench_outage.json]
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from bench_output import arguments, publish
 import gradwatch
 from gradwatch.storage.cursor import read_cursor
 
-sys.path.append(str(Path(__file__).resolve().parents[1] / "tests" / "support"))
+sys.path.append(str(Path(__file__).resolve().parents[2] / "tests" / "support"))
 
 from faulty_proxy import FaultyProxy, hang
 from mlflow_server import mlflow_server

@@ -1,6 +1,6 @@
 """Prints docs/performance.md from the JSON files that the benchmarks left in docs/measurements.
 
-    python scripts/performance_page.py > docs/performance.md
+    python scripts/bench/performance_page.py > docs/performance.md
 
 What has not been measured is left out, and the page says which scripts have not run.
 """
@@ -12,14 +12,14 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-FOLDER = Path(__file__).parents[1] / "docs" / "measurements"
+FOLDER = Path(__file__).parents[2] / "docs" / "measurements"
 Report = Mapping[str, Any]
 
 INTRO = """\
 # Performance
 
 What gradwatch costs, next to torch's own `clip_grad_norm_` and next to other tools. The numbers were measured by the
-scripts named below, which anyone can run; this page is printed by `scripts/performance_page.py` from their results in
+scripts named below, which anyone can run; `scripts/bench/performance_page.py` prints this page from their results in
 [measurements](measurements). Every benchmark interleaves what it compares, in a new order each round, and reports
 medians over rounds. Ratios of one run on one machine are comparable; absolute times are not. *Load* is the number of
 processes that ran or wanted to run when a benchmark began: where it is not near 0, other work disturbed the figures.
@@ -169,13 +169,13 @@ def plain(script: str) -> Callable[[Report, str], str]:
 
 
 SECTIONS: list[tuple[str, str, str, Callable[[Report, str], str]]] = [
-    ("Optimizer phase", "scripts/bench_step.py", "bench_step_cpu.json", optimizer_phase),
-    ("Instructions", "scripts/bench_step.py --instructions", "bench_instructions_cpu.json", instruction_counts),
-    ("Side by side", "scripts/bench_peers.py", "bench_peers_cpu.json", side_by_side),
-    ("Writing", "scripts/bench_store.py", "bench_store_cpu.json", plain("bench_store.py")),
-    ("Reports of long histories", "scripts/bench_report.py", "bench_report_cpu.json", plain("bench_report.py")),
-    ("Start-up", "scripts/bench_startup.py", "bench_startup_cpu.json", start_up),
-    ("On a GPU", "scripts/bench_step.py --device cuda", "bench_step_cuda.json", gpts),
+    ("Optimizer phase", "scripts/bench/bench_step.py", "bench_step_cpu.json", optimizer_phase),
+    ("Instructions", "scripts/bench/bench_step.py --instructions", "bench_instructions_cpu.json", instruction_counts),
+    ("Side by side", "scripts/bench/bench_peers.py", "bench_peers_cpu.json", side_by_side),
+    ("Writing", "scripts/bench/bench_store.py", "bench_store_cpu.json", plain("bench_store.py")),
+    ("Reports of long histories", "scripts/bench/bench_report.py", "bench_report_cpu.json", plain("bench_report.py")),
+    ("Start-up", "scripts/bench/bench_startup.py", "bench_startup_cpu.json", start_up),
+    ("On a GPU", "scripts/bench/bench_step.py --device cuda", "bench_step_cuda.json", gpts),
 ]
 
 
@@ -193,7 +193,7 @@ def _source(report: Report, script: str, name: str) -> str:
               "load": "load {}"}  # fmt: skip
     facts = [report.get("machine", "a machine without a name")]
     facts += [shape.format(report[key]) for key, shape in shapes.items() if key in report]
-    return f"\n`scripts/{script}` on {', '.join(facts)}: [JSON](measurements/{name}).\n"
+    return f"\n`scripts/bench/{script}` on {', '.join(facts)}: [JSON](measurements/{name}).\n"
 
 
 def _flat(value: Any, name: str = "") -> Iterable[tuple[str, str]]:

@@ -1,7 +1,7 @@
 """Makes the pictures of the README from the runs of a demo: `docs/images/report.png` and `docs/images/run.png`.
 
     scripts/demo
-    python scripts/make_pictures.py [gradwatch-demo]
+    python scripts/bench/make_pictures.py [gradwatch-demo]
 
 Needs playwright and a Chromium on the PATH.
 """
@@ -16,7 +16,7 @@ from pathlib import Path
 from gradwatch.report import build_report, render_html
 from gradwatch.storage.folder import read_run
 
-IMAGES = Path(__file__).parents[1] / "docs" / "images"
+IMAGES = Path(__file__).parents[2] / "docs" / "images"
 FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",
          "--disable-component-update", "--disable-sync"]  # fmt: skip
 WIDTH = 1200

@@ -1,0 +1,45 @@
+"""Numbers as gradwatch writes them, each kind in one way, in reports, findings and MLflow's description."""
+
+from __future__ import annotations
+
+import math
+
+
+def percent(share: float) -> str:
+    """A share as text; never 0 % or 100 % where it was not, and a dash where it is unknown."""
+    if math.isnan(share):
+        return "–"
+    if 0 < share < 0.0005:
+        return "<0.1 %"
+    if 0.9995 <= share < 1:
+        return ">99.9 %"
+    return f"{100 * share:.0f} %" if share in (0, 1) else f"{100 * share:.1f} %"
+
+
+def quantity_text(value: float) -> str:
+    """What was measured, with three significant digits; a dash where it is unknown."""
+    if math.isnan(value):
+        return "–"
+    return f"{value:,.0f}" if 1000 <= abs(value) < 1e6 else f"{value:.3g}"
+
+
+def plus_minus(mean: float, spread: float) -> str:
+    """`mean ± spread` with as many decimals as the spread deserves; no ± where there is none."""
+    if math.isnan(spread):
+        return quantity_text(mean)
+    if not 1e-4 <= abs(mean) < 1e5 or spread > 1e5:
+        return f"{mean:.2e} ± {spread:.1e}"
+    decimals = min(4, max(0, 1 - math.floor(math.log10(spread)))) if spread > 0 else 4
+    decimals = max(decimals, 2 - math.floor(math.log10(abs(mean))) if abs(mean) < 10 else 1)
+    return f"{mean:.{min(decimals, 5)}f} ± {spread:.{min(decimals, 5)}f}"
+
+
+def rounded(value: float, digits: int = 3) -> float:
+    """`value` with that many significant digits: what `setting_text` writes, as a number."""
+    return float(f"{value:.{digits}g}")
+
+
+def setting_text(value: float) -> str:
+    """What is advised, as code that is short and reads back as `rounded(value)`: a threshold, a learning rate."""
+    value = rounded(value)
+    return repr(value) if abs(value) < 1e6 else f"{value:g}"
