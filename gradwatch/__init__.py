@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from gradwatch.errors import TrainingHalted as TrainingHalted
     from gradwatch.errors import WatchError as WatchError
     from gradwatch.history import History as History
+    from gradwatch.measure.functional import clip_grads_ as clip_grads_
+    from gradwatch.measure.functional import global_norm as global_norm
     from gradwatch.open import open_history as open_history
     from gradwatch.policies import AGC as AGC
     from gradwatch.policies import AdaGC as AdaGC
@@ -36,8 +38,6 @@ if TYPE_CHECKING:
     from gradwatch.policies import chain as chain
     from gradwatch.policies import only as only
     from gradwatch.policies import parse as parse
-    from gradwatch.policies.functional import clip_grads_ as clip_grads_
-    from gradwatch.policies.functional import global_norm as global_norm
     from gradwatch.recording.attach import watch as watch
     from gradwatch.recording.registry import log as log
     from gradwatch.recording.watch import Watch as Watch
@@ -53,7 +53,7 @@ _HOMES = {
         "WatchError",
     ),
     "gradwatch.history": ("History",),
-    "gradwatch.policies.functional": ("clip_grads_", "global_norm"),
+    "gradwatch.measure.functional": ("clip_grads_", "global_norm"),
     "gradwatch.policies": (
         "AGC",
         "AdaGC",

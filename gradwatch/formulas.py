@@ -9,8 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
-
 Array = Any  # a torch.Tensor or a numpy array; both have .clip(min=, max=)
 
 TORCH_EPS = 1e-6
@@ -90,4 +88,8 @@ SPIKE_TARGETS: dict[str, Callable[..., Array]] = {
 
 
 def _where(condition: Array, yes: Array, no: Array) -> Array:
-    return yes.where(condition, no) if hasattr(yes, "where") else np.where(condition, yes, no)
+    if hasattr(yes, "where"):
+        return yes.where(condition, no)
+    import numpy as np  # late: `gradwatch run` reads a policy before the script, which may set what numpy looks at
+
+    return np.where(condition, yes, no)

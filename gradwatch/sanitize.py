@@ -6,7 +6,6 @@ lists them.
 
 from __future__ import annotations
 
-import ast
 import json
 import math
 import re
@@ -41,7 +40,6 @@ MAX_JSON = 32 << 20  # bytes of a manifest or another JSON file of a run folder
 MAX_LAYERS = 100_000
 MAX_LANES = 256  # optimizers (or parts) of one run that step on their own
 MAX_NAME = 20_000  # characters of a name
-MAX_POLICY = 10_000  # characters of a policy's text that is parsed
 MAX_STEP = 2**53  # the highest step number: what a float still counts
 MAX_COUNT = 2**31 - 1  # of attempts, settings and process ids
 MAX_COLUMNS = 10_000  # of a Parquet part
@@ -111,16 +109,6 @@ def markdown(text: str) -> str:
 def formula_free(value: Any) -> Any:
     """A cell of a CSV file that no spreadsheet takes for a formula (OWASP, CSV injection); numbers stay as they are."""
     return f"'{value}" if isinstance(value, str) and value.lstrip().startswith(("=", "+", "-", "@")) else value
-
-
-def expression(text: str | None) -> ast.expr | None:
-    """The one expression that `text` is, parsed and never evaluated; None for no, another or a too long text."""
-    if not text or len(text) > MAX_POLICY:
-        return None
-    try:
-        return ast.parse(text, mode="eval").body
-    except (SyntaxError, ValueError, RecursionError, MemoryError):
-        return None
 
 
 def plain(value: Any) -> Any:

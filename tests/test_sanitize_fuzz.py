@@ -24,11 +24,11 @@ from make_run import make_run
 from gradwatch import GradwatchError, parse
 from gradwatch.analysis.comparison import settle
 from gradwatch.analysis.rules import diagnose
-from gradwatch.analysis.rules.facts import policies, threshold
+from gradwatch.analysis.rules.facts import threshold
 from gradwatch.cli import main
 from gradwatch.cli.config import find_config
 from gradwatch.open import open_histories, open_history
-from gradwatch.policies.grammar import POLICIES
+from gradwatch.policies.grammar import POLICIES, members
 from gradwatch.report import build_report, render_html
 from gradwatch.report.text import render_json, render_markdown
 from gradwatch.report.wording import code_spans
@@ -72,7 +72,7 @@ def read_policy(text):
         policy = parse(text)
         assert parse(repr(policy)) == policy
     threshold(text)
-    policies(text)
+    members(text)
     code_spans(text)
 
 

@@ -16,7 +16,7 @@ from torch.utils._foreach_utils import _group_tensors_by_device_and_dtype
 
 from gradwatch.errors import PolicyError
 from gradwatch.measure.distributed import local
-from gradwatch.measure.layout import Layout, Norms, at, real
+from gradwatch.measure.layout import Layout, Norms, at, real, share
 
 MaybeTensors = Sequence[Tensor | None]
 Group = tuple[list[Tensor], tuple[int, ...]]  # tensors of one device and dtype, and the layers they belong to
@@ -120,18 +120,18 @@ class Batch:
         return [norms.get(i) for i in self.places]
 
     def change(self, fn: Callable[[int, Tensor], Tensor]) -> None:
-        """Let `fn(layer, tensor)` change each tensor in place; it returns the share of elements it changed, 0-d.
+        """Let `fn(layer, tensor)` change each tensor in place; it returns which elements it changed, or their share.
 
         Of a DTensor it gets this rank's part: what it needs of the whole it takes from `norms` or `unit_norms`.
         """
         self.apply_pending()
         self._norms = None
         zero = self.layout.constant("zero", lambda: torch.zeros((), device=self.layout.device))
-        shares = [zero if t is None else fn(i, t).to(zero.device, torch.float32) for i, t in enumerate(self.tensors)]
-        share = torch.stack(shares)
+        shares = [zero if t is None else share(fn(i, t), zero.device) for i, t in enumerate(self.tensors)]
+        found = torch.stack(shares)
         if self.layout.sharding is not None:
-            share = self.layout.sharding.mean(share)
-        self.fraction = share if self.fraction is None else torch.maximum(self.fraction, share)
+            found = self.layout.sharding.mean(found)
+        self.fraction = found if self.fraction is None else torch.maximum(self.fraction, found)
 
     # --------------------------------------------------------------------------------------------- what the Watch uses
 

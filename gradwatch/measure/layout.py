@@ -65,6 +65,15 @@ class Layout:
             "numel", lambda: torch.tensor([p.numel() for p in self.params], dtype=self.dtype, device=self.device)
         )
 
+    def full(self, shape: tuple[int, ...], value: float) -> Tensor:
+        """A tensor full of `value`, like the norms."""
+        return torch.full(shape, value, dtype=self.dtype, device=self.device)
+
+    def counter(self) -> Tensor:
+        """0, for what is counted or averaged over a whole training: 0-d float64, where the device has it."""
+        dtype = torch.float32 if self.device.type == "mps" else torch.float64
+        return torch.zeros((), dtype=dtype, device=self.device)
+
 
 class Norms(NamedTuple):
     """What a norm policy sees of one step; `[L]` each. An absent gradient (None) has norm 0 and `present` False."""
@@ -107,6 +116,13 @@ def at(device: torch.device, value: Tensor) -> Tensor:
 def real(tensor: Tensor) -> Tensor:
     """A complex tensor seen as real, with a last dimension of 2; any other as it is."""
     return torch.view_as_real(tensor) if tensor.is_complex() else tensor
+
+
+def share(changed: Tensor, device: torch.device) -> Tensor:
+    """The share of true entries, 0-d float32 on `device`, 0 of none; what is no mask is a share already."""
+    if changed.dtype is torch.bool:
+        changed = changed.sum(dtype=torch.float32) / max(changed.numel(), 1)
+    return changed.to(device, torch.float32)
 
 
 def is_wide(tensor: Tensor) -> bool:

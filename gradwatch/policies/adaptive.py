@@ -5,18 +5,20 @@ A non-finite norm never enters a state: the Watch keeps the old state for a non-
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
-from typing import ClassVar
-
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING, ClassVar
 
 from gradwatch import formulas
 from gradwatch.errors import PolicyError
-from gradwatch.measure.batch import Batch
-from gradwatch.measure.layout import Norms
 from gradwatch.policies.base import Decision, NormPolicy, Policy, State, number, set_fields, whole
 from gradwatch.policies.clip import clamp_, scale_slices
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from gradwatch.measure.batch import Batch
+    from gradwatch.measure.layout import Norms
 
 
 @dataclass(frozen=True, repr=False)
@@ -97,20 +99,19 @@ class AutoClip(NormPolicy):
         new = push(state, total)
         place = (self.percentile / 100) * (new["seen"].clip(max=self.window) - 1)
         ordered, low = new["norms"].sort().values, place.floor()
-        at, above = (ordered.gather(0, i.to(torch.int64).view(1)).squeeze(0) for i in (low, place.ceil()))
-        return Decision(formulas.clip_coef(total, torch.lerp(at, above, (place - low).to(at.dtype))), state=new)
+        at, above = (ordered.gather(0, i.long().view(1)).squeeze(0) for i in (low, place.ceil()))
+        return Decision(formulas.clip_coef(total, at.lerp(above, (place - low).to(at.dtype))), state=new)
 
 
 def history(batch: Batch, window: int) -> State:
     """An empty ring of norms."""
-    norms = torch.full((window,), torch.inf, dtype=batch.layout.dtype, device=batch.layout.device)
-    return {"norms": norms, "seen": norms.new_zeros((), dtype=torch.float64 if norms.device.type != "mps" else None)}
+    return {"norms": batch.layout.full((window,), math.inf), "seen": batch.layout.counter()}
 
 
 def push(state: State, norm: Tensor) -> State:
     """The ring with one more norm, the oldest overwritten."""
     norms, seen = state["norms"], state["seen"]
-    slot = seen.remainder(len(norms)).to(torch.int64).view(1)
+    slot = seen.remainder(len(norms)).long().view(1)
     return {"norms": norms.index_copy(0, slot, norm.to(norms.dtype).view(1)), "seen": seen + 1}
 
 
@@ -152,7 +153,7 @@ class ZClip(NormPolicy):
 
     def init(self, batch: Batch) -> State:
         """Number of norms seen, their mean, and their variance (during warm-up: the sum of squared deviations)."""
-        return {name: _scalar(batch) for name in ("seen", "mean", "var")}
+        return {name: batch.layout.counter() for name in ("seen", "mean", "var")}
 
     def decide(self, norms: Norms, state: State) -> Decision:
         """One coefficient for all layers, 0-d."""
@@ -160,8 +161,8 @@ class ZClip(NormPolicy):
         norm = total.to(mean.dtype)
         threshold, spike = formulas.zclip_limit(norm, seen, mean, var, self.z, self.warmup, self.option)
         limit = threshold if self.max_norm is None else threshold.clip(max=self.max_norm)
-        coef = torch.where(norm > limit, formulas.clip_coef(norm, limit), 1.0)
-        hold = spike if self.skip_update_on_spike else torch.zeros_like(spike)
+        coef = formulas.clip_coef(norm, limit).where(norm > limit, 1.0)
+        hold = spike if self.skip_update_on_spike else spike.new_zeros(())
         mean, var = formulas.zclip_moments(threshold, hold, seen, mean, var, self.alpha, self.warmup)
         return Decision(coef.to(total.dtype), state={"seen": seen + 1, "mean": mean, "var": var})
 
@@ -196,20 +197,19 @@ class AdaGC(NormPolicy):
 
     def init(self, batch: Batch) -> State:
         """Number of steps seen, and each layer's average `[L]` (inf until the layer has had a gradient)."""
-        layers = torch.full((len(batch.names),), torch.inf, dtype=batch.layout.dtype, device=batch.layout.device)
-        return {"seen": _scalar(batch), "average": layers}
+        return {"seen": batch.layout.counter(), "average": batch.layout.full((len(batch.names),), math.inf)}
 
     def decide(self, norms: Norms, state: State) -> Decision:
         """Coefficients `[L]`."""
         seen, average = state["seen"], state["average"]
         warming = seen + 1 < self.warmup  # the authors count steps from 1
         own = (self.clip * average / norms.l2).clip(max=1.0).nan_to_num(nan=1.0)  # 0/0, inf/inf: nothing to clip
-        own = torch.where(norms.l2.isnan(), torch.nan, own)
-        coef = torch.where(warming, formulas.clip_coef(norms.total(), self.warmup_norm, eps=1e-8).expand_as(own), own)
+        own = own.where(norms.l2 == norms.l2, math.nan)  # a NaN norm, which equals nothing, stays NaN
+        coef = formulas.clip_coef(norms.total(), self.warmup_norm, eps=1e-8).expand_as(own).where(warming, own)
         clipped = norms.l2 * coef
-        moved = torch.where(average.isinf(), clipped, self.beta * average + (1 - self.beta) * clipped)
-        new = torch.where(warming, torch.minimum(average, clipped), moved)
-        return Decision(coef, state={"seen": seen + 1, "average": torch.where(norms.present, new, average)})
+        moved = clipped.where(average.isinf(), self.beta * average + (1 - self.beta) * clipped)
+        new = average.minimum(clipped).where(warming, moved)
+        return Decision(coef, state={"seen": seen + 1, "average": new.where(norms.present, average)})
 
 
 @dataclass(frozen=True, repr=False)
@@ -242,7 +242,7 @@ class ClipByHistory(Policy):
 
     def init(self, batch: Batch) -> State:
         """A running maximum per layer, shaped like its weights (this rank's part), complex ones seen as real."""
-        return {name: torch.zeros_like(w) for name, w in zip(batch.names, batch.weights, strict=True)}
+        return {name: w.detach().clone().zero_() for name, w in zip(batch.names, batch.weights, strict=True)}
 
     def apply(self, batch: Batch, state: State) -> State:
         """Clamp in place, and move the maxima that are the policy's own."""
@@ -259,15 +259,10 @@ class ClipByHistory(Policy):
             bound = largest * self.multiplier + self.epsilon
             outside = clamp_(grad, -bound, bound)
             if slot is None:
-                new[name] = torch.maximum(self.decay * largest, grad.abs())
+                new[name] = (self.decay * largest).maximum(grad.abs())
             else:
                 new.pop(name, None)  # the optimizer keeps it from now on
             return outside
 
         batch.change(clip)
         return new
-
-
-def _scalar(batch: Batch) -> Tensor:
-    dtype = torch.float32 if batch.layout.device.type == "mps" else torch.float64
-    return torch.zeros((), dtype=dtype, device=batch.layout.device)

@@ -3,6 +3,8 @@
 A policy acts on a `Batch` (gradwatch.measure.batch): the gradients of one step, or the weights after it. A norm policy
 sees only norms and answers with coefficients; an element policy asks the batch to change the tensors.
 
+Nothing here imports torch: a policy is settings, and its formula calls methods of the tensors it is given.
+
 Legend: L layers; State is `dict[str, Tensor]`, kept by the Watch and saved in its state_dict.
 """
 
@@ -13,17 +15,15 @@ import math
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
-import torch
-from torch import Tensor
-
 from gradwatch.errors import PolicyError
-from gradwatch.measure.layout import at
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from gradwatch.measure.batch import Batch
     from gradwatch.measure.layout import Norms
 
-State = dict[str, Tensor]
+State = dict[str, "Tensor"]
 
 
 class Decision(NamedTuple):
@@ -219,27 +219,6 @@ def _take_after(policy: Policy, *members: Policy) -> None:
         stateful=any(member.stateful for member in members),
         per_layer=all(member.per_layer for member in members),
     )
-
-
-def keep_if(ok: Tensor, new: State, old: State) -> State:
-    """`new` where `ok` (0-d bool), else `old`: a bad step leaves no trace in a policy's state."""
-    return {k: torch.where(at(v.device, ok), v, old[k]) if k in old else v for k, v in new.items()}
-
-
-def carried(state: State, old: State, new: State) -> State:
-    """`state` for other layers, on their device; `old` and `new` are the first states for the layers before and now.
-
-    What grows with the layers keeps the values of those that were there, and starts the others as `new` has them.
-    """
-    out = {k: v for k, v in new.items() if k in state or k not in old}  # a key that the policy dropped stays dropped
-    for key, value in state.items():
-        start = out.get(key)
-        if start is None or start.shape == value.shape:
-            out[key] = value if start is None else value.to(start.device, start.dtype)
-        else:
-            out[key] = start.clone()
-            out[key][tuple(slice(n) for n in value.shape)] = value.to(start.device, start.dtype)
-    return out
 
 
 def _literal(value: object) -> str:

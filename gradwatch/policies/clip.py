@@ -4,16 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import ClassVar
-
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING, ClassVar
 
 from gradwatch import formulas
 from gradwatch.errors import PolicyError
-from gradwatch.measure.batch import Batch
-from gradwatch.measure.layout import Norms
 from gradwatch.policies.base import Decision, NormPolicy, Policy, State, number, set_fields
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from gradwatch.measure.batch import Batch
+    from gradwatch.measure.layout import Norms
 
 
 @dataclass(frozen=True, repr=False)
@@ -183,35 +184,31 @@ class ClipWith(Policy):
     def _replace(self, grad: Tensor) -> Tensor:
         before = grad.clone()
         after = self.fn(grad)
-        if not isinstance(after, Tensor) or after.shape != grad.shape:
-            found = f"shape {tuple(after.shape)}" if isinstance(after, Tensor) else repr(after)
+        is_tensor = hasattr(after, "detach")
+        if not is_tensor or after.shape != grad.shape:
+            found = f"shape {tuple(after.shape)}" if is_tensor else repr(after)
             raise PolicyError(
                 f"ClipWith: {self!r} returned {found} for a gradient of shape {tuple(grad.shape)}; "
                 "return a tensor of the same shape"
             )
         if after is not grad:
             grad.copy_(after)
-        return share(grad != before)
+        return grad != before
 
 
 def clamp_(grad: Tensor, low: float | Tensor, high: float | Tensor) -> Tensor:
-    """Clamp in place; returns the share of elements that were outside, 0-d."""
-    outside = share((grad < low) | (grad > high))
+    """Clamp in place; returns which elements were outside."""
+    outside = (grad < low) | (grad > high)
     grad.clamp_(low, high)  # type: ignore[arg-type]
     return outside
 
 
 def scale_slices(tensor: Tensor, coef: Tensor | None) -> Tensor:
-    """Multiply in place by a coefficient per slice; returns the share of elements in changed slices, 0-d.
+    """Multiply in place by a coefficient per slice; returns which slices were changed.
 
     None leaves the tensor alone.
     """
     if coef is None:
-        return tensor.new_zeros((), dtype=torch.float32)
+        return tensor.new_zeros(())
     tensor.mul_(coef)
-    return share(coef != 1)
-
-
-def share(mask: Tensor) -> Tensor:
-    """The share of true entries, 0-d float32; 0 of an empty mask."""
-    return mask.sum(dtype=torch.float32) / max(mask.numel(), 1)
+    return coef != 1

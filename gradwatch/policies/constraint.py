@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
-from typing import ClassVar
-
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING, ClassVar
 
 from gradwatch import formulas
-from gradwatch.measure.batch import Batch
 from gradwatch.policies.base import Policy, State, number, set_fields, whole
 from gradwatch.policies.clip import scale_slices
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from gradwatch.measure.batch import Batch
 
 
 @dataclass(frozen=True, repr=False)
@@ -85,7 +87,7 @@ def renorm(batch: Batch, p: float, dim: int, maxnorm: float) -> None:
 
     norms = batch.unit_norms(others, p)
     coefs = [None if n is None else formulas.renorm_coef(n, maxnorm) for n in norms]
-    batch.change(lambda i, w: w.new_full((), torch.nan) if coefs[i] is None else scale_slices(w, coefs[i]))
+    batch.change(lambda i, w: w.new_full((), math.nan) if coefs[i] is None else scale_slices(w, coefs[i]))
 
 
 def _text(p: float) -> str:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
-import torch
-
-from gradwatch.measure.batch import Batch
-from gradwatch.measure.layout import Norms
 from gradwatch.policies.adaptive import history, push
 from gradwatch.policies.base import Decision, NormPolicy, State, number, set_fields, whole
+
+if TYPE_CHECKING:
+    from gradwatch.measure.batch import Batch
+    from gradwatch.measure.layout import Norms
 
 
 @dataclass(frozen=True, repr=False)
@@ -58,9 +58,9 @@ class SkipSpike(NormPolicy):
     def decide(self, norms: Norms, state: State) -> Decision:
         """`skip` where the global norm is a spike."""
         total, held = norms.total(), state["norms"].isfinite()
-        kept = torch.where(held, state["norms"], 0)
+        kept = state["norms"].where(held, 0)
         count = held.sum()
         mean = kept.sum() / count
-        std = (torch.where(held, kept - mean, 0).square().sum() / (count - 1)).sqrt()
+        std = ((kept - mean).where(held, 0).square().sum() / (count - 1)).sqrt()
         spike = (count >= self.window // 2) & (std > 0) & (total > mean + self.sigma * std)
         return Decision(skip=spike, state=push(state, total))

@@ -13,12 +13,13 @@ from torch import nn
 from torch.optim import Optimizer
 
 from gradwatch.analysis.rules import Finding
-from gradwatch.errors import GradwatchWarning, PolicyError, WatchError
+from gradwatch.errors import GradwatchWarning, WatchError
 from gradwatch.history import Run
 from gradwatch.measure.ddp import rank_norms
 from gradwatch.measure.distributed import rank
 from gradwatch.measure.layout import Layout
-from gradwatch.policies import Policy, parse
+from gradwatch.policies import Policy
+from gradwatch.policies.grammar import as_policy
 from gradwatch.recording import layers as _layers
 from gradwatch.recording import mlflow_target as _delivery
 from gradwatch.recording.callbacks import Live
@@ -106,7 +107,7 @@ def watch(
         RunError: the run's folder cannot be made.
     """
     optimizers = [_unwrapped(o) for o in (optimizer if isinstance(optimizer, Iterable) else [optimizer])]
-    policies = _policy(clip, "clip"), _policy(renorm, "renorm")
+    policies = as_policy(clip, "clip"), as_policy(renorm, "renorm")
     _check(optimizers, every, total_steps, log, delivery, mlflow_layers, halt_on, flush_every)
     _warn_of_line_search(optimizers, policies[0])
     _check_run(optimizers, name, run, run_id, tracking_uri)
@@ -167,19 +168,6 @@ def _live(live: Live, writer: RunWriter | NullWriter, shared: Shared | None, ste
 
 def _now() -> dict[str, Any]:
     return {"created": now_iso(), **here()}
-
-
-def _policy(value: Policy | str | None, role: str) -> Policy | None:
-    policy = parse(value) if isinstance(value, str) else value
-    if policy is None:
-        return None
-    if not isinstance(policy, Policy):
-        raise PolicyError(f"{role}={value!r}: wanted a policy such as ClipByGlobalNorm(1.0), its text, or None")
-    if policy.acts_on_weights != (role == "renorm"):
-        other = "renorm" if policy.acts_on_weights else "clip"
-        kind = "constrains weights after the step" if policy.acts_on_weights else "acts on gradients"
-        raise PolicyError(f"{role}={policy!r}: it {kind}; pass it as {other}=")
-    return policy
 
 
 def _unwrapped(optimizer: Any) -> Any:

@@ -19,11 +19,11 @@ from gradwatch.measure.batch import Batch, drop, gradients
 from gradwatch.measure.ddp import RankNorms
 from gradwatch.measure.layout import Layout
 from gradwatch.measure.loss_scale import Scaled, find_scale
-from gradwatch.policies import Policy
-from gradwatch.policies.base import State, carried, keep_if
+from gradwatch.policies.base import Policy, State
 from gradwatch.recording.hooks import Closure, Hooks, refuse_capture, untraced
 from gradwatch.recording.layers import held
 from gradwatch.recording.multi_optimizer import Pieces, SameGradients, check_inside, inside_backward, when_backward_ends
+from gradwatch.recording.policy_state import carried, keep_if
 from gradwatch.recording.recorder import Recorder, Row, learning_rates
 from gradwatch.recording.torch_patches import LoopClips, listen
 from gradwatch.recording.weights import Weights, slot_norms

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import json
 import math
 import shlex
@@ -14,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from gradwatch.analysis.intervals import Estimate
 from gradwatch.analysis.verdict import Winner, signed
 from gradwatch.formatting import percent, plus_minus, quantity_text
-from gradwatch.sanitize import expression
+from gradwatch.policies.grammar import is_call
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -77,14 +76,10 @@ def winner_lines(winner: Winner) -> list[str]:
 def paste(winner: Winner) -> tuple[str, str] | None:
     """The winner's policy as arguments of `watch()` and of the command line; None where there is none to paste."""
     given = [(name, text) for name, text in (("clip", winner.clip), ("renorm", winner.renorm)) if text]
-    if not given or not all(_is_call(text) for _, text in given):  # what differs by part has no text of its own
+    if not given or not all(is_call(text) for _, text in given):  # what differs by part has no text of its own
         return None
     in_python = ", ".join(f"{name}={json.dumps(text, ensure_ascii=False)}" for name, text in given)
     return in_python, " ".join(f"--{name} {shlex.quote(text)}" for name, text in given)
-
-
-def _is_call(text: str) -> bool:
-    return isinstance(expression(text), ast.Call)
 
 
 def _mean(record: Record, metric: str) -> str:

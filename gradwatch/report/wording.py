@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import re
 from collections.abc import Iterator, Sequence
 
@@ -12,8 +11,8 @@ from gradwatch.analysis.rules.finding import RANK
 from gradwatch.analysis.suggest import Suggestion
 from gradwatch.analysis.whatif import Outcome
 from gradwatch.formatting import percent, quantity_text
+from gradwatch.policies.grammar import is_call, members
 from gradwatch.report.model import LaneSummary, RunSummary
-from gradwatch.sanitize import expression
 
 MOST_NAMES = 4
 MAX_CODE = 2_000  # characters of a policy text that is shown as code
@@ -73,7 +72,7 @@ def code_spans(text: str) -> list[tuple[str, bool]]:
             match.start() < start
             or end is None
             or end - match.start() > MAX_CODE
-            or not _is_code(text[match.start(3) : end])
+            or not is_call(text[match.start(3) : end])
         ):
             continue
         end += bool(match[2]) and text[end : end + 1] == match[2]
@@ -91,7 +90,7 @@ def clip_argument(policy: str) -> str:
     """A policy text as the argument of `watch` that takes it: `clip="ClipByNorm(1.0)"`."""
     if policy.startswith(("clip=", "renorm=")):
         return policy
-    name = "renorm" if policy.startswith(("MaxNorm", "Renorm")) else "clip"
+    name = "renorm" if any(getattr(p, "acts_on_weights", False) for p in members(policy)) else "clip"
     quote = "'" if '"' in policy else '"'
     return f"{name}={quote}{policy}{quote}"
 
@@ -126,10 +125,6 @@ def _ends_of_calls(text: str) -> dict[int, int]:
         elif sign == ")" and opened:
             ends[opened.pop()] = i + 1
     return ends
-
-
-def _is_code(text: str) -> bool:
-    return isinstance(expression(text), ast.Call)
 
 
 def facts(run: RunSummary) -> list[tuple[str, str]]:

@@ -11,7 +11,6 @@ from trainings import one, serious
 import gradwatch
 from gradwatch.analysis.rules import diagnose
 from gradwatch.analysis.rules.clipping import _sits_at
-from gradwatch.analysis.rules.facts import policies
 
 
 @pytest.mark.parametrize(
@@ -107,14 +106,6 @@ def test_a_clip_of_scaled_gradients(by_hand, threshold, tmp_path):
     assert finding.evidence["threshold"] == threshold
     assert finding.evidence["loss_scale"] in (2.0**12, pytest.approx(2.0**13), 2.0**14)
     assert policies_in(finding) == [gradwatch.ClipByGlobalNorm(threshold)]
-
-
-def test_the_text_of_every_policy_is_read(tmp_path):
-    text = "chain(SkipNonfinite(), only('rnn.*', ClipByNorm(0.5)), AGC(0.01, eps=0.002))"
-    found = policies(text)
-    assert sorted(p.name for p in found) == ["AGC", "ClipByNorm", "SkipNonfinite"]
-    assert next(p for p in found if p.name == "AGC").settings == {"eps": 0.002}
-    assert policies("<lambda>") == policies(None) == []
 
 
 @pytest.mark.parametrize(

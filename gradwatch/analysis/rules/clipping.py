@@ -9,7 +9,6 @@ import numpy as np
 
 from gradwatch.analysis.rules.facts import (
     FIXED,
-    Policy,
     clips,
     guard,
     incoming,
@@ -21,6 +20,7 @@ from gradwatch.analysis.rules.facts import (
 from gradwatch.analysis.rules.finding import Finding, Severity
 from gradwatch.formatting import percent, setting_text
 from gradwatch.history import Bools, Floats, History, loop_clips
+from gradwatch.policies import AGC, ClipByAverageNorm, ClipByNorm, Policy
 
 
 def clip_inert(history: History, min_steps: int = 1000) -> list[Finding]:
@@ -35,7 +35,7 @@ def clip_inert(history: History, min_steps: int = 1000) -> list[Finding]:
     if seen.sum() < min_steps:
         return []
     out = []
-    fixed = [p for p in clips(history) if p.name in FIXED]
+    fixed = [p for p in clips(history) if isinstance(p, FIXED)]
     if fixed and len(fixed) == len(clips(history)) and not (history.total("clip_rate")[seen] > 0).any():
         out.append(_inert(history, seen, str(history.run.clip), f'clip="{_lowered(history, fixed[0])}"'))
     own, limit = history.total("user_grad_norm"), history.total("user_max_norm")
@@ -64,12 +64,12 @@ def _inert(history: History, rows: Bools, what: str, lower: str) -> Finding:
 def _lowered(history: History, policy: Policy) -> str:
     """The policy that would fire on 1 % of the steps: of the same kind, where the record holds what it looks at."""
     norm = history.layer("grad_norm").astype(np.float64)
-    if policy.name == "ClipByAverageNorm":
+    if isinstance(policy, ClipByAverageNorm):
         sizes = {layer.name: layer.numel for layer in history.run.layers}
         norm = norm / np.array([sizes.get(name, 1) for name in history.layers])
     largest = np.nanmax(np.where(np.isfinite(norm), norm, 0), axis=1)
-    if policy.name in ("ClipByNorm", "ClipByAverageNorm"):
-        return f"{policy.name}({setting_text(float(np.quantile(largest[largest > 0], 0.99)))})"
+    if isinstance(policy, ClipByNorm | ClipByAverageNorm):
+        return f"{type(policy).__name__}({setting_text(float(np.quantile(largest[largest > 0], 0.99)))})"
     return guard(history)
 
 
@@ -129,7 +129,7 @@ def _coefficients(history: History) -> tuple[Floats, str]:
     """What fixed thresholds multiplied each step by, `[T]` (NaN in skipped ones), and whose they are, as code."""
     coef, whose = np.full(len(history), np.nan), []
     dropped = (history.total("skipped") > 0) | ~np.isfinite(history.total("grad_norm"))
-    if clips(history) and all(p.name in FIXED for p in clips(history)):
+    if clips(history) and all(isinstance(p, FIXED) for p in clips(history)):
         coef = np.where(dropped, np.nan, history.total("clip_coef"))
         whose.append(str(history.run.clip))
     own, limit = history.total("user_grad_norm"), history.total("user_max_norm")
@@ -143,11 +143,11 @@ def _coefficients(history: History) -> tuple[Floats, str]:
 
 def _raised(history: History, coef: Floats) -> str:
     """The policy with a threshold that only 1 % of the steps reach; of a clip by value no record tells, so by norm."""
-    fixed = clips(history)
-    if len(fixed) != 1 or fixed[0].name in ("ClipByGlobalNorm", "ClipByValue"):
-        return f'clip="{guard(history)}"'
     low = max(float(np.quantile(coef, 0.01)), 1e-30)  # threshold / norm of the largest 1 %
-    return f'clip="{fixed[0].name}({setting_text(fixed[0].args[0] / low)})"'
+    match clips(history):
+        case [ClipByNorm(limit) | ClipByAverageNorm(limit) | AGC(limit) as policy]:
+            return f'clip="{type(policy).__name__}({setting_text(limit / low)})"'
+    return f'clip="{guard(history)}"'
 
 
 # -------------------------------------------------------------------------------------------------- twice, too early

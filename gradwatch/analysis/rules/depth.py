@@ -13,6 +13,7 @@ from gradwatch.analysis.rules.facts import clips, incoming, is_adaptive, matrice
 from gradwatch.analysis.rules.finding import Finding, Severity
 from gradwatch.formatting import setting_text
 from gradwatch.history import Bools, Floats, History
+from gradwatch.policies import AutoClip, ClipByGlobalNorm, ZClip
 
 
 @dataclass(frozen=True)
@@ -128,7 +129,7 @@ def imbalance(
     name = history.layers[leader]
     clipped = float(np.nan_to_num(history.total("clip_rate")[rows]).mean())
     shared = (
-        any(policy.name in ("ClipByGlobalNorm", "AutoClip", "ZClip") for policy in clips(history)) and clipped > 0.05
+        any(isinstance(policy, ClipByGlobalNorm | AutoClip | ZClip) for policy in clips(history)) and clipped > 0.05
     )
     severity: Severity = "warning" if shared or not is_adaptive(history) else "note"
     rest = incoming(history)[rows] * np.sqrt(np.clip(1 - part[rows, leader], 0, None))

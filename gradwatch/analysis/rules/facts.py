@@ -5,21 +5,27 @@ Legend: T recorded steps, L layers.
 
 from __future__ import annotations
 
-import ast
 import re
-from contextlib import suppress
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from gradwatch.formatting import setting_text
 from gradwatch.history import Bools, Floats, History
-from gradwatch.sanitize import expression
+from gradwatch.policies import (
+    AGC,
+    ClipByAverageNorm,
+    ClipByGlobalNorm,
+    ClipByNorm,
+    ClipByValue,
+    Policy,
+    SkipNonfinite,
+    SkipSpike,
+)
+from gradwatch.policies.grammar import members
 
 _ADAPTIVE = re.compile(r"^ada|adam|rmsprop|rprop|lion|lamb|lars|muon|sophia|shampoo|soap|prodigy|came", re.IGNORECASE)
-FIXED = ("ClipByGlobalNorm", "ClipByNorm", "ClipByAverageNorm", "ClipByValue", "AGC")  # thresholds that someone chose
-SKIPS = ("SkipNonfinite", "SkipSpike")
+FIXED = (ClipByGlobalNorm, ClipByNorm, ClipByAverageNorm, ClipByValue, AGC)  # thresholds that someone chose
 
 
 # -------------------------------------------------------------------------------------------------------- optimizers
@@ -60,50 +66,9 @@ def usual_rate(history: History) -> float:
 # -------------------------------------------------------------------------------------------------------------- clip
 
 
-@dataclass(frozen=True)
-class Policy:
-    """One policy of the run's clip or constraint: its name, and its settings by place and by name."""
-
-    name: str
-    args: tuple[Any, ...]
-    settings: dict[str, Any]
-
-    def value(self, name: str) -> float:
-        """The setting called `name`, or else the first one; NaN where neither is a number."""
-        found = self.settings.get(name, self.args[0] if self.args else None)
-        try:
-            return float(found) if isinstance(found, int | float) else float("nan")
-        except OverflowError:  # 10**400, in a text of somebody else's
-            return float("inf")
-
-
-def policies(text: str | None) -> list[Policy]:
-    """The policies that a text such as `chain(SkipNonfinite(), ClipByGlobalNorm(max_norm=1.0))` is made of."""
-    tree = expression(text)
-    if tree is None:  # none, or a class of the user's own, that prints as it likes
-        return []
-    calls = [n for n in ast.walk(tree) if isinstance(n, ast.Call) and isinstance(n.func, ast.Name)]
-    return [
-        Policy(
-            call.func.id,  # type: ignore[attr-defined]
-            tuple(_literal(a) for a in call.args),
-            {k.arg: _literal(k.value) for k in call.keywords if k.arg},
-        )
-        for call in calls
-        if call.func.id not in ("chain", "only")  # type: ignore[attr-defined]
-    ]
-
-
-def _literal(node: ast.expr) -> Any:
-    try:
-        return ast.literal_eval(node)
-    except (ValueError, TypeError, RecursionError, MemoryError):
-        return None
-
-
-def clips(history: History) -> list[Policy]:
-    """The run's policies that change gradients (those that only skip are left out)."""
-    return [p for p in policies(history.run.clip) if p.name not in SKIPS]
+def clips(history: History) -> list[Policy | str]:
+    """The run's policies that change gradients (those that only skip are left out); by name the unknown ones."""
+    return [p for p in members(history.run.clip) if not isinstance(p, SkipNonfinite | SkipSpike)]
 
 
 def incoming(history: History) -> Floats:
@@ -182,23 +147,8 @@ def smooth(values: Floats, width: int = 9) -> Floats:
 def threshold(text: str | None) -> float | None:
     """The limit that the policy `text` puts on the total L2 norm, if it is one that can be drawn as a line.
 
-    Only ClipByGlobalNorm limits that norm, alone or in a chain. The text is parsed, never evaluated.
+    Only ClipByGlobalNorm limits that norm, alone or in a chain.
     """
-    with suppress(ValueError, TypeError, OverflowError, RecursionError):
-        return _global_limit(expression(text))
-    return None
-
-
-def _global_limit(node: ast.AST | None) -> float | None:
-    if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Name):
-        return None
-    if node.func.id == "chain":
-        return next((limit for limit in map(_global_limit, node.args) if limit is not None), None)
-    given = dict(zip(("max_norm", "norm_type"), node.args, strict=False))
-    given.update({word.arg: word.value for word in node.keywords if word.arg})
-    if node.func.id != "ClipByGlobalNorm" or "max_norm" not in given:
-        return None
-    if "norm_type" in given and ast.literal_eval(given["norm_type"]) != 2:
-        return None
-    limit = float(ast.literal_eval(given["max_norm"]))
-    return limit if np.isfinite(limit) and limit > 0 else None
+    global_norms = (p for p in members(text, of_all_layers=True) if isinstance(p, ClipByGlobalNorm))
+    limits = (p.max_norm for p in global_norms if p.norm_type == 2)
+    return next((limit for limit in limits if 0 < limit < float("inf")), None)

@@ -5,12 +5,16 @@ Legend: L layers, M steps in which weights were measured.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 
-from gradwatch.analysis.rules.facts import matrices, measured, own_optimizers, pick, policies
+from gradwatch.analysis.rules.facts import matrices, measured, own_optimizers, pick
 from gradwatch.analysis.rules.finding import Finding
 from gradwatch.formatting import percent, setting_text
 from gradwatch.history import Bools, History
+from gradwatch.policies import MaxNorm, Renorm
+from gradwatch.policies.grammar import members
 
 
 def weight_growth(history: History, factor: float = 10.0, min_measured: int = 8) -> list[Finding]:
@@ -96,12 +100,11 @@ def renorm_binds(history: History, often: float = 0.5, min_measured: int = 5) ->
 
 def _raised(history: History) -> str:
     """The run's constraint with twice the bound."""
-    for policy in policies(history.run.renorm):
-        if policy.name == "MaxNorm":
-            return f"MaxNorm({setting_text(2 * policy.value('max_value'))})"
-        if policy.name == "Renorm" and len(policy.args) == 3:
-            p, dim, bound = policy.args
-            return f"Renorm({p}, {dim}, {setting_text(2 * float(bound))})"
+    for policy in members(history.run.renorm):
+        if isinstance(policy, MaxNorm):
+            return f"MaxNorm({setting_text(2 * policy.max_value)})"
+        if isinstance(policy, Renorm):
+            return repr(replace(policy, maxnorm=float(setting_text(2 * policy.maxnorm))))
     return "MaxNorm(4.0)"
 
 
