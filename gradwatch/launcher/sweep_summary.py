@@ -23,7 +23,7 @@ from gradwatch.report.text import comparison_text, markdown_comparison
 from gradwatch.storage.cursor import read_cursor
 from gradwatch.storage.downsample import MAX_VALUES
 from gradwatch.storage.folder import list_parts
-from gradwatch.storage.members import deliverable_parts, is_shared, run_folders
+from gradwatch.storage.members import deliverable_parts, run_folders
 from gradwatch.tracking.views import run_url
 
 FORMATS = ("csv", "md", "json")
@@ -163,14 +163,13 @@ def wait_for_couriers(jobs: Sequence[Job], seconds: float = DELIVERY_SECONDS) ->
     """Until all runs of the jobs are in MLflow as a whole, or the time is over (`gradwatch sync` then finishes)."""
     deadline = time.monotonic() + seconds
     folders = [folder for job in jobs if (folder := job.run()) is not None]
-    for folder in [part for one in folders for part in (deliverable_parts(one) if is_shared(one) else [one])]:
+    for folder in [part for run in folders for part in deliverable_parts(run)]:
         wait_delivered(folder, deadline - time.monotonic())
 
 
 def _cursor(folder: Path) -> dict[str, Any]:
     """What the courier of a run noted; of several parts, that of the first."""
-    parts = deliverable_parts(folder) if is_shared(folder) else [folder]
-    return next((cursor for part in parts if (cursor := read_cursor(part))), {})
+    return next((cursor for part in deliverable_parts(folder) if (cursor := read_cursor(part))), {})
 
 
 def _note(sweep: Sweep, found: Result) -> str:

@@ -54,7 +54,7 @@ class Diagnosis:
             log.exception("%s could not be diagnosed", self.home)
 
     def _look(self) -> None:
-        parts = part_folders(self.home) if is_shared(self.home) else [self.home]
+        parts = part_folders(self.home)
         newest = [last_part(part) for part in parts]
         if newest == self._seen or not self._leads(parts):
             return
@@ -98,7 +98,7 @@ def follow(home: Path, poll: float = POLL_SECONDS) -> None:
 
 
 def _is_over(home: Path) -> bool:
-    runs = [read_manifest(part) for part in (part_folders(home) if is_shared(home) else [home])]
+    runs = [read_manifest(part) for part in part_folders(home)]
     return all(run.status != "RUNNING" or trainer_is_gone(run) for run in runs)
 
 

@@ -21,7 +21,7 @@ from gradwatch.history import History
 from gradwatch.sanitize import public_error, public_uri
 from gradwatch.storage.downsample import MAX_VALUES
 from gradwatch.storage.folder import TABLES, last_part, list_parts
-from gradwatch.storage.members import is_shared, part_folders, read_joint_manifest, read_whole
+from gradwatch.storage.members import part_folders, read_joint_manifest, read_whole
 from gradwatch.tracking.health import Health
 from gradwatch.tracking.live_findings import JUDGED, LIVE_VALUES, PAUSES, current
 from gradwatch.tracking.summary import Conclusion, draw, tell
@@ -179,7 +179,7 @@ def _read(folder: Path) -> History:
     if read_joint_manifest(folder).status != "RUNNING":
         history = read_whole(folder, at_most=MAX_VALUES)
     else:
-        for part in part_folders(folder) if is_shared(folder) else [folder]:
+        for part in part_folders(folder):
             _even(part)
         history = current(read_whole(folder, at_most=LIVE_VALUES))
     if not len(history) and history.problems:

@@ -22,7 +22,7 @@ from gradwatch.analysis.rules import Finding, diagnose, verdict
 from gradwatch.history import History, Layer, Run
 from gradwatch.storage.downsample import MAX_VALUES
 from gradwatch.storage.folder import now_iso
-from gradwatch.storage.members import deliverable_parts, is_shared, read_joint_manifest, read_whole
+from gradwatch.storage.members import deliverable_parts, read_joint_manifest, read_whole
 from gradwatch.tracking.live_findings import JUDGED, finding_tags, write_findings
 from gradwatch.tracking.views import description, worst_layers
 
@@ -53,7 +53,7 @@ def conclude(client: MlflowClient, run_id: str, experiment_id: str, folder: Path
 
     run, said = read_joint_manifest(folder), "left to the monitor"
     if not is_monitored():
-        history = read_whole(folder, deliverable_parts(folder) if is_shared(folder) else None, MAX_VALUES)
+        history = read_whole(folder, deliverable_parts(folder), MAX_VALUES)
         with tempfile.TemporaryDirectory(prefix="gradwatch-") as temporary:
             conclusion = draw(history, folder, Path(temporary), experiment_id, run_id)
             tell(client, run_id, conclusion)

@@ -14,7 +14,7 @@ from pathlib import Path
 from gradwatch.errors import AccessError, RunError
 from gradwatch.sanitize import public_text
 from gradwatch.storage.folder import MANIFEST, read_manifest
-from gradwatch.storage.members import deliverable_parts, is_run, is_shared, meant_for_mlflow, run_folders
+from gradwatch.storage.members import deliverable_parts, is_run, meant_for_mlflow, run_folders
 from gradwatch.storage.owner import trainer_is_gone
 from gradwatch.tracking.courier import BUSY, Courier, Outcome
 from gradwatch.tracking.summary import is_monitored, rehearse
@@ -146,7 +146,7 @@ def deliverable(path: Path, everything: bool = False) -> list[Path]:
 
     `everything` is also those that are not. Of a run of several parts, its parts.
     """
-    folders = [part for run in run_folders(path) for part in (deliverable_parts(run) if is_shared(run) else [run])]
+    folders = [part for run in run_folders(path) for part in deliverable_parts(run)]
     return folders if everything or is_run(path) else [folder for folder in folders if meant_for_mlflow(folder)]
 
 
