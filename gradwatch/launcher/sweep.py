@@ -19,7 +19,7 @@ from gradwatch.errors import RunError
 from gradwatch.launcher.pool import End, Task
 from gradwatch.storage.folder import read_manifest, write_json
 from gradwatch.storage.members import run_folders
-from gradwatch.storage.owner import trainer_is_gone
+from gradwatch.storage.run_state import run_state
 
 RECORD, OUTPUT = "job.json", "output.log"
 SEED = "{seed}"
@@ -159,12 +159,7 @@ def is_alive(job: Job) -> bool:
     with contextlib.suppress(RunError):
         folder = job.run()
         run = read_manifest(folder) if folder is not None else None
-        return (
-            run is not None
-            and run.status == "RUNNING"
-            and run.host == socket.gethostname()
-            and not trainer_is_gone(run)
-        )
+        return run is not None and run.host == socket.gethostname() and not run_state(run).over
     return False
 
 

@@ -37,7 +37,7 @@ from gradwatch.storage.folder import (
     write_json,
 )
 from gradwatch.storage.members import PARTS, deliverable_parts, home_of, is_shared, read_facts
-from gradwatch.storage.owner import trainer_is_gone
+from gradwatch.storage.run_state import run_state
 from gradwatch.tracking.live_findings import JUDGED, Diagnosis, finding_tags
 from gradwatch.tracking.metric_keys import LEAST_POINTS, MAX_POINTS
 from gradwatch.tracking.points import Sender
@@ -105,9 +105,9 @@ class Courier:
         return Outcome(self.folder, self.cursor.url, self._finished(run), run.status == "RUNNING")
 
     def _pass(self, run: Run) -> Outcome:
-        gone = run.status == "RUNNING" and trainer_is_gone(run)
+        was = run_state(run)
         run = read_manifest(self.folder)  # again: it may have ended properly just before it was gone
-        if gone and run.status == "RUNNING":
+        if was.crashed and run.status == "RUNNING" and run_state(run).crashed:
             run = self._mark_killed(run)  # before MLflow is asked for anything: who reads the files is to know
         ended = run.status != "RUNNING"
         if not ended:

@@ -17,7 +17,7 @@ from gradwatch.history import History
 from gradwatch.sanitize import plain, read_json
 from gradwatch.storage.folder import FINDINGS, last_part, read_manifest, write_json
 from gradwatch.storage.members import is_run, is_shared, part_folders, read_whole
-from gradwatch.storage.owner import trainer_is_gone
+from gradwatch.storage.run_state import run_state
 
 log = logging.getLogger("gradwatch")
 
@@ -71,7 +71,7 @@ class Diagnosis:
             self._due = now + max(LEAST_PAUSE, PAUSES * (now - started))
 
     def _leads(self, parts: Sequence[Path]) -> bool:
-        running = (part.name for part in parts if read_manifest(part).status == "RUNNING")
+        running = (part.name for part in parts if not run_state(read_manifest(part)).over)
         return not self.part or self.part == next(running, None)
 
     def _of_part(self, finding: Finding, history: History) -> Finding:
@@ -98,8 +98,7 @@ def follow(home: Path, poll: float = POLL_SECONDS) -> None:
 
 
 def _is_over(home: Path) -> bool:
-    runs = [read_manifest(part) for part in part_folders(home)]
-    return all(run.status != "RUNNING" or trainer_is_gone(run) for run in runs)
+    return all(run_state(read_manifest(part)).over for part in part_folders(home))
 
 
 def current(history: History) -> History:

@@ -15,7 +15,7 @@ from gradwatch.errors import AccessError, RunError
 from gradwatch.sanitize import public_text
 from gradwatch.storage.folder import MANIFEST, read_manifest
 from gradwatch.storage.members import deliverable_parts, is_run, meant_for_mlflow, run_folders
-from gradwatch.storage.owner import trainer_is_gone
+from gradwatch.storage.run_state import run_state
 from gradwatch.tracking.courier import BUSY, Courier, Outcome
 from gradwatch.tracking.summary import is_monitored, rehearse
 
@@ -176,6 +176,5 @@ def _in_words(error: Exception) -> str:
 
 def _is_live(folder: Path) -> bool:
     with contextlib.suppress(RunError):
-        run = read_manifest(folder)
-        return run.status == "RUNNING" and not trainer_is_gone(run)
+        return not run_state(read_manifest(folder)).over
     return False

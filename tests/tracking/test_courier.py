@@ -19,7 +19,7 @@ from gradwatch.recording import courier_process
 from gradwatch.sanitize import markdown
 from gradwatch.storage.cursor import read_cursor
 from gradwatch.storage.folder import create_folder, read_manifest, read_run, write_json
-from gradwatch.storage.owner import trainer_is_gone
+from gradwatch.storage.run_state import run_state
 from gradwatch.storage.writer import RunWriter
 from gradwatch.tracking import summary
 from gradwatch.tracking.courier import Courier
@@ -220,12 +220,14 @@ def test_a_killed_trainer_leaves_a_killed_run(store, tmp_path, joined):
 
 def test_a_zombie_and_a_live_process_are_told_apart(tmp_path):
     run = make_history(steps=1, host=socket.gethostname(), pid=os.getpid()).run
-    assert not trainer_is_gone(run)
+    assert run_state(run) == (False, False)
     process = subprocess.Popen([sys.executable, "-c", ""])
     os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
-    assert trainer_is_gone(replace(run, pid=process.pid))
+    assert run_state(replace(run, pid=process.pid)) == (True, True)
     process.wait()
-    assert not trainer_is_gone(replace(run, pid=process.pid, host="elsewhere"))
+    assert run_state(replace(run, pid=process.pid, host="elsewhere")) == (False, False)
+    assert run_state(replace(run, status="FINISHED", pid=process.pid)) == (True, False)
+    assert run_state(replace(run, status="KILLED", crashed=True)) == (True, True)
 
 
 def test_the_courier_waits_for_the_users_own_run(store, tmp_path):
