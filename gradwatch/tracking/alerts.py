@@ -22,6 +22,7 @@ from gradwatch.analysis.rules.finding import Finding
 from gradwatch.errors import GradwatchError, RunError
 from gradwatch.sanitize import MAX_JSON, plain, printable, read_json
 from gradwatch.storage.folder import FINDINGS
+from gradwatch.tracking.backoff import Backoff
 from gradwatch.tracking.views import run_url
 
 if TYPE_CHECKING:
@@ -63,7 +64,7 @@ class Alerts:
         self.send, self.uri, self.ui = send, ui or tracking_uri, ui
         self.name = uuid.uuid4().hex[:12]
         self._told: dict[str, str] = {}  # run id -> the findings tag whose errors were told
-        self._due: dict[str, tuple[float, float]] = {}  # run id -> (when to try again, the pause after that)
+        self._retries: dict[str, tuple[float, Backoff]] = {}  # run id -> (when to try again, the pause after that)
         self._failing = False
 
     def tell(self, client: MlflowClient, run: Any, health: Health) -> None:
@@ -71,7 +72,7 @@ class Alerts:
         from gradwatch.tracking import client as store
 
         run_id, text = run.info.run_id, run.data.tags.get("gradwatch.findings", "")
-        due, pause = self._due.get(run_id, (0.0, FIRST_PAUSE))
+        due, backoff = self._retries.get(run_id) or (0.0, Backoff(FIRST_PAUSE, LONGEST_PAUSE))
         if not _ERROR.search(text) or self._told.get(run_id) == text or _is_old(run) or time.monotonic() < due:
             return
         errors = {_key(f): f for f in _read_findings(client, run_id) if f.severity == "error"}
@@ -88,7 +89,8 @@ class Alerts:
                 if not self._failing:
                     log.warning("an alert was not delivered: %s; trying again", error)
                 self._failing = True
-                self._due[run_id] = (time.monotonic() + pause, min(2 * pause, LONGEST_PAUSE))
+                self._retries[run_id] = time.monotonic() + backoff.pause, backoff
+                backoff.after(success=False)
                 return
             told.add(key)
             store.set_tags(client, run_id, {NOTIFIED: " ".join(sorted(told))})
@@ -96,7 +98,7 @@ class Alerts:
             if self._failing:
                 log.info("alerts are delivered again")
             self._failing = False
-            self._due.pop(run_id, None)
+            self._retries.pop(run_id, None)
         self._told[run_id] = text
 
     def _claim(self, client: MlflowClient, run_id: str) -> bool:

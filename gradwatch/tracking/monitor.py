@@ -22,6 +22,7 @@ from gradwatch.sanitize import public_error, public_uri
 from gradwatch.storage.downsample import MAX_VALUES
 from gradwatch.storage.folder import TABLES, last_part, list_parts
 from gradwatch.storage.members import part_folders, read_joint_manifest, read_whole
+from gradwatch.tracking.backoff import Backoff
 from gradwatch.tracking.health import Health
 from gradwatch.tracking.live_findings import JUDGED, LIVE_VALUES, PAUSES, current
 from gradwatch.tracking.summary import Conclusion, draw, tell
@@ -57,10 +58,10 @@ class Monitor:
 
     def follow(self) -> None:
         """Pass after pass, for ever. While the server is away the pauses grow to a minute."""
-        pause = min(self.every, 1.0)
+        backoff = Backoff(self.every, max(self.every, LONGEST_PAUSE))
+        backoff.pause = min(self.every, 1.0)  # a server that is started together with the monitor is soon there
         while True:
-            pause = self.every if self.look() else min(2 * pause, max(self.every, LONGEST_PAUSE))
-            time.sleep(pause)
+            time.sleep(backoff.after(success=self.look()))
 
     def look(self) -> bool:
         """One pass. False when the server could not be asked; it is logged when that changes."""

@@ -16,6 +16,7 @@ from gradwatch.sanitize import public_text
 from gradwatch.storage.folder import MANIFEST, read_manifest
 from gradwatch.storage.members import deliverable_parts, is_run, meant_for_mlflow, run_folders
 from gradwatch.storage.run_state import run_state
+from gradwatch.tracking.backoff import Backoff
 from gradwatch.tracking.courier import BUSY, Courier, Outcome
 from gradwatch.tracking.summary import is_monitored, rehearse
 
@@ -88,10 +89,10 @@ class Rounds:
     """The passes of one courier, with pauses that grow while nothing gets through."""
 
     def __init__(self, courier: Courier, poll: float) -> None:
-        self.courier, self.poll = courier, poll
+        self.courier = courier
         self.manifest = courier.folder / MANIFEST
         self.outcome = Outcome(courier.folder)
-        self.pause, self.due, self.written = poll, 0.0, 0
+        self.backoff, self.due, self.written = Backoff(poll, LONGEST_PAUSE), 0.0, 0
         self.said = ""
 
     @property
@@ -108,11 +109,11 @@ class Rounds:
         self.written, before = _changed(self.manifest), self.courier.cursor.mark
         self.outcome = _attempt(self.courier)
         failed, moved = bool(self.outcome.error), self.courier.cursor.mark != before
-        self.pause = min(2 * self.pause, LONGEST_PAUSE) if failed and not moved else self.poll
+        pause = self.backoff.after(success=moved or not failed)
         if self.outcome.slow:
-            self.pause = LONGEST_PAUSE
+            pause = self.backoff.pause = LONGEST_PAUSE
         # many couriers whose server comes back do not all come at once
-        self.due = time.monotonic() + (self.pause * random.uniform(0.7, 1.0) if failed else self.poll)
+        self.due = time.monotonic() + (pause * random.uniform(0.7, 1.0) if failed else pause)
         self._say(self.outcome.error or "")
         return self.outcome
 

@@ -121,13 +121,13 @@ def test_an_alert_that_did_not_arrive_is_sent_again_later_and_later(store, sick,
     assert len(hook.bodies) == 1  # it is not time yet
     pauses = []
     for _ in range(3):
-        ((run_id, (due, pause)),) = alerts._due.items()
-        pauses.append(pause)
-        alerts._due[run_id] = (0.0, pause)
+        ((run_id, (_, backoff)),) = alerts._retries.items()
+        pauses.append(backoff.pause)
+        alerts._retries[run_id] = (0.0, backoff)
         monitor.look()
     assert pauses == [10, 20, 40]
     assert len(hook.bodies) == 4  # a redirect was not followed
-    assert alerts._due == {}
+    assert alerts._retries == {}
     assert (monitor.health.notified, monitor.health.not_notified, monitor.health.errors) == (1, 3, 0)
     lines = [record.message for record in caplog.records if record.module == "alerts"]
     assert lines == [

@@ -132,7 +132,7 @@ def test_credentials_that_expire_are_said_once_and_tried_slowly(server, proxy, t
     assert "MLFLOW_TRACKING_TOKEN" in outcome.error
     first = sync.Rounds(Courier(folder), 0.01)
     first.go()
-    assert first.pause == sync.LONGEST_PAUSE  # accounts get locked by those who try too often
+    assert first.backoff.pause == sync.LONGEST_PAUSE  # accounts get locked by those who try too often
     caplog.clear()
 
     def renew():
