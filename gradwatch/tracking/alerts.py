@@ -23,6 +23,7 @@ from gradwatch.errors import GradwatchError, RunError
 from gradwatch.sanitize import MAX_JSON, plain, printable, read_json
 from gradwatch.storage.folder import FINDINGS
 from gradwatch.tracking.backoff import Backoff
+from gradwatch.tracking.tags import Tag
 from gradwatch.tracking.views import run_url
 
 if TYPE_CHECKING:
@@ -34,8 +35,6 @@ log = logging.getLogger("gradwatch")
 
 SECRET = "GRADWATCH_NOTIFY_SECRET"  # the environment variable, not its value
 SIGNATURE = "X-Gradwatch-Signature"
-NOTIFIED = "gradwatch.notified"  # tag: which errors were told
-CLAIM = "gradwatch.notifying"  # tag: which monitor is about to tell, and since when
 NEWS_SECONDS = 86_400.0  # what ended longer ago is no news to a monitor that is started today
 CLAIM_SECONDS = 60.0  # a claim that is older is that of a monitor that died
 SETTLE_SECONDS = 1.0  # how long two monitors that claim one run at once take to see it
@@ -71,7 +70,7 @@ class Alerts:
         """Tell of the errors of one run that nobody was told of yet."""
         from gradwatch.tracking import client as store
 
-        run_id, text = run.info.run_id, run.data.tags.get("gradwatch.findings", "")
+        run_id, text = run.info.run_id, run.data.tags.get(Tag.FINDINGS, "")
         due, backoff = self._retries.get(run_id) or (0.0, Backoff(FIRST_PAUSE, LONGEST_PAUSE))
         if not _ERROR.search(text) or self._told.get(run_id) == text or _is_old(run) or time.monotonic() < due:
             return
@@ -93,7 +92,7 @@ class Alerts:
                 backoff.after(success=False)
                 return
             told.add(key)
-            store.set_tags(client, run_id, {NOTIFIED: " ".join(sorted(told))})
+            store.set_tags(client, run_id, {Tag.NOTIFIED: " ".join(sorted(told))})
             health.notified += 1
             if self._failing:
                 log.info("alerts are delivered again")
@@ -105,13 +104,13 @@ class Alerts:
         """Whether this monitor is the one to tell. Of several that ask within a second, the last one is."""
         from gradwatch.tracking import client as store
 
-        owner, _, since = client.get_run(run_id).data.tags.get(CLAIM, "").partition(" ")
+        owner, _, since = client.get_run(run_id).data.tags.get(Tag.NOTIFYING, "").partition(" ")
         fresh = since.isdigit() and time.time() - int(since) < CLAIM_SECONDS
         if owner != self.name and fresh:
             return False
-        store.set_tags(client, run_id, {CLAIM: f"{self.name} {time.time():.0f}"})
+        store.set_tags(client, run_id, {Tag.NOTIFYING: f"{self.name} {time.time():.0f}"})
         time.sleep(SETTLE_SECONDS)
-        return str(client.get_run(run_id).data.tags.get(CLAIM, "")).startswith(self.name)
+        return str(client.get_run(run_id).data.tags.get(Tag.NOTIFYING, "")).startswith(self.name)
 
 
 def _is_old(run: Any) -> bool:
@@ -124,7 +123,7 @@ def _key(finding: Finding) -> str:
 
 
 def _keys(run: Any) -> set[str]:
-    return set(run.data.tags.get(NOTIFIED, "").split())
+    return set(run.data.tags.get(Tag.NOTIFIED, "").split())
 
 
 def _read_findings(client: MlflowClient, run_id: str) -> list[Finding]:

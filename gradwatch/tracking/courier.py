@@ -38,10 +38,11 @@ from gradwatch.storage.folder import (
 )
 from gradwatch.storage.members import PARTS, deliverable_parts, home_of, is_shared, read_facts
 from gradwatch.storage.run_state import run_state
-from gradwatch.tracking.live_findings import JUDGED, Diagnosis, finding_tags
+from gradwatch.tracking.live_findings import Diagnosis, finding_tags
 from gradwatch.tracking.metric_keys import LEAST_POINTS, MAX_POINTS
 from gradwatch.tracking.points import Sender
 from gradwatch.tracking.summary import conclude, is_monitored
+from gradwatch.tracking.tags import Tag
 from gradwatch.tracking.views import view_url
 
 if TYPE_CHECKING:
@@ -223,7 +224,7 @@ class Courier:
         tags = self.told if self.diagnosis.findings is None else finding_tags(self.diagnosis.findings, "running")
         if tags != self.told:
             store.upload(self._client, str(self.cursor.run_id), self.home / FINDINGS)  # first: the tags announce it
-            store.set_tags(self._client, str(self.cursor.run_id), {**tags, JUDGED: str(self.diagnosis.judged)})
+            store.set_tags(self._client, str(self.cursor.run_id), {**tags, Tag.JUDGED: str(self.diagnosis.judged)})
             self.told = tags
 
     def _upload_tables(self, closed_only: bool) -> None:

@@ -18,6 +18,7 @@ from gradwatch.sanitize import plain, read_json
 from gradwatch.storage.folder import FINDINGS, last_part, read_manifest, write_json
 from gradwatch.storage.members import is_run, is_shared, part_folders, read_whole
 from gradwatch.storage.run_state import run_state
+from gradwatch.tracking.tags import Tag
 
 log = logging.getLogger("gradwatch")
 
@@ -26,7 +27,6 @@ LEAST_PAUSE = 2.0  # seconds between two looks,
 PAUSES = 20.0  # or so many times what the last one took: at most 5 % of the time
 LIVE_VALUES = 8_000_000  # of a run, to be judged while it goes on: 32 MB
 MAX_TAG = 2_000  # characters: MLflow's table shows a tag in one line
-JUDGED = "gradwatch.judged"  # the tag that names the last step which the findings speak of
 
 
 class Diagnosis:
@@ -134,6 +134,6 @@ def finding_tags(findings: Sequence[Finding], healthy: str = "healthy") -> dict[
     text = "; ".join(f"{finding.severity} {finding.summary}" for finding in findings) or "none"
     said = headline(findings)
     return {
-        "gradwatch.verdict": healthy if said == "healthy" else said,
-        "gradwatch.findings": text if len(text) <= MAX_TAG else text[: MAX_TAG - 2] + " …",
+        Tag.VERDICT: healthy if said == "healthy" else said,
+        Tag.FINDINGS: text if len(text) <= MAX_TAG else text[: MAX_TAG - 2] + " …",
     }

@@ -24,8 +24,9 @@ from gradwatch.storage.folder import TABLES, last_part, list_parts
 from gradwatch.storage.members import part_folders, read_joint_manifest, read_whole
 from gradwatch.tracking.backoff import Backoff
 from gradwatch.tracking.health import Health
-from gradwatch.tracking.live_findings import JUDGED, LIVE_VALUES, PAUSES, current
+from gradwatch.tracking.live_findings import LIVE_VALUES, PAUSES, current
 from gradwatch.tracking.summary import Conclusion, draw, tell
+from gradwatch.tracking.tags import Tag
 
 if TYPE_CHECKING:
     from mlflow.tracking import MlflowClient
@@ -34,7 +35,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("gradwatch")
 
-CORRUPT = "gradwatch.corrupt"  # tag: why the run cannot be read
 LONGEST_PAUSE = 60.0
 MOST_FAILURES = 3  # runs in a row that the server refuses to serve: then the pass is given up
 
@@ -124,9 +124,9 @@ class Monitor:
         if (now == last and not goes_on) or self._due.get(run_id, 0.0) > time.monotonic():
             return
         now = now._replace(tables=reader.tables(self.client, run_id))
-        if now.tables == reader.NO_TABLES and reader.DELIVERED not in tags:
+        if now.tables == reader.NO_TABLES and Tag.DELIVERED not in tags:
             return
-        mark = {reader.CONCLUDED: str(now)}
+        mark = {Tag.CONCLUDED: str(now)}
         if (now.version, now.tables) == (last.version, last.tables):
             if now != last and not goes_on:
                 store.set_tags(self.client, run_id, mark)
@@ -138,11 +138,11 @@ class Monitor:
         except CorruptRunError as error:
             self.health.corrupt += 1
             log.warning("run %s is corrupt: %s", run_id, error)
-            mark[CORRUPT] = str(error)
+            mark[Tag.CORRUPT] = str(error)
         store.set_tags(self.client, run_id, mark)
-        if CORRUPT in tags and CORRUPT not in mark:
+        if Tag.CORRUPT in tags and Tag.CORRUPT not in mark:
             with store.clear_errors(f"run {run_id}"), contextlib.suppress(RunError):  # another monitor was quicker
-                self.client.delete_tag(run_id, CORRUPT)
+                self.client.delete_tag(run_id, Tag.CORRUPT)
         if goes_on:
             self._due[run_id] = time.monotonic() + PAUSES * (time.monotonic() - started)
 
@@ -150,18 +150,18 @@ class Monitor:
         from gradwatch.tracking import reader
 
         assert self.client is not None
-        run_id, told = run.info.run_id, run.data.tags.get(JUDGED, "")
+        run_id, told = run.info.run_id, run.data.tags.get(Tag.JUDGED, "")
         try:
             folder = reader.fetch(self.client, run_id, temporary)
         except reader.UnfitError as error:
             raise CorruptRunError(str(error)) from error
         conclusion = _conclusion(folder, temporary, run.info.experiment_id, run_id)
-        judged = int(conclusion.tags.get(JUDGED, -1))
+        judged = int(conclusion.tags.get(Tag.JUDGED, -1))
         if run.info.status == "RUNNING" and told.isdigit() and int(told) > judged:
             return  # its courier has seen more of it than it has uploaded
         tell(self.client, run_id, conclusion)
         self.health.updated += 1
-        log.info("run %s: up to date to step %d, %s", run_id, judged, conclusion.tags["gradwatch.verdict"])
+        log.info("run %s: up to date to step %d, %s", run_id, judged, conclusion.tags[Tag.VERDICT])
 
 
 def _conclusion(folder: Path, temporary: Path, experiment_id: str, run_id: str) -> Conclusion:

@@ -23,7 +23,8 @@ from gradwatch.history import History, Layer, Run
 from gradwatch.storage.downsample import MAX_VALUES
 from gradwatch.storage.folder import now_iso
 from gradwatch.storage.members import deliverable_parts, read_joint_manifest, read_whole
-from gradwatch.tracking.live_findings import JUDGED, finding_tags, write_findings
+from gradwatch.tracking.live_findings import finding_tags, write_findings
+from gradwatch.tracking.tags import Tag
 from gradwatch.tracking.views import description, worst_layers
 
 if TYPE_CHECKING:
@@ -57,11 +58,11 @@ def conclude(client: MlflowClient, run_id: str, experiment_id: str, folder: Path
         with tempfile.TemporaryDirectory(prefix="gradwatch-") as temporary:
             conclusion = draw(history, folder, Path(temporary), experiment_id, run_id)
             tell(client, run_id, conclusion)
-        said = conclusion.tags["gradwatch.verdict"]
-    store.set_tags(client, run_id, {reader.DELIVERED: f"{run.ended} attempt {run.attempt}"})
+        said = conclusion.tags[Tag.VERDICT]
+    store.set_tags(client, run_id, {Tag.DELIVERED: f"{run.ended} attempt {run.attempt}"})
     store.set_status(client, run_id, run.status, run.ended, joined)
     if not is_monitored():
-        store.set_tags(client, run_id, {reader.CONCLUDED: str(reader.look(client, run_id))})
+        store.set_tags(client, run_id, {Tag.CONCLUDED: str(reader.look(client, run_id))})
     log.info("%s: delivered, %s: %s", folder, run.status, said)
 
 
@@ -75,11 +76,11 @@ def draw(history: History, folder: Path, rendered: Path, experiment_id: str, run
     run = history.run
     findings, worst = judge(history)
     healthy = "running" if run.status == "RUNNING" else "healthy"
-    tags = {**finding_tags(findings, healthy), "gradwatch.worst_layer": worst}
+    tags = {**finding_tags(findings, healthy), Tag.WORST_LAYER: worst}
     if not len(history):
-        return Conclusion({**tags, "gradwatch.verdict": verdict(history)})
-    tags[JUDGED] = str(history.step.max())
-    facts = {"Verdict": tags["gradwatch.verdict"], "Clip": str(run.clip), "Renorm": str(run.renorm)}
+        return Conclusion({**tags, Tag.VERDICT: verdict(history)})
+    tags[Tag.JUDGED] = str(history.step.max())
+    facts = {"Verdict": tags[Tag.VERDICT], "Clip": str(run.clip), "Renorm": str(run.renorm)}
     cures = {f"{f.severity} {f.summary}": f"{f.cause} {f.cure}" for f in findings[:MOST_FINDINGS]}
     note = description(history, experiment_id, run_id, facts, cures)
     files = (write_findings(folder, run.name, findings), *render(history, rendered))

@@ -16,7 +16,7 @@ from make_run import make_run
 from gradwatch.analysis.rules import Finding
 from gradwatch.errors import RunError
 from gradwatch.tracking import alerts, summary
-from gradwatch.tracking.alerts import NOTIFIED, SIGNATURE, Alerts, NotToldError, message, sender
+from gradwatch.tracking.alerts import SIGNATURE, Alerts, NotToldError, message, sender
 from gradwatch.tracking.monitor import Monitor
 from gradwatch.tracking.sync import sync
 
@@ -88,7 +88,7 @@ def test_an_error_is_told_once_even_after_a_restart(store, sick, hook):
     assert body["cure"]
     assert body["cause"]
     assert abs(body["time"] - time.time()) < 60
-    assert mlflow.MlflowClient(store).get_run(run_id).data.tags[NOTIFIED] == "nonfinite"
+    assert mlflow.MlflowClient(store).get_run(run_id).data.tags["gradwatch.notified"] == "nonfinite"
     assert hook.headers[0]["Content-Type"] == "application/json"
     assert SIGNATURE not in hook.headers[0]
 
@@ -153,10 +153,10 @@ def test_two_monitors_tell_of_an_error_once(store, sick, hook, monkeypatch):
 def test_a_claim_of_a_monitor_that_died_runs_out(store, sick, hook):
     run_id = sick()
     client = mlflow.MlflowClient(store)
-    client.set_tag(run_id, alerts.CLAIM, f"another {time.time():.0f}")
+    client.set_tag(run_id, "gradwatch.notifying", f"another {time.time():.0f}")
     Monitor(store, alerts=Alerts(sender(hook.url), store)).look()
     assert hook.bodies == []
-    client.set_tag(run_id, alerts.CLAIM, f"another {time.time() - 61:.0f}")
+    client.set_tag(run_id, "gradwatch.notifying", f"another {time.time() - 61:.0f}")
     Monitor(store, alerts=Alerts(sender(hook.url), store)).look()
     assert len(hook.bodies) == 1
 

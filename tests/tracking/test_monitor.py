@@ -19,7 +19,7 @@ from gradwatch.storage.writer import RunWriter
 from gradwatch.tracking import reader, summary
 from gradwatch.tracking.courier import Courier
 from gradwatch.tracking.health import Health, serve
-from gradwatch.tracking.monitor import CORRUPT, Monitor, _even
+from gradwatch.tracking.monitor import Monitor, _even
 from gradwatch.tracking.sync import sync
 
 mlflow = pytest.importorskip("mlflow")
@@ -163,7 +163,7 @@ def redeliver(client, run_id, tmp_path, manifest="{"):
     """What a courier does that delivers a run's end again; by default with a manifest that cannot be read."""
     (tmp_path / "run.json").write_text(manifest)
     client.log_artifact(run_id, str(tmp_path / "run.json"), "gradwatch")
-    client.set_tag(run_id, reader.DELIVERED, f"again {time.time()}")
+    client.set_tag(run_id, "gradwatch.delivered", f"again {time.time()}")
 
 
 def test_a_corrupt_run_is_marked_and_the_others_go_on(store, recorded, tmp_path, caplog):
@@ -176,7 +176,7 @@ def test_a_corrupt_run_is_marked_and_the_others_go_on(store, recorded, tmp_path,
     assert monitor.look()
     assert (monitor.health.updated, monitor.health.corrupt, monitor.health.errors) == (1, 1, 0)
     assert client.get_run(good).data.tags["gradwatch.verdict"].startswith("nonfinite")
-    assert client.get_run(bad).data.tags[CORRUPT].startswith("run.json cannot be read as a run's manifest")
+    assert client.get_run(bad).data.tags["gradwatch.corrupt"].startswith("run.json cannot be read as a run's manifest")
     assert [record.message.split(":")[0] for record in caplog.records if record.levelname == "WARNING"] == [
         f"run {bad} is corrupt"
     ]
@@ -187,7 +187,7 @@ def test_a_corrupt_run_is_marked_and_the_others_go_on(store, recorded, tmp_path,
     monitor.look()
     tags = client.get_run(bad).data.tags
     assert tags["gradwatch.verdict"] == "healthy" or "gradwatch.findings" in tags
-    assert CORRUPT not in tags
+    assert "gradwatch.corrupt" not in tags
     assert "report.html" in artifacts(client, bad)
 
 
@@ -200,7 +200,7 @@ def test_tables_that_cannot_be_read_make_a_run_corrupt_or_its_report_incomplete(
             client.log_artifact(run_id, str(tmp_path / item.path.split("/")[-1]), f"gradwatch/{table}")
     Monitor(store).look()
     tags = client.get_run(run_id).data.tags
-    assert ("unreadable" in tags.get(CORRUPT, "")) == (len(names) == 2)
+    assert ("unreadable" in tags.get("gradwatch.corrupt", "")) == (len(names) == 2)
     assert ("gradwatch.judged" in tags) == (len(names) == 1)
 
 
