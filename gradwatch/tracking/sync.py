@@ -93,7 +93,7 @@ class Rounds:
         self.manifest = courier.folder / MANIFEST
         self.outcome = Outcome(courier.folder)
         self.backoff, self.due, self.written = Backoff(poll, LONGEST_PAUSE), 0.0, 0
-        self.said = ""
+        self.logged = ""
 
     @property
     def woken(self) -> bool:
@@ -114,17 +114,19 @@ class Rounds:
             pause = self.backoff.pause = LONGEST_PAUSE
         # many couriers whose server comes back do not all come at once
         self.due = time.monotonic() + (pause * random.uniform(0.7, 1.0) if failed else pause)
-        self._say(self.outcome.error or "")
+        self._log_change()
         return self.outcome
 
-    def _say(self, error: str) -> None:
+    def _log_change(self) -> None:
         """One line for each change: a server that is away for a night is not a thousand lines."""
-        if error != self.said:
+        error = self.outcome.error or ""
+        if error != self.logged:
             if error:
-                log.warning("%s: not delivered yet, tried again: %s", self.courier.folder, error)
+                how = "not delivered" if self.outcome.lasting else "not delivered yet, tried again"
+                log.warning("%s: %s: %s", self.courier.folder, how, error)
             else:
                 log.info("%s: MLflow answers again", self.courier.folder)
-            self.said = error
+            self.logged = error
 
 
 def _rest(seconds: float, rounds: Iterable[Rounds]) -> None:
@@ -161,7 +163,7 @@ def _attempt(courier: Courier, wait: float = 0.0) -> Outcome:
             courier.cursor.url,
             live=_is_live(courier.folder),
             error=_in_words(error),
-            lasting=isinstance(error, RunError) and not refused,
+            lasting=isinstance(error, (RunError, ImportError)) and not refused,
             slow=refused,
         )
 
@@ -172,6 +174,8 @@ def _in_words(error: Exception) -> str:
     failed = re.match(r"API request to (https?://[^/ ]+)\S* failed with .*?(?:Caused by (.*))?$", text)
     if failed:
         text = f"{failed[1]} does not answer ({(failed[2] or text).rstrip(')')})"
+    if isinstance(error, ImportError):
+        text += ": pip install 'gradwatch[mlflow]' into the Python that delivers"
     return public_text(text)[:300] or type(error).__name__
 
 
