@@ -1,4 +1,4 @@
-"""The diagnosis of a run while it goes on: a look now and then, from a process that is not the training's."""
+"""The diagnosis of a run while it goes on: made anew now and then, in a process that is not the training's."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from gradwatch.tracking.tags import Tag
 log = logging.getLogger("gradwatch")
 
 POLL_SECONDS = 2.0
-LEAST_PAUSE = 2.0  # seconds between two looks,
+LEAST_PAUSE = 2.0  # seconds between two diagnoses,
 PAUSES = 20.0  # or so many times what the last one took: at most 5 % of the time
 LIVE_VALUES = 8_000_000  # of a run, to be judged while it goes on: 32 MB
 MAX_TAG = 2_000  # characters: MLflow's table shows a tag in one line
@@ -32,28 +32,28 @@ MAX_TAG = 2_000  # characters: MLflow's table shows a tag in one line
 class Diagnosis:
     """Judges the run in the folder `home`, all its parts together, and keeps its `findings.json` up to date.
 
-    Of the couriers of a run's parts only one looks: that of the first `part` that is not over.
+    Of the couriers of a run's parts only one judges it: that of the first `part` that is not over.
     """
 
     def __init__(self, home: Path, part: str = "") -> None:
         self.home, self.part = home, part
-        self.findings: list[Finding] | None = None  # None: no look yet
-        self.judged = -1  # the last step that was looked at
+        self.findings: list[Finding] | None = None  # None: none yet
+        self.judged = -1  # the last step that was judged
         self._seen: list[int] = []
         self._due = 0.0
 
-    def look(self, last: bool = False) -> None:
-        """Judge the run, if it has new parts and it is time for it (a `last` look does not wait).
+    def update(self, last: bool = False) -> None:
+        """Judge the run, if it has new parts and it is time for it (the `last` time does not wait).
 
         What goes wrong is logged: a diagnosis that fails harms nothing.
         """
         try:
             if last or time.monotonic() >= self._due:
-                self._look()
+                self._judge()
         except Exception:
             log.exception("%s could not be diagnosed", self.home)
 
-    def _look(self) -> None:
+    def _judge(self) -> None:
         parts = part_folders(self.home)
         newest = [last_part(part) for part in parts]
         if newest == self._seen or not self._leads(parts):
@@ -91,7 +91,7 @@ def follow(home: Path, poll: float = POLL_SECONDS) -> None:
     diagnosis = Diagnosis(home)
     while True:
         over = _is_over(home)  # first: what was written before the end is then all there
-        diagnosis.look(last=over)
+        diagnosis.update(last=over)
         if over:
             return
         time.sleep(poll)

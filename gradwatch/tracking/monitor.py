@@ -1,7 +1,7 @@
 """The monitor: keeps findings, report and description of every watched run on a tracking server up to date.
 
-It reads what the couriers uploaded and draws the same conclusions as they do (`conclusion`), so that the machines that
-train need do no more than record. A tag on each run says what its conclusions were drawn from: work that is done is not
+It reads what the couriers uploaded and makes the same summary as they do (`summary`), so that the machines that
+train need do no more than record. A tag on each run says what its summary was made from: work that is done is not
 done again, by this monitor or another, and to do it twice at once changes nothing.
 """
 
@@ -25,7 +25,7 @@ from gradwatch.storage.members import part_folders, read_joint_manifest, read_wh
 from gradwatch.tracking.backoff import Backoff
 from gradwatch.tracking.health import Health
 from gradwatch.tracking.live_findings import LIVE_VALUES, PAUSES, current
-from gradwatch.tracking.summary import Conclusion, draw, tell
+from gradwatch.tracking.summary import Summary, log_summary, summarize
 from gradwatch.tracking.tags import Tag
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ class CorruptRunError(Exception):
 
 
 class Monitor:
-    """Brings the runs of one tracking server up to date, pass by pass. `alerts` tells of their errors."""
+    """Brings the runs of one tracking server up to date, pass by pass. `alerts` are sent for their errors."""
 
     def __init__(
         self, tracking_uri: str, experiments: Sequence[str] = (), every: float = 30.0, alerts: Alerts | None = None
@@ -54,20 +54,20 @@ class Monitor:
         self.client: MlflowClient | None = None
         self._away = ""  # why the last pass failed
         self._failed: dict[str, str] = {}  # run id -> why the server would not serve it
-        self._due: dict[str, float] = {}  # run id -> when a run that goes on may be looked at again
+        self._due: dict[str, float] = {}  # run id -> when a run that goes on may be judged again
 
     def follow(self) -> None:
         """Pass after pass, for ever. While the server is away the pauses grow to a minute."""
         backoff = Backoff(self.every, max(self.every, LONGEST_PAUSE))
         backoff.pause = min(self.every, 1.0)  # a server that is started together with the monitor is soon there
         while True:
-            time.sleep(backoff.after(success=self.look()))
+            time.sleep(backoff.after(success=self.run_once()))
 
-    def look(self) -> bool:
+    def run_once(self) -> bool:
         """One pass. False when the server could not be asked; it is logged when that changes."""
         started = time.monotonic()
         try:
-            self._look()
+            self._run_once()
         except Exception as error:  # down, overloaded, restarting, a login that ran out: it may pass
             self.health.errors += 1
             if not self._away:
@@ -82,7 +82,7 @@ class Monitor:
         self.health.pass_seconds = time.monotonic() - started
         return True
 
-    def _look(self) -> None:
+    def _run_once(self) -> None:
         from gradwatch.tracking import client as store
         from gradwatch.tracking import reader
 
@@ -92,9 +92,9 @@ class Monitor:
         row = 0
         for run in runs:
             try:
-                self._bring(run)
+                self._update(run)
                 if self.alerts:
-                    self.alerts.tell(self.client, run, self.health)
+                    self.alerts.send_new(self.client, run, self.health)
                 self._failed.pop(run.info.run_id, None)
                 self.health.alive, row = time.monotonic(), 0
             except Exception as error:
@@ -112,14 +112,14 @@ class Monitor:
 
     # ------------------------------------------------------------------------------------------------------- one run
 
-    def _bring(self, run: Any) -> None:
-        """Bring one run up to date, if it changed since its conclusions were drawn."""
+    def _update(self, run: Any) -> None:
+        """Bring one run up to date, if it changed since its summary was made."""
         from gradwatch.tracking import client as store
         from gradwatch.tracking import reader
 
         assert self.client is not None
         run_id, tags, goes_on = run.info.run_id, run.data.tags, run.info.status == "RUNNING"
-        last = reader.Look.of_tags(tags)
+        last = reader.Fingerprint.of_tags(tags)
         now = last._replace(version=__version__, pulse=reader.pulse(run))
         if (now == last and not goes_on) or self._due.get(run_id, 0.0) > time.monotonic():
             return
@@ -134,7 +134,7 @@ class Monitor:
         started = time.monotonic()
         try:
             with tempfile.TemporaryDirectory(prefix="gradwatch-") as temporary:
-                self._conclude(run, Path(temporary))
+                self._summarize(run, Path(temporary))
         except CorruptRunError as error:
             self.health.corrupt += 1
             log.warning("run %s is corrupt: %s", run_id, error)
@@ -146,31 +146,31 @@ class Monitor:
         if goes_on:
             self._due[run_id] = time.monotonic() + PAUSES * (time.monotonic() - started)
 
-    def _conclude(self, run: Any, temporary: Path) -> None:
+    def _summarize(self, run: Any, temporary: Path) -> None:
         from gradwatch.tracking import reader
 
         assert self.client is not None
-        run_id, told = run.info.run_id, run.data.tags.get(Tag.JUDGED, "")
+        run_id, known = run.info.run_id, run.data.tags.get(Tag.JUDGED, "")
         try:
             folder = reader.fetch(self.client, run_id, temporary)
         except reader.UnfitError as error:
             raise CorruptRunError(str(error)) from error
-        conclusion = _conclusion(folder, temporary, run.info.experiment_id, run_id)
-        judged = int(conclusion.tags.get(Tag.JUDGED, -1))
-        if run.info.status == "RUNNING" and told.isdigit() and int(told) > judged:
+        summary = _summary(folder, temporary, run.info.experiment_id, run_id)
+        judged = int(summary.tags.get(Tag.JUDGED, -1))
+        if run.info.status == "RUNNING" and known.isdigit() and int(known) > judged:
             return  # its courier has seen more of it than it has uploaded
-        tell(self.client, run_id, conclusion)
+        log_summary(self.client, run_id, summary)
         self.health.updated += 1
-        log.info("run %s: up to date to step %d, %s", run_id, judged, conclusion.tags[Tag.VERDICT])
+        log.info("run %s: up to date to step %d, %s", run_id, judged, summary.tags[Tag.VERDICT])
 
 
-def _conclusion(folder: Path, temporary: Path, experiment_id: str, run_id: str) -> Conclusion:
+def _summary(folder: Path, temporary: Path, experiment_id: str, run_id: str) -> Summary:
     """What the run in `folder` comes to; whatever goes wrong is the run's own fault."""
     try:
         history = _read(folder)
         rendered = temporary / "rendered"
         rendered.mkdir()
-        return draw(history, folder, rendered, experiment_id, run_id)
+        return summarize(history, folder, rendered, experiment_id, run_id)
     except Exception as error:
         log.debug("run %s", run_id, exc_info=True)
         raise CorruptRunError(public_error(error).replace(f"{folder}/", "").replace(str(folder), "the run")) from error

@@ -199,7 +199,7 @@ def watched_experiments(tracking_uri: str) -> dict[str, str]:
 # ------------------------------------------------------------------------------------------------------ what changed
 
 
-class Look(NamedTuple):
+class Fingerprint(NamedTuple):
     """What a run looked like: who looked, what costs nothing to see (`pulse`), and which tables it holds (`tables`)."""
 
     version: str
@@ -207,7 +207,7 @@ class Look(NamedTuple):
     tables: str
 
     @classmethod
-    def of_tags(cls, tags: dict[str, str]) -> Look:
+    def of_tags(cls, tags: dict[str, str]) -> Fingerprint:
         """The one that `gradwatch.concluded` names; an empty one for a run without that tag."""
         words = tags.get(Tag.CONCLUDED, "").split()
         return cls(*words) if len(words) == 3 else cls("", "", "")
@@ -216,10 +216,10 @@ class Look(NamedTuple):
         return " ".join(self)
 
 
-def look(client: MlflowClient, run_id: str) -> Look:
+def fingerprint(client: MlflowClient, run_id: str) -> Fingerprint:
     """What the run looks like now."""
     with clear_errors(f"run {run_id}"):
-        return Look(__version__, pulse(client.get_run(run_id)), tables(client, run_id))
+        return Fingerprint(__version__, pulse(client.get_run(run_id)), tables(client, run_id))
 
 
 def pulse(run: Any) -> str:

@@ -17,7 +17,7 @@ from gradwatch.storage.folder import MANIFEST, read_manifest
 from gradwatch.storage.members import deliverable_parts, is_run, meant_for_mlflow, run_folders
 from gradwatch.storage.run_state import run_state
 from gradwatch.tracking.backoff import Backoff
-from gradwatch.tracking.courier import BUSY, Courier, Outcome
+from gradwatch.tracking.courier import BUSY, Courier, DeliveryState
 from gradwatch.tracking.summary import is_monitored, rehearse
 
 log = logging.getLogger("gradwatch")
@@ -35,7 +35,7 @@ def sync(
     wait: float = 60.0,
     everything: bool = False,
     moved: Callable[[Path, int], None] = lambda *_: None,
-) -> Iterator[Outcome]:
+) -> Iterator[DeliveryState]:
     """Deliver what is missing of the run in `path`, or of every run below it: one outcome each.
 
     A store that fails is tried three times in a row, and again whenever something got through. `everything` takes runs
@@ -59,20 +59,20 @@ def follow(
     until: Callable[[], bool] | None = None,
     poll: float = POLL_SECONDS,
     everything: bool = False,
-) -> list[Outcome]:
+) -> list[DeliveryState]:
     """Deliver the run in `path`, or all runs below it, while they go on, until they have ended and all is in MLflow.
 
     A directory is followed for new runs until `until()` is true (for ever without it). A store that is away is tried
     again with growing pauses; an hour after the last run ended, what is left stays for `gradwatch sync`.
     """
     single = is_run(path)
-    rounds: dict[Path, Rounds] = {}
+    couriers: dict[Path, RetryingCourier] = {}
     idle_since = time.monotonic()
     while True:
         complete = single or (until is not None and until())
         for folder in deliverable(path, everything):
-            rounds.setdefault(folder, Rounds(Courier(folder, tracking_uri), poll))
-        outcomes = [one.go() for one in rounds.values()]
+            couriers.setdefault(folder, RetryingCourier(Courier(folder, tracking_uri), poll))
+        outcomes = [one.deliver_if_due() for one in couriers.values()]
         if complete and all(o.done or (o.lasting and not o.live) for o in outcomes):
             return outcomes
         if any(o.live for o in outcomes) or not complete:
@@ -82,16 +82,16 @@ def follow(
             return outcomes
         if any(o.live for o in outcomes) and not is_monitored():
             rehearse()
-        _rest(poll, rounds.values())
+        _sleep(poll, couriers.values())
 
 
-class Rounds:
+class RetryingCourier:
     """The passes of one courier, with pauses that grow while nothing gets through."""
 
     def __init__(self, courier: Courier, poll: float) -> None:
         self.courier = courier
         self.manifest = courier.folder / MANIFEST
-        self.outcome = Outcome(courier.folder)
+        self.outcome = DeliveryState(courier.folder)
         self.backoff, self.due, self.written = Backoff(poll, LONGEST_PAUSE), 0.0, 0
         self.logged = ""
 
@@ -100,11 +100,11 @@ class Rounds:
         """Whether the manifest was written since the last pass: whoever closes a run is waiting."""
         return _changed(self.manifest) != self.written
 
-    def go(self) -> Outcome:
+    def deliver_if_due(self) -> DeliveryState:
         """A pass, if it is time for one; how the run stands."""
         if time.monotonic() < self.due and not self.woken:
             if self.outcome.live:
-                self.courier.diagnosis.look()  # the training is told of it, whether MLflow can be or not
+                self.courier.diagnosis.update()  # the training is told of it, whether MLflow can be or not
             return self.outcome
         self.written, before = _changed(self.manifest), self.courier.cursor.mark
         self.outcome = _attempt(self.courier)
@@ -129,10 +129,10 @@ class Rounds:
             self.logged = error
 
 
-def _rest(seconds: float, rounds: Iterable[Rounds]) -> None:
+def _sleep(seconds: float, couriers: Iterable[RetryingCourier]) -> None:
     """Sleep, but wake up when a manifest is written."""
     end = time.monotonic() + seconds
-    while time.monotonic() < end and not any(one.woken for one in rounds):
+    while time.monotonic() < end and not any(one.woken for one in couriers):
         time.sleep(min(0.1, seconds))
 
 
@@ -153,12 +153,12 @@ def deliverable(path: Path, everything: bool = False) -> list[Path]:
     return folders if everything or is_run(path) else [folder for folder in folders if meant_for_mlflow(folder)]
 
 
-def _attempt(courier: Courier, wait: float = 0.0) -> Outcome:
+def _attempt(courier: Courier, wait: float = 0.0) -> DeliveryState:
     try:
         return courier.deliver(wait)
     except Exception as error:  # a server that is down, a locked database: the next pass tries again
         refused = isinstance(error, AccessError)
-        return Outcome(
+        return DeliveryState(
             courier.folder,
             courier.cursor.url,
             live=_is_live(courier.folder),

@@ -155,7 +155,7 @@ def test_a_run_whose_list_has_no_end_is_marked_and_the_others_go_on(server, monk
     monkeypatch.setattr(reader, "find_watched", lambda client, experiments: [server] * 4)
     monitor = Monitor("http://127.0.0.1:9")
     monitor.client = server
-    assert monitor.look()  # four in a row are no server that is away
+    assert monitor.run_once()  # four in a row are no server that is away
     assert "256 parts" in tags["gradwatch.corrupt"]
     assert monitor.health.corrupt == 4
 
