@@ -61,7 +61,7 @@ def monitor(
     uri = existing_store(tracking_uri)
     watcher = Monitor(uri, experiments, every, _alerts(notify, notify_template, uri, ui_url))
     if once:
-        well = watcher.look() and not watcher.health.errors and not watcher.health.corrupt
+        well = watcher.run_once() and not watcher.health.errors and not watcher.health.corrupt
         raise SystemExit(0 if well else 1)
     if address:
         serve(watcher.health, *address)
@@ -71,9 +71,9 @@ def monitor(
 def _alerts(notify: str | None, template: str | None, uri: str, ui: str | None) -> Alerts | None:
     if not notify:
         return None
-    from gradwatch.tracking.alerts import SECRET, Alerts, sender
+    from gradwatch.tracking.alerts import SECRET, Alerts, notifier
 
-    return Alerts(sender(notify, template, os.environ.get(SECRET)), uri, ui)
+    return Alerts(notifier(notify, template, os.environ.get(SECRET)), uri, ui)
 
 
 def _address(text: str) -> tuple[str, int]:

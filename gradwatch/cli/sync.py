@@ -17,7 +17,7 @@ from gradwatch.sanitize import terminal
 from gradwatch.tracking.settings import MLFLOW_SETTINGS
 
 if TYPE_CHECKING:
-    from gradwatch.tracking.courier import Outcome
+    from gradwatch.tracking.courier import DeliveryState
 
 RETRIES = "MLFLOW_HTTP_REQUEST_MAX_RETRIES"
 
@@ -57,7 +57,7 @@ def sync(folder: Path, everything: bool, following: bool, tracking_uri: str | No
         raise SystemExit(1)
 
 
-def _progress(folder: Path, everything: bool, tracking_uri: str | None) -> Iterator[Outcome]:
+def _progress(folder: Path, everything: bool, tracking_uri: str | None) -> Iterator[DeliveryState]:
     """Deliver; on a terminal, with a bar that moves with the runs and says the step."""
     from rich.console import Console
     from rich.progress import Progress
@@ -76,7 +76,7 @@ def _progress(folder: Path, everything: bool, tracking_uri: str | None) -> Itera
             yield outcome
 
 
-def _shown(outcome: Outcome) -> Outcome:
+def _shown(outcome: DeliveryState) -> DeliveryState:
     how = "delivered" if outcome.done else f"NOT delivered: {outcome.error}" if outcome.error else "delivered so far"
     where = f", {outcome.url}" if outcome.url and not outcome.error else ""
     click.echo(terminal(f"{outcome.folder}: {how}{where}"))

@@ -19,7 +19,8 @@ from gradwatch.errors import RunError
 from gradwatch.launcher.pool import End, Task
 from gradwatch.storage.folder import read_manifest, write_json
 from gradwatch.storage.members import run_folders
-from gradwatch.storage.owner import trainer_is_gone
+from gradwatch.storage.run_state import run_state
+from gradwatch.tracking.tags import Tag
 
 RECORD, OUTPUT = "job.json", "output.log"
 SEED = "{seed}"
@@ -90,8 +91,8 @@ class Job:
         sweep, stem = self.sweep, self.sweep.name.rpartition("-")[0]
         name = f"{stem}-{self.policy}" + ("" if self.seed is None else f"-seed{self.seed}")
         options = [
-            *("--dir", str(self.folder), "--run-name", name, "--tag", f"gradwatch.sweep={sweep.name}"),
-            *("--tag", f"gradwatch.sweep_job={self.folder.name}", "--clip", self.clip or "none"),
+            *("--dir", str(self.folder), "--run-name", name, "--tag", f"{Tag.SWEEP}={sweep.name}"),
+            *("--tag", f"{Tag.SWEEP_JOB}={self.folder.name}", "--clip", self.clip or "none"),
             *("--renorm", self.renorm or "none"),
         ]
         if self.seed is not None:
@@ -159,12 +160,7 @@ def is_alive(job: Job) -> bool:
     with contextlib.suppress(RunError):
         folder = job.run()
         run = read_manifest(folder) if folder is not None else None
-        return (
-            run is not None
-            and run.status == "RUNNING"
-            and run.host == socket.gethostname()
-            and not trainer_is_gone(run)
-        )
+        return run is not None and run.host == socket.gethostname() and not run_state(run).over
     return False
 
 

@@ -23,7 +23,8 @@ from gradwatch.report.text import comparison_text, markdown_comparison
 from gradwatch.storage.cursor import read_cursor
 from gradwatch.storage.downsample import MAX_VALUES
 from gradwatch.storage.folder import list_parts
-from gradwatch.storage.members import deliverable_parts, is_shared, run_folders
+from gradwatch.storage.members import deliverable_parts, run_folders
+from gradwatch.tracking.tags import Tag
 from gradwatch.tracking.views import run_url
 
 FORMATS = ("csv", "md", "json")
@@ -109,7 +110,7 @@ def _history(job: Job) -> History | None:
             return open_history(folder, MAX_VALUES)
         from gradwatch.tracking.reader import tagged_run
 
-        run_id = tagged_run("gradwatch.sweep_job", job.folder.name)
+        run_id = tagged_run(Tag.SWEEP_JOB, job.folder.name)
         return None if run_id is None else open_history(run_id, MAX_VALUES)
     except (RunError, ImportError):
         return None
@@ -148,13 +149,13 @@ def publish(sweep: Sweep, jobs: Sequence[Job], found: Result, paths: Sequence[Pa
     uri = store.full_uri(known[0]["tracking_uri"])
     client = store.connect(uri)
     experiment = str(known[0]["experiment_id"])
-    run_id = store.summary_run(client, experiment, f"sweep {sweep.name}", {"gradwatch.sweep": sweep.name})
+    run_id = store.summary_run(client, experiment, f"sweep {sweep.name}", {Tag.SWEEP: sweep.name})
     for path in paths:
         store.upload(client, run_id, path)
-    store.set_tags(client, run_id, {"mlflow.note.content": _note(sweep, found)})
+    store.set_tags(client, run_id, {Tag.DESCRIPTION: _note(sweep, found)})
     for folder, cursor in cursors:
         if folder not in current and cursor.get("run_id"):
-            store.set_tags(client, cursor["run_id"], {"gradwatch.sweep": f"{sweep.name}, done anew"})
+            store.set_tags(client, cursor["run_id"], {Tag.SWEEP: f"{sweep.name}, done anew"})
     client.set_terminated(run_id)
     return run_url(uri, experiment, run_id)
 
@@ -163,14 +164,13 @@ def wait_for_couriers(jobs: Sequence[Job], seconds: float = DELIVERY_SECONDS) ->
     """Until all runs of the jobs are in MLflow as a whole, or the time is over (`gradwatch sync` then finishes)."""
     deadline = time.monotonic() + seconds
     folders = [folder for job in jobs if (folder := job.run()) is not None]
-    for folder in [part for one in folders for part in (deliverable_parts(one) if is_shared(one) else [one])]:
+    for folder in [part for run in folders for part in deliverable_parts(run)]:
         wait_delivered(folder, deadline - time.monotonic())
 
 
 def _cursor(folder: Path) -> dict[str, Any]:
     """What the courier of a run noted; of several parts, that of the first."""
-    parts = deliverable_parts(folder) if is_shared(folder) else [folder]
-    return next((cursor for part in parts if (cursor := read_cursor(part))), {})
+    return next((cursor for part in deliverable_parts(folder) if (cursor := read_cursor(part))), {})
 
 
 def _note(sweep: Sweep, found: Result) -> str:

@@ -1,4 +1,4 @@
-"""Keeps a courier for a training: sends it at the first step, replaces one that was killed, waits for it at the end."""
+"""The courier's process, as a training sees it: started at the first step, restarted if killed, awaited at the end."""
 
 from __future__ import annotations
 
@@ -32,26 +32,26 @@ _RANK_VARIABLES = (
 
 log = logging.getLogger("gradwatch")
 
-AGAIN_SECONDS = 30.0  # between two couriers, when they are killed one after the other
+RESTART_SECONDS = 30.0  # between two couriers, when they are killed one after the other
 
 
-class Keeper:
-    """The courier of one Watch. Nothing here waits, but for `wait`; couriers of several Watches come from `start`."""
+class CourierProcess:
+    """The courier of one Watch. Nothing here waits, but for `wait`; Watches that share couriers give a `launch`."""
 
-    def __init__(self, wanted: bool, start: Callable[[Path], subprocess.Popen[bytes] | None] | None = None) -> None:
+    def __init__(self, wanted: bool, launch: Callable[[Path], subprocess.Popen[bytes] | None] | None = None) -> None:
         self.process: subprocess.Popen[bytes] | None = None
-        self._wanted, self._start, self._sent = wanted, start, 0.0
+        self._wanted, self._launch, self._started_at = wanted, launch, 0.0
 
-    def begin(self, folder: Path) -> None:
-        """Send the courier, once."""
+    def start(self, folder: Path) -> None:
+        """Start the courier, once."""
         if self._wanted:
             self._wanted = False
-            self._send(folder)
+            self._start(folder)
 
-    def look(self, folder: Path, at_once: bool = False) -> None:
-        """Send another courier in the place of one that was killed; one that ended by itself would end again."""
-        if was_killed(self.process) and (at_once or time.monotonic() - self._sent > AGAIN_SECONDS):
-            self._send(folder)
+    def restart_if_killed(self, folder: Path, at_once: bool = False) -> None:
+        """Start another courier in the place of one that was killed; one that ended by itself would end again."""
+        if was_killed(self.process) and (at_once or time.monotonic() - self._started_at > RESTART_SECONDS):
+            self._start(folder)
 
     def wait(self, folder: Path, steps: int, timeout: float) -> tuple[dict[str, Any], str]:
         """The courier's cursor once all `steps` of the run are delivered, `timeout` seconds later at most, and in words
@@ -67,9 +67,9 @@ class Keeper:
         goes_on = "the courier goes on, and " if self.process.poll() is None else ""
         return cursor, f"{missing} not in MLflow yet; {goes_on}gradwatch sync {folder} makes sure of it"
 
-    def _send(self, folder: Path) -> None:
-        self._sent = time.monotonic()
-        self.process = (self._start or start_courier)(folder)
+    def _start(self, folder: Path) -> None:
+        self._started_at = time.monotonic()
+        self.process = (self._launch or start_courier)(folder)
 
 
 def start_courier(folder: Path) -> subprocess.Popen[bytes] | None:

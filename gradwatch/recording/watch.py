@@ -18,7 +18,7 @@ from gradwatch.history import History
 from gradwatch.measure.layout import Layout
 from gradwatch.recording import mlflow_target, registry, resume, signals
 from gradwatch.recording.callbacks import Live
-from gradwatch.recording.courier_process import Keeper
+from gradwatch.recording.courier_process import CourierProcess
 from gradwatch.recording.hooks import untraced
 from gradwatch.recording.layers import Source, describe
 from gradwatch.recording.plan import plan
@@ -53,7 +53,7 @@ class Watch:
         self._stepper, self._writer, self._source, self._verbose = stepper, writer, source, verbose
         self._live = live
         self.shared = shared
-        self._keeper, self._closed = Keeper(courier, shared.start_courier if shared else None), False
+        self._courier, self._closed = CourierProcess(courier, shared.start_courier if shared else None), False
         self._started = time.monotonic()
         self._url_said = shared is not None and len(shared.names) > 1  # by the first of them
         self._resumed_at = 0  # the number of the first step
@@ -141,8 +141,8 @@ class Watch:
         try:
             self._stepper.detach()
             self._drain()
-            self._keeper.begin(self.dir)
-            self._keeper.look(self.dir, at_once=True)
+            self._courier.start(self.dir)
+            self._courier.restart_if_killed(self.dir, at_once=True)
         finally:  # whatever happens here, what was handed over before is written
             self._writer.close("FAILED" if self._live.halted and status == "FINISHED" else status)
             signals.disarm()
@@ -155,7 +155,7 @@ class Watch:
             )
         if timeout is None:
             timeout = CLOSE_SECONDS if time.monotonic() - self._started < LONG_RUN else LAST_SECONDS
-        cursor, missing = self._keeper.wait(self.dir, self._stepper.steps, timeout)
+        cursor, missing = self._courier.wait(self.dir, self._stepper.steps, timeout)
         self._say_url(cursor)
         if missing:
             self.say(missing)
@@ -226,7 +226,7 @@ class Watch:
         self._live.check(block)
 
     def _between(self) -> None:
-        self._keeper.begin(self.dir)
+        self._courier.start(self.dir)
         layout = self._source.changed(self._stepper.layout)
         if layout is not None:
             self._relayout(layout)
@@ -259,8 +259,8 @@ class Watch:
             active = mlflow_target.find_active_run()
             if active is not None:
                 self._writer.update(mlflow={**target, **active})
-        self._keeper.look(self.dir)
-        if not self._url_said and self._keeper.process is not None:
+        self._courier.restart_if_killed(self.dir)
+        if not self._url_said and self._courier.process is not None:
             self._say_url(read_cursor(self.dir))
 
     def _rejoin(self, folder: Path, attempt: int) -> None:

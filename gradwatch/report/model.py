@@ -18,7 +18,7 @@ from gradwatch.analysis.whatif import Outcome, what_if
 from gradwatch.errors import RunError
 from gradwatch.formatting import percent
 from gradwatch.history import Floats, History, loop_clips
-from gradwatch.storage.owner import is_gone
+from gradwatch.storage.run_state import run_state
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -217,10 +217,9 @@ def reduced_text(history: History) -> str:
 
 def state(history: History) -> str:
     """How the run ended: `finished`, `running`, or that its process is gone."""
-    run = history.run
-    if run.crashed or (run.status == "RUNNING" and is_gone(run.pid, run.host, run.pid_started)):
+    if run_state(history.run).crashed:
         return f"{CRASHED} at step {history.every_step.step[-1]}" if len(history) else CRASHED
-    return run.status.lower()
+    return history.run.status.lower()
 
 
 def _optimizer(name: str, settings: dict[str, object]) -> str:

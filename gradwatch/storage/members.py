@@ -107,16 +107,20 @@ def is_run(folder: Path) -> bool:
     return is_run_folder(folder) or is_shared(folder)
 
 
-def part_folders(shared: Path) -> list[Path]:
-    """The folders of a run's parts, by name (`stage2` before `stage10`); links are left out."""
-    found = [path.parent for path in shared.glob(f"*/{MANIFEST}") if is_plain_folder(path.parent)]
+def part_folders(run: Path) -> list[Path]:
+    """The folders of a run's parts, by name (`stage2` before `stage10`), without links; `[run]` itself where it has no
+    parts.
+    """
+    if not is_shared(run):
+        return [run]
+    found = [path.parent for path in run.glob(f"*/{MANIFEST}") if is_plain_folder(path.parent)]
     return sorted(found, key=lambda path: [t.zfill(20) if t.isdigit() else t for t in re.split(r"(\d+)", path.name)])
 
 
-def deliverable_parts(shared: Path) -> list[Path]:
+def deliverable_parts(run: Path) -> list[Path]:
     """The parts that are meant for MLflow; all, when none is (`log=None`) and the run is delivered all the same."""
-    folders = part_folders(shared)
-    return [folder for folder in folders if meant_for_mlflow(folder)] or folders
+    folders = part_folders(run)
+    return [folder for folder in folders if len(folders) == 1 or meant_for_mlflow(folder)] or folders
 
 
 def meant_for_mlflow(folder: Path) -> bool:

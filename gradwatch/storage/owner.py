@@ -5,10 +5,7 @@ from __future__ import annotations
 import os
 import socket
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from gradwatch.history import Run
+from typing import Any
 
 
 def here() -> dict[str, Any]:
@@ -50,8 +47,3 @@ def _state(pid: int) -> str | None:
 def _fields(pid: int) -> list[str]:
     """The fields of proc_pid_stat(5) from the third, `state`, on."""
     return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-
-
-def trainer_is_gone(run: Run) -> bool:
-    """Whether the process that records `run` ran on this host and has ended; another host's cannot be seen."""
-    return is_gone(run.pid, run.host, run.pid_started)

@@ -1,4 +1,4 @@
-"""Alerts: each error among a run's findings is told once, to a command or to a webhook."""
+"""Alerts: each error among a run's findings is sent once, to a command or to a webhook."""
 
 from __future__ import annotations
 
@@ -22,6 +22,8 @@ from gradwatch.analysis.rules.finding import Finding
 from gradwatch.errors import GradwatchError, RunError
 from gradwatch.sanitize import MAX_JSON, plain, printable, read_json
 from gradwatch.storage.folder import FINDINGS
+from gradwatch.tracking.backoff import Backoff
+from gradwatch.tracking.tags import Tag
 from gradwatch.tracking.views import run_url
 
 if TYPE_CHECKING:
@@ -33,12 +35,10 @@ log = logging.getLogger("gradwatch")
 
 SECRET = "GRADWATCH_NOTIFY_SECRET"  # the environment variable, not its value
 SIGNATURE = "X-Gradwatch-Signature"
-NOTIFIED = "gradwatch.notified"  # tag: which errors were told
-CLAIM = "gradwatch.notifying"  # tag: which monitor is about to tell, and since when
 NEWS_SECONDS = 86_400.0  # what ended longer ago is no news to a monitor that is started today
 CLAIM_SECONDS = 60.0  # a claim that is older is that of a monitor that died
 SETTLE_SECONDS = 1.0  # how long two monitors that claim one run at once take to see it
-FIRST_PAUSE, LONGEST_PAUSE = 5.0, 900.0  # seconds between two attempts to tell
+FIRST_PAUSE, LONGEST_PAUSE = 5.0, 900.0  # seconds between two attempts to send
 SEND_SECONDS = 15.0
 MOST_ALERTS = 50  # of one run
 MOST_LAYERS = 20  # that an alert names
@@ -49,67 +49,68 @@ SLACK = """{"text": {{ (":rotating_light: *" ~ rule|mrkdwn ~ "* in <" ~ url ~ "|
 Message = Mapping[str, Any]
 
 
-class NotToldError(GradwatchError):
+class AlertError(GradwatchError):
     """An alert that did not arrive. Its text holds no address: that of a webhook is a secret."""
 
 
 class Alerts:
-    """Tells of new errors, once for each run, rule and optimizer: a tag on the run remembers it.
+    """Sends alerts of new errors, once for each run, rule and optimizer: a tag on the run remembers it.
 
-    `send` delivers one message or raises `NotToldError`; then the run's turn comes again after growing pauses.
+    `send` delivers one message or raises `AlertError`; then the run's turn comes again after growing pauses.
     """
 
     def __init__(self, send: Callable[[Message], None], tracking_uri: str, ui: str | None = None) -> None:
         self.send, self.uri, self.ui = send, ui or tracking_uri, ui
         self.name = uuid.uuid4().hex[:12]
-        self._told: dict[str, str] = {}  # run id -> the findings tag whose errors were told
-        self._due: dict[str, tuple[float, float]] = {}  # run id -> (when to try again, the pause after that)
+        self._sent: dict[str, str] = {}  # run id -> the findings tag whose errors were sent
+        self._retries: dict[str, tuple[float, Backoff]] = {}  # run id -> (when to try again, the pause after that)
         self._failing = False
 
-    def tell(self, client: MlflowClient, run: Any, health: Health) -> None:
-        """Tell of the errors of one run that nobody was told of yet."""
+    def send_new(self, client: MlflowClient, run: Any, health: Health) -> None:
+        """Send an alert for each error of one run that none was sent for yet."""
         from gradwatch.tracking import client as store
 
-        run_id, text = run.info.run_id, run.data.tags.get("gradwatch.findings", "")
-        due, pause = self._due.get(run_id, (0.0, FIRST_PAUSE))
-        if not _ERROR.search(text) or self._told.get(run_id) == text or _is_old(run) or time.monotonic() < due:
+        run_id, text = run.info.run_id, run.data.tags.get(Tag.FINDINGS, "")
+        due, backoff = self._retries.get(run_id) or (0.0, Backoff(FIRST_PAUSE, LONGEST_PAUSE))
+        if not _ERROR.search(text) or self._sent.get(run_id) == text or _is_old(run) or time.monotonic() < due:
             return
         errors = {_key(f): f for f in _read_findings(client, run_id) if f.severity == "error"}
         if not errors.keys() <= _keys(run) and not self._claim(client, run_id):
             return
-        told = _keys(client.get_run(run_id))
+        sent = _keys(client.get_run(run_id))
         for key, finding in list(errors.items())[:MOST_ALERTS]:
-            if key in told:
+            if key in sent:
                 continue
             try:
                 self.send(message(finding, run, run_url(self.uri, run.info.experiment_id, run_id)))
-            except NotToldError as error:
+            except AlertError as error:
                 health.not_notified += 1
                 if not self._failing:
                     log.warning("an alert was not delivered: %s; trying again", error)
                 self._failing = True
-                self._due[run_id] = (time.monotonic() + pause, min(2 * pause, LONGEST_PAUSE))
+                self._retries[run_id] = time.monotonic() + backoff.pause, backoff
+                backoff.after(success=False)
                 return
-            told.add(key)
-            store.set_tags(client, run_id, {NOTIFIED: " ".join(sorted(told))})
+            sent.add(key)
+            store.set_tags(client, run_id, {Tag.NOTIFIED: " ".join(sorted(sent))})
             health.notified += 1
             if self._failing:
                 log.info("alerts are delivered again")
             self._failing = False
-            self._due.pop(run_id, None)
-        self._told[run_id] = text
+            self._retries.pop(run_id, None)
+        self._sent[run_id] = text
 
     def _claim(self, client: MlflowClient, run_id: str) -> bool:
-        """Whether this monitor is the one to tell. Of several that ask within a second, the last one is."""
+        """Whether this monitor is the one to send. Of several that ask within a second, the last one is."""
         from gradwatch.tracking import client as store
 
-        owner, _, since = client.get_run(run_id).data.tags.get(CLAIM, "").partition(" ")
+        owner, _, since = client.get_run(run_id).data.tags.get(Tag.NOTIFYING, "").partition(" ")
         fresh = since.isdigit() and time.time() - int(since) < CLAIM_SECONDS
         if owner != self.name and fresh:
             return False
-        store.set_tags(client, run_id, {CLAIM: f"{self.name} {time.time():.0f}"})
+        store.set_tags(client, run_id, {Tag.NOTIFYING: f"{self.name} {time.time():.0f}"})
         time.sleep(SETTLE_SECONDS)
-        return str(client.get_run(run_id).data.tags.get(CLAIM, "")).startswith(self.name)
+        return str(client.get_run(run_id).data.tags.get(Tag.NOTIFYING, "")).startswith(self.name)
 
 
 def _is_old(run: Any) -> bool:
@@ -122,7 +123,7 @@ def _key(finding: Finding) -> str:
 
 
 def _keys(run: Any) -> set[str]:
-    return set(run.data.tags.get(NOTIFIED, "").split())
+    return set(run.data.tags.get(Tag.NOTIFIED, "").split())
 
 
 def _read_findings(client: MlflowClient, run_id: str) -> list[Finding]:
@@ -145,7 +146,7 @@ def _read_findings(client: MlflowClient, run_id: str) -> list[Finding]:
 
 
 def message(finding: Finding, run: Any, url: str) -> dict[str, Any]:
-    """What is told of one finding, as `docs/service.md` describes it."""
+    """What is sent of one finding, as `docs/service.md` describes it."""
     data = finding.to_json()
     data["layers"] = data["layers"][:MOST_LAYERS]
     del data["consequences"]
@@ -156,7 +157,7 @@ def message(finding: Finding, run: Any, url: str) -> dict[str, Any]:
 # -------------------------------------------------------------------------------------------------------- destinations
 
 
-def sender(target: str, template: str | None = None, secret: str | None = None) -> Callable[[Message], None]:
+def notifier(target: str, template: str | None = None, secret: str | None = None) -> Callable[[Message], None]:
     """What delivers a message to `target`: the address of a webhook, or a command that reads it from standard input.
 
     `template` makes another text of it: `slack`, or a file with a jinja2 template. `secret` signs what is posted.
@@ -166,14 +167,14 @@ def sender(target: str, template: str | None = None, secret: str | None = None) 
     """
     render = _renderer(template)
     if re.match(r"https?://", target):
-        return lambda said: _post(target, render(said), secret)
+        return lambda alert: _post(target, render(alert), secret)
     try:
         words = shlex.split(target)
     except ValueError as error:
         raise RunError(f"--notify cannot be split into words ({error}); wanted a command or a URL") from None
     if not words:
         raise RunError("--notify is empty; wanted a command or a URL")
-    return lambda said: _run(words, render(said))
+    return lambda alert: _run(words, render(alert))
 
 
 def sign(body: bytes, secret: str) -> str:
@@ -189,9 +190,9 @@ def _post(url: str, body: bytes, secret: str | None) -> None:
     try:
         answer = requests.post(url, data=body, headers=headers, timeout=SEND_SECONDS, allow_redirects=False)
     except requests.RequestException as error:
-        raise NotToldError(f"{host}: {type(error).__name__}") from None  # its text and its cause hold the address
+        raise AlertError(f"{host}: {type(error).__name__}") from None  # its text and its cause hold the address
     if not answer.ok or answer.is_redirect:
-        raise NotToldError(f"{host} answers {answer.status_code}")
+        raise AlertError(f"{host} answers {answer.status_code}")
 
 
 def _run(words: Sequence[str], body: bytes) -> None:
@@ -199,16 +200,16 @@ def _run(words: Sequence[str], body: bytes) -> None:
     try:
         done = subprocess.run(words, input=body, timeout=SEND_SECONDS, stdout=subprocess.DEVNULL, check=False)
     except OSError as error:
-        raise NotToldError(f"{name}: {error.strerror}") from None
+        raise AlertError(f"{name}: {error.strerror}") from None
     except subprocess.TimeoutExpired:
-        raise NotToldError(f"{name} took longer than {SEND_SECONDS:.0f} s") from None
+        raise AlertError(f"{name} took longer than {SEND_SECONDS:.0f} s") from None
     if done.returncode:
-        raise NotToldError(f"{name} ended with exit code {done.returncode}")
+        raise AlertError(f"{name} ended with exit code {done.returncode}")
 
 
 def _renderer(template: str | None) -> Callable[[Message], bytes]:
     if template is None:
-        return lambda said: json.dumps(said).encode()
+        return lambda alert: json.dumps(alert).encode()
     from jinja2 import StrictUndefined, TemplateError
     from jinja2.sandbox import SandboxedEnvironment
 
@@ -222,7 +223,7 @@ def _renderer(template: str | None) -> Callable[[Message], bytes]:
         raise RunError(f"cannot read {template}: {error.strerror}; wanted slack or a file") from None
     except (TemplateError, ValueError, TypeError) as error:
         raise RunError(f"{template} makes no JSON of a message: {error}") from None
-    return lambda said: page.render(said).encode()
+    return lambda alert: page.render(alert).encode()
 
 
 def _mrkdwn(text: object) -> str:

@@ -27,10 +27,10 @@ from gradwatch.errors import AccessError, RunError
 from gradwatch.history import Run
 from gradwatch.sanitize import public_text, public_uri
 from gradwatch.tracking.metric_keys import Nonfinite, Point, part_key, safe_name
+from gradwatch.tracking.tags import Tag
 from gradwatch.tracking.views import VIEW_TAG, view_tag
 
 ARTIFACTS = "gradwatch"
-LABEL = "gradwatch.folder"
 DEMO_STORE = Path("gradwatch-demo/mlflow.db")
 MAX_BATCH = 1_000
 MAX_PARAM = 6_000
@@ -132,10 +132,10 @@ def create_run(client: MlflowClient, tracking_uri: str, run: Run, label: str) ->
     """
     with clear_errors("creating the run"):
         experiment = _experiment(client, tracking_uri, run.mlflow or {})
-        found = client.search_runs([experiment], f"tags.`{LABEL}` = {quoted(label)}", max_results=1)
+        found = client.search_runs([experiment], f"tags.`{Tag.FOLDER}` = {quoted(label)}", max_results=1)
         if found:
             return found[0].info.run_id, experiment
-        tags = {LABEL: quoted(label)[1:-1]}
+        tags = {Tag.FOLDER: quoted(label)[1:-1]}
         with contextlib.suppress(OSError, KeyError):  # a container's user may have no name
             tags["mlflow.user"] = getpass.getuser()
         made = client.create_run(experiment, milliseconds(run.created), tags, run.name)
@@ -163,7 +163,7 @@ def summary_run(client: MlflowClient, experiment_id: str, name: str, tags: dict[
 def drop_twins(client: MlflowClient, run_id: str, experiment_id: str, label: str) -> None:
     """Delete what another request made of the run labelled so: one that a slow server carried out after all."""
     with clear_errors(f"run {run_id}"):
-        for twin in client.search_runs([experiment_id], f"tags.`{LABEL}` = '{label}'"):
+        for twin in client.search_runs([experiment_id], f"tags.`{Tag.FOLDER}` = '{label}'"):
             if twin.info.run_id != run_id and not twin.data.metrics:
                 client.delete_run(twin.info.run_id)
 
@@ -217,7 +217,7 @@ def describe(client: MlflowClient, run_id: str, run: Run) -> None:
         if run.part:
             wanted = {k if known.params.get(k, v) == v else part_key(k, run.part): v for k, v in wanted.items()}
         params = [Param(k, v) for k, v in wanted.items() if k not in known.params]
-        tags = {"gradwatch.version": __version__, "gradwatch.verdict": "running", **run.tags}
+        tags = {Tag.VERSION: __version__, Tag.VERDICT: "running", **run.tags}
         new = [RunTag(safe_name(k), str(v)) for k, v in tags.items() if k not in known.tags]
         for start in range(0, max(len(params), len(new)), 100):
             client.log_batch(run_id, (), params[start : start + 100], new[start : start + 100])
@@ -259,8 +259,8 @@ def nonfinite_tags(found: Nonfinite, part: str | None = None) -> dict[str, str]:
     """Where the first inf or NaN was; nothing for a run that had none."""
     if not found.steps:
         return {}
-    where = {"step": str(found.first_step), "layer": found.first_layer}
-    return {part_key(f"gradwatch.first_nonfinite_{word}", part): text for word, text in where.items()}
+    where = {Tag.FIRST_NONFINITE_STEP: str(found.first_step), Tag.FIRST_NONFINITE_LAYER: found.first_layer}
+    return {part_key(key, part): text for key, text in where.items()}
 
 
 def upload(client: MlflowClient, run_id: str, path: Path, folder: str = "") -> None:
@@ -290,9 +290,9 @@ def set_status(client: MlflowClient, run_id: str, status: str, ended: str | None
 def set_description(client: MlflowClient, run_id: str, text: str) -> None:
     """Set the run's description, unless the user wrote one."""
     with clear_errors(f"run {run_id}"):
-        own = client.get_run(run_id).data.tags.get("mlflow.note.content", "")
+        own = client.get_run(run_id).data.tags.get(Tag.DESCRIPTION, "")
         if not (own and not own.startswith("### gradwatch")):
-            client.set_tag(run_id, "mlflow.note.content", text)
+            client.set_tag(run_id, Tag.DESCRIPTION, text)
 
 
 def milliseconds(iso: str) -> int:

@@ -4,7 +4,7 @@ The files are the truth and `cursor.json` says how far they are delivered; it mo
 courier that dies between the two sends the same points again, with the same time stamps, and MLflow keeps one of each.
 
 The parts of a run that several Watches share go to one MLflow run: each by a courier of its own, which first looks
-whether the courier of another part has found or created it; the one that delivers the last part concludes the run.
+whether the courier of another part has found or created it; the one that delivers the last part finishes the run.
 """
 
 from __future__ import annotations
@@ -37,11 +37,12 @@ from gradwatch.storage.folder import (
     write_json,
 )
 from gradwatch.storage.members import PARTS, deliverable_parts, home_of, is_shared, read_facts
-from gradwatch.storage.owner import trainer_is_gone
-from gradwatch.tracking.live_findings import JUDGED, Diagnosis, finding_tags
+from gradwatch.storage.run_state import run_state
+from gradwatch.tracking.live_findings import Diagnosis, finding_tags
 from gradwatch.tracking.metric_keys import LEAST_POINTS, MAX_POINTS
-from gradwatch.tracking.points import Sender
-from gradwatch.tracking.summary import conclude, is_monitored
+from gradwatch.tracking.points import PointSender
+from gradwatch.tracking.summary import finish_run, is_monitored
+from gradwatch.tracking.tags import Tag
 from gradwatch.tracking.views import view_url
 
 if TYPE_CHECKING:
@@ -51,7 +52,7 @@ log = logging.getLogger("gradwatch")
 
 RUN_ID_SECONDS = 30.0  # how long a living trainer may take to start the user's own MLflow run
 BUSY = "another process is delivering it"
-LOCK_SECONDS = 300.0  # how long the courier of another part may take to create the MLflow run, or to conclude it
+LOCK_SECONDS = 300.0  # how long the courier of another part may take to create the MLflow run, or to finish it
 
 
 class Courier:
@@ -68,12 +69,12 @@ class Courier:
         self.part = folder.resolve().name if is_shared(folder.resolve().parent) else ""
         self.home = home_of(folder.resolve()) if self.part else folder  # the whole run's folder
         self.diagnosis = Diagnosis(self.home, self.part)
-        self.told: dict[str, str] = {}  # the tags that say what was found, as MLflow has them
+        self.logged_tags: dict[str, str] = {}  # the tags that say what was found, as MLflow has them
         self.cursor = Cursor.read(folder)
-        self.sender: Sender | None = None  # while it is connected
-        self.most = MAX_POINTS  # of the next request
+        self.sender: PointSender | None = None  # while it is connected
+        self.batch_size = MAX_POINTS  # of the next request
 
-    def deliver(self, wait: float = 0.0) -> Outcome:
+    def deliver(self, wait: float = 0.0) -> DeliveryState:
         """One pass: everything that is due now. `wait` seconds for another courier of this folder to finish.
 
         Raises:
@@ -81,11 +82,11 @@ class Courier:
         """
         run = read_manifest(self.folder)
         if self._finished(run):
-            return self._outcome(run)
+            return self._state(run)
         try:
             held = FileLock(self.folder / "courier.lock").acquire(timeout=wait)
         except Timeout:
-            return replace(self._outcome(run), error=BUSY)
+            return replace(self._state(run), error=BUSY)
         except PermissionError as error:
             raise RunError(f"cannot write to {self.folder}: {error.strerror}") from error
         with held:
@@ -94,32 +95,32 @@ class Courier:
                 return self._pass(run)
             except BaseException:
                 if self.sender is not None:  # a server that is slow gets more done with less at a time
-                    self.most = max(LEAST_POINTS, self.sender.most // 2)
+                    self.batch_size = max(LEAST_POINTS, self.sender.batch_size // 2)
                 self.sender = None
                 raise
 
     def _finished(self, run: Run) -> bool:
         return self.cursor.done and self.cursor.attempt == run.attempt
 
-    def _outcome(self, run: Run) -> Outcome:
-        return Outcome(self.folder, self.cursor.url, self._finished(run), run.status == "RUNNING")
+    def _state(self, run: Run) -> DeliveryState:
+        return DeliveryState(self.folder, self.cursor.url, self._finished(run), run.status == "RUNNING")
 
-    def _pass(self, run: Run) -> Outcome:
-        gone = run.status == "RUNNING" and trainer_is_gone(run)
+    def _pass(self, run: Run) -> DeliveryState:
+        was = run_state(run)
         run = read_manifest(self.folder)  # again: it may have ended properly just before it was gone
-        if gone and run.status == "RUNNING":
+        if was.crashed and run.status == "RUNNING" and run_state(run).crashed:
             run = self._mark_killed(run)  # before MLflow is asked for anything: who reads the files is to know
         ended = run.status != "RUNNING"
         if not ended:
-            self.diagnosis.look()  # whether the store can be reached or not
+            self.diagnosis.update()  # whether the store can be reached or not
         if not self._finished(run) and self._connect(run, ended):
             assert self.sender is not None
             self.sender.send(self.cursor, ended)
-            self._tell()
+            self._log_findings()
             self._upload_tables(closed_only=not ended)
             if ended:
                 self._finish(run)
-        return self._outcome(run)
+        return self._state(run)
 
     def _mark_killed(self, run: Run) -> Run:
         """The manifest of a run whose trainer is gone: it ended with the last step that is in the files."""
@@ -168,7 +169,7 @@ class Courier:
                 self._upload(client, self.folder / name)
         if self.part:
             store.upload(client, str(cursor.run_id), self.home / PARTS)
-        self.sender = Sender(self.folder, client, cursor, self.moved, self.most)
+        self.sender = PointSender(self.folder, client, cursor, self.moved, self.batch_size)
         return True
 
     def _find_run(self, client: MlflowClient, uri: str, run: Run) -> None:
@@ -206,7 +207,7 @@ class Courier:
         return [path for path in deliverable_parts(self.home) if path.name != self.part] if self.part else []
 
     def _alone(self) -> contextlib.AbstractContextManager[Any]:
-        """While no other part of the run creates or concludes the MLflow run."""
+        """While no other part of the run creates or finishes the MLflow run."""
         return FileLock(self.home / "run.lock", timeout=LOCK_SECONDS) if self.part else contextlib.nullcontext()
 
     def _upload(self, client: MlflowClient, path: Path, table: str = "") -> None:
@@ -216,15 +217,15 @@ class Courier:
 
     # ----------------------------------------------------------------------------------------------------- the rest
 
-    def _tell(self) -> None:
+    def _log_findings(self) -> None:
         """Set the tags that say what was found, and upload it, when that has changed."""
         from gradwatch.tracking import client as store
 
-        tags = self.told if self.diagnosis.findings is None else finding_tags(self.diagnosis.findings, "running")
-        if tags != self.told:
+        tags = self.logged_tags if self.diagnosis.findings is None else finding_tags(self.diagnosis.findings, "running")
+        if tags != self.logged_tags:
             store.upload(self._client, str(self.cursor.run_id), self.home / FINDINGS)  # first: the tags announce it
-            store.set_tags(self._client, str(self.cursor.run_id), {**tags, JUDGED: str(self.diagnosis.judged)})
-            self.told = tags
+            store.set_tags(self._client, str(self.cursor.run_id), {**tags, Tag.JUDGED: str(self.diagnosis.judged)})
+            self.logged_tags = tags
 
     def _upload_tables(self, closed_only: bool) -> None:
         for table in TABLES:
@@ -247,7 +248,7 @@ class Courier:
             if all(is_done(read_cursor(part), part) for part in self._others()):
                 if not cursor.joined:
                     store.drop_twins(client, str(cursor.run_id), str(cursor.experiment_id), self._label(run)[1])
-                conclude(client, str(cursor.run_id), str(cursor.experiment_id), self.home, cursor.joined)
+                finish_run(client, str(cursor.run_id), str(cursor.experiment_id), self.home, cursor.joined)
             cursor.attempt, cursor.done = run.attempt, True
             cursor.save(self.folder)
         self.sender = None  # a resumed run connects again
@@ -259,7 +260,7 @@ class Courier:
 
 
 @dataclass(frozen=True)
-class Outcome:
+class DeliveryState:
     """How one run stands after a pass: delivered whole (`done`), as far as it goes (`live`: it is not over), or not.
 
     `error` says why not; a `lasting` one will not pass by waiting, a `slow` one not soon.

@@ -1,4 +1,4 @@
-"""The diagnosis of a run while it goes on: a look now and then, from a process that is not the training's."""
+"""The diagnosis of a run while it goes on: made anew now and then, in a process that is not the training's."""
 
 from __future__ import annotations
 
@@ -17,44 +17,44 @@ from gradwatch.history import History
 from gradwatch.sanitize import plain, read_json
 from gradwatch.storage.folder import FINDINGS, last_part, read_manifest, write_json
 from gradwatch.storage.members import is_run, is_shared, part_folders, read_whole
-from gradwatch.storage.owner import trainer_is_gone
+from gradwatch.storage.run_state import run_state
+from gradwatch.tracking.tags import Tag
 
 log = logging.getLogger("gradwatch")
 
 POLL_SECONDS = 2.0
-LEAST_PAUSE = 2.0  # seconds between two looks,
+LEAST_PAUSE = 2.0  # seconds between two diagnoses,
 PAUSES = 20.0  # or so many times what the last one took: at most 5 % of the time
 LIVE_VALUES = 8_000_000  # of a run, to be judged while it goes on: 32 MB
 MAX_TAG = 2_000  # characters: MLflow's table shows a tag in one line
-JUDGED = "gradwatch.judged"  # the tag that names the last step which the findings speak of
 
 
 class Diagnosis:
     """Judges the run in the folder `home`, all its parts together, and keeps its `findings.json` up to date.
 
-    Of the couriers of a run's parts only one looks: that of the first `part` that is not over.
+    Of the couriers of a run's parts only one judges it: that of the first `part` that is not over.
     """
 
     def __init__(self, home: Path, part: str = "") -> None:
         self.home, self.part = home, part
-        self.findings: list[Finding] | None = None  # None: no look yet
-        self.judged = -1  # the last step that was looked at
+        self.findings: list[Finding] | None = None  # None: none yet
+        self.judged = -1  # the last step that was judged
         self._seen: list[int] = []
         self._due = 0.0
 
-    def look(self, last: bool = False) -> None:
-        """Judge the run, if it has new parts and it is time for it (a `last` look does not wait).
+    def update(self, last: bool = False) -> None:
+        """Judge the run, if it has new parts and it is time for it (the `last` time does not wait).
 
         What goes wrong is logged: a diagnosis that fails harms nothing.
         """
         try:
             if last or time.monotonic() >= self._due:
-                self._look()
+                self._judge()
         except Exception:
             log.exception("%s could not be diagnosed", self.home)
 
-    def _look(self) -> None:
-        parts = part_folders(self.home) if is_shared(self.home) else [self.home]
+    def _judge(self) -> None:
+        parts = part_folders(self.home)
         newest = [last_part(part) for part in parts]
         if newest == self._seen or not self._leads(parts):
             return
@@ -71,7 +71,7 @@ class Diagnosis:
             self._due = now + max(LEAST_PAUSE, PAUSES * (now - started))
 
     def _leads(self, parts: Sequence[Path]) -> bool:
-        running = (part.name for part in parts if read_manifest(part).status == "RUNNING")
+        running = (part.name for part in parts if not run_state(read_manifest(part)).over)
         return not self.part or self.part == next(running, None)
 
     def _of_part(self, finding: Finding, history: History) -> Finding:
@@ -91,15 +91,14 @@ def follow(home: Path, poll: float = POLL_SECONDS) -> None:
     diagnosis = Diagnosis(home)
     while True:
         over = _is_over(home)  # first: what was written before the end is then all there
-        diagnosis.look(last=over)
+        diagnosis.update(last=over)
         if over:
             return
         time.sleep(poll)
 
 
 def _is_over(home: Path) -> bool:
-    runs = [read_manifest(part) for part in (part_folders(home) if is_shared(home) else [home])]
-    return all(run.status != "RUNNING" or trainer_is_gone(run) for run in runs)
+    return all(run_state(read_manifest(part)).over for part in part_folders(home))
 
 
 def current(history: History) -> History:
@@ -135,6 +134,6 @@ def finding_tags(findings: Sequence[Finding], healthy: str = "healthy") -> dict[
     text = "; ".join(f"{finding.severity} {finding.summary}" for finding in findings) or "none"
     said = headline(findings)
     return {
-        "gradwatch.verdict": healthy if said == "healthy" else said,
-        "gradwatch.findings": text if len(text) <= MAX_TAG else text[: MAX_TAG - 2] + " …",
+        Tag.VERDICT: healthy if said == "healthy" else said,
+        Tag.FINDINGS: text if len(text) <= MAX_TAG else text[: MAX_TAG - 2] + " …",
     }

@@ -1,7 +1,7 @@
 """The monitor: keeps findings, report and description of every watched run on a tracking server up to date.
 
-It reads what the couriers uploaded and draws the same conclusions as they do (`conclusion`), so that the machines that
-train need do no more than record. A tag on each run says what its conclusions were drawn from: work that is done is not
+It reads what the couriers uploaded and makes the same summary as they do (`summary`), so that the machines that
+train need do no more than record. A tag on each run says what its summary was made from: work that is done is not
 done again, by this monitor or another, and to do it twice at once changes nothing.
 """
 
@@ -21,10 +21,12 @@ from gradwatch.history import History
 from gradwatch.sanitize import public_error, public_uri
 from gradwatch.storage.downsample import MAX_VALUES
 from gradwatch.storage.folder import TABLES, last_part, list_parts
-from gradwatch.storage.members import is_shared, part_folders, read_joint_manifest, read_whole
+from gradwatch.storage.members import part_folders, read_joint_manifest, read_whole
+from gradwatch.tracking.backoff import Backoff
 from gradwatch.tracking.health import Health
-from gradwatch.tracking.live_findings import JUDGED, LIVE_VALUES, PAUSES, current
-from gradwatch.tracking.summary import Conclusion, draw, tell
+from gradwatch.tracking.live_findings import LIVE_VALUES, PAUSES, current
+from gradwatch.tracking.summary import Summary, log_summary, summarize
+from gradwatch.tracking.tags import Tag
 
 if TYPE_CHECKING:
     from mlflow.tracking import MlflowClient
@@ -33,7 +35,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("gradwatch")
 
-CORRUPT = "gradwatch.corrupt"  # tag: why the run cannot be read
 LONGEST_PAUSE = 60.0
 MOST_FAILURES = 3  # runs in a row that the server refuses to serve: then the pass is given up
 
@@ -43,7 +44,7 @@ class CorruptRunError(Exception):
 
 
 class Monitor:
-    """Brings the runs of one tracking server up to date, pass by pass. `alerts` tells of their errors."""
+    """Brings the runs of one tracking server up to date, pass by pass. `alerts` are sent for their errors."""
 
     def __init__(
         self, tracking_uri: str, experiments: Sequence[str] = (), every: float = 30.0, alerts: Alerts | None = None
@@ -53,20 +54,20 @@ class Monitor:
         self.client: MlflowClient | None = None
         self._away = ""  # why the last pass failed
         self._failed: dict[str, str] = {}  # run id -> why the server would not serve it
-        self._due: dict[str, float] = {}  # run id -> when a run that goes on may be looked at again
+        self._due: dict[str, float] = {}  # run id -> when a run that goes on may be judged again
 
     def follow(self) -> None:
         """Pass after pass, for ever. While the server is away the pauses grow to a minute."""
-        pause = min(self.every, 1.0)
+        backoff = Backoff(self.every, max(self.every, LONGEST_PAUSE))
+        backoff.pause = min(self.every, 1.0)  # a server that is started together with the monitor is soon there
         while True:
-            pause = self.every if self.look() else min(2 * pause, max(self.every, LONGEST_PAUSE))
-            time.sleep(pause)
+            time.sleep(backoff.after(success=self.run_once()))
 
-    def look(self) -> bool:
+    def run_once(self) -> bool:
         """One pass. False when the server could not be asked; it is logged when that changes."""
         started = time.monotonic()
         try:
-            self._look()
+            self._run_once()
         except Exception as error:  # down, overloaded, restarting, a login that ran out: it may pass
             self.health.errors += 1
             if not self._away:
@@ -81,7 +82,7 @@ class Monitor:
         self.health.pass_seconds = time.monotonic() - started
         return True
 
-    def _look(self) -> None:
+    def _run_once(self) -> None:
         from gradwatch.tracking import client as store
         from gradwatch.tracking import reader
 
@@ -91,9 +92,9 @@ class Monitor:
         row = 0
         for run in runs:
             try:
-                self._bring(run)
+                self._update(run)
                 if self.alerts:
-                    self.alerts.tell(self.client, run, self.health)
+                    self.alerts.send_new(self.client, run, self.health)
                 self._failed.pop(run.info.run_id, None)
                 self.health.alive, row = time.monotonic(), 0
             except Exception as error:
@@ -111,21 +112,21 @@ class Monitor:
 
     # ------------------------------------------------------------------------------------------------------- one run
 
-    def _bring(self, run: Any) -> None:
-        """Bring one run up to date, if it changed since its conclusions were drawn."""
+    def _update(self, run: Any) -> None:
+        """Bring one run up to date, if it changed since its summary was made."""
         from gradwatch.tracking import client as store
         from gradwatch.tracking import reader
 
         assert self.client is not None
         run_id, tags, goes_on = run.info.run_id, run.data.tags, run.info.status == "RUNNING"
-        last = reader.Look.of_tags(tags)
+        last = reader.Fingerprint.of_tags(tags)
         now = last._replace(version=__version__, pulse=reader.pulse(run))
         if (now == last and not goes_on) or self._due.get(run_id, 0.0) > time.monotonic():
             return
         now = now._replace(tables=reader.tables(self.client, run_id))
-        if now.tables == reader.NO_TABLES and reader.DELIVERED not in tags:
+        if now.tables == reader.NO_TABLES and Tag.DELIVERED not in tags:
             return
-        mark = {reader.CONCLUDED: str(now)}
+        mark = {Tag.CONCLUDED: str(now)}
         if (now.version, now.tables) == (last.version, last.tables):
             if now != last and not goes_on:
                 store.set_tags(self.client, run_id, mark)
@@ -133,43 +134,43 @@ class Monitor:
         started = time.monotonic()
         try:
             with tempfile.TemporaryDirectory(prefix="gradwatch-") as temporary:
-                self._conclude(run, Path(temporary))
+                self._summarize(run, Path(temporary))
         except CorruptRunError as error:
             self.health.corrupt += 1
             log.warning("run %s is corrupt: %s", run_id, error)
-            mark[CORRUPT] = str(error)
+            mark[Tag.CORRUPT] = str(error)
         store.set_tags(self.client, run_id, mark)
-        if CORRUPT in tags and CORRUPT not in mark:
+        if Tag.CORRUPT in tags and Tag.CORRUPT not in mark:
             with store.clear_errors(f"run {run_id}"), contextlib.suppress(RunError):  # another monitor was quicker
-                self.client.delete_tag(run_id, CORRUPT)
+                self.client.delete_tag(run_id, Tag.CORRUPT)
         if goes_on:
             self._due[run_id] = time.monotonic() + PAUSES * (time.monotonic() - started)
 
-    def _conclude(self, run: Any, temporary: Path) -> None:
+    def _summarize(self, run: Any, temporary: Path) -> None:
         from gradwatch.tracking import reader
 
         assert self.client is not None
-        run_id, told = run.info.run_id, run.data.tags.get(JUDGED, "")
+        run_id, known = run.info.run_id, run.data.tags.get(Tag.JUDGED, "")
         try:
             folder = reader.fetch(self.client, run_id, temporary)
         except reader.UnfitError as error:
             raise CorruptRunError(str(error)) from error
-        conclusion = _conclusion(folder, temporary, run.info.experiment_id, run_id)
-        judged = int(conclusion.tags.get(JUDGED, -1))
-        if run.info.status == "RUNNING" and told.isdigit() and int(told) > judged:
+        summary = _summary(folder, temporary, run.info.experiment_id, run_id)
+        judged = int(summary.tags.get(Tag.JUDGED, -1))
+        if run.info.status == "RUNNING" and known.isdigit() and int(known) > judged:
             return  # its courier has seen more of it than it has uploaded
-        tell(self.client, run_id, conclusion)
+        log_summary(self.client, run_id, summary)
         self.health.updated += 1
-        log.info("run %s: up to date to step %d, %s", run_id, judged, conclusion.tags["gradwatch.verdict"])
+        log.info("run %s: up to date to step %d, %s", run_id, judged, summary.tags[Tag.VERDICT])
 
 
-def _conclusion(folder: Path, temporary: Path, experiment_id: str, run_id: str) -> Conclusion:
+def _summary(folder: Path, temporary: Path, experiment_id: str, run_id: str) -> Summary:
     """What the run in `folder` comes to; whatever goes wrong is the run's own fault."""
     try:
         history = _read(folder)
         rendered = temporary / "rendered"
         rendered.mkdir()
-        return draw(history, folder, rendered, experiment_id, run_id)
+        return summarize(history, folder, rendered, experiment_id, run_id)
     except Exception as error:
         log.debug("run %s", run_id, exc_info=True)
         raise CorruptRunError(public_error(error).replace(f"{folder}/", "").replace(str(folder), "the run")) from error
@@ -179,7 +180,7 @@ def _read(folder: Path) -> History:
     if read_joint_manifest(folder).status != "RUNNING":
         history = read_whole(folder, at_most=MAX_VALUES)
     else:
-        for part in part_folders(folder) if is_shared(folder) else [folder]:
+        for part in part_folders(folder):
             _even(part)
         history = current(read_whole(folder, at_most=LIVE_VALUES))
     if not len(history) and history.problems:

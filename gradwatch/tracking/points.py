@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("gradwatch")
 
 
-class Sender:
+class PointSender:
     """Sends the points of the run in `folder`; keeps what it has read of the open window, so memory stays small."""
 
     def __init__(
@@ -27,10 +27,10 @@ class Sender:
         client: MlflowClient,
         cursor: Cursor,
         moved: Callable[[int], None] = lambda _: None,
-        most: int = MAX_POINTS,
+        batch_size: int = MAX_POINTS,
     ) -> None:
         self.folder, self.client, self.moved = folder, client, moved
-        self.most = most  # points of one request: twice as many after each that was answered
+        self.batch_size = batch_size  # points of one request: twice as many after each that was answered
         self.pending: History | None = None
         self.read_to = cursor.last_part
         self.reads: list[tuple[int, int]] = []  # (part, last step read with it), to know which parts are finished
@@ -53,7 +53,7 @@ class Sender:
             start=cursor.next_step,
             nonfinite=Nonfinite(*cursor.nonfinite),
         )
-        for batch in batches(found, lambda: self.most):
+        for batch in batches(found, lambda: self.batch_size):
             points = [point for window in batch for point in window.points]
             store.log_points(self.client, str(cursor.run_id), points)
             state = batch[-1].nonfinite
@@ -63,7 +63,7 @@ class Sender:
             cursor.last_part = max([p for p, step in self.reads if step < cursor.next_step], default=cursor.last_part)
             cursor.save(self.folder)
             self.moved(cursor.next_step)
-            self.most = min(MAX_POINTS, 2 * self.most)
+            self.batch_size = min(MAX_POINTS, 2 * self.batch_size)
             self.keys.update(point.key for point in points)
         self.pending = history.take(history.step >= cursor.next_step)
         self.reads = [(part, step) for part, step in self.reads if part > cursor.last_part]

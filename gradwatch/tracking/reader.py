@@ -24,11 +24,10 @@ from gradwatch.sanitize import MAX_DOWNLOAD, MAX_LANES, printable, public_text, 
 from gradwatch.storage.folder import MANIFEST, TABLES
 from gradwatch.storage.members import PARTS, read_whole
 from gradwatch.tracking.client import ARTIFACTS, clear_errors, connect, existing_store, quoted
+from gradwatch.tracking.tags import Tag
 
-WATCHED = "tags.`gradwatch.version` != ''"
+WATCHED = f"tags.`{Tag.VERSION}` != ''"
 NO_TABLES = "-"
-DELIVERED = "gradwatch.delivered"  # tag: all of the run is here
-CONCLUDED = "gradwatch.concluded"  # tag: what the findings and the report were drawn from, a `Look`
 MAX_FILES = 100_000  # that a server may list for one run
 _PLAIN_NAME = re.compile(r"\w[\w.-]{0,254}")  # of one file or folder: it leads nowhere else
 
@@ -200,7 +199,7 @@ def watched_experiments(tracking_uri: str) -> dict[str, str]:
 # ------------------------------------------------------------------------------------------------------ what changed
 
 
-class Look(NamedTuple):
+class Fingerprint(NamedTuple):
     """What a run looked like: who looked, what costs nothing to see (`pulse`), and which tables it holds (`tables`)."""
 
     version: str
@@ -208,25 +207,25 @@ class Look(NamedTuple):
     tables: str
 
     @classmethod
-    def of_tags(cls, tags: dict[str, str]) -> Look:
+    def of_tags(cls, tags: dict[str, str]) -> Fingerprint:
         """The one that `gradwatch.concluded` names; an empty one for a run without that tag."""
-        words = tags.get(CONCLUDED, "").split()
+        words = tags.get(Tag.CONCLUDED, "").split()
         return cls(*words) if len(words) == 3 else cls("", "", "")
 
     def __str__(self) -> str:
         return " ".join(self)
 
 
-def look(client: MlflowClient, run_id: str) -> Look:
+def fingerprint(client: MlflowClient, run_id: str) -> Fingerprint:
     """What the run looks like now."""
     with clear_errors(f"run {run_id}"):
-        return Look(__version__, pulse(client.get_run(run_id)), tables(client, run_id))
+        return Fingerprint(__version__, pulse(client.get_run(run_id)), tables(client, run_id))
 
 
 def pulse(run: Any) -> str:
     """A fingerprint of what a search says of an MLflow run: whether it ended, was delivered, has new metrics."""
     data = run.data
-    return _hash([run.info.status, run.info.end_time, data.tags.get(DELIVERED), sorted(data.metrics.items())])
+    return _hash([run.info.status, run.info.end_time, data.tags.get(Tag.DELIVERED), sorted(data.metrics.items())])
 
 
 def tables(client: MlflowClient, run_id: str) -> str:

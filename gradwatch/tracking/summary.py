@@ -1,6 +1,6 @@
-"""What MLflow is told of a run as a whole: verdict, findings, report, description.
+"""The summary of a run in MLflow: verdict, findings, report, description.
 
-The courier tells it once all of a run is delivered; the monitor tells it again when there is more to read, or when a
+The courier logs it once all of a run is delivered; the monitor logs it again when there is more to read, or when a
 newer gradwatch judges.
 """
 
@@ -22,8 +22,9 @@ from gradwatch.analysis.rules import Finding, diagnose, verdict
 from gradwatch.history import History, Layer, Run
 from gradwatch.storage.downsample import MAX_VALUES
 from gradwatch.storage.folder import now_iso
-from gradwatch.storage.members import deliverable_parts, is_shared, read_joint_manifest, read_whole
-from gradwatch.tracking.live_findings import JUDGED, finding_tags, write_findings
+from gradwatch.storage.members import deliverable_parts, read_joint_manifest, read_whole
+from gradwatch.tracking.live_findings import finding_tags, write_findings
+from gradwatch.tracking.tags import Tag
 from gradwatch.tracking.views import description, worst_layers
 
 if TYPE_CHECKING:
@@ -35,7 +36,7 @@ MOST_FINDINGS = 5  # in the description, each with its cure; the report has them
 
 
 @dataclass(frozen=True)
-class Conclusion:
+class Summary:
     """What there is to say of a run: tags, files for its artifacts, and the description (None: nothing to describe)."""
 
     tags: dict[str, str]
@@ -43,26 +44,26 @@ class Conclusion:
     note: str | None = None
 
 
-def conclude(client: MlflowClient, run_id: str, experiment_id: str, folder: Path, joined: bool) -> None:
-    """Tell MLflow how the run in `folder` went, all its parts together. A joined run's status stays the user's own.
+def finish_run(client: MlflowClient, run_id: str, experiment_id: str, folder: Path, joined: bool) -> None:
+    """Log in MLflow how the run in `folder` went, all its parts together. A joined run's status stays the user's own.
 
-    Where a monitor looks after the store (`GRADWATCH_MONITORED`), only the status is told.
+    Where a monitor looks after the store (`GRADWATCH_MONITORED`), only the status is set.
     """
     from gradwatch.tracking import client as store
     from gradwatch.tracking import reader
 
-    run, said = read_joint_manifest(folder), "left to the monitor"
+    run, outcome = read_joint_manifest(folder), "left to the monitor"
     if not is_monitored():
-        history = read_whole(folder, deliverable_parts(folder) if is_shared(folder) else None, MAX_VALUES)
+        history = read_whole(folder, deliverable_parts(folder), MAX_VALUES)
         with tempfile.TemporaryDirectory(prefix="gradwatch-") as temporary:
-            conclusion = draw(history, folder, Path(temporary), experiment_id, run_id)
-            tell(client, run_id, conclusion)
-        said = conclusion.tags["gradwatch.verdict"]
-    store.set_tags(client, run_id, {reader.DELIVERED: f"{run.ended} attempt {run.attempt}"})
+            summary = summarize(history, folder, Path(temporary), experiment_id, run_id)
+            log_summary(client, run_id, summary)
+        outcome = summary.tags[Tag.VERDICT]
+    store.set_tags(client, run_id, {Tag.DELIVERED: f"{run.ended} attempt {run.attempt}"})
     store.set_status(client, run_id, run.status, run.ended, joined)
     if not is_monitored():
-        store.set_tags(client, run_id, {reader.CONCLUDED: str(reader.look(client, run_id))})
-    log.info("%s: delivered, %s: %s", folder, run.status, said)
+        store.set_tags(client, run_id, {Tag.CONCLUDED: str(reader.fingerprint(client, run_id))})
+    log.info("%s: delivered, %s: %s", folder, run.status, outcome)
 
 
 def is_monitored() -> bool:
@@ -70,31 +71,31 @@ def is_monitored() -> bool:
     return os.environ.get("GRADWATCH_MONITORED", "").lower() in ("1", "true", "yes")
 
 
-def draw(history: History, folder: Path, rendered: Path, experiment_id: str, run_id: str) -> Conclusion:
+def summarize(history: History, folder: Path, rendered: Path, experiment_id: str, run_id: str) -> Summary:
     """Judge the run and render its report: `findings.json` in its own `folder`, pages and pictures in `rendered`."""
     run = history.run
     findings, worst = judge(history)
     healthy = "running" if run.status == "RUNNING" else "healthy"
-    tags = {**finding_tags(findings, healthy), "gradwatch.worst_layer": worst}
+    tags = {**finding_tags(findings, healthy), Tag.WORST_LAYER: worst}
     if not len(history):
-        return Conclusion({**tags, "gradwatch.verdict": verdict(history)})
-    tags[JUDGED] = str(history.step.max())
-    facts = {"Verdict": tags["gradwatch.verdict"], "Clip": str(run.clip), "Renorm": str(run.renorm)}
+        return Summary({**tags, Tag.VERDICT: verdict(history)})
+    tags[Tag.JUDGED] = str(history.step.max())
+    facts = {"Verdict": tags[Tag.VERDICT], "Clip": str(run.clip), "Renorm": str(run.renorm)}
     cures = {f"{f.severity} {f.summary}": f"{f.cause} {f.cure}" for f in findings[:MOST_FINDINGS]}
     note = description(history, experiment_id, run_id, facts, cures)
     files = (write_findings(folder, run.name, findings), *render(history, rendered))
-    return Conclusion(tags, files, note)
+    return Summary(tags, files, note)
 
 
-def tell(client: MlflowClient, run_id: str, conclusion: Conclusion) -> None:
+def log_summary(client: MlflowClient, run_id: str, summary: Summary) -> None:
     """Bring the run's tags, artifacts and description up to date. To do so twice changes nothing."""
     from gradwatch.tracking import client as store
 
-    store.set_tags(client, run_id, conclusion.tags)
-    for path in conclusion.files:
+    store.set_tags(client, run_id, summary.tags)
+    for path in summary.files:
         store.upload(client, run_id, path)
-    if conclusion.note is not None:
-        store.set_description(client, run_id, conclusion.note)
+    if summary.note is not None:
+        store.set_description(client, run_id, summary.note)
 
 
 @cache

@@ -14,9 +14,10 @@ from pathlib import Path
 from gradwatch.errors import AccessError, RunError
 from gradwatch.sanitize import public_text
 from gradwatch.storage.folder import MANIFEST, read_manifest
-from gradwatch.storage.members import deliverable_parts, is_run, is_shared, meant_for_mlflow, run_folders
-from gradwatch.storage.owner import trainer_is_gone
-from gradwatch.tracking.courier import BUSY, Courier, Outcome
+from gradwatch.storage.members import deliverable_parts, is_run, meant_for_mlflow, run_folders
+from gradwatch.storage.run_state import run_state
+from gradwatch.tracking.backoff import Backoff
+from gradwatch.tracking.courier import BUSY, Courier, DeliveryState
 from gradwatch.tracking.summary import is_monitored, rehearse
 
 log = logging.getLogger("gradwatch")
@@ -34,7 +35,7 @@ def sync(
     wait: float = 60.0,
     everything: bool = False,
     moved: Callable[[Path, int], None] = lambda *_: None,
-) -> Iterator[Outcome]:
+) -> Iterator[DeliveryState]:
     """Deliver what is missing of the run in `path`, or of every run below it: one outcome each.
 
     A store that fails is tried three times in a row, and again whenever something got through. `everything` takes runs
@@ -58,20 +59,20 @@ def follow(
     until: Callable[[], bool] | None = None,
     poll: float = POLL_SECONDS,
     everything: bool = False,
-) -> list[Outcome]:
+) -> list[DeliveryState]:
     """Deliver the run in `path`, or all runs below it, while they go on, until they have ended and all is in MLflow.
 
     A directory is followed for new runs until `until()` is true (for ever without it). A store that is away is tried
     again with growing pauses; an hour after the last run ended, what is left stays for `gradwatch sync`.
     """
     single = is_run(path)
-    rounds: dict[Path, Rounds] = {}
+    couriers: dict[Path, RetryingCourier] = {}
     idle_since = time.monotonic()
     while True:
         complete = single or (until is not None and until())
         for folder in deliverable(path, everything):
-            rounds.setdefault(folder, Rounds(Courier(folder, tracking_uri), poll))
-        outcomes = [one.go() for one in rounds.values()]
+            couriers.setdefault(folder, RetryingCourier(Courier(folder, tracking_uri), poll))
+        outcomes = [one.deliver_if_due() for one in couriers.values()]
         if complete and all(o.done or (o.lasting and not o.live) for o in outcomes):
             return outcomes
         if any(o.live for o in outcomes) or not complete:
@@ -81,55 +82,57 @@ def follow(
             return outcomes
         if any(o.live for o in outcomes) and not is_monitored():
             rehearse()
-        _rest(poll, rounds.values())
+        _sleep(poll, couriers.values())
 
 
-class Rounds:
+class RetryingCourier:
     """The passes of one courier, with pauses that grow while nothing gets through."""
 
     def __init__(self, courier: Courier, poll: float) -> None:
-        self.courier, self.poll = courier, poll
+        self.courier = courier
         self.manifest = courier.folder / MANIFEST
-        self.outcome = Outcome(courier.folder)
-        self.pause, self.due, self.written = poll, 0.0, 0
-        self.said = ""
+        self.outcome = DeliveryState(courier.folder)
+        self.backoff, self.due, self.written = Backoff(poll, LONGEST_PAUSE), 0.0, 0
+        self.logged = ""
 
     @property
     def woken(self) -> bool:
         """Whether the manifest was written since the last pass: whoever closes a run is waiting."""
         return _changed(self.manifest) != self.written
 
-    def go(self) -> Outcome:
+    def deliver_if_due(self) -> DeliveryState:
         """A pass, if it is time for one; how the run stands."""
         if time.monotonic() < self.due and not self.woken:
             if self.outcome.live:
-                self.courier.diagnosis.look()  # the training is told of it, whether MLflow can be or not
+                self.courier.diagnosis.update()  # the training is told of it, whether MLflow can be or not
             return self.outcome
         self.written, before = _changed(self.manifest), self.courier.cursor.mark
         self.outcome = _attempt(self.courier)
         failed, moved = bool(self.outcome.error), self.courier.cursor.mark != before
-        self.pause = min(2 * self.pause, LONGEST_PAUSE) if failed and not moved else self.poll
+        pause = self.backoff.after(success=moved or not failed)
         if self.outcome.slow:
-            self.pause = LONGEST_PAUSE
+            pause = self.backoff.pause = LONGEST_PAUSE
         # many couriers whose server comes back do not all come at once
-        self.due = time.monotonic() + (self.pause * random.uniform(0.7, 1.0) if failed else self.poll)
-        self._say(self.outcome.error or "")
+        self.due = time.monotonic() + (pause * random.uniform(0.7, 1.0) if failed else pause)
+        self._log_change()
         return self.outcome
 
-    def _say(self, error: str) -> None:
+    def _log_change(self) -> None:
         """One line for each change: a server that is away for a night is not a thousand lines."""
-        if error != self.said:
+        error = self.outcome.error or ""
+        if error != self.logged:
             if error:
-                log.warning("%s: not delivered yet, tried again: %s", self.courier.folder, error)
+                how = "not delivered" if self.outcome.lasting else "not delivered yet, tried again"
+                log.warning("%s: %s: %s", self.courier.folder, how, error)
             else:
                 log.info("%s: MLflow answers again", self.courier.folder)
-            self.said = error
+            self.logged = error
 
 
-def _rest(seconds: float, rounds: Iterable[Rounds]) -> None:
+def _sleep(seconds: float, couriers: Iterable[RetryingCourier]) -> None:
     """Sleep, but wake up when a manifest is written."""
     end = time.monotonic() + seconds
-    while time.monotonic() < end and not any(one.woken for one in rounds):
+    while time.monotonic() < end and not any(one.woken for one in couriers):
         time.sleep(min(0.1, seconds))
 
 
@@ -146,21 +149,21 @@ def deliverable(path: Path, everything: bool = False) -> list[Path]:
 
     `everything` is also those that are not. Of a run of several parts, its parts.
     """
-    folders = [part for run in run_folders(path) for part in (deliverable_parts(run) if is_shared(run) else [run])]
+    folders = [part for run in run_folders(path) for part in deliverable_parts(run)]
     return folders if everything or is_run(path) else [folder for folder in folders if meant_for_mlflow(folder)]
 
 
-def _attempt(courier: Courier, wait: float = 0.0) -> Outcome:
+def _attempt(courier: Courier, wait: float = 0.0) -> DeliveryState:
     try:
         return courier.deliver(wait)
     except Exception as error:  # a server that is down, a locked database: the next pass tries again
         refused = isinstance(error, AccessError)
-        return Outcome(
+        return DeliveryState(
             courier.folder,
             courier.cursor.url,
             live=_is_live(courier.folder),
             error=_in_words(error),
-            lasting=isinstance(error, RunError) and not refused,
+            lasting=isinstance(error, (RunError, ImportError)) and not refused,
             slow=refused,
         )
 
@@ -171,11 +174,12 @@ def _in_words(error: Exception) -> str:
     failed = re.match(r"API request to (https?://[^/ ]+)\S* failed with .*?(?:Caused by (.*))?$", text)
     if failed:
         text = f"{failed[1]} does not answer ({(failed[2] or text).rstrip(')')})"
+    if isinstance(error, ImportError):
+        text += ": pip install 'gradwatch[mlflow]' into the Python that delivers"
     return public_text(text)[:300] or type(error).__name__
 
 
 def _is_live(folder: Path) -> bool:
     with contextlib.suppress(RunError):
-        run = read_manifest(folder)
-        return run.status == "RUNNING" and not trainer_is_gone(run)
+        return not run_state(read_manifest(folder)).over
     return False

@@ -13,7 +13,7 @@ from mlflow_server import all_there, wanted
 
 import gradwatch
 from gradwatch.recording import courier_process
-from gradwatch.recording.courier_process import Keeper
+from gradwatch.recording.courier_process import CourierProcess
 from gradwatch.storage.folder import read_manifest
 
 mlflow = pytest.importorskip("mlflow")
@@ -39,24 +39,24 @@ def sent():
 
 
 def test_a_courier_that_was_killed_is_replaced_but_not_again_and_again(tmp_path, sent, monkeypatch):
-    keeper = Keeper(True, sent)
-    keeper.begin(tmp_path)
-    keeper.begin(tmp_path)
-    keeper.look(tmp_path)
+    courier = CourierProcess(True, sent)
+    courier.start(tmp_path)
+    courier.start(tmp_path)
+    courier.restart_if_killed(tmp_path)
     assert len(sent.made) == 1
     sent.made[0].kill()
     sent.made[0].wait()
-    keeper.look(tmp_path)
+    courier.restart_if_killed(tmp_path)
     assert len(sent.made) == 1  # it was sent a moment ago
-    monkeypatch.setattr(courier_process, "AGAIN_SECONDS", 0.0)
-    keeper.look(tmp_path)
-    keeper.look(tmp_path)
+    monkeypatch.setattr(courier_process, "RESTART_SECONDS", 0.0)
+    courier.restart_if_killed(tmp_path)
+    courier.restart_if_killed(tmp_path)
     assert len(sent.made) == 2
-    assert keeper.process is sent.made[1]
-    monkeypatch.setattr(courier_process, "AGAIN_SECONDS", 600.0)
+    assert courier.process is sent.made[1]
+    monkeypatch.setattr(courier_process, "RESTART_SECONDS", 600.0)
     sent.made[1].kill()
     sent.made[1].wait()
-    keeper.look(tmp_path, at_once=True)  # the run ends: somebody must deliver it
+    courier.restart_if_killed(tmp_path, at_once=True)  # the run ends: somebody must deliver it
     assert len(sent.made) == 3
 
 
@@ -68,20 +68,20 @@ def test_a_courier_that_ended_by_itself_is_not_replaced(tmp_path):
         ended[-1].wait()
         return ended[-1]
 
-    keeper = Keeper(True, start)
-    keeper.begin(tmp_path)
-    keeper.look(tmp_path, at_once=True)
+    courier = CourierProcess(True, start)
+    courier.start(tmp_path)
+    courier.restart_if_killed(tmp_path, at_once=True)
     assert len(ended) == 1
-    assert "gradwatch sync" in keeper.wait(tmp_path, 5, 1.0)[1]
-    assert "goes on" not in keeper.wait(tmp_path, 5, 1.0)[1]
+    assert "gradwatch sync" in courier.wait(tmp_path, 5, 1.0)[1]
+    assert "goes on" not in courier.wait(tmp_path, 5, 1.0)[1]
 
 
 def test_who_wants_no_courier_gets_none_and_waits_for_none(tmp_path, sent):
-    keeper = Keeper(False, sent)
-    keeper.begin(tmp_path)
-    keeper.look(tmp_path, at_once=True)
+    courier = CourierProcess(False, sent)
+    courier.start(tmp_path)
+    courier.restart_if_killed(tmp_path, at_once=True)
     started = time.monotonic()
-    assert keeper.wait(tmp_path, 5, 60.0) == ({}, "")
+    assert courier.wait(tmp_path, 5, 60.0) == ({}, "")
     assert time.monotonic() - started < 30
     assert not sent.made
 
@@ -107,7 +107,7 @@ def away(proxy, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("MLFLOW_TRACKING_URI", proxy.url)
     monkeypatch.setenv("MLFLOW_HTTP_REQUEST_TIMEOUT", "2")
-    monkeypatch.setattr(courier_process, "AGAIN_SECONDS", 0.0)
+    monkeypatch.setattr(courier_process, "RESTART_SECONDS", 0.0)
     proxy.always = hang
     return proxy
 
@@ -130,11 +130,11 @@ def test_close_waits_as_long_as_it_was_told_and_the_courier_goes_on(server, away
 @pytest.mark.slow
 def test_a_courier_killed_while_the_training_goes_on_is_replaced_at_a_drain(server, away, tmp_path):
     watch = train({"dir": tmp_path / "runs", "verbose": False}, 300, close=False)
-    first = watch._keeper.process
+    first = watch._courier.process
     first.send_signal(signal.SIGKILL)
     first.wait()
     watch._drain()
-    second = watch._keeper.process
+    second = watch._courier.process
     assert second is not first
     assert second.poll() is None
     away.always = ok

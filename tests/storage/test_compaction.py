@@ -27,7 +27,7 @@ from gradwatch.storage.folder import create_folder, is_closed, list_parts, read_
 from gradwatch.storage.members import read_whole
 from gradwatch.storage.parquet import _tile
 from gradwatch.storage.writer import RunWriter, _layers_table
-from gradwatch.tracking.sync import Rounds, _changed, _rest
+from gradwatch.tracking.sync import RetryingCourier, _changed, _sleep
 
 ROOT = Path(__file__).parents[2]
 SCRIPTS = ROOT / "scripts" / "bench"
@@ -401,14 +401,14 @@ def test_the_courier_wakes_when_a_manifest_changes(tmp_path):
 
     path = tmp_path / "run.json"
     path.write_text("{}")
-    rounds = Rounds(Courier(tmp_path), 1.0)
-    rounds.written = _changed(path)
+    courier = RetryingCourier(Courier(tmp_path), 1.0)
+    courier.written = _changed(path)
     started = time.monotonic()
-    _rest(0.3, [rounds])
+    _sleep(0.3, [courier])
     assert time.monotonic() - started >= 0.3
-    rounds.written -= 1
+    courier.written -= 1
     started = time.monotonic()
-    _rest(60, [rounds])
+    _sleep(60, [courier])
     assert time.monotonic() - started < 30
 
 
@@ -418,7 +418,7 @@ def test_the_courier_wakes_when_a_manifest_changes(tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("script", "options"),
-    [("bench_store", ["--seconds", "0"]), ("bench_report", ["--rounds", "1"])],
+    [("bench_store", ["--seconds", "0"]), ("bench_report", ["--courier", "1"])],
 )
 def test_the_benchmarks_run(tmp_path, script, options):
     out = tmp_path / "out.json"

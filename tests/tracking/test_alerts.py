@@ -16,7 +16,7 @@ from make_run import make_run
 from gradwatch.analysis.rules import Finding
 from gradwatch.errors import RunError
 from gradwatch.tracking import alerts, summary
-from gradwatch.tracking.alerts import NOTIFIED, SIGNATURE, Alerts, NotToldError, message, sender
+from gradwatch.tracking.alerts import SIGNATURE, AlertError, Alerts, message, notifier
 from gradwatch.tracking.monitor import Monitor
 from gradwatch.tracking.sync import sync
 
@@ -74,9 +74,9 @@ def sick(store, tmp_path, monkeypatch):
 def test_an_error_is_told_once_even_after_a_restart(store, sick, hook):
     run_id, _ = sick(), sick(nan_at=None)
     for _ in range(2):
-        monitor = Monitor(store, alerts=Alerts(sender(hook.url), store, "https://mlflow.example.org"))
+        monitor = Monitor(store, alerts=Alerts(notifier(hook.url), store, "https://mlflow.example.org"))
         for _ in range(2):
-            assert monitor.look()
+            assert monitor.run_once()
     (body,) = map(json.loads, hook.bodies)
     assert body["rule"] == "nonfinite"
     assert body["severity"] == "error"
@@ -88,15 +88,15 @@ def test_an_error_is_told_once_even_after_a_restart(store, sick, hook):
     assert body["cure"]
     assert body["cause"]
     assert abs(body["time"] - time.time()) < 60
-    assert mlflow.MlflowClient(store).get_run(run_id).data.tags[NOTIFIED] == "nonfinite"
+    assert mlflow.MlflowClient(store).get_run(run_id).data.tags["gradwatch.notified"] == "nonfinite"
     assert hook.headers[0]["Content-Type"] == "application/json"
     assert SIGNATURE not in hook.headers[0]
 
 
 def test_a_new_error_of_a_known_run_is_told(store, sick, hook, tmp_path):
     run_id = sick()
-    monitor = Monitor(store, alerts=Alerts(sender(hook.url), store))
-    monitor.look()
+    monitor = Monitor(store, alerts=Alerts(notifier(hook.url), store))
+    monitor.run_once()
     client = mlflow.MlflowClient(store)
     text = (tmp_path / "findings.json", json.loads(json.dumps({"run": "mlp", "findings": []})))[1]
     text["findings"] = [
@@ -106,7 +106,7 @@ def test_a_new_error_of_a_known_run_is_told(store, sick, hook, tmp_path):
     (tmp_path / "findings.json").write_text(json.dumps(text))
     client.log_artifact(run_id, str(tmp_path / "findings.json"), "gradwatch")
     client.set_tag(run_id, "gradwatch.findings", "error nonfinite at step 1; error exploding at step 1; warning spike")
-    monitor.look()
+    monitor.run_once()
     assert [json.loads(body)["rule"] for body in hook.bodies] == ["nonfinite", "exploding"]
 
 
@@ -114,20 +114,20 @@ def test_an_alert_that_did_not_arrive_is_sent_again_later_and_later(store, sick,
     caplog.set_level(logging.INFO, "gradwatch")
     sick()
     hook.answers += [500, 429, 302, 200]
-    alerts = Alerts(sender(hook.url), store)
+    alerts = Alerts(notifier(hook.url), store)
     monitor = Monitor(store, alerts=alerts)
-    monitor.look()
-    monitor.look()
+    monitor.run_once()
+    monitor.run_once()
     assert len(hook.bodies) == 1  # it is not time yet
     pauses = []
     for _ in range(3):
-        ((run_id, (due, pause)),) = alerts._due.items()
-        pauses.append(pause)
-        alerts._due[run_id] = (0.0, pause)
-        monitor.look()
+        ((run_id, (_, backoff)),) = alerts._retries.items()
+        pauses.append(backoff.pause)
+        alerts._retries[run_id] = (0.0, backoff)
+        monitor.run_once()
     assert pauses == [10, 20, 40]
     assert len(hook.bodies) == 4  # a redirect was not followed
-    assert alerts._due == {}
+    assert alerts._retries == {}
     assert (monitor.health.notified, monitor.health.not_notified, monitor.health.errors) == (1, 3, 0)
     lines = [record.message for record in caplog.records if record.module == "alerts"]
     assert lines == [
@@ -139,25 +139,25 @@ def test_an_alert_that_did_not_arrive_is_sent_again_later_and_later(store, sick,
 def test_two_monitors_tell_of_an_error_once(store, sick, hook, monkeypatch):
     monkeypatch.setattr(alerts, "SETTLE_SECONDS", 1.0)
     sick()
-    monitors = [Monitor(store, alerts=Alerts(sender(hook.url), store)) for _ in range(3)]
-    threads = [threading.Thread(target=monitor.look) for monitor in monitors]
+    monitors = [Monitor(store, alerts=Alerts(notifier(hook.url), store)) for _ in range(3)]
+    threads = [threading.Thread(target=monitor.run_once) for monitor in monitors]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
     for monitor in monitors:
-        monitor.look()
+        monitor.run_once()
     assert len(hook.bodies) == 1
 
 
 def test_a_claim_of_a_monitor_that_died_runs_out(store, sick, hook):
     run_id = sick()
     client = mlflow.MlflowClient(store)
-    client.set_tag(run_id, alerts.CLAIM, f"another {time.time():.0f}")
-    Monitor(store, alerts=Alerts(sender(hook.url), store)).look()
+    client.set_tag(run_id, "gradwatch.notifying", f"another {time.time():.0f}")
+    Monitor(store, alerts=Alerts(notifier(hook.url), store)).run_once()
     assert hook.bodies == []
-    client.set_tag(run_id, alerts.CLAIM, f"another {time.time() - 61:.0f}")
-    Monitor(store, alerts=Alerts(sender(hook.url), store)).look()
+    client.set_tag(run_id, "gradwatch.notifying", f"another {time.time() - 61:.0f}")
+    Monitor(store, alerts=Alerts(notifier(hook.url), store)).run_once()
     assert len(hook.bodies) == 1
 
 
@@ -165,10 +165,10 @@ def test_what_ended_long_ago_is_no_news(store, sick, hook):
     run_id = sick()
     client = mlflow.MlflowClient(store)
     client.set_terminated(run_id, "FINISHED", int(1000 * (time.time() - 90_000)))
-    Monitor(store, alerts=Alerts(sender(hook.url), store)).look()
+    Monitor(store, alerts=Alerts(notifier(hook.url), store)).run_once()
     assert hook.bodies == []
     client.set_terminated(run_id, "FINISHED", int(1000 * (time.time() - 80_000)))
-    Monitor(store, alerts=Alerts(sender(hook.url), store)).look()
+    Monitor(store, alerts=Alerts(notifier(hook.url), store)).run_once()
     assert len(hook.bodies) == 1
 
 
@@ -177,8 +177,8 @@ def test_findings_files_from_strangers_tell_nothing_and_stop_nothing(store, sick
         (tmp_path / "findings.json").write_text(text)
         mlflow.MlflowClient(store).log_artifact(sick(), str(tmp_path / "findings.json"), "gradwatch")
     good = sick()
-    monitor = Monitor(store, alerts=Alerts(sender(hook.url), store))
-    assert monitor.look()
+    monitor = Monitor(store, alerts=Alerts(notifier(hook.url), store))
+    assert monitor.run_once()
     assert monitor.health.errors == 0
     assert [json.loads(body)["run_id"] for body in hook.bodies] == [good]
 
@@ -187,7 +187,7 @@ def test_findings_files_from_strangers_tell_nothing_and_stop_nothing(store, sick
 
 
 def test_what_is_posted_is_signed(hook):
-    sender(hook.url, secret="s3cret")(SAID)
+    notifier(hook.url, secret="s3cret")(SAID)
     assert json.loads(hook.bodies[0]) == SAID
     expected = hmac.new(b"s3cret", hook.bodies[0], hashlib.sha256).hexdigest()
     assert hook.headers[0][SIGNATURE] == f"sha256={expected}"
@@ -197,7 +197,7 @@ def test_what_is_posted_is_signed(hook):
 def test_a_command_reads_the_message_without_a_shell(tmp_path):
     script = tmp_path / "told.py"
     script.write_text("import sys; open(sys.argv[1], 'w').write(sys.argv[2] + sys.stdin.read())")
-    sender(f"{sys.executable} {script} {tmp_path / 'out'} '$(id); a b'")(SAID)
+    notifier(f"{sys.executable} {script} {tmp_path / 'out'} '$(id); a b'")(SAID)
     assert (tmp_path / "out").read_text() == "$(id); a b" + json.dumps(SAID)
 
 
@@ -212,13 +212,13 @@ def test_a_command_reads_the_message_without_a_shell(tmp_path):
 )
 def test_what_does_not_arrive_says_why_and_no_secret(target, why, monkeypatch):
     monkeypatch.setattr(alerts, "SEND_SECONDS", 1.0)
-    with pytest.raises(NotToldError, match=why) as caught:
-        sender(target)(SAID)
+    with pytest.raises(AlertError, match=why) as caught:
+        notifier(target)(SAID)
     assert "secret" not in str(caught.value)
 
 
 def test_slack_shows_what_strangers_wrote_as_text(hook):
-    sender(hook.url, "slack")(SAID)
+    notifier(hook.url, "slack")(SAID)
     text = json.loads(hook.bodies[0])["text"]
     assert "*nonfinite* in <http://127.0.0.1:5000|" in text
     assert '|&lt;!channel&gt; &amp; "co">: nonfinite at step 50\nin a\nA cause.\n*What to do:* A "cure".' in text
@@ -226,7 +226,7 @@ def test_slack_shows_what_strangers_wrote_as_text(hook):
 
 def test_a_template_of_ones_own(hook, tmp_path):
     (tmp_path / "mine.j2").write_text('{"summary": {{ (rule ~ ": " ~ summary)|tojson }}, "tags": {{ layers|tojson }}}')
-    sender(hook.url, str(tmp_path / "mine.j2"))(SAID)
+    notifier(hook.url, str(tmp_path / "mine.j2"))(SAID)
     assert json.loads(hook.bodies[0]) == {"summary": f"nonfinite: {SAID['summary']}", "tags": ["a.weight"]}
 
 
@@ -237,15 +237,15 @@ def test_a_template_of_ones_own(hook, tmp_path):
 def test_a_template_that_makes_no_json_or_reaches_out_is_refused(tmp_path, text):
     (tmp_path / "bad.j2").write_text(text)
     with pytest.raises(RunError, match="makes no JSON of a message"):
-        sender("http://127.0.0.1:9/", str(tmp_path / "bad.j2"))
+        notifier("http://127.0.0.1:9/", str(tmp_path / "bad.j2"))
 
 
 def test_what_is_no_target_or_template_is_refused(tmp_path):
     for target in ("", "a 'b"):
         with pytest.raises(RunError, match="wanted a command or a URL"):
-            sender(target)
+            notifier(target)
     with pytest.raises(RunError, match="wanted slack or a file"):
-        sender("true", str(tmp_path / "none.j2"))
+        notifier("true", str(tmp_path / "none.j2"))
 
 
 def test_a_message_is_of_bounded_size():

@@ -19,9 +19,10 @@ from gradwatch.recording import courier_process
 from gradwatch.sanitize import markdown
 from gradwatch.storage.cursor import read_cursor
 from gradwatch.storage.folder import create_folder, read_manifest, read_run, write_json
-from gradwatch.storage.owner import trainer_is_gone
+from gradwatch.storage.run_state import run_state
 from gradwatch.storage.writer import RunWriter
 from gradwatch.tracking import summary
+from gradwatch.tracking import sync as syncing
 from gradwatch.tracking.courier import Courier
 from gradwatch.tracking.sync import follow, sync
 from gradwatch.tracking.views import MAX_NOTE, VIEW_TAG, view_tag
@@ -220,12 +221,14 @@ def test_a_killed_trainer_leaves_a_killed_run(store, tmp_path, joined):
 
 def test_a_zombie_and_a_live_process_are_told_apart(tmp_path):
     run = make_history(steps=1, host=socket.gethostname(), pid=os.getpid()).run
-    assert not trainer_is_gone(run)
+    assert run_state(run) == (False, False)
     process = subprocess.Popen([sys.executable, "-c", ""])
     os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
-    assert trainer_is_gone(replace(run, pid=process.pid))
+    assert run_state(replace(run, pid=process.pid)) == (True, True)
     process.wait()
-    assert not trainer_is_gone(replace(run, pid=process.pid, host="elsewhere"))
+    assert run_state(replace(run, pid=process.pid, host="elsewhere")) == (False, False)
+    assert run_state(replace(run, status="FINISHED", pid=process.pid)) == (True, False)
+    assert run_state(replace(run, status="KILLED", crashed=True)) == (True, True)
 
 
 def test_the_courier_waits_for_the_users_own_run(store, tmp_path):
@@ -240,6 +243,21 @@ def test_the_courier_waits_for_the_users_own_run(store, tmp_path):
     write_json(folder / "run.json", replace(run, mlflow=target(store, run_id=own, joined=True)).to_json())
     carrier.deliver()
     assert carrier.cursor.run_id == own
+
+
+def test_a_python_that_cannot_import_mlflow_is_not_tried_again(tmp_path, monkeypatch, caplog):
+    import gradwatch.tracking.client
+
+    caplog.set_level("INFO", "gradwatch")
+    monkeypatch.setattr(syncing, "GIVE_UP_SECONDS", 0.5)  # as long as a server that is away is waited for
+    monkeypatch.delattr(gradwatch.tracking, "client")
+    monkeypatch.setitem(sys.modules, "gradwatch.tracking.client", None)
+    folder = make_run(tmp_path, window=20, mlflow=target(None))
+    (outcome,) = follow(folder, poll=0.01)
+    assert (outcome.done, outcome.lasting) == (False, True)
+    (line,) = [record.message for record in caplog.records]
+    assert line.startswith(f"{folder}: not delivered: ")
+    assert "pip install 'gradwatch[mlflow]'" in line
 
 
 def test_a_server_that_is_away_is_tried_again(store, tmp_path, monkeypatch):

@@ -1,4 +1,4 @@
-"""Parts of one run on their way to MLflow: one run there, no key written by two, concluded when all have ended."""
+"""Parts of one run on their way to MLflow: one run there, no key written by two, finished when all have ended."""
 
 import json
 import os
@@ -101,7 +101,7 @@ def test_params_that_parts_agree_on_keep_their_name(store, tmp_path):
     assert len(curve(client, run, "lr/G")) == 5
 
 
-def test_the_run_is_concluded_once_when_its_last_part_has_ended(store, tmp_path, rendered):
+def test_the_run_is_finished_once_when_its_last_part_has_ended(store, tmp_path, rendered):
     here = {"pid": os.getpid(), "host": socket.gethostname()}
     shared = gan(tmp_path, store, here, here)
     set_manifest(shared / "D", status="RUNNING")

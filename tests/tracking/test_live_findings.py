@@ -1,4 +1,4 @@
-"""The diagnosis of a run that goes on: when it looks, what it leaves behind, and that its failure harms nothing."""
+"""The diagnosis of a run that goes on: when it is made, what it leaves behind, and that its failure harms nothing."""
 
 import json
 import os
@@ -62,23 +62,23 @@ def clock(monkeypatch):
 def test_new_steps_are_judged_when_it_is_due(tmp_path, clock):
     history = make_history(steps=120, nan_at=50, **HERE)
     folder = create_folder(tmp_path, "live")
-    looks = Diagnosis(folder)
+    diagnosis = Diagnosis(folder)
     grow(folder, history, 0, 40)
-    looks.look()
+    diagnosis.update()
     assert said(folder) == []
     grow(folder, history, 40, 80)
-    looks.look()
+    diagnosis.update()
     assert said(folder) == []  # too early
     clock.now += 2.1
-    looks.look()
+    diagnosis.update()
     (finding,) = said(folder)
     assert (finding["rule"], finding["first_step"]) == ("nonfinite", 50)
-    assert Finding.from_json(finding).summary == looks.findings[0].summary
+    assert Finding.from_json(finding).summary == diagnosis.findings[0].summary
     before = (folder / FINDINGS).stat().st_mtime_ns
     clock.now += 1000
-    looks.look()  # nothing new
+    diagnosis.update()  # nothing new
     grow(folder, history, 80, 120)
-    looks.look()  # the same findings
+    diagnosis.update()  # the same findings
     assert (folder / FINDINGS).stat().st_mtime_ns == before
 
 
@@ -93,25 +93,25 @@ def test_it_takes_a_twentieth_of_the_time_at_most(tmp_path, clock, monkeypatch):
     monkeypatch.setattr(live_findings, "diagnose", slow)
     history = make_history(steps=400, **HERE)
     folder = create_folder(tmp_path, "live")
-    looks = Diagnosis(folder)
+    diagnosis = Diagnosis(folder)
     for start in range(0, 400, 20):
         grow(folder, history, start, start + 20)
-        looks.look()
+        diagnosis.update()
         clock.now += 10
     assert len(looked) > 2
     assert min(np.diff(looked)) >= 3 * (PAUSES + 1)
-    looks.look(last=True)  # the end of the run waits for nothing
+    diagnosis.update(last=True)  # the end of the run waits for nothing
     assert len(looked) == 1 + len(np.unique(looked[:-1]))
 
 
 def test_without_new_steps_nothing_is_read(tmp_path, clock, monkeypatch):
     folder = make_run(tmp_path, nan_at=50)
-    looks = Diagnosis(folder)
-    looks.look()
+    diagnosis = Diagnosis(folder)
+    diagnosis.update()
     monkeypatch.setattr(live_findings, "read_whole", lambda *args, **options: pytest.fail("it was read again"))
     clock.now += 1000
-    looks.look()
-    looks.look(last=True)
+    diagnosis.update()
+    diagnosis.update(last=True)
 
 
 def test_a_large_run_is_judged_in_bounded_memory(tmp_path, monkeypatch):
@@ -124,7 +124,7 @@ def test_a_large_run_is_judged_in_bounded_memory(tmp_path, monkeypatch):
     monkeypatch.setattr(live_findings, "read_whole", read)
     monkeypatch.setattr(live_findings, "LIVE_VALUES", 10_000)
     folder = make_run(tmp_path, steps=2000, nan_at=50)
-    Diagnosis(folder).look()
+    Diagnosis(folder).update()
     assert asked == [10_000]
     assert said(folder)[0]["rule"] == "nonfinite"
 
@@ -135,12 +135,12 @@ def test_a_diagnosis_that_fails_harms_nothing(tmp_path, monkeypatch, caplog):
 
     monkeypatch.setattr(live_findings, "diagnose", broken)
     folder = make_run(tmp_path)
-    looks = Diagnosis(folder)
-    looks.look()
+    diagnosis = Diagnosis(folder)
+    diagnosis.update()
     assert "a rule that cannot count" in caplog.text
-    assert looks.findings is None
+    assert diagnosis.findings is None
     assert not (folder / FINDINGS).exists()
-    Diagnosis(tmp_path / "nowhere").look()
+    Diagnosis(tmp_path / "nowhere").update()
     assert "nowhere could not be diagnosed" in caplog.text
 
 
@@ -162,14 +162,14 @@ def test_of_the_parts_of_a_run_the_first_that_goes_on_is_asked(tmp_path):
         history = make_history(steps=60, nan_at=30 if name == "G" else None, name=f"gan/{name}", part=name, **HERE)
         history = replace(history, optimizer=np.array([name] * 60, object))
         grow(create_part(shared, read_facts(shared), name), history, 0, 60)
-    Diagnosis(shared, "G").look()
+    Diagnosis(shared, "G").update()
     assert not (shared / FINDINGS).exists()
-    Diagnosis(shared, "D").look()
+    Diagnosis(shared, "D").update()
     (finding,) = said(shared)
     assert (finding["rule"], finding["optimizer"]) == ("nonfinite", "G")
     (shared / FINDINGS).unlink()
     write_json(shared / "D" / "run.json", replace(read_manifest(shared / "D"), status="FINISHED").to_json())
-    Diagnosis(shared, "G").look()
+    Diagnosis(shared, "G").update()
     assert said(shared)
 
 
@@ -177,7 +177,7 @@ def test_the_only_part_with_steps_is_named(tmp_path):
     shared = create_shared(tmp_path, "gan")
     history = make_history(steps=60, nan_at=30, name="gan/G", part="G", **HERE)
     grow(create_part(shared, read_facts(shared), "G"), replace(history, optimizer=np.array(["G"] * 60, object)), 0, 60)
-    Diagnosis(shared).look()
+    Diagnosis(shared).update()
     assert said(shared)[0]["optimizer"] == "G"
 
 
@@ -217,7 +217,7 @@ def test_following_ends_with_the_run(tmp_path, clock):
     clock.sleep = sleep
     follow(folder)
     assert naps == [0, 0]
-    assert len(said(folder)) == 1  # a last look, though it was not due
+    assert len(said(folder)) == 1  # a last diagnosis, though it was not due
 
 
 def test_following_ends_with_the_trainer(tmp_path):

@@ -19,7 +19,7 @@ from gradwatch.storage.writer import RunWriter
 from gradwatch.tracking import reader, summary
 from gradwatch.tracking.courier import Courier
 from gradwatch.tracking.health import Health, serve
-from gradwatch.tracking.monitor import CORRUPT, Monitor, _even
+from gradwatch.tracking.monitor import Monitor, _even
 from gradwatch.tracking.sync import sync
 
 mlflow = pytest.importorskip("mlflow")
@@ -75,7 +75,7 @@ def test_what_a_machine_only_recorded_is_judged_by_the_monitor(store, recorded, 
     points = client.get_metric_history(run_id, "grad_norm/total")
 
     monitor = Monitor(store)
-    assert monitor.look()
+    assert monitor.run_once()
     tags = client.get_run(run_id).data.tags
     summary = "nonfinite at step 50 in blocks.0.mlp.weight"
     assert tags["gradwatch.verdict"] == summary
@@ -91,7 +91,7 @@ def test_what_a_machine_only_recorded_is_judged_by_the_monitor(store, recorded, 
 def test_it_says_what_the_courier_would_have_said(store, recorded):
     client, alone = recorded(monitored=False, nan_at=50)
     _, watched = recorded(nan_at=50)
-    Monitor(store).look()
+    Monitor(store).run_once()
     said = [client.get_run(run_id).data.tags for run_id in (alone, watched)]
     for name in ("gradwatch.verdict", "gradwatch.findings", "gradwatch.judged", "gradwatch.worst_layer"):
         assert said[0][name] == said[1][name]
@@ -102,18 +102,18 @@ def test_it_says_what_the_courier_would_have_said(store, recorded):
 def test_a_run_that_did_not_change_costs_nothing(store, recorded, monkeypatch, monitored):
     client, run_id = recorded(monitored)
     first = Monitor(store)
-    first.look()
+    first.run_once()
     assert first.health.updated == int(monitored)  # what its courier concluded is left alone
     again = Monitor(store)  # another one, or after a restart
     again.client = mlflow.MlflowClient(store)
     calls = calls_of(again, monkeypatch)
-    assert again.look()
+    assert again.run_once()
     assert calls == []
     monkeypatch.setattr("gradwatch.tracking.monitor.__version__", "9.9")  # whose rules may be others
     newer = Monitor(store)
-    newer.look()
+    newer.run_once()
     assert newer.health.updated == 1
-    assert reader.Look.of_tags(client.get_run(run_id).data.tags).version == "9.9"
+    assert reader.Fingerprint.of_tags(client.get_run(run_id).data.tags).version == "9.9"
 
 
 def test_a_run_that_goes_on_is_judged_as_far_as_it_was_uploaded(store, tmp_path, monkeypatch):
@@ -123,7 +123,7 @@ def test_a_run_that_goes_on_is_judged_as_far_as_it_was_uploaded(store, tmp_path,
                            created="2026-01-01T00:00:00+00:00")  # fmt: skip
     folder = create_folder(tmp_path, "live")
     carrier = Courier(folder)
-    monkeypatch.setattr(carrier.diagnosis, "look", lambda last=False: None)  # a machine that has no time for it
+    monkeypatch.setattr(carrier.diagnosis, "update", lambda last=False: None)  # a machine that has no time for it
     writer = RunWriter(folder, history.run, flush_seconds=0.0)
     monitor = Monitor(store)
 
@@ -134,7 +134,7 @@ def test_a_run_that_goes_on_is_judged_as_far_as_it_was_uploaded(store, tmp_path,
                 time.sleep(0.005)
         carrier.deliver()
         monitor._due.clear()
-        monitor.look()
+        monitor.run_once()
         return mlflow.MlflowClient(store).get_run(carrier.cursor.run_id)
 
     assert "gradwatch.judged" not in take(0, 40).data.tags  # nothing is uploaded yet
@@ -163,7 +163,7 @@ def redeliver(client, run_id, tmp_path, manifest="{"):
     """What a courier does that delivers a run's end again; by default with a manifest that cannot be read."""
     (tmp_path / "run.json").write_text(manifest)
     client.log_artifact(run_id, str(tmp_path / "run.json"), "gradwatch")
-    client.set_tag(run_id, reader.DELIVERED, f"again {time.time()}")
+    client.set_tag(run_id, "gradwatch.delivered", f"again {time.time()}")
 
 
 def test_a_corrupt_run_is_marked_and_the_others_go_on(store, recorded, tmp_path, caplog):
@@ -172,22 +172,22 @@ def test_a_corrupt_run_is_marked_and_the_others_go_on(store, recorded, tmp_path,
     redeliver(client, bad, tmp_path)
     _, good = recorded(nan_at=50)
     monitor = Monitor(store)
-    assert monitor.look()
-    assert monitor.look()
+    assert monitor.run_once()
+    assert monitor.run_once()
     assert (monitor.health.updated, monitor.health.corrupt, monitor.health.errors) == (1, 1, 0)
     assert client.get_run(good).data.tags["gradwatch.verdict"].startswith("nonfinite")
-    assert client.get_run(bad).data.tags[CORRUPT].startswith("run.json cannot be read as a run's manifest")
+    assert client.get_run(bad).data.tags["gradwatch.corrupt"].startswith("run.json cannot be read as a run's manifest")
     assert [record.message.split(":")[0] for record in caplog.records if record.levelname == "WARNING"] == [
         f"run {bad} is corrupt"
     ]
-    Monitor(store).look()  # after a restart, too
+    Monitor(store).run_once()  # after a restart, too
     assert len([record for record in caplog.records if record.levelname == "WARNING"]) == 1
 
     redeliver(client, bad, tmp_path, whole + " ")  # it was delivered again, whole
-    monitor.look()
+    monitor.run_once()
     tags = client.get_run(bad).data.tags
     assert tags["gradwatch.verdict"] == "healthy" or "gradwatch.findings" in tags
-    assert CORRUPT not in tags
+    assert "gradwatch.corrupt" not in tags
     assert "report.html" in artifacts(client, bad)
 
 
@@ -198,9 +198,9 @@ def test_tables_that_cannot_be_read_make_a_run_corrupt_or_its_report_incomplete(
         for item in client.list_artifacts(run_id, f"gradwatch/{table}"):
             (tmp_path / item.path.split("/")[-1]).write_bytes(b"PAR1 but not really")
             client.log_artifact(run_id, str(tmp_path / item.path.split("/")[-1]), f"gradwatch/{table}")
-    Monitor(store).look()
+    Monitor(store).run_once()
     tags = client.get_run(run_id).data.tags
-    assert ("unreadable" in tags.get(CORRUPT, "")) == (len(names) == 2)
+    assert ("unreadable" in tags.get("gradwatch.corrupt", "")) == (len(names) == 2)
     assert ("gradwatch.judged" in tags) == (len(names) == 1)
 
 
@@ -217,9 +217,9 @@ def test_a_server_that_goes_away_and_comes_back_is_two_lines(store, recorded, ca
         return own(*args)
 
     monkeypatch.setattr(reader, "find_watched", find)
-    assert [monitor.look() for _ in range(3)] == [False] * 3
+    assert [monitor.run_once() for _ in range(3)] == [False] * 3
     away[0] = False
-    assert monitor.look()
+    assert monitor.run_once()
     lines = [record.message for record in caplog.records if "answer" in record.message]
     assert [line.split(" ", 1)[1] for line in lines] == [
         "does not answer: no route to http://host/api; trying again",
@@ -242,21 +242,21 @@ def test_a_server_that_fails_in_the_middle_is_asked_again(store, recorded, monke
         return own(client, run_id, folder)
 
     monkeypatch.setattr(reader, "fetch", fetch)
-    assert not monitor.look()
+    assert not monitor.run_once()
     assert len(asked) == 3  # it does not ask a server that is gone for each of its runs
-    assert monitor.look()
+    assert monitor.run_once()
     assert monitor.health.updated == 3
-    assert monitor.look()
+    assert monitor.run_once()
     assert monitor.health.updated == 4
 
 
 def test_only_the_named_experiments_are_watched(store, recorded):
     client, run_id = recorded()
     other = Monitor(store, ["another", "not there"])
-    assert other.look()
+    assert other.run_once()
     assert other.health.seen == 0
     named = Monitor(store, ["exp"])
-    assert named.look()
+    assert named.run_once()
     assert named.health.seen == named.health.updated == 1
 
 
@@ -266,7 +266,7 @@ def test_several_monitors_at_once_leave_one_result(store, recorded):
         client, run_id = recorded(seed=seed, nan_at=50)
     points = {m.key: len(client.get_metric_history(run_id, m.key)) for m in client.get_run(run_id).data._metric_objs}
     monitors = [Monitor(store) for _ in range(4)]
-    threads = [threading.Thread(target=lambda m=m: [m.look() for _ in range(3)]) for m in monitors]
+    threads = [threading.Thread(target=lambda m=m: [m.run_once() for _ in range(3)]) for m in monitors]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -283,7 +283,7 @@ def test_the_description_a_user_wrote_and_a_joined_runs_status_are_left_alone(st
     client, run_id = recorded()
     client.set_tag(run_id, "mlflow.note.content", "mine")
     client.update_run(run_id, "FAILED")
-    Monitor(store).look()
+    Monitor(store).run_once()
     run = client.get_run(run_id)
     assert run.data.tags["mlflow.note.content"] == "mine"
     assert run.info.status == "FAILED"
@@ -329,7 +329,7 @@ def test_the_health_of_a_monitor_is_served(store, recorded):
     server = serve(monitor.health, "127.0.0.1", 0)
     try:
         assert ask(server, "/healthz")[0] == 200  # it has just begun
-        monitor.look()
+        monitor.run_once()
         _, page = ask(server, "/metrics")
         counts = dict(line.rsplit(" ", 1) for line in page.splitlines() if not line.startswith("#"))
         assert float(counts["gradwatch_monitor_runs"]) == 1
@@ -341,7 +341,7 @@ def test_the_health_of_a_monitor_is_served(store, recorded):
             assert float(counts[f"gradwatch_monitor_{name}_total"]) == 0
         monitor.health.alive -= 91
         assert ask(server, "/healthz") == (503, "503 Service Unavailable\n")
-        monitor.look()
+        monitor.run_once()
         assert ask(server, "/healthz")[0] == 200
         assert ask(server, "/")[0] == 404
         with pytest.raises(RunError, match="choose another with --listen"):

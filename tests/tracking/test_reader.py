@@ -16,7 +16,7 @@ from mlflow.exceptions import MlflowException
 from gradwatch.analysis.rules import Finding
 from gradwatch.cli import main
 from gradwatch.tracking import reader
-from gradwatch.tracking.monitor import CORRUPT, Monitor
+from gradwatch.tracking.monitor import Monitor
 
 NAMES = ["../x", "../../x", "..", ".", "", "/etc/passwd", "//x", "a/../../x", "..\\x", "C:\\x", "C:x",
          "\\\\host\\x", "a\x00b", "x" * 5000 + ".parquet", ".hidden", "~", "$HOME", "a\nb", "\u202erun.json",
@@ -155,8 +155,8 @@ def test_a_run_whose_list_has_no_end_is_marked_and_the_others_go_on(server, monk
     monkeypatch.setattr(reader, "find_watched", lambda client, experiments: [server] * 4)
     monitor = Monitor("http://127.0.0.1:9")
     monitor.client = server
-    assert monitor.look()  # four in a row are no server that is away
-    assert "256 parts" in tags[CORRUPT]
+    assert monitor.run_once()  # four in a row are no server that is away
+    assert "256 parts" in tags["gradwatch.corrupt"]
     assert monitor.health.corrupt == 4
 
 

@@ -78,10 +78,10 @@ def test_a_password_in_the_tracking_uri_is_written_nowhere_and_a_restarted_serve
 
     caplog.set_level("INFO", "gradwatch")
     monitor = Monitor(uri)
-    assert monitor.look()
+    assert monitor.run_once()
     server.kill()
-    assert not monitor.look()
-    assert not monitor.look()
+    assert not monitor.run_once()
+    assert not monitor.run_once()
     with pytest.raises(RunError, match="cannot read http://127"):
         watched_runs(None, uri)
     said += [run("monitor", "--once", **settings), run("show", run_id, **settings)]
@@ -92,7 +92,7 @@ def test_a_password_in_the_tracking_uri_is_written_nowhere_and_a_restarted_serve
     assert said[-1].returncode == 1
     assert "NOT delivered" in said[-1].stdout
     server.start()
-    assert monitor.look()
+    assert monitor.run_once()
     assert ["answer" in record.message for record in caplog.records if record.module == "monitor"] == [True, True]
 
     (found,) = find_watched(client)

@@ -1,0 +1,24 @@
+"""The tags of an MLflow run that gradwatch sets; `docs/mlflow.md` and `docs/service.md` promise them."""
+
+from __future__ import annotations
+
+
+class Tag:
+    """A tag's key. Couriers and monitors of other versions look for the same ones."""
+
+    VERSION = "gradwatch.version"  # of the gradwatch that recorded it: the run is a watched one
+    FOLDER = "gradwatch.folder"  # the host and run folder that it is created for: none is created twice
+    VERDICT = "gradwatch.verdict"
+    FINDINGS = "gradwatch.findings"
+    WORST_LAYER = "gradwatch.worst_layer"
+    JUDGED = "gradwatch.judged"  # the last step that the findings speak of
+    FIRST_NONFINITE_STEP = "gradwatch.first_nonfinite_step"
+    FIRST_NONFINITE_LAYER = "gradwatch.first_nonfinite_layer"
+    DELIVERED = "gradwatch.delivered"  # all of the run is here
+    CONCLUDED = "gradwatch.concluded"  # what the findings and the report were drawn from
+    CORRUPT = "gradwatch.corrupt"  # why the run cannot be read
+    NOTIFIED = "gradwatch.notified"  # the errors that alerts were sent for
+    NOTIFYING = "gradwatch.notifying"  # which monitor is about to send one, and since when
+    SWEEP = "gradwatch.sweep"
+    SWEEP_JOB = "gradwatch.sweep_job"
+    DESCRIPTION = "mlflow.note.content"
