@@ -32,6 +32,25 @@ class Module(click.Option):
         option.process = process_and_stop
 
 
+def policy_text(ctx: click.Context, param: click.Parameter, value: Any) -> Any:
+    """The text of a policy, or several, as they are: nothing slow is imported before what makes no sense is refused.
+
+    Raises:
+        PolicyError: it is no policy, or one for the other role.
+    """
+    from gradwatch.policies.grammar import as_policy
+
+    role = str(param.name).removesuffix("s")  # `clip` of one script, `clips` of a sweep
+    for text in (value,) if isinstance(value, str) else value or ():
+        as_policy(given(text), role)
+    return value
+
+
+def given(text: str | None) -> str | None:
+    """The text of a policy; None for `none`."""
+    return None if text is None or text.strip().lower() in ("", "none") else text
+
+
 class Configured(click.Command):
     """A command whose options may also be set in `gradwatch.toml` or `pyproject.toml`."""
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from gradwatch.cli.options import Configured, show_config
+from gradwatch.cli.options import Configured, given, policy_text, show_config
 from gradwatch.errors import RunError
 
 
@@ -32,9 +32,10 @@ class RunCommand(Configured):
 @click.argument("args", metavar="[ARGS...]", nargs=-1, type=click.UNPROCESSED)
 @click.option("-m", "module", metavar="MODULE",
               help="Run a module, as python -m does; what follows is for it.")  # fmt: skip
-@click.option("--clip", metavar="TEXT", help="What happens to gradients before a step, such as "
+@click.option("--clip", metavar="TEXT", callback=policy_text, help="What happens to gradients before a step, such as "
               "'ClipByGlobalNorm(1.0)'; none leaves them alone.")  # fmt: skip
-@click.option("--renorm", metavar="TEXT", help="What happens to weights after a step, such as 'MaxNorm(3.0)'; or none.")
+@click.option("--renorm", metavar="TEXT", callback=policy_text,
+              help="What happens to weights after a step, such as 'MaxNorm(3.0)'; or none.")  # fmt: skip
 @click.option("--script-clip", type=click.Choice(("keep", "replace")), default="keep", show_default=True,
               help="Whether the script's own clip_grad_norm_ and clip_grad_value_ act, or do nothing.")  # fmt: skip
 @click.option("--halt-on", type=click.Choice(("error", "never")), default="never", show_default=True,
@@ -84,8 +85,8 @@ def run(ctx: click.Context, /, script: str | None, args: tuple[str, ...], module
         args = (script, *args)
     name = target.rpartition(".")[2] if module else Path(target).resolve().stem
     watch = {
-        "clip": _policy(options["clip"]),
-        "renorm": _policy(options["renorm"]),
+        "clip": given(options["clip"]),
+        "renorm": given(options["renorm"]),
         "every": options["every"],
         "flush_every": options["flush_every"],
         "slots": options["slots"],
@@ -119,10 +120,6 @@ def _folder(text: str) -> Path:
         why = "cannot be written to" if place.is_dir() else "is no folder"
         raise RunError(f"--dir {text}: {place} {why}; wanted a folder for the run, which may be new")
     return path
-
-
-def _policy(text: str | None) -> str | None:
-    return None if text is None or text.strip().lower() in ("", "none") else text
 
 
 def _pairs(option: str, texts: tuple[str, ...]) -> dict[str, str]:

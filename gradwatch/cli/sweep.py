@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from gradwatch.cli.compare import compared_by
-from gradwatch.cli.options import Configured, Module
+from gradwatch.cli.options import Configured, Module, policy_text
 from gradwatch.errors import RunError
 from gradwatch.sanitize import public_error
 from gradwatch.tracking.settings import MLFLOW_SETTINGS
@@ -33,10 +33,10 @@ HANDED_ON = ("script_clip", "every", "flush_every", "slots", "metric_regex", "lo
 @click.argument("args", metavar="[ARGS...]", nargs=-1, type=click.UNPROCESSED)
 @click.option("-m", "module", cls=Module, metavar="MODULE",
               help="Run a module, as python -m does; what follows is for it.")  # fmt: skip
-@click.option("--clip", "clips", metavar="TEXT", multiple=True, help="A gradient policy, or none; again for each.")
-@click.option(
-    "--renorm", "renorms", metavar="TEXT", multiple=True, help="A weight constraint, or none; with each clip."
-)
+@click.option("--clip", "clips", metavar="TEXT", multiple=True, callback=policy_text,
+              help="A gradient policy, or none; again for each.")  # fmt: skip
+@click.option("--renorm", "renorms", metavar="TEXT", multiple=True, callback=policy_text,
+              help="A weight constraint, or none; with each clip.")  # fmt: skip
 @click.option("--seed", "seeds", metavar="N", type=click.IntRange(0, 2**32 - 1), multiple=True,
               help="A seed: {seed} in ARGS, and GRADWATCH_SEED; again for each.")  # fmt: skip
 @click.option("--set-seed", "set_seeds", is_flag=True, help="Seed random, numpy and torch in the script.")

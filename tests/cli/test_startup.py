@@ -28,6 +28,41 @@ def test_help_imports_nothing_that_is_slow(words):
     assert imported(helped(*words)) == []
 
 
+REFUSED = f"""
+import sys
+from gradwatch.cli import main
+for words in (
+    ["run", "--clip", "ClipByGlobalNrom(1)", "train.py"],
+    ["run", "--clip", "ClipByGlobalNorm", "nowhere.py"],
+    ["run", "--renorm", "AGC()", "-m", "train"],
+    ["sweep", "--clip", "none", "--clip", "ClipByGlobalNrom(1)", "train.py"],
+    ["sweep", "--renorm", "MaxNorm(mx_value=1)", "nowhere.py"],
+    ["run", "train.py"],  # what gradwatch.toml says
+    ["sweep", "train.py"],
+):
+    try:
+        main(words)
+    except SystemExit as end:
+        print(end.code, *({set(SLOW)} & set(sys.modules)))
+"""
+
+
+def test_a_policy_that_makes_no_sense_is_refused_before_anything_slow_is_imported(tmp_path):
+    (tmp_path / "train.py").write_text("print('started')")
+    (tmp_path / "gradwatch.toml").write_text("clip = 'AGCC()'\n[sweep]\nclips = ['AGCC()']")
+    done = subprocess.run([sys.executable, "-c", REFUSED], cwd=tmp_path, check=True, capture_output=True, text=True)
+    assert done.stdout.splitlines() == ["2"] * 7
+    said = done.stderr.splitlines()
+    assert [line.startswith("Error: ") for line in said] == [True] * 7
+    for line, advice in zip(
+        said,
+        ["did you mean ClipByGlobalNorm?", "as in ClipByGlobalNorm(1.0)", "pass it as clip=",
+         "did you mean ClipByGlobalNorm?", "did you mean max_value?", "did you mean AGC?", "did you mean AGC?"],
+        strict=True,
+    ):  # fmt: skip
+        assert advice in line
+
+
 def test_importing_gradwatch_imports_nothing_that_is_slow():
     assert imported("import gradwatch") == []
 
