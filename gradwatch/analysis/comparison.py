@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -21,7 +21,7 @@ from gradwatch.analysis.groups import (
     values_by_seed,
 )
 from gradwatch.analysis.intervals import NAN, Estimate
-from gradwatch.analysis.verdict import BASELINE, Contender, Winner, judge, winner
+from gradwatch.analysis.verdict import Contender, Winner, judge_all, winner
 from gradwatch.errors import RunError
 from gradwatch.history import Floats, History
 
@@ -43,35 +43,45 @@ class Comparison:
 
 
 def compare(
-    histories: Sequence[History], metric: str | None = None, baseline: str | None = None, target: float | None = None
+    histories: Sequence[History],
+    metric: str | None = None,
+    baseline: str | None = None,
+    target: float | None = None,
+    rises: bool | None = None,
 ) -> pd.DataFrame:
     """One row per policy and setting, the best of a setting first. Runs of a row differ only in their seed.
 
-    For each metric: `<metric>`, the mean over the seeds of the final values; `<metric>_std`, their sample standard
-    deviation; `<metric>_low` and `<metric>_high`, the 95 % interval of the mean; `<metric>_diff` with `_diff_low` and
-    `_diff_high`, this policy minus the baseline, by pairs of equal seeds (of a positive metric that is meant to fall,
-    the relative change: -0.25 is a quarter less); `<metric>_method`, what that was taken over; `<metric>_verdict`:
-    better, worse, no difference shown, not judged, or baseline. A run that diverged counts with its loss before
+    For each metric: `<metric>`, the mean over the seeds of what the final values count as; `<metric>_std`, their sample
+    standard deviation; `<metric>_low` and `<metric>_high`, the 95 % interval of the mean; `<metric>_diff` with
+    `_diff_low` and `_diff_high`, this policy minus the baseline, by pairs of equal seeds (of a positive metric that is
+    meant to fall, the relative change: -0.25 is a quarter less); `<metric>_method`, what that was taken over;
+    `<metric>_verdict`: better, worse, no difference shown, not judged, or baseline; `<metric>_ended`, the mean of the
+    final values as they were. A run that diverged counts with its loss before
     training, or has no final value (`values_by_seed`). `steps_to_target` is the median number of steps until the first
     metric reached `target` (NaN where half of the runs never did), `reached_target` the number of runs that did.
     `clip_rate` and `seconds_per_step` are means over the runs, `median_grad_norm` and `p99_grad_norm` of the total norm
-    before the clip over all finite steps, `nonfinite_steps` and `diverged` sums.
+    before the clip over all finite steps, `nonfinite_steps` and `diverged` sums; `alike`: the seeds change nothing.
 
     Args:
         histories: the runs.
         metric: a logged scalar, to compare by it alone; by default every accuracy and loss, held-out ones first.
         baseline: the policy text to compare with; `none` by default, else the first policy of a setting.
         target: a value of the first metric.
+        rises: whether a higher value of the first metric is better; by default its name says, or there is no verdict.
 
     Raises:
         RunError: none of the runs logged `metric`, or had the policy `baseline`.
 
     """
-    return settle(histories, metric, baseline, target).table
+    return settle(histories, metric, baseline, target, rises).table
 
 
 def settle(
-    histories: Sequence[History], metric: str | None = None, baseline: str | None = None, target: float | None = None
+    histories: Sequence[History],
+    metric: str | None = None,
+    baseline: str | None = None,
+    target: float | None = None,
+    rises: bool | None = None,
 ) -> Comparison:
     """`compare` with the winner of each setting, and with notes. The same arguments, the same errors."""
     import pandas as pd
@@ -80,44 +90,65 @@ def settle(
     policies = list(dict.fromkeys(final_values.policy_text(history.run) for history in histories))
     if baseline is not None and baseline not in policies:
         raise RunError(f"no run has the policy {baseline!r} to compare with; there are: {', '.join(policies)}")
-    found = groups(histories)
+    better_high = {name: higher_is_better(name) for name in metrics}
+    if metrics and rises is not None:
+        better_high[metrics[0]] = rises
     by_setting: dict[tuple[tuple[str, str], ...], dict[str, Contender]] = {}
-    for (policy, setting), members in found.items():
+    for (policy, setting), members in groups(histories).items():
         by_setting.setdefault(setting, {})[policy] = _contender(policy, members, metrics)
     rows, winners = [], []
     for setting, contenders in sorted(by_setting.items(), key=lambda item: [natural(text) for _, text in item[0]]):
         base = contenders.get(baseline or NO_POLICY) or (None if baseline else next(iter(contenders.values())))
-        drawn = [_row((policy, setting), c, base, metrics, target) for policy, c in contenders.items()]
-        drawn.sort(key=partial(_rank, metrics=metrics))
+        everyone = list(contenders.values())
+        judged = {name: judge_all(everyone, base, name, better_high[name]) for name in metrics}
+        drawn = [
+            _row(
+                (one.policy, setting),
+                one,
+                {name: verdicts[i] for name, verdicts in judged.items()},
+                target,
+                better_high,
+            )
+            for i, one in enumerate(everyone)
+        ]
+        drawn.sort(key=partial(_rank, better_high=better_high))
         rows += drawn
         if metrics and len(contenders) > 1:
             title = ", ".join(f"{key} = {value}" for key, value in setting)
-            winners.append(winner(title, [contenders[row["policy"]] for row in drawn], base, metrics[0]))
+            winners.append(
+                winner(title, [contenders[row["policy"]] for row in drawn], base, metrics[0], better_high[metrics[0]])
+            )
     table = pd.DataFrame(rows)
-    notes = (*_notes(table, metrics, target), *_odd_ones(histories, metrics))
+    notes = (*_notes(table, better_high, target), *_odd_ones(histories, metrics))
     return Comparison(table, tuple(metrics), tuple(winners), notes)
 
 
 def _contender(policy: str, members: list[History], metrics: Sequence[str]) -> Contender:
     values = {name: values_by_seed(members, name) for name in metrics}
-    return Contender(policy, members, values, sum(final_values.diverged(history, *metrics[:1]) for history in members))
+    diverged = sum(any(final_values.diverged(history, name) for name in metrics or ("",)) for history in members)
+    alike = len(members) > 1 and not diverged and final_values.are_alike(members)
+    return Contender(policy, members, values, diverged, alike)
 
 
 def _row(
-    key: Group, contender: Contender, base: Contender | None, metrics: Sequence[str], target: float | None
+    key: Group,
+    contender: Contender,
+    judged: Mapping[str, tuple[Estimate, str]],
+    target: float | None,
+    better_high: Mapping[str, bool | None],
 ) -> dict[str, Any]:
     members = contender.members
     row: dict[str, Any] = {"policy": key[0], **dict(key[1]), "runs": len(members)}
-    for name in metrics:
-        row |= _metric_cells(name, contender, base)
-    if target is not None and metrics:
-        high = higher_is_better(metrics[0])
-        steps = [final_values.steps_to(history, metrics[0], target, high) for history in members]
+    for name, (difference, verdict) in judged.items():
+        row |= _metric_cells(name, contender, difference, verdict)
+    if target is not None and judged:
+        first = next(iter(judged))
+        steps = [final_values.steps_to(history, first, target, bool(better_high[first])) for history in members]
         median = float(np.median(steps))
         row["steps_to_target"] = median if np.isfinite(median) else NAN
         row["reached_target"] = int(np.isfinite(steps).sum())
     norms = np.concatenate([final_values.finite_norms(history) for history in members])
-    row["diverged"] = contender.diverged
+    row["diverged"], row["alike"] = contender.diverged, contender.alike
     row["clip_rate"] = _mean([_mean(history.every_step.total("clip_rate")) for history in members])
     row["nonfinite_steps"] = sum(final_values.nonfinite_steps(history) for history in members)
     row["seconds_per_step"] = _mean([final_values.seconds_per_step(history) for history in members])
@@ -125,40 +156,52 @@ def _row(
     return row
 
 
-def _metric_cells(name: str, contender: Contender, base: Contender | None) -> dict[str, Any]:
+def _metric_cells(name: str, contender: Contender, difference: Estimate, verdict: str) -> dict[str, Any]:
     values = list(contender.values[name].values())
     mean = intervals.mean(values)
+    ended = _mean([final_values.final(history, name) for history in contender.members])
     found = {name: mean.value, f"{name}_std": _spread(values), f"{name}_low": mean.low, f"{name}_high": mean.high}
-    difference, verdict = Estimate(NAN, method="no run of the baseline"), ""
-    if contender is base:
-        difference, verdict = Estimate(NAN), BASELINE
-    elif base is not None:
-        difference, verdict = judge(contender, base, name)
     ends = {"diff": difference.value, "diff_low": difference.low, "diff_high": difference.high,
-            "method": difference.method, "verdict": verdict}  # fmt: skip
+            "method": difference.method, "verdict": verdict, "ended": ended}  # fmt: skip
     return found | {f"{name}_{word}": value for word, value in ends.items()}
 
 
-def _rank(row: dict[str, Any], metrics: Sequence[str]) -> tuple[Any, ...]:
+def _rank(row: dict[str, Any], better_high: Mapping[str, bool | None]) -> tuple[Any, ...]:
     """Fewest diverged first, then by the metrics in turn: high accuracy, or low loss; unknown last."""
-    values = [-row[name] if higher_is_better(name) else row[name] for name in metrics]
+    values = [-row[name] if high else row[name] for name, high in better_high.items() if high is not None]
     return row["diverged"] / row["runs"], [(np.isnan(value), np.nan_to_num(value)) for value in values]
 
 
-def _notes(table: pd.DataFrame, metrics: Sequence[str], target: float | None) -> tuple[str, ...]:
+def _notes(table: pd.DataFrame, better_high: Mapping[str, bool | None], target: float | None) -> tuple[str, ...]:
     """What a reader must know of the numbers, in sentences."""
     notes = []
+    metrics = list(better_high)
     if metrics:
-        word = "higher" if higher_is_better(metrics[0]) else "lower"
-        notes.append(f"The verdict is by {metrics[0]}, {word} is better; ± is the 95 % interval over the seeds.")
+        high = better_high[metrics[0]]
+        if high is None:
+            notes.append(
+                f"Whether {metrics[0]} is meant to rise or to fall is not known: there is no verdict. Say it with "
+                "--higher-is-better or --lower-is-better."
+            )
+        else:
+            word = "higher" if high else "lower"
+            notes.append(f"The verdict is by {metrics[0]}, {word} is better; ± is the 95 % interval over the seeds.")
         method = table[f"{metrics[0]}_method"]
         if table["runs"].eq(1).all():
             notes.append("One run each: there is no interval and no verdict. Repeat with more seeds (three or more).")
+        elif table["runs"].max() == 2:
+            notes.append("Two seeds give intervals that are rarely narrow enough: take three or more.")
         elif method.str.contains("not paired").any():
             notes.append("Where seeds differ or are unknown, runs are not paired, and the difference is Welch's.")
         judged = table[f"{metrics[0]}_verdict"].isin(("better", "worse", "no difference shown")).sum()
-        if judged > 2:
-            notes.append(f"Each of the {judged} verdicts stands for itself at 95 %; none allows for the others.")
+        if judged > 1:
+            notes.append(
+                "Verdicts against one baseline are held to 95 % together (Holm); each interval is 95 % on its own, so "
+                "one may leave out 0 and show no difference."
+            )
+    if table["alike"].any():
+        named = ", ".join(table["policy"][table["alike"]])
+        notes.append(f"The seeds of {named} change nothing: its runs are one run, and there is no verdict over it.")
     if table["diverged"].any():
         notes.append(
             "A run counts as diverged if it ended in inf or NaN, or with its loss a tenth above that before training. "
@@ -174,6 +217,10 @@ def _odd_ones(histories: Sequence[History], metrics: Sequence[str], most: int = 
     """What else sets runs apart that are compared: how they ended, and how long they are."""
     above = [m for m in metrics if any(final_values.final(h, m) > final_values.untrained(h, m) for h in histories)]
     notes = [f"Of {', '.join(above)} a run counts at most with what it was before training."] if above else []
+    unheard = [h.run.name for h in histories if metrics and metrics[0] not in h.logged]
+    if unheard:
+        more = f" and {len(unheard) - most} more" if len(unheard) > most else ""
+        notes.append(f"These runs never logged {metrics[0]}: {', '.join(unheard[:most])}{more}.")
     cut = [h for h in histories if h.run.status in ("FAILED", "KILLED") and not final_values.diverged(h)]
     if cut:
         named = [f"{h.run.name} ({h.run.status.lower()} after {len(h.every_step):,} steps)" for h in cut[:most]]

@@ -6,6 +6,7 @@ Legend: T recorded steps, N logged values of a scalar.
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -104,6 +105,13 @@ def diverged(history: History, metric: str = "") -> bool:
     bad = nonfinite_rows(history)
     last = [rows[-1] for rows in history.lane_rows().values()]
     return bool(bad[last].any() or any(np.isinf(values).any() for values in ended))
+
+
+def are_alike(histories: Sequence[History]) -> bool:
+    """Whether runs are one run several times: the same gradient norms and logged values in every step, to the bit."""
+    first, *others = (history.every_step for history in histories)
+    names = ("grad_norm", *first.logged)
+    return all(np.array_equal(first.total(n), other.total(n), equal_nan=True) for other in others for n in names)
 
 
 def seconds_per_step(history: History) -> float:

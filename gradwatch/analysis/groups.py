@@ -25,8 +25,15 @@ __all__ = ["NO_POLICY", "Group", "groups", "higher_is_better", "metric_names", "
 
 _ACCURACY = re.compile("acc", re.IGNORECASE)
 _HIGH = re.compile(
-    r"acc|(^|[^a-z])(f1|bleu|rouge|auc|auroc|map|iou|miou|dice|psnr|ssim|r2|precision|recall|reward|return|score)"
-    r"($|[^a-z])",
+    r"acc|(^|[^a-z])(top[-_@]?\d+|f1|bleu|rouge|meteor|auc|auroc|auprc|ap|map|iou|miou|dice|psnr|ssim|r2|mcc|ndcg|mrr|elbo|"
+    r"precision|recall|specificity|sensitivity|hits?@?\d*|pass@?\d*|exact_match|em|likelihood|explained_variance|reward|return|score|success|"
+    r"win_?rate)s?($|[^a-z])",
+    re.IGNORECASE,
+)
+_NEGATED = re.compile(r"(^|[^a-z])(neg|negative|minus|1-)", re.IGNORECASE)
+_LOW = re.compile(
+    r"loss|(^|[^a-z])(neg(ative)?[^a-z]?log[^a-z]?likelihood|nll|bpb|bpc|bpd|perplexity|ppl|err|error|[wcpt]er|mse|rmse|mae|mape|smape|kl|kld|fid|kid|lpips|regret|"
+    r"cross_?entropy|ce|bce|brier|ece|cost|energy|distance|divergence|residual)s?($|[^a-z])",
     re.IGNORECASE,
 )
 
@@ -49,9 +56,14 @@ def metric_names(histories: Iterable[History], metric: str | None = None) -> lis
     return sorted(wanted, key=lambda name: (not _ACCURACY.search(name), not HELD_OUT.search(name)))
 
 
-def higher_is_better(metric: str) -> bool:
-    """Whether a scalar of this name is meant to rise: accuracies, scores, rewards; anything else is meant to fall."""
-    return _HIGH.search(metric) is not None
+def higher_is_better(metric: str) -> bool | None:
+    """Whether a scalar of this name is meant to rise (an accuracy, a reward) or to fall (a loss, an error).
+
+    None where the name does not say: `temperature`, `entropy`. A loss of something falls, whatever it is a loss of.
+    """
+    if _LOW.search(metric):
+        return False
+    return True if _HIGH.search(metric) and not _NEGATED.search(metric) else None
 
 
 def settings(histories: Sequence[History]) -> list[dict[str, str]]:
@@ -110,4 +122,4 @@ def _all_settings(run: Run) -> dict[str, str]:
 
 
 COLUMNS = {"run", "policy", "runs", "seed", "steps", "clip_rate", "median_grad_norm", "p99_grad_norm",
-           "nonfinite_steps", "diverged", "seconds_per_step", "steps_to_target", "reached_target"}  # fmt: skip
+           "nonfinite_steps", "alike", "diverged", "seconds_per_step", "steps_to_target", "reached_target"}  # fmt: skip

@@ -6,7 +6,7 @@ Seeds are the sample: what is said holds for other seeds of the same script, dat
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -19,7 +19,8 @@ RATIOS = "as ratios"
 class Estimate:
     """A mean or a difference of means over `n` seeds; `low` to `high` is its 95 % interval, NaN where n is too small.
 
-    `method` says what a difference was taken over; of ratios it is a share (see `change`).
+    `method` says what a difference was taken over; of ratios it is a share (see `change`). `p` is the two-sided p-value
+    of a difference of 0, NaN where there is no interval.
     """
 
     value: float
@@ -27,6 +28,7 @@ class Estimate:
     high: float = NAN
     n: int = 0
     method: str = ""
+    p: float = NAN
 
     @property
     def has_interval(self) -> bool:
@@ -57,11 +59,11 @@ def mean(values: Sequence[float]) -> Estimate:
         return Estimate(float(sample.mean()) if n else NAN, n=n)
     centre, error = float(sample.mean()), float(sample.std(ddof=1) / np.sqrt(n))
     if error == 0:  # the t distribution of scale 0 is NaN
-        return Estimate(centre, centre, centre, n)
+        return Estimate(centre, centre, centre, n, p=float(centre == 0))
     from scipy import stats
 
     low, high = stats.t.interval(CONFIDENCE, n - 1, loc=centre, scale=error)
-    return Estimate(centre, float(low), float(high), n)
+    return Estimate(centre, float(low), float(high), n, p=float(2 * stats.t.sf(abs(centre) / error, n - 1)))
 
 
 def difference(ours: Mapping[str, float], theirs: Mapping[str, float]) -> Estimate:
@@ -74,7 +76,7 @@ def difference(ours: Mapping[str, float], theirs: Mapping[str, float]) -> Estima
     if len(common) > 1 or (common and len(ours) == len(theirs) == 1):
         paired = mean([ours[seed] - theirs[seed] for seed in common])
         method = f"paired over {len(common)} seed{'s' if len(common) > 1 else ''}"
-        return Estimate(paired.value, paired.low, paired.high, paired.n, method)
+        return replace(paired, method=method)
     return _welch(list(ours.values()), list(theirs.values()))
 
 
@@ -88,7 +90,7 @@ def change(ours: Mapping[str, float], theirs: Mapping[str, float]) -> Estimate:
     logs = [{seed: float(np.log(value)) for seed, value in _finite(values).items()} for values in (ours, theirs)]
     found = difference(*logs)
     value, low, high = (float(np.expm1(x)) for x in (found.value, found.low, found.high))
-    return Estimate(value, low, high, found.n, f"{RATIOS}, {found.method}")
+    return replace(found, value=value, low=low, high=high, method=f"{RATIOS}, {found.method}")
 
 
 def _welch(ours: list[float], theirs: list[float]) -> Estimate:
@@ -101,11 +103,28 @@ def _welch(ours: list[float], theirs: list[float]) -> Estimate:
     if n < 2:
         return Estimate(value, n=n, method=method)
     if np.std(ours) == np.std(theirs) == 0:
-        return Estimate(value, value, value, n, method)
+        return Estimate(value, value, value, n, method, p=float(value == 0))
     from scipy import stats
 
-    found = stats.ttest_ind(ours, theirs, equal_var=False).confidence_interval(CONFIDENCE)
-    return Estimate(value, float(found.low), float(found.high), n, f"{method}, by Welch's interval")
+    test = stats.ttest_ind(ours, theirs, equal_var=False)
+    found = test.confidence_interval(CONFIDENCE)
+    method = f"{method}, by Welch's interval"
+    return Estimate(value, float(found.low), float(found.high), n, method, float(test.pvalue))
+
+
+def holm(p_values: Sequence[float]) -> list[bool]:
+    """Which of several differences are shown together, so that one false verdict in all of them has at most 5 % chance.
+
+    Holm's step-down of Bonferroni: the smallest p is held against 0.05 / k, the next against 0.05 / (k - 1), and so on,
+    until one fails [Holm 1979]. A p that is NaN takes no part and is not shown.
+    """
+    ranked = sorted((p, i) for i, p in enumerate(p_values) if not np.isnan(p))
+    shown = [False] * len(p_values)
+    for done, (p, i) in enumerate(ranked):
+        if p > (1 - CONFIDENCE) / (len(ranked) - done):
+            break
+        shown[i] = True
+    return shown
 
 
 def _finite(values: Mapping[str, float]) -> dict[str, float]:

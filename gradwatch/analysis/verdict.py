@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 from gradwatch.analysis import intervals
-from gradwatch.analysis.groups import higher_is_better
 from gradwatch.analysis.intervals import NAN, Estimate
 from gradwatch.history import History
 
@@ -17,17 +18,25 @@ BETTER, WORSE, NO_DIFFERENCE, NOT_JUDGED, BASELINE = (
 
 @dataclass(frozen=True)
 class Contender:
-    """The runs of one policy in one setting: `values[metric][seed]` is a final value, NaN of a run that diverged."""
+    """The runs of one policy in one setting: `values[metric][seed]` is what a final value counts as, NaN where unknown.
+
+    `alike`: its seeds change nothing, so that several runs are one.
+    """
 
     policy: str
     members: list[History]
     values: dict[str, dict[str, float]]
     diverged: int
+    alike: bool = False
 
     @property
     def share(self) -> float:
         """The share of its runs that diverged."""
         return self.diverged / len(self.members)
+
+    def mean(self, metric: str) -> float:
+        """The mean of what its final values count as; NaN where there is none."""
+        return intervals.mean(list(self.values[metric].values())).value
 
 
 @dataclass(frozen=True)
@@ -44,16 +53,20 @@ class Winner:
     sentences: tuple[str, ...]
 
 
-def judge(ours: Contender, theirs: Contender, metric: str) -> tuple[Estimate, str]:
+def judge(ours: Contender, theirs: Contender, metric: str, rises: bool | None) -> tuple[Estimate, str]:
     """The difference of the final values, ours minus theirs, and the verdict over ours in a word.
 
-    Of a metric that is meant to fall, and is positive in all runs (a loss), it is the relative change.
-    A verdict needs two seeds. Where all runs of one side diverged and none of the other's, that decides; with anything
-    in between, the finished runs do, unless they speak for the side that diverged more often.
+    `rises` says whether a higher value is better, None that it is not known: then there is no verdict. Of a metric that
+    is meant to fall, and is positive in all runs (a loss), the difference is the relative change.
+    A verdict needs two seeds that differ, and a final value in a run of ours. Where all runs of one side diverged and
+    none of the other's, that decides; with anything in between, the finished runs do, unless they speak for the side
+    that diverged more often.
     """
     mine, others = ours.values[metric], theirs.values[metric]
-    falling = not higher_is_better(metric) and all(not value <= 0 for value in (*mine.values(), *others.values()))
+    falling = rises is False and all(not value <= 0 for value in (*mine.values(), *others.values()))
     difference = (intervals.change if falling else intervals.difference)(mine, others)
+    if rises is None or ours.alike or theirs.alike or (np.isnan(ours.mean(metric)) and ours.share < 1):
+        return difference, NOT_JUDGED
     enough = min(len(ours.members), len(theirs.members)) > 1
     if {ours.share, theirs.share} == {0.0, 1.0}:
         method = f"{ours.diverged} of {len(ours.members)} runs diverged, {theirs.diverged} of {len(theirs.members)}"
@@ -61,10 +74,27 @@ def judge(ours: Contender, theirs: Contender, metric: str) -> tuple[Estimate, st
         return Estimate(NAN, method=method), word if enough else NOT_JUDGED
     if not difference.has_interval:
         return difference, NOT_JUDGED
-    side = difference.side() * (1 if higher_is_better(metric) else -1)
+    side = difference.side() * (1 if rises else -1)
     if side * (ours.share - theirs.share) > 0:
         side = 0
     return difference, {1: BETTER, -1: WORSE, 0: NO_DIFFERENCE}[side]
+
+
+def judge_all(
+    contenders: Sequence[Contender], base: Contender | None, metric: str, rises: bool | None
+) -> list[tuple[Estimate, str]]:
+    """`judge` for each of several contenders, against the same baseline: what is shown is shown together (Holm).
+
+    Twenty policies that do nothing would have one verdict among them at 95 % each.
+    """
+    if base is None:
+        return [(Estimate(NAN, method="no run of the baseline"), "") for _ in contenders]
+    found = [(Estimate(NAN), BASELINE) if one is base else judge(one, base, metric, rises) for one in contenders]
+    shown = intervals.holm([difference.p for difference, _ in found])
+    return [
+        (difference, NO_DIFFERENCE if word in (BETTER, WORSE) and difference.has_interval and not together else word)
+        for (difference, word), together in zip(found, shown, strict=True)
+    ]
 
 
 def signed(found: Estimate) -> str:
@@ -75,30 +105,42 @@ def signed(found: Estimate) -> str:
     return text + (ends if found.has_interval else "")
 
 
-def winner(setting: str, ranked: Sequence[Contender], base: Contender | None, metric: str) -> Winner:
+def winner(
+    setting: str, ranked: Sequence[Contender], base: Contender | None, metric: str, rises: bool | None
+) -> Winner:
     """The winner among the contenders of one setting, the best mean first; against the baseline if there is one."""
-    judged = [(one, *judge(one, base, metric)) for one in ranked if base is not None and one is not base]
     best = ranked[0]
-    won = [(one, difference) for one, difference, word in judged if word == BETTER]
+    if all(np.isnan(one.mean(metric)) for one in ranked):
+        return Winner(setting, None, None, None, (f"No run here has a final value of {metric}: there is no verdict.",))
+    if rises is None:
+        return Winner(setting, None, None, None, (f"Whether {metric} is meant to rise or to fall is not known.",))
+    judged = list(zip(ranked, judge_all(ranked, base, metric, rises), strict=True))
+    won = [(one, difference) for one, (difference, word) in judged if word == BETTER]
     if won:
         assert base is not None
-        return _won(setting, *won[0], base, ranked, metric)
-    if base is None or all(word == NOT_JUDGED for _, _, word in judged):
+        return _won(setting, *won[0], base, ranked, metric, rises)
+    if base is None or all(word in (NOT_JUDGED, BASELINE) for _, (_, word) in judged):
         why = "the baseline was not run" if base is None else "with so few finished runs nothing is shown"
-        mean = intervals.mean(list(best.values[metric].values())).value
-        said = f"{best.policy} has the best {metric}, {mean:.4g}, but {why}."
-        return _named(setting, best if best.share < 1 else None, (said,))
+        if base is not None and (best.alike or base.alike):
+            why = "its seeds change nothing, so it is one run" if best.alike else "the baseline's seeds change nothing"
+        said = f"{best.policy} has the best {metric}, {best.mean(metric):.4g}, but {why}."
+        return _named(setting, best if best.share < 1 and not best.alike else None, (said,))
     said = f"No policy is shown to be better than {base.policy}"
     said += "." if best is base else f"; {best.policy} has the best mean of {metric}, but its interval leaves it open."
     return Winner(setting, None, None, None, (said,))
 
 
 def _won(
-    setting: str, best: Contender, difference: Estimate, base: Contender, ranked: Sequence[Contender], metric: str
+    setting: str,
+    best: Contender,
+    difference: Estimate,
+    base: Contender,
+    ranked: Sequence[Contender],
+    metric: str,
+    rises: bool,
 ) -> Winner:
-    mine = intervals.mean(list(best.values[metric].values())).value
+    mine, theirs = best.mean(metric), base.mean(metric)
     if difference.has_interval:
-        theirs = intervals.mean(list(base.values[metric].values())).value
         said = (
             f"{best.policy} is better than {base.policy}: {metric} {mine:.4g} against {theirs:.4g}, a difference of "
             f"{signed(difference)} (95 % interval; {difference.method})."
@@ -108,7 +150,7 @@ def _won(
     same = [
         other.policy
         for other in ranked
-        if other is not best and other is not base and judge(other, best, metric)[1] in (NO_DIFFERENCE, BETTER)
+        if other is not best and other is not base and judge(other, best, metric, rises)[1] in (NO_DIFFERENCE, BETTER)
     ]
     sentences = (said, f"Not told apart from it: {', '.join(same)}.") if same else (said,)
     return _named(setting, best, sentences)

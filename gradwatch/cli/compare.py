@@ -13,6 +13,12 @@ FORMATS = ("text", "csv", "md", "json")
 def compared_by(command: Callable[..., Any]) -> Callable[..., Any]:
     """The options of every command that compares runs."""
     for option in (
+        click.option(
+            "--higher-is-better/--lower-is-better",
+            "rises",
+            default=None,
+            help="Which way the metric is meant to go. [default: as its name says]",
+        ),
         click.option("--target", type=float, metavar="VALUE", help="Also the steps until the metric reached VALUE."),
         click.option("--baseline", metavar="POLICY", help="Compare with this policy. [default: none]"),
         click.option("--metric", metavar="NAME", help="Compare by this logged value alone."),
@@ -26,7 +32,9 @@ def compared_by(command: Callable[..., Any]) -> Callable[..., Any]:
 @compared_by
 @click.option("--format", "kind", type=click.Choice(FORMATS), default="text", show_default=True,
               help="How to print it.")  # fmt: skip
-def compare(runs: tuple[str, ...], metric: str | None, baseline: str | None, target: float | None, kind: str) -> None:
+def compare(
+    runs: tuple[str, ...], metric: str | None, baseline: str | None, target: float | None, rises: bool | None, kind: str
+) -> None:
     """Compare runs: one row per policy, and which one is better.
 
     Runs that differ only in their seed share a row, with means, 95 % intervals over the seeds, and a verdict.
@@ -41,7 +49,7 @@ def compare(runs: tuple[str, ...], metric: str | None, baseline: str | None, tar
     from gradwatch.open import open_histories
     from gradwatch.report.text import comparison_text, print_table, show_comparison
 
-    settled = settle(open_histories(runs, below=True), metric, baseline, target)
+    settled = settle(open_histories(runs, below=True), metric, baseline, target, rises)
     if kind == "text":
         print_table(show_comparison(settled))
     else:

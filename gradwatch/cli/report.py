@@ -17,7 +17,13 @@ FORMATS = ("html", "md", "json", "csv")
 @click.option("--format", "kind", type=click.Choice(FORMATS), default="html", show_default=True, help="What to write.")
 @compared_by
 def report(
-    runs: tuple[str, ...], output: str | None, kind: str, metric: str | None, baseline: str | None, target: float | None
+    runs: tuple[str, ...],
+    output: str | None,
+    kind: str,
+    metric: str | None,
+    baseline: str | None,
+    target: float | None,
+    rises: bool | None,
 ) -> None:
     """Write a report of one run, or one that compares many.
 
@@ -35,7 +41,7 @@ def report(
     from gradwatch.report.text import render_csv, render_json, render_markdown
 
     render = {"html": render_html, "md": render_markdown, "json": render_json, "csv": render_csv}[kind]
-    text = render(build_report(open_histories(runs, below=True), metric, baseline, target))
+    text = render(build_report(open_histories(runs, below=True), metric, baseline, target, rises))
     if output == "-":
         click.echo(text, nl=False)
         return

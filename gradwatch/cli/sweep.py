@@ -214,7 +214,7 @@ def _settle(asked: Sweep, jobs: Sequence[Job], options: dict[str, Any], console:
     from gradwatch.launcher import sweep_summary
     from gradwatch.report.text import print_table, show_comparison
 
-    by = (options["metric"], options["baseline"], options["target"])
+    by = (options["metric"], options["baseline"], options["target"], options["rises"])
     found = sweep_summary.result(jobs, *by)
     if found is None:
         raise RunError(f"no run ended well: {asked.home} holds what each of them printed (output.log)")

@@ -81,7 +81,9 @@ def said_of(job: Job, record: Record) -> str:
     return f"{job.label}: {', '.join(words)}"
 
 
-def result(jobs: Sequence[Job], metric: str | None, baseline: str | None, target: float | None) -> Result | None:
+def result(
+    jobs: Sequence[Job], metric: str | None, baseline: str | None, target: float | None, rises: bool | None
+) -> Result | None:
     """The comparison of all jobs that ended well or diverged; None when there is none.
 
     Raises:
@@ -99,7 +101,7 @@ def result(jobs: Sequence[Job], metric: str | None, baseline: str | None, target
             left_out.append(f"{job.label} is not compared: {record.status} after {len(history.every_step):,} steps.")
     if not histories:
         return None
-    return Result(settle(histories, metric, baseline, target), tuple(histories), tuple(left_out))
+    return Result(settle(histories, metric, baseline, target, rises), tuple(histories), tuple(left_out))
 
 
 def _history(job: Job) -> History | None:
@@ -116,12 +118,14 @@ def _history(job: Job) -> History | None:
         return None
 
 
-def write(found: Result, folder: Path, metric: str | None, baseline: str | None, target: float | None) -> list[Path]:
+def write(
+    found: Result, folder: Path, metric: str | None, baseline: str | None, target: float | None, rises: bool | None
+) -> list[Path]:
     """`report.html` and the comparison as `comparison.csv`, `.md` and `.json` in `folder`."""
     paths = []
     if len(found.histories) > 1:
         paths.append(folder / "report.html")
-        page = render_html(build_report(found.histories, metric, baseline, target))
+        page = render_html(build_report(found.histories, metric, baseline, target, rises))
         paths[-1].write_text(page, encoding="utf-8")
     for kind in FORMATS:
         paths.append(folder / f"comparison.{kind}")

@@ -42,7 +42,7 @@ def columns(frame: pd.DataFrame) -> list[Column]:
     def add(header: str, text: Callable[[Record], str], key: str) -> None:
         made.append(Column(header, tuple(map(text, records)), tuple(_number(record, key) for record in records)))
 
-    add("runs", lambda r: str(r["runs"]), "runs")
+    add("runs", lambda r: f"{r['runs']} alike" if r["alike"] else str(r["runs"]), "runs")
     for name in metrics:
         add(name, partial(_mean, metric=name), name)
         if name == metrics[0]:
@@ -83,7 +83,11 @@ def paste(winner: Winner) -> tuple[str, str] | None:
 
 
 def _mean(record: Record, metric: str) -> str:
-    return plus_minus(record[metric], (record[f"{metric}_high"] - record[f"{metric}_low"]) / 2)
+    counted = plus_minus(record[metric], (record[f"{metric}_high"] - record[f"{metric}_low"]) / 2)
+    ended = record[f"{metric}_ended"]
+    if math.isnan(record[metric]) or math.isclose(ended, record[metric], rel_tol=1e-9):
+        return counted
+    return f"{quantity_text(ended)}, counts as {counted}"
 
 
 def _difference(record: Record, metric: str) -> str:

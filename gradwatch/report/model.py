@@ -97,7 +97,11 @@ class Report:
 
 
 def build_report(
-    histories: Sequence[History], metric: str | None = None, baseline: str | None = None, target: float | None = None
+    histories: Sequence[History],
+    metric: str | None = None,
+    baseline: str | None = None,
+    target: float | None = None,
+    rises: bool | None = None,
 ) -> Report:
     """A report of one run, or one that compares many; the other arguments are those of `compare.compare`.
 
@@ -114,7 +118,7 @@ def build_report(
     if not many:
         (run,), (history,) = runs, histories
         runs = (replace(run, suggestions=suggest(history, run.findings), what_if=what_if(history)),)
-    settled = settle(histories, metric, baseline, target) if many else None
+    settled = settle(histories, metric, baseline, target, rises) if many else None
     return Report(
         title=f"{len(histories)} runs compared" if many else histories[0].run.name,
         runs=runs,

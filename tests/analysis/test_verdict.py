@@ -14,7 +14,8 @@ from scipy import stats
 import gradwatch
 from gradwatch.analysis.comparison import compare, settle
 from gradwatch.analysis.final_values import final, seconds_per_step, steps_to
-from gradwatch.analysis.intervals import difference, mean
+from gradwatch.analysis.groups import higher_is_better
+from gradwatch.analysis.intervals import difference, holm, mean
 from gradwatch.errors import RunError
 from gradwatch.report import build_report, render_html
 from gradwatch.report.comparison_table import columns, comparison_cells, paste, winner_lines
@@ -184,7 +185,7 @@ def trained(begin, end, seed=0, clip=None, held_out=1.0):
 @pytest.mark.parametrize("metric", ["loss", "val_loss"])
 def test_a_run_that_came_apart_counts_with_its_loss_before_training(metric):
     sick = [trained(4.0, end, seed) for seed, end in enumerate([3.0, 5.0, 500.0])]
-    table = compare([*sick, *(trained(4.0, 2.0, seed, CLIP) for seed in range(3))], metric)
+    table = compare([*sick, *(trained(4.0, 2.0 + 0.01 * seed, seed, CLIP) for seed in range(3))], metric)
     none = row(table, "none")
     assert (none["diverged"], row(table)["diverged"]) == (2, 0)
     low = final(sick[0], metric)
@@ -380,3 +381,130 @@ def test_heat_maps_stand_side_by_side_on_one_scale():
     assert chart["layout"]["coloraxis"]["cmax"] == pytest.approx(np.quantile(everything, 0.995), abs=0.02)
     assert [note["text"] for note in chart["layout"]["annotations"]] == ["none", CLIP]
     assert len(chart["data"]) == 3  # one of them has non-finite cells
+
+
+# ------------------------------------------------------------------------------- what no verdict is to be made of
+
+
+def named(metric, values, clip=None):
+    """Runs whose only logged scalar is `metric`."""
+    found = runs(values, clip)
+    for history in found:
+        history.per_step[metric] = history.per_step.pop("val_loss")
+    return found
+
+
+@pytest.mark.parametrize(
+    ("metric", "rises"),
+    [
+        ("top1", True), ("top-5", True), ("val_acc", True), ("eval/f1", True), ("mAP", True), ("bleu", True),
+        ("mean_reward", True), ("episode_return", True), ("score", True), ("auroc", True), ("explained_variance", True),
+        ("loss", False), ("auc_loss", False), ("accuracy_error", False), ("perplexity", False), ("val_mae", False),
+        ("wer", False), ("neg_log_likelihood", False), ("fid", False), ("temperature", None), ("entropy", None),
+        ("negative_reward", None), ("lr", None),
+    ],
+)  # fmt: skip
+def test_a_name_says_which_way_is_better_or_nothing_does(metric, rises):
+    assert higher_is_better(metric) is rises
+
+
+def test_a_high_top1_is_better():
+    table = compare([*named("top1", [0.5, 0.51, 0.49]), *named("top1", [0.9, 0.91, 0.89], CLIP)], "top1")
+    assert (row(table)["top1_verdict"], table["policy"].tolist()) == ("better", [CLIP, "none"])
+
+
+def test_where_no_name_says_which_way_is_better_there_is_no_verdict_until_somebody_does():
+    histories = [*named("warmth", [0.5, 0.51, 0.49]), *named("warmth", [0.9, 0.91, 0.89], CLIP)]
+    settled = settle(histories, "warmth")
+    assert row(settled.table)["warmth_verdict"] == "not judged"
+    (one,) = settled.winners
+    assert one.policy is None
+    assert "not known" in one.sentences[0]
+    assert any("--higher-is-better" in note for note in settled.notes)
+    assert row(compare(histories, "warmth", rises=True))["warmth_verdict"] == "better"
+    assert row(compare(histories, "warmth", rises=False))["warmth_verdict"] == "worse"
+
+
+def test_the_flag_outweighs_the_name():
+    histories = [*named("score", [0.5, 0.51, 0.49]), *named("score", [0.9, 0.91, 0.89], CLIP)]
+    assert row(compare(histories, "score", rises=False))["score_verdict"] == "worse"
+
+
+def test_nobody_wins_where_nobody_has_a_value_and_who_never_logged_it_is_named():
+    silent = [make_history(name=f"silent-{i}", params={"seed": str(i), "width": "64"}, clip=c, logged=())
+              for i, c in enumerate((None, CLIP))]  # fmt: skip
+    settled = settle([*runs([2.0, 2.1]), *runs([1.0, 1.1], CLIP), *silent], "val_loss")
+    (other,) = [one for one in settled.winners if "64" in one.setting]
+    assert (other.policy, other.clip) == (None, None)
+    assert "nan" not in " ".join(text for one in settled.winners for text in one.sentences)
+    assert any("never logged val_loss: silent-0, silent-1" in note for note in settled.notes)
+
+
+def test_a_policy_without_a_value_is_not_better_than_one_that_diverged():
+    silent = [make_history(params={"seed": str(i)}, clip=CLIP, logged=()) for i in range(2)]
+    table = compare([*runs([math.inf, math.inf]), *silent], "val_loss")
+    assert row(table)["val_loss_verdict"] == "not judged"
+
+
+@pytest.mark.parametrize(
+    ("p_values", "shown"),
+    [
+        ([0.01, 0.04, 0.03], [True, False, False]), ([0.01, 0.02, 0.03], [True, True, True]), ([], []),
+        ([0.04], [True]), ([math.nan, 0.04, math.nan], [False, True, False]), ([0.026, 0.026], [False, False]),
+    ],
+)  # fmt: skip
+def test_holms_step_down_by_hand(p_values, shown):
+    assert holm(p_values) == shown
+
+
+def test_fourteen_policies_that_do_nothing_are_seldom_told_apart():
+    """At 95 % each, every second of these tables has a verdict; together, one in twenty."""
+    rng, wrong = np.random.default_rng(0), 0
+    clips = [f"ClipByGlobalNorm({i}.0)" for i in range(1, 15)]
+    for _ in range(40):
+        table = compare([h for clip in (None, *clips) for h in runs(rng.normal(2, 0.1, 3), clip)])
+        wrong += table["val_loss_verdict"].isin(("better", "worse")).any()
+    assert wrong <= 5
+
+
+def test_the_p_value_is_that_of_scipy():
+    ours, theirs = {"0": 1.0, "1": 1.3, "2": 1.2}, {"0": 1.5, "1": 1.6, "2": 1.9}
+    paired = stats.ttest_rel([*ours.values()], [*theirs.values()])
+    assert difference(ours, theirs).p == pytest.approx(paired.pvalue)
+    apart = {f"x{seed}": value for seed, value in theirs.items()}
+    welch = stats.ttest_ind([*ours.values()], [*theirs.values()], equal_var=False)
+    assert difference(ours, apart).p == pytest.approx(welch.pvalue)
+
+
+def test_seeds_that_change_nothing_are_said_and_not_judged():
+    settled = settle([*runs([2.0, 2.1, 1.9]), *runs([1.0, 1.0, 1.0], CLIP)])
+    assert row(settled.table)["val_loss_verdict"] == "not judged"
+    assert any(f"The seeds of {CLIP} change nothing" in note for note in settled.notes)
+    headers, cells = comparison_cells(settled.table)
+    assert "3 alike" in [line[headers.index("runs")] for line in cells]
+    assert settled.winners[0].policy is None
+
+
+def test_two_seeds_are_too_few_and_a_note_says_so():
+    notes = settle([*runs([2.0, 2.1]), *runs([1.0, 1.1], CLIP)]).notes
+    assert any("take three" in note for note in notes)
+
+
+def test_a_loss_that_counts_with_what_it_was_before_is_shown_as_it_was():
+    sick = [trained(4.0, end, seed) for seed, end in enumerate([18.0, 20.0])]
+    settled = settle([*sick, *(trained(4.0, 2.0 + 0.1 * seed, seed, CLIP) for seed in range(2))], "loss")
+    none = row(settled.table, "none")
+    assert none["loss"] == pytest.approx(4.0)
+    assert none["loss_ended"] == pytest.approx(np.mean([final(history, "loss") for history in sick]))
+    headers, cells = comparison_cells(settled.table)
+    shown = {line[0]: line[headers.index("loss")] for line in cells}
+    assert "counts as 4.0" in shown["none"]
+    assert "counts" not in shown[CLIP]
+
+
+def test_a_loss_far_above_its_beginning_has_diverged_also_where_an_accuracy_decides():
+    sick = [trained(4.0, 18.0, seed) for seed in range(2)]
+    for history in sick:
+        history.per_step["acc"] = np.full(len(history), 0.1 + int(history.run.params["seed"]) / 100)
+    (both,) = settle(sick).table.to_dict("records")
+    assert both["diverged"] == 2
