@@ -14,6 +14,7 @@ from gradwatch.analysis.rules.gradient_scale import gradients_accumulate
 from gradwatch.analysis.rules.gradients import exploding
 from gradwatch.analysis.rules.nonfinite import nonfinite
 from gradwatch.analysis.rules.registry import CONSEQUENCES, group
+from gradwatch.analysis.rules.weight_growth import renorm_binds
 
 
 def with_steps(history, **columns):
@@ -314,3 +315,17 @@ def test_no_record_is_too_broken_to_be_judged(seed):
                 assert one.cure.endswith(".")
                 assert not (set(one.layers) - {*history.layers})
             json.dumps(finding.to_json())
+
+
+@pytest.mark.parametrize(
+    ("renorm", "advice"),
+    [
+        ("MaxNorm(1.5)", "MaxNorm(3.0)"),
+        ("Renorm('inf', 0, 2.0)", "Renorm('inf', 0, 4.0)"),
+        ("MyRenorm(1.5)", "MaxNorm(4.0)"),
+    ],
+)
+def test_a_bound_that_binds_is_raised_in_kind(renorm, advice):
+    history = make_history(renorm=renorm)
+    (finding,) = renorm_binds(with_layer(history, "renorm_rate", np.ones_like(history.layer("grad_norm"))))
+    assert f'renorm="{advice}"' in finding.cure

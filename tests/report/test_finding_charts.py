@@ -147,6 +147,8 @@ def test_a_cure_is_split_into_words_and_policy_texts():
     assert arguments("Warm Adam(the rate of it), an open ClipByNorm(1.0, SGD (plain) and f(x) are prose.") == []
     assert arguments(cure) == [f'clip="{texts[0]}"', f"clip='{texts[1]}'"]
     assert arguments("MaxNorm(3.0) and MaxNorm(3.0)") == ['renorm="MaxNorm(3.0)"']
+    constraints = "chain(MaxNorm(3.0), Renorm('inf', 0, 2.0))"
+    assert arguments(constraints) == [f'renorm="{constraints}"']
     given = "Clip each layer: clip='AGC(0.01)', or renorm=\"Renorm(2, 0, 3.0)\"."
     assert arguments(given) == ["clip='AGC(0.01)'", 'renorm="Renorm(2, 0, 3.0)"']
     assert "".join(piece for piece, _ in code_spans(given)) == given
