@@ -15,9 +15,11 @@ from torch.optim import Optimizer
 
 from gradwatch.errors import GradwatchWarning, WatchError, tell
 from gradwatch.history import History
+from gradwatch.measure.ddp import RankNorms
 from gradwatch.measure.layout import Layout
 from gradwatch.recording import mlflow_target, registry, resume, signals
 from gradwatch.recording.callbacks import Live
+from gradwatch.recording.clipper import Clipper
 from gradwatch.recording.courier_process import Keeper
 from gradwatch.recording.hooks import untraced
 from gradwatch.recording.layers import Source, describe
@@ -25,6 +27,7 @@ from gradwatch.recording.plan import plan
 from gradwatch.recording.recorder import Recorder, refusal
 from gradwatch.recording.shared_run import Shared
 from gradwatch.recording.stepper import Stepper
+from gradwatch.recording.weights import Weights
 from gradwatch.storage.cursor import read_cursor
 from gradwatch.storage.members import home_of
 from gradwatch.storage.writer import NullWriter, RunWriter
@@ -42,7 +45,9 @@ class Watch:
 
     def __init__(
         self,
-        stepper: Stepper,
+        clipper: Clipper,
+        weights: Weights,
+        rank_norms: RankNorms | None,
         writer: RunWriter | NullWriter,
         source: Source,
         live: Live,
@@ -50,15 +55,18 @@ class Watch:
         verbose: bool,
         shared: Shared | None = None,
     ) -> None:
-        self._stepper, self._writer, self._source, self._verbose = stepper, writer, source, verbose
+        self._writer, self._source = writer, source
+        self._verbose = verbose and self.writes
         self._live = live
         self.shared = shared
-        self._keeper, self._closed = Keeper(courier, shared.start_courier if shared else None), False
+        self._keeper, self._closed = Keeper(courier and self.writes, shared.start_courier if shared else None), False
         self._started = time.monotonic()
         self._url_said = shared is not None and len(shared.names) > 1  # by the first of them
         self._resumed_at = 0  # the number of the first step
-        self._recorder = self._new_recorder()
-        stepper.attach(self._recorder, self._between, self._after, owner=self)
+        run, layout = writer.run, clipper.layout
+        kept = source.kept(layout.names)
+        self._recorder = Recorder(run, kept, clipper.fields, layout.device, self._keep, writer.flush_seconds)
+        self._stepper = Stepper(clipper, weights, self._recorder, self._between, self._after, rank_norms, owner=self)
         atexit.register(self._close_at_exit)
         registry.watches.append(self)
         signals.arm()
@@ -109,7 +117,7 @@ class Watch:
     def log_next(self, **values: float | Tensor) -> None:
         """Add scalars to the step that is about to begin, as `log` does to the last one."""
         if not self._closed:
-            self._recorder.log_next(values)
+            self._recorder.add(values, ahead=True)
 
     def clipped(self, params: Sequence[Tensor], values: Mapping[str, Any]) -> None:
         """The loop clipped the gradients of `params` for the coming step; `values` are what to record of it."""
@@ -179,9 +187,9 @@ class Watch:
             self._writer.flush()
         return {
             "steps": self._stepper.steps,
-            "clip": repr(self._stepper.clip),
+            "clip": repr(self._stepper.clipper.policy),
             "layers": list(self._stepper.layout.names),
-            "policy_state": {k: v.clone() for k, v in self._stepper.state.items()},
+            "policy_state": {k: v.clone() for k, v in self._stepper.clipper.state.items()},
             "dir": str(self.dir.resolve()),
             "attempt": self._writer.run.attempt,
         }
@@ -215,12 +223,6 @@ class Watch:
         atexit.unregister(self._close_at_exit)
         registry.watches.remove(self)
 
-    def _new_recorder(self) -> Recorder:
-        stepper = self._stepper
-        kept = self._source.kept(stepper.layout.names)
-        run, device = self._writer.run, stepper.layout.device
-        return Recorder(run, kept, stepper.fields, device, self._keep, self._writer.flush_seconds)
-
     def _keep(self, block: History) -> None:
         self._writer.append(block)
         self._live.check(block)
@@ -242,14 +244,13 @@ class Watch:
     def _relayout(self, layout: Layout) -> None:
         """Go on with other layers, or with the same ones elsewhere; what is recorded so far is handed over first."""
         self._drain()
-        self._stepper.relayout(layout)
         self._writer.update(layers=describe(dict(zip(layout.names, layout.params, strict=True))))
-        self._renew_recorder()
+        self._restart(layout)
+        self._stepper.relayout(layout)
 
-    def _renew_recorder(self) -> None:
-        old, self._recorder = self._recorder, self._new_recorder()
-        self._recorder.take_over(old)
-        self._stepper.recorder = self._recorder
+    def _restart(self, layout: Layout) -> None:
+        kept, fields = self._source.kept(layout.names), self._stepper.clipper.fields
+        self._recorder.restart(self._writer.run, kept, fields, layout.device)
 
     def _drain(self, last_too: bool = True) -> None:
         self._recorder.drain(last_too)
@@ -268,7 +269,7 @@ class Watch:
         if not folder.is_dir() or folder == self.dir.resolve() or isinstance(self._writer, NullWriter):
             return
         self._writer = resume.reopened(folder, attempt, self._writer)
-        self._renew_recorder()
+        self._restart(self._stepper.layout)
         self._live.rejoin(home_of(folder), self._stepper.steps)
         self.say(f"resumed at step {self._stepper.steps:,}, recording to {folder}")
 
