@@ -177,10 +177,10 @@ def watch(
     clipper = Clipper(Layout(named), by_name, policies[0])
     weights = Weights(clipper.layout, policies[1], every, slots)
     norms = rank_norms(model) if ranks else None
-    writer, shared = _place(manifest, name, run.shared if run else None, Path(dir), model, SHARE * flush_every)
+    writer, shared = _place(manifest, name, run._shared if run else None, Path(dir), model, SHARE * flush_every)
     live = _live(on_finding, settings, writer, shared, clipper.layout.device)
     made = Watch(clipper, weights, norms, writer, source, live, settings.helper == "courier", verbose, shared)
-    made.say(f"watching {len(named)} layers of {type(model).__name__}, recording to {made.dir}")
+    made._say(f"watching {len(named)} layers of {type(model).__name__}, recording to {made.dir}")
     return made
 
 
@@ -269,7 +269,7 @@ def _check_run(
         )
     if run is not None and not isinstance(run, Watch):
         raise WatchError(f"run={run!r:.80}: wanted the Watch whose run this one shares; an MLflow run is run_id=")
-    check_name(name, run.shared if run else None, run is not None)
+    check_name(name, run._shared if run else None, run is not None)
     if run is not None and run.closed:
         raise WatchError(f"the Watch given as run= ({run.dir}) is closed: its run is over")
     if run is not None and run_id is not None:
@@ -303,5 +303,5 @@ def _replace_old(optimizers: list[Optimizer]) -> None:
     for o in optimizers:
         old = watch_of(o)
         if old is not None:
-            old.say(f"this {type(o).__name__} was watched already; the old Watch ({old.dir}) is closed")
+            old._say(f"this {type(o).__name__} was watched already; the old Watch ({old.dir}) is closed")
             old.close()

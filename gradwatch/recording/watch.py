@@ -13,7 +13,7 @@ from typing import Any
 from torch import Tensor
 from torch.optim import Optimizer
 
-from gradwatch.errors import GradwatchWarning, WatchError, tell
+from gradwatch.errors import GradwatchWarning, WatchError, status_of, tell
 from gradwatch.history import History
 from gradwatch.measure.ddp import RankNorms
 from gradwatch.measure.layout import Layout
@@ -56,10 +56,10 @@ class Watch:
         shared: Shared | None = None,
     ) -> None:
         self._writer, self._source = writer, source
-        self._verbose = verbose and self.writes
+        self._verbose = verbose and self._writes
         self._live = live
-        self.shared = shared
-        self._keeper, self._closed = Keeper(courier and self.writes, shared.start_courier if shared else None), False
+        self._shared = shared
+        self._keeper, self._closed = Keeper(courier and self._writes, shared.start_courier if shared else None), False
         self._started = time.monotonic()
         self._url_said = shared is not None and len(shared.names) > 1  # by the first of them
         self._resumed_at = 0  # the number of the first step
@@ -79,14 +79,14 @@ class Watch:
         return self._writer.folder
 
     @property
-    def writes(self) -> bool:
+    def _writes(self) -> bool:
         """Whether this process records; of several ranks, one does."""
         return isinstance(self._writer, RunWriter)
 
     @property
-    def target(self) -> Mapping[str, Any] | None:
+    def _target(self) -> Mapping[str, Any] | None:
         """The MLflow run that this process writes to, as the manifest notes it; None where it writes none."""
-        return self._writer.run.mlflow if self.writes else None
+        return self._writer.run.mlflow if self._writes else None
 
     @property
     def closed(self) -> bool:
@@ -114,21 +114,21 @@ class Watch:
         self._after()
 
     @untraced
-    def log_next(self, **values: float | Tensor) -> None:
+    def _log_next(self, **values: float | Tensor) -> None:
         """Add scalars to the step that is about to begin, as `log` does to the last one."""
         if not self._closed:
             self._recorder.add(values, ahead=True)
 
-    def clipped(self, params: Sequence[Tensor], values: Mapping[str, Any]) -> None:
+    def _clipped(self, params: Sequence[Tensor], values: Mapping[str, Any]) -> None:
         """The loop clipped the gradients of `params` for the coming step; `values` are what to record of it."""
         self._stepper.loop_clips.add(params, values)
 
-    def holds(self, optimizers: Iterable[Optimizer]) -> bool:
+    def _holds(self, optimizers: Iterable[Optimizer]) -> bool:
         """Whether one of these parameters is in an optimizer that is watched here."""
         mine = {id(p) for p in self._stepper.layout.params}
         return any(id(p) in mine for o in optimizers for group in o.param_groups for p in group["params"])
 
-    def deliver_to(self, target: Mapping[str, Any]) -> None:
+    def _deliver_to(self, target: Mapping[str, Any]) -> None:
         """Name the MLflow run (`run_id`, `experiment_id`, `tracking_uri`, `joined`), unless one is named already."""
         known = self._writer.run.mlflow
         if not self._closed and known is not None and not known["run_id"]:
@@ -155,9 +155,9 @@ class Watch:
             self._writer.close("FAILED" if self._live.halted and status == "FINISHED" else status)
             signals.disarm()
         if self._stepper.steps > self._resumed_at:
-            self.say(f"{self._stepper.steps:,} steps recorded in {self.dir}")
+            self._say(f"{self._stepper.steps:,} steps recorded in {self.dir}")
         else:
-            self.say(
+            self._say(
                 f"no optimizer step was seen, so {self.dir} is empty: the loop took none, stepped an optimizer other "
                 "than the one that watch() was given, or replayed its steps from a CUDA graph"
             )
@@ -166,11 +166,11 @@ class Watch:
         cursor, missing = self._keeper.wait(self.dir, self._stepper.steps, timeout)
         self._say_url(cursor)
         if missing:
-            self.say(missing)
+            self._say(missing)
         self._live.look(self._stepper.steps)
         self._live.speak()
 
-    def abandon(self) -> None:
+    def _abandon(self) -> None:
         """End without a trace: in a forked process, whose parent goes on watching and writing."""
         if not self._closed:
             self._leave()
@@ -216,7 +216,7 @@ class Watch:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        self.close("FINISHED" if kind is None else "KILLED" if issubclass(kind, KeyboardInterrupt) else "FAILED")
+        self.close(status_of(kind))
 
     def _leave(self) -> None:
         self._closed = True
@@ -271,19 +271,18 @@ class Watch:
         self._writer = resume.reopened(folder, attempt, self._writer)
         self._restart(self._stepper.layout)
         self._live.rejoin(home_of(folder), self._stepper.steps)
-        self.say(f"resumed at step {self._stepper.steps:,}, recording to {folder}")
+        self._say(f"resumed at step {self._stepper.steps:,}, recording to {folder}")
 
     def _close_at_exit(self) -> None:
-        error = None if hasattr(sys, "ps1") else getattr(sys, "last_value", None)
-        self.close("FINISHED" if error is None else "KILLED" if isinstance(error, KeyboardInterrupt) else "FAILED")
+        self.close(status_of(None if hasattr(sys, "ps1") else getattr(sys, "last_value", None)))
 
     def _say_url(self, cursor: Mapping[str, Any]) -> None:
         if cursor.get("url") and not self._url_said:
             self._url_said = True
             served = str(cursor.get("tracking_uri")).startswith("http")
-            self.say(f"MLflow{'' if served else ', once `gradwatch ui` runs'}: {cursor['url']}")
+            self._say(f"MLflow{'' if served else ', once `gradwatch ui` runs'}: {cursor['url']}")
 
-    def say(self, text: str) -> None:
+    def _say(self, text: str) -> None:
         """One line on stderr, unless the Watch was asked to be quiet."""
         if self._verbose:
             tell(f"gradwatch: {text}")

@@ -73,7 +73,7 @@ def after(watched, number, step):
 
 def ahead(watched, number, step):
     """Log what is known before the step."""
-    watched.log_next(number=torch.tensor(float(number)), half=number / 2)
+    watched._log_next(number=torch.tensor(float(number)), half=number / 2)
     step()
 
 
@@ -142,3 +142,37 @@ def test_what_cannot_be_copied_is_refused_where_it_is_logged(value, tmp_path):
     assert history.step.tolist() == [0, 1]
     assert history.total("number").tolist() == [0, 1]
     assert "good" not in history.per_step  # all of one call, or nothing
+
+
+class Fragile(torch.optim.SGD):
+    """Raises in its fourth step."""
+
+    calls = 0
+
+    def step(self, closure=None):
+        self.calls += 1
+        if self.calls == 4:
+            raise Stop
+
+
+@pytest.mark.parametrize("culprit", [0, 1])
+def test_optimizers_that_step_together_do_so_after_one_raised(culprit, tmp_path):
+    """A step that raised leaves nothing: its optimizers begin the next one together, and nobody is warned."""
+    model = mlp(torch.float32)
+    kinds = [Fragile if i == culprit else torch.optim.SGD for i in (0, 1)]
+    optimizers = [kind(model[i].parameters(), lr=0.0) for kind, i in zip(kinds, (0, 2), strict=True)]
+    watching = watch(model, optimizers, tmp_path)
+    for number in range(6):
+        for p in model.parameters():
+            p.grad = torch.full_like(p, number + 1.0)
+        try:
+            for optimizer in optimizers:
+                optimizer.step()
+        except Stop:
+            assert number == 3
+    watching.close()
+    history = gradwatch.open_history(watching.dir)
+    assert history.step.tolist() == list(range(6))
+    assert len(set(history.optimizer)) == 1
+    size = sum(p.numel() for p in model.parameters()) ** 0.5
+    np.testing.assert_allclose(history.total("grad_norm"), (history.step + 1) * size, rtol=1e-6)
