@@ -12,6 +12,14 @@ def tell(text: str) -> None:
             print(text, file=sys.stderr)
 
 
+def status_of(error: BaseException | type[BaseException] | None) -> str:
+    """How a training ended that raised `error`, as MLflow calls it: KILLED is what somebody from outside did."""
+    if error is None:
+        return "FINISHED"
+    kind = error if isinstance(error, type) else type(error)
+    return "KILLED" if issubclass(kind, KeyboardInterrupt) else "FAILED"
+
+
 class GradwatchError(Exception):
     """Base of every error gradwatch raises; the command line prints it as one line and exits with code 2."""
 

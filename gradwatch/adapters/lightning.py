@@ -7,6 +7,7 @@ from typing import Any
 
 from torch import Tensor
 
+from gradwatch.errors import status_of
 from gradwatch.recording import attach
 from gradwatch.recording.recorder import refusal
 from gradwatch.recording.watch import Watch
@@ -90,7 +91,8 @@ class GradWatch(Callback):  # type: ignore[misc]
 
     def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
         """Close the Watch: KILLED after Ctrl-C or SIGTERM, else FAILED."""
-        self.close("KILLED" if isinstance(exception, KeyboardInterrupt | SystemExit) else "FAILED")
+        # Lightning raises SystemExit for SIGTERM
+        self.close("KILLED" if isinstance(exception, SystemExit) else status_of(exception))
 
     def state_dict(self) -> dict[str, Any]:
         """For Lightning's checkpoint."""

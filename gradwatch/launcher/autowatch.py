@@ -143,7 +143,7 @@ class AutoWatch:
         if calls:
             self._last = (None if watched is None else weakref.ref(watched)), calls, loss
             if watched is not None and loss is not None:
-                watched.log_next(loss=loss)
+                watched._log_next(loss=loss)
         elif watched is not None:
             self._share_loss(watched)
 
@@ -154,7 +154,7 @@ class AutoWatch:
         if first is watched or loss is None:
             return
         if calls == 1:
-            watched.log_next(loss=loss)
+            watched._log_next(loss=loss)
         elif first is not None and not first.closed:
             first.log(loss=float("nan"))
 
@@ -186,7 +186,7 @@ class AutoWatch:
         made = self._attach(optimizer)
         if made is not None:
             for params, values in self._clips:
-                made.clipped(params, values)
+                made._clipped(params, values)
         self._clips.clear()
         return made
 
@@ -201,11 +201,11 @@ class AutoWatch:
         group = [optimizer, *(o for o in others if joint & {id(m) for m in owners[id(o)]})]
         modules = [m for m in tops if any(m is x for o in group for x in owners.get(id(o), mine))]
         model = discovery.model_of(group, modules)
-        beside = (w for w in self._watches if w.shared is not None and not w.closed and not w.holds(group))
+        beside = (w for w in self._watches if w._shared is not None and not w.closed and not w._holds(group))
         first = next(beside, None)  # of the run that this one joins
         name = None
-        if first is not None and first.shared is not None:
-            name = self._name(modules, model, set(first.shared.names))
+        if first is not None and first._shared is not None:
+            name = self._name(modules, model, set(first._shared.names))
         elif len(group) <= len(others):
             name = self._name(modules, model, set())
         try:
@@ -221,7 +221,7 @@ class AutoWatch:
 
     def _watch(self, model: nn.Module, group: list[Optimizer], name: str | None, first: Watch | None) -> Watch:
         """A new Watch; where these parameters were watched under another optimizer, it goes on where that one was."""
-        old = next((w for w in reversed(self._watches) if not w.closed and w.holds(group)), None)
+        old = next((w for w in reversed(self._watches) if not w.closed and w._holds(group)), None)
         state = old.state_dict() if old is not None and name is None else None
         if old is not None:
             self._close(old)
@@ -243,7 +243,7 @@ class AutoWatch:
         """A model that the script has thrown away must not live on, and its run is over; not so if this one goes on."""
         if self._threads != {threading.main_thread().ident}:
             return  # another thread may be in the middle of a step
-        watches = [w for w in self._watches if not w.closed and not w.holds([optimizer])]
+        watches = [w for w in self._watches if not w.closed and not w._holds([optimizer])]
         for each in lost(watches) if watches else ():
             self._close(each)
 

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gradwatch.errors import GradwatchError, TrainingHalted, tell
+from gradwatch.errors import GradwatchError, TrainingHalted, status_of, tell
 from gradwatch.launcher.mlflow_run import RUN_ID, Reservation, suit_mlflow
 from gradwatch.launcher.script import Program, show_uncaught, when_imported
 
@@ -64,7 +64,7 @@ def run(program: Program, args: Sequence[str], plan: Plan) -> None:
         launch.say(f"halted: {f'{found.summary}: {found.cause} {found.cure}' if found else error}")
         raise SystemExit(1) from None
     except BaseException as error:
-        status = "KILLED" if isinstance(error, KeyboardInterrupt) else "FAILED"
+        status = status_of(error)
         show_uncaught(error)
         if isinstance(error, KeyboardInterrupt):
             sys.excepthook = lambda *_: None  # it is shown; Python ends itself by the signal
@@ -163,10 +163,10 @@ class Launch:
 
     def _join(self, made: Watch | None) -> None:
         """Give a new Watch the MLflow run that is kept for it; name the runs that have come into being since."""
-        if made is not None and made.shared is not None and len(made.shared.names) > 1:
+        if made is not None and made._shared is not None and len(made._shared.names) > 1:
             return  # it goes where the first part goes
-        if made is not None and made.target is not None:
-            joined = made.target["run_id"]
+        if made is not None and made._target is not None:
+            joined = made._target["run_id"]
             if joined is None:
                 self._keep_for(made)
             elif self.first is not None and self.first.target and self.first.target["run_id"] == joined:
@@ -191,7 +191,7 @@ class Launch:
                 continue
             target = reservation.wait(max(0.0, deadline - time.monotonic()))
             if target is not None:
-                made.deliver_to(target)
+                made._deliver_to(target)
             if reservation.ready:
                 self.waiting.remove((made, reservation))
 

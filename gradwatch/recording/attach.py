@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -23,9 +23,10 @@ from gradwatch.policies.grammar import as_policy
 from gradwatch.recording import layers as _layers
 from gradwatch.recording import mlflow_target as _delivery
 from gradwatch.recording.callbacks import Live
+from gradwatch.recording.clipper import Clipper
 from gradwatch.recording.shared_run import Shared, check_name, share
-from gradwatch.recording.stepper import Stepper
 from gradwatch.recording.watch import Watch
+from gradwatch.recording.weights import Weights
 from gradwatch.storage.folder import create_folder, now_iso
 from gradwatch.storage.members import create_part
 from gradwatch.storage.owner import here
@@ -33,6 +34,52 @@ from gradwatch.storage.writer import NullWriter, RunWriter
 
 DAY = 86_400.0
 SHARE = 0.4  # of flush_every: how long rows wait on the device, and as long for the writer; the rest is for the writing
+
+
+@dataclass(frozen=True)
+class Settings:
+    """The arguments of `watch` that are checked by themselves, and what follows from them."""
+
+    every: int
+    total_steps: int | None
+    log: str | None
+    delivery: str
+    mlflow_layers: int
+    halt_on: Literal["error", "warning"] | None
+    flush_every: float
+
+    def __post_init__(self) -> None:
+        for name in ("every", "total_steps", "mlflow_layers"):
+            value = getattr(self, name)
+            if value is not None and (not isinstance(value, int) or value < 1):
+                raise WatchError(f"{name}={value!r}: wanted a whole number of at least 1")
+        seconds = self.flush_every
+        if not isinstance(seconds, (int, float)) or not 0 < seconds <= DAY:
+            raise WatchError(f"flush_every={seconds!r}: wanted a number of seconds, more than 0 and at most a day")
+        for name, allowed in (
+            ("log", ("mlflow", None)),
+            ("delivery", ("courier", "none")),
+            ("halt_on", ("error", "warning", None)),
+        ):
+            if getattr(self, name) not in allowed:
+                raise WatchError(f"{name}={getattr(self, name)!r}: wanted {' or '.join(map(repr, allowed))}")
+
+    def recorded(self) -> dict[str, Any]:
+        """What the manifest says of them. A window of steps is a point in MLflow: about 300, if the length is known."""
+        window = max(1, -(-self.total_steps // 300)) if self.total_steps else 50
+        return {
+            "every": self.every,
+            "total_steps": self.total_steps,
+            "window": window,
+            "mlflow_layers": self.mlflow_layers,
+        }
+
+    @property
+    def helper(self) -> str | None:
+        """The process that is started beside the training: one that delivers, or one that only diagnoses."""
+        if self.delivery == "none":
+            return None
+        return "courier" if self.log == "mlflow" else "diagnosis"
 
 
 def watch(
@@ -106,9 +153,9 @@ def watch(
         PolicyError: an unknown policy or a setting out of range.
         RunError: the run's folder cannot be made.
     """
-    optimizers = [_unwrapped(o) for o in (optimizer if isinstance(optimizer, Iterable) else [optimizer])]
+    optimizers = _optimizers(optimizer)
     policies = as_policy(clip, "clip"), as_policy(renorm, "renorm")
-    _check(optimizers, every, total_steps, log, delivery, mlflow_layers, halt_on, flush_every)
+    settings = Settings(every, total_steps, log, delivery, mlflow_layers, halt_on, flush_every)
     _warn_of_line_search(optimizers, policies[0])
     _check_run(optimizers, name, run, run_id, tracking_uri)
     source = _layers.Source(model, optimizers, layers, ignore, name)
@@ -120,10 +167,7 @@ def watch(
         optimizers=tuple(_layers.describe_optimizer(o, n) for n, o in by_name.items()),
         clip=repr(policies[0]) if policies[0] else None,
         renorm=repr(policies[1]) if policies[1] else None,
-        every=every,
-        total_steps=total_steps,
-        window=max(1, -(-total_steps // 300)) if total_steps else 50,
-        mlflow_layers=mlflow_layers,
+        **settings.recorded(),
         **_now(),
         tags=dict(tags or {}),
         mlflow=_delivery.target(run_id, tracking_uri) if log == "mlflow" else None,
@@ -131,12 +175,13 @@ def watch(
         params={**{k: str(v) for k, v in (params or {}).items()}, "torch": torch.__version__},
     )
     _replace_old(optimizers)
-    stepper = Stepper(Layout(named), by_name, policies, every, slots, rank_norms(model) if ranks else None)
-    writer, shared = _place(manifest, name, run.shared if run else None, Path(dir), model, SHARE * flush_every)
-    writes, helped = isinstance(writer, RunWriter), delivery == "courier"
-    live = _live(Live(on_finding, halt_on), writer, shared, stepper, process=helped and log is None)
-    made = Watch(stepper, writer, source, live, helped and writes and log == "mlflow", verbose and writes, shared)
-    made.say(f"watching {len(named)} layers of {type(model).__name__}, recording to {made.dir}")
+    clipper = Clipper(Layout(named), by_name, policies[0])
+    weights = Weights(clipper.layout, policies[1], every, slots)
+    norms = rank_norms(model) if ranks else None
+    writer, shared = _place(manifest, name, run._shared if run else None, Path(dir), model, SHARE * flush_every)
+    live = _live(on_finding, settings, writer, shared, clipper.layout.device)
+    made = Watch(clipper, weights, norms, writer, source, live, settings.helper == "courier", verbose, shared)
+    made._say(f"watching {len(named)} layers of {type(model).__name__}, recording to {made.dir}")
     return made
 
 
@@ -159,11 +204,18 @@ def _place(
     return RunWriter(folder, run, seconds), shared
 
 
-def _live(live: Live, writer: RunWriter | NullWriter, shared: Shared | None, stepper: Stepper, process: bool) -> Live:
-    """Attached to the run's folder, where this process writes; one process diagnoses all parts of a run."""
+def _live(
+    on_finding: Callable[[Finding], object] | None,
+    settings: Settings,
+    writer: RunWriter | NullWriter,
+    shared: Shared | None,
+    device: torch.device,
+) -> Live:
+    """Looks into the run's folder, where this process writes; one process diagnoses all parts of a run."""
     home = (shared.folder if shared else writer.folder) if isinstance(writer, RunWriter) else None
     first = rank() == 0 and (shared is None or len(shared.names) == 1)
-    return live.attach(home, writer.run.part, stepper.layout.device, process and first)
+    diagnosed = settings.helper == "diagnosis" and first
+    return Live(on_finding, settings.halt_on, home, writer.run.part or "", device, diagnosed)
 
 
 def _now() -> dict[str, Any]:
@@ -182,16 +234,8 @@ def fires_hooks(optimizer: object) -> bool:
     return bool(getattr(getattr(type(optimizer), "step", None), "hooked", False))
 
 
-def _check(
-    optimizers: list[Optimizer],
-    every: int,
-    total_steps: int | None,
-    log: str | None,
-    delivery: str,
-    mlflow_layers: int,
-    halt_on: str | None,
-    flush_every: float,
-) -> None:
+def _optimizers(given: Optimizer | Iterable[Optimizer]) -> list[Optimizer]:
+    optimizers = [_unwrapped(o) for o in (given if isinstance(given, Iterable) else [given])]
     if not optimizers or not all(isinstance(o, Optimizer) for o in optimizers):
         raise WatchError(f"optimizer={optimizers!r:.200}: wanted a torch.optim.Optimizer, or a list of them")
     for o in optimizers:
@@ -200,18 +244,7 @@ def _check(
                 f"{type(o).__name__} never called Optimizer.__init__, so that its steps fire no hooks: pass the "
                 "optimizer that it wraps"
             )
-    for name, value in (("every", every), ("total_steps", total_steps), ("mlflow_layers", mlflow_layers)):
-        if value is not None and (not isinstance(value, int) or value < 1):
-            raise WatchError(f"{name}={value!r}: wanted a whole number of at least 1")
-    if not isinstance(flush_every, (int, float)) or not 0 < flush_every <= DAY:
-        raise WatchError(f"flush_every={flush_every!r}: wanted a number of seconds, more than 0 and at most a day")
-    for name, text, allowed in (
-        ("log", log, ("mlflow", None)),
-        ("delivery", delivery, ("courier", "none")),
-        ("halt_on", halt_on, ("error", "warning", None)),
-    ):
-        if text not in allowed:
-            raise WatchError(f"{name}={text!r}: wanted {' or '.join(map(repr, allowed))}")
+    return optimizers
 
 
 def _check_run(
@@ -224,7 +257,7 @@ def _check_run(
         )
     if run is not None and not isinstance(run, Watch):
         raise WatchError(f"run={run!r:.80}: wanted the Watch whose run this one shares; an MLflow run is run_id=")
-    check_name(name, run.shared if run else None, run is not None)
+    check_name(name, run._shared if run else None, run is not None)
     if run is not None and run.closed:
         raise WatchError(f"the Watch given as run= ({run.dir}) is closed: its run is over")
     if run is not None and run_id is not None:
@@ -258,5 +291,5 @@ def _replace_old(optimizers: list[Optimizer]) -> None:
     for o in optimizers:
         old = watch_of(o)
         if old is not None:
-            old.say(f"this {type(o).__name__} was watched already; the old Watch ({old.dir}) is closed")
+            old._say(f"this {type(o).__name__} was watched already; the old Watch ({old.dir}) is closed")
             old.close()

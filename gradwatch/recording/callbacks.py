@@ -35,25 +35,29 @@ class Live:
     leaves the device. They are looked for at drains and said between two steps, so an exception costs no record.
     """
 
-    def __init__(self, on_finding: Callable[[Finding], object] | None = None, halt_on: Severity | None = None) -> None:
+    def __init__(
+        self,
+        on_finding: Callable[[Finding], object] | None = None,
+        halt_on: Severity | None = None,
+        home: Path | None = None,
+        part: str = "",
+        device: torch.device | None = None,
+        process: bool = False,
+    ) -> None:
+        """Look in the run's folder `home`, None on ranks that write nothing; `process`: start one that diagnoses a run
+        longer than a few seconds.
+        """
         self.on_finding, self.halt_on = on_finding, halt_on
         self.halting: Finding | None = None  # why it shall halt
         self.halted = False
-        self.home: Path | None = None  # None on ranks that write nothing
-        self.part, self.device = "", torch.device("cpu")
+        self.home, self.part, self.device = home, part, device
         self.since = 0  # the first step that is this attempt's
-        self._process_due: float | None = None
+        self._process_due = time.monotonic() + PROCESS_SECONDS if process and home is not None else None
         self._said: dict[tuple[str, str], int] = {}  # rule and optimizer -> the severity that was said
         self._news: list[Finding] = []
         self._stamp: tuple[int, int] | None = None
         self._block: History | None = None
         self._failed = False
-
-    def attach(self, home: Path | None, part: str | None, device: torch.device, process: bool) -> Live:
-        """Begin to look in the run's folder; `process` starts one that diagnoses a run longer than a few seconds."""
-        self.home, self.part, self.device = home, part or "", device
-        self._process_due = time.monotonic() + PROCESS_SECONDS if process and home is not None else None
-        return self
 
     def rejoin(self, home: Path, step: int) -> None:
         """The run is resumed in another folder, from `step` on: what was found before is old."""

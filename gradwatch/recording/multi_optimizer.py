@@ -61,46 +61,36 @@ class Pieces:
         self._here.append(here)
         self._fields.append([f.expand(len(here)) for f in fields])
 
-    def take(self) -> tuple[tuple[bool, ...], list[Tensor]] | None:
-        """Which layers were there, and each field `[L]`, a layer's value from its own piece. None without pieces."""
-        if not self._here:
-            return None
+    def joined(self) -> tuple[tuple[bool, ...], list[Tensor]]:
+        """Which layers were there, and each field `[L]`, a layer's value from its own piece."""
         owner = [0] * len(self.layout.names)
         for piece, here in enumerate(self._here):
             for i in range(len(here)):
                 if here[i]:
                     owner[i] = piece
         index = self.layout.index(tuple(owner), self.layout.device).unsqueeze(0)
-        joined = [torch.stack(field).gather(0, index).squeeze(0) for field in zip(*self._fields, strict=True)]
-        present = tuple(map(any, zip(*self._here, strict=True)))
-        self._here, self._fields = [], []
-        return present, joined
+        fields = [torch.stack(field).gather(0, index).squeeze(0) for field in zip(*self._fields, strict=True)]
+        return tuple(map(any, zip(*self._here, strict=True))), fields
 
 
-class SameGradients:
-    """The gradients that were measured for all optimizers of a step, to tell them from later ones."""
+Seen = dict[Tensor, tuple[Tensor | None, int]]  # of each parameter: its gradient, and how often that was written to
 
-    def __init__(self) -> None:
-        self._seen: dict[Tensor, tuple[Tensor | None, int]] = {}
 
-    def note(self, params: Iterable[Tensor]) -> None:
-        """These were measured, and scaled, just now."""
-        self._seen = {p: (p.grad, _version(p.grad)) for p in params}
+def seen(params: Iterable[Tensor]) -> Seen:
+    """The gradients as they are now, measured for all optimizers of a step: to tell them from later ones."""
+    return {p: (p.grad, _version(p.grad)) for p in params}
 
-    def forget(self) -> None:
-        """The step is over; the gradients are not kept alive."""
-        self._seen = {}
 
-    def changed(self, params: Iterable[Tensor], under_scaler: bool) -> bool:
-        """Whether any of `params` has another gradient by now: a new tensor, or one that was written to.
+def have_changed(seen: Seen, params: Iterable[Tensor], under_scaler: bool) -> bool:
+    """Whether any of `params` has another gradient by now: a new tensor, or one that was written to.
 
-        A loss scaler writes to a gradient when it comes to its optimizer: under one only a new tensor counts.
-        """
-        for p in params:
-            grad, version = self._seen.get(p, (None, 0))
-            if p.grad is not grad or (not under_scaler and _version(grad) != version):
-                return True
-        return False
+    A loss scaler writes to a gradient when it comes to its optimizer: under one only a new tensor counts.
+    """
+    for p in params:
+        grad, version = seen.get(p, (None, 0))
+        if p.grad is not grad or (not under_scaler and _version(grad) != version):
+            return True
+    return False
 
 
 def _version(tensor: Tensor | None) -> int:

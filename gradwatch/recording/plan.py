@@ -8,7 +8,6 @@ import torch
 from torch import Tensor
 
 from gradwatch.history import loop_clips
-from gradwatch.measure.batch import Batch
 from gradwatch.measure.fused import why_not_folded
 
 if TYPE_CHECKING:
@@ -17,7 +16,7 @@ if TYPE_CHECKING:
 
 def plan(stepper: Stepper) -> str:
     """One line for each thing that happens on a step. Takes no step and reads nothing from the device."""
-    clip, renorm, layout = stepper.clip, stepper.renorm, stepper.layout
+    clip, renorm, layout = stepper.clipper.policy, stepper.weights.renorm, stepper.layout
     own = loop_clips(stepper.loop_clips.last)
     skips = clip is not None and clip.can_skip
     collectives = ", and one all-reduce over the processes" if layout.sharding is not None else ""
@@ -29,7 +28,7 @@ def plan(stepper: Stepper) -> str:
             *(["one bool is read from the device on each step: this policy can skip steps"] if skips else []),
             *([f"the loop itself clips: {own}"] if own else []),
             f"renorm: {renorm!r}{', after each step' if renorm else ''}",
-            f"weight norms and update ratios every {stepper.every} steps",
+            f"weight norms and update ratios every {stepper.weights.every} steps",
         ]
     )
 
@@ -37,14 +36,15 @@ def plan(stepper: Stepper) -> str:
 @torch.no_grad()
 def _scaling(stepper: Stepper) -> list[str]:
     """How the gradients of each optimizer, and where they differ each param group, are scaled."""
-    if stepper.clip is None:
+    clipper = stepper.clipper
+    if clipper.policy is None:
         return []
-    batch = Batch(stepper.layout, [None] * len(stepper.layout.params), stepper.optimizers, stepper.clip.norm_types)
-    stepper.clip.apply(batch, stepper.state)  # without gradients: only the kind of its answer matters
+    batch = clipper.no_gradients()
+    clipper.policy.apply(batch, clipper.state)  # without gradients: only the kind of its answer matters
     how = _pass(batch.pending, elements=batch.fraction is not None)
     lines = []
-    for name, optimizer in zip(stepper.names, stepper.optimizers, strict=True):
-        why = "" if batch.pending is None else why_not_folded(stepper.optimizers, stepper.layout, batch.pending)
+    for name, optimizer in zip(clipper.names, clipper.optimizers, strict=True):
+        why = "" if batch.pending is None else why_not_folded(clipper.optimizers, clipper.layout, batch.pending)
         if batch.fraction is None and batch.pending is not None and not why:
             lines.append(f"{name}: its fused kernel scales (grad_scale): no pass of its own")
         else:

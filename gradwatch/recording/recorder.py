@@ -16,12 +16,12 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
+from gradwatch.errors import WatchError
 from gradwatch.history import STEP_COLUMNS, History, Run
 from gradwatch.measure.ring_buffer import Ring
 
 ROWS = 128
 DRAIN_SECONDS = 2.0
-LATE = -1  # in place of a row's number: the step that has left already
 
 
 class Row(NamedTuple):
@@ -32,6 +32,7 @@ class Row(NamedTuple):
     optimizer: str
     lrs: tuple[float, ...]
     present: tuple[bool, ...]
+    can_skip: bool  # whether the ring knows if it was skipped
 
 
 class Recorder:
@@ -39,6 +40,10 @@ class Recorder:
 
     A row is complete when the next step begins, because `log` belongs to the last step taken. One that left earlier,
     because its process may be killed before the next step, is handed over again if more is logged for it.
+
+    Rows are numbered from the first of the run on, and what is added to one carries its number. What was recorded
+    changes in one statement, when all that could fail is done: an exception anywhere (Ctrl-C, no memory) costs at most
+    the row of its step.
     """
 
     def __init__(
@@ -50,20 +55,31 @@ class Recorder:
         sink: Callable[[History], None],
         seconds: float = DRAIN_SECONDS,
     ) -> None:
-        self.run, self.sink, self.seconds = run, sink, seconds
-        self.kept = np.asarray(kept, bool)
-        self.names = tuple(layer.name for layer, keep in zip(run.layers, kept, strict=True) if keep)
-        self.ring = Ring(["grad_norm", "clip_coef", *fields, "skipped"], len(kept), ROWS, device)
+        self.sink, self.seconds = sink, seconds
+        self.first = 0  # the number of the first of `rows`: all before it have left
         self.rows: list[Row] = []
-        self.values: list[tuple[int, str, float | None]] = []  # row, name, number; None: the ring's next kept tensor
+        self.values: list[tuple[int, str, float | Tensor]] = []  # a row's number, a name, its value
         self.sent: History | None = None  # the last step, where its row has left already
         self.is_logged = self.was_logged = True  # whether something was logged for the last step, and the one before
         self.drained, self.begun, self.pace = time.monotonic(), -math.inf, math.inf  # pace: between two steps
+        self.restart(run, kept, fields, device)
+
+    def restart(self, run: Run, kept: Sequence[bool], fields: Sequence[str], device: torch.device) -> None:
+        """Go on with other layers, on another device, or as another attempt; what was recorded so far is drained."""
+        ring = Ring(["grad_norm", "clip_coef", *fields, "skipped"], len(kept), ROWS, device)
+        names = tuple(layer.name for layer, keep in zip(run.layers, kept, strict=True) if keep)
+        values = [(at, name, ring.copy(v) if isinstance(v, Tensor) else v) for at, name, v in self.values]
+        self.run, self.kept, self.names, self.ring, self.values = run, np.asarray(kept, bool), names, ring, values
+
+    @property
+    def full(self) -> bool:
+        """Whether every row of the ring is used."""
+        return len(self.rows) == self.ring.rows
 
     @property
     def due(self) -> bool:
         """Whether the rows so far should leave."""
-        return self.ring.full or (bool(self.rows or self.values) and time.monotonic() - self.drained > self.seconds)
+        return self.full or (bool(self.rows or self.values) and time.monotonic() - self.drained > self.seconds)
 
     @property
     def due_at_once(self) -> bool:
@@ -73,109 +89,96 @@ class Recorder:
         """
         return (self.is_logged or not self.was_logged) and (self.due or self.pace > self.seconds)
 
-    def begin(self, row: Row, norms: Tensor, coef: Tensor, extra: Sequence[Tensor], skipped: Tensor | None) -> None:
-        """Record a step: norms `[L]`, coefficients `[]` or `[L]`, the extra fields `[L]`, the skip flag (0-d bool)."""
-        self.ring.write(norms, coef, *extra, skipped)
+    def begin(self, row: Row, fields: Sequence[Tensor | None], values: Mapping[str, Any]) -> None:
+        """Record a step: norms `[L]`, coefficients `[]` or `[L]`, further fields `[L]`, whether skipped (0-d bool);
+        and scalars that are known of it.
+        """
+        at = self.first + len(self.rows)
+        known = self._scalars(at, values)
+        self.ring.write(at, *fields)
         self.rows.append(row)
+        self.values += known
         self.is_logged, self.was_logged = False, self.is_logged
         now = time.monotonic()
         self.pace, self.begun = now - self.begun, now
 
-    def correct(self, optimizer: str, present: tuple[bool, ...]) -> None:
-        """The last row is of these layers only, those of `optimizer`."""
-        if self.rows:
-            both = tuple(a and b for a, b in zip(self.rows[-1].present, present, strict=True))
-            self.rows[-1] = self.rows[-1]._replace(optimizer=optimizer, present=both)
-
-    def amend(self, present: tuple[bool, ...], values: Sequence[Tensor]) -> None:
-        """Write the last row anew: which layers it has, and norms, coefficients and extra fields, `[L]` each."""
-        self.rows[-1] = self.rows[-1]._replace(present=present)
-        self.ring.used -= 1
-        self.ring.write(*values, None)
+    def amend(self, fields: Sequence[Tensor | None] = (), **known: Any) -> None:
+        """Write the last row anew: its fields, if given, and what is `known` of it on the host."""
+        if fields:
+            self.ring.write(self.first + len(self.rows) - 1, *fields)
+        self.rows[-1] = self.rows[-1]._replace(**known)
 
     def measured(self, values: Mapping[str, Tensor]) -> None:
         """Add quantities `[L]` that are not measured on every step to the last row."""
-        for name, value in values.items():
-            self._keep(len(self.rows) - 1, name, value)
+        at = self.first + len(self.rows) - 1
+        self.values += [(at, name, self.ring.copy(value)) for name, value in values.items()]
+
+    def add(self, values: Mapping[str, Any], ahead: bool = False) -> None:
+        """Add scalars (numbers, one-element tensors) to the last step, or to the one that is `ahead`.
+
+        The last value of a name counts. What is added before the first step waits for it.
+
+        Raises:
+            WatchError: a value cannot be copied.
+        """
+        self.values += self._scalars(max(0, self.first + len(self.rows) - (not ahead)), values)
 
     def log(self, values: Mapping[str, Any]) -> None:
-        """Add scalars (numbers or 0-d tensors) to the last step; the last value of a name counts."""
+        """Add what the loop logs when it has stepped: the row then has all that it will have, as far as is known."""
         self.is_logged = True
-        self.note(values)
+        self.add(values)
 
-    def note(self, values: Mapping[str, Any]) -> None:
-        """The same, for what is recorded of every step: it says nothing of what else will come."""
-        self._log(values, len(self.rows) - 1 if self.rows else 0 if self.sent is None else LATE)
-
-    def log_next(self, values: Mapping[str, Any]) -> None:
-        """Add scalars to the row that is about to begin."""
-        self._log(values, len(self.rows))
-
-    def _log(self, values: Mapping[str, Any], at: int) -> None:
+    def _scalars(self, at: int, values: Mapping[str, Any]) -> list[tuple[int, str, float | Tensor]]:
+        out: list[tuple[int, str, float | Tensor]] = []
         for name, value in values.items():
-            if isinstance(value, Tensor):
-                self._keep(at, name, value.reshape(()))
-            else:
-                self.values.append((at, name, float(value)))
-
-    def _keep(self, at: int, name: str, value: Tensor) -> None:
-        self.values.append((at, name, None))
-        self.ring.keep(value)
-
-    def take_over(self, old: Recorder) -> None:
-        """Go on for a drained recorder: what was logged for a step still to come, or for one that has left."""
-        self.values, self.sent = old.values, old.sent
-        self.is_logged, self.was_logged, self.pace, self.begun = old.is_logged, old.was_logged, old.pace, old.begun
-        for value in old.ring.extras:
-            self.ring.keep(value)
+            try:
+                kept = self.ring.copy(value.reshape(())) if isinstance(value, Tensor) else float(value)
+            except torch.OutOfMemoryError:
+                raise
+            except (RuntimeError, ValueError, OverflowError) as error:  # meta and quantized tensors, 10**400
+                raise WatchError(f"watch.log({name}=...): this value cannot be copied: {error}") from error
+            out.append((at, name, kept))
+        return out
 
     def drain(self, last_too: bool = True) -> None:
         """Hand the rows to the sink, as one History; waits for the device. `last_too` False keeps the last row back.
 
-        Nothing is forgotten before the sink has it: an exception on the way (Ctrl-C, no memory) leaves the rows here.
+        Nothing is forgotten before the sink has it. After an exception it may be handed over twice, which is harmless.
         """
         self.drained = time.monotonic()
-        done = max(0, len(self.rows) - (not last_too))
-        if not done and not any(row == LATE for row, _, _ in self.values):
+        first, done = self.first, max(0, len(self.rows) - (not last_too))
+        leaving = [value for value in self.values if value[0] < first + done]
+        if not done and not leaving:
             return  # scalars logged before the first step wait for it
-        self._put_last(done)
-        left = [(row - done, name, number) for row, name, number in self.values if row >= done]
-        fields, extras = self.ring.read()
-        tensors = iter(extras)
-        values = [(row, name, next(tensors) if number is None else number) for row, name, number in self.values]
+        fields, arrays = self.ring.read(first, done, [v for _, _, v in leaving if isinstance(v, Tensor)])
+        read = iter(arrays)
+        values = [(at - first, name, next(read) if isinstance(v, Tensor) else v) for at, name, v in leaving]
         sent = self.sent and self._amended(self.sent, values)
         if done:
-            block = self._history(self.rows, fields, values).take(np.arange(done))
+            block = self._history(self.rows[:done], fields, values)
             self.sink(block)
             sent = block.take(np.array([-1]))
-        self.ring.forget(len(self.rows) - done, sum(number is None for _, _, number in left))
-        self.rows, self.values = self.rows[done:], left
-        self.sent = None if self.rows else sent
+        rows, left = self.rows[done:], [value for value in self.values if value[0] >= first + done]
+        self.first, self.rows, self.values, self.sent = first + done, rows, left, None if rows else sent
 
     def _amended(self, sent: History, values: Sequence[tuple[int, str, Any]]) -> History:
         """The step that has left, with what was logged for it since; if that is anything, it is handed over again."""
-        late = {name: np.full(1, value, np.float64) for row, name, value in values if row == LATE}
+        late = {name: np.full(1, value, np.float64) for row, name, value in values if row < 0}
         amended = replace(sent, per_step={**sent.per_step, **late})
         if late:
             self.sink(amended)
         return amended
 
-    def _put_last(self, done: int) -> None:
-        """What was logged for rows that stay goes behind the rest, in the ring too: that keeps its last tensors."""
-        stays = [row >= done for row, _, _ in self.values]
-        tensors = [late for late, (_, _, number) in zip(stays, self.values, strict=True) if number is None]
-        self.values = [self.values[i] for i in sorted(range(len(stays)), key=stays.__getitem__)]
-        self.ring.extras = [self.ring.extras[i] for i in sorted(range(len(tensors)), key=tensors.__getitem__)]
-
     def _history(self, rows: list[Row], fields: dict[str, Any], values: Sequence[tuple[int, str, Any]]) -> History:
         t = len(rows)
-        skipped = np.nan_to_num(fields.pop("skipped")[:, :1], nan=0.0) > 0
+        can_skip = np.array([row.can_skip for row in rows])[:, None]
+        skipped = can_skip & (fields.pop("skipped")[:, :1] > 0)
         here = np.array([row.present for row in rows], bool).reshape(t, -1)
         layers = _per_layer(fields, fields.pop("present", here) > 0, skipped)
         steps = _per_step(rows, layers, skipped[:, 0])
         for row, name, value in values:
-            if not 0 <= row < t:
-                continue  # of a step that is still to come, or of one that has left
+            if row < 0:
+                continue  # of the step that has left already
             array = np.asarray(value)
             table, empty = (layers, (t, len(self.kept))) if array.ndim else (steps, (t,))
             table.setdefault(name, np.full(empty, np.nan, array.dtype if array.ndim else np.float64))[row] = array

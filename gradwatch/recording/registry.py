@@ -14,7 +14,7 @@ class Open(Protocol):
     def close(self, status: str = ..., timeout: float | None = ...) -> None:
         """Write what is left and end."""
 
-    def abandon(self) -> None:
+    def _abandon(self) -> None:
         """End without a trace, in a forked process."""
 
 

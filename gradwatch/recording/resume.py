@@ -39,7 +39,7 @@ def load(state: Mapping[str, Any], stepper: Stepper) -> None:
         WatchError: the state belongs to other layers or another policy.
     """
     for name, found, wanted in (
-        ("policy", state["clip"], repr(stepper.clip)),
+        ("policy", state["clip"], repr(stepper.clipper.policy)),
         ("layers", list(state["layers"]), list(stepper.layout.names)),
     ):
         if found != wanted:
@@ -47,9 +47,9 @@ def load(state: Mapping[str, Any], stepper: Stepper) -> None:
                 f"this state was saved with other {name}: {found!r:.200}, and this Watch has "
                 f"{wanted!r:.200}; make the Watch as it was made then"
             )
-    device = stepper.layout.device
-    stepper.state = {
-        k: v.to(stepper.state[k].device if k in stepper.state else device) for k, v in state["policy_state"].items()
+    clipper, device = stepper.clipper, stepper.layout.device
+    clipper.state = {
+        k: v.to(clipper.state[k].device if k in clipper.state else device) for k, v in state["policy_state"].items()
     }
     stepper.steps = int(state["steps"])
 

@@ -83,7 +83,7 @@ def _again(number: int) -> None:
 def _forked() -> None:
     """In a forked process (a data loader's worker): nothing is watched, and a signal ends it as it ends any other."""
     for watch in tuple(registry.watches):
-        watch.abandon()
+        watch._abandon()
     _restore()
 
 

@@ -1,11 +1,12 @@
-"""What is done in one optimizer step: measure, ask the policy, scale, record, constrain."""
+"""What is done in one optimizer step: who takes it together, measure, clip, record, constrain."""
 
 from __future__ import annotations
 
 import time
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -15,20 +16,45 @@ from torch.optim import Optimizer
 
 from gradwatch.errors import GradwatchWarning
 from gradwatch.measure import fused
-from gradwatch.measure.batch import Batch, drop, gradients
+from gradwatch.measure.batch import drop
 from gradwatch.measure.ddp import RankNorms
 from gradwatch.measure.layout import Layout
-from gradwatch.measure.loss_scale import Scaled, find_scale
-from gradwatch.policies.base import Policy, State
+from gradwatch.recording.clipper import Clipped, Clipper
 from gradwatch.recording.hooks import Closure, Hooks, refuse_capture, untraced
 from gradwatch.recording.layers import held
-from gradwatch.recording.multi_optimizer import Pieces, SameGradients, check_inside, inside_backward, when_backward_ends
-from gradwatch.recording.policy_state import carried, keep_if
+from gradwatch.recording.multi_optimizer import (
+    Pieces,
+    Seen,
+    check_inside,
+    have_changed,
+    inside_backward,
+    seen,
+    when_backward_ends,
+)
 from gradwatch.recording.recorder import Recorder, Row, learning_rates
 from gradwatch.recording.torch_patches import LoopClips, listen
-from gradwatch.recording.weights import Weights, slot_norms
+from gradwatch.recording.weights import Weights
 
 Call = Callable[[], None]
+
+
+@dataclass(slots=True, eq=False)
+class Step:
+    """The step that is being taken: made when it begins, dropped when it ends, so that nothing of it outlives it."""
+
+    optimizers: list[Optimizer]  # those that have begun it; the first leads it
+    scaler: GradScaler | None  # that the last of them runs under
+    inside: bool  # whether the last of them steps inside backward
+    is_measured: bool = False  # whether the weights are measured in it
+    running: Optimizer | None = None  # whose step has begun and not ended
+    young: list[dict[str, Any]] = field(default_factory=list)  # its param groups whose momentum comes into being
+    here: tuple[bool, ...] | None = None  # which layers its row has; None until there is a row
+    evaluations: int = 0  # how often the closure of its leader ran
+    is_lost: bool = False  # whether the loss scaler dropped its leader before it began
+    is_unscaled: bool = False  # whether the gradients were unscaled here, for all optimizers that take part
+    seen: Seen = field(default_factory=dict)  # the gradients that were measured for all of them
+    pieces: Pieces | None = None  # what was measured inside backward, an optimizer at a time
+    renorm_rate: Tensor | None = None  # [L]
 
 
 class Stepper:
@@ -36,45 +62,38 @@ class Stepper:
 
     Several optimizers that step one after the other on the same gradients take one step together: the first of them
     measures and scales for all. `between` is called before each step begins, `after` when an optimizer has stepped.
+    `owner` is whom an optimizer's hooks lead to.
     """
 
     def __init__(
         self,
-        layout: Layout,
-        optimizers: dict[str, Optimizer],
-        policies: tuple[Policy | None, Policy | None],
-        every: int,
-        slots: bool,
+        clipper: Clipper,
+        weights: Weights,
+        recorder: Recorder,
+        between: Call,
+        after: Call,
         rank_norms: RankNorms | None = None,
+        owner: object = None,
     ) -> None:
-        self.layout, self.names, self.optimizers = layout, tuple(optimizers), tuple(optimizers.values())
-        (self.clip, self.renorm), self._weights = policies, Weights(layout)
-        self.every, self.slots, self.rank_norms = every, slots, rank_norms
+        self.clipper, self.weights, self.recorder, self.rank_norms = clipper, weights, recorder, rank_norms
+        self.between, self.after, self.optimizers = between, after, clipper.optimizers
         self.steps, self.together = 0, True  # steps begun so far; whether the optimizers step as one
-        self.state = self._first_state()
-        self.policy_fields = self._policy_fields()
-        # Under sharding this rank may lack a gradient that another has
-        self.fields = self.policy_fields if layout.sharding is None else ("present", *self.policy_fields)
         self.loop_clips = LoopClips(self.optimizers)
-        self._name = "+".join(self.names)
-        self._round: list[Optimizer] = []  # those that have begun the current step
-        self.is_open = False  # whether the current step has yet to end
-        self._same = SameGradients()
-        self._inside = False  # whether the current step is taken inside backward, an optimizer at a time
-        self._pieces = Pieces(layout)
-        self._evaluations = 0  # how often the closure of its leader ran
-        self._lost = False  # whether the loss scaler dropped the leader of the current step before it began
-        self._unscaled = False  # whether this step's gradients were unscaled here, for all optimizers that take part
-        self._young: list[dict[str, Any]] = []  # param groups whose momentum comes into being in the current step
+        self._step: Step | None = None
         self._scalers: dict[Optimizer, GradScaler] = {}  # scalers that were asked for a step which has not come yet
-        self._scaler: GradScaler | None = None  # the one that the current step runs under
-
-    def attach(self, recorder: Recorder, between: Call, after: Call, owner: object = None) -> None:
-        """Begin to act on the optimizers' steps, for `owner` (whom an optimizer's hooks so lead to)."""
-        self.recorder, self.between, self.after = recorder, between, after
         self._restore_scales()  # of a step that raised under another Watch
         self._hooks = Hooks(self.optimizers, self._begin, self._end, owner)
         self._leave = listen(self._under_scaler, self.loop_clips.add)
+
+    @property
+    def layout(self) -> Layout:
+        """The layers that are watched."""
+        return self.clipper.layout
+
+    @property
+    def is_open(self) -> bool:
+        """Whether the current step has yet to end."""
+        return self._step is not None
 
     def detach(self, finish: bool = True) -> None:
         """Take the hooks off, and `finish` the step under way."""
@@ -82,13 +101,13 @@ class Stepper:
         self._hooks.remove()
         self._leave()
         if finish and self.layout.sharding is None:  # otherwise the other ranks may be elsewhere
-            self._end_round()
+            self._finish()
 
     def relayout(self, layout: Layout) -> None:
         """Go on with other layers, or the same on another device or of another dtype; only between two steps."""
-        old = self._first_state()
-        self.layout, self._weights, self._pieces = layout, Weights(layout), Pieces(layout)
-        self.state = carried(self.state, old, self._first_state())
+        weights = self.weights.on(layout)
+        self.clipper.relayout(layout)
+        self.weights = weights
 
     # -------------------------------------------------------------------------------------------- what the loop calls
 
@@ -96,47 +115,53 @@ class Stepper:
         """A step begins. With a closure the gradients come later: the one returned acts when they are there."""
         refuse_capture(self.layout.device)
         fused.restore_scale(optimizer)  # after a step that raised
-        self._scaler = self._scalers.pop(optimizer, None)
-        self._inside = len(self.optimizers) > 1 and inside_backward()
-        if self._inside:
-            check_inside(self.clip, self.layout)
-        leads = self._open_round(optimizer, closure is not None)
-        if leads and self._inside:
-            when_backward_ends(self._end_backward)
-        if not leads and self._unscaled:
+        scaler, inside = self._scalers.pop(optimizer, None), len(self.optimizers) > 1 and inside_backward()
+        if inside:
+            check_inside(self.clipper.policy, self.layout)
+        step = self._open(optimizer, scaler, inside, closure is not None)
+        leads = optimizer is step.optimizers[0]
+        if leads and inside:
+            when_backward_ends(self._finish)
+        if not leads and step.is_unscaled:
             fused.set_scale(optimizer, None)
-        self._young = fused.momentum_to_come(optimizer)
+        step.running, step.young = optimizer, fused.momentum_to_come(optimizer)
         if closure is None:
-            if leads or self._lost or self._inside:
-                self._act(optimizer, record=leads)
+            if leads or step.is_lost or inside:
+                self._act(step, optimizer, record=leads)
             return None
         evaluated = untraced(self._evaluated)
 
         def evaluate() -> Any:
             loss = closure()
-            evaluated(optimizer)
+            evaluated(optimizer, step)
             return loss
 
         return evaluate
 
     @torch.no_grad()
-    def _evaluated(self, optimizer: Optimizer) -> None:
+    def _evaluated(self, optimizer: Optimizer, begun: Step) -> None:
         """The closure ran: the record and the policy's state move once a step, at its first evaluation."""
-        leads = optimizer is self._round[0]
-        if not leads and not self._lost and self._differ(optimizer):
-            leads = self._part(optimizer)
-        self._act(optimizer, record=leads and not self._evaluations)
-        self._evaluations += leads
+        step = self._step or begun
+        if optimizer is not step.optimizers[0] and not step.is_lost and self._differ(step, optimizer, step.scaler):
+            young, step = step.young, self._part(optimizer, step.scaler, step.inside)
+            step.running, step.young = optimizer, young
+        leads = optimizer is step.optimizers[0]
+        self._act(step, optimizer, record=leads and not step.evaluations)
+        step.evaluations += leads
 
     def _end(self, optimizer: Optimizer) -> None:
         """A step has ended."""
-        if self._evaluations and optimizer is self._round[0]:
-            self.recorder.note({"evaluations": self._evaluations})
-        fused.settle_momentum(optimizer, self._young)
+        step = self._step
+        if step is not None and step.evaluations and step.here is not None and optimizer is step.optimizers[0]:
+            self.recorder.add({"evaluations": step.evaluations})
+        fused.settle_momentum(optimizer, step.young if step is not None else ())
         fused.restore_scale(optimizer)
-        if self.renorm is not None:
-            self._weights.constrain(self.renorm, self._held(optimizer))
-        self._close_round()
+        rate = self.weights.constrain(self.clipper.held(optimizer)) if self.weights.renorm is not None else None
+        if step is not None:
+            if rate is not None:
+                step.renorm_rate = rate if step.renorm_rate is None else step.renorm_rate.fmax(rate)
+            step.running = None
+            self._finish_if_all(step)
         self.after()
 
     @contextmanager
@@ -150,181 +175,120 @@ class Stepper:
         try:
             yield
             if self._scalers.pop(optimizer, None) is not None:
-                self._record_dropped(optimizer, scaler)
+                self._dropped(optimizer, scaler)
         finally:
             self._scalers.pop(optimizer, None)
 
+    @untraced
+    @torch.no_grad()
+    def _dropped(self, optimizer: Optimizer, scaler: GradScaler) -> None:
+        """A step that the scaler dropped without calling it: it is recorded, and nothing else happens."""
+        step = self._open(optimizer, scaler, inside=False)
+        step.running = optimizer
+        if optimizer is step.optimizers[0]:
+            self._record(step, self.clipper.dropped(optimizer, not self.together, scaler))
+            step.is_lost = True
+        step.running = None
+        self._finish_if_all(step)
+
     # --------------------------------------------------------------------------------------------------------- steps
 
-    def _differ(self, optimizer: Optimizer) -> bool:
-        """Whether the optimizer steps on other gradients than those that the leader of this step measured."""
-        return self._same.changed(list(held(optimizer).values()), under_scaler=self._scaler is not None)
+    def _open(self, optimizer: Optimizer, scaler: GradScaler | None, inside: bool, closure: bool = False) -> Step:
+        """Begin a step, or join the one another optimizer began."""
+        step = self._step
+        if step is None or not self.together or len(step.optimizers) == len(self.optimizers):
+            return self._new_step(optimizer, scaler, inside)
+        if optimizer in step.optimizers:
+            raised = step.running is not None or step.inside  # its own step, or the backward that it was part of
+            return (self._new_step if raised else self._part)(optimizer, scaler, inside)
+        if step.is_lost or inside or closure or not self._differ(step, optimizer, scaler):
+            step.optimizers.append(optimizer)
+            step.scaler, step.inside = scaler, inside
+            return step
+        return self._part(optimizer, scaler, inside)
 
-    def _part(self, optimizer: Optimizer) -> bool:
+    def _new_step(self, optimizer: Optimizer, scaler: GradScaler | None, inside: bool) -> Step:
+        """Begin a step that `optimizer` leads."""
+        self._finish()
+        self.between()
+        step = self._step = Step([optimizer], scaler, inside)
+        self.steps += 1
+        step.is_measured = self.weights.before_step(self.steps - 1)
+        return step
+
+    def _part(self, optimizer: Optimizer, scaler: GradScaler | None, inside: bool) -> Step:
         """From now on each optimizer's step is one of its own; this one's begins."""
-        lead = self._round[0]
-        self.together = False
-        self.recorder.correct(optimizer=self._lane(), present=tuple(self._held(lead)))
+        step, self.together = self._step, False
+        if step is not None and step.here is not None:  # its row is of the layers of its leader only
+            own = self.clipper.held(step.optimizers[0])
+            present = tuple(a and b for a, b in zip(step.here, own, strict=True))
+            self.recorder.amend(present=present, optimizer=self._lane(step))
         warnings.warn(
             "the watched optimizers do not step together: from now on each one's gradients are measured and clipped "
             "alone, and each optimizer.step() is a step",
             GradwatchWarning,
             stacklevel=7,
         )
-        return self._open_round(optimizer)
+        return self._new_step(optimizer, scaler, inside)
 
-    def _open_round(self, optimizer: Optimizer, closure: bool = False) -> bool:
-        """Begin a step, or join the one another optimizer began; returns whether this optimizer leads it."""
-        if self.together and 0 < len(self._round) < len(self.optimizers):
-            if optimizer not in self._round and (self._lost or self._inside or closure or not self._differ(optimizer)):
-                self._round.append(optimizer)
-                return False
-            return self._part(optimizer)
-        self._end_round()
-        self.between()
-        self._round, self.is_open = [optimizer], True
-        self._unscaled, self._lost, self._evaluations = False, False, 0
-        self.steps += 1
-        if (self.steps - 1) % self.every == 0:
-            self._weights.before_step()
-        return True
+    def _differ(self, step: Step, optimizer: Optimizer, scaler: GradScaler | None) -> bool:
+        """Whether the optimizer steps on other gradients than those that the leader of this step measured."""
+        return have_changed(step.seen, list(held(optimizer).values()), under_scaler=scaler is not None)
 
-    def _act(self, optimizer: Optimizer, record: bool) -> None:
+    def _act(self, step: Step, optimizer: Optimizer, record: bool) -> None:
         """Measure the gradients, ask the policy, scale; `record` is False for further evaluations of a closure.
 
         After a leader that was dropped, each of the others is clipped by its own gradients.
         """
-        alone = self._lost or self._inside or not self.together
-        scaled, batch = self._look(optimizer, alone)
-        before = batch.norms().l2
-        new = self.clip.apply(batch, self.state) if self.clip is not None else {}
-        lost, skips = fused.dropped(optimizer), batch.skipped
-        skipped = lost if skips is None else skips if lost is None else skips | lost
-        if (record or self._inside) and self.clip is not None and self.clip.stateful:
-            good = before.isfinite().all()
-            self.state = keep_if(good if skipped is None else good & ~skipped, new, self.state)
-        coef, extra = self._finish(batch, before)
-        if scaled is not None and any(scaled.carries) and batch.unscale is None:
-            scaled.taken_out(batch.groups)
-            self._unscaled = not alone
+        alone = step.is_lost or step.inside or not self.together
+        clipped = self.clipper.clip(optimizer, alone, step.scaler, keep_state=record or step.inside)
+        step.is_unscaled = step.is_unscaled if not clipped.unscaled else not alone
         if record:
-            self._record(batch, before, coef, extra, skipped)
-        if self._inside:
-            self._pieces.add(batch.here, [before, coef, *extra])
+            self._record(step, clipped)
+        if step.inside:
+            step.pieces = step.pieces or Pieces(self.layout)
+            step.pieces.add(clipped.batch.here, clipped.fields)
         # The one host read of the hot path, only for policies that can skip: a step cannot be undone by arithmetic.
-        if skips is not None and bool(skips):
+        if clipped.batch.skipped is not None and bool(clipped.batch.skipped):
             drop(self.layout.params)
         if not alone and len(self.optimizers) > 1:
-            self._same.note(self.layout.params)
+            step.seen = seen(self.layout.params)
 
-    def _look(self, optimizer: Optimizer, alone: bool) -> tuple[Scaled | None, Batch]:
-        """The gradients of the step that `optimizer` leads: its own where it is `alone`, else those of all."""
-        optimizers = (optimizer,) if alone else self.optimizers
-        scaled = find_scale(self.layout, optimizers, optimizer, self._scaler, self._held)
-        here = self._held(optimizer) if alone else self.layout.held
-        tensors = gradients(self.layout, here, will_change=self.clip is not None)
-        return scaled, self._batch(tensors, scaled.inverse if scaled is not None else None)
-
-    def _finish(self, batch: Batch, before: Tensor) -> tuple[Tensor, list[Tensor]]:
-        """Apply what is pending; returns the coefficient as recorded and the extra fields."""
-        coef = batch.pending
-        if batch.fraction is not None:
-            batch.apply_pending()
-            after = batch.measure()
-            return torch.where(before == 0, 1.0, after / before), [after, batch.fraction]
-        if coef is None:
-            return self._constant("one", 1.0), []
-        if fused.why_not_folded(self.optimizers, self.layout, coef):
-            batch.apply_pending()
-        else:
-            fused.fold(self.optimizers[0], coef)
-        return coef, []
-
-    def _record(
-        self, batch: Batch, norms: Tensor, coef: Tensor, extra: Sequence[Tensor], skipped: Tensor | None
-    ) -> None:
-        """The step's row: norms `[L]`, coefficients `[]` or `[L]`, extra fields, whether it is skipped (0-d bool)."""
-        scale = None if self._scaler is None else self._scaler._scale  # get_scale() would wait for the device
+    def _record(self, step: Step, clipped: Clipped) -> None:
+        """The step's row, and the scalars that are known of it by now."""
+        rates, values = learning_rates(self.optimizers)
+        values.update(self.loop_clips.take(self.optimizers if self.together else step.optimizers))
+        scale = None if step.scaler is None else step.scaler._scale  # get_scale() would wait for the device
         if scale is not None:
-            self.recorder.log_next({"loss_scale": scale})
+            values["loss_scale"] = scale
         own = self.rank_norms.gather() if self.rank_norms is not None else None
         if own is not None:
             own = own if scale is None else own / scale
-            self.recorder.log_next({f"rank_grad_norm/{rank}": norm for rank, norm in enumerate(own.unbind())})
-        rates, on_device = learning_rates(self.optimizers)
-        self.recorder.log_next({**self.loop_clips.take(self.optimizers if self.together else self._round), **on_device})
-        row = Row(self.steps - 1, time.time(), self._lane(), rates, batch.here)
-        present = [] if self.layout.sharding is None else [batch.present()]
-        self.recorder.begin(row, norms, coef, [*present, *extra], skipped)
+            values.update({f"rank_grad_norm/{rank}": norm for rank, norm in enumerate(own.unbind())})
+        can_skip = clipped.skipped is not None
+        row = Row(self.steps - 1, time.time(), self._lane(step), rates, clipped.batch.here, can_skip)
+        self.recorder.begin(row, [*clipped.fields, clipped.skipped], values)
+        step.here = row.present
 
-    @untraced
-    @torch.no_grad()
-    def _record_dropped(self, optimizer: Optimizer, scaler: GradScaler) -> None:
-        """A step that the scaler dropped without calling it: it is recorded, and nothing else happens."""
-        self._scaler = scaler
-        if self._open_round(optimizer):
-            _, batch = self._look(optimizer, alone=not self.together)
-            extra = [self._constant("zero", 0.0) for _ in self.policy_fields]
-            self._record(batch, batch.norms().l2, self._constant("one", 1.0), extra, self._constant("true", True))
-            self._lost = True
-        self._close_round()
+    def _finish_if_all(self, step: Step) -> None:
+        if len(step.optimizers) == len(self.optimizers) or not self.together:
+            self._finish()
 
-    def _close_round(self) -> None:
-        if len(self._round) == len(self.optimizers) or not self.together:
-            self._end_round()
-
-    def _end_backward(self) -> None:
-        """After a backward in which the optimizers stepped: those that did not have no gradient in it."""
-        self._end_round()
-        self._round = []
-
-    def _end_round(self) -> None:
+    def _finish(self) -> None:
         """After the last optimizer of a step: what is measured only every few steps."""
-        if not self.is_open:
+        step, self._step = self._step, None  # at once: whatever raises from here on, the step is over
+        if step is None or step.here is None:
             return
-        self.is_open = False
-        pieces = self._pieces.take()
-        if pieces is not None:
-            self.recorder.amend(*pieces)
-        self._same.forget()
-        values = self._weights.after_step()
-        if values and self.slots:
-            values.update({f"slot_norm/{n}": v for n, v in slot_norms(self.layout, self.optimizers).items()})
-        self.recorder.measured(values)
+        if step.pieces is not None:
+            present, fields = step.pieces.joined()
+            self.recorder.amend([*fields, None], present=present)
+        if step.is_measured:
+            self.recorder.measured(self.weights.after_step(self.optimizers, step.renorm_rate))
 
-    # ------------------------------------------------------------------------------------------------------ helpers
-
-    def _first_state(self) -> State:
-        if self.renorm is not None:
-            self.renorm.init(self._no_gradients())  # a pattern that fits no layer is named before training starts
-        return self.clip.init(self._no_gradients()) if self.clip is not None else {}
-
-    def _policy_fields(self) -> tuple[str, ...]:
-        """What is recorded on each step besides norm and coefficient: an element-wise policy's own numbers."""
-        if self.clip is None:
-            return ()
-        batch = self._no_gradients()
-        with torch.no_grad():
-            self.clip.apply(batch, self.state)
-        return ("clipped_norm", "clip_fraction") if batch.fraction is not None else ()
-
-    def _no_gradients(self) -> Batch:
-        return self._batch([None] * len(self.layout.params))
-
-    def _batch(self, tensors: Sequence[Tensor | None], inverse: Tensor | None = None) -> Batch:
-        norm_types = self.clip.norm_types if self.clip is not None else ()
-        return Batch(self.layout, tensors, self.optimizers, norm_types, inverse)
-
-    def _constant(self, name: str, value: float) -> Tensor:
-        return self.layout.constant(name, lambda: torch.tensor(value, device=self.layout.device))
+    def _lane(self, step: Step) -> str:
+        names = self.clipper.names
+        return "+".join(names) if self.together else names[self.optimizers.index(step.optimizers[0])]
 
     def _restore_scales(self) -> None:
         for optimizer in self.optimizers:
             fused.restore_scale(optimizer)
-
-    def _held(self, optimizer: Optimizer) -> list[bool]:
-        own = held(optimizer)
-        return [id(p) in own for p in self.layout.params]
-
-    def _lane(self) -> str:
-        return self._name if self.together else self.names[self.optimizers.index(self._round[0])]

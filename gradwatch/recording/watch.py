@@ -13,11 +13,13 @@ from typing import Any
 from torch import Tensor
 from torch.optim import Optimizer
 
-from gradwatch.errors import GradwatchWarning, WatchError, tell
+from gradwatch.errors import GradwatchWarning, WatchError, status_of, tell
 from gradwatch.history import History
+from gradwatch.measure.ddp import RankNorms
 from gradwatch.measure.layout import Layout
 from gradwatch.recording import mlflow_target, registry, resume, signals
 from gradwatch.recording.callbacks import Live
+from gradwatch.recording.clipper import Clipper
 from gradwatch.recording.courier_process import CourierProcess
 from gradwatch.recording.hooks import untraced
 from gradwatch.recording.layers import Source, describe
@@ -25,6 +27,7 @@ from gradwatch.recording.plan import plan
 from gradwatch.recording.recorder import Recorder, refusal
 from gradwatch.recording.shared_run import Shared
 from gradwatch.recording.stepper import Stepper
+from gradwatch.recording.weights import Weights
 from gradwatch.storage.cursor import read_cursor
 from gradwatch.storage.members import home_of
 from gradwatch.storage.writer import NullWriter, RunWriter
@@ -42,7 +45,9 @@ class Watch:
 
     def __init__(
         self,
-        stepper: Stepper,
+        clipper: Clipper,
+        weights: Weights,
+        rank_norms: RankNorms | None,
         writer: RunWriter | NullWriter,
         source: Source,
         live: Live,
@@ -50,15 +55,19 @@ class Watch:
         verbose: bool,
         shared: Shared | None = None,
     ) -> None:
-        self._stepper, self._writer, self._source, self._verbose = stepper, writer, source, verbose
+        self._writer, self._source = writer, source
+        self._verbose = verbose and self._writes
         self._live = live
-        self.shared = shared
-        self._courier, self._closed = CourierProcess(courier, shared.start_courier if shared else None), False
+        self._shared = shared
+        self._courier = CourierProcess(courier and self._writes, shared.start_courier if shared else None)
+        self._closed = False
         self._started = time.monotonic()
         self._url_said = shared is not None and len(shared.names) > 1  # by the first of them
         self._resumed_at = 0  # the number of the first step
-        self._recorder = self._new_recorder()
-        stepper.attach(self._recorder, self._between, self._after, owner=self)
+        run, layout = writer.run, clipper.layout
+        kept = source.kept(layout.names)
+        self._recorder = Recorder(run, kept, clipper.fields, layout.device, self._keep, writer.flush_seconds)
+        self._stepper = Stepper(clipper, weights, self._recorder, self._between, self._after, rank_norms, owner=self)
         atexit.register(self._close_at_exit)
         registry.watches.append(self)
         signals.arm()
@@ -71,14 +80,14 @@ class Watch:
         return self._writer.folder
 
     @property
-    def writes(self) -> bool:
+    def _writes(self) -> bool:
         """Whether this process records; of several ranks, one does."""
         return isinstance(self._writer, RunWriter)
 
     @property
-    def target(self) -> Mapping[str, Any] | None:
+    def _target(self) -> Mapping[str, Any] | None:
         """The MLflow run that this process writes to, as the manifest notes it; None where it writes none."""
-        return self._writer.run.mlflow if self.writes else None
+        return self._writer.run.mlflow if self._writes else None
 
     @property
     def closed(self) -> bool:
@@ -106,21 +115,21 @@ class Watch:
         self._after()
 
     @untraced
-    def log_next(self, **values: float | Tensor) -> None:
+    def _log_next(self, **values: float | Tensor) -> None:
         """Add scalars to the step that is about to begin, as `log` does to the last one."""
         if not self._closed:
-            self._recorder.log_next(values)
+            self._recorder.add(values, ahead=True)
 
-    def clipped(self, params: Sequence[Tensor], values: Mapping[str, Any]) -> None:
+    def _clipped(self, params: Sequence[Tensor], values: Mapping[str, Any]) -> None:
         """The loop clipped the gradients of `params` for the coming step; `values` are what to record of it."""
         self._stepper.loop_clips.add(params, values)
 
-    def holds(self, optimizers: Iterable[Optimizer]) -> bool:
+    def _holds(self, optimizers: Iterable[Optimizer]) -> bool:
         """Whether one of these parameters is in an optimizer that is watched here."""
         mine = {id(p) for p in self._stepper.layout.params}
         return any(id(p) in mine for o in optimizers for group in o.param_groups for p in group["params"])
 
-    def deliver_to(self, target: Mapping[str, Any]) -> None:
+    def _deliver_to(self, target: Mapping[str, Any]) -> None:
         """Name the MLflow run (`run_id`, `experiment_id`, `tracking_uri`, `joined`), unless one is named already."""
         known = self._writer.run.mlflow
         if not self._closed and known is not None and not known["run_id"]:
@@ -147,9 +156,9 @@ class Watch:
             self._writer.close("FAILED" if self._live.halted and status == "FINISHED" else status)
             signals.disarm()
         if self._stepper.steps > self._resumed_at:
-            self.say(f"{self._stepper.steps:,} steps recorded in {self.dir}")
+            self._say(f"{self._stepper.steps:,} steps recorded in {self.dir}")
         else:
-            self.say(
+            self._say(
                 f"no optimizer step was seen, so {self.dir} is empty: the loop took none, stepped an optimizer other "
                 "than the one that watch() was given, or replayed its steps from a CUDA graph"
             )
@@ -158,11 +167,11 @@ class Watch:
         cursor, missing = self._courier.wait(self.dir, self._stepper.steps, timeout)
         self._say_url(cursor)
         if missing:
-            self.say(missing)
+            self._say(missing)
         self._live.look(self._stepper.steps)
         self._live.speak()
 
-    def abandon(self) -> None:
+    def _abandon(self) -> None:
         """End without a trace: in a forked process, whose parent goes on watching and writing."""
         if not self._closed:
             self._leave()
@@ -179,9 +188,9 @@ class Watch:
             self._writer.flush()
         return {
             "steps": self._stepper.steps,
-            "clip": repr(self._stepper.clip),
+            "clip": repr(self._stepper.clipper.policy),
             "layers": list(self._stepper.layout.names),
-            "policy_state": {k: v.clone() for k, v in self._stepper.state.items()},
+            "policy_state": {k: v.clone() for k, v in self._stepper.clipper.state.items()},
             "dir": str(self.dir.resolve()),
             "attempt": self._writer.run.attempt,
         }
@@ -208,18 +217,12 @@ class Watch:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        self.close("FINISHED" if kind is None else "KILLED" if issubclass(kind, KeyboardInterrupt) else "FAILED")
+        self.close(status_of(kind))
 
     def _leave(self) -> None:
         self._closed = True
         atexit.unregister(self._close_at_exit)
         registry.watches.remove(self)
-
-    def _new_recorder(self) -> Recorder:
-        stepper = self._stepper
-        kept = self._source.kept(stepper.layout.names)
-        run, device = self._writer.run, stepper.layout.device
-        return Recorder(run, kept, stepper.fields, device, self._keep, self._writer.flush_seconds)
 
     def _keep(self, block: History) -> None:
         self._writer.append(block)
@@ -242,14 +245,13 @@ class Watch:
     def _relayout(self, layout: Layout) -> None:
         """Go on with other layers, or with the same ones elsewhere; what is recorded so far is handed over first."""
         self._drain()
-        self._stepper.relayout(layout)
         self._writer.update(layers=describe(dict(zip(layout.names, layout.params, strict=True))))
-        self._renew_recorder()
+        self._restart(layout)
+        self._stepper.relayout(layout)
 
-    def _renew_recorder(self) -> None:
-        old, self._recorder = self._recorder, self._new_recorder()
-        self._recorder.take_over(old)
-        self._stepper.recorder = self._recorder
+    def _restart(self, layout: Layout) -> None:
+        kept, fields = self._source.kept(layout.names), self._stepper.clipper.fields
+        self._recorder.restart(self._writer.run, kept, fields, layout.device)
 
     def _drain(self, last_too: bool = True) -> None:
         self._recorder.drain(last_too)
@@ -268,21 +270,20 @@ class Watch:
         if not folder.is_dir() or folder == self.dir.resolve() or isinstance(self._writer, NullWriter):
             return
         self._writer = resume.reopened(folder, attempt, self._writer)
-        self._renew_recorder()
+        self._restart(self._stepper.layout)
         self._live.rejoin(home_of(folder), self._stepper.steps)
-        self.say(f"resumed at step {self._stepper.steps:,}, recording to {folder}")
+        self._say(f"resumed at step {self._stepper.steps:,}, recording to {folder}")
 
     def _close_at_exit(self) -> None:
-        error = None if hasattr(sys, "ps1") else getattr(sys, "last_value", None)
-        self.close("FINISHED" if error is None else "KILLED" if isinstance(error, KeyboardInterrupt) else "FAILED")
+        self.close(status_of(None if hasattr(sys, "ps1") else getattr(sys, "last_value", None)))
 
     def _say_url(self, cursor: Mapping[str, Any]) -> None:
         if cursor.get("url") and not self._url_said:
             self._url_said = True
             served = str(cursor.get("tracking_uri")).startswith("http")
-            self.say(f"MLflow{'' if served else ', once `gradwatch ui` runs'}: {cursor['url']}")
+            self._say(f"MLflow{'' if served else ', once `gradwatch ui` runs'}: {cursor['url']}")
 
-    def say(self, text: str) -> None:
+    def _say(self, text: str) -> None:
         """One line on stderr, unless the Watch was asked to be quiet."""
         if self._verbose:
             tell(f"gradwatch: {text}")

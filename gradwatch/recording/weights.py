@@ -22,33 +22,43 @@ if TYPE_CHECKING:
 
 
 class Weights:
-    """The weights around one step: what a constraint does to them, and in some steps their norms and update ratios."""
+    """The weights around a step: what a constraint does to them, and every few steps their norms and update ratios."""
 
-    def __init__(self, layout: Layout) -> None:
-        self.layout, self._update_ratio = layout, UpdateRatio(layout)
-        self._renormed: Tensor | None = None
+    def __init__(self, layout: Layout, renorm: Policy | None, every: int, slots: bool) -> None:
+        self.layout, self.renorm, self.every, self.slots = layout, renorm, every, slots
+        self._update_ratio = UpdateRatio(layout)
+        if renorm is not None:  # a pattern that fits no layer is named before training starts
+            renorm.init(Batch(layout, [None] * len(layout.params)))
 
-    def before_step(self) -> None:
-        """Look at the weights: this is a step in which they are measured."""
+    def on(self, layout: Layout) -> Weights:
+        """The same of other layers."""
+        return Weights(layout, self.renorm, self.every, self.slots)
+
+    def before_step(self, number: int) -> bool:
+        """Whether the weights are measured in this step; if so, they are looked at."""
+        if number % self.every:
+            return False
         self._update_ratio.before()
+        return True
 
     @torch.no_grad()
-    def constrain(self, renorm: Policy, held: Sequence[bool]) -> None:
-        """Apply the constraint to the layers that are `held`, `[L]`."""
+    def constrain(self, held: Sequence[bool]) -> Tensor | None:
+        """Apply the constraint to the layers that are `held`, `[L]`; returns the share of units scaled back, `[L]`."""
+        if self.renorm is None:
+            return None
         weights = [w if own else None for w, own in zip(self.layout.weights(), held, strict=True)]
         batch = Batch(self.layout, weights)
-        renorm.apply(batch, {})
-        if batch.fraction is not None:
-            rate = torch.where(batch.present(), batch.fraction, torch.nan)
-            self._renormed = rate if self._renormed is None else self._renormed.fmax(rate)
+        self.renorm.apply(batch, {})
+        return None if batch.fraction is None else torch.where(batch.present(), batch.fraction, torch.nan)
 
-    def after_step(self) -> dict[str, Tensor]:
-        """What was measured in this step, `[L]` each; nothing where `before_step` was not called."""
-        renormed, self._renormed = self._renormed, None
-        if not self._update_ratio.begun:
-            return {}
+    def after_step(self, optimizers: Sequence[Optimizer], renorm_rate: Tensor | None) -> dict[str, Tensor]:
+        """What is measured after a step of which `before_step` said so, `[L]` each."""
         values = {"weight_norm": weight_norms(self.layout), "update_ratio": self._update_ratio.after()}
-        return values if renormed is None else {**values, "renorm_rate": renormed}
+        if renorm_rate is not None:
+            values["renorm_rate"] = renorm_rate
+        if self.slots:
+            values.update({f"slot_norm/{n}": v for n, v in slot_norms(self.layout, optimizers).items()})
+        return values
 
 
 class UpdateRatio:
@@ -58,7 +68,7 @@ class UpdateRatio:
     """
 
     def __init__(self, layout: Layout) -> None:
-        self.layout, self.begun = layout, False
+        self.layout = layout
         self.steps = [stride(w.numel()) for w in layout.weights()]
         self.shapes = [
             tuple(w.shape) if step == 1 else (math.ceil(w.numel() / step),)
@@ -70,12 +80,10 @@ class UpdateRatio:
     def before(self) -> None:
         """Look at the weights before the step."""
         self._look("before")
-        self.begun = True
 
     @torch.no_grad()
     def after(self) -> Tensor:
         """‖Δw‖ / ‖w before‖ of each layer, `[L]`; NaN where the weights were all zero."""
-        self.begun = False
         before, moved = self._buffers["before"], self._look("after")
         torch._foreach_sub_(moved, before)
         norms = torch.stack([*torch._foreach_norm(moved), *torch._foreach_norm(before)]).view(2, -1)

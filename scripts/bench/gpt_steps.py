@@ -113,7 +113,7 @@ def _waits(opened: Callable[[], AbstractContextManager[Step]], backward: Step, d
     """What in three steps waited for the device; None where nothing did, and on a CPU."""
     before = torch.cuda.get_sync_debug_mode() if device == "cuda" else 0
     with (
-        patch.object(Recorder, "due", property(lambda self: self.ring.full)),
+        patch.object(Recorder, "due", property(lambda self: self.full)),
         opened() as step,
     ):  # a drain waits, and may
         try:

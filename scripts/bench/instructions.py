@@ -67,7 +67,7 @@ def run(args: argparse.Namespace, tasks: Mapping[tuple[str, str], tuple[Any, ...
     import torch._dynamo  # the first optimizer imports it: once here, not in every child
 
     torch.set_num_threads(1)
-    Recorder.due = property(lambda self: self.ring.full)  # type: ignore[assignment]  # valgrind is slow: drains would come every few steps
+    Recorder.due = property(lambda self: self.full)  # type: ignore[assignment]  # valgrind is slow: drains would come every few steps
     children = {f"{case}: {v}": [_child(*task, steps=n) for n in (FEW, MORE)] for (case, v), task in tasks.items()}
     (args.inside / "children.json").write_text(json.dumps(children))
 

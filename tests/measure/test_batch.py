@@ -14,8 +14,10 @@ from gradwatch import ClipByGlobalNorm, MaxNorm, SkipNonfinite, SkipSpike
 from gradwatch.history import Layer, Run
 from gradwatch.measure.batch import Batch
 from gradwatch.measure.layout import Layout
+from gradwatch.recording.clipper import Clipper
 from gradwatch.recording.recorder import ROWS, Recorder
 from gradwatch.recording.stepper import Stepper
+from gradwatch.recording.weights import Weights
 
 POLICIES = [None, *NORM_POLICIES, *ELEMENT_POLICIES]
 
@@ -24,11 +26,11 @@ def stepping(policy, model, renorm=None, every=2, **settings):
     """A Stepper on the model with a Recorder that keeps its blocks in a list."""
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, **settings)
     layout = Layout(dict(model.named_parameters()))
-    stepper = Stepper(layout, {"SGD": optimizer}, (policy, renorm), every, slots=True)
+    clipper, weights = Clipper(layout, {"SGD": optimizer}, policy), Weights(layout, renorm, every, slots=True)
     blocks = []
     run = Run("test", "now", layers=tuple(Layer(name, tuple(p.shape)) for name, p in model.named_parameters()))
-    recorder = Recorder(run, [True] * len(run.layers), stepper.fields, layout.device, blocks.append)
-    stepper.attach(recorder, lambda: None, lambda: None)
+    recorder = Recorder(run, [True] * len(run.layers), clipper.fields, layout.device, blocks.append)
+    stepper = Stepper(clipper, weights, recorder, lambda: None, lambda: None)
     return stepper, optimizer, recorder
 
 
@@ -129,7 +131,7 @@ def test_memory_is_constant_and_rows_leave_in_order():
     recorder.drain()
     assert seen == list(range(3 * ROWS + 5))
     assert recorder.ring.buffer.data_ptr() == buffer
-    assert recorder.ring.extras == []
+    assert recorder.rows == recorder.values == []
 
 
 def calls_of_a_step(layers, clip, watched):

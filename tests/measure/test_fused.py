@@ -135,7 +135,7 @@ def test_nothing_set_for_a_step_that_was_interrupted_outlives_it(ending, under_s
     if ending == "close":
         handle.close()
     elif ending == "abandon":
-        handle.abandon()
+        handle._abandon()
     elif ending == "close fails":
         monkeypatch.setattr(handle, "_drain", lambda: 1 / 0)
         with pytest.raises(ZeroDivisionError):

@@ -12,7 +12,7 @@ from gradwatch import WatchError, open_history
 from gradwatch.measure.batch import Batch
 from gradwatch.measure.layout import Layout
 from gradwatch.policies import parse
-from gradwatch.recording.policy_state import carried
+from gradwatch.recording.clipper import carried
 from gradwatch.report import build_report, render_html
 
 NAMES = ("0.weight", "0.bias", "2.weight", "2.bias")

@@ -16,7 +16,7 @@ def test_what_is_logged_ahead_survives_a_drain(tmp_path):
         for step in range(12):
             optimizer.zero_grad()
             model(torch.ones(2, 3)).sum().backward()
-            watched.log_next(loss=torch.tensor(float(step)))
+            watched._log_next(loss=torch.tensor(float(step)))
             if step:
                 watched.log(accuracy=torch.tensor(step - 1.0))  # of the step before
             optimizer.step()

@@ -4,10 +4,12 @@ import copy
 import json
 import math
 import pickle
+import re
 import signal
 import subprocess
 import sys
 import warnings
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -533,3 +535,11 @@ def test_no_gradients_at_all(pair, tmp_path):
     history = open_history(handle.dir)
     assert (history.total("grad_norm").item(), np.isnan(history.layer("grad_norm")).all()) == (0, True)
     assert json.loads((handle.dir / "run.json").read_text())["status"] == "FINISHED"
+
+
+def test_a_watch_shows_what_the_documentation_lists():
+    """What is for gradwatch alone begins with an underscore."""
+    text = (Path(__file__).parents[2] / "docs/recording.md").read_text()
+    listed = text[text.index("\n`Watch` has ") : text.index("\n\n", text.index("\n`Watch` has "))]
+    documented = re.findall(r"`([a-z_]+)(?:\([a-z_, *]*\))?`", listed)
+    assert {name for name in vars(gradwatch.Watch) if not name.startswith("_")} == set(documented)

@@ -14,8 +14,6 @@ from pathlib import Path
 import torch
 from training import mlp, train, watch
 
-import gradwatch.measure.ring_buffer
-
 STEPS = 50
 CASES = {}
 
@@ -65,15 +63,15 @@ def sigint(training):
 def sigterm_while_rows_are_handed_over(training):
     """In the middle of a drain, when the rows are neither here nor there."""
     training.take()
-    forget = gradwatch.measure.ring_buffer.Ring.forget
+    sink = training.watch._recorder.sink
 
-    def slow(self, *left):
+    def slow(block):
         os.kill(os.getpid(), signal.SIGTERM)
         for _ in range(5):
             time.sleep(0.01)
-        forget(self, *left)
+        sink(block)
 
-    gradwatch.measure.ring_buffer.Ring.forget = slow
+    training.watch._recorder.sink = slow
     training.watch._drain()
     time.sleep(30)
 

@@ -53,7 +53,7 @@ def guarded(loop, spec, dtype, watch=None):
 @pytest.mark.parametrize("loop", QUIET)
 def test_a_step_waits_for_nothing(loop, dtype, monkeypatch):
     # a drain is the one place that may wait
-    monkeypatch.setattr("gradwatch.recording.recorder.Recorder.due", property(lambda self: self.ring.full))
+    monkeypatch.setattr("gradwatch.recording.recorder.Recorder.due", property(lambda self: self.full))
     if dtype not in LOOPS[loop].dtypes:
         pytest.skip(f"{loop} has no {short(dtype)}")
     quiet, waits = [], []

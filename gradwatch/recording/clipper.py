@@ -1,0 +1,149 @@
+"""The gradients of a step: measured, judged by the policy, scaled."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch.amp import GradScaler
+from torch.optim import Optimizer
+
+from gradwatch.measure import fused
+from gradwatch.measure.batch import Batch, gradients
+from gradwatch.measure.layout import Layout, at
+from gradwatch.measure.loss_scale import Scaled, find_scale
+from gradwatch.policies import Policy
+from gradwatch.policies.base import State
+from gradwatch.recording.layers import held
+
+
+class Clipped(NamedTuple):
+    """What came of the gradients of a step, as it is recorded."""
+
+    batch: Batch
+    norms: Tensor  # before the policy, [L]
+    coef: Tensor  # [] or [L]
+    extra: list[Tensor]  # the policy's own fields, [L] each
+    skipped: Tensor | None  # 0-d bool; None: nothing can skip this step
+    unscaled: bool = False  # whether the loss scale was taken out of all of them
+
+    @property
+    def fields(self) -> list[Tensor]:
+        """What is recorded of each layer, in the order of `Clipper.fields`."""
+        present = [] if self.batch.layout.sharding is None else [self.batch.present()]
+        return [self.norms, self.coef, *present, *self.extra]
+
+
+class Clipper:
+    """A policy, its state, and the layers and optimizers whose gradients it acts on."""
+
+    def __init__(self, layout: Layout, optimizers: Mapping[str, Optimizer], policy: Policy | None) -> None:
+        self.layout, self.names, self.optimizers = layout, tuple(optimizers), tuple(optimizers.values())
+        self.policy = policy
+        self.state = self._first_state(layout)
+        self.own_fields = self._own_fields()
+        # Under sharding this rank may lack a gradient that another has
+        self.fields = self.own_fields if layout.sharding is None else ("present", *self.own_fields)
+
+    def relayout(self, layout: Layout) -> None:
+        """Go on with other layers: the state of those that stay is kept."""
+        first = self._first_state(layout)
+        self.layout, self.state = layout, carried(self.state, self._first_state(self.layout), first)
+
+    def held(self, optimizer: Optimizer) -> list[bool]:
+        """Which layers the optimizer holds, `[L]`."""
+        own = held(optimizer)
+        return [id(p) in own for p in self.layout.params]
+
+    def clip(self, lead: Optimizer, alone: bool, scaler: GradScaler | None, keep_state: bool) -> Clipped:
+        """Measure and scale the gradients of the step that `lead` leads: its own where it is `alone`, else all.
+
+        `keep_state` is False for further evaluations of a closure: the policy's state moves once a step.
+        """
+        scaled, batch = self._look(lead, alone, scaler)
+        before = batch.norms().l2
+        new = self.policy.apply(batch, self.state) if self.policy is not None else {}
+        lost, skips = fused.dropped(lead), batch.skipped
+        skipped = lost if skips is None else skips if lost is None else skips | lost
+        if keep_state and self.policy is not None and self.policy.stateful:
+            good = before.isfinite().all()
+            self.state = keep_if(good if skipped is None else good & ~skipped, new, self.state)
+        coef, extra = self._scale(batch, before)
+        unscaled = scaled is not None and any(scaled.carries) and batch.unscale is None
+        if scaled is not None and unscaled:
+            scaled.taken_out(batch.groups)
+        return Clipped(batch, before, coef, extra, skipped, unscaled)
+
+    def dropped(self, lead: Optimizer, alone: bool, scaler: GradScaler) -> Clipped:
+        """The same of a step that the scaler drops: its gradients are measured, and nothing else happens."""
+        batch = self._look(lead, alone, scaler)[1]
+        extra = [self._constant("zero", 0.0) for _ in self.own_fields]
+        return Clipped(batch, batch.norms().l2, self._constant("one", 1.0), extra, self._constant("true", True))
+
+    def no_gradients(self) -> Batch:
+        """A batch in which no layer has a gradient: it shows what a policy is going to do."""
+        return self._batch(self.layout, [None] * len(self.layout.params))
+
+    def _look(self, lead: Optimizer, alone: bool, scaler: GradScaler | None) -> tuple[Scaled | None, Batch]:
+        optimizers = (lead,) if alone else self.optimizers
+        scaled = find_scale(self.layout, optimizers, lead, scaler, self.held)
+        here = self.held(lead) if alone else self.layout.held
+        tensors = gradients(self.layout, here, will_change=self.policy is not None)
+        return scaled, self._batch(self.layout, tensors, scaled.inverse if scaled is not None else None)
+
+    def _scale(self, batch: Batch, before: Tensor) -> tuple[Tensor, list[Tensor]]:
+        """Apply what is pending; returns the coefficient as recorded and the policy's own fields."""
+        coef = batch.pending
+        if batch.fraction is not None:
+            batch.apply_pending()
+            after = batch.measure()
+            return torch.where(before == 0, 1.0, after / before), [after, batch.fraction]
+        if coef is None:
+            return self._constant("one", 1.0), []
+        if fused.why_not_folded(self.optimizers, self.layout, coef):
+            batch.apply_pending()
+        else:
+            fused.fold(self.optimizers[0], coef)
+        return coef, []
+
+    def _first_state(self, layout: Layout) -> State:
+        return self.policy.init(self._batch(layout, [None] * len(layout.params))) if self.policy is not None else {}
+
+    def _own_fields(self) -> tuple[str, ...]:
+        """What is recorded on each step besides norm and coefficient: an element-wise policy's own numbers."""
+        if self.policy is None:
+            return ()
+        batch = self.no_gradients()
+        with torch.no_grad():
+            self.policy.apply(batch, self.state)
+        return ("clipped_norm", "clip_fraction") if batch.fraction is not None else ()
+
+    def _batch(self, layout: Layout, tensors: Sequence[Tensor | None], inverse: Tensor | None = None) -> Batch:
+        norm_types = self.policy.norm_types if self.policy is not None else ()
+        return Batch(layout, tensors, self.optimizers, norm_types, inverse)
+
+    def _constant(self, name: str, value: float) -> Tensor:
+        return self.layout.constant(name, lambda: torch.tensor(value, device=self.layout.device))
+
+
+def keep_if(ok: Tensor, new: State, old: State) -> State:
+    """`new` where `ok` (0-d bool), else `old`: a bad step leaves no trace in a policy's state."""
+    return {k: torch.where(at(v.device, ok), v, old[k]) if k in old else v for k, v in new.items()}
+
+
+def carried(state: State, old: State, new: State) -> State:
+    """`state` for other layers, on their device; `old` and `new` are the first states for the layers before and now.
+
+    What grows with the layers keeps the values of those that were there, and starts the others as `new` has them.
+    """
+    out = {k: v for k, v in new.items() if k in state or k not in old}  # a key that the policy dropped stays dropped
+    for key, value in state.items():
+        start = out.get(key)
+        if start is None or start.shape == value.shape:
+            out[key] = value if start is None else value.to(start.device, start.dtype)
+        else:
+            out[key] = start.clone()
+            out[key][tuple(slice(n) for n in value.shape)] = value.to(start.device, start.dtype)
+    return out
