@@ -39,7 +39,7 @@ def write_overview(history: History, path: Path) -> None:
     heat = heat_map(history, "grad_norm", max_rows=150, max_columns=400)
     if heat:
         _draw_heat(upper, heat)
-    _title(upper, f"log10 gradient norm: {len(history.layers):,} layers x {len(history.every_step):,} steps")
+    _title(upper, f"log10 gradient norm: {len(history.layers):,} layers x {len(history):,} steps")
     _draw_total(lower, history)
     _title(lower, changed(history))
     with warnings.catch_warnings():
@@ -73,7 +73,6 @@ def _draw_heat(axes: Axes, heat: HeatMap) -> None:
 def _draw_total(axes: Axes, history: History) -> None:
     from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
-    history = history.every_step
     lanes = history.lane_rows()
     for name, color, label in (("grad_norm", BEFORE, "before the clip"), ("clipped_norm", AFTER, "after the clip")):
         for i, (lane, at) in enumerate(lanes.items()):

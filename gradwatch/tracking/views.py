@@ -125,7 +125,7 @@ def description(
         seen = norms[~np.isnan(norms[:, i]), i]
         median, p99 = np.percentile(seen, [50, 99]) if len(seen) else (np.nan, np.nan)
         table.append(f"| {markdown(history.layers[i])} | {_percent(rates[i])} | {median:.4g} | {p99:.4g} | {bad[i]} |")
-    facts = {**facts, "Clip rate": _percent(float(nanmean(history.every_step.total("clip_rate"))))}
+    facts = {**facts, "Clip rate": _percent(float(nanmean(history.total("clip_rate"))))}
     lines = [
         "### gradwatch",
         "",
