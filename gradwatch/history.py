@@ -1,26 +1,30 @@
 """The waist: what one run recorded, as plain arrays. Everything before it writes a History, everything after reads one.
 
-Legend: T recorded steps, L layers.
+Legend: T recorded steps, L layers, R rows of the layers.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from gradwatch import table
+from gradwatch.table import Table, concat_tables
+
 if TYPE_CHECKING:
     import pandas as pd
 
-Floats = NDArray[np.floating[Any]]
-Bools = NDArray[np.bool_]
+Floats = table.Floats
+Bools = table.Bools
 
 FORMAT = 1
 KEY_COLUMNS = ("attempt", "optimizer", "step")
-SEEN = "steps"  # in a reduced History: how many steps a row stands for, [T, L]
+SEEN = "steps"  # in a reduced History: how many steps a row stands for, [R, L]
 
 
 @dataclass(frozen=True)
@@ -88,67 +92,121 @@ class Run:
         return cls(**{**known, "layers": layers, **tuples})
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class History:
-    """T recorded steps of L layers.
+    """What was recorded of L layers over T steps: a table of what each step has once, and one of what each layer has.
 
-    `per_layer[quantity]` is float32 `[T, L]`, NaN where nothing was recorded (the gradient was None, or the quantity
-    is measured only every few steps). `per_step[name]` is float64 `[T]`. `step` is int64 `[T]`, ascending. Where
-    several parts share the run, or optimizers step apart, `optimizer` tells whose step it is; `lanes` takes them apart.
+    Each table has its own steps. `by_step` has all T of them; its values are float64 `[T]`. `by_layer` has R rows, each
+    of one of those steps; its values are float32 `[R, L]`, NaN where nothing was recorded (the gradient was None, or
+    the quantity is measured only every few steps). As a rule R is T; rows of one are found from the other by
+    `layer_rows`. Where several parts share the run, or optimizers step apart, `optimizer` tells whose step a row is;
+    `lanes` takes them apart.
 
     Per layer: `grad_norm`, `clip_coef`, `clip_rate` (1 where the policy changed the gradient in this step, else 0),
     `nonfinite` (1 where the norm was inf or NaN), and every few steps `weight_norm`, `update_ratio` and what else
     applies. Per step: `time` (unix seconds), `grad_norm`, `clipped_norm`, `clip_coef`, `clip_rate` (1 where any layer
     was changed), `skipped`, `nonfinite` (number of layers), `lr`, and whatever was logged.
 
-    A run too large for memory is opened **reduced**: `whole` has every step's totals and no layers, and up to `stride`
-    steps in a row share three rows. There a layer has its first value, its lowest and its highest, so a spike of one
-    step is kept; `nonfinite` counts, `clip_rate` is the mean, and the quantity `steps` is how many a row stands for.
-    `step` and the totals are those of three of the steps. Both ends and the first 256 non-finite steps are kept whole.
+    A run too large for memory is opened **reduced**: its layers have fewer rows, three for many steps in a row. There a
+    layer has its first value, its lowest and its highest, so a spike of one step is kept; `nonfinite` counts,
+    `clip_rate` is the mean, and the quantity `steps` is how many a row stands for. Both ends and the first 256
+    non-finite steps have a row each.
     """
 
     run: Run
-    layers: tuple[str, ...]
-    step: NDArray[np.int64]
-    attempt: NDArray[np.int64]
-    optimizer: tuple[str, ...] | NDArray[np.object_]
-    per_layer: dict[str, Floats]
-    per_step: dict[str, Floats]
+    by_layer: Table
+    by_step: Table
     problems: tuple[str, ...] = ()
-    whole: History | None = None
-    stride: int = 1
+
+    @classmethod
+    def of(
+        cls, run: Run, layers: Sequence[str], step: NDArray[np.int64], attempt: NDArray[np.int64],
+        optimizer: Sequence[str] | NDArray[np.object_], per_layer: dict[str, Floats], per_step: dict[str, Floats],
+    ) -> History:  # fmt: skip
+        """A History of which both tables have the same steps."""
+        keys = step, attempt, np.asarray(optimizer, dtype=object)
+        return cls(run, Table(*keys, per_layer, tuple(layers)), Table(*keys, per_step))
 
     def __len__(self) -> int:
-        return len(self.step)
+        return len(self.by_step)
+
+    def __repr__(self) -> str:
+        size = f"{len(self):,} steps x {len(self.layers):,} layers"
+        return f"History({self.run.name!r}, {size}, {self.run.status.lower()})"
+
+    @property
+    def layers(self) -> tuple[str, ...]:
+        """The names of the layers, in model order."""
+        return self.by_layer.layers
+
+    @property
+    def per_layer(self) -> dict[str, Floats]:
+        """What was recorded of each layer, `[R, L]` by quantity."""
+        return self.by_layer.values
+
+    @property
+    def per_step(self) -> dict[str, Floats]:
+        """What was recorded of each step, `[T]` by name."""
+        return self.by_step.values
+
+    @property
+    def step(self) -> NDArray[np.int64]:
+        """The numbers of the recorded steps, `[T]`."""
+        return self.by_step.step
+
+    @property
+    def attempt(self) -> NDArray[np.int64]:
+        """Which start of the run each step is of, `[T]`."""
+        return self.by_step.attempt
+
+    @property
+    def optimizer(self) -> NDArray[np.object_]:
+        """Whose steps they are, `[T]`."""
+        return self.by_step.optimizer
+
+    @property
+    def layer_step(self) -> NDArray[np.int64]:
+        """The step of each row of `layer(...)`, `[R]`."""
+        return self.by_layer.step
+
+    @cached_property
+    def layer_rows(self) -> NDArray[np.intp]:
+        """The place of each row of `layer(...)` among the steps, `[R]`: `total(...)[layer_rows]` stands beside it."""
+        return self.by_step.find(self.by_layer)
+
+    @property
+    def is_reduced(self) -> bool:
+        """Whether rows of the layers stand for several steps."""
+        return bool((self.stands_for > 1).any())
+
+    @cached_property
+    def stands_for(self) -> Floats:
+        """How many steps each row of `layer(...)` stands for, `[R]`: 1, but where the layers are reduced."""
+        seen = self.per_layer.get(SEEN, np.full((len(self.by_layer), 1), np.nan))
+        return np.where(np.isnan(seen).all(axis=1), 1, np.fmax.reduce(seen, axis=1, initial=0))
 
     def layer(self, quantity: str) -> Floats:
-        """`quantity` as `[T, L]`; all NaN when this run did not record it.
+        """`quantity` as `[R, L]`; all NaN when this run did not record it.
 
         `clipped_norm` is `grad_norm * clip_coef` unless it was measured (element-wise policies).
         """
         if quantity in self.per_layer:
             return self.per_layer[quantity]
         if quantity == "clipped_norm" and "grad_norm" in self.per_layer:
-            coef = self.layer("clip_coef")
+            norm, coef = self.layer("grad_norm"), self.layer("clip_coef")
             with np.errstate(invalid="ignore"):  # inf * 0: the norm after the clip is unknown, NaN says so
-                return np.where(
-                    coef == 0, np.where(np.isfinite(self.layer("grad_norm")), 0, np.nan), self.layer("grad_norm") * coef
-                ).astype(np.float32)
-        return np.full((len(self.step), len(self.layers)), np.nan, np.float32)
+                dropped = np.where(np.isfinite(norm), 0, np.nan)
+                return np.where(coef == 0, dropped, norm * coef).astype(np.float32)
+        return np.full((len(self.by_layer), len(self.layers)), np.nan, np.float32)
 
     def total(self, name: str) -> Floats:
         """The per-step scalar `name` as `[T]`; all NaN when this run did not record it."""
-        return self.per_step.get(name, np.full(len(self.step), np.nan))
+        return self.per_step.get(name, np.full(len(self), np.nan))
 
     @property
     def clip_rate(self) -> Floats:
         """Share of steps in which the policy changed the layer's gradient, `[L]`; NaN for a layer never seen."""
         return nanmean(self.layer("clip_rate"), self.per_layer.get(SEEN))
-
-    @property
-    def every_step(self) -> History:
-        """Every step's totals; without layers where this is reduced."""
-        return self if self.whole is None else self.whole
 
     @property
     def nonfinite(self) -> NDArray[np.int64]:
@@ -162,54 +220,45 @@ class History:
 
     def slice(self, start: int, stop: int) -> History:
         """The recorded steps `start <= step < stop` (step numbers, not row numbers)."""
-        rows = self.take((self.step >= start) & (self.step < stop))
-        return replace(rows, whole=self.whole and self.whole.slice(start, stop))
+        return self.take((self.step >= start) & (self.step < stop))
 
     def take(self, rows: Bools | NDArray[np.int64]) -> History:
-        """The rows picked by a mask or by row numbers; without `whole`."""
-        return replace(
-            self,
-            whole=None,
-            step=self.step[rows],
-            attempt=self.attempt[rows],
-            optimizer=np.asarray(self.optimizer, dtype=object)[rows],
-            per_layer={k: v[rows] for k, v in self.per_layer.items()},
-            per_step={k: v[rows] for k, v in self.per_step.items()},
-        )
+        """The steps picked by a mask or by row numbers, with the rows that the layers have of them."""
+        if len(self.by_layer) == len(self) and (self.layer_rows == np.arange(len(self))).all():
+            return replace(self, by_layer=self.by_layer.take(rows), by_step=self.by_step.take(rows))
+        picked = np.zeros(len(self), bool)
+        picked[rows] = True
+        return replace(self, by_layer=self.by_layer.take(picked[self.layer_rows]), by_step=self.by_step.take(rows))
 
     def lane_rows(self) -> dict[str, NDArray[np.intp]]:
-        """The row numbers of each optimizer (or part) that steps on its own; one entry for most runs."""
-        names = np.asarray(self.optimizer, dtype=object)
-        return {name: np.flatnonzero(names == name) for name in dict.fromkeys(names)}
+        """The steps of each optimizer (or part) that steps on its own, as places in `[T]`; one entry for most runs."""
+        return self.by_step.lane_rows()
 
     def lanes(self) -> dict[str, History]:
         """Each optimizer (or part) that steps on its own, with the layers it trained; all in one if none does."""
-        rows = self.lane_rows()
+        rows, layer_rows = self.by_step.lane_rows(), self.by_layer.lane_rows()
         if len(rows) < 2:
             return {"": self}
-        trained = ~np.isnan(self.layer("nonfinite"))
-        idle = ~trained.any(axis=0)  # layers that nobody gave a gradient stay where something else is known of them
+        idle = np.isnan(self.layer("nonfinite")).all(axis=0)
         out = {}
         for name, at in rows.items():
-            lane = self.take(at)
-            known = np.any([~np.isnan(values).all(axis=0) for q, values in lane.per_layer.items() if q != SEEN], axis=0)
-            here = np.flatnonzero(trained[at].any(axis=0) | (idle & known))
-            kept = {q: v[:, here] for q, v in lane.per_layer.items()}
-            whole = self.whole and self.whole.take(np.asarray(self.whole.optimizer, dtype=object) == name)
-            out[name] = replace(lane, layers=tuple(self.layers[i] for i in here), per_layer=kept, whole=whole)
+            lane = self.by_layer.take(layer_rows.get(name, np.zeros(0, np.intp)))
+            # layers that nobody gave a gradient stay where something else is known of them
+            known = np.any([~np.isnan(values).all(axis=0) for q, values in lane.values.items() if q != SEEN], axis=0)
+            trained = lane.values.get("nonfinite", np.zeros((0, len(self.layers))))
+            here = np.flatnonzero(~np.isnan(trained).all(axis=0) | (idle & known))
+            out[name] = replace(self, by_layer=lane.of_layers(here), by_step=self.by_step.take(at))
         return out
 
     def to_frame(self) -> pd.DataFrame:
         """Tidy pandas frame: one row per step and layer, by step, then model order."""
         import pandas as pd
 
-        t, n = len(self.step), len(self.layers)
+        t, n = len(self.by_layer), len(self.layers)
         columns: dict[str, Any] = {
-            "optimizer": np.repeat(np.asarray(self.optimizer, dtype=object), n),
-            "step": np.repeat(self.step, n),
-            "layer": pd.Categorical.from_codes(
-                np.tile(np.arange(n), t), categories=pd.Index(self.layers), ordered=True
-            ),
+            "optimizer": np.repeat(self.by_layer.optimizer, n),
+            "step": np.repeat(self.layer_step, n),
+            "layer": pd.Categorical.from_codes(np.tile(np.arange(n), t), pd.Index(self.layers), ordered=True),
         }
         quantities = list(dict.fromkeys([*MAIN_QUANTITIES, *self.per_layer]))
         columns.update({q: self.layer(q).ravel() for q in quantities})
@@ -219,7 +268,7 @@ class History:
         """One row per step: totals, coefficient, learning rates, loss and whatever was logged."""
         import pandas as pd
 
-        return pd.DataFrame({"optimizer": np.asarray(self.optimizer, dtype=object), "step": self.step, **self.per_step})
+        return pd.DataFrame({"optimizer": self.optimizer, "step": self.step, **self.per_step})
 
     def _repr_html_(self) -> str:
         return f"<b>{len(self)} steps × {len(self.layers)} layers</b>" + str(self.steps_frame().tail(5).to_html())
@@ -249,7 +298,7 @@ def loop_clips(per_step: Mapping[str, Any]) -> str:
 
 def nanmean(values: Floats, weights: Floats | None = None) -> Floats:
     """Mean over axis 0 without NaN entries; NaN (and no warning) where there is nothing to average."""
-    weight = np.where(np.isnan(values), 0, 1 if weights is None else weights)
+    weight = np.where(np.isnan(values), 0, 1 if weights is None else np.nan_to_num(weights, nan=1))
     count = weight.sum(axis=0, dtype=np.float64)
     with np.errstate(invalid="ignore"):
         total = (np.where(weight > 0, values, 0) * weight).sum(axis=0, dtype=np.float64)
@@ -259,68 +308,22 @@ def nanmean(values: Floats, weights: Floats | None = None) -> Floats:
 def concat(parts: Iterable[History]) -> History:
     """One History out of several of one Watch, by step; a step taken again in a later attempt replaces the earlier one.
 
-    Layers and quantities are the union, in the order of first appearance. Optimizers that record the same step each
-    keep their row.
-
     Raises:
         ValueError: there are no parts.
     """
-    joined = stack(parts)
-    order = np.lexsort((joined.attempt, joined.step))
-    step, attempt = joined.step[order], joined.attempt[order]
-    starts = np.flatnonzero(np.diff(step, prepend=-1))
-    if len(starts) < len(order):
-        latest = np.repeat(attempt[np.append(starts[1:], len(order)) - 1], np.diff(starts, append=len(order)))
-        rows = order[attempt == latest]
-        names = np.asarray(joined.optimizer, dtype=object)[rows]
-        order = np.array([*dict(zip(zip(joined.step[rows], names, strict=True), rows, strict=True)).values()], np.int64)
-    return joined if np.array_equal(order, np.arange(len(joined))) else joined.take(order)
-
-
-def stack(parts: Iterable[History]) -> History:
-    """All rows of several Histories, one after the other; layers and quantities are the union. At least one part."""
     parts = list(parts)
     if not parts:
         raise ValueError("there is no History to join: at least one is needed")
-    layers = tuple(dict.fromkeys(name for p in parts for name in p.layers))
-    total = sum(len(p) for p in parts)
-    per_layer = {
-        q: _fill(
-            [(p.per_layer.get(q), _columns(p.layers, layers)) for p in parts],
-            [len(p) for p in parts],
-            np.full((total, len(layers)), np.nan, np.float32),
-        )
-        for q in dict.fromkeys(k for p in parts for k in p.per_layer)
-    }
-    per_step = {
-        name: np.concatenate([p.total(name) for p in parts])
-        for name in dict.fromkeys(k for p in parts for k in p.per_step)
-    }
-    step, attempt = (np.concatenate([getattr(p, name) for p in parts]) for name in ("step", "attempt"))
-    optimizer = np.concatenate([np.asarray(p.optimizer, dtype=object) for p in parts])
     problems = tuple(dict.fromkeys(text for p in parts for text in p.problems))
-    whole = [replace(p.every_step, layers=(), per_layer={}) for p in parts if any(p.whole is not None for p in parts)]
-    both = (stack(whole) if whole else None, max(p.stride for p in parts))
-    return History(parts[-1].run, layers, step, attempt, optimizer, per_layer, per_step, problems, *both)
+    tables = concat_tables([p.by_layer for p in parts]), concat_tables([p.by_step for p in parts])
+    return join(parts[-1].run, *tables, problems)
 
 
-def empty(run: Run, problems: Sequence[str] = ()) -> History:
-    """A History of no steps."""
-    none = np.zeros(0, np.int64)
-    return History(run, tuple(layer.name for layer in run.layers), none, none, (), {}, {}, tuple(problems))
-
-
-def _columns(names: Sequence[str], layers: Sequence[str]) -> slice | list[int]:
-    if tuple(names) == tuple(layers):
-        return slice(None)
-    place = {name: i for i, name in enumerate(layers)}
-    return [place[name] for name in names]
-
-
-def _fill(parts: list[tuple[Floats | None, slice | list[int]]], lengths: list[int], out: Floats) -> Floats:
-    row = 0
-    for (values, columns), length in zip(parts, lengths, strict=True):
-        if values is not None:
-            out[row : row + length, columns] = values
-        row += length
-    return out
+def join(run: Run, by_layer: Table, by_step: Table, problems: Sequence[str] = ()) -> History:
+    """The History of these two tables. Steps that only `by_layer` has get a row without values in `by_step`; where a
+    later attempt took them again, they go.
+    """
+    if (by_step.find(by_layer) < 0).any():
+        by_step = concat_tables([replace(by_layer, values={}, layers=()), by_step])
+        by_layer = by_layer.take(by_step.find(by_layer) >= 0)
+    return History(run, by_layer, by_step, tuple(problems))

@@ -29,7 +29,7 @@ def open_history(ref: str | Path, at_most: int | None = None) -> History:
 
     Of a run that several Watches share, the whole run is read; the folder of one part opens that part alone.
     A run that holds more than `at_most` values (steps x layers x quantities) is reduced to about as many as it is
-    read (see `History.whole`); without it every value is read, four bytes each.
+    read (see `History`); without it every value is read, four bytes each.
 
     Raises:
         RunError: no such run, or it has no recorded step yet.

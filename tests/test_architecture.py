@@ -14,7 +14,7 @@ ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "gradwatch"
 # From the ground up: what stands in a line imports only from the lines above it.
 FLOORS = """
-    errors formulas formatting _version
+    errors formulas formatting table _version
     history sanitize policies
     measure storage
     analysis
@@ -27,7 +27,7 @@ FLOORS = """
     __main__
 """
 FLOOR = {room: number for number, rooms in enumerate(FLOORS.split("\n")) for room in rooms.split()}
-SHARED = {"errors", "formulas", "formatting", "history", "sanitize", "policies", "storage"}
+SHARED = {"errors", "formulas", "formatting", "table", "history", "sanitize", "policies", "storage"}
 READ_SIDE = {*SHARED, "analysis", "report", "tracking", "open", "cli"}
 TRAIN_SIDE = {"measure", "recording", "adapters"}
 MAY_IMPORT_MLFLOW = {"tracking.client", "tracking.reader"}

@@ -149,7 +149,7 @@ def _row(
         row["reached_target"] = int(np.isfinite(steps).sum())
     norms = np.concatenate([final_values.finite_norms(history) for history in members])
     row["diverged"], row["alike"] = contender.diverged, contender.alike
-    row["clip_rate"] = _mean([_mean(history.every_step.total("clip_rate")) for history in members])
+    row["clip_rate"] = _mean([_mean(history.total("clip_rate")) for history in members])
     row["nonfinite_steps"] = sum(final_values.nonfinite_steps(history) for history in members)
     row["seconds_per_step"] = _mean([final_values.seconds_per_step(history) for history in members])
     row["median_grad_norm"], row["p99_grad_norm"] = _quantile(norms, 0.5), _quantile(norms, 0.99)
@@ -223,10 +223,10 @@ def _odd_ones(histories: Sequence[History], metrics: Sequence[str], most: int = 
         notes.append(f"These runs never logged {metrics[0]}: {', '.join(unheard[:most])}{more}.")
     cut = [h for h in histories if h.run.status in ("FAILED", "KILLED") and not final_values.diverged(h)]
     if cut:
-        named = [f"{h.run.name} ({h.run.status.lower()} after {len(h.every_step):,} steps)" for h in cut[:most]]
+        named = [f"{h.run.name} ({h.run.status.lower()} after {len(h):,} steps)" for h in cut[:most]]
         more = f" and {len(cut) - most} more" if len(cut) > most else ""
         notes.append(f"These runs did not end well and count as they are: {', '.join(named)}{more}.")
-    lengths = {len(h.every_step) for h in histories}
+    lengths = {len(h) for h in histories}
     if len(lengths) > 1:
         notes.append(
             f"The runs have from {min(lengths):,} to {max(lengths):,} steps; what is compared is how each ended."
@@ -253,9 +253,9 @@ def runs_table(histories: Sequence[History], metric: str | None = None) -> pd.Da
                 "policy": final_values.policy_text(history.run),
                 **values,
                 "seed": final_values.seed_text(history.run),
-                "steps": len(history.every_step),
+                "steps": len(history),
                 **{name: final_values.final(history, name) for name in metrics},
-                "clip_rate": _mean(history.every_step.total("clip_rate")),
+                "clip_rate": _mean(history.total("clip_rate")),
                 "median_grad_norm": _quantile(norms, 0.5),
                 "p99_grad_norm": _quantile(norms, 0.99),
                 "nonfinite_steps": final_values.nonfinite_steps(history),

@@ -49,25 +49,27 @@ def steps_to(history: History, name: str, target: float, high: bool) -> float:
         return float("inf")
     means = np.convolve(values[rows], np.ones(width), "valid") / width
     reached = np.flatnonzero(means >= target if high else means <= target)
-    return float(history.every_step.step[rows[reached[0] + width - 1]] + 1) if len(reached) else float("inf")
+    return float(history.step[rows[reached[0] + width - 1]] + 1) if len(reached) else float("inf")
 
 
 def _logged(history: History, name: str) -> tuple[Floats, int]:
     """The scalar `[T]`, and how many of its values stand for one."""
-    values = history.every_step.total(name)
+    values = history.total(name)
     count = int(np.isfinite(values).sum())
     return values, int(np.clip(count // 20, 1, SMOOTH)) if 2 * count > len(values) else 1
 
 
 def nonfinite_steps(history: History) -> int:
     """Number of steps in which any layer's gradient norm, or the total, was inf or NaN."""
-    return int(nonfinite_rows(history.every_step).sum())
+    return int(nonfinite_rows(history).sum())
 
 
 def nonfinite_rows(history: History) -> NDArray[np.bool_]:
-    """Which steps had an inf or NaN gradient, `[T]`."""
-    layers = (history.layer("nonfinite") > 0).any(axis=1)
-    return np.asarray(layers | (history.total("nonfinite") > 0) | np.isinf(history.total("grad_norm")))
+    """Which steps had an inf or NaN gradient, `[T]`. Where the layers are reduced, the totals tell it exactly."""
+    bad = (history.total("nonfinite") > 0) | np.isinf(history.total("grad_norm"))
+    if not history.is_reduced:
+        bad[history.layer_rows[(history.layer("nonfinite") > 0).any(axis=1)]] = True
+    return np.asarray(bad)
 
 
 def untrained(history: History, name: str) -> float:
@@ -76,7 +78,6 @@ def untrained(history: History, name: str) -> float:
     A held-out loss that is first logged later began where the training loss did, if the two are of one scale: within a
     factor of two of each other, in the median over the run. Of parts that train against each other it is not known.
     """
-    history = history.every_step
     held_out = bool(LOSS.search(name) and HELD_OUT.search(name))
     if not (held_out or _TRAINING.fullmatch(name)) or len(history.lane_rows()) != 1 or not len(history):
         return float("nan")
@@ -99,7 +100,6 @@ def diverged(history: History, metric: str = "") -> bool:
     """
     if final(history, metric) > ABOVE * untrained(history, metric):
         return True
-    history = history.every_step
     losses = [history.total(name) for name in history.logged if LOSS.search(name)]
     ended = [values[~np.isnan(values)][-1:] for values in losses]
     bad = nonfinite_rows(history)
@@ -109,15 +109,15 @@ def diverged(history: History, metric: str = "") -> bool:
 
 def are_alike(histories: Sequence[History]) -> bool:
     """Whether runs are one run several times: the same gradient norms and logged values in every step, to the bit."""
-    first, *others = (history.every_step for history in histories)
+    first, *others = histories
     names = ("grad_norm", *first.logged)
     return all(np.array_equal(first.total(n), other.total(n), equal_nan=True) for other in others for n in names)
 
 
 def seconds_per_step(history: History) -> float:
     """The median time from one step to the next of an optimizer, in seconds; NaN for a single step."""
-    times = history.every_step.total("time")
-    gaps = np.concatenate([np.diff(times[rows]) for rows in history.every_step.lane_rows().values()])
+    times = history.total("time")
+    gaps = np.concatenate([np.diff(times[rows]) for rows in history.lane_rows().values()])
     known = gaps[np.isfinite(gaps)]
     return float(np.median(known)) if len(known) else float("nan")
 
@@ -134,5 +134,5 @@ def seed_text(run: Run) -> str:
 
 def finite_norms(history: History) -> Floats:
     """The total gradient norms of all steps that had a finite one."""
-    norms = history.every_step.total("grad_norm")
+    norms = history.total("grad_norm")
     return norms[np.isfinite(norms)]

@@ -81,7 +81,7 @@ def _suggest(history: History, roots: list[Finding]) -> tuple[str, tuple[str, ..
 
 def _guard(history: History, roots: list[Finding]) -> tuple[str, tuple[str, ...]]:
     """A clip by the global norm (ZClip where there are spikes), and why."""
-    norms, steps = healthy_norms(history, roots), len(history.every_step)
+    norms, steps = healthy_norms(history, roots), len(history)
     rules = {finding.rule for finding in roots}
     if len(norms) < ENOUGH:
         first = finite_norms(history)[:1]
@@ -105,7 +105,7 @@ def _guard(history: History, roots: list[Finding]) -> tuple[str, tuple[str, ...]
     reasons = [f"{limit:g} is the 99th percentile of the norms of {which}: it leaves healthy steps alone."]
     reasons.append(f"On this run's norms it would have changed {percent(rate)} of all steps.")
     if "clip-is-your-learning-rate" in rules:
-        coef = float(np.nanmean(history.every_step.total("clip_coef")))
+        coef = float(np.nanmean(history.total("clip_coef")))
         reasons.append(f"The clip in force scaled the steps by {coef:.2g} on average: "
                        "multiply the learning rate by that to keep the pace.")  # fmt: skip
     if not rules:
@@ -115,7 +115,6 @@ def _guard(history: History, roots: list[Finding]) -> tuple[str, tuple[str, ...]
 
 def healthy_norms(history: History, findings: Sequence[Finding]) -> Floats:
     """The positive norms before the run went wrong for good, without outliers (more than 6 robust σ in the log)."""
-    history = history.every_step
     last = int(history.step[-1])
     bad = [
         f.first_step for f in findings if f.rule in TOO_LARGE_STEPS or (f.rule == "nonfinite" and f.last_step >= last)
@@ -137,8 +136,8 @@ def _grew(history: History, factor: float = 10.0, steps: int = 5, ratio: float =
     They were if the last few norms were `factor` times the median, or moved a layer by more than `ratio` of its norm.
     """
     bad = np.flatnonzero(nonfinite_rows(history))
-    before = slice(0, bad[0] if len(bad) else None)
-    norms, moved = history.total("grad_norm")[before], history.layer("update_ratio")[before][-steps:]
+    end = int(bad[0]) if len(bad) else len(history)
+    norms, moved = history.total("grad_norm")[:end], history.layer("update_ratio")[history.layer_rows < end][-steps:]
     norms = norms[norms > 0]
     grown = len(norms) > steps and norms[-steps:].max() > factor * np.median(norms)
     return bool(grown or (moved > ratio).any())

@@ -88,9 +88,9 @@ def _whole(history: History) -> list[Row]:
 
 def _layers(history: History) -> list[Row]:
     """ClipByNorm: every layer on its own, one threshold for all. Nothing of a reduced run: it lacks most norms."""
-    if history.whole is not None:
+    if history.is_reduced:
         return []
-    every = -(-len(history) * len(history.layers) // CELLS)
+    every = -(-len(history.by_layer) * len(history.layers) // CELLS)
     norms = history.layer("grad_norm")[:: max(every, 1)].astype(np.float64)
     norms = np.nan_to_num(norms[~np.isinf(norms).any(axis=1) & ~np.isnan(norms).all(axis=1)], nan=0.0)
     if not norms.size:

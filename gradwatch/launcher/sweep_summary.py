@@ -71,7 +71,7 @@ def said_of(job: Job, record: Record) -> str:
         try:
             history = open_history(folder, MAX_VALUES)
             names = metric_names([history]) or list(history.logged)
-            words.append(f"{len(history.every_step):,} steps")
+            words.append(f"{len(history):,} steps")
             words += [f"{names[0]} {final(history, names[0]):.4g}"] if names else []
             words.append(verdict(history))
         except RunError as error:
@@ -98,7 +98,7 @@ def result(
         elif record.over or diverged(history):
             histories.append(history)
         else:
-            left_out.append(f"{job.label} is not compared: {record.status} after {len(history.every_step):,} steps.")
+            left_out.append(f"{job.label} is not compared: {record.status} after {len(history):,} steps.")
     if not histories:
         return None
     return Result(settle(histories, metric, baseline, target, rises), tuple(histories), tuple(left_out))

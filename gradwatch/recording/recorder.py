@@ -164,7 +164,7 @@ class Recorder:
     def _amended(self, sent: History, values: Sequence[tuple[int, str, Any]]) -> History:
         """The step that has left, with what was logged for it since; if that is anything, it is handed over again."""
         late = {name: np.full(1, value, np.float64) for row, name, value in values if row < 0}
-        amended = replace(sent, per_step={**sent.per_step, **late})
+        amended = replace(sent, by_step=replace(sent.by_step, values={**sent.per_step, **late}))
         if late:
             self.sink(amended)
         return amended
@@ -184,7 +184,7 @@ class Recorder:
             table.setdefault(name, np.full(empty, np.nan, array.dtype if array.ndim else np.float64))[row] = array
         attempt = np.full(t, self.run.attempt, np.int64)
         optimizer = np.array([row.optimizer for row in rows], dtype=object)
-        return History(
+        return History.of(
             self.run,
             self.names,
             np.array([row.step for row in rows], np.int64),

@@ -18,6 +18,7 @@ from gradwatch.report.heatmap_grid import heatmap_grid
 from gradwatch.report.model import clip_rate
 from gradwatch.report.plotly import NO_POLICY_COLOR, PALETTE, Chart, decades, faded, figure, line, marks
 from gradwatch.sanitize import printable
+from gradwatch.table import stack
 
 POINTS_PER_CHART = 24_000
 DASHES = ("solid", "dash", "dot", "dashdot")
@@ -53,9 +54,8 @@ def sections(histories: Sequence[History], metrics: Sequence[str]) -> list[Secti
     found = []
     for setting, members in ordered:
         title = ", ".join(f"{key} = {value}" for key, value in setting)
-        totals = {policy: [history.every_step for history in runs] for policy, runs in members.items()}
         maps = heatmap_grid(members)
-        found.append(Section(title, members, (*_charts(totals, metrics, shades), *([maps] if maps else []))))
+        found.append(Section(title, members, (*_charts(members, metrics, shades), *([maps] if maps else []))))
     return found
 
 
@@ -182,7 +182,7 @@ def _split(group: list[History], lanes: list[str]) -> list[tuple[str, dict[str, 
     """For each lane the end of its label, its line's style, and the totals of the runs that have it."""
     if lanes == [""]:
         return [("", {}, group)]
-    totals = [replace(history, layers=(), per_layer={}) for history in group]
+    totals = [replace(history, by_layer=stack([])) for history in group]  # the layers are not copied
     rows = [(history, history.lane_rows()) for history in totals]
     split: list[tuple[str, dict[str, str], list[History]]] = [("", {}, [run for run, at in rows if len(at) < 2])]
     for i, lane in enumerate(lanes):

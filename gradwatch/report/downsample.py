@@ -39,13 +39,13 @@ def heatmap(history: History, quantity: str, max_rows: int = 200, max_columns: i
     recorded = (~np.isnan(values) | bad).any(axis=1)
     if not recorded.any():
         return None
-    value, bad, step = np.where(bad, np.nan, values)[recorded], bad[recorded], history.step[recorded]
+    value, bad, step = np.where(bad, np.nan, values)[recorded], bad[recorded], history.layer_step[recorded]
     starts = np.flatnonzero(np.diff(step, prepend=-1))  # parts of one run may each have a step of this number
     if len(starts) < len(step):
         step = step[starts]
         value, bad = np.fmax.reduceat(value, starts, axis=0), np.logical_or.reduceat(bad, starts, axis=0)
     columns, rows = _starts(len(step), max_columns), _starts(len(history.layers), max_rows)
-    steps = len(step) if history.whole is None else len(np.unique(history.whole.step))
+    steps = len(np.unique(history.step)) if history.is_reduced else len(step)
     value = np.fmax.reduceat(np.fmax.reduceat(value, columns, axis=0), rows, axis=1).T
     nonfinite = np.logical_or.reduceat(np.logical_or.reduceat(bad, columns, axis=0), rows, axis=1).T
     return Heatmap(

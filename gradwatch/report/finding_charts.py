@@ -49,7 +49,6 @@ def finding_chart(history: History, finding: Finding) -> Chart | None:
 
 def norm_curve(history: History, finding: Finding) -> Chart | None:
     """The total gradient norm over the steps, with the threshold in force."""
-    history = history.every_step
     norms = history.total("grad_norm")
     drawn = _curve(history, finding, norms, "total gradient norm (L2)", log=True)
     limit = threshold(history.run.clip)
@@ -60,7 +59,7 @@ def norm_curve(history: History, finding: Finding) -> Chart | None:
 
 def loss_curve(history: History, finding: Finding) -> Chart | None:
     """The training loss: the one that the evidence names, else the first."""
-    history, name = history.every_step, str(finding.evidence.get("metric", ""))
+    name = str(finding.evidence.get("metric", ""))
     names = [name] if name in history.logged else training_losses(history)
     if not names:
         return None
@@ -71,13 +70,11 @@ def loss_curve(history: History, finding: Finding) -> Chart | None:
 
 def coef_curve(history: History, finding: Finding) -> Chart | None:
     """The clip coefficient."""
-    history = history.every_step
     return _curve(history, finding, history.total("clip_coef"), "clip coefficient (1 = untouched)")
 
 
 def scale_curve(history: History, finding: Finding) -> Chart | None:
     """The loss scale, where it was recorded."""
-    history = history.every_step
     return _curve(history, finding, history.total("loss_scale"), "loss scale", log=True)
 
 
@@ -92,9 +89,10 @@ def layer_curves(quantity: str, label: str) -> Draw:
         if not len(rows):
             return None
         seen = values[rows][:, np.isfinite(values[rows]).any(axis=0)]
-        traces = [line(history.step[rows], _median(seen), "median of all layers", BEFORE)]
+        traces = [line(history.layer_step[rows], _median(seen), "median of all layers", BEFORE)]
         traces += [
-            line(history.step, values[:, i], history.layers[i], PALETTE[k % len(PALETTE)]) for k, i in enumerate(meant)
+            line(history.layer_step, values[:, i], history.layers[i], PALETTE[k % len(PALETTE)])
+            for k, i in enumerate(meant)
         ]
         shown = np.concatenate([_median(seen), *(values[:, i] for i in meant)])
         drawn = figure(traces, label, max(decades(shown), 0.01))
@@ -136,9 +134,8 @@ def _around(history: History, finding: Finding, last: int) -> History:
     if not meant or len(history.layers) <= MOST_ROWS:
         return near
     low = max(0, min(meant) - 3)
-    here = slice(low, max(low + MOST_ROWS, min(max(meant) + 4, low + 10 * MOST_ROWS)))
-    per_layer = {name: values[:, here] for name, values in near.per_layer.items()}
-    return replace(near, layers=near.layers[here], per_layer=per_layer)
+    high = min(len(history.layers), max(low + MOST_ROWS, min(max(meant) + 4, low + 10 * MOST_ROWS)))
+    return replace(near, by_layer=near.by_layer.of_layers(range(low, high)))
 
 
 def _curve(history: History, finding: Finding, values: Floats, label: str, log: bool = False) -> Chart | None:

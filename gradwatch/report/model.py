@@ -148,12 +148,12 @@ def summarize(history: History, metrics: Sequence[str]) -> RunSummary:
         created=run.created,
         state=state(history),
         policy=policy_text(run),
-        loop_clips=loop_clips(history.every_step.per_step),
+        loop_clips=loop_clips(history.per_step),
         optimizer=", ".join(
             (f"{o.get('name')}: " if len(lanes) > 1 else "") + _optimizer(o.get("class", "?"), o.get("settings", {}))
             for o in run.optimizers
         ),
-        steps=len(history.every_step),
+        steps=len(history),
         reduced=reduced_text(history),
         parameters=sum(layer.numel for layer in run.layers),
         verdict=verdict(history, findings),
@@ -178,7 +178,7 @@ def _lane(name: str, history: History) -> LaneSummary:
     norms = finite_norms(history)
     return LaneSummary(
         name,
-        len(history.every_step),
+        len(history),
         clip_rate(history),
         nonfinite_steps(history),
         float(np.median(norms)) if len(norms) else float("nan"),
@@ -188,19 +188,19 @@ def _lane(name: str, history: History) -> LaneSummary:
 
 def clip_rate(history: History) -> float:
     """Share of the steps in which the policy changed any gradient; NaN when this was not recorded."""
-    values = history.every_step.total("clip_rate")
+    values = history.total("clip_rate")
     values = values[np.isfinite(values)]
     return float(values.mean()) if len(values) else float("nan")
 
 
 def changed(history: History) -> str:
     """What the policy did, as a sentence: `ClipByGlobalNorm(1.0) changed 24.5 % of 1,000 steps`."""
-    count = len(history.every_step)
+    count = len(history)
     steps = f"{count:,} step{'s' if count != 1 else ''}"
     rate = clip_rate(history)
     if not history.run.clip:
-        if loop_clips(history.every_step.per_step):
-            return f"No clipping policy; the loop itself clips: {loop_clips(history.every_step.per_step)}"
+        if loop_clips(history.per_step):
+            return f"No clipping policy; the loop itself clips: {loop_clips(history.per_step)}"
         return f"No clipping policy: the gradients of all {steps} were left alone"
     if np.isnan(rate):
         return f"{history.run.clip}: what it changed was not recorded"
@@ -209,20 +209,21 @@ def changed(history: History) -> str:
 
 def reduced_text(history: History) -> str:
     """What a reader of a reduced History must know, in two sentences; empty for one that is not reduced."""
-    if history.whole is None:
+    if not history.is_reduced:
         return ""
+    most = int(history.stands_for.max())
     return (
-        f"This run is too large to be held in memory, so the layers of up to {history.stride} steps in a row are "
+        f"This run is too large to be held in memory, so the layers of up to {most} steps in a row are "
         "reduced to three values, the first, the lowest and the highest: no spike is lost. Counts, rates, highest "
         "norms and totals are of every step; medians per layer are of these values, and a finding's steps are "
-        f"exact to {history.stride} steps (of a non-finite gradient, exact)."
+        f"exact to {most} steps (of a non-finite gradient, exact)."
     )
 
 
 def state(history: History) -> str:
     """How the run ended: `finished`, `running`, or that its process is gone."""
     if run_state(history.run).crashed:
-        return f"{CRASHED} at step {history.every_step.step[-1]}" if len(history) else CRASHED
+        return f"{CRASHED} at step {history.step[-1]}" if len(history) else CRASHED
     return history.run.status.lower()
 
 

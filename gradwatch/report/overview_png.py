@@ -47,7 +47,7 @@ def write_overview(history: History, path: Path) -> None:
     data = heatmap(history, "grad_norm", max_rows=150, max_columns=400)
     if data:
         _draw_heatmap(upper, data)
-    _title(upper, f"log10 gradient norm: {len(history.layers):,} layers x {len(history.every_step):,} steps")
+    _title(upper, f"log10 gradient norm: {len(history.layers):,} layers x {len(history):,} steps")
     _draw_total(lower, history)
     _title(lower, changed(history))
     with warnings.catch_warnings():
@@ -81,7 +81,6 @@ def _draw_heatmap(axes: Axes, data: Heatmap) -> None:
 def _draw_total(axes: Axes, history: History) -> None:
     from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
-    history = history.every_step
     lanes = history.lane_rows()
     for name, color, label in (("grad_norm", BEFORE, "before the clip"), ("clipped_norm", AFTER, "after the clip")):
         for i, (lane, at) in enumerate(lanes.items()):

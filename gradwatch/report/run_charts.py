@@ -136,7 +136,6 @@ def _heatmap_title(layers: tuple[LayerSummary, ...], quantity: str, title: str) 
 
 def norm_chart(history: History) -> Chart:
     """The total norm before and after the clip, the policy's threshold, and the steps that have no finite norm."""
-    history = history.every_step
     before, after = history.total("grad_norm"), history.total("clipped_norm")
     traces = lane_lines(history, np.where(before > 0, before, np.nan), "before the clip", BEFORE)
     if history.run.clip:
@@ -179,7 +178,7 @@ def clip_charts(history: History) -> tuple[list[Chart], list[str]]:
     """The coefficient and the clip rate over the steps; a sentence instead when there is no policy."""
     if not history.run.clip:
         return [], ["No clipping policy: every clip coefficient is 1."]
-    charts, history = [], history.every_step
+    charts: list[Chart] = []
     coef = history.total("clip_coef")
     if np.isfinite(coef).any():
         lines = lane_lines(history, coef, "clip_coef", AFTER)
@@ -219,7 +218,6 @@ def logged_charts(history: History, names: Sequence[str]) -> tuple[list[Chart], 
 
     Also a sentence for each that never had a finite value.
     """
-    history = history.every_step
     rates = [history.total("lr")[rows] for rows in history.lane_rows().values()]
     moved = any(len(np.unique(lr[np.isfinite(lr)])) > 1 for lr in rates)
     order = dict.fromkeys([*names, *history.logged, *(["lr"] if moved else [])])

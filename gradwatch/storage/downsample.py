@@ -1,4 +1,4 @@
-"""Makes a History that fits in memory of a run that does not, while it is read: no spike and no count is lost.
+"""Makes a layers table that fits in memory of one that does not, while it is read: no spike and no count is lost.
 
 Legend: T recorded steps, L layers, B buckets of consecutive steps, R rows.
 
@@ -10,18 +10,16 @@ the run are buckets of their own: one row, nothing summed up.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from gradwatch.errors import RunError
-from gradwatch.history import SEEN, Floats, History
+from gradwatch.history import SEEN
 from gradwatch.sanitize import MAX_GROUP_VALUES, MAX_LAYERS
-
-if TYPE_CHECKING:
-    from gradwatch.history import History
+from gradwatch.table import Floats, Table
 
 MAX_VALUES = 60_000_000  # of one run, to be shown: 240 MB
 
@@ -32,36 +30,31 @@ QUANTITIES = 7  # of a layer, as a rule: how many rows a number of values is
 Ints = NDArray[np.intp]
 
 
-def reduced(whole: History, blocks: Iterable[History], at_most: int) -> History:
-    """The blocks of a layers table, in any order, as about `at_most` values; `whole` is the steps table, all of it.
+def reduced(blocks: Iterable[Table], steps: Table, layers: int, at_most: int) -> Table:
+    """The blocks of a layers table, in any order, as about `at_most` values; `steps` is the steps table, all of it.
 
-    See `History.whole` for what its rows mean. Rows of `blocks` that a later attempt took again are left out.
+    See `History` for what its rows mean. Rows of `blocks` that a later attempt took again are left out.
     """
-    limit = max(MIN_ROWS, at_most // (QUANTITIES * max(1, len(whole.run.layers))))
-    stride = max(4, -(-3 * len(whole) // limit))
-    lanes = {name: _lane(whole, at, stride) for name, at in whole.lane_rows().items()}
+    limit = max(MIN_ROWS, at_most // (QUANTITIES * max(1, layers)))
+    stride = max(4, -(-3 * len(steps) // limit))
+    lanes = {name: _lane(steps, at, stride) for name, at in steps.lane_rows().items()}
     rows = np.unique(np.concatenate([lane.rows.ravel() for lane in lanes.values()]))
-    table = _Table(len(rows))
+    out = _Reduced(len(rows))
     for block in blocks:
         found = block.lane_rows()
         for name, at in found.items():
             if name in lanes:
-                table.add(block if len(found) == 1 else block.take(at), lanes[name], rows)
-    table.finish([np.searchsorted(rows, lane.rows) for lane in lanes.values()])
-    totals = {name: _totals(values, rows, list(lanes.values())) for name, values in whole.per_step.items()}
-    return replace(
-        whole.take(rows), layers=tuple(table.columns), per_layer=table.per_layer, per_step=totals, whole=whole,
-        stride=stride,
-    )  # fmt: skip
+                out.add(block if len(found) == 1 else block.take(at), lanes[name], rows)
+    out.finish([np.searchsorted(rows, lane.rows) for lane in lanes.values()])
+    return Table(steps.step[rows], steps.attempt[rows], steps.optimizer[rows], out.values, tuple(out.columns))
 
 
 @dataclass(frozen=True)
 class _Lane:
-    """The buckets of one optimizer's T steps: `bucket` `[T]` is each step's, `rows` `[B, 3]` the rows of the whole
-    History that stand for it: for a layer's first value, its lowest, its highest. `at` `[T]` are the steps' own rows.
+    """The buckets of one optimizer's T steps: `bucket` `[T]` is each step's, `rows` `[B, 3]` the rows of the
+    steps table that stand for it: for a layer's first value, its lowest, its highest.
     """
 
-    at: Ints
     step: NDArray[np.int64]
     attempt: NDArray[np.int64]
     bucket: Ints
@@ -69,17 +62,18 @@ class _Lane:
     seen: NDArray[np.bool_]  # which of the steps are in the table already
 
 
-def _lane(whole: History, at: Ints, stride: int) -> _Lane:
+def _lane(steps: Table, at: Ints, stride: int) -> _Lane:
     """The lowest and the highest values stand at the steps of the lowest and the highest total norm."""
-    norm = whole.total("grad_norm")[at]
-    bucket = _buckets((whole.total("nonfinite")[at] > 0) | np.isinf(norm), stride)
+    unknown = np.full(len(steps), np.nan)
+    norm, bad = (steps.values.get(name, unknown)[at] for name in ("grad_norm", "nonfinite"))
+    bucket = _buckets((bad > 0) | np.isinf(norm), stride)
     starts = np.flatnonzero(np.diff(bucket, prepend=-1))
     rows = np.repeat(starts[:, None], 3, axis=1)
     for b, (start, stop) in enumerate(zip(starts, np.append(starts[1:], len(at)), strict=True)):
         if stop - start > 1:
             order = np.argsort(norm[start:stop], kind="stable")
             rows[b] = start + np.array([min({0, 1, 2} - {order[0], order[-1]}), order[0], order[-1]])
-    return _Lane(at, whole.step[at], whole.attempt[at], bucket, at[rows], np.zeros(len(at), bool))
+    return _Lane(steps.step[at], steps.attempt[at], bucket, at[rows], np.zeros(len(at), bool))
 
 
 def _buckets(bad: NDArray[np.bool_], stride: int) -> Ints:
@@ -96,15 +90,15 @@ def _buckets(bad: NDArray[np.bool_], stride: int) -> Ints:
     return np.asarray(np.cumsum(starts) - 1)
 
 
-class _Table:
+class _Reduced:
     """The per-layer quantities of R rows, filled block by block."""
 
     def __init__(self, rows: int) -> None:
         self.rows = rows
         self.columns: dict[str, int] = {}
-        self.per_layer: dict[str, Floats] = {}
+        self.values: dict[str, Floats] = {}
 
-    def add(self, block: History, lane: _Lane, rows: Ints) -> None:
+    def add(self, block: Table, lane: _Lane, rows: Ints) -> None:
         """Add the steps of one optimizer."""
         place = np.clip(np.searchsorted(lane.step, block.step, side="right") - 1, 0, None)
         current = (lane.step[place] != block.step) | (lane.attempt[place] == block.attempt)
@@ -119,8 +113,8 @@ class _Table:
         starts = np.flatnonzero(np.diff(bucket, prepend=-1))
         spans = list(zip(starts, np.append(starts[1:], len(block)), strict=True))
         places = np.searchsorted(rows, lane.rows[bucket[starts]])
-        counted = block.per_layer.get("clip_rate", block.per_layer.get("nonfinite"))
-        for name, values in block.per_layer.items():
+        counted = [*(block.values[name] for name in ("clip_rate", "nonfinite") if name in block.values)]
+        for name, values in block.values.items():
             out = self._quantity(name)
             for (a, b), (first, lowest, highest) in zip(spans, places, strict=True):
                 if name == "nonfinite":
@@ -132,16 +126,16 @@ class _Table:
                     if lowest != first:
                         _extreme(np.fmin, out[lowest], columns, values[a:b])
                         _extreme(np.fmax, out[highest], columns, values[a:b])
-        if counted is not None:
+        for found in (counted or [*block.values.values()])[:1]:
             out = self._quantity(SEEN)
             for (a, b), (first, _, _) in zip(spans, places, strict=True):
-                _add(out[first], columns, ~np.isnan(counted[a:b]))
+                _add(out[first], columns, ~np.isnan(found[a:b]))
 
     def finish(self, places: list[Ints]) -> None:
         """Turn sums into shares, once all blocks are in; `places` are the rows of each lane's buckets."""
-        if SEEN not in self.per_layer:
+        if SEEN not in self.values:
             return
-        seen, rate, bad = self.per_layer[SEEN], self.per_layer.get("clip_rate"), self.per_layer.get("nonfinite")
+        seen, rate, bad = self.values[SEEN], self.values.get("clip_rate"), self.values.get("nonfinite")
         first, lowest, highest = np.concatenate(places).T
         for b in range(len(first)):
             count = seen[first[b]]
@@ -161,23 +155,23 @@ class _Table:
         new = [name for name in layers if name not in self.columns]
         if new:
             count = len(self.columns) + len(new)
-            if count > MAX_LAYERS or count * self.rows * max(1, len(self.per_layer)) > MAX_GROUP_VALUES:
+            if count > MAX_LAYERS or count * self.rows * max(1, len(self.values)) > MAX_GROUP_VALUES:
                 raise RunError(f"this run holds {count:,} layers or more, far more than its manifest names: not read")
             self.columns.update({name: len(self.columns) + i for i, name in enumerate(new)})
-            for name, values in self.per_layer.items():
+            for name, values in self.values.items():
                 wider = np.full((self.rows, len(new)), np.nan, np.float32)
-                self.per_layer[name] = np.concatenate([values, wider], axis=1)
+                self.values[name] = np.concatenate([values, wider], axis=1)
         if layers == tuple(self.columns):
             return slice(None)
         return np.array([self.columns[name] for name in layers])
 
     def _quantity(self, name: str) -> Floats:
-        if name not in self.per_layer:
-            if self.rows * len(self.columns) * len(self.per_layer) > MAX_GROUP_VALUES:
-                raise RunError(f"this run holds {len(self.per_layer):,} quantities of {len(self.columns):,} layers: "
+        if name not in self.values:
+            if self.rows * len(self.columns) * len(self.values) > MAX_GROUP_VALUES:
+                raise RunError(f"this run holds {len(self.values):,} quantities of {len(self.columns):,} layers: "
                                "more than is read")  # fmt: skip
-            self.per_layer[name] = np.full((self.rows, len(self.columns)), np.nan, np.float32)
-        return self.per_layer[name]
+            self.values[name] = np.full((self.rows, len(self.columns)), np.nan, np.float32)
+        return self.values[name]
 
 
 def _add(row: Floats, columns: slice | Ints, values: NDArray[Any]) -> None:
@@ -201,15 +195,3 @@ def _first(row: Floats, columns: slice | Ints, values: Floats) -> None:
 def _extreme(choose: np.ufunc, row: Floats, columns: slice | Ints, values: Floats) -> None:
     """The lowest or highest of a row and of `values` `[T, L]`; NaN is left out."""
     row[columns] = choose(row[columns], choose.reduce(values, axis=0))
-
-
-def _totals(values: Floats, rows: Ints, lanes: list[_Lane]) -> Floats:
-    """A column of the steps table at these rows; a bucket that has a finite value, only not there, shows its last."""
-    out = values[rows]
-    for lane in lanes:
-        finite = np.isfinite(values[lane.at])
-        last = np.full(len(lane.rows), -1)
-        last[lane.bucket[finite]] = lane.at[finite]  # of several, the last is the one that stays
-        lacking = (last >= 0) & ~np.isfinite(values[lane.rows]).any(axis=1)
-        out[np.searchsorted(rows, lane.rows[lacking, 0])] = values[last[lacking]]
-    return out

@@ -28,11 +28,12 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from gradwatch.errors import RunError
-from gradwatch.history import KEY_COLUMNS, History, Run, empty
+from gradwatch.history import History, Run, join
 from gradwatch.sanitize import is_plain_file, is_plain_folder, printable, read_json
 from gradwatch.storage.downsample import reduced
 from gradwatch.storage.manifest import run_of
 from gradwatch.storage.parquet import count_values, joined, layers_blocks, limited, steps_blocks
+from gradwatch.table import Table
 
 MANIFEST = "run.json"
 FINDINGS = "findings.json"
@@ -143,7 +144,7 @@ def read_run(folder: Path, since: int = -1, start: int = 0, at_most: int | None 
         since: parts up to this number are left out.
         start: steps below this one may be left out.
         at_most: a run that holds more values than this, all layers, steps and quantities, is reduced as it is read:
-            see `History.whole`.
+            see `History`.
 
     Raises:
         RunError: the folder holds no readable manifest.
@@ -151,22 +152,19 @@ def read_run(folder: Path, since: int = -1, start: int = 0, at_most: int | None 
     run = read_manifest(folder)
     problems: list[str] = []
     whole = last_whole_part(folder)
-    steps = list(limited(_read_table(folder, "steps", run, (since, whole), start, problems), folder))
-    layers = _read_table(folder, "layers", run, (since, whole), start, problems)
-    if at_most is not None and steps and _values(folder) > at_most:
-        history = reduced(joined(steps, folder), layers, at_most)
+    steps = joined([*limited(_read_table(folder, "steps", (since, whole), start, problems), folder)], folder)
+    blocks = _read_table(folder, "layers", (since, whole), start, problems)
+    if at_most is not None and len(steps) and _values(folder) > at_most:
+        layers = reduced(blocks, steps, len(run.layers), at_most)
     else:
-        tables = [joined(blocks, folder) for blocks in (list(layers), steps) if blocks]
-        if not tables:
-            return empty(run, problems)
-        history = tables[0] if len(tables) == 1 else _join(*tables)
+        layers = joined([*blocks], folder)
     order = {layer.name: i for i, layer in enumerate(run.layers)}
-    names = tuple(sorted(history.layers, key=lambda name: order.get(name, len(order))))
-    if names != history.layers:
-        columns = [history.layers.index(name) for name in names]
-        history = replace(history, layers=names, per_layer={q: v[:, columns] for q, v in history.per_layer.items()})
+    places = sorted(range(len(layers.layers)), key=lambda i: order.get(layers.layers[i], len(order)))
+    if places != [*range(len(places))]:
+        layers = layers.of_layers(places)
+    history = join(run, layers, steps)
     if since < 0 and start <= 0:
-        problems += missing_steps(history.every_step.step)
+        problems += missing_steps(history.step)
     return replace(history, problems=tuple(sorted(problems)))
 
 
@@ -197,8 +195,8 @@ def last_whole_part(folder: Path) -> int | None:
 
 
 def _read_table(
-    folder: Path, name: str, run: Run, between: tuple[int, int | None], start: int, problems: list[str]
-) -> Iterator[History]:
+    folder: Path, name: str, between: tuple[int, int | None], start: int, problems: list[str]
+) -> Iterator[Table]:
     expected, (since, until) = 0, between
     for part in list_parts(folder / name):
         if part.first > expected:
@@ -207,7 +205,7 @@ def _read_table(
         if part.last <= since or (until is not None and part.last > until):
             continue
         try:
-            yield from (layers_blocks if name == "layers" else steps_blocks)(part.path, run, start)
+            yield from (layers_blocks if name == "layers" else steps_blocks)(part.path, start)
         except (OSError, KeyError, ValueError, pa.ArrowException) as error:
             why = printable((str(error).splitlines() or [type(error).__name__])[0][:120])
             problems.append(f"{name}/{part.path.name} is unreadable ({why})")
@@ -220,31 +218,6 @@ def _values(folder: Path) -> int:
         with contextlib.suppress(OSError, ValueError, pa.ArrowException):
             total += count_values(part.path)
     return total
-
-
-def _join(layers: History, steps: History) -> History:
-    """The two tables side by side, on step and optimizer; a row that only one of them holds has NaN in the other."""
-    if all(np.array_equal(getattr(layers, key), getattr(steps, key)) for key in KEY_COLUMNS):
-        return replace(layers, per_step=steps.per_step)
-    keys = {id(h): list(zip(h.step.tolist(), h.optimizer, strict=True)) for h in (layers, steps)}
-    every = sorted({*keys[id(layers)], *keys[id(steps)]})
-    place = {key: row for row, key in enumerate(every)}
-    rows = {name: [place[key] for key in found] for name, found in keys.items()}
-
-    def spread(h: History, values: Any, fill: Any) -> Any:
-        out = np.full((len(every), *values.shape[1:]), fill, values.dtype)
-        out[rows[id(h)]] = values
-        return out
-
-    return History(
-        layers.run,
-        layers.layers,
-        np.array([step for step, _ in every], np.int64),
-        np.maximum(spread(layers, layers.attempt, 0), spread(steps, steps.attempt, 0)),
-        np.array([name for _, name in every], dtype=object),
-        {q: spread(layers, v, np.nan) for q, v in layers.per_layer.items()},
-        {n: spread(steps, v, np.nan) for n, v in steps.per_step.items()},
-    )
 
 
 def tidy(folder: Path) -> None:

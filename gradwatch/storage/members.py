@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from gradwatch.errors import RunError
-from gradwatch.history import History, Run, stack
+from gradwatch.history import History, Run
 from gradwatch.sanitize import is_plain_folder, printable, read_json
 from gradwatch.storage.folder import (
     MANIFEST,
@@ -35,6 +35,7 @@ from gradwatch.storage.folder import (
 )
 from gradwatch.storage.manifest import run_of
 from gradwatch.storage.parquet import require_alike
+from gradwatch.table import stack
 
 if TYPE_CHECKING:
     from gradwatch.history import History
@@ -185,18 +186,19 @@ def read_whole(folder: Path, parts: Sequence[Path] | None = None, at_most: int |
         raise RunError(f"{folder} is a run of several parts, and holds none that can be read {'; '.join(problems)}")
     run = joint_run(read_facts(folder), [part.run for part in found])
     problems += [text for part in found for text in part.problems]
-    require_alike(found, folder)
-    joined = stack(found)
-    whole = joined.whole and replace(joined.whole.take(np.argsort(joined.whole.step, kind="stable")), run=run)
-    joined = joined.take(np.argsort(joined.step, kind="stable"))
-    return replace(joined, run=run, problems=tuple(problems), whole=whole)
+    require_alike([part.by_layer for part in found], folder)
+    by_layer, by_step = (
+        table.take(np.argsort(table.step, kind="stable"))
+        for table in (stack([part.by_layer for part in found]), stack([part.by_step for part in found]))
+    )
+    return History(run, by_layer, by_step, tuple(problems))
 
 
 def _named(part: History) -> History:
     name = part.run.part
     per_step = {f"{key}/{name}" if key in part.logged else key: values for key, values in part.per_step.items()}
-    whole = None if part.whole is None else _named(part.whole)
-    return replace(part, per_step=per_step, problems=tuple(f"{name}: {text}" for text in part.problems), whole=whole)
+    problems = tuple(f"{name}: {text}" for text in part.problems)
+    return replace(part, by_step=replace(part.by_step, values=per_step), problems=problems)
 
 
 def joint_run(facts: Mapping[str, Any], runs: Sequence[Run]) -> Run:

@@ -1,4 +1,4 @@
-"""Parquet parts as Histories, block by block: a row group of whole steps is an array already and is only reshaped.
+"""Parquet parts as tables, block by block: a row group of whole steps is an array already and is only reshaped.
 
 A part may come from anybody: `_opened` looks at what it says of itself before any of it is read, and what is made of it
 is measured before memory is taken.
@@ -19,7 +19,7 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from gradwatch.errors import RunError
-from gradwatch.history import KEY_COLUMNS, Floats, History, Run, concat
+from gradwatch.history import KEY_COLUMNS, SEEN
 from gradwatch.sanitize import (
     MAX_COLUMNS,
     MAX_COUNT,
@@ -32,13 +32,14 @@ from gradwatch.sanitize import (
     MAX_STEPS_VALUES,
 )
 from gradwatch.storage.parquet_footer import Group, row_groups
+from gradwatch.table import Floats, Table, concat_tables
 
 BYTES = 8  # of a value, as a part holds it unpacked
 MAX_SPREAD = 8  # cells of a table for each row of a part
 
 
-def steps_blocks(path: Path, run: Run, start: int = 0) -> Iterator[History]:
-    """The rows of a part of the steps table, as Histories without layers."""
+def steps_blocks(path: Path, start: int = 0) -> Iterator[Table]:
+    """The rows of a part of the steps table."""
     with _opened(path, ["optimizer"]) as (file, every):
         groups = _late(file, every, start)
         _require_size([every[i] for i in groups], MAX_STEPS_VALUES)
@@ -47,10 +48,10 @@ def steps_blocks(path: Path, run: Run, start: int = 0) -> Iterator[History]:
     names, who = _codes(table["optimizer"], MAX_LANES)
     optimizer = np.asarray(names, dtype=object)[who]
     step, attempt = _numbers(table["step"], MAX_STEP), _numbers(table["attempt"], MAX_COUNT)
-    yield History(run, (), step, attempt, optimizer, {}, per_step)
+    yield Table(step, attempt, optimizer, per_step)
 
 
-def layers_blocks(path: Path, run: Run, start: int = 0) -> Iterator[History]:
+def layers_blocks(path: Path, start: int = 0) -> Iterator[Table]:
     """The rows of a part of the layers table, a block per row group; groups that end before step `start` left out.
 
     Once a row group does not hold every layer of every one of its steps, in one order, or goes on with the last step of
@@ -58,15 +59,15 @@ def layers_blocks(path: Path, run: Run, start: int = 0) -> Iterator[History]:
     """
     with _opened(path, ["optimizer", "layer"]) as (file, every):
         groups = _late(file, every, start)
-        held: History | None = None
+        held: Table | None = None
         for i, group in enumerate(groups):
-            block = _tile(file.read_row_group(group), run)
+            block = _tile(file.read_row_group(group))
             if block is not None and held is not None and _goes_on(held, block) and held.layers == block.layers:
                 held = held.take(np.arange(len(held) - 1))  # the step that is handed over again
             if block is None or (held is not None and len(held) and _goes_on(held, block)):
                 rest = groups[i if held is None else i - 1 :]
                 _require_size([every[i] for i in rest], MAX_GROUP_VALUES)
-                yield _pivot(file.read_row_groups(rest), run)
+                yield _pivot(file.read_row_groups(rest))
                 return
             if held is not None:
                 yield held
@@ -81,15 +82,15 @@ def count_values(path: Path) -> int:
     return int(metadata.num_rows * (metadata.num_columns - len(KEY_COLUMNS) - 1))
 
 
-def require_alike(blocks: Sequence[History], what: Path) -> None:
+def require_alike(blocks: Sequence[Table], what: Path) -> None:
     """Refuse blocks whose union would not fit in memory, because each has other layers.
 
     Raises:
         RunError: so are the blocks of `what`.
     """
     rows, layers = sum(map(len, blocks)), {name for block in blocks for name in block.layers}
-    quantities = {name for block in blocks for name in block.per_layer}
-    held = sum(len(block) * len(block.layers) * len(block.per_layer) for block in blocks)
+    quantities = {name for block in blocks for name in block.values}
+    held = sum(len(block) * len(block.layers) * len(block.values) for block in blocks)
     values = rows * len(layers) * len(quantities)
     if len(layers) > MAX_LAYERS:
         raise RunError(f"{what} holds {len(layers):,} layers, and at most {MAX_LAYERS:,} are read")
@@ -97,17 +98,17 @@ def require_alike(blocks: Sequence[History], what: Path) -> None:
         raise RunError(f"{what}: {rows:,} steps whose {len(layers):,} layers have little in common are not read")
 
 
-def joined(blocks: Sequence[History], what: Path) -> History:
-    """One History out of the blocks of one table.
+def joined(blocks: Sequence[Table], what: Path) -> Table:
+    """One table out of its blocks.
 
     Raises:
         RunError: their union would not fit in memory.
     """
     require_alike(blocks, what)
-    return concat(blocks)
+    return concat_tables(blocks)
 
 
-def limited(blocks: Iterable[History], what: Path) -> Iterator[History]:
+def limited(blocks: Iterable[Table], what: Path) -> Iterator[Table]:
     """The blocks of a run's steps table.
 
     Raises:
@@ -115,7 +116,7 @@ def limited(blocks: Iterable[History], what: Path) -> Iterator[History]:
     """
     values = 0
     for block in blocks:
-        values += len(block) * len(block.per_step)
+        values += len(block) * len(block.values)
         if values > MAX_STEPS_VALUES:
             raise RunError(f"{what}: the steps table holds more than the {MAX_STEPS_VALUES:,} values that are read")
         yield block
@@ -177,7 +178,7 @@ def _late(file: pq.ParquetFile, groups: Sequence[Group], start: int) -> list[int
     return [i for i, end in enumerate(ends) if start <= 0 or end is None or end >= start]
 
 
-def _tile(table: pa.Table, run: Run) -> History | None:
+def _tile(table: pa.Table) -> Table | None:
     """The rows as T x L, if that is how they lie: the same layers in the same order in every step; else None."""
     names, code = _codes(table["layer"], MAX_LAYERS)
     again = np.flatnonzero(code == code[:1])
@@ -192,20 +193,20 @@ def _tile(table: pa.Table, run: Run) -> History | None:
     if len(np.unique(order)) < width or not (code == order).all() or not all((a == a[:, :1]).all() for a in keys):
         return None
     step, attempt, who = (a[:, 0] for a in keys)
-    per_layer = {name: _floats(table[name]).reshape(-1, width) for name in _quantities(table)}
+    values = {name: _floats(table[name]).reshape(-1, width) for name in _quantities(table)}
     optimizer = np.asarray(optimizers, dtype=object)[who]
-    tile = History(run, tuple(names[i] for i in order), step, attempt, optimizer, per_layer, {})
+    tile = Table(step, attempt, optimizer, values, tuple(names[i] for i in order))
     again = (np.diff(step) == 0) & (np.diff(attempt) == 0) & (np.diff(who) == 0)  # rows that were handed over again
     return tile.take(np.append(~again, True)) if again.any() else tile
 
 
-def _goes_on(before: History, after: History) -> bool:
+def _goes_on(before: Table, after: Table) -> bool:
     """Whether the first row of one block is of the same step as the last row of the block before it."""
     last, first = ((h.step[at], h.attempt[at], h.optimizer[at]) for h, at in ((before, -1), (after, 0)))
     return bool(last == first)
 
 
-def _pivot(table: pa.Table, run: Run) -> History:
+def _pivot(table: pa.Table) -> Table:
     """The rows as T x L, whatever order they come in within a step."""
     step, attempt = _numbers(table["step"], MAX_STEP), _numbers(table["attempt"], MAX_COUNT)
     names, column = _codes(table["layer"], MAX_LAYERS)
@@ -217,16 +218,17 @@ def _pivot(table: pa.Table, run: Run) -> History:
     names = [names[i] for i in used]
     if int(starts.sum()) * len(names) > MAX_SPREAD * len(step) + MAX_LANES**2:
         raise ValueError(f"its {int(starts.sum()):,} steps and {len(names):,} layers have little in common")
-    per_layer = {}
+    values: dict[str, Floats] = {}
     for name in _quantities(table):
-        per_layer[name] = np.full((int(starts.sum()), len(names)), np.nan, np.float32)
-        per_layer[name][row, column] = _floats(table[name])
+        values[name] = np.full((int(starts.sum()), len(names)), np.nan, np.float32)
+        values[name][row, column] = _floats(table[name])
     optimizer = np.asarray(optimizers, dtype=object)[who[starts]]
-    return History(run, tuple(names), step[starts], attempt[starts], optimizer, per_layer, {})
+    return Table(step[starts], attempt[starts], optimizer, values, tuple(names))
 
 
 def _quantities(table: pa.Table) -> list[str]:
-    return [name for name in table.column_names if name not in (*KEY_COLUMNS, "layer")]
+    """What is recorded of the layers; how many steps a row stands for is none of it: in a part each is of one step."""
+    return [name for name in table.column_names if name not in (*KEY_COLUMNS, "layer", SEEN)]
 
 
 def _floats(column: pa.ChunkedArray) -> Floats:

@@ -20,6 +20,7 @@ from gradwatch.history import History, Run, concat
 from gradwatch.storage.compaction import GROUP_ROWS, Compactor, options
 from gradwatch.storage.folder import MANIFEST, TABLES, list_parts, now_iso, tidy, write_json
 from gradwatch.storage.lock import Lock
+from gradwatch.table import Table
 
 log = logging.getLogger("gradwatch")
 
@@ -243,23 +244,24 @@ class NullWriter:
 
 
 def _layers_table(block: History) -> pa.Table:
-    t, n = len(block), len(block.layers)
-    columns = _keys(block, n)
+    t, n = len(block.by_layer), len(block.layers)
+    columns = _keys(block.by_layer, n)
     columns["layer"] = _named(np.tile(np.arange(n, dtype=np.int32), t), block.layers)
     columns.update({q: _column(np.ascontiguousarray(v, np.float32).ravel()) for q, v in block.per_layer.items()})
     return pa.table(columns)
 
 
 def _steps_table(block: History) -> pa.Table:
-    return pa.table({**_keys(block, 1), **{k: _column(np.asarray(v, np.float64)) for k, v in block.per_step.items()}})
+    values = {k: _column(np.asarray(v, np.float64)) for k, v in block.per_step.items()}
+    return pa.table({**_keys(block.by_step, 1), **values})
 
 
-def _keys(block: History, repeat: int) -> dict[str, pa.Array]:
-    names, codes = np.unique(np.asarray(block.optimizer, dtype=str), return_inverse=True)
+def _keys(table: Table, repeat: int) -> dict[str, pa.Array]:
+    names, codes = np.unique(np.asarray(table.optimizer, dtype=str), return_inverse=True)
     return {
-        "attempt": _column(np.repeat(block.attempt.astype(np.int32), repeat)),
+        "attempt": _column(np.repeat(table.attempt.astype(np.int32), repeat)),
         "optimizer": _named(np.repeat(codes.astype(np.int32), repeat), list(names)),
-        "step": _column(np.repeat(block.step, repeat)),
+        "step": _column(np.repeat(table.step, repeat)),
     }
 
 

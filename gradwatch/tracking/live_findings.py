@@ -103,7 +103,7 @@ def _is_over(home: Path) -> bool:
 
 def current(history: History) -> History:
     """Without the steps of an earlier attempt that a resumed run has yet to take again."""
-    if not history.attempt.any() or history.whole is not None:
+    if not history.attempt.any():
         return history
     keep = np.ones(len(history), bool)
     for at in history.lane_rows().values():

@@ -182,6 +182,8 @@ def windows(
         return
     state, count = nonfinite, part_key("clip/nonfinite_steps", history.run.part)
     series = _series(history, limit)
+    bad = history.total("nonfinite") > 0
+    bad[history.layer_rows[(history.layer("nonfinite") > 0).any(axis=1)]] = True
     stamps = (history.total("time") * 1000).round().astype(np.int64)
     number = history.step // size
     edges = np.flatnonzero(np.diff(number)) + 1
@@ -189,7 +191,7 @@ def windows(
         last = rows[-1] == len(history) - 1
         if last and not ended:
             return
-        state = _count(history, rows, state)
+        state = _count(history, rows[bad[rows]], state)
         points = [Point(count, float(state.steps), int(stamps[rows[-1]]), int(history.step[rows[-1]]))]
         for key, values, reduce, own_step in series:
             found = rows[np.isfinite(values[rows])]
@@ -211,7 +213,10 @@ def _series(history: History, limit: int) -> list[tuple[str, Floats, Callable[[F
     groups = blocks(history.layers, limit)
     for quantity, (block, reduce) in LAYER_QUANTITIES.items():
         values = history.layer(quantity)
-        out += [(f"{quantity}/{name}"[:MAX_NAME], block(values[:, at]), reduce, False) for name, at in groups.items()]
+        for name, at in groups.items():
+            spread = np.full(len(history), np.nan)
+            spread[history.layer_rows] = block(values[:, at])
+            out.append((f"{quantity}/{name}"[:MAX_NAME], spread, reduce, False))
     rates = [name for name in history.per_step if name == "lr" or name.startswith("lr/")]
     out += [(part_key(name, part), history.per_step[name], _last, False) for name in rates]
     return out + [(part_key(safe_name(name), part), history.per_step[name], _last, True) for name in history.logged]
@@ -221,18 +226,17 @@ def _last(values: Floats) -> float:
     return float(values[-1])
 
 
-def _count(history: History, rows: NDArray[np.int64], state: Nonfinite) -> Nonfinite:
-    by_layer = history.layer("nonfinite")[rows] > 0
-    bad = by_layer.any(axis=1) | (history.total("nonfinite")[rows] > 0)
-    if not bad.any():
+def _count(history: History, bad: NDArray[np.int64], state: Nonfinite) -> Nonfinite:
+    """`bad` are the rows of a window whose gradients were not finite."""
+    if not len(bad):
         return state
-    row = int(bad.argmax())
-    first = state if state.steps else Nonfinite(0, int(history.step[rows[row]]), _name(history, by_layer[row]))
-    return first._replace(steps=state.steps + int(bad.sum()))
+    first = state if state.steps else Nonfinite(0, int(history.step[bad[0]]), _first_layer(history, bad[0]))
+    return first._replace(steps=state.steps + len(bad))
 
 
-def _name(history: History, layers: NDArray[np.bool_]) -> str:
-    return history.layers[int(layers.argmax())] if layers.any() else ""
+def _first_layer(history: History, row: np.int64) -> str:
+    layers = np.flatnonzero((history.layer("nonfinite")[history.layer_rows == row] > 0).any(axis=0))
+    return history.layers[int(layers[0])] if len(layers) else ""
 
 
 def batches(found: Iterable[Window], most: Callable[[], int] = lambda: MAX_POINTS) -> Iterator[list[Window]]:

@@ -104,7 +104,7 @@ def rehearse() -> None:
     step = np.arange(2)
     run = Run("rehearsal", now_iso(), layers=(Layer("weight", (1,)),))
     norms = {"grad_norm": np.ones((2, 1), np.float32)}
-    history = History(run, ("weight",), step, step * 0, ("", ""), norms, {"grad_norm": np.ones(2)})
+    history = History.of(run, ("weight",), step, step * 0, ("", ""), norms, {"grad_norm": np.ones(2)})
     judge(history)
     with tempfile.TemporaryDirectory(prefix="gradwatch-") as temporary:
         render(history, Path(temporary))

@@ -129,7 +129,7 @@ def description(
             f"| {markdown(history.layers[i])} | {percent(rates[i])} | {quantity_text(median)} | {quantity_text(p99)} "
             f"| {bad[i]} |"
         )
-    facts = {**facts, "Clip rate": percent(float(nanmean(history.every_step.total("clip_rate"))))}
+    facts = {**facts, "Clip rate": percent(float(nanmean(history.total("clip_rate"))))}
     lines = [
         "### gradwatch",
         "",

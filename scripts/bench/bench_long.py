@@ -48,8 +48,8 @@ def long_run(steps: int, flush_every: float, parent: Path) -> dict[str, Any]:
     watch.close()
     parts = list_parts(watch.dir / "steps")
     history = gradwatch.open_history(watch.dir, at_most=60_000_000)
-    if history.problems or len(history.every_step) != steps:
-        raise SystemExit(f"{len(history.every_step):,} of {steps:,} steps are in the files: {history.problems}")
+    if history.problems or len(history) != steps:
+        raise SystemExit(f"{len(history):,} of {steps:,} steps are in the files: {history.problems}")
 
     def most(values: list[Any]) -> list[int]:
         size = max(1, len(values) // LOOKS)

@@ -85,7 +85,7 @@ def blocks(layers: int, steps: int, every: int, seed: int = 0) -> Iterator[Histo
             "lr": np.full(len(step), 0.001), "loss": 2 * np.exp(-step / 30_000) + 0.05 * rng.random(len(step)),
         }  # fmt: skip
         who = np.full(len(step), "AdamW", dtype=object)
-        yield History(run, names, step, np.zeros(len(step), np.int64), who, per_layer, per_step)
+        yield History.of(run, names, step, np.zeros(len(step), np.int64), who, per_layer, per_step)
 
 
 def write_run(parent: Path, layers: int, steps: int, every: int) -> tuple[Path, dict[str, Any]]:

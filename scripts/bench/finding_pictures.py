@@ -111,12 +111,13 @@ def panel(above: Any, loss: Any, history: History, quantity: str, total: bool, f
     Of the joint norm also what the policy left of it, dashed.
     """
     values = history.total(quantity)[:, None] if total else history.layer(quantity)
+    step = history.step if total else history.layer_step
     straight = quantity in ("weight_norm", "renorm_rate")
     shown = np.where(np.isfinite(values) & (straight | (values > 0)), values, np.nan)
     colors = mpl.colormaps["viridis"](np.linspace(0, 0.92, shown.shape[1]))
     for i, color in enumerate(colors):
         there = ~np.isnan(shown[:, i]) | (quantity == "grad_norm")
-        above.plot(history.step[there], shown[there, i], color=color, lw=1)
+        above.plot(step[there], shown[there, i], color=color, lw=1)
     if total:
         above.plot(history.step, history.total("clipped_norm"), color="#d62246", lw=1, ls="--")
     bad = history.step[history.total("nonfinite") > 0]

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from make_run import make_history
+from make_run import changed, make_history
 
 from gradwatch.analysis.comparison import compare, runs_table
 from gradwatch.analysis.final_values import final, policy_text
@@ -24,7 +24,7 @@ def run(accuracy, seed=0, lr=0.1, norms=(1.0, 2.0, 3.0, 4.0), rate=0.5, clip="Cl
         "loss": np.array([4.0, 3.0, 2.0, 1.0]),
         "clip_rate": clipped,
     }
-    return replace(history, per_step={**history.per_step, **given})
+    return changed(history, per_step={**history.per_step, **given})
 
 
 def test_a_row_holds_mean_and_sample_standard_deviation_over_seeds():

@@ -1,11 +1,10 @@
 """The rules: each disease is found where it was put, and its healthy twin raises no alarm."""
 
 import json
-from dataclasses import replace
 
 import numpy as np
 import pytest
-from make_run import make_history
+from make_run import changed, make_history
 
 from gradwatch.analysis.rules import Finding, diagnose, verdict
 from gradwatch.analysis.rules.dead_layers import dead_layer
@@ -18,11 +17,11 @@ from gradwatch.analysis.rules.weight_growth import renorm_binds
 
 
 def with_steps(history, **columns):
-    return replace(history, per_step={**history.per_step, **columns})
+    return changed(history, per_step={**history.per_step, **columns})
 
 
 def with_layer(history, quantity, values):
-    return replace(history, per_layer={**history.per_layer, quantity: values.astype(np.float32)})
+    return changed(history, per_layer={**history.per_layer, quantity: values.astype(np.float32)})
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -301,7 +300,7 @@ def test_no_record_is_too_broken_to_be_judged(seed):
     rng = np.random.default_rng(seed)
     layers = tuple(f"{i}.{kind}" for i in range(rng.integers(1, 6)) for kind in ("weight", "bias"))
     history = make_history(steps=200, layers=(*layers, "head"), seed=seed)
-    history = replace(
+    history = changed(
         history,
         per_layer={q: spoiled(v, rng) for q, v in history.per_layer.items() if rng.random() < 0.9},
         per_step={q: spoiled(v, rng) for q, v in history.per_step.items() if rng.random() < 0.9}

@@ -37,7 +37,7 @@ def any_history(seed):
         "any", "2026-01-01", layers=named, optimizers=made, clip=CLIPS[int(rng.integers(len(CLIPS)))], renorm=renorm
     )
     names = np.array(["Adam"] * t, dtype=object)
-    return History(
+    return History.of(
         run,
         tuple(layer.name for layer in named),
         np.arange(t, dtype=np.int64),

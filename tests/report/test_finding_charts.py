@@ -120,7 +120,9 @@ def test_a_part_is_drawn_from_its_own_steps(tmp_path):
 def test_a_reduced_run_is_read_at_every_step():
     full = make_history(steps=300, clip=None, nan_at=100)
     full.total("grad_norm")[200] = 77.0
-    reduced = replace(full.take(np.arange(0, 300, 3)), whole=replace(full, layers=(), per_layer={}), stride=9)
+    third = full.by_layer.take(np.arange(0, 300, 3))
+    steps = {"steps": np.full((100, len(full.layers)), 3, np.float32)}
+    reduced = replace(full, by_layer=replace(third, values={**third.values, **steps}))
     chart = finding_chart(reduced, finding("spike", 200, 200))
     assert "highest 77 at step 200" in chart.title
     assert suggest(reduced, []) == suggest(full, [])

@@ -1,12 +1,11 @@
 """Reports and verdicts of runs in which several optimizers or parts step on their own."""
 
 import base64
-from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
-from make_run import make_history, write_shared
+from make_run import changed, make_history, write_shared
 from pages import figures, titles, unpack
 from training import mlp, train, watch
 
@@ -24,7 +23,7 @@ def scaled(history, factor, rows=slice(None)):
     norm, total = history.layer("grad_norm").copy(), history.total("grad_norm").copy()
     norm[rows] *= factor
     total[rows] *= factor
-    return replace(
+    return changed(
         history,
         per_layer={**history.per_layer, "grad_norm": norm},
         per_step={**history.per_step, "grad_norm": total},
@@ -57,7 +56,7 @@ def test_a_part_that_explodes_is_found_beside_one_that_does_not(tmp_path):
 def rising(history):
     """A loss that falls to 0.7 and rises to 1.2, as in a game that the other side wins."""
     loss = 0.7 + 0.3 * np.exp(-history.step / 20) + 0.5 * np.clip(history.step / 100 - 1, 0, None)
-    return replace(history, per_step={**history.per_step, "loss": loss})
+    return changed(history, per_step={**history.per_step, "loss": loss})
 
 
 def test_a_loss_that_another_part_drives_up_is_no_explosion(tmp_path):
@@ -97,9 +96,9 @@ def test_what_no_optimizer_holds_is_named_once_and_in_its_own_part(tmp_path):
 def test_of_two_optimizers_that_step_apart_one_lane_names_what_neither_holds():
     names = np.array(["SGD", "Adam"] * 100, dtype=object)
     run = {"unheld": ("spare",), "optimizers": ({"name": "SGD", "class": "SGD"}, {"name": "Adam", "class": "Adam"})}
-    history = replace(make_history(steps=200, logged=(), clip=None, **run), optimizer=names)
+    history = changed(make_history(steps=200, logged=(), clip=None, **run), optimizer=names)
     assert [(f.rule, f.optimizer, f.layers) for f in diagnose(history)] == [("no-gradient", "SGD", ("spare",))]
-    together = replace(history, optimizer=np.array(["SGD+Adam"] * 200, dtype=object))
+    together = changed(history, optimizer=np.array(["SGD+Adam"] * 200, dtype=object))
     assert [(f.rule, f.layers) for f in diagnose(together)] == [("no-gradient", ("spare",))]
 
 

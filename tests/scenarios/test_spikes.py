@@ -1,12 +1,10 @@
 """Single steps that stand out, and learning rates that throw the training about: real trainings and their twins."""
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 import step_diseases as d
 from cures import policies_in
-from make_run import make_history
+from make_run import changed, make_history
 from trainings import one, serious
 
 import gradwatch
@@ -79,7 +77,7 @@ def synthetic(steps=300, **columns):
     history = make_history(steps=steps)
     quiet = 1 + 0.01 * np.random.default_rng(0).standard_normal(steps)
     plain = {"grad_norm": quiet, "clipped_norm": quiet, "loss": np.linspace(2.0, 1.0, steps)}
-    return replace(history, per_step={**history.per_step, **plain, **columns})
+    return changed(history, per_step={**history.per_step, **plain, **columns})
 
 
 @pytest.mark.parametrize(("times", "found"), [(5.0, 0), (20.0, 1)])

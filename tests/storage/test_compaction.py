@@ -3,7 +3,6 @@
 import json
 import subprocess
 import sys
-from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
@@ -12,11 +11,14 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from make_run import make_history, same, write_parts
+from make_run import changed, make_history, same, write_parts, write_shared
 
 from gradwatch import open_history
 from gradwatch.analysis.final_values import diverged, final, nonfinite_steps
 from gradwatch.analysis.rules import diagnose
+from gradwatch.analysis.rules.clipping import clip_inert
+from gradwatch.analysis.rules.dead_layers import dead_layer
+from gradwatch.analysis.whatif import what_if
 from gradwatch.history import concat
 from gradwatch.report import build_report, render_html
 from gradwatch.report.run_charts import norm_chart
@@ -153,7 +155,8 @@ def test_an_unreadable_part_stays_and_is_named_while_the_others_are_merged(tmp_p
     got = open_history(folder)
     assert len(got.problems) == 1
     assert "layers/part-000000.parquet is unreadable" in got.problems[0]
-    np.testing.assert_array_equal(got.layer("grad_norm")[20:], history.layer("grad_norm")[20:])
+    np.testing.assert_array_equal(got.layer_step, np.arange(20, 200))
+    np.testing.assert_array_equal(got.layer("grad_norm"), history.layer("grad_norm")[20:])
 
 
 @pytest.mark.parametrize(
@@ -185,8 +188,8 @@ def test_parts_of_other_makes_are_read_all_the_same(tmp_path, order):
 def test_a_row_group_that_begins_within_a_step_is_no_tile(tmp_path):
     history = make_history()
     table = _layers_table(history)
-    assert len(_tile(table, history.run)) == 200
-    assert _tile(table.slice(3, 7 * 199), history.run) is None
+    assert len(_tile(table)) == 200
+    assert _tile(table.slice(3, 7 * 199)) is None
 
 
 def test_a_reader_that_needs_the_end_leaves_out_row_groups_before_it(tmp_path):
@@ -195,8 +198,8 @@ def test_a_reader_that_needs_the_end_leaves_out_row_groups_before_it(tmp_path):
     merge(list_parts(folder / "steps"))
     got = read_run(folder, start=150)
     same(got.slice(150, 200), history.slice(150, 200))
-    assert len(read_run(folder, start=150).per_layer["grad_norm"]) == 200  # of the merged steps table nothing is cut
-    assert np.isnan(got.layer("grad_norm")[:150]).all()
+    assert len(got) == 200  # of the merged steps table nothing is cut
+    np.testing.assert_array_equal(got.layer_step, np.arange(150, 200))
 
 
 # ------------------------------------------------------------------------------------------------------------- reduced
@@ -229,11 +232,13 @@ def written(tmp_path, history, parts=7):
 def test_a_reduced_history_keeps_spikes_extremes_and_counts(tmp_path):
     full = long_history()
     got = open_history(written(tmp_path, full), AT_MOST)
-    assert open_history(written(tmp_path, full)).whole is None
-    assert len(got) < 600
-    assert got.stride == 40
+    assert not open_history(written(tmp_path, full)).is_reduced
+    assert got.is_reduced
+    assert len(got.layer_step) < 600
+    assert got.stands_for.max() == 40
+    assert got.stands_for.sum() == 4_000
     assert got.layers == full.layers
-    assert (np.diff(got.step) > 0).all()
+    assert (np.diff(got.layer_step) > 0).all()
     for quantity in ("grad_norm", "weight_norm", "update_ratio", "clip_coef"):
         for extreme in (np.nanmin, np.nanmax):
             np.testing.assert_array_equal(
@@ -246,8 +251,8 @@ def test_a_reduced_history_keeps_spikes_extremes_and_counts(tmp_path):
     seen = (~np.isnan(full.layer("nonfinite"))).sum(axis=0)
     np.testing.assert_array_equal(np.nansum(got.layer("steps"), axis=0), seen)
     row = int(np.nanargmax(np.where(np.isfinite(got.layer("grad_norm")[:, 5]), got.layer("grad_norm")[:, 5], 0)))
-    assert abs(got.step[row] - 1_234) < got.stride
-    absent = (got.step > 1_050) & (got.step < 2_950)
+    assert abs(got.layer_step[row] - 1_234) < 40
+    absent = (got.layer_step > 1_050) & (got.layer_step < 2_950)
     assert np.isnan(got.layer("grad_norm")[absent, 11]).all()
     assert np.isnan(got.layer("nonfinite")[absent, 11]).all()
 
@@ -255,15 +260,10 @@ def test_a_reduced_history_keeps_spikes_extremes_and_counts(tmp_path):
 def test_the_totals_of_a_reduced_history_are_those_of_every_step(tmp_path):
     full = long_history()
     got = open_history(written(tmp_path, full), AT_MOST)
-    assert got.every_step is got.whole
-    np.testing.assert_array_equal(got.whole.step, full.step)
+    np.testing.assert_array_equal(got.step, full.step)
     for name, values in full.per_step.items():
-        np.testing.assert_array_equal(got.whole.total(name), values)
-        own = got.total(name)
-        real = values[got.step]
-        at_own_step = (own == real) | (np.isnan(own) & np.isnan(real))
-        assert at_own_step.all() or name == "val_accuracy"  # logged at one step of 25: a bucket shows its last
-    assert np.isfinite(got.total("val_accuracy")).sum() >= 4_000 // 50
+        np.testing.assert_array_equal(got.total(name), values)
+    np.testing.assert_array_equal(got.step[got.layer_rows], got.layer_step)
     assert nonfinite_steps(got) == nonfinite_steps(full) == 2
     assert final(got, "loss") == final(full, "loss")
     assert diverged(got) == diverged(full)
@@ -281,7 +281,7 @@ def test_a_non_finite_step_is_found_exactly(tmp_path):
     got = open_history(written(tmp_path, full), AT_MOST)
     assert diagnose(got)[0] == diagnose(full)[0]
     assert diagnose(got)[0].first_step == 2_222
-    row = int(np.flatnonzero(got.step == 3_003)[0])
+    row = int(np.flatnonzero(got.layer_step == 3_003)[0])
     assert np.isinf(got.layer("grad_norm")[row, 7])
     np.testing.assert_array_equal(got.layer("grad_norm")[row], full.layer("grad_norm")[3_003])
 
@@ -291,14 +291,25 @@ def test_non_finite_steps_beyond_the_first_are_counted(tmp_path):
     full.layer("grad_norm")[500:2_000, 3], full.layer("nonfinite")[500:2_000, 3] = np.nan, 1
     full.per_step["nonfinite"] = np.nansum(full.layer("nonfinite"), axis=1, dtype=float)
     got = open_history(written(tmp_path, full), AT_MOST)
-    assert len(got) < 900
+    assert len(got.layer_step) < 900
     assert nonfinite_steps(got) == nonfinite_steps(full) == 1_502
     np.testing.assert_array_equal(got.nonfinite, full.nonfinite)
 
 
+def test_rules_count_the_steps_of_a_reduced_history_and_not_its_rows(tmp_path):
+    full = long_history(clip="ClipByGlobalNorm(100.0)", max_norm=100.0)
+    now_and_then = np.random.default_rng(4).random(full.layer("grad_norm").shape) < 0.4
+    full.layer("grad_norm")[now_and_then] = 0  # the lowest of any 40 steps, but not of most steps
+    got = open_history(written(tmp_path, full), AT_MOST)
+    (found,) = clip_inert(got)
+    assert found == clip_inert(full)[0]
+    assert found.evidence["steps"] == 3_998
+    assert dead_layer(got) == dead_layer(full) == []
+
+
 def test_a_step_that_was_taken_again_counts_once(tmp_path):
     first = long_history(seed=1)
-    again = replace(long_history(seed=2).slice(2_000, 4_000), attempt=np.ones(2_000, np.int64))
+    again = changed(long_history(seed=2).slice(2_000, 4_000), attempt=np.ones(2_000, np.int64))
     folder = create_folder(tmp_path, "again")
     write_parts(folder, first.slice(0, 3_000), 3)
     writer = RunWriter(folder, again.run)
@@ -306,7 +317,7 @@ def test_a_step_that_was_taken_again_counts_once(tmp_path):
     writer.close()
     full, got = open_history(folder), open_history(folder, AT_MOST)
     same(full, concat([first.slice(0, 3_000), again]))
-    assert len(got.whole) == 4_000
+    assert len(got) == 4_000
     np.testing.assert_array_equal(got.nonfinite, full.nonfinite)
     np.testing.assert_array_equal(np.nanmax(got.layer("grad_norm"), axis=0), np.nanmax(full.layer("grad_norm"), axis=0))
     np.testing.assert_allclose(got.clip_rate, full.clip_rate, rtol=1e-6)
@@ -317,13 +328,13 @@ def test_optimizers_that_step_apart_are_reduced_apart(tmp_path):
     who = np.where(np.arange(4_000) % 4 == 0, "slow", "fast").astype(object)
     for values in full.per_layer.values():
         values[who == "slow", :15] = values[who == "fast", 15:] = np.nan
-    full = replace(full, optimizer=who)
+    full = changed(full, optimizer=who)
     got = open_history(written(tmp_path, full), AT_MOST)
     lanes, true = got.lanes(), full.lanes()
     assert list(lanes) == list(true) == ["slow", "fast"]
     for name, lane in lanes.items():
         assert lane.layers == true[name].layers
-        np.testing.assert_array_equal(lane.every_step.step, true[name].step)
+        np.testing.assert_array_equal(lane.step, true[name].step)
         np.testing.assert_allclose(lane.clip_rate, true[name].clip_rate, rtol=1e-6)
         np.testing.assert_array_equal(
             np.nanmax(lane.layer("grad_norm"), axis=0), np.nanmax(true[name].layer("grad_norm"), axis=0)
@@ -335,7 +346,10 @@ def test_a_slice_of_a_reduced_history_keeps_its_totals(tmp_path):
     got = open_history(written(tmp_path, full), AT_MOST).slice(1_000, 2_000)
     assert got.step.min() >= 1_000
     assert got.step.max() < 2_000
-    np.testing.assert_array_equal(got.every_step.total("loss"), full.slice(1_000, 2_000).total("loss"))
+    assert 0 < len(got.layer_step) < 200
+    assert got.layer_step.min() >= 1_000
+    assert got.layer_step.max() < 2_000
+    np.testing.assert_array_equal(got.total("loss"), full.slice(1_000, 2_000).total("loss"))
 
 
 def test_parts_of_one_run_are_reduced_together(tmp_path):
@@ -346,16 +360,27 @@ def test_parts_of_one_run_are_reduced_together(tmp_path):
     for name in ("D", "G"):
         folder = create_part(shared, read_facts(shared), name)
         history = long_history(part=name)
-        true[name] = replace(history, optimizer=np.full(len(history), name, dtype=object))
+        true[name] = changed(history, optimizer=np.full(len(history), name, dtype=object))
         write_parts(folder, true[name], 3)
     got = read_whole(shared, at_most=2 * AT_MOST)
-    assert len(got.whole) == 8_000
-    assert (np.diff(got.whole.step) >= 0).all()
-    assert {"loss/D", "loss/G"} <= set(got.every_step.logged)
-    for name, rows in got.every_step.lane_rows().items():
-        np.testing.assert_array_equal(got.every_step.total(f"loss/{name}")[rows], true[name].total("loss"))
+    assert len(got) == 8_000
+    assert (np.diff(got.step) >= 0).all()
+    assert {"loss/D", "loss/G"} <= set(got.logged)
+    for name, rows in got.lane_rows().items():
+        np.testing.assert_array_equal(got.total(f"loss/{name}")[rows], true[name].total("loss"))
     text = render_html(build_report([got]))
     assert "8,000 (finished): D 4,000, G 4,000" in text
+
+
+def test_of_two_parts_the_short_one_is_not_reduced(tmp_path):
+    true = {"G": make_history(steps=100), "D": long_history()}
+    got = read_whole(write_shared(tmp_path, **true), at_most=4 * AT_MOST)
+    lanes = got.lanes()
+    assert [lanes[name].is_reduced for name in "GD"] == [False, True]
+    assert lanes["G"].stands_for.sum() == 100
+    for name, lane in lanes.items():
+        np.testing.assert_allclose(lane.clip_rate, true[name].clip_rate, rtol=1e-6)
+    assert {outcome.optimizer for outcome in what_if(got) if outcome.kind == "ClipByNorm"} == {"G"}
 
 
 def test_the_page_the_text_and_the_json_say_that_the_layers_are_reduced(tmp_path):

@@ -8,13 +8,12 @@ import shutil
 import signal
 import subprocess
 import time
-from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
 from click.testing import CliRunner
-from make_run import make_history
+from make_run import changed, make_history
 from training import mlp, train, watch
 
 from gradwatch import open_history
@@ -258,7 +257,7 @@ def test_memory_is_bounded_while_the_disk_refuses(tmp_path, monkeypatch):
     monkeypatch.setattr(writing, "MAX_WAITING_ROWS", 7 * 3000)
     writer = RunWriter(folder, history.run, flush_seconds=0.001)
     for k in range(20):
-        writer.append(replace(history, step=history.step + 1000 * k))
+        writer.append(changed(history, step=history.step + 1000 * k))
     writer.flush()
     assert sum(map(len, writer.pending)) == 3000
     assert writer.pending[-1].step[-1] == 19_999  # the newest stay

@@ -6,10 +6,13 @@ import time
 import numpy as np
 import pandas as pd
 import pytest
-from make_run import make_history, make_run, same, write_parts
+from make_run import changed, make_history, make_run, same, write_parts
 
 from gradwatch import RunError, open_history
+from gradwatch.analysis.rules import diagnose
 from gradwatch.history import concat
+from gradwatch.report import build_report
+from gradwatch.report.text import render_json
 from gradwatch.storage import writer as writing
 from gradwatch.storage.compaction import merge
 from gradwatch.storage.folder import create_folder, list_parts, read_run
@@ -77,18 +80,23 @@ def test_damaged_and_missing_parts_are_named_and_the_rest_opens(tmp_path, table,
     assert "1 to 1 are missing" in got.problems[0] if damage is None else "part-000001" in got.problems[0]
     rest = np.r_[0:50, 100:200]
     np.testing.assert_array_equal(got.step, np.arange(200))
-    quantities = {"layers": lambda h: h.layer("grad_norm"), "steps": lambda h: h.total("loss")}
-    for name, values in quantities.items():
-        np.testing.assert_array_equal(values(got)[rest], values(history)[rest])
-        assert np.isnan(values(got)[50:100]).all() == (name == table)
+    np.testing.assert_array_equal(got.layer_step, rest if table == "layers" else np.arange(200))
+    np.testing.assert_array_equal(got.layer("grad_norm"), history.layer("grad_norm")[got.layer_step])
+    np.testing.assert_array_equal(got.total("loss")[rest], history.total("loss")[rest])
+    assert np.isnan(got.total("loss")[50:100]).all() == (table == "steps")
+    assert diagnose(got) == diagnose(history) == []
+    assert json.loads(render_json(build_report([got])))["runs"][0]["steps"] == 200
+
+
+def test_a_history_prints_in_one_line():
+    assert repr(make_history(status="FINISHED")) == "History('mlp', 200 steps x 7 layers, finished)"
 
 
 def test_steps_recorded_again_belong_to_the_later_attempt():
-    from dataclasses import replace
 
     first = make_history(steps=30, seed=1)
     again = make_history(steps=40, seed=2).slice(20, 40)
-    again = replace(again, attempt=np.ones(20, np.int64))
+    again = changed(again, attempt=np.ones(20, np.int64))
     got = concat([first, again])
     assert got.step.tolist() == list(range(40))
     assert got.attempt.tolist() == [0] * 20 + [1] * 20

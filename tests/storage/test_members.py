@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from make_run import make_history, write_shared
+from make_run import changed, make_history, write_shared
 from torch import nn
 from training import mlp, train, watch
 
@@ -195,12 +195,12 @@ def test_the_state_of_another_name_is_refused(pairs, tmp_path):
 
 
 def test_rows_of_one_step_by_several_optimizers_are_kept_and_an_earlier_attempts_are_not():
-    one = replace(make_history(steps=6), optimizer=np.array(["A"] * 6, object))
-    two = replace(make_history(steps=6, seed=1), optimizer=np.array(["B"] * 6, object))
+    one = changed(make_history(steps=6), optimizer=np.array(["A"] * 6, object))
+    two = changed(make_history(steps=6, seed=1), optimizer=np.array(["B"] * 6, object))
     joined = concat([one.slice(0, 4), two.slice(0, 4), two.slice(2, 6)])
     assert joined.step.tolist() == [0, 0, 1, 1, 2, 2, 3, 3, 4, 5]
     assert list(joined.optimizer[:4]) == ["A", "B", "A", "B"]
-    again = replace(one.slice(2, 6), attempt=np.ones(4, np.int64))
+    again = changed(one.slice(2, 6), attempt=np.ones(4, np.int64))
     resumed = concat([joined, again])
     assert resumed.step.tolist() == [0, 0, 1, 1, 2, 3, 4, 5]
     assert resumed.attempt.tolist() == [0] * 4 + [1] * 4
@@ -208,8 +208,8 @@ def test_rows_of_one_step_by_several_optimizers_are_kept_and_an_earlier_attempts
 
 
 def test_rows_of_one_step_come_back_from_the_files_even_where_a_table_lacks_them(tmp_path):
-    one = replace(make_history(steps=8), optimizer=np.array(["A"] * 8, object))
-    two = replace(make_history(steps=8, seed=1), optimizer=np.array(["B"] * 8, object))
+    one = changed(make_history(steps=8), optimizer=np.array(["A"] * 8, object))
+    two = changed(make_history(steps=8, seed=1), optimizer=np.array(["B"] * 8, object))
     folder = create_folder(tmp_path, "x")
     writer = RunWriter(folder, one.run, flush_seconds=0.01)
     for block in (concat([one.slice(a, a + 4), two.slice(a, a + 4)]) for a in (0, 4)):

@@ -17,7 +17,7 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 from click.testing import CliRunner
-from make_run import make_history, make_run
+from make_run import changed, make_history, make_run
 from training import mlp, train, watch
 
 from gradwatch import RunError, WatchError, open_history
@@ -87,10 +87,10 @@ def test_what_is_logged_for_a_step_that_has_left_is_not_lost(tmp_path):
     assert np.isfinite(got.layer("weight_norm")).all()
     assert got.problems == ()
     for parts in ("apart", "merged"):
-        blocks = [len(b) for p in list_parts(watching.dir / "layers") for b in layers_blocks(p.path, got.run)]
+        blocks = [len(b) for p in list_parts(watching.dir / "layers") for b in layers_blocks(p.path)]
         assert sum(blocks) == (12 + 3 if parts == "apart" else 12)  # rows of one part that repeat are read once
         reduced = open_history(watching.dir, at_most=1)
-        np.testing.assert_array_equal(reduced.whole.total("val_loss"), got.total("val_loss"))
+        np.testing.assert_array_equal(reduced.total("val_loss"), got.total("val_loss"))
         assert np.nansum(reduced.layer("steps"), axis=0).tolist() == [12] * 4
         for table in ("layers", "steps"):
             merge(list_parts(watching.dir / table))
@@ -209,7 +209,7 @@ def flushes(folder, history, attempt=0):
     done, writer = [], None
     try:
         writer = RunWriter(folder, replace(history.run, attempt=attempt), flush_seconds=1000)
-        block = replace(history, attempt=np.full(len(history), attempt))
+        block = changed(history, attempt=np.full(len(history), attempt))
         for start in range(0, 50, 10):
             writer.pending.append(block.slice(start, start + 10))
             writer._write_parts()

@@ -87,8 +87,17 @@ def make_history(
             **run,
         }
     )
-    return History(
+    return History.of(
         info, tuple(layers), step, np.zeros(t, np.int64), np.array(["SGD"] * t, dtype=object), per_layer, per_step
+    )
+
+
+def changed(history, per_layer=None, per_step=None, layers=None, **keys):
+    """The history with other values; `step`, `attempt` and `optimizer` are those of both tables."""
+    keys = {name: np.asarray(values, object if name == "optimizer" else np.int64) for name, values in keys.items()}
+    by_layer = replace(history.by_layer, values=per_layer or history.per_layer, layers=layers or history.layers, **keys)
+    return replace(
+        history, by_layer=by_layer, by_step=replace(history.by_step, values=per_step or history.per_step, **keys)
     )
 
 
@@ -115,7 +124,7 @@ def write_shared(parent, name="gan", **parts):
         layers = tuple(f"{part}.{layer}" for layer in history.layers)
         run = replace(run, layers=tuple(replace(a, name=b) for a, b in zip(run.layers, layers, strict=True)))
         writer.update(layers=run.layers)
-        writer.append(replace(history, run=run, layers=layers, optimizer=np.array([part] * len(history), object)))
+        writer.append(changed(replace(history, run=run), layers=layers, optimizer=[part] * len(history)))
         writer.close(history.run.status if history.run.status != "RUNNING" else "FINISHED")
     return shared
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from deliveries import curve, dead_pid, target
-from make_run import make_history, make_run
+from make_run import changed, make_history, make_run
 
 from gradwatch.errors import RunError
 from gradwatch.open import open_histories, open_history
@@ -179,7 +179,7 @@ def test_a_resumed_run_sends_the_rest_of_its_window_and_no_step_twice(store, tmp
     first.close("FAILED")
     client, run = deliver(folder)
     assert [step for step, _ in curve(client, run, "lr")] == [19, 39, 49]
-    again = replace(history, run=replace(history.run, attempt=1), attempt=np.ones(100, np.int64))
+    again = changed(replace(history, run=replace(history.run, attempt=1)), attempt=np.ones(100, np.int64))
     second = RunWriter(folder, again.run, flush_seconds=0.01)
     second.append(again.slice(40, 100))  # back to the checkpoint at step 40
     second.close()

@@ -10,7 +10,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from click.testing import CliRunner
-from make_run import make_history, make_run
+from make_run import changed, make_history, make_run
 
 from gradwatch.analysis.rules import Finding, diagnose
 from gradwatch.cli import main
@@ -146,13 +146,13 @@ def test_a_diagnosis_that_fails_harms_nothing(tmp_path, monkeypatch, caplog):
 
 def test_steps_of_an_attempt_that_was_given_up_do_not_count():
     old, new = make_history(steps=100, nan_at=80), make_history(steps=20)
-    whole = replace(old, attempt=np.where(np.arange(100) < 20, 1, 0))
+    whole = changed(old, attempt=np.where(np.arange(100) < 20, 1, 0))
     whole.layer("nonfinite")  # steps 0 to 19 taken again, 20 to 99 are of the first attempt
     kept = current(whole)
     assert kept.step.tolist() == list(range(20))
     assert diagnose(kept) == diagnose(new) == []
     assert current(old) is old
-    later = replace(old, attempt=np.where(np.arange(100) >= 40, 1, 0))
+    later = changed(old, attempt=np.where(np.arange(100) >= 40, 1, 0))
     assert len(current(later)) == 100
 
 
@@ -160,7 +160,7 @@ def test_of_the_parts_of_a_run_the_first_that_goes_on_is_asked(tmp_path):
     shared = create_shared(tmp_path, "gan")
     for name in "DG":
         history = make_history(steps=60, nan_at=30 if name == "G" else None, name=f"gan/{name}", part=name, **HERE)
-        history = replace(history, optimizer=np.array([name] * 60, object))
+        history = changed(history, optimizer=np.array([name] * 60, object))
         grow(create_part(shared, read_facts(shared), name), history, 0, 60)
     Diagnosis(shared, "G").update()
     assert not (shared / FINDINGS).exists()
@@ -176,7 +176,7 @@ def test_of_the_parts_of_a_run_the_first_that_goes_on_is_asked(tmp_path):
 def test_the_only_part_with_steps_is_named(tmp_path):
     shared = create_shared(tmp_path, "gan")
     history = make_history(steps=60, nan_at=30, name="gan/G", part="G", **HERE)
-    grow(create_part(shared, read_facts(shared), "G"), replace(history, optimizer=np.array(["G"] * 60, object)), 0, 60)
+    grow(create_part(shared, read_facts(shared), "G"), changed(history, optimizer=np.array(["G"] * 60, object)), 0, 60)
     Diagnosis(shared).update()
     assert said(shared)[0]["optimizer"] == "G"
 

@@ -26,29 +26,31 @@ def dead_layer(
     either, but gradients that were zeroed before the step.
     Source: dead ReLU units give exact zeros (methods: S4); SageMaker Debugger's DyingReLU.
     """
-    norm = np.where(_learnt(history, learnt)[:, None], np.nan, history.layer("grad_norm"))  # [T, L]
-    late = norm[len(norm) // 2 :]
-    seen = (~np.isnan(late)).sum(axis=0)
-    zero_share = np.where(seen >= min_steps, (late == 0).sum(axis=0) / np.maximum(seen, 1), 0)
+    learnt_all = _learnt(history, learnt)[history.layer_rows]
+    norm = np.where(learnt_all[:, None], np.nan, history.layer("grad_norm"))  # [R, L]
+    late = history.layer_rows >= len(history) // 2
+    steps = history.stands_for[late, None] * ~np.isnan(norm[late])
+    seen = steps.sum(axis=0)
+    zero_share = np.where(seen >= min_steps, (steps * (norm[late] == 0)).sum(axis=0) / np.maximum(seen, 1), 0)
     dead = zero_share > often
     dying_network = dead.sum() > most * len(dead)
     if not dying_network:
-        dead = zero_share == 1
+        dead = (zero_share == 1) & ((norm[late] == 0) | np.isnan(norm[late])).all(axis=0)
     if not dead.any() or not (norm > 0).any():
         return []
-    first = _since(norm[:, dead])
+    first = _since(norm[:, dead], late)
     start = first <= int(np.flatnonzero(~np.isnan(norm[:, dead]).all(axis=1))[0])
     return [
         Finding(
             rule="dead-layer",
             severity="error" if dying_network else "warning",
             layers=pick(history, dead),
-            first_step=int(history.step[first]),
+            first_step=int(history.layer_step[first]),
             last_step=int(history.step[-1]),
             evidence={
                 "layers": int(dead.sum()),
                 "of": len(dead),
-                "since": "the start" if start else f"step {int(history.step[first])}",
+                "since": "the start" if start else f"step {int(history.layer_step[first])}",
             },
             cause="No gradient has ever reached these weights: their units were dead or saturated from the start, or "
             "nothing depends on them."
@@ -72,10 +74,10 @@ def _learnt(history: History, share: float) -> Bools:
     return np.all(small, axis=0) if small else np.zeros(len(history), bool)
 
 
-def _since(norm: Floats) -> int:
+def _since(norm: Floats, late: Bools) -> int:
     """The row after which none of these layers had a gradient; for layers that wake at times, the first with none."""
     alive = np.flatnonzero((norm > 0).any(axis=1))
-    if not len(alive) or alive[-1] < len(norm) // 2:
+    if not len(alive) or not late[alive[-1]]:
         return int(alive[-1]) + 1 if len(alive) else 0
     return int(((norm == 0) | np.isnan(norm)).all(axis=1).argmax())
 
@@ -87,7 +89,7 @@ def no_gradient(history: History, min_steps: int = 10) -> list[Finding]:
     no layer had a gradient.
     Source: SageMaker Debugger's UnchangedTensor asks the same of the weights.
     """
-    seen = ~np.isnan(history.layer("nonfinite"))  # [T, L]
+    seen = ~np.isnan(history.layer("nonfinite"))  # [R, L]
     frozen = {layer.name for layer in history.run.layers if layer.frozen}
     can = np.array([name not in frozen for name in history.layers], bool)
     never = can & ~seen.any(axis=0) if len(history) >= min_steps and seen.any() else np.zeros(len(can), bool)

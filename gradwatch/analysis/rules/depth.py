@@ -72,7 +72,7 @@ def vanishing(
     logs = _log10(history.layer("grad_norm")[:, ends])
     gap = logs[:, 1] - logs[:, 0]
     rows = np.flatnonzero(gap >= decades / 2)
-    if len(rows) < max(min_steps, len(history) / 2):
+    if history.stands_for[rows].sum() < max(min_steps, len(history) / 2):
         return []
     updates = profile(history, which, quantity="update_ratio")
     rescaled = updates.fit > 0 and updates.decades < still
@@ -89,8 +89,8 @@ def vanishing(
             rule="vanishing",
             severity=severity,
             layers=shrunk,
-            first_step=int(history.step[rows[0]]),
-            last_step=int(history.step[rows[-1]]),
+            first_step=int(history.layer_step[rows[0]]),
+            last_step=int(history.layer_step[rows[-1]]),
             evidence={
                 "decades": whole.decades,
                 "shrinks_per_layer_by": float(factor),
@@ -115,7 +115,7 @@ def imbalance(
     Source: the per-layer clips (LARS, AGC, AdaGC) were made for this; the threshold is above every healthy run's.
     """
     norm = history.layer("grad_norm").astype(np.float64)
-    if len(norm) < max(min_steps, width) or norm.shape[1] < least:
+    if len(history) < min_steps or len(norm) < width or norm.shape[1] < least:
         return []
     with np.errstate(invalid="ignore", divide="ignore", over="ignore"):
         square = np.where(np.isfinite(norm), norm, 0) ** 2
@@ -123,24 +123,24 @@ def imbalance(
     leader = np.nan_to_num(part).mean(axis=0).argmax()
     windows = np.lib.stride_tricks.sliding_window_view(np.nan_to_num(part[:, leader]), width)
     start, stop = longest(np.median(windows, axis=1) >= share)
-    if stop - start + width - 1 < max(min_steps, len(norm) / 4):
-        return []
     rows = slice(start, stop + width - 1)
-    name = history.layers[leader]
-    clipped = float(np.nan_to_num(history.total("clip_rate")[rows]).mean())
+    if start == stop or history.stands_for[rows].sum() < max(min_steps, len(history) / 4):
+        return []
+    name, steps = history.layers[leader], history.layer_rows[rows]
+    clipped = float(np.nan_to_num(history.total("clip_rate")[steps[0] : steps[-1] + 1]).mean())
     shared = (
         any(isinstance(policy, ClipByGlobalNorm | AutoClip | ZClip) for policy in clips(history)) and clipped > 0.05
     )
     severity: Severity = "warning" if shared or not is_adaptive(history) else "note"
-    rest = incoming(history)[rows] * np.sqrt(np.clip(1 - part[rows, leader], 0, None))
+    rest = incoming(history)[steps] * np.sqrt(np.clip(1 - part[rows, leader], 0, None))
     own = middle(norm[rows, leader])
     return [
         Finding(
             rule="imbalance",
             severity=severity,
             layers=(name,),
-            first_step=int(history.step[start]),
-            last_step=int(history.step[rows.stop - 1]),
+            first_step=int(history.step[steps[0]]),
+            last_step=int(history.step[steps[-1]]),
             evidence={
                 "share_of_squared_norm": float(np.median(part[rows, leader])),
                 "its_norm": own,

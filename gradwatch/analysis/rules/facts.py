@@ -94,7 +94,7 @@ def matrices(history: History) -> Bools:
 
 
 def measured(history: History, quantity: str) -> tuple[np.ndarray[Any, np.dtype[np.intp]], Floats]:
-    """The rows in which a quantity of every few steps was measured, and its values there, `[rows, L]`.
+    """The rows of the layers in which a quantity of every few steps was measured, and its values there, `[M, L]`.
 
     Only layers that a gradient had reached by then count: of others (frozen ones) it is NaN.
     """

@@ -75,7 +75,7 @@ def _path(history: History) -> Floats | None:
         rows = np.flatnonzero(np.isfinite(moved) & (moved > 0))
         if not len(rows):
             return None
-        return np.asarray(incoming(history) * np.interp(np.arange(len(history)), rows, moved[rows]))
+        return np.asarray(incoming(history) * np.interp(np.arange(len(history)), history.layer_rows[rows], moved[rows]))
 
 
 def gradients_accumulate(

@@ -10,10 +10,11 @@ import re
 import numpy as np
 from numpy.typing import NDArray
 
+from gradwatch.analysis.final_values import nonfinite_rows
 from gradwatch.analysis.rules.depth import profile
 from gradwatch.analysis.rules.facts import clips, incoming, is_adaptive, matrices, middle, optimizer_kind, pick
 from gradwatch.analysis.rules.finding import Finding
-from gradwatch.analysis.rules.nonfinite import growth_before, nonfinite_rows
+from gradwatch.analysis.rules.nonfinite import growth_before
 from gradwatch.formatting import setting_text
 from gradwatch.history import Bools, Floats, History
 
@@ -45,7 +46,7 @@ def exploding(history: History, decades: float = 2.0, blind_decades: float = 3.0
         if jump:
             row, evidence = jump
             return [_explosion(history, row, {"metric": name, **evidence})]
-    bad = nonfinite_rows(history)
+    bad = np.flatnonzero(nonfinite_rows(history))
     begin = growth_before(history, int(bad[0])) if len(bad) and not history.total("skipped")[bad[0]] > 0 else None
     if begin is not None:
         norm = history.total("grad_norm")[: bad[0]]
@@ -122,7 +123,7 @@ def _along(history: History, row: int) -> tuple[str, tuple[str, ...], dict[str, 
         factor = 10 ** (-steepest.decades / max(1, len(steepest.layers) - 1))
         return "depth", (steepest.layers[0],), {"growth_per_layer": float(factor)}
     with np.errstate(over="ignore", invalid="ignore"):
-        square = history.layer("grad_norm")[: row + 1].astype(np.float64) ** 2
+        square = history.layer("grad_norm")[history.layer_rows <= row].astype(np.float64) ** 2
         recurrent = np.array([bool(_RECURRENT.search(name)) for name in history.layers], bool)
         total = np.nansum(square, axis=1)
         share = np.nansum(square[:, recurrent], axis=1) / total

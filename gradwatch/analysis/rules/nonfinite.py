@@ -5,8 +5,11 @@ Legend: T recorded steps, L layers.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
+from gradwatch.analysis.final_values import nonfinite_rows
 from gradwatch.analysis.rules.facts import matrices, pick
 from gradwatch.analysis.rules.finding import Finding, Severity
 from gradwatch.history import Bools, History
@@ -30,18 +33,20 @@ def nonfinite(
     share of `seldom`.
     Source: SageMaker Debugger's ExplodingTensor (any non-finite value); the bracket is that of miles#2198.
     """
-    cells = history.layer("nonfinite") > 0  # [T, L]
-    rows = nonfinite_rows(history)
+    rows = np.flatnonzero(nonfinite_rows(history))
     if not len(rows):
         return []
     first = int(rows[0])
+    counts = history.layer("nonfinite")  # [R, L]
+    begin = counts[history.layer_rows == first]  # of the first such step, where its layers are recorded
+    bad = (begin > 0).any(axis=0)
     skipped = bool((history.total("skipped")[rows] > 0).all())
     scaled = np.isfinite(history.total("loss_scale")).any()
     usual = skipped and scaled and len(rows) <= max(few, seldom * len(history))
     severity: Severity = "note" if usual else "warning" if skipped else "error"
     went_first = _went_first(history, first)
     after = _after(history, first, growth, update)
-    last, following = _bracket(history, cells[first], first)
+    last, following = _bracket(history.layers, ~np.isnan(begin).all(axis=0), bad)
     cause, cure = _words(went_first, after, last, following, int(history.step[first]))
     if skipped:
         cure = "These steps were skipped. If they keep coming: " + cure[0].lower() + cure[1:]
@@ -49,12 +54,12 @@ def nonfinite(
         Finding(
             rule="nonfinite",
             severity=severity,
-            layers=pick(history, cells[first]),
+            layers=pick(history, bad),
             first_step=int(history.step[first]),
             last_step=int(history.step[rows[-1]]),
             evidence={
                 "steps": len(rows),
-                "layers": int(cells.any(axis=0).sum()),
+                "layers": int((counts > 0).any(axis=0).sum()),
                 "skipped": "yes" if skipped else "no",
                 "first": went_first,
                 "after": after,
@@ -64,12 +69,6 @@ def nonfinite(
             cure=cure,
         )
     ]
-
-
-def nonfinite_rows(history: History) -> np.ndarray[tuple[int], np.dtype[np.intp]]:
-    """The rows in which a norm was inf or NaN."""
-    bad = (history.layer("nonfinite") > 0).any(axis=1) | (history.total("nonfinite") > 0)
-    return np.flatnonzero(bad | np.isinf(history.total("grad_norm")))
 
 
 def growth_before(history: History, row: int, growth: float = 100.0, update: float = 1.0) -> int | None:
@@ -89,10 +88,11 @@ def growth_before(history: History, row: int, growth: float = 100.0, update: flo
         if values[finite[-5:]].max() >= growth * early:
             low = np.flatnonzero(values[finite] < growth**0.5 * early)
             begins.append(int(finite[min(low[-1] + 1, len(finite) - 1)]) if len(low) else 0)
-    ratios = history.layer("update_ratio")[:row][-10:][:, matrices(history)]
+    last = np.flatnonzero(history.layer_rows < row)[-10:]
+    ratios = history.layer("update_ratio")[last][:, matrices(history)]
     seen = np.flatnonzero(~np.isnan(ratios).all(axis=1)) if ratios.shape[1] else np.zeros(0, int)
     large = [r for r in seen if np.nanmedian(ratios[r]) > update]
-    begins += [row - len(ratios) + int(large[0])] if large else []
+    begins += [int(history.layer_rows[last[large[0]]])] if large else []
     return int(min(begins)) if begins else None
 
 
@@ -113,14 +113,13 @@ def _after(history: History, row: int, growth: float, update: float) -> str:
     return "float16" if scaled or "float16" in dtypes else "nothing"
 
 
-def _bracket(history: History, bad: Bools, row: int) -> tuple[str, str]:
-    """The last non-finite layer of a row, and the next one that was finite; empty where all were bad."""
-    seen = np.flatnonzero(~np.isnan(history.layer("nonfinite")[row]))
+def _bracket(layers: Sequence[str], seen: Bools, bad: Bools) -> tuple[str, str]:
+    """Of one step the last non-finite layer, and the next one that was finite; empty where all were bad."""
     if not bad.any() or bad[seen].all():
         return "", ""
     last = int(np.flatnonzero(bad)[-1])
-    after = [history.layers[i] for i in seen if i > last]
-    return history.layers[last], after[0] if after else LOSS
+    after = [name for name, here in zip(layers[last + 1 :], seen[last + 1 :], strict=True) if here]
+    return layers[last], after[0] if after else LOSS
 
 
 def _words(went_first: str, after: str, last: str, following: str, step: int) -> tuple[str, str]:

@@ -154,7 +154,8 @@ def _recovered(values: Floats, rows: Rows, least: int = 16) -> str:
 
 def _carriers(history: History, row: int, window: int, share: float = 0.8) -> tuple[str, ...]:
     """The layers that make up `share` of the joint norm's square in that row; empty where that is most of them."""
-    square = np.nan_to_num(history.layer("grad_norm")[row].astype(np.float64), posinf=0.0) ** 2
+    norm = history.layer("grad_norm")[history.layer_rows == row].astype(np.float64)
+    square = (np.nan_to_num(norm, posinf=0.0) ** 2).sum(axis=0)
     if not square.sum():
         return ()
     order = np.argsort(-square)

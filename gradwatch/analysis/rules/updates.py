@@ -104,8 +104,8 @@ def _still(history: History, least: int, least_measured: int) -> list[Finding]:
     rows, ratio = measured(history, "update_ratio")
     if len(rows) < least_measured:
         return []
-    norm = history.layer("grad_norm")[rows]
-    dropped = history.total("skipped")[rows] > 0
+    norm, steps = history.layer("grad_norm")[rows], history.layer_rows[rows]
+    dropped = history.total("skipped")[steps] > 0
     alive = np.isfinite(norm) & (norm > 0) & ~dropped[:, None]
     expected, eps = _expected(history, rows), _eps(history)
     share = 0.3 if not is_adaptive(history) else 0.05  # of what the step should have been; Adam's is only bounded
@@ -116,7 +116,7 @@ def _still(history: History, least: int, least_measured: int) -> list[Finding]:
     moves = known & ~(frozen | lost)
     last = np.where(moves.any(axis=0), len(rows) - np.argmax(moves[::-1], axis=0), 0)  # [L]: still from here
     long = (len(rows) - last >= max(least_measured, len(rows) / 2)) & (
-        len(history) - rows[np.minimum(last, len(rows) - 1)] >= least
+        len(history) - steps[np.minimum(last, len(rows) - 1)] >= least
     )
     seen = np.array([known[k:, i].sum() for i, k in enumerate(last)])
     still = long & (seen >= least_measured)
@@ -133,7 +133,8 @@ def _explained(
 ) -> list[Finding]:
     """One finding for the layers that stand still, with the cause that the record shows."""
     start = int(rows[int(last[still].min())])
-    groups = rates(history)[start:]
+    begin = int(history.layer_rows[start])
+    groups = rates(history)[begin:]
     median = (
         np.nanmedian(expected[rows >= start][:, still])
         if np.isfinite(expected[rows >= start][:, still]).any()
@@ -169,12 +170,12 @@ def _explained(
         cause = "The gradients are healthy and the step has no effect: something puts the weights back after it, or "
         cause += "the optimizer steps on copies."
         cure = "Look for what writes the weights after optimizer.step(): a load_state_dict, a constraint, a copy."
-    return [_finding(history, severity, () if everything else pick(history, still), start, evidence, cause, cure)]
+    return [_finding(history, severity, () if everything else pick(history, still), begin, evidence, cause, cure)]
 
 
 def _expected(history: History, rows: Rows) -> Floats:
     """The update ratio that the step should have, `[M, L]`: lr * gradient for SGD, lr for each element for Adam."""
-    rate = np.nanmax(np.where(np.isfinite(r := rates(history)[rows]), r, 0.0), axis=1)[:, None]
+    rate = np.nanmax(np.where(np.isfinite(r := rates(history)[history.layer_rows[rows]]), r, 0.0), axis=1)[:, None]
     sizes = {layer.name: layer.numel for layer in history.run.layers}
     numel = np.array([sizes.get(name, 1) for name in history.layers])
     length = np.sqrt(numel)[None] if is_adaptive(history) else history.layer("clipped_norm")[rows]
@@ -219,7 +220,8 @@ def update_too_large(
     """
     kind = is_adaptive(history)
     limit = adaptive if kind else sgd
-    rows, ratio = measured(history, "update_ratio")
+    at, ratio = measured(history, "update_ratio")
+    rows = history.layer_rows[at]
     wide = matrices(history)
     spells = {i: _spells(rows, ratio[:, i] > limit, steps) for i in np.flatnonzero(wide)}
     spells = {i: found for i, found in spells.items() if found}
@@ -269,7 +271,8 @@ def update_too_small(
     """
     kind = is_adaptive(history)
     limit = adaptive if kind else sgd
-    rows, ratio = measured(history, "update_ratio")
+    at, ratio = measured(history, "update_ratio")
+    rows = history.layer_rows[at]
     which = matrices(history) & (~np.isnan(ratio)).any(axis=0)
     skipped = history.total("skipped") > 0
     if len(rows) < min_measured or not which.any() or skipped.all():

@@ -24,7 +24,8 @@ def weight_growth(history: History, factor: float = 10.0, min_measured: int = 8)
     half of the measured steps added at least as much as the first (healthy weights grow like a logarithm or a root).
     Source: Kimi K2's QK-Clip and OLMo 2 on growing weights and logits; healthy ones of the tests grow up to 6-fold.
     """
-    rows, norm = measured(history, "weight_norm")
+    at, norm = measured(history, "weight_norm")
+    rows = history.layer_rows[at]
     if len(rows) < min_measured:
         return []
     sizes = {layer.name: layer.numel for layer in history.run.layers}
@@ -72,7 +73,8 @@ def renorm_binds(history: History, often: float = 0.5, min_measured: int = 5) ->
     the constrained layers a warning.
     Source: Srivastava et al. 2014 (typical bounds of 3 to 4, which few units reach).
     """
-    rows, rate = measured(history, "renorm_rate")
+    at, rate = measured(history, "renorm_rate")
+    rows = history.layer_rows[at]
     if len(rows) < min_measured:
         return []
     late = rate[len(rows) // 2 :]

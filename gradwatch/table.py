@@ -1,0 +1,106 @@
+"""A table of steps: rows that have each a step, and named columns. What a run recorded is a few of these (`history`).
+
+Legend: T rows, L layers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+Floats = NDArray[np.floating[Any]]
+Bools = NDArray[np.bool_]
+
+
+@dataclass(frozen=True, repr=False)
+class Table:
+    """T rows, each of one step of one optimizer (or part): `values[name]` is `[T]`, or `[T, L]` of these `layers`.
+
+    `step` and `attempt` are int64 `[T]`, `step` ascending. Of several layers a value is NaN where there is none.
+    """
+
+    step: NDArray[np.int64]
+    attempt: NDArray[np.int64]
+    optimizer: NDArray[np.object_]
+    values: dict[str, Floats]
+    layers: tuple[str, ...] = ()
+
+    def __len__(self) -> int:
+        return len(self.step)
+
+    def take(self, rows: Bools | NDArray[np.int64]) -> Table:
+        """The rows picked by a mask or by row numbers."""
+        values = {name: v[rows] for name, v in self.values.items()}
+        return Table(self.step[rows], self.attempt[rows], self.optimizer[rows], values, self.layers)
+
+    def of_layers(self, columns: Iterable[int]) -> Table:
+        """The layers of these numbers, in this order."""
+        at = list(columns)
+        values = {name: v[:, at] for name, v in self.values.items()}
+        return replace(self, values=values, layers=tuple(self.layers[i] for i in at))
+
+    def lane_rows(self) -> dict[str, NDArray[np.intp]]:
+        """The row numbers of each optimizer (or part)."""
+        return {name: np.flatnonzero(self.optimizer == name) for name in dict.fromkeys(self.optimizer)}
+
+    def find(self, other: Table) -> NDArray[np.intp]:
+        """For each row of `other`, the row here that is of the same step and optimizer; -1 where there is none."""
+        if np.array_equal(self.step, other.step) and np.array_equal(self.optimizer, other.optimizer):
+            return np.arange(len(self))
+        out, rows = np.full(len(other), -1), self.lane_rows()
+        for name, at in other.lane_rows().items():
+            if name in rows:
+                steps = self.step[rows[name]]
+                place = np.minimum(np.searchsorted(steps, other.step[at]), len(steps) - 1)
+                out[at] = np.where(steps[place] == other.step[at], rows[name][place], -1)
+        return out
+
+
+def concat_tables(parts: Sequence[Table]) -> Table:
+    """The rows of several tables, by step; a step taken again in a later attempt replaces the earlier one.
+
+    Of a row that was handed over again the last counts. Optimizers that record the same step each keep their row.
+    """
+    joined = stack(parts)
+    order = np.lexsort((joined.attempt, joined.step))
+    step, attempt = joined.step[order], joined.attempt[order]
+    starts = np.flatnonzero(np.diff(step, prepend=-1))
+    if len(starts) < len(order):
+        latest = np.repeat(attempt[np.append(starts[1:], len(order)) - 1], np.diff(starts, append=len(order)))
+        rows = order[attempt == latest]
+        keys = zip(joined.step[rows], joined.optimizer[rows], strict=True)
+        order = np.array([*dict(zip(keys, rows, strict=True)).values()], np.int64)
+    return joined if np.array_equal(order, np.arange(len(joined))) else joined.take(order)
+
+
+def stack(parts: Sequence[Table]) -> Table:
+    """All rows of several tables, one after the other.
+
+    Layers and values are the union, in the order of first appearance; NaN stands for what a part does not have.
+    """
+    if not parts:
+        none = np.zeros(0, np.int64)
+        return Table(none, none, none.astype(object), {})
+    layers = tuple(dict.fromkeys(name for part in parts for name in part.layers))
+    values: dict[str, Floats] = {}
+    rows = sum(map(len, parts))
+    for name in dict.fromkeys(name for part in parts for name in part.values):
+        wide = next(part.values[name] for part in parts if name in part.values).ndim > 1
+        shape, dtype = ((rows, len(layers)), np.float32) if wide else ((rows,), np.float64)
+        values[name] = _fill(np.full(shape, np.nan, dtype), parts, name, layers)
+    step, attempt = (np.concatenate([getattr(part, key) for part in parts]) for key in ("step", "attempt"))
+    return Table(step, attempt, np.concatenate([part.optimizer for part in parts]), values, layers)
+
+
+def _fill(out: Floats, parts: Sequence[Table], name: str, layers: tuple[str, ...]) -> Floats:
+    row, place = 0, {layer: i for i, layer in enumerate(layers)}
+    for part in parts:
+        if name in part.values:
+            columns = slice(None) if part.layers == layers else [place[layer] for layer in part.layers]
+            out[row : row + len(part)][..., columns] = part.values[name]
+        row += len(part)
+    return out
