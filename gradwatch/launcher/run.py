@@ -100,7 +100,7 @@ class Launch:
             if plan.experiment is not None:
                 os.environ["MLFLOW_EXPERIMENT_NAME"] = plan.experiment
                 os.environ.pop("MLFLOW_EXPERIMENT_ID", None)
-            if self._writes() and not plan.spawned and not os.environ.get(RUN_ID):
+            if self._writes() and self._delivers() and not plan.spawned and not os.environ.get(RUN_ID):
                 self.first = self._reserve(export=True)
         if plan.metrics:
             from gradwatch.launcher.stdout import Tee
@@ -129,6 +129,9 @@ class Launch:
 
     def _writes(self) -> bool:
         return os.environ.get("RANK", "0") == "0"
+
+    def _delivers(self) -> bool:
+        return bool(self.plan.watch.get("delivery") != "none")
 
     # ----------------------------------------------------------------------------------------------- after an import
 
@@ -170,7 +173,7 @@ class Launch:
         """Give a new Watch the MLflow run that is kept for it; name the runs that have come into being since."""
         if made is not None and made.shared is not None and len(made.shared.names) > 1:
             return  # it goes where the first part goes
-        if made is not None and made.target is not None:
+        if made is not None and made.target is not None and self._delivers():
             joined = made.target["run_id"]
             if joined is None:
                 self._keep_for(made)

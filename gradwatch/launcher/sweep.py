@@ -43,11 +43,12 @@ class Sweep:
     options: tuple[str, ...] = ()
     prefix: tuple[str, ...] = ()
     folder: Path = Path("gradwatch-runs")
+    title: str = ""  # in the place of the script's name
 
     @property
     def name(self) -> str:
         """`train-3f2a9c41`: the script, and a digest of it with its arguments; not of policies and seeds."""
-        stem = self.target.rpartition(".")[2] if self.module else Path(self.target).stem
+        stem = self.title or (self.target.rpartition(".")[2] if self.module else Path(self.target).stem)
         return f"{stem}-{_digest([str(Path(self.target).resolve()) if not self.module else self.target, self.args])}"
 
     @property
