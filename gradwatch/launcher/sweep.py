@@ -139,7 +139,7 @@ class Record:
         write_json(job.folder / RECORD, asdict(self))
 
 
-def task(job: Job, timeout: float | None) -> Task:
+def task(job: Job, timeout: float | None, warm: bool = False) -> Task:
     """What the pool runs for a job: a fresh record of its end is left in its folder, unless it was interrupted."""
     job.folder.mkdir(parents=True, exist_ok=True)
     (job.folder / RECORD).unlink(missing_ok=True)
@@ -152,7 +152,7 @@ def task(job: Job, timeout: float | None) -> Task:
             job
         )
 
-    return Task(job.command(), job.environment(), job.folder / OUTPUT, timeout, at_end)
+    return Task(job.command(), job.environment(), job.folder / OUTPUT, timeout, at_end, warm)
 
 
 def is_alive(job: Job) -> bool:

@@ -109,7 +109,7 @@ def run_jobs(jobs: Sequence[Job], runs: Path, tracking_uri: str) -> Generator[tu
     courier = Task(command, child_environment(), runs / "courier.log")
     slot = {**dict.fromkeys(THREADS, "1"), "MLFLOW_TRACKING_URI": tracking_uri}
     trained, there, deadline = 0, 0, float("inf")
-    with closing(run_all([courier, *(task(job, None) for job in jobs)], [slot] * (WORKERS + 1))) as going:
+    with closing(run_all([courier, *(task(job, None, warm=True) for job in jobs)], [slot] * (WORKERS + 1))) as going:
         for _, ended in going:
             for number in ended.keys() - {0}:
                 _check(jobs[number - 1])
