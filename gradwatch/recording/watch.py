@@ -6,7 +6,8 @@ import atexit
 import sys
 import time
 import warnings
-from collections.abc import Iterable, Mapping, Sequence
+import weakref
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ from gradwatch.recording.plan import plan
 from gradwatch.recording.recorder import Recorder, refusal
 from gradwatch.recording.shared_run import Shared
 from gradwatch.recording.stepper import Stepper
+from gradwatch.recording.torch_patches import listen
 from gradwatch.storage.cursor import read_cursor
 from gradwatch.storage.members import home_of
 from gradwatch.storage.writer import NullWriter, RunWriter
@@ -32,6 +34,16 @@ from gradwatch.storage.writer import NullWriter, RunWriter
 CLOSE_SECONDS = 10.0  # how long close() waits for the courier of a run that lasted less than LONG_RUN seconds,
 LONG_RUN = 60.0
 LAST_SECONDS = 1.5  # and of a longer one, for which the courier has all but the end
+
+
+class _Freed:
+    """Stands in for the Stepper of optimizers that exist no more."""
+
+    def __init__(self, steps: int) -> None:
+        self.steps = steps
+
+    def detach(self) -> None:
+        """Nothing."""
 
 
 class Watch:
@@ -209,6 +221,29 @@ class Watch:
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         self.close("FINISHED" if kind is None else "KILLED" if issubclass(kind, KeyboardInterrupt) else "FAILED")
+
+    def _let_go(self) -> Callable[[], bool]:
+        """Hold the model and its optimizers no more; only between two steps. Whoever else holds none frees them.
+
+        The optimizers' own hooks then keep the Stepper. What is returned takes hold of it again, and tells whether it
+        was still there; if not, `close` is all that is left to do.
+        """
+        stepper: Any = self._stepper
+        found, steps = weakref.ref(stepper), stepper.steps
+        stepper._leave()  # the wrappers of torch's functions
+        stepper.source = self._source  # which holds the model
+        del self._stepper, self._source
+
+        def hold() -> bool:
+            stepper: Any = found()
+            self._stepper = _Freed(steps) if stepper is None else stepper  # type: ignore[assignment]
+            if stepper is not None:
+                self._source = stepper.source
+                del stepper.source
+                stepper._leave = listen(stepper._under_scaler, stepper.loop_clips.add)
+            return stepper is not None
+
+        return hold
 
     def _leave(self) -> None:
         self._closed = True
