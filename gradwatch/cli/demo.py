@@ -18,7 +18,7 @@ from gradwatch.errors import RunError
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from gradwatch.launcher.demo.jobs import Job
+    from gradwatch.launcher.sweep import Job
 
 WORKLOADS = ("mlp", "rnn")
 MARKER = ".gradwatch-demo"  # a folder with this file in it was made by a demo; it names the options of a finished one
@@ -48,14 +48,15 @@ def demo(data: Path | None, out: Path, workload: str, quick: bool, force: bool) 
     """  # noqa: D301  (click reads the backspace)
     from rich.console import Console
 
-    from gradwatch.launcher.demo.jobs import demo_jobs
+    from gradwatch.launcher.demo.jobs import FINDERS, demo_jobs
 
     if importlib.util.find_spec("mlflow") is None:
         raise RunError("the demo shows its runs in MLflow, which is not installed: pip install 'gradwatch[demo]'")
     if data is not None and not data.is_dir():
         raise RunError(f"--data {data}: there is no such folder")
-    jobs = demo_jobs(WORKLOADS if workload == "all" else (workload,), data, quick)
-    for name in dict.fromkeys(job.workload for job in jobs if data is not None and job.data is None):
+    workloads = WORKLOADS if workload == "all" else (workload,)
+    jobs = demo_jobs(workloads, data, out / "runs", quick)
+    for name in [name for name in workloads if data is not None and FINDERS[name](data) is None]:
         click.echo(f"{name}: there is nothing for it in {data}; it trains on what is installed")
     console, asked = Console(), f"{data} {workload} {quick}"
     if not force and finished(out) == asked:

@@ -42,6 +42,8 @@ class RunCommand(Configured):
               help="End the script, with exit code 1, when a finding of that severity shows.")  # fmt: skip
 @click.option("--every", metavar="N", type=click.IntRange(1), default=10, show_default=True,
               help="Steps between measurements of weight norms and update ratios.")  # fmt: skip
+@click.option("--total-steps", metavar="N", type=click.IntRange(1),
+              help="The length of the run, if known: MLflow then gets about 300 points of each curve.")  # fmt: skip
 @click.option("--flush-every", metavar="SECONDS", type=click.FloatRange(0, 86_400, min_open=True), default=5.0,
               show_default=True, help="Seconds of steps that a killed process may lose at most.")  # fmt: skip
 @click.option("--slots", is_flag=True, help="Record the norms of the optimizer's own tensors too.")
@@ -49,6 +51,8 @@ class RunCommand(Configured):
               help="Log the number that PATTERN finds in a line of the script's output; again for more.")  # fmt: skip
 @click.option("--log", type=click.Choice(("mlflow", "none")), default="mlflow", show_default=True,
               help="Deliver to MLflow, or keep the run in its files.")  # fmt: skip
+@click.option("--delivery", type=click.Choice(("courier", "none")), default="courier", show_default=True,
+              help="Deliver while the script runs, or leave that to gradwatch sync.")  # fmt: skip
 @click.option("--experiment", metavar="NAME", help="The MLflow experiment. [default: MLflow's own setting]")
 @click.option("--run-name", metavar="NAME", help="The run's name. [default: the script's]")
 @click.option("--dir", "dir", metavar="DIR", default="gradwatch-runs", show_default=True,
@@ -88,9 +92,11 @@ def run(ctx: click.Context, /, script: str | None, args: tuple[str, ...], module
         "clip": given(options["clip"]),
         "renorm": given(options["renorm"]),
         "every": options["every"],
+        "total_steps": options["total_steps"],
         "flush_every": options["flush_every"],
         "slots": options["slots"],
         "log": None if options["log"] == "none" else "mlflow",
+        "delivery": options["delivery"],
         "dir": str(_folder(options["dir"])),
         "run_name": options["run_name"] or name,
         "tags": _pairs("tag", options["tag"]),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import os
 import sys
 import threading
@@ -17,7 +16,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
-from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from gradwatch.errors import GradwatchError, GradwatchWarning, WatchError, tell
 from gradwatch.launcher import discovery
@@ -70,41 +68,31 @@ class AutoWatch:
         warnings.filterwarnings("ignore", "gradwatch found", GradwatchWarning)
         if replace:
             replace_clips()
-        register_optimizer_step_pre_hook(self._before)
-        register_optimizer_step_post_hook(self._after)
         listen(self._under_scaler, self._clipped)
         os.register_at_fork(after_in_child=self._forked)
         # a process of multiprocessing that was forked ends without atexit
         util.register_after_fork(self, lambda auto: util.Finalize(None, auto.close, ("FINISHED",), exitpriority=0))
-        for name in ("_exit", "execv", "execve"):  # through which every other os.exec goes
-            setattr(os, name, self._closing(getattr(os, name)))
 
     def close(self, status: str, timeout: float | None = None) -> None:
         """End what is still open."""
         for each in self._watches:
             each.close(status, timeout)
 
-    def _closing(self, leave: Callable[..., Any]) -> Callable[..., Any]:
-        """`os._exit` and `os.exec` run no exit function: what is recorded is written first, for a few seconds at most.
+    def close_in_a_hurry(self, status: str) -> None:
+        """End what is still open, for a few seconds at most: the process is about to go, and runs no exit function.
 
         In another thread: whoever leaves so may do it because this one hangs.
         """
-
-        @functools.wraps(leave)
-        def left(*args: Any, **kwargs: Any) -> Any:
-            if not all(each.closed for each in self._watches):
-                status = "FAILED" if leave.__name__ == "_exit" and args != (0,) else "FINISHED"
-                closer = threading.Thread(target=self.close, args=(status, 0.0), daemon=True)
-                closer.start()
-                closer.join(LEAVE_SECONDS)
-            return leave(*args, **kwargs)
-
-        return left
+        if not all(each.closed for each in self._watches):
+            closer = threading.Thread(target=self.close, args=(status, 0.0), daemon=True)
+            closer.start()
+            closer.join(LEAVE_SECONDS)
 
     # ------------------------------------------------------------------------------------------------------- the hooks
 
     @untraced
-    def _before(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Hook:
+    def before(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Hook:
+        """Before each step of every optimizer. Before the gradients are there, where it is given a closure."""
         closure = args[1] if len(args) > 1 else kwargs.get("closure")
         if closure is None:
             self._begin(optimizer)
@@ -120,7 +108,8 @@ class AutoWatch:
         return ((args[0], evaluate, *args[2:]), kwargs) if len(args) > 1 else (args, {**kwargs, "closure": evaluate})
 
     @untraced
-    def _after(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def after(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """After each step of every optimizer."""
         if (args[1] if len(args) > 1 else kwargs.get("closure")) is not None:
             inside, watched, loss = self.losses.since, self._known.get(optimizer), self.losses.take()
             loss = loss if inside else self._early

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import functools
 import threading
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -26,11 +25,6 @@ class Losses(threading.local):
         self._known, self._frozen = True, False
         self._scaled: list[tuple[weakref.ref[Tensor], Tensor]] = []
 
-    def install(self) -> None:
-        """Wrap `torch.autograd.backward`, which every `Tensor.backward` goes through, and `GradScaler.scale`."""
-        torch.autograd.backward = self._telling(torch.autograd.backward)
-        torch.amp.GradScaler.scale = self._noting(torch.amp.GradScaler.scale)  # type: ignore[method-assign]
-
     def take(self) -> Tensor | None:
         """The sum since the last call; None when there was none, or it is not known."""
         out = self._sum if self._known else None
@@ -42,27 +36,15 @@ class Losses(threading.local):
         """Count nothing until the sum is taken: a closure's further evaluations belong to the same step."""
         self._frozen = self._sum is not None
 
-    def _telling(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        @functools.wraps(original)
-        def backward(tensors: Any, grad_tensors: Any = None, *args: Any, **kwargs: Any) -> Any:
-            if grad_tensors is None and kwargs.get("grad_variables") is None:
-                self._add([tensors] if isinstance(tensors, Tensor) else tensors)
-            return original(tensors, grad_tensors, *args, **kwargs)
-
-        return backward
-
-    def _noting(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        @functools.wraps(original)
-        def scale(scaler: torch.amp.GradScaler, outputs: Any) -> Any:
-            scaled = original(scaler, outputs)
-            if scaler.is_enabled() and isinstance(outputs, Tensor) and isinstance(scaled, Tensor):
-                self._scaled.append((weakref.ref(scaled), outputs.detach()))
-            return scaled
-
-        return scale
+    def note_scaled(self, loss: Any, scaled: Any) -> None:
+        """`scaled` is what a loss scaler made of `loss`."""
+        if isinstance(loss, Tensor) and isinstance(scaled, Tensor):
+            self._scaled.append((weakref.ref(scaled), loss.detach()))
 
     @torch.no_grad()
-    def _add(self, tensors: Any) -> None:
+    def add(self, tensors: Any) -> None:
+        """What `backward` is called on: a tensor, or a sequence of them."""
+        tensors = [tensors] if isinstance(tensors, Tensor) else tensors
         if not isinstance(tensors, Sequence) or not all(type(t) is Tensor and t.numel() == 1 for t in tensors):
             return
         if self._frozen or torch.compiler.is_compiling():

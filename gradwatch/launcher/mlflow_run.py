@@ -5,19 +5,19 @@ Nothing here imports mlflow into the process of the script. `python -m gradwatch
 
 from __future__ import annotations
 
-import functools
 import json
 import os
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
+from gradwatch.launcher.patches import RUN_ID
 from gradwatch.recording.courier_process import child_environment
 
 SECONDS = 45.0  # how long a script that needs the run waits for a slow server
-RUN_ID, TRACKING_URI = "MLFLOW_RUN_ID", "MLFLOW_TRACKING_URI"
+TRACKING_URI = "MLFLOW_TRACKING_URI"
 
 
 class Reservation:
@@ -67,32 +67,6 @@ class Reservation:
         if self._export:
             os.environ.setdefault(TRACKING_URI, full)  # absolute: the script may change its directory
             os.environ.setdefault(RUN_ID, answer["run_id"])
-
-
-def suit_mlflow(reservation: Reservation) -> None:
-    """After `import mlflow`: wait for the run, and let a script that wants another experiment have it.
-
-    `mlflow.start_run` joins the run of MLFLOW_RUN_ID, and refuses to when the script has set another experiment.
-    """
-    target = reservation.wait()
-    mlflow = sys.modules.get("mlflow")
-    fluent = sys.modules.get("mlflow.tracking.fluent")
-    if target is None or mlflow is None or fluent is None:
-        return
-    original: Callable[..., Any] = fluent.start_run
-    uri = mlflow.get_tracking_uri()
-
-    @functools.wraps(original)
-    def start_run(run_id: str | None = None, experiment_id: Any = None, *args: Any, **kwargs: Any) -> Any:
-        wanted = experiment_id or getattr(fluent, "_active_experiment_id", None)
-        elsewhere = wanted is not None and str(wanted) != target["experiment_id"]
-        if os.environ.get(RUN_ID) == target["run_id"] and (elsewhere or mlflow.get_tracking_uri() != uri):
-            del os.environ[RUN_ID]
-        return original(run_id, experiment_id, *args, **kwargs)
-
-    for module in (mlflow, fluent):
-        if getattr(module, "start_run", None) is original:
-            module.start_run = start_run  # type: ignore[attr-defined]
 
 
 def _child(what: str, order: Mapping[str, Any]) -> subprocess.Popen[str] | None:

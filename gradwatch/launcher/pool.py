@@ -16,6 +16,8 @@ from queue import SimpleQueue
 from types import FrameType
 from typing import Any
 
+from gradwatch.launcher.warm import Forked, can_fork
+
 POLL_SECONDS = 0.5
 GRACE_SECONDS = 30.0  # between SIGINT, SIGTERM and SIGKILL: a training closes its run, MLflow's clients have retries
 
@@ -29,6 +31,7 @@ class Task:
     output: Path
     timeout: float | None = None
     at_end: Callable[[End], None] = lambda end: None  # in a thread, whether anybody still listens or not
+    warm: bool = False  # whether `python -m gradwatch ...` may begin in a process that has imported torch already
 
 
 @dataclass(frozen=True)
@@ -98,15 +101,7 @@ class _Crew:
     def _run(self, task: Task, slot: Mapping[str, str], began: float) -> End:
         if self.stop.is_set():
             return End(None, 0.0, "interrupted")
-        with open(task.output, "wb") as output:
-            process = subprocess.Popen(
-                list(task.command),
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                env={**os.environ, **slot, **task.environment},
-                start_new_session=True,  # the terminal's Ctrl-C reaches us alone, and we end the whole group
-            )
+        process = _start(task, {**os.environ, **slot, **task.environment})
         cut = ""
         while not cut:
             with contextlib.suppress(subprocess.TimeoutExpired):
@@ -116,7 +111,7 @@ class _Crew:
         self._finish(process)
         return End(process.returncode, time.monotonic() - began, cut)
 
-    def _finish(self, process: subprocess.Popen[bytes]) -> None:
+    def _finish(self, process: subprocess.Popen[bytes] | Forked) -> None:
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGKILL):
             _signal_group(process, number)
             deadline = time.monotonic() + GRACE_SECONDS
@@ -128,7 +123,22 @@ class _Crew:
         process.wait()
 
 
-def _signal_group(process: subprocess.Popen[bytes], number: signal.Signals) -> None:
+def _start(task: Task, environment: dict[str, str]) -> subprocess.Popen[bytes] | Forked:
+    """The task's process: the terminal's Ctrl-C reaches us alone, and we end its whole group."""
+    if task.warm and can_fork():
+        return Forked(task.command, environment, task.output)
+    with open(task.output, "wb") as output:
+        return subprocess.Popen(
+            list(task.command),
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            env=environment,
+            start_new_session=True,
+        )
+
+
+def _signal_group(process: subprocess.Popen[bytes] | Forked, number: signal.Signals) -> None:
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(process.pid, number)
 

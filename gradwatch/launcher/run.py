@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import atexit
 import builtins
+import functools
 import importlib.util
 import os
 import random
@@ -14,13 +15,16 @@ import sys
 import time
 import types
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gradwatch.errors import GradwatchError, TrainingHalted, status_of, tell
-from gradwatch.launcher.mlflow_run import RUN_ID, Reservation, suit_mlflow
-from gradwatch.launcher.script import Program, show_uncaught, when_imported
+from gradwatch.launcher import patches
+from gradwatch.launcher.mlflow_run import Reservation
+from gradwatch.launcher.patches import RUN_ID
+from gradwatch.launcher.script import Program, show_uncaught
 
 if TYPE_CHECKING:
     from gradwatch.launcher.autowatch import AutoWatch
@@ -67,7 +71,7 @@ def run(program: Program, args: Sequence[str], plan: Plan) -> None:
         status = status_of(error)
         show_uncaught(error)
         if isinstance(error, KeyboardInterrupt):
-            sys.excepthook = lambda *_: None  # it is shown; Python ends itself by the signal
+            launch.patch(patches.silence())
             raise
         raise SystemExit(1) from None
     finally:
@@ -84,6 +88,7 @@ class Launch:
         self.first: Reservation | None = None
         self.waiting: list[tuple[Watch, Reservation]] = []
         self.unused: list[Reservation] = []  # what was kept for a Watch that closed too soon
+        self._patches = ExitStack()  # what takes them off again
         self.began = time.time()
 
     def begin(self) -> None:
@@ -95,14 +100,15 @@ class Launch:
             if plan.experiment is not None:
                 os.environ["MLFLOW_EXPERIMENT_NAME"] = plan.experiment
                 os.environ.pop("MLFLOW_EXPERIMENT_ID", None)
-            if self._writes() and not plan.spawned and not os.environ.get(RUN_ID):
+            if self._writes() and self._delivers() and not plan.spawned and not os.environ.get(RUN_ID):
                 self.first = self._reserve(export=True)
         if plan.metrics:
             from gradwatch.launcher.stdout import Tee
 
-            sys.stdout = Tee(sys.stdout, plan.metrics)
-        when_imported(seeded({"torch": self._torch, "mlflow": self._mlflow}, plan.seed))
-        _follow_spawned(plan)
+            self.patch(patches.printed(lambda stream: Tee(stream, plan.metrics)))
+        self.patch(patches.after_imports(seeded({"torch": self._torch, "mlflow": self._mlflow}, plan.seed)))
+        self.patch(patches.spawned(_Stowaway(plan)))
+        atexit.register(self._patches.close)
         atexit.register(self._at_exit)
 
     def end(self, status: str) -> None:
@@ -117,8 +123,15 @@ class Launch:
         if self._writes():
             tell(f"gradwatch: {text}")
 
+    def patch(self, undo: patches.Undo) -> None:
+        """Keep a patch until the interpreter exits; `undo` takes it off."""
+        self._patches.callback(undo)
+
     def _writes(self) -> bool:
         return os.environ.get("RANK", "0") == "0"
+
+    def _delivers(self) -> bool:
+        return bool(self.plan.watch.get("delivery") != "none")
 
     # ----------------------------------------------------------------------------------------------- after an import
 
@@ -126,17 +139,9 @@ class Launch:
         """Whatever is slow to import waits for an optimizer: a data loader's process never has one."""
         from gradwatch.launcher.losses import Losses
 
-        self.losses = losses = Losses()
-        losses.install()
-        optimizer: Any = sys.modules["torch"].optim.Optimizer
-        original = optimizer._patch_step_function  # puts the hooks around `step`, in every optimizer's first moment
-
-        def first(new: Any) -> None:
-            optimizer._patch_step_function = original
-            self._watch_all(losses)
-            original(new)
-
-        optimizer._patch_step_function = first
+        self.losses = Losses()
+        self.patch(patches.backwards(self.losses))
+        self.patch(patches.first_optimizer(functools.partial(self._watch_all, self.losses)))
 
     def _watch_all(self, losses: Losses) -> None:
         from gradwatch.launcher.autowatch import AutoWatch, refusal
@@ -150,10 +155,13 @@ class Launch:
             self.auto = AutoWatch(options, losses, self._join, self.say, self.plan.replace_clips)
         except GradwatchError as error:
             raise refusal(error) from None
+        self.patch(patches.steps(self.auto.before, self.auto.after))
+        self.patch(patches.leaving(self.auto.close_in_a_hurry))
 
     def _mlflow(self) -> None:
-        if self.first is not None:
-            suit_mlflow(self.first)
+        target = self.first.wait() if self.first is not None else None
+        if target is not None:
+            self.patch(patches.start_run(target))
 
     # ------------------------------------------------------------------------------------------------ the MLflow runs
 
@@ -165,7 +173,7 @@ class Launch:
         """Give a new Watch the MLflow run that is kept for it; name the runs that have come into being since."""
         if made is not None and made._shared is not None and len(made._shared.names) > 1:
             return  # it goes where the first part goes
-        if made is not None and made._target is not None:
+        if made is not None and made._target is not None and self._delivers():
             joined = made._target["run_id"]
             if joined is None:
                 self._keep_for(made)
@@ -235,7 +243,8 @@ class _Stowaway:
     """Goes along with what multiprocessing tells a process that it spawns: unpickled there, it watches that process."""
 
     def __init__(self, plan: Plan) -> None:
-        self.plan = plan
+        watch = {**plan.watch, "run_name": f"{plan.watch['run_name']}-spawned"}
+        self.plan = Plan(watch, plan.experiment, plan.replace_clips, spawned=True)
 
     def __reduce__(self) -> tuple[Callable[[Plan], None], tuple[Plan]]:
         return _watch_spawned, (self.plan,)
@@ -243,19 +252,6 @@ class _Stowaway:
 
 def _watch_spawned(plan: Plan) -> None:
     Launch(plan).begin()
-
-
-def _follow_spawned(plan: Plan) -> None:
-    from multiprocessing import spawn
-
-    original = spawn.get_preparation_data
-    name = f"{plan.watch['run_name']}-"
-
-    def with_stowaway(*args: Any, **kwargs: Any) -> dict[str, Any]:
-        child = Plan({**plan.watch, "run_name": name + "spawned"}, plan.experiment, plan.replace_clips, spawned=True)
-        return {**original(*args, **kwargs), "gradwatch": _Stowaway(child)}
-
-    spawn.get_preparation_data = with_stowaway
 
 
 Call = Callable[[], None]

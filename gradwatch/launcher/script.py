@@ -5,16 +5,14 @@ Nothing slow is imported here: what a script sets before its own imports must co
 
 from __future__ import annotations
 
-import importlib.abc
 import importlib.machinery
-import importlib.util
 import io
 import os
 import pkgutil
 import runpy
 import sys
 import types
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -131,42 +129,3 @@ def strip(error: BaseException, seen: set[int]) -> None:
     for other in (error.__cause__, error.__context__):
         if other is not None:
             strip(other, seen)
-
-
-# ------------------------------------------------------------------------------------------------------- after imports
-
-
-class _AfterImport(importlib.abc.MetaPathFinder):
-    """Calls `then[name]()` when the module `name` has been imported whole; changes nothing in how that is found."""
-
-    def __init__(self, then: dict[str, Callable[[], None]]) -> None:
-        self.then, self.looking = then, False
-
-    def find_spec(self, name: str, path: Any = None, target: Any = None) -> importlib.machinery.ModuleSpec | None:
-        """The spec that the other finders give, with the call behind its loading."""
-        if self.looking or name not in self.then:
-            return None
-        self.looking = True
-        try:
-            spec = importlib.util.find_spec(name)
-        finally:
-            self.looking = False
-        if spec is not None and spec.loader is not None:
-            load = spec.loader.exec_module
-
-            def exec_module(module: types.ModuleType) -> None:
-                load(module)
-                then = self.then.pop(name, None)
-                if then is not None:
-                    then()
-
-            spec.loader.exec_module = exec_module  # type: ignore[method-assign]
-        return spec
-
-
-def when_imported(then: dict[str, Callable[[], None]]) -> None:
-    """Call these once the modules of these names are imported; at once for those that are."""
-    for name in [name for name in then if name in sys.modules]:
-        then.pop(name)()
-    if then:
-        sys.meta_path.insert(0, _AfterImport(then))

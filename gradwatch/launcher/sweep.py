@@ -44,11 +44,12 @@ class Sweep:
     options: tuple[str, ...] = ()
     prefix: tuple[str, ...] = ()
     folder: Path = Path("gradwatch-runs")
+    title: str = ""  # in the place of the script's name
 
     @property
     def name(self) -> str:
         """`train-3f2a9c41`: the script, and a digest of it with its arguments; not of policies and seeds."""
-        stem = self.target.rpartition(".")[2] if self.module else Path(self.target).stem
+        stem = self.title or (self.target.rpartition(".")[2] if self.module else Path(self.target).stem)
         return f"{stem}-{_digest([str(Path(self.target).resolve()) if not self.module else self.target, self.args])}"
 
     @property
@@ -139,7 +140,7 @@ class Record:
         write_json(job.folder / RECORD, asdict(self))
 
 
-def task(job: Job, timeout: float | None) -> Task:
+def task(job: Job, timeout: float | None, warm: bool = False) -> Task:
     """What the pool runs for a job: a fresh record of its end is left in its folder, unless it was interrupted."""
     job.folder.mkdir(parents=True, exist_ok=True)
     (job.folder / RECORD).unlink(missing_ok=True)
@@ -152,7 +153,7 @@ def task(job: Job, timeout: float | None) -> Task:
             job
         )
 
-    return Task(job.command(), job.environment(), job.folder / OUTPUT, timeout, at_end)
+    return Task(job.command(), job.environment(), job.folder / OUTPUT, timeout, at_end, warm)
 
 
 def is_alive(job: Job) -> bool:

@@ -83,7 +83,12 @@ class Stepper:
         self._scalers: dict[Optimizer, GradScaler] = {}  # scalers that were asked for a step which has not come yet
         self._restore_scales()  # of a step that raised under another Watch
         self._hooks = Hooks(self.optimizers, self._begin, self._end, owner)
-        self._leave = listen(self._under_scaler, self.loop_clips.add)
+        self.keeps: Any = None  # what shall live as long as the optimizers do
+        self.listen()
+
+    def listen(self) -> None:
+        """Hear of scaler steps and of the loop's own clips."""
+        self.unlisten = listen(self._under_scaler, self.loop_clips.add)
 
     @property
     def layout(self) -> Layout:
@@ -99,7 +104,7 @@ class Stepper:
         """Take the hooks off, and `finish` the step under way."""
         self._restore_scales()
         self._hooks.remove()
-        self._leave()
+        self.unlisten()
         if finish and self.layout.sharding is None:  # otherwise the other ranks may be elsewhere
             self._finish()
 

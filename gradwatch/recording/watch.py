@@ -6,7 +6,8 @@ import atexit
 import sys
 import time
 import warnings
-from collections.abc import Iterable, Mapping, Sequence
+import weakref
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +36,16 @@ from gradwatch.storage.writer import NullWriter, RunWriter
 CLOSE_SECONDS = 10.0  # how long close() waits for the courier of a run that lasted less than LONG_RUN seconds,
 LONG_RUN = 60.0
 LAST_SECONDS = 1.5  # and of a longer one, for which the courier has all but the end
+
+
+class _Freed:
+    """Stands in for the Stepper of optimizers that exist no more."""
+
+    def __init__(self, steps: int) -> None:
+        self.steps = steps
+
+    def detach(self) -> None:
+        """Nothing."""
 
 
 class Watch:
@@ -218,6 +229,29 @@ class Watch:
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         self.close(status_of(kind))
+
+    def _let_go(self) -> Callable[[], bool]:
+        """Hold the model and its optimizers no more; only between two steps. Whoever else holds none frees them.
+
+        The optimizers' own hooks then keep the Stepper. What is returned takes hold of it again, and tells whether it
+        was still there; if not, `close` is all that is left to do.
+        """
+        self._stepper.unlisten()
+        self._stepper.keeps = self._source  # which holds the model
+        found, steps = weakref.ref(self._stepper), self._stepper.steps
+        del self._stepper, self._source
+
+        def hold() -> bool:
+            stepper = found()
+            if stepper is None:
+                self._stepper = _Freed(steps)  # type: ignore[assignment]
+                return False
+            self._stepper, self._source = stepper, stepper.keeps
+            stepper.keeps = None
+            stepper.listen()
+            return True
+
+        return hold
 
     def _leave(self) -> None:
         self._closed = True

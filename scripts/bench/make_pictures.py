@@ -33,13 +33,13 @@ def main(demo: Path) -> None:
     if chromium is None:
         sys.exit("no Chromium on the PATH")
     comparison = demo / "report-rnn.html"
-    dying = sorted(demo.glob("runs/*-mlp-none-lr2-seed0"))
+    dying = sorted(demo.glob("runs/sweep-mlp-lr2-*/none-seed0-*/*/run.json"), key=lambda path: path.parent.name)
     if not comparison.exists() or not dying:
         sys.exit(f"{demo} holds no finished demo: run scripts/demo first")
 
     with sync_playwright() as driver, tempfile.TemporaryDirectory() as folder:
         one = Path(folder) / "run.html"
-        one.write_text(render_html(build_report([read_run(dying[-1])])), encoding="utf-8")
+        one.write_text(render_html(build_report([read_run(dying[-1].parent)])), encoding="utf-8")
         browser = driver.chromium.launch(executable_path=chromium, args=FLAGS)
         # (page, picture, the chart it ends with)
         for page_file, name, last in ((comparison, "report.png", 3), (one, "run.png", 1)):

@@ -26,6 +26,7 @@ from gradwatch.cli.sweep import _handed_on
 from gradwatch.errors import RunError
 from gradwatch.launcher.pool import Task, run_all
 from gradwatch.launcher.sweep import THREADS, Record, Sweep, policies, slots, split
+from gradwatch.launcher.warm import can_fork
 from gradwatch.storage.folder import read_manifest
 from gradwatch.storage.members import run_folders
 
@@ -214,6 +215,31 @@ def test_who_stops_the_pool_leaves_no_process_behind(tmp_path, monkeypatch):
             return
         time.sleep(0.05)
     pytest.fail("the child's child is still there")
+
+
+@pytest.mark.skipif(not can_fork(), reason="needs a fork server")
+def test_a_warm_process_lives_and_ends_as_a_fresh_one(tmp_path):
+    scripts = {
+        "fails": "import os, sys; print(os.environ['SLOT'], os.getpid() == os.getsid(0)); raise SystemExit(3)",
+        "says": "raise SystemExit('no')",
+        "raises": "import atexit; atexit.register(print, 'bye'); raise ValueError('boom')",
+        "stays": "import time; time.sleep(100)",
+    }
+    tasks = {False: [], True: []}
+    for name, code in scripts.items():
+        (tmp_path / f"{name}.py").write_text(code)
+        for warm, some in tasks.items():
+            command = [sys.executable, "-m", "gradwatch", "run", "--log", "none", str(tmp_path / f"{name}.py")]
+            some.append(Task(command, {}, tmp_path / f"{name}-{warm}", 10.0 if name == "stays" else None, warm=warm))
+    for warm, some in tasks.items():
+        ends = {number: end for _, ended in run_all(some, [{"SLOT": "a"}] * 4) for number, end in ended.items()}
+        assert [(ends[i].cut, ends[i].code) for i in range(3)] == [("", 3), ("", 1), ("", 1)], warm
+        assert ends[3].cut == "timeout"
+        assert ends[3].code in (130, -signal.SIGINT)  # 130 while it starts
+    for name in ("fails", "says", "raises"):
+        cold, hot = ((tmp_path / f"{name}-{warm}").read_text() for warm in tasks)
+        assert hot == cold
+    assert "a True" in (tmp_path / "fails-True").read_text()
 
 
 # ---------------------------------------------------------------------------------------------------------- the command

@@ -142,7 +142,7 @@ def test_nothing_set_for_a_step_that_was_interrupted_outlives_it(ending, under_s
             handle.close()
     else:
         handle._stepper._hooks.remove()  # a Watch that ended in no way of its own
-        handle._stepper._leave()
+        handle._stepper.unlisten()
     if ending == "next watch":
         with watch(model, optimizer, tmp_path / "next") as later:
             for p in model.parameters():

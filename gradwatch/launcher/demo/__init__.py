@@ -1,1 +1,1 @@
-"""The demo's trainings: plain PyTorch loops with one line of gradwatch in them, and what runs many of them at once."""
+"""The demo: two training scripts as anybody might have written them, their data, and the sweeps over both."""

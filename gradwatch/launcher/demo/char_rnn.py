@@ -5,14 +5,16 @@ Legend: T characters in a row, B rows of a batch, V characters of the alphabet.
 
 from __future__ import annotations
 
+import argparse
 from pathlib import Path
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.optim import Optimizer
 
 import gradwatch
-from gradwatch.launcher.demo.data import Text
+from gradwatch.launcher.demo.data import Text, load_text
 
 BATCH, LENGTH = 32, 64
 VALIDATION_ROWS = 256
@@ -34,40 +36,20 @@ class CharRNN(nn.Module):
         return self.head(states)  # type: ignore[no-any-return]
 
 
-def train(
-    data: Text, *, lr: float, seed: int, steps: int, dir: Path, clip: str | None = None, renorm: str | None = None
-) -> CharRNN:
-    """Train with SGD on random pieces of the text; losses are in nats per character."""
-    torch.manual_seed(seed)
-    model = CharRNN(len(data.alphabet))
-    optimizer = torch.optim.SGD(model.parameters(), lr=lr)
+def train(model: nn.Module, optimizer: Optimizer, data: Text, steps: int) -> None:
+    """Train on random pieces of the text; losses are in nats per character."""
     text, validation = torch.from_numpy(data.train), rows(torch.from_numpy(data.validation))
+    for step in range(steps):
+        starts = torch.randint(len(text) - LENGTH - 1, (BATCH, 1))
+        piece = text[starts + torch.arange(LENGTH + 1)]
+        loss = next_character_loss(model(piece[:, :-1]), piece[:, 1:])
+        optimizer.zero_grad()
+        loss.backward()  # type: ignore[no-untyped-call]
+        optimizer.step()
 
-    with gradwatch.watch(
-        model,
-        optimizer,
-        clip=clip,
-        renorm=renorm,
-        total_steps=steps,
-        dir=dir,
-        run_name=f"rnn-{clip or renorm or 'none'}-lr{lr:g}-seed{seed}",
-        params={"workload": "rnn", "data": data.name, "lr": lr, "batch_size": BATCH, "length": LENGTH, "seed": seed},
-        delivery="none",
-        verbose=False,
-    ) as watch:
-        for step in range(steps):
-            starts = torch.randint(len(text) - LENGTH - 1, (BATCH, 1))
-            piece = text[starts + torch.arange(LENGTH + 1)]
-            loss = next_character_loss(model(piece[:, :-1]), piece[:, 1:])
-            optimizer.zero_grad()
-            loss.backward()  # type: ignore[no-untyped-call]
-            optimizer.step()
-            watch.log(loss=loss)
-
-            if (step + 1) % max(1, steps // EVALUATIONS) == 0:
-                val_loss, val_accuracy = evaluate(model, validation)
-                watch.log(val_loss=val_loss, val_accuracy=val_accuracy)
-    return model
+        if (step + 1) % max(1, steps // EVALUATIONS) == 0:
+            val_loss, val_accuracy = evaluate(model, validation)
+            gradwatch.log(val_loss=val_loss, val_accuracy=val_accuracy)
 
 
 def rows(text: Tensor) -> Tensor:
@@ -82,7 +64,26 @@ def next_character_loss(logits: Tensor, targets: Tensor) -> Tensor:
 
 
 @torch.no_grad()
-def evaluate(model: CharRNN, validation: Tensor) -> tuple[Tensor, Tensor]:
+def evaluate(model: nn.Module, validation: Tensor) -> tuple[Tensor, Tensor]:
     """Loss in nats per character and accuracy on `[B, T + 1]` characters, both 0-d."""
     logits, targets = model(validation[:, :-1]), validation[:, 1:]
     return next_character_loss(logits, targets), (logits.argmax(dim=2) == targets).float().mean()
+
+
+def main() -> None:
+    """Train as the command line asks for."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--lr", type=float, default=5.0)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--steps", type=int, default=300)
+    parser.add_argument("--data", type=Path, help="a folder with a text in input.txt")
+    args = parser.parse_args()
+
+    torch.manual_seed(args.seed)
+    data = load_text(args.data)
+    model = CharRNN(len(data.alphabet))
+    train(model, torch.optim.SGD(model.parameters(), lr=args.lr), data, args.steps)
+
+
+if __name__ == "__main__":
+    main()
