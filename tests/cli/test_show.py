@@ -142,6 +142,7 @@ def test_ctrl_c_is_quiet(runs, monkeypatch):
     assert (result.exit_code, result.output) == (130, "")
 
 
+@pytest.mark.slow
 def test_a_closed_pipe_is_quiet(runs):
     command = f"{sys.executable} -m gradwatch report {runs[0]} -o - | head -c 20"
     result = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=False)

@@ -12,6 +12,7 @@ from in_the_wild import SCRIPTS, SUPPORT, environment, one
 import gradwatch
 from gradwatch.storage.members import run_folders
 
+pytestmark = pytest.mark.slow
 # script: the steps of each optimizer
 STEPS = {
     "argparse_script": [300],  # more than the ring holds

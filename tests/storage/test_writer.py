@@ -281,6 +281,7 @@ def endings(tmp_path_factory):
     return out
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("case", "code", "status"),
     [

@@ -172,6 +172,7 @@ def test_what_ended_long_ago_is_no_news(store, sick, hook):
     assert len(hook.bodies) == 1
 
 
+@pytest.mark.slow
 def test_findings_files_from_strangers_tell_nothing_and_stop_nothing(store, sick, hook, tmp_path):
     for text in ("[1]", "{", '{"findings": [{"rule": "x"}]}', '{"findings": ' + "[" * 100_000):
         (tmp_path / "findings.json").write_text(text)
