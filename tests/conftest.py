@@ -11,9 +11,11 @@ import pytest
 # The models of the tests are tiny, and pytest's workers fill the cores: more threads would only be in each other's way.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
-# A shell starts what stands before an & with SIGINT ignored, and whoever it starts inherits that. Tests send it.
-if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
-    signal.signal(signal.SIGINT, signal.default_int_handler)
+# A shell starts what stands before an & with SIGINT ignored, nohup does so with SIGHUP, and whoever they start inherits
+# that. Tests send both.
+for number, usual in ((signal.SIGINT, signal.default_int_handler), (signal.SIGHUP, signal.SIG_DFL)):
+    if signal.getsignal(number) == signal.SIG_IGN:
+        signal.signal(number, usual)
 
 # The files that take longest, longest first: the workers begin with them, so that none is left with one at the end.
 LONGEST = [
