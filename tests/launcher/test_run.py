@@ -41,12 +41,12 @@ CLIPS = [["--clip", "ClipByGlobalNorm(0.1)"], ["--script-clip", "replace"], ["--
 
 
 def wild(how, out, commands):
-    words = json.dumps([(command, None) for command in commands])
     subprocess.run(
         [sys.executable, SUPPORT / "wild.py", how, out],
-        input=words,
+        input="".join(json.dumps([command]) + "\n" for command in commands),
         text=True,
         check=True,
+        stdout=subprocess.DEVNULL,
         env=environment(),
         timeout=500,
     )
