@@ -4,6 +4,7 @@ import hashlib
 import hmac
 import json
 import logging
+import shlex
 import sys
 import threading
 import time
@@ -198,7 +199,7 @@ def test_what_is_posted_is_signed(hook):
 def test_a_command_reads_the_message_without_a_shell(tmp_path):
     script = tmp_path / "told.py"
     script.write_text("import sys; open(sys.argv[1], 'w').write(sys.argv[2] + sys.stdin.read())")
-    sender(f"{sys.executable} {script} {tmp_path / 'out'} '$(id); a b'")(SAID)
+    sender(f"{shlex.join([sys.executable, str(script), str(tmp_path / 'out')])} '$(id); a b'")(SAID)
     assert (tmp_path / "out").read_text() == "$(id); a b" + json.dumps(SAID)
 
 
@@ -206,8 +207,8 @@ def test_a_command_reads_the_message_without_a_shell(tmp_path):
     ("target", "why"),
     [
         ("http://127.0.0.1:9/T000/secret-path", "127.0.0.1: ConnectionError"),
-        (f"{sys.executable} -c 'raise SystemExit(3)' --token secret-path", "ended with exit code 3"),
-        (f"{sys.executable} -c 'import time; time.sleep(9)' secret-path", "took longer than 1 s"),
+        (f"{shlex.quote(sys.executable)} -c 'raise SystemExit(3)' --token secret-path", "ended with exit code 3"),
+        (f"{shlex.quote(sys.executable)} -c 'import time; time.sleep(9)' secret-path", "took longer than 1 s"),
         ("./not-there secret-path", "not-there: No such file"),
     ],
 )
