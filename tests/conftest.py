@@ -3,12 +3,19 @@
 import gc
 import os
 import shutil
+import signal
 from pathlib import Path
 
 import pytest
 
 # The models of the tests are tiny, and pytest's workers fill the cores: more threads would only be in each other's way.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+# A shell starts what stands before an & with SIGINT ignored, nohup does so with SIGHUP, and whoever they start inherits
+# that. Tests send both.
+for number, usual in ((signal.SIGINT, signal.default_int_handler), (signal.SIGHUP, signal.SIG_DFL)):
+    if signal.getsignal(number) == signal.SIG_IGN:
+        signal.signal(number, usual)
 
 # The files that take longest, longest first: the workers begin with them, so that none is left with one at the end.
 LONGEST = [
@@ -19,8 +26,22 @@ LONGEST = [
 ]  # fmt: skip
 
 
+def pytest_addoption(parser):
+    parser.addoption("--all", action="store_true", help="the slow tests too, and those in a browser")
+
+
+def pytest_configure(config):
+    """The quick tests, unless all are asked for, or some by their file, name or mark."""
+    named = config.args_source is config.ArgsSource.ARGS or config.option.keyword or config.option.markexpr
+    if not config.option.all and not named:
+        config.option.markexpr = "not slow and not browser"
+
+
 def pytest_collection_modifyitems(items):
     """Put the longest files first; the order within a file stays."""
+    stale = set(LONGEST) - {path.stem for path in Path(__file__).parent.rglob("test_*.py")}
+    if stale:
+        raise pytest.UsageError(f"LONGEST in {__file__} names {', '.join(sorted(stale))}; there is no such file")
     rank = {name: place for place, name in enumerate(LONGEST)}
     items.sort(key=lambda item: rank.get(item.path.stem, len(rank)))
 

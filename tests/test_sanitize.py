@@ -376,6 +376,7 @@ def test_duplicate_and_shuffled_rows_are_put_in_order(folder):
     assert run("show", folder).exit_code == 0
 
 
+@pytest.mark.slow
 def test_a_model_of_very_many_layers_is_shown_in_reasonable_time(tmp_path):
     folder = make_run(tmp_path, steps=3, blocks=1, layers=tuple(f"l{i}.weight" for i in range(10_000)))
     started = time.monotonic()

@@ -208,6 +208,7 @@ def test_a_manifest(whole, change):
     judge(folder)
 
 
+@pytest.mark.slow
 @fuzz(150)
 @given(st.sampled_from(["layers", "steps"]), st.lists(st.tuples(st.floats(0, 1), st.integers(0, 255)), max_size=6),
        st.floats(0, 1), st.booleans())  # fmt: skip
@@ -224,6 +225,7 @@ def test_the_bytes_of_a_part(whole, table, changes, end, cut):
 NUMBER = st.one_of(st.floats(width=32), st.sampled_from([0.0, np.nan, np.inf, -np.inf, 3e38, -1.0, 1e-45]))
 
 
+@pytest.mark.slow
 @fuzz(100)
 @given(st.data())
 def test_the_rows_of_a_part(whole, data):

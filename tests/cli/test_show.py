@@ -4,6 +4,7 @@ import csv
 import io
 import json
 import re
+import shlex
 import socket
 import subprocess
 import sys
@@ -142,8 +143,9 @@ def test_ctrl_c_is_quiet(runs, monkeypatch):
     assert (result.exit_code, result.output) == (130, "")
 
 
+@pytest.mark.slow
 def test_a_closed_pipe_is_quiet(runs):
-    command = f"{sys.executable} -m gradwatch report {runs[0]} -o - | head -c 20"
+    command = f"{shlex.quote(sys.executable)} -m gradwatch report {shlex.quote(runs[0])} -o - | head -c 20"
     result = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=False)
     assert result.stdout == "<!doctype html>\n<htm"
     assert result.stderr == ""

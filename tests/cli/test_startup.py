@@ -67,6 +67,7 @@ def test_importing_gradwatch_imports_nothing_that_is_slow():
     assert imported("import gradwatch") == []
 
 
+@pytest.mark.slow
 def test_watching_needs_nothing_that_only_reading_and_delivering_need():
     found = set(imported("import gradwatch; gradwatch.watch"))
     assert "torch" in found
@@ -83,6 +84,7 @@ with gradwatch.watch(model, optimizer, log=None, dir=sys.argv[-1], verbose=False
 """
 
 
+@pytest.mark.slow
 def test_nor_does_recording(tmp_path):
     """Arrow imports pandas for the first array that is made of a numpy one, in the middle of a training."""
     code = f"{WATCHED}\nprint('|', *({set(SLOW)} & set(sys.modules)))"

@@ -157,6 +157,7 @@ def test_ui_prints_the_view_and_starts_a_closed_light_server(store, run, tmp_pat
     assert all(option in options.stdout for option in command if option.startswith("--"))
 
 
+@pytest.mark.slow
 def test_a_training_starts_its_courier_and_finds_everything_delivered(store, tmp_path, monkeypatch):
     monkeypatch.delenv("PYTHONPATH", raising=False)  # the courier must find the package by itself
     if sys.version_info >= (3, 11):

@@ -216,6 +216,7 @@ def start(out):
     )
 
 
+@pytest.mark.slow
 def test_the_demo_leaves_tables_reports_and_a_store(tmp_path):
     out = tmp_path / "demo"
     demo = start(out)

@@ -1,6 +1,7 @@
 """Options of `gradwatch run`, its configuration files, `gradwatch.log`, and its runs in MLflow and on two ranks."""
 
 import io
+import json
 import os
 import shlex
 import subprocess
@@ -12,7 +13,7 @@ import click
 import numpy as np
 import pytest
 from click.testing import CliRunner
-from in_the_wild import SCRIPTS, environment, one
+from in_the_wild import SCRIPTS, SUPPORT, environment, one
 from training import mlp, train, watch
 
 import gradwatch
@@ -23,9 +24,22 @@ from gradwatch.launcher.stdout import Tee, parse_pattern
 from gradwatch.recording import registry
 
 
-def run(tmp_path, *words, launcher=("-m", "gradwatch"), **extra):
-    return subprocess.run([sys.executable, *launcher, "run", *words], cwd=tmp_path, capture_output=True, text=True,
-                          env={**environment(), **extra}, timeout=120, check=False)  # fmt: skip
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    """`gradwatch run` with these words in this folder, in a fork of one process that has imported torch."""
+    out = tmp_path_factory.mktemp("warm")
+    start = [sys.executable, SUPPORT / "wild.py", "gradwatch", out]
+    with subprocess.Popen(
+        start, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment()
+    ) as process:
+
+        def call(place, *words):
+            print(json.dumps([[str(w) for w in words], str(place), environment()]), file=process.stdin, flush=True)
+            folder = out / process.stdout.readline().strip()
+            code, *said = ((folder / name).read_text() for name in ("code", "stdout", "stderr"))
+            return subprocess.CompletedProcess(words, int(code), *said)
+
+        yield call
 
 
 # ---------------------------------------------------------------------------------------------------- what is logged
@@ -72,7 +86,7 @@ def test_numbers_are_found_in_complete_lines_and_the_output_is_unchanged(monkeyp
 
 
 @pytest.mark.slow
-def test_a_number_in_the_output_belongs_to_the_last_step(tmp_path):
+def test_a_number_in_the_output_belongs_to_the_last_step(run, tmp_path):
     done = run(tmp_path, "--log", "none", "--metric-regex", "accuracy=acc ([0-9.]+)", "--param", "seed=0",
                SCRIPTS / "argparse_script.py", "--steps", "12")  # fmt: skip
     printed = [float(line.split()[-1]) for line in done.stdout.splitlines()]
@@ -82,7 +96,7 @@ def test_a_number_in_the_output_belongs_to_the_last_step(tmp_path):
 
 
 @pytest.mark.slow
-def test_a_script_that_watches_itself_is_not_watched_twice(tmp_path):
+def test_a_script_that_watches_itself_is_not_watched_twice(run, tmp_path):
     (tmp_path / "own.py").write_text(
         "import torch, gradwatch\nm = torch.nn.Linear(2, 1)\no = torch.optim.SGD(m.parameters(), lr=0.1)\n"
         "with gradwatch.watch(m, o, log=None, run_name='own', verbose=False):\n"
@@ -108,7 +122,7 @@ print("to the end")
 
 
 @pytest.mark.slow
-def test_a_run_in_a_bad_way_is_halted(tmp_path):
+def test_a_run_in_a_bad_way_is_halted(run, tmp_path):
     (tmp_path / "explodes.py").write_text(EXPLODES)
     done = run(tmp_path, "--log", "none", "--halt-on", "error", "explodes.py")
     assert done.returncode == 1
@@ -258,7 +272,7 @@ with mlflow.start_run(run_name="mine"):
     ("first", "experiment", "name"),
     [("", "given", "mine"), ("mlflow.set_experiment('own')", "own", "mine"), (None, "given", "script")],
 )
-def test_there_is_one_mlflow_run_and_it_holds_all(store, tmp_path, first, experiment, name):
+def test_there_is_one_mlflow_run_and_it_holds_all(run, store, tmp_path, first, experiment, name):
     script = tmp_path / "script.py"
     plain = OWN.replace("{first}\n", "").split("import torch")[1]
     plain = (
@@ -278,7 +292,7 @@ def test_there_is_one_mlflow_run_and_it_holds_all(store, tmp_path, first, experi
 
 
 @pytest.mark.slow
-def test_a_crash_is_a_failed_run_and_a_script_without_training_leaves_none(store, tmp_path):
+def test_a_crash_is_a_failed_run_and_a_script_without_training_leaves_none(run, store, tmp_path):
     assert run(tmp_path, "--experiment", "given", SCRIPTS / "crashes.py").returncode == 1
     (failed,) = settled(store)["given"]
     assert failed.info.status == "FAILED"
@@ -362,7 +376,7 @@ fire.Fire(lambda lr: train(lr))
 @pytest.mark.parametrize(
     ("library", "words"), [("hydra", ["+lr=0.25", "hydra.run.dir=out"]), ("fire", ["--lr", "0.25"])]
 )
-def test_scripts_that_leave_their_command_line_to_a_library(tmp_path, library, words):
+def test_scripts_that_leave_their_command_line_to_a_library(run, tmp_path, library, words):
     pytest.importorskip(library)
     (tmp_path / "script.py").write_text(
         "import torch\ndef train(lr):\n    model = torch.nn.Linear(2, 1)\n"

@@ -101,7 +101,7 @@ def test_every_policy_with_every_seed(desk):
     jobs = asked(desk).jobs()
     assert [job.label for job in jobs] == ["none, seed 0", f"{GLOBAL}, seed 0", "none, seed 1", f"{GLOBAL}, seed 1"]
     command = shlex.join(jobs[3].command())
-    assert f"{sys.executable} -m gradwatch run --dir {jobs[3].folder}" in command
+    assert f"{shlex.quote(sys.executable)} -m gradwatch run --dir {shlex.quote(str(jobs[3].folder))}" in command
     assert f"--clip '{GLOBAL}' --renorm none --param seed=1 train.py --seed 1" in command
     assert jobs[3].environment() == {"PYTHONHASHSEED": "1", "GRADWATCH_SEED": "1"}
 
@@ -392,7 +392,7 @@ def test_another_pool_as_the_prefix(desk):
     pool = subprocess.Popen([sys.executable, "second_pool.py", "serve", "2"], stdout=subprocess.PIPE, text=True)
     try:
         assert pool.stdout.readline() == "2 workers are waiting\n"
-        submit = f"{sys.executable} second_pool.py submit"
+        submit = f"{shlex.quote(sys.executable)} second_pool.py submit"
         sweep("--log", "none", "--jobs", "2", "--prefix", submit, "--clip", "none", "--clip", GLOBAL, "train.py")
     finally:
         pool.terminate()
@@ -416,7 +416,7 @@ def test_torchrun_as_the_prefix(desk):
         "    optimizer.step()\n"
         "dist.destroy_process_group()\n"
     )
-    torchrun = f"{sys.executable} -m torch.distributed.run --standalone --nproc-per-node 2"
+    torchrun = f"{shlex.quote(sys.executable)} -m torch.distributed.run --standalone --nproc-per-node 2"
     sweep("--log", "none", "--prefix", torchrun, "--clip", GLOBAL, "train.py")
     (folder,) = run_folders(desk / "gradwatch-runs")
     history = gradwatch.open_history(folder)

@@ -15,12 +15,15 @@ from filelock import FileLock
 
 from gradwatch import open_history
 
-pytestmark = pytest.mark.skipif(sys.platform == "win32" or not torch.distributed.is_available(), reason="needs gloo")
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(sys.platform == "win32" or not torch.distributed.is_available(), reason="needs gloo"),
+]
 ROOT = Path(__file__).parents[2]
 SUPPORT = ROOT / "tests" / "support"
-SIZES = [2, pytest.param(4, marks=pytest.mark.slow)]
+SIZES = [2, 4]
 CASES = [
-    pytest.param(size, name, i, marks=pytest.mark.slow if size > 2 else (), id=f"{size}-{name}-{i}")
+    pytest.param(size, name, i, id=f"{size}-{name}-{i}")
     for size, scenarios in ranks.SCENARIOS.items()
     for name, (*_, pairs) in scenarios.items()
     for i in range(len(pairs))
@@ -144,7 +147,6 @@ def test_what_cannot_be_told_is_refused(launched):
         assert "has one already" in texts["hook"]
 
 
-@pytest.mark.slow
 def test_a_rank_that_raises_ends_the_run_and_waits_for_nobody(tmp_path):
     done = torchrun(2, SUPPORT / "ranks.py", "raise_on_one", tmp_path)
     assert done.returncode == 1
@@ -169,7 +171,6 @@ def test_all_ranks_halt_at_the_same_step(launched):
     assert (len(history), history.run.status) == (48, "FAILED")
 
 
-@pytest.mark.slow
 def test_the_script_of_the_docs_page_runs(tmp_path):
     page = (ROOT / "docs" / "distributed.md").read_text()
     script = tmp_path / "train.py"

@@ -83,6 +83,7 @@ nested = st.recursive(
 )
 
 
+@pytest.mark.slow
 @given(nested)
 @settings(max_examples=300, deadline=None)
 def test_any_composition_survives_the_round_trip(policy):

@@ -89,12 +89,16 @@ CASES = [
             optimizer,
             "ClipByGlobalNorm(0.1)",
             "eager",
-            marks=[] if form == "whole" or optimizer == "SGD" else pytest.mark.slow,
+            marks=[] if form in ("step", "whole") and optimizer == "SGD" else pytest.mark.slow,
         )
         for form in FORMS
         for optimizer in OPTIMIZERS
     ),
-    *((form, "SGD", clip, "eager") for form in ("step", "whole") for clip in ("AutoClip(50)", "ClipByValue(0.01)")),
+    *(
+        pytest.param(form, "SGD", clip, "eager", marks=pytest.mark.slow)
+        for form in ("step", "whole")
+        for clip in ("AutoClip(50)", "ClipByValue(0.01)")
+    ),
     *(pytest.param(form, "Adam", "ClipByGlobalNorm(0.1)", "inductor", marks=INDUCTOR) for form in FORMS),
 ]
 
@@ -137,6 +141,7 @@ def test_a_step_that_was_compiled_before_is_seen_from_then_on(form, optimizer, t
         torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_what_a_compiled_loop_logs_and_clips_is_seen(tmp_path):
     model = mlp(torch.float32)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -161,6 +166,7 @@ def test_what_a_compiled_loop_logs_and_clips_is_seen(tmp_path):
     np.testing.assert_allclose(history.total("clipped_norm"), [0.05] * 4, rtol=1e-4)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fullgraph", [False, True])
 def test_a_compiled_clip_is_seen_while_it_is_watched(fullgraph, tmp_path):
     model = mlp()

@@ -18,7 +18,10 @@ from gradwatch import RunError, WatchError, open_history
 from gradwatch.storage.folder import read_manifest
 from gradwatch.storage.members import part_folders
 
-pytestmark = pytest.mark.skipif(sys.platform == "win32" or not dist.is_available(), reason="needs gloo")
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(sys.platform == "win32" or not dist.is_available(), reason="needs gloo"),
+]
 ROOT = Path(__file__).parents[2]
 SCRIPT = re.findall(r"^```py\n(.*?)^```", (ROOT / "docs/several.md").read_text("utf-8"), re.MULTILINE | re.DOTALL)[0]
 
@@ -125,7 +128,6 @@ def scenes(rank, folder):
     dist.destroy_process_group()
 
 
-@pytest.mark.slow
 def test_ranks_agree_once_and_then_leave_each_other_alone(tmp_path):
     (tmp_path / "file").write_text("")
     torch.multiprocessing.spawn(scenes, (tmp_path,), nprocs=2)

@@ -408,6 +408,7 @@ ENDS = {
 }
 
 
+@pytest.mark.slow
 def test_scripts_that_never_close_lose_nothing_and_none_imports_mlflow(tmp_path):
     command = [sys.executable, "-c", SCRIPT, tmp_path, *ENDS]
     codes = subprocess.run(command, check=True, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True).stdout

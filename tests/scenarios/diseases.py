@@ -157,7 +157,7 @@ def half(folder, scale=2.0**20, steps=20):
 # ------------------------------------------------------------------------------------------- vanishing, dead, absent
 
 
-def deep_sigmoid(folder, act=nn.Sigmoid, make=None, steps=150, depth=10):
+def deep_sigmoid(folder, act=nn.Sigmoid, kind=torch.optim.SGD, lr=0.1, steps=150, depth=10):
     """Ten sigmoid layers, Xavier weights (S2); the twin has ReLU and He's weights."""
     model = dense([16] + [50] * depth + [4], act)
     for layer in model[::2]:
@@ -166,7 +166,7 @@ def deep_sigmoid(folder, act=nn.Sigmoid, make=None, steps=150, depth=10):
         else:
             nn.init.kaiming_uniform_(layer.weight, nonlinearity="relu")
         nn.init.zeros_(layer.bias)
-    return fit(folder, model, make(model) if make else sgd(model, 0.1), classify(model), steps)
+    return fit(folder, model, kind(model.parameters(), lr), classify(model), steps)
 
 
 def dying_relu(folder, lr=0.05, bias=0.0, shock=1.0, steps=120):

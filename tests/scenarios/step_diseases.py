@@ -5,6 +5,8 @@ All are real: a tiny net, a real optimizer, the disease put in where users put i
 
 from __future__ import annotations
 
+import functools
+
 import torch
 from nets import Recurrent, Transformer, batches, classify, mlp, pieces, predict
 from torch import nn, optim
@@ -21,11 +23,11 @@ def digits(folder, make, steps=120, net=None, data=None, **options):
 
 
 def sgd(lr, **more):
-    return lambda params: optim.SGD(params, lr, **more)
+    return functools.partial(optim.SGD, lr=lr, **more)
 
 
 def adam(lr, **more):
-    return lambda params: optim.Adam(params, lr, **more)
+    return functools.partial(optim.Adam, lr=lr, **more)
 
 
 # --------------------------------------------------------------------------------------------------------- unchanged

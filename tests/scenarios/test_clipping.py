@@ -4,13 +4,16 @@ from functools import partial
 
 import numpy as np
 import pytest
-import step_diseases as d
+import step_diseases
 from cures import policies_in
+from recordings import Recorded
 from trainings import one, serious
 
 import gradwatch
 from gradwatch.analysis.rules import diagnose
 from gradwatch.analysis.rules.clipping import _sits_at
+
+d = Recorded(step_diseases)
 
 
 @pytest.mark.parametrize(

@@ -6,10 +6,11 @@ import sys
 from functools import partial
 from pathlib import Path
 
-import diseases as d
+import diseases
 import numpy as np
 import pytest
 import torch
+from recordings import Recorded
 from torch import nn
 from trainings import one, serious
 
@@ -18,6 +19,7 @@ from gradwatch.analysis.rules.gradient_scale import noise_dominated
 from gradwatch.history import Run
 from gradwatch.open import open_history
 
+d = Recorded(diseases)
 HERE = Path(__file__).parent
 CLIP = "ClipByGlobalNorm(1.0)"
 SKIP = "SkipNonfinite()"
@@ -138,7 +140,7 @@ def test_ten_sigmoid_layers_vanish(tmp_path):
 
 
 def test_under_adam_it_is_a_note_because_every_layer_moves(tmp_path):
-    (found,) = diagnose(d.deep_sigmoid(tmp_path, make=lambda m: torch.optim.Adam(m.parameters(), 1e-3)))
+    (found,) = diagnose(d.deep_sigmoid(tmp_path, kind=torch.optim.Adam, lr=1e-3))
     assert (found.rule, found.severity) == ("vanishing", "note")
     assert found.evidence["update_ratio_decades"] < 1
 
@@ -175,7 +177,7 @@ def test_a_head_that_no_optimizer_holds_is_named(tmp_path):
 
 
 def test_the_manifest_keeps_what_was_frozen_and_what_nobody_holds(tmp_path):
-    run = d.two_heads(tmp_path, frozen=True, steps=1).run
+    run = diseases.two_heads(tmp_path, frozen=True, steps=1).run
     assert [layer.name for layer in run.layers if layer.frozen] == ["spare.weight", "spare.bias"]
     assert Run.from_json(run.to_json()) == run
     assert Run.from_json({"name": "x", "created": "now", "layers": [{"name": "w", "shape": [2]}]}).unheld == ()

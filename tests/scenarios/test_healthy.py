@@ -2,6 +2,7 @@
 
 import pytest
 from healthy import HEALTHY
+from recordings import recorded
 from trainings import serious
 
 from gradwatch.analysis.rules import diagnose
@@ -15,7 +16,7 @@ QUICK = [h for half in (0, 1) for h in [h for h in FAST if h.number % 4 == half]
 
 @pytest.mark.parametrize("training", QUICK, ids=lambda h: h.name)
 def test_a_healthy_training_is_called_healthy(training, tmp_path):
-    findings = diagnose(training.train(tmp_path))
+    findings = diagnose(recorded(f"healthy-{training.name}", training.train, tmp_path))
     assert serious(findings) == [], [f.summary for f in findings]
 
 

@@ -2,15 +2,18 @@
 
 import numpy as np
 import pytest
-import step_diseases as d
+import step_diseases
 from cures import policies_in
 from make_run import changed, make_history
+from nets import ALPHABET
+from recordings import Recorded
 from trainings import one, serious
 
 import gradwatch
 from gradwatch.analysis.rules import diagnose
 from gradwatch.analysis.rules.spikes import lr_too_high, spike
 
+d = Recorded(step_diseases)
 CLIP = "chain(SkipNonfinite(), ClipByGlobalNorm(1.0))"
 
 
@@ -64,9 +67,15 @@ def test_adam_at_a_rate_that_is_too_high(tmp_path):
 
 
 def test_sgd_at_a_rate_that_is_too_high(tmp_path):
-    finding = one(diagnose(d.rnn_rate_too_high(tmp_path)), "lr-too-high")
+    history = d.rnn_rate_too_high(tmp_path)
+    finding = one(diagnose(history), "lr-too-high")
     assert (finding.severity, finding.last_step) == ("error", 199)
-    assert finding.first_step <= 20
+    loss = history.total("loss")
+    worse_than_chance = int(np.argmax(loss > np.log(len(ALPHABET))))
+    noise = 1.4826 * np.median(np.abs(np.diff(loss))) / 2**0.5
+    level = np.array([np.median(loss[max(0, at - 4) : at + 5]) for at in range(len(loss))])
+    thrown_out = int(np.argmax(level - level.min() > 3 * noise))  # half of the six standard deviations that it takes
+    assert worse_than_chance <= finding.first_step <= thrown_out
     (clip,) = policies_in(finding)
     assert isinstance(clip, gradwatch.ClipByGlobalNorm)
     assert "about 1.0" in finding.cure

@@ -109,6 +109,7 @@ def test_nothing_is_divided_by_a_cost_that_is_not_there(scripts):
     assert loop["times_gradwatch_over_bare"] == pytest.approx(3)
 
 
+@pytest.mark.slow
 def test_bench_startup_times_the_command_line(tmp_path):
     report = bench("bench_startup.py", "--rounds", "1", "--only", "help", output=tmp_path / "startup.json")
     assert set(report["seconds"]) == {f"gradwatch {name}--help" for name in ("", "report ", "sync ")}

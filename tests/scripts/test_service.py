@@ -60,6 +60,7 @@ def test_compose_holds_no_secret_and_does_not_start_without_one():
         assert not re.search("PASSWORD|SECRET", " ".join(service.get("command", ()))), "a process list shows it"
 
 
+@pytest.mark.slow
 def test_the_commands_of_compose_are_commands():
     command = words("monitor")
     assert command[0] == "monitor"

@@ -217,7 +217,7 @@ def flushes(folder, history, attempt=0):
             for compactor in writer.compactors:
                 compactor.compact()
         writer.run = replace(writer.run, status="FINISHED")
-        folder.write_json(folder / "run.json", writer.run.to_json())
+        folder_module.write_json(folder / "run.json", writer.run.to_json())
     except Killed:
         pass
     if writer is not None:  # the lock and the thread go with the process
@@ -239,7 +239,7 @@ def test_a_kill_at_any_file_call_leaves_a_run_that_opens_and_goes_on(tmp_path, k
     complete, n = False, 0
     while not complete:
         folder = create_folder(tmp_path, "killed")
-        folder.write_json(folder / "run.json", history.run.to_json())
+        folder_module.write_json(folder / "run.json", history.run.to_json())
         calls = kill_at(n)
         done = flushes(folder, history)
         complete = next(calls) < n
@@ -281,6 +281,7 @@ def endings(tmp_path_factory):
     return out
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("case", "code", "status"),
     [

@@ -1,9 +1,10 @@
 """Runs scripts one after the other, each in a fork of one process that has imported torch: plainly, with an oracle that
 looks at every optimizer's steps, or through `gradwatch run`.
 
-    python wild.py oracle|gradwatch FOLDER < list of commands as JSON
+    python wild.py oracle|gradwatch FOLDER < commands, one a line, as JSON
 
-Of each script `FOLDER/<number>` then holds stdout, stderr, exit code, and what was seen.
+A command is its words, and the folder and the environment that it runs in; where there are none, it runs in its own
+`FOLDER/<number>`. That folder then holds stdout, stderr, exit code, and what was seen, and its number is printed.
 """
 
 import faulthandler
@@ -70,13 +71,16 @@ class Oracle:
         self.inside = False
 
 
-def child(how, folder, words, stdin):
+def child(how, folder, words, place=None, environment=None):
     for name, number in (("stdout", 1), ("stderr", 2)):
         os.dup2(os.open(folder / name, os.O_WRONLY | os.O_CREAT), number)
-    os.dup2(os.open(stdin or os.devnull, os.O_RDONLY), 0)
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     sys.stdout, sys.stderr = open(1, "w", closefd=False), open(2, "w", closefd=False)  # noqa: SIM115
     faulthandler.dump_traceback_later(60, exit=True)  # a script that hangs is one failure, not a test run that hangs
-    os.chdir(folder)
+    os.chdir(place or folder)
+    if environment is not None:
+        os.environ.clear()
+        os.environ.update(environment)
     if how == "gradwatch":
         from gradwatch.cli import main
 
@@ -97,12 +101,13 @@ if __name__ == "__main__":
     if how == "gradwatch":
         importlib.import_module("gradwatch.launcher.autowatch")
     gc.freeze()  # else every fork walks through, and so copies, all of torch as its interpreter ends
-    for number, (words, stdin) in enumerate(json.load(sys.stdin)):
+    for number, line in enumerate(sys.stdin):
         folder = out / str(number)
         folder.mkdir(parents=True)
         pid = os.fork()
         if pid == 0:
-            child(how, folder, words, stdin)  # and then to the end of the interpreter, as a script goes
+            child(how, folder, *json.loads(line))  # and then to the end of the interpreter, as a script goes
             sys.exit()
         _, status = os.waitpid(pid, 0)
         (folder / "code").write_text(str(os.waitstatus_to_exitcode(status)))
+        print(number, flush=True)

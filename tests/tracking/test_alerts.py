@@ -4,6 +4,7 @@ import hashlib
 import hmac
 import json
 import logging
+import shlex
 import sys
 import threading
 import time
@@ -172,6 +173,7 @@ def test_what_ended_long_ago_is_no_news(store, sick, hook):
     assert len(hook.bodies) == 1
 
 
+@pytest.mark.slow
 def test_findings_files_from_strangers_tell_nothing_and_stop_nothing(store, sick, hook, tmp_path):
     for text in ("[1]", "{", '{"findings": [{"rule": "x"}]}', '{"findings": ' + "[" * 100_000):
         (tmp_path / "findings.json").write_text(text)
@@ -197,7 +199,7 @@ def test_what_is_posted_is_signed(hook):
 def test_a_command_reads_the_message_without_a_shell(tmp_path):
     script = tmp_path / "told.py"
     script.write_text("import sys; open(sys.argv[1], 'w').write(sys.argv[2] + sys.stdin.read())")
-    notifier(f"{sys.executable} {script} {tmp_path / 'out'} '$(id); a b'")(SAID)
+    notifier(f"{shlex.join([sys.executable, str(script), str(tmp_path / 'out')])} '$(id); a b'")(SAID)
     assert (tmp_path / "out").read_text() == "$(id); a b" + json.dumps(SAID)
 
 
@@ -205,8 +207,8 @@ def test_a_command_reads_the_message_without_a_shell(tmp_path):
     ("target", "why"),
     [
         ("http://127.0.0.1:9/T000/secret-path", "127.0.0.1: ConnectionError"),
-        (f"{sys.executable} -c 'raise SystemExit(3)' --token secret-path", "ended with exit code 3"),
-        (f"{sys.executable} -c 'import time; time.sleep(9)' secret-path", "took longer than 1 s"),
+        (f"{shlex.quote(sys.executable)} -c 'raise SystemExit(3)' --token secret-path", "ended with exit code 3"),
+        (f"{shlex.quote(sys.executable)} -c 'import time; time.sleep(9)' secret-path", "took longer than 1 s"),
         ("./not-there secret-path", "not-there: No such file"),
     ],
 )

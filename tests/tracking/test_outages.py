@@ -54,6 +54,7 @@ def twenty(seed, *slow):
         yield fault
 
 
+@pytest.mark.slow
 def test_through_twenty_faults_every_point_arrives_once(server, proxy, tmp_path):
     folder = run_for(proxy, tmp_path, steps=900)
     proxy.plan(twenty(1), where="log-batch")

@@ -21,13 +21,13 @@ CUDA = pytest.param(
     id="cuda",
     marks=[pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")],
 )
-# `plain` meets every form of every optimizer in every dtype; any other loop meets them in float32, or the one dtype
-# that it has, and in the rest when the slow tests run.
+# A loop meets every form of every optimizer in float32, or the one dtype that it has, and in the rest when the slow
+# tests run.
 FLOAT = torch.float32
 CASES = [
     pytest.param(
         loop.name, dtype, id=f"{loop.name}-{short(dtype)}",
-        marks=[pytest.mark.slow] if loop.name != "plain" and dtype != FLOAT and FLOAT in loop.dtypes else [],
+        marks=[pytest.mark.slow] if dtype != FLOAT and FLOAT in loop.dtypes else [],
     )
     for loop in LOOPS.values() for dtype in loop.dtypes
 ]  # fmt: skip

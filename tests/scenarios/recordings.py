@@ -1,0 +1,70 @@
+"""The trainings of this folder as `record.py` recorded them: rules read numbers, and no network is trained for that.
+
+What a training does after some steps is another thing on another processor; a recording is the same everywhere.
+`test_recordings.py` trains some of them again.
+"""
+
+import functools
+import inspect
+import json
+import re
+import shutil
+from pathlib import Path
+
+import gradwatch
+
+FOLDER = Path(__file__).parent / "recorded"
+RECORDING = False  # record.py sets it: then all is trained, and kept
+
+
+def recorded(name, train, folder):
+    """The History of the training `name`; `train(folder)` trains it while recordings are made."""
+    path = FOLDER / re.sub(r"[^\w.=+-]+", "_", name)
+    if RECORDING:
+        train(folder / "recorded")
+        _keep(*(folder / "recorded").iterdir(), path)
+        shutil.rmtree(folder / "recorded")
+    assert path.exists(), f"there is no recording {path.name}; wanted: python tests/scenarios/record.py"
+    return gradwatch.open_history(path)
+
+
+def _keep(run, path):
+    """Copy what rules read of a run; who recorded it is nobody's business."""
+    manifest = json.loads((run / "run.json").read_text()) | {"pid": None, "host": None, "pid_started": None}
+    shutil.rmtree(path, ignore_errors=True)
+    for table in ("layers", "steps"):
+        shutil.copytree(run / table, path / table)
+    (path / "run.json").write_text(json.dumps(manifest, indent=1) + "\n")
+
+
+class Recorded:
+    """A module of trainings, `train(folder, ...)`, each of which is read instead; all else is the module's."""
+
+    def __init__(self, module):
+        self.module = module
+
+    def __getattr__(self, name):
+        train = getattr(self.module, name)
+        if not inspect.isfunction(train) or next(iter(inspect.signature(train).parameters), None) != "folder":
+            return train
+
+        @functools.wraps(train)
+        def read(folder, *args, **options):
+            given = inspect.signature(train).bind(folder, *args, **options)
+            return recorded(name_of(train.__name__, given), lambda place: train(place, *args, **options), folder)
+
+        return read
+
+
+def name_of(function, given):
+    """`function-lr=0.1-kind=Adam`: a call without its folder, as the name of a folder."""
+    named = dict(given.arguments)
+    named.pop("folder")
+    named |= named.pop("options", {})
+    return "-".join([function, *(f"{name}={_text(value)}" for name, value in named.items())])
+
+
+def _text(value):
+    if isinstance(value, functools.partial):
+        return f"{value.func.__name__}({', '.join(f'{k}={v}' for k, v in value.keywords.items())})"
+    return str(getattr(value, "__name__", value))

@@ -1,0 +1,54 @@
+"""The recordings are what the code makes: some are made again, one for each thing that is recorded."""
+
+import diseases
+import numpy as np
+import pytest
+import step_diseases
+from healthy import RECIPES
+from recordings import FOLDER, Recorded, recorded
+
+READ = {module: Recorded(module) for module in (diseases, step_diseases)}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("module", "name", "options"),
+    [
+        (diseases, "adding_rnn", {"gain": 1.5}),  # up to NaN
+        (diseases, "half", {}),
+        (diseases, "scaled_by_a_scaler", {}),
+        (diseases, "two_heads", {"both": True, "forgotten": True}),
+        (diseases, "unscaled_inputs", {}),  # a policy
+        (step_diseases, "group_rate_zero", {}),
+        (step_diseases, "zeroed_before_step", {"to_none": True}),
+        (step_diseases, "strangers", {}),
+        (step_diseases, "odd_batch", {"clip": "SkipSpike()"}),
+        (step_diseases, "throttled", {"own": True}),
+        (step_diseases, "tight_norm", {}),  # a constraint
+        (step_diseases, "frozen_body", {}),
+        (RECIPES, "rnn-clipped-sgd", {}),
+        (RECIPES, "mlp-accumulation", {}),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_a_training_is_recorded_as_it_was(module, name, options, tmp_path):
+    if module is RECIPES:
+        then, now = recorded(f"healthy-{name}", None, tmp_path), RECIPES[name](tmp_path)
+    else:
+        then, now = getattr(READ[module], name)(tmp_path, **options), getattr(module, name)(tmp_path, **options)
+    for field in ("layers", "optimizers", "clip", "renorm", "every", "unheld", "status"):
+        assert getattr(now.run, field) == getattr(then.run, field)
+    np.testing.assert_array_equal(now.step, then.step)
+    assert (set(now.per_layer), set(now.per_step)) == (set(then.per_layer), set(then.per_step))
+    begins = {key: values[:10] for key, values in (now.per_layer | now.per_step).items() if key != "time"}
+    for key, values in begins.items():  # later steps go another way on another processor
+        np.testing.assert_allclose(
+            values, (then.per_layer | then.per_step)[key][:10], rtol=1e-2, atol=1e-6, err_msg=key
+        )
+
+
+def test_the_recordings_are_small_and_tell_nothing_of_where_they_were_made():
+    assert sum(file.stat().st_size for file in FOLDER.rglob("*")) < 6e6
+    assert {file.suffix for file in FOLDER.rglob("*") if file.is_file()} == {".json", ".parquet"}
+    for manifest in FOLDER.glob("*/run.json"):
+        assert '"host": null' in manifest.read_text()
