@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from gradwatch.history import History as History
     from gradwatch.measure.functional import clip_grads_ as clip_grads_
     from gradwatch.measure.functional import global_norm as global_norm
-    from gradwatch.open import open_history as open_history
+    from gradwatch.open_run import open_history as open_history
     from gradwatch.policies import AGC as AGC
     from gradwatch.policies import AdaGC as AdaGC
     from gradwatch.policies import AutoClip as AutoClip
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from gradwatch.policies import only as only
     from gradwatch.policies import parse as parse
     from gradwatch.recording.attach import watch as watch
-    from gradwatch.recording.registry import log as log
+    from gradwatch.recording.open_watches import log as log
     from gradwatch.recording.watch import Watch as Watch
 
 # Where the public names live. They are imported on first use, so that the command line never waits for torch.
@@ -76,8 +76,8 @@ _HOMES = {
         "only",
         "parse",
     ),
-    "gradwatch.recording.registry": ("log",),
-    "gradwatch.open": ("open_history",),
+    "gradwatch.recording.open_watches": ("log",),
+    "gradwatch.open_run": ("open_history",),
     "gradwatch.recording.watch": ("Watch",),
     "gradwatch.recording.attach": ("watch",),
 }

@@ -20,7 +20,7 @@ FLOORS = """
     analysis
     recording report
     adapters tracking
-    open
+    open_run
     __init__
     launcher
     cli
@@ -28,7 +28,7 @@ FLOORS = """
 """
 FLOOR = {room: number for number, rooms in enumerate(FLOORS.split("\n")) for room in rooms.split()}
 SHARED = {"errors", "formulas", "formatting", "table", "history", "sanitize", "policies", "storage"}
-READ_SIDE = {*SHARED, "analysis", "report", "tracking", "open", "cli"}
+READ_SIDE = {*SHARED, "analysis", "report", "tracking", "open_run", "cli"}
 TRAIN_SIDE = {"measure", "recording", "adapters"}
 MAY_IMPORT_MLFLOW = {"tracking.client", "tracking.reader"}
 

@@ -16,7 +16,7 @@ from gradwatch import RunError, open_history
 from gradwatch.cli import main
 from gradwatch.sanitize import MAX_JSON, MAX_NAME, markdown, printable, read_json, terminal
 from gradwatch.storage import parquet
-from gradwatch.storage.cursor import read_cursor
+from gradwatch.storage.delivery_cursor import read_cursor
 from gradwatch.storage.downsample import MAX_VALUES
 from gradwatch.storage.folder import list_parts, read_manifest, write_json
 from gradwatch.storage.lock import Lock

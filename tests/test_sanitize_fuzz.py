@@ -27,7 +27,7 @@ from gradwatch.analysis.rules import diagnose
 from gradwatch.analysis.rules.facts import threshold
 from gradwatch.cli import main
 from gradwatch.cli.config import find_config
-from gradwatch.open import open_histories, open_history
+from gradwatch.open_run import open_histories, open_history
 from gradwatch.policies.grammar import POLICIES, members
 from gradwatch.report import build_report, render_html
 from gradwatch.report.text import render_json, render_markdown

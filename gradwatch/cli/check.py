@@ -26,7 +26,7 @@ def check(ctx: click.Context, run: str, fail_on: str, kind: str, following: bool
     """  # noqa: D301  (click reads the backspace)
     from gradwatch.analysis.rules import diagnose
     from gradwatch.errors import RunError
-    from gradwatch.open import open_histories
+    from gradwatch.open_run import open_histories
     from gradwatch.report.model import CRASHED, state
     from gradwatch.report.text import render_check_json, render_check_text, render_github
     from gradwatch.sanitize import terminal

@@ -46,7 +46,7 @@ def compare(
       gradwatch compare gradwatch-runs/* --format json
     """  # noqa: D301  (click reads the backspace)
     from gradwatch.analysis.comparison import settle
-    from gradwatch.open import open_histories
+    from gradwatch.open_run import open_histories
     from gradwatch.report.text import comparison_text, print_table, show_comparison
 
     settled = settle(open_histories(runs, below=True), metric, baseline, target, rises)

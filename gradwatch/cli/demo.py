@@ -134,8 +134,8 @@ def show(jobs: Sequence[Job], out: Path, console: Console) -> None:
     from gradwatch.launcher.demo.jobs import delivered
     from gradwatch.launcher.demo.summary import short_table, write_reports
     from gradwatch.report.text import print_table
-    from gradwatch.storage.cursor import read_cursor
-    from gradwatch.storage.members import run_folders
+    from gradwatch.storage.delivery_cursor import read_cursor
+    from gradwatch.storage.shared_folder import run_folders
 
     with console.status("writing the reports"):
         reports = write_reports(out)

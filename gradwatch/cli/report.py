@@ -36,7 +36,7 @@ def report(
       gradwatch report gradwatch-runs/* --format md -o -
     """  # noqa: D301  (click reads the backspace)
     from gradwatch.errors import RunError
-    from gradwatch.open import open_histories
+    from gradwatch.open_run import open_histories
     from gradwatch.report import build_report, render_html
     from gradwatch.report.text import render_csv, render_json, render_markdown
 

@@ -16,7 +16,7 @@ def show(run: str) -> None:
       gradwatch show gradwatch-runs/20260131-120000-mlp
     """  # noqa: D301  (click reads the backspace)
     from gradwatch.errors import RunError
-    from gradwatch.open import open_histories
+    from gradwatch.open_run import open_histories
     from gradwatch.report.model import build_report
     from gradwatch.report.text import print_table, show_run
 

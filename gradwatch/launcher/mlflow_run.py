@@ -73,7 +73,7 @@ def _child(what: str, order: Mapping[str, Any]) -> subprocess.Popen[str] | None:
     """Start the child: it is not of the script's process group, so that Ctrl-C ends the script alone."""
     try:
         return subprocess.Popen(
-            [sys.executable, "-m", "gradwatch.tracking.reserve", what, json.dumps(order)],
+            [sys.executable, "-m", "gradwatch.tracking.create_run", what, json.dumps(order)],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE if what == "create" else subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,

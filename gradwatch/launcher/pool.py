@@ -16,7 +16,7 @@ from queue import SimpleQueue
 from types import FrameType
 from typing import Any
 
-from gradwatch.launcher.warm import Forked, can_fork
+from gradwatch.launcher.fork_server import Forked, can_fork
 
 POLL_SECONDS = 0.5
 GRACE_SECONDS = 30.0  # between SIGINT, SIGTERM and SIGKILL: a training closes its run, MLflow's clients have retries

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from gradwatch.errors import RunError
-from gradwatch.recording import registry
+from gradwatch.recording import open_watches
 
 LONGEST = 1 << 16  # characters of a line that are looked at
 
@@ -48,7 +48,7 @@ class Tee:
             match = pattern.search(line)
             if match is not None:
                 with contextlib.suppress(ValueError, TypeError):
-                    registry.log(**{name: float(match[match.lastindex or 0].replace(",", ""))})
+                    open_watches.log(**{name: float(match[match.lastindex or 0].replace(",", ""))})
 
 
 def parse_pattern(text: str) -> tuple[str, str]:

@@ -18,8 +18,8 @@ from typing import Any
 from gradwatch.errors import RunError
 from gradwatch.launcher.pool import End, Task
 from gradwatch.storage.folder import read_manifest, write_json
-from gradwatch.storage.members import run_folders
 from gradwatch.storage.run_state import run_state
+from gradwatch.storage.shared_folder import run_folders
 from gradwatch.tracking.tags import Tag
 
 RECORD, OUTPUT = "job.json", "output.log"

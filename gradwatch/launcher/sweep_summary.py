@@ -16,14 +16,14 @@ from gradwatch.analysis.groups import metric_names
 from gradwatch.errors import RunError
 from gradwatch.history import History
 from gradwatch.launcher.sweep import Job, Record, Sweep
-from gradwatch.open import open_history
+from gradwatch.open_run import open_history
 from gradwatch.recording.courier_process import wait_delivered
 from gradwatch.report import build_report, render_html
 from gradwatch.report.text import comparison_text, markdown_comparison
-from gradwatch.storage.cursor import read_cursor
+from gradwatch.storage.delivery_cursor import read_cursor
 from gradwatch.storage.downsample import MAX_VALUES
 from gradwatch.storage.folder import list_parts
-from gradwatch.storage.members import deliverable_parts, run_folders
+from gradwatch.storage.shared_folder import deliverable_parts, run_folders
 from gradwatch.tracking.tags import Tag
 from gradwatch.tracking.views import run_url
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from gradwatch.errors import PolicyError
-from gradwatch.measure.batch import Batch, drop, gradients
+from gradwatch.measure.gradients import Batch, drop, gradients
 from gradwatch.measure.layout import Layout
 from gradwatch.policies import Policy, parse
 

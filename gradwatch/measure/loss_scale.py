@@ -13,8 +13,8 @@ from torch.amp import GradScaler
 from torch.amp.grad_scaler import OptState
 from torch.optim import Optimizer
 
-from gradwatch.measure.batch import Group, scale_
 from gradwatch.measure.fused import loss_scale, set_scale
+from gradwatch.measure.gradients import Group, scale_
 from gradwatch.measure.layout import Layout
 
 

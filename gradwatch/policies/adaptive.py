@@ -17,7 +17,7 @@ from gradwatch.policies.clip import clamp_, scale_slices
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from gradwatch.measure.batch import Batch
+    from gradwatch.measure.gradients import Batch
     from gradwatch.measure.layout import Norms
 
 

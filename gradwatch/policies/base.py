@@ -1,7 +1,7 @@
 """What a policy is: settings, one formula, one paper. Two bases, and the two ways to combine policies.
 
-A policy acts on a `Batch` (gradwatch.measure.batch): the gradients of one step, or the weights after it. A norm policy
-sees only norms and answers with coefficients; an element policy asks the batch to change the tensors.
+A policy acts on a `Batch` (gradwatch.measure.gradients): the gradients of one step, or the weights after it. A norm
+policy sees only norms and answers with coefficients; an element policy asks the batch to change the tensors.
 
 Nothing here imports torch: a policy is settings, and its formula calls methods of the tensors it is given.
 
@@ -20,7 +20,7 @@ from gradwatch.errors import PolicyError
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from gradwatch.measure.batch import Batch
+    from gradwatch.measure.gradients import Batch
     from gradwatch.measure.layout import Norms
 
 State = dict[str, "Tensor"]

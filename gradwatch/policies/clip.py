@@ -13,7 +13,7 @@ from gradwatch.policies.base import Decision, NormPolicy, Policy, State, number,
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from gradwatch.measure.batch import Batch
+    from gradwatch.measure.gradients import Batch
     from gradwatch.measure.layout import Norms
 
 

@@ -13,7 +13,7 @@ from gradwatch.policies.clip import scale_slices
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from gradwatch.measure.batch import Batch
+    from gradwatch.measure.gradients import Batch
 
 
 @dataclass(frozen=True, repr=False)

@@ -9,7 +9,7 @@ from gradwatch.policies.adaptive import history, push
 from gradwatch.policies.base import Decision, NormPolicy, State, number, set_fields, whole
 
 if TYPE_CHECKING:
-    from gradwatch.measure.batch import Batch
+    from gradwatch.measure.gradients import Batch
     from gradwatch.measure.layout import Norms
 
 

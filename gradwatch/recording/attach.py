@@ -15,9 +15,10 @@ from torch.optim import Optimizer
 from gradwatch.analysis.rules import Finding
 from gradwatch.errors import GradwatchWarning, WatchError
 from gradwatch.history import Run
-from gradwatch.measure.ddp import rank_norms
+from gradwatch.measure.ddp_rank_norms import rank_norms
 from gradwatch.measure.distributed import rank
 from gradwatch.measure.layout import Layout
+from gradwatch.measure.weight_updates import Weights
 from gradwatch.policies import Policy
 from gradwatch.policies.grammar import as_policy
 from gradwatch.recording import layers as _layers
@@ -26,10 +27,9 @@ from gradwatch.recording.callbacks import Live
 from gradwatch.recording.clipper import Clipper
 from gradwatch.recording.shared_run import Shared, check_name, share
 from gradwatch.recording.watch import Watch
-from gradwatch.recording.weights import Weights
 from gradwatch.storage.folder import create_folder, now_iso
-from gradwatch.storage.members import create_part
 from gradwatch.storage.owner import here
+from gradwatch.storage.shared_folder import create_part
 from gradwatch.storage.writer import NullWriter, RunWriter
 
 DAY = 86_400.0

@@ -11,7 +11,7 @@ from torch.amp import GradScaler
 from torch.optim import Optimizer
 
 from gradwatch.measure import fused
-from gradwatch.measure.batch import Batch, gradients
+from gradwatch.measure.gradients import Batch, gradients
 from gradwatch.measure.layout import Layout, at
 from gradwatch.measure.loss_scale import Scaled, find_scale
 from gradwatch.policies import Policy

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from gradwatch.storage.cursor import is_done, read_cursor
+from gradwatch.storage.delivery_cursor import is_done, read_cursor
 
 # The courier is not a rank: it must not look like one to whatever it imports.
 _RANK_VARIABLES = (

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 from gradwatch.errors import WatchError
 from gradwatch.measure.layout import Layout
 from gradwatch.storage.folder import read_manifest
-from gradwatch.storage.members import discard
 from gradwatch.storage.owner import here
+from gradwatch.storage.shared_folder import discard
 from gradwatch.storage.writer import RunWriter
 
 if TYPE_CHECKING:

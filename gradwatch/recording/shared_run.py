@@ -17,7 +17,7 @@ import torch
 from gradwatch.errors import RunError, WatchError
 from gradwatch.measure.distributed import rank, world_size
 from gradwatch.recording import courier_process
-from gradwatch.storage.members import create_shared, read_facts
+from gradwatch.storage.shared_folder import create_shared, read_facts
 
 _NAME = re.compile(r"\w[\w-]{0,63}")  # no dot: `G` with the layer `0.weight` and `G.0` with `weight` would be one
 

@@ -15,7 +15,7 @@ import threading
 import time
 from types import FrameType
 
-from gradwatch.recording import registry
+from gradwatch.recording import open_watches
 
 log = logging.getLogger("gradwatch")
 
@@ -40,7 +40,7 @@ def arm() -> None:
 
 def disarm() -> None:
     """Give the signals back, once no Watch is open."""
-    if not registry.watches and threading.current_thread() is threading.main_thread():
+    if not open_watches.watches and threading.current_thread() is threading.main_thread():
         _restore()
 
 
@@ -57,7 +57,7 @@ def _end(number: int, frame: FrameType | None) -> None:
     if _is_busy(frame) and time.monotonic() - _since[0] < PATIENCE:
         _thread.start_new_thread(_again, (number,))  # threading.Thread takes a lock that may be held just now
         return
-    for watch in tuple(registry.watches):
+    for watch in tuple(open_watches.watches):
         try:
             watch.close("KILLED", timeout=0)
         except Exception:
@@ -82,7 +82,7 @@ def _again(number: int) -> None:
 
 def _forked() -> None:
     """In a forked process (a data loader's worker): nothing is watched, and a signal ends it as it ends any other."""
-    for watch in tuple(registry.watches):
+    for watch in tuple(open_watches.watches):
         watch._abandon()
     _restore()
 

@@ -16,9 +16,10 @@ from torch.optim import Optimizer
 
 from gradwatch.errors import GradwatchWarning
 from gradwatch.measure import fused
-from gradwatch.measure.batch import drop
-from gradwatch.measure.ddp import RankNorms
+from gradwatch.measure.ddp_rank_norms import RankNorms
+from gradwatch.measure.gradients import drop
 from gradwatch.measure.layout import Layout
+from gradwatch.measure.weight_updates import Weights
 from gradwatch.recording.clipper import Clipped, Clipper
 from gradwatch.recording.hooks import Closure, Hooks, refuse_capture, untraced
 from gradwatch.recording.layers import held
@@ -33,7 +34,6 @@ from gradwatch.recording.multi_optimizer import (
 )
 from gradwatch.recording.recorder import Recorder, Row, learning_rates
 from gradwatch.recording.torch_patches import LoopClips, listen
-from gradwatch.recording.weights import Weights
 
 Call = Callable[[], None]
 

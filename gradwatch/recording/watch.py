@@ -16,9 +16,10 @@ from torch.optim import Optimizer
 
 from gradwatch.errors import GradwatchWarning, WatchError, status_of, tell
 from gradwatch.history import History
-from gradwatch.measure.ddp import RankNorms
+from gradwatch.measure.ddp_rank_norms import RankNorms
 from gradwatch.measure.layout import Layout
-from gradwatch.recording import mlflow_target, registry, resume, signals
+from gradwatch.measure.weight_updates import Weights
+from gradwatch.recording import mlflow_target, open_watches, resume, signals
 from gradwatch.recording.callbacks import Live
 from gradwatch.recording.clipper import Clipper
 from gradwatch.recording.courier_process import CourierProcess
@@ -28,9 +29,8 @@ from gradwatch.recording.plan import plan
 from gradwatch.recording.recorder import Recorder, refusal
 from gradwatch.recording.shared_run import Shared
 from gradwatch.recording.stepper import Stepper
-from gradwatch.recording.weights import Weights
-from gradwatch.storage.cursor import read_cursor
-from gradwatch.storage.members import home_of
+from gradwatch.storage.delivery_cursor import read_cursor
+from gradwatch.storage.shared_folder import home_of
 from gradwatch.storage.writer import NullWriter, RunWriter
 
 CLOSE_SECONDS = 10.0  # how long close() waits for the courier of a run that lasted less than LONG_RUN seconds,
@@ -80,7 +80,7 @@ class Watch:
         self._recorder = Recorder(run, kept, clipper.fields, layout.device, self._keep, writer.flush_seconds)
         self._stepper = Stepper(clipper, weights, self._recorder, self._between, self._after, rank_norms, owner=self)
         atexit.register(self._close_at_exit)
-        registry.watches.append(self)
+        open_watches.watches.append(self)
         signals.arm()
 
     @property
@@ -256,7 +256,7 @@ class Watch:
     def _leave(self) -> None:
         self._closed = True
         atexit.unregister(self._close_at_exit)
-        registry.watches.remove(self)
+        open_watches.watches.remove(self)
 
     def _keep(self, block: History) -> None:
         self._writer.append(block)

@@ -14,9 +14,9 @@ from gradwatch.analysis.groups import NO_POLICY, groups, natural
 from gradwatch.formatting import percent, quantity_text
 from gradwatch.history import STEP_COLUMNS, Floats, History
 from gradwatch.report.downsample import bucket_mean
-from gradwatch.report.heatmap_grid import heatmap_grid
+from gradwatch.report.heatmaps import heatmap_grid
 from gradwatch.report.model import clip_rate
-from gradwatch.report.plotly import NO_POLICY_COLOR, PALETTE, Chart, decades, faded, figure, line, marks
+from gradwatch.report.plotly_figures import NO_POLICY_COLOR, PALETTE, Chart, decades, faded, figure, line, marks
 from gradwatch.sanitize import printable
 from gradwatch.table import stack
 

@@ -17,7 +17,7 @@ from gradwatch.analysis.rules.gradients import training_losses
 from gradwatch.formatting import quantity_text
 from gradwatch.history import Floats, History
 from gradwatch.report.downsample import heatmap
-from gradwatch.report.plotly import (
+from gradwatch.report.plotly_figures import (
     AFTER,
     BAD,
     BEFORE,

@@ -23,9 +23,10 @@ from gradwatch.history import History
 from gradwatch.report.comparison_charts import Section, colors, sections
 from gradwatch.report.comparison_table import LAST, Column, columns, paste, winner_lines
 from gradwatch.report.finding_charts import finding_chart
+from gradwatch.report.heatmaps import heatmap_charts
 from gradwatch.report.model import Report, RunSummary
-from gradwatch.report.plotly import Chart, Figure
-from gradwatch.report.run_charts import clip_charts, depth_charts, heatmap_charts, logged_charts, norm_chart
+from gradwatch.report.plotly_figures import Chart, Figure
+from gradwatch.report.run_charts import clip_charts, depth_charts, logged_charts, norm_chart
 from gradwatch.report.text import LAYER_HEADERS, layer_cells
 from gradwatch.report.wording import (
     WHAT_IF_HEADERS,

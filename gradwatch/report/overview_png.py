@@ -18,7 +18,7 @@ from gradwatch.errors import RunError
 from gradwatch.history import History
 from gradwatch.report.downsample import Heatmap, heatmap, thin
 from gradwatch.report.model import changed
-from gradwatch.report.plotly import ABSENT, AFTER, BAD, BEFORE, PALETTE, ZERO
+from gradwatch.report.plotly_figures import ABSENT, AFTER, BAD, BEFORE, PALETTE, ZERO
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

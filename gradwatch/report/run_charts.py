@@ -1,4 +1,4 @@
-"""The charts of one run: layers x steps, the norm before and after the clip, what the clip did, loss and accuracy."""
+"""The charts of one run: medians by depth, the norm before and after the clip, what the clip did, loss and accuracy."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from gradwatch.analysis.final_values import nonfinite_rows
 from gradwatch.analysis.rules.facts import threshold
 from gradwatch.formatting import percent, quantity_text
 from gradwatch.history import Floats, History, nanmean
-from gradwatch.report.downsample import bucket_mean, heatmap
-from gradwatch.report.model import LayerSummary, RunSummary, changed
-from gradwatch.report.plotly import (
+from gradwatch.report.downsample import bucket_mean
+from gradwatch.report.model import changed
+from gradwatch.report.plotly_figures import (
     AFTER,
     BAD,
     BEFORE,
@@ -22,7 +22,6 @@ from gradwatch.report.plotly import (
     Chart,
     decades,
     figure,
-    heatmap_figure,
     horizontal,
     line,
     marks,
@@ -99,39 +98,6 @@ def column_medians(values: Floats) -> Floats:
     out = np.full(values.shape[1], np.nan)
     out[seen] = np.nanmedian(values[:, seen], axis=0)
     return out
-
-
-HEATMAPS = {"grad_norm": "Gradient norm", "weight_norm": "Weight norm", "update_ratio": "Update ratio"}
-
-
-def heatmap_charts(history: History, run: RunSummary) -> tuple[list[Chart], list[str]]:
-    """Layers x steps of each recorded quantity, and a sentence for each that this run does not hold."""
-    charts, missing = [], []
-    for quantity, title in HEATMAPS.items():
-        data = heatmap(history, quantity)
-        if data is None:
-            missing.append(f"{title} is not shown: this run did not record it.")
-            continue
-        drawn, height = heatmap_figure(data, quantity)
-        drawn["layout"]["xaxis"]["range"] = [float(history.step[0]) - 0.5, float(history.step[-1]) + 0.5]
-        notes = ["Layers in model order."]
-        if run.lanes:
-            notes.append("Each layer over the steps of its own part or optimizer.")
-        if data.steps_per_column > 1:
-            notes.append(f"Each column is the highest of {data.steps_per_column} recorded steps, so no spike is lost.")
-        if data.layers_per_row > 1:
-            notes.append(f"Each row is the highest of {data.layers_per_row} neighbouring layers.")
-        charts.append(Chart(_heatmap_title(run.layers, quantity, title), drawn, height, " ".join(notes), title))
-    return charts, missing
-
-
-def _heatmap_title(layers: tuple[LayerSummary, ...], quantity: str, title: str) -> str:
-    column = {"grad_norm": "median_grad_norm"}.get(quantity, quantity)
-    known = [(getattr(layer, column), layer.name) for layer in layers if getattr(layer, column) > 0]
-    if len(known) < 2:
-        return f"{title} per layer"
-    (low, smallest), (high, largest) = min(known), max(known)
-    return f"{title}: largest in {largest} ({quantity_text(high)}), smallest in {smallest} ({quantity_text(low)})"
 
 
 def norm_chart(history: History) -> Chart:

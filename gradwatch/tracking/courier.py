@@ -24,7 +24,7 @@ from filelock import FileLock, Timeout
 from gradwatch.errors import RunError
 from gradwatch.history import Run
 from gradwatch.sanitize import is_plain_file, public_uri
-from gradwatch.storage.cursor import CURSOR, Cursor, is_done, read_cursor
+from gradwatch.storage.delivery_cursor import CURSOR, Cursor, is_done, read_cursor
 from gradwatch.storage.folder import (
     FINDINGS,
     MANIFEST,
@@ -36,11 +36,11 @@ from gradwatch.storage.folder import (
     read_run,
     write_json,
 )
-from gradwatch.storage.members import PARTS, deliverable_parts, home_of, is_shared, read_facts
 from gradwatch.storage.run_state import run_state
+from gradwatch.storage.shared_folder import PARTS, deliverable_parts, home_of, is_shared, read_facts
 from gradwatch.tracking.live_findings import Diagnosis, finding_tags
 from gradwatch.tracking.metric_keys import LEAST_POINTS, MAX_POINTS
-from gradwatch.tracking.points import PointSender
+from gradwatch.tracking.metric_points import PointSender
 from gradwatch.tracking.summary import finish_run, is_monitored
 from gradwatch.tracking.tags import Tag
 from gradwatch.tracking.views import view_url

@@ -16,8 +16,8 @@ from gradwatch.errors import RunError
 from gradwatch.history import History
 from gradwatch.sanitize import plain, read_json
 from gradwatch.storage.folder import FINDINGS, last_part, read_manifest, write_json
-from gradwatch.storage.members import is_run, is_shared, part_folders, read_whole
 from gradwatch.storage.run_state import run_state
+from gradwatch.storage.shared_folder import is_run, is_shared, part_folders, read_whole
 from gradwatch.tracking.tags import Tag
 
 log = logging.getLogger("gradwatch")

@@ -21,7 +21,7 @@ from gradwatch.history import History
 from gradwatch.sanitize import public_error, public_uri
 from gradwatch.storage.downsample import MAX_VALUES
 from gradwatch.storage.folder import TABLES, last_part, list_parts
-from gradwatch.storage.members import part_folders, read_joint_manifest, read_whole
+from gradwatch.storage.shared_folder import part_folders, read_joint_manifest, read_whole
 from gradwatch.tracking.backoff import Backoff
 from gradwatch.tracking.health import Health
 from gradwatch.tracking.live_findings import LIVE_VALUES, PAUSES, current

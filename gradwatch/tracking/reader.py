@@ -22,7 +22,7 @@ from gradwatch.errors import RunError
 from gradwatch.history import History
 from gradwatch.sanitize import MAX_DOWNLOAD, MAX_LANES, printable, public_text, public_uri
 from gradwatch.storage.folder import MANIFEST, TABLES
-from gradwatch.storage.members import PARTS, read_whole
+from gradwatch.storage.shared_folder import PARTS, read_whole
 from gradwatch.tracking.client import ARTIFACTS, clear_errors, connect, existing_store, quoted
 from gradwatch.tracking.tags import Tag
 

@@ -22,7 +22,7 @@ from gradwatch.analysis.rules import Finding, diagnose, verdict
 from gradwatch.history import History, Layer, Run
 from gradwatch.storage.downsample import MAX_VALUES
 from gradwatch.storage.folder import now_iso
-from gradwatch.storage.members import deliverable_parts, read_joint_manifest, read_whole
+from gradwatch.storage.shared_folder import deliverable_parts, read_joint_manifest, read_whole
 from gradwatch.tracking.live_findings import finding_tags, write_findings
 from gradwatch.tracking.tags import Tag
 from gradwatch.tracking.views import description, worst_layers

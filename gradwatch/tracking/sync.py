@@ -14,8 +14,8 @@ from pathlib import Path
 from gradwatch.errors import AccessError, RunError
 from gradwatch.sanitize import public_text
 from gradwatch.storage.folder import MANIFEST, read_manifest
-from gradwatch.storage.members import deliverable_parts, is_run, meant_for_mlflow, run_folders
 from gradwatch.storage.run_state import run_state
+from gradwatch.storage.shared_folder import deliverable_parts, is_run, meant_for_mlflow, run_folders
 from gradwatch.tracking.backoff import Backoff
 from gradwatch.tracking.courier import BUSY, Courier, DeliveryState
 from gradwatch.tracking.summary import is_monitored, rehearse

@@ -28,7 +28,7 @@ from bench_common import MODELS, machine, small_batch
 from bench_output import arguments, publish
 
 import gradwatch
-from gradwatch.storage.cursor import read_cursor
+from gradwatch.storage.delivery_cursor import read_cursor
 
 sys.path.append(str(Path(__file__).resolve().parents[2] / "tests" / "support"))
 

@@ -164,7 +164,7 @@ def training_thread(layers: int, seconds: float, period: float, store: str, pare
         closed = time.perf_counter() - started
     finally:
         Watch._between = real  # type: ignore[method-assign]
-    cursor = gradwatch.storage.cursor.read_cursor(watch.dir)
+    cursor = gradwatch.storage.delivery_cursor.read_cursor(watch.dir)
     return {
         "steps": steps, "cpu_ms_a_step": 1000 * spent["cpu"] / steps, "clock_ms_a_step": 1000 * spent["clock"] / steps,
         "close_seconds": closed, "delivered_at_close": float(bool(cursor.get("done"))),

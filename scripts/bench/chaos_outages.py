@@ -36,7 +36,7 @@ from make_run import make_history  # noqa: E402
 from mlflow_server import Server, in_the_store, postgres, wanted  # noqa: E402
 
 from gradwatch.recording.courier_process import start_courier, wait_delivered  # noqa: E402
-from gradwatch.storage.cursor import read_cursor  # noqa: E402
+from gradwatch.storage.delivery_cursor import read_cursor  # noqa: E402
 from gradwatch.storage.folder import create_folder  # noqa: E402
 from gradwatch.storage.writer import RunWriter  # noqa: E402
 from gradwatch.tracking.client import connect  # noqa: E402

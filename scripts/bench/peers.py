@@ -20,7 +20,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 import gradwatch
-from gradwatch.storage.cursor import read_cursor
+from gradwatch.storage.delivery_cursor import read_cursor
 
 Finish = Callable[[int], None]
 COURIER_SECONDS = 120.0  # the first delivery also makes the tables of the SQLite store

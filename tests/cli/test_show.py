@@ -138,7 +138,7 @@ def test_ctrl_c_is_quiet(runs, monkeypatch):
     def interrupted(*_):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("gradwatch.open.open_histories", interrupted)
+    monkeypatch.setattr("gradwatch.open_run.open_histories", interrupted)
     result = call("show", runs[0])
     assert (result.exit_code, result.output) == (130, "")
 

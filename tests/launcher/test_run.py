@@ -11,7 +11,7 @@ import pytest
 from in_the_wild import SCRIPTS, SUPPORT, environment, one
 
 import gradwatch
-from gradwatch.storage.members import run_folders
+from gradwatch.storage.shared_folder import run_folders
 
 pytestmark = pytest.mark.slow
 # script: the steps of each optimizer

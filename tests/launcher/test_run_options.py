@@ -21,7 +21,7 @@ from gradwatch import RunError, WatchError
 from gradwatch.cli import Handover, main
 from gradwatch.cli.config import find_config
 from gradwatch.launcher.stdout import Tee, parse_pattern
-from gradwatch.recording import registry
+from gradwatch.recording import open_watches
 
 
 @pytest.fixture(scope="module")
@@ -46,7 +46,7 @@ def run(tmp_path_factory):
 
 
 def test_log_is_nothing_without_a_watch_and_reaches_all_that_are_open(tmp_path, monkeypatch):
-    monkeypatch.setattr(registry, "watches", [])  # another test may have left one open
+    monkeypatch.setattr(open_watches, "watches", [])  # another test may have left one open
     gradwatch.log(accuracy=0.5)
     models = [mlp(), mlp(seed=1)]
     optimizers = [gradwatch_sgd(m) for m in models]
@@ -59,7 +59,7 @@ def test_log_is_nothing_without_a_watch_and_reaches_all_that_are_open(tmp_path, 
     with pytest.raises(WatchError, match="wanted a number"):
         gradwatch.log(accuracy="high")
     second.close()
-    assert not registry.watches
+    assert not open_watches.watches
     assert list(gradwatch.open_history(first.dir).total("accuracy")) == [0.25, 0.25, 0.25]
     assert list(gradwatch.open_history(second.dir).total("accuracy")) == [0.25, 0.25, 0.75]
 
@@ -72,7 +72,7 @@ def gradwatch_sgd(model):
 
 def test_numbers_are_found_in_complete_lines_and_the_output_is_unchanged(monkeypatch):
     found, out = [], io.StringIO()
-    monkeypatch.setattr(registry, "log", lambda **values: found.append(values))
+    monkeypatch.setattr(open_watches, "log", lambda **values: found.append(values))
     tee = Tee(out, [parse_pattern("acc=acc: ([0-9.,]+)%?"), parse_pattern("loss=loss=(\\S+)"), ("all", r"^\d+$")])
     for text in ("epoch 1 acc: 9", "8.5% loss=1e-3\nloss=", "nan\r", "loss=high\n17\n", "acc: 1,000"):
         assert tee.write(text) == len(text)

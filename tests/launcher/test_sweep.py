@@ -24,11 +24,11 @@ from gradwatch.analysis.final_values import policy_text
 from gradwatch.cli import main
 from gradwatch.cli.sweep import _handed_on
 from gradwatch.errors import RunError
+from gradwatch.launcher.fork_server import can_fork
 from gradwatch.launcher.pool import Task, run_all
 from gradwatch.launcher.sweep import THREADS, Record, Sweep, policies, slots, split
-from gradwatch.launcher.warm import can_fork
 from gradwatch.storage.folder import read_manifest
-from gradwatch.storage.members import run_folders
+from gradwatch.storage.shared_folder import run_folders
 
 ROOT = Path(gradwatch.__file__).parents[1]
 # Learns y = 0 from a seed; `--lr` above 2 diverges, `--crash` fails, `--wait` stays until it is told to go on.

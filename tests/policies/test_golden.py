@@ -24,7 +24,7 @@ from gradwatch import (
     clip_grads_,
     global_norm,
 )
-from gradwatch.measure.batch import Batch
+from gradwatch.measure.gradients import Batch
 from gradwatch.measure.layout import Layout
 
 GOLDEN = Path(__file__).parent / "golden"

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from training import ALL_POLICIES, CALLABLE
 
 import gradwatch
-from gradwatch import (
+from gradwatch import (  # fmt: skip
     AGC,
     ClipByGlobalNorm,
     ClipByNorm,
@@ -24,7 +24,7 @@ from gradwatch import (
     chain,
     only,
     parse,
-)  # fmt: skip
+)
 from gradwatch.policies.grammar import EXAMPLES, POLICIES, as_policy, is_call, members
 
 CONSTRAINTS = [MaxNorm(3.0), MaxNorm(3.0, dim=1), Renorm(1.0, 0, 2.0), Renorm(float("inf"), 1, 2.0)]

@@ -9,7 +9,7 @@ from torch import nn
 from training import batches, mlp, train, watch
 
 from gradwatch import WatchError, open_history
-from gradwatch.measure.batch import Batch
+from gradwatch.measure.gradients import Batch
 from gradwatch.measure.layout import Layout
 from gradwatch.policies import parse
 from gradwatch.recording.clipper import carried

@@ -11,9 +11,9 @@ from torch import nn
 from training import ELEMENT_POLICIES, mlp, train, watch
 
 import gradwatch
-from gradwatch.measure.batch import Batch, gradients
+from gradwatch.measure.gradients import Batch, gradients
 from gradwatch.measure.layout import SAMPLE, Layout, stride
-from gradwatch.recording.weights import UpdateRatio
+from gradwatch.measure.weight_updates import UpdateRatio
 
 NAMES = ("0.weight", "0.bias", "2.weight", "2.bias")
 

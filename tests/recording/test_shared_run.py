@@ -16,7 +16,7 @@ from training import mlp, train, watch
 
 from gradwatch import RunError, WatchError, open_history
 from gradwatch.storage.folder import read_manifest
-from gradwatch.storage.members import part_folders
+from gradwatch.storage.shared_folder import part_folders
 
 pytestmark = [
     pytest.mark.slow,

@@ -17,7 +17,7 @@ from trainings import one, serious
 from gradwatch.analysis.rules import diagnose, verdict
 from gradwatch.analysis.rules.gradient_scale import noise_dominated
 from gradwatch.history import Run
-from gradwatch.open import open_history
+from gradwatch.open_run import open_history
 
 d = Recorded(diseases)
 HERE = Path(__file__).parent

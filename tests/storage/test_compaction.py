@@ -26,8 +26,8 @@ from gradwatch.report.text import render_json, render_markdown
 from gradwatch.storage import compaction
 from gradwatch.storage.compaction import Compactor, merge
 from gradwatch.storage.folder import create_folder, is_closed, list_parts, read_run
-from gradwatch.storage.members import read_whole
 from gradwatch.storage.parquet import _tile
+from gradwatch.storage.shared_folder import read_whole
 from gradwatch.storage.writer import RunWriter, _layers_table
 from gradwatch.tracking.sync import RetryingCourier, _changed, _sleep
 
@@ -353,7 +353,7 @@ def test_a_slice_of_a_reduced_history_keeps_its_totals(tmp_path):
 
 
 def test_parts_of_one_run_are_reduced_together(tmp_path):
-    from gradwatch.storage.members import create_part, create_shared, read_facts
+    from gradwatch.storage.shared_folder import create_part, create_shared, read_facts
 
     shared = create_shared(tmp_path, "gan")
     true = {}

@@ -4,7 +4,7 @@ import os
 from pathlib import Path
 
 import gradwatch
-from gradwatch.storage.members import run_folders
+from gradwatch.storage.shared_folder import run_folders
 
 ROOT = Path(__file__).parents[2]
 SUPPORT, SCRIPTS = ROOT / "tests" / "support", ROOT / "tests" / "launcher" / "scripts_in_the_wild"

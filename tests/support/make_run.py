@@ -8,11 +8,7 @@ import numpy as np
 
 from gradwatch.history import History, Layer, Run
 from gradwatch.storage.folder import create_folder, now_iso
-from gradwatch.storage.members import (
-    create_part,
-    create_shared,
-    read_facts,
-)
+from gradwatch.storage.shared_folder import create_part, create_shared, read_facts
 from gradwatch.storage.writer import RunWriter
 
 LAYERS = (

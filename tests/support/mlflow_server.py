@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from gradwatch.cli.ui import LIGHT, server_command
-from gradwatch.storage.cursor import read_cursor
+from gradwatch.storage.delivery_cursor import read_cursor
 from gradwatch.storage.folder import read_run
 from gradwatch.tracking.metric_keys import windows
 

@@ -14,10 +14,10 @@ from deliveries import curve, dead_pid, target
 from make_run import changed, make_history, make_run
 
 from gradwatch.errors import RunError
-from gradwatch.open import open_histories, open_history
+from gradwatch.open_run import open_histories, open_history
 from gradwatch.recording import courier_process
 from gradwatch.sanitize import markdown
-from gradwatch.storage.cursor import read_cursor
+from gradwatch.storage.delivery_cursor import read_cursor
 from gradwatch.storage.folder import create_folder, read_manifest, read_run, write_json
 from gradwatch.storage.run_state import run_state
 from gradwatch.storage.writer import RunWriter
@@ -435,7 +435,7 @@ def test_a_run_folder_opens_without_mlflow(tmp_path):
     folder = make_run(tmp_path, mlflow=None)
     code = (
         "import sys; sys.modules['mlflow'] = None\n"
-        "from gradwatch.open import open_history\n"
+        "from gradwatch.open_run import open_history\n"
         f"print(len(open_history({str(folder)!r})), 'torch' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split() == [

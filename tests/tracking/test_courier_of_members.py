@@ -13,8 +13,8 @@ from deliveries import curve, dead_pid, target
 from make_run import make_history, write_shared
 
 from gradwatch.cli import main
-from gradwatch.open import open_histories, open_history
-from gradwatch.storage.cursor import read_cursor
+from gradwatch.open_run import open_histories, open_history
+from gradwatch.storage.delivery_cursor import read_cursor
 from gradwatch.storage.folder import read_manifest, write_json
 from gradwatch.tracking import summary
 from gradwatch.tracking.client import run_params

@@ -16,7 +16,7 @@ from gradwatch.analysis.rules import Finding, diagnose
 from gradwatch.cli import main
 from gradwatch.errors import RunError
 from gradwatch.storage.folder import FINDINGS, create_folder, read_manifest, write_json
-from gradwatch.storage.members import create_part, create_shared, read_facts, read_whole
+from gradwatch.storage.shared_folder import create_part, create_shared, read_facts, read_whole
 from gradwatch.storage.writer import RunWriter
 from gradwatch.tracking import live_findings
 from gradwatch.tracking.live_findings import MAX_TAG, PAUSES, Diagnosis, current, finding_tags, follow, write_findings

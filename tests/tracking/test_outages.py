@@ -11,7 +11,7 @@ from faulty_proxy import FaultyProxy, answer, drop, hang, late, ok, reset, swall
 from make_run import make_run
 from mlflow_server import all_there, mlflow_server, postgres, postgres_program, wanted
 
-from gradwatch.storage.cursor import read_cursor
+from gradwatch.storage.delivery_cursor import read_cursor
 from gradwatch.storage.folder import write_json
 from gradwatch.tracking import summary
 from gradwatch.tracking import sync as syncing

@@ -7,16 +7,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from gradwatch.analysis.rules.facts import (
-    FIXED,
-    clips,
-    guard,
-    incoming,
-    is_adaptive,
-    optimizer_kind,
-    pick,
-    usual_rate,
-)
+from gradwatch.analysis.rules.facts import FIXED, clips, guard, incoming, is_adaptive, optimizer_kind, pick, usual_rate
 from gradwatch.analysis.rules.finding import Finding, Severity
 from gradwatch.formatting import percent, setting_text
 from gradwatch.history import Bools, Floats, History, loop_clips

@@ -10,15 +10,7 @@ import re
 import numpy as np
 from numpy.typing import NDArray
 
-from gradwatch.analysis.rules.facts import (
-    is_adaptive,
-    matrices,
-    measured,
-    optimizer_kind,
-    pick,
-    rates,
-    usual_rate,
-)
+from gradwatch.analysis.rules.facts import is_adaptive, matrices, measured, optimizer_kind, pick, rates, usual_rate
 from gradwatch.analysis.rules.finding import Finding
 from gradwatch.formatting import percent, setting_text
 from gradwatch.history import Bools, Floats, History

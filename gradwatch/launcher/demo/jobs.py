@@ -14,8 +14,8 @@ from gradwatch.launcher.demo.data import find_mnist, find_text, load_images, loa
 from gradwatch.launcher.pool import Task, run_all
 from gradwatch.launcher.sweep import OUTPUT, THREADS, Job, Record, Sweep, task
 from gradwatch.recording.courier_process import child_environment
-from gradwatch.storage.cursor import is_done, read_cursor
-from gradwatch.storage.members import run_folders
+from gradwatch.storage.delivery_cursor import is_done, read_cursor
+from gradwatch.storage.shared_folder import run_folders
 
 Policies: TypeAlias = tuple[tuple[str | None, str | None], ...]  # clip and renorm
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from gradwatch.report import Report, build_report, render_html
 from gradwatch.report.comparison_table import comparison_cells
 from gradwatch.storage.folder import read_run
-from gradwatch.storage.members import run_folders
+from gradwatch.storage.shared_folder import run_folders
 
 if TYPE_CHECKING:
     from rich.table import Table

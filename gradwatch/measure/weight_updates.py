@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from gradwatch.measure.batch import Batch
 from gradwatch.measure.distributed import local
+from gradwatch.measure.gradients import Batch
 from gradwatch.measure.layout import Layout, real, stride
 
 if TYPE_CHECKING:

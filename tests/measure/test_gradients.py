@@ -12,12 +12,12 @@ from training import ELEMENT_POLICIES, NORM_POLICIES
 
 from gradwatch import ClipByGlobalNorm, MaxNorm, SkipNonfinite, SkipSpike
 from gradwatch.history import Layer, Run
-from gradwatch.measure.batch import Batch
+from gradwatch.measure.gradients import Batch
 from gradwatch.measure.layout import Layout
+from gradwatch.measure.weight_updates import Weights
 from gradwatch.recording.clipper import Clipper
 from gradwatch.recording.recorder import ROWS, Recorder
 from gradwatch.recording.stepper import Stepper
-from gradwatch.recording.weights import Weights
 
 POLICIES = [None, *NORM_POLICIES, *ELEMENT_POLICIES]
 

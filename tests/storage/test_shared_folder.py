@@ -15,14 +15,9 @@ from training import mlp, train, watch
 import gradwatch
 from gradwatch import RunError, WatchError, open_history
 from gradwatch.history import concat
-from gradwatch.open import open_histories
+from gradwatch.open_run import open_histories
 from gradwatch.storage.folder import create_folder, list_parts, read_run, write_json
-from gradwatch.storage.members import (
-    joint_run,
-    joint_status,
-    part_folders,
-    run_folders,
-)
+from gradwatch.storage.shared_folder import joint_run, joint_status, part_folders, run_folders
 from gradwatch.storage.writer import RunWriter
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gradwatch.history import History, concat
-from gradwatch.storage.cursor import Cursor
+from gradwatch.storage.delivery_cursor import Cursor
 from gradwatch.storage.folder import last_part, read_run
 from gradwatch.tracking.metric_keys import MAX_POINTS, Nonfinite, batches, windows
 

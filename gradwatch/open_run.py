@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from gradwatch.errors import RunError
 from gradwatch.storage.downsample import MAX_VALUES
-from gradwatch.storage.members import run_folders
+from gradwatch.storage.shared_folder import run_folders
 
 if TYPE_CHECKING:
     from types import ModuleType
@@ -34,7 +34,7 @@ def open_history(ref: str | Path, at_most: int | None = None) -> History:
     Raises:
         RunError: no such run, or it has no recorded step yet.
     """
-    from gradwatch.storage.members import is_run, read_whole
+    from gradwatch.storage.shared_folder import is_run, read_whole
 
     if _RUN_ID.fullmatch(str(ref)) and not Path(ref).exists():
         history: History = _remote().read_mlflow_run(str(ref), at_most=at_most)

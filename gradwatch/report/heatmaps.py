@@ -1,4 +1,4 @@
-"""Small multiples: the heatmap of one run of each policy, side by side on one colour scale.
+"""Heatmaps of layers x steps: those of one run, and of one run of each policy side by side on one colour scale.
 
 Legend: R drawn rows (layers), C drawn columns (steps).
 """
@@ -11,15 +11,48 @@ import numpy as np
 
 from gradwatch.analysis.final_values import seed_text
 from gradwatch.analysis.groups import natural
+from gradwatch.formatting import quantity_text
 from gradwatch.history import History
 from gradwatch.report.downsample import Heatmap, heatmap
-from gradwatch.report.plotly import ABSENT, BAD, VIRIDIS, Chart, figure, pack, short, text
+from gradwatch.report.model import LayerSummary, RunSummary
+from gradwatch.report.plotly_figures import ABSENT, BAD, VIRIDIS, Chart, figure, heatmap_figure, pack, short, text
 from gradwatch.sanitize import printable
 
+HEATMAPS = {"grad_norm": "Gradient norm", "weight_norm": "Weight norm", "update_ratio": "Update ratio"}
 MOST = 12  # policies
 ROWS, COLUMNS = 60, 160  # cells of one map
 LABELS = 16
 GAP_X, GAP_Y = 0.03, 52  # between two maps: a share of the width, pixels
+
+
+def heatmap_charts(history: History, run: RunSummary) -> tuple[list[Chart], list[str]]:
+    """Layers x steps of each recorded quantity, and a sentence for each that this run does not hold."""
+    charts, missing = [], []
+    for quantity, title in HEATMAPS.items():
+        data = heatmap(history, quantity)
+        if data is None:
+            missing.append(f"{title} is not shown: this run did not record it.")
+            continue
+        drawn, height = heatmap_figure(data, quantity)
+        drawn["layout"]["xaxis"]["range"] = [float(history.step[0]) - 0.5, float(history.step[-1]) + 0.5]
+        notes = ["Layers in model order."]
+        if run.lanes:
+            notes.append("Each layer over the steps of its own part or optimizer.")
+        if data.steps_per_column > 1:
+            notes.append(f"Each column is the highest of {data.steps_per_column} recorded steps, so no spike is lost.")
+        if data.layers_per_row > 1:
+            notes.append(f"Each row is the highest of {data.layers_per_row} neighbouring layers.")
+        charts.append(Chart(_heatmap_title(run.layers, quantity, title), drawn, height, " ".join(notes), title))
+    return charts, missing
+
+
+def _heatmap_title(layers: tuple[LayerSummary, ...], quantity: str, title: str) -> str:
+    column = {"grad_norm": "median_grad_norm"}.get(quantity, quantity)
+    known = [(getattr(layer, column), layer.name) for layer in layers if getattr(layer, column) > 0]
+    if len(known) < 2:
+        return f"{title} per layer"
+    (low, smallest), (high, largest) = min(known), max(known)
+    return f"{title}: largest in {largest} ({quantity_text(high)}), smallest in {smallest} ({quantity_text(low)})"
 
 
 def heatmap_grid(members: dict[str, list[History]]) -> Chart | None:
