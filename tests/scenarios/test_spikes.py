@@ -81,6 +81,13 @@ def test_sgd_at_a_rate_that_is_too_high(tmp_path):
     assert "about 1.0" in finding.cure
 
 
+@pytest.mark.xfail(
+    strict=True, reason="the rule's bar rises with the noise of the sick loss itself: it says step 42, not 6"
+)
+def test_the_step_at_which_a_rate_was_too_high_is_soon_after_the_loss_left(tmp_path):
+    assert one(diagnose(d.rnn_rate_too_high(tmp_path)), "lr-too-high").first_step <= 20
+
+
 def synthetic(steps=300, **columns):
     """A run of a quiet norm and a loss that falls in a straight line, but for `columns`."""
     history = make_history(steps=steps)
