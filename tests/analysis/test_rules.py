@@ -328,3 +328,36 @@ def test_a_bound_that_binds_is_raised_in_kind(renorm, advice):
     history = make_history(renorm=renorm)
     (finding,) = renorm_binds(with_layer(history, "renorm_rate", np.ones_like(history.layer("grad_norm"))))
     assert f'renorm="{advice}"' in finding.cure
+
+
+# ------------------------------------------------------------------------------------- a NaN gradient is a gradient
+
+
+def all_nan(steps=60, **columns):
+    """Every gradient is there, and NaN, from the first step on."""
+    history = make_history(steps=steps, **columns)
+    history.layer("grad_norm")[:] = np.nan
+    history.layer("nonfinite")[:] = 1.0
+    history.total("grad_norm")[:] = np.nan
+    history.total("nonfinite")[:] = len(history.layers)
+    return history
+
+
+def with_consequences(history):
+    found = diagnose(history)
+    return [*found, *(other for one in found for other in one.consequences)]
+
+
+def test_gradients_that_are_nan_are_not_called_absent():
+    assert diagnose(all_nan())[0].rule == "nonfinite"
+    every = with_consequences(all_nan())
+    assert not [one for one in every if "absent" in one.cause or one.rule in ("no-gradient", "dead-layer")]
+
+
+def test_a_layer_of_zeros_among_nans_is_not_dead():
+    history = make_history(steps=60)
+    history.layer("grad_norm")[30:, 1] = np.nan
+    history.layer("nonfinite")[30:, 1] = 1.0
+    history.layer("grad_norm")[45:, 1] = 0.0
+    history.layer("nonfinite")[45:, 1] = 0.0
+    assert "dead-layer" not in [one.rule for one in with_consequences(history)]

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from gradwatch.analysis.rules.facts import pick
+from gradwatch.analysis.rules.facts import pick, present
 from gradwatch.analysis.rules.finding import Finding
 from gradwatch.analysis.rules.gradients import training_losses
 from gradwatch.history import Bools, Floats, History
@@ -28,18 +28,19 @@ def dead_layer(
     """
     learnt_all = _learnt(history, learnt)[history.layer_rows]
     norm = np.where(learnt_all[:, None], np.nan, history.layer("grad_norm"))  # [R, L]
+    there = present(history) & ~learnt_all[:, None]
     late = history.layer_rows >= len(history) // 2
-    steps = history.stands_for[late, None] * ~np.isnan(norm[late])
+    steps = history.stands_for[late, None] * there[late]
     seen = steps.sum(axis=0)
     zero_share = np.where(seen >= min_steps, (steps * (norm[late] == 0)).sum(axis=0) / np.maximum(seen, 1), 0)
     dead = zero_share > often
     dying_network = dead.sum() > most * len(dead)
     if not dying_network:
-        dead = (zero_share == 1) & ((norm[late] == 0) | np.isnan(norm[late])).all(axis=0)
+        dead = (zero_share == 1) & ((norm[late] == 0) | ~there[late]).all(axis=0)
     if not dead.any() or not (norm > 0).any():
         return []
-    first = _since(norm[:, dead], late)
-    start = first <= int(np.flatnonzero(~np.isnan(norm[:, dead]).all(axis=1))[0])
+    first = _since(norm[:, dead], there[:, dead], late)
+    start = first <= int(np.flatnonzero(there[:, dead].any(axis=1))[0])
     return [
         Finding(
             rule="dead-layer",
@@ -74,12 +75,12 @@ def _learnt(history: History, share: float) -> Bools:
     return np.all(small, axis=0) if small else np.zeros(len(history), bool)
 
 
-def _since(norm: Floats, late: Bools) -> int:
+def _since(norm: Floats, there: Bools, late: Bools) -> int:
     """The row after which none of these layers had a gradient; for layers that wake at times, the first with none."""
     alive = np.flatnonzero((norm > 0).any(axis=1))
     if not len(alive) or not late[alive[-1]]:
         return int(alive[-1]) + 1 if len(alive) else 0
-    return int(((norm == 0) | np.isnan(norm)).all(axis=1).argmax())
+    return int(((norm == 0) | ~there).all(axis=1).argmax())
 
 
 def no_gradient(history: History, min_steps: int = 10) -> list[Finding]:
@@ -89,7 +90,7 @@ def no_gradient(history: History, min_steps: int = 10) -> list[Finding]:
     no layer had a gradient.
     Source: SageMaker Debugger's UnchangedTensor asks the same of the weights.
     """
-    seen = ~np.isnan(history.layer("nonfinite"))  # [R, L]
+    seen = present(history)  # [R, L]
     frozen = {layer.name for layer in history.run.layers if layer.frozen}
     can = np.array([name not in frozen for name in history.layers], bool)
     never = can & ~seen.any(axis=0) if len(history) >= min_steps and seen.any() else np.zeros(len(can), bool)

@@ -93,13 +93,18 @@ def matrices(history: History) -> Bools:
     return np.array([dims.get(name, 2) >= 2 for name in history.layers], bool)
 
 
+def present(history: History) -> Bools:
+    """Whether a layer had a gradient in a step, `[R, L]`. A NaN norm does not say: so has a gradient that is NaN."""
+    return ~np.isnan(history.layer("nonfinite")) | ~np.isnan(history.layer("grad_norm"))
+
+
 def measured(history: History, quantity: str) -> tuple[np.ndarray[Any, np.dtype[np.intp]], Floats]:
     """The rows of the layers in which a quantity of every few steps was measured, and its values there, `[M, L]`.
 
     Only layers that a gradient had reached by then count: of others (frozen ones) it is NaN.
     """
     values = history.layer(quantity)
-    reached = np.maximum.accumulate(~np.isnan(history.layer("grad_norm")), axis=0)
+    reached = np.maximum.accumulate(present(history), axis=0)
     values = np.where(reached, values, np.nan)
     rows = np.flatnonzero(~np.isnan(values).all(axis=1))
     return rows, values[rows]

@@ -10,7 +10,16 @@ import re
 import numpy as np
 from numpy.typing import NDArray
 
-from gradwatch.analysis.rules.facts import is_adaptive, matrices, measured, optimizer_kind, pick, rates, usual_rate
+from gradwatch.analysis.rules.facts import (
+    is_adaptive,
+    matrices,
+    measured,
+    optimizer_kind,
+    pick,
+    present,
+    rates,
+    usual_rate,
+)
 from gradwatch.analysis.rules.finding import Finding
 from gradwatch.formatting import percent, setting_text
 from gradwatch.history import Bools, Floats, History
@@ -70,8 +79,8 @@ def _all_dropped(history: History, least: int) -> list[Finding]:
 
 
 def _no_gradients(history: History) -> list[Finding]:
-    norm = history.layer("grad_norm")
-    absent, zero = np.isnan(norm).all(), ((norm == 0) | np.isnan(norm)).all()
+    norm, there = history.layer("grad_norm"), present(history)
+    absent, zero = not there.any(), ((norm == 0) | ~there).all()
     if not zero or not norm.shape[1]:
         return []
     stray = [name for name in history.layers if _STRAY.search(name)]
