@@ -17,6 +17,8 @@ for number, usual in ((signal.SIGINT, signal.default_int_handler), (signal.SIGHU
     if signal.getsignal(number) == signal.SIG_IGN:
         signal.signal(number, usual)
 
+QUICK = pytest.StashKey[bool]()  # whether the slow tests are left out
+
 # The files that take longest, longest first: the workers begin with them, so that none is left with one at the end.
 LONGEST = [
     "test_truth", "test_run", "test_healthy", "test_lightning", "test_run_options", "test_demo", "test_distributed",
@@ -26,6 +28,11 @@ LONGEST = [
 ]  # fmt: skip
 
 
+# What needs a real MLflow, or a whole training framework, is slow whatever it does: each takes seconds to import.
+MLFLOW = {"empty_store", "store", "server", "proxy"}
+FRAMEWORKS = Path(__file__).parent / "adapters"
+
+
 def pytest_addoption(parser):
     parser.addoption("--all", action="store_true", help="the slow tests too, and those in a browser")
 
@@ -33,12 +40,22 @@ def pytest_addoption(parser):
 def pytest_configure(config):
     """The quick tests, unless all are asked for, or some by their file, name or mark."""
     named = config.args_source is config.ArgsSource.ARGS or config.option.keyword or config.option.markexpr
-    if not config.option.all and not named:
+    config.stash[QUICK] = not config.option.all and not named
+    if config.stash[QUICK]:
         config.option.markexpr = "not slow and not browser"
 
 
+def pytest_ignore_collect(collection_path, config):
+    """Files that are slow as a whole are not even imported."""
+    return (config.stash[QUICK] and collection_path == FRAMEWORKS) or None
+
+
+@pytest.hookimpl(tryfirst=True)  # before items are left out by their marks
 def pytest_collection_modifyitems(items):
-    """Put the longest files first; the order within a file stays."""
+    """Mark what is slow by what it needs, and put the longest files first; the order within a file stays."""
+    for item in items:
+        if MLFLOW & set(item.fixturenames):
+            item.add_marker("slow")
     stale = set(LONGEST) - {path.stem for path in Path(__file__).parent.rglob("test_*.py")}
     if stale:
         raise pytest.UsageError(f"LONGEST in {__file__} names {', '.join(sorted(stale))}; there is no such file")

@@ -102,6 +102,7 @@ def test_a_huge_manifest_is_not_read(folder):
     refused(folder, "at most 33,554,432 are read")
 
 
+@pytest.mark.slow
 def test_too_many_layers_are_refused_quickly(folder):
     rewrite(folder, layers=[{"name": "a", "shape": []}] * 100_001)
     started = time.monotonic()

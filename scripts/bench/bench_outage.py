@@ -138,7 +138,7 @@ def main() -> None:
                 "environment": machine(),
             }
             for training in trainings.values():  # the couriers go on without their training; not without their server
-                courier = training.watch._keeper.process
+                courier = training.watch._courier.process
                 if courier is not None:
                     courier.kill()
                     courier.wait()

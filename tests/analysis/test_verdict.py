@@ -457,6 +457,7 @@ def test_holms_step_down_by_hand(p_values, shown):
     assert holm(p_values) == shown
 
 
+@pytest.mark.slow
 def test_fourteen_policies_that_do_nothing_are_seldom_told_apart():
     """At 95 % each, every second of these tables has a verdict; together, one in twenty."""
     rng, wrong = np.random.default_rng(0), 0

@@ -175,6 +175,7 @@ def test_help_lists_the_commands_and_imports_nothing_heavy():
     assert result.stdout.endswith("heavy: []\n")
 
 
+@pytest.mark.slow
 def test_reading_never_imports_torch(runs, tmp_path):
     code = (
         "import sys; from gradwatch.cli import main\n"

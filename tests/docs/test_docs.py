@@ -52,7 +52,17 @@ def desk(tmp_path, monkeypatch):
         sys.modules["mlflow"].set_tracking_uri(None)
 
 
-@pytest.mark.parametrize("page", [page for page in TEXT if blocks(page, "python")])
+FRAMEWORKS = {f"docs/{name}.md" for name in ("accelerate", "lightning", "mlflow", "transformers")}  # slow to import
+
+
+@pytest.mark.parametrize(
+    "page",
+    [
+        pytest.param(page, marks=pytest.mark.slow if page in FRAMEWORKS else [])
+        for page in TEXT
+        if blocks(page, "python")
+    ],
+)
 def test_the_python_of_a_page_runs_from_top_to_bottom(page, desk, request):
     code = "".join(blocks(page, "python"))
     for extra in re.findall(r"^(?:import|from) (lightning|transformers|accelerate)\b", code, re.MULTILINE):

@@ -194,7 +194,7 @@ def test_flush_every_reaches_the_watch(tmp_path, monkeypatch, words, text, wante
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("evry = 5", "there is no setting evry; known: clip, dir, every"),
+        ("evry = 5", "there is no setting evry; known: clip, delivery, dir, every"),
         ("every = 0", "--every"),
         ("every = ", "cannot be read"),
         ("metric-regex = 'a=b'", "wanted a list"),

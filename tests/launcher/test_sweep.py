@@ -217,6 +217,7 @@ def test_who_stops_the_pool_leaves_no_process_behind(tmp_path, monkeypatch):
     pytest.fail("the child's child is still there")
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not can_fork(), reason="needs a fork server")
 def test_a_warm_process_lives_and_ends_as_a_fresh_one(tmp_path):
     scripts = {

@@ -103,6 +103,7 @@ CASES = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("form", "optimizer", "clip", "backend"), CASES)
 def test_a_compiled_step_is_acted_on_once(clip, optimizer, form, backend, tmp_path):
     weights, history = run(optimizer, tmp_path, form, backend, clip=clip, renorm="MaxNorm(0.5)")
@@ -117,6 +118,7 @@ def test_a_compiled_step_is_acted_on_once(clip, optimizer, form, backend, tmp_pa
         torch.testing.assert_close(a, b, rtol=1e-3, atol=1e-5)  # a compiled Adam corrects its bias in float32
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("form", ["step", "inside", "whole"])
 @pytest.mark.parametrize("optimizer", ["SGD", "fused"])
 def test_a_step_that_was_compiled_before_is_seen_from_then_on(form, optimizer, tmp_path):
@@ -210,6 +212,7 @@ def test_a_compiled_step_with_a_closure(tmp_path):
     np.testing.assert_allclose(history.total("clipped_norm"), [0.1] * 4, rtol=1e-4)
 
 
+@pytest.mark.slow
 def test_a_compiled_loop_under_a_scaler(tmp_path):
     model = mlp(torch.float32)
     optimizer, scaler = torch.optim.SGD(model.parameters(), lr=0.1), torch.amp.GradScaler("cpu", init_scale=1024.0)

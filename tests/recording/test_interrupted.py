@@ -77,7 +77,11 @@ def ahead(watched, number, step):
     step()
 
 
-@pytest.mark.parametrize("flush_every", [1e-9, 60.0], ids=["drained on each step", "drained at the end"])
+EACH_STEP = pytest.param(1e-9, id="drained on each step", marks=pytest.mark.slow)
+AT_THE_END = pytest.param(60.0, id="drained at the end")
+
+
+@pytest.mark.parametrize("flush_every", [EACH_STEP, AT_THE_END])
 @pytest.mark.parametrize("log", [after, ahead])
 def test_whatever_line_is_interrupted_later_steps_are_recorded(log, flush_every, tmp_path):
     loop = Loop(tmp_path, log, clip="SkipNonfinite()", flush_every=flush_every)
@@ -103,7 +107,7 @@ def test_whatever_line_is_interrupted_later_steps_are_recorded(log, flush_every,
     assert not history.total("skipped").any()
 
 
-@pytest.mark.parametrize("flush_every", [1e-9, 60.0], ids=["drained on each step", "drained at the end"])
+@pytest.mark.parametrize("flush_every", [EACH_STEP, AT_THE_END])
 def test_close_after_an_interrupt_writes_what_is_there(flush_every, tmp_path):
     """At every twelfth line: each takes a Watch of its own."""
     lines = Loop(tmp_path, after, flush_every=flush_every)

@@ -418,6 +418,7 @@ def test_scripts_that_never_close_lose_nothing_and_none_imports_mlflow(tmp_path)
         assert (history.run.status, len(history)) == (status, 7)
 
 
+@pytest.mark.slow
 def test_it_works_where_mlflow_is_not_installed(pair, tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "mlflow", None)
     real = gradwatch.recording.attach._delivery.importlib.util.find_spec

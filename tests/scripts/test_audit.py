@@ -33,6 +33,7 @@ def test_only_what_an_upgrade_mends_fails(text, code, said):
     assert said in result.stderr
 
 
+@pytest.mark.slow
 def test_without_a_network_it_says_so_in_one_line_and_passes():
     env = {**os.environ, "PYTHON": sys.executable, "HTTPS_PROXY": "http://127.0.0.1:9"}
     result = subprocess.run([ROOT / "scripts/audit"], env=env, capture_output=True, text=True, timeout=60, check=False)

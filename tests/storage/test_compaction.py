@@ -443,7 +443,7 @@ def test_the_courier_wakes_when_a_manifest_changes(tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("script", "options"),
-    [("bench_store", ["--seconds", "0"]), ("bench_report", ["--courier", "1"])],
+    [("bench_store", ["--seconds", "0"]), ("bench_report", ["--rounds", "1"])],
 )
 def test_the_benchmarks_run(tmp_path, script, options):
     out = tmp_path / "out.json"

@@ -122,6 +122,7 @@ def watching_blocks(folder):
     return [pd.read_parquet(part.path) for part in list_parts(folder / "steps")]
 
 
+@pytest.mark.slow
 def test_rows_are_on_disk_within_flush_every(tmp_path):
     model, optimizer, watching = setting(tmp_path, flush_every=0.5)
     late = []

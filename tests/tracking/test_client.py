@@ -22,6 +22,7 @@ def deliver(folder, gate):
     assert outcome.done, outcome.error
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("where", ["fresh", "server"])
 def test_eight_processes_deliver_at_once(where, tmp_path, request):
     if where == "fresh":  # nobody has made its tables yet

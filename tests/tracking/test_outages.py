@@ -131,9 +131,9 @@ def test_credentials_that_expire_are_said_once_and_tried_slowly(server, proxy, t
     (outcome,) = sync(folder)
     assert (outcome.done, outcome.lasting, outcome.slow) == (False, False, True)
     assert "MLFLOW_TRACKING_TOKEN" in outcome.error
-    first = sync.RetryingCourier(Courier(folder), 0.01)
+    first = syncing.RetryingCourier(Courier(folder), 0.01)
     first.deliver_if_due()
-    assert first.backoff.pause == sync.LONGEST_PAUSE  # accounts get locked by those who try too often
+    assert first.backoff.pause == syncing.LONGEST_PAUSE  # accounts get locked by those who try too often
     caplog.clear()
 
     def renew():

@@ -21,13 +21,13 @@ CUDA = pytest.param(
     id="cuda",
     marks=[pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")],
 )
-# A loop meets every form of every optimizer in float32, or the one dtype that it has, and in the rest when the slow
-# tests run.
+# A few loops meet every form of every optimizer in float32 at once, all loops in every dtype when the slow tests run.
 FLOAT = torch.float32
+QUICK = {"plain", "accumulation", "scaler", "closure_keyword"}
 CASES = [
     pytest.param(
         loop.name, dtype, id=f"{loop.name}-{short(dtype)}",
-        marks=[pytest.mark.slow] if dtype != FLOAT and FLOAT in loop.dtypes else [],
+        marks=[] if dtype == FLOAT and loop.name in QUICK else [pytest.mark.slow],
     )
     for loop in LOOPS.values() for dtype in loop.dtypes
 ]  # fmt: skip
