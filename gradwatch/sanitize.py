@@ -11,10 +11,7 @@ import math
 import re
 import stat
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    pass
+from typing import Any
 from urllib.parse import urlsplit, urlunsplit
 
 _USERINFO = re.compile(r"(\b[a-z][\w+.-]*://)[^\s/?#]*@", re.IGNORECASE)

@@ -17,7 +17,7 @@ import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -36,10 +36,6 @@ from gradwatch.storage.folder import (
 from gradwatch.storage.manifest import run_of
 from gradwatch.storage.parquet import require_alike
 from gradwatch.table import stack
-
-if TYPE_CHECKING:
-    from gradwatch.history import History
-
 
 log = logging.getLogger("gradwatch")
 
@@ -249,8 +245,6 @@ def run_folders(directory: Path) -> list[Path]:
 
     Several parts of a run are one run. What cannot be listed, or goes away meanwhile, is passed over.
     """
-    from gradwatch.storage.folder import MANIFEST
-
     if is_run(directory):
         return [directory]
     marked: list[Path] = []
