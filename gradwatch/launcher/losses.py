@@ -41,9 +41,15 @@ class Losses(threading.local):
         if isinstance(loss, Tensor) and isinstance(scaled, Tensor):
             self._scaled.append((weakref.ref(scaled), loss.detach()))
 
-    @torch.no_grad()
     def add(self, tensors: Any) -> None:
-        """What `backward` is called on: a tensor, or a sequence of them."""
+        """What `backward` is called on: a tensor, or a sequence of them; of one that cannot be copied nobody knows."""
+        try:
+            self._add(tensors)
+        except Exception:  # it is only looked at
+            self._known = False
+
+    @torch.no_grad()
+    def _add(self, tensors: Any) -> None:
         tensors = [tensors] if isinstance(tensors, Tensor) else tensors
         if not isinstance(tensors, Sequence) or not all(type(t) is Tensor and t.numel() == 1 for t in tensors):
             return

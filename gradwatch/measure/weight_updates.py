@@ -12,33 +12,45 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from gradwatch.measure.distributed import local
 from gradwatch.measure.gradients import Batch
 from gradwatch.measure.layout import Layout, real, stride
+from gradwatch.measure.looking import Looking
 
 if TYPE_CHECKING:
     from gradwatch.policies import Policy
 
 
 class Weights:
-    """The weights around a step: what a constraint does to them, and every few steps their norms and update ratios."""
+    """The weights around a step: what a constraint does to them, and every few steps their norms and update ratios.
 
-    def __init__(self, layout: Layout, renorm: Policy | None, every: int, slots: bool) -> None:
+    The constraint acts, and its errors are the user's; all else is `looking`.
+    """
+
+    def __init__(
+        self, layout: Layout, renorm: Policy | None, every: int, slots: bool, looking: Looking | None = None
+    ) -> None:
         self.layout, self.renorm, self.every, self.slots = layout, renorm, every, slots
+        self.looking = looking or Looking()
         self._update_ratio = UpdateRatio(layout)
+        self._looked = False  # whether it has seen the weights before the step
         if renorm is not None:  # a pattern that fits no layer is named before training starts
             renorm.init(Batch(layout, [None] * len(layout.params)))
 
     def on(self, layout: Layout) -> Weights:
         """The same of other layers."""
-        return Weights(layout, self.renorm, self.every, self.slots)
+        return Weights(layout, self.renorm, self.every, self.slots, self.looking)
 
     def before_step(self, number: int) -> bool:
         """Whether the weights are measured in this step; if so, they are looked at."""
         if number % self.every:
             return False
-        self._update_ratio.before()
+        self._looked = False
+        with self.looking.at("update_ratio"):
+            self._update_ratio.before()
+            self._looked = True
         return True
 
     @torch.no_grad()
@@ -53,11 +65,16 @@ class Weights:
 
     def after_step(self, optimizers: Sequence[Optimizer], renorm_rate: Tensor | None) -> dict[str, Tensor]:
         """What is measured after a step of which `before_step` said so, `[L]` each."""
-        values = {"weight_norm": weight_norms(self.layout), "update_ratio": self._update_ratio.after()}
-        if renorm_rate is not None:
-            values["renorm_rate"] = renorm_rate
+        values = {} if renorm_rate is None else {"renorm_rate": renorm_rate}
+        with self.looking.at("weight_norm"):
+            values["weight_norm"] = weight_norms(self.layout)
+        with self.looking.at("update_ratio"):
+            if self._looked:
+                values["update_ratio"] = self._update_ratio.after()
         if self.slots:
-            values.update({f"slot_norm/{n}": v for n, v in slot_norms(self.layout, optimizers).items()})
+            with self.looking.at("slot_norm"):
+                norms = slot_norms(self.layout, optimizers, self.looking)
+                values.update({f"slot_norm/{n}": v for n, v in norms.items()})
         return values
 
 
@@ -111,18 +128,32 @@ def weight_norms(layout: Layout) -> Tensor:
 
 
 @torch.no_grad()
-def slot_norms(layout: Layout, optimizers: Sequence[Optimizer]) -> dict[str, Tensor]:
-    """The L2 norm of each tensor the optimizers keep per parameter, `[L]` by name; NaN where there is none."""
+def slot_norms(layout: Layout, optimizers: Sequence[Optimizer], looking: Looking) -> dict[str, Tensor]:
+    """The L2 norm of each tensor the optimizers keep per parameter, `[L]` by name; NaN where there is none.
+
+    Of one that is kept quantised (bitsandbytes' 8-bit codes, torchao's tensors) there is none: its elements are codes.
+    """
     states: list[Mapping[str, object]] = [
         next((o.state[p] for o in optimizers if p in o.state), {}) for p in layout.params
     ]
     found: dict[str, list[Tensor | None]] = {}
     for i, (p, state) in enumerate(zip(layout.params, states, strict=True)):
         for name, value in state.items():
-            if isinstance(value, Tensor) and value.shape == p.shape and name != "step":
-                found.setdefault(name, [None] * len(states))[i] = real(
-                    local(value.coalesce()._values() if value.is_sparse else value)
-                )
-    batches = {name: Batch(layout, tensors) for name, tensors in found.items()}
-    norms = {name: batch.measure() for name, batch in batches.items()}
-    return {name: torch.where(batch.present(), norms[name], torch.nan) for name, batch in batches.items()}
+            if not isinstance(value, Tensor) or value.shape != p.shape or name == "step":
+                continue
+            plain = local(value)
+            packed = is_traceable_wrapper_subclass(plain)
+            if packed or not (plain.is_floating_point() or plain.is_complex()):
+                kept = type(plain).__name__ if packed else plain.dtype
+                looking.miss(f"slot_norm/{name}", f"{kept} holds codes; layers that keep plain numbers are recorded")
+                continue
+            found.setdefault(name, [None] * len(states))[i] = real(
+                plain.coalesce()._values() if plain.is_sparse else plain
+            )
+    norms: dict[str, Tensor] = {}
+    for name, tensors in found.items():
+        with looking.at(f"slot_norm/{name}"):
+            batch = Batch(layout, tensors)
+            measured = batch.measure()
+            norms[name] = torch.where(batch.present(), measured, torch.nan)
+    return norms

@@ -18,6 +18,7 @@ from torch.optim import Optimizer
 
 from gradwatch.errors import WatchError
 from gradwatch.history import STEP_COLUMNS, History, Run
+from gradwatch.measure.looking import Looking
 from gradwatch.measure.ring_buffer import Ring
 
 ROWS = 128
@@ -33,6 +34,7 @@ class Row(NamedTuple):
     lrs: tuple[float, ...]
     present: tuple[bool, ...]
     can_skip: bool  # whether the ring knows if it was skipped
+    is_measured: bool = True  # whether the gradients could be looked at
 
 
 class Recorder:
@@ -54,8 +56,9 @@ class Recorder:
         device: torch.device,
         sink: Callable[[History], None],
         seconds: float = DRAIN_SECONDS,
+        looking: Looking | None = None,
     ) -> None:
-        self.sink, self.seconds = sink, seconds
+        self.sink, self.seconds, self.looking = sink, seconds, looking or Looking()
         self.first = 0  # the number of the first of `rows`: all before it have left
         self.rows: list[Row] = []
         self.values: list[tuple[int, str, float | Tensor]] = []  # a row's number, a name, its value
@@ -91,10 +94,10 @@ class Recorder:
 
     def begin(self, row: Row, fields: Sequence[Tensor | None], values: Mapping[str, Any]) -> None:
         """Record a step: norms `[L]`, coefficients `[]` or `[L]`, further fields `[L]`, whether skipped (0-d bool);
-        and scalars that are known of it.
+        and scalars that are known of it, as far as they can be copied.
         """
         at = self.first + len(self.rows)
-        known = self._scalars(at, values)
+        known = self._known(at, values)
         self.ring.write(at, *fields)
         self.rows.append(row)
         self.values += known
@@ -111,22 +114,38 @@ class Recorder:
     def measured(self, values: Mapping[str, Tensor]) -> None:
         """Add quantities `[L]` that are not measured on every step to the last row."""
         at = self.first + len(self.rows) - 1
-        self.values += [(at, name, self.ring.copy(value)) for name, value in values.items()]
+        for name, value in values.items():
+            with self.looking.at(name):
+                self.values.append((at, name, self.ring.copy(value)))
 
     def add(self, values: Mapping[str, Any], ahead: bool = False) -> None:
         """Add scalars (numbers, one-element tensors) to the last step, or to the one that is `ahead`.
 
-        The last value of a name counts. What is added before the first step waits for it.
+        The last value of a name counts. What is added before the first step waits for it. What cannot be copied is
+        left out.
+        """
+        self.values += self._known(self._number(ahead), values)
+
+    def log(self, values: Mapping[str, Any]) -> None:
+        """Add what the loop logs when it has stepped: the row then has all that it will have, as far as is known.
 
         Raises:
             WatchError: a value cannot be copied.
         """
-        self.values += self._scalars(max(0, self.first + len(self.rows) - (not ahead)), values)
-
-    def log(self, values: Mapping[str, Any]) -> None:
-        """Add what the loop logs when it has stepped: the row then has all that it will have, as far as is known."""
         self.is_logged = True
-        self.add(values)
+        self.values += self._scalars(self._number(), values)
+
+    def _number(self, ahead: bool = False) -> int:
+        """The number of the last row, or of the one that is `ahead`."""
+        return max(0, self.first + len(self.rows) - (not ahead))
+
+    def _known(self, at: int, values: Mapping[str, Any]) -> list[tuple[int, str, float | Tensor]]:
+        """`_scalars` without what cannot be copied."""
+        out: list[tuple[int, str, float | Tensor]] = []
+        for name, value in values.items():
+            with self.looking.at(name):
+                out += self._scalars(at, {name: value})
+        return out
 
     def _scalars(self, at: int, values: Mapping[str, Any]) -> list[tuple[int, str, float | Tensor]]:
         out: list[tuple[int, str, float | Tensor]] = []
@@ -174,8 +193,11 @@ class Recorder:
         can_skip = np.array([row.can_skip for row in rows])[:, None]
         skipped = can_skip & (fields.pop("skipped")[:, :1] > 0)
         here = np.array([row.present for row in rows], bool).reshape(t, -1)
-        layers = _per_layer(fields, fields.pop("present", here) > 0, skipped)
+        measured = np.array([row.is_measured for row in rows])
+        layers = _per_layer(fields, (fields.pop("present", here) > 0) & measured[:, None], skipped)
         steps = _per_step(rows, layers, skipped[:, 0])
+        for name in () if measured.all() else ("grad_norm", "clipped_norm", "clip_coef", "clip_rate", "nonfinite"):
+            steps[name][~measured] = np.nan
         for row, name, value in values:
             if row < 0:
                 continue  # of the step that has left already
@@ -197,7 +219,7 @@ class Recorder:
 
 def learning_rates(optimizers: Sequence[Optimizer]) -> tuple[tuple[float, ...], dict[str, Tensor]]:
     """The rate of each param group, in order; those that are tensors (capturable optimizers) by name,
-    and NaN among the others.
+    and NaN among the others, as where it is no number (Adafactor's None).
 
     Those travel with the ring: reading them would wait for the device.
     """
@@ -206,6 +228,8 @@ def learning_rates(optimizers: Sequence[Optimizer]) -> tuple[tuple[float, ...], 
     for g, rate in enumerate(rates):
         if isinstance(rate, Tensor):
             on_device[f"lr/{g}" if g else "lr"], rates[g] = rate, np.nan
+        elif not isinstance(rate, int | float):
+            rates[g] = float(rate) if hasattr(rate, "__float__") else np.nan
     return tuple(rates), on_device
 
 

@@ -7,7 +7,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -246,34 +246,58 @@ class Stepper:
         After a leader that was dropped, each of the others is clipped by its own gradients.
         """
         alone = step.is_lost or step.inside or not self.together
-        clipped = self.clipper.clip(optimizer, alone, step.scaler, keep_state=record or step.inside)
-        step.is_unscaled = step.is_unscaled if not clipped.unscaled else not alone
+        clipped = self._clip(step, optimizer, alone, keep_state=record or step.inside)
+        if clipped is not None and clipped.unscaled:
+            step.is_unscaled = not alone
         if record:
             self._record(step, clipped)
-        if step.inside:
+        if step.inside and clipped is not None:
             step.pieces = step.pieces or Pieces(self.layout)
             step.pieces.add(clipped.batch.here, clipped.fields)
         # The one host read of the hot path, only for policies that can skip: a step cannot be undone by arithmetic.
-        if clipped.batch.skipped is not None and bool(clipped.batch.skipped):
+        if clipped is not None and clipped.batch.skipped is not None and bool(clipped.batch.skipped):
             drop(self.layout.params)
         if not alone and len(self.optimizers) > 1:
             step.seen = seen(self.layout.params)
 
-    def _record(self, step: Step, clipped: Clipped) -> None:
-        """The step's row, and the scalars that are known of it by now."""
-        rates, values = learning_rates(self.optimizers)
+    def _clip(self, step: Step, optimizer: Optimizer, alone: bool, keep_state: bool) -> Clipped | None:
+        """What came of the gradients; None where they could not be measured. Without a policy nothing acts on them."""
+        if self.clipper.policy is not None:
+            return self.clipper.clip(optimizer, alone, step.scaler, keep_state)
+        with self.weights.looking.at("grad_norm"):
+            return self.clipper.clip(optimizer, alone, step.scaler, keep_state)
+        return None
+
+    def _record(self, step: Step, clipped: Clipped | None) -> None:
+        """The step's row, and the scalars that are known of it by now; without norms where they are not `clipped`."""
+        rates, values = self._looked_up(step)
+        step.here, can_skip = (False,) * len(self.layout.params), False
+        fields: list[Tensor | None] = [None] * len(self.recorder.ring.fields)
+        if clipped is not None:
+            step.here, can_skip, fields = (
+                clipped.batch.here,
+                clipped.skipped is not None,
+                [*clipped.fields, clipped.skipped],
+            )
+        row = Row(self.steps - 1, time.time(), self._lane(step), rates, step.here, can_skip, clipped is not None)
+        self.recorder.begin(row, fields, values)
+
+    def _looked_up(self, step: Step) -> tuple[tuple[float, ...], dict[str, Any]]:
+        """The learning rates, and the scalars that are known of the step."""
+        looking, rates, values = self.weights.looking, cast("tuple[float, ...]", ()), cast("dict[str, Any]", {})
+        with looking.at("lr"):
+            rates, values = learning_rates(self.optimizers)
         values.update(self.loop_clips.take(self.optimizers if self.together else step.optimizers))
         scale = None if step.scaler is None else step.scaler._scale  # get_scale() would wait for the device
         if scale is not None:
             values["loss_scale"] = scale
-        own = self.rank_norms.gather() if self.rank_norms is not None else None
-        if own is not None:
-            own = own if scale is None else own / scale
-            values.update({f"rank_grad_norm/{rank}": norm for rank, norm in enumerate(own.unbind())})
-        can_skip = clipped.skipped is not None
-        row = Row(self.steps - 1, time.time(), self._lane(step), rates, clipped.batch.here, can_skip)
-        self.recorder.begin(row, [*clipped.fields, clipped.skipped], values)
-        step.here = row.present
+        if self.rank_norms is not None:
+            with looking.at("rank_grad_norm"):
+                own = self.rank_norms.gather()
+                if own is not None:
+                    own = own if scale is None else own / scale
+                    values.update({f"rank_grad_norm/{rank}": norm for rank, norm in enumerate(own.unbind())})
+        return rates, values
 
     def _finish_if_all(self, step: Step) -> None:
         if len(step.optimizers) == len(self.optimizers) or not self.together:

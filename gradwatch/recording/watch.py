@@ -77,7 +77,10 @@ class Watch:
         self._resumed_at = 0  # the number of the first step
         run, layout = writer.run, clipper.layout
         kept = source.kept(layout.names)
-        self._recorder = Recorder(run, kept, clipper.fields, layout.device, self._keep, writer.flush_seconds)
+        self._looking = weights.looking
+        self._recorder = Recorder(
+            run, kept, clipper.fields, layout.device, self._keep, writer.flush_seconds, self._looking
+        )
         self._stepper = Stepper(clipper, weights, self._recorder, self._between, self._after, rank_norms, owner=self)
         atexit.register(self._close_at_exit)
         open_watches.watches.append(self)
@@ -260,7 +263,8 @@ class Watch:
 
     def _keep(self, block: History) -> None:
         self._writer.append(block)
-        self._live.check(block)
+        with self._looking.at("what the rule of non-finite gradients says"):
+            self._live.check(block)
 
     def _between(self) -> None:
         self._courier.start(self.dir)

@@ -1,0 +1,44 @@
+"""The boundary around what is only looked at: what raises there is left out of the record, and training goes on."""
+
+from __future__ import annotations
+
+import warnings
+from types import TracebackType
+
+from gradwatch.errors import GradwatchWarning
+
+
+class Looking:
+    """`with looking.at("slot norms"):` around a quantity that nothing acts on.
+
+    An exception ends the block and nothing else; of each quantity it is said once. Ctrl-C passes.
+    """
+
+    def __init__(self) -> None:
+        self._said: set[str] = set()
+
+    def at(self, what: str) -> _Look:
+        """Look at `what`, in this block."""
+        return _Look(self, what)
+
+    def miss(self, what: str, why: str) -> None:
+        """Say, once, that `what` is left out of the record."""
+        if what not in self._said:
+            self._said.add(what)
+            warnings.warn(f"{what} cannot be recorded, training goes on: {why}", GradwatchWarning, stacklevel=2)
+
+
+class _Look:
+    __slots__ = ("_looking", "_what")
+
+    def __init__(self, looking: Looking, what: str) -> None:
+        self._looking, self._what = looking, what
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> bool:
+        if not isinstance(error, Exception):
+            return False
+        self._looking.miss(self._what, f"{type(error).__name__}: {' '.join(str(error).split())[:300]}")
+        return True
