@@ -10,9 +10,12 @@ import json
 import math
 import re
 import stat
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit, urlunsplit
+
+from gradwatch.errors import RunError
 
 _USERINFO = re.compile(r"(\b[a-z][\w+.-]*://)[^\s/?#]*@", re.IGNORECASE)
 
@@ -65,6 +68,20 @@ def is_plain_file(path: Path) -> bool:
 def is_plain_folder(path: Path) -> bool:
     """Whether `path` is a folder itself, and no link to one."""
     return path.is_dir() and not path.is_symlink()
+
+
+def refuse_links(paths: Iterable[Path]) -> None:
+    """Refuse to write or to remove where one of these is a link: what it leads to is not the run's.
+
+    Raises:
+        RunError: so it is.
+    """
+    for path in paths:
+        if path.is_symlink():
+            raise RunError(
+                f"{path} is a link, and what a run writes and removes lies in its own folder: put in its place what "
+                "it leads to (another disk can be mounted there: mount --bind), or move the whole folder"
+            )
 
 
 def read_json(path: Path) -> Any:

@@ -14,12 +14,14 @@ from make_run import make_history, make_run
 
 from gradwatch import RunError, open_history
 from gradwatch.cli import main
+from gradwatch.recording.courier_process import start_courier
 from gradwatch.sanitize import MAX_JSON, MAX_NAME, markdown, printable, read_json, terminal
 from gradwatch.storage import parquet
 from gradwatch.storage.delivery_cursor import read_cursor
 from gradwatch.storage.downsample import MAX_VALUES
-from gradwatch.storage.folder import list_parts, read_manifest, write_json
+from gradwatch.storage.folder import list_parts, read_manifest, read_run, write_json
 from gradwatch.storage.lock import Lock
+from gradwatch.storage.writer import RunWriter
 
 READERS = ("show", "check", "report", "compare")
 
@@ -182,6 +184,50 @@ def test_a_lock_is_not_taken_through_a_link(folder, tmp_path):
     (folder / "writer.lock").symlink_to(tmp_path / "mine")
     with pytest.raises(RunError, match="is a link"):
         Lock(folder)
+    assert (tmp_path / "mine").read_text() == "precious"
+
+
+@pytest.mark.parametrize("table", ["layers", "steps"])
+@pytest.mark.parametrize("what", ["the table", "a part"])
+def test_who_records_to_a_folder_with_a_link_is_refused_before_anything_is_removed(folder, tmp_path, table, what):
+    """Data that was moved to another disk and linked is data: a resumed run neither removes it nor writes there."""
+    moved = folder / table if what == "the table" else list_parts(folder / table)[-1].path
+    moved.rename(tmp_path / "moved")
+    moved.symlink_to(tmp_path / "moved")
+    before = {path: path.lstat().st_mtime_ns for path in [*folder.rglob("*"), *(tmp_path / "moved").rglob("*")]}
+    lock = folder / "writer.lock"
+    with pytest.raises(RunError, match=f"{moved} is a link"):
+        RunWriter(folder, make_history().run)
+    after = {path: path.lstat().st_mtime_ns for path in [*folder.rglob("*"), *(tmp_path / "moved").rglob("*")]}
+    assert {**after, lock: 0} == {**before, lock: 0}
+    assert any("is a link, and is not followed" in text for text in read_run(folder).problems)
+    moved.unlink()
+    (tmp_path / "moved").rename(moved)
+    RunWriter(folder, make_history().run).close()  # the lock was let go
+    assert read_run(folder).problems == ()
+
+
+def test_a_table_that_becomes_a_link_while_it_is_recorded_is_not_written_through(folder, tmp_path, caplog):
+    history = make_history(steps=20)
+    writer = RunWriter(folder, history.run, flush_seconds=1000)
+    (folder / "layers").rename(tmp_path / "moved")
+    (folder / "layers").symlink_to(tmp_path / "moved")
+    before = sorted((tmp_path / "moved").iterdir())
+    writer.append(history)
+    writer.flush()
+    assert sorted((tmp_path / "moved").iterdir()) == before
+    assert "layers is a link" in caplog.text
+    (folder / "layers").unlink()
+    (tmp_path / "moved").rename(folder / "layers")
+    writer.close()
+    assert len(list_parts(folder / "layers")) == len(before) + 1
+
+
+def test_a_couriers_log_is_not_written_through_a_link(folder, tmp_path, caplog):
+    (tmp_path / "mine").write_text("precious")
+    (folder / "courier.log").symlink_to(tmp_path / "mine")
+    assert start_courier(folder) is None
+    assert "courier.log is a link" in caplog.text
     assert (tmp_path / "mine").read_text() == "precious"
 
 

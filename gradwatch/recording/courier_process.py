@@ -13,6 +13,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from gradwatch.errors import RunError
+from gradwatch.sanitize import refuse_links
 from gradwatch.storage.delivery_cursor import is_done, read_cursor
 
 # The courier is not a rank: it must not look like one to whatever it imports.
@@ -92,6 +94,7 @@ def start_diagnosis(folder: Path) -> subprocess.Popen[bytes] | None:
 def _start(folder: Path, command: str, output: str, instead: str) -> subprocess.Popen[bytes] | None:
     """`gradwatch COMMAND --follow FOLDER` as a detached process; None, and a log line that says what to do instead."""
     try:
+        refuse_links([folder / output])
         with open(folder / output, "ab") as file:
             process = subprocess.Popen(
                 [sys.executable, "-m", "gradwatch", command, "--follow", str(Path(folder).resolve())],
@@ -101,7 +104,7 @@ def _start(folder: Path, command: str, output: str, instead: str) -> subprocess.
                 env=child_environment(),
                 start_new_session=True,
             )
-    except OSError as error:
+    except (OSError, RunError) as error:
         log.warning("gradwatch: cannot start %s (%s); %s", Path(output).stem, error, instead.format(folder))
         return None
     # Reaped when it ends: no zombie in a long notebook, no ResourceWarning when the handle is dropped.

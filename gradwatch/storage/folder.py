@@ -17,7 +17,7 @@ import contextlib
 import json
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime, timezone
 from pathlib import Path
@@ -29,7 +29,7 @@ from numpy.typing import NDArray
 
 from gradwatch.errors import RunError
 from gradwatch.history import History, Run, join
-from gradwatch.sanitize import is_plain_file, is_plain_folder, printable, read_json
+from gradwatch.sanitize import is_plain_file, is_plain_folder, printable, read_json, refuse_links
 from gradwatch.storage.downsample import reduced
 from gradwatch.storage.manifest import run_of
 from gradwatch.storage.parquet import count_values, joined, layers_blocks, limited, steps_blocks
@@ -41,6 +41,7 @@ TABLES = ("layers", "steps")
 FAN_IN = 64  # parts of one level that become one of the next
 CLOSED_BYTES = 64 << 20
 MAX_GAPS = 5  # that are named
+LOOKS = 100  # at a folder that somebody writes to, before it is given up
 _PART = re.compile(r"part-(\d{6,18})(?:-(\d{6,18}))?\.parquet", re.ASCII)
 
 
@@ -149,12 +150,24 @@ def read_run(folder: Path, since: int = -1, start: int = 0, at_most: int | None 
     Raises:
         RunError: the folder holds no readable manifest.
     """
+    for _ in range(LOOKS):
+        with contextlib.suppress(_GoneError):
+            return _read_cut(folder, since, start, at_most)
+    raise RunError(f"{folder}: its parts went away {LOOKS} times while they were read; does a program remove them?")
+
+
+class _GoneError(Exception):
+    """A part was there when the folder was listed and is no more: the writer has merged it meanwhile."""
+
+
+def _read_cut(folder: Path, since: int, start: int, at_most: int | None) -> History:
     run = read_manifest(folder)
     problems: list[str] = []
-    whole = last_whole_part(folder)
-    steps = joined([*limited(_read_table(folder, "steps", (since, whole), start, problems), folder)], folder)
-    blocks = _read_table(folder, "layers", (since, whole), start, problems)
-    if at_most is not None and len(steps) and _values(folder) > at_most:
+    parts = list_tables(folder)
+    whole = last_whole_part(folder, parts)
+    blocks, found = (_read_table(folder / t, parts[t], (since, whole), start, problems) for t in TABLES)
+    steps = joined([*limited(found, folder)], folder)
+    if at_most is not None and len(steps) and _values(parts["layers"]) > at_most:
         layers = reduced(blocks, steps, len(run.layers), at_most)
     else:
         layers = joined([*blocks], folder)
@@ -184,21 +197,35 @@ def last_part(folder: Path) -> int:
     return min(max((last for _, last, _ in list_parts(folder / t)), default=-1) for t in TABLES)
 
 
-def last_whole_part(folder: Path) -> int | None:
-    """The number of the newest part that both tables have, where one has just one more: its writer was interrupted
-    between the two. None where that is not so.
+def list_tables(folder: Path) -> dict[str, list[Part]]:
+    """The parts of each table as they were at one moment, though a writer adds parts to one table after the other and
+    merges them meanwhile: both are listed until two looks in a row agree.
     """
-    if not all((folder / t).is_dir() for t in TABLES):
+    seen: dict[str, list[Part]] = {}
+    for _ in range(LOOKS):
+        now = {table: list_parts(folder / table) for table in reversed(TABLES)}  # what is in `steps` is in `layers`
+        if now == seen:
+            break
+        seen = now
+    return seen
+
+
+def last_whole_part(folder: Path, parts: Mapping[str, Sequence[Part]]) -> int | None:
+    """The number of the newest of these `parts` that both tables have, where one has just one more: its writer was
+    interrupted between the two, or is about to write the other. None where that is not so.
+    """
+    if not all(is_plain_folder(folder / t) for t in TABLES):
         return None
-    lasts = sorted(max((last for _, last, _ in list_parts(folder / t)), default=-1) for t in TABLES)
+    lasts = sorted(max((last for _, last, _ in parts[t]), default=-1) for t in TABLES)
     return lasts[0] if lasts[1] == lasts[0] + 1 else None
 
 
 def _read_table(
-    folder: Path, name: str, between: tuple[int, int | None], start: int, problems: list[str]
+    table: Path, parts: Sequence[Part], between: tuple[int, int | None], start: int, problems: list[str]
 ) -> Iterator[Table]:
-    expected, (since, until) = 0, between
-    for part in list_parts(folder / name):
+    name, expected, (since, until) = table.name, 0, between
+    problems += [f"{link.relative_to(table.parent)} is a link, and is not followed" for link in _links(table)]
+    for part in parts:
         if part.first > expected:
             problems.append(f"{name}: parts {expected} to {part.first - 1} are missing")
         expected = part.last + 1
@@ -207,25 +234,39 @@ def _read_table(
         try:
             yield from (layers_blocks if name == "layers" else steps_blocks)(part.path, start)
         except (OSError, KeyError, ValueError, pa.ArrowException) as error:
+            if not part.path.exists():
+                raise _GoneError from error
             why = printable((str(error).splitlines() or [type(error).__name__])[0][:120])
             problems.append(f"{name}/{part.path.name} is unreadable ({why})")
 
 
-def _values(folder: Path) -> int:
-    """How many values the layers table holds, as far as its parts can be read."""
+def _values(parts: Sequence[Part]) -> int:
+    """How many values these parts of the layers table hold, as far as they can be read."""
     total = 0
-    for part in list_parts(folder / "layers"):
+    for part in parts:
         with contextlib.suppress(OSError, ValueError, pa.ArrowException):
             total += count_values(part.path)
     return total
+
+
+def _links(table: Path) -> list[Path]:
+    """The links in the place of a table's folder, or of parts of it."""
+    if not is_plain_folder(table):
+        return [table] if table.is_symlink() else []
+    with os.scandir(table) as entries:
+        return sorted(table / entry.name for entry in entries if entry.is_symlink())
 
 
 def tidy(folder: Path) -> None:
     """Remove half-written files, parts that a merged one holds, and the last part of a table that lacks its fellow.
 
     Only for the writer, who has the folder alone.
+
+    Raises:
+        RunError: a link lies there, and nothing is removed.
     """
-    whole = last_whole_part(folder)
+    refuse_links(link for table in TABLES for link in _links(folder / table))
+    whole = last_whole_part(folder, list_tables(folder))
     for path in folder.glob(f".{MANIFEST}.*.tmp"):
         path.unlink()
     for table in TABLES:

@@ -17,6 +17,7 @@ from datetime import datetime
 from pathlib import Path
 
 from gradwatch.errors import RunError
+from gradwatch.sanitize import refuse_links
 
 try:
     import fcntl
@@ -45,8 +46,7 @@ class Lock:
         """Take it, or take it anew after the folder was removed."""
         self.abandon()
         path, deadline = self.folder / LOCK, time.monotonic() + PATIENCE
-        if path.is_symlink():
-            raise RunError(f"{path} is a link, and a run's lock is a file of its own folder: remove it")
+        refuse_links([path])
         file = os.open(path, os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0), 0o644)
         while fcntl is not None:
             try:

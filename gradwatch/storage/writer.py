@@ -17,6 +17,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from gradwatch.history import History, Run, concat
+from gradwatch.sanitize import refuse_links
 from gradwatch.storage.compaction import GROUP_ROWS, Compactor, options
 from gradwatch.storage.folder import MANIFEST, TABLES, list_parts, now_iso, tidy, write_json
 from gradwatch.storage.lock import Lock
@@ -36,7 +37,7 @@ class RunWriter:
     lay in is there.
 
     Raises:
-        RunError: another writer, of this process or another one, has the folder.
+        RunError: another writer, of this process or another one, has the folder, or a link lies in it.
     """
 
     def __init__(self, folder: Path, run: Run, flush_seconds: float = FLUSH_SECONDS) -> None:
@@ -190,6 +191,7 @@ class RunWriter:
 
     def _restore(self) -> None:
         """The folder anew, where somebody removed it. What it lay in is not made: it may be a disk that went away."""
+        refuse_links(self._home / table for table in TABLES)
         if all((self._home / table).is_dir() for table in TABLES):
             return
         gone = not self._home.is_dir()
