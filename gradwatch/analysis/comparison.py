@@ -21,6 +21,7 @@ from gradwatch.analysis.groups import (
     values_by_seed,
 )
 from gradwatch.analysis.intervals import NAN, Estimate
+from gradwatch.analysis.rules.facts import LEAST_STEPS, steps_taken
 from gradwatch.analysis.verdict import Contender, Winner, judge_all, winner
 from gradwatch.errors import RunError
 from gradwatch.history import Floats, History
@@ -226,6 +227,10 @@ def _odd_ones(histories: Sequence[History], metrics: Sequence[str], most: int = 
         named = [f"{h.run.name} ({h.run.status.lower()} after {len(h):,} steps)" for h in cut[:most]]
         more = f" and {len(cut) - most} more" if len(cut) > most else ""
         notes.append(f"These runs did not end well and count as they are: {', '.join(named)}{more}.")
+    short = [h.run.name for h in histories if steps_taken(h) < LEAST_STEPS]
+    if short:
+        more = f" and {len(short) - most} more" if len(short) > most else ""
+        notes.append(f"Fewer than {LEAST_STEPS} steps are too short to judge: {', '.join(short[:most])}{more}.")
     lengths = {len(h) for h in histories}
     if len(lengths) > 1:
         notes.append(

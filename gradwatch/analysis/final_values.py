@@ -20,6 +20,7 @@ LOSS = re.compile("loss", re.IGNORECASE)
 HELD_OUT = re.compile("val|test|eval|dev|hold", re.IGNORECASE)
 _TRAINING = re.compile(r"(train(ing)?\W?_?)?loss", re.IGNORECASE)
 ABOVE = 1.1  # times the loss before training: more than the noise of a batch in a run that learns nothing
+FEW = 10  # dropped steps in a row: a loss scale that finds its size again, not an end
 
 
 def policy_text(run: Run) -> str:
@@ -28,14 +29,18 @@ def policy_text(run: Run) -> str:
 
 
 def final(history: History, name: str) -> float:
-    """The last finite value of a logged scalar; NaN when there is none.
+    """The last value of a logged scalar; NaN when there is none, or when the run was lost after it (`lost_since`).
 
     Of a scalar that was logged on most steps (a training loss), the mean of the last 20 values, or of the last
     twentieth of them where they are fewer than 400.
     """
     values, width = _logged(history, name)
-    finite = values[np.isfinite(values)]
-    return float(finite[-width:].mean()) if len(finite) else float("nan")
+    known, lost = np.flatnonzero(np.isfinite(values)), lost_since(history)
+    if np.isinf(values[~np.isnan(values)][-1:]).any():
+        return float("inf")
+    if not len(known) or (lost is not None and history.step[known[-1]] <= lost):
+        return float("nan")
+    return float(values[known[-width:]].mean())
 
 
 def steps_to(history: History, name: str, target: float, high: bool) -> float:
@@ -72,6 +77,21 @@ def nonfinite_rows(history: History) -> NDArray[np.bool_]:
     return np.asarray(bad)
 
 
+def lost_since(history: History) -> int | None:
+    """The first of the inf or NaN gradients that a part of the run ended in; None where all ended in finite ones.
+
+    A few steps at the end that were dropped left the weights as they were, and are no end.
+    """
+    bad, dropped = nonfinite_rows(history), history.total("skipped") > 0
+    since = []
+    for rows in history.lane_rows().values():
+        finite = np.flatnonzero(~bad[rows])
+        tail = rows[finite[-1] + 1 :] if len(finite) else rows
+        if len(tail) > FEW or not dropped[tail].all():
+            since.append(int(history.step[tail[0]]))
+    return min(since, default=None)
+
+
 def untrained(history: History, name: str) -> float:
     """What a training loss or a held-out loss was before the first step; NaN where that is not known.
 
@@ -102,9 +122,7 @@ def diverged(history: History, metric: str = "") -> bool:
         return True
     losses = [history.total(name) for name in history.logged if LOSS.search(name)]
     ended = [values[~np.isnan(values)][-1:] for values in losses]
-    bad = nonfinite_rows(history)
-    last = [rows[-1] for rows in history.lane_rows().values()]
-    return bool(bad[last].any() or any(np.isinf(values).any() for values in ended))
+    return lost_since(history) is not None or any(np.isinf(values).any() for values in ended)
 
 
 def are_alike(histories: Sequence[History]) -> bool:

@@ -73,6 +73,8 @@ def _suggest(history: History, roots: list[Finding]) -> tuple[str, tuple[str, ..
             "SkipNonfinite keeps the weights whole while you look for the cause; it is not the cure.",
         )
     policy, reasons = _guard(history, roots)
+    if "nonfinite" in seen and not policy:
+        return "SkipNonfinite()", ("A step whose gradients are not finite must not reach the weights.", *reasons)
     if "nonfinite" in seen:
         why = "SkipNonfinite comes first: a step whose gradients are not finite must not reach the weights."
         return f"chain(SkipNonfinite(), {policy})", (why, *reasons)
@@ -83,6 +85,9 @@ def _guard(history: History, roots: list[Finding]) -> tuple[str, tuple[str, ...]
     """A clip by the global norm (ZClip where there are spikes), and why."""
     norms, steps = healthy_norms(history, roots), len(history)
     rules = {finding.rule for finding in roots}
+    if len(norms) < ENOUGH and not rules & TOO_LARGE_STEPS:
+        return "", (f"Only {len(norms)} of {steps:,} steps were healthy, and {ENOUGH} are wanted to take a threshold "
+                    "from.",)  # fmt: skip
     if len(norms) < ENOUGH:
         first = finite_norms(history)[:1]
         was = f" Its first norm was {first[0]:.3g}." if len(first) else ""
@@ -97,13 +102,13 @@ def _guard(history: History, roots: list[Finding]) -> tuple[str, tuple[str, ...]
         return f"ZClip(z={Z_SCORES[place]})", (
             "The spikes stand out from calm norms. ZClip follows their mean and cuts what is "
             f"{Z_SCORES[place]:g} σ above it.",
-            f"On this run's norms it would have changed {percent(float(rates[place]))} of the steps.",
+            _would_have_changed(history, float(rates[place])),
         )
     limit = rounded(float(np.quantile(norms, 0.99)), 2)
     rate = float((formulas.clip_coef(finite_norms(history), limit) < 1).mean())
     which = f"the {len(norms):,} steps before it went wrong" if rules & TOO_LARGE_STEPS else "its healthy steps"
     reasons = [f"{limit:g} is the 99th percentile of the norms of {which}: it leaves healthy steps alone."]
-    reasons.append(f"On this run's norms it would have changed {percent(rate)} of all steps.")
+    reasons.append(_would_have_changed(history, rate))
     if "clip-is-your-learning-rate" in rules:
         coef = float(np.nanmean(history.total("clip_coef")))
         reasons.append(f"The clip in force scaled the steps by {coef:.2g} on average: "
@@ -111,6 +116,12 @@ def _guard(history: History, roots: list[Finding]) -> tuple[str, tuple[str, ...]
     if not rules:
         reasons.insert(0, "Nothing needs a cure; a guard against one bad batch costs nothing.")
     return f"ClipByGlobalNorm({setting_text(limit)})", tuple(reasons)
+
+
+def _would_have_changed(history: History, share: float) -> str:
+    finite = len(finite_norms(history))
+    of = "all steps" if finite == len(history) else f"the {finite:,} steps whose norm was finite"
+    return f"On this run's norms it would have changed {percent(share)} of {of}."
 
 
 def healthy_norms(history: History, findings: Sequence[Finding]) -> Floats:

@@ -19,12 +19,14 @@ import click
 def check(ctx: click.Context, run: str, fail_on: str, kind: str, following: bool) -> None:
     """Check one run for findings: exit code 1 when there are, 0 when there are none.
 
+    A run that is too short to judge has none: its verdict says so, and the exit code is 0.
+
     \b
     Example:
       gradwatch check latest
       gradwatch check gradwatch-runs/20260131-120000-mlp --fail-on warning --format github
     """  # noqa: D301  (click reads the backspace)
-    from gradwatch.analysis.rules import diagnose
+    from gradwatch.analysis.rules import diagnose, verdict
     from gradwatch.errors import RunError
     from gradwatch.open_run import open_histories
     from gradwatch.report.model import CRASHED, state
@@ -41,7 +43,7 @@ def check(ctx: click.Context, run: str, fail_on: str, kind: str, following: bool
     (history,) = histories
     findings = diagnose(history)
     render = {"text": render_check_text, "json": render_check_json, "github": render_github}[kind]
-    click.echo(render(history.run.name, findings), nl=False)
+    click.echo(render(history.run.name, findings, verdict(history, findings)), nl=False)
     how = state(history)
     for problem in (f"the run {how}", *history.problems) if how.startswith(CRASHED) else history.problems:
         click.echo(terminal(f"incomplete: {problem}"), err=True)

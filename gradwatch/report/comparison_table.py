@@ -87,7 +87,7 @@ def _mean(record: Record, metric: str) -> str:
     ended = record[f"{metric}_ended"]
     if math.isnan(record[metric]) or math.isclose(ended, record[metric], rel_tol=1e-9):
         return counted
-    return f"{quantity_text(ended)}, counts as {counted}"
+    return f"{'inf or NaN' if math.isnan(ended) else quantity_text(ended)}, counts as {counted}"
 
 
 def _difference(record: Record, metric: str) -> str:

@@ -17,8 +17,7 @@ from markupsafe import Markup
 from gradwatch._version import __version__
 from gradwatch.analysis.final_values import is_seed, policy_text
 from gradwatch.analysis.groups import settings
-from gradwatch.analysis.rules import Finding
-from gradwatch.analysis.whatif import CAVEAT
+from gradwatch.analysis.rules import HEALTHY, TOO_SHORT, Finding
 from gradwatch.history import History
 from gradwatch.report.comparison_charts import Section, colors, sections
 from gradwatch.report.comparison_table import LAST, Column, columns, paste, winner_lines
@@ -31,6 +30,7 @@ from gradwatch.report.text import LAYER_HEADERS, layer_cells
 from gradwatch.report.wording import (
     WHAT_IF_HEADERS,
     arguments,
+    caveat,
     clip_argument,
     code_spans,
     counts_text,
@@ -92,14 +92,14 @@ def _one(report: Report, page: Page) -> dict[str, Any]:
     return {
         "run": run,
         "findings": findings,
-        "counts": counts_text(run.findings),
-        "mood": "good" if run.verdict == "healthy" else "bad" if "error" in counts_text(run.findings) else "warn",
+        "badge": run.verdict if run.verdict in (HEALTHY, TOO_SHORT) else counts_text(run.findings),
+        "mood": "good" if run.verdict == HEALTHY else "bad" if "error" in counts_text(run.findings) else "warn",
         "suggestions": [
             {"head": suggestion_head(s), "code": clip_argument(s.policy) if s.policy else "", "reasons": s.reasons}
             for s in run.suggestions
         ],
         "what_if": _what_if(run),
-        "caveat": CAVEAT,
+        "caveat": caveat(run),
         "facts": facts(run),
         "heatmaps": page.add(heatmaps),
         "norm": page.add([norm_chart(history)]),

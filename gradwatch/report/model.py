@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from gradwatch.analysis.comparison import settle
-from gradwatch.analysis.final_values import final, finite_norms, nonfinite_steps, policy_text
+from gradwatch.analysis.final_values import final, finite_norms, lost_since, nonfinite_steps, policy_text
 from gradwatch.analysis.groups import metric_names
 from gradwatch.analysis.rules import Finding, diagnose, verdict
 from gradwatch.analysis.suggest import Suggestion, suggest
@@ -72,6 +72,7 @@ class RunSummary:
     median_grad_norm: float
     p99_grad_norm: float
     final: dict[str, float]
+    lost_since: int | None  # the first of the inf or NaN gradients that the run ended in
     layers: tuple[LayerSummary, ...]
     lanes: tuple[LaneSummary, ...]
     params: dict[str, str]
@@ -164,6 +165,7 @@ def summarize(history: History, metrics: Sequence[str]) -> RunSummary:
         median_grad_norm=whole.median_grad_norm,
         p99_grad_norm=whole.p99_grad_norm,
         final={name: final(history, name) for name in metrics},
+        lost_since=lost_since(history),
         layers=tuple(
             LayerSummary(name, shapes.get(name, ()), nonfinite=int(bad[i]),
                          **{key: float(values[i]) for key, values in columns.items()})

@@ -8,14 +8,15 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from gradwatch.analysis.comparison import Comparison
-from gradwatch.analysis.rules import Finding
+from gradwatch.analysis.rules import HEALTHY, TOO_SHORT, Finding, headline
+from gradwatch.analysis.rules.facts import LEAST_STEPS
 from gradwatch.analysis.verdict import Winner
-from gradwatch.analysis.whatif import CAVEAT
 from gradwatch.formatting import percent, quantity_text
 from gradwatch.report.comparison_table import comparison_cells, winner_lines
 from gradwatch.report.model import LayerSummary, Report, RunSummary
 from gradwatch.report.wording import (
     WHAT_IF_HEADERS,
+    caveat,
     counts_text,
     evidence_text,
     facts,
@@ -32,31 +33,41 @@ if TYPE_CHECKING:
     from rich.table import Table
     from rich.text import Text
 
+WANTED = f"{LEAST_STEPS} steps are wanted"
 _GITHUB = {"error": "error", "warning": "warning", "note": "notice"}
 LAYER_HEADERS = ("layer", "median grad norm", "max grad norm", "clip rate", "non-finite", "weight norm", "update ratio")
 MAX_LAYER_ROWS = 1_000  # in the terminal
 Rows = list[list[str]]
 
 
-def render_check_text(run: str, findings: Sequence[Finding]) -> str:
-    """The verdict in one line, then each finding with its numbers, cause and cure."""
-    lines = [f"{run}: {counts_text(findings) or 'no findings'}"]
+def render_check_text(run: str, findings: Sequence[Finding], said: str | None = None) -> str:
+    """The verdict in one line, then each finding with its numbers, cause and cure.
+
+    `said` is the verdict, here and below; None: the findings are all that is known.
+    """
+    counts = counts_text(findings) or "no findings"
+    lines = [f"{run}: {counts}" + (f", {TOO_SHORT}: {WANTED}" if said == TOO_SHORT else "")]
     for finding in findings:
         lines += ["", *finding_lines(finding)]
     return "\n".join(map(terminal, lines)) + "\n"
 
 
-def render_check_json(run: str, findings: Sequence[Finding]) -> str:
-    """`{"run": ..., "findings": [...]}`; a number that is not finite is null."""
-    return json.dumps(plain({"run": run, "findings": [f.to_json() for f in findings]}), indent=2) + "\n"
+def render_check_json(run: str, findings: Sequence[Finding], said: str | None = None) -> str:
+    """`{"run": ..., "verdict": ..., "findings": [...]}`; a number that is not finite is null."""
+    said = headline(findings) if said is None else said
+    return (
+        json.dumps(plain({"run": run, "verdict": said, "findings": [f.to_json() for f in findings]}), indent=2) + "\n"
+    )
 
 
-def render_github(run: str, findings: Sequence[Finding]) -> str:
+def render_github(run: str, findings: Sequence[Finding], said: str | None = None) -> str:
     """One workflow command per finding, its consequences in the message: `::error title=...::message`.
 
+    A notice where the run is too short to judge.
     Source: GitHub's workflow commands; escapes as in actions/toolkit `command.ts`.
     """
-    return "".join(
+    short = f"::notice title={_property(f'{run}: {TOO_SHORT}')}::{_data(WANTED)}\n" if said == TOO_SHORT else ""
+    return short + "".join(
         f"::{_GITHUB[finding.severity]} title={_property(f'{run}: {finding.summary}')}::{_data(_message(finding))}\n"
         for finding in findings
     )
@@ -95,7 +106,9 @@ def show_run(run: RunSummary) -> RenderableType:
     from rich.table import Table
 
     head = Table.grid(padding=(0, 2))
-    head.add_row(_text("verdict", "dim"), _text(run.verdict, "" if run.verdict == "healthy" else "bold red"))
+    head.add_row(
+        _text("verdict", "dim"), _text(run.verdict, {HEALTHY: "", TOO_SHORT: "yellow"}.get(run.verdict, "bold red"))
+    )
     for word, value in facts(run):
         head.add_row(_text(word, "dim"), _text(value))
     findings = [_text(line) for finding in run.findings for line in ("", *finding_lines(finding))]
@@ -107,7 +120,7 @@ def show_run(run: RunSummary) -> RenderableType:
         left = len(run.layers) - MAX_LAYER_ROWS
         layers.append(_text(f"{left:,} more layers are left out here; gradwatch report --format csv lists all.", "dim"))
     whatif = [_text(""), _text("What another threshold would have done", "bold"),
-              _table(list(WHAT_IF_HEADERS), what_if_cells(run.what_if), left=2), _text(CAVEAT, "dim")]  # fmt: skip
+              _table(list(WHAT_IF_HEADERS), what_if_cells(run.what_if), left=2), _text(caveat(run), "dim")]  # fmt: skip
     return Group(
         _text(run.name, "bold"), head, *findings, *advice, *problems, *layers, *(whatif if run.what_if else ())
     )
@@ -172,7 +185,7 @@ def render_markdown(report: Report) -> str:
     lines += ["", *_md_table(list(LAYER_HEADERS), layer_cells(run.layers))]
     if run.what_if:
         lines += ["", "## What another threshold would have done", ""]
-        lines += [*_md_table(list(WHAT_IF_HEADERS), what_if_cells(run.what_if)), "", markdown(CAVEAT)]
+        lines += [*_md_table(list(WHAT_IF_HEADERS), what_if_cells(run.what_if)), "", markdown(caveat(run))]
     return "\n".join(lines) + "\n"
 
 

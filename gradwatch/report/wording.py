@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterator, Sequence
 
 from gradwatch.analysis.final_values import is_seed
-from gradwatch.analysis.rules import Finding
+from gradwatch.analysis.rules import TOO_SHORT, Finding
+from gradwatch.analysis.rules.facts import LEAST_STEPS
 from gradwatch.analysis.rules.finding import RANK
 from gradwatch.analysis.suggest import Suggestion
-from gradwatch.analysis.whatif import Outcome
+from gradwatch.analysis.whatif import CAVEAT, Outcome
 from gradwatch.formatting import percent, quantity_text
 from gradwatch.policies.grammar import is_call, members
 from gradwatch.report.model import LaneSummary, RunSummary
@@ -116,6 +118,13 @@ def what_if_cells(outcomes: tuple[Outcome, ...]) -> list[list[str]]:
     ]  # fmt: skip
 
 
+def caveat(run: RunSummary) -> str:
+    """What a reader of the what-if tables must know."""
+    count = run.nonfinite_steps
+    left_out = f" The {count:,} steps whose norm was inf or NaN are left out." if count else ""
+    return CAVEAT + left_out
+
+
 def _ends_of_calls(text: str) -> dict[int, int]:
     """Where each parenthesis that is opened is closed: the place after it."""
     ends, opened = {}, []
@@ -138,10 +147,15 @@ def facts(run: RunSummary) -> list[tuple[str, str]]:
         ("clip rate", percent(run.clip_rate)),
         *_norms(run),
         ("non-finite steps", f"{run.nonfinite_steps:,}"),
-        *((f"final {name}", quantity_text(value)) for name, value in run.final.items()),
+        *((f"final {name}", _final(run, value)) for name, value in run.final.items()),
         *((key, value) for key, value in run.params.items() if is_seed(key)),
         ("started", run.created[:16].replace("T", " ") + " UTC"),
     ]
+
+
+def _final(run: RunSummary, value: float) -> str:
+    lost = math.isnan(value) and run.lost_since is not None
+    return f"inf or NaN since step {run.lost_since:,}" if lost else quantity_text(value)
 
 
 def _norms(run: RunSummary) -> list[tuple[str, str]]:
@@ -155,6 +169,7 @@ def _norms(run: RunSummary) -> list[tuple[str, str]]:
 
 
 def _steps(run: RunSummary) -> str:
-    """The number of steps, how the run ended, and how many steps each lane took."""
+    """The number of steps, how the run ended, how many steps each lane took, and whether they are enough."""
     each = [f"{lane.name} {lane.steps:,}" for lane in run.lanes]
-    return f"{run.steps:,} ({run.state})" + (f": {', '.join(each)}" if each else "")
+    short = f", {TOO_SHORT}: {LEAST_STEPS} are wanted" if run.verdict == TOO_SHORT else ""
+    return f"{run.steps:,} ({run.state})" + (f": {', '.join(each)}" if each else "") + short

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from gradwatch.analysis.rules import Finding, diagnose, headline
+from gradwatch.analysis.rules import HEALTHY, Finding, diagnose, headline, verdict
 from gradwatch.errors import RunError
 from gradwatch.history import History
 from gradwatch.sanitize import plain, read_json
@@ -65,7 +65,7 @@ class Diagnosis:
             if len(history):
                 self.findings = [self._of_part(finding, history) for finding in diagnose(history)]
                 self.judged = int(history.step.max())
-                write_findings(self.home, history.run.name, self.findings)
+                write_findings(self.home, history.run.name, self.findings, verdict(history, self.findings))
         finally:
             now = time.monotonic()
             self._due = now + max(LEAST_PAUSE, PAUSES * (now - started))
@@ -113,10 +113,14 @@ def current(history: History) -> History:
     return history.take(keep)
 
 
-def write_findings(home: Path, name: str, findings: Sequence[Finding]) -> Path:
-    """Write `findings.json`, as `gradwatch check --format json` prints it, if it says something else than before."""
+def write_findings(home: Path, name: str, findings: Sequence[Finding], said: str | None = None) -> Path:
+    """Write `findings.json`, as `gradwatch check --format json` prints it, if it says something else than before.
+
+    `said` is the verdict; None: the findings are all that is known.
+    """
     path = home / FINDINGS
-    data = plain({"run": name, "findings": [finding.to_json() for finding in findings]})
+    said = headline(findings) if said is None else said
+    data = plain({"run": name, "verdict": said, "findings": [finding.to_json() for finding in findings]})
     if _read(path) != data:
         write_json(path, data)
     return path
@@ -129,11 +133,11 @@ def _read(path: Path) -> Any:
         return None
 
 
-def finding_tags(findings: Sequence[Finding], healthy: str = "healthy") -> dict[str, str]:
-    """The MLflow tags that say what is wrong; the verdict is `healthy` where nothing is."""
+def finding_tags(findings: Sequence[Finding], healthy: str = HEALTHY) -> dict[str, str]:
+    """The MLflow tags that say what is wrong; where nothing is, the verdict is `healthy`, or another word for it."""
     text = "; ".join(f"{finding.severity} {finding.summary}" for finding in findings) or "none"
     said = headline(findings)
     return {
-        Tag.VERDICT: healthy if said == "healthy" else said,
+        Tag.VERDICT: healthy if said == HEALTHY else said,
         Tag.FINDINGS: text if len(text) <= MAX_TAG else text[: MAX_TAG - 2] + " …",
     }

@@ -75,15 +75,15 @@ def summarize(history: History, folder: Path, rendered: Path, experiment_id: str
     """Judge the run and render its report: `findings.json` in its own `folder`, pages and pictures in `rendered`."""
     run = history.run
     findings, worst = judge(history)
-    healthy = "running" if run.status == "RUNNING" else "healthy"
-    tags = {**finding_tags(findings, healthy), Tag.WORST_LAYER: worst}
+    said = verdict(history, findings)
+    tags = {**finding_tags(findings, "running" if run.status == "RUNNING" else said), Tag.WORST_LAYER: worst}
     if not len(history):
-        return Summary({**tags, Tag.VERDICT: verdict(history)})
+        return Summary({**tags, Tag.VERDICT: said})
     tags[Tag.JUDGED] = str(history.step.max())
     facts = {"Verdict": tags[Tag.VERDICT], "Clip": str(run.clip), "Renorm": str(run.renorm)}
     cures = {f"{f.severity} {f.summary}": f"{f.cause} {f.cure}" for f in findings[:MOST_FINDINGS]}
     note = description(history, experiment_id, run_id, facts, cures)
-    files = (write_findings(folder, run.name, findings), *render(history, rendered))
+    files = (write_findings(folder, run.name, findings, said), *render(history, rendered))
     return Summary(tags, files, note)
 
 

@@ -7,10 +7,12 @@ import numpy as np
 import pytest
 from make_run import changed, make_history
 
-from gradwatch.analysis.comparison import compare, runs_table
-from gradwatch.analysis.final_values import final, policy_text
+from gradwatch.analysis.comparison import compare, runs_table, settle
+from gradwatch.analysis.final_values import final, lost_since, policy_text
 from gradwatch.analysis.groups import groups, metric_names, settings
 from gradwatch.errors import RunError
+from gradwatch.report import build_report
+from gradwatch.report.wording import facts
 
 
 def run(accuracy, seed=0, lr=0.1, norms=(1.0, 2.0, 3.0, 4.0), rate=0.5, clip="ClipByGlobalNorm(1.0)", **options):
@@ -91,7 +93,33 @@ def test_a_loss_that_ends_infinite_has_diverged():
     sick = run(0.9)
     sick.per_step["loss"][-1] = math.inf
     assert runs_table([sick])["diverged"][0]
-    assert final(sick, "loss") == 2.0
+    assert final(sick, "loss") == math.inf
+
+
+def test_a_run_that_ended_in_nan_has_no_final_value():
+    sick = make_history(steps=220, clip=None)
+    sick.per_step["nonfinite"][52:], sick.per_step["loss"][52:] = 7, math.nan
+    sick.per_step["val_accuracy"][:] = np.where(sick.step == 219, 0.1, math.nan)
+    assert np.isfinite(sick.total("loss")[51])
+    assert math.isnan(final(sick, "loss"))
+    assert final(sick, "val_accuracy") == 0.1  # measured afterwards, so it is what the run came to
+    (summary,) = build_report([sick]).runs
+    assert summary.lost_since == 52
+    assert dict(facts(summary))["final loss"] == "inf or NaN since step 52"
+
+
+@pytest.mark.parametrize(("last", "lost"), [(3, None), (10, None), (11, 189)])
+def test_a_few_steps_dropped_at_the_end_are_no_end(last, lost):
+    history = make_history(steps=200)
+    history.per_step["nonfinite"][-last:] = history.per_step["skipped"][-last:] = 1
+    assert lost_since(history) == lost
+    history.per_step["skipped"][-1] = 0
+    assert lost_since(history) == 200 - last
+
+
+def test_runs_too_short_to_judge_are_named_below_the_table():
+    notes = settle([run(0.8), replace(make_history(steps=8), run=replace(run(0.8).run, name="brief"))]).notes
+    assert "Fewer than 32 steps are too short to judge: mlp, brief." in notes
 
 
 def test_metric_selects_and_an_unknown_one_is_named():

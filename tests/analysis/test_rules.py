@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from make_run import changed, make_history
 
-from gradwatch.analysis.rules import Finding, diagnose, verdict
+from gradwatch.analysis.rules import HEALTHY, TOO_SHORT, Finding, diagnose, verdict
 from gradwatch.analysis.rules.dead_layers import dead_layer
 from gradwatch.analysis.rules.depth import vanishing
 from gradwatch.analysis.rules.gradient_scale import gradients_accumulate
@@ -31,9 +31,41 @@ def test_a_noisy_run_is_healthy(seed):
     assert verdict(history) == "healthy"
 
 
-@pytest.mark.parametrize("steps", [1, 2, 5, 14])
-def test_a_short_run_is_healthy(steps):
-    assert verdict(make_history(steps=steps)) == "healthy"
+@pytest.mark.parametrize("steps", [1, 2, 5, 14, 31])
+def test_a_short_run_without_findings_is_not_called_healthy(steps):
+    history = make_history(steps=steps)
+    assert diagnose(history) == []
+    assert verdict(history) == TOO_SHORT
+    assert verdict(make_history(steps=32)) == HEALTHY
+
+
+def test_steps_that_were_dropped_judge_nothing():
+    history = make_history(steps=60)
+    assert verdict(with_steps(history, skipped=(history.step < 29).astype(float))) == TOO_SHORT
+    assert verdict(with_steps(history, skipped=(history.step < 28).astype(float))) == HEALTHY
+
+
+def test_of_parts_the_one_with_the_fewest_steps_counts():
+    history = make_history(steps=60)
+    lanes = changed(history, optimizer=["G" if step >= 31 else "D" for step in history.step])
+    assert verdict(lanes) == TOO_SHORT
+
+
+@pytest.mark.parametrize("steps", [5, 12, 20])
+def test_a_short_run_that_is_plainly_sick_is_called_so(steps):
+    history = make_history(steps=steps)
+    norm = np.geomspace(1.0, 6e15, steps)
+    sick = with_steps(history, grad_norm=norm, loss=norm)
+    (finding,) = [f for f in diagnose(sick) if f.rule == "exploding"]
+    assert (finding.severity, verdict(sick)) == ("error", finding.summary)
+    assert finding.last_step == steps - 1
+
+
+def test_a_short_run_whose_steps_outgrow_the_weights_is_plainly_sick():
+    history = make_history(steps=12, layers=("a", "b", "c"))
+    (finding,) = diagnose(with_layer(history, "update_ratio", history.layer("weight_norm") * 0 + 1.3))
+    assert (finding.rule, finding.severity, finding.layers) == ("update-too-large", "error", ("a", "b", "c"))
+    assert diagnose(with_layer(history, "update_ratio", history.layer("weight_norm") * 0 + 0.5)) == []
 
 
 def test_a_run_without_steps_is_not_called_healthy():

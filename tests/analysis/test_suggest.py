@@ -57,6 +57,26 @@ def test_without_a_healthy_stretch_it_is_the_usual_value_and_says_so():
     assert "Only 30 of 200 steps were healthy, and 50" in suggestion.reasons[0]
 
 
+@pytest.mark.parametrize("rule", [None, "spike", "clip-inert", "nonfinite"])
+def test_no_threshold_is_taken_from_a_few_steps(rule):
+    """20 steps of a median norm of 8,650 (a summed loss): 1.0 would be a second learning rate."""
+    history = under("SGD").slice(0, 20)
+    history.total("grad_norm")[:] *= 8650
+    suggestion = one(history, *([finding(rule, 5, 5, "warning")] if rule else []))
+    assert "ClipByGlobalNorm" not in suggestion.policy
+    assert "Only 20 of 20 steps were healthy, and 50 are wanted" in " ".join(suggestion.reasons) or rule == "nonfinite"
+
+
+def test_a_share_says_which_steps_it_is_of():
+    history = under("SGD")
+    history.total("grad_norm")[100:] = np.nan
+    history.total("nonfinite")[100:] = 7
+    reasons = " ".join(one(history, finding("exploding", 100), finding("nonfinite", 100)).reasons)
+    assert "of the 100 steps whose norm was finite" in reasons
+    history.total("grad_norm")[100:] = 1.0
+    assert "of all steps" in " ".join(one(history).reasons)
+
+
 def test_nonfinite_steps_are_skipped_first():
     history = under("SGD", nan_at=150)
     root = finding("exploding", 120, consequences=(finding("nonfinite", 150),))
@@ -86,7 +106,7 @@ def test_spikes_are_for_zclip():
     assert suggestion.policy == "ZClip(z=3.0)"
     rates = (zclip(history.total("grad_norm"), [2.5, 3.0]) < 1).mean(axis=1)
     assert rates[0] > 0.03 >= rates[1]
-    assert f"{percent(rates[1])} of the steps" in suggestion.reasons[1]
+    assert f"{percent(rates[1])} of all steps" in suggestion.reasons[1]
 
 
 def test_a_clip_that_is_the_learning_rate_gets_a_guard_and_the_rate_that_keeps_the_pace():
@@ -159,8 +179,9 @@ def test_every_suggestion_parses(rule, scale):
     history.total("grad_norm")[:] *= scale
     policy = one(history, finding(rule), finding("nonfinite", 150, 150)).policy
     assert repr(parse(policy))
-    short = history.slice(0, 3)
-    assert parse(one(short, finding(rule, 1, 2)).policy)
+    short = one(history.slice(0, 3), finding(rule, 1, 2)).policy
+    assert bool(short) == (rule in TOO_LARGE_STEPS | {"nonfinite"})
+    assert not short or parse(short)
 
 
 def test_each_part_has_its_own(tmp_path):

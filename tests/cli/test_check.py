@@ -82,7 +82,7 @@ def test_what_is_missing_goes_to_standard_error(monkeypatch):
 
 def test_json_has_the_findings_with_their_keys(sick):
     data = json.loads(call(sick, "--format", "json").stdout)
-    assert list(data) == ["run", "findings"]
+    assert list(data) == ["run", "verdict", "findings"]
     assert data["run"] == "mlp"
     (found,) = data["findings"]
     assert {"rule", "severity", "layers", "first_step", "last_step", "evidence", "cause", "cure"} <= set(found)
@@ -112,7 +112,16 @@ def test_consequences_stand_under_their_root():
 def test_a_healthy_run_says_so(healthy):
     assert call(healthy).stdout == "mlp: no findings\n"
     assert call(healthy, "--format", "github").stdout == ""
-    assert json.loads(call(healthy, "--format", "json").stdout) == {"run": "mlp", "findings": []}
+    assert json.loads(call(healthy, "--format", "json").stdout) == {"run": "mlp", "verdict": "healthy", "findings": []}
+
+
+def test_a_run_that_is_too_short_to_judge_passes_and_says_so(tmp_path):
+    short = make_run(tmp_path, steps=8)
+    results = {kind: call(short, "--fail-on", "warning", "--format", kind) for kind in ("text", "json", "github")}
+    assert {result.exit_code for result in results.values()} == {0}
+    assert results["text"].stdout == "mlp: no findings, too short to judge: 32 steps are wanted\n"
+    assert json.loads(results["json"].stdout)["verdict"] == "too short to judge"
+    assert results["github"].stdout == "::notice title=mlp%3A too short to judge::32 steps are wanted\n"
 
 
 @pytest.mark.parametrize(("severity", "command"), [("error", "error"), ("warning", "warning"), ("note", "notice")])

@@ -25,6 +25,7 @@ from gradwatch.policies import (
 from gradwatch.policies.grammar import members
 
 _ADAPTIVE = re.compile(r"^ada|adam|rmsprop|rprop|lion|lamb|lars|muon|sophia|shampoo|soap|prodigy|came", re.IGNORECASE)
+LEAST_STEPS = 32  # from so many on `trailing` knows what is usual: the least that a verdict can rest on
 FIXED = (ClipByGlobalNorm, ClipByNorm, ClipByAverageNorm, ClipByValue, AGC)  # thresholds that someone chose
 
 
@@ -118,13 +119,19 @@ def pick(history: History, which: Bools) -> tuple[str, ...]:
 # ------------------------------------------------------------------------------------------------------------- usual
 
 
+def steps_taken(history: History) -> int:
+    """The steps that were taken, not dropped; of several optimizers (or parts) that step apart, the fewest."""
+    taken = ~(history.total("skipped") > 0)
+    return min((int(taken[rows].sum()) for rows in history.lane_rows().values()), default=0)
+
+
 def middle(values: Floats) -> float:
     """The median of the finite values; NaN where there are none."""
     finite = values[np.isfinite(values)]
     return float(np.median(finite)) if len(finite) else float("nan")
 
 
-def trailing(values: Floats, window: int = 128, least: int = 32, block: int = 8) -> tuple[Floats, Floats]:
+def trailing(values: Floats, window: int = 128, least: int = LEAST_STEPS, block: int = 8) -> tuple[Floats, Floats]:
     """For each value the median of the `window` finite ones before it, and their robust standard deviation.
 
     NaN until there are `least` of them. Taken once in `block` steps: a median hardly moves in so few. Robust: 1.4826

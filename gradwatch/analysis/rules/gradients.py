@@ -23,7 +23,8 @@ def exploding(history: History, decades: float = 2.0, blind_decades: float = 3.0
     """The training came apart: by the gradient norm, by the loss, or by running into inf or NaN.
 
     By the norm: it stayed `decades` powers of ten above the run's own early median for `width` steps in a row while the
-    training loss did not improve (`blind_decades` where no loss was logged). By the loss: see `_loss_jump` and
+    training loss did not improve (`blind_decades` where no loss was logged); in a run of fewer than three times that
+    many steps, its last third lies `blind_decades` above its first. By the loss: see `_loss_jump` and
     `_thrown_out`. By the end: a step that was not skipped was inf or NaN, and the norm, the loss or the steps had grown
     before (`growth_before`). All are relative to the run itself, so noise, one spike, or leaving a plateau gives no
     alarm. Where other parts of the run log losses too they may train against each other: a loss that does not fall is
@@ -38,7 +39,8 @@ def exploding(history: History, decades: float = 2.0, blind_decades: float = 3.0
     losses = {name: history.total(name) for name in training_losses(history)}
     alone = not has_rivals(history)
     growth, rows = _sustained_growth(history.total("grad_norm"), width)
-    grown = np.flatnonzero(growth >= (decades if losses and alone else blind_decades))
+    told = losses and alone and np.isfinite(history.total("grad_norm")).sum() >= 3 * width
+    grown = np.flatnonzero(growth >= (decades if told else blind_decades))
     if len(grown) and not any(_improved(values, width) for values in losses.values()):
         return [_explosion(history, rows[grown[0]], {"grad_norm_growth": float(10 ** growth.max())})]
     for name, values in losses.items():
@@ -149,10 +151,16 @@ def _sustained_growth(norm: Floats, width: int) -> tuple[Floats, NDArray[np.intp
     """
     rows = np.flatnonzero(np.isfinite(norm) & (norm > 0))
     if len(rows) < 3 * width:
-        return np.zeros(0), rows
+        return _risen(norm[rows]), rows[-(len(rows) // 3) :]
     logs = np.log10(norm[rows])
     early = np.median(logs[: max(width, len(logs) // 10)])
     return np.lib.stride_tricks.sliding_window_view(logs - early, width).min(axis=1), rows
+
+
+def _risen(norm: Floats, least: int = 4) -> Floats:
+    """Of a short run: log10 of the lowest norm of its last third over the highest of its first, one value or none."""
+    third = len(norm) // 3
+    return np.log10(norm[-third:].min(keepdims=True) / norm[:third].max()) if len(norm) >= least else np.zeros(0)
 
 
 def _improved(values: Floats, width: int) -> bool:

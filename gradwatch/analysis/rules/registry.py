@@ -10,6 +10,7 @@ import numpy as np
 from gradwatch.analysis.rules.clipping import clip_before_unscale, clip_inert, clip_is_your_learning_rate, double_clip
 from gradwatch.analysis.rules.dead_layers import dead_layer, no_gradient
 from gradwatch.analysis.rules.depth import imbalance, vanishing
+from gradwatch.analysis.rules.facts import LEAST_STEPS, steps_taken
 from gradwatch.analysis.rules.finding import RANK, Finding, Rule
 from gradwatch.analysis.rules.gradient_scale import gradients_accumulate, noise_dominated, scaled_gradients
 from gradwatch.analysis.rules.gradients import exploding
@@ -51,6 +52,7 @@ CONSEQUENCES: dict[str, set[str]] = {
 Two rules may stand in each other's sets: then the one that began first is the root, and of those that began at the same
 step the one that stands higher here.
 """
+HEALTHY, TOO_SHORT = "healthy", "too short to judge"
 SIGNS, SIGN_STEPS = {"spike", "lr-too-high", "update-too-large", "weight-growth"}, 50
 """What may be seen of an explosion up to so many steps before the explosion itself: it stands under it all the same."""
 
@@ -108,15 +110,18 @@ def _follows(finding: Finding, other: Finding) -> bool:
 def verdict(history: History, findings: Iterable[Finding] | None = None) -> str:
     """`healthy`, or what went wrong first, as in `nonfinite at step 50 in blocks.0.mlp.weight`.
 
+    Where nothing did, in fewer than `LEAST_STEPS` steps: `too short to judge`. Most rules could not speak yet.
+
     Args:
         history: the run.
         findings: what `diagnose` found in it, where that is known already.
     """
     if not len(history):
         return "no steps recorded"
-    return headline(diagnose(history) if findings is None else findings)
+    said = headline(diagnose(history) if findings is None else findings)
+    return TOO_SHORT if said == HEALTHY and steps_taken(history) < LEAST_STEPS else said
 
 
 def headline(findings: Iterable[Finding]) -> str:
     """`healthy`, or the summary of the first of these findings that is no note."""
-    return next((finding.summary for finding in findings if finding.severity != "note"), "healthy")
+    return next((finding.summary for finding in findings if finding.severity != "note"), HEALTHY)

@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gradwatch.analysis.rules.facts import (
+    LEAST_STEPS,
     is_adaptive,
     matrices,
     measured,
@@ -18,6 +19,7 @@ from gradwatch.analysis.rules.facts import (
     pick,
     present,
     rates,
+    steps_taken,
     usual_rate,
 )
 from gradwatch.analysis.rules.finding import Finding
@@ -209,13 +211,13 @@ def _finding(
 
 
 def update_too_large(
-    history: History, adaptive: float = 0.2, sgd: float = 0.5, steps: int = 10, long: int = 50
+    history: History, adaptive: float = 0.2, sgd: float = 0.5, steps: int = 10, long: int = 50, plain: float = 1.0
 ) -> list[Finding]:
     """Weights that change by a large share of themselves in step after step.
 
     Of layers with two or more dimensions: the update ratio was above `adaptive` (Adam and its kin) or `sgd` in every
     measurement of more than `steps` steps, three at least. An error when most layers were so for more than `long`
-    steps.
+    steps, or when each measurement of a run that is too short to judge otherwise had most of them above `plain`.
     Source: CS231n's update to weight ratio of about 1e-3; measured healthy: .008 (Adam 1e-3), .04 (SGD .5). The
     healthy trainings of the tests stay below .14 (Adam, first step) and .5 (SGD, first step), and below .04 later.
     """
@@ -226,17 +228,20 @@ def update_too_large(
     wide = matrices(history)
     spells = {i: _spells(rows, ratio[:, i] > limit, steps) for i in np.flatnonzero(wide)}
     spells = {i: found for i, found in spells.items() if found}
+    plainly = _plainly(history, ratio[:, wide], plain)
+    if plainly:
+        spells = {i: [(0, len(rows) - 1)] for i in np.flatnonzero(wide) if (ratio[:, i] > plain).any()}
     if not spells:
         return []
     first, end = min(s[0] for f in spells.values() for s in f), max(s[1] for f in spells.values() for s in f)
     lasting = sum(max(rows[b] - rows[a] for a, b in found) > long for found in spells.values())
-    largest = max(float(np.median(ratio[a : b + 1, i])) for i, found in spells.items() for a, b in found)
+    largest = max(float(np.nanmedian(ratio[a : b + 1, i])) for i, found in spells.items() for a, b in found)
     rate = usual_rate(history)
     lower = setting_text(float(f"{rate * USUAL[kind] / largest:.0e}"))
     return [
         _finding(
             history,
-            "error" if lasting > wide.sum() / 2 else "warning",
+            "error" if plainly or lasting > wide.sum() / 2 else "warning",
             pick(history, np.isin(np.arange(len(wide)), list(spells))),
             int(rows[first]),
             {"update_ratio": largest, "limit": limit, "usual": USUAL[kind], "lr": rate},
@@ -252,6 +257,13 @@ def update_too_large(
             int(rows[end]),
         )
     ]
+
+
+def _plainly(history: History, ratio: Floats, limit: float) -> bool:
+    """Whether all that a short run measured are steps longer than the weights themselves, `[M, W]`."""
+    ratio = np.where(np.isfinite(ratio), ratio, np.nan)
+    known = ratio[~np.isnan(ratio).all(axis=1)] if ratio.shape[1] else ratio[:0]
+    return bool(steps_taken(history) < LEAST_STEPS and len(known) and (np.nanmedian(known, axis=1) > limit).all())
 
 
 def _spells(rows: Rows, mask: Bools, steps: int) -> list[tuple[int, int]]:
