@@ -8,27 +8,86 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import re
 import stat
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit, urlunsplit
+from urllib.parse import unquote_plus, urlsplit
 
 from gradwatch.errors import RunError
 
-_USERINFO = re.compile(r"(\b[a-z][\w+.-]*://)[^\s/?#]*@", re.IGNORECASE)
+# What a scheme is followed by. Of http, as urllib reads it, the login ends at the last @ before a /, ? or #; one whose
+# password holds these makes no port of what follows the colon. Elsewhere it is SQLAlchemy's: a password may hold
+# anything but an @. What is left out is never less than that.
+_LOGIN = (
+    r"(\bhttps?://)(?:[^{space}/?#:\[]*:(?!\d*(?:[/?#\s]|$))[^{space}@]*@)?(?:[^{space}/?#]*@)?"
+    r"|(\b(?!https?:)[\w+.-]+://)(?:[^{space}:/]*:[^{space}@]*@(?:[^{space}?]*@)?|[^{space}/?#]*@)"
+)
+_LOGIN_OF_ADDRESS = re.compile(_LOGIN.format(space=""), re.IGNORECASE)
+_LOGIN_IN_TEXT = re.compile(_LOGIN.format(space=r"\s"), re.IGNORECASE)
+_SETTING = re.compile(r"[?&#;]([^\s=?&#;]*)=")
+_SECRET = re.compile(
+    r"pass|pwd|secret|token|credential|auth|signature|odbc_connect|(?:api|access|account|private)[_-]?key"
+    r"|^(?:user|user_?name|user_?id|uid|login|key|sig)$",
+    re.IGNORECASE,
+)
+MAX_LINE = 10_000  # characters of a line that others wrote; the rest is left out
 
 
 def public_uri(uri: str) -> str:
-    """`uri` without the user name and password it may hold: what may go to a file, a log or the screen."""
-    parts = urlsplit(uri)
-    return urlunsplit(parts._replace(netloc=parts.netloc.rpartition("@")[2])) if "@" in parts.netloc else uri
+    """`uri` without the user name and password it may hold: what may go to a file, a log or the screen.
+
+    They may stand before the host, as urllib or SQLAlchemy reads them, or among the settings behind the `?`.
+    """
+    return _without_settings(_LOGIN_OF_ADDRESS.sub(_scheme, _one_line(uri)), "")
 
 
 def public_text(text: str) -> str:
     """`text` with the user names and passwords of the addresses in it left out: what others say in their errors."""
-    return _USERINFO.sub(r"\1", text)
+    own = os.environ.get("MLFLOW_TRACKING_URI")
+    if own and own in text:  # whole, as it may hold spaces
+        text = text.replace(own, public_uri(own))
+    lines = (line[:MAX_LINE] for line in text.split("\n"))
+    return "\n".join(_without_settings(_LOGIN_IN_TEXT.sub(_scheme, line), r"\s") for line in lines)
+
+
+def _one_line(uri: str) -> str:
+    """As urllib reads an address: without tabs and line breaks, which would hide its scheme."""
+    return re.sub(r"[\t\r\n]", "", uri)
+
+
+def _scheme(found: re.Match[str]) -> str:
+    return found[1] or found[2]
+
+
+def _without_settings(text: str, space: str) -> str:
+    """Without `password=...` and its like; a value ends at the next `&`, or where a character of `space` is."""
+    out, at, end = "", 0, re.compile(rf"[&{space}]|$")
+    for found in _SETTING.finditer(text):
+        if found.start() >= at and _SECRET.search(unquote_plus(found[1])):
+            ended = end.search(text, found.end())
+            out, at = out + text[at : found.start(1)], ended.start() if ended else len(text)
+    return re.sub(r"[?&#;]+(?=\s|$)", "", re.sub(r"(?<=[?&#;])&+", "", out + text[at:])) if at else text
+
+
+def check_uri(uri: str) -> None:
+    """Refuse an address that urllib cannot read.
+
+    Raises:
+        ValueError: why, in words that hold nothing of the address but its scheme.
+    """
+    try:
+        parts = urlsplit(uri)
+        if parts.scheme in ("http", "https") and (parts.port == 0 or not parts.hostname or re.search(r"\s", uri)):
+            raise ValueError
+    except ValueError:  # its own words may hold half a password
+        scheme = uri.partition("://")[0][:20] if "://" in uri else ""
+        raise ValueError(
+            f"{scheme or 'it'}://... is no address: wanted such as http://host:5000, and a / ? # @ [ or space in a "
+            "password as %2F %3F %23 %40 %5B %20"
+        ) from None
 
 
 def public_error(error: BaseException) -> str:

@@ -11,7 +11,7 @@ import click
 
 from gradwatch._version import __version__
 from gradwatch.errors import GradwatchError
-from gradwatch.sanitize import terminal
+from gradwatch.sanitize import public_text, terminal
 from gradwatch.tracking.settings import MLFLOW_SETTINGS
 
 COMMANDS = {
@@ -75,7 +75,7 @@ class Commands(click.Group):
         try:
             return super().invoke(ctx)
         except GradwatchError as error:
-            raise Failure(terminal(" ".join(str(error).split()))) from error
+            raise Failure(terminal(public_text(" ".join(str(error).split())))) from error
         except MemoryError as error:
             raise Failure(
                 f"there is not enough memory for this: {terminal(str(error)) or 'nothing was read'}"

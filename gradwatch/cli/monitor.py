@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import logging
 import os
 import signal
 import sys
@@ -11,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from gradwatch.cli.options import log_to_stdout
 from gradwatch.errors import RunError
 
 if TYPE_CHECKING:
@@ -50,9 +50,7 @@ def monitor(
     if importlib.util.find_spec("mlflow") is None:
         raise RunError("mlflow is not installed: pip install 'gradwatch[service]'")
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
-    logging.basicConfig(stream=sys.stdout, format="%(asctime)s %(message)s", level=logging.WARNING)
-    logging.getLogger("gradwatch").setLevel(logging.INFO)
-    logging.getLogger("urllib3").setLevel(logging.ERROR)  # a server that is away is one line, not three a pass
+    log_to_stdout()
     from gradwatch.tracking.client import existing_store
     from gradwatch.tracking.health import serve
     from gradwatch.tracking.monitor import Monitor

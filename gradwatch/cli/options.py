@@ -1,8 +1,10 @@
-"""What the commands that start scripts share: settings from a file beside those of the command line."""
+"""What several commands share: settings from a file beside those of the command line, and how a service logs."""
 
 from __future__ import annotations
 
+import logging
 import os
+import sys
 from collections.abc import Iterable
 from typing import Any
 
@@ -11,7 +13,7 @@ from click.core import ParameterSource
 
 from gradwatch.cli.config import Config, find_config
 from gradwatch.errors import RunError
-from gradwatch.sanitize import public_uri
+from gradwatch.sanitize import public_text, public_uri
 
 ENVIRONMENT = ("MLFLOW_TRACKING_URI", "MLFLOW_EXPERIMENT_NAME", "MLFLOW_EXPERIMENT_ID", "MLFLOW_RUN_ID")
 
@@ -83,6 +85,23 @@ def _check_lists(command: click.Command, values: Any, config: Config) -> None:
         if isinstance(value, list) != (name in many):
             wanted = f"a list, [{value!r}]" if name in many else "one value"
             raise RunError(f"{config.path}: {name} = {value!r}: wanted {wanted}")
+
+
+class PublicFormatter(logging.Formatter):
+    """Lines without the passwords of the addresses in them, whoever logs: a library's words, a traceback."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """The line, or lines."""
+        return public_text(super().format(record))
+
+
+def log_to_stdout() -> None:
+    """Have a command that runs for long log to standard output."""
+    handler = logging.StreamHandler(sys.stdout)
+    handler.setFormatter(PublicFormatter("%(asctime)s %(message)s"))
+    logging.basicConfig(handlers=[handler], level=logging.WARNING)
+    logging.getLogger("gradwatch").setLevel(logging.INFO)
+    logging.getLogger("urllib3").setLevel(logging.ERROR)  # a server that is away is one line a pass, not three
 
 
 def show_config(ctx: click.Context, names: Iterable[str]) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import logging
 import os
 import sys
 from collections.abc import Iterator
@@ -12,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from gradwatch.cli.options import log_to_stdout
 from gradwatch.errors import RunError
 from gradwatch.sanitize import terminal
 from gradwatch.tracking.settings import MLFLOW_SETTINGS
@@ -47,9 +47,7 @@ def sync(folder: Path, everything: bool, following: bool, tracking_uri: str | No
             'gradwatch.watch(..., log="mlflow") wrote, or --all for those of log=None'
         )
     if following:
-        logging.basicConfig(stream=sys.stdout, format="%(asctime)s %(message)s", level=logging.WARNING)
-        logging.getLogger("gradwatch").setLevel(logging.INFO)
-        logging.getLogger("urllib3").setLevel(logging.ERROR)  # a server that is away is one line a pass, not three
+        log_to_stdout()
         outcomes = follow(folder, tracking_uri, everything=everything)
     else:
         outcomes = [_shown(outcome) for outcome in _progress(folder, everything, tracking_uri)]

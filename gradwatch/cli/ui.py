@@ -54,7 +54,7 @@ def ui(port: int, store: str | None) -> None:
             raise RunError(f"port {port} is taken ({error.strerror}): choose another with --port") from error
     click.echo("Ctrl-C ends the server.")
     sys.stdout.flush()
-    os.execve(sys.executable, server_command(uri, port), {**os.environ, **LIGHT})
+    os.execve(sys.executable, server_command(port), server_environment(uri))
 
 
 def _uri(store: str | None) -> str | None:
@@ -65,7 +65,7 @@ def _uri(store: str | None) -> str | None:
     return f"sqlite:///{file.resolve()}"
 
 
-def server_command(uri: str, port: int) -> list[str]:
+def server_command(port: int) -> list[str]:
     """The MLflow server, as light and as closed as it goes: loopback, one worker, known hosts only."""
     hosts = ",".join(f"{name}:{port}" for name in ("127.0.0.1", "localhost"))
     return [
@@ -73,8 +73,6 @@ def server_command(uri: str, port: int) -> list[str]:
         "-m",
         "mlflow",
         "server",
-        "--backend-store-uri",
-        uri,
         "--host",
         "127.0.0.1",
         "--port",
@@ -84,3 +82,8 @@ def server_command(uri: str, port: int) -> list[str]:
         "--allowed-hosts",
         hosts,
     ]
+
+
+def server_environment(uri: str) -> dict[str, str]:
+    """Where the server finds its store: everybody may read a command's words, and the address may hold a password."""
+    return {**os.environ, **LIGHT, "MLFLOW_BACKEND_STORE_URI": uri}

@@ -27,6 +27,7 @@ from gradwatch.recording.callbacks import Live
 from gradwatch.recording.clipper import Clipper
 from gradwatch.recording.shared_run import Shared, check_name, share
 from gradwatch.recording.watch import Watch
+from gradwatch.sanitize import check_uri, public_uri
 from gradwatch.storage.folder import create_folder, now_iso
 from gradwatch.storage.owner import here
 from gradwatch.storage.shared_folder import create_part
@@ -252,9 +253,13 @@ def _check_run(
 ) -> None:
     if tracking_uri is not None and run_id is None:
         raise WatchError(
-            f"tracking_uri={tracking_uri!r} without run_id=: it says which store holds that run; for a new run set "
-            "MLFLOW_TRACKING_URI, or call mlflow.set_tracking_uri() before watch()"
+            f"tracking_uri={public_uri(str(tracking_uri))!r} without run_id=: it says which store holds that run; for "
+            "a new run set MLFLOW_TRACKING_URI, or call mlflow.set_tracking_uri() before watch()"
         )
+    try:
+        check_uri("" if tracking_uri is None else tracking_uri)
+    except ValueError as error:
+        raise WatchError(f"tracking_uri= {error}") from None
     if run is not None and not isinstance(run, Watch):
         raise WatchError(f"run={run!r:.80}: wanted the Watch whose run this one shares; an MLflow run is run_id=")
     check_name(name, run._shared if run else None, run is not None)

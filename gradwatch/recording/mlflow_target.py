@@ -13,7 +13,7 @@ import warnings
 from typing import Any
 
 from gradwatch.errors import GradwatchWarning
-from gradwatch.sanitize import public_uri
+from gradwatch.sanitize import check_uri, public_uri
 
 log = logging.getLogger("gradwatch")
 
@@ -74,7 +74,22 @@ def _settings() -> dict[str, Any]:
     except Exception as error:
         log.debug("gradwatch: cannot ask mlflow for its settings: %s", error)
     return {
-        "tracking_uri": public_uri(uri) if uri else None,
+        "tracking_uri": public_uri(uri) if uri and _is_address(uri) else None,
         "experiment_id": experiment,
         "experiment_name": None if experiment else name,
     }
+
+
+def _is_address(uri: str) -> bool:
+    """Whether MLflow's own setting is one; if not, it is said, and the run waits in its files for a better one."""
+    try:
+        check_uri(uri)
+    except ValueError as error:
+        warnings.warn(
+            f"MLFLOW_TRACKING_URI {error}. This run stays in its files; gradwatch sync FOLDER delivers it when that is "
+            "mended",
+            GradwatchWarning,
+            stacklevel=5,
+        )
+        return False
+    return True

@@ -25,7 +25,7 @@ from mlflow.tracking import MlflowClient
 from gradwatch._version import __version__
 from gradwatch.errors import AccessError, RunError
 from gradwatch.history import Run
-from gradwatch.sanitize import public_text, public_uri
+from gradwatch.sanitize import check_uri, public_text, public_uri
 from gradwatch.tracking.metric_keys import Nonfinite, Point, part_key, safe_name
 from gradwatch.tracking.tags import Tag
 from gradwatch.tracking.views import VIEW_TAG, view_tag
@@ -44,6 +44,7 @@ PERMANENT = {
     "FEATURE_DISABLED",
 }
 REFUSED = {"PERMISSION_DENIED", "UNAUTHENTICATED", "CUSTOMER_UNAUTHORIZED"}  # it may be cured, but not by waiting alone
+UNUSABLE = {"ArgumentError", "NoSuchModuleError"}  # SQLAlchemy's names, which is not imported for them
 NO_MLFLOW = "API request to endpoint"  # how an answer that is not MLflow's own begins: a gateway's, a login page's
 
 
@@ -66,6 +67,22 @@ def clear_errors(what: str) -> Iterator[None]:
         raise RunError(f"{what}: MLflow refuses ({said}){cure}") from error
 
 
+@contextlib.contextmanager
+def _clear_addresses(what: str) -> Iterator[None]:
+    """Turn what SQLAlchemy says of a database that it cannot even ask into a RunError of one line."""
+    try:
+        yield
+    except ImportError as error:
+        raise RunError(f"{what}: {error}: pip install this database's driver into the Python that asks it") from error
+    except Exception as error:
+        if not isinstance(error, ValueError) and type(error).__name__ not in UNUSABLE:
+            raise
+        raise RunError(  # not its words: of a port that is no number they hold what stands there
+            f"{what} is no address of a database: wanted such as postgresql://user:password@host:5432/database, and a "
+            "/ ? # @ [ in a password as %2F %3F %23 %40 %5B"
+        ) from None
+
+
 # ------------------------------------------------------------------------------------------------------------- stores
 
 
@@ -79,11 +96,19 @@ def full_uri(tracking_uri: str | None = None) -> str:
     """The store that `tracking_uri` means here: MLflow's own setting for None, a relative SQLite file made absolute.
 
     A password that was left out of the run's files is taken from MLFLOW_TRACKING_URI when that names the same store.
+
+    Raises:
+        RunError: it is no address.
     """
     own = os.environ.get("MLFLOW_TRACKING_URI")
-    if tracking_uri and own and public_uri(own) == tracking_uri:
-        return own
-    uri = str(tracking_uri or mlflow.get_tracking_uri())
+    same = bool(tracking_uri and own and public_uri(own) == tracking_uri)
+    uri = str(own if same else tracking_uri or mlflow.get_tracking_uri())
+    try:
+        check_uri(uri)
+    except ValueError as error:
+        raise RunError(f"the tracking URI {error}") from None
+    if same:
+        return uri
     file = sqlite_file(uri)
     return f"sqlite:///{file}" if file else uri
 
@@ -108,9 +133,12 @@ def existing_store(tracking_uri: str | None = None) -> str:
 def connect(tracking_uri: str) -> MlflowClient:
     """A client of the store. A SQLite store is opened under a file lock: the first opening creates its tables, and
     processes that do so at once can leave it unusable for good.
+
+    Raises:
+        RunError: MLflow refuses the address, or the database's driver is not installed.
     """
     file = sqlite_file(tracking_uri)
-    with clear_errors(public_uri(tracking_uri)):
+    with clear_errors(public_uri(tracking_uri)), _clear_addresses(public_uri(tracking_uri)):
         if file is None:
             return MlflowClient(tracking_uri)
         file.parent.mkdir(parents=True, exist_ok=True)

@@ -146,7 +146,8 @@ def test_ui_prints_the_view_and_starts_a_closed_light_server(store, run, tmp_pat
     result = run("ui", "--port", port)
     assert f"http://127.0.0.1:{port}/#/experiments/1/runs?viewStateShareKey=gradwatch" in result.stdout
     (_, command, env) = started[0]
-    assert store in command
+    assert env["MLFLOW_BACKEND_STORE_URI"] == store
+    assert not any(store in word for word in command)
     assert command[command.index("--host") + 1] == "127.0.0.1"
     assert command[command.index("--workers") + 1] == "1"
     assert "--disable-security-middleware" not in command

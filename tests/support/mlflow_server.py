@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from gradwatch.cli.ui import LIGHT, server_command
+from gradwatch.cli.ui import server_command, server_environment
 from gradwatch.storage.delivery_cursor import read_cursor
 from gradwatch.storage.folder import read_run
 from gradwatch.tracking.metric_keys import windows
@@ -32,12 +32,12 @@ def free_port() -> int:
 def mlflow_server(store: str, folder: Path, port: int | None = None, seconds: float = 120) -> Iterator[str]:
     """The URL of a server over `store`, with its artifacts in `folder`, while the block lasts."""
     port = port or free_port()
-    command = [*server_command(store, port), "--artifacts-destination", str(folder / "artifacts")]
+    command = [*server_command(port), "--artifacts-destination", str(folder / "artifacts")]
     index = command.index("--allowed-hosts") + 1
     command[index] = "127.0.0.1:*,localhost:*"  # it is reached through a proxy on another port
     with open(folder / "server.log", "ab") as log:
         process = subprocess.Popen(
-            command, cwd=folder, env={**os.environ, **LIGHT}, stdout=log, stderr=log, start_new_session=True
+            command, cwd=folder, env=server_environment(store), stdout=log, stderr=log, start_new_session=True
         )
     try:
         url = f"http://127.0.0.1:{port}"

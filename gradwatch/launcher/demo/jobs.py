@@ -105,9 +105,10 @@ def run_jobs(jobs: Sequence[Job], runs: Path, tracking_uri: str) -> Generator[tu
     Raises:
         RunError: a training failed.
     """
-    command = [sys.executable, "-m", "gradwatch", "sync", "--follow", "--tracking-uri", tracking_uri, str(runs)]
-    courier = Task(command, child_environment(), runs / "courier.log")
-    slot = {**dict.fromkeys(THREADS, "1"), "MLFLOW_TRACKING_URI": tracking_uri}
+    command = [sys.executable, "-m", "gradwatch", "sync", "--follow", str(runs)]
+    store = {"MLFLOW_TRACKING_URI": tracking_uri}  # no option: everybody may read a command's words
+    courier = Task(command, {**child_environment(), **store}, runs / "courier.log")
+    slot = {**dict.fromkeys(THREADS, "1"), **store}
     trained, there, deadline = 0, 0, float("inf")
     with closing(run_all([courier, *(task(job, None, warm=True) for job in jobs)], [slot] * (WORKERS + 1))) as going:
         for _, ended in going:
