@@ -1,4 +1,4 @@
-"""MLflow's side of a run: which store, which run, what it is told. The only file that imports mlflow.
+"""MLflow's side of a run: which store, which run, what it is told. With `reader` and `refusals`, what imports mlflow.
 
 Import it late: `import mlflow` takes seconds. Every call names its run; the fluent API's active run belongs to the
 thread that started it, and an asynchronous queue loses what it holds when the process ends.
@@ -10,7 +10,7 @@ import contextlib
 import getpass
 import os
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -23,10 +23,11 @@ from mlflow.exceptions import MlflowException
 from mlflow.tracking import MlflowClient
 
 from gradwatch._version import __version__
-from gradwatch.errors import AccessError, RunError
+from gradwatch.errors import RunError
 from gradwatch.history import Run
-from gradwatch.sanitize import check_uri, public_text, public_uri
+from gradwatch.sanitize import check_uri, public_uri
 from gradwatch.tracking.metric_keys import Nonfinite, Point, part_key, safe_name
+from gradwatch.tracking.refusals import clear_addresses, clear_errors
 from gradwatch.tracking.tags import Tag
 from gradwatch.tracking.views import VIEW_TAG, view_tag
 
@@ -34,53 +35,6 @@ ARTIFACTS = "gradwatch"
 DEMO_STORE = Path("gradwatch-demo/mlflow.db")
 MAX_BATCH = 1_000
 MAX_PARAM = 6_000
-# What waiting does not cure; everything else (server down, database locked) is worth another try.
-PERMANENT = {
-    "RESOURCE_DOES_NOT_EXIST",
-    "INVALID_PARAMETER_VALUE",
-    "INVALID_STATE",
-    "BAD_REQUEST",
-    "ENDPOINT_NOT_FOUND",
-    "FEATURE_DISABLED",
-}
-REFUSED = {"PERMISSION_DENIED", "UNAUTHENTICATED", "CUSTOMER_UNAUTHORIZED"}  # it may be cured, but not by waiting alone
-UNUSABLE = {"ArgumentError", "NoSuchModuleError"}  # SQLAlchemy's names, which is not imported for them
-NO_MLFLOW = "API request to endpoint"  # how an answer that is not MLflow's own begins: a gateway's, a login page's
-
-
-@contextlib.contextmanager
-def clear_errors(what: str) -> Iterator[None]:
-    """Turn MLflow's lasting refusals into a RunError of one line; what may pass by itself goes through."""
-    try:
-        yield
-    except MlflowException as error:
-        said = public_text(str(error).splitlines()[0])[:200]
-        if error.error_code in REFUSED:
-            raise AccessError(
-                f"{what}: MLflow refuses the credentials ({said}); renew MLFLOW_TRACKING_USERNAME and _PASSWORD, or "
-                "MLFLOW_TRACKING_TOKEN"
-            ) from error
-        if error.error_code not in PERMANENT or said.startswith(NO_MLFLOW):
-            raise
-        deleted = "Current state is deleted" in said
-        cure = "; `mlflow runs restore` brings it back, without cursor.json it is delivered anew" if deleted else ""
-        raise RunError(f"{what}: MLflow refuses ({said}){cure}") from error
-
-
-@contextlib.contextmanager
-def _clear_addresses(what: str) -> Iterator[None]:
-    """Turn what SQLAlchemy says of a database that it cannot even ask into a RunError of one line."""
-    try:
-        yield
-    except ImportError as error:
-        raise RunError(f"{what}: {error}: pip install this database's driver into the Python that asks it") from error
-    except Exception as error:
-        if not isinstance(error, ValueError) and type(error).__name__ not in UNUSABLE:
-            raise
-        raise RunError(  # not its words: of a port that is no number they hold what stands there
-            f"{what} is no address of a database: wanted such as postgresql://user:password@host:5432/database, and a "
-            "/ ? # @ [ in a password as %2F %3F %23 %40 %5B"
-        ) from None
 
 
 # ------------------------------------------------------------------------------------------------------------- stores
@@ -138,7 +92,7 @@ def connect(tracking_uri: str) -> MlflowClient:
         RunError: MLflow refuses the address, or the database's driver is not installed.
     """
     file = sqlite_file(tracking_uri)
-    with clear_errors(public_uri(tracking_uri)), _clear_addresses(public_uri(tracking_uri)):
+    with clear_errors(public_uri(tracking_uri)), clear_addresses(public_uri(tracking_uri)):
         if file is None:
             return MlflowClient(tracking_uri)
         file.parent.mkdir(parents=True, exist_ok=True)

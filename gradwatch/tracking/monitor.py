@@ -116,6 +116,7 @@ class Monitor:
         """Bring one run up to date, if it changed since its summary was made."""
         from gradwatch.tracking import client as store
         from gradwatch.tracking import reader
+        from gradwatch.tracking.refusals import clear_errors
 
         assert self.client is not None
         run_id, tags, goes_on = run.info.run_id, run.data.tags, run.info.status == "RUNNING"
@@ -141,7 +142,7 @@ class Monitor:
             mark[Tag.CORRUPT] = str(error)
         store.set_tags(self.client, run_id, mark)
         if Tag.CORRUPT in tags and Tag.CORRUPT not in mark:
-            with store.clear_errors(f"run {run_id}"), contextlib.suppress(RunError):  # another monitor was quicker
+            with clear_errors(f"run {run_id}"), contextlib.suppress(RunError):  # another monitor was quicker
                 self.client.delete_tag(run_id, Tag.CORRUPT)
         if goes_on:
             self._due[run_id] = time.monotonic() + PAUSES * (time.monotonic() - started)

@@ -23,7 +23,8 @@ from gradwatch.history import History
 from gradwatch.sanitize import MAX_DOWNLOAD, MAX_LANES, printable, public_text, public_uri
 from gradwatch.storage.folder import MANIFEST, TABLES
 from gradwatch.storage.shared_folder import PARTS, read_whole
-from gradwatch.tracking.client import ARTIFACTS, clear_errors, connect, existing_store, quoted
+from gradwatch.tracking.client import ARTIFACTS, connect, existing_store, quoted
+from gradwatch.tracking.refusals import clear_errors
 from gradwatch.tracking.tags import Tag
 
 WATCHED = f"tags.`{Tag.VERSION}` != ''"
