@@ -24,6 +24,8 @@ Bools = table.Bools
 
 FORMAT = 1
 KEY_COLUMNS = ("attempt", "optimizer", "step")
+SETTING = "setting/"  # before the column of an optimizer's setting that changes during the run
+RECORDED = ("lr/", "rank_grad_norm/", SETTING)  # how columns begin that gradwatch records itself
 SEEN = "steps"  # in a reduced History: how many steps a row stands for, [R, L]
 
 
@@ -216,7 +218,7 @@ class History:
     @property
     def logged(self) -> tuple[str, ...]:
         """Names of the scalars the user logged (loss, accuracies, ...), in the order of first use."""
-        return tuple(n for n in self.per_step if n not in STEP_COLUMNS and not n.startswith(("lr/", "rank_grad_norm/")))
+        return tuple(n for n in self.per_step if n not in STEP_COLUMNS and not n.startswith(RECORDED))
 
     def slice(self, start: int, stop: int) -> History:
         """The recorded steps `start <= step < stop` (step numbers, not row numbers)."""
@@ -279,8 +281,6 @@ STEP_COLUMNS = (
     *KEY_COLUMNS, "time", "grad_norm", "clipped_norm", "clip_coef", "clip_rate", "skipped", "nonfinite", "lr",
     "loss_scale", "evaluations", "user_max_norm", "user_grad_norm", "user_clip_value",
 )  # fmt: skip
-
-
 _CLIPS = {"user_max_norm": "clip_grad_norm_(max_norm={})", "user_clip_value": "clip_grad_value_(clip_value={})"}
 
 

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
+from gradwatch.analysis import optimizers
 from gradwatch.analysis.final_values import (
     HELD_OUT,
     LOSS,
@@ -114,7 +115,9 @@ def _all_settings(run: Run) -> dict[str, str]:
     for optimizer in run.optimizers:
         prefix = f"{optimizer.get('name', '')}." if several else ""
         found[f"{prefix}optimizer"] = str(optimizer.get("class", ""))
-        found.update({f"{prefix}{key}": str(value) for key, value in optimizer.get("settings", {}).items()})
+        found.update({f"{prefix}{key}": text for key, text in optimizers.settings(optimizer).items()})
+        sizes = [len(group.get("layers", ())) for group in optimizer.get("groups", ())]
+        found[f"{prefix}layers of the param groups"] = ", ".join(map(str, sizes)) if len(sizes) > 1 else ""
     for key, value in run.params.items():
         name = key if found.get(key, str(value)) == str(value) else f"param {key}"
         found[name] = str(value)

@@ -25,6 +25,7 @@ from gradwatch.recording import layers as _layers
 from gradwatch.recording import mlflow_target as _delivery
 from gradwatch.recording.callbacks import Live
 from gradwatch.recording.clipper import Clipper
+from gradwatch.recording.optimizer_settings import GroupSettings
 from gradwatch.recording.shared_run import Shared, check_name, share
 from gradwatch.recording.watch import Watch
 from gradwatch.sanitize import check_uri, public_uri
@@ -165,7 +166,7 @@ def watch(
     manifest = Run(
         name=run_name or type(model).__name__,
         layers=_layers.describe(named),
-        optimizers=tuple(_layers.describe_optimizer(o, n) for n, o in by_name.items()),
+        optimizers=GroupSettings(by_name).describe(named),
         clip=repr(policies[0]) if policies[0] else None,
         renorm=repr(policies[1]) if policies[1] else None,
         **settings.recorded(),

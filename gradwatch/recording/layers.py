@@ -7,7 +7,6 @@ import sys
 from collections.abc import Iterable, Mapping, Sequence
 from fnmatch import fnmatchcase
 
-import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
@@ -196,13 +195,6 @@ def optimizer_names(optimizers: Sequence[Optimizer], part: str | None = None) ->
     kinds = [type(o).__name__ for o in optimizers]
     names = [kind if kinds.count(kind) == 1 else f"{kind}.{i}" for i, kind in enumerate(kinds)]
     return [f"{part}.{name}" for name in names] if part else names
-
-
-def describe_optimizer(optimizer: Optimizer, name: str) -> dict[str, object]:
-    """Name, class and plain settings of an optimizer, for the manifest."""
-    plain = {k: v for k, v in optimizer.defaults.items() if isinstance(v, bool | int | float | str | tuple)}
-    tensors = {k: f"tensor {tuple(v.shape)}" for k, v in optimizer.defaults.items() if isinstance(v, torch.Tensor)}
-    return {"name": name, "class": type(optimizer).__name__, "settings": {**plain, **tensors}}
 
 
 def held(optimizer: Optimizer) -> dict[int, Tensor]:

@@ -14,10 +14,9 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from torch import Tensor
-from torch.optim import Optimizer
 
 from gradwatch.errors import WatchError
-from gradwatch.history import STEP_COLUMNS, History, Run
+from gradwatch.history import RECORDED, STEP_COLUMNS, History, Run
 from gradwatch.measure.looking import Looking
 from gradwatch.measure.ring_buffer import Ring
 
@@ -35,6 +34,7 @@ class Row(NamedTuple):
     present: tuple[bool, ...]
     can_skip: bool  # whether the ring knows if it was skipped
     is_measured: bool = True  # whether the gradients could be looked at
+    settings: Mapping[str, float] = {}  # by column, the optimizers' settings that have changed since the first step
 
 
 class Recorder:
@@ -217,26 +217,10 @@ class Recorder:
         )
 
 
-def learning_rates(optimizers: Sequence[Optimizer]) -> tuple[tuple[float, ...], dict[str, Tensor]]:
-    """The rate of each param group, in order; those that are tensors (capturable optimizers) by name,
-    and NaN among the others, as where it is no number (Adafactor's None).
-
-    Those travel with the ring: reading them would wait for the device.
-    """
-    rates = [group["lr"] for o in optimizers for group in o.param_groups if "lr" in group]
-    on_device = {}
-    for g, rate in enumerate(rates):
-        if isinstance(rate, Tensor):
-            on_device[f"lr/{g}" if g else "lr"], rates[g] = rate, np.nan
-        elif not isinstance(rate, int | float):
-            rates[g] = float(rate) if hasattr(rate, "__float__") else np.nan
-    return tuple(rates), on_device
-
-
 def refusal(values: Mapping[str, object]) -> str | None:
     """Why these cannot be logged: a name that the record uses itself, or a value that is not one number; else None."""
     for name, value in values.items():
-        if name in STEP_COLUMNS or name.startswith(("lr/", "rank_grad_norm/")):
+        if name in STEP_COLUMNS or name.startswith(RECORDED):
             return f"{name}=...): gradwatch records {name} itself; choose another name"
         if isinstance(value, Tensor):
             fits, found = value.numel() == 1 and not value.is_complex(), f"tensor of shape {tuple(value.shape)}"
@@ -283,6 +267,8 @@ def _per_step(rows: list[Row], layers: dict[str, Any], skipped: Any) -> dict[str
     widest = max(len(row.lrs) for row in rows)
     for g in range(widest):
         steps[f"lr/{g}" if g else "lr"] = np.array([row.lrs[g] if g < len(row.lrs) else np.nan for row in rows])
+    for name in dict.fromkeys(name for row in rows for name in row.settings):
+        steps[name] = np.array([row.settings.get(name, np.nan) for row in rows])
     return steps
 
 

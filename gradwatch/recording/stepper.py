@@ -7,7 +7,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -32,7 +32,8 @@ from gradwatch.recording.multi_optimizer import (
     seen,
     when_backward_ends,
 )
-from gradwatch.recording.recorder import Recorder, Row, learning_rates
+from gradwatch.recording.optimizer_settings import GroupSettings, Now
+from gradwatch.recording.recorder import Recorder, Row
 from gradwatch.recording.torch_patches import LoopClips, listen
 
 Call = Callable[[], None]
@@ -79,6 +80,7 @@ class Stepper:
         self.between, self.after, self.optimizers = between, after, clipper.optimizers
         self.steps, self.together = 0, True  # steps begun so far; whether the optimizers step as one
         self.loop_clips = LoopClips(self.optimizers)
+        self.settings = GroupSettings(dict(zip(clipper.names, clipper.optimizers, strict=True)))
         self._step: Step | None = None
         self._scalers: dict[Optimizer, GradScaler] = {}  # scalers that were asked for a step which has not come yet
         self._restore_scales()  # of a step that raised under another Watch
@@ -270,23 +272,22 @@ class Stepper:
 
     def _record(self, step: Step, clipped: Clipped | None) -> None:
         """The step's row, and the scalars that are known of it by now; without norms where they are not `clipped`."""
-        rates, values = self._looked_up(step)
-        step.here, can_skip = (False,) * len(self.layout.params), False
+        now, values = self._looked_up(step)
+        nothing = (False,) * len(self.layout.params)
+        row = Row(self.steps - 1, time.time(), self._lane(step), now.rates, nothing, False, False, now.changed)
         fields: list[Tensor | None] = [None] * len(self.recorder.ring.fields)
         if clipped is not None:
-            step.here, can_skip, fields = (
-                clipped.batch.here,
-                clipped.skipped is not None,
-                [*clipped.fields, clipped.skipped],
-            )
-        row = Row(self.steps - 1, time.time(), self._lane(step), rates, step.here, can_skip, clipped is not None)
+            can_skip, fields = clipped.skipped is not None, [*clipped.fields, clipped.skipped]
+            row = row._replace(present=clipped.batch.here, can_skip=can_skip, is_measured=True)
         self.recorder.begin(row, fields, values)
+        step.here = row.present
 
-    def _looked_up(self, step: Step) -> tuple[tuple[float, ...], dict[str, Any]]:
-        """The learning rates, and the scalars that are known of the step."""
-        looking, rates, values = self.weights.looking, cast("tuple[float, ...]", ()), cast("dict[str, Any]", {})
+    def _looked_up(self, step: Step) -> tuple[Now, dict[str, Any]]:
+        """The optimizers' settings, and the scalars that are known of the step."""
+        looking, now = self.weights.looking, Now((), {}, {})
         with looking.at("lr"):
-            rates, values = learning_rates(self.optimizers)
+            now = self.settings.now()
+        values: dict[str, Any] = {**now.tensors}
         values.update(self.loop_clips.take(self.optimizers if self.together else step.optimizers))
         scale = None if step.scaler is None else step.scaler._scale  # get_scale() would wait for the device
         if scale is not None:
@@ -297,7 +298,7 @@ class Stepper:
                 if own is not None:
                     own = own if scale is None else own / scale
                     values.update({f"rank_grad_norm/{rank}": norm for rank, norm in enumerate(own.unbind())})
-        return rates, values
+        return now, values
 
     def _finish_if_all(self, step: Step) -> None:
         if len(step.optimizers) == len(self.optimizers) or not self.together:

@@ -11,6 +11,7 @@ import numpy as np
 from gradwatch.analysis.comparison import settle
 from gradwatch.analysis.final_values import final, finite_norms, lost_since, nonfinite_steps, policy_text
 from gradwatch.analysis.groups import metric_names
+from gradwatch.analysis.optimizers import as_code, changes, group_texts
 from gradwatch.analysis.rules import Finding, diagnose, verdict
 from gradwatch.analysis.suggest import Suggestion, suggest
 from gradwatch.analysis.verdict import Winner
@@ -76,6 +77,8 @@ class RunSummary:
     layers: tuple[LayerSummary, ...]
     lanes: tuple[LaneSummary, ...]
     params: dict[str, str]
+    groups: tuple[str, ...] = ()  # the optimizers' param groups, where there are several
+    changes: tuple[str, ...] = ()  # what else than the learning rate was set anew during the run
     reduced: str = ""  # how the layers were reduced to fit in memory; empty where they were not
     suggestions: tuple[Suggestion, ...] = ()  # these two of one run alone, not of many that are compared
     what_if: tuple[Outcome, ...] = ()
@@ -151,9 +154,10 @@ def summarize(history: History, metrics: Sequence[str]) -> RunSummary:
         policy=policy_text(run),
         loop_clips=loop_clips(history.per_step),
         optimizer=", ".join(
-            (f"{o.get('name')}: " if len(lanes) > 1 else "") + _optimizer(o.get("class", "?"), o.get("settings", {}))
-            for o in run.optimizers
+            (f"{o.get('name')}: " if len(lanes) > 1 else "") + as_code(o) for o in run.optimizers
         ),
+        groups=tuple(line for o in run.optimizers for line in group_texts(o)),
+        changes=tuple(changes(history)),
         steps=len(history),
         reduced=reduced_text(history),
         parameters=sum(layer.numel for layer in run.layers),
@@ -227,11 +231,6 @@ def state(history: History) -> str:
     if run_state(history.run).crashed:
         return f"{CRASHED} at step {history.step[-1]}" if len(history) else CRASHED
     return history.run.status.lower()
-
-
-def _optimizer(name: str, settings: dict[str, object]) -> str:
-    """The optimizer as code; settings that are off (0, False, None) are left out."""
-    return f"{name}({', '.join(f'{key}={value}' for key, value in settings.items() if value)})"
 
 
 def _columns(reduce: Callable[..., Floats], values: Floats) -> Floats:

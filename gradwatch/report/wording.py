@@ -142,6 +142,8 @@ def facts(run: RunSummary) -> list[tuple[str, str]]:
         ("policy", run.policy),
         *((("the loop itself clips", run.loop_clips),) if run.loop_clips else ()),
         ("optimizer", run.optimizer),
+        *((("param groups", "; ".join(run.groups)),) if run.groups else ()),
+        *((("set anew during the run", ", ".join(run.changes)),) if run.changes else ()),
         ("steps", _steps(run)),
         ("layers", f"{len(run.layers):,} ({run.parameters:,} parameters)"),
         ("clip rate", percent(run.clip_rate)),

@@ -29,7 +29,9 @@ def run_of(data: Any) -> Run:
     for i, layer in enumerate(data.get("layers", ())):
         _require(_is_layer(layer), f"layers[{i}]", layer, "a name, a shape of at most 2^63 elements, a dtype")
     for i, optimizer in enumerate(data.get("optimizers", ())):
-        _require(_is_optimizer(optimizer), f"optimizers[{i}]", optimizer, "an object of name, class and settings")
+        _require(
+            _is_optimizer(optimizer), f"optimizers[{i}]", optimizer, "an object of name, class, settings and groups"
+        )
     return Run.from_json(data)
 
 
@@ -103,6 +105,17 @@ def _is_optimizer(value: Any) -> bool:
     return (
         isinstance(value, Mapping)
         and all(is_text(value.get(key, "")) for key in ("name", "class"))
+        and _is_table(_is_setting)(value.get("settings", {}))
+        and _is_list(MAX_LAYERS, _is_group)(value.get("groups", []))
+    )
+
+
+def _is_group(value: Any) -> bool:
+    return (
+        isinstance(value, Mapping)
+        and is_text(value.get("name", ""))
+        and _is_list(MAX_LAYERS, is_text)(value.get("layers", []))
+        and _is_count(0, 2**63 - 1)(value.get("parameters", 0))
         and _is_table(_is_setting)(value.get("settings", {}))
     )
 

@@ -10,7 +10,7 @@ import contextlib
 import getpass
 import os
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -23,6 +23,7 @@ from mlflow.exceptions import MlflowException
 from mlflow.tracking import MlflowClient
 
 from gradwatch._version import __version__
+from gradwatch.analysis.optimizers import differing, group_texts, settings
 from gradwatch.errors import RunError
 from gradwatch.history import Run
 from gradwatch.sanitize import check_uri, public_uri
@@ -35,6 +36,7 @@ ARTIFACTS = "gradwatch"
 DEMO_STORE = Path("gradwatch-demo/mlflow.db")
 MAX_BATCH = 1_000
 MAX_PARAM = 6_000
+MAX_GROUPS = 16  # param groups of an optimizer that have params of their own
 
 
 # ------------------------------------------------------------------------------------------------------------- stores
@@ -217,10 +219,23 @@ def run_params(run: Run) -> dict[str, str]:
     for i, optimizer in enumerate(run.optimizers):
         key = "optimizer" if len(run.optimizers) == 1 else f"optimizer.{i}"
         own[key] = str(optimizer.get("class", optimizer.get("name")))
-        own.update({f"{key}.{name}": str(value) for name, value in optimizer.get("settings", {}).items()})
+        own.update({f"{key}.{name}": text for name, text in settings(optimizer).items()})
+        own.update(_group_params(key, optimizer))
     everybodys = {"gradwatch.version": __version__, **run.params}
     out = {**{part_key(k, run.part): v for k, v in own.items()}, **everybodys}
     return {safe_name(k): str(v)[:MAX_PARAM] for k, v in out.items()}
+
+
+def _group_params(key: str, optimizer: Mapping[str, Any]) -> dict[str, str]:
+    """What the param groups are, if there are several: `optimizer.groups`, `optimizer.group.0.weight_decay`."""
+    lines = group_texts(optimizer)
+    if not lines:
+        return {}
+    found = {f"{key}.groups": "; ".join(lines)}
+    each = differing(optimizer)
+    if len(each) <= MAX_GROUPS:
+        found.update({f"{key}.group.{name}.{k}": text for name, own in each.items() for k, text in own.items()})
+    return found
 
 
 def log_points(client: MlflowClient, run_id: str, points: Iterable[Point]) -> None:

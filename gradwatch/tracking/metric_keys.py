@@ -22,7 +22,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from gradwatch.history import Floats, History
+from gradwatch.history import SETTING, Floats, History
 
 MAX_NAME = 250
 MAX_POINTS = 1_000  # of one request, which is as many as MLflow takes,
@@ -217,7 +217,7 @@ def _series(history: History, limit: int) -> list[tuple[str, Floats, Callable[[F
             spread = np.full(len(history), np.nan)
             spread[history.layer_rows] = block(values[:, at])
             out.append((f"{quantity}/{name}"[:MAX_NAME], spread, reduce, False))
-    rates = [name for name in history.per_step if name == "lr" or name.startswith("lr/")]
+    rates = [name for name in history.per_step if name == "lr" or name.startswith(("lr/", SETTING))]
     out += [(part_key(name, part), history.per_step[name], _last, False) for name in rates]
     return out + [(part_key(safe_name(name), part), history.per_step[name], _last, True) for name in history.logged]
 

@@ -9,7 +9,7 @@ from training import mlp, watch
 import gradwatch
 from gradwatch.errors import GradwatchWarning
 from gradwatch.measure import weight_updates
-from gradwatch.recording import clipper, stepper
+from gradwatch.recording import clipper, optimizer_settings
 
 
 class Packed(torch.Tensor):
@@ -76,7 +76,7 @@ QUANTITIES = {
     "update_ratio after": (weight_updates.UpdateRatio, "after"),
     "weight_norm": (weight_updates, "weight_norms"),
     "slot_norm": (weight_updates, "slot_norms"),
-    "lr": (stepper, "learning_rates"),
+    "lr": (optimizer_settings.GroupSettings, "now"),
     "grad_norm": (clipper.Clipper, "clip"),
 }
 

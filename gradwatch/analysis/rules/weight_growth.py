@@ -9,6 +9,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from gradwatch.analysis.optimizers import groups
 from gradwatch.analysis.rules.facts import matrices, measured, own_optimizers, pick
 from gradwatch.analysis.rules.finding import Finding
 from gradwatch.formatting import percent, setting_text
@@ -39,7 +40,8 @@ def weight_growth(history: History, factor: float = 10.0, min_measured: int = 8)
         return []
     with np.errstate(invalid="ignore", divide="ignore"):
         grown = (norm[:, which] > factor**0.5 * begin[which]).any(axis=1)
-    decays = any(_decays(o.get("settings", {}).get("weight_decay")) for o in own_optimizers(history))
+    own = [group for o in own_optimizers(history) for group in groups(o).values()]
+    decays = any(_decays(group.get("weight_decay")) for group in own)
     largest = float(np.nanmax(end[which] / begin[which]))
     cap = float(np.nanmedian(half[which]))
     return [
