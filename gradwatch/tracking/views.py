@@ -15,8 +15,9 @@ from urllib.parse import quote
 import numpy as np
 
 from gradwatch.formatting import percent, quantity_text
-from gradwatch.history import History, nanmean
+from gradwatch.history import History
 from gradwatch.sanitize import markdown, public_uri
+from gradwatch.table import nanmean
 
 VIEW = "gradwatch"
 VIEW_TAG = f"mlflow.sharedViewState.{VIEW}"
