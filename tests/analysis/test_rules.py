@@ -8,7 +8,7 @@ from make_run import changed, make_history
 
 from gradwatch.analysis.rules import HEALTHY, TOO_SHORT, Finding, diagnose, verdict
 from gradwatch.analysis.rules.dead_layers import dead_layer
-from gradwatch.analysis.rules.depth import vanishing
+from gradwatch.analysis.rules.depth import imbalance, vanishing
 from gradwatch.analysis.rules.gradient_scale import gradients_accumulate
 from gradwatch.analysis.rules.gradients import exploding
 from gradwatch.analysis.rules.nonfinite import nonfinite
@@ -129,6 +129,26 @@ def test_a_resting_or_unseen_layer_is_not_dead():
     norm[50:99, 3] = 0  # one live step
     norm[:95, 4], norm[95:, 4] = np.nan, 0  # seen five times only
     assert dead_layer(with_layer(history, "grad_norm", norm)) == []
+
+
+def test_a_bias_is_dead_only_where_its_weight_is():
+    history = make_history(steps=100)
+    norm = history.layer("grad_norm").copy()
+    norm[:, -1] = 0  # head.bias, beside head.weight
+    assert dead_layer(with_layer(history, "grad_norm", norm)) == []
+    norm[:, -2] = 0
+    assert dead_layer(with_layer(history, "grad_norm", norm))[0].layers == ("head.weight", "head.bias")
+
+
+@pytest.mark.parametrize(("rest", "found"), [(1e-3, 1), (1e-6, 0), (0.0, 0)])
+def test_a_layer_beside_dead_ones_is_not_out_of_balance(rest, found):
+    """Its cure was ClipByNorm(0.0): the only gradient that lived would have been cut."""
+    history = make_history(steps=300, clip=None)
+    norm = history.layer("grad_norm").copy()
+    norm[:, 1:] *= rest
+    total = np.sqrt((norm.astype(np.float64) ** 2).sum(axis=1))
+    sick = with_steps(with_layer(history, "grad_norm", norm), grad_norm=total)
+    assert len(imbalance(sick)) == found
 
 
 def grown(history, decades, start=100):

@@ -75,17 +75,10 @@ def test_sgd_at_a_rate_that_is_too_high(tmp_path):
     noise = 1.4826 * np.median(np.abs(np.diff(loss))) / 2**0.5
     level = np.array([np.median(loss[max(0, at - 4) : at + 5]) for at in range(len(loss))])
     thrown_out = int(np.argmax(level - level.min() > 3 * noise))  # half of the six standard deviations that it takes
-    assert worse_than_chance <= finding.first_step <= thrown_out
+    assert worse_than_chance <= finding.first_step <= min(20, thrown_out)
     (clip,) = policies_in(finding)
     assert isinstance(clip, gradwatch.ClipByGlobalNorm)
     assert "about 1.0" in finding.cure
-
-
-@pytest.mark.xfail(
-    strict=True, reason="the rule's bar rises with the noise of the sick loss itself: it says step 42, not 6"
-)
-def test_the_step_at_which_a_rate_was_too_high_is_soon_after_the_loss_left(tmp_path):
-    assert one(diagnose(d.rnn_rate_too_high(tmp_path)), "lr-too-high").first_step <= 20
 
 
 def synthetic(steps=300, **columns):
@@ -134,6 +127,16 @@ def test_the_loss_must_rise_by_a_third_of_where_it_began(rise, found):
     findings = lr_too_high(synthetic(loss=loss))
     assert len(findings) == found
     assert all(195 <= f.first_step <= 210 and f.severity == "warning" for f in findings)
+
+
+def test_a_lower_rate_is_lower_than_the_one_that_was_set_not_than_one_on_its_way():
+    loss = np.linspace(2.0, 1.0, 300)
+    loss[200:] += 2
+    cosine = 0.15 * (1 + np.cos(np.pi * np.arange(300) / 300))
+    (finding,) = lr_too_high(synthetic(loss=loss, lr=cosine))
+    assert "about 0.03," in finding.cure
+    (finding,) = lr_too_high(synthetic(loss=loss, lr=np.minimum(1, np.arange(300) / 50) * 0.3))
+    assert "about 0.03," in finding.cure
 
 
 def test_a_loss_that_begins_below_zero_is_not_judged():

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from gradwatch.analysis.rules.facts import FIXED, clips, guard, incoming, is_adaptive, optimizer_kind, pick, usual_rate
+from gradwatch.analysis.rules.facts import FIXED, clips, guard, incoming, is_adaptive, optimizer_kind, pick, set_rate
 from gradwatch.analysis.rules.finding import Finding, Severity
 from gradwatch.formatting import percent, setting_text
 from gradwatch.history import Bools, Floats, History, loop_clips
@@ -88,7 +88,7 @@ def clip_is_your_learning_rate(
     if share <= often:
         return []
     typical = float(np.median(coef[known]))
-    smaller, rate = 1 / max(typical, 1e-30), usual_rate(history)
+    smaller, rate = 1 / max(typical, 1e-30), set_rate(history)
     adaptive = is_adaptive(history)
     severity: Severity = "note" if adaptive or smaller < factor else "warning"
     layer_share = history.clip_rate

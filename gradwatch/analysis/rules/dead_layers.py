@@ -18,12 +18,13 @@ def dead_layer(
 ) -> list[Finding]:
     """Layers whose gradient was exactly zero whenever it was seen in the second half of the run.
 
-    Of a network that is dying, most layers are zero for most batches: when more than the share `most` of the layers
-    had an exactly zero gradient in more than the share `often` of those steps, these are all dead, and it is an error.
-    Fewer layers are a warning, and must be zero throughout (a head that is used now and then is not dead). A layer must
-    have been seen in at least `min_steps` steps of that half. Steps whose loss is below `learnt` times the first do not
-    count: nothing is left to learn there. Gradients that were all zero in every step of the run are no dead layers
-    either, but gradients that were zeroed before the step.
+    Of a network that is dying, most layers are zero for most batches: when more than the share `most` of the layers had
+    an exactly zero gradient in more than the share `often` of those steps, these are all dead, and it is an error.
+    Fewer layers are a warning, and must be zero throughout (a head that is used now and then is not dead). A layer
+    must have been seen in at least `min_steps` steps of that half. A bias is not dead while the weight beside it has
+    gradients: they reach the units and cancel (the last bias of a Wasserstein critic). Steps whose loss is below
+    `learnt` times the first do not count: nothing is left to learn there. Gradients that were all zero in every step
+    of the run are no dead layers either, but gradients that were zeroed before the step.
     Source: dead ReLU units give exact zeros (methods: S4); SageMaker Debugger's DyingReLU.
     """
     learnt_all = _learnt(history, learnt)[history.layer_rows]
@@ -33,6 +34,7 @@ def dead_layer(
     steps = history.stands_for[late, None] * there[late]
     seen = steps.sum(axis=0)
     zero_share = np.where(seen >= min_steps, (steps * (norm[late] == 0)).sum(axis=0) / np.maximum(seen, 1), 0)
+    zero_share = np.where(_cancels(history, norm[late]), 0, zero_share)
     dead = zero_share > often
     dying_network = dead.sum() > most * len(dead)
     if not dying_network:
@@ -64,6 +66,17 @@ def dead_layer(
             else "Lower the learning rate or warm it up; an activation that leaks (LeakyReLU, GELU) can come back.",
         )
     ]
+
+
+def _cancels(history: History, norm: Floats) -> Bools:
+    """Which layers are biases, `[L]`, whose module's weight has a gradient in each of these rows where theirs is 0."""
+    place = {name: i for i, name in enumerate(history.layers)}
+    out = np.zeros(len(place), bool)
+    for name, i in place.items():
+        weight = place.get(f"{name.removesuffix('bias')}weight") if name.endswith("bias") else None
+        if weight is not None:
+            out[i] = (norm[norm[:, i] == 0, weight] > 0).all()
+    return out
 
 
 def _learnt(history: History, share: float) -> Bools:

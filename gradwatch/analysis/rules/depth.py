@@ -105,13 +105,19 @@ def vanishing(
 
 
 def imbalance(
-    history: History, share: float = 0.99, min_steps: int = 100, width: int = 9, least: int = 4
+    history: History,
+    share: float = 0.99,
+    min_steps: int = 100,
+    width: int = 9,
+    least: int = 4,
+    least_rest: float = 1e-4,
 ) -> list[Finding]:
     """One layer has the share `share` of the squared norm for `min_steps` steps in a row, and a quarter of the run.
 
-    Taken over medians of `width` steps; the others together are then below a tenth of the norm. Models of fewer than
-    `least` layers are left alone. A warning where it matters: a clip of the global norm is set by that layer alone, and
-    under plain SGD one learning rate must fit both. A note under an optimizer that rescales each weight.
+    Taken over medians of `width` steps; the others together are then below a tenth of the norm, and above `least_rest`
+    of it (else they are dead, or the gradient vanishes). Models of fewer than `least` layers are left alone. A warning
+    where it matters: a clip of the global norm is set by that layer alone, and under plain SGD one learning rate must
+    fit both. A note under an optimizer that rescales each weight.
     Source: the per-layer clips (LARS, AGC, AdaGC) were made for this; the threshold is above every healthy run's.
     """
     norm = history.layer("grad_norm").astype(np.float64)
@@ -134,6 +140,8 @@ def imbalance(
     severity: Severity = "warning" if shared or not is_adaptive(history) else "note"
     rest = incoming(history)[steps] * np.sqrt(np.clip(1 - part[rows, leader], 0, None))
     own = middle(norm[rows, leader])
+    if not middle(rest) > least_rest * own:  # the others have next to no gradient: that is their disease
+        return []
     return [
         Finding(
             rule="imbalance",

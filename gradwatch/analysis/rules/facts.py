@@ -57,11 +57,14 @@ def rates(history: History) -> Floats:
     return np.stack([history.total(n) for n in names], axis=1) if names else np.full((len(history), 1), np.nan)
 
 
-def usual_rate(history: History) -> float:
-    """The learning rate that most steps of the first param group used; NaN where none was recorded."""
+def set_rate(history: History) -> float:
+    """The learning rate that was set for the first param group; NaN where none was recorded.
+
+    The highest in force: a schedule warms up to what was set, or decays from it, and advice that was relative to one of
+    its values on the way could not be followed.
+    """
     first = rates(history)[:, 0]
-    first = first[np.isfinite(first) & (first > 0)]
-    return float(np.median(first)) if len(first) else float("nan")
+    return float(np.max(first, initial=-np.inf, where=np.isfinite(first))) if np.isfinite(first).any() else float("nan")
 
 
 # -------------------------------------------------------------------------------------------------------------- clip

@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import numpy as np
 
+from gradwatch.analysis.rules.clipping import clip_before_unscale
 from gradwatch.analysis.rules.facts import incoming, is_adaptive, middle
 from gradwatch.analysis.rules.finding import Finding, Severity
-from gradwatch.analysis.rules.gradients import has_rivals, training_losses
+from gradwatch.analysis.rules.gradients import exploding, has_rivals, training_losses
 from gradwatch.formatting import setting_text
 from gradwatch.history import Floats, History, loop_clips
 
@@ -21,8 +22,9 @@ def scaled_gradients(history: History, excess: float = 1000.0, min_steps: int = 
     |g| |dw| is about 1 to 50 times that half, because steps do not all point downhill; when it is `excess` times it
     (by the median step, so that a few wild ones do not count),
     the gradients are not those of the loss that was logged. Both sides are measured: |dw| is update_ratio times
-    weight_norm. Needs a training loss that falls clearly, and `min_steps` steps; of parts that train against each
-    other nothing is said.
+    weight_norm. Needs a training loss that falls clearly and stays down, and `min_steps` steps; of parts that train
+    against each other nothing is said, nor of a training that came apart, nor where the loop clips before it unscales:
+    then the large norms are explained.
     A warning; a note where nothing depends on the scale (an optimizer of Adam's kind, and no clip).
     Source: the descent lemma; forgotten unscaling is wandb#4369, DeepSpeed#8588.
     """
@@ -38,7 +40,9 @@ def scaled_gradients(history: History, excess: float = 1000.0, min_steps: int = 
     smooth = np.convolve(loss[rows], np.ones(width) / width, "valid")
     noise = float(np.median(np.abs(np.diff(loss[rows]))))
     half = float(smooth[0] - smooth.min()) / 2
-    if half <= noise or half <= 0:
+    if half <= noise or half <= 0 or smooth[-1] > smooth[0] - half:
+        return []
+    if clip_before_unscale(history) or exploding(history):
         return []
     end = rows[int(np.argmax(smooth <= smooth[0] - half)) + width - 1]
     ratio = middle(path[: end + 1]) * (end + 1) / half
@@ -59,10 +63,12 @@ def scaled_gradients(history: History, excess: float = 1000.0, min_steps: int = 
                 "median_grad_norm": middle(incoming(history)),
                 "fall_of_the_loss": half,
             },
-            cause="The gradients are not those of the logged loss, but many times larger: a loss scale (of the order "
-            f"of 2**{round(np.log2(ratio / 10))}) was not taken out before the step, or another loss was logged.",
-            cure="Step through the scaler: scaler.step(optimizer) unscales, optimizer.step() does not; divide a scale "
-            "of your own out of the gradients. Thresholds of clips are wrong by the same factor until then.",
+            cause="The gradients are not those of the logged loss, but many times larger: either a loss scale (of the "
+            f"order of 2**{round(np.log2(ratio / 10))}) was not taken out before the step, or another loss was logged, "
+            "such as a mean beside a sum.",
+            cure="Log the loss that backward() is called on: if it is as large, that was all. Else divide the scale "
+            "out: scaler.step(optimizer) does, optimizer.step() does not. Until then thresholds of clips are wrong by "
+            "the same factor.",
         )
     ]
 

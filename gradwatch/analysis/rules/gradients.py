@@ -22,13 +22,13 @@ from gradwatch.history import Bools, Floats, History
 def exploding(history: History, decades: float = 2.0, blind_decades: float = 3.0, width: int = 5) -> list[Finding]:
     """The training came apart: by the gradient norm, by the loss, or by running into inf or NaN.
 
-    By the norm: it stayed `decades` powers of ten above the run's own early median for `width` steps in a row while the
-    training loss did not improve (`blind_decades` where no loss was logged); in a run of fewer than three times that
-    many steps, its last third lies `blind_decades` above its first. By the loss: see `_loss_jump` and
-    `_thrown_out`. By the end: a step that was not skipped was inf or NaN, and the norm, the loss or the steps had grown
-    before (`growth_before`). All are relative to the run itself, so noise, one spike, or leaving a plateau gives no
-    alarm. Where other parts of the run log losses too they may train against each other: a loss that does not fall is
-    no sign.
+    By the norm: it stayed `decades` powers of ten above the run's own early median for `width` steps in a row while
+    the training loss did not improve (`blind_decades` where no loss was logged); in a run of fewer than three times
+    that many steps, its last third lies `blind_decades` above its first. By the loss: see `_loss_jump` and
+    `_thrown_out`. By the end: a step that was not skipped was inf or NaN, and the norm, the loss or the steps had
+    grown before (`growth_before`). All are relative to the run itself, so noise, one spike, or leaving a plateau
+    gives no alarm. A loss without a scale (`scaled_losses`) is not asked. Where other parts of the run log losses too
+    they may train against each other: a loss that does not fall is no sign.
 
     `along` says how the gradient grows: over the `steps`, along the `depth` (the norms rise from the last layer to the
     first, in the first step already) or along `time` (recurrent weights have most of the norm in the steps that set a
@@ -36,7 +36,7 @@ def exploding(history: History, decades: float = 2.0, blind_decades: float = 3.0
     Source: growth against the run's own past (OLMo-core's stability monitor), the jump over the running minimum (S5),
     growth along time and depth (Pascanu et al. 2013; methods: S1, S1b).
     """
-    losses = {name: history.total(name) for name in training_losses(history)}
+    losses = scaled_losses(history)
     alone = not has_rivals(history)
     growth, rows = _sustained_growth(history.total("grad_norm"), width)
     told = losses and alone and np.isfinite(history.total("grad_norm")).sum() >= 3 * width
@@ -62,6 +62,20 @@ def training_losses(history: History) -> list[str]:
     """Logged names that are losses of the training data (a validation loss also rises by over-fitting)."""
     names = [name for name in history.logged if "loss" in name.lower() and not _HELD_OUT.search(name)]
     return [name for name in names if np.isfinite(history.total(name)).sum() > 1]
+
+
+def scaled_losses(history: History) -> dict[str, Floats]:
+    """The training losses `[T]` by name whose size says something: not those that were below 0 early (first quarter).
+
+    The loss of a policy gradient, summed over an episode, grows as its agent lives longer.
+    """
+    found = {name: history.total(name) for name in training_losses(history)}
+    return {name: values for name, values in found.items() if _early(values).min() >= 0}
+
+
+def _early(values: Floats) -> Floats:
+    finite = values[np.isfinite(values)]
+    return finite[: -(-len(finite) // 4)]
 
 
 def has_rivals(history: History) -> bool:

@@ -32,7 +32,7 @@ _RUINED = {"nonfinite", "dead-layer", "spike", "imbalance", "vanishing", "weight
 }  # fmt: skip
 CONSEQUENCES: dict[str, set[str]] = {
     "gradients-accumulate": _RUINED | {"exploding", "lr-too-high", "scaled-gradients"},
-    "scaled-gradients": _RUINED | {"exploding", "lr-too-high", "clip-before-unscale"},
+    "scaled-gradients": _RUINED | {"exploding", "lr-too-high"},
     "clip-before-unscale": {"clip-is-your-learning-rate", "double-clip", "update-too-small", "weights-unchanged"},
     "exploding": _RUINED | {"lr-too-high"},
     "lr-too-high": _RUINED | {"exploding"},
@@ -104,7 +104,8 @@ def _began(finding: Finding, findings: list[Finding]) -> int:
 
 
 def _follows(finding: Finding, other: Finding) -> bool:
-    return finding.rule in CONSEQUENCES.get(other.rule, ()) and other.last_step >= finding.first_step
+    late = SIGN_STEPS if finding.rule == "weight-growth" else 0  # seen only where weights are measured
+    return finding.rule in CONSEQUENCES.get(other.rule, ()) and other.last_step >= finding.first_step - late
 
 
 def verdict(history: History, findings: Iterable[Finding] | None = None) -> str:

@@ -16,12 +16,12 @@ from gradwatch.analysis.rules.facts import (
     measured,
     optimizer_kind,
     pick,
+    set_rate,
     smooth,
     trailing,
-    usual_rate,
 )
 from gradwatch.analysis.rules.finding import Finding, Severity
-from gradwatch.analysis.rules.gradients import has_rivals, training_losses
+from gradwatch.analysis.rules.gradients import has_rivals, scaled_losses
 from gradwatch.formatting import setting_text
 from gradwatch.history import Bools, Floats, History
 
@@ -44,7 +44,7 @@ def spike(
     """
     norm = incoming(history)
     up, times = _norm_spikes(norm, z, ratio, window)
-    losses = {} if has_rivals(history) else {name: history.total(name) for name in training_losses(history)}
+    losses = {} if has_rivals(history) else scaled_losses(history)
     in_loss = np.zeros(len(history), bool)
     for values in losses.values():
         in_loss |= _loss_spikes(values, loss_z, window)
@@ -171,18 +171,17 @@ def lr_too_high(history: History, jump: float = 0.35, sigmas: float = 6.0, width
     """A loss that the steps throw about: it jumps over its running minimum.
 
     Both are those of the median of `width` losses in a row. It rose by more than `jump` of where it began, and by more
-    than `sigmas` robust standard deviations of its noise (in its quietest quarter). The first step is where it had
-    risen by half of that. An error, to the end of the run, when the loss also ended no lower than it began; a note
-    where it was over within a tenth of the steps, and the loss then fell on, to less than half of where it began. Not
-    judged where parts of a run train against each other, or where the loss begins below 0 or in its own noise (a policy
-    gradient's): such a loss has no scale.
+    than `sigmas` robust standard deviations of its noise (in its quietest quarter). The first step is the one after
+    it was last within half of `jump`. An error, to the end of the run, when the loss also ended no lower than it began;
+    a note where it was over within a tenth of the steps, and the loss then fell on, to less than half of where it
+    began. Not judged where parts of a run train against each other, or where the loss is below 0 early or begins in
+    its own noise (a policy gradient's): such a loss has no scale.
     Source: methods, S5: jump over the running minimum of 1.95 to 8.6 nats against .36 or less in healthy runs, where
     spike scores stay 0; section 0.3: under Adam warm-up cures it, and clipping does not.
     """
     if has_rivals(history):
         return []
-    for name in training_losses(history):
-        values = history.total(name)
+    for name, values in scaled_losses(history).items():
         rows = np.flatnonzero(np.isfinite(values))
         found = _jumps(values[rows], jump, sigmas, width) if len(rows) >= 5 * width else None
         if found:
@@ -205,7 +204,10 @@ def _jumps(values: Floats, jump: float, sigmas: float, width: int) -> tuple[int,
     above, limit = level - lowest, max(jump * begin, sigmas * noise)
     if begin < 2 * noise or not (above > limit).any():
         return None
-    first, last = int(np.argmax(above > limit / 2)), int(np.flatnonzero(above > limit)[-1])
+    over = np.flatnonzero(above > limit)
+    last, half = int(over[-1]), int(np.argmax(above > limit / 2))
+    near = np.flatnonzero(above[:half] <= jump * begin / 2)
+    first = int(near[-1]) + 1 if len(near) else 0
     return first, last, {"begin": begin, "lowest_before": float(lowest[first]), "jump": float(above.max())}
 
 
@@ -218,7 +220,7 @@ def _largest_ratio(history: History) -> float:
 
 
 def _too_high(history: History, severity: Severity, row: int, last: int, evidence: dict[str, float | str]) -> Finding:
-    rate, kind = usual_rate(history), optimizer_kind(history)
+    rate, kind = set_rate(history), optimizer_kind(history)
     known = {} if np.isnan(rate) else {"lr": rate}
     lower = (
         f"Lower the learning rate to about {setting_text(rate / 10)}" if known else "Lower the learning rate tenfold"

@@ -19,8 +19,8 @@ from gradwatch.analysis.rules.facts import (
     pick,
     present,
     rates,
+    set_rate,
     steps_taken,
-    usual_rate,
 )
 from gradwatch.analysis.rules.finding import Finding
 from gradwatch.formatting import percent, setting_text
@@ -236,7 +236,7 @@ def update_too_large(
     first, end = min(s[0] for f in spells.values() for s in f), max(s[1] for f in spells.values() for s in f)
     lasting = sum(max(rows[b] - rows[a] for a, b in found) > long for found in spells.values())
     largest = max(float(np.nanmedian(ratio[a : b + 1, i])) for i, found in spells.items() for a, b in found)
-    rate = usual_rate(history)
+    rate = set_rate(history)
     lower = setting_text(float(f"{rate * USUAL[kind] / largest:.0e}"))
     return [
         _finding(
@@ -293,7 +293,7 @@ def update_too_small(
     high = np.nanquantile(ratio[:, which], 0.9, axis=0)
     if not ((high > 0) & (high < limit)).all():
         return []
-    rate, found = usual_rate(history), float(high.max())
+    rate, found = set_rate(history), float(high.max())
     factor = 10.0 ** np.floor(np.log10(USUAL[kind] / found) - 0.5)
     return [
         _finding(
