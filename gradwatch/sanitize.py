@@ -33,7 +33,13 @@ _SECRET = re.compile(
     r"|^(?:user|user_?name|user_?id|uid|login|key|sig)$",
     re.IGNORECASE,
 )
+_NO_SECRET = re.compile(r"tokens|tokeni[sz]\w*|passes|author(?!i)\w*", re.IGNORECASE)
 MAX_LINE = 10_000  # characters of a line that others wrote; the rest is left out
+
+
+def is_secret(name: str) -> bool:
+    """Whether what goes by this name is a secret: `api_key`, `--hf-token`, `password`; not `max_tokens`."""
+    return _SECRET.search(_NO_SECRET.sub("", name.lstrip("-"))) is not None
 
 
 def public_uri(uri: str) -> str:

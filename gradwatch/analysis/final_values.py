@@ -14,8 +14,10 @@ from numpy.typing import NDArray
 from gradwatch.history import Floats, History, Run
 
 NO_POLICY = "none"
+ARGS = "args."  # before the params that are the script's own arguments
 SMOOTH = 20  # values of a scalar of every step that are averaged: one batch's loss is mostly noise
-_SEED = re.compile(r"(^|[^a-z])(seeds?|random_?state)(/[\w-]+)?$", re.IGNORECASE)
+# `manualSeed`: a capital begins a word as well
+_SEED = re.compile(r"(^|[^a-z]|(?-i:(?<=[a-z])(?=S)))(seeds?|random_?state)(/[\w-]+)?$", re.IGNORECASE)
 LOSS = re.compile("loss", re.IGNORECASE)
 HELD_OUT = re.compile("val|test|eval|dev|hold", re.IGNORECASE)
 _TRAINING = re.compile(r"(train(ing)?\W?_?)?loss", re.IGNORECASE)
@@ -146,8 +148,10 @@ def is_seed(key: str) -> bool:
 
 
 def seed_text(run: Run) -> str:
-    """The seed of a run; of several, all of them; empty where the run does not say."""
-    return ", ".join(str(value) for key, value in run.params.items() if is_seed(key))
+    """The seed of a run; of several, all of them (`seed` and `args.seed` are one); empty where the run does not say."""
+    seeds = {key: str(value) for key, value in run.params.items() if is_seed(key)}
+    told = {value for key, value in seeds.items() if not key.startswith(ARGS)}
+    return ", ".join(value for key, value in seeds.items() if not key.startswith(ARGS) or value not in told)
 
 
 def finite_norms(history: History) -> Floats:

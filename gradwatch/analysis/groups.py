@@ -9,6 +9,7 @@ import numpy as np
 
 from gradwatch.analysis import optimizers
 from gradwatch.analysis.final_values import (
+    ARGS,
     HELD_OUT,
     LOSS,
     NO_POLICY,
@@ -36,6 +37,15 @@ _LOW = re.compile(
     r"loss|(^|[^a-z])(neg(ative)?[^a-z]?log[^a-z]?likelihood|nll|bpb|bpc|bpd|perplexity|ppl|err|error|[wcpt]er|mse|rmse|mae|mape|smape|kl|kld|fid|kid|lpips|regret|"
     r"cross_?entropy|ce|bce|brier|ece|cost|energy|distance|divergence|residual)s?($|[^a-z])",
     re.IGNORECASE,
+)
+
+_WRITTEN = (
+    "out|outputs?|save|logs?|logging|runs?|exp|experiment|work|tensorboard|tb|wandb|ckpt|checkpoints?|results?|dump"
+)
+_NAMES = re.compile(
+    rf"(\w+_)?({_WRITTEN})_?(dir|directory|folder)|({_WRITTEN})_?(path|file|root|prefix|name|id|to)"
+    r"|outf|outputs?|out|o|save|logs?|name|experiment|tags?|notes?|comment|timestamp|date|job_?id"
+    r"|host(name)?|port|(master|main_process)_(addr|ip|port)|dist_url|init_method|(local_|node_)?rank|machine_rank"
 )
 
 Group = tuple[str, tuple[tuple[str, str], ...]]
@@ -68,10 +78,18 @@ def higher_is_better(metric: str) -> bool | None:
 
 
 def settings(histories: Sequence[History]) -> list[dict[str, str]]:
-    """For each run, the settings besides the policy in which the runs differ (never the seed)."""
+    """For each run, the settings besides the policy in which the runs differ (never the seed, nor what only names it).
+
+    An argument of the script that only repeats a setting (`args.lr` beside `lr`) is left out.
+    """
     every = [_all_settings(history.run) for history in histories]
     keys = dict.fromkeys(key for values in every for key in values)
-    differing = [key for key in keys if len({values.get(key) for values in every}) > 1]
+    columns = {key: [values.get(key) for values in every] for key in keys}
+    differing = [
+        key
+        for key, values in columns.items()
+        if len(set(values)) > 1 and not (key.startswith(ARGS) and columns.get(key[len(ARGS) :]) == values)
+    ]
     return [{key: values.get(key, "") for key in differing} for values in every]
 
 
@@ -108,6 +126,17 @@ def natural(text: str) -> tuple[float, str]:
         return float("inf"), text
 
 
+def names_the_run(key: str, value: str) -> bool:
+    """Whether an argument of the script tells its run from others by nature: where it writes, what it is called, when
+    and where it runs. By its name, and only if it is no number: that is a setting.
+    """
+    if key == "argv":
+        return True
+    if not key.startswith(ARGS):
+        return False
+    return _NAMES.fullmatch(re.sub(r"\W", "_", key[len(ARGS) :].lower())) is not None and natural(value)[1] != ""
+
+
 def _all_settings(run: Run) -> dict[str, str]:
     """Params, optimizer class and settings, and which model it was, as text; without the seed."""
     several = len(run.optimizers) > 1
@@ -119,6 +148,8 @@ def _all_settings(run: Run) -> dict[str, str]:
         sizes = [len(group.get("layers", ())) for group in optimizer.get("groups", ())]
         found[f"{prefix}layers of the param groups"] = ", ".join(map(str, sizes)) if len(sizes) > 1 else ""
     for key, value in run.params.items():
+        if names_the_run(key, str(value)):
+            continue
         name = key if found.get(key, str(value)) == str(value) else f"param {key}"
         found[name] = str(value)
     return {f"{key} (setting)" if key in COLUMNS else key: v for key, v in found.items() if not is_seed(key)}

@@ -2,6 +2,7 @@
 
     after_imports    a finder in sys.meta_path: the others wait until the script imports torch, numpy or MLflow
     printed          sys.stdout, with --metric-regex: numbers out of what the script prints
+    parsed           argparse.ArgumentParser.parse_known_args, as parse_args calls it: the script's arguments
     spawned          multiprocessing.spawn.get_preparation_data: a process that the script spawns is watched too
     leaving          os._exit, os.execv, os.execve: they run no exit function, and the run has to be written
     silence          sys.excepthook, after Ctrl-C: the traceback was shown, and Python would show it again
@@ -104,6 +105,20 @@ class _AfterImport(importlib.abc.MetaPathFinder):
 def printed(wrap: Callable[[Any], Any]) -> Undo:
     """Let `wrap(sys.stdout)` stand for it, so that what the script prints can be looked at."""
     return _replace(sys, "stdout", wrap(sys.stdout))
+
+
+def parsed(note: Callable[[Any, Any], None]) -> Undo:
+    """Tell `note(args, (namespace, rest))` of each command line that argparse reads; `args` None is sys.argv."""
+    parser = sys.modules["argparse"].ArgumentParser
+    original = parser.parse_known_args
+
+    @functools.wraps(original)
+    def parse_known_args(self: Any, args: Any = None, *more: Any, **named: Any) -> Any:
+        found = original(self, args, *more, **named)
+        note(args, found)
+        return found
+
+    return _replace(parser, "parse_known_args", parse_known_args)
 
 
 def silence() -> Undo:

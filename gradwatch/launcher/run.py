@@ -16,12 +16,13 @@ import time
 import types
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gradwatch.errors import GradwatchError, TrainingHalted, status_of, tell
 from gradwatch.launcher import patches
+from gradwatch.launcher.arguments import Arguments
 from gradwatch.launcher.mlflow_run import Reservation
 from gradwatch.launcher.patches import RUN_ID
 from gradwatch.launcher.script import Program, show_uncaught
@@ -50,7 +51,7 @@ class Plan:
 
 def run(program: Program, args: Sequence[str], plan: Plan) -> None:
     """Run the program as `__main__`; ends as Python itself would end."""
-    launch = Launch(plan)
+    launch = Launch(plan, args)
     main = types.ModuleType("__main__")
     vars(main).update(program.names, __builtins__=builtins)
     sys.modules["__main__"] = main
@@ -81,8 +82,9 @@ def run(program: Program, args: Sequence[str], plan: Plan) -> None:
 class Launch:
     """What is done around a script: before torch and MLflow are imported, after they are, and at the end."""
 
-    def __init__(self, plan: Plan) -> None:
+    def __init__(self, plan: Plan, words: Sequence[str] = ()) -> None:
         self.plan, self.pid, self.status = plan, os.getpid(), "FINISHED"
+        self.arguments = Arguments(words)
         self.losses: Losses | None = None  # from `import torch` on
         self.auto: AutoWatch | None = None  # from the first optimizer on
         self.first: Reservation | None = None
@@ -106,8 +108,9 @@ class Launch:
             from gradwatch.launcher.stdout import Tee
 
             self.patch(patches.printed(lambda stream: Tee(stream, plan.metrics)))
-        self.patch(patches.after_imports(seeded({"torch": self._torch, "mlflow": self._mlflow}, plan.seed)))
-        self.patch(patches.spawned(_Stowaway(plan)))
+        then = {"argparse": self._argparse, "torch": self._torch, "mlflow": self._mlflow}
+        self.patch(patches.after_imports(seeded(then, plan.seed)))
+        self.patch(patches.spawned(_Stowaway(plan, self.arguments)))
         atexit.register(self._patches.close)
         atexit.register(self._at_exit)
 
@@ -135,6 +138,9 @@ class Launch:
 
     # ----------------------------------------------------------------------------------------------- after an import
 
+    def _argparse(self) -> None:
+        self.patch(patches.parsed(self.arguments.note))
+
     def _torch(self) -> None:
         """Whatever is slow to import waits for an optimizer: a data loader's process never has one."""
         from gradwatch.launcher.losses import Losses
@@ -146,7 +152,7 @@ class Launch:
     def _watch_all(self, losses: Losses) -> None:
         from gradwatch.launcher.autowatch import AutoWatch, refusal
 
-        options = dict(self.plan.watch)
+        options = with_arguments(self.plan.watch, self.arguments)
         if os.getpid() != self.pid:  # forked
             options["run_name"] += f"-{os.getpid()}"
         if importlib.util.find_spec("mlflow") is None:
@@ -242,12 +248,17 @@ class Launch:
 class _Stowaway:
     """Goes along with what multiprocessing tells a process that it spawns: unpickled there, it watches that process."""
 
-    def __init__(self, plan: Plan) -> None:
+    def __init__(self, plan: Plan, arguments: Arguments) -> None:
         watch = {**plan.watch, "run_name": f"{plan.watch['run_name']}-spawned"}
-        self.plan = Plan(watch, plan.experiment, plan.replace_clips, spawned=True)
+        self.plan, self.arguments = Plan(watch, plan.experiment, plan.replace_clips, spawned=True), arguments
 
     def __reduce__(self) -> tuple[Callable[[Plan], None], tuple[Plan]]:
-        return _watch_spawned, (self.plan,)
+        return _watch_spawned, (replace(self.plan, watch=with_arguments(self.plan.watch, self.arguments)),)
+
+
+def with_arguments(watch: Mapping[str, Any], arguments: Arguments) -> dict[str, Any]:
+    """The arguments of `watch()` with the script's own among the params; what the user names so goes before them."""
+    return {**watch, "params": {**arguments.params(), **(watch.get("params") or {})}}
 
 
 def _watch_spawned(plan: Plan) -> None:

@@ -22,6 +22,7 @@ from gradwatch.cli import Handover, main
 from gradwatch.cli.config import find_config
 from gradwatch.launcher.stdout import Tee, parse_pattern
 from gradwatch.recording import open_watches
+from gradwatch.storage.shared_folder import run_folders
 
 
 @pytest.fixture(scope="module")
@@ -387,6 +388,25 @@ def test_scripts_that_leave_their_command_line_to_a_library(run, tmp_path, libra
     done = run(tmp_path, "--log", "none", "script.py", *words)
     assert (done.returncode, done.stdout) == (0, "trained\n"), done.stderr
     assert list(one(tmp_path).total("lr")) == [0.25] * 4
+    assert "0.25" in {one(tmp_path).run.params.get(key) for key in ("args.lr", "args.0")}
+
+
+def test_the_scripts_own_arguments_are_params_of_its_run(run, tmp_path):
+    words = ["--param", "args.steps=mine", SCRIPTS / "argparse_script.py", "--steps", "3"]
+    done = run(tmp_path, "--log", "none", *words)
+    assert done.returncode == 0, done.stderr
+    params = one(tmp_path).run.params
+    found = {key: value for key, value in params.items() if key.startswith("arg")}
+    assert found == {"argv": "--steps 3", "args.lr": "0.1", "args.steps": "mine"}
+
+
+@pytest.mark.slow  # a process that imports torch
+def test_a_process_that_the_script_spawns_knows_the_arguments(run, tmp_path):
+    done = run(tmp_path, "--log", "none", SCRIPTS / "spawns.py", "--note", "here")
+    assert done.returncode == 0, done.stderr
+    found = [gradwatch.open_history(path).run.params for path in run_folders(tmp_path / "gradwatch-runs")]
+    assert [params["args.note"] for params in found] == ["here"] * len(found)
+    assert found
 
 
 @pytest.mark.slow
