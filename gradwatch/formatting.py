@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
 
 
 def percent(share: float) -> str:
@@ -43,3 +47,18 @@ def setting_text(value: float) -> str:
     """What is advised, as code that is short and reads back as `rounded(value)`: a threshold, a learning rate."""
     value = rounded(value)
     return repr(value) if abs(value) < 1e6 else f"{value:g}"
+
+
+_CALLS = {"user_max_norm": "clip_grad_norm_(max_norm={})", "user_clip_value": "clip_grad_value_(clip_value={})"}
+
+
+def loop_clips(per_step: Mapping[str, Any]) -> str:
+    """The loop's own clips in `per_step`, as code: `clip_grad_norm_(max_norm=1.0)`; empty where there is none."""
+    calls = []
+    for column, call in _CALLS.items():
+        values = np.asarray(per_step.get(column, ()), np.float64).ravel()
+        values = values[np.isfinite(values)]  # a max_norm of inf only measures
+        if len(values):
+            low, high = float(values.min()), float(values.max())
+            calls.append(call.format(low if low == high else f"{low} to {high}"))
+    return ", ".join(calls)

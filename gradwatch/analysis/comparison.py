@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from gradwatch.analysis import final_values, intervals
+from gradwatch.analysis.clips import loop_rate
 from gradwatch.analysis.groups import (
     NO_POLICY,
     Group,
@@ -60,8 +61,9 @@ def compare(
     final values as they were. A run that diverged counts with its loss before
     training, or has no final value (`values_by_seed`). `steps_to_target` is the median number of steps until the first
     metric reached `target` (NaN where half of the runs never did), `reached_target` the number of runs that did.
-    `clip_rate` and `seconds_per_step` are means over the runs, `median_grad_norm` and `p99_grad_norm` of the total norm
-    before the clip over all finite steps, `nonfinite_steps` and `diverged` sums; `alike`: the seeds change nothing.
+    `clip_rate` (by the policy), `loop_clip_rate` (by the loop's own clips; NaN without) and `seconds_per_step` are
+    means over the runs, `median_grad_norm` and `p99_grad_norm` of the total norm before any clip over all finite steps,
+    `nonfinite_steps` and `diverged` sums; `alike`: the seeds change nothing.
 
     Args:
         histories: the runs.
@@ -151,6 +153,7 @@ def _row(
     norms = np.concatenate([final_values.finite_norms(history) for history in members])
     row["diverged"], row["alike"] = contender.diverged, contender.alike
     row["clip_rate"] = _mean([_mean(history.total("clip_rate")) for history in members])
+    row["loop_clip_rate"] = _mean([loop_rate(history) for history in members])
     row["nonfinite_steps"] = sum(final_values.nonfinite_steps(history) for history in members)
     row["seconds_per_step"] = _mean([final_values.seconds_per_step(history) for history in members])
     row["median_grad_norm"], row["p99_grad_norm"] = _quantile(norms, 0.5), _quantile(norms, 0.99)
@@ -261,6 +264,7 @@ def runs_table(histories: Sequence[History], metric: str | None = None) -> pd.Da
                 "steps": len(history),
                 **{name: final_values.final(history, name) for name in metrics},
                 "clip_rate": _mean(history.total("clip_rate")),
+                "loop_clip_rate": loop_rate(history),
                 "median_grad_norm": _quantile(norms, 0.5),
                 "p99_grad_norm": _quantile(norms, 0.99),
                 "nonfinite_steps": final_values.nonfinite_steps(history),

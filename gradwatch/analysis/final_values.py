@@ -11,6 +11,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from gradwatch.analysis.clips import incoming
 from gradwatch.history import Floats, History, Run
 
 NO_POLICY = "none"
@@ -155,6 +156,6 @@ def seed_text(run: Run) -> str:
 
 
 def finite_norms(history: History) -> Floats:
-    """The total gradient norms of all steps that had a finite one."""
-    norms = history.total("grad_norm")
+    """The total gradient norms, before any clip that was seen, of all steps that had a finite one."""
+    norms = incoming(history)
     return norms[np.isfinite(norms)]

@@ -155,5 +155,5 @@ def _all_settings(run: Run) -> dict[str, str]:
     return {f"{key} (setting)" if key in COLUMNS else key: v for key, v in found.items() if not is_seed(key)}
 
 
-COLUMNS = {"run", "policy", "runs", "seed", "steps", "clip_rate", "median_grad_norm", "p99_grad_norm",
+COLUMNS = {"run", "policy", "runs", "seed", "steps", "clip_rate", "loop_clip_rate", "median_grad_norm", "p99_grad_norm",
            "nonfinite_steps", "alike", "diverged", "seconds_per_step", "steps_to_target", "reached_target"}  # fmt: skip

@@ -8,12 +8,13 @@ from dataclasses import dataclass
 import numpy as np
 
 from gradwatch import formulas
+from gradwatch.analysis.clips import as_one, clips_itself, incoming
 from gradwatch.analysis.final_values import finite_norms, nonfinite_rows
 from gradwatch.analysis.rules import Finding
 from gradwatch.analysis.rules.facts import is_adaptive, optimizer_kind
 from gradwatch.analysis.whatif import SIMULATED, Z_SCORES, zclip
-from gradwatch.formatting import percent, rounded, setting_text
-from gradwatch.history import Floats, History, loop_clips
+from gradwatch.formatting import loop_clips, percent, rounded, setting_text
+from gradwatch.history import Floats, History
 
 ENOUGH = 50  # healthy steps that a threshold can be taken from
 RARE = 0.03  # share of steps that a guard against spikes may change
@@ -110,9 +111,13 @@ def _guard(history: History, roots: list[Finding]) -> tuple[str, tuple[str, ...]
     reasons = [f"{limit:g} is the 99th percentile of the norms of {which}: it leaves healthy steps alone."]
     reasons.append(_would_have_changed(history, rate))
     if "clip-is-your-learning-rate" in rules:
-        coef = float(np.nanmean(history.total("clip_coef")))
+        coef = float(np.nanmean(as_one(history).total("clip_coef")))
         reasons.append(f"The clip in force scaled the steps by {coef:.2g} on average: "
                        "multiply the learning rate by that to keep the pace.")  # fmt: skip
+    if clips_itself(history):
+        reasons.append(
+            f"The norms are those before the loop's own {loop_clips(history.per_step)}: put it in its place."
+        )
     if not rules:
         reasons.insert(0, "Nothing needs a cure; a guard against one bad batch costs nothing.")
     return f"ClipByGlobalNorm({setting_text(limit)})", tuple(reasons)
@@ -125,12 +130,15 @@ def _would_have_changed(history: History, share: float) -> str:
 
 
 def healthy_norms(history: History, findings: Sequence[Finding]) -> Floats:
-    """The positive norms before the run went wrong for good, without outliers (more than 6 robust σ in the log)."""
+    """The positive norms before any clip, of the steps before the run went wrong for good.
+
+    Without outliers: more than 6 robust σ in the log.
+    """
     last = int(history.step[-1])
     bad = [
         f.first_step for f in findings if f.rule in TOO_LARGE_STEPS or (f.rule == "nonfinite" and f.last_step >= last)
     ]
-    norms = history.total("grad_norm")[history.step < min(bad, default=last + 1)]
+    norms = incoming(history)[history.step < min(bad, default=last + 1)]
     norms = norms[np.isfinite(norms) & (norms > 0)]
     if not len(norms):
         return norms
@@ -148,7 +156,7 @@ def _grew(history: History, factor: float = 10.0, steps: int = 5, ratio: float =
     """
     bad = np.flatnonzero(nonfinite_rows(history))
     end = int(bad[0]) if len(bad) else len(history)
-    norms, moved = history.total("grad_norm")[:end], history.layer("update_ratio")[history.layer_rows < end][-steps:]
+    norms, moved = incoming(history)[:end], history.layer("update_ratio")[history.layer_rows < end][-steps:]
     norms = norms[norms > 0]
     grown = len(norms) > steps and norms[-steps:].max() > factor * np.median(norms)
     return bool(grown or (moved > ratio).any())

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from gradwatch import formulas
+from gradwatch.analysis.clips import clips_itself, incoming, of_all_layers
 from gradwatch.analysis.final_values import finite_norms
 from gradwatch.formatting import rounded, setting_text
 from gradwatch.history import Floats, History
@@ -25,6 +26,10 @@ CAVEAT = (
     "first step that is clipped changes the weights, and so every later norm. What policies would do that look at "
     "single elements or units (ClipByValue, AGC) cannot be told from norms."
 )
+
+
+IN_ITS_PLACE = "The norms are those before the loop's own clip: each row is what a policy in its place would have done."
+NO_LAYERS = "ClipByNorm is left out: what the loop's own clip changed in each layer is not known."
 
 
 @dataclass(frozen=True)
@@ -61,6 +66,14 @@ def what_if(history: History) -> tuple[Outcome, ...]:
     )
 
 
+def caveat(history: History) -> str:
+    """What a reader of the outcomes must know."""
+    if not clips_itself(history):
+        return CAVEAT
+    known = of_all_layers(history).all()
+    return " ".join([IN_ITS_PLACE, CAVEAT, *([] if known else [NO_LAYERS])])
+
+
 Row = tuple[str, str, Floats]  # policy, where the threshold comes from, coefficients [T]
 
 
@@ -87,11 +100,18 @@ def _whole(history: History) -> list[Row]:
 
 
 def _layers(history: History) -> list[Row]:
-    """ClipByNorm: every layer on its own, one threshold for all. Nothing of a reduced run: it lacks most norms."""
-    if history.is_reduced:
+    """ClipByNorm: every layer on its own, one threshold for all. Nothing of a reduced run: it lacks most norms.
+
+    Where the loop's own clip comes first, a layer's norm is divided by its coefficient; nothing where it had several.
+    """
+    if history.is_reduced or not of_all_layers(history).all():
         return []
-    every = -(-len(history.by_layer) * len(history.layers) // CELLS)
-    norms = history.layer("grad_norm")[:: max(every, 1)].astype(np.float64)
+    every = max(-(-len(history.by_layer) * len(history.layers) // CELLS), 1)
+    norms = history.layer("grad_norm")[::every].astype(np.float64)
+    if clips_itself(history):
+        with np.errstate(invalid="ignore", divide="ignore"):
+            scale = incoming(history) / history.total("grad_norm")
+        norms = norms * np.where(np.isnan(scale), 1, scale)[history.layer_rows[::every], None]
     norms = np.nan_to_num(norms[~np.isinf(norms).any(axis=1) & ~np.isnan(norms).all(axis=1)], nan=0.0)
     if not norms.size:
         return []

@@ -25,6 +25,7 @@ from gradwatch.policies import parse
 from gradwatch.recording import layers
 from gradwatch.recording.attach import fires_hooks, watch, watch_of
 from gradwatch.recording.hooks import untraced
+from gradwatch.recording.loop_clips import Clip
 from gradwatch.recording.torch_patches import listen, replace_clips
 from gradwatch.recording.watch import Watch
 
@@ -58,7 +59,7 @@ class AutoWatch:
         self._known: weakref.WeakKeyDictionary[Optimizer, Watch | None] = weakref.WeakKeyDictionary()
         self._watches: list[Watch] = []
         self._runs = 0
-        self._clips: list[tuple[Sequence[Tensor], Mapping[str, Any]]] = []  # before the first step of their optimizer
+        self._clips: list[Clip] = []  # before the first step of their optimizer
         for role in ("clip", "renorm"):
             if isinstance(self.options.get(role), str):
                 self.options[role] = parse(self.options[role])
@@ -123,8 +124,8 @@ class AutoWatch:
             self._begin(optimizer)
         yield
 
-    def _clipped(self, params: Sequence[Tensor], values: Mapping[str, Any]) -> None:
-        self._clips = [*self._clips[-7:], (params, values)]
+    def _clipped(self, clip: Clip) -> None:
+        self._clips = [*self._clips[-7:], clip]
 
     def _begin(self, optimizer: Optimizer) -> None:
         watched = self._meet(optimizer)
@@ -174,8 +175,8 @@ class AutoWatch:
             return None
         made = self._attach(optimizer)
         if made is not None:
-            for params, values in self._clips:
-                made._clipped(params, values)
+            for clip in self._clips:
+                made._clipped(clip)
         self._clips.clear()
         return made
 

@@ -174,7 +174,6 @@ def watch(
         tags=dict(tags or {}),
         mlflow=_delivery.target(run_id, tracking_uri) if log == "mlflow" else None,
         unheld=source.unheld(),
-        first_step=0,
         params={**{k: str(v) for k, v in (params or {}).items()}, "torch": torch.__version__},
     )
     _replace_old(optimizers)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any, Protocol
 
 
@@ -15,26 +14,11 @@ class Open(Protocol):
     def close(self, status: str = ..., timeout: float | None = ...) -> None:
         """Write what is left and end."""
 
-    @property
-    def dir(self) -> Path:
-        """The folder recorded to."""
-
-    def _flush(self) -> None:
-        """Put what is recorded so far on disk."""
-
     def _abandon(self) -> None:
         """End without a trace, in a forked process."""
 
 
 watches: list[Open] = []  # in the order in which they were made; a Watch enters and leaves the list by itself
-
-
-def flush(folder: Path) -> None:
-    """Put on disk what the Watches of this process that record to the run in `folder` have recorded so far."""
-    home = folder.resolve()
-    for watch in tuple(watches):
-        if home in (watch.dir.resolve(), watch.dir.resolve().parent):
-            watch._flush()
 
 
 def log(**values: Any) -> None:

@@ -1,14 +1,13 @@
-"""What a Watch does and did, in words: which way each optimizer's gradients are scaled, and why; how it ended."""
+"""What a Watch does on each step, in words: which way each optimizer's gradients are scaled, and why."""
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from gradwatch.history import loop_clips
+from gradwatch.formatting import loop_clips
 from gradwatch.measure.fused import why_not_folded
 
 if TYPE_CHECKING:
@@ -60,17 +59,3 @@ def _pass(coef: Tensor | None, elements: bool) -> str:
     if coef is None:
         return "nothing is scaled: the policy only lets steps happen or not"
     return "one pass that scales all gradients" if coef.dim() == 0 else "one pass that scales each layer by its own"
-
-
-def outcome(steps: int, lost: int, folder: Path) -> str:
-    """What a training that took `steps` has recorded: what is on disk, and not what was taken."""
-    where = f"{steps - lost:,} steps recorded in {folder}"
-    return f"{where}; the other {lost:,} could not be written" if lost else where
-
-
-def nothing_seen(folder: Path) -> str:
-    """Why a training may have recorded nothing."""
-    return (
-        f"no optimizer step was seen, so {folder} is empty: the loop took none, stepped an optimizer other than the "
-        "one that watch() was given, or replayed its steps from a CUDA graph"
-    )

@@ -19,10 +19,10 @@ from gradwatch.errors import WatchError
 from gradwatch.history import RECORDED, STEP_COLUMNS, History, Run
 from gradwatch.measure.looking import Looking
 from gradwatch.measure.ring_buffer import Ring
+from gradwatch.recording.loop_clips import COEF, Applied, clip_columns
 
 ROWS = 128
 DRAIN_SECONDS = 2.0
-FIRST_SECONDS = 0.25  # after its first step, so that a run that is killed early can be opened
 
 
 class Row(NamedTuple):
@@ -36,11 +36,11 @@ class Row(NamedTuple):
     can_skip: bool  # whether the ring knows if it was skipped
     is_measured: bool = True  # whether the gradients could be looked at
     settings: Mapping[str, float] = {}  # by column, the optimizers' settings that have changed since the first step
+    clips: tuple[Applied, ...] = ()  # of the loop's own; `COEF` and its number names the coefficient of each
 
 
 class Recorder:
-    """Collects the rows of the running steps; every `ROWS` rows or `seconds` they become a History for `sink`, the
-    first ones sooner.
+    """Collects the rows of the running steps; every `ROWS` rows or `seconds` they become a History for `sink`.
 
     A row is complete when the next step begins, because `log` belongs to the last step taken. One that left earlier,
     because its process may be killed before the next step, is handed over again if more is logged for it.
@@ -67,7 +67,6 @@ class Recorder:
         self.sent: History | None = None  # the last step, where its row has left already
         self.is_logged = self.was_logged = True  # whether something was logged for the last step, and the one before
         self.drained, self.begun, self.pace = time.monotonic(), -math.inf, math.inf  # pace: between two steps
-        self.pause = min(FIRST_SECONDS, seconds)  # between two drains
         self.restart(run, kept, fields, device)
 
     def restart(self, run: Run, kept: Sequence[bool], fields: Sequence[str], device: torch.device) -> None:
@@ -85,7 +84,7 @@ class Recorder:
     @property
     def due(self) -> bool:
         """Whether the rows so far should leave."""
-        return self.full or (bool(self.rows or self.values) and time.monotonic() - self.drained > self.pause)
+        return self.full or (bool(self.rows or self.values) and time.monotonic() - self.drained > self.seconds)
 
     @property
     def due_at_once(self) -> bool:
@@ -106,8 +105,6 @@ class Recorder:
         self.values += known
         self.is_logged, self.was_logged = False, self.is_logged
         now = time.monotonic()
-        if self.begun == -math.inf:  # the first step of all
-            self.drained = now
         self.pace, self.begun = now - self.begun, now
 
     def amend(self, fields: Sequence[Tensor | None] = (), **known: Any) -> None:
@@ -156,7 +153,7 @@ class Recorder:
         out: list[tuple[int, str, float | Tensor]] = []
         for name, value in values.items():
             try:
-                kept = self.ring.scalar(value) if isinstance(value, Tensor) else float(value)
+                kept = self.ring.copy(value.reshape(())) if isinstance(value, Tensor) else float(value)
             except torch.OutOfMemoryError:
                 raise
             except (RuntimeError, ValueError, OverflowError) as error:  # meta and quantized tensors, 10**400
@@ -169,9 +166,7 @@ class Recorder:
 
         Nothing is forgotten before the sink has it. After an exception it may be handed over twice, which is harmless.
         """
-        now = time.monotonic()
-        self.pause = self.seconds if now - self.drained >= self.pause else self.pause
-        self.drained = now
+        self.drained = time.monotonic()
         first, done = self.first, max(0, len(self.rows) - (not last_too))
         leaving = [value for value in self.values if value[0] < first + done]
         if not done and not leaving:
@@ -211,6 +206,8 @@ class Recorder:
             array = np.asarray(value)
             table, empty = (layers, (t, len(self.kept))) if array.ndim else (steps, (t,))
             table.setdefault(name, np.full(empty, np.nan, array.dtype if array.ndim else np.float64))[row] = array
+        coefs = {name: steps.pop(name) for name in [*steps] if name.startswith(COEF)}
+        steps.update(clip_columns([row.clips for row in rows], coefs, layers))
         attempt = np.full(t, self.run.attempt, np.int64)
         optimizer = np.array([row.optimizer for row in rows], dtype=object)
         return History.of(

@@ -6,7 +6,6 @@ import time
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -23,9 +22,9 @@ from gradwatch.measure.weight_updates import Weights
 from gradwatch.recording.clipper import Clipped, Clipper
 from gradwatch.recording.hooks import Closure, Hooks, refuse_capture, untraced
 from gradwatch.recording.layers import held
+from gradwatch.recording.loop_clips import Clip, LoopClips
 from gradwatch.recording.multi_optimizer import (
     Pieces,
-    Seen,
     check_inside,
     have_changed,
     inside_backward,
@@ -34,28 +33,10 @@ from gradwatch.recording.multi_optimizer import (
 )
 from gradwatch.recording.optimizer_settings import GroupSettings, Now
 from gradwatch.recording.recorder import Recorder, Row
-from gradwatch.recording.torch_patches import LoopClips, listen
+from gradwatch.recording.step import Step
+from gradwatch.recording.torch_patches import listen
 
 Call = Callable[[], None]
-
-
-@dataclass(slots=True, eq=False)
-class Step:
-    """The step that is being taken: made when it begins, dropped when it ends, so that nothing of it outlives it."""
-
-    optimizers: list[Optimizer]  # those that have begun it; the first leads it
-    scaler: GradScaler | None  # that the last of them runs under
-    inside: bool  # whether the last of them steps inside backward
-    is_measured: bool = False  # whether the weights are measured in it
-    running: Optimizer | None = None  # whose step has begun and not ended
-    young: list[dict[str, Any]] = field(default_factory=list)  # its param groups whose momentum comes into being
-    here: tuple[bool, ...] | None = None  # which layers its row has; None until there is a row
-    evaluations: int = 0  # how often the closure of its leader ran
-    is_lost: bool = False  # whether the loss scaler dropped its leader before it began
-    is_unscaled: bool = False  # whether the gradients were unscaled here, for all optimizers that take part
-    seen: Seen = field(default_factory=dict)  # the gradients that were measured for all of them
-    pieces: Pieces | None = None  # what was measured inside backward, an optimizer at a time
-    renorm_rate: Tensor | None = None  # [L]
 
 
 class Stepper:
@@ -79,7 +60,7 @@ class Stepper:
         self.clipper, self.weights, self.recorder, self.rank_norms = clipper, weights, recorder, rank_norms
         self.between, self.after, self.optimizers = between, after, clipper.optimizers
         self.steps, self.together = 0, True  # steps begun so far; whether the optimizers step as one
-        self.loop_clips = LoopClips(self.optimizers)
+        self.loop_clips, self._in_closure = LoopClips(self.optimizers), False
         self.settings = GroupSettings(dict(zip(clipper.names, clipper.optimizers, strict=True)))
         self._step: Step | None = None
         self._scalers: dict[Optimizer, GradScaler] = {}  # scalers that were asked for a step which has not come yet
@@ -90,7 +71,7 @@ class Stepper:
 
     def listen(self) -> None:
         """Hear of scaler steps and of the loop's own clips."""
-        self.unlisten = listen(self._under_scaler, self.loop_clips.add)
+        self.unlisten = listen(self._under_scaler, self._loop_clips)
 
     @property
     def layout(self) -> Layout:
@@ -139,7 +120,11 @@ class Stepper:
         evaluated = untraced(self._evaluated)
 
         def evaluate() -> Any:
-            loss = closure()
+            self._in_closure = True
+            try:
+                loss = closure()
+            finally:
+                self._in_closure = False
             evaluated(optimizer, step)
             return loss
 
@@ -279,7 +264,7 @@ class Stepper:
         if clipped is not None:
             can_skip, fields = clipped.skipped is not None, [*clipped.fields, clipped.skipped]
             row = row._replace(present=clipped.batch.here, can_skip=can_skip, is_measured=True)
-        self.recorder.begin(row, fields, values)
+        self.recorder.begin(row._replace(clips=step.clips.applied), fields, values)
         step.here = row.present
 
     def _looked_up(self, step: Step) -> tuple[Now, dict[str, Any]]:
@@ -288,7 +273,10 @@ class Stepper:
         with looking.at("lr"):
             now = self.settings.now()
         values: dict[str, Any] = {**now.tensors}
-        values.update(self.loop_clips.take(self.optimizers if self.together else step.optimizers))
+        with looking.at("the loop's own clips"):
+            clipped_for = self.optimizers if self.together else step.optimizers
+            step.clips = self.loop_clips.take(clipped_for, self.layout.params, under_scaler=step.scaler is not None)
+            values.update(step.clips.values)
         scale = None if step.scaler is None else step.scaler._scale  # get_scale() would wait for the device
         if scale is not None:
             values["loss_scale"] = scale
@@ -299,6 +287,22 @@ class Stepper:
                     own = own if scale is None else own / scale
                     values.update({f"rank_grad_norm/{rank}": norm for rank, norm in enumerate(own.unbind())})
         return now, values
+
+    def _loop_clips(self, clip: Clip) -> None:
+        """The loop has clipped: before a step, or inside an optimizer's own, whose gradients are measured by then."""
+        step = self._step
+        if step is None or step.running is None or step.here is None:
+            self.loop_clips.add(clip)
+        elif not self._in_closure:  # of a closure the first evaluation is recorded
+            self._clips_late(step, clip)
+
+    @untraced
+    @torch.no_grad()
+    def _clips_late(self, step: Step, clip: Clip) -> None:
+        with self.weights.looking.at("the loop's own clips"):
+            step.clips = self.loop_clips.late(step.clips, clip, self.layout.params)
+            self.recorder.add(step.clips.values)
+            self.recorder.amend(clips=step.clips.applied)
 
     def _finish_if_all(self, step: Step) -> None:
         if len(step.optimizers) == len(self.optimizers) or not self.together:

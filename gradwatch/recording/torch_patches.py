@@ -6,8 +6,9 @@ While at least one Watch listens, these functions carry a wrapper that changes n
 from __future__ import annotations
 
 import functools
+import math
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, ExitStack
 from types import CellType
 from typing import Any, NamedTuple, TypeAlias
@@ -17,39 +18,14 @@ from torch import Tensor
 from torch.nn import utils
 from torch.optim import Optimizer
 
+from gradwatch.formulas import clip_coef
+from gradwatch.recording.loop_clips import Clip, Witness
+
 Function = Callable[..., Any]
 Parameters: TypeAlias = "Tensor | Iterable[Tensor]"
+BELOW_ONE = 1 - 2**-24  # the largest float32 below 1
 UnderScaler = Callable[[Optimizer, torch.amp.GradScaler], AbstractContextManager[None]]
-Clipped = Callable[[Sequence[Tensor], Mapping[str, Any]], None]
-
-
-class LoopClips:
-    """The loop's own clips of the optimizers' gradients: what to record of those since each optimizer's last step.
-
-    Of several before one step the last counts.
-    """
-
-    def __init__(self, optimizers: Sequence[Optimizer]) -> None:
-        self._since: dict[Optimizer, dict[str, Any]] = {o: {} for o in optimizers}
-        self.last: dict[str, Any] = {}  # what is known of the last ones
-
-    def add(self, params: Sequence[Tensor], values: Mapping[str, Any]) -> None:
-        """The gradients of `params` were clipped; `values` are what to record of it."""
-        clipped = {id(p) for p in params}
-        for optimizer, since in self._since.items():
-            if any(id(p) in clipped for group in optimizer.param_groups for p in group["params"]):
-                since.update(values)
-                self.last.update(values)
-
-    def take(self, optimizers: Sequence[Optimizer]) -> dict[str, Any]:
-        """What to record with a step of `optimizers`; it is forgotten."""
-        out: dict[str, Any] = {}
-        if not self.last:
-            return out
-        for optimizer in optimizers:
-            out.update(self._since[optimizer])
-            self._since[optimizer].clear()
-        return out
+Clipped = Callable[[Clip], None]
 
 
 class _Listener(NamedTuple):
@@ -73,8 +49,8 @@ _seen = _Seen()
 def listen(under_scaler: UnderScaler, clipped: Clipped) -> Callable[[], None]:
     """Tell of every call from now on; returns what ends that. Ending it twice is harmless.
 
-    `under_scaler(optimizer, scaler)` is entered around each `scaler.step(optimizer)`; `clipped(params, values)` is
-    called after each clip, with what to record of it.
+    `under_scaler(optimizer, scaler)` is entered around each `scaler.step(optimizer)`; `clipped(clip)` is called after
+    each clip.
     """
     listener = _Listener(under_scaler, clipped)
     with _seen.lock:
@@ -165,10 +141,13 @@ def _tell_of_norm(original: Function) -> Function:
         if _seen.replaced:
             return None
         params = _listed(parameters)
+        witness = Witness.of(params)
         out = original(params, max_norm, total_norm, *args, **more)
-        # the norm of sharded gradients is a DTensor, whose value would take a collective
-        norm = {"user_grad_norm": total_norm} if type(total_norm) is Tensor else {}
-        _tell(params, {"user_max_norm": max_norm, **norm})
+        if type(total_norm) is not Tensor:  # of sharded gradients it is a DTensor, whose value would take a collective
+            _tell(Clip(params, {"user_max_norm": max_norm}), witness)
+        else:
+            coef = clip_coef(total_norm.detach(), max_norm)
+            _tell(Clip(params, {"user_max_norm": max_norm, "user_grad_norm": total_norm}, coef), witness)
         return out
 
     return clip
@@ -180,8 +159,15 @@ def _tell_of_value(original: Function) -> Function:
         if _seen.replaced:
             return None
         params = _listed(parameters)
+        witness, grads = Witness.of(params), [p.grad for p in params if p.grad is not None]
+        before, largest = _norm(grads, 2), _norm(grads, math.inf)
         out = original(params, clip_value, *args, **more)
-        _tell(params, {"user_clip_value": clip_value})
+        after = _norm(grads, 2)
+        coef = None
+        if before is not None and largest is not None and after is not None:
+            # one element among many may be too small a part of the norm to be seen in it
+            coef = torch.where(largest > clip_value, (after / before).clamp(max=BELOW_ONE), 1.0)
+        _tell(Clip(params, {"user_clip_value": clip_value}, coef), witness)
         return out
 
     return clip
@@ -192,7 +178,24 @@ def _listed(parameters: Parameters) -> list[Tensor]:
     return [parameters] if isinstance(parameters, Tensor) else list(parameters)
 
 
-def _tell(params: list[Tensor], values: dict[str, Any]) -> None:
+def _norm(grads: list[Tensor], norm_type: float) -> Tensor | None:
+    """The joint norm, 0-d float32; None where there is none, or it cannot be taken (sharded or sparse gradients)."""
+    try:
+        if not grads or not all(type(g) is Tensor and g.is_floating_point() for g in grads):
+            return None
+        half, rest = [g for g in grads if g.itemsize < 4], [g for g in grads if g.itemsize >= 4]
+        norms = [*(torch._foreach_norm(half, norm_type, dtype=torch.float32) if half else ()),
+                 *(torch._foreach_norm(rest, norm_type) if rest else ())]  # fmt: skip
+        together = torch.stack([norm.to(grads[0].device, torch.float32) for norm in norms])
+        norm: Tensor = torch.linalg.vector_norm(together, norm_type)
+    except Exception:  # sparse gradients, no memory: what is only looked at ends no training
+        return None
+    return norm
+
+
+def _tell(clip: Clip, witness: Witness | None) -> None:
     """Plain enough for a compiled loop to trace: a clip that is compiled with fullgraph=True stays one graph."""
+    if witness is not None:
+        clip = clip._replace(witness=witness.later())
     for listener in _seen.listeners:
-        listener.clipped(params, values)
+        listener.clipped(clip)

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import atexit
 import sys
-import threading
 import time
 import warnings
 import weakref
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +25,8 @@ from gradwatch.recording.clipper import Clipper
 from gradwatch.recording.courier_process import CourierProcess
 from gradwatch.recording.hooks import untraced
 from gradwatch.recording.layers import Source, describe
-from gradwatch.recording.plan import nothing_seen, outcome, plan
+from gradwatch.recording.loop_clips import Clip
+from gradwatch.recording.plan import plan
 from gradwatch.recording.recorder import Recorder, refusal
 from gradwatch.recording.shared_run import Shared
 from gradwatch.recording.stepper import Stepper
@@ -76,7 +76,6 @@ class Watch:
         self._started = time.monotonic()
         self._url_said = shared is not None and len(shared.names) > 1  # by the first of them
         self._resumed_at = 0  # the number of the first step
-        self._thread = threading.get_ident()  # that trains
         run, layout = writer.run, clipper.layout
         kept = source.kept(layout.names)
         self._looking = weights.looking
@@ -136,9 +135,9 @@ class Watch:
         if not self._closed:
             self._recorder.add(values, ahead=True)
 
-    def _clipped(self, params: Sequence[Tensor], values: Mapping[str, Any]) -> None:
-        """The loop clipped the gradients of `params` for the coming step; `values` are what to record of it."""
-        self._stepper.loop_clips.add(params, values)
+    def _clipped(self, clip: Clip) -> None:
+        """The loop clipped gradients for the coming step."""
+        self._stepper.loop_clips.add(clip)
 
     def _holds(self, optimizers: Iterable[Optimizer]) -> bool:
         """Whether one of these parameters is in an optimizer that is watched here."""
@@ -171,8 +170,13 @@ class Watch:
         finally:  # whatever happens here, what was handed over before is written
             self._writer.close("FAILED" if self._live.halted and status == "FINISHED" else status)
             signals.disarm()
-        steps = self._stepper.steps
-        self._say(outcome(steps, self._writer.lost, self.dir) if steps > self._resumed_at else nothing_seen(self.dir))
+        if self._stepper.steps > self._resumed_at:
+            self._say(f"{self._stepper.steps:,} steps recorded in {self.dir}")
+        else:
+            self._say(
+                f"no optimizer step was seen, so {self.dir} is empty: the loop took none, stepped an optimizer other "
+                "than the one that watch() was given, or replayed its steps from a CUDA graph"
+            )
         if timeout is None:
             timeout = CLOSE_SECONDS if time.monotonic() - self._started < LONG_RUN else LAST_SECONDS
         cursor, missing = self._courier.wait(self.dir, self._stepper.steps, timeout)
@@ -197,16 +201,14 @@ class Watch:
         if not self._closed:
             self._drain(last_too=not self._stepper.is_open)
             self._writer.flush()
-        return resume.saved(self._stepper, self.dir, self._writer.run.attempt)
-
-    def _flush(self) -> None:
-        """What is recorded so far is put on disk, for whoever reads it in this process. The rows that have yet to leave
-        the device can be taken by the thread that trains, and by no other.
-        """
-        if not self._closed:
-            if self._thread == threading.get_ident():
-                self._drain(last_too=not self._stepper.is_open)
-            self._writer.flush()
+        return {
+            "steps": self._stepper.steps,
+            "clip": repr(self._stepper.clipper.policy),
+            "layers": list(self._stepper.layout.names),
+            "policy_state": {k: v.clone() for k, v in self._stepper.clipper.state.items()},
+            "dir": str(self.dir.resolve()),
+            "attempt": self._writer.run.attempt,
+        }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on where `state` was saved: same policy state, next step number, and the same run folder if it is there.
@@ -266,7 +268,6 @@ class Watch:
             self._live.check(block)
 
     def _between(self) -> None:
-        self._thread = threading.get_ident()
         self._courier.start(self.dir)
         layout = self._source.changed(self._stepper.layout)
         if layout is not None:
@@ -307,7 +308,6 @@ class Watch:
     def _rejoin(self, folder: Path, attempt: int) -> None:
         """Record into the folder of the run that is resumed, as a new attempt."""
         if not folder.is_dir() or folder == self.dir.resolve() or isinstance(self._writer, NullWriter):
-            self._writer.update(first_step=self._stepper.steps)  # what came before is not here
             return
         self._writer = resume.reopened(folder, attempt, self._writer)
         self._restart(self._stepper.layout)

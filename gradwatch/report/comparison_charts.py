@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from gradwatch.analysis.clips import as_one, clips_itself
 from gradwatch.analysis.final_values import final, finite_norms, nonfinite_rows, policy_text
 from gradwatch.analysis.groups import NO_POLICY, groups, natural
 from gradwatch.formatting import percent, quantity_text
@@ -59,14 +60,19 @@ def sections(histories: Sequence[History], metrics: Sequence[str]) -> list[Secti
     return found
 
 
-def _charts(members: dict[str, list[History]], metrics: Sequence[str], shades: dict[str, str]) -> list[Chart]:
+def _charts(runs_of: dict[str, list[History]], metrics: Sequence[str], shades: dict[str, str]) -> list[Chart]:
+    members = {policy: [as_one(history) for history in runs] for policy, runs in runs_of.items()}
     charts = [
         _overlay(members, name, _metric_title(members, name), name, shades) for name in metrics if _any(members, name)
     ]
     if _any(members, "grad_norm"):
         title = _extreme_title(members, "Total gradient norm before the clip", "highest median", _median_norm)
         charts.append(_overlay(members, "grad_norm", title, "total gradient norm (L2)", shades, log=True))
-    clipped = {policy: runs for policy, runs in members.items() if any(history.run.clip for history in runs)}
+    clipped = {
+        policy: members[policy]
+        for policy, runs in runs_of.items()
+        if any(history.run.clip or clips_itself(history) for history in runs)
+    }
     if _any(clipped, "clip_rate"):
         charts.append(_rates(clipped, shades))
     return charts

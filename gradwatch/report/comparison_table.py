@@ -52,6 +52,8 @@ def columns(frame: pd.DataFrame) -> list[Column]:
         add("steps to target", _steps_to_target, "steps_to_target")
     add("diverged", lambda r: f"{r['diverged']} of {r['runs']}" if r["diverged"] else "0", "diverged")
     add("clip rate", lambda r: percent(r["clip_rate"]), "clip_rate")
+    if frame["loop_clip_rate"].notna().any():
+        add("by the loop", lambda r: percent(r["loop_clip_rate"]), "loop_clip_rate")
     add("non-finite", lambda r: f"{r['nonfinite_steps']:,}", "nonfinite_steps")
     add("ms/step", lambda r: quantity_text(1e3 * r["seconds_per_step"]), "seconds_per_step")
     add("median norm", lambda r: quantity_text(r["median_grad_norm"]), "median_grad_norm")

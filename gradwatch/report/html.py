@@ -36,6 +36,7 @@ from gradwatch.report.wording import (
     counts_text,
     evidence_cells,
     facts,
+    layer_note,
     suggestion_head,
     what_if_cells,
     where_text,
@@ -108,6 +109,7 @@ def _one(report: Report, page: Page) -> dict[str, Any]:
         "depth": page.add(depth_charts(history)),
         "missing": [*missing, *unclipped, *unlogged],
         "layer_headers": LAYER_HEADERS,
+        "layer_note": layer_note(run),
         "layers": layer_cells(run.layers[:MAX_LAYER_ROWS]),
         "layers_left": max(0, len(run.layers) - MAX_LAYER_ROWS),
     }

@@ -8,17 +8,19 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from gradwatch.analysis.clips import clips_itself, incoming, loop_coef, loop_rate, summed_up
 from gradwatch.analysis.comparison import settle
 from gradwatch.analysis.final_values import final, finite_norms, lost_since, nonfinite_steps, policy_text
 from gradwatch.analysis.groups import metric_names
 from gradwatch.analysis.optimizers import as_code, changes, group_texts
 from gradwatch.analysis.rules import Finding, diagnose, verdict
+from gradwatch.analysis.rules.facts import middle
 from gradwatch.analysis.suggest import Suggestion, suggest
 from gradwatch.analysis.verdict import Winner
-from gradwatch.analysis.whatif import Outcome, what_if
+from gradwatch.analysis.whatif import Outcome, caveat, what_if
 from gradwatch.errors import RunError
-from gradwatch.formatting import percent
-from gradwatch.history import Floats, History, loop_clips
+from gradwatch.formatting import loop_clips, percent
+from gradwatch.history import Floats, History, nanmean
 from gradwatch.storage.run_state import run_state
 
 if TYPE_CHECKING:
@@ -43,7 +45,12 @@ class LayerSummary:
 
 @dataclass(frozen=True)
 class LaneSummary:
-    """What an optimizer (or part of the run) that steps on its own did, in its own steps."""
+    """What an optimizer (or part of the run) that steps on its own did, in its own steps.
+
+    The gradient norms are those before any clip that was seen. `clip_rate` is that of gradwatch's policy;
+    `loop_clip_rate` and `loop_clip_coef` (the mean over the steps) are those of the loop's own clips, and
+    `median_left` is the median norm that these left: NaN where the loop does not clip, or it is not known.
+    """
 
     name: str
     steps: int
@@ -51,11 +58,18 @@ class LaneSummary:
     nonfinite_steps: int
     median_grad_norm: float
     p99_grad_norm: float
+    loop_clip_rate: float
+    loop_clip_coef: float
+    median_left: float
 
 
 @dataclass(frozen=True)
 class RunSummary:
-    """One run: what it was, how it ended, and what its layers did. `lanes` is empty where all step as one."""
+    """One run: what it was, how it ended, and what its layers did. `lanes` is empty where all step as one.
+
+    Norms, rates and coefficients are those of `LaneSummary`, of the whole run; `loop_clips_note` is what a reader must
+    know of how the loop clips. Norms of the layers are those that the loop's own clips left.
+    """
 
     name: str
     created: str
@@ -82,6 +96,11 @@ class RunSummary:
     reduced: str = ""  # how the layers were reduced to fit in memory; empty where they were not
     suggestions: tuple[Suggestion, ...] = ()  # these two of one run alone, not of many that are compared
     what_if: tuple[Outcome, ...] = ()
+    what_if_note: str = ""
+    loop_clips_note: str = ""
+    loop_clip_rate: float = float("nan")
+    loop_clip_coef: float = float("nan")
+    median_left: float = float("nan")
 
 
 @dataclass(frozen=True)
@@ -121,7 +140,11 @@ def build_report(
     runs = tuple(summarize(history, metrics) for history in histories)
     if not many:
         (run,), (history,) = runs, histories
-        runs = (replace(run, suggestions=suggest(history, run.findings), what_if=what_if(history)),)
+        runs = (
+            replace(
+                run, suggestions=suggest(history, run.findings), what_if=what_if(history), what_if_note=caveat(history)
+            ),
+        )
     settled = settle(histories, metric, baseline, target, rises) if many else None
     return Report(
         title=f"{len(histories)} runs compared" if many else histories[0].run.name,
@@ -168,6 +191,10 @@ def summarize(history: History, metrics: Sequence[str]) -> RunSummary:
         nonfinite_steps=whole.nonfinite_steps,
         median_grad_norm=whole.median_grad_norm,
         p99_grad_norm=whole.p99_grad_norm,
+        loop_clips_note=summed_up(history),
+        loop_clip_rate=whole.loop_clip_rate,
+        loop_clip_coef=whole.loop_clip_coef,
+        median_left=whole.median_left,
         final={name: final(history, name) for name in metrics},
         lost_since=lost_since(history),
         layers=tuple(
@@ -181,14 +208,17 @@ def summarize(history: History, metrics: Sequence[str]) -> RunSummary:
 
 
 def _lane(name: str, history: History) -> LaneSummary:
-    norms = finite_norms(history)
+    norms, itself = finite_norms(history), clips_itself(history)
     return LaneSummary(
         name,
         len(history),
         clip_rate(history),
         nonfinite_steps(history),
-        float(np.median(norms)) if len(norms) else float("nan"),
+        middle(norms),
         float(np.quantile(norms, 0.99)) if len(norms) else float("nan"),
+        loop_rate(history),
+        float(nanmean(loop_coef(history))) if itself else float("nan"),
+        middle(incoming(history) * loop_coef(history)) if itself else float("nan"),
     )
 
 
@@ -200,17 +230,17 @@ def clip_rate(history: History) -> float:
 
 
 def changed(history: History) -> str:
-    """What the policy did, as a sentence: `ClipByGlobalNorm(1.0) changed 24.5 % of 1,000 steps`."""
+    """What clipped, as a sentence: `ClipByGlobalNorm(1.0) changed 24.5 % of 1,000 steps`; the loop's own clips too."""
     count = len(history)
     steps = f"{count:,} step{'s' if count != 1 else ''}"
-    rate = clip_rate(history)
-    if not history.run.clip:
-        if loop_clips(history.per_step):
-            return f"No clipping policy; the loop itself clips: {loop_clips(history.per_step)}"
+    clips = [(history.run.clip, clip_rate(history))] if history.run.clip else []
+    if clips_itself(history):
+        clips.append((f"the loop's own {loop_clips(history.per_step)}", loop_rate(history)))
+    if not clips:
         return f"No clipping policy: the gradients of all {steps} were left alone"
-    if np.isnan(rate):
-        return f"{history.run.clip}: what it changed was not recorded"
-    return f"{history.run.clip} changed {percent(rate)} of {steps}"
+    known = [f"{who} changed {percent(rate)} of {steps}" for who, rate in clips if not np.isnan(rate)]
+    said = "; ".join(known + [f"{who}: what it changed was not recorded" for who, rate in clips if np.isnan(rate)])
+    return said if history.run.clip else f"{said[0].upper()}{said[1:]}"
 
 
 def reduced_text(history: History) -> str:

@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from gradwatch.analysis.clips import as_one
 from gradwatch.analysis.final_values import nonfinite_rows
-from gradwatch.analysis.rules.facts import threshold
+from gradwatch.analysis.rules.facts import limit_of
 from gradwatch.errors import RunError
 from gradwatch.history import History
 from gradwatch.report.downsample import Heatmap, heatmap, thin
@@ -81,7 +82,8 @@ def _draw_heatmap(axes: Axes, data: Heatmap) -> None:
 def _draw_total(axes: Axes, history: History) -> None:
     from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
-    lanes = history.lane_rows()
+    lanes, limit = history.lane_rows(), limit_of(history)
+    history = as_one(history)
     for name, color, label in (("grad_norm", BEFORE, "before the clip"), ("clipped_norm", AFTER, "after the clip")):
         for i, (lane, at) in enumerate(lanes.items()):
             values, step = history.total(name)[at], history.step[at]
@@ -91,7 +93,6 @@ def _draw_total(axes: Axes, history: History) -> None:
                 style |= {"color": PALETTE[i % len(PALETTE)], "label": f"{lane}: {label}"}
             pale = len(lanes) > 1 and name == "grad_norm"
             axes.plot(step[rows], values[rows], linewidth=0.9, markersize=3, alpha=0.4 if pale else 1, **style)
-    limit = threshold(history.run.clip)
     if limit:
         axes.axhline(limit, color="#444", linewidth=0.8, linestyle=(0, (4, 3)), label=f"threshold {limit:g}")
     bad = history.step[nonfinite_rows(history)]

@@ -7,10 +7,11 @@ from typing import Any
 
 import numpy as np
 
+from gradwatch.analysis.clips import as_one, clips_itself
 from gradwatch.analysis.final_values import nonfinite_rows
-from gradwatch.analysis.rules.facts import threshold
+from gradwatch.analysis.rules.facts import limit_of
 from gradwatch.formatting import percent, quantity_text
-from gradwatch.history import Floats, History
+from gradwatch.history import Floats, History, nanmean
 from gradwatch.report.downsample import bucket_mean
 from gradwatch.report.model import changed
 from gradwatch.report.plotly_figures import (
@@ -29,7 +30,6 @@ from gradwatch.report.plotly_figures import (
     short,
     text,
 )
-from gradwatch.table import nanmean
 
 QUANTITIES = {"grad_norm": "gradient norm", "update_ratio": "update ratio"}
 MOST_LABELS = 16
@@ -102,16 +102,17 @@ def column_medians(values: Floats) -> Floats:
 
 
 def norm_chart(history: History) -> Chart:
-    """The total norm before and after the clip, the policy's threshold, and the steps that have no finite norm."""
+    """The total norm before and after all clips, the threshold, and the steps that have no finite norm."""
+    limit, clips = limit_of(history), bool(history.run.clip) or clips_itself(history)
+    history = as_one(history)
     before, after = history.total("grad_norm"), history.total("clipped_norm")
     traces = lane_lines(history, np.where(before > 0, before, np.nan), "before the clip", BEFORE)
-    if history.run.clip:
+    if clips:
         traces += lane_lines(history, np.where(after > 0, after, np.nan), "after the clip", AFTER, width=1.2)
     bad = history.step[nonfinite_rows(history)]
     if len(bad):
         traces.append(marks(bad, f"non-finite ({len(bad):,} step{'s' if len(bad) > 1 else ''})"))
     drawn = figure(traces, "total gradient norm (L2)", max(decades(before), 0.01))
-    limit = threshold(history.run.clip)
     if limit:
         drawn = horizontal(drawn, limit, f"threshold {limit:g}", log=True)
     finite = np.isfinite(before)
@@ -142,15 +143,16 @@ def lane_lines(history: History, values: Floats, name: str, color: str, **style:
 
 
 def clip_charts(history: History) -> tuple[list[Chart], list[str]]:
-    """The coefficient and the clip rate over the steps; a sentence instead when there is no policy."""
-    if not history.run.clip:
+    """The coefficient and the clip rate over the steps, of all that clipped; a sentence instead where nothing did."""
+    if not history.run.clip and not clips_itself(history):
         return [], ["No clipping policy: every clip coefficient is 1."]
     charts: list[Chart] = []
+    said, history = changed(history), as_one(history)
     coef = history.total("clip_coef")
     if np.isfinite(coef).any():
         lines = lane_lines(history, coef, "clip_coef", AFTER)
         drawn = figure(lines, "clip coefficient (1 = untouched)", legend=len(lines) > 1)
-        charts.append(Chart(changed(history), drawn, 260, _thinned(len(history))))
+        charts.append(Chart(said, drawn, 260, _thinned(len(history))))
     rate = history.total("clip_rate")
     if np.isfinite(rate).any():
         charts.append(_rate_chart(history, rate))

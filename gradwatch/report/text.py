@@ -21,6 +21,7 @@ from gradwatch.report.wording import (
     evidence_text,
     facts,
     finding_lines,
+    layer_note,
     suggestion_lines,
     what_if_cells,
     where_text,
@@ -116,6 +117,7 @@ def show_run(run: RunSummary) -> RenderableType:
     problems = [_text(f"incomplete: {problem}", "yellow") for problem in run.problems]
     problems += [_text(run.reduced, "dim")] if run.reduced else []
     layers: list[RenderableType] = [_table(list(LAYER_HEADERS), layer_cells(run.layers[:MAX_LAYER_ROWS]), left=1)]
+    layers += [_text(layer_note(run), "dim")] if layer_note(run) else []
     if len(run.layers) > MAX_LAYER_ROWS:
         left = len(run.layers) - MAX_LAYER_ROWS
         layers.append(_text(f"{left:,} more layers are left out here; gradwatch report --format csv lists all.", "dim"))
@@ -183,6 +185,7 @@ def render_markdown(report: Report) -> str:
     lines += [f"- incomplete: {markdown(problem)}" for problem in run.problems]
     lines += [f"- {markdown(run.reduced)}"] if run.reduced else []
     lines += ["", *_md_table(list(LAYER_HEADERS), layer_cells(run.layers))]
+    lines += ["", markdown(layer_note(run))] if layer_note(run) else []
     if run.what_if:
         lines += ["", "## What another threshold would have done", ""]
         lines += [*_md_table(list(WHAT_IF_HEADERS), what_if_cells(run.what_if)), "", markdown(caveat(run))]

@@ -6,7 +6,7 @@ import math
 import re
 from collections.abc import Iterator, Sequence
 
-from gradwatch.analysis.final_values import is_seed
+from gradwatch.analysis.final_values import NO_POLICY, is_seed
 from gradwatch.analysis.rules import TOO_SHORT, Finding
 from gradwatch.analysis.rules.facts import LEAST_STEPS
 from gradwatch.analysis.rules.finding import RANK
@@ -109,6 +109,12 @@ def suggestion_lines(suggestion: Suggestion) -> list[str]:
     return [f"{head}: {clip_argument(suggestion.policy)}" if suggestion.policy else f"{head}:", *suggestion.reasons]
 
 
+def layer_note(run: RunSummary) -> str:
+    """What a reader of the layers' norms must know; empty where the loop does not clip."""
+    note = "Norms of single layers are those that the loop's own clip left over; their clip rate is the policy's."
+    return note if run.loop_clips else ""
+
+
 def what_if_cells(outcomes: tuple[Outcome, ...]) -> list[list[str]]:
     """One row of text per policy, under `WHAT_IF_HEADERS`."""
     return [
@@ -122,7 +128,7 @@ def caveat(run: RunSummary) -> str:
     """What a reader of the what-if tables must know."""
     count = run.nonfinite_steps
     left_out = f" The {count:,} steps whose norm was inf or NaN are left out." if count else ""
-    return CAVEAT + left_out
+    return (run.what_if_note or CAVEAT) + left_out
 
 
 def _ends_of_calls(text: str) -> dict[int, int]:
@@ -146,8 +152,9 @@ def facts(run: RunSummary) -> list[tuple[str, str]]:
         *((("set anew during the run", ", ".join(run.changes)),) if run.changes else ()),
         ("steps", _steps(run)),
         ("layers", f"{len(run.layers):,} ({run.parameters:,} parameters)"),
-        ("clip rate", percent(run.clip_rate)),
+        ("clip rate", _rates(run)),
         *_norms(run),
+        *((("note", run.loop_clips_note),) if run.loop_clips_note else ()),
         ("non-finite steps", f"{run.nonfinite_steps:,}"),
         *((f"final {name}", _final(run, value)) for name, value in run.final.items()),
         *((key, value) for key, value in run.params.items() if is_seed(key)),
@@ -160,13 +167,34 @@ def _final(run: RunSummary, value: float) -> str:
     return f"inf or NaN since step {run.lost_since:,}" if lost else quantity_text(value)
 
 
+def _rates(run: RunSummary) -> str:
+    """How often it was clipped, and by whom where the loop itself clips."""
+    if not run.loop_clips:
+        return percent(run.clip_rate)
+    ours = f"; {percent(run.clip_rate)} by gradwatch" if run.clip_rate > 0 or run.policy != NO_POLICY else ""
+    return f"{by_the_loop(run)}{ours}"
+
+
+def by_the_loop(one: LaneSummary | RunSummary) -> str:
+    """How often and how much the loop itself clipped: `14.3 % by the loop (mean coefficient 0.912)`."""
+    if math.isnan(one.loop_clip_rate):
+        return "by the loop: not recorded"
+    return f"{percent(one.loop_clip_rate)} by the loop (mean coefficient {one.loop_clip_coef:.3g})"
+
+
 def _norms(run: RunSummary) -> list[tuple[str, str]]:
     """The norms as pairs of word and value; of several lanes one pair each, and how often it was clipped."""
 
     def text(one: LaneSummary | RunSummary) -> str:
-        return f"median {quantity_text(one.median_grad_norm)}, p99 {quantity_text(one.p99_grad_norm)}"
+        norms = f"median {quantity_text(one.median_grad_norm)}, p99 {quantity_text(one.p99_grad_norm)}"
+        left = "" if math.isnan(one.median_left) else f" before the loop's clip, {quantity_text(one.median_left)} after"
+        return norms + left
 
-    lanes = [(f"total norm of {lane.name}", f"{text(lane)}, clipped {percent(lane.clip_rate)}") for lane in run.lanes]
+    def clipped(lane: LaneSummary) -> str:
+        ours = f"clipped {percent(lane.clip_rate)}"
+        return f"{ours}, {by_the_loop(lane)}" if run.loop_clips and not math.isnan(lane.median_left) else ours
+
+    lanes = [(f"total norm of {lane.name}", f"{text(lane)}, {clipped(lane)}") for lane in run.lanes]
     return lanes or [("total norm", text(run))]
 
 

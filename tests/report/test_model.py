@@ -30,8 +30,10 @@ def test_a_report_says_that_the_loop_itself_clips():
     history = make_history(steps=20, clip=None)
     assert "itself clips" not in render_markdown(build_report([history])) + render_html(build_report([history]))
     history.per_step["user_max_norm"] = np.where(np.arange(20) < 5, np.inf, 1.0)  # inf measures, it does not clip
-    says = "the loop itself clips: clip_grad_norm_(max_norm=1.0)"
-    assert changed(history) == f"No clipping policy; {says}"
+    call = "The loop's own clip_grad_norm_(max_norm=1.0)"
+    assert changed(history) == f"{call}: what it changed was not recorded"
+    history.per_step["user_grad_norm"] = np.where(np.arange(20) % 2, 4.0, 0.5)
+    assert changed(history) == f"{call} changed 40.0 % of 20 steps"
     history.per_step["user_clip_value"] = np.where(np.arange(20) < 5, 0.5, 2.0)
     report = build_report([history])
     calls = "clip_grad_norm_(max_norm=1.0), clip_grad_value_(clip_value=0.5 to 2.0)"

@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import numpy as np
 
-from gradwatch.analysis.rules.facts import FIXED, clips, guard, incoming, is_adaptive, optimizer_kind, pick, set_rate
+from gradwatch.analysis.clips import called, incoming, loop_coef
+from gradwatch.analysis.rules.facts import FIXED, clips, guard, is_adaptive, optimizer_kind, pick, set_rate
 from gradwatch.analysis.rules.finding import Finding, Severity
-from gradwatch.formatting import percent, setting_text
-from gradwatch.history import Bools, Floats, History, loop_clips
+from gradwatch.formatting import loop_clips, percent, setting_text
+from gradwatch.history import Bools, Floats, History
 from gradwatch.policies import AGC, ClipByAverageNorm, ClipByNorm, Policy
 
 
@@ -123,10 +124,8 @@ def _coefficients(history: History) -> tuple[Floats, str]:
     if clips(history) and all(isinstance(p, FIXED) for p in clips(history)):
         coef = np.where(dropped, np.nan, history.total("clip_coef"))
         whose.append(str(history.run.clip))
-    own, limit = history.total("user_grad_norm"), history.total("user_max_norm")
-    if (np.isfinite(own) & np.isfinite(limit)).any():
-        with np.errstate(invalid="ignore", divide="ignore"):
-            loops = np.where(np.isfinite(own) & np.isfinite(limit), np.minimum(1.0, limit / own), np.nan)
+    loops = np.where(called(history), loop_coef(history), np.nan)
+    if np.isfinite(loops).any() and loop_clips(history.per_step):
         coef = loops if not whose else coef * np.where(np.isnan(loops), 1, loops)
         whose.append(f"the loop's own {loop_clips(history.per_step)}")
     return coef, " and ".join(whose)

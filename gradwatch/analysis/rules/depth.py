@@ -9,7 +9,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from gradwatch.analysis.rules.facts import clips, incoming, is_adaptive, matrices, middle, optimizer_kind
+from gradwatch.analysis.clips import incoming
+from gradwatch.analysis.rules.facts import clips, is_adaptive, matrices, middle, optimizer_kind
 from gradwatch.analysis.rules.finding import Finding, Severity
 from gradwatch.formatting import setting_text
 from gradwatch.history import Bools, Floats, History

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from gradwatch.analysis.clips import incoming, of_all_layers
 from gradwatch.formatting import setting_text
 from gradwatch.history import Bools, Floats, History
 from gradwatch.policies import (
@@ -73,12 +74,6 @@ def set_rate(history: History) -> float:
 def clips(history: History) -> list[Policy | str]:
     """The run's policies that change gradients (those that only skip are left out); by name the unknown ones."""
     return [p for p in members(history.run.clip) if not isinstance(p, SkipNonfinite | SkipSpike)]
-
-
-def incoming(history: History) -> Floats:
-    """The joint norm before any clip that was seen, `[T]`: what the loop's own clip measured, else `grad_norm`."""
-    own = history.total("user_grad_norm")
-    return np.where(np.isfinite(own), own, history.total("grad_norm"))
 
 
 def guard(history: History, share: float = 0.99) -> str:
@@ -167,3 +162,11 @@ def threshold(text: str | None) -> float | None:
     global_norms = (p for p in members(text, of_all_layers=True) if isinstance(p, ClipByGlobalNorm))
     limits = (p.max_norm for p in global_norms if p.norm_type == 2)
     return next((limit for limit in limits if 0 < limit < float("inf")), None)
+
+
+def limit_of(history: History) -> float | None:
+    """The limit on the total norm that can be drawn as a line: the policy's, else that of the loop's own clip."""
+    limits = np.unique(history.total("user_max_norm"))
+    limits = limits[np.isfinite(limits) & (limits > 0)]
+    own = float(limits[0]) if len(limits) == 1 and of_all_layers(history).all() else None
+    return threshold(history.run.clip) or own

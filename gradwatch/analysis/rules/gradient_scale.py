@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import numpy as np
 
+from gradwatch.analysis.clips import incoming
 from gradwatch.analysis.rules.clipping import clip_before_unscale
-from gradwatch.analysis.rules.facts import incoming, is_adaptive, middle
+from gradwatch.analysis.rules.facts import is_adaptive, middle
 from gradwatch.analysis.rules.finding import Finding, Severity
 from gradwatch.analysis.rules.gradients import exploding, has_rivals, training_losses
-from gradwatch.formatting import setting_text
-from gradwatch.history import Floats, History, loop_clips
+from gradwatch.formatting import loop_clips, setting_text
+from gradwatch.history import Floats, History
 
 
 def scaled_gradients(history: History, excess: float = 1000.0, min_steps: int = 20) -> list[Finding]:

@@ -10,9 +10,10 @@ import re
 import numpy as np
 from numpy.typing import NDArray
 
+from gradwatch.analysis.clips import incoming
 from gradwatch.analysis.final_values import nonfinite_rows
 from gradwatch.analysis.rules.depth import profile
-from gradwatch.analysis.rules.facts import clips, incoming, is_adaptive, matrices, middle, optimizer_kind, pick
+from gradwatch.analysis.rules.facts import clips, is_adaptive, matrices, middle, optimizer_kind, pick
 from gradwatch.analysis.rules.finding import Finding
 from gradwatch.analysis.rules.nonfinite import growth_before
 from gradwatch.formatting import setting_text

@@ -8,9 +8,9 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
+from gradwatch.analysis.clips import incoming
 from gradwatch.analysis.rules.facts import (
     guard,
-    incoming,
     is_adaptive,
     matrices,
     measured,
