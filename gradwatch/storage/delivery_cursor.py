@@ -24,6 +24,8 @@ class Cursor:
     last_part: int = -1
     # The fields of a metric_keys.Nonfinite of nothing yet
     nonfinite: list[Any] = field(default_factory=lambda: [0, -1, ""])
+    # The fields of a clip_rates.Rates; None in a cursor of an earlier version, whose folder is then asked
+    clip_rates: list[Any] | None = None
     uploaded: list[str] = field(default_factory=list)
     attempt: int = 0
     done: bool = False

@@ -8,7 +8,7 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -58,7 +58,6 @@ class RunWriter:
         self.queue: queue.SimpleQueue[History | Run | threading.Event | None] = queue.SimpleQueue()
         self.pending: list[History] = []
         self.dropped = 0  # steps that found no room while the disk refused
-        self._taken, self._written = _Count(), _Count()  # what was handed over, and what of it is on disk
         self.complained = False
         self._manifest: Run | None = None  # what is yet to be written of it
         self._asked: list[threading.Event] = []  # who waits for a flush
@@ -67,14 +66,8 @@ class RunWriter:
         self.thread.start()
 
     def append(self, block: History) -> None:
-        """Hand over a block of steps; it is on disk within `flush_seconds`, the first one at once."""
-        self._taken.add(block)
+        """Hand over a block of steps; it is on disk within `flush_seconds`."""
         self.queue.put(block)
-
-    @property
-    def lost(self) -> int:
-        """How many of the steps that were handed over are not on disk (yet)."""
-        return self._taken.steps - self._written.steps
 
     def update(self, **changes: Any) -> None:
         """Change fields of the manifest."""
@@ -93,7 +86,7 @@ class RunWriter:
         if not self.thread.is_alive():
             return
         self.closing = True  # a merge under way is given up: what is merged can wait, who closes cannot
-        self.update(status=status, ended=now_iso(), end_step=self._taken.end)
+        self.update(status=status, ended=now_iso())
         self.queue.put(None)
         self.thread.join(timeout)
         if self.thread.is_alive():
@@ -105,7 +98,8 @@ class RunWriter:
             return
         self.lock.release()
         if self.pending:
-            log.warning("gradwatch: %d steps of %s could not be written", self.lost, self.folder)
+            self.dropped += sum(map(len, self.pending))
+            log.warning("gradwatch: %d steps of %s could not be written", self.dropped, self.folder)
 
     def abandon(self) -> None:
         """In a forked process, which has no part in the writing: let go of the lock, which stays the parent's."""
@@ -136,8 +130,7 @@ class RunWriter:
 
     def _is_due(self) -> bool:
         asked = self._over or self._manifest is not None or bool(self._asked)
-        waits = self._is_full() or (self.pending and not self._written.steps)  # a run that has just begun can be opened
-        return asked or time.monotonic() >= self._due or (bool(waits) and not self.complained)
+        return asked or time.monotonic() >= self._due or (self._is_full() and not self.complained)
 
     def _is_full(self) -> bool:
         return self._waiting() >= FLUSH_ROWS
@@ -162,15 +155,13 @@ class RunWriter:
         return self.closing
 
     def _save(self) -> None:
-        """Write what waits; the parts first: a manifest that says FINISHED must find them all, or tell what lacks."""
+        """Write what waits; the parts first: a manifest that says FINISHED must find them all."""
         try:
-            try:
-                if self.pending:
-                    self._write_parts()
-            finally:
-                if self._manifest is not None and (self._over or not self.pending):
-                    write_json(self._home / MANIFEST, self._manifest.to_json())
-                    self._manifest = None
+            if self.pending:
+                self._write_parts()
+            if self._manifest is not None:
+                write_json(self._home / MANIFEST, self._manifest.to_json())
+                self._manifest = None
             self._recovered()
         except Exception as error:  # a full disk must not end the thread: the training goes on
             self._complain(error)
@@ -195,8 +186,6 @@ class RunWriter:
             raise
         for temporary, path in zip(written, paths, strict=True):
             temporary.replace(path)
-        for one in self.pending:
-            self._written.add(one)
         self.pending.clear()
         self.next_part += 1
 
@@ -233,25 +222,11 @@ class RunWriter:
         self.complained, self.dropped = False, 0
 
 
-@dataclass
-class _Count:
-    """Steps that are handed over in order, the last of a block perhaps once more."""
-
-    steps: int = 0
-    end: int | None = None  # the number after the last one
-
-    def add(self, block: History) -> None:
-        """Count the steps of the next block."""
-        new = np.unique(block.step[block.step >= (self.end or 0)])
-        if len(new):
-            self.steps, self.end = self.steps + len(new), int(new[-1]) + 1
-
-
 class NullWriter:
     """Stands in for the writer where nothing is to be written: on every rank of a distributed run but the first."""
 
     def __init__(self, folder: Path, run: Run, flush_seconds: float = FLUSH_SECONDS) -> None:
-        self.folder, self.run, self.flush_seconds, self.lost = folder, run, flush_seconds, 0
+        self.folder, self.run, self.flush_seconds = folder, run, flush_seconds
 
     def append(self, block: History) -> None:
         """Nothing."""

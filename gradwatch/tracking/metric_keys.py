@@ -15,15 +15,19 @@ from __future__ import annotations
 import posixpath
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import takewhile
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from gradwatch.analysis.clips import incoming, loop_changed, loop_coef
 from gradwatch.history import SETTING, Floats, History
+from gradwatch.table import stack
+from gradwatch.tracking.clip_rates import NO_RATES, Rates
 
+LOOP = "loop_clip"  # the keys of the loop's own clips, as `clip` those of the policy
 MAX_NAME = 250
 MAX_POINTS = 1_000  # of one request, which is as many as MLflow takes,
 LEAST_POINTS = 50  # and of one to a server that is too slow for more
@@ -54,11 +58,12 @@ NONE_YET = Nonfinite()
 
 @dataclass(frozen=True)
 class Window:
-    """The points of one window; `stop` is the first step that they do not cover."""
+    """The points of one window; `stop` is the first step that they do not cover. `nonfinite` and `rates` are so far."""
 
     stop: int
     points: list[Point]
     nonfinite: Nonfinite
+    rates: Rates
 
 
 def safe_name(name: str) -> str:
@@ -165,7 +170,14 @@ STEP_QUANTITIES: dict[str, tuple[str, Callable[[Floats], float]]] = {
 
 
 def windows(
-    history: History, size: int, limit: int, *, ended: bool, start: int = 0, nonfinite: Nonfinite = NONE_YET
+    history: History,
+    size: int,
+    limit: int,
+    *,
+    ended: bool,
+    start: int = 0,
+    nonfinite: Nonfinite = NONE_YET,
+    rates: Rates = NO_RATES,
 ) -> Iterator[Window]:
     """The closed windows of `history` from step `start` on.
 
@@ -175,13 +187,16 @@ def windows(
     Norms are the window's largest finite value (a curve that is sampled cannot hide a spike), rates and the
     coefficient the mean, the learning rates and what was logged the last finite value. A logged value sits at the step
     it was logged for, all others at the last step of the window; what was logged in at most a fifth of the window's
-    steps (an accuracy once an epoch) keeps every value. What has no finite value gives no point.
+    steps (an accuracy once an epoch) keeps every value. What has no finite value gives no point. `nonfinite` and
+    `rates` are what the windows before `start` came to.
     """
     history = history.take((history.step >= start) & np.isfinite(history.total("time")))
     if not len(history):
         return
     state, count = nonfinite, part_key("clip/nonfinite_steps", history.run.part)
-    series = _series(history, limit)
+    own_series = _series(history, limit)
+    series = [*own_series, *_loop_series(history)]
+    totals = replace(history, by_layer=stack([]))  # the layers are not copied for each window
     bad = history.total("nonfinite") > 0
     bad[history.layer_rows[(history.layer("nonfinite") > 0).any(axis=1)]] = True
     stamps = (history.total("time") * 1000).round().astype(np.int64)
@@ -192,8 +207,13 @@ def windows(
         if last and not ended:
             return
         state = _count(history, rows[bad[rows]], state)
-        points = [Point(count, float(state.steps), int(stamps[rows[-1]]), int(history.step[rows[-1]]))]
-        for key, values, reduce, own_step in series:
+        at_end = int(stamps[rows[-1]]), int(history.step[rows[-1]])
+        rates = rates.after(totals.take(rows), size)
+        told = {"clip": rates.policy, **({LOOP: rates.loop} if rates.loop_clips else {})}
+        points = [Point(count, float(state.steps), *at_end)]
+        for name, rate in told.items():
+            points += [Point(part_key(f"{name}/{k}", history.run.part), v, *at_end) for k, v in rate.values.items()]
+        for key, values, reduce, own_step in series if rates.loop_clips else own_series:
             found = rows[np.isfinite(values[rows])]
             if own_step and len(found) <= size * SPARSE:
                 points += [Point(key, float(values[at]), int(stamps[at]), int(history.step[at])) for at in found]
@@ -201,7 +221,7 @@ def windows(
                 at = found[-1] if own_step else rows[-1]
                 points.append(Point(key, reduce(values[found]), int(stamps[at]), int(history.step[at])))
         stop = int(history.step[rows[-1]]) + 1 if last else int(number[rows[0]] + 1) * size
-        yield Window(stop, points, state)
+        yield Window(stop, points, state, rates)
 
 
 def _series(history: History, limit: int) -> list[tuple[str, Floats, Callable[[Floats], float], bool]]:
@@ -212,6 +232,8 @@ def _series(history: History, limit: int) -> list[tuple[str, Floats, Callable[[F
     ]
     groups = blocks(history.layers, limit)
     for quantity, (block, reduce) in LAYER_QUANTITIES.items():
+        if quantity == "clip_rate" and not history.run.clip:
+            continue  # 0 in every layer and step
         values = history.layer(quantity)
         for name, at in groups.items():
             spread = np.full(len(history), np.nan)
@@ -220,6 +242,13 @@ def _series(history: History, limit: int) -> list[tuple[str, Floats, Callable[[F
     rates = [name for name in history.per_step if name == "lr" or name.startswith(("lr/", SETTING))]
     out += [(part_key(name, part), history.per_step[name], _last, False) for name in rates]
     return out + [(part_key(safe_name(name), part), history.per_step[name], _last, True) for name in history.logged]
+
+
+def _loop_series(history: History) -> list[tuple[str, Floats, Callable[[Floats], float], bool]]:
+    """The same for the clips of the loop's own."""
+    found = ((f"{LOOP}/rate", loop_changed(history), _mean), (f"{LOOP}/coef", loop_coef(history), _mean),
+             ("grad_norm/before_loop_clip", incoming(history), _max))  # fmt: skip
+    return [(part_key(key, history.run.part), values, reduce, False) for key, values, reduce in found]
 
 
 def _last(values: Floats) -> float:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from gradwatch.history import History, concat
 from gradwatch.storage.delivery_cursor import Cursor
 from gradwatch.storage.folder import last_part, read_run
+from gradwatch.tracking.clip_rates import Rates
 from gradwatch.tracking.metric_keys import MAX_POINTS, Nonfinite, batches, windows
 
 if TYPE_CHECKING:
@@ -52,6 +53,7 @@ class PointSender:
             ended=ended,
             start=cursor.next_step,
             nonfinite=Nonfinite(*cursor.nonfinite),
+            rates=self._rates(cursor),
         )
         for batch in batches(found, lambda: self.batch_size):
             points = [point for window in batch for point in window.points]
@@ -60,6 +62,7 @@ class PointSender:
             if list(state) != cursor.nonfinite:
                 store.set_tags(self.client, str(cursor.run_id), store.nonfinite_tags(state, run.part))
             cursor.next_step, cursor.nonfinite = batch[-1].stop, list(state)
+            cursor.clip_rates = [*batch[-1].rates]
             cursor.last_part = max([p for p, step in self.reads if step < cursor.next_step], default=cursor.last_part)
             cursor.save(self.folder)
             self.moved(cursor.next_step)
@@ -68,6 +71,16 @@ class PointSender:
         self.pending = history.take(history.step >= cursor.next_step)
         self.reads = [(part, step) for part, step in self.reads if part > cursor.last_part]
         self._show_view(str(cursor.experiment_id))
+
+    def _rates(self, cursor: Cursor) -> Rates:
+        """The clip rates of what is delivered, as the cursor has them; else out of the folder."""
+        if cursor.clip_rates is not None:
+            return Rates.from_json(cursor.clip_rates)
+        if not cursor.next_step:
+            return Rates()
+        sent = read_run(self.folder).slice(0, cursor.next_step)
+        found = windows(sent, sent.run.window, 1, ended=True)
+        return max((window.rates for window in found), key=lambda rates: rates.policy.steps, default=Rates())
 
     def _read_new(self, due: int) -> History | None:
         """The undelivered steps, from step `due` on: what is pending and what is in parts not read yet."""

@@ -14,10 +14,11 @@ from urllib.parse import quote
 
 import numpy as np
 
-from gradwatch.formatting import percent, quantity_text
-from gradwatch.history import History
+from gradwatch.analysis.clips import clips_itself, incoming, loop_rate
+from gradwatch.analysis.rules.facts import middle
+from gradwatch.formatting import loop_clips, percent, quantity_text
+from gradwatch.history import History, nanmean
 from gradwatch.sanitize import markdown, public_uri
-from gradwatch.table import nanmean
 
 VIEW = "gradwatch"
 VIEW_TAG = f"mlflow.sharedViewState.{VIEW}"
@@ -30,17 +31,26 @@ WORST_LAYERS = 8
 CHARTS = {
     "grad_norm/total": True,
     "clipped_norm/total": True,
-    "clip/rate": False,
+    "grad_norm/before_loop_clip": True,
+    "clip/rate_smoothed": False,
+    "clip/rate_so_far": False,
     "clip/coef": False,
+    "loop_clip/rate_smoothed": False,
+    "loop_clip/rate_so_far": False,
+    "loop_clip/coef": False,
     "clip/nonfinite_steps": False,
 }
 # section -> open; MLflow itself adds one chart a key to the section that is named like the key's prefix.
 SECTIONS = {"Training": True, "Gradients": True, "weight_norm": True, "grad_norm": False, "update_ratio": False,
             "clip_rate": False}  # fmt: skip
-OWN = tuple(f"{name}/" for name in ("grad_norm", "clipped_norm", "weight_norm", "update_ratio", "clip_rate", "clip"))
+OWN = tuple(
+    f"{name}/"
+    for name in ("grad_norm", "clipped_norm", "weight_norm", "update_ratio", "clip_rate", "clip", "loop_clip")
+)
+RATES = ("clip/rate_so_far", "loop_clip/rate_so_far")  # each a column too, where it is sent
 MAX_LOGGED = 20
 # column of the runs table -> width in pixels; MLflow's own 100 would cut every policy's name
-COLUMNS = {"params.`gradwatch.clip`": 230, "tags.`gradwatch.verdict`": 230, "metrics.`clip/rate`": 90,
+COLUMNS = {"params.`gradwatch.clip`": 230, "tags.`gradwatch.verdict`": 230, "metrics.`clip/rate_so_far`": 90,
            "params.`gradwatch.renorm`": 130}  # fmt: skip
 
 
@@ -75,6 +85,7 @@ def view_tag(keys: Iterable[str], previous: str | None = None) -> str | None:
         own = sorted(key for key in keys if key == name or key.startswith(f"{name}/"))  # of each part: `clip/rate/G`
         charts += [_chart(key, "Gradients", log) for key in own if key not in shown]
     columns = [f"metrics.`{key}`" for key in logged if not _is_rate(key)]
+    columns += [f"metrics.`{key}`" for key in sorted(keys) if key.startswith(RATES)]
     columns += [f"params.`gradwatch.clip/{key[10:]}`" for key in sorted(keys) if key.startswith("clip/rate/")]
     new_columns = [column for column in columns if column not in state["selectedColumns"]]
     if old and not charts and not new_columns:
@@ -131,6 +142,10 @@ def description(
             f"| {bad[i]} |"
         )
     facts = {**facts, "Clip rate": percent(float(nanmean(history.total("clip_rate"))))}
+    if clips_itself(history):
+        before, left = (quantity_text(middle(norms)) for norms in (incoming(history), history.total("grad_norm")))
+        facts["Clip rate by the loop"] = f"{percent(loop_rate(history))}, by {loop_clips(history.per_step)}"
+        facts["Median norm before the loop's clip"] = f"{before}, after it {left}; norms of layers are those after it"
     lines = [
         "### gradwatch",
         "",

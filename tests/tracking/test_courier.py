@@ -84,14 +84,15 @@ def test_a_finished_run_is_delivered_whole(store, tmp_path):
 def test_delivering_twice_adds_nothing(store, tmp_path):
     folder = make_run(tmp_path, window=20, mlflow=target(store))
     client, run = deliver(folder)
-    before = curve(client, run, "grad_norm/total")
+    before, rates = curve(client, run, "grad_norm/total"), curve(client, run, "clip/rate_so_far")
     deliver(folder)
     cursor = json.loads((folder / "cursor.json").read_text())
-    write_json(
-        folder / "cursor.json", {**cursor, "next_step": 60, "last_part": -1, "done": False}
-    )  # died before its note
+    earlier = {**cursor, "next_step": 60, "last_part": -1, "done": False, "clip_rates": None}
+    write_json(folder / "cursor.json", earlier)  # died before its note; of a version that knew of no rates so far
     client, again = deliver(folder)
     assert curve(client, run, "grad_norm/total") == before
+    assert curve(client, run, "clip/rate_so_far") == rates
+    assert rates[-1] == (199, pytest.approx(open_history(folder).total("clip_rate").mean()))
     (folder / "cursor.json").unlink()  # even its run is found again
     client, again = deliver(folder)
     assert again.info.run_id == run.info.run_id
@@ -351,9 +352,13 @@ def test_the_experiment_gets_a_saved_view_that_grows(store, tmp_path):
     tag = json.loads(client.get_experiment(run.info.experiment_id).tags[VIEW_TAG])
     state = json.loads(tag["state"])
     keys = [chart["metricKey"] for chart in state["compareRunCharts"]]
-    assert {"loss", "val_accuracy", "perplexity", "grad_norm/total", "clip/rate"} <= set(keys)
+    assert {"loss", "val_accuracy", "perplexity", "grad_norm/total", "clip/rate_so_far", "clip/rate_smoothed"} <= set(
+        keys
+    )
+    assert "clip/rate" not in keys
     assert len(keys) == len(set(keys))
-    assert "metrics.`perplexity`" in state["selectedColumns"]
+    assert {"metrics.`perplexity`", "metrics.`clip/rate_so_far`"} <= set(state["selectedColumns"])
+    assert "metrics.`clip/rate`" not in state["selectedColumns"]  # which is that of the last window
 
 
 def test_a_view_changed_by_hand_is_kept():

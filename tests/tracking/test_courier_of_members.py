@@ -70,11 +70,12 @@ def test_all_parts_go_to_one_mlflow_run(store, tmp_path, rendered):
     client, run = the_run(store)
     assert (run.info.run_name, run.info.status) == ("gan", "FINISHED")
     own = {f"{key}/{part}" for part in "GD" for key in (
-        "grad_norm/total", "clipped_norm/total", "clip/rate", "clip/coef", "clip/nonfinite_steps", "lr", "loss",
+        "grad_norm/total", "clipped_norm/total", "clip/rate", "clip/rate_so_far", "clip/rate_smoothed", "clip/coef",
+        "clip/nonfinite_steps", "lr", "loss",
     )} | {"val_accuracy/G"}  # fmt: skip
     layers = {key for key in run.data.metrics if key.split("/")[-1].startswith(("G.", "D."))}
     assert set(run.data.metrics) == own | layers
-    assert len(layers) == 2 * 4 * 7
+    assert len(layers) == (4 + 3) * 7  # D has no policy, and so no clip rates of layers
     for part, steps in (("G", 100), ("D", 200)):
         assert [step for step, _ in curve(client, run, f"lr/{part}")] == list(range(19, steps, 20))
         assert run.data.tags[f"gradwatch.first_nonfinite_step/{part}"] == {"G": "50", "D": "30"}[part]
@@ -215,8 +216,9 @@ def test_the_saved_view_has_charts_and_a_column_for_each_part(store, tmp_path):
     client, run = the_run(store)
     state = json.loads(json.loads(client.get_experiment(run.info.experiment_id).tags[VIEW_TAG])["state"])
     keys = [chart["metricKey"] for chart in state["compareRunCharts"]]
-    assert {"loss/G", "loss/D", "grad_norm/total/G", "grad_norm/total/D", "clip/rate/D"} <= set(keys)
-    assert {"params.`gradwatch.clip/D`", "params.`gradwatch.clip/G`"} <= set(state["selectedColumns"])
+    assert {"loss/G", "loss/D", "grad_norm/total/G", "grad_norm/total/D", "clip/rate_smoothed/D"} <= set(keys)
+    columns = {"params.`gradwatch.clip/D`", "params.`gradwatch.clip/G`", "metrics.`clip/rate_so_far/D`"}
+    assert columns <= set(state["selectedColumns"])
 
 
 @pytest.mark.parametrize("part", [None, "G"])

@@ -1,9 +1,12 @@
 """What MLflow is told: names of blocks, and one point per window."""
 
+import json
+
 import numpy as np
 import pytest
 from make_run import LAYERS, make_history
 
+from gradwatch.tracking.clip_rates import Rates
 from gradwatch.tracking.metric_keys import Nonfinite, blocks, safe_name, windows
 
 GPT = [f"h.{i}.{m}.{p}" for i in range(24) for m in ("attn", "mlp") for p in ("weight", "bias")]
@@ -119,3 +122,68 @@ def test_an_open_window_waits_and_its_rest_is_one_more_point():
     rest = list(windows(history, 20, 16, ended=True, start=30))
     assert [w.stop for w in rest] == [40, 50]
     assert [p.step for w in rest for p in w.points if p.key == "lr"] == [39, 49]
+
+
+# ------------------------------------------------------------------------------------------------------- clip rates
+
+
+def clipped_history(steps=200, itself=False, **options):
+    """A history whose policy clips rarely, at first more than later; the loop itself clips in some steps, if asked."""
+    history, at = make_history(steps=steps, **options), np.arange(steps)
+    history.per_step["clip_rate"][:] = (at % 7 == 0) & (at < 150)
+    if itself:  # from step 100 on: half of the steps of a part of the run
+        history.per_step["user_max_norm"] = np.where(at >= 100, 1.0, np.nan)
+        history.per_step["user_grad_norm"] = np.where(at >= 100, np.where(at % 2, 4.0, 0.5), np.nan)
+        history.per_step["user_clip_coef"] = np.where(at >= 100, np.where(at % 2, 0.25, 1.0), np.nan)
+    return history
+
+
+def test_the_rate_so_far_is_the_runs_rate_and_the_smoothed_one_follows_it():
+    history = clipped_history()
+    flags, found = history.per_step["clip_rate"], points(history, 20)
+    steps = np.array([step for step, _ in found["clip/rate_so_far"]])
+    np.testing.assert_allclose([v for _, v in found["clip/rate_so_far"]], [flags[: step + 1].mean() for step in steps])
+    assert found["clip/rate_so_far"][-1] == (199, pytest.approx(flags.mean()))
+    smoothed = np.array([v for _, v in found["clip/rate_smoothed"]])
+    assert smoothed[0] == pytest.approx(flags[:20].mean())  # nothing is known before: no slow start from 0
+    rate = np.array([v for _, v in found["clip/rate"]])
+    assert np.abs(np.diff(smoothed)).max() < np.abs(np.diff(rate)).max() / 2
+    assert 0 < smoothed[-1] < smoothed[7]  # the clip rests since step 150
+    assert found["clip/rate"][-1] == (199, 0)  # which is what a table showed as the run's
+
+
+@pytest.mark.parametrize("cuts", [(20,), (60, 100, 140), (100, 180)])
+def test_a_courier_that_starts_anew_sends_the_same_points(cuts):
+    """Each piece alone, as a courier reads it: the columns of the loop's clip are not there before its first call."""
+    history = clipped_history(itself=True)
+    whole = [window.points for window in windows(history, 20, 16, ended=True)]
+    sent, state = [], {}
+    for start, stop in zip((0, *cuts), (*cuts, 200), strict=True):
+        piece = history.slice(start, stop)
+        for name in [n for n in piece.per_step if n.startswith("user_") and np.isnan(piece.per_step[n]).all()]:
+            del piece.per_step[name]
+        found = list(windows(piece, 20, 16, ended=True, start=start, **state))
+        sent += [window.points for window in found]
+        kept = json.loads(json.dumps([found[-1].nonfinite, found[-1].rates]))  # as the cursor does
+        state = {"nonfinite": Nonfinite(*kept[0]), "rates": Rates.from_json(kept[1])}
+    assert sent == whole
+
+
+def test_the_loops_own_clip_has_keys_of_its_own_from_its_first_call_on():
+    found = points(clipped_history(itself=True), 20)
+    assert [step for step, _ in found["loop_clip/rate"]] == [119, 139, 159, 179, 199]
+    assert found["loop_clip/rate"][-1][1] == 0.5
+    assert found["loop_clip/rate_so_far"][-1][1] == 0.25
+    assert found["loop_clip/coef"][-1][1] == pytest.approx((0.25 + 1) / 2)
+    last = points(clipped_history(itself=True), 20)["grad_norm/total"][-1][1]
+    assert found["grad_norm/before_loop_clip"][-1][1] > last
+    assert not [key for key in points(clipped_history(), 20) if "loop" in key]
+
+
+def test_a_run_without_a_policy_sends_no_clip_rates_of_layers():
+    def keys(**options):
+        return {key for key in points(clipped_history(**options), 20) if key.startswith(("clip/", "clip_rate/"))}
+
+    assert {key for key in keys() if key.startswith("clip_rate/")}
+    assert keys(clip=None) == {key for key in keys() if key.startswith("clip/")}
+    assert {"clip/rate", "clip/rate_so_far", "clip/rate_smoothed"} <= keys(clip=None)
