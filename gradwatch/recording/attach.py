@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -23,6 +24,7 @@ from gradwatch.policies import Policy
 from gradwatch.policies.grammar import as_policy
 from gradwatch.recording import layers as _layers
 from gradwatch.recording import mlflow_target as _delivery
+from gradwatch.recording.arguments import Settings, check_kinds, described
 from gradwatch.recording.callbacks import Live
 from gradwatch.recording.clipper import Clipper
 from gradwatch.recording.optimizer_settings import GroupSettings
@@ -30,58 +32,12 @@ from gradwatch.recording.shared_run import Shared, check_name, share
 from gradwatch.recording.watch import Watch
 from gradwatch.sanitize import check_uri, public_uri
 from gradwatch.storage.folder import create_folder, now_iso
+from gradwatch.storage.manifest import scalar_of, text_of
 from gradwatch.storage.owner import here
 from gradwatch.storage.shared_folder import create_part
 from gradwatch.storage.writer import NullWriter, RunWriter
 
-DAY = 86_400.0
 SHARE = 0.4  # of flush_every: how long rows wait on the device, and as long for the writer; the rest is for the writing
-
-
-@dataclass(frozen=True)
-class Settings:
-    """The arguments of `watch` that are checked by themselves, and what follows from them."""
-
-    every: int
-    total_steps: int | None
-    log: str | None
-    delivery: str
-    mlflow_layers: int
-    halt_on: Literal["error", "warning"] | None
-    flush_every: float
-
-    def __post_init__(self) -> None:
-        for name in ("every", "total_steps", "mlflow_layers"):
-            value = getattr(self, name)
-            if value is not None and (not isinstance(value, int) or value < 1):
-                raise WatchError(f"{name}={value!r}: wanted a whole number of at least 1")
-        seconds = self.flush_every
-        if not isinstance(seconds, (int, float)) or not 0 < seconds <= DAY:
-            raise WatchError(f"flush_every={seconds!r}: wanted a number of seconds, more than 0 and at most a day")
-        for name, allowed in (
-            ("log", ("mlflow", None)),
-            ("delivery", ("courier", "none")),
-            ("halt_on", ("error", "warning", None)),
-        ):
-            if getattr(self, name) not in allowed:
-                raise WatchError(f"{name}={getattr(self, name)!r}: wanted {' or '.join(map(repr, allowed))}")
-
-    def recorded(self) -> dict[str, Any]:
-        """What the manifest says of them. A window of steps is a point in MLflow: about 300, if the length is known."""
-        window = max(1, -(-self.total_steps // 300)) if self.total_steps else 50
-        return {
-            "every": self.every,
-            "total_steps": self.total_steps,
-            "window": window,
-            "mlflow_layers": self.mlflow_layers,
-        }
-
-    @property
-    def helper(self) -> str | None:
-        """The process that is started beside the training: one that delivers, or one that only diagnoses."""
-        if self.delivery == "none":
-            return None
-        return "courier" if self.log == "mlflow" else "diagnosis"
 
 
 def watch(
@@ -159,22 +115,23 @@ def watch(
     policies = as_policy(clip, "clip"), as_policy(renorm, "renorm")
     settings = Settings(every, total_steps, log, delivery, mlflow_layers, halt_on, flush_every)
     _warn_of_line_search(optimizers, policies[0])
+    check_kinds(run_name, dir, run_id, tracking_uri, tags, params, layers, ignore)
     _check_run(optimizers, name, run, run_id, tracking_uri)
     source = _layers.Source(model, optimizers, layers, ignore, name)
     named = source.layers()
     by_name = dict(zip(_layers.optimizer_names(optimizers, name), optimizers, strict=True))
-    manifest = Run(
-        name=run_name or type(model).__name__,
+    manifest = described(
+        name=text_of(run_name or type(model).__name__),
         layers=_layers.describe(named),
         optimizers=GroupSettings(by_name).describe(named),
         clip=repr(policies[0]) if policies[0] else None,
         renorm=repr(policies[1]) if policies[1] else None,
         **settings.recorded(),
         **_now(),
-        tags=dict(tags or {}),
+        tags={text_of(k): scalar_of(v) for k, v in (tags or {}).items()},
         mlflow=_delivery.target(run_id, tracking_uri) if log == "mlflow" else None,
         unheld=source.unheld(),
-        params={**{k: str(v) for k, v in (params or {}).items()}, "torch": torch.__version__},
+        params={**{text_of(k): text_of(v) for k, v in (params or {}).items()}, "torch": torch.__version__},
     )
     _replace_old(optimizers)
     clipper = Clipper(Layout(named), by_name, policies[0])
@@ -202,8 +159,10 @@ def _place(
         if not writes:
             return NullWriter(shared.folder / name, run, seconds), shared
         folder = create_part(shared.folder, shared.facts, name)
-    (folder / "model.txt").write_text(f"{model}\n")
-    return RunWriter(folder, run, seconds), shared
+    writer = RunWriter(folder, run, seconds)
+    with contextlib.suppress(OSError):  # of the run itself the writer has said it
+        (folder / "model.txt").write_text(f"{text_of(model)}\n", encoding="utf-8")
+    return writer, shared
 
 
 def _live(
@@ -239,7 +198,8 @@ def fires_hooks(optimizer: object) -> bool:
 def _optimizers(given: Optimizer | Iterable[Optimizer]) -> list[Optimizer]:
     optimizers = [_unwrapped(o) for o in (given if isinstance(given, Iterable) else [given])]
     if not optimizers or not all(isinstance(o, Optimizer) for o in optimizers):
-        raise WatchError(f"optimizer={optimizers!r:.200}: wanted a torch.optim.Optimizer, or a list of them")
+        found = ", ".join(type(o).__name__ for o in optimizers)[:200]
+        raise WatchError(f"optimizer=[{found}]: wanted a torch.optim.Optimizer, or a list of them")
     for o in optimizers:
         if not fires_hooks(o):
             raise WatchError(

@@ -13,13 +13,15 @@ from torch.optim import Optimizer
 from gradwatch.errors import WatchError
 from gradwatch.history import Layer
 from gradwatch.measure.layout import Layout
+from gradwatch.storage.manifest import text_of
 
 _WRAPPERS = re.compile(r"(?:^|(?<=\.))(?:module|_orig_mod|_module|_forward_module)\.")
 
 
 def clean_name(name: str) -> str:
     """`name` without what DistributedDataParallel (`module.`), torch.compile (`_orig_mod.`) and others put in."""
-    return _WRAPPERS.sub("", name)
+    clean = _WRAPPERS.sub("", name)
+    return clean if clean.isascii() else text_of(clean)  # with a lone surrogate, no file could hold it
 
 
 def named_layers(model: nn.Module, optimizers: Sequence[Optimizer], part: str | None = None) -> dict[str, nn.Parameter]:

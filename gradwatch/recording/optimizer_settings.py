@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from gradwatch.history import SETTING
+from gradwatch.storage.manifest import setting_of, text_of
 
 _NO_SETTINGS = {"params", "param_names", "name", "group_name", "initial_lr"}
 Group = dict[str, Any]
@@ -112,8 +113,8 @@ def _settings(optimizer: Optimizer, group: Group) -> Group:
     found = {**optimizer.defaults, **{k: v for k, v in group.items() if k not in _NO_SETTINGS}}
     if "lr" in found and "initial_lr" in group:
         found["lr"] = group["initial_lr"]
-    plain = {key: _plain(value) for key, value in found.items()}
-    return {key: value for key, value in plain.items() if value is not None}
+    plain = {text_of(key): _plain(value) for key, value in found.items()}
+    return {key: setting_of(value) for key, value in plain.items() if value is not None}
 
 
 def _plain(value: Any) -> Any:
@@ -134,7 +135,7 @@ def _described(name: str, optimizer: Optimizer, first: list[Group], names: Mappi
     }
     groups = [
         {
-            "name": str(group.get("name", group.get("group_name", i))),
+            "name": text_of(group.get("name", group.get("group_name", i))),
             "layers": [names[id(p)] for p in group["params"] if id(p) in names],
             "parameters": sum(p.numel() for p in group["params"]),
             "settings": {key: value for key, value in settings.items() if key not in common},

@@ -20,6 +20,7 @@ from gradwatch.history import RECORDED, STEP_COLUMNS, History, Run
 from gradwatch.measure.looking import Looking
 from gradwatch.measure.ring_buffer import Ring
 from gradwatch.recording.loop_clips import COEF, Applied, clip_columns
+from gradwatch.storage.manifest import text_of
 
 ROWS = 128
 DRAIN_SECONDS = 2.0
@@ -156,8 +157,10 @@ class Recorder:
                 kept = self.ring.copy(value.reshape(())) if isinstance(value, Tensor) else float(value)
             except torch.OutOfMemoryError:
                 raise
-            except (RuntimeError, ValueError, OverflowError) as error:  # meta and quantized tensors, 10**400
-                raise WatchError(f"watch.log({name}=...): this value cannot be copied: {error}") from error
+            except Exception as error:  # meta and quantized tensors, 10**400, a `__float__` of somebody's own
+                raise WatchError(
+                    f"watch.log({name}=...): this value cannot be copied: {text_of(error):.200}"
+                ) from error
             out.append((at, name, kept))
         return out
 
@@ -229,7 +232,8 @@ def refusal(values: Mapping[str, object]) -> str | None:
         if isinstance(value, Tensor):
             fits, found = value.numel() == 1 and not value.is_complex(), f"tensor of shape {tuple(value.shape)}"
         else:
-            fits, found = hasattr(value, "__float__") and getattr(value, "ndim", 0) == 0, f"{value!r:.80}"
+            fits = hasattr(value, "__float__") and getattr(value, "ndim", 0) == 0
+            found = f"{repr(value) if isinstance(value, str) else text_of(value):.80}"
         if not fits:
             return f"{name}={found}): wanted a number or a tensor of one element"
     return None

@@ -1,7 +1,11 @@
-"""The manifest of a run as somebody else may have written it: every field is of its kind and size, or it is refused."""
+"""The manifest of a run: every field is of its kind and size, or it is refused.
+
+One set of limits, for who reads what somebody else may have written, and for who is about to write.
+"""
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Callable, Mapping
 from datetime import datetime
@@ -12,6 +16,7 @@ from gradwatch.sanitize import MAX_COUNT, MAX_JSON, MAX_LAYERS, MAX_NAME, MAX_ST
 
 MAX_DIMENSIONS = 64
 MAX_SETTINGS = 10_000  # of an optimizer, params, tags
+MAX_ITEMS = 100  # of a setting that is a list or a table
 Check = Callable[[Any], bool]
 
 
@@ -33,6 +38,39 @@ def run_of(data: Any) -> Run:
             _is_optimizer(optimizer), f"optimizers[{i}]", optimizer, "an object of name, class, settings and groups"
         )
     return Run.from_json(data)
+
+
+def check_run(run: Run) -> None:
+    """Refuse a manifest that could not be read again.
+
+    Raises:
+        ValueError: why.
+    """
+    text = json.dumps(run.to_json(), indent=1)
+    if len(text) > MAX_JSON:
+        raise ValueError(f"it has {len(text):,} characters, and at most {MAX_JSON:,} are read")
+    run_of(json.loads(text))
+
+
+def text_of(value: object) -> str:
+    """`value` as text that can be written, whatever its own `__str__` does."""
+    try:
+        text = str(value)
+    except Exception:
+        text = f"a {type(value).__name__}"
+    return text.encode("utf-8", "backslashreplace").decode()
+
+
+def scalar_of(value: object) -> Any:
+    """`value` if it is a number, a text or None that a manifest can hold, else text."""
+    return value if _is_scalar(value) else text_of(value)
+
+
+def setting_of(value: object) -> Any:
+    """An optimizer's setting as a manifest can hold it: what is nested deeper, longer or stranger is text."""
+    if isinstance(value, (tuple, list)) and len(value) <= MAX_ITEMS:
+        return tuple(map(scalar_of, value))
+    return scalar_of(value)
 
 
 def is_text(value: Any, limit: int = MAX_NAME) -> bool:
@@ -98,7 +136,7 @@ def _is_layer(value: Any) -> bool:
 
 def _is_setting(value: Any) -> bool:
     """A number, a text, or some of them (Adam's betas); at most one level deep in another such list or table."""
-    return _is_scalar(value) or _is_list(100, _is_scalar)(value) or _is_table(_is_scalar, 100)(value)
+    return _is_scalar(value) or _is_list(MAX_ITEMS, _is_scalar)(value) or _is_table(_is_scalar, MAX_ITEMS)(value)
 
 
 def _is_optimizer(value: Any) -> bool:

@@ -53,7 +53,10 @@ def create_shared(parent: Path, name: str) -> Path:
         RunError: it cannot be made.
     """
     folder = create_folder(parent, name)
-    write_json(folder / PARTS, {"name": name, "created": now_iso()})
+    try:
+        write_json(folder / PARTS, {"name": name, "created": now_iso()})
+    except OSError as error:
+        raise RunError(f"cannot write to {folder}: {error.strerror}; make room, or pass another dir=") from error
     return folder
 
 

@@ -16,6 +16,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from gradwatch.errors import RunError
 from gradwatch.history import History, Run, concat
 from gradwatch.sanitize import refuse_links
 from gradwatch.storage.compaction import GROUP_ROWS, Compactor, options
@@ -37,21 +38,20 @@ class RunWriter:
     lay in is there.
 
     Raises:
-        RunError: another writer, of this process or another one, has the folder, or a link lies in it.
+        RunError: another writer, of this process or another one, has the folder, a link lies in it, or it cannot be
+            written to.
     """
 
     def __init__(self, folder: Path, run: Run, flush_seconds: float = FLUSH_SECONDS) -> None:
         self.folder, self.run, self.flush_seconds = folder, run, flush_seconds
         self._home = folder.absolute()  # the training may change its working directory
-        self.lock = Lock(self._home)
         try:
-            tidy(self._home)
-            for table in TABLES:
-                (folder / table).mkdir(exist_ok=True)
-            write_json(folder / MANIFEST, run.to_json())
-        except BaseException:
-            self.lock.release()
-            raise
+            self.lock = Lock(self._home)
+            self._begin()
+        except OSError as error:
+            raise RunError(
+                f"cannot write to {folder}: {error.strerror or error}; make room, or pass another dir="
+            ) from error
         self.next_part = 1 + max((part.last for t in TABLES for part in list_parts(folder / t)), default=-1)
         self.closing = self._over = False
         self.compactors = [Compactor(self._home / table, self._interrupted) for table in TABLES]
@@ -64,6 +64,17 @@ class RunWriter:
         self._due = time.monotonic() + flush_seconds
         self.thread = threading.Thread(target=self._work, name="gradwatch-writer", daemon=True)
         self.thread.start()
+
+    def _begin(self) -> None:
+        """The folder as a run begins, or goes on, in it."""
+        try:
+            tidy(self._home)
+            for table in TABLES:
+                (self._home / table).mkdir(exist_ok=True)
+            write_json(self._home / MANIFEST, self.run.to_json())
+        except BaseException:
+            self.lock.release()
+            raise
 
     def append(self, block: History) -> None:
         """Hand over a block of steps; it is on disk within `flush_seconds`."""

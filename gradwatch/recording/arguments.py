@@ -1,0 +1,99 @@
+"""The arguments of `watch` that are checked by themselves, before anything is made of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from gradwatch.errors import WatchError
+from gradwatch.history import Run
+from gradwatch.sanitize import MAX_COUNT, MAX_STEP
+from gradwatch.storage.manifest import check_run, text_of
+
+DAY = 86_400.0
+
+
+@dataclass(frozen=True)
+class Settings:
+    """The arguments of `watch` that are checked by themselves, and what follows from them."""
+
+    every: int
+    total_steps: int | None
+    log: str | None
+    delivery: str
+    mlflow_layers: int
+    halt_on: Literal["error", "warning"] | None
+    flush_every: float
+
+    def __post_init__(self) -> None:
+        for name in ("every", "total_steps", "mlflow_layers"):
+            value = getattr(self, name)
+            most = MAX_STEP if name == "total_steps" else MAX_COUNT
+            if not (value is None and name == "total_steps") and not (type(value) is int and 1 <= value <= most):
+                raise WatchError(f"{name}={value!r:.80}: wanted a whole number from 1 to {most:,}")
+        seconds = self.flush_every
+        if isinstance(seconds, bool) or not isinstance(seconds, (int, float)) or not 0 < seconds <= DAY:
+            raise WatchError(f"flush_every={seconds!r}: wanted a number of seconds, more than 0 and at most a day")
+        for name, allowed in (
+            ("log", ("mlflow", None)),
+            ("delivery", ("courier", "none")),
+            ("halt_on", ("error", "warning", None)),
+        ):
+            value = getattr(self, name)
+            if not isinstance(value, str | None) or value not in allowed:
+                raise WatchError(f"{name}={value!r:.80}: wanted {' or '.join(map(repr, allowed))}")
+
+    def recorded(self) -> dict[str, Any]:
+        """What the manifest says of them. A window of steps is a point in MLflow: about 300, if the length is known."""
+        window = max(1, -(-self.total_steps // 300)) if self.total_steps else 50
+        return {
+            "every": self.every,
+            "total_steps": self.total_steps,
+            "window": window,
+            "mlflow_layers": self.mlflow_layers,
+        }
+
+    @property
+    def helper(self) -> str | None:
+        """The process that is started beside the training: one that delivers, or one that only diagnoses."""
+        if self.delivery == "none":
+            return None
+        return "courier" if self.log == "mlflow" else "diagnosis"
+
+
+def check_kinds(
+    run_name: object, dir: object, run_id: object, tracking_uri: object, tags: object, params: object,
+    layers: object, ignore: object,
+) -> None:  # fmt: skip
+    """Refuse arguments of another kind than they are declared to be, before anything is made of them."""
+    for name, value, kinds, wanted in (
+        ("run_name", run_name, str | None, "text"),
+        ("dir", dir, str | Path, "a path"),
+        ("run_id", run_id, str | None, "text"),
+        ("tracking_uri", tracking_uri, str | None, "text"),
+        ("tags", tags, Mapping | None, "a mapping of names to texts"),
+        ("params", params, Mapping | None, "a mapping of names to values"),
+    ):
+        if not isinstance(value, kinds):
+            raise WatchError(f"{name}={text_of(value):.80}: wanted {wanted}")
+    if "\0" in str(dir):
+        raise WatchError(f"dir={str(dir)!r:.200}: no folder's name holds a NUL")
+    for name, value in (("layers", layers), ("ignore", ignore)):
+        if not isinstance(value, Iterable) or not all(isinstance(pattern, str) for pattern in value):
+            raise WatchError(f"{name}={text_of(value):.80}: wanted a list of patterns, such as ['encoder.*']")
+
+
+def described(**fields: Any) -> Run:
+    """The manifest of these fields.
+
+    Raises:
+        WatchError: it could be written, and not be read again: more params than it has room for, endless names.
+    """
+    run = Run(**fields)
+    try:
+        check_run(run)
+    except ValueError as error:
+        raise WatchError(f"a run cannot be described so: {error}") from error
+    return run
