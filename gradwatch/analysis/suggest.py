@@ -12,17 +12,15 @@ from gradwatch.analysis.clips import as_one, clips_itself, incoming
 from gradwatch.analysis.final_values import finite_norms, nonfinite_rows
 from gradwatch.analysis.rules import Finding
 from gradwatch.analysis.rules.facts import is_adaptive, optimizer_kind
+from gradwatch.analysis.rules.guard import ENOUGH, TOO_LARGE_STEPS, USUAL, healthy_norms, limit_of
 from gradwatch.analysis.whatif import SIMULATED, Z_SCORES, zclip
-from gradwatch.formatting import loop_clips, percent, rounded, setting_text
-from gradwatch.history import Floats, History
+from gradwatch.formatting import loop_clips, percent, setting_text
+from gradwatch.history import History
 
-ENOUGH = 50  # healthy steps that a threshold can be taken from
 RARE = 0.03  # share of steps that a guard against spikes may change
-USUAL = 1.0  # of nanoGPT, of the Hugging Face Trainer, and of the exploding RNN that no threshold of its own can teach
 # Diseases that a clip cures or eases. Everything else needs its own cure, and a clip would hide it.
 CLIPPING_HELPS = {"exploding", "nonfinite", "spike", "lr-too-high", "update-too-large", "clip-inert",
                   "clip-is-your-learning-rate"}  # fmt: skip
-TOO_LARGE_STEPS = {"exploding", "lr-too-high", "update-too-large"}
 WRONG_NORMS = {"scaled-gradients", "gradients-accumulate", "clip-before-unscale"}
 
 
@@ -86,10 +84,11 @@ def _guard(history: History, roots: list[Finding]) -> tuple[str, tuple[str, ...]
     """A clip by the global norm (ZClip where there are spikes), and why."""
     norms, steps = healthy_norms(history, roots), len(history)
     rules = {finding.rule for finding in roots}
-    if len(norms) < ENOUGH and not rules & TOO_LARGE_STEPS:
+    limit = limit_of(norms)
+    if limit is None and not rules & TOO_LARGE_STEPS:
         return "", (f"Only {len(norms)} of {steps:,} steps were healthy, and {ENOUGH} are wanted to take a threshold "
                     "from.",)  # fmt: skip
-    if len(norms) < ENOUGH:
+    if limit is None:
         first = finite_norms(history)[:1]
         was = f" Its first norm was {first[0]:.3g}." if len(first) else ""
         return f"ClipByGlobalNorm({USUAL})", (
@@ -105,7 +104,6 @@ def _guard(history: History, roots: list[Finding]) -> tuple[str, tuple[str, ...]
             f"{Z_SCORES[place]:g} σ above it.",
             _would_have_changed(history, float(rates[place])),
         )
-    limit = rounded(float(np.quantile(norms, 0.99)), 2)
     rate = float((formulas.clip_coef(finite_norms(history), limit) < 1).mean())
     which = f"the {len(norms):,} steps before it went wrong" if rules & TOO_LARGE_STEPS else "its healthy steps"
     reasons = [f"{limit:g} is the 99th percentile of the norms of {which}: it leaves healthy steps alone."]
@@ -127,26 +125,6 @@ def _would_have_changed(history: History, share: float) -> str:
     finite = len(finite_norms(history))
     of = "all steps" if finite == len(history) else f"the {finite:,} steps whose norm was finite"
     return f"On this run's norms it would have changed {percent(share)} of {of}."
-
-
-def healthy_norms(history: History, findings: Sequence[Finding]) -> Floats:
-    """The positive norms before any clip, of the steps before the run went wrong for good.
-
-    Without outliers: more than 6 robust σ in the log.
-    """
-    last = int(history.step[-1])
-    bad = [
-        f.first_step for f in findings if f.rule in TOO_LARGE_STEPS or (f.rule == "nonfinite" and f.last_step >= last)
-    ]
-    norms = incoming(history)[history.step < min(bad, default=last + 1)]
-    norms = norms[np.isfinite(norms) & (norms > 0)]
-    if not len(norms):
-        return norms
-    logs = np.log(norms)
-    middle = np.median(logs)
-    spread = 1.4826 * np.median(np.abs(logs - middle))
-    kept: Floats = norms[logs <= middle + max(6 * spread, 1e-6)]
-    return kept
 
 
 def _grew(history: History, factor: float = 10.0, steps: int = 5, ratio: float = 0.1) -> bool:

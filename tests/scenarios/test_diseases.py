@@ -69,7 +69,8 @@ def test_an_rnn_without_a_clip_explodes_along_time(tmp_path):
     bad = int(np.flatnonzero(~np.isfinite(history.total("grad_norm")))[0])
     nonfinite = one([root], "nonfinite")
     assert (nonfinite.first_step, nonfinite.evidence["after"]) == (bad, "growth")
-    assert "clip='ClipByGlobalNorm(" in root.cure
+    assert 'clip="ClipByGlobalNorm(1.0)"' in root.cure
+    assert "only 9 steps were healthy" in root.cure
 
 
 def test_a_deep_network_with_large_weights_explodes_along_its_depth(tmp_path):

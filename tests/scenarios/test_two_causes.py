@@ -1,22 +1,44 @@
 """Where two things could be said the right one is: which finding is the root, and which is not made at all."""
 
+import re
+
 import diseases
 import numpy as np
 import pytest
 import two_causes
 from make_run import changed
-from recordings import Recorded
+from recordings import FOLDER, Recorded
 from trainings import one, serious
 
+from gradwatch import open_history, parse
 from gradwatch.analysis.rules import Finding, diagnose
+from gradwatch.analysis.rules.facts import GUARD
 from gradwatch.analysis.rules.gradient_scale import scaled_gradients
 from gradwatch.analysis.rules.registry import group
+from gradwatch.analysis.suggest import suggest
 
 d = Recorded(two_causes)
 
 
 def rules_of(findings):
     return {f.rule for root in findings for f in (root, *root.consequences)}
+
+
+FROM_HEALTHY_STEPS = {"exploding", "lr-too-high", "spike", "clip-inert", "clip-is-your-learning-rate"}
+
+
+@pytest.mark.parametrize("folder", sorted(FOLDER.iterdir()), ids=lambda folder: folder.name)
+def test_one_page_has_one_threshold(folder):
+    """The findings, what follows from them, and the suggestion advise the same, and none of them nothing at all."""
+    history = open_history(folder)
+    findings = diagnose(history)
+    cures = [f for root in findings for f in (root, *root.consequences) if f.rule in FROM_HEALTHY_STEPS]
+    texts = [text for f in cures for text in re.findall(r"ClipByGlobalNorm\([^)]*\)", f.cure)]
+    texts += [text for s in suggest(history, findings) for text in re.findall(r"ClipByGlobalNorm\([^)]*\)", s.policy)]
+    assert len(set(texts)) <= 1, texts
+    assert not any(GUARD in f.cure for f in findings)
+    norm = history.total("grad_norm")
+    assert all(parse(text).max_norm > 1e-3 * norm[norm > 0].min() for text in texts if np.isfinite(norm[:2]).all())
 
 
 def test_a_clip_before_unscale_is_no_forgotten_scaler(tmp_path):

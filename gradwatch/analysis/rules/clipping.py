@@ -8,7 +8,7 @@ from __future__ import annotations
 import numpy as np
 
 from gradwatch.analysis.clips import called, incoming, loop_coef
-from gradwatch.analysis.rules.facts import FIXED, clips, guard, is_adaptive, optimizer_kind, pick, set_rate
+from gradwatch.analysis.rules.facts import FIXED, GUARD, clips, is_adaptive, optimizer_kind, pick, set_rate
 from gradwatch.analysis.rules.finding import Finding, Severity
 from gradwatch.formatting import loop_clips, percent, setting_text
 from gradwatch.history import Bools, Floats, History
@@ -62,7 +62,7 @@ def _lowered(history: History, policy: Policy) -> str:
     largest = np.nanmax(np.where(np.isfinite(norm), norm, 0), axis=1)
     if isinstance(policy, ClipByNorm | ClipByAverageNorm):
         return f"{type(policy).__name__}({setting_text(float(np.quantile(largest[largest > 0], 0.99)))})"
-    return guard(history)
+    return GUARD
 
 
 # ----------------------------------------------------------------------------------------------------- learning rate
@@ -137,7 +137,7 @@ def _raised(history: History, coef: Floats) -> str:
     match clips(history):
         case [ClipByNorm(limit) | ClipByAverageNorm(limit) | AGC(limit) as policy]:
             return f'clip="{type(policy).__name__}({setting_text(limit / low)})"'
-    return f'clip="{guard(history)}"'
+    return f'clip="{GUARD}"'
 
 
 # -------------------------------------------------------------------------------------------------- twice, too early

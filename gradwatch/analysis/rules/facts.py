@@ -10,8 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from gradwatch.analysis.clips import incoming, of_all_layers
-from gradwatch.formatting import setting_text
+from gradwatch.analysis.clips import of_all_layers
 from gradwatch.history import Bools, Floats, History
 from gradwatch.policies import (
     AGC,
@@ -27,6 +26,7 @@ from gradwatch.policies.grammar import members
 
 _ADAPTIVE = re.compile(r"^ada|adam|rmsprop|rprop|lion|lamb|lars|muon|sophia|shampoo|soap|prodigy|came", re.IGNORECASE)
 LEAST_STEPS = 32  # from so many on `trailing` knows what is usual: the least that a verdict can rest on
+GUARD = "{guard}"  # in a cure: a clip that leaves healthy steps alone (`guard.with_guard` fills it in)
 FIXED = (ClipByGlobalNorm, ClipByNorm, ClipByAverageNorm, ClipByValue, AGC)  # thresholds that someone chose
 
 
@@ -74,13 +74,6 @@ def set_rate(history: History) -> float:
 def clips(history: History) -> list[Policy | str]:
     """The run's policies that change gradients (those that only skip are left out); by name the unknown ones."""
     return [p for p in members(history.run.clip) if not isinstance(p, SkipNonfinite | SkipSpike)]
-
-
-def guard(history: History, share: float = 0.99) -> str:
-    """The policy that leaves alone all but the largest norms of this run: a quantile of the finite ones."""
-    norm = incoming(history)
-    norm = norm[np.isfinite(norm) & (norm > 0)]
-    return f"ClipByGlobalNorm({setting_text(float(np.quantile(norm, share)) if len(norm) else 1.0)})"
 
 
 # ------------------------------------------------------------------------------------------------------------ layers

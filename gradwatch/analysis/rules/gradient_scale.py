@@ -23,7 +23,7 @@ def scaled_gradients(history: History, excess: float = 1000.0, min_steps: int = 
     |g| |dw| is about 1 to 50 times that half, because steps do not all point downhill; when it is `excess` times it
     (by the median step, so that a few wild ones do not count),
     the gradients are not those of the loss that was logged. Both sides are measured: |dw| is update_ratio times
-    weight_norm. Needs a training loss that falls clearly and stays down, and `min_steps` steps; of parts that train
+    weight_norm. Needs a training loss that falls clearly, and `min_steps` steps; of parts that train
     against each other nothing is said, nor of a training that came apart, nor where the loop clips before it unscales:
     then the large norms are explained.
     A warning; a note where nothing depends on the scale (an optimizer of Adam's kind, and no clip).
@@ -41,7 +41,7 @@ def scaled_gradients(history: History, excess: float = 1000.0, min_steps: int = 
     smooth = np.convolve(loss[rows], np.ones(width) / width, "valid")
     noise = float(np.median(np.abs(np.diff(loss[rows]))))
     half = float(smooth[0] - smooth.min()) / 2
-    if half <= noise or half <= 0 or smooth[-1] > smooth[0] - half:
+    if half <= noise or half <= 0:
         return []
     if clip_before_unscale(history) or exploding(history):
         return []

@@ -10,13 +10,11 @@ import re
 import numpy as np
 from numpy.typing import NDArray
 
-from gradwatch.analysis.clips import incoming
 from gradwatch.analysis.final_values import nonfinite_rows
 from gradwatch.analysis.rules.depth import profile
-from gradwatch.analysis.rules.facts import clips, is_adaptive, matrices, middle, optimizer_kind, pick
+from gradwatch.analysis.rules.facts import GUARD, clips, is_adaptive, matrices, middle, optimizer_kind, pick
 from gradwatch.analysis.rules.finding import Finding
 from gradwatch.analysis.rules.nonfinite import growth_before
-from gradwatch.formatting import setting_text
 from gradwatch.history import Bools, Floats, History
 
 
@@ -93,11 +91,7 @@ _RECURRENT = re.compile(r"(^|[._])(weight|bias)_(hh|ih)($|[._])|recurrent|(^|[._
 
 def _explosion(history: History, row: int, evidence: dict[str, float | str]) -> Finding:
     along, layers, how = _along(history, row)
-    norm = incoming(history)
-    early = middle(norm[: max(5, row)])
-    # A norm that the run lived with for a while is a threshold; that of a run which exploded at once is none (S1).
-    limit, whence = (early, "the early median of the norm") if row >= 50 else (1.0, "the usual first value")
-    clip = f"clip='ClipByGlobalNorm({setting_text(limit)})'" if limit > 0 else "clip='AutoClip()'"
+    clip = f'clip="{GUARD}"'
     if along == "steps" and is_adaptive(history):
         cure = (
             f"Lower the learning rate, or warm it up: {optimizer_kind(history)} takes steps of the same size whatever "
@@ -106,9 +100,9 @@ def _explosion(history: History, row: int, evidence: dict[str, float | str]) -> 
     elif along == "depth":
         cure = f"Scale the initial weights for the activation (He for ReLU), or normalise between layers; then {clip}."
     elif along == "time":
-        cure = f"Clip: {clip} ({whence}), and begin with orthogonal recurrent weights."
+        cure = f"Clip: {clip}, and begin with orthogonal recurrent weights."
     else:
-        cure = f"Lower the learning rate or warm it up, and clip: {clip}, {whence}."
+        cure = f"Lower the learning rate or warm it up, and clip: {clip}."
     if clips(history):
         cure += f" {history.run.clip} did not hold it."
     return Finding(

@@ -14,6 +14,7 @@ from gradwatch.analysis.rules.facts import LEAST_STEPS, steps_taken
 from gradwatch.analysis.rules.finding import RANK, Finding, Rule
 from gradwatch.analysis.rules.gradient_scale import gradients_accumulate, noise_dominated, scaled_gradients
 from gradwatch.analysis.rules.gradients import exploding
+from gradwatch.analysis.rules.guard import with_guard
 from gradwatch.analysis.rules.nonfinite import nonfinite
 from gradwatch.analysis.rules.spikes import lr_too_high, spike
 from gradwatch.analysis.rules.updates import update_too_large, update_too_small, weights_unchanged
@@ -69,7 +70,7 @@ def diagnose(history: History) -> list[Finding]:
         findings = [
             root
             for name, lane in history.lanes().items()
-            for root in group(replace(finding, optimizer=name) for rule in RULES for finding in rule(lane))
+            for root in with_guard(lane, group(replace(f, optimizer=name) for rule in RULES for f in rule(lane)))
         ]
     return sorted(findings, key=lambda finding: (RANK[finding.severity], finding.first_step))
 

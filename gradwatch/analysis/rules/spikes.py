@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from gradwatch.analysis.clips import incoming
 from gradwatch.analysis.rules.facts import (
-    guard,
+    GUARD,
     is_adaptive,
     matrices,
     measured,
@@ -78,7 +78,7 @@ def spike(
             int(history.step[rows[-1] if recovered else -1]),
             evidence,
             _spike_cause(evidence, bool(up.any()), all_caught),
-            _spike_cure(history, norm, ~up, quiet, recovered),
+            _spike_cure(quiet, recovered),
         )
     ]
 
@@ -94,13 +94,11 @@ def _spike_cause(evidence: dict[str, float | str], up: bool, caught: bool) -> st
     )
 
 
-def _spike_cure(history: History, norm: Floats, usual: Bools, quiet: bool, recovered: bool) -> str:
+def _spike_cure(quiet: bool, recovered: bool) -> str:
     if quiet and recovered:
         return "Nothing needs to change; look at the batch of that step if it comes back."
-    good = norm[usual & np.isfinite(norm) & (norm > 0)]
-    bound = setting_text(float(np.quantile(good, 0.99))) if len(good) else "1.0"
     return (
-        f'Limit it: clip="chain(SkipNonfinite(), ClipByGlobalNorm({bound}))", which leaves 99 % of the others alone; '
+        f'Limit it: clip="chain(SkipNonfinite(), {GUARD})"; '
         'or leave such steps out: clip="chain(SkipNonfinite(), SkipSpike())". Look at that step\'s batch.'
     )
 
@@ -231,8 +229,7 @@ def _too_high(history: History, severity: Severity, row: int, last: int, evidenc
         )
         cure += f"{kind} does not depend on the scale of the gradients."
     else:
-        calm = history.take(np.arange(len(history)) < max(row, 20))
-        cure = f'{lower}, or bound the steps: clip="{guard(calm, 0.5)}", the usual norm before it began.'
+        cure = f'{lower}, or bound the steps: clip="{GUARD}".'
     return Finding(
         "lr-too-high",
         severity,
