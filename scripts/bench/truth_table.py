@@ -4,6 +4,7 @@
     python scripts/bench/truth_table.py --device cuda --json docs/measurements/truth_cuda.json
 
 `--full` tries every form of every optimizer in every loop, dtype and under every policy; it takes many minutes.
+`--third-parties` prints the table of other packages' optimizers alone: run it where they are installed.
 The exit code is 1 where a number is not the oracle's.
 """
 
@@ -25,6 +26,10 @@ import torch  # noqa: E402
 from loops import FLOATS, LOOPS  # noqa: E402
 from matrix import BROKEN_FUSED, Combination, Outcome, check, combinations, short  # noqa: E402
 from optimizers import SPECS  # noqa: E402
+from third_parties import MAX_NORM, PARTIES  # noqa: E402
+from third_parties import STEPS as PARTY_STEPS  # noqa: E402
+from third_parties import check as check_party  # noqa: E402
+from third_parties import version as party_version  # noqa: E402
 from trial import STEPS  # noqa: E402
 
 import gradwatch  # noqa: E402
@@ -68,6 +73,17 @@ A strong Wolfe line search (LBFGS) in float32 takes another branch for another l
 are not compared, its norms are.
 """
 
+THIRD_PARTIES = f"""
+## Optimizers of other packages
+
+Each trains a small network for {PARTY_STEPS} steps in float32 on the CPU, not compiled. It is right where the
+weights of a watched training are those of the bare one to the bit, the recorded norms those of the float64 oracle to
+2e-5, and the weights under `ClipByGlobalNorm({MAX_NORM})` those under `clip_grad_norm_` (relative
+1e-4, absolute 1e-6). They are watched with `slots=True`; of what is kept quantised there is no norm.
+`ZeroRedundancyOptimizer` has one rank here.
+
+"""
+
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -75,13 +91,21 @@ def main() -> int:
     parser.add_argument("--loops", nargs="*", help="only these")
     parser.add_argument("--full", action="store_true", help="every form, dtype and policy everywhere")
     parser.add_argument("--json", type=Path, help="write the result there instead of printing the page")
+    parser.add_argument("--third-parties", action="store_true", help="only the table of other packages' optimizers")
     args = parser.parse_args()
+    if args.third_parties:
+        text, wrong = third_parties()
+        print(text, end="")
+        print(*wrong, sep="\n", file=sys.stderr)
+        return 1 if wrong else 0
     outcomes = [check(c) for c in combinations(torch.device(args.device), args.loops, full=args.full)]
     wrong = [f"{o.combination}: {failure}" for o in outcomes for failure in o.failures]
     if args.json:
         args.json.write_text(json.dumps(measured(outcomes, args, wrong), indent=1) + "\n")
     else:
-        print(page(outcomes), end="")
+        text, failed = third_parties()
+        wrong += failed
+        print(page(outcomes) + text, end="")
     print(*wrong, sep="\n", file=sys.stderr)
     return 1 if wrong else 0
 
@@ -94,6 +118,24 @@ def page(outcomes: list[Outcome]) -> str:
     text += "\n## Optimizers\n\nThe number of combinations of each form.\n\n" + by_optimizer(outcomes)
     text += "\n## What torch refuses\n\nThe bare loop raises, so there is nothing to watch.\n\n" + refusals(outcomes)
     return text + UNREPEATABLE
+
+
+def third_parties() -> tuple[str, list[str]]:
+    """The section on other packages, and what was wrong."""
+    rows, wrong = [], []
+    for name, party in PARTIES.items():
+        try:
+            result = check_party(name)
+        except ImportError:
+            rows.append([name, party.package, "not installed here", "", "", ""])
+            continue
+        wrong += [f"{name}: {failure}" for failure in result.failures]
+        plain = [slot for slot in result.slots if slot not in result.left_out]
+        held = [f"`{slot}`" for slot in plain] + [f"`{slot}` of small layers" for slot in result.left_out]
+        verdict = "; ".join(result.failures) or "yes"
+        rows.append([name, party.package, party_version(party), f"{result.norm_error:.1e}", verdict, ", ".join(held)])
+    head = ["optimizer", "package", "version", "norms: largest relative error", "right", "slots recorded"]
+    return THIRD_PARTIES + table(head, rows), wrong
 
 
 def by_loop(outcomes: list[Outcome]) -> str:
