@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from gradwatch.analysis.clips import as_one
 from gradwatch.analysis.rules import Finding
 from gradwatch.analysis.rules.facts import threshold
 from gradwatch.analysis.rules.gradients import training_losses
@@ -69,8 +70,8 @@ def loss_curve(history: History, finding: Finding) -> Chart | None:
 
 
 def coef_curve(history: History, finding: Finding) -> Chart | None:
-    """The clip coefficient."""
-    return _curve(history, finding, history.total("clip_coef"), "clip coefficient (1 = untouched)")
+    """The clip coefficient, of all that clipped."""
+    return _curve(history, finding, as_one(history).total("clip_coef"), "clip coefficient (1 = untouched)")
 
 
 def scale_curve(history: History, finding: Finding) -> Chart | None:

@@ -242,3 +242,12 @@ def test_quantities_of_one_layer_or_none_have_no_depth_profile():
     assert len(depth_charts(history)) == 1
     history.layer("grad_norm")[:] = np.nan
     assert depth_charts(history) == []
+
+
+def test_the_coefficient_of_the_loops_own_clip_is_drawn_and_not_that_of_no_policy():
+    history = make_history(steps=200, clip=None)
+    history.per_step["clip_coef"][:] = 1.0
+    history.per_step.update(user_max_norm=np.full(200, 0.25), user_clip_coef=np.full(200, 0.25))
+    chart = finding_chart(history, finding("clip-is-your-learning-rate"))
+    drawn = next(trace for trace in chart.figure["data"] if trace.get("mode") == "lines")
+    assert set(unpack(drawn["y"])) == {0.25}
