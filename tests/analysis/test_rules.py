@@ -4,8 +4,11 @@ import json
 
 import numpy as np
 import pytest
+import torch
 from make_run import changed, make_history
+from training import batches, mlp, watch
 
+from gradwatch import open_history
 from gradwatch.analysis.rules import HEALTHY, TOO_SHORT, Finding, diagnose, verdict
 from gradwatch.analysis.rules.dead_layers import dead_layer
 from gradwatch.analysis.rules.depth import imbalance, vanishing
@@ -413,3 +416,40 @@ def test_a_layer_of_zeros_among_nans_is_not_dead():
     history.layer("grad_norm")[45:, 1] = 0.0
     history.layer("nonfinite")[45:, 1] = 0.0
     assert "dead-layer" not in [one.rule for one in with_consequences(history)]
+
+
+# ------------------------------------------------------------------------------------------------- policy-never-acts
+
+
+def trained(tmp_path, params, loss_scale=None, steps=12, **policies):
+    model = mlp(torch.float32)
+    optimizer = torch.optim.SGD([p for n, p in model.named_parameters() if params in n], lr=1e-5)
+    scaler = torch.amp.GradScaler("cpu", init_scale=loss_scale or 1.0, growth_interval=10**9, backoff_factor=1 - 2**-20,
+                                  enabled=loss_scale is not None)  # fmt: skip
+    with watch(model, optimizer, tmp_path, every=2, **policies) as watched:
+        for x, y in batches(steps, torch.float32):
+            optimizer.zero_grad()
+            scaler.scale(1e4 * torch.nn.functional.cross_entropy(model(x), y)).backward()
+            scaler.step(optimizer)
+            scaler.update()
+    return [f for f in _all(diagnose(open_history(watched.dir))) if f.rule == "policy-never-acts"]
+
+
+def _all(findings):
+    return [f for finding in findings for f in (finding, *_all(finding.consequences))]
+
+
+def test_a_constraint_of_rows_that_meets_biases_only_never_acts(tmp_path):
+    (finding,) = trained(tmp_path / "biases", "bias", renorm="MaxNorm(0.1)")
+    assert (finding.severity, finding.first_step, finding.last_step) == ("warning", 0, 11)
+    assert finding.cause.startswith("MaxNorm(0.1) was asked for and never acted: ")
+    assert not trained(tmp_path / "both", "", renorm="MaxNorm(0.1)")
+    assert not trained(tmp_path / "none", "bias")
+
+
+def test_a_clip_whose_steps_the_scaler_drops_never_acts(tmp_path):
+    (finding,) = trained(tmp_path / "dropped", "", loss_scale=3e38, clip="ClipByGlobalNorm(0.1)")
+    assert finding.evidence == {"steps": 12, "dropped": 12, "without_gradients": 0}
+    assert not trained(tmp_path / "taken", "", loss_scale=8.0, clip="ClipByGlobalNorm(0.1)")
+    assert not trained(tmp_path / "none", "", loss_scale=3e38)
+    assert not trained(tmp_path / "skips", "", loss_scale=3e38, clip="SkipNonfinite()")

@@ -8,11 +8,21 @@ from __future__ import annotations
 import numpy as np
 
 from gradwatch.analysis.clips import called, incoming, loop_coef
-from gradwatch.analysis.rules.facts import FIXED, GUARD, clips, is_adaptive, optimizer_kind, pick, set_rate
+from gradwatch.analysis.rules.facts import (
+    FIXED,
+    GUARD,
+    clips,
+    is_adaptive,
+    measured,
+    optimizer_kind,
+    pick,
+    set_rate,
+)
 from gradwatch.analysis.rules.finding import Finding, Severity
 from gradwatch.formatting import loop_clips, percent, setting_text
 from gradwatch.history import Bools, Floats, History
 from gradwatch.policies import AGC, ClipByAverageNorm, ClipByNorm, Policy
+from gradwatch.policies.grammar import members
 
 
 def clip_inert(history: History, min_steps: int = 1000) -> list[Finding]:
@@ -36,6 +46,49 @@ def clip_inert(history: History, min_steps: int = 1000) -> list[Finding]:
         bound = setting_text(float(np.quantile(own[both], 0.99)))
         out.append(_inert(history, both, f"the loop's own {loop_clips(history.per_step)}", f"max_norm={bound}"))
     return out
+
+
+def policy_never_acts(history: History, min_steps: int = 10) -> list[Finding]:
+    """A policy that was asked for and had nothing to act on: what trained, trained without it. A warning.
+
+    Of `clip`, where every one of at least `min_steps` steps was dropped by the loss scaler or had no gradient; a policy
+    that skips may have dropped them itself. Of `renorm`, where weights were measured and no slice that it applies to.
+    Source: torch's GradScaler drops a step whole; `torch.renorm` has no slices of a tensor of one dimension.
+    """
+    if len(history) < min_steps:
+        return []
+    norm, skips = history.total("grad_norm"), len(clips(history)) < len(members(history.run.clip))
+    idle = (history.total("skipped") > 0) | (norm == 0)
+    out = []
+    if clips(history) and not skips and idle.all():
+        dropped = int((history.total("skipped") > 0).sum())
+        out.append(
+            _never(
+                history,
+                str(history.run.clip),
+                {"dropped": dropped, "without_gradients": len(history) - dropped},
+                "every step was dropped by the loss scaler, or had no gradient that is not 0",
+                "Look at the loss: a scaler that drops every step sees no finite gradient.",
+            )
+        )
+    rows, _ = measured(history, "renorm_rate")
+    if history.run.renorm and not len(rows) and len(measured(history, "weight_norm")[0]):
+        out.append(
+            _never(
+                history,
+                str(history.run.renorm),
+                {"layers": len(history.layers)},
+                "it constrains slices along its dim of weights that have two dimensions or more, and no layer has any",
+                "Train the matrices as well, give a dim= that they have, or leave renorm= out.",
+            )
+        )
+    return out
+
+
+def _never(history: History, policy: str, evidence: dict[str, float | str], why: str, cure: str) -> Finding:
+    cause = f"{policy} was asked for and never acted: {why}."
+    ends = int(history.step[0]), int(history.step[-1])
+    return Finding("policy-never-acts", "warning", (), *ends, {"steps": len(history), **evidence}, cause, cure)
 
 
 def _inert(history: History, rows: Bools, what: str, lower: str) -> Finding:

@@ -7,7 +7,13 @@ from dataclasses import replace
 
 import numpy as np
 
-from gradwatch.analysis.rules.clipping import clip_before_unscale, clip_inert, clip_is_your_learning_rate, double_clip
+from gradwatch.analysis.rules.clipping import (
+    clip_before_unscale,
+    clip_inert,
+    clip_is_your_learning_rate,
+    double_clip,
+    policy_never_acts,
+)
 from gradwatch.analysis.rules.dead_layers import dead_layer, no_gradient
 from gradwatch.analysis.rules.depth import imbalance, vanishing
 from gradwatch.analysis.rules.facts import LEAST_STEPS, steps_taken
@@ -25,11 +31,12 @@ RULES: tuple[Rule, ...] = (
     nonfinite, exploding, vanishing, dead_layer, no_gradient, imbalance,
     scaled_gradients, gradients_accumulate, noise_dominated,
     weights_unchanged, update_too_large, update_too_small, weight_growth, renorm_binds,
-    spike, lr_too_high, clip_before_unscale, double_clip, clip_is_your_learning_rate, clip_inert,
+    spike, lr_too_high, clip_before_unscale, double_clip, clip_is_your_learning_rate, clip_inert, policy_never_acts,
 )  # fmt: skip
 
 _RUINED = {"nonfinite", "dead-layer", "spike", "imbalance", "vanishing", "weight-growth", "renorm-binds"} | {
     "update-too-large", "update-too-small", "weights-unchanged", "clip-is-your-learning-rate", "noise-dominated",
+    "policy-never-acts",
 }  # fmt: skip
 CONSEQUENCES: dict[str, set[str]] = {
     "gradients-accumulate": _RUINED | {"exploding", "lr-too-high", "scaled-gradients"},
@@ -43,8 +50,8 @@ CONSEQUENCES: dict[str, set[str]] = {
     "weight-growth": {"exploding", "nonfinite", "dead-layer", "vanishing", "update-too-small", "renorm-binds"},
     "dead-layer": {"vanishing", "imbalance", "update-too-small", "weights-unchanged", "noise-dominated"},
     "vanishing": {"dead-layer", "imbalance", "update-too-small", "weights-unchanged"},
-    "no-gradient": {"weights-unchanged", "update-too-small"},
-    "weights-unchanged": {"update-too-small"},
+    "no-gradient": {"weights-unchanged", "update-too-small", "policy-never-acts"},
+    "weights-unchanged": {"update-too-small", "policy-never-acts"},
     "imbalance": {"clip-is-your-learning-rate", "update-too-small"},
     "clip-is-your-learning-rate": {"update-too-small", "double-clip"},
 }
