@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import sys
 import threading
@@ -11,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from multiprocessing import util
 from types import FrameType
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -19,11 +20,11 @@ from torch.optim import Optimizer
 
 from gradwatch.errors import GradwatchError, GradwatchWarning, WatchError, tell
 from gradwatch.launcher import discovery
-from gradwatch.launcher.discovery import lost
+from gradwatch.launcher.discovery import lost, params_of
 from gradwatch.launcher.losses import Losses
 from gradwatch.policies import parse
 from gradwatch.recording import layers
-from gradwatch.recording.attach import fires_hooks, watch, watch_of
+from gradwatch.recording.attach import fires_hooks, settle_unheld, watch, watch_of
 from gradwatch.recording.hooks import untraced
 from gradwatch.recording.loop_clips import Clip
 from gradwatch.recording.torch_patches import listen, replace_clips
@@ -32,6 +33,13 @@ from gradwatch.recording.watch import Watch
 LEAVE_SECONDS = 5.0
 
 Hook = tuple[tuple[Any, ...], dict[str, Any]] | None
+
+
+class Old(NamedTuple):
+    """What a Watch leaves to the one that takes its place: its state, and the ids of its parameters."""
+
+    state: Mapping[str, Any]
+    params: set[int]
 
 
 class AutoWatch:
@@ -55,9 +63,12 @@ class AutoWatch:
         self._early: Tensor | None = None  # the loss so far, should a closure call no backward
         self.seen = 0  # optimizers that stepped
         self._threads: set[int] = set()  # in which they did
+        self._lock = threading.RLock()  # held by the one that attaches
         self.foreign = False  # whether the script watches something itself
         self._known: weakref.WeakKeyDictionary[Optimizer, Watch | None] = weakref.WeakKeyDictionary()
-        self._watches: list[Watch] = []
+        # the Watches that were made here, each with the other optimizers that there were when it was made
+        self._watches: dict[Watch, weakref.WeakSet[Optimizer]] = {}
+        self._replaced: weakref.WeakSet[Optimizer] = weakref.WeakSet()  # in whose place another has come
         self._runs = 0
         self._clips: list[Clip] = []  # before the first step of their optimizer
         for role in ("clip", "renorm"):
@@ -76,7 +87,7 @@ class AutoWatch:
 
     def close(self, status: str, timeout: float | None = None) -> None:
         """End what is still open."""
-        for each in self._watches:
+        for each in tuple(self._watches):
             each.close(status, timeout)
 
     def close_in_a_hurry(self, status: str) -> None:
@@ -84,7 +95,7 @@ class AutoWatch:
 
         In another thread: whoever leaves so may do it because this one hangs.
         """
-        if not all(each.closed for each in self._watches):
+        if not all(each.closed for each in tuple(self._watches)):
             closer = threading.Thread(target=self.close, args=(status, 0.0), daemon=True)
             closer.start()
             closer.join(LEAVE_SECONDS)
@@ -149,10 +160,11 @@ class AutoWatch:
             first.log(loss=float("nan"))
 
     def _forked(self) -> None:
-        """In a process that the script forked: its own optimizers are watched, not those of the parent (`ending`)."""
-        for optimizer in list(self._known):
-            self._known[optimizer] = None
-        self._watches, self.options["run_name"] = [], f"{self.options['run_name']}-{os.getpid()}"
+        """In a process that the script forked: what steps there is watched anew. `signals` ended the Watches."""
+        self._known.clear()
+        self._replaced.clear()
+        self._threads, self._lock, self._runs = set(), threading.RLock(), 0
+        self._watches, self.options["run_name"] = {}, f"{self.options['run_name']}-{os.getpid()}"
 
     # ---------------------------------------------------------------------------------------------- finding the model
 
@@ -173,7 +185,10 @@ class AutoWatch:
                 self.say("the script watches its optimizer itself; --clip and --renorm do not reach it")
             self.foreign = True
             return None
-        made = self._attach(optimizer)
+        with self._lock:
+            if self._known[optimizer] is not None:  # another thread has met one of the same model
+                return self._known[optimizer]
+            made = self._attach(optimizer)
         if made is not None:
             for clip in self._clips:
                 made._clipped(clip)
@@ -182,86 +197,101 @@ class AutoWatch:
 
     def _attach(self, optimizer: Optimizer) -> Watch | None:
         """Watch the optimizer, together with those of the same model; `None` where it cannot be watched."""
-        self._close_lost(optimizer)
+        old = self._make_way(optimizer)
         modules, optimizers = discovery.alive()
+        free = self._free(optimizer, optimizers)
+        if any(
+            params_of([o]) & params_of([optimizer]) for o in free
+        ):  # of those that share with it some may be garbage
+            del modules, optimizers, free
+            gc.collect()
+            modules, optimizers = discovery.alive()
+            free = self._free(optimizer, optimizers)
         tops = discovery.roots(modules)
-        mine, others = discovery.owners(optimizer, tops), self._others(optimizer, optimizers)
-        owners = {id(o): discovery.owners(o, tops) for o in others}
-        joint = {id(m) for m in mine}
-        group = [optimizer, *(o for o in others if joint & {id(m) for m in owners[id(o)]})]
-        modules = [m for m in tops if any(m is x for o in group for x in owners.get(id(o), mine))]
+        mine = {id(m) for m in discovery.owners(optimizer, tops)}
+        group = [optimizer]
+        for other in sorted(free, key=lambda o: o in self._replaced):
+            if mine & {id(m) for m in discovery.owners(other, tops)} and not params_of([other]) & params_of(group):
+                group.append(other)
+        self._replaced.difference_update(group)
+        owners = {id(m) for o in group for m in discovery.owners(o, tops)}
+        modules = [m for m in tops if id(m) in owners]
         model = discovery.model_of(group, modules)
-        beside = (w for w in self._watches if w._shared is not None and not w.closed and not w._holds(group))
-        first = next(beside, None)  # of the run that this one joins
+        first = next((w for w in self._watches if w._shared is not None and not w.closed), None)
         name = None
-        if first is not None and first._shared is not None:
-            name = self._name(modules, model, set(first._shared.names))
-        elif len(group) <= len(others):
-            name = self._name(modules, model, set())
+        if first is not None and first._shared is not None:  # the run that this one joins
+            name = discovery.part_name(modules, model, group, set(first._shared.names))
+        elif any(o not in group and o not in self._replaced for o in free):
+            name = discovery.part_name(modules, model, group, set())
         try:
-            made = self._watch(model, group, name, first)
+            discovery.refuse_flat(group, tops, optimizers)
+            made = self._watch(model, group, name, first, old if name is None else None)
         except GradwatchError as error:
             if self.options["clip"] or self.options["renorm"]:
                 raise refusal(error) from None
             self.say(f"this {type(optimizer).__name__} is not watched: {' '.join(str(error).split())}")
             return None
+        self._watches[made] = weakref.WeakSet(o for o in optimizers if o not in group)
+        settle_unheld(optimizers)
         for each in group:
             self._known[each] = made
         return made
 
-    def _watch(self, model: nn.Module, group: list[Optimizer], name: str | None, first: Watch | None) -> Watch:
-        """A new Watch; where these parameters were watched under another optimizer, it goes on where that one was."""
-        old = next((w for w in reversed(self._watches) if not w.closed and w._holds(group)), None)
-        state = old.state_dict() if old is not None and name is None else None
-        if old is not None:
-            self._close(old)
-        options, run = dict(self.options), first if name is not None else None
-        if run is None and state is None:
+    def _watch(
+        self, model: nn.Module, group: list[Optimizer], name: str | None, first: Watch | None, old: Old | None
+    ) -> Watch:
+        """A new Watch, of the run of `first`; or it goes on where an `old` one was that had these parameters."""
+        options = dict(self.options)
+        if old is not None and old.params != params_of(group):
+            self.say(f"a new run begins: this {type(group[0]).__name__} holds other parameters than the one before it")
+            old = None
+        if first is None and old is None:
             self._runs += 1
             options["run_name"] += f"-{self._runs}" if self._runs > 1 else ""
-        made = watch(model, group, name=name, run=run, **options)
-        if state is not None:
+        made = watch(model, group, name=name, run=first, **options)
+        if old is not None:
             try:
-                made.load_state_dict(state)
+                made.load_state_dict(old.state)
             except WatchError as error:
                 self.say(f"a new run begins ({' '.join(str(error).split())})")
-        self._watches.append(made)
         self.join(made)
         return made
 
-    def _close_lost(self, optimizer: Optimizer) -> None:
-        """A model that the script has thrown away must not live on, and its run is over; not so if this one goes on."""
-        if self._threads != {threading.main_thread().ident}:
-            return  # another thread may be in the middle of a step
-        watches = [w for w in self._watches if not w.closed and not w._holds([optimizer])]
-        for each in lost(watches) if watches else ():
+    def _make_way(self, optimizer: Optimizer) -> Old | None:
+        """Close what is over: Watches of models that the script has thrown away, and those in whose place this comes.
+
+        An optimizer that was there when a Watch began lives beside it, though they share parameters: both step. One
+        that was made later takes the place of those that the script has thrown away, else of all that share with it;
+        should one of these step again, it is met again. Returns what the last of them leaves.
+        """
+        if self._threads & {thread.ident for thread in threading.enumerate()} != {threading.get_ident()}:
+            return None  # another thread may be in the middle of a step
+        running = [w for w in self._watches if not w.closed]
+        sharing = [w for w in running if w._holds([optimizer])]
+        for each in lost([w for w in running if w not in sharing]) if len(running) > len(sharing) else ():
             self._close(each)
+        later = [w for w in sharing if optimizer not in self._watches[w]]
+        left = {w: Old(w.state_dict(), params_of(w._source.optimizers)) for w in later}
+        later = (lost(later) if len(later) > 1 else []) or later
+        for each in later:
+            self._close(each)
+        return next((left[w] for w in reversed(later) if w._shared is None), None)
 
     def _close(self, old: Watch) -> None:
         """End it before the script ends, and forget it."""
         old.close(timeout=0)
-        self._watches.remove(old)
+        del self._watches[old]
         for optimizer in [o for o, watched in self._known.items() if watched is old]:
-            self._known[optimizer] = None
+            del self._known[optimizer]
+            self._replaced.add(optimizer)
 
-    def _others(self, optimizer: Optimizer, optimizers: Sequence[Optimizer]) -> list[Optimizer]:
-        """Of these, the optimizers that nobody watches yet, hold other parameters, and may step too."""
-        mine = set(layers.held(optimizer))
+    def _free(self, optimizer: Optimizer, optimizers: Sequence[Optimizer]) -> list[Optimizer]:
+        """Of these, the other optimizers that nobody watches, and that may step too."""
         return [
             o
             for o in optimizers
-            if o is not optimizer
-            and o not in self._known
-            and fires_hooks(o)
-            and watch_of(o) is None
-            and layers.held(o)
-            and not mine & set(layers.held(o))
+            if o is not optimizer and o not in self._known and fires_hooks(o) and watch_of(o) is None and layers.held(o)
         ]
-
-    def _name(self, modules: Sequence[nn.Module], model: nn.Module, taken: set[str]) -> str:
-        name = "-".join(discovery.names(modules)) or type(model).__name__
-        name = "".join(c if c.isalnum() or c in "_-" else "-" for c in name)[:60]
-        return next(n for n in (name, *(f"{name}-{i}" for i in range(2, 10_000))) if n not in taken)
 
 
 def _is_inner(optimizer: Optimizer) -> bool:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import gc
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence, Set
 from typing import Any
 
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from gradwatch.errors import WatchError
+from gradwatch.measure.distributed import world_size
 from gradwatch.recording.layers import held
 from gradwatch.recording.watch import Watch
 
@@ -35,9 +37,10 @@ class Loose(nn.Module):
 
 
 def alive() -> tuple[list[nn.Module], list[Optimizer]]:
-    """The modules and the optimizers that exist, oldest first as far as the collector knows."""
+    """The script's modules and optimizers that exist, oldest first as far as the collector knows."""
     found = [o for o in gc.get_objects() if issubclass(type(o), (nn.Module, Optimizer))]
-    return [o for o in found if isinstance(o, nn.Module)], [o for o in found if isinstance(o, Optimizer)]
+    modules = [o for o in found if isinstance(o, nn.Module) and not isinstance(o, Models | Loose)]
+    return modules, [o for o in found if isinstance(o, Optimizer)]
 
 
 def roots(modules: Sequence[nn.Module]) -> list[nn.Module]:
@@ -75,11 +78,67 @@ def model_of(optimizers: Sequence[Optimizer], modules: Sequence[nn.Module]) -> n
     return Loose({name: p for o in optimizers for name, p in _loose_names(o)})
 
 
+def flat_partition(optimizer: Optimizer, tops: Sequence[nn.Module], optimizers: Sequence[Optimizer], ranks: int) -> int:
+    """The elements of a flat copy that the optimizer holds of a model's parameters, or of this rank's share; else 0.
+
+    ZeRO and Megatron's distributed optimizer keep one: 1-D tensors that no module holds, as large as the trainable
+    parameters of a module that are in no optimizer (those of all or some of the `ranks` together, but for a few per
+    cent of padding), or in the place of parameters that were emptied (ZeRO-3).
+    """
+    own = held(optimizer)
+    size = sum(p.numel() for p in own.values())
+    here = {id(p) for module in tops for p in module.parameters()}
+    if not size or here & own.keys() or any(p.dim() != 1 for p in own.values()):
+        return 0
+    taken = params_of(optimizers)
+    slack = 2 * ranks * len(optimizer.param_groups)
+    for module in tops:
+        left = [p for p in module.parameters() if p.requires_grad and id(p) not in taken]
+        total = sum(p.numel() for p in left)
+        shares = (k for k in range(1, ranks + 1) if ranks % k == 0)
+        if any(not p.numel() for p in left) or (
+            total and any(abs(k * size - total) <= 0.05 * total + slack for k in shares)
+        ):
+            return size
+    return 0
+
+
+def refuse_flat(group: Sequence[Optimizer], tops: Sequence[nn.Module], optimizers: Sequence[Optimizer]) -> None:
+    """Refuse optimizers that step a flat copy of a model, or of a rank's share of it.
+
+    Raises:
+        WatchError: one of the group does.
+    """
+    for optimizer in group:
+        size = flat_partition(optimizer, tops, optimizers, world_size())
+        if size:
+            raise WatchError(
+                f"{type(optimizer).__name__} steps a flat copy of {size:,} elements and no module's parameters: ZeRO "
+                "and Megatron's distributed optimizer give each rank such a share, in which neither a layer nor the "
+                "joint norm can be seen. Use that library's own gradient clipping, DDP, or fully_shard (FSDP2)"
+            )
+
+
+def params_of(optimizers: Iterable[Optimizer]) -> set[int]:
+    """The ids of the parameters that they hold."""
+    return {key for o in optimizers for key in held(o)}
+
+
 def names(modules: Sequence[nn.Module]) -> list[str]:
     """What to call these modules beside each other: the script's own variables, else their classes, numbered."""
     variables = _variables()
     found = [variables.get(id(module), type(module).__name__) for module in modules]
     return [n if found.count(n) == 1 else f"{n}-{i}" for i, n in enumerate(found)]
+
+
+def part_name(modules: Sequence[nn.Module], model: nn.Module, group: Sequence[Optimizer], taken: Set[str]) -> str:
+    """What to call a Watch that shares a run: as its models; a further one as its optimizer too, or numbered."""
+    name = "-".join(names(modules)) or type(model).__name__
+    variables = _variables()
+    own = [f"{name}-{variables[id(o)]}" for o in group if id(o) in variables]
+    wanted = (name, *own, *(f"{name}-{i}" for i in range(2, 10_000)))
+    plain = ("".join(c if c.isalnum() or c in "_-" else "-" for c in text) for text in wanted)
+    return next(text[:60] for text in plain if text[:60] not in taken)
 
 
 def _loose_names(optimizer: Optimizer) -> Iterator[tuple[str, Tensor]]:

@@ -227,14 +227,20 @@ class Launch:
         if self._recorded_elsewhere():
             return
         if self.losses is None:
-            self.say("nothing was recorded: the script did not import torch")
+            why = "the script did not import torch"
         elif self.losses.calls:
-            self.say(
-                f"nothing was recorded: backward() was called {self.losses.calls:,} times, but no "
-                "torch.optim.Optimizer stepped in this process, so the script updates its weights in another way"
+            why = (
+                f"backward() was called {self.losses.calls:,} times, but no torch.optim.Optimizer stepped in this "
+                "process, so the script updates its weights in another way"
             )
         else:
-            self.say("nothing was recorded: no torch.optim.Optimizer stepped in this process")
+            why = "no torch.optim.Optimizer stepped in this process"
+        self.say(f"nothing was recorded{self._without_policies()}: {why}")
+
+    def _without_policies(self) -> str:
+        """That what was asked for never acted, in words; empty where nothing was."""
+        asked = [f"--{role} {self.plan.watch[role]}" for role in ("clip", "renorm") if self.plan.watch.get(role)]
+        return f", and {' and '.join(asked)} never acted" if asked else ""
 
     def _recorded_elsewhere(self) -> bool:
         """Whether a process that this one started has recorded a run."""

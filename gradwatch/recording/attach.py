@@ -24,6 +24,7 @@ from gradwatch.policies import Policy
 from gradwatch.policies.grammar import as_policy
 from gradwatch.recording import layers as _layers
 from gradwatch.recording import mlflow_target as _delivery
+from gradwatch.recording import open_watches
 from gradwatch.recording.arguments import Settings, check_kinds, described
 from gradwatch.recording.callbacks import Live
 from gradwatch.recording.clipper import Clipper
@@ -140,8 +141,20 @@ def watch(
     writer, shared = _place(manifest, name, run._shared if run else None, Path(dir), model, SHARE * flush_every)
     live = _live(on_finding, settings, writer, shared, clipper.layout.device)
     made = Watch(clipper, weights, norms, writer, source, live, settings.helper == "courier", verbose, shared)
+    settle_unheld()
     made._say(f"watching {len(named)} layers of {type(model).__name__}, recording to {made.dir}")
     return made
+
+
+def settle_unheld(others: Iterable[Optimizer] = ()) -> None:
+    """A parameter that one open Watch trains, or that the `others` hold, is in no Watch one without an optimizer."""
+    watches = [w for w in open_watches.watches if isinstance(w, Watch)]
+    held = [*others, *(o for w in watches for o in w._source.optimizers)]
+    for each in watches:
+        said = each._writer.run.unheld
+        if said:
+            left = each._source.unheld(held)
+            each._writer.update(unheld=tuple(name for name in said if name in left))
 
 
 def _place(

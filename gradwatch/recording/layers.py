@@ -114,9 +114,11 @@ class Source:
         """Which of these layers are recorded."""
         return [matches(name, self.patterns) and not matches(name, self.ignored) for name in names]
 
-    def unheld(self) -> tuple[str, ...]:
-        """The model's parameters that ask for a gradient, are in no optimizer, and would be recorded if they were."""
-        held = {id(p) for o in self.optimizers for _, p in _held(o)}
+    def unheld(self, others: Iterable[Optimizer] = ()) -> tuple[str, ...]:
+        """The model's parameters that ask for a gradient, are in no optimizer (nor in the `others`), and would be
+        recorded if they were.
+        """
+        held = {id(p) for o in (*self.optimizers, *others) for _, p in _held(o)}
         named = _unique_names(self.model.named_parameters())
         found = [name for name, p in named.items() if p.requires_grad and id(p) not in held]
         found = [f"{self.part}.{name}" if self.part else name for name in found]

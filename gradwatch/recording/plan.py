@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from gradwatch.formatting import loop_clips
+from gradwatch.history import Run
 from gradwatch.measure.fused import why_not_folded
 
 if TYPE_CHECKING:
@@ -59,3 +61,12 @@ def _pass(coef: Tensor | None, elements: bool) -> str:
     if coef is None:
         return "nothing is scaled: the policy only lets steps happen or not"
     return "one pass that scales all gradients" if coef.dim() == 0 else "one pass that scales each layer by its own"
+
+
+def nothing_seen(run: Run, folder: Path) -> str:
+    """Why a training may have recorded nothing; and that what was asked for never acted."""
+    policies = " and ".join(filter(None, (run.clip, run.renorm)))
+    return (
+        f"no optimizer step was seen, so {folder} is empty{policies and f' and {policies} never acted'}: the loop took "
+        "none, stepped an optimizer other than the one that watch() was given, or replayed its steps from a CUDA graph"
+    )

@@ -26,7 +26,7 @@ from gradwatch.recording.courier_process import CourierProcess
 from gradwatch.recording.hooks import untraced
 from gradwatch.recording.layers import Source, describe
 from gradwatch.recording.loop_clips import Clip
-from gradwatch.recording.plan import plan
+from gradwatch.recording.plan import nothing_seen, plan
 from gradwatch.recording.recorder import Recorder, refusal
 from gradwatch.recording.shared_run import Shared
 from gradwatch.recording.stepper import Stepper
@@ -170,13 +170,9 @@ class Watch:
         finally:  # whatever happens here, what was handed over before is written
             self._writer.close("FAILED" if self._live.halted and status == "FINISHED" else status)
             signals.disarm()
-        if self._stepper.steps > self._resumed_at:
-            self._say(f"{self._stepper.steps:,} steps recorded in {self.dir}")
-        else:
-            self._say(
-                f"no optimizer step was seen, so {self.dir} is empty: the loop took none, stepped an optimizer other "
-                "than the one that watch() was given, or replayed its steps from a CUDA graph"
-            )
+        steps, run = self._stepper.steps, self._writer.run
+        seen = steps > self._resumed_at
+        self._say(f"{steps:,} steps recorded in {self.dir}" if seen else nothing_seen(run, self.dir))
         if timeout is None:
             timeout = CLOSE_SECONDS if time.monotonic() - self._started < LONG_RUN else LAST_SECONDS
         cursor, missing = self._courier.wait(self.dir, self._stepper.steps, timeout)

@@ -11,6 +11,7 @@ import pytest
 from in_the_wild import SCRIPTS, SUPPORT, environment, one
 
 import gradwatch
+from gradwatch.analysis.rules import diagnose
 from gradwatch.storage.shared_folder import run_folders
 
 pytestmark = pytest.mark.slow
@@ -33,11 +34,20 @@ STEPS = {
     "one_by_one": [10, 10, 10],
     "gan_again": [6, 6, 6, 6],
     "idle_closure": [7],
+    "infogan": [8, 8, 8],
+    "shared_head": [9, 9],
+    "phases": [8, 4, 4],
+    "one_renewed": [12, 6, 6],
 }
+# optimizers that step on one backward, or come one after another: compared in tests of their own
+APART = ("rebuilt", "two_kinds", "shared_head", "phases", "one_renewed")
 # compared with plain Python, not with the oracle
-SILENT = ("by_hand", "spawns", "clips_itself", "two_losses", "at_exit", "leaves", "strict")
+SILENT = ("forks", "flat_partition", "by_hand", "spawns", "clips_itself", "two_losses", "at_exit", "leaves", "strict")
 CLIPS = [["--clip", "ClipByGlobalNorm(0.1)"], ["--script-clip", "replace"], ["--script-clip", "replace", "--clip",
          "ClipByGlobalNorm(0.5)"]]  # fmt: skip
+SMALL = ["--clip", "ClipByGlobalNorm(0.01)"]
+CLIPPED = ("shared_head", "forks", "flat_partition", "by_hand")
+OTHERS = ("clipped head", "clipped fork", "clipped partition", "clipped hand", "thrown_away")
 
 
 def wild(how, out, commands):
@@ -59,14 +69,16 @@ def folders(tmp_path_factory):
     out = tmp_path_factory.mktemp("wild")
     names = [*STEPS, *SILENT]
     paths = [str(SCRIPTS / f"{name}.py") for name in names]
-    plain = wild("oracle", out / "plain", [[path] for path in paths])
+    plain = wild("oracle", out / "plain", [*([path] for path in paths), [str(SCRIPTS / "shared_head.py"), "0.01"]])
     options = ["--log", "none"]
     freed = str(SCRIPTS / "thrown_away.py")
     clips = [[*options, *clip, str(SCRIPTS / "clips_itself.py")] for clip in CLIPS]
-    watched = wild("gradwatch", out / "watched", [*([*options, path] for path in paths), *clips, [*options, freed]])
+    small = [[*options, *SMALL, str(SCRIPTS / f"{name}.py")] for name in CLIPPED]
+    last = [*clips, *small, [*options, freed]]
+    watched = wild("gradwatch", out / "watched", [*([*options, path] for path in paths), *last])
     return {
-        "plain": dict(zip(names, plain, strict=True)),
-        "watched": dict(zip([*names, *map(str, CLIPS), "thrown_away"], watched, strict=True)),
+        "plain": dict(zip([*names, "clipped by hand"], plain, strict=True)),
+        "watched": dict(zip([*names, *map(str, CLIPS), *OTHERS], watched, strict=True)),
     }
 
 
@@ -81,7 +93,7 @@ def lanes(folder):
     return [(norms, loss) for _, norms, loss in sorted(found, key=lambda lane: lane[0])]
 
 
-@pytest.mark.parametrize("name", [name for name in STEPS if name not in ("rebuilt", "two_kinds")])
+@pytest.mark.parametrize("name", [name for name in STEPS if name not in APART])
 def test_the_recorded_norms_and_losses_are_those_of_the_oracle(folders, name):
     seen = pickle.loads((folders["plain"][name] / "seen").read_bytes())
     assert [len(rows) for rows in seen] == STEPS[name], "the oracle itself"
@@ -156,6 +168,52 @@ def test_a_second_optimizer_of_a_model_goes_on_and_a_new_model_is_a_new_run(fold
     assert {first.run.status, second.run.status} == {"FINISHED"}
 
 
+def true_norms(folders, name):
+    """`[T, L]` of each optimizer, in the order of their first steps."""
+    return [np.array([n for n, _ in rows]) for rows in pickle.loads((folders["plain"][name] / "seen").read_bytes())]
+
+
+@pytest.mark.parametrize(
+    ("name", "parts"), [("infogan", ["generator", "critic", "generator-critic"]), ("shared_head", ["net", "net-actor"])]
+)
+def test_optimizers_that_share_parameters_are_parts_of_one_run(folders, name, parts):
+    lanes = one(folders["watched"][name]).lanes()
+    for part, true in zip(parts, true_norms(folders, name), strict=True):
+        np.testing.assert_allclose(lanes[part].layer("grad_norm"), true, rtol=2e-6)
+    findings = [found for lane in lanes.values() for found in diagnose(lane) if found.rule == "no-gradient"]
+    assert not findings, "what the actor does not hold, the critic trains"
+
+
+def test_optimizers_that_share_parameters_are_each_clipped(folders):
+    clipped = folders["watched"]["clipped head"]
+    by_hand = (folders["plain"]["clipped by hand"] / "stdout").read_text()
+    assert (clipped / "stdout").read_text() == by_hand
+    assert max(map(float, by_hand.split())) < 0.0101
+    assert {part: len(lane) for part, lane in one(clipped).lanes().items()} == {"net": 9, "net-actor": 9}
+
+
+def test_an_optimizer_that_is_taken_up_again_is_recorded_again(folders):
+    histories = [gradwatch.open_history(p) for p in run_folders(folders["watched"]["phases"] / "gradwatch-runs")]
+    assert [h.run.name for h in histories] == ["phases", "phases-2", "phases-3"]
+    head, whole, other = true_norms(folders, "phases")
+    for history, true in zip(histories, (head[:4], np.concatenate([whole, other]), head[4:]), strict=True):
+        np.testing.assert_allclose(history.layer("grad_norm"), true, rtol=2e-6)
+
+
+def test_an_optimizer_that_is_made_anew_leaves_the_one_beside_it_where_it_was(folders):
+    history = one(folders["watched"]["one_renewed"])
+    fast, slow, again = true_norms(folders, "one_renewed")
+    matrices, vectors = np.concatenate([fast, again]), slow
+    true = np.stack([matrices[:, 0], vectors[:, 0], matrices[:, 1], vectors[:, 1]], axis=1)
+    np.testing.assert_allclose(history.layer("grad_norm"), true, rtol=2e-6)
+
+
+def test_a_fork_that_goes_on_with_its_parents_optimizer_is_a_run_of_its_own(folders):
+    clipped = folders["watched"]["clipped fork"]
+    assert np.loadtxt(clipped / "stdout").max() < 0.0101
+    assert sorted(len(gradwatch.open_history(p)) for p in run_folders(clipped / "gradwatch-runs")) == [3, 4]
+
+
 def test_a_model_that_is_thrown_away_ends_its_run_and_no_other(folders):
     assert (folders["watched"]["thrown_away"] / "stdout").read_text() == "freed but for the last: True\n" * 2
     histories = [gradwatch.open_history(p) for p in run_folders(folders["watched"]["thrown_away"] / "gradwatch-runs")]
@@ -212,6 +270,24 @@ def test_a_script_without_an_optimizer_gets_one_sentence(folders):
         "nothing was recorded: backward() was called 7 times, but no torch.optim.Optimizer stepped in this process, "
         "so the script updates its weights in another way"
     ]
+
+
+def test_a_policy_that_never_acted_is_said(folders):
+    assert said(folders["watched"]["clipped hand"]) == [
+        "nothing was recorded, and --clip ClipByGlobalNorm(0.01) never acted: backward() was called 7 times, but no "
+        "torch.optim.Optimizer stepped in this process, so the script updates its weights in another way"
+    ]
+
+
+def test_a_flat_partition_is_not_watched_and_no_policy_goes_without_a_word(folders):
+    (line,) = said(folders["watched"]["flat_partition"])
+    assert line.startswith("this AdamW is not watched: AdamW steps a flat copy of 52 elements and no module's")
+    assert not (folders["watched"]["flat_partition"] / "gradwatch-runs").exists(), "nothing says that it was healthy"
+    refused = folders["watched"]["clipped partition"]
+    assert (refused / "code").read_text() == "2"
+    assert not (refused / "stdout").read_text()
+    (line,) = (refused / "stderr").read_text().splitlines()
+    assert line.startswith("Error: AdamW steps a flat copy")
 
 
 def test_a_process_that_trains_is_watched_whoever_started_it(folders):

@@ -305,9 +305,11 @@ def test_forward_and_backward_in_a_cuda_graph_and_the_step_outside(tmp_path):
 def test_closing_a_watch_that_saw_no_step_says_so(tmp_path, capsys):
     model = mlp()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    with watch(model, optimizer, tmp_path, verbose=True) as handle:
+    with watch(model, optimizer, tmp_path, verbose=True, clip="ClipByNorm(1.0)") as handle:
         train(model, torch.optim.SGD(model.parameters(), lr=0.1), 2)  # not the one that is watched
-    assert "no optimizer step was seen" in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert "no optimizer step was seen" in said
+    assert "is empty and ClipByNorm(1.0) never acted" in said
     with watch(model, optimizer, tmp_path, verbose=True) as handle:
         train(model, optimizer, 2)
         state = handle.state_dict()

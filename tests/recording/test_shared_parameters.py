@@ -1,0 +1,107 @@
+"""Two optimizers that share parameters: each one's norms and clips are those of plain torch, whoever watches them."""
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from training import batches, watch
+
+from gradwatch import open_history
+from gradwatch.storage.folder import read_manifest
+
+LIMIT = 0.05
+OPTIMIZERS = {
+    "SGD": lambda params: torch.optim.SGD(params, lr=0.1, momentum=0.9),
+    "fused Adam": lambda params: torch.optim.Adam(params, lr=0.01, fused=True),
+}
+
+
+def net():
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 3))
+
+
+def train(model, optimizers, before_step=lambda optimizer: None, steps=8):
+    """The first optimizer steps on each batch; the second on gradients of its own, or every third time on the same."""
+    for i, (x, y) in enumerate(batches(steps, torch.float32)):
+        for which, optimizer in enumerate(optimizers):
+            if not which or i % 3:
+                model.zero_grad()
+                nn.functional.cross_entropy(model(x + which), y).backward()
+            before_step(optimizer)
+            optimizer.step()
+
+
+def build(make):
+    model = net()
+    return model, [make(model.parameters()), make(model[2].parameters())]
+
+
+def by_hand(make, limits):
+    """The weights that torch's own clips give, and `[T, L]` norms of each optimizer before its clip."""
+    model, optimizers = build(make)
+    norms = {o: [] for o in optimizers}
+
+    def clip(optimizer):
+        params = optimizer.param_groups[0]["params"]
+        norms[optimizer].append([p.grad.double().norm().item() for p in params])
+        limit = limits[optimizers.index(optimizer)]
+        if limit:
+            nn.utils.clip_grad_norm_(params, limit)
+
+    train(model, optimizers, clip)
+    return model, [np.array(norms[o]) for o in optimizers]
+
+
+@pytest.mark.parametrize("make", OPTIMIZERS.values(), ids=OPTIMIZERS)
+@pytest.mark.parametrize("limits", [(None, None), (LIMIT, None), (None, LIMIT), (LIMIT, LIMIT)])
+def test_a_watch_for_each_sees_and_clips_what_reaches_its_own_step(make, limits, tmp_path):
+    model, optimizers = build(make)
+    texts = [f"ClipByGlobalNorm({limit})" if limit else None for limit in limits]
+    critic = watch(model, optimizers[0], tmp_path, name="critic", clip=texts[0], every=2)
+    actor = watch(model, optimizers[1], tmp_path, name="actor", clip=texts[1], every=2, run=critic)
+    with critic, actor:
+        train(model, optimizers)
+    plain, true = by_hand(make, limits)
+    for a, b in zip(model.parameters(), plain.parameters(), strict=True):
+        torch.testing.assert_close(
+            a, b, rtol=0 if limits == (None, None) else 1e-4, atol=0 if not any(limits) else 1e-6
+        )
+    lanes = open_history(critic.dir.parent).lanes()
+    for name, norms in zip(("critic", "actor"), true, strict=True):
+        np.testing.assert_allclose(lanes[name].layer("grad_norm"), norms, rtol=2e-4 if any(limits) else 2e-6)
+
+
+@pytest.mark.parametrize("make", OPTIMIZERS.values(), ids=OPTIMIZERS)
+def test_one_watch_for_both_takes_their_steps_apart(make, tmp_path):
+    model, optimizers = build(make)
+    both = watch(model, optimizers, tmp_path)
+    with both:
+        with pytest.warns(match="do not step together"):
+            train(model, optimizers, steps=3)
+        for i, (x, y) in enumerate(batches(6, torch.float32)):  # and now each on gradients of its own
+            optimizer = optimizers[i % 2]
+            model.zero_grad()
+            nn.functional.cross_entropy(model(x), y).backward()
+            optimizer.step()
+    history = open_history(both.dir)
+    assert len(history) == 12 - 1, "the first batch was one step of both"
+    apart = history.take(np.arange(len(history)) > 4)
+    head = ["2.weight" in name or "2.bias" in name for name in history.layers]
+    for row, name in zip(apart.layer("grad_norm"), apart.optimizer, strict=True):
+        held = ~np.isnan(row)
+        assert held.all() if str(name).endswith(".0") else held.tolist() == head
+
+
+def test_what_another_watch_trains_is_not_without_an_optimizer(tmp_path):
+    model = net()
+    head = torch.optim.SGD(model[2].parameters(), lr=0.1)
+    first = watch(model, head, tmp_path, name="head")
+    assert first._writer.run.unheld == ("head.0.weight", "head.0.bias")
+    body = torch.optim.SGD([model[0].weight], lr=0.1)
+    second = watch(model, body, tmp_path, name="body", run=first)
+    assert first._writer.run.unheld == ("head.0.bias",)
+    assert second._writer.run.unheld == ("body.0.bias",)
+    first.close()
+    second.close()
+    assert read_manifest(first.dir).unheld == ("head.0.bias",)
