@@ -81,6 +81,8 @@ def why_not_folded(optimizers: Sequence[Optimizer], layout: Layout, coef: Tensor
         return f"{type(optimizers[0]).__name__} is not one of {', '.join(c.__name__ for c in CLASSES)}"
     if layout.sharding is not None:
         return "the kernel takes no plain scale beside DTensors"
+    if len({device.type for device in layout.devices}) > 1:  # torch copies the scale without waiting for it
+        return "the weights are on several kinds of device"
     if layout.dtypes != {torch.float32}:  # the scale is float32: float64 would lose digits
         return "not all weights are float32"
     return ""
@@ -91,8 +93,8 @@ def fold(optimizer: Optimizer, coef: Tensor) -> None:
 
     A coefficient of 0 gives 0, and NaN for an inf, as a multiplication does.
     """
-    scale = loss_scale(optimizer)
-    set_scale(optimizer, coef.reciprocal() if scale is None else scale / coef)
+    scale, factor = loss_scale(optimizer), coef.float()  # a kernel takes no scale of another dtype
+    set_scale(optimizer, factor.reciprocal() if scale is None else scale / factor)
 
 
 # What stands in the place of an optimizer's own `grad_scale`, and what that was. Known to all and not only to whoever

@@ -1,4 +1,4 @@
-"""The only file that reads or scales gradients and weights; policies and constraints say how much.
+"""The tensors of a step, for policies and constraints to act on: they say how much, `foreach` reads and scales.
 
 Legend: L layers, in the order of the Layout. Everything here is device arithmetic: nothing waits for the device.
 """
@@ -7,19 +7,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from fnmatch import fnmatchcase
-from typing import Any, cast
+from functools import partial
+from typing import cast
 
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
-from torch.utils._foreach_utils import _group_tensors_by_device_and_dtype
 
 from gradwatch.errors import PolicyError
 from gradwatch.measure.distributed import local
+from gradwatch.measure.foreach import MaybeTensors, grouped, measure, scale_, unit_norms
 from gradwatch.measure.layout import Layout, Norms, at, real, share
-
-MaybeTensors = Sequence[Tensor | None]
-Group = tuple[list[Tensor], tuple[int, ...]]  # tensors of one device and dtype, and the layers they belong to
 
 
 class Batch:
@@ -57,7 +55,9 @@ class Batch:
         if self._norms is None:
             l2 = self.measure()
             others = {p: self.measure(p) for p in self.norm_types if p != 2.0}
-            self._norms = Norms(l2, self.present(), self.layout.numel(), self.names, others)
+            whole, ours = self._present, partial(self.layout.which, self.here)  # no method of this: it holds the norms
+            present = ours if whole is None else lambda: whole
+            self._norms = Norms(l2, self.names, others, present, self.layout.numel)
             self._ahead = [factor for factor in (self.unscale, self.pending) if factor is not None]
         for factor in self._ahead:
             self._norms = self._norms.scaled(factor)
@@ -66,6 +66,7 @@ class Batch:
 
     def scale(self, coef: Tensor) -> None:
         """Multiply the gradients by `coef`, `[]` or `[L]`."""
+        coef = at(self.layout.device, coef)  # a policy of somebody's own may answer with a number of the CPU's
         self.pending = coef if self.pending is None else self.pending * coef
         self._ahead.append(coef)
 
@@ -139,20 +140,17 @@ class Batch:
         """The p-norms of the tensors as they are, `[L]`; under sharding of the whole layers, by one all-reduce."""
         norms = measure(self.layout, self.groups, p)
         if self.layout.sharding is not None:
-            norms, self._present = self.layout.sharding.join(norms, self._here(), p)
+            norms, self._present = self.layout.sharding.join(norms, self.layout.which(self.here), p)
         return norms
 
     def present(self) -> Tensor:
         """Which layers have a gradient on any rank, `[L]` bool."""
         if self.layout.sharding is None:
-            return self._here()
+            return self.layout.which(self.here)
         if self._present is None:
             self.measure()
         assert self._present is not None
         return self._present
-
-    def _here(self) -> Tensor:
-        return self.layout.constant(("present", self.here), lambda: torch.tensor(self.here, device=self.layout.device))
 
     def apply_pending(self) -> None:
         """Multiply the tensors by the pending coefficients, and take the loss scale out."""
@@ -174,7 +172,7 @@ class Subset(Batch):
         self.tensors = [parent.tensors[i] for i in index]
 
     def _index(self) -> Tensor:
-        return self.layout.index(self.index, self.layout.device)
+        return self.layout.constant(self.index, lambda: self.layout.numbers(self.index, torch.int64))
 
     def norms(self) -> Norms:
         """The parent's norms of these layers."""
@@ -208,7 +206,7 @@ class Subset(Batch):
         self.parent.change(lambda i, t: fn(place[i], t) if i in place else untouched)
 
 
-# ------------------------------------------------------------------------------------------------- reading and scaling
+# ------------------------------------------------------------------------------------------------------- gradients
 
 
 def gradients(layout: Layout, held: Sequence[bool] | None = None, will_change: bool = True) -> list[Tensor | None]:
@@ -244,84 +242,6 @@ def _dense(param: Tensor, grad: Tensor, will_change: bool) -> Tensor:
             param.grad = whole  # otherwise left as it is: adding up its entries in another order rounds otherwise
         grad = whole._values()
     return real(grad)
-
-
-def grouped(layout: Layout, tensors: MaybeTensors) -> list[Group]:
-    """The tensors that are there, by device and dtype."""
-    if layout.has_empty:  # nothing to measure or scale, and some norms of nothing are errors
-        tensors = [t if t is not None and t.numel() else None for t in tensors]
-    present = [t for t in tensors if t is not None]
-    if not present:
-        return []
-    everything = len(present) == len(tensors) == len(layout.every)
-    if everything and layout.one_device and len({t.dtype for t in present}) == 1:
-        return [(present, layout.every)]  # the usual case, at a tenth of the price
-    index = layout.every if everything else [i for i, t in enumerate(tensors) if t is not None]
-    groups: dict[Any, tuple[Any, list[int]]] = _group_tensors_by_device_and_dtype([[*present]], with_indices=True)
-    return [(lists[0], tuple(index[i] for i in places)) for lists, places in groups.values()]
-
-
-def measure(layout: Layout, groups: Sequence[Group], p: float = 2.0) -> Tensor:
-    """The p-norm of each layer's part on this rank, `[L]`, accumulated in at least float32; 0 for one in no group."""
-    stacks = [torch.stack(_norms(layout, group, p)) for group in groups]
-    if len(stacks) == 1 and len(groups[0][1]) == len(layout.names):
-        return stacks[0] if stacks[0].dtype is layout.dtype else stacks[0].to(layout.dtype)
-    zero = layout.constant("nothing", lambda: torch.zeros(1, dtype=layout.dtype, device=layout.device))
-    order = tuple(index for _, index in groups)
-    where = layout.constant(("where", order), lambda: _places(order, len(layout.names), layout.device))
-    return torch.cat([s.to(layout.device, layout.dtype) for s in stacks] + [zero]).index_select(0, where)
-
-
-def _norms(layout: Layout, group: Group, p: float) -> list[Tensor] | tuple[Tensor, ...]:
-    """The p-norm of each tensor of a group, 0-d; of wide ones by rows: the p-norm of the rows' p-norms."""
-    tensors, index = group
-    dtype = _accumulate(tensors[0].dtype)
-    wide = {k for k, i in enumerate(index) if i in layout.wide and tensors[k].is_contiguous()} if layout.wide else None
-    if not wide:
-        return torch._foreach_norm(tensors, p, dtype=dtype)
-    rest = [t for k, t in enumerate(tensors) if k not in wide]
-    norms = iter(torch._foreach_norm(rest, p, dtype=dtype) if rest else ())
-    norm = torch.linalg.vector_norm
-    return [
-        norm(norm(t.flatten(1), p, dim=1, dtype=dtype), p) if k in wide else next(norms) for k, t in enumerate(tensors)
-    ]
-
-
-def _accumulate(dtype: torch.dtype) -> torch.dtype | None:
-    return torch.float32 if dtype in (torch.float16, torch.bfloat16) else None
-
-
-def _places(order: tuple[tuple[int, ...], ...], layers: int, device: torch.device) -> Tensor:
-    flat = [i for index in order for i in index]
-    places = [len(flat)] * layers  # where nothing is, look at the zero behind the end
-    for place, i in enumerate(flat):
-        places[i] = place
-    return torch.tensor(places, dtype=torch.int64, device=device)
-
-
-def scale_(layout: Layout, groups: Sequence[Group], coef: Tensor) -> None:
-    """Multiply the tensors by `coef`, one number or one per layer, in place."""
-    for tensors, index in groups:
-        here = at(tensors[0].device, coef)
-        if here.dim() == 0:
-            torch._foreach_mul_(tensors, here)
-        elif len(index) == len(layout.names):
-            torch._foreach_mul_(tensors, list(here.unbind()))
-        else:
-            torch._foreach_mul_(tensors, list(here.index_select(0, layout.index(index, here.device)).unbind()))
-
-
-def unit_norms(tensor: Tensor, dims: tuple[int, ...], p: float = 2.0) -> Tensor:
-    """The p-norm over `dims`, those kept with length 1; half precision is accumulated in float32.
-
-    No dims: the norm of the whole tensor.
-    """
-    if not tensor.numel():
-        over = {d % tensor.dim() for d in dims}
-        return tensor.new_zeros([1 if d in over else n for d, n in enumerate(tensor.shape)] if dims else [])
-    dtype = _accumulate(tensor.dtype)
-    norm: Tensor = torch.linalg.vector_norm(tensor, p, dims or None, keepdim=bool(dims), dtype=dtype)
-    return norm
 
 
 def _slot(optimizers: Sequence[Optimizer], param: Tensor, name: str) -> Tensor | None:

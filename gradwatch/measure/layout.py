@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import NamedTuple
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -22,7 +22,7 @@ SUM_IN_ROWS = 2**17  # elements from which one thread takes rows too, for the di
 class Layout:
     """The watched parameters in model order, and the small constant tensors that measuring them needs.
 
-    Constants are made once and kept, because making a tensor from Python numbers is a copy from host to device.
+    Constants are made once and kept as long as it: what they depend on must not change from step to step.
     `held` says which of them the optimizers still step, None for all: a param group may have been taken out.
     """
 
@@ -55,15 +55,24 @@ class Layout:
             self._constants[key] = make()
         return self._constants[key]
 
-    def index(self, index: tuple[int, ...], device: torch.device) -> Tensor:
-        """`index` as an int64 tensor on `device`."""
-        return self.constant((index, device), lambda: torch.tensor(index, dtype=torch.int64, device=device))
+    def numbers(self, values: Sequence[float], dtype: torch.dtype) -> Tensor:
+        """`values` on the device: each an argument of a kernel that fills, because a copy from the host would wait."""
+        filled = [torch.full((), value, dtype=dtype, device=self.device) for value in values]
+        return torch.stack(filled) if filled else torch.empty(0, dtype=dtype, device=self.device)
+
+    def which(self, flags: Sequence[bool]) -> Tensor:
+        """`flags` on the device, `[L]` bool: put together from two constants, as there is no end of patterns."""
+        yes, no = (
+            self.constant(flag, lambda: torch.full((), flag, device=self.device))  # noqa: B023
+            for flag in (True, False)
+        )
+        if all(flags):
+            return self.constant(("all", len(flags)), lambda: yes.expand(len(flags)).clone())
+        return torch.stack([yes if flag else no for flag in flags])
 
     def numel(self) -> Tensor:
         """Number of elements of each layer, `[L]`."""
-        return self.constant(
-            "numel", lambda: torch.tensor([p.numel() for p in self.params], dtype=self.dtype, device=self.device)
-        )
+        return self.constant("numel", lambda: self.numbers([p.numel() for p in self.params], self.dtype))
 
     def full(self, shape: tuple[int, ...], value: float) -> Tensor:
         """A tensor full of `value`, like the norms."""
@@ -75,14 +84,25 @@ class Layout:
         return torch.zeros((), dtype=dtype, device=self.device)
 
 
-class Norms(NamedTuple):
+@dataclass(frozen=True)
+class Norms:
     """What a norm policy sees of one step; `[L]` each. An absent gradient (None) has norm 0 and `present` False."""
 
     l2: Tensor
-    present: Tensor
-    numel: Tensor
     names: tuple[str, ...]
     others: dict[float, Tensor]
+    here: Callable[[], Tensor]  # these two cost kernels, and few policies ask for them
+    sizes: Callable[[], Tensor]
+
+    @property
+    def present(self) -> Tensor:
+        """Which layers have a gradient, on any rank: `[L]` bool."""
+        return self.here()
+
+    @property
+    def numel(self) -> Tensor:
+        """Number of elements of each layer, `[L]`."""
+        return self.sizes()
 
     def layer(self, p: float = 2.0) -> Tensor:
         """The p-norm of each layer's gradient, `[L]`. p other than 2 must be in the policy's `norm_types`."""
@@ -94,17 +114,16 @@ class Norms(NamedTuple):
 
     def scaled(self, coef: Tensor) -> Norms:
         """The norms after multiplying the gradients by `coef` (`[]` or `[L]`, not negative)."""
-        return self._replace(l2=self.l2 * coef, others={p: n * coef for p, n in self.others.items()})
+        return replace(self, l2=self.l2 * coef, others={p: n * coef for p, n in self.others.items()})
 
     def take(self, index: Tensor, names: tuple[str, ...]) -> Norms:
         """The norms of some layers."""
-        picked = {p: n.index_select(0, index) for p, n in self.others.items()}
         return Norms(
             self.l2.index_select(0, index),
-            self.present.index_select(0, index),
-            self.numel.index_select(0, index),
             names,
-            picked,
+            {p: n.index_select(0, index) for p, n in self.others.items()},
+            lambda: self.present.index_select(0, index),
+            lambda: self.numel.index_select(0, index),
         )
 
 

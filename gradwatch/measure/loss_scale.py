@@ -13,8 +13,8 @@ from torch.amp import GradScaler
 from torch.amp.grad_scaler import OptState
 from torch.optim import Optimizer
 
+from gradwatch.measure.foreach import Group, scale_
 from gradwatch.measure.fused import loss_scale, set_scale
-from gradwatch.measure.gradients import Group, scale_
 from gradwatch.measure.layout import Layout
 
 
@@ -63,11 +63,8 @@ class Scaled:
 
     def _where(self, chosen: Sequence[bool], value: Tensor) -> Tensor:
         """`value` for the layers of the chosen optimizers, 1 for the others, `[L]`."""
-        return torch.where(self.layout.constant(("of", *chosen), lambda: self._mask(chosen)), value, 1.0)
-
-    def _mask(self, chosen: Sequence[bool]) -> Tensor:
         held = [self.held(o) for o, c in zip(self.optimizers, chosen, strict=True) if c]
-        return torch.tensor([any(layer) for layer in zip(*held, strict=True)], device=self.layout.device)
+        return torch.where(self.layout.which([any(layer) for layer in zip(*held, strict=True)]), value, 1.0)
 
 
 def find_scale(

@@ -25,18 +25,24 @@ class Ring:
     def __init__(self, fields: Sequence[str], layers: int, rows: int, device: torch.device) -> None:
         self.fields, self.rows = tuple(fields), rows
         self.buffer = torch.full((rows, len(self.fields), layers), torch.nan, dtype=torch.float32, device=device)
-        self._views = [[row[f] for f in range(len(self.fields))] for row in self.buffer]
+        self._views = [row.unbind() for row in self.buffer.unbind()]
 
     def write(self, row: int, *values: Tensor | None) -> None:
         """Fill a row: one tensor, `[]` or `[L]`, per field; None leaves what an older row had there."""
         for view, value in zip(self._views[row % self.rows], values, strict=True):
             if value is not None:
-                view.copy_(value)
+                view.copy_(value, non_blocking=True)
 
     def copy(self, value: Tensor) -> Tensor:
         """A copy that may be read with the rows; the tensor may change afterwards."""
         # float32 is what the record keeps; .to() alone would share memory with a float32 tensor
         return value.detach().to(self.buffer.device, torch.float32, copy=True)
+
+    def scalar(self, value: Tensor) -> Tensor | float:
+        """A copy, 0-d, of a tensor of one element; the number itself where only a copy to the device would wait."""
+        if value.device.type == "cpu" and self.buffer.device.type != "cpu":
+            return float(value.detach().float())
+        return self.copy(value.reshape(()))
 
     @torch.no_grad()
     def read(self, first: int, count: int, more: Sequence[Tensor]) -> tuple[dict[str, Array], list[Array]]:

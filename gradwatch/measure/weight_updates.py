@@ -105,7 +105,7 @@ class UpdateRatio:
         torch._foreach_sub_(moved, before)
         norms = torch.stack([*torch._foreach_norm(moved), *torch._foreach_norm(before)]).view(2, -1)
         if self.layout.sharding is not None:  # an element of a sample stands for as many as the sample's step
-            steps = self.layout.constant("steps", lambda: norms.new_tensor(self.steps, dtype=torch.float64))
+            steps = self.layout.constant("steps", lambda: self.layout.numbers(self.steps, torch.float64))
             norms = self.layout.sharding.add(norms.to(torch.float64) ** 2 * steps).sqrt().to(norms.dtype)
         return torch.where(norms[1] > 0, norms[0] / norms[1], torch.nan)
 

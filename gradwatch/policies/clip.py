@@ -210,5 +210,6 @@ def scale_slices(tensor: Tensor, coef: Tensor | None) -> Tensor:
     """
     if coef is None:
         return tensor.new_zeros(())
-    tensor.mul_(coef)
+    # CUDA rounds a factor without dimensions to a half-precision tensor's dtype before it multiplies
+    tensor.mul_(coef if coef.dim() or not tensor.dim() else coef.view(1))
     return coef != 1

@@ -153,7 +153,7 @@ class Live:
         """Every few steps: whether a rank halts, and why. A collective, and one number read from the device."""
         if steps == 0 or steps % AGREE_STEPS:
             return
-        flag = torch.tensor(0 if self.halting is None else rank() + 1, device=self.device)
+        flag = torch.full((), 0 if self.halting is None else rank() + 1, device=self.device)
         dist.all_reduce(flag, dist.ReduceOp.MAX)
         source = int(flag) - 1
         if source >= 0:

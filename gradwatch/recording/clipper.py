@@ -125,7 +125,7 @@ class Clipper:
         return Batch(layout, tensors, self.optimizers, norm_types, inverse)
 
     def _constant(self, name: str, value: float) -> Tensor:
-        return self.layout.constant(name, lambda: torch.tensor(value, device=self.layout.device))
+        return self.layout.constant(name, lambda: torch.full((), value, device=self.layout.device))
 
 
 def keep_if(ok: Tensor, new: State, old: State) -> State:

@@ -68,8 +68,9 @@ class Pieces:
             for i in range(len(here)):
                 if here[i]:
                     owner[i] = piece
-        index = self.layout.index(tuple(owner), self.layout.device).unsqueeze(0)
-        fields = [torch.stack(field).gather(0, index).squeeze(0) for field in zip(*self._fields, strict=True)]
+        fields = [
+            torch.stack([field[piece][i] for i, piece in enumerate(owner)]) for field in zip(*self._fields, strict=True)
+        ]
         return tuple(map(any, zip(*self._here, strict=True))), fields
 
 

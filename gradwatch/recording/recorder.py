@@ -154,7 +154,7 @@ class Recorder:
         out: list[tuple[int, str, float | Tensor]] = []
         for name, value in values.items():
             try:
-                kept = self.ring.copy(value.reshape(())) if isinstance(value, Tensor) else float(value)
+                kept = self.ring.scalar(value) if isinstance(value, Tensor) else float(value)
             except torch.OutOfMemoryError:
                 raise
             except Exception as error:  # meta and quantized tensors, 10**400, a `__float__` of somebody's own

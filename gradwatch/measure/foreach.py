@@ -1,0 +1,105 @@
+"""Lists of tensors in one call per device and dtype: their norms, and a multiplication in place.
+
+Legend: L layers, in the order of the Layout. Everything here is device arithmetic: nothing waits for the device.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._foreach_utils import _group_tensors_by_device_and_dtype
+
+from gradwatch.measure.layout import Layout, at
+
+MaybeTensors = Sequence[Tensor | None]
+Group = tuple[list[Tensor], tuple[int, ...]]  # tensors of one device and dtype, and the layers they belong to
+HALVES = (torch.float16, torch.bfloat16)
+
+
+def grouped(layout: Layout, tensors: MaybeTensors) -> list[Group]:
+    """The tensors that are there, by device and dtype."""
+    if layout.has_empty:  # nothing to measure or scale, and some norms of nothing are errors
+        tensors = [t if t is not None and t.numel() else None for t in tensors]
+    present = [t for t in tensors if t is not None]
+    if not present:
+        return []
+    everything = len(present) == len(tensors) == len(layout.every)
+    if everything and layout.one_device and len({t.dtype for t in present}) == 1:
+        return [(present, layout.every)]  # the usual case, at a tenth of the price
+    index = layout.every if everything else [i for i, t in enumerate(tensors) if t is not None]
+    groups: dict[Any, tuple[Any, list[int]]] = _group_tensors_by_device_and_dtype([[*present]], with_indices=True)
+    return [(lists[0], tuple(index[i] for i in places)) for lists, places in groups.values()]
+
+
+def measure(layout: Layout, groups: Sequence[Group], p: float = 2.0) -> Tensor:
+    """The p-norm of each layer's part on this rank, `[L]`, accumulated in at least float32; 0 for one in no group."""
+    if len(groups) == 1 and len(groups[0][1]) == len(layout.names):
+        whole = torch.stack(list(_norms(layout, groups[0], p)))
+        return whole if whole.dtype is layout.dtype else whole.to(layout.dtype)
+    norms = [layout.constant("nothing", lambda: layout.full((), 0.0))] * len(layout.names)
+    for group in groups:
+        for i, norm in zip(group[1], _like(layout, _norms(layout, group, p)), strict=True):
+            norms[i] = norm
+    return torch.stack(norms) if norms else layout.full((0,), 0.0)
+
+
+def _like(layout: Layout, norms: Sequence[Tensor]) -> Sequence[Tensor]:
+    """The norms of one group as the layout keeps norms."""
+    if norms[0].dtype is layout.dtype and norms[0].device == layout.device:
+        return norms
+    return at(layout.device, torch.stack(list(norms)).to(layout.dtype)).unbind()
+
+
+def _norms(layout: Layout, group: Group, p: float) -> Sequence[Tensor]:
+    """The p-norm of each tensor of a group, 0-d; of wide ones by rows: the p-norm of the rows' p-norms."""
+    tensors, index = group
+    dtype = _accumulate(tensors[0].dtype)
+    wide = {k for k, i in enumerate(index) if i in layout.wide and tensors[k].is_contiguous()} if layout.wide else None
+    if not wide:
+        return torch._foreach_norm(tensors, p, dtype=dtype)
+    rest = [t for k, t in enumerate(tensors) if k not in wide]
+    norms = iter(torch._foreach_norm(rest, p, dtype=dtype) if rest else ())
+    norm = torch.linalg.vector_norm
+    return [
+        norm(norm(t.flatten(1), p, dim=1, dtype=dtype), p) if k in wide else next(norms) for k, t in enumerate(tensors)
+    ]
+
+
+def _accumulate(dtype: torch.dtype) -> torch.dtype | None:
+    return torch.float32 if dtype in HALVES else None
+
+
+def scale_(layout: Layout, groups: Sequence[Group], coef: Tensor) -> None:
+    """Multiply the tensors by `coef`, one number or one per layer, in place, each product rounded once."""
+    for tensors, index in groups:
+        here = at(tensors[0].device, coef)
+        if here.dim():
+            each = here.unbind()
+            factors = list(each) if len(index) == len(each) else [each[i] for i in index]
+            if tensors[0].dtype in HALVES:  # see below; a factor of shape [1] is not rounded either
+                torch._foreach_mul_([t if t.dim() else t.view(1) for t in tensors], [f.view(1) for f in factors])
+            else:
+                torch._foreach_mul_(tensors, factors)
+        elif tensors[0].dtype in HALVES:
+            # CUDA rounds a 0-d factor to the tensors' dtype before it multiplies; what GradScaler unscales with does
+            # not, and takes the whole list at once. It tells of inf and NaN besides, which nobody asks for here.
+            found = layout.constant(("inf", here.device), lambda: torch.zeros(1, device=here.device))  # noqa: B023
+            torch._amp_foreach_non_finite_check_and_unscale_(tensors, found, here.float())
+        else:
+            torch._foreach_mul_(tensors, here)
+
+
+def unit_norms(tensor: Tensor, dims: tuple[int, ...], p: float = 2.0) -> Tensor:
+    """The p-norm over `dims`, those kept with length 1; half precision is accumulated in float32.
+
+    No dims: the norm of the whole tensor.
+    """
+    if not tensor.numel():
+        over = {d % tensor.dim() for d in dims}
+        return tensor.new_zeros([1 if d in over else n for d, n in enumerate(tensor.shape)] if dims else [])
+    dtype = _accumulate(tensor.dtype)
+    norm: Tensor = torch.linalg.vector_norm(tensor, p, dims or None, keepdim=bool(dims), dtype=dtype)
+    return norm
