@@ -25,6 +25,8 @@ class Ring:
     def __init__(self, fields: Sequence[str], layers: int, rows: int, device: torch.device) -> None:
         self.fields, self.rows = tuple(fields), rows
         self.buffer = torch.full((rows, len(self.fields), layers), torch.nan, dtype=torch.float32, device=device)
+        if "clip_coef" in self.fields:
+            self.buffer.select(1, self.fields.index("clip_coef")).fill_(1.0)  # untouched, until it is written
         self._views = [row.unbind() for row in self.buffer.unbind()]
 
     def write(self, row: int, *values: Tensor | None) -> None:

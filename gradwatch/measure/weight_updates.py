@@ -81,17 +81,19 @@ class Weights:
 class UpdateRatio:
     """How far a step moved each layer, from at most 4,096 of its elements: `before()` the step, `after()` it.
 
-    Two buffers are filled again and again: constant memory, and no large allocation in steady state.
+    Two buffers are filled again and again, by one `cat` per device and dtype: constant memory, few kernels, and no
+    large allocation in steady state.
     """
 
     def __init__(self, layout: Layout) -> None:
         self.layout = layout
-        self.steps = [stride(w.numel()) for w in layout.weights()]
-        self.shapes = [
-            tuple(w.shape) if step == 1 else (math.ceil(w.numel() / step),)
-            for w, step in zip(layout.weights(), self.steps, strict=True)
-        ]
-        self._buffers: dict[str, list[Tensor]] = {}
+        weights = layout.weights()
+        self.steps = [stride(w.numel()) for w in weights]
+        self.sizes = [math.ceil(w.numel() / step) for w, step in zip(weights, self.steps, strict=True)]
+        self._groups: dict[tuple[torch.device, torch.dtype], list[int]] = {}  # layers, which lie together in a buffer
+        for i, w in enumerate(weights):
+            self._groups.setdefault((w.device, w.dtype), []).append(i)
+        self._buffers: dict[object, Tensor] = {}
 
     @torch.no_grad()
     def before(self) -> None:
@@ -101,24 +103,46 @@ class UpdateRatio:
     @torch.no_grad()
     def after(self) -> Tensor:
         """‖Δw‖ / ‖w before‖ of each layer, `[L]`; NaN where the weights were all zero."""
-        before, moved = self._buffers["before"], self._look("after")
-        torch._foreach_sub_(moved, before)
-        norms = torch.stack([*torch._foreach_norm(moved), *torch._foreach_norm(before)]).view(2, -1)
+        before, moved = self._buffers["before"], self._look("after").sub_(self._buffers["before"])
+        order = [i for layers in self._groups.values() for i in layers]
+        sizes = [self.sizes[i] for i in order]
+        found = torch._foreach_norm([*torch.split(moved, sizes), *torch.split(before, sizes)])
+        placed = list(found)
+        for place, i in enumerate(order):
+            placed[i], placed[len(order) + i] = found[place], found[len(order) + place]
+        norms = torch.stack(placed).view(2, -1)
         if self.layout.sharding is not None:  # an element of a sample stands for as many as the sample's step
             steps = self.layout.constant("steps", lambda: self.layout.numbers(self.steps, torch.float64))
             norms = self.layout.sharding.add(norms.to(torch.float64) ** 2 * steps).sqrt().to(norms.dtype)
-        return torch.where(norms[1] > 0, norms[0] / norms[1], torch.nan)
+        moves, were = norms.unbind()
+        return (moves / were).masked_fill_(were == 0, torch.nan)
 
-    def _look(self, name: str) -> list[Tensor]:
-        if name not in self._buffers:  # one tensor per layer, all parts of one
-            sizes = [math.prod(shape) for shape in self.shapes]
-            whole = torch.empty(sum(sizes), dtype=self.layout.dtype, device=self.layout.device)
-            parts = torch.split(whole, sizes)
-            self._buffers[name] = [part.view(shape) for part, shape in zip(parts, self.shapes, strict=True)]
-        weights = zip(self.layout.weights(), self.steps, strict=True)
-        looked = [w if step == 1 else w.reshape(-1)[::step] for w, step in weights]
-        torch._foreach_copy_(self._buffers[name], looked)
+    def _look(self, name: str) -> Tensor:
+        """The samples of all layers, one after the other, group by group."""
+        buffer = self._buffer(name, sum(self.sizes), self.layout.device, self.layout.dtype)
+        weights, start = self.layout.weights(), 0
+        for (device, dtype), layers in self._groups.items():
+            size = sum(self.sizes[i] for i in layers)
+            part, start = buffer.narrow(0, start, size), start + size
+            samples = [_sample(weights[i], self.sizes[i], self.steps[i]) for i in layers]
+            if (device, dtype) == (buffer.device, buffer.dtype):
+                torch.cat(samples, out=part)
+            else:
+                own = self._buffer((device, dtype), size, device, dtype)
+                part.copy_(torch.cat(samples, out=own), non_blocking=device.type != "cpu" or part.device.type == "cpu")
+        return buffer
+
+    def _buffer(self, name: object, size: int, device: torch.device, dtype: torch.dtype) -> Tensor:
+        if name not in self._buffers:
+            self._buffers[name] = torch.empty(size, dtype=dtype, device=device)
         return self._buffers[name]
+
+
+def _sample(weight: Tensor, size: int, step: int) -> Tensor:
+    """Every `step`-th element, `size` in all, where that is possible without a copy in the order of the memory."""
+    if torch.ops.aten.is_non_overlapping_and_dense(weight):
+        return weight.as_strided((size,), (step,), weight.storage_offset())
+    return weight.reshape(-1)[::step]
 
 
 @torch.no_grad()

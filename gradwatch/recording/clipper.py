@@ -24,13 +24,13 @@ class Clipped(NamedTuple):
 
     batch: Batch
     norms: Tensor  # before the policy, [L]
-    coef: Tensor  # [] or [L]
+    coef: Tensor | None  # [] or [L]; None without a policy: it is 1, as the ring has it
     extra: list[Tensor]  # the policy's own fields, [L] each
     skipped: Tensor | None  # 0-d bool; None: nothing can skip this step
     unscaled: bool = False  # whether the loss scale was taken out of all of them
 
     @property
-    def fields(self) -> list[Tensor]:
+    def fields(self) -> list[Tensor | None]:
         """What is recorded of each layer, in the order of `Clipper.fields`."""
         present = [] if self.batch.layout.sharding is None else [self.batch.present()]
         return [self.norms, self.coef, *present, *self.extra]
@@ -93,7 +93,7 @@ class Clipper:
         tensors = gradients(self.layout, here, will_change=self.policy is not None)
         return scaled, self._batch(self.layout, tensors, scaled.inverse if scaled is not None else None)
 
-    def _scale(self, batch: Batch, before: Tensor) -> tuple[Tensor, list[Tensor]]:
+    def _scale(self, batch: Batch, before: Tensor) -> tuple[Tensor | None, list[Tensor]]:
         """Apply what is pending; returns the coefficient as recorded and the policy's own fields."""
         coef = batch.pending
         if batch.fraction is not None:
@@ -101,7 +101,7 @@ class Clipper:
             after = batch.measure()
             return torch.where(before == 0, 1.0, after / before), [after, batch.fraction]
         if coef is None:
-            return self._constant("one", 1.0), []
+            return None if self.policy is None else self._constant("one", 1.0), []
         if fused.why_not_folded(self.optimizers, self.layout, coef):
             batch.apply_pending()
         else:

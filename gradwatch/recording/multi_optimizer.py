@@ -54,24 +54,28 @@ class Pieces:
     def __init__(self, layout: Layout) -> None:
         self.layout = layout
         self._here: list[tuple[bool, ...]] = []
-        self._fields: list[list[Tensor]] = []
+        self._fields: list[list[Tensor | None]] = []
 
-    def add(self, here: tuple[bool, ...], fields: Sequence[Tensor]) -> None:
+    def add(self, here: tuple[bool, ...], fields: Sequence[Tensor | None]) -> None:
         """The fields, `[L]` or `[]` each, of the layers that are `here`."""
         self._here.append(here)
-        self._fields.append([f.expand(len(here)) for f in fields])
+        self._fields.append([None if f is None else f.expand(len(here)) for f in fields])
 
-    def joined(self) -> tuple[tuple[bool, ...], list[Tensor]]:
-        """Which layers were there, and each field `[L]`, a layer's value from its own piece."""
+    def joined(self) -> tuple[tuple[bool, ...], list[Tensor | None]]:
+        """Which layers were there, and each field `[L]`, a layer's value from its own piece, None where none is."""
         owner = [0] * len(self.layout.names)
         for piece, here in enumerate(self._here):
             for i in range(len(here)):
                 if here[i]:
                     owner[i] = piece
-        fields = [
-            torch.stack([field[piece][i] for i, piece in enumerate(owner)]) for field in zip(*self._fields, strict=True)
-        ]
+        fields = [_picked(field, owner) for field in zip(*self._fields, strict=True)]
         return tuple(map(any, zip(*self._here, strict=True))), fields
+
+
+def _picked(field: Sequence[Tensor | None], owner: Sequence[int]) -> Tensor | None:
+    """A field of all pieces, `[L]` each, as one: layer i's value is that of piece `owner[i]`."""
+    there = [piece for piece in field if piece is not None]
+    return torch.stack([there[piece][i] for i, piece in enumerate(owner)]) if len(there) == len(field) else None
 
 
 Seen = dict[Tensor, tuple[Tensor | None, int]]  # of each parameter: its gradient, and how often that was written to

@@ -96,8 +96,8 @@ class Recorder:
         return (self.is_logged or not self.was_logged) and (self.due or self.pace > self.seconds)
 
     def begin(self, row: Row, fields: Sequence[Tensor | None], values: Mapping[str, Any]) -> None:
-        """Record a step: norms `[L]`, coefficients `[]` or `[L]`, further fields `[L]`, whether skipped (0-d bool);
-        and scalars that are known of it, as far as they can be copied.
+        """Record a step: norms `[L]`, coefficients `[]` or `[L]` (None: 1), further fields `[L]`, whether skipped (0-d
+        bool); and scalars that are known of it, as far as they can be copied.
         """
         at = self.first + len(self.rows)
         known = self._known(at, values)
