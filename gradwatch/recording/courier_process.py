@@ -34,6 +34,9 @@ _RANK_VARIABLES = (
 
 log = logging.getLogger("gradwatch")
 
+CLOSE_SECONDS = 10.0  # how long close() waits for the courier of a run that lasted less than LONG_RUN seconds,
+LONG_RUN = 60.0
+LAST_SECONDS = 1.5  # and of a longer one, for which the courier has all but the end
 RESTART_SECONDS = 30.0  # between two couriers, when they are killed one after the other
 
 
@@ -43,22 +46,25 @@ class CourierProcess:
     def __init__(self, wanted: bool, launch: Callable[[Path], subprocess.Popen[bytes] | None] | None = None) -> None:
         self.process: subprocess.Popen[bytes] | None = None
         self._wanted, self._launch, self._started_at = wanted, launch, 0.0
+        self._made = time.monotonic()
 
     def start(self, folder: Path) -> None:
         """Start the courier, once."""
         if self._wanted:
-            self._wanted = False
             self._start(folder)
+            self._wanted = False  # if this is interrupted there may be two of them, of which one waits; never none
 
     def restart_if_killed(self, folder: Path, at_once: bool = False) -> None:
         """Start another courier in the place of one that was killed; one that ended by itself would end again."""
         if was_killed(self.process) and (at_once or time.monotonic() - self._started_at > RESTART_SECONDS):
             self._start(folder)
 
-    def wait(self, folder: Path, steps: int, timeout: float) -> tuple[dict[str, Any], str]:
-        """The courier's cursor once all `steps` of the run are delivered, `timeout` seconds later at most, and in words
-        what is missing then.
+    def wait(self, folder: Path, steps: int, timeout: float | None = None) -> tuple[dict[str, Any], str]:
+        """The courier's cursor once all `steps` of the run are delivered, `timeout` seconds later at most (by default
+        what is decent after a training of that length), and in words what is missing then.
         """
+        if timeout is None:
+            timeout = CLOSE_SECONDS if time.monotonic() - self._made < LONG_RUN else LAST_SECONDS
         if self.process is None or timeout <= 0:
             return {}, ""
         cursor = wait_delivered(folder, timeout, self.process)

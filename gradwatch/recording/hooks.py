@@ -78,8 +78,12 @@ class Hooks:
     def _before(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if self._is_nested(optimizer, _caller()):
             return None
-        with torch.no_grad():
+        enabled = torch.is_grad_enabled()
+        try:  # and not torch.no_grad(), which a Ctrl-C as it is entered or left leaves in force for good
+            torch._C._set_grad_enabled(False)
             closure = self._begin(optimizer, args[1] if len(args) > 1 else kwargs.get("closure"))
+        finally:
+            torch._C._set_grad_enabled(enabled)
         if closure is None:
             return None
         return ((args[0], closure, *args[2:]), kwargs) if len(args) > 1 else (args, {**kwargs, "closure": closure})

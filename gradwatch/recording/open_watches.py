@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import atexit
+from collections.abc import Callable
 from typing import Any, Protocol
+
+EXIT_CALLS = 3  # of what closes a Watch at exit: a Ctrl-C ends one of them, and the next goes on
 
 
 class Open(Protocol):
@@ -18,7 +22,20 @@ class Open(Protocol):
         """End without a trace, in a forked process."""
 
 
-watches: list[Open] = []  # in the order in which they were made; a Watch enters and leaves the list by itself
+watches: list[Open] = []  # in the order in which they were made
+
+
+def enter(watch: Open, at_exit: Callable[[], None]) -> None:
+    """A Watch is open from now on; `at_exit` closes it when the interpreter ends."""
+    for _ in range(EXIT_CALLS):
+        atexit.register(at_exit)
+    watches.append(watch)
+
+
+def leave(watch: Open, at_exit: Callable[[], None]) -> None:
+    """It has ended."""
+    watches[:] = [other for other in watches if other is not watch]
+    atexit.unregister(at_exit)
 
 
 def log(**values: Any) -> None:

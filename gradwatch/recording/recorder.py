@@ -78,6 +78,11 @@ class Recorder:
         self.run, self.kept, self.names, self.ring, self.values = run, np.asarray(kept, bool), names, ring, values
 
     @property
+    def count(self) -> int:
+        """How many rows were recorded so far."""
+        return self.first + len(self.rows)
+
+    @property
     def full(self) -> bool:
         """Whether every row of the ring is used."""
         return len(self.rows) == self.ring.rows
@@ -99,7 +104,7 @@ class Recorder:
         """Record a step: norms `[L]`, coefficients `[]` or `[L]` (None: 1), further fields `[L]`, whether skipped (0-d
         bool); and scalars that are known of it, as far as they can be copied.
         """
-        at = self.first + len(self.rows)
+        at = self.count
         known = self._known(at, values)
         self.ring.write(at, *fields)
         self.rows.append(row)
@@ -111,12 +116,12 @@ class Recorder:
     def amend(self, fields: Sequence[Tensor | None] = (), **known: Any) -> None:
         """Write the last row anew: its fields, if given, and what is `known` of it on the host."""
         if fields:
-            self.ring.write(self.first + len(self.rows) - 1, *fields)
+            self.ring.write(self.count - 1, *fields)
         self.rows[-1] = self.rows[-1]._replace(**known)
 
     def measured(self, values: Mapping[str, Tensor]) -> None:
         """Add quantities `[L]` that are not measured on every step to the last row."""
-        at = self.first + len(self.rows) - 1
+        at = self.count - 1
         for name, value in values.items():
             with self.looking.at(name):
                 self.values.append((at, name, self.ring.copy(value)))
@@ -140,7 +145,7 @@ class Recorder:
 
     def _number(self, ahead: bool = False) -> int:
         """The number of the last row, or of the one that is `ahead`."""
-        return max(0, self.first + len(self.rows) - (not ahead))
+        return max(0, self.count - (not ahead))
 
     def _known(self, at: int, values: Mapping[str, Any]) -> list[tuple[int, str, float | Tensor]]:
         """`_scalars` without what cannot be copied."""
@@ -187,7 +192,7 @@ class Recorder:
 
     def _amended(self, sent: History, values: Sequence[tuple[int, str, Any]]) -> History:
         """The step that has left, with what was logged for it since; if that is anything, it is handed over again."""
-        late = {name: np.full(1, value, np.float64) for row, name, value in values if row < 0}
+        late = {name: np.full(1, value, np.float64) for row, name, value in values if row < 0 and np.ndim(value) == 0}
         amended = replace(sent, by_step=replace(sent.by_step, values={**sent.per_step, **late}))
         if late:
             self.sink(amended)

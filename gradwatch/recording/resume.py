@@ -51,7 +51,7 @@ def load(state: Mapping[str, Any], stepper: Stepper) -> None:
     clipper.state = {
         k: v.to(clipper.state[k].device if k in clipper.state else device) for k, v in state["policy_state"].items()
     }
-    stepper.steps = int(state["steps"])
+    stepper.resumed_at = int(state["steps"])
 
 
 def reopened(folder: Path, attempt: int, empty: RunWriter) -> RunWriter:

@@ -59,12 +59,12 @@ class Stepper:
     ) -> None:
         self.clipper, self.weights, self.recorder, self.rank_norms = clipper, weights, recorder, rank_norms
         self.between, self.after, self.optimizers = between, after, clipper.optimizers
-        self.steps, self.together = 0, True  # steps begun so far; whether the optimizers step as one
+        self.resumed_at, self.together = 0, True  # steps before the first row; whether the optimizers step as one
         self.loop_clips, self._in_closure = LoopClips(self.optimizers), False
         self.settings = GroupSettings(dict(zip(clipper.names, clipper.optimizers, strict=True)))
         self._step: Step | None = None
         self._scalers: dict[Optimizer, GradScaler] = {}  # scalers that were asked for a step which has not come yet
-        self._restore_scales()  # of a step that raised under another Watch
+        fused.restore_scales(self.optimizers)  # of a step that raised under another Watch
         self._hooks = Hooks(self.optimizers, self._begin, self._end, owner)
         self.keeps: Any = None  # what shall live as long as the optimizers do
         self.listen()
@@ -79,13 +79,18 @@ class Stepper:
         return self.clipper.layout
 
     @property
+    def steps(self) -> int:
+        """How many steps were taken. One counts when its row is recorded: where that is interrupted, it never was."""
+        return self.resumed_at + self.recorder.count
+
+    @property
     def is_open(self) -> bool:
         """Whether the current step has yet to end."""
         return self._step is not None
 
     def detach(self, finish: bool = True) -> None:
         """Take the hooks off, and `finish` the step under way."""
-        self._restore_scales()
+        fused.restore_scales(self.optimizers)
         self._hooks.remove()
         self.unlisten()
         if finish and self.layout.sharding is None:  # otherwise the other ranks may be elsewhere
@@ -204,8 +209,7 @@ class Stepper:
         self._finish()
         self.between()
         step = self._step = Step([optimizer], scaler, inside)
-        self.steps += 1
-        step.is_measured = self.weights.before_step(self.steps - 1)
+        step.is_measured = self.weights.before_step(self.steps)
         return step
 
     def _part(self, optimizer: Optimizer, scaler: GradScaler | None, inside: bool) -> Step:
@@ -259,7 +263,7 @@ class Stepper:
         """The step's row, and the scalars that are known of it by now; without norms where they are not `clipped`."""
         now, values = self._looked_up(step)
         nothing = (False,) * len(self.layout.params)
-        row = Row(self.steps - 1, time.time(), self._lane(step), now.rates, nothing, False, False, now.changed)
+        row = Row(self.steps, time.time(), self._lane(step), now.rates, nothing, False, False, now.changed)
         fields: list[Tensor | None] = [None] * len(self.recorder.ring.fields)
         if clipped is not None:
             can_skip, fields = clipped.skipped is not None, [*clipped.fields, clipped.skipped]
@@ -322,7 +326,3 @@ class Stepper:
     def _lane(self, step: Step) -> str:
         names = self.clipper.names
         return "+".join(names) if self.together else names[self.optimizers.index(step.optimizers[0])]
-
-    def _restore_scales(self) -> None:
-        for optimizer in self.optimizers:
-            fused.restore_scale(optimizer)

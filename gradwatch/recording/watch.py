@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import atexit
 import sys
-import time
 import warnings
 import weakref
 from collections.abc import Callable, Iterable, Mapping
@@ -33,10 +31,6 @@ from gradwatch.recording.stepper import Stepper
 from gradwatch.storage.delivery_cursor import read_cursor
 from gradwatch.storage.shared_folder import home_of
 from gradwatch.storage.writer import NullWriter, RunWriter
-
-CLOSE_SECONDS = 10.0  # how long close() waits for the courier of a run that lasted less than LONG_RUN seconds,
-LONG_RUN = 60.0
-LAST_SECONDS = 1.5  # and of a longer one, for which the courier has all but the end
 
 
 class _Freed:
@@ -72,8 +66,7 @@ class Watch:
         self._live = live
         self._shared = shared
         self._courier = CourierProcess(courier and self._writes, shared.start_courier if shared else None)
-        self._closed = False
-        self._started = time.monotonic()
+        self._closed, self._ending = False, ""  # whether it has ended; with which status, once close() has begun
         self._url_said = shared is not None and len(shared.names) > 1  # by the first of them
         self._resumed_at = 0  # the number of the first step
         run, layout = writer.run, clipper.layout
@@ -83,8 +76,7 @@ class Watch:
             run, kept, clipper.fields, layout.device, self._keep, writer.flush_seconds, self._looking
         )
         self._stepper = Stepper(clipper, weights, self._recorder, self._between, self._after, rank_norms, owner=self)
-        atexit.register(self._close_at_exit)
-        open_watches.watches.append(self)
+        open_watches.enter(self, self._close_at_exit)
         signals.arm()
 
     @property
@@ -153,28 +145,30 @@ class Watch:
     def close(self, status: str = "FINISHED", timeout: float | None = None) -> None:
         """Write what is left, take the hooks off, and give the courier a moment to deliver. Twice is harmless.
 
+        Where it is interrupted (Ctrl-C) it is not over: the next call goes on with it, at the latest that at exit.
+
         Args:
-            status: the run's status in MLflow: FINISHED, FAILED or KILLED; of a training that was halted, FAILED.
+            status: the run's status in MLflow: FINISHED, FAILED or KILLED; of a training that was halted, FAILED. That
+                of the first call counts.
             timeout: how many seconds the courier is given at most, 10 by default (1.5 after more than a minute: it has
                 all but the end by then), 0 for not at all. It goes on without the script; what is missing when the
                 time is up is said in one line.
         """
         if self._closed:
             return
-        self._leave()
+        self._ending = self._ending or ("FAILED" if self._live.halted and status == "FINISHED" else status)
         try:
             self._stepper.detach()
             self._drain()
             self._courier.start(self.dir)
             self._courier.restart_if_killed(self.dir, at_once=True)
-        finally:  # whatever happens here, what was handed over before is written
-            self._writer.close("FAILED" if self._live.halted and status == "FINISHED" else status)
-            signals.disarm()
+        except Exception:  # what was handed over before is written all the same
+            self._end()
+            raise
+        self._end()
         steps, run = self._stepper.steps, self._writer.run
         seen = steps > self._resumed_at
         self._say(f"{steps:,} steps recorded in {self.dir}" if seen else nothing_seen(run, self.dir))
-        if timeout is None:
-            timeout = CLOSE_SECONDS if time.monotonic() - self._started < LONG_RUN else LAST_SECONDS
         cursor, missing = self._courier.wait(self.dir, self._stepper.steps, timeout)
         self._say_url(cursor)
         if missing:
@@ -253,10 +247,15 @@ class Watch:
 
         return hold
 
+    def _end(self) -> None:
+        self._writer.close(self._ending)
+        self._leave()
+        signals.disarm()
+
     def _leave(self) -> None:
+        """The last of closing: whatever interrupts it before, somebody will call `close` again."""
+        open_watches.leave(self, self._close_at_exit)
         self._closed = True
-        atexit.unregister(self._close_at_exit)
-        open_watches.watches.remove(self)
 
     def _keep(self, block: History) -> None:
         self._writer.append(block)

@@ -75,9 +75,9 @@ class Lock:
 
     def abandon(self) -> None:
         """Close the file; a lock that another process holds by the same file stays."""
-        if self._file is not None:
-            os.close(self._file)
-            self._file = None
+        file, self._file = self._file, None  # at once: interrupted, it would be closed twice
+        if file is not None:
+            os.close(file)
 
 
 def _refusal(folder: Path, path: Path) -> str:

@@ -19,6 +19,7 @@ import pyarrow.parquet as pq
 from gradwatch.errors import RunError
 from gradwatch.history import History, Run, concat
 from gradwatch.sanitize import refuse_links
+from gradwatch.storage.answer import Answer
 from gradwatch.storage.compaction import GROUP_ROWS, Compactor, options
 from gradwatch.storage.folder import MANIFEST, TABLES, list_parts, now_iso, tidy, write_json
 from gradwatch.storage.lock import Lock
@@ -55,12 +56,13 @@ class RunWriter:
         self.next_part = 1 + max((part.last for t in TABLES for part in list_parts(folder / t)), default=-1)
         self.closing = self._over = False
         self.compactors = [Compactor(self._home / table, self._interrupted) for table in TABLES]
-        self.queue: queue.SimpleQueue[History | Run | threading.Event | None] = queue.SimpleQueue()
+        self.queue: queue.SimpleQueue[History | Run | Answer | None] = queue.SimpleQueue()
+        self.ended, self._end = False, Answer()  # whether the thread has written all it will, and what tells of it
         self.pending: list[History] = []
         self.dropped = 0  # steps that found no room while the disk refused
         self.complained = False
         self._manifest: Run | None = None  # what is yet to be written of it
-        self._asked: list[threading.Event] = []  # who waits for a flush
+        self._asked: list[Answer] = []  # who waits for a flush
         self._due = time.monotonic() + flush_seconds
         self.thread = threading.Thread(target=self._work, name="gradwatch-writer", daemon=True)
         self.thread.start()
@@ -87,20 +89,19 @@ class RunWriter:
 
     def flush(self, timeout: float = 5.0) -> None:
         """Wait until all that was handed over is on disk, or the disk has refused it, or for `timeout` seconds."""
-        asked = threading.Event()
+        asked = Answer()
         self.queue.put(asked)
-        if self.thread.is_alive():
+        if not self.ended:
             asked.wait(timeout)
 
     def close(self, status: str = "FINISHED", timeout: float = 30.0) -> None:
-        """Write what is left, set the run's status, end the thread. Calling it twice is harmless."""
-        if not self.thread.is_alive():
-            return
-        self.closing = True  # a merge under way is given up: what is merged can wait, who closes cannot
-        self.update(status=status, ended=now_iso())
-        self.queue.put(None)
-        self.thread.join(timeout)
-        if self.thread.is_alive():
+        """Write what is left, set the run's status, end the thread. A second call finishes one that was interrupted."""
+        if not self.ended:
+            self.closing = True  # a merge under way is given up: what is merged can wait, who closes cannot
+            self.update(status=status, ended=now_iso())
+            self.queue.put(None)
+            self._end.wait(timeout)
+        if not self.ended:
             log.warning(
                 "gradwatch: %s was still being written after %.0f s; the end of the run may be missing",
                 self.folder,
@@ -108,8 +109,9 @@ class RunWriter:
             )
             return
         self.lock.release()
-        if self.pending:
-            self.dropped += sum(map(len, self.pending))
+        lost, self.pending = self.pending, []
+        if lost:
+            self.dropped += sum(map(len, lost))
             log.warning("gradwatch: %d steps of %s could not be written", self.dropped, self.folder)
 
     def abandon(self) -> None:
@@ -119,10 +121,14 @@ class RunWriter:
     # ---------------------------------------------------------------------------------------------------- the thread
 
     def _work(self) -> None:
-        while not self._over:
-            self._receive(max(0.0, self._due - time.monotonic()))
-            if self._is_due():
-                self._flush()
+        try:
+            while not self._over:
+                self._receive(max(0.0, self._due - time.monotonic()))
+                if self._is_due():
+                    self._flush()
+        finally:
+            self.ended = True
+            self._end.give()
 
     def _receive(self, wait: float = 0.0) -> None:
         """Take one item from the queue, if one comes within `wait` seconds."""
@@ -178,7 +184,7 @@ class RunWriter:
             self._complain(error)
         self._due = time.monotonic() + self.flush_seconds
         while self._asked:
-            self._asked.pop().set()
+            self._asked.pop().give()
 
     def _write_parts(self) -> None:
         self._restore()

@@ -1,0 +1,70 @@
+"""A Ctrl-C at every place where Python can raise one: an exception is raised there, once, on purpose."""
+
+from __future__ import annotations
+
+import dis
+import sys
+from collections.abc import Collection
+from types import FrameType
+from typing import Any
+
+
+class Stop(BaseException):
+    """What is raised in the middle, as a KeyboardInterrupt is."""
+
+
+class Injected:
+    """Raises at the `number`-th place reached in `files`, once; None at none. `places` are those reached, in order.
+
+    Places are the beginnings of lines, or with `calls` those where CPython looks whether a signal has come: after a
+    call, at the beginning of a function, and where a loop goes back. `fresh` counts a place once, however often it
+    is passed.
+    """
+
+    def __init__(self, files: Collection[str], number: int | None = None, calls: bool = False, fresh: bool = False,
+                 error: type[BaseException] = Stop) -> None:  # fmt: skip
+        self.files, self.number, self.calls, self.fresh, self.error = files, number, calls, fresh, error
+        self.places: list[str] = []
+        self.raised = False
+        self._known: set[tuple[Any, int]] = set()
+        self._last: dict[FrameType, int] = {}
+
+    def __enter__(self) -> Injected:
+        self._before = sys.gettrace()
+        sys.settrace(self._entered)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        sys.settrace(self._before)
+        self._last.clear()
+
+    def _entered(self, frame: FrameType, event: str, _: Any) -> Any:
+        if frame.f_code.co_filename not in self.files:
+            return None
+        frame.f_trace_opcodes = self.calls
+        return self._traced
+
+    def _traced(self, frame: FrameType, event: str, _: Any) -> Any:
+        if event == "opcode":
+            before, self._last[frame] = self._last.get(frame), frame.f_lasti
+            if before is None or _may_be_interrupted(frame.f_code.co_code[before], frame.f_lasti < before):
+                self._reached(frame)
+        elif event == "line" and not self.calls:
+            self._reached(frame)
+        elif event == "return":
+            self._last.pop(frame, None)
+        return self._traced
+
+    def _reached(self, frame: FrameType) -> None:
+        key = frame.f_code, frame.f_lasti
+        if self.fresh and key in self._known:
+            return
+        self._known.add(key)
+        self.places.append(f"{frame.f_code.co_name}, line {frame.f_lineno}")
+        if len(self.places) - 1 == self.number:
+            self.raised = True
+            raise self.error(self.places[-1])
+
+
+def _may_be_interrupted(opcode: int, back: bool) -> bool:
+    return back or dis.opname[opcode].startswith(("CALL", "RESUME"))
