@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gradwatch import table
-from gradwatch.table import Table, concat_tables
+from gradwatch.table import Table, concat_tables, nanmean
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -52,7 +52,8 @@ class Run:
     `tracking_uri`, `experiment_id`, `run_id` (each None until known) and `joined` (the run was the user's own).
     It is None for a run that stays in its files. `part` names this Watch among those that share the run. As watch()
     found it, `unheld` are the parameters of the model that ask for a gradient and are in no optimizer. `pid`, `host`
-    and `pid_started` are the process that records it; `crashed`: somebody has seen that it ended without close.
+    and `pid_started` are the process that records it; `crashed`: somebody has seen that it ended without close. Its
+    steps begin with `first_step` and end before `end_step`, once it is closed.
     """
 
     name: str
@@ -77,6 +78,8 @@ class Run:
     params: dict[str, str] = field(default_factory=dict)
     mlflow: dict[str, Any] | None = None
     unheld: tuple[str, ...] = ()
+    first_step: int | None = None
+    end_step: int | None = None
     format: int = FORMAT
 
     def to_json(self) -> dict[str, Any]:
@@ -282,15 +285,6 @@ STEP_COLUMNS = (
     "loss_scale", "evaluations", "user_max_norm", "user_grad_norm", "user_clip_value",
     "user_clip_coef", "user_clip_share", "user_early_coef", "user_step_coef",
 )  # fmt: skip
-
-
-def nanmean(values: Floats, weights: Floats | None = None) -> Floats:
-    """Mean over axis 0 without NaN entries; NaN (and no warning) where there is nothing to average."""
-    weight = np.where(np.isnan(values), 0, 1 if weights is None else np.nan_to_num(weights, nan=1))
-    count = weight.sum(axis=0, dtype=np.float64)
-    with np.errstate(invalid="ignore"):
-        total = (np.where(weight > 0, values, 0) * weight).sum(axis=0, dtype=np.float64)
-        return np.asarray(total / np.where(count, count, np.nan))
 
 
 def concat(parts: Iterable[History]) -> History:

@@ -10,13 +10,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gradwatch.errors import RunError
+from gradwatch.recording import open_watches
 from gradwatch.storage.downsample import MAX_VALUES
+from gradwatch.storage.run_state import run_state
 from gradwatch.storage.shared_folder import run_folders
 
 if TYPE_CHECKING:
     from types import ModuleType
 
-    from gradwatch.history import History
+    from gradwatch.history import History, Run
 
 RUNS = Path("gradwatch-runs")
 DEMO = Path("gradwatch-demo")
@@ -31,6 +33,9 @@ def open_history(ref: str | Path, at_most: int | None = None) -> History:
     A run that holds more than `at_most` values (steps x layers x quantities) is reduced to about as many as it is
     read (see `History`); without it every value is read, four bytes each.
 
+    What a Watch of this process records to it just now is first put on disk. Of one that another process records, the
+    last few seconds are missing (`watch(flush_every=)`).
+
     Raises:
         RunError: no such run, or it has no recorded step yet.
     """
@@ -39,16 +44,25 @@ def open_history(ref: str | Path, at_most: int | None = None) -> History:
     if _RUN_ID.fullmatch(str(ref)) and not Path(ref).exists():
         history: History = _remote().read_mlflow_run(str(ref), at_most=at_most)
     elif _is_local(is_run, ref):
+        open_watches.flush(Path(ref))
         history = read_whole(Path(ref), at_most=at_most)
     else:
         wanted = "a run folder, an MLflow run id, experiment:NAME or latest"
         raise RunError(f"{ref} is no run: {_what_it_is(Path(ref))}; wanted {wanted}")
     if not len(history):
         why = f" ({'; '.join(history.problems[:2])})" if history.problems else ""
-        raise RunError(
-            f"{ref} holds no recorded step yet: it ended before its first step, or was opened too early{why}"
-        )
+        raise RunError(f"{ref} holds no recorded step yet: {_why_empty(history.run)}{why}")
     return history
+
+
+def _why_empty(run: Run) -> str:
+    state = run_state(run)
+    if not state.over:
+        where = f"process {run.pid} on {run.host}" if run.pid else "its process"
+        return f"{where} has it open, and its first steps are on disk half a second after they were taken; open it then"
+    if state.crashed:
+        return "its process was killed before its first step, or within the half second that the first steps need"
+    return "it ended before its first step"
 
 
 def open_histories(refs: Sequence[str], directory: Path = RUNS, below: bool = False) -> list[History]:

@@ -104,3 +104,12 @@ def _fill(out: Floats, parts: Sequence[Table], name: str, layers: tuple[str, ...
             out[row : row + len(part)][..., columns] = part.values[name]
         row += len(part)
     return out
+
+
+def nanmean(values: Floats, weights: Floats | None = None) -> Floats:
+    """Mean over axis 0 without NaN entries; NaN (and no warning) where there is nothing to average."""
+    weight = np.where(np.isnan(values), 0, 1 if weights is None else np.nan_to_num(weights, nan=1))
+    count = weight.sum(axis=0, dtype=np.float64)
+    with np.errstate(invalid="ignore"):
+        total = (np.where(weight > 0, values, 0) * weight).sum(axis=0, dtype=np.float64)
+        return np.asarray(total / np.where(count, count, np.nan))

@@ -133,6 +133,7 @@ def watch(
         mlflow=_delivery.target(run_id, tracking_uri) if log == "mlflow" else None,
         unheld=source.unheld(),
         params={**{text_of(k): text_of(v) for k, v in (params or {}).items()}, "torch": torch.__version__},
+        first_step=0,
     )
     _replace_old(optimizers)
     clipper = Clipper(Layout(named), by_name, policies[0])

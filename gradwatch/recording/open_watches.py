@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, Protocol
 
 EXIT_CALLS = 3  # of what closes a Watch at exit: a Ctrl-C ends one of them, and the next goes on
@@ -17,6 +18,13 @@ class Open(Protocol):
 
     def close(self, status: str = ..., timeout: float | None = ...) -> None:
         """Write what is left and end."""
+
+    @property
+    def dir(self) -> Path:
+        """The folder recorded to."""
+
+    def _flush(self) -> None:
+        """Put what is recorded so far on disk."""
 
     def _abandon(self) -> None:
         """End without a trace, in a forked process."""
@@ -36,6 +44,14 @@ def leave(watch: Open, at_exit: Callable[[], None]) -> None:
     """It has ended."""
     watches[:] = [other for other in watches if other is not watch]
     atexit.unregister(at_exit)
+
+
+def flush(folder: Path) -> None:
+    """Put on disk what the Watches of this process that record to the run in `folder` have recorded so far."""
+    home = folder.resolve()
+    for watch in tuple(watches):
+        if home in (watch.dir.resolve(), watch.dir.resolve().parent):
+            watch._flush()
 
 
 def log(**values: Any) -> None:

@@ -1,4 +1,4 @@
-"""What a Watch does on each step, in words: which way each optimizer's gradients are scaled, and why."""
+"""What a Watch does and did, in words: which way each optimizer's gradients are scaled, and why; how it ended."""
 
 from __future__ import annotations
 
@@ -61,6 +61,12 @@ def _pass(coef: Tensor | None, elements: bool) -> str:
     if coef is None:
         return "nothing is scaled: the policy only lets steps happen or not"
     return "one pass that scales all gradients" if coef.dim() == 0 else "one pass that scales each layer by its own"
+
+
+def outcome(steps: int, lost: int, folder: Path) -> str:
+    """What a training that took `steps` has recorded: what is on disk, and not what was taken."""
+    where = f"{steps - lost:,} steps recorded in {folder}"
+    return f"{where}; the other {lost:,} could not be written" if lost else where
 
 
 def nothing_seen(run: Run, folder: Path) -> str:

@@ -24,6 +24,7 @@ from gradwatch.storage.manifest import text_of
 
 ROWS = 128
 DRAIN_SECONDS = 2.0
+FIRST_SECONDS = 0.25  # after its first step, so that a run that is killed early can be opened
 
 
 class Row(NamedTuple):
@@ -41,7 +42,8 @@ class Row(NamedTuple):
 
 
 class Recorder:
-    """Collects the rows of the running steps; every `ROWS` rows or `seconds` they become a History for `sink`.
+    """Collects the rows of the running steps; every `ROWS` rows or `seconds` they become a History for `sink`, the
+    first ones sooner.
 
     A row is complete when the next step begins, because `log` belongs to the last step taken. One that left earlier,
     because its process may be killed before the next step, is handed over again if more is logged for it.
@@ -68,6 +70,7 @@ class Recorder:
         self.sent: History | None = None  # the last step, where its row has left already
         self.is_logged = self.was_logged = True  # whether something was logged for the last step, and the one before
         self.drained, self.begun, self.pace = time.monotonic(), -math.inf, math.inf  # pace: between two steps
+        self.pause = min(FIRST_SECONDS, seconds)  # between two drains
         self.restart(run, kept, fields, device)
 
     def restart(self, run: Run, kept: Sequence[bool], fields: Sequence[str], device: torch.device) -> None:
@@ -90,7 +93,7 @@ class Recorder:
     @property
     def due(self) -> bool:
         """Whether the rows so far should leave."""
-        return self.full or (bool(self.rows or self.values) and time.monotonic() - self.drained > self.seconds)
+        return self.full or (bool(self.rows or self.values) and time.monotonic() - self.drained > self.pause)
 
     @property
     def due_at_once(self) -> bool:
@@ -111,6 +114,8 @@ class Recorder:
         self.values += known
         self.is_logged, self.was_logged = False, self.is_logged
         now = time.monotonic()
+        if self.begun == -math.inf:  # the first step of all
+            self.drained = now
         self.pace, self.begun = now - self.begun, now
 
     def amend(self, fields: Sequence[Tensor | None] = (), **known: Any) -> None:
@@ -174,7 +179,9 @@ class Recorder:
 
         Nothing is forgotten before the sink has it. After an exception it may be handed over twice, which is harmless.
         """
-        self.drained = time.monotonic()
+        now = time.monotonic()
+        self.pause = self.seconds if now - self.drained >= self.pause else self.pause
+        self.drained = now
         first, done = self.first, max(0, len(self.rows) - (not last_too))
         leaving = [value for value in self.values if value[0] < first + done]
         if not done and not leaving:

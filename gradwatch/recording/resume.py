@@ -32,6 +32,18 @@ def other_order(state: Mapping[str, Any], stepper: Stepper) -> Layout | None:
     return None if same else Layout({name: places[name] for name in saved})
 
 
+def saved(stepper: Stepper, folder: Path, attempt: int) -> dict[str, Any]:
+    """What `load` and `reopened` need to go on from here."""
+    return {
+        "steps": stepper.steps,
+        "clip": repr(stepper.clipper.policy),
+        "layers": list(stepper.layout.names),
+        "policy_state": {k: v.clone() for k, v in stepper.clipper.state.items()},
+        "dir": str(folder.resolve()),
+        "attempt": attempt,
+    }
+
+
 def load(state: Mapping[str, Any], stepper: Stepper) -> None:
     """Give the stepper the policy's state and the number of the next step.
 
@@ -62,7 +74,7 @@ def reopened(folder: Path, attempt: int, empty: RunWriter) -> RunWriter:
     """
     run = read_manifest(folder)
     attempt = max(attempt, run.attempt) + 1
-    changes = {"attempt": attempt, "status": "RUNNING", "ended": None, "crashed": False, **here()}
+    changes = {"attempt": attempt, "status": "RUNNING", "ended": None, "end_step": None, "crashed": False, **here()}
     writer = RunWriter(folder, replace(run, **changes, layers=empty.run.layers), empty.flush_seconds)
     empty.close("KILLED")
     discard(empty.folder)

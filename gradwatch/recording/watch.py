@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import threading
 import warnings
 import weakref
 from collections.abc import Callable, Iterable, Mapping
@@ -24,7 +25,7 @@ from gradwatch.recording.courier_process import CourierProcess
 from gradwatch.recording.hooks import untraced
 from gradwatch.recording.layers import Source, describe
 from gradwatch.recording.loop_clips import Clip
-from gradwatch.recording.plan import nothing_seen, plan
+from gradwatch.recording.plan import nothing_seen, outcome, plan
 from gradwatch.recording.recorder import Recorder, refusal
 from gradwatch.recording.shared_run import Shared
 from gradwatch.recording.stepper import Stepper
@@ -69,6 +70,7 @@ class Watch:
         self._closed, self._ending = False, ""  # whether it has ended; with which status, once close() has begun
         self._url_said = shared is not None and len(shared.names) > 1  # by the first of them
         self._resumed_at = 0  # the number of the first step
+        self._thread = threading.get_ident()  # that trains
         run, layout = writer.run, clipper.layout
         kept = source.kept(layout.names)
         self._looking = weights.looking
@@ -168,7 +170,7 @@ class Watch:
         self._end()
         steps, run = self._stepper.steps, self._writer.run
         seen = steps > self._resumed_at
-        self._say(f"{steps:,} steps recorded in {self.dir}" if seen else nothing_seen(run, self.dir))
+        self._say(outcome(steps, self._writer.lost, self.dir) if seen else nothing_seen(run, self.dir))
         cursor, missing = self._courier.wait(self.dir, self._stepper.steps, timeout)
         self._say_url(cursor)
         if missing:
@@ -191,14 +193,16 @@ class Watch:
         if not self._closed:
             self._drain(last_too=not self._stepper.is_open)
             self._writer.flush()
-        return {
-            "steps": self._stepper.steps,
-            "clip": repr(self._stepper.clipper.policy),
-            "layers": list(self._stepper.layout.names),
-            "policy_state": {k: v.clone() for k, v in self._stepper.clipper.state.items()},
-            "dir": str(self.dir.resolve()),
-            "attempt": self._writer.run.attempt,
-        }
+        return resume.saved(self._stepper, self.dir, self._writer.run.attempt)
+
+    def _flush(self) -> None:
+        """What is recorded so far is put on disk, for whoever reads it in this process. The rows that have yet to leave
+        the device can be taken by the thread that trains, and by no other.
+        """
+        if not self._closed:
+            if self._thread == threading.get_ident():
+                self._drain(last_too=not self._stepper.is_open)
+            self._writer.flush()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on where `state` was saved: same policy state, next step number, and the same run folder if it is there.
@@ -263,6 +267,7 @@ class Watch:
             self._live.check(block)
 
     def _between(self) -> None:
+        self._thread = threading.get_ident()
         self._courier.start(self.dir)
         layout = self._source.changed(self._stepper.layout)
         if layout is not None:
@@ -303,6 +308,7 @@ class Watch:
     def _rejoin(self, folder: Path, attempt: int) -> None:
         """Record into the folder of the run that is resumed, as a new attempt."""
         if not folder.is_dir() or folder == self.dir.resolve() or isinstance(self._writer, NullWriter):
+            self._writer.update(first_step=self._stepper.steps)  # what came before is not here
             return
         self._writer = resume.reopened(folder, attempt, self._writer)
         self._restart(self._stepper.layout)

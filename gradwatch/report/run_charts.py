@@ -11,7 +11,7 @@ from gradwatch.analysis.clips import as_one, clips_itself
 from gradwatch.analysis.final_values import nonfinite_rows
 from gradwatch.analysis.rules.facts import limit_of
 from gradwatch.formatting import percent, quantity_text
-from gradwatch.history import Floats, History, nanmean
+from gradwatch.history import Floats, History
 from gradwatch.report.downsample import bucket_mean
 from gradwatch.report.model import changed
 from gradwatch.report.plotly_figures import (
@@ -30,6 +30,7 @@ from gradwatch.report.plotly_figures import (
     short,
     text,
 )
+from gradwatch.table import nanmean
 
 QUANTITIES = {"grad_norm": "gradient norm", "update_ratio": "update ratio"}
 MOST_LABELS = 16

@@ -177,17 +177,21 @@ def _read_cut(folder: Path, since: int, start: int, at_most: int | None) -> Hist
         layers = layers.of_layers(places)
     history = join(run, layers, steps)
     if since < 0 and start <= 0:
-        problems += missing_steps(history.step)
+        problems += missing_steps(history.step, run.first_step, run.end_step)
     return replace(history, problems=tuple(sorted(problems)))
 
 
-def missing_steps(step: NDArray[np.int64]) -> list[str]:
-    """The steps `[T]` that a run took, going by the numbers of those before and after, and that are not recorded."""
-    known = np.unique(step)
+def missing_steps(step: NDArray[np.int64], first: int | None = None, end: int | None = None) -> list[str]:
+    """The steps that a run took, going by the numbers of those before and after, and that are not among `step` `[T]`;
+    also those from `first` on and those before `end`, where these are known.
+    """
+    edges = [] if first is None else [first - 1]
+    edges += [] if end is None else [end]
+    known = np.unique(np.concatenate([step, np.array(edges, np.int64)]))
     at = np.flatnonzero(np.diff(known) > 1)
     gaps = [(int(known[i]) + 1, int(known[i + 1]) - 1) for i in at]
-    count = sum(last - first + 1 for first, last in gaps)
-    where = ", ".join(f"{first:,} to {last:,}" if last > first else f"{first:,}" for first, last in gaps[:MAX_GAPS])
+    count = sum(b - a + 1 for a, b in gaps)
+    where = ", ".join(f"{a:,} to {b:,}" if b > a else f"{a:,}" for a, b in gaps[:MAX_GAPS])
     more = f" and {len(gaps) - MAX_GAPS:,} more gaps" if len(gaps) > MAX_GAPS else ""
     return [f"{count:,} steps were not recorded: {where}{more}"] if gaps else []
 

@@ -182,6 +182,8 @@ _FIELDS: dict[str, tuple[Check, str]] = {
     "crashed": (lambda value: isinstance(value, bool), "true or false"),
     "tags": (_is_table(_is_scalar), f"a table of at most {MAX_SETTINGS:,} texts"),
     "params": (_is_table(lambda value: is_text(value, MAX_JSON)), f"a table of at most {MAX_SETTINGS:,} texts"),
+    "first_step": (_optional(_is_count(0, MAX_STEP)), "a number of steps"),
+    "end_step": (_optional(_is_count(0, MAX_STEP)), "a number of steps"),
     "mlflow": (_optional(_is_table(_is_scalar)), "a table of texts"),
     "unheld": (_is_list(MAX_LAYERS, is_text), f"a list of at most {MAX_LAYERS:,} names"),
 }

@@ -224,6 +224,8 @@ def joint_run(facts: Mapping[str, Any], runs: Sequence[Run]) -> Run:
         tags={key: value for run in runs for key, value in run.tags.items()},
         params=params,
         mlflow=next((run.mlflow for run in runs if run.mlflow), None),
+        first_step=None,  # each part counts its own
+        end_step=None,
     )
 
 

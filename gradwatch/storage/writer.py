@@ -8,7 +8,7 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -60,6 +60,7 @@ class RunWriter:
         self.ended, self._end = False, Answer()  # whether the thread has written all it will, and what tells of it
         self.pending: list[History] = []
         self.dropped = 0  # steps that found no room while the disk refused
+        self._taken, self._written = _Count(), _Count()  # what was handed over, and what of it is on disk
         self.complained = False
         self._manifest: Run | None = None  # what is yet to be written of it
         self._asked: list[Answer] = []  # who waits for a flush
@@ -79,8 +80,14 @@ class RunWriter:
             raise
 
     def append(self, block: History) -> None:
-        """Hand over a block of steps; it is on disk within `flush_seconds`."""
+        """Hand over a block of steps; it is on disk within `flush_seconds`, the first one at once."""
+        self._taken.add(block)
         self.queue.put(block)
+
+    @property
+    def lost(self) -> int:
+        """How many of the steps that were handed over are not on disk (yet)."""
+        return self._taken.steps - self._written.steps
 
     def update(self, **changes: Any) -> None:
         """Change fields of the manifest."""
@@ -98,7 +105,7 @@ class RunWriter:
         """Write what is left, set the run's status, end the thread. A second call finishes one that was interrupted."""
         if not self.ended:
             self.closing = True  # a merge under way is given up: what is merged can wait, who closes cannot
-            self.update(status=status, ended=now_iso())
+            self.update(status=status, ended=now_iso(), end_step=self._taken.end)
             self.queue.put(None)
             self._end.wait(timeout)
         if not self.ended:
@@ -109,10 +116,9 @@ class RunWriter:
             )
             return
         self.lock.release()
-        lost, self.pending = self.pending, []
-        if lost:
-            self.dropped += sum(map(len, lost))
-            log.warning("gradwatch: %d steps of %s could not be written", self.dropped, self.folder)
+        left, self.pending = self.pending, []
+        if left:
+            log.warning("gradwatch: %d steps of %s could not be written", self.lost, self.folder)
 
     def abandon(self) -> None:
         """In a forked process, which has no part in the writing: let go of the lock, which stays the parent's."""
@@ -147,7 +153,8 @@ class RunWriter:
 
     def _is_due(self) -> bool:
         asked = self._over or self._manifest is not None or bool(self._asked)
-        return asked or time.monotonic() >= self._due or (self._is_full() and not self.complained)
+        waits = self._is_full() or (self.pending and not self._written.steps)  # a run that has just begun can be opened
+        return asked or time.monotonic() >= self._due or (bool(waits) and not self.complained)
 
     def _is_full(self) -> bool:
         return self._waiting() >= FLUSH_ROWS
@@ -172,13 +179,15 @@ class RunWriter:
         return self.closing
 
     def _save(self) -> None:
-        """Write what waits; the parts first: a manifest that says FINISHED must find them all."""
+        """Write what waits; the parts first: a manifest that says FINISHED must find them all, or tell what lacks."""
         try:
-            if self.pending:
-                self._write_parts()
-            if self._manifest is not None:
-                write_json(self._home / MANIFEST, self._manifest.to_json())
-                self._manifest = None
+            try:
+                if self.pending:
+                    self._write_parts()
+            finally:
+                if self._manifest is not None and (self._over or not self.pending):
+                    write_json(self._home / MANIFEST, self._manifest.to_json())
+                    self._manifest = None
             self._recovered()
         except Exception as error:  # a full disk must not end the thread: the training goes on
             self._complain(error)
@@ -203,6 +212,8 @@ class RunWriter:
             raise
         for temporary, path in zip(written, paths, strict=True):
             temporary.replace(path)
+        for one in self.pending:
+            self._written.add(one)
         self.pending.clear()
         self.next_part += 1
 
@@ -239,11 +250,25 @@ class RunWriter:
         self.complained, self.dropped = False, 0
 
 
+@dataclass
+class _Count:
+    """Steps that are handed over in order, the last of a block perhaps once more."""
+
+    steps: int = 0
+    end: int | None = None  # the number after the last one
+
+    def add(self, block: History) -> None:
+        """Count the steps of the next block."""
+        new = np.unique(block.step[block.step >= (self.end or 0)])
+        if len(new):
+            self.steps, self.end = self.steps + len(new), int(new[-1]) + 1
+
+
 class NullWriter:
     """Stands in for the writer where nothing is to be written: on every rank of a distributed run but the first."""
 
     def __init__(self, folder: Path, run: Run, flush_seconds: float = FLUSH_SECONDS) -> None:
-        self.folder, self.run, self.flush_seconds = folder, run, flush_seconds
+        self.folder, self.run, self.flush_seconds, self.lost = folder, run, flush_seconds, 0
 
     def append(self, block: History) -> None:
         """Nothing."""

@@ -17,8 +17,9 @@ import numpy as np
 from gradwatch.analysis.clips import clips_itself, incoming, loop_rate
 from gradwatch.analysis.rules.facts import middle
 from gradwatch.formatting import loop_clips, percent, quantity_text
-from gradwatch.history import History, nanmean
+from gradwatch.history import History
 from gradwatch.sanitize import markdown, public_uri
+from gradwatch.table import nanmean
 
 VIEW = "gradwatch"
 VIEW_TAG = f"mlflow.sharedViewState.{VIEW}"

@@ -16,7 +16,7 @@ from click.testing import CliRunner
 from make_run import changed, make_history
 from training import mlp, train, watch
 
-from gradwatch import open_history
+from gradwatch import RunError, open_history
 from gradwatch.cli import main
 from gradwatch.storage import writer as writing
 from gradwatch.storage.compaction import merge
@@ -281,3 +281,100 @@ def test_a_merge_that_fails_does_not_end_the_writing(training, caplog, monkeypat
     history = open_history(training.watch.dir)
     assert (history.step.tolist(), history.problems) == (list(range(40)), ())
     assert "No such file" in said(caplog)[0]
+
+
+# -------------------------------------------------------------------------------------------------- a tail that is lost
+
+
+def test_a_lost_tail_is_a_gap_and_what_is_said_counts_what_is_on_disk(training, refuse, caplog, capfd, tmp_path):
+    training(10)
+    refuse(REASONS[0])
+    training(30)
+    training.watch._verbose = True
+    training.watch.close()
+    assert f"10 steps recorded in {training.watch.dir}; the other 30 could not be written" in capfd.readouterr().err
+    history = open_history(training.watch.dir)
+    assert (len(history), history.run.status) == (10, "FINISHED")
+    (problem,) = history.problems
+    assert problem == "30 steps were not recorded: 10 to 39"
+    page = tmp_path / "page.html"
+    assert problem in CliRunner().invoke(main, ["show", str(training.watch.dir)]).output
+    assert problem in CliRunner().invoke(main, ["check", str(training.watch.dir)]).stderr
+    CliRunner().invoke(main, ["report", str(training.watch.dir), "-o", str(page)])
+    assert problem in page.read_text()
+
+
+def test_a_lost_head_is_a_gap_too(tmp_path, refuse, monkeypatch):
+    monkeypatch.setattr(writing, "MAX_WAITING_ROWS", 4 * 25)  # of 4 layers: 25 steps
+    refuse(REASONS[0])
+    model = mlp()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    watching = watch(model, optimizer, tmp_path, flush_every=0.02)
+    for _ in range(10):
+        train(model, optimizer, 10)
+        watching.state_dict()
+    refuse(None)
+    watching.close()
+    history = open_history(watching.dir)
+    assert 0 < len(history) < 100
+    assert history.problems == (f"{100 - len(history)} steps were not recorded: 0 to {99 - len(history)}",)
+
+
+def test_where_nothing_could_be_written_it_is_said_how_much_is_missing(tmp_path, refuse, capfd):
+    refuse(REASONS[0])
+    model = mlp()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    watching = watch(model, optimizer, tmp_path, flush_every=0.02, verbose=True)
+    train(model, optimizer, 7)
+    watching.close()
+    assert "0 steps recorded" in capfd.readouterr().err
+    with pytest.raises(RunError, match="7 steps were not recorded: 0 to 6"):
+        open_history(watching.dir)
+
+
+def test_a_run_that_goes_on_from_a_checkpoint_alone_has_no_gap_before_it(tmp_path):
+    """Its folder is gone, so it records to one of its own: what came before was never to be there."""
+    model = mlp()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    first = watch(model, optimizer, tmp_path)
+    train(model, optimizer, 5)
+    state = first.state_dict()
+    first.close()
+    shutil.rmtree(first.dir)
+    second = watch(model, optimizer, tmp_path)
+    second.load_state_dict(state)
+    train(model, optimizer, 5)
+    second.close()
+    history = open_history(second.dir)
+    assert (history.step.tolist(), history.problems) == (list(range(5, 10)), ())
+
+
+def test_a_run_that_is_resumed_after_a_lost_tail_takes_it_again(training, refuse):
+    training(10)
+    state = training.watch.state_dict()
+    refuse(REASONS[0])
+    training(10)
+    training.watch.close()
+    refuse(None)
+    optimizer = torch.optim.SGD(training.weights.parameters(), lr=0.1)
+    again = watch(training.weights, optimizer, training.watch.dir.parent)
+    again.load_state_dict(state)
+    train(training.weights, optimizer, 5)
+    again.state_dict()
+    assert open_history(again.dir).problems == ()  # it goes on
+    train(training.weights, optimizer, 5)
+    again.close()
+    history = open_history(again.dir)
+    assert (history.step.tolist(), history.problems) == (list(range(20)), ())
+
+
+@pytest.mark.parametrize(
+    ("steps", "first", "end", "text"),
+    [
+        ([3, 4], None, None, None), ([3, 4], 3, 5, None), ([3, 4], 0, 4, "3 steps were not recorded: 0 to 2"),
+        ([], 0, 0, None), ([], 0, None, None), ([], 0, 7, "7 steps were not recorded: 0 to 6"), ([], None, 7, None),
+        ([0, 2], 0, 9, "7 steps were not recorded: 1, 3 to 8"),
+    ],
+)  # fmt: skip
+def test_gaps_at_the_ends_are_counted_where_the_ends_are_known(steps, first, end, text):
+    assert missing_steps(np.array(steps, np.int64), first, end) == ([text] if text else [])
