@@ -111,7 +111,8 @@ class GradWatch(Callback):  # type: ignore[misc]
         """To the first Watch, the names that gradwatch has not for itself."""
         for watch in self.watches[:1]:
             if not watch.closed:
-                watch.log(**{name: value for name, value in values.items() if refusal({name: value}) is None})
+                known = watch._recorder.logged
+                watch.log(**{name: value for name, value in values.items() if refusal({name: value}, known) is None})
 
 
 def _parts(module: Any, optimizers: Sequence[Any]) -> list[tuple[Any, Any, str | None]]:

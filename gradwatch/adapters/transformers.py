@@ -62,7 +62,8 @@ class GradWatchCallback(TrainerCallback, ExportableState):  # type: ignore[misc]
         """Log the Trainer's loss and metrics; evaluations come this way too."""
         if self.watch is not None and not self.watch.closed:
             values = {k: v for k, v in (logs or {}).items() if k not in _PROGRESS and not k.endswith(_CLOCK)}
-            self.watch.log(**{k: v for k, v in values.items() if refusal({k: v}) is None})
+            known = self.watch._recorder.logged
+            self.watch.log(**{k: v for k, v in values.items() if refusal({k: v}, known) is None})
 
     def on_train_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """Close the Watch."""

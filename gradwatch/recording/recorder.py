@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -20,7 +20,8 @@ from gradwatch.history import RECORDED, STEP_COLUMNS, History, Run
 from gradwatch.measure.looking import Looking
 from gradwatch.measure.ring_buffer import Ring
 from gradwatch.recording.loop_clips import COEF, Applied, clip_columns
-from gradwatch.storage.manifest import text_of
+from gradwatch.sanitize import MAX_LOGGED, MAX_LOGGED_NAME
+from gradwatch.storage.manifest import is_text, text_of
 
 ROWS = 128
 DRAIN_SECONDS = 2.0
@@ -64,6 +65,7 @@ class Recorder:
         looking: Looking | None = None,
     ) -> None:
         self.sink, self.seconds, self.looking = sink, seconds, looking or Looking()
+        self.logged: set[str] = set()  # the names that the loop has logged under
         self.first = 0  # the number of the first of `rows`: all before it have left
         self.rows: list[Row] = []
         self.values: list[tuple[int, str, float | Tensor]] = []  # a row's number, a name, its value
@@ -146,6 +148,7 @@ class Recorder:
             WatchError: a value cannot be copied.
         """
         self.is_logged = True
+        self.logged.update(values)
         self.values += self._scalars(self._number(), values)
 
     def _number(self, ahead: bool = False) -> int:
@@ -236,9 +239,14 @@ class Recorder:
         )
 
 
-def refusal(values: Mapping[str, object]) -> str | None:
-    """Why these cannot be logged: a name that the record uses itself, or a value that is not one number; else None."""
+def refusal(values: Mapping[str, object], known: Collection[str] = ()) -> str | None:
+    """Why these cannot be logged: a name that the record uses itself or that its reader refuses, one too many beside
+    the names `known`, or a value that is not one number; else None.
+    """
     for name, value in values.items():
+        if not is_text(name, MAX_LOGGED_NAME):
+            found = f"{name[:40]!a}=...): a name of {len(name):,} characters"
+            return f"{found}; wanted at most {MAX_LOGGED_NAME}, and such as UTF-8 can hold"
         if name in STEP_COLUMNS or name.startswith(RECORDED):
             return f"{name}=...): gradwatch records {name} itself; choose another name"
         if isinstance(value, Tensor):
@@ -248,6 +256,12 @@ def refusal(values: Mapping[str, object]) -> str | None:
             found = f"{repr(value) if isinstance(value, str) else text_of(value):.80}"
         if not fits:
             return f"{name}={found}): wanted a number or a tensor of one element"
+    if len(values) + len(known) > MAX_LOGGED and len({*values, *known}) > MAX_LOGGED:
+        new = next(name for name in values if name not in known)
+        return (
+            f"{new}=...): with {len({*values, *known}):,} names in this run, of which {MAX_LOGGED:,} can be read back: "
+            "log under fewer names, and what changes (an epoch, a batch) as a value"
+        )
     return None
 
 

@@ -110,14 +110,15 @@ class Watch:
         Tensors are kept as float32. The last value of a name in a step counts.
 
         Raises:
-            WatchError: a value is not a scalar, or a name is one that gradwatch records itself.
+            WatchError: a value is not a scalar; or a name is one that gradwatch records itself, longer than 250
+                characters, or the 4,001st of the run.
         """
         if self._closed:
             warnings.warn(
                 f"watch.log({', '.join(values)}) after close(): nothing was recorded", GradwatchWarning, stacklevel=3
             )
             return
-        problem = refusal(values)
+        problem = refusal(values, self._recorder.logged)
         if problem is not None:
             raise WatchError(f"watch.log({problem}")
         self._recorder.log(values)
@@ -196,9 +197,7 @@ class Watch:
         return resume.saved(self._stepper, self.dir, self._writer.run.attempt)
 
     def _flush(self) -> None:
-        """What is recorded so far is put on disk, for whoever reads it in this process. The rows that have yet to leave
-        the device can be taken by the thread that trains, and by no other.
-        """
+        """Put what is recorded so far on disk; only the thread that trains can take the rows that are on the device."""
         if not self._closed:
             if self._thread == threading.get_ident():
                 self._drain(last_too=not self._stepper.is_open)

@@ -20,8 +20,9 @@ from gradwatch.analysis.verdict import Winner
 from gradwatch.analysis.whatif import Outcome, caveat, what_if
 from gradwatch.errors import RunError
 from gradwatch.formatting import loop_clips, percent
-from gradwatch.history import Floats, History, nanmean
+from gradwatch.history import Floats, History
 from gradwatch.storage.run_state import run_state
+from gradwatch.table import nanmean
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator, Sequence
-from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -17,11 +16,14 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from gradwatch.storage.folder import CLOSED_BYTES, FAN_IN, Part, is_closed, list_parts
+from gradwatch.storage.parquet import opened
 
 log = logging.getLogger("gradwatch")
 
 
 GROUP_ROWS = 1 << 20  # rows of a row group, the unit in which tables are merged and read: about 50 MB of memory
+GROUP_VALUES = 1 << 24  # rows x columns of one: where many scalars are logged it has fewer rows
+COLUMNS = {"layers": ["optimizer", "layer"], "steps": ["optimizer"]}  # those that hold names
 
 
 class Compactor:
@@ -32,70 +34,93 @@ class Compactor:
 
     def __init__(self, folder: Path, cancelled: Callable[[], bool] = lambda: False) -> None:
         self.folder, self.cancelled = folder, cancelled
-        self.unreadable: set[Path] = set()
+        self.left_alone: set[Path] = set()  # parts that cannot be read, or not be merged
         self.refused = False
 
     def compact(self) -> None:
         """Merge whatever is due. Parts that cannot be read stay as they are; readers name them."""
         while not self.cancelled():
-            parts = due([part for part in list_parts(self.folder) if part.path not in self.unreadable])
+            parts = due([part for part in list_parts(self.folder) if part.path not in self.left_alone])
             if not parts:
                 return
             broken = [part.path for part in parts if not _opens(part.path)]
             if broken:
                 log.warning("gradwatch: %s is unreadable and stays as it is", broken[0])
-                self.unreadable.update(broken)
+                self.left_alone.update(broken)
             elif not self._merged(parts):
                 return
 
     def _merged(self, parts: Sequence[Part]) -> bool:
-        """Merge them; False where that was cancelled, or the disk refused: it is tried again after the next flush."""
+        """Merge them; False where that was cancelled, or the disk refused: it is tried again after the next flush.
+
+        Parts that do not fit together, because the reader would refuse what came of it, are not tried again.
+        """
         try:
             done = merge(parts, self.cancelled)
         except (OSError, ValueError, pa.ArrowException) as error:
             if not self.refused:
                 log.warning("gradwatch: the parts in %s cannot be merged (%s); nothing is lost", self.folder, error)
             self.refused = True
-            return False
+            if isinstance(error, OSError):
+                return False
+            self.left_alone.update(part.path for part in parts)
+            return True
         self.refused = self.refused and not done
         return done
 
 
 def due(parts: Sequence[Part]) -> list[Part]:
-    """Neighbours of one level that are to become one part: 64 of them, or fewer that hold 64 MiB; empty for none."""
-    for _, found in groupby(parts, key=lambda part: -1 if is_closed(part) else part.level):
-        group = list(found)
-        if is_closed(group[0]):
+    """Neighbours of one level that are to become one part: 64 of them, or fewer that hold 64 MiB; empty for none.
+
+    Between neighbours no part is missing: what is merged across one that is left alone would stand for it as well.
+    """
+    group: list[Part] = []
+    size = 0
+    for part in parts:
+        if is_closed(part):
+            group = []
             continue
-        size = 0
-        for count, part in enumerate(group, start=1):
-            size += part.path.stat().st_size
-            if count == FAN_IN or (count > 1 and size >= CLOSED_BYTES):
-                return group[:count]
+        if group and (part.level != group[-1].level or part.first != group[-1].last + 1):
+            group = []
+        group.append(part)
+        size = part.path.stat().st_size + (size if len(group) > 1 else 0)
+        if len(group) == FAN_IN or (len(group) > 1 and size >= CLOSED_BYTES):
+            return group
     return []
 
 
 def merge(parts: Sequence[Part], cancelled: Callable[[], bool] = lambda: False) -> bool:
-    """Make one part of several that follow each other, a row group at a time; False, and no change, if `cancelled`.
+    """Make one part of several that follow each other, a row group at a time; False, and no change, if `cancelled`,
+    which is asked at each row group that is read.
 
     Row groups of the parts are joined, never split: each goes on to hold whole steps.
+
+    Raises:
+        ValueError, pyarrow.ArrowException: they do not fit together, or the reader would refuse the one part.
+        OSError: the disk refuses.
     """
     target = parts[0].path.with_name(f"part-{parts[0].first:06d}-{parts[-1].last:06d}.parquet")
     temporary = target.with_name(f".{target.name}.tmp")
     schema = pa.unify_schemas([pq.read_schema(part.path) for part in parts])
     try:
         with pq.ParquetWriter(temporary, schema, **options(schema)) as writer:
-            for table in _joined(_row_groups(parts, schema)):
-                if cancelled():
-                    return False
+            for table in _joined(_row_groups(parts, schema, cancelled)):
                 writer.write_table(table, row_group_size=len(table))
-        temporary.replace(target)
+        with opened(temporary, COLUMNS[target.parent.name]):
+            temporary.replace(target)
+    except _CancelledError:
+        return False
     finally:
         temporary.unlink(missing_ok=True)
     for part in parts:
         if part.path != target:
             part.path.unlink()
     return True
+
+
+def group_rows(columns: int) -> int:
+    """How many rows a row group of so many columns has at most."""
+    return min(GROUP_ROWS, max(1, GROUP_VALUES // columns))
 
 
 def options(schema: pa.Schema) -> dict[str, Any]:
@@ -117,23 +142,29 @@ def _opens(path: Path) -> bool:
     return True
 
 
-def _row_groups(parts: Sequence[Part], schema: pa.Schema) -> Iterator[pa.Table]:
+class _CancelledError(Exception):
+    """Whoever merges is asked to stop."""
+
+
+def _row_groups(parts: Sequence[Part], schema: pa.Schema, cancelled: Callable[[], bool]) -> Iterator[pa.Table]:
     """Every row group of the parts with the columns of `schema`; null where a part lacks one."""
     for part in parts:
         with pq.ParquetFile(part.path) as file:
             for group in range(file.num_row_groups):
+                if cancelled():
+                    raise _CancelledError
                 table = file.read_row_group(group)
-                for field in schema:
-                    if field.name not in table.column_names:
-                        table = table.append_column(field, pa.nulls(len(table), field.type))
-                yield table.select(schema.names)
+                here = dict(zip(table.column_names, table.columns, strict=True))
+                missing = {kind: pa.nulls(len(table), kind) for kind in {f.type for f in schema if f.name not in here}}
+                columns = [here[f.name] if f.name in here else missing[f.type] for f in schema]
+                yield pa.table(columns, names=schema.names)
 
 
 def _joined(tables: Iterator[pa.Table]) -> Iterator[pa.Table]:
-    """Consecutive tables joined until they have `GROUP_ROWS` rows."""
+    """Consecutive tables joined until they are a row group."""
     waiting: list[pa.Table] = []
     for table in tables:
-        if waiting and sum(map(len, waiting)) + len(table) > GROUP_ROWS:
+        if waiting and sum(map(len, waiting)) + len(table) > group_rows(table.num_columns):
             yield pa.concat_tables(waiting).unify_dictionaries()
             waiting = []
         waiting.append(table)

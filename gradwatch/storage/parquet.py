@@ -1,6 +1,6 @@
 """Parquet parts as tables, block by block: a row group of whole steps is an array already and is only reshaped.
 
-A part may come from anybody: `_opened` looks at what it says of itself before any of it is read, and what is made of it
+A part may come from anybody: `opened` looks at what it says of itself before any of it is read, and what is made of it
 is measured before memory is taken.
 
 Legend: T steps of one block, L layers.
@@ -40,7 +40,7 @@ MAX_SPREAD = 8  # cells of a table for each row of a part
 
 def steps_blocks(path: Path, start: int = 0) -> Iterator[Table]:
     """The rows of a part of the steps table."""
-    with _opened(path, ["optimizer"]) as (file, every):
+    with opened(path, ["optimizer"]) as (file, every):
         groups = _late(file, every, start)
         _require_size([every[i] for i in groups], MAX_STEPS_VALUES)
         table = file.read_row_groups(groups)
@@ -57,7 +57,7 @@ def layers_blocks(path: Path, start: int = 0) -> Iterator[Table]:
     Once a row group does not hold every layer of every one of its steps, in one order, or goes on with the last step of
     the group before it, the rest of the part is one block.
     """
-    with _opened(path, ["optimizer", "layer"]) as (file, every):
+    with opened(path, ["optimizer", "layer"]) as (file, every):
         groups = _late(file, every, start)
         held: Table | None = None
         for i, group in enumerate(groups):
@@ -114,16 +114,17 @@ def limited(blocks: Iterable[Table], what: Path) -> Iterator[Table]:
     Raises:
         RunError: they hold too many values.
     """
-    values = 0
-    for block in blocks:
-        values += len(block) * len(block.values)
-        if values > MAX_STEPS_VALUES:
+    rows, names = 0, set[str]()
+    for block in blocks:  # as one table: what a block lacks of the others is empty there
+        rows += len(block)
+        names.update(block.values)
+        if rows * len(names) > MAX_STEPS_VALUES:
             raise RunError(f"{what}: the steps table holds more than the {MAX_STEPS_VALUES:,} values that are read")
         yield block
 
 
 @contextlib.contextmanager
-def _opened(path: Path, names: list[str]) -> Iterator[tuple[pq.ParquetFile, list[Group]]]:
+def opened(path: Path, names: list[str]) -> Iterator[tuple[pq.ParquetFile, list[Group]]]:
     """The part at `path`, with the columns `names` as dictionaries, and its row groups.
 
     Raises:

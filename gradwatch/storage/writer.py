@@ -7,7 +7,7 @@ import logging
 import queue
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -20,10 +20,10 @@ from gradwatch.errors import RunError
 from gradwatch.history import History, Run, concat
 from gradwatch.sanitize import refuse_links
 from gradwatch.storage.answer import Answer
-from gradwatch.storage.compaction import GROUP_ROWS, Compactor, options
+from gradwatch.storage.compaction import Compactor, group_rows, options
+from gradwatch.storage.encoding import layers_table, steps_table
 from gradwatch.storage.folder import MANIFEST, TABLES, list_parts, now_iso, tidy, write_json
 from gradwatch.storage.lock import Lock
-from gradwatch.table import Table
 
 log = logging.getLogger("gradwatch")
 
@@ -196,8 +196,27 @@ class RunWriter:
             self._asked.pop().give()
 
     def _write_parts(self) -> None:
+        """What waits, as one part of each table; where that cannot be encoded, block by block without those that are
+        why: what is in one block never holds up the others.
+        """
         self._restore()
-        block = concat(self.pending)
+        try:
+            self._write_part(self.pending)
+        except (OSError, MemoryError):  # the disk, not the data
+            raise
+        except Exception:
+            while self.pending:
+                try:
+                    self._write_part(self.pending[:1])
+                except (OSError, MemoryError):
+                    raise
+                except Exception as error:
+                    lost = self.pending.pop(0)
+                    log.warning("gradwatch: %d steps from %d on cannot be written: %r", len(lost), lost.step[0], error)
+
+    def _write_part(self, blocks: list[History]) -> None:
+        """The first blocks of those that wait, as a part of each table."""
+        block = concat(blocks)
         paths = [self._home / table / f"part-{self.next_part:06d}.parquet" for table in TABLES]
         written = []
         try:
@@ -212,9 +231,9 @@ class RunWriter:
             raise
         for temporary, path in zip(written, paths, strict=True):
             temporary.replace(path)
-        for one in self.pending:
+        for one in blocks:
             self._written.add(one)
-        self.pending.clear()
+        del self.pending[: len(blocks)]
         self.next_part += 1
 
     def _restore(self) -> None:
@@ -287,50 +306,14 @@ class NullWriter:
         """Nothing."""
 
 
-def _layers_table(block: History) -> pa.Table:
-    t, n = len(block.by_layer), len(block.layers)
-    columns = _keys(block.by_layer, n)
-    columns["layer"] = _named(np.tile(np.arange(n, dtype=np.int32), t), block.layers)
-    columns.update({q: _column(np.ascontiguousarray(v, np.float32).ravel()) for q, v in block.per_layer.items()})
-    return pa.table(columns)
-
-
-def _steps_table(block: History) -> pa.Table:
-    values = {k: _column(np.asarray(v, np.float64)) for k, v in block.per_step.items()}
-    return pa.table({**_keys(block.by_step, 1), **values})
-
-
-def _keys(table: Table, repeat: int) -> dict[str, pa.Array]:
-    names, codes = np.unique(np.asarray(table.optimizer, dtype=str), return_inverse=True)
-    return {
-        "attempt": _column(np.repeat(table.attempt.astype(np.int32), repeat)),
-        "optimizer": _named(np.repeat(codes.astype(np.int32), repeat), list(names)),
-        "step": _column(np.repeat(table.step, repeat)),
-    }
-
-
-def _column(values: np.ndarray[Any, Any]) -> pa.Array:
-    """Numbers as an Arrow array, NaN kept. `pa.array` would first import pandas, half a second of a training's time."""
-    values = np.ascontiguousarray(values)
-    return pa.Array.from_buffers(pa.from_numpy_dtype(values.dtype), len(values), [None, pa.py_buffer(values)])
-
-
-def _named(codes: np.ndarray[Any, Any], names: Sequence[str]) -> pa.DictionaryArray:
-    """Names by their int32 codes."""
-    texts = [name.encode() for name in names]
-    ends = np.cumsum([0, *map(len, texts)], dtype=np.int32)
-    buffers = [None, pa.py_buffer(ends), pa.py_buffer(b"".join(texts))]
-    return pa.DictionaryArray.from_arrays(_column(codes), pa.Array.from_buffers(pa.string(), len(texts), buffers))
-
-
 # table -> (its rows out of a block, how many of them one step has)
 _BUILDERS: dict[str, tuple[Callable[[History], pa.Table], Callable[[History], int]]] = {
-    "layers": (_layers_table, lambda block: len(block.layers)),
-    "steps": (_steps_table, lambda block: 1),
+    "layers": (layers_table, lambda block: len(block.layers)),
+    "steps": (steps_table, lambda block: 1),
 }
 
 
 def _write_part(path: Path, table: pa.Table, rows_per_step: int = 1) -> None:
     """Write a part; its row groups hold whole steps."""
-    rows = max(1, GROUP_ROWS // max(1, rows_per_step)) * max(1, rows_per_step)
+    rows = max(1, group_rows(table.num_columns) // max(1, rows_per_step)) * max(1, rows_per_step)
     pq.write_table(table, path, row_group_size=rows, **options(table.schema))

@@ -11,9 +11,13 @@ from torch import nn
 from training import ELEMENT_POLICIES, mlp, train, watch
 
 import gradwatch
+from gradwatch import WatchError, open_history
 from gradwatch.measure.gradients import Batch, gradients
 from gradwatch.measure.layout import SAMPLE, Layout, stride
 from gradwatch.measure.weight_updates import UpdateRatio
+from gradwatch.sanitize import MAX_LOGGED, MAX_LOGGED_NAME
+from gradwatch.storage import compaction
+from gradwatch.storage.folder import list_parts
 
 NAMES = ("0.weight", "0.bias", "2.weight", "2.bias")
 
@@ -346,3 +350,43 @@ def test_wide_and_narrow_layers_keep_their_places(monkeypatch):
     assert layout.wide == {1, 3, 4}
     norms = Batch(layout, gradients(layout)).measure()
     torch.testing.assert_close(norms, torch.stack([p.grad.norm() for p in params]))
+
+
+# -------------------------------------------------------------------------------------------- what can be read back
+
+
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [("x" * 251, "a name of 251 characters; wanted at most 250"), ("x" * 30_000, "30,000 characters"),
+     ("\ud800x", r"'\\ud800x'=.*UTF-8")],
+)  # fmt: skip
+def test_a_name_that_the_reader_refuses_is_refused_where_it_is_logged(tmp_path, name, says):
+    model = mlp()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    watching = watch(model, optimizer, tmp_path)
+    train(model, optimizer, 2)
+    with pytest.raises(WatchError, match=says):
+        watching.log(**{name: 1.0})
+    train(model, optimizer, 2)
+    watching.close()
+    assert open_history(watching.dir).step.tolist() == [0, 1, 2, 3]
+
+
+def test_as_many_names_as_can_be_logged_can_be_read_and_one_more_is_refused(tmp_path):
+    model = mlp()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    watching = watch(model, optimizer, tmp_path)
+    names = [f"{i:04d}" + "\N{SNOWMAN}" * (MAX_LOGGED_NAME - 4) for i in range(MAX_LOGGED)]
+    train(model, optimizer, 1)
+    watching.log(**dict.fromkeys(names[:2000], 1.0))
+    watching.state_dict()
+    train(model, optimizer, 1)
+    watching.log(**dict.fromkeys(names[2000:], 2.0))
+    watching.log(**dict.fromkeys(names[:10], 2.0))
+    with pytest.raises(WatchError, match="4,001 names in this run, of which 4,000 can be read back: log under fewer"):
+        watching.log(one_more=1.0)
+    watching.close()
+    for parts in ("apart", "merged"):
+        history = open_history(watching.dir)
+        assert (history.step.tolist(), history.problems, len(history.logged)) == ([0, 1], (), MAX_LOGGED), parts
+        assert compaction.merge(list_parts(watching.dir / "steps"))
