@@ -133,7 +133,6 @@ def watch(
         mlflow=_delivery.target(run_id, tracking_uri) if log == "mlflow" else None,
         unheld=source.unheld(),
         params={**{text_of(k): text_of(v) for k, v in (params or {}).items()}, "torch": torch.__version__},
-        first_step=0,
     )
     _replace_old(optimizers)
     clipper = Clipper(Layout(named), by_name, policies[0])
@@ -194,7 +193,7 @@ def _live(
 
 
 def _now() -> dict[str, Any]:
-    return {"created": now_iso(), **here()}
+    return {"created": now_iso(), "first_step": 0, **here()}
 
 
 def _unwrapped(optimizer: Any) -> Any:
