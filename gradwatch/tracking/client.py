@@ -27,7 +27,8 @@ from gradwatch.analysis.optimizers import differing, group_texts, settings
 from gradwatch.errors import RunError
 from gradwatch.history import Run
 from gradwatch.sanitize import check_uri, public_uri
-from gradwatch.tracking.metric_keys import Nonfinite, Point, part_key, safe_name
+from gradwatch.tracking.metric_keys import Nonfinite, Point
+from gradwatch.tracking.mlflow_names import part_key, safe_name
 from gradwatch.tracking.refusals import clear_addresses, clear_errors
 from gradwatch.tracking.tags import Tag
 from gradwatch.tracking.views import VIEW_TAG, view_tag
@@ -222,7 +223,7 @@ def run_params(run: Run) -> dict[str, str]:
         own.update({f"{key}.{name}": text for name, text in settings(optimizer).items()})
         own.update(_group_params(key, optimizer))
     everybodys = {"gradwatch.version": __version__, **run.params}
-    out = {**{part_key(k, run.part): v for k, v in own.items()}, **everybodys}
+    out = {(f"{k}/{run.part}" if run.part else k): v for k, v in own.items()} | everybodys
     return {safe_name(k): str(v)[:MAX_PARAM] for k, v in out.items()}
 
 

@@ -7,16 +7,13 @@ layers. Only when layers are summed up to blocks are numbers zero-padded (`grad_
 sorts by text, shows the blocks in model order.
 
 Of a run that several Watches share, what belongs to no layer ends in the name of its part (`grad_norm/total/G`, `lr/G`,
-`loss/G`), so that no two write one key; layers carry the name already.
+`loss/G`), so that no two write one key; layers carry the name already. What no two names share is in `mlflow_names`.
 """
 
 from __future__ import annotations
 
-import posixpath
-import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
-from itertools import takewhile
 from typing import NamedTuple
 
 import numpy as np
@@ -26,14 +23,11 @@ from gradwatch.analysis.clips import incoming, loop_changed, loop_coef
 from gradwatch.history import SETTING, Floats, History
 from gradwatch.table import stack
 from gradwatch.tracking.clip_rates import NO_RATES, Rates
+from gradwatch.tracking.mlflow_names import BEFORE_LOOP, LOOP, TOTAL, blocks, layer_key, logged_key, part_key, safe_name
 
-LOOP = "loop_clip"  # the keys of the loop's own clips, as `clip` those of the policy
-MAX_NAME = 250
 MAX_POINTS = 1_000  # of one request, which is as many as MLflow takes,
 LEAST_POINTS = 50  # and of one to a server that is too slow for more
 SPARSE = 0.2  # what was logged in at most this share of a window's steps keeps every value
-FEW_BLOCKS = 8  # a grouping this coarse hides the model: the next finer level is merged into ranges instead
-_NUMBER = re.compile(r"(?<![^.])\d+(?![^.])")
 
 
 class Point(NamedTuple):
@@ -64,64 +58,6 @@ class Window:
     points: list[Point]
     nonfinite: Nonfinite
     rates: Rates
-
-
-def safe_name(name: str) -> str:
-    """`name` as MLflow accepts it: letters, digits, `_ - . : /` and spaces, a tidy path, at most 250 characters."""
-    name = posixpath.normpath(re.sub(r"[^\w\-. :/]", "_", name)).lstrip("/.")
-    return name[:MAX_NAME].rstrip("/ ") or "_"
-
-
-def part_key(key: str, part: str | None) -> str:
-    """The metric, param or tag `key` of the part of that name; `key` itself for a run without parts."""
-    return f"{key[: MAX_NAME - len(part) - 1].rstrip('/ ')}/{part}" if part else key
-
-
-# ------------------------------------------------------------------------------------------------------------ blocks
-
-
-def blocks(layers: Sequence[str], limit: int) -> dict[str, list[int]]:
-    """At most `limit` names for L layers, in model order, each with the numbers of its layers.
-
-    Up to `limit` layers stand for themselves. More are summed up by the deepest module prefix that gives at most
-    `limit` blocks. Where that leaves fewer than 8 (a stack of 24 blocks would become one), the next finer level is
-    taken instead, and consecutive blocks of it are merged into `limit` ranges: `h.00..01`.
-    """
-    if len(layers) <= limit:
-        return {safe_name(name): [i] for i, name in enumerate(layers)}
-    modules = [name.split(".")[:-1] or [name] for name in layers]
-    groups: dict[str, list[int]] = {}
-    finer: dict[str, list[int]] = {}
-    for depth in range(max(map(len, modules)), 0, -1):
-        finer, groups = groups, {}
-        for i, module in enumerate(modules):
-            groups.setdefault(".".join(module[:depth]), []).append(i)
-        if len(groups) <= limit:
-            break
-    if len(groups) > limit:
-        groups = _ranges(groups, limit)
-    elif finer and len(groups) < min(FEW_BLOCKS, limit):
-        groups = _ranges(finer, limit)
-    return dict(zip(map(safe_name, _padded(list(groups))), groups.values(), strict=True))
-
-
-def _ranges(groups: dict[str, list[int]], limit: int) -> dict[str, list[int]]:
-    """Consecutive groups merged into `limit` ranges of nearly equal length, named by their first and last."""
-    names = list(groups)
-    out: dict[str, list[int]] = {}
-    for part in np.array_split(np.arange(len(names)), limit):
-        first, last = names[part[0]], names[part[-1]]
-        pairs = zip(first.split("."), last.split("."), strict=False)
-        shared = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
-        tail = ".".join(last.split(".")[shared:])
-        out[first if first == last else f"{first}..{tail}"] = [i for k in part for i in groups[names[k]]]
-    return out
-
-
-def _padded(names: list[str]) -> list[str]:
-    """Every number that stands alone between dots with as many digits as the longest one."""
-    width = max((len(number) for name in names for number in _NUMBER.findall(name)), default=1)
-    return [_NUMBER.sub(lambda match: match[0].zfill(width), name) for name in names]
 
 
 # ----------------------------------------------------------------------------------------------------------- windows
@@ -162,7 +98,7 @@ LAYER_QUANTITIES: dict[str, tuple[Callable[[Floats], Floats], Callable[[Floats],
 }
 # column of the steps table -> (key, how a window sums it up)
 STEP_QUANTITIES: dict[str, tuple[str, Callable[[Floats], float]]] = {
-    "grad_norm": ("grad_norm/total", _max),
+    "grad_norm": (TOTAL, _max),
     "clipped_norm": ("clipped_norm/total", _max),
     "clip_rate": ("clip/rate", _mean),
     "clip_coef": ("clip/coef", _mean),
@@ -238,16 +174,16 @@ def _series(history: History, limit: int) -> list[tuple[str, Floats, Callable[[F
         for name, at in groups.items():
             spread = np.full(len(history), np.nan)
             spread[history.layer_rows] = block(values[:, at])
-            out.append((f"{quantity}/{name}"[:MAX_NAME], spread, reduce, False))
+            out.append((layer_key(quantity, name), spread, reduce, False))
     rates = [name for name in history.per_step if name == "lr" or name.startswith(("lr/", SETTING))]
-    out += [(part_key(name, part), history.per_step[name], _last, False) for name in rates]
-    return out + [(part_key(safe_name(name), part), history.per_step[name], _last, True) for name in history.logged]
+    out += [(part_key(safe_name(name), part), history.per_step[name], _last, False) for name in rates]
+    return out + [(logged_key(name, part), history.per_step[name], _last, True) for name in history.logged]
 
 
 def _loop_series(history: History) -> list[tuple[str, Floats, Callable[[Floats], float], bool]]:
     """The same for the clips of the loop's own."""
     found = ((f"{LOOP}/rate", loop_changed(history), _mean), (f"{LOOP}/coef", loop_coef(history), _mean),
-             ("grad_norm/before_loop_clip", incoming(history), _max))  # fmt: skip
+             (BEFORE_LOOP, incoming(history), _max))  # fmt: skip
     return [(part_key(key, history.run.part), values, reduce, False) for key, values, reduce in found]
 
 

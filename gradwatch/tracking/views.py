@@ -20,6 +20,7 @@ from gradwatch.formatting import loop_clips, percent, quantity_text
 from gradwatch.history import History
 from gradwatch.sanitize import markdown, public_uri
 from gradwatch.table import nanmean
+from gradwatch.tracking.mlflow_names import OWN
 
 VIEW = "gradwatch"
 VIEW_TAG = f"mlflow.sharedViewState.{VIEW}"
@@ -44,10 +45,6 @@ CHARTS = {
 # section -> open; MLflow itself adds one chart a key to the section that is named like the key's prefix.
 SECTIONS = {"Training": True, "Gradients": True, "weight_norm": True, "grad_norm": False, "update_ratio": False,
             "clip_rate": False}  # fmt: skip
-OWN = tuple(
-    f"{name}/"
-    for name in ("grad_norm", "clipped_norm", "weight_norm", "update_ratio", "clip_rate", "clip", "loop_clip")
-)
 RATES = ("clip/rate_so_far", "loop_clip/rate_so_far")  # each a column too, where it is sent
 MAX_LOGGED = 20
 # column of the runs table -> width in pixels; MLflow's own 100 would cut every policy's name

@@ -1,13 +1,14 @@
-"""What MLflow is told: names of blocks, and one point per window."""
+"""What MLflow is told: one point per window."""
 
 import json
 
 import numpy as np
 import pytest
-from make_run import LAYERS, make_history
+from make_run import make_history
 
 from gradwatch.tracking.clip_rates import Rates
-from gradwatch.tracking.metric_keys import Nonfinite, blocks, safe_name, windows
+from gradwatch.tracking.metric_keys import Nonfinite, windows
+from gradwatch.tracking.mlflow_names import blocks
 
 GPT = [f"h.{i}.{m}.{p}" for i in range(24) for m in ("attn", "mlp") for p in ("weight", "bias")]
 
@@ -19,44 +20,6 @@ def points(history, size, **options):
         for point in window.points:
             out.setdefault(point.key, []).append((point.step, point.value))
     return out
-
-
-def test_few_layers_keep_their_names():
-    assert list(blocks(LAYERS, 16)) == list(LAYERS)
-
-
-def test_many_layers_become_module_blocks_that_sort_in_model_order():
-    found = blocks(GPT[: 12 * 4], 16)
-    assert list(found) == [f"h.{i:02d}" for i in range(12)] == sorted(found)
-    assert found["h.03"] == [12, 13, 14, 15]
-
-
-def test_a_deep_stack_is_cut_into_ranges_not_into_one_block():
-    found = blocks(["wte.weight", *GPT, "ln_f.weight"], 16)
-    assert len(found) == 16
-    assert "h.01..02" in found
-    assert sorted(i for group in found.values() for i in group) == list(range(len(GPT) + 2))
-
-
-def test_a_wide_flat_model_is_cut_into_ranges():
-    found = blocks([f"p{i}" for i in range(40)], 4)
-    assert list(found) == ["p0..p9", "p10..p19", "p20..p29", "p30..p39"]
-
-
-@pytest.mark.parametrize("name", ["a/b", "Genauigkeit ü", "x" * 300, "../a//b%c/", "///", "..", "loss(train)", "é@1"])
-def test_safe_names_are_accepted_by_mlflow(name):
-    validation = pytest.importorskip("mlflow.utils.validation")
-    validation._validate_metric_name(safe_name(name))
-    if name in {"a/b", "Genauigkeit ü"}:
-        assert safe_name(name) == name
-
-
-@pytest.mark.parametrize("limit", [1, 4, 16])
-@pytest.mark.parametrize("layers", [LAYERS, GPT, [f"p{i}" for i in range(40)]], ids=["small", "gpt", "flat"])
-def test_every_layer_is_in_exactly_one_block(layers, limit):
-    found = blocks(layers, limit)
-    assert len(found) <= limit
-    assert [i for group in found.values() for i in group] == list(range(len(layers)))
 
 
 def test_norms_keep_a_spike_of_one_step_and_rates_are_means():
