@@ -1,0 +1,140 @@
+"""Trains the unseen trainings of tests/scenarios and prints docs/findings/judgement.md: an expert beside the rules.
+
+    python scripts/bench/judgement.py > docs/findings/judgement.md
+    python scripts/bench/judgement.py --only lora     # those of the tuning half whose name has "lora" in it
+    python scripts/bench/judgement.py --held-out      # the totals of the other half: once, when the rules are done
+
+It takes some minutes. The exit code is 0 whatever was found.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+ROOT = Path(__file__).parents[2]
+sys.path[:0] = [str(ROOT), str(ROOT / "tests" / "scenarios")]
+
+import unseen_healthy  # noqa: E402, F401
+import unseen_sick  # noqa: E402, F401
+from unseen import HEALTHY, SICK, Healthy, Outcome, Sick, held_out, tuning  # noqa: E402
+
+from gradwatch.analysis.rules import Finding, diagnose  # noqa: E402
+
+HEAD = """\
+# Judgement
+
+What the rules say of trainings that they were not written for, beside what an expert said before a rule saw them. A
+sick training has a cured twin, and its loss is clearly worse; a healthy one learns. Both are tested, without any rule,
+in [tests/scenarios/test_unseen.py](../../tests/scenarios/test_unseen.py). Of the errors and warnings that no other
+finding explains (the roots), the first is **right** when an expert would accept it; **named** counts an accepted one in
+any place; **beside** counts sick trainings with a root that an expert would not accept. A name in *italics* is wanted,
+and no finding has it yet.
+
+Half of the trainings, every second by name, may be looked at while the rules change: they are below. The others only
+count, once: `scripts/bench/judgement.py --held-out`. The same script made this page.
+
+"""
+
+
+@dataclass(frozen=True)
+class Judged:
+    """A training and the roots that were found in it."""
+
+    training: Sick | Healthy
+    roots: list[Finding]
+
+    @property
+    def serious(self) -> list[str]:
+        """The rules of its errors and warnings, as they are ranked."""
+        return [f.rule for f in self.roots if f.severity != "note"]
+
+    @property
+    def accepted(self) -> frozenset[str]:
+        return self.training.expected if isinstance(self.training, Sick) else frozenset()
+
+    @property
+    def right(self) -> bool:
+        return bool(self.serious) and self.serious[0] in self.accepted
+
+    @property
+    def named(self) -> bool:
+        return any(rule in self.accepted for rule in self.serious)
+
+    @property
+    def beside(self) -> bool:
+        return any(rule not in self.accepted for rule in self.serious)
+
+
+def judged(training: Sick | Healthy) -> Judged:
+    """Train it and ask the rules."""
+    with tempfile.TemporaryDirectory() as folder:
+        place = Path(folder)
+        outcome: Outcome = training.train(place, True) if isinstance(training, Sick) else training.train(place)
+        return Judged(training, diagnose(outcome.history))
+
+
+def totals(group: str, sick: Sequence[Judged], healthy: Sequence[Judged]) -> list[str]:
+    """The table of the counts."""
+    right, named, beside = (sum(getattr(j, what) for j in sick) for what in ("right", "named", "beside"))
+    silent = sum(not j.serious for j in sick)
+    errors, warnings = (
+        sum(any(f.severity == severity for f in j.roots) for j in healthy) for severity in ("error", "warning")
+    )
+    return [
+        "| half | sick | right | named | beside | nothing said | healthy | with an error | with a warning |",
+        "|---|---|---|---|---|---|---|---|---|",
+        f"| {group} | {len(sick)} | {right} | {named} | {beside} | {silent} | {len(healthy)} | {errors} | {warnings} |",
+    ]
+
+
+def found(roots: Sequence[Finding]) -> str:
+    """The findings in a cell, notes in brackets."""
+    return ", ".join(f"({f.rule})" if f.severity == "note" else f"{f.rule} ({f.severity})" for f in roots) or "none"
+
+
+def row(judged: Judged) -> str:
+    """One training of the tuning half."""
+    training = judged.training
+    if isinstance(training, Healthy):
+        return f"| {training.name} | {found(judged.roots)} |"
+    pages = {page.stem for page in (ROOT / "docs" / "findings").glob("*.md")}
+    names = ", ".join(name if name in pages else f"*{name}*" for name in sorted(training.expected))
+    right = "right" if judged.right else "named" if judged.named else "no"
+    return f"| {training.name} | {names} | {training.where} | {training.cure} | {found(judged.roots)} | {right} |"
+
+
+def page(sick: Sequence[Judged], healthy: Sequence[Judged]) -> str:
+    """The page as Markdown."""
+    lines = totals("tuning", sick, healthy)
+    lines += ["", "## Sick", "", "| training | an expert | where | cure | found | right |", "|---|---|---|---|---|---|"]
+    lines += [row(j) for j in sick]
+    lines += ["", "## Healthy", "", "| training | found |", "|---|---|", *(row(j) for j in healthy)]
+    return HEAD + "\n".join(lines)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--held-out", action="store_true", help="the totals of the held-out half, and nothing else")
+    parser.add_argument("--only", default="", help="those with this in their name")
+    args = parser.parse_args()
+    half = held_out if args.held_out else tuning
+    groups: list[list[Judged]] = []
+    for trainings in (half(SICK), half(HEALTHY)):
+        groups.append([])
+        for training in trainings:
+            if args.only in training.name:
+                groups[-1].append(judged(training))
+                print(f"{len(groups[-1])} of {len(trainings)}", file=sys.stderr)
+    print("\n".join(totals("held out", *groups)) if args.held_out else page(*groups))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

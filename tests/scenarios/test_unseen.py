@@ -1,0 +1,59 @@
+"""The unseen trainings are what they are said to be: by their scores alone, no rule is asked."""
+
+import re
+from pathlib import Path
+
+import pytest
+import unseen_healthy  # noqa: F401
+import unseen_sick  # noqa: F401
+from unseen import HEALTHY, SICK, clearly_worse, held_out, learns, tuning
+
+FOLDER = Path(__file__).parents[2] / "docs" / "findings"
+PAGES = {page.stem for page in FOLDER.glob("*.md")} - {"index", "false_alarms", "judgement"}
+WANTED = {  # what no finding is called yet, and an expert would say
+    "below-epsilon",
+    "clip-without-gradient",
+    "loss-not-averaged",
+    "momentum-too-high",
+    "no-progress",
+    "rates-apart",
+    "schedule-ran-out",
+    "warmup-too-long",
+    "weight-decay-too-strong",
+    "weights-put-back",
+    "weights-shrink",
+    "wrong-sign",
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", sorted(SICK))
+def test_a_sick_training_is_clearly_worse_than_its_cured_twin(name, tmp_path):
+    ill, cured = (SICK[name].train(tmp_path / str(state), state) for state in (True, False))
+    assert learns(cured, 0.1), (cured.first, cured.last)
+    assert clearly_worse(ill, cured), (ill.last, cured.last)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", sorted(HEALTHY))
+def test_a_healthy_training_learns(name, tmp_path):
+    outcome = HEALTHY[name].train(tmp_path)
+    assert learns(outcome, HEALTHY[name].gain), (outcome.first, outcome.last)
+
+
+def test_the_halves_are_every_second_by_name():
+    for of in (SICK, HEALTHY):
+        both = {t.name for t in tuning(of)}, {t.name for t in held_out(of)}
+        assert both[0] | both[1] == set(of)
+        assert not both[0] & both[1]
+        assert 0 <= len(both[0]) - len(both[1]) <= 1
+
+
+def test_what_is_expected_is_a_finding_or_a_name_that_is_wanted():
+    named = {name for s in SICK.values() for name in s.expected}
+    assert named <= PAGES | WANTED
+    assert all(re.fullmatch("[a-z-]+", name) for name in named)
+
+
+def test_an_expert_said_where_and_what_to_do():
+    assert [s.name for s in SICK.values() if not (s.expected and s.where and s.cure)] == []
