@@ -4,17 +4,21 @@
 #   docker build --target cli    -t gradwatch .          docker run --rm -v "$PWD:/work" gradwatch report latest
 #   docker build --target server -t gradwatch-mlflow .   docker run --rm -p 127.0.0.1:5000:5000 -v mlflow:/data gradwatch-mlflow
 
-FROM python:3.12-slim AS base
+FROM python:3.12.13-slim-bookworm AS base
 ENV PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1 PYTHONUNBUFFERED=1 MLFLOW_DISABLE_TELEMETRY=true
+# The version of every package, of those that pip builds with too.
+COPY scripts/constraints.txt /etc/gradwatch/constraints.txt
+ENV PIP_CONSTRAINT=/etc/gradwatch/constraints.txt
 RUN useradd --create-home --uid 1000 gradwatch
 
 FROM base AS cli
-# The CPU build of torch: reading and reporting need none, the demo runs on the CPU.
-RUN pip install --index-url https://download.pytorch.org/whl/cpu torch==2.13.0
+# The CPU build of torch: reading and reporting need none, the demo runs on the CPU. What it needs is not taken from its index,
+# which has other versions; the next line brings it.
+RUN pip install --no-deps --index-url https://download.pytorch.org/whl/cpu torch==2.13.0
 COPY pyproject.toml README.md LICENSE /src/
 COPY gradwatch /src/gradwatch
 RUN pip install "/src[demo,service]"
-USER gradwatch
+USER 1000
 WORKDIR /work
 ENTRYPOINT ["gradwatch"]
 CMD ["--help"]
@@ -22,7 +26,7 @@ CMD ["--help"]
 FROM base AS server
 RUN pip install "mlflow>=3.17.2,<3.18" "flask-wtf>=1.2,<2" "psycopg2-binary>=2.9" && mkdir /data && chown gradwatch /data
 COPY scripts/basic_auth.ini /etc/gradwatch/basic_auth.ini
-USER gradwatch
+USER 1000
 WORKDIR /data
 VOLUME /data
 EXPOSE 5000

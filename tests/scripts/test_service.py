@@ -1,129 +1,21 @@
-"""The service: compose.yaml and the Dockerfile as far as they can be checked without an engine, and scripts/service."""
+"""scripts/service: from the first start to a second one, and its end."""
 
-import configparser
 import contextlib
 import os
-import re
 import shutil
 import signal
 import subprocess
 import sys
 import tempfile
 import textwrap
-import time
-import urllib.error
 import urllib.request
 from pathlib import Path
 
-import click
 import pytest
-from mlflow_server import free_port
+from mlflow_server import free_port, status, until
 
-from gradwatch.cli import main
-
-yaml = pytest.importorskip("yaml")
 mlflow = pytest.importorskip("mlflow")
 ROOT = Path(__file__).parents[2]
-COMPOSE = yaml.safe_load((ROOT / "compose.yaml").read_text())
-SERVICES = COMPOSE["services"]
-SECRETS = {"POSTGRES_PASSWORD", "MLFLOW_ADMIN_PASSWORD", "MLFLOW_SECRET_KEY"}
-
-
-def filled(text):
-    """A value as compose puts it in: the default of each variable, `x` for those that must be set."""
-    return re.sub(r"\$\{\w+(?::-([^}]*)|:\?[^}]*)\}", lambda match: "x" if match[1] is None else match[1], text)
-
-
-def words(name):
-    return [filled(word) for word in SERVICES[name]["command"]]
-
-
-# ------------------------------------------------------------------------------------------------------- compose.yaml
-
-
-def test_the_services_are_published_on_the_loopback_address_only():
-    published = [port for service in SERVICES.values() for port in service.get("ports", ())]
-    assert published
-    assert all(re.fullmatch(r"127\.0\.0\.1:\d+:\d+", port) for port in published)
-    assert "ports" not in SERVICES["postgres"]
-
-
-def test_compose_holds_no_secret_and_does_not_start_without_one():
-    text = (ROOT / "compose.yaml").read_text()
-    required = set(re.findall(r"\$\{(\w+):\?", text))
-    assert required == SECRETS
-    for service in SERVICES.values():
-        for name, value in service.get("environment", {}).items():
-            if re.search("PASSWORD|SECRET|KEY", name):
-                assert re.search(r"\$\{\w+:[?-]", value), f"{name} is written down"
-                assert not re.search(r"\$\{\w+:-[^}]+\}", value), f"{name} has a default that everyone knows"
-        assert not re.search("PASSWORD|SECRET", " ".join(service.get("command", ()))), "a process list shows it"
-
-
-@pytest.mark.slow
-def test_the_commands_of_compose_are_commands():
-    command = words("monitor")
-    assert command[0] == "monitor"
-    main.get_command(click.Context(main), "monitor").make_context("monitor", command[1:])
-    from mlflow.cli import server
-
-    command = words("mlflow")
-    assert command[:2] == ["mlflow", "server"]
-    options = server.make_context("server", command[2:]).params
-    assert options["app_name"] == "basic-auth"
-    assert options["allowed_hosts"] == "localhost:5000,127.0.0.1:5000,mlflow:5000"
-    assert options["workers"] == "1"
-    ready = SERVICES["postgres"]["healthcheck"]["test"]
-    assert ready[0] == "CMD"
-    if shutil.which("pg_isready"):
-        shown = subprocess.run(["pg_isready", "--help"], capture_output=True, text=True, check=True).stdout
-        assert all(option.split("=")[0] in shown for option in ready[2:])
-
-
-def test_a_command_that_is_none_would_be_found():
-    from mlflow.cli import server
-
-    with pytest.raises(click.UsageError):
-        server.make_context("server", ["--app-nam=basic-auth"])
-
-
-@pytest.mark.parametrize("name", ["mlflow", "monitor"])
-def test_a_health_check_of_compose_asks_a_port_that_the_service_listens_on(name):
-    test = SERVICES[name]["healthcheck"]["test"]
-    assert test[:3] == ["CMD", "python", "-c"]
-    compile(test[3], "healthcheck", "exec")
-    port, path = re.search(r"http://127\.0\.0\.1:(\d+)(/\w+)", test[3]).groups()
-    assert any(port in word for word in words(name))
-    assert f"127.0.0.1:{port}:{port}" in SERVICES[name]["ports"]
-    assert path == {"mlflow": "/health", "monitor": "/healthz"}[name]
-
-
-def test_what_compose_names_exists():
-    stages = set(re.findall(r"^FROM \S+ AS (\w+)", (ROOT / "Dockerfile").read_text(), re.MULTILINE))
-    for name, service in SERVICES.items():
-        if "build" in service:
-            assert service["build"]["target"] in stages, name
-        assert set(service.get("depends_on", {})) <= set(SERVICES)
-        mounted = {volume.split(":")[0] for volume in service.get("volumes", ())}
-        assert mounted <= set(COMPOSE["volumes"])
-    assert (
-        f"COPY scripts/basic_auth.ini {SERVICES['mlflow']['environment']['MLFLOW_AUTH_CONFIG_PATH']}"
-        in (ROOT / "Dockerfile").read_text()
-    )
-    logins = configparser.ConfigParser()
-    logins.read(ROOT / "scripts" / "basic_auth.ini")
-    assert "admin_password" not in logins["mlflow"]
-
-
-def test_what_the_images_install_is_what_the_project_asks_for():
-    project = (ROOT / "pyproject.toml").read_text()
-    wanted = re.search(r'^RUN pip install ("mlflow.*?) &&', (ROOT / "Dockerfile").read_text(), re.MULTILINE)[1]
-    for requirement in re.findall(r'"([^"]+)"', wanted):
-        assert f'"{requirement}"' in project
-
-
-# ----------------------------------------------------------------------------------------------------- scripts/service
-
 TRAINING = """
     import torch
     from torch import nn
@@ -152,14 +44,6 @@ def processes_of(folder):
             texts.append(os.readlink(process / "cwd").encode())
             if any(str(folder).encode() in text for text in texts):
                 found.append(int(process.name))
-    return found
-
-
-def until(look, seconds=90):
-    end = time.monotonic() + seconds
-    while not (found := look()):
-        assert time.monotonic() < end, "it takes too long"
-        time.sleep(0.5)
     return found
 
 
@@ -198,14 +82,6 @@ def service(tmp_path, request):
 
 def settings(folder):
     return dict(line.split("=", 1) for line in (folder / "client.env").read_text().splitlines())
-
-
-def status(url):
-    try:
-        with urllib.request.urlopen(url, timeout=10) as answer:
-            return answer.status
-    except urllib.error.HTTPError as error:
-        return error.code
 
 
 @pytest.mark.slow

@@ -9,9 +9,10 @@ import socket
 import subprocess
 import tempfile
 import time
+import urllib.error
 import urllib.request
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -59,6 +60,24 @@ def _answers(url: str) -> bool:
     return False
 
 
+def until(look: Callable[[], Any], seconds: float = 90) -> Any:
+    """What `look` returns, once that is true."""
+    end = time.monotonic() + seconds
+    while not (found := look()):
+        assert time.monotonic() < end, "it takes too long"
+        time.sleep(0.5)
+    return found
+
+
+def status(url: str | urllib.request.Request) -> int:
+    """The HTTP status of the answer."""
+    try:
+        with urllib.request.urlopen(url, timeout=10) as answer:
+            return int(answer.status)
+    except urllib.error.HTTPError as error:
+        return error.code
+
+
 class Server:
     """A server over `store` that can be killed and started again, on one port; it runs from the first `start` on."""
 
@@ -93,8 +112,8 @@ def _postgres_user() -> str | None:
 
 
 @contextlib.contextmanager
-def postgres() -> Iterator[str]:
-    """The URI of a database of a PostgreSQL cluster that lasts as long as the block.
+def postgres(password: str = "") -> Iterator[str]:
+    """The URI of a database of a PostgreSQL cluster that lasts as long as the block. With `password`, it asks for it.
 
     Raises:
         FileNotFoundError: PostgreSQL is not installed.
@@ -115,11 +134,15 @@ def postgres() -> Iterator[str]:
                 raise RuntimeError(f"{command[0]}: {done.stdout}{done.stderr}")
 
         data = str(place / "data")
-        run(initdb, "-D", data, "-U", "mlflow", "--auth=trust", "-E", "UTF8", "--no-sync", "--locale=C")
+        login = ["--auth=trust"]
+        if password:
+            (place / "password").write_text(password)
+            login = ["--auth=scram-sha-256", "--pwfile", str(place / "password")]
+        run(initdb, "-D", data, "-U", "mlflow", *login, "-E", "UTF8", "--no-sync", "--locale=C")
         options = f"-c listen_addresses=127.0.0.1 -c port={port} -c unix_socket_directories='' -c fsync=off"
         run(pg_ctl, "-D", data, "-o", options, "-l", str(place / "log"), "-w", "-t", "60", "start")
         try:
-            yield f"postgresql+psycopg2://mlflow@127.0.0.1:{port}/postgres"
+            yield f"postgresql+psycopg2://mlflow{password and ':' + password}@127.0.0.1:{port}/postgres"
         finally:
             run(pg_ctl, "-D", data, "-m", "immediate", "stop")
     finally:
