@@ -6,6 +6,7 @@ Legend: T steps of one block, L layers.
 from __future__ import annotations
 
 import math
+import threading
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
@@ -51,7 +52,7 @@ class Recorder:
 
     Rows are numbered from the first of the run on, and what is added to one carries its number. What was recorded
     changes in one statement, when all that could fail is done: an exception anywhere (Ctrl-C, no memory) costs at most
-    the row of its step.
+    the row of its step. One thread records; any may log and drain, so both lists are changed in place.
     """
 
     def __init__(
@@ -73,6 +74,7 @@ class Recorder:
         self.is_logged = self.was_logged = True  # whether something was logged for the last step, and the one before
         self.drained, self.begun, self.pace = time.monotonic(), -math.inf, math.inf  # pace: between two steps
         self.pause = min(FIRST_SECONDS, seconds)  # between two drains
+        self._draining = threading.RLock()  # a signal's handler may close a Watch that is draining
         self.restart(run, kept, fields, device)
 
     def restart(self, run: Run, kept: Sequence[bool], fields: Sequence[str], device: torch.device) -> None:
@@ -80,7 +82,9 @@ class Recorder:
         ring = Ring(["grad_norm", "clip_coef", *fields, "skipped"], len(kept), ROWS, device)
         names = tuple(layer.name for layer, keep in zip(run.layers, kept, strict=True) if keep)
         values = [(at, name, ring.copy(v) if isinstance(v, Tensor) else v) for at, name, v in self.values]
-        self.run, self.kept, self.names, self.ring, self.values = run, np.asarray(kept, bool), names, ring, values
+        seen, known = slice(len(values)), np.asarray(kept, bool)
+        with self._draining:
+            self.run, self.kept, self.names, self.ring, self.values[seen] = run, known, names, ring, values
 
     @property
     def count(self) -> int:
@@ -177,16 +181,22 @@ class Recorder:
             out.append((at, name, kept))
         return out
 
-    def drain(self, last_too: bool = True) -> None:
-        """Hand the rows to the sink, as one History; waits for the device. `last_too` False keeps the last row back.
+    def drain(self, upto: int | None = None) -> None:
+        """Hand the rows to the sink, as one History; waits for the device. `upto` keeps back those from that number on.
 
         Nothing is forgotten before the sink has it. After an exception it may be handed over twice, which is harmless.
         """
+        with self._draining:
+            self._drain(self.count if upto is None else upto)
+
+    def _drain(self, upto: int) -> None:
         now = time.monotonic()
         self.pause = self.seconds if now - self.drained >= self.pause else self.pause
         self.drained = now
-        first, done = self.first, max(0, len(self.rows) - (not last_too))
-        leaving = [value for value in self.values if value[0] < first + done]
+        first, done, seen = self.first, max(0, upto - self.first), len(self.values)
+        oldest = first - (self.sent is not None)  # what another thread logged for a row that has left since
+        known = [(max(at, oldest), name, v) for at, name, v in self.values[:seen]]
+        leaving = [value for value in known if value[0] < first + done]
         if not done and not leaving:
             return  # scalars logged before the first step wait for it
         fields, arrays = self.ring.read(first, done, [v for _, _, v in leaving if isinstance(v, Tensor)])
@@ -197,8 +207,8 @@ class Recorder:
             block = self._history(self.rows[:done], fields, values)
             self.sink(block)
             sent = block.take(np.array([-1]))
-        rows, left = self.rows[done:], [value for value in self.values if value[0] >= first + done]
-        self.first, self.rows, self.values, self.sent = first + done, rows, left, None if rows else sent
+        left, sent = [value for value in known if value[0] >= first + done], None if len(self.rows) > done else sent
+        self.first, self.rows[:done], self.values[:seen], self.sent = first + done, [], left, sent
 
     def _amended(self, sent: History, values: Sequence[tuple[int, str, Any]]) -> History:
         """The step that has left, with what was logged for it since; if that is anything, it is handed over again."""

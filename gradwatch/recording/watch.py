@@ -192,7 +192,7 @@ class Watch:
         Waits until what is recorded so far is on disk, a few milliseconds: a run resumed from here has its past there.
         """
         if not self._closed:
-            self._drain(last_too=not self._stepper.is_open)
+            self._drain(open_too=False)
             self._writer.flush()
         return resume.saved(self._stepper, self.dir, self._writer.run.attempt)
 
@@ -200,7 +200,7 @@ class Watch:
         """Put what is recorded so far on disk; only the thread that trains can take the rows that are on the device."""
         if not self._closed:
             if self._thread == threading.get_ident():
-                self._drain(last_too=not self._stepper.is_open)
+                self._drain(open_too=False)
             self._writer.flush()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -278,7 +278,7 @@ class Watch:
     def _after(self) -> None:
         """A step has ended, or something was logged: a long step or validation must not hold the rows back."""
         if not self._stepper.is_open and self._recorder.due_at_once:
-            self._drain()
+            self._drain(open_too=False)
 
     def _relayout(self, layout: Layout) -> None:
         """Go on with other layers, or with the same ones elsewhere; what is recorded so far is handed over first."""
@@ -292,8 +292,9 @@ class Watch:
         kept, fields = self._source.kept(layout.names), self._stepper.clipper.fields
         self._recorder.restart(self._writer.run, kept, fields, layout.device)
 
-    def _drain(self, last_too: bool = True) -> None:
-        self._recorder.drain(last_too)
+    def _drain(self, open_too: bool = True) -> None:
+        elsewhere = self._thread != threading.get_ident()  # the training goes on meanwhile, and may add to its last row
+        self._recorder.drain(None if open_too else self._recorder.count - (self._stepper.is_open or elsewhere))
         self._live.look(self._stepper.steps)
         target = self._writer.run.mlflow
         if target is not None and not target["run_id"]:
