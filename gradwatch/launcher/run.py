@@ -23,9 +23,10 @@ from typing import TYPE_CHECKING, Any
 from gradwatch.errors import GradwatchError, TrainingHalted, status_of, tell
 from gradwatch.launcher import patches
 from gradwatch.launcher.arguments import Arguments
-from gradwatch.launcher.mlflow_run import Reservation
+from gradwatch.launcher.mlflow_run import TRACKING_URI, Reservation
 from gradwatch.launcher.patches import RUN_ID
 from gradwatch.launcher.script import Program, show_uncaught
+from gradwatch.storage.places import absolute_uri
 
 if TYPE_CHECKING:
     from gradwatch.launcher.autowatch import AutoWatch
@@ -102,6 +103,8 @@ class Launch:
             if plan.experiment is not None:
                 os.environ["MLFLOW_EXPERIMENT_NAME"] = plan.experiment
                 os.environ.pop("MLFLOW_EXPERIMENT_ID", None)
+            if TRACKING_URI in os.environ:  # one store for us and for the script, which may change its directory
+                os.environ[TRACKING_URI] = absolute_uri(os.environ[TRACKING_URI])
             if self._writes() and self._delivers() and not plan.spawned and not os.environ.get(RUN_ID):
                 self.first = self._reserve(export=True)
         if plan.metrics:

@@ -35,6 +35,7 @@ from gradwatch.sanitize import check_uri, public_uri
 from gradwatch.storage.folder import create_folder, now_iso
 from gradwatch.storage.manifest import scalar_of, text_of
 from gradwatch.storage.owner import here
+from gradwatch.storage.places import absolute_folder
 from gradwatch.storage.shared_folder import create_part
 from gradwatch.storage.writer import NullWriter, RunWriter
 
@@ -138,7 +139,7 @@ def watch(
     clipper = Clipper(Layout(named), by_name, policies[0])
     weights = Weights(clipper.layout, policies[1], every, slots)
     norms = rank_norms(model) if ranks else None
-    writer, shared = _place(manifest, name, run._shared if run else None, Path(dir), model, SHARE * flush_every)
+    writer, shared = _place(manifest, name, run._shared if run else None, dir, model, SHARE * flush_every)
     live = _live(on_finding, settings, writer, shared, clipper.layout.device)
     made = Watch(clipper, weights, norms, writer, source, live, settings.helper == "courier", verbose, shared)
     settle_unheld()
@@ -158,9 +159,10 @@ def settle_unheld(others: Iterable[Optimizer] = ()) -> None:
 
 
 def _place(
-    run: Run, name: str | None, shared: Shared | None, parent: Path, model: nn.Module, seconds: float
+    run: Run, name: str | None, shared: Shared | None, runs: str | Path, model: nn.Module, seconds: float
 ) -> tuple[RunWriter | NullWriter, Shared | None]:
     """Where this process records the Watch `name`, if it does, and what that shares with others."""
+    parent = absolute_folder(runs)  # the training may change its working directory
     if name is None:
         if rank():
             return NullWriter(parent, run, seconds), None

@@ -11,11 +11,12 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 from gradwatch.errors import RunError
 from gradwatch.sanitize import refuse_links
 from gradwatch.storage.delivery_cursor import is_done, read_cursor
+from gradwatch.storage.places import working_directory
 
 # The courier is not a rank: it must not look like one to whatever it imports.
 _RANK_VARIABLES = (
@@ -40,13 +41,17 @@ LAST_SECONDS = 1.5  # and of a longer one, for which the courier has all but the
 RESTART_SECONDS = 30.0  # between two couriers, when they are killed one after the other
 
 
+# a run's folder, and the working directory in which it began
+Launch: TypeAlias = Callable[[Path, str | None], subprocess.Popen[bytes] | None]
+
+
 class CourierProcess:
     """The courier of one Watch. Nothing here waits, but for `wait`; Watches that share couriers give a `launch`."""
 
-    def __init__(self, wanted: bool, launch: Callable[[Path], subprocess.Popen[bytes] | None] | None = None) -> None:
+    def __init__(self, wanted: bool, launch: Launch | None = None) -> None:
         self.process: subprocess.Popen[bytes] | None = None
         self._wanted, self._launch, self._started_at = wanted, launch, 0.0
-        self._made = time.monotonic()
+        self._made, self._place = time.monotonic(), working_directory()
 
     def start(self, folder: Path) -> None:
         """Start the courier, once."""
@@ -77,16 +82,17 @@ class CourierProcess:
 
     def _start(self, folder: Path) -> None:
         self._started_at = time.monotonic()
-        self.process = (self._launch or start_courier)(folder)
+        self.process = (self._launch or start_courier)(folder, self._place)
 
 
-def start_courier(folder: Path) -> subprocess.Popen[bytes] | None:
+def start_courier(folder: Path, place: str | None = None) -> subprocess.Popen[bytes] | None:
     """Start the process that delivers `folder` (a run, or a directory of runs) to MLflow while the training goes on.
 
-    It is detached, in this working directory (MLflow's default store is relative to it), and logs to
-    `FOLDER/courier.log`. Returns None, with one log line, when it cannot be started.
+    It is detached, in the working directory `place` (MLflow's default store is relative to it; by default this
+    process' own, as where `place` is gone), and logs to `FOLDER/courier.log`. Returns None, with one log line, when it
+    cannot be started.
     """
-    return _start(folder, "sync", "courier.log", "gradwatch sync {} delivers the run later")
+    return _start(folder, "sync", "courier.log", "gradwatch sync {} delivers the run later", place)
 
 
 def start_diagnosis(folder: Path) -> subprocess.Popen[bytes] | None:
@@ -97,7 +103,9 @@ def start_diagnosis(folder: Path) -> subprocess.Popen[bytes] | None:
     return _start(folder, "check", "check.log", "gradwatch check {} diagnoses the run")
 
 
-def _start(folder: Path, command: str, output: str, instead: str) -> subprocess.Popen[bytes] | None:
+def _start(
+    folder: Path, command: str, output: str, instead: str, place: str | None = None
+) -> subprocess.Popen[bytes] | None:
     """`gradwatch COMMAND --follow FOLDER` as a detached process; None, and a log line that says what to do instead."""
     try:
         refuse_links([folder / output])
@@ -108,6 +116,7 @@ def _start(folder: Path, command: str, output: str, instead: str) -> subprocess.
                 stdout=file,
                 stderr=subprocess.STDOUT,
                 env=child_environment(),
+                cwd=place if place is not None and os.path.isdir(place) else None,
                 start_new_session=True,
             )
     except (OSError, RunError) as error:

@@ -32,7 +32,7 @@ class Shared:
     names: set[str] = field(default_factory=set)
     couriers: dict[Path, subprocess.Popen[bytes] | None] = field(default_factory=dict)
 
-    def start_courier(self, part: Path) -> subprocess.Popen[bytes] | None:
+    def start_courier(self, part: Path, place: str | None = None) -> subprocess.Popen[bytes] | None:
         """The process that delivers the part in the folder `part`: one for all parts that this process writes alone,
         and a new one if that was killed.
 
@@ -40,7 +40,7 @@ class Shared:
         """
         folder = part if world_size() > 1 else part.parent
         if folder not in self.couriers or courier_process.was_killed(self.couriers[folder]):
-            self.couriers[folder] = courier_process.start_courier(folder)
+            self.couriers[folder] = courier_process.start_courier(folder, place)
         return self.couriers[folder]
 
 

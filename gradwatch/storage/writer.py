@@ -44,18 +44,18 @@ class RunWriter:
     """
 
     def __init__(self, folder: Path, run: Run, flush_seconds: float = FLUSH_SECONDS) -> None:
-        self.folder, self.run, self.flush_seconds = folder, run, flush_seconds
-        self._home = folder.absolute()  # the training may change its working directory
+        self.run, self.flush_seconds = run, flush_seconds
         try:
-            self.lock = Lock(self._home)
+            self.folder = folder.absolute()
+            self.lock = Lock(self.folder)
             self._begin()
         except OSError as error:
             raise RunError(
                 f"cannot write to {folder}: {error.strerror or error}; make room, or pass another dir="
             ) from error
-        self.next_part = 1 + max((part.last for t in TABLES for part in list_parts(folder / t)), default=-1)
+        self.next_part = 1 + max((part.last for t in TABLES for part in list_parts(self.folder / t)), default=-1)
         self.closing = self._over = False
-        self.compactors = [Compactor(self._home / table, self._interrupted) for table in TABLES]
+        self.compactors = [Compactor(self.folder / table, self._interrupted) for table in TABLES]
         self.queue: queue.SimpleQueue[History | Run | Answer | None] = queue.SimpleQueue()
         self.ended, self._end = False, Answer()  # whether the thread has written all it will, and what tells of it
         self.pending: list[History] = []
@@ -71,10 +71,10 @@ class RunWriter:
     def _begin(self) -> None:
         """The folder as a run begins, or goes on, in it."""
         try:
-            tidy(self._home)
+            tidy(self.folder)
             for table in TABLES:
-                (self._home / table).mkdir(exist_ok=True)
-            write_json(self._home / MANIFEST, self.run.to_json())
+                (self.folder / table).mkdir(exist_ok=True)
+            write_json(self.folder / MANIFEST, self.run.to_json())
         except BaseException:
             self.lock.release()
             raise
@@ -186,7 +186,7 @@ class RunWriter:
                     self._write_parts()
             finally:
                 if self._manifest is not None and (self._over or not self.pending):
-                    write_json(self._home / MANIFEST, self._manifest.to_json())
+                    write_json(self.folder / MANIFEST, self._manifest.to_json())
                     self._manifest = None
             self._recovered()
         except Exception as error:  # a full disk must not end the thread: the training goes on
@@ -217,7 +217,7 @@ class RunWriter:
     def _write_part(self, blocks: list[History]) -> None:
         """The first blocks of those that wait, as a part of each table."""
         block = concat(blocks)
-        paths = [self._home / table / f"part-{self.next_part:06d}.parquet" for table in TABLES]
+        paths = [self.folder / table / f"part-{self.next_part:06d}.parquet" for table in TABLES]
         written = []
         try:
             for path in paths:
@@ -238,11 +238,11 @@ class RunWriter:
 
     def _restore(self) -> None:
         """The folder anew, where somebody removed it. What it lay in is not made: it may be a disk that went away."""
-        refuse_links(self._home / table for table in TABLES)
-        if all((self._home / table).is_dir() for table in TABLES):
+        refuse_links(self.folder / table for table in TABLES)
+        if all((self.folder / table).is_dir() for table in TABLES):
             return
-        gone = not self._home.is_dir()
-        for folder in (self._home, *(self._home / table for table in TABLES)):
+        gone = not self.folder.is_dir()
+        for folder in (self.folder, *(self.folder / table for table in TABLES)):
             folder.mkdir(exist_ok=True)
         self._manifest = self._manifest or self.run
         if gone:

@@ -27,6 +27,7 @@ from gradwatch.analysis.optimizers import differing, group_texts, settings
 from gradwatch.errors import RunError
 from gradwatch.history import Run
 from gradwatch.sanitize import check_uri, public_uri
+from gradwatch.storage.places import absolute_uri
 from gradwatch.tracking.metric_keys import Nonfinite, Point
 from gradwatch.tracking.mlflow_names import part_key, safe_name
 from gradwatch.tracking.refusals import clear_addresses, clear_errors
@@ -50,16 +51,16 @@ def sqlite_file(uri: str) -> Path | None:
 
 
 def full_uri(tracking_uri: str | None = None) -> str:
-    """The store that `tracking_uri` means here: MLflow's own setting for None, a relative SQLite file made absolute.
+    """The store that `tracking_uri` means here, from the root on: MLflow's own setting for None.
 
     A password that was left out of the run's files is taken from MLFLOW_TRACKING_URI when that names the same store.
 
     Raises:
         RunError: it is no address.
     """
-    own = os.environ.get("MLFLOW_TRACKING_URI")
-    same = bool(tracking_uri and own and public_uri(own) == tracking_uri)
-    uri = str(own if same else tracking_uri or mlflow.get_tracking_uri())
+    own = absolute_uri(os.environ.get("MLFLOW_TRACKING_URI") or "")
+    same = bool(tracking_uri and public_uri(own) == absolute_uri(tracking_uri))
+    uri = own if same else absolute_uri(tracking_uri or mlflow.get_tracking_uri())
     try:
         check_uri(uri)
     except ValueError as error:

@@ -45,7 +45,7 @@ def desk(tmp_path, monkeypatch):
     """Where a reader sits: an own working directory. The couriers stay at home: they have tests of their own."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path / 'mlflow.db'}")
-    monkeypatch.setattr("gradwatch.recording.courier_process.start_courier", lambda folder: None)
+    monkeypatch.setattr("gradwatch.recording.courier_process.start_courier", lambda *_: None)
     yield
     if "mlflow" in sys.modules:  # what a page told it must not reach the next test
         sys.modules["mlflow"].end_run()

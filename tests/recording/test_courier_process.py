@@ -27,7 +27,7 @@ def sleeper(_=None):
 def sent():
     made = []
 
-    def start(folder):
+    def start(*_):
         made.append(sleeper())
         return made[-1]
 
@@ -63,7 +63,7 @@ def test_a_courier_that_was_killed_is_replaced_but_not_again_and_again(tmp_path,
 def test_a_courier_that_ended_by_itself_is_not_replaced(tmp_path):
     ended = []
 
-    def start(folder):
+    def start(*_):
         ended.append(subprocess.Popen([sys.executable, "-c", "raise SystemExit(1)"]))
         ended[-1].wait()
         return ended[-1]

@@ -135,7 +135,7 @@ def test_watching_both_again_closes_the_old_and_begins_a_new_run(pairs, tmp_path
 
 def test_one_courier_is_started_for_the_whole_run_by_whoever_steps_first(pairs, tmp_path, monkeypatch):
     started = []
-    monkeypatch.setattr("gradwatch.recording.courier_process.start_courier", started.append)
+    monkeypatch.setattr("gradwatch.recording.courier_process.start_courier", lambda *to: started.append(to[0]))
     options = {"dir": tmp_path, "verbose": False}
     g = gradwatch.watch(*pairs["G"], name="G", **options)
     d = gradwatch.watch(*pairs["D"], name="D", run=g, **options)
