@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import importlib
 import os
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -27,6 +29,7 @@ COMMANDS = {
     "ui": "Open the MLflow UI on the runs, with the right charts.",
 }
 
+NO_ROOM = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO}  # what a disk says of a file that is written to
 OF_SCRIPTS = ("run", "sweep")  # what these start is the user's own, and so are its settings of MLflow
 
 
@@ -68,6 +71,12 @@ class Commands(click.Group):
             return super().main(*args, **extra)
         except Handover as handover:
             then = handover.then
+        except OSError as error:
+            if error.errno not in NO_ROOM or error.filename is not None:
+                raise
+            os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # what is left of it is written once more at exit
+            Failure(f"cannot write to standard output: {error.strerror}").show()
+            sys.exit(Failure.exit_code)
         return then()
 
     def invoke(self, ctx: click.Context) -> Any:

@@ -7,6 +7,8 @@ from typing import Any
 
 import click
 
+from gradwatch.cli.options import Number
+
 FORMATS = ("text", "csv", "md", "json")
 
 
@@ -19,7 +21,7 @@ def compared_by(command: Callable[..., Any]) -> Callable[..., Any]:
             default=None,
             help="Which way the metric is meant to go. [default: as its name says]",
         ),
-        click.option("--target", type=float, metavar="VALUE", help="Also the steps until the metric reached VALUE."),
+        click.option("--target", type=Number(), metavar="VALUE", help="Also the steps until the metric reached VALUE."),
         click.option("--baseline", metavar="POLICY", help="Compare with this policy. [default: none]"),
         click.option("--metric", metavar="NAME", help="Compare by this logged value alone."),
     ):

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from gradwatch.cli.options import log_to_stdout
+from gradwatch.cli.options import Number, log_to_stdout
 from gradwatch.errors import RunError
 
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 @click.option("--experiment", "experiments", metavar="NAME", multiple=True,
               help="Watch only this experiment; may be given again.")  # fmt: skip
 @click.option("--once", is_flag=True, help="One pass, then end; for cron.")
-@click.option("--every", metavar="SECONDS", default=30.0, show_default=True, type=click.FloatRange(1, 86_400),
+@click.option("--every", metavar="SECONDS", default=30.0, show_default=True, type=Number(1, 86_400),
               help="The pause between two passes.")  # fmt: skip
 @click.option("--listen", metavar="HOST:PORT", default="127.0.0.1:9464", show_default=True,
               help="Where /metrics and /healthz are answered; none for nowhere.")  # fmt: skip

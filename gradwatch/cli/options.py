@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import os
 import sys
 from collections.abc import Iterable
@@ -32,6 +33,19 @@ class Module(click.Option):
             state.rargs.insert(0, "--")
 
         option.process = process_and_stop
+
+
+class Number(click.FloatRange):
+    """A number in a range, which NaN and infinity are not."""
+
+    name = "number"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        """The number."""
+        out = float(super().convert(value, param, ctx))
+        if not math.isfinite(out):
+            self.fail(f"{value} is not a finite number.", param, ctx)
+        return out
 
 
 def policy_text(ctx: click.Context, param: click.Parameter, value: Any) -> Any:

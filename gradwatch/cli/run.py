@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from gradwatch.cli.options import Configured, given, policy_text, show_config
+from gradwatch.cli.options import Configured, Number, given, policy_text, show_config
 from gradwatch.errors import RunError
 
 
@@ -44,7 +44,7 @@ class RunCommand(Configured):
               help="Steps between measurements of weight norms and update ratios.")  # fmt: skip
 @click.option("--total-steps", metavar="N", type=click.IntRange(1),
               help="The length of the run, if known: MLflow then gets about 300 points of each curve.")  # fmt: skip
-@click.option("--flush-every", metavar="SECONDS", type=click.FloatRange(0, 86_400, min_open=True), default=5.0,
+@click.option("--flush-every", metavar="SECONDS", type=Number(0, 86_400, min_open=True), default=5.0,
               show_default=True, help="Seconds of steps that a killed process may lose at most.")  # fmt: skip
 @click.option("--slots", is_flag=True, help="Record the norms of the optimizer's own tensors too.")
 @click.option("--metric-regex", "metric_regex", metavar="NAME=PATTERN", multiple=True,

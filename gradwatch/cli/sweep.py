@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from gradwatch.cli.compare import compared_by
-from gradwatch.cli.options import Configured, Module, policy_text
+from gradwatch.cli.options import Configured, Module, Number, policy_text
 from gradwatch.errors import RunError
 from gradwatch.sanitize import public_error
 from gradwatch.tracking.settings import MLFLOW_SETTINGS
@@ -43,11 +43,11 @@ HANDED_ON = ("script_clip", "every", "flush_every", "slots", "metric_regex", "lo
 @click.option("--jobs", metavar="N", type=click.IntRange(1),
               help="Trainings at a time, sharing the CPU's threads. [default: the number of GPUs, or 1]")  # fmt: skip
 @click.option("--prefix", metavar="WORDS", help="A launcher in front of each training, such as 'srun -n1'.")
-@click.option("--timeout", metavar="SECONDS", type=click.FloatRange(0, min_open=True), help="End a training after it.")
+@click.option("--timeout", metavar="SECONDS", type=Number(0, min_open=True), help="End a training after it.")
 @click.option("--force", is_flag=True, help="Train again what is finished.")
 @click.option("--script-clip", type=click.Choice(("keep", "replace")), help="As for run.  [default: keep]")
 @click.option("--every", metavar="N", type=click.IntRange(1), help="As for run.  [default: 10]")
-@click.option("--flush-every", metavar="SECONDS", type=click.FloatRange(0, 86_400, min_open=True),
+@click.option("--flush-every", metavar="SECONDS", type=Number(0, 86_400, min_open=True),
               help="As for run.  [default: 5.0]")  # fmt: skip
 @click.option("--slots", is_flag=True, help="As for run.")
 @click.option("--metric-regex", metavar="NAME=PATTERN", multiple=True, help="As for run.")

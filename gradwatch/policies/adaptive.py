@@ -11,7 +11,17 @@ from typing import TYPE_CHECKING, ClassVar
 
 from gradwatch import formulas
 from gradwatch.errors import PolicyError
-from gradwatch.policies.base import Decision, NormPolicy, Policy, State, number, set_fields, whole
+from gradwatch.policies.base import (
+    MAX_WARMUP,
+    MAX_WINDOW,
+    Decision,
+    NormPolicy,
+    Policy,
+    State,
+    number,
+    set_fields,
+    whole,
+)
 from gradwatch.policies.clip import clamp_, scale_slices
 
 if TYPE_CHECKING:
@@ -75,7 +85,7 @@ class AutoClip(NormPolicy):
     Source: Seetharaman et al. 2020, arXiv:2007.14469; pseeth/autoclip (whose history is unbounded).
 
     Raises:
-        PolicyError: `percentile` outside 0 to 100, or `window` below 1.
+        PolicyError: `percentile` outside 0 to 100, or `window` outside 1 to 1,000,000.
     """
 
     percentile: float = 10.0
@@ -86,7 +96,7 @@ class AutoClip(NormPolicy):
         set_fields(
             self,
             percentile=number(self.percentile, "percentile", low=0, high=100),
-            window=whole(self.window, "window", low=1),
+            window=whole(self.window, "window", low=1, high=MAX_WINDOW),
         )
 
     def init(self, batch: Batch) -> State:
@@ -144,7 +154,7 @@ class ZClip(NormPolicy):
             self,
             z=number(self.z, "z", low=0, strict=True),
             alpha=number(self.alpha, "alpha", low=0, high=1),
-            warmup=whole(self.warmup, "warmup", low=2),
+            warmup=whole(self.warmup, "warmup", low=2, high=MAX_WARMUP),
         )
         if self.max_norm is not None:
             set_fields(self, max_norm=number(self.max_norm, "max_norm", low=0))
@@ -191,7 +201,7 @@ class AdaGC(NormPolicy):
             self,
             clip=number(self.clip, "clip", low=0, strict=True),
             beta=number(self.beta, "beta", low=0, high=1),
-            warmup=whole(self.warmup, "warmup", low=0),
+            warmup=whole(self.warmup, "warmup", low=0, high=MAX_WARMUP),
             warmup_norm=number(self.warmup_norm, "warmup_norm", low=0),
         )
 

@@ -25,6 +25,10 @@ if TYPE_CHECKING:
 
 State = dict[str, "Tensor"]
 
+MAX_WINDOW = 1_000_000  # norms that a policy remembers, and sorts or sums on every step
+MAX_WARMUP = 1_000_000_000  # steps
+MAX_DIM = 8
+
 
 class Decision(NamedTuple):
     """What a norm policy answers: coefficients `[]` or `[L]`, "this step must not happen" (0-d bool), its new state."""
@@ -193,14 +197,14 @@ def number(
     return out
 
 
-def whole(value: object, name: str, *, low: int) -> int:
-    """`value` as an int of at least `low`.
+def whole(value: object, name: str, *, low: int, high: int) -> int:
+    """`value` as an int from `low` to `high`.
 
     Raises:
         PolicyError: it is not one.
     """
-    if isinstance(value, bool) or not isinstance(value, int) or value < low:
-        raise PolicyError(f"{name}={value!r}: wanted a whole number of at least {low}")
+    if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
+        raise PolicyError(f"{name}={value!r}: wanted a whole number from {low} to {high:,}")
     return value
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 from gradwatch import formulas
-from gradwatch.policies.base import Policy, State, number, set_fields, whole
+from gradwatch.policies.base import MAX_DIM, Policy, State, number, set_fields, whole
 from gradwatch.policies.clip import scale_slices
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ class Renorm(Policy):
         set_fields(
             self,
             p=number(self.p, "p", low=0, strict=True),
-            dim=whole(self.dim, "dim", low=-8),
+            dim=whole(self.dim, "dim", low=-MAX_DIM, high=MAX_DIM - 1),
             maxnorm=number(self.maxnorm, "maxnorm", low=0),
         )
 
@@ -70,7 +70,11 @@ class MaxNorm(Policy):
     acts_on_weights: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        set_fields(self, max_value=number(self.max_value, "max_value", low=0), dim=whole(self.dim, "dim", low=-8))
+        set_fields(
+            self,
+            max_value=number(self.max_value, "max_value", low=0),
+            dim=whole(self.dim, "dim", low=-MAX_DIM, high=MAX_DIM - 1),
+        )
 
     def apply(self, batch: Batch, state: State) -> State:
         """Scale the units in place; the share that was scaled is the layer's `renorm_rate`."""

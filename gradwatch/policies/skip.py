@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 from gradwatch.policies.adaptive import history, push
-from gradwatch.policies.base import Decision, NormPolicy, State, number, set_fields, whole
+from gradwatch.policies.base import MAX_WINDOW, Decision, NormPolicy, State, number, set_fields, whole
 
 if TYPE_CHECKING:
     from gradwatch.measure.gradients import Batch
@@ -38,7 +38,7 @@ class SkipSpike(NormPolicy):
     Source: OLMo-core's skip-step optimizers (allenai/OLMo-core), on the gradient norm alone.
 
     Raises:
-        PolicyError: `sigma` is not above 0, or `window` is below 4.
+        PolicyError: `sigma` is not above 0, or `window` outside 4 to 1,000,000.
     """
 
     sigma: float = 6.0
@@ -48,7 +48,9 @@ class SkipSpike(NormPolicy):
 
     def __post_init__(self) -> None:
         set_fields(
-            self, sigma=number(self.sigma, "sigma", low=0, strict=True), window=whole(self.window, "window", low=4)
+            self,
+            sigma=number(self.sigma, "sigma", low=0, strict=True),
+            window=whole(self.window, "window", low=4, high=MAX_WINDOW),
         )
 
     def init(self, batch: Batch) -> State:

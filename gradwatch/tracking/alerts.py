@@ -7,10 +7,12 @@ import hmac
 import json
 import logging
 import os
+import queue
 import re
 import shlex
 import subprocess
 import tempfile
+import threading
 import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
@@ -150,7 +152,8 @@ def message(finding: Finding, run: Any, url: str) -> dict[str, Any]:
     data = finding.to_json()
     data["layers"] = data["layers"][:MOST_LAYERS]
     del data["consequences"]
-    where = {"run": run.info.run_name or run.info.run_id, "run_id": run.info.run_id, "url": url}
+    nonce = uuid.uuid4().hex  # another each time that an alert is sent: what comes twice is a replay
+    where = {"id": nonce, "run": run.info.run_name or run.info.run_id, "run_id": run.info.run_id, "url": url}
     return dict(plain({**data, **where, "experiment_id": run.info.experiment_id, "time": int(time.time())}))
 
 
@@ -167,7 +170,8 @@ def notifier(target: str, template: str | None = None, secret: str | None = None
     """
     render = _renderer(template)
     if re.match(r"https?://", target):
-        return lambda alert: _post(target, render(alert), secret)
+        webhook = _Webhook(target, secret)
+        return lambda alert: webhook.post(render(alert))
     try:
         words = shlex.split(target)
     except ValueError as error:
@@ -182,17 +186,46 @@ def sign(body: bytes, secret: str) -> str:
     return "sha256=" + hmac.new(secret.encode(), body, hashlib.sha256).hexdigest()
 
 
-def _post(url: str, body: bytes, secret: str | None) -> None:
-    import requests
+class _Webhook:
+    """Posts to one address. Of the answer it reads the status alone, and waits for that at most `SEND_SECONDS` in all,
+    however slowly it comes: a thread of its own waits, and nothing is posted while it does.
+    """
 
-    headers = {"Content-Type": "application/json", **({SIGNATURE: sign(body, secret)} if secret else {})}
-    host = urlsplit(url).hostname
-    try:
-        answer = requests.post(url, data=body, headers=headers, timeout=SEND_SECONDS, allow_redirects=False)
-    except requests.RequestException as error:
-        raise AlertError(f"{host}: {type(error).__name__}") from None  # its text and its cause hold the address
-    if not answer.ok or answer.is_redirect:
-        raise AlertError(f"{host} answers {answer.status_code}")
+    def __init__(self, url: str, secret: str | None) -> None:
+        self.url, self.secret = url, secret
+        self.host = urlsplit(url).hostname
+        self._thread: threading.Thread | None = None
+
+    def post(self, body: bytes) -> None:
+        """Deliver one message, or raise `AlertError`."""
+        if self._thread is not None and self._thread.is_alive():
+            raise AlertError(f"{self.host} is still answering an earlier alert")
+        answers: queue.SimpleQueue[str] = queue.SimpleQueue()
+        self._thread = threading.Thread(
+            target=lambda: answers.put(self._post(body)), name="gradwatch-post", daemon=True
+        )
+        self._thread.start()
+        try:
+            problem = answers.get(timeout=SEND_SECONDS)
+        except queue.Empty:
+            raise AlertError(f"{self.host} took longer than {SEND_SECONDS:.0f} s") from None
+        if problem:
+            raise AlertError(f"{self.host}{problem}")
+
+    def _post(self, body: bytes) -> str:
+        """What went wrong, if anything; without the text of an error, which holds the address."""
+        import requests
+
+        headers = {"Content-Type": "application/json"}
+        if self.secret:
+            headers[SIGNATURE] = sign(body, self.secret)
+        try:
+            with requests.post(
+                self.url, data=body, headers=headers, timeout=SEND_SECONDS, allow_redirects=False, stream=True
+            ) as answer:
+                return f" answers {answer.status_code}" if not answer.ok or answer.is_redirect else ""
+        except Exception as error:
+            return f": {type(error).__name__}"
 
 
 def _run(words: Sequence[str], body: bytes) -> None:

@@ -295,8 +295,8 @@ def set_description(client: MlflowClient, run_id: str, text: str) -> None:
 
 
 def milliseconds(iso: str) -> int:
-    """Unix time in milliseconds of an ISO 8601 time."""
-    return int(datetime.fromisoformat(iso).timestamp() * 1000)
+    """Unix time in milliseconds of an ISO 8601 time; 0 of one before 1970, which MLflow refuses."""
+    return max(0, int(datetime.fromisoformat(iso).timestamp() * 1000))
 
 
 def show_view(client: MlflowClient, experiment_id: str, keys: Iterable[str]) -> None:

@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
+import contextlib
+import logging
+import socket
 import threading
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from socketserver import ThreadingMixIn
 from typing import Any
 from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
 
 from gradwatch.errors import RunError
 
+log = logging.getLogger("gradwatch")
+
 PATIENCE = 3  # intervals without a sign of life
+CLIENT_SECONDS = 10.0  # of one client, from its connection to the end of its answer
+MOST_CLIENTS = 64  # at once; one more is turned away
 
 
 @dataclass(eq=False)
@@ -56,7 +64,7 @@ class Health:
 
 
 def serve(health: Health, host: str, port: int) -> WSGIServer:
-    """Answer `/metrics` (Prometheus) and `/healthz` (200 or 503) from a thread of its own.
+    """Answer `/metrics` (Prometheus) and `/healthz` (200 or 503), each client from a thread of its own.
 
     Raises:
         RunError: prometheus_client is not installed, or the address cannot be listened on.
@@ -82,17 +90,56 @@ def serve(health: Health, host: str, port: int) -> WSGIServer:
         return [status.encode() + b"\n"]
 
     try:
-        server = make_server(host, port, app, handler_class=_Quiet)
+        server = make_server(host, port, app, server_class=_Server, handler_class=_Quiet)
     except OSError as error:
         raise RunError(f"cannot listen on {host}:{port} ({error.strerror}): choose another with --listen") from error
     threading.Thread(target=server.serve_forever, name="gradwatch-health", daemon=True).start()
     return server
 
 
-class _Quiet(WSGIRequestHandler):
-    """One that writes no line for each request, and gives up on a client that says nothing."""
+class _Server(ThreadingMixIn, WSGIServer):
+    """One whose clients wait for no other, however slow that is."""
 
-    timeout = 10
+    daemon_threads = True
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self._free = threading.BoundedSemaphore(MOST_CLIENTS)
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        """Start a thread for a client, if there are not too many."""
+        if not self._free.acquire(blocking=False):
+            self.shutdown_request(request)
+            return
+        try:
+            super().process_request(request, client_address)
+        except BaseException:
+            self._free.release()
+            raise
+
+    def process_request_thread(self, request: Any, client_address: Any) -> None:
+        """Answer one client; cut it off when its time is up, whatever it does in it."""
+        timer = threading.Timer(CLIENT_SECONDS, _hang_up, [request])
+        timer.daemon = True
+        try:
+            timer.start()
+            super().process_request_thread(request, client_address)
+        finally:
+            timer.cancel()
+            self._free.release()
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """A client that went away is no news."""
+        log.debug("%s", client_address, exc_info=True)
+
+
+def _hang_up(client: socket.socket) -> None:
+    with contextlib.suppress(OSError):
+        client.shutdown(socket.SHUT_RDWR)
+
+
+class _Quiet(WSGIRequestHandler):
+    """One that writes no line for each request."""
 
     def log_message(self, format: str, *args: Any) -> None:
         """Nothing."""

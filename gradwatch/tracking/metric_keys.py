@@ -27,6 +27,7 @@ from gradwatch.tracking.mlflow_names import BEFORE_LOOP, LOOP, TOTAL, blocks, la
 
 MAX_POINTS = 1_000  # of one request, which is as many as MLflow takes,
 LEAST_POINTS = 50  # and of one to a server that is too slow for more
+LAST_TIME = 253_402_300_799_000  # ms, the end of 9999: MLflow refuses times before 1970, and beyond its integers
 SPARSE = 0.2  # what was logged in at most this share of a window's steps keeps every value
 
 
@@ -135,7 +136,7 @@ def windows(
     totals = replace(history, by_layer=stack([]))  # the layers are not copied for each window
     bad = history.total("nonfinite") > 0
     bad[history.layer_rows[(history.layer("nonfinite") > 0).any(axis=1)]] = True
-    stamps = (history.total("time") * 1000).round().astype(np.int64)
+    stamps = (history.total("time") * 1000).round().clip(0, LAST_TIME).astype(np.int64)
     number = history.step // size
     edges = np.flatnonzero(np.diff(number)) + 1
     for rows in np.split(np.arange(len(history)), edges):

@@ -123,6 +123,27 @@ def test_an_output_that_cannot_be_written_is_one_line(runs, tmp_path):
     refused(call("report", runs[0], "-o", tmp_path), "cannot write")
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("words", [("--help",), ("show", "{run}"), ("compare", "{run}", "--format", "csv")])
+def test_a_full_disk_behind_standard_output_is_one_line(runs, words):
+    command = [sys.executable, "-m", "gradwatch", *(word.format(run=runs[0]) for word in words)]
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(command, check=False, stdout=full, stderr=subprocess.PIPE, text=True)
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1), done.stderr
+    assert done.stderr.startswith("Error: cannot write to standard output: ")
+
+
+@pytest.mark.parametrize("value", ["nan", "inf", "-inf"])
+@pytest.mark.parametrize(
+    "words", [("compare", "x", "--target"), ("monitor", "--every"), ("sweep", "--timeout"), ("run", "--flush-every")]
+)
+def test_a_number_is_finite(words, value):
+    result = call(*words, value)
+    assert result.exit_code == 2
+    assert value in result.stderr
+    assert "is not" in result.stderr or "not in the range" in result.stderr
+
+
 def test_an_unknown_metric_is_one_line(runs):
     refused(call("compare", *runs, "--metric", "speed"), "logged: loss, val_accuracy")
 

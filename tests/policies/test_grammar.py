@@ -143,6 +143,11 @@ def test_the_parser_never_evaluates():
         ("ClipByNorm(\uff4dax_norm=1)", "\uff4dax_norm is not written in plain letters"),
         ("ClipByGlobalNorm(1.0, norm_type=inf)", "write it as text, 'inf'"),
         ("ZClip(option=[])", "unhashable"),
+        ("AutoClip(10, 1000000000000)", "window=1000000000000: wanted a whole number from 1 to 1,000,000"),
+        ("SkipSpike(window=1000001)", "window=1000001: wanted a whole number from 4 to 1,000,000"),
+        (f"ZClip(warmup=1{'0' * 60})", "wanted a whole number from 2 to 1,000,000,000"),
+        ("AdaGC(warmup=1000000001)", "wanted a whole number from 0 to 1,000,000,000"),
+        ("MaxNorm(1.0, dim=8)", "dim=8: wanted a whole number from -8 to 7"),
     ],
 )
 def test_a_refusal_says_what_to_write(text, advice):

@@ -5,10 +5,12 @@ import hmac
 import json
 import logging
 import shlex
+import socket
 import sys
 import threading
 import time
 from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -17,7 +19,7 @@ from make_run import make_run
 from gradwatch.analysis.rules import Finding
 from gradwatch.errors import RunError
 from gradwatch.tracking import alerts, summary
-from gradwatch.tracking.alerts import SIGNATURE, AlertError, Alerts, message, notifier
+from gradwatch.tracking.alerts import SIGNATURE, AlertError, Alerts, message, notifier, sign
 from gradwatch.tracking.monitor import Monitor
 from gradwatch.tracking.sync import sync
 
@@ -259,3 +261,88 @@ def test_a_message_is_of_bounded_size():
     assert "consequences" not in said
     assert said["run"] == "a"
     json.dumps(said, allow_nan=False)
+
+
+# ------------------------------------------------------------------------------------------------- hostile receivers
+
+
+@pytest.fixture
+def raw():
+    """Starts a webhook that answers its connections, one after the other, as `answer(connection)` does; its address."""
+    server = socket.create_server(("127.0.0.1", 0))
+
+    def start(answer):
+        def follow():
+            while True:
+                try:
+                    connection, _ = server.accept()
+                except OSError:
+                    return
+                with connection:
+                    connection.recv(65536)
+                    answer(connection)
+
+        threading.Thread(target=follow, daemon=True).start()
+        return f"http://127.0.0.1:{server.getsockname()[1]}/hook"
+
+    yield start
+    server.shutdown(socket.SHUT_RDWR)
+    server.close()
+
+
+def test_of_an_endless_answer_only_the_status_is_read(raw):
+    most, sent, ended = 64 * 2**20, [0], threading.Event()
+
+    def answer(connection):
+        try:
+            connection.sendall(b"HTTP/1.1 200 OK\r\n\r\n")
+            while sent[0] < most:
+                sent[0] += connection.send(b"x" * 65536)
+        except OSError:
+            pass
+        ended.set()
+
+    notifier(raw(answer))(SAID)
+    assert ended.wait(60)
+    assert sent[0] < most
+
+
+def test_an_answer_that_drips_is_given_up_and_not_asked_for_again_meanwhile(raw, monkeypatch):
+    monkeypatch.setattr(alerts, "SEND_SECONDS", 0.5)
+    stop = threading.Event()
+
+    def answer(connection):
+        for _ in range(100):  # each byte within the time of one read, all of them far beyond the time of an alert
+            connection.sendall(b"H")
+            if stop.wait(0.1):
+                return
+
+    send = notifier(raw(answer))
+    with pytest.raises(AlertError, match=r"127\.0\.0\.1 took longer than"):
+        send(SAID)
+    with pytest.raises(AlertError, match=r"127\.0\.0\.1 is still answering an earlier alert"):
+        send(SAID)
+    stop.set()
+
+
+def test_each_message_has_an_id_of_its_own():
+    """Also that of an alert which is sent again: a receiver that refuses what it has seen must not refuse that."""
+    assert len({alerts._sample()["id"] for _ in range(10)}) == 10
+
+
+def test_the_check_that_the_docs_give_refuses_replays_old_and_forged_messages():
+    page = (Path(__file__).parents[2] / "docs/service.md").read_text()
+    (block,) = [text.partition("```")[0] for text in page.split("```python\n") if "def is_genuine" in text]
+    found = {}
+    exec(block, found)
+
+    def genuine(secret="secret", **changes):
+        body = json.dumps({**SAID, **changes}).encode()
+        return found["is_genuine"](body, sign(body, secret), "secret")
+
+    assert genuine(id="a")
+    assert not genuine(id="a")
+    assert genuine(id="b")
+    assert not genuine(id="c", secret="other")
+    assert not genuine(id="d", time=SAID["time"] - 301)
+    assert not found["is_genuine"](b"{}", "ü", "secret")

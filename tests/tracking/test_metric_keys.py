@@ -7,7 +7,7 @@ import pytest
 from make_run import make_history
 
 from gradwatch.tracking.clip_rates import Rates
-from gradwatch.tracking.metric_keys import Nonfinite, windows
+from gradwatch.tracking.metric_keys import LAST_TIME, Nonfinite, windows
 from gradwatch.tracking.mlflow_names import blocks
 
 GPT = [f"h.{i}.{m}.{p}" for i in range(24) for m in ("attn", "mlp") for p in ("weight", "bias")]
@@ -52,6 +52,19 @@ def test_nonfinite_is_counted_and_never_sent():
     assert [v for _, v in found["clip/nonfinite_steps"]] == [0, 0, 1, 1, 1]
     last = list(windows(history, 20, 16, ended=True))[-1]
     assert last.nonfinite == Nonfinite(1, 50, "blocks.0.mlp.weight")
+
+
+@pytest.mark.parametrize("clock", [-1.0, -1e12, 1e12, 9e15, 1e300])
+def test_an_absurd_clock_is_the_nearest_time_that_mlflow_takes(clock):
+    validation = pytest.importorskip("mlflow.utils.validation")
+    history = make_history(steps=40)
+    history.per_step["time"][20:] = clock
+    found = list(windows(history, 20, 16, ended=True))
+    assert [window.stop for window in found] == [20, 40]
+    for window in found:
+        for point in window.points:
+            validation._validate_metric(point.key, point.value, point.timestamp, point.step)
+            assert 0 <= point.timestamp <= LAST_TIME
 
 
 def test_a_window_without_a_finite_value_gives_no_point():

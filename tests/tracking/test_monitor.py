@@ -1,5 +1,6 @@
 """The monitor against a real SQLite store: what is found reaches every run, whatever becomes of server and runs."""
 
+import contextlib
 import json
 import os
 import socket
@@ -16,7 +17,7 @@ from gradwatch.cli import main
 from gradwatch.errors import RunError
 from gradwatch.storage.folder import create_folder, last_part
 from gradwatch.storage.writer import RunWriter
-from gradwatch.tracking import reader, summary
+from gradwatch.tracking import health, reader, summary
 from gradwatch.tracking.courier import Courier
 from gradwatch.tracking.health import Health, serve
 from gradwatch.tracking.monitor import Monitor, _even
@@ -349,3 +350,51 @@ def test_the_health_of_a_monitor_is_served(store, recorded):
     finally:
         server.shutdown()
         server.server_close()
+
+
+@pytest.fixture
+def service():
+    pytest.importorskip("prometheus_client")
+    server = serve(Health(30), "127.0.0.1", 0)
+    yield server
+    server.shutdown()
+    server.server_close()
+
+
+def test_slow_clients_make_nobody_wait(service):
+    with contextlib.ExitStack() as slow:
+        for _ in range(5):
+            client = slow.enter_context(socket.create_connection(service.server_address))
+            client.sendall(b"GET /healthz HT")  # and no more
+        assert ask(service, "/healthz")[0] == 200
+        assert ask(service, "/metrics")[0] == 200
+
+
+def test_a_client_that_drips_is_cut_off(service, monkeypatch):
+    monkeypatch.setattr(health, "CLIENT_SECONDS", 0.2)
+    with socket.create_connection(service.server_address, timeout=0.05) as client:
+        for _ in range(200):
+            try:
+                client.sendall(b"G")
+                if client.recv(1) == b"":
+                    break
+            except TimeoutError:
+                continue
+            except OSError:
+                break
+        else:
+            pytest.fail("it may drip for ever")
+
+
+def test_too_many_clients_are_turned_away_and_the_places_come_back(service, monkeypatch):
+    service._free = threading.BoundedSemaphore(2)
+    with contextlib.ExitStack() as slow:
+        held = [slow.enter_context(socket.create_connection(service.server_address)) for _ in range(2)]
+        with socket.create_connection(service.server_address, timeout=30) as third:
+            assert third.recv(1) == b""
+        for client in held:
+            client.sendall(b"GET /healthz HTTP/1.0\r\n\r\n")
+            while client.recv(4096):
+                pass
+    assert service._free.acquire(timeout=30)
+    assert service._free.acquire(timeout=30)
