@@ -179,6 +179,13 @@ def test_the_exceptions_are_needed(path, name):
     assert [n for n, _ in called(FILES[path])].count(name) == 1
 
 
+def test_gradients_are_switched_off_in_one_way():
+    """That a Ctrl-C cannot leave in force. The demo's scripts are trainings as anybody writes them."""
+    switches = {"torch.no_grad", "torch.set_grad_enabled", "torch.inference_mode", "torch._C._set_grad_enabled"}
+    found = {p for p, tree in FILES.items() if any(ast.unparse(n) in switches for n in ast.walk(tree))}
+    assert {path for path in found if not path.startswith("launcher/demo/")} == {"measure/autograd.py"}
+
+
 def test_reading_starts_without_torch_and_mlflow():
     """`gradwatch.adapters` too: it is only the place of its modules, and none of the frameworks needs the others."""
     names = [

@@ -10,6 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from gradwatch.measure.autograd import without_autograd
+
 
 class Losses(threading.local):
     """The sum of the scalars that went through `backward()` since it was last taken: what the gradient is of.
@@ -48,7 +50,7 @@ class Losses(threading.local):
         except Exception:  # it is only looked at
             self._known = False
 
-    @torch.no_grad()
+    @without_autograd
     def _add(self, tensors: Any) -> None:
         tensors = [tensors] if isinstance(tensors, Tensor) else tensors
         if not isinstance(tensors, Sequence) or not all(type(t) is Tensor and t.numel() == 1 for t in tensors):

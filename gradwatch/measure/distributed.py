@@ -14,6 +14,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from gradwatch.measure.autograd import without_autograd
+
 
 def is_sharded(tensor: Tensor) -> bool:
     """Whether `tensor` is a DTensor: spread over, or copied to, the ranks of a device mesh."""
@@ -32,11 +34,11 @@ def world_size() -> int:
     return torch.distributed.get_world_size() if running else 1
 
 
+@without_autograd  # no node in the autograd graph: .to_local() then returns the very tensor
 def local(tensor: Tensor) -> Tensor:
     """The part of `tensor` that this rank holds, sharing its memory; the whole of a plain tensor."""
     whole: Any = tensor
-    with torch.no_grad():  # no node in the autograd graph: .to_local() then returns the very tensor
-        part: Tensor = whole.to_local() if is_sharded(tensor) else tensor
+    part: Tensor = whole.to_local() if is_sharded(tensor) else tensor
     return part
 
 

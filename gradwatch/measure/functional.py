@@ -8,12 +8,13 @@ import torch
 from torch import Tensor
 
 from gradwatch.errors import PolicyError
+from gradwatch.measure.autograd import without_autograd
 from gradwatch.measure.gradients import Batch, drop, gradients
 from gradwatch.measure.layout import Layout
 from gradwatch.policies import Policy, parse
 
 
-@torch.no_grad()
+@without_autograd
 def clip_grads_(parameters: Tensor | Iterable[Tensor], policy: Policy | str) -> Tensor:
     """Apply a policy to the gradients of `parameters`, in place; returns their total L2 norm before it, 0-d.
 
@@ -43,7 +44,7 @@ def clip_grads_(parameters: Tensor | Iterable[Tensor], policy: Policy | str) -> 
     return total
 
 
-@torch.no_grad()
+@without_autograd
 def global_norm(parameters: Tensor | Iterable[Tensor], norm_type: float = 2.0) -> Tensor:
     """The joint norm of the gradients of `parameters`, 0-d, accumulated in at least float32.
 

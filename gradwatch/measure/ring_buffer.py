@@ -13,6 +13,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from gradwatch.measure.autograd import without_autograd
+
 Array = NDArray[np.floating[Any]]
 
 
@@ -46,7 +48,7 @@ class Ring:
             return float(value.detach().float())
         return self.copy(value.reshape(()))
 
-    @torch.no_grad()
+    @without_autograd
     def read(self, first: int, count: int, more: Sequence[Tensor]) -> tuple[dict[str, Array], list[Array]]:
         """Wait for the device, once: `{field: [count, L]}` of the rows from `first` on, and the tensors `more`."""
         start = first % self.rows

@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
+from gradwatch.measure.autograd import without_autograd
 from gradwatch.measure.distributed import local
 from gradwatch.measure.gradients import Batch
 from gradwatch.measure.layout import Layout, real, stride
@@ -53,7 +54,7 @@ class Weights:
             self._looked = True
         return True
 
-    @torch.no_grad()
+    @without_autograd
     def constrain(self, held: Sequence[bool]) -> Tensor | None:
         """Apply the constraint to the layers that are `held`, `[L]`; returns the share of units scaled back, `[L]`."""
         if self.renorm is None:
@@ -95,12 +96,12 @@ class UpdateRatio:
             self._groups.setdefault((w.device, w.dtype), []).append(i)
         self._buffers: dict[object, Tensor] = {}
 
-    @torch.no_grad()
+    @without_autograd
     def before(self) -> None:
         """Look at the weights before the step."""
         self._look("before")
 
-    @torch.no_grad()
+    @without_autograd
     def after(self) -> Tensor:
         """‖Δw‖ / ‖w before‖ of each layer, `[L]`; NaN where the weights were all zero."""
         before, moved = self._buffers["before"], self._look("after").sub_(self._buffers["before"])
@@ -145,13 +146,13 @@ def _sample(weight: Tensor, size: int, step: int) -> Tensor:
     return weight.reshape(-1)[::step]
 
 
-@torch.no_grad()
+@without_autograd
 def weight_norms(layout: Layout) -> Tensor:
     """The L2 norm of each layer's weights, `[L]`."""
     return Batch(layout, layout.weights()).measure()
 
 
-@torch.no_grad()
+@without_autograd
 def slot_norms(layout: Layout, optimizers: Sequence[Optimizer], looking: Looking) -> dict[str, Tensor]:
     """The L2 norm of each tensor the optimizers keep per parameter, `[L]` by name; NaN where there is none.
 

@@ -11,6 +11,7 @@ from torch.amp import GradScaler
 from torch.optim import Optimizer
 
 from gradwatch.measure import fused
+from gradwatch.measure.autograd import without_autograd
 from gradwatch.measure.gradients import Batch, gradients
 from gradwatch.measure.layout import Layout, at
 from gradwatch.measure.loss_scale import Scaled, find_scale
@@ -116,8 +117,7 @@ class Clipper:
         if self.policy is None:
             return ()
         batch = self.no_gradients()
-        with torch.no_grad():
-            self.policy.apply(batch, self.state)
+        without_autograd(self.policy.apply)(batch, self.state)
         return ("clipped_norm", "clip_fraction") if batch.fraction is not None else ()
 
     def _batch(self, layout: Layout, tensors: Sequence[Tensor | None], inverse: Tensor | None = None) -> Batch:

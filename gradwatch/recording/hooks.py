@@ -13,6 +13,7 @@ from torch._C._dynamo.eval_frame import get_eval_frame_callback
 from torch.optim import Optimizer
 
 from gradwatch.errors import WatchError
+from gradwatch.measure.autograd import without_autograd
 
 Closure = Callable[[], Any]
 P = ParamSpec("P")
@@ -63,7 +64,7 @@ class Hooks:
         end: Callable[[Optimizer], None],
         owner: object = None,
     ) -> None:
-        self.owner, self._begin, self._end = owner, begin, end
+        self.owner, self._begin, self._end = owner, without_autograd(begin), end
         self._running: dict[Optimizer, FrameType] = {}
         self._handles: list[Any] = []
         for o in optimizers:
@@ -78,12 +79,7 @@ class Hooks:
     def _before(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if self._is_nested(optimizer, _caller()):
             return None
-        enabled = torch.is_grad_enabled()
-        try:  # and not torch.no_grad(), which a Ctrl-C as it is entered or left leaves in force for good
-            torch._C._set_grad_enabled(False)
-            closure = self._begin(optimizer, args[1] if len(args) > 1 else kwargs.get("closure"))
-        finally:
-            torch._C._set_grad_enabled(enabled)
+        closure = self._begin(optimizer, args[1] if len(args) > 1 else kwargs.get("closure"))
         if closure is None:
             return None
         return ((args[0], closure, *args[2:]), kwargs) if len(args) > 1 else (args, {**kwargs, "closure": closure})

@@ -5,11 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import torch
 from torch import Tensor
 
 from gradwatch.formatting import loop_clips
 from gradwatch.history import Run
+from gradwatch.measure.autograd import without_autograd
 from gradwatch.measure.fused import why_not_folded
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ def plan(stepper: Stepper) -> str:
     )
 
 
-@torch.no_grad()
+@without_autograd
 def _scaling(stepper: Stepper) -> list[str]:
     """How the gradients of each optimizer, and where they differ each param group, are scaled."""
     clipper = stepper.clipper

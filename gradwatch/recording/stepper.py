@@ -8,13 +8,13 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-import torch
 from torch import Tensor
 from torch.amp import GradScaler
 from torch.optim import Optimizer
 
 from gradwatch.errors import GradwatchWarning
 from gradwatch.measure import fused
+from gradwatch.measure.autograd import without_autograd
 from gradwatch.measure.ddp_rank_norms import RankNorms
 from gradwatch.measure.gradients import drop
 from gradwatch.measure.layout import Layout
@@ -135,7 +135,7 @@ class Stepper:
 
         return evaluate
 
-    @torch.no_grad()
+    @without_autograd
     def _evaluated(self, optimizer: Optimizer, begun: Step) -> None:
         """The closure ran: the record and the policy's state move once a step, at its first evaluation."""
         step = self._step or begun
@@ -177,7 +177,7 @@ class Stepper:
             self._scalers.pop(optimizer, None)
 
     @untraced
-    @torch.no_grad()
+    @without_autograd
     def _dropped(self, optimizer: Optimizer, scaler: GradScaler) -> None:
         """A step that the scaler dropped without calling it: it is recorded, and nothing else happens."""
         step = self._open(optimizer, scaler, inside=False)
@@ -301,7 +301,7 @@ class Stepper:
             self._clips_late(step, clip)
 
     @untraced
-    @torch.no_grad()
+    @without_autograd
     def _clips_late(self, step: Step, clip: Clip) -> None:
         with self.weights.looking.at("the loop's own clips"):
             step.clips = self.loop_clips.late(step.clips, clip, self.layout.params)

@@ -18,7 +18,9 @@ The seed settles the moments of the kills; what a machine gets done in that time
 `--outages N`: what chaos_outages.py beside it does: a run is delivered to a real MLflow server through N outages, and
 the points that arrived are counted.
 
-    python scripts/bench/chaos.py [--kills 100] [--outages 20] [--store sqlite|postgresql] [--seed 0] [-o FILE]
+`--interrupts N`: what chaos_interrupts.py beside it does: N times SIGINT into trainings, at random moments.
+
+    python scripts/bench/chaos.py [--kills 100] [--outages 20] [--interrupts 1000] [--seed 0] [-o FILE]
 
 Exit code 1 if more than that was lost, or anything is there twice.
 """
@@ -190,6 +192,20 @@ def table(found: dict[str, Any]) -> str:
     return "| | |\n|---|---|\n" + "".join(lines)
 
 
+INTERRUPTS = {
+    "interrupts": "interrupts", "inside": "of these, inside gradwatch's own lines", "trainings": "trainings",
+    "taken": "steps taken", "recorded": "steps recorded", "lost": "steps lost",
+    "cut_short": "rows of steps that were cut short", "errors": "exceptions other than KeyboardInterrupt",
+    "swallowed": "interrupts swallowed", "gradients_off": "gradients left off",
+    "left": "trainings that left something behind",
+}  # fmt: skip
+
+
+def interrupt_table(found: dict[str, Any]) -> str:
+    """The figures of the interrupts as docs/reliability.md shows them."""
+    return "| | |\n|---|---|\n" + "".join(f"| {name} | {found[key]:,} |\n" for key, name in INTERRUPTS.items())
+
+
 def outage_table(found: dict[str, Any]) -> str:
     """The figures of the outages as docs/reliability.md shows them."""
     lines = [f"| points {name} | {found[name]:,} |\n" for name in ("produced", "delivered", "lost", "duplicated")]
@@ -205,6 +221,7 @@ def main() -> None:
     parser = arguments(__doc__)
     parser.add_argument("--kills", type=int, default=100, help="0 for none")
     parser.add_argument("--outages", type=int, default=20, help="0 for none")
+    parser.add_argument("--interrupts", type=int, default=0)
     parser.add_argument("--points", type=int, default=100_000, help="of the run that is delivered through the outages")
     parser.add_argument("--store", choices=("sqlite", "postgresql"), default="sqlite", help="the MLflow server's")
     parser.add_argument("--seed", type=int, default=0)
@@ -225,6 +242,13 @@ def main() -> None:
         report["outages"] = {"outages": args.outages, **asdict(tally)}
         print(outage_table(report["outages"]))
         good = good and tally.whole
+    if args.interrupts:
+        from chaos_interrupts import interrupts
+
+        with tempfile.TemporaryDirectory(dir=args.dir) as folder:
+            found = report["interrupts"] = interrupts(args.interrupts, args.seed, Path(folder))
+        print(interrupt_table(found))
+        good = good and not any(found[key] for key in ("lost", "errors", "gradients_off", "left"))
     if args.output:
         args.output.write_text(json.dumps(report, indent=1) + "\n")
     raise SystemExit(0 if good else 1)

@@ -53,6 +53,17 @@ def test_kills_lose_at_most_five_seconds_and_spoil_nothing(tmp_path):
 
 
 @pytest.mark.slow
+def test_interrupts_lose_nothing_and_raise_nothing_else(tmp_path):
+    options = ("--kills", "0", "--outages", "0", "--interrupts", "40", "--seed", "1", "--dir", str(tmp_path))
+    found = script("chaos.py", *options, output=tmp_path / "chaos.json")["interrupts"]
+    assert found["interrupts"] == 40
+    assert found["recorded"] == found["taken"] > 20
+    assert found["inside"] > 5, "the signals did not come"
+    for key in ("lost", "errors", "gradients_off", "left"):
+        assert found[key] == 0, key
+
+
+@pytest.mark.slow
 def test_a_long_run_has_constant_memory_and_few_files(tmp_path):
     options = ("--steps", "30000", "--flush-every", "0.02", "--dir", str(tmp_path))
     found = script("bench_long.py", *options, output=tmp_path / "long.json")["long"]
@@ -64,10 +75,10 @@ def test_a_long_run_has_constant_memory_and_few_files(tmp_path):
 
 def test_the_page_shows_what_was_measured(monkeypatch):
     monkeypatch.syspath_prepend(str(SCRIPTS))
-    from chaos import outage_table, table
+    from chaos import interrupt_table, outage_table, table
 
     page = (ROOT / "docs/reliability.md").read_text(encoding="utf-8")
-    for name, shown in (("kills", table), ("outages", outage_table)):
+    for name, shown in (("kills", table), ("outages", outage_table), ("interrupts", interrupt_table)):
         measured = json.loads((MEASURED / f"chaos_{name}.json").read_text())
         assert shown(measured[name]) in page, (
             "docs/reliability.md is out of date: scripts/bench/chaos.py prints its tables"
