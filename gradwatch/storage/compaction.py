@@ -15,7 +15,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from gradwatch.storage.folder import CLOSED_BYTES, FAN_IN, Part, is_closed, list_parts
+from gradwatch.storage.folder import CLOSED_BYTES, FAN_IN, Part, is_closed, list_parts, put
 from gradwatch.storage.parquet import opened
 
 log = logging.getLogger("gradwatch")
@@ -107,7 +107,7 @@ def merge(parts: Sequence[Part], cancelled: Callable[[], bool] = lambda: False) 
             for table in _joined(_row_groups(parts, schema, cancelled)):
                 writer.write_table(table, row_group_size=len(table))
         with opened(temporary, COLUMNS[target.parent.name]):
-            temporary.replace(target)
+            put(temporary, target)
     except _CancelledError:
         return False
     finally:

@@ -35,6 +35,7 @@ from gradwatch.storage.manifest import run_of
 from gradwatch.storage.parquet import count_values, joined, layers_blocks, limited, steps_blocks
 from gradwatch.table import Table
 
+FSYNC = "GRADWATCH_FSYNC"  # the environment variable
 MANIFEST = "run.json"
 FINDINGS = "findings.json"
 TABLES = ("layers", "steps")
@@ -71,7 +72,29 @@ def write_json(path: Path, data: Any) -> None:
     temporary.unlink(missing_ok=True)
     with temporary.open("x") as file:  # never through a link that lies there already
         file.write(json.dumps(data, indent=1) + "\n")
+    put(temporary, path)
+
+
+def put(temporary: Path, path: Path) -> None:
+    """Let `temporary` be `path`, in one step; where `GRADWATCH_FSYNC` is set, it is on the disk when this returns.
+
+    Raises:
+        OSError: the disk refuses. What was at `path` may have been replaced by then.
+    """
+    durable = os.environ.get(FSYNC, "").lower() in ("1", "true", "yes")
+    if durable:
+        _sync(temporary)  # first: a name must never lead to what is not there
     temporary.replace(path)
+    if durable and os.name == "posix":  # elsewhere folders cannot be opened
+        _sync(path.parent)
+
+
+def _sync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY if path.is_dir() else os.O_RDWR)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def now_iso() -> str:

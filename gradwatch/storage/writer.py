@@ -22,7 +22,7 @@ from gradwatch.sanitize import refuse_links
 from gradwatch.storage.answer import Answer
 from gradwatch.storage.compaction import Compactor, group_rows, options
 from gradwatch.storage.encoding import layers_table, steps_table
-from gradwatch.storage.folder import MANIFEST, TABLES, list_parts, now_iso, tidy, write_json
+from gradwatch.storage.folder import MANIFEST, TABLES, list_parts, now_iso, put, tidy, write_json
 from gradwatch.storage.lock import Lock
 
 log = logging.getLogger("gradwatch")
@@ -230,7 +230,7 @@ class RunWriter:
                     temporary.unlink(missing_ok=True)
             raise
         for temporary, path in zip(written, paths, strict=True):
-            temporary.replace(path)
+            put(temporary, path)
         for one in blocks:
             self._written.add(one)
         del self.pending[: len(blocks)]
