@@ -3,14 +3,21 @@
 Both signals end Python at once, and nothing that `atexit` holds is run. So as long as a Watch is open they are handled
 here, if nobody else handles them: the Watches are closed, and then the process ends by the same signal, with the exit
 code that it would have had. A handler that the program set, before or later, is left alone and decides alone.
+
+Python runs handlers on the main thread, between two instructions. While that is inside a C call which does not return
+(a collective whose other rank hangs), a thread hears of the signal, by the descriptor that Python writes it to at once,
+and does the same.
 """
 
 from __future__ import annotations
 
 import _thread
+import contextlib
+import ctypes
 import logging
 import os
 import signal
+import sys
 import threading
 import time
 from types import FrameType
@@ -26,8 +33,11 @@ BUSY = (
     "gradwatch.storage.writer",
 )  # what must not be cut in two
 RETRY, PATIENCE = 0.02, 10.0  # seconds between two tries, and after which it is cut all the same
+STUCK = 1.0  # seconds in which the main thread has to answer a signal
 
 _since: list[float] = []  # when the first signal came, if one has
+_pipe: list[int] = []  # its two ends, once a thread reads what Python writes at a signal
+_taken_over = threading.Event()  # that thread ends the process
 
 
 def arm() -> None:
@@ -36,6 +46,8 @@ def arm() -> None:
         for number in SIGNALS:
             if signal.getsignal(number) == signal.SIG_DFL:
                 signal.signal(number, _end)
+        if _is_armed():
+            _listen(True)
 
 
 def disarm() -> None:
@@ -45,25 +57,36 @@ def disarm() -> None:
 
 
 def _restore() -> None:
+    _listen(False)
     for number in SIGNALS:
         if signal.getsignal(number) is _end:
             signal.signal(number, signal.SIG_DFL)
+
+
+def _is_armed() -> bool:
+    return any(signal.getsignal(number) is _end for number in SIGNALS)
 
 
 def _end(number: int, frame: FrameType | None) -> None:
     if signal.getsignal(number) is not _end:
         return  # called by a handler that was set later
     _since.append(time.monotonic())
+    if _taken_over.is_set():
+        time.sleep(PATIENCE)
     if _is_busy(frame) and time.monotonic() - _since[0] < PATIENCE:
         _thread.start_new_thread(_again, (number,))  # threading.Thread takes a lock that may be held just now
         return
+    _close_all(number)
+    signal.signal(number, signal.SIG_DFL)
+    os.kill(os.getpid(), number)
+
+
+def _close_all(number: int) -> None:
     for watch in tuple(open_watches.watches):
         try:
             watch.close("KILLED", timeout=0)
         except Exception:
             log.exception("gradwatch: a Watch could not be closed after %s", signal.Signals(number).name)
-    signal.signal(number, signal.SIG_DFL)
-    os.kill(os.getpid(), number)
 
 
 def _is_busy(frame: FrameType | None) -> bool:
@@ -80,12 +103,61 @@ def _again(number: int) -> None:
     os.kill(os.getpid(), number)
 
 
+def _listen(on: bool) -> None:
+    """Have Python write signals to the pipe, or no more. A descriptor of somebody else's (asyncio's) stays."""
+    if sys.platform == "win32":
+        return  # it takes nothing but sockets there
+    if on and not _pipe:
+        _pipe.extend(os.pipe())
+        os.set_blocking(_pipe[1], False)
+        threading.Thread(target=_hear, args=(_pipe[0],), name="gradwatch-signals", daemon=True).start()
+    if _pipe:
+        old = signal.set_wakeup_fd(_pipe[1] if on else -1, warn_on_full_buffer=False)
+        if old not in (-1, _pipe[1]):
+            signal.set_wakeup_fd(old)
+
+
+def _hear(read: int) -> None:
+    """On a thread: end the process by a signal that the main thread does not answer."""
+    while True:
+        for number in os.read(read, 64):
+            if number in SIGNALS and signal.getsignal(number) is _end and not _since:
+                time.sleep(STUCK)
+                if not _since:
+                    _take_over(number)
+
+
+def _take_over(number: int) -> None:
+    """As `_end`, bounded: what the main thread waits for (a device, too) may keep a Watch from closing."""
+    _taken_over.set()
+    for watch in tuple(open_watches.watches):
+        with contextlib.suppress(Exception):
+            watch._flush()  # what has left the device already
+    closing = threading.Thread(target=_close_all, args=(number,), daemon=True)
+    closing.start()
+    closing.join(PATIENCE)
+    ctypes.CDLL(None).signal(number, ctypes.c_void_p(None))  # to the default: signal.signal is the main thread's alone
+    os.kill(os.getpid(), number)
+
+
+def _forking() -> None:
+    """A signal to the child, before it is told that it is one, must not be heard in the parent."""
+    if threading.current_thread() is threading.main_thread():
+        _listen(False)
+
+
+def _has_forked() -> None:
+    if _is_armed() and threading.current_thread() is threading.main_thread():
+        _listen(True)
+
+
 def _forked() -> None:
     """In a forked process (a data loader's worker): nothing is watched, and a signal ends it as it ends any other."""
     for watch in tuple(open_watches.watches):
         watch._abandon()
     _restore()
+    _pipe.clear()
 
 
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_forked)
+    os.register_at_fork(before=_forking, after_in_parent=_has_forked, after_in_child=_forked)
