@@ -148,3 +148,21 @@ def test_the_script_says_what_it_takes():
     refused = subprocess.run([ROOT / "scripts" / "service", "--prot"], capture_output=True, text=True, check=False)
     assert refused.returncode == 2
     assert "--prot is unknown" in refused.stderr
+
+
+def test_a_folder_whose_postgres_cannot_be_used_is_not_begun_anew_on_sqlite(tmp_path):
+    (tmp_path / "postgres").mkdir()
+    (tmp_path / "postgres" / "PG_VERSION").write_text("1\n")
+    process = subprocess.Popen(
+        [ROOT / "scripts" / "service", "--dir", tmp_path, "--port", str(free_port())],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        env={**os.environ, "SERVICE_PYTHON": sys.executable},
+    )
+    first = process.stdout.readline()
+    if not first.startswith("Error"):
+        process.terminate()
+    process.communicate(timeout=60)
+    assert first.startswith(f"Error: the data is in {tmp_path}/postgres, and ")
+    assert process.returncode == 1
