@@ -53,7 +53,8 @@ class Run:
     It is None for a run that stays in its files. `part` names this Watch among those that share the run. As watch()
     found it, `unheld` are the parameters of the model that ask for a gradient and are in no optimizer. `pid`, `host`
     and `pid_started` are the process that records it; `crashed`: somebody has seen that it ended without close. Its
-    steps begin with `first_step` and end before `end_step`, once it is closed.
+    steps begin with `first_step` and end before `end_step`, once it is closed. `higher_is_better` says which way logged
+    scalars are better, of those of which the user has said it.
     """
 
     name: str
@@ -80,6 +81,7 @@ class Run:
     unheld: tuple[str, ...] = ()
     first_step: int | None = None
     end_step: int | None = None
+    higher_is_better: dict[str, bool] = field(default_factory=dict)
     format: int = FORMAT
 
     def to_json(self) -> dict[str, Any]:

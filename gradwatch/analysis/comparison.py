@@ -93,7 +93,7 @@ def settle(
     policies = list(dict.fromkeys(final_values.policy_text(history.run) for history in histories))
     if baseline is not None and baseline not in policies:
         raise RunError(f"no run has the policy {baseline!r} to compare with; there are: {', '.join(policies)}")
-    better_high = {name: higher_is_better(name) for name in metrics}
+    better_high = {name: higher_is_better(name, histories) for name in metrics}
     if metrics and rises is not None:
         better_high[metrics[0]] = rises
     by_setting: dict[tuple[tuple[str, str], ...], dict[str, Contender]] = {}
@@ -122,7 +122,8 @@ def settle(
                 winner(title, [contenders[row["policy"]] for row in drawn], base, metrics[0], better_high[metrics[0]])
             )
     table = pd.DataFrame(rows)
-    notes = (*_notes(table, better_high, target), *_odd_ones(histories, metrics))
+    unknown = _without_direction(histories) if metric is None else []
+    notes = (*_notes(table, better_high, target), *unknown, *_odd_ones(histories, metrics))
     return Comparison(table, tuple(metrics), tuple(winners), notes)
 
 
@@ -215,6 +216,19 @@ def _notes(table: pd.DataFrame, better_high: Mapping[str, bool | None], target: 
     if target is not None and metrics:
         notes.append(f"Steps to target: the median over the runs until {metrics[0]} reached {target:g}.")
     return tuple(notes)
+
+
+def _without_direction(histories: Sequence[History], most: int = 5) -> list[str]:
+    """What was logged and is not compared."""
+    names = dict.fromkeys(name for history in histories for name in history.logged)
+    left = [name for name in names if higher_is_better(name, histories) is None]
+    if not left:
+        return []
+    more = f" and {len(left) - most} more" if len(left) > most else ""
+    return [
+        f"Not compared, as it is not known which way is better: {', '.join(left[:most])}{more}. "
+        "watch(higher_is_better=) says it, or --metric with --higher-is-better or --lower-is-better."
+    ]
 
 
 def _odd_ones(histories: Sequence[History], metrics: Sequence[str], most: int = 5) -> list[str]:

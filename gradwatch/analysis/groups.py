@@ -11,7 +11,6 @@ from gradwatch.analysis import optimizers
 from gradwatch.analysis.final_values import (
     ARGS,
     HELD_OUT,
-    LOSS,
     NO_POLICY,
     diverged,
     final,
@@ -25,7 +24,6 @@ from gradwatch.history import History, Run
 
 __all__ = ["NO_POLICY", "Group", "groups", "higher_is_better", "metric_names", "natural", "settings", "values_by_seed"]
 
-_ACCURACY = re.compile("acc", re.IGNORECASE)
 _HIGH = re.compile(
     r"acc|(^|[^a-z])(top[-_@]?\d+|f1|bleu|rouge|meteor|auc|auroc|auprc|ap|map|iou|miou|dice|psnr|ssim|r2|mcc|ndcg|mrr|elbo|"
     r"precision|recall|specificity|sensitivity|hits?@?\d*|pass@?\d*|exact_match|em|likelihood|explained_variance|reward|return|score|success|"
@@ -52,26 +50,36 @@ Group = tuple[str, tuple[tuple[str, str], ...]]
 
 
 def metric_names(histories: Iterable[History], metric: str | None = None) -> list[str]:
-    """The logged scalars that a comparison is about: accuracies, then losses, held-out ones first; or just `metric`.
+    """The logged scalars that a comparison is about: what should rise, then what should fall, held-out ones first.
+
+    Those of which it is known (`higher_is_better`); or just `metric`.
 
     Raises:
         RunError: none of the runs logged `metric`.
 
     """
+    histories = list(histories)
     names = list(dict.fromkeys(name for history in histories for name in history.logged))
     if metric is not None:
         if metric not in names:
             raise RunError(f"no run logged {metric!r}; logged: {', '.join(names) or 'nothing'}")
         return [metric]
-    wanted = [name for name in names if _ACCURACY.search(name) or LOSS.search(name)]
-    return sorted(wanted, key=lambda name: (not _ACCURACY.search(name), not HELD_OUT.search(name)))
+    rises = {name: higher_is_better(name, histories) for name in names}
+    return sorted(
+        (name for name in names if rises[name] is not None),
+        key=lambda name: (not rises[name], not HELD_OUT.search(name)),
+    )
 
 
-def higher_is_better(metric: str) -> bool | None:
-    """Whether a scalar of this name is meant to rise (an accuracy, a reward) or to fall (a loss, an error).
+def higher_is_better(metric: str, histories: Iterable[History] = ()) -> bool | None:
+    """Whether this scalar is meant to rise (an accuracy, a reward) or to fall (a loss, an error).
 
-    None where the name does not say: `temperature`, `entropy`. A loss of something falls, whatever it is a loss of.
+    What the runs were told by `watch(higher_is_better=)` counts, else the name. None where neither says: `temperature`,
+    `entropy`; or where two runs say different things. A loss of something falls, whatever it is a loss of.
     """
+    said = {h.run.higher_is_better[metric] for h in histories if metric in h.run.higher_is_better}
+    if said:
+        return said.pop() if len(said) == 1 else None
     if _LOW.search(metric):
         return False
     return True if _HIGH.search(metric) and not _NEGATED.search(metric) else None

@@ -49,6 +49,9 @@ class RunCommand(Configured):
 @click.option("--slots", is_flag=True, help="Record the norms of the optimizer's own tensors too.")
 @click.option("--metric-regex", "metric_regex", metavar="NAME=PATTERN", multiple=True,
               help="Log the number that PATTERN finds in a line of the script's output; again for more.")  # fmt: skip
+@click.option("--higher-is-better", metavar="NAME", multiple=True,
+              help="A value that is logged, whose name does not say that it should rise; again for more.")  # fmt: skip
+@click.option("--lower-is-better", metavar="NAME", multiple=True, help="The same of one that should fall.")
 @click.option("--log", type=click.Choice(("mlflow", "none")), default="mlflow", show_default=True,
               help="Deliver to MLflow, or keep the run in its files.")  # fmt: skip
 @click.option("--delivery", type=click.Choice(("courier", "none")), default="courier", show_default=True,
@@ -101,6 +104,7 @@ def run(ctx: click.Context, /, script: str | None, args: tuple[str, ...], module
         "run_name": options["run_name"] or name,
         "tags": _pairs("tag", options["tag"]),
         "params": _pairs("param", options["param"]),
+        "higher_is_better": _directions(options["higher_is_better"], options["lower_is_better"]),
         "halt_on": None if options["halt_on"] == "never" else options["halt_on"],
     }
     plan = Plan(
@@ -112,6 +116,13 @@ def run(ctx: click.Context, /, script: str | None, args: tuple[str, ...], module
         seed=options["set_seed"],
     )
     raise Handover(functools.partial(launch, find_program(target, bool(module)), args, plan))
+
+
+def _directions(higher: tuple[str, ...], lower: tuple[str, ...]) -> dict[str, bool]:
+    both = set(higher) & set(lower)
+    if both:
+        raise RunError(f"--higher-is-better and --lower-is-better both name {min(both)}: wanted one of them")
+    return {**dict.fromkeys(higher, True), **dict.fromkeys(lower, False)}
 
 
 def _folder(text: str) -> Path:

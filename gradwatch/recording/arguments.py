@@ -10,7 +10,9 @@ from typing import Any, Literal
 from gradwatch.errors import WatchError
 from gradwatch.history import Run
 from gradwatch.sanitize import MAX_COUNT, MAX_STEP
+from gradwatch.storage.folder import now_iso
 from gradwatch.storage.manifest import check_run, text_of
+from gradwatch.storage.owner import here
 
 DAY = 86_400.0
 
@@ -26,6 +28,7 @@ class Settings:
     mlflow_layers: int
     halt_on: Literal["error", "warning"] | None
     flush_every: float
+    higher_is_better: Mapping[str, bool]
 
     def __post_init__(self) -> None:
         for name in ("every", "total_steps", "mlflow_layers"):
@@ -45,6 +48,14 @@ class Settings:
             if not isinstance(value, str | None) or value not in allowed:
                 raise WatchError(f"{name}={value!r:.80}: wanted {' or '.join(map(repr, allowed))}")
 
+        told = self.higher_is_better
+        if not isinstance(told, Mapping) or not all(
+            isinstance(k, str) and isinstance(v, bool) for k, v in told.items()
+        ):
+            raise WatchError(
+                f"higher_is_better={text_of(told):.80}: wanted names with True or False, such as {{'elo': True}}"
+            )
+
     def recorded(self) -> dict[str, Any]:
         """What the manifest says of them. A window of steps is a point in MLflow: about 300, if the length is known."""
         window = max(1, -(-self.total_steps // 300)) if self.total_steps else 50
@@ -53,6 +64,7 @@ class Settings:
             "total_steps": self.total_steps,
             "window": window,
             "mlflow_layers": self.mlflow_layers,
+            "higher_is_better": dict(self.higher_is_better),
         }
 
     @property
@@ -86,12 +98,12 @@ def check_kinds(
 
 
 def described(**fields: Any) -> Run:
-    """The manifest of these fields.
+    """The manifest of a run of this process that begins now.
 
     Raises:
         WatchError: it could be written, and not be read again: more params than it has room for, endless names.
     """
-    run = Run(**fields)
+    run = Run(created=now_iso(), first_step=0, **here(), **fields)
     try:
         check_run(run)
     except ValueError as error:

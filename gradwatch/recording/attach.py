@@ -32,9 +32,8 @@ from gradwatch.recording.optimizer_settings import GroupSettings
 from gradwatch.recording.shared_run import Shared, check_name, share
 from gradwatch.recording.watch import Watch
 from gradwatch.sanitize import check_uri, public_uri
-from gradwatch.storage.folder import create_folder, now_iso
+from gradwatch.storage.folder import create_folder
 from gradwatch.storage.manifest import scalar_of, text_of
-from gradwatch.storage.owner import here
 from gradwatch.storage.places import absolute_folder
 from gradwatch.storage.shared_folder import create_part
 from gradwatch.storage.writer import NullWriter, RunWriter
@@ -61,6 +60,7 @@ def watch(
     params: Mapping[str, object] | None = None,
     layers: Sequence[str] = ("*",),
     ignore: Sequence[str] = (),
+    higher_is_better: Mapping[str, bool] | None = None,
     slots: bool = False,
     ranks: bool = False,
     mlflow_layers: int = 16,
@@ -94,6 +94,8 @@ def watch(
         params: settings worth comparing (seed, batch size, ...): they become MLflow params and columns of reports.
         layers: shell-style patterns of layers to record; policies act on all layers whatever this says.
         ignore: patterns of layers not to record.
+        higher_is_better: which way the scalars that you log are better, where their names do not say it, such as
+            `{"elo": True}`; comparisons judge by it.
         slots: also record the norms of the optimizer's own tensors (`slot_norm/exp_avg`, ...).
         ranks: also record each rank's own gradient norm, before DistributedDataParallel averages it
             (`rank_grad_norm/0`, ... per step): one more collective a step.
@@ -115,7 +117,7 @@ def watch(
     """
     optimizers = _optimizers(optimizer)
     policies = as_policy(clip, "clip"), as_policy(renorm, "renorm")
-    settings = Settings(every, total_steps, log, delivery, mlflow_layers, halt_on, flush_every)
+    settings = Settings(every, total_steps, log, delivery, mlflow_layers, halt_on, flush_every, higher_is_better or {})
     _warn_of_line_search(optimizers, policies[0])
     check_kinds(run_name, dir, run_id, tracking_uri, tags, params, layers, ignore)
     _check_run(optimizers, name, run, run_id, tracking_uri)
@@ -129,7 +131,6 @@ def watch(
         clip=repr(policies[0]) if policies[0] else None,
         renorm=repr(policies[1]) if policies[1] else None,
         **settings.recorded(),
-        **_now(),
         tags={text_of(k): scalar_of(v) for k, v in (tags or {}).items()},
         mlflow=_delivery.target(run_id, tracking_uri) if log == "mlflow" else None,
         unheld=source.unheld(),
@@ -192,10 +193,6 @@ def _live(
     first = rank() == 0 and (shared is None or len(shared.names) == 1)
     diagnosed = settings.helper == "diagnosis" and first
     return Live(on_finding, settings.halt_on, home, writer.run.part or "", device, diagnosed)
-
-
-def _now() -> dict[str, Any]:
-    return {"created": now_iso(), "first_step": 0, **here()}
 
 
 def _unwrapped(optimizer: Any) -> Any:

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from gradwatch.analysis.clips import as_one, clips_itself
 from gradwatch.analysis.final_values import final, finite_norms, nonfinite_rows, policy_text
-from gradwatch.analysis.groups import NO_POLICY, groups, natural
+from gradwatch.analysis.groups import NO_POLICY, groups, higher_is_better, natural
 from gradwatch.formatting import percent, quantity_text
 from gradwatch.history import STEP_COLUMNS, Floats, History
 from gradwatch.report.downsample import bucket_mean
@@ -207,10 +207,10 @@ def _any(members: dict[str, list[History]], name: str) -> bool:
 
 
 def _metric_title(members: dict[str, list[History]], name: str) -> str:
-    high = "acc" in name.lower()
+    high = higher_is_better(name, [history for group in members.values() for history in group])
     means = {policy: np.mean([final(history, name) for history in group]) for policy, group in members.items()}
     known = {policy: float(mean) for policy, mean in means.items() if np.isfinite(mean)}
-    if len(known) < 2 or not (high or "loss" in name.lower()):
+    if len(known) < 2 or high is None:
         return name
     if len({quantity_text(value) for value in known.values()}) == 1:
         return f"{name}: all policies end at {quantity_text(next(iter(known.values())))}"

@@ -184,6 +184,7 @@ _FIELDS: dict[str, tuple[Check, str]] = {
     "params": (_is_table(lambda value: is_text(value, MAX_JSON)), f"a table of at most {MAX_SETTINGS:,} texts"),
     "first_step": (_optional(_is_count(0, MAX_STEP)), "a number of steps"),
     "end_step": (_optional(_is_count(0, MAX_STEP)), "a number of steps"),
+    "higher_is_better": (_is_table(lambda value: isinstance(value, bool)), "a table of true or false"),
     "mlflow": (_optional(_is_table(_is_scalar)), "a table of texts"),
     "unheld": (_is_list(MAX_LAYERS, is_text), f"a list of at most {MAX_LAYERS:,} names"),
 }

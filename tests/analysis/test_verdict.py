@@ -509,3 +509,27 @@ def test_a_loss_far_above_its_beginning_has_diverged_also_where_an_accuracy_deci
         history.per_step["acc"] = np.full(len(history), 0.1 + int(history.run.params["seed"]) / 100)
     (both,) = settle(sick).table.to_dict("records")
     assert both["diverged"] == 2
+
+
+def told(histories, **directions):
+    """The same runs, which were told which way is better."""
+    return [replace(h, run=replace(h.run, higher_is_better=directions)) for h in histories]
+
+
+def test_what_the_runs_were_told_decides_before_the_name_does():
+    for name in ("elo", "loss"):
+        both = told([*named(name, [1.0, 1.1, 1.2]), *named(name, [2.0, 2.1, 2.2], CLIP)], **{name: True})
+        settled = settle(both)
+        assert settled.metrics == (name,)
+        assert settled.table[f"{name}_verdict"][0] == "better"
+        assert settled.table["policy"][0] == CLIP
+        assert settle(both, metric=name, rises=False).table["policy"][0] == "none"
+    one, other = named("elo", [1.0, 1.1, 1.2]), named("elo", [2.0, 2.1, 2.2], CLIP)
+    assert higher_is_better("elo", [*told(one, elo=True), *told(other, elo=False)]) is None
+    assert higher_is_better("elo", [*one, *told(other, elo=False)]) is False
+
+
+def test_what_is_not_compared_is_named():
+    notes = " ".join(settle([*named("elo", [1.0, 1.1]), *named("elo", [2.0, 2.1], CLIP)]).notes)
+    assert "not known which way is better: elo." in notes
+    assert "elo" not in " ".join(settle([*runs([1.0, 1.1]), *runs([2.0, 2.1], CLIP)]).notes)

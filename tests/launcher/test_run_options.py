@@ -165,6 +165,14 @@ def test_the_command_line_wins_over_the_file_and_the_nearest_file_counts(tmp_pat
     assert "every = 10  # default" in lines
 
 
+def test_a_value_cannot_be_better_both_ways(tmp_path):
+    (tmp_path / "script.py").write_text("print('ran')")
+    words = ["run", "--higher-is-better", "elo", "--lower-is-better", "elo", str(tmp_path / "script.py")]
+    done = CliRunner().invoke(main, words)
+    assert (done.exit_code, done.stdout) == (2, "")
+    assert done.stderr == "Error: --higher-is-better and --lower-is-better both name elo: wanted one of them\n"
+
+
 def test_a_folder_that_cannot_be_made_is_named_before_the_script_runs(tmp_path):
     (tmp_path / "file").touch()
     (tmp_path / "script.py").write_text("print('ran')")

@@ -112,7 +112,7 @@ ANYTHING = st.recursive(
 def test_what_watch_takes_its_own_reader_reads(data, tmp_path_factory):
     """Any argument is any value: a Watch whose manifest is read again, or one of our errors."""
     names = ("every", "total_steps", "mlflow_layers", "run_name", "tags", "params", "flush_every", "log", "delivery",
-             "halt_on", "layers", "ignore", "run_id", "tracking_uri", "name")  # fmt: skip
+             "halt_on", "layers", "ignore", "run_id", "tracking_uri", "name", "higher_is_better")  # fmt: skip
     chosen = data.draw(st.sets(st.sampled_from(names), min_size=1, max_size=2))
     options = {name: data.draw(ANYTHING, label=name) for name in chosen}
     if data.draw(st.booleans(), label="tags are a mapping"):
@@ -136,6 +136,7 @@ def test_what_watch_takes_its_own_reader_reads(data, tmp_path_factory):
         {"params": {f"p{i}": i for i in range(10_000)}}, {"params": [1]}, {"tags": "a"}, {"run_name": 5},
         {"run_name": "x" * 20_001}, {"dir": 5}, {"dir": "a\0b"}, {"layers": 5}, {"ignore": [5]}, {"run_id": 5},
         {"tracking_uri": 5, "run_id": "a"}, {"tracking_uri": "http://[::1", "run_id": "a"},
+        {"higher_is_better": ["elo"]}, {"higher_is_better": {"elo": 1}},
     ],
     ids=lambda options: str(options)[:40],
 )  # fmt: skip
