@@ -22,7 +22,9 @@ ROOT = Path(__file__).parents[2]
 sys.path[:0] = [str(ROOT), str(ROOT / "tests" / "scenarios")]
 
 import unseen_healthy  # noqa: E402, F401
+import unseen_healthy_models  # noqa: E402, F401
 import unseen_sick  # noqa: E402, F401
+import unseen_sick_models  # noqa: E402, F401
 from unseen import HEALTHY, SICK, Healthy, Outcome, Sick, held_out, tuning  # noqa: E402
 
 from gradwatch.analysis.rules import Finding, diagnose  # noqa: E402
