@@ -47,7 +47,7 @@ def public_uri(uri: str) -> str:
 
     They may stand before the host, as urllib or SQLAlchemy reads them, or among the settings behind the `?`.
     """
-    return _without_settings(_LOGIN_OF_ADDRESS.sub(_scheme, _one_line(uri)), "")
+    return _without_settings(_LOGIN_OF_ADDRESS.sub(_scheme, one_line(uri)), "")
 
 
 def public_text(text: str) -> str:
@@ -59,7 +59,7 @@ def public_text(text: str) -> str:
     return "\n".join(_without_settings(_LOGIN_IN_TEXT.sub(_scheme, line), r"\s") for line in lines)
 
 
-def _one_line(uri: str) -> str:
+def one_line(uri: str) -> str:
     """As urllib reads an address: without tabs and line breaks, which would hide its scheme."""
     return re.sub(r"[\t\r\n]", "", uri)
 

@@ -30,7 +30,7 @@ def find_active_run() -> dict[str, Any] | None:
         if mlflow is None or active is None:
             return None
         return {
-            "tracking_uri": public_uri(absolute_uri(str(mlflow.get_tracking_uri()))),
+            "tracking_uri": absolute_uri(public_uri(str(mlflow.get_tracking_uri()))),
             "experiment_id": str(active.info.experiment_id),
             "run_id": str(active.info.run_id),
             "joined": True,
@@ -58,7 +58,7 @@ def target(run_id: str | None = None, tracking_uri: str | None = None) -> dict[s
     active = find_active_run()
     if run_id is None and active is not None:
         return active
-    where = {"tracking_uri": public_uri(absolute_uri(tracking_uri))} if tracking_uri else {}
+    where = {"tracking_uri": absolute_uri(public_uri(tracking_uri))} if tracking_uri else {}
     return {**_settings(), **where, "run_id": run_id, "joined": run_id is not None}
 
 
@@ -75,7 +75,7 @@ def _settings() -> dict[str, Any]:
     except Exception as error:
         log.debug("gradwatch: cannot ask mlflow for its settings: %s", error)
     return {
-        "tracking_uri": public_uri(absolute_uri(uri)) if uri and _is_address(uri) else None,
+        "tracking_uri": absolute_uri(public_uri(uri)) if uri and _is_address(uri) else None,
         "experiment_id": experiment,
         "experiment_name": None if experiment else name,
     }

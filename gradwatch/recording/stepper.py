@@ -223,7 +223,7 @@ class Stepper:
             "the watched optimizers do not step together: from now on each one's gradients are measured and clipped "
             "alone, and each optimizer.step() is a step",
             GradwatchWarning,
-            stacklevel=7,
+            stacklevel=8,
         )
         return self._new_step(optimizer, scaler, inside)
 

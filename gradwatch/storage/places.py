@@ -8,6 +8,7 @@ from pathlib import Path
 from urllib.parse import unquote
 
 from gradwatch.errors import RunError
+from gradwatch.sanitize import one_line
 
 _SQLITE = re.compile(r"(sqlite(?:\+\w+)?:///)(?!/|:memory:|file:)([^?]+)(.*)", re.DOTALL)
 _NAMES = ("databricks", "databricks-uc", "uc")  # what MLflow takes for a service, not for a folder
@@ -45,4 +46,4 @@ def absolute_uri(uri: str) -> str:
         return f"{sqlite[1]}{os.path.abspath(sqlite[2])}{sqlite[3]}"
     if re.match(r"file:[^/]", uri):
         return Path(os.path.abspath(unquote(uri.removeprefix("file:")))).as_uri()
-    return uri if uri in _NAMES or re.match(r"$|[\w+.-]+:", uri) else os.path.abspath(uri)
+    return uri if uri in _NAMES or re.match(r"$|[\w+.-]+:", one_line(uri)) else os.path.abspath(uri)
