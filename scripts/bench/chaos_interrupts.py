@@ -104,6 +104,11 @@ class Net(nn.Module):
         return out
 
 
+def threads() -> int:
+    """How many there are, beside the one that hears signals and stays for the process."""
+    return sum(thread.name != "gradwatch-signals" for thread in threading.enumerate())
+
+
 class Training:
     """One run: its steps, those of them that were taken, and what was recorded of them."""
 
@@ -116,7 +121,7 @@ class Training:
         self.step_number, self.moved_to = 0, 0.0
         self.taken: set[int] = set()
         self.watch: gradwatch.Watch | None = None
-        self.threads = threading.active_count()
+        self.threads = threads()
 
     def open(self) -> None:
         """Watch it."""
@@ -163,7 +168,7 @@ class Training:
     def is_left_half_open(self) -> bool:
         """Whether an interrupted `watch()` has left more, or less, than a Watch that is open."""
         hooks = {**self.optimizer._optimizer_step_pre_hooks, **self.optimizer._optimizer_step_post_hooks}
-        there = len(hooks), threading.active_count() - self.threads, len(open_watches.watches)
+        there = len(hooks), threads() - self.threads, len(open_watches.watches)
         return there not in ((0, 0, 0), (2, 1, 1))
 
     def result(self, status: str) -> Counter[str]:
@@ -178,7 +183,7 @@ class Training:
             return Counter(trainings=1)  # interrupted in its first step
         rows = Counter(found.per_layer["grad_norm"][:, found.layers.index("marker")].astype(int).tolist())
         hooks = {**self.optimizer._optimizer_step_pre_hooks, **self.optimizer._optimizer_step_post_hooks}
-        clean = not (hooks or open_watches.watches or threading.active_count() > self.threads)
+        clean = not (hooks or open_watches.watches or threads() > self.threads)
         true = found.problems == () and found.run.status == status and rows.total() == len(rows)
         recorded = self.taken & set(rows)
         return Counter(
