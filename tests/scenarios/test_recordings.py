@@ -36,15 +36,16 @@ def test_a_training_is_recorded_as_it_was(module, name, options, tmp_path):
         then, now = recorded(f"healthy-{name}", None, tmp_path), RECIPES[name](tmp_path)
     else:
         then, now = getattr(READ[module], name)(tmp_path, **options), getattr(module, name)(tmp_path, **options)
-    for field in ("layers", "optimizers", "clip", "renorm", "every", "unheld", "status"):
+    for field in ("layers", "clip", "renorm", "every", "unheld", "status"):
         assert getattr(now.run, field) == getattr(then.run, field)
+    # A later version may say and record more of the same. Settings in which the groups differ are theirs now.
+    for ours, theirs in zip(now.run.optimizers, then.run.optimizers, strict=True):
+        assert (ours["name"], ours["class"]) == (theirs["name"], theirs["class"])
+        assert ours["settings"] == {key: theirs["settings"][key] for key in ours["settings"]}
     np.testing.assert_array_equal(now.step, then.step)
-    assert (set(now.per_layer), set(now.per_step)) == (set(then.per_layer), set(then.per_step))
-    begins = {key: values[:10] for key, values in (now.per_layer | now.per_step).items() if key != "time"}
+    begins = {key: values[:10] for key, values in (then.per_layer | then.per_step).items() if key != "time"}
     for key, values in begins.items():  # later steps go another way on another processor
-        np.testing.assert_allclose(
-            values, (then.per_layer | then.per_step)[key][:10], rtol=1e-2, atol=1e-6, err_msg=key
-        )
+        np.testing.assert_allclose((now.per_layer | now.per_step)[key][:10], values, rtol=1e-2, atol=1e-6, err_msg=key)
 
 
 def test_the_recordings_are_small_and_tell_nothing_of_where_they_were_made():
