@@ -12,7 +12,15 @@ from gradwatch.analysis.clips import as_one, clips_itself, incoming
 from gradwatch.analysis.final_values import finite_norms, nonfinite_rows
 from gradwatch.analysis.rules import Finding
 from gradwatch.analysis.rules.facts import is_adaptive, optimizer_kind
-from gradwatch.analysis.rules.guard import ENOUGH, TOO_LARGE_STEPS, USUAL, healthy_norms, limit_of
+from gradwatch.analysis.rules.guard import (
+    ENOUGH,
+    TOO_LARGE_STEPS,
+    USUAL,
+    WRONG_NORMS,
+    healthy_norms,
+    limit_of,
+    wrong_norms,
+)
 from gradwatch.analysis.whatif import SIMULATED, Z_SCORES, zclip
 from gradwatch.formatting import loop_clips, percent, setting_text
 from gradwatch.history import History
@@ -21,7 +29,6 @@ RARE = 0.03  # share of steps that a guard against spikes may change
 # Diseases that a clip cures or eases. Everything else needs its own cure, and a clip would hide it.
 CLIPPING_HELPS = {"exploding", "nonfinite", "spike", "lr-too-high", "update-too-large", "clip-inert",
                   "clip-is-your-learning-rate"}  # fmt: skip
-WRONG_NORMS = {"scaled-gradients", "gradients-accumulate", "clip-before-unscale"}
 
 
 @dataclass(frozen=True)
@@ -52,10 +59,10 @@ def _counts(finding: Finding) -> bool:
 def _suggest(history: History, roots: list[Finding]) -> tuple[str, tuple[str, ...]]:
     rules = {finding.rule for finding in roots}
     seen = {f.rule for root in roots for f in (root, *root.consequences)}
-    for root in roots:
-        if root.rule in WRONG_NORMS:
-            return "", (f"{root.rule}: the recorded norms are not those of the gradients alone, and a threshold taken "
-                        f"from them would be wrong. First: {root.cure}",)  # fmt: skip
+    wrong = wrong_norms(roots)
+    if wrong is not None:
+        return "", (f"{wrong.rule}: the recorded norms are not those of the gradients alone, and a threshold taken "
+                    f"from them would be wrong. First: {wrong.cure}",)  # fmt: skip
     if rules and not rules & CLIPPING_HELPS:
         return "", tuple(f"A clip of the total norm does not cure {root.rule}. Instead: {root.cure}" for root in roots)
     if seen & TOO_LARGE_STEPS and "spike" not in rules and is_adaptive(history):

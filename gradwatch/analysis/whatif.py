@@ -6,7 +6,7 @@ Legend: T recorded steps, L layers, P percentiles, Z thresholds of ZClip.
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -14,8 +14,10 @@ import numpy as np
 from gradwatch import formulas
 from gradwatch.analysis.clips import clips_itself, incoming, of_all_layers
 from gradwatch.analysis.final_values import finite_norms
-from gradwatch.formatting import rounded, setting_text
-from gradwatch.history import Floats, History
+from gradwatch.analysis.rules.finding import Finding
+from gradwatch.analysis.rules.guard import ENOUGH, USUAL, healthy, healthy_norms, limit_of, too_few, wrong_norms
+from gradwatch.formatting import setting_text
+from gradwatch.history import Bools, Floats, History
 
 QUANTILES = (0.5, 0.75, 0.9, 0.95, 0.99, 0.999)
 Z_SCORES = (2.0, 2.5, 3.0, 4.0, 6.0)
@@ -36,8 +38,8 @@ NO_LAYERS = "ClipByNorm is left out: what the loop's own clip changed in each la
 class Outcome:
     """What one policy would have done: the share of steps it changes, and the mean over all steps of what it leaves.
 
-    `mean_coef` is the mean of clipped norm / norm. `at` says where the threshold comes from: `p99` of the run's own
-    norms. `optimizer` is the one (or the part) whose norms are meant, where several step on their own.
+    `mean_coef` is the mean of clipped norm / norm. `at` says where the threshold comes from: `p99` of the norms of the
+    run's healthy steps. `optimizer` is the one (or the part) whose norms are meant, where several step on their own.
     """
 
     policy: str
@@ -52,32 +54,52 @@ class Outcome:
         return self.policy.partition("(")[0]
 
 
-def what_if(history: History) -> tuple[Outcome, ...]:
-    """Each policy kind at thresholds from the median to the 99.9th percentile of the run's own norms.
+def what_if(history: History, findings: Iterable[Finding]) -> tuple[Outcome, ...]:
+    """Each policy kind at thresholds from the median to the 99.9th percentile of the norms of the run's healthy steps.
 
-    Norms that are not finite are left out, as the policies themselves keep them out of their memory. The policies with
-    a memory (AutoClip, ZClip) are followed over the first `SIMULATED` steps. Thresholds are rounded to three digits,
-    and the numbers are those of the rounded ones.
+    Which steps are healthy follows from the run's `findings`, as for what these and the suggestion advise; where they
+    are too few, the one threshold is the usual first value, and where the norms are not the gradients' own there is
+    nothing. What a threshold would have done is counted on all norms that are finite, as the policies themselves keep
+    the others out of their memory. The policies with a memory (AutoClip, ZClip) are followed over the first
+    `SIMULATED` steps. Thresholds are rounded to two digits, and the numbers are those of the rounded ones.
     """
     return tuple(
         Outcome(policy, at, float((coef < 1).mean()), float(coef.mean()), name)
-        for name, lane in history.lanes().items()
-        for policy, at, coef in (*_whole(lane), *_layers(lane))
+        for name, lane, found in _lanes(history, findings)
+        if wrong_norms(found) is None
+        for policy, at, coef in (*_whole(lane, found), *_layers(lane, healthy(lane, found)))
     )
 
 
-def caveat(history: History) -> str:
+def caveat(history: History, findings: Iterable[Finding]) -> str:
     """What a reader of the outcomes must know."""
-    if not clips_itself(history):
-        return CAVEAT
-    known = of_all_layers(history).all()
-    return " ".join([IN_ITS_PLACE, CAVEAT, *([] if known else [NO_LAYERS])])
+    lanes = [(name, lane, found) for name, lane, found in _lanes(history, findings) if wrong_norms(found) is None]
+    said = [_source(lane, found, name) for name, lane, found in lanes]
+    if clips_itself(history):
+        said = [IN_ITS_PLACE, *said]
+    known = not clips_itself(history) or of_all_layers(history).all()
+    return " ".join([*said, CAVEAT, *([] if known else [NO_LAYERS])])
+
+
+def _lanes(history: History, findings: Iterable[Finding]) -> Iterator[tuple[str, History, list[Finding]]]:
+    """Each optimizer (or part) that steps on its own: its name, its history, and what was found in it."""
+    findings = list(findings)
+    for name, lane in history.lanes().items():
+        yield name, lane, [finding for finding in findings if finding.optimizer == name]
+
+
+def _source(history: History, findings: Sequence[Finding], name: str) -> str:
+    """Which steps the thresholds come from, as a sentence."""
+    norms, of = healthy_norms(history, findings), f"{name}: " if name else ""
+    if limit_of(norms) is None:
+        return f"{of}{too_few(norms)}"
+    return f"{of}thresholds come from the norms of {len(norms):,} healthy steps of {len(history):,}.".capitalize()
 
 
 Row = tuple[str, str, Floats]  # policy, where the threshold comes from, coefficients [T]
 
 
-def _whole(history: History) -> list[Row]:
+def _whole(history: History, findings: Sequence[Finding]) -> list[Row]:
     """The policies that look at the total norm alone."""
     norms = finite_norms(history)
     if not len(norms):
@@ -86,7 +108,7 @@ def _whole(history: History) -> list[Row]:
     percentiles = [100 * q for q in QUANTILES]
     rows = [
         (f"ClipByGlobalNorm({setting_text(limit)})", at, formulas.clip_coef(norms, limit))
-        for limit, at in _thresholds(norms).items()
+        for limit, at in (_thresholds(healthy_norms(history, findings)) or {USUAL: "usual first value"}).items()
     ]
     rows += [
         (f"AutoClip({p:g})", f"p{p:g} so far", coef)
@@ -99,39 +121,39 @@ def _whole(history: History) -> list[Row]:
     return rows
 
 
-def _layers(history: History) -> list[Row]:
-    """ClipByNorm: every layer on its own, one threshold for all. Nothing of a reduced run: it lacks most norms.
+def _layers(history: History, usual: Bools) -> list[Row]:
+    """ClipByNorm: every layer on its own, one threshold for all, from the steps in the mask `usual`, `[T]`.
 
-    Where the loop's own clip comes first, a layer's norm is divided by its coefficient; nothing where it had several.
+    Nothing of a reduced run: it lacks most norms. Where the loop's own clip comes first, a layer's norm is divided by
+    its coefficient; nothing where it had several.
     """
-    if history.is_reduced or not of_all_layers(history).all():
+    if history.is_reduced or not of_all_layers(history).all() or usual.sum() < ENOUGH:
         return []
     every = max(-(-len(history.by_layer) * len(history.layers) // CELLS), 1)
-    norms = history.layer("grad_norm")[::every].astype(np.float64)
+    norms, at = history.layer("grad_norm")[::every].astype(np.float64), history.layer_rows[::every]
     if clips_itself(history):
         with np.errstate(invalid="ignore", divide="ignore"):
             scale = incoming(history) / history.total("grad_norm")
-        norms = norms * np.where(np.isnan(scale), 1, scale)[history.layer_rows[::every], None]
-    norms = np.nan_to_num(norms[~np.isinf(norms).any(axis=1) & ~np.isnan(norms).all(axis=1)], nan=0.0)
-    if not norms.size:
-        return []
+        norms = norms * np.where(np.isnan(scale), 1, scale)[at, None]
+    finite = ~np.isinf(norms).any(axis=1) & ~np.isnan(norms).all(axis=1)
+    norms, at = np.nan_to_num(norms[finite], nan=0.0), at[finite]
+    from_these = norms[usual[at]]
     total = np.sqrt((norms**2).sum(axis=1))
     rows = []
-    for limit, at in _thresholds(norms[norms > 0]).items():
+    for limit, quantile in _thresholds(from_these[from_these > 0]).items():
         after = np.sqrt(((norms * formulas.clip_coef_exact(norms, limit)) ** 2).sum(axis=1))
         coef = np.where((norms > limit).any(axis=1), after / np.where(total, total, 1), 1.0)
-        rows.append((f"ClipByNorm({setting_text(limit)})", f"{at} of all layers", coef))
+        rows.append((f"ClipByNorm({setting_text(limit)})", f"{quantile} of all layers", coef))
     return rows
 
 
 def _thresholds(norms: Floats) -> dict[float, str]:
-    if not len(norms):
-        return {}
-    limits = ((rounded(float(np.quantile(norms, q))), f"p{100 * q:g}") for q in QUANTILES)
+    """The quantiles of healthy norms that differ when rounded; none where the norms are too few."""
     found: dict[float, str] = {}
-    for limit, at in limits:
-        if limit > 0:
-            found.setdefault(limit, at)
+    for q in QUANTILES:
+        limit = limit_of(norms, q)
+        if limit is not None:
+            found.setdefault(limit, f"p{100 * q:g}")
     return found
 
 

@@ -141,11 +141,9 @@ def build_report(
     runs = tuple(summarize(history, metrics) for history in histories)
     if not many:
         (run,), (history,) = runs, histories
-        runs = (
-            replace(
-                run, suggestions=suggest(history, run.findings), what_if=what_if(history), what_if_note=caveat(history)
-            ),
-        )
+        found = run.findings
+        note, outcomes = caveat(history, found), what_if(history, found)
+        runs = (replace(run, suggestions=suggest(history, found), what_if=outcomes, what_if_note=note),)
     settled = settle(histories, metric, baseline, target, rises) if many else None
     return Report(
         title=f"{len(histories)} runs compared" if many else histories[0].run.name,

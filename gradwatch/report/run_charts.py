@@ -121,7 +121,8 @@ def norm_chart(history: History) -> Chart:
     if finite.any():
         top = int(np.nanargmax(np.where(finite, before, np.nan)))
         several = len(history.lane_rows()) > 1
-        median = "" if several else f"median {quantity_text(float(np.median(before[finite])))}, "
+        which = "" if finite.all() else " of finite steps"
+        median = "" if several else f"median{which} {quantity_text(float(np.median(before[finite])))}, "
         where = f" of {history.optimizer[top]}" if several else ""
         highest = f"highest {quantity_text(before[top])} at step {history.step[top]:,}{where}"
         title = f"Total gradient norm: {median}{highest}"

@@ -187,6 +187,7 @@ def _norms(run: RunSummary) -> list[tuple[str, str]]:
 
     def text(one: LaneSummary | RunSummary) -> str:
         norms = f"median {quantity_text(one.median_grad_norm)}, p99 {quantity_text(one.p99_grad_norm)}"
+        norms += " of finite steps" if one.nonfinite_steps else ""
         left = "" if math.isnan(one.median_left) else f" before the loop's clip, {quantity_text(one.median_left)} after"
         return norms + left
 

@@ -129,9 +129,10 @@ def description(
     """
     experiment_id, run_id = quote(experiment_id, safe=""), quote(run_id, safe="")
     report = f"#/experiments/{experiment_id}/runs/{run_id}/artifacts/gradwatch/report.html"
-    table = ["| layer | clip rate | median norm | p99 norm | non-finite steps |", "|---|---|---|---|---|"]
-    norms = np.where(np.isfinite(history.layer("grad_norm")), history.layer("grad_norm"), np.nan)
     rates, bad = history.clip_rate, history.nonfinite
+    of = " of finite steps" if bad.any() else ""
+    table = [f"| layer | clip rate | median norm{of} | p99 norm{of} | non-finite steps |", "|---|---|---|---|---|"]
+    norms = np.where(np.isfinite(history.layer("grad_norm")), history.layer("grad_norm"), np.nan)
     for i in worst_layers(history)[:WORST_LAYERS]:
         seen = norms[~np.isnan(norms[:, i]), i]
         median, p99 = np.percentile(seen, [50, 99]) if len(seen) else (np.nan, np.nan)

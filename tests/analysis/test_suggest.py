@@ -9,7 +9,8 @@ from torch import nn
 import gradwatch
 from gradwatch import open_history, parse
 from gradwatch.analysis.rules import Finding
-from gradwatch.analysis.suggest import CLIPPING_HELPS, TOO_LARGE_STEPS, WRONG_NORMS, healthy_norms, suggest
+from gradwatch.analysis.rules.guard import TOO_LARGE_STEPS, WRONG_NORMS, healthy_norms
+from gradwatch.analysis.suggest import CLIPPING_HELPS, suggest
 from gradwatch.analysis.whatif import zclip
 from gradwatch.formatting import percent
 from gradwatch.report import build_report

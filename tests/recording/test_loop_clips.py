@@ -179,7 +179,7 @@ def test_every_page_says_how_often_the_loop_clipped_and_the_norm_before(tmp_path
     assert run.median_grad_norm == pytest.approx(np.median(before), rel=1e-5)
     assert '"loop_clip_rate": 0.25' in render_json(report)
     assert "25.0 % by the loop" in render_markdown(report)
-    for outcome in what_if(history):
+    for outcome in what_if(history, []):
         if outcome.kind == "ClipByGlobalNorm":
             limit = float(outcome.policy[17:-1])
             assert outcome.clip_rate == pytest.approx(np.mean(np.array(before) > limit - 1e-6), abs=1 / 80)

@@ -126,8 +126,8 @@ def test_a_reduced_run_is_read_at_every_step():
     chart = finding_chart(reduced, finding("spike", 200, 200))
     assert "highest 77 at step 200" in chart.title
     assert suggest(reduced, []) == suggest(full, [])
-    totals = [outcome for outcome in what_if(full) if outcome.kind != "ClipByNorm"]
-    assert list(what_if(reduced)) == totals
+    totals = [outcome for outcome in what_if(full, []) if outcome.kind != "ClipByNorm"]
+    assert list(what_if(reduced, [])) == totals
     assert "exploding at step 50" in render_html(report_of(reduced, finding()))
 
 

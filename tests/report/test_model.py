@@ -22,8 +22,10 @@ from gradwatch.formatting import percent, plus_minus, quantity_text
 from gradwatch.report import build_report, render_html, write_overview
 from gradwatch.report.downsample import bucket_mean, heatmap, thin
 from gradwatch.report.model import changed
+from gradwatch.report.run_charts import norm_chart
 from gradwatch.report.text import render_csv, render_json, render_markdown, show_run
 from gradwatch.report.wording import facts
+from gradwatch.tracking.views import description
 
 
 def test_a_report_says_that_the_loop_itself_clips():
@@ -111,6 +113,15 @@ def test_a_quantity_that_was_never_recorded_has_no_heat_map():
 )
 def test_threshold_reads_the_policy_and_evaluates_nothing(text, limit):
     assert threshold(text) == limit
+
+
+def test_what_is_left_out_of_a_median_is_said():
+    whole, sick = make_history(steps=100), make_history(steps=100, nan_at=50)
+    sick.total("grad_norm")[50] = np.nan
+    for history, told in ((whole, False), (sick, True)):
+        run = build_report([history]).runs[0]
+        said = [dict(facts(run))["total norm"], norm_chart(history).title, description(history, "1", "2", {}, {})]
+        assert [("of finite steps" in text) for text in said] == [told] * 3
 
 
 def test_changed_is_the_share_of_all_steps():

@@ -381,7 +381,7 @@ def test_of_two_parts_the_short_one_is_not_reduced(tmp_path):
     assert lanes["G"].stands_for.sum() == 100
     for name, lane in lanes.items():
         np.testing.assert_allclose(lane.clip_rate, true[name].clip_rate, rtol=1e-6)
-    assert {outcome.optimizer for outcome in what_if(got) if outcome.kind == "ClipByNorm"} == {"G"}
+    assert {outcome.optimizer for outcome in what_if(got, []) if outcome.kind == "ClipByNorm"} == {"G"}
 
 
 def test_the_page_the_text_and_the_json_say_that_the_layers_are_reduced(tmp_path):

@@ -1,4 +1,7 @@
-"""The one threshold that findings and the suggestion advise: from the healthy steps of a run, and said to be."""
+"""The thresholds that findings, the suggestion and what-if name: from the healthy steps of a run, and said to be.
+
+Legend: T recorded steps.
+"""
 
 from __future__ import annotations
 
@@ -11,52 +14,67 @@ from gradwatch.analysis.clips import incoming
 from gradwatch.analysis.rules.facts import GUARD
 from gradwatch.analysis.rules.finding import Finding
 from gradwatch.formatting import rounded, setting_text
-from gradwatch.history import Floats, History
+from gradwatch.history import Bools, Floats, History
 
 ENOUGH = 50  # healthy steps that a threshold can be taken from
 USUAL = 1.0  # of nanoGPT, of the Hugging Face Trainer, and of the exploding RNN that no threshold of its own can teach
 TOO_LARGE_STEPS = {"exploding", "lr-too-high", "update-too-large"}
+WRONG_NORMS = {"scaled-gradients", "gradients-accumulate", "clip-before-unscale"}
 
 
-def healthy_norms(history: History, findings: Iterable[Finding]) -> Floats:
-    """The positive norms before any clip, of the steps before the run went wrong for good.
+def healthy(history: History, findings: Iterable[Finding]) -> Bools:
+    """Which steps, `[T]`, had a positive norm before any clip, and came before the run went wrong for good.
 
-    Without outliers: more than 6 robust σ in the log.
+    Without outliers: more than 6 robust σ in the log. A note of what passed makes no step unhealthy.
     """
     last = int(history.step[-1])
-    bad = [
-        f.first_step for f in findings if f.rule in TOO_LARGE_STEPS or (f.rule == "nonfinite" and f.last_step >= last)
-    ]
-    norms = incoming(history)[history.step < min(bad, default=last + 1)]
-    norms = norms[np.isfinite(norms) & (norms > 0)]
-    if not len(norms):
-        return norms
-    logs = np.log(norms)
-    middle = np.median(logs)
-    spread = 1.4826 * np.median(np.abs(logs - middle))
-    kept: Floats = norms[logs <= middle + max(6 * spread, 1e-6)]
+    ends = [f for f in findings if f.severity != "note"]
+    bad = [f.first_step for f in ends if f.rule in TOO_LARGE_STEPS or (f.rule == "nonfinite" and f.last_step >= last)]
+    norms = incoming(history)
+    kept: Bools = np.isfinite(norms) & (norms > 0) & (history.step < min(bad, default=last + 1))
+    if kept.any():
+        logs = np.log(norms, where=kept, out=np.full(len(norms), np.inf))
+        middle = np.median(logs[kept])
+        spread = 1.4826 * np.median(np.abs(logs[kept] - middle))
+        kept = kept & (logs <= middle + max(6 * spread, 1e-6))
     return kept
 
 
-def limit_of(norms: Floats) -> float | None:
-    """The 99th percentile of healthy norms, to two digits; None where they are too few to say."""
-    return rounded(float(np.quantile(norms, 0.99)), 2) if len(norms) >= ENOUGH else None
+def healthy_norms(history: History, findings: Iterable[Finding]) -> Floats:
+    """The norms before any clip of the `healthy` steps."""
+    return incoming(history)[healthy(history, findings)]
+
+
+def limit_of(norms: Floats, quantile: float = 0.99) -> float | None:
+    """The 99th percentile (or another) of healthy norms, to two digits; None where they are too few to say."""
+    return rounded(float(np.quantile(norms, quantile)), 2) if len(norms) >= ENOUGH else None
+
+
+def wrong_norms(roots: Iterable[Finding]) -> Finding | None:
+    """The finding (a note too) by which the recorded norms are not those of the gradients: they hold no threshold."""
+    return next((root for root in roots if root.rule in WRONG_NORMS), None)
+
+
+def too_few(norms: Floats) -> str:
+    """Why the usual value stands where a threshold of the run's own is wanted."""
+    return f"{USUAL} is the usual first value: only {len(norms)} steps were healthy, too few to take one from."
 
 
 def with_guard(history: History, roots: Sequence[Finding]) -> list[Finding]:
     """These findings and what follows from them, with `GUARD` in their cures filled in: the same for all of them."""
-    norms = healthy_norms(history, roots)
-    limit = limit_of(norms)
+    norms, wrong = healthy_norms(history, roots), wrong_norms(roots)
+    limit = None if wrong else limit_of(norms)
     text = f"ClipByGlobalNorm({setting_text(USUAL if limit is None else limit)})"
 
     def filled(finding: Finding) -> Finding:
         if GUARD not in finding.cure:
             return finding
-        whence = (
-            f" The threshold is the 99th percentile of the norms of {len(norms):,} healthy steps."
-            if limit is not None
-            else f" {USUAL} is the usual first value: only {len(norms)} steps were healthy, too few to take one from."
-        )
-        return replace(finding, cure=finding.cure.replace(GUARD, text) + whence)
+        if wrong is not None:
+            whence = f"{USUAL} is the usual first value: by {wrong.rule} the recorded norms are not the gradients' own."
+        elif limit is None:
+            whence = too_few(norms)
+        else:
+            whence = f"The threshold is the 99th percentile of the norms of {len(norms):,} healthy steps."
+        return replace(finding, cure=f"{finding.cure.replace(GUARD, text)} {whence}")
 
     return [replace(filled(root), consequences=tuple(map(filled, root.consequences))) for root in roots]
