@@ -39,8 +39,9 @@ finding explains (the roots), the first is **right** when an expert would accept
 any place; **beside** counts sick trainings with a root that an expert would not accept. A name in *italics* is wanted,
 and no finding has it yet.
 
-Half of the trainings, every second by name, may be looked at while the rules change: they are below. The others only
-count, once: `scripts/bench/judgement.py --held-out`. The same script made this page.
+Half of the trainings may be looked at while the rules change: they are below. The others, `HELD_OUT` in
+[tests/scenarios/unseen.py](../../tests/scenarios/unseen.py), only count, once: `scripts/bench/judgement.py --held-out`.
+The same script made this page.
 
 """
 
