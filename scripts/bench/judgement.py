@@ -23,8 +23,12 @@ sys.path[:0] = [str(ROOT), str(ROOT / "tests" / "scenarios")]
 
 import unseen_healthy  # noqa: E402, F401
 import unseen_healthy_models  # noqa: E402, F401
+import unseen_healthy_more  # noqa: E402, F401
+import unseen_healthy_tasks  # noqa: E402, F401
 import unseen_sick  # noqa: E402, F401
 import unseen_sick_models  # noqa: E402, F401
+import unseen_sick_more  # noqa: E402, F401
+import unseen_sick_tasks  # noqa: E402, F401
 from unseen import HEALTHY, SICK, Healthy, Outcome, Sick, held_out, tuning  # noqa: E402
 
 from gradwatch.analysis.rules import Finding, diagnose  # noqa: E402

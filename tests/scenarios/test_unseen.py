@@ -6,8 +6,12 @@ from pathlib import Path
 import pytest
 import unseen_healthy  # noqa: F401
 import unseen_healthy_models  # noqa: F401
+import unseen_healthy_more  # noqa: F401
+import unseen_healthy_tasks  # noqa: F401
 import unseen_sick  # noqa: F401
 import unseen_sick_models  # noqa: F401
+import unseen_sick_more  # noqa: F401
+import unseen_sick_tasks  # noqa: F401
 from unseen import HEALTHY, HELD_OUT, SICK, clearly_worse, held_out, learns, tuning
 
 FOLDER = Path(__file__).parents[2] / "docs" / "findings"
@@ -16,13 +20,20 @@ WANTED = {  # what no finding is called yet, and an expert would say
     "below-epsilon",
     "clip-without-gradient",
     "dropout-too-strong",
+    "generator-starves",
     "loss-not-averaged",
+    "loss-terms-apart",
     "momentum-too-high",
     "no-progress",
+    "norm-left-in-eval",
+    "norm-over-too-few",
     "rates-apart",
+    "router-collapsed",
     "saturated",
     "schedule-ran-out",
+    "softmax-twice",
     "symmetric-units",
+    "underflow",
     "warmup-too-long",
     "weight-decay-too-strong",
     "weights-put-back",

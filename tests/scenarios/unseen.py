@@ -54,20 +54,27 @@ class Healthy:
 
 
 # By name, for good: a training that is added never moves another from one half to the other.
-HELD_OUT = frozenset(
-    """
+HELD = """
     adam-epsilon-of-ten all-units-equal attention-over-an-empty-row body-at-a-millionth-of-the-heads-rate
     decoupled-decay-of-thirty dropout-of-all-but-a-hundredth epoch-schedule-stepped-per-batch
     gain-of-zero-on-the-only-path labels-shuffled-apart loss-with-the-wrong-sign momentum-near-one
     one-column-in-thousands restart-to-a-hundredfold-rate saturated-tanh summed-loss-with-the-rate-of-a-mean
     warmup-longer-than-the-run
 
+    batch-norm-left-in-eval body-detached-from-its-head float16-without-a-scaler inputs-in-millionths
+    one-batch-a-thousandfold optimizer-made-before-the-head-was-replaced returns-in-the-thousands
+    scaler-that-never-comes-down table-at-a-thousandfold-rate units-biased-to-death zeroed-between-backward-and-step
+
     adapters-of-low-rank diffusion-of-a-ring experts-with-a-balance lbfgs-to-the-last-digit muon-on-the-matrices
     proximal-policy rare-words-by-plain-sgd sines-for-activations student-of-its-own-average
     thresholds-with-a-straight-through-estimator twelve-steps wasserstein-with-clamped-critic
     weight-norm-on-each-layer
-    """.split()
-)
+
+    curriculum-of-longer-lists five-thousand-tiny-steps game-of-least-squares lion-by-hand memory-of-the-first-token
+    one-row-at-a-time preferences scored-by-its-average thirty-steps-from-nothing tuning-what-is-good-already
+    two-tasks-with-weights-of-their-own variational-autoencoder warm-restarts
+"""
+HELD_OUT = frozenset(HELD.split())
 
 SICK: dict[str, Sick] = {}
 HEALTHY: dict[str, Healthy] = {}
@@ -155,12 +162,14 @@ def fit(
     before_step=None,
     after_step=None,
     schedule=None,
+    scaler=None,
     **options,
 ) -> Outcome:
     """A plain loop under a Watch with the defaults that users have.
 
     `loss_of(step)` gives the loss, or the loss and a dict of other values to log. `score()`, lower is better, is asked
-    before and after; without it the losses count. The optimizer closes over backward with `closure`.
+    before and after; without it the losses count. The optimizer closes over backward with `closure`; a `GradScaler` may
+    stand around it.
     """
     losses = []
     first = score() if score else None
@@ -171,7 +180,7 @@ def fit(
         loss, logged = loss if isinstance(loss, tuple) else (loss, {})
         if before_backward:
             before_backward(step)
-        loss.backward()
+        (scaler.scale(loss) if scaler else loss).backward()
         return loss, logged
 
     def again(step):
@@ -189,7 +198,11 @@ def fit(
                     loss, logged = one(step * accumulate + part)
                 if before_step:
                     before_step(step)
-                optimizer.step()
+                if scaler:
+                    scaler.step(optimizer)
+                    scaler.update()
+                else:
+                    optimizer.step()
             if after_step:
                 after_step(step)
             if schedule:
@@ -201,6 +214,16 @@ def fit(
         return Outcome(history, *ends(losses))
     last = float(score())
     return Outcome(history, float(first), last if math.isfinite(last) else math.inf)
+
+
+def score_of(loss_of, times=8):
+    """`score()`: the mean of `times` losses, without gradients."""
+
+    def score():
+        with torch.no_grad():
+            return mean([float(loss_of(step)) for step in range(times)])
+
+    return score
 
 
 # ------------------------------------------------------------------------------------------------------- data and nets

@@ -7,22 +7,10 @@ import copy
 import torch
 from torch import nn, optim
 from torch.nn import functional as F
-from unseen import Outcome, dense, fit, healthy, seeded
-
-import gradwatch
+from unseen import dense, fit, healthy, seeded
+from unseen_tasks import bandit, circle, play
 
 # --------------------------------------------------------------------------------------------- reinforcement learning
-
-
-def bandit(net, best):
-    """Minus the return that a policy expects on fixed states."""
-    states = torch.randn(256, best.shape[0])
-
-    def score():
-        with torch.no_grad():
-            return -float((net(states).softmax(1) * (states @ best)).sum(1).mean()) + 10
-
-    return score
 
 
 @healthy(0.05)
@@ -96,40 +84,6 @@ def double_q_learning_with_polyak_targets(folder):
 
 
 # ------------------------------------------------------------------------------------------------ two networks at play
-
-
-def circle(batch=64):
-    angle = 6.2832 * torch.rand(batch)
-    return torch.stack([angle.cos(), angle.sin()], 1) * 2 + 0.05 * torch.randn(batch, 2)
-
-
-def play(folder, make, judge, of_make, of_judge, judge_loss, make_loss, steps, rounds=1, after_judge=None):
-    """Two networks in turn; the score is how far the radii of what is made are from 2."""
-
-    def score():
-        with torch.no_grad():
-            return float((make(torch.randn(512, 4)).norm(dim=1) - 2).abs().mean())
-
-    first = score()
-    options = {"log": None, "dir": folder, "verbose": False}
-    w_judge = gradwatch.watch(judge, of_judge, name="D", **options)
-    w_make = gradwatch.watch(make, of_make, name="G", run=w_judge, **options)
-    with w_judge, w_make:
-        for _ in range(steps):
-            for _ in range(rounds):
-                of_judge.zero_grad()
-                loss = judge_loss(circle(), make(torch.randn(64, 4)).detach())
-                loss.backward()
-                of_judge.step()
-                if after_judge:
-                    after_judge()
-                w_judge.log(loss=loss)
-            of_make.zero_grad()
-            loss = make_loss(make(torch.randn(64, 4)))
-            loss.backward()
-            of_make.step()
-            w_make.log(loss=loss)
-    return Outcome(gradwatch.open_history(w_judge.dir.parent), first, score())
 
 
 @healthy()

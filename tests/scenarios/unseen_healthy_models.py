@@ -8,6 +8,7 @@ import torch
 from torch import nn, optim
 from torch.nn import functional as F
 from unseen import dense, entropy_of, fit, healthy, rings, seeded, square_of, waves
+from unseen_tasks import mixture
 
 
 @healthy()
@@ -84,18 +85,7 @@ def student_of_its_own_average(folder):
 def experts_with_a_balance(folder):
     """A mixture of four experts, the best one chosen, with a loss that balances them."""
     seeded(66)
-    router, experts = nn.Linear(6, 4), nn.ModuleList(dense(6, 24, 1) for _ in range(4))
-    net, draw = nn.ModuleDict({"router": router, "experts": experts}), waves(128)
-
-    def loss_of(step):
-        x, y = draw()
-        share = router(x).softmax(1)
-        best = share.argmax(1)
-        out = torch.stack([e(x)[:, 0] for e in experts], 1)
-        found = (out * share * F.one_hot(best, 4)).sum(1, keepdim=True)
-        load = F.one_hot(best, 4).float().mean(0) @ share.mean(0) * 4
-        return F.mse_loss(found, y) + 0.02 * load
-
+    net, loss_of = mixture(0.02)
     return fit(folder, net, optim.Adam(net.parameters(), 5e-3), loss_of, 300)
 
 
