@@ -48,13 +48,13 @@ class Layer:
 class Run:
     """What a run says of itself: the manifest `run.json`, and the head of every report.
 
-    `window` is the number of steps that become one MLflow point. `mlflow` names where the run is delivered:
-    `tracking_uri`, `experiment_id`, `run_id` (each None until known) and `joined` (the run was the user's own).
-    It is None for a run that stays in its files. `part` names this Watch among those that share the run. As watch()
-    found it, `unheld` are the parameters of the model that ask for a gradient and are in no optimizer. `pid`, `host`
-    and `pid_started` are the process that records it; `crashed`: somebody has seen that it ended without close. Its
-    steps begin with `first_step` and end before `end_step`, once it is closed. `higher_is_better` says which way logged
-    scalars are better, of those of which the user has said it.
+    `lr_scale` and `warmup` are those of watch(). `window` is the number of steps that become one MLflow point. `mlflow`
+    names where the run is delivered: `tracking_uri`, `experiment_id`, `run_id` (each None until known) and `joined`
+    (the run was the user's own). It is None for a run that stays in its files. `part` names this Watch among those that
+    share the run. As watch() found it, `unheld` are the parameters of the model that ask for a gradient and are in no
+    optimizer. `pid`, `host` and `pid_started` are the process that records it; `crashed`: somebody has seen that it
+    ended without close. Its steps begin with `first_step` and end before `end_step`, once it is closed.
+    `higher_is_better` says which way logged scalars are better, of those of which the user has said it.
     """
 
     name: str
@@ -64,6 +64,8 @@ class Run:
     optimizers: tuple[dict[str, Any], ...] = ()
     clip: str | None = None
     renorm: str | None = None
+    lr_scale: float = 1.0
+    warmup: int = 0
     every: int = 10
     total_steps: int | None = None
     window: int = 50

@@ -13,8 +13,9 @@ from numpy.typing import NDArray
 
 from gradwatch.analysis.clips import incoming
 from gradwatch.history import Floats, History, Run
+from gradwatch.policies.intervention import NONE, Intervention
 
-NO_POLICY = "none"
+NO_POLICY = NONE
 ARGS = "args."  # before the params that are the script's own arguments
 SMOOTH = 20  # values of a scalar of every step that are averaged: one batch's loss is mostly noise
 # `manualSeed`: a capital begins a word as well
@@ -27,8 +28,8 @@ FEW = 10  # dropped steps in a row: a loss scale that finds its size again, not 
 
 
 def policy_text(run: Run) -> str:
-    """The clip and the constraint in force, as code: `ClipByGlobalNorm(1.0) + MaxNorm(3.0)`, or `none`."""
-    return " + ".join(text for text in (run.clip, run.renorm) if text) or NO_POLICY
+    """What was done to the training, as code: `ClipByGlobalNorm(1.0) + MaxNorm(3.0) + lr_scale=0.1`, or `none`."""
+    return Intervention.of(run).label
 
 
 def final(history: History, name: str) -> float:

@@ -43,7 +43,7 @@ class Contender:
 class Winner:
     """What follows from the comparison of one setting: sentences, and the policy to take; None where it is none.
 
-    `clip` and `renorm` are the policy as `watch()` and the command line take it.
+    `clip`, `renorm`, `lr_scale` and `warmup` are the policy as `watch()` and the command line take it.
     """
 
     setting: str
@@ -51,6 +51,8 @@ class Winner:
     clip: str | None
     renorm: str | None
     sentences: tuple[str, ...]
+    lr_scale: float = 1.0
+    warmup: int = 0
 
 
 def judge(ours: Contender, theirs: Contender, metric: str, rises: bool | None) -> tuple[Estimate, str]:
@@ -160,4 +162,4 @@ def _named(setting: str, best: Contender | None, sentences: tuple[str, ...]) -> 
     if best is None:
         return Winner(setting, None, None, None, sentences)
     run = best.members[0].run
-    return Winner(setting, best.policy, run.clip, run.renorm, sentences)
+    return Winner(setting, best.policy, run.clip, run.renorm, sentences, run.lr_scale, run.warmup)

@@ -6,16 +6,17 @@ import logging
 import math
 import os
 import sys
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import Callable, Iterable
+from typing import Any, TypeVar
 
 import click
 from click.core import ParameterSource
 
 from gradwatch.cli.config import Config, find_config
 from gradwatch.errors import RunError
-from gradwatch.sanitize import public_text, public_uri
+from gradwatch.sanitize import MAX_STEP, public_text, public_uri
 
+Decorated = TypeVar("Decorated", bound=Callable[..., Any])
 ENVIRONMENT = ("MLFLOW_TRACKING_URI", "MLFLOW_EXPERIMENT_NAME", "MLFLOW_EXPERIMENT_ID", "MLFLOW_RUN_ID")
 
 
@@ -60,6 +61,28 @@ def policy_text(ctx: click.Context, param: click.Parameter, value: Any) -> Any:
     for text in (value,) if isinstance(value, str) else value or ():
         as_policy(given(text), role)
     return value
+
+
+def intervening(many: bool = False) -> Callable[[Decorated], Decorated]:
+    """The options that change a training, beside --clip and --renorm; `many`: once for each that is compared."""
+    again, ends = ("; again for each", "s") if many else ("", "")
+    scale: dict[str, Any] = {"multiple": True} if many else {"show_default": True, "default": 1.0}
+    steps: dict[str, Any] = {"multiple": True} if many else {"show_default": True, "default": 0}
+    add = (
+        click.option("--lr-scale", "lr_scale" + ends, metavar="F", type=Number(0, min_open=True),
+                     help=f"Learning rates times F in each step, beside the script's own schedule{again}.", **scale),
+        click.option("--warmup", "warmup" + ends, metavar="N", type=click.IntRange(0, MAX_STEP),
+                     help=f"Learning rates that rise linearly over the first N steps, beside that{again}.", **steps),
+        click.option("--skip/--no-skip", help="Leave out steps that are non-finite or a spike: SkipNonfinite() and "
+                     f"SkipSpike(), before {'each' if many else 'the'} --clip."),
+    )  # fmt: skip
+
+    def decorate(command: Decorated) -> Decorated:
+        for option in reversed(add):
+            command = option(command)
+        return command
+
+    return decorate
 
 
 def given(text: str | None) -> str | None:

@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from gradwatch.cli.options import Configured, Number, given, policy_text, show_config
+from gradwatch.cli.options import Configured, Number, given, intervening, policy_text, show_config
 from gradwatch.errors import RunError
 
 
@@ -18,7 +18,8 @@ class RunCommand(Configured):
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Put `--` behind `-m MODULE`; click itself stops at SCRIPT."""
-        flags = {opt for p in self.params if isinstance(p, click.Option) and p.is_flag for opt in p.opts}
+        plain = [p for p in self.params if isinstance(p, click.Option) and p.is_flag]
+        flags = {opt for p in plain for opt in (*p.opts, *p.secondary_opts)}
         at = 0
         while at < len(args) and args[at].startswith("-") and args[at] not in ("-m", "--"):
             at += 1 if args[at] in flags or "=" in args[at] or args[at] in ctx.help_option_names else 2
@@ -36,6 +37,7 @@ class RunCommand(Configured):
               "'ClipByGlobalNorm(1.0)'; none leaves them alone.")  # fmt: skip
 @click.option("--renorm", metavar="TEXT", callback=policy_text,
               help="What happens to weights after a step, such as 'MaxNorm(3.0)'; or none.")  # fmt: skip
+@intervening()
 @click.option("--script-clip", type=click.Choice(("keep", "replace")), default="keep", show_default=True,
               help="Whether the script's own clip_grad_norm_ and clip_grad_value_ act, or do nothing.")  # fmt: skip
 @click.option("--halt-on", type=click.Choice(("error", "never")), default="never", show_default=True,
@@ -81,6 +83,7 @@ def run(ctx: click.Context, /, script: str | None, args: tuple[str, ...], module
     from gradwatch.launcher.run import run as launch
     from gradwatch.launcher.script import find_program
     from gradwatch.launcher.stdout import parse_pattern
+    from gradwatch.policies.intervention import skipping
 
     if options["show_config"]:
         show_config(ctx, (name for name in ctx.params if name not in ("show_config", "script", "args", "module")))
@@ -92,8 +95,10 @@ def run(ctx: click.Context, /, script: str | None, args: tuple[str, ...], module
         args = (script, *args)
     name = target.rpartition(".")[2] if module else Path(target).resolve().stem
     watch = {
-        "clip": given(options["clip"]),
+        "clip": skipping(given(options["clip"])) if options["skip"] else given(options["clip"]),
         "renorm": given(options["renorm"]),
+        "lr_scale": options["lr_scale"],
+        "warmup": options["warmup"],
         "every": options["every"],
         "total_steps": options["total_steps"],
         "flush_every": options["flush_every"],

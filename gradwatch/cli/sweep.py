@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from gradwatch.cli.compare import compared_by
-from gradwatch.cli.options import Configured, Module, Number, policy_text
+from gradwatch.cli.options import Configured, Module, Number, intervening, policy_text
 from gradwatch.errors import RunError
 from gradwatch.sanitize import public_error
 from gradwatch.tracking.settings import MLFLOW_SETTINGS
@@ -37,6 +37,7 @@ HANDED_ON = ("script_clip", "every", "flush_every", "slots", "metric_regex", "lo
               help="A gradient policy, or none; again for each.")  # fmt: skip
 @click.option("--renorm", "renorms", metavar="TEXT", multiple=True, callback=policy_text,
               help="A weight constraint, or none; with each clip.")  # fmt: skip
+@intervening(many=True)
 @click.option("--seed", "seeds", metavar="N", type=click.IntRange(0, 2**32 - 1), multiple=True,
               help="A seed: {seed} in ARGS, and GRADWATCH_SEED; again for each.")  # fmt: skip
 @click.option("--set-seed", "set_seeds", is_flag=True, help="Seed random, numpy and torch in the script.")
@@ -121,7 +122,7 @@ def _asked(script: str | None, args: tuple[str, ...], module: str | None, option
         target,
         args,
         module is not None,
-        tuple(policies(options["clips"], options["renorms"])),
+        tuple(policies(*(options[key] for key in ("clips", "renorms", "lr_scales", "warmups", "skip")))),
         seeds or (None,),
         options["set_seeds"],
         tuple(_handed_on(options)),

@@ -23,6 +23,7 @@ from gradwatch.launcher import discovery
 from gradwatch.launcher.discovery import lost, params_of
 from gradwatch.launcher.losses import Losses
 from gradwatch.policies import parse
+from gradwatch.policies.intervention import Intervention
 from gradwatch.recording import layers
 from gradwatch.recording.attach import fires_hooks, settle_unheld, watch, watch_of
 from gradwatch.recording.hooks import untraced
@@ -181,8 +182,10 @@ class AutoWatch:
         self._known[optimizer] = None
         self.seen += 1
         if own is not None:
-            if not self.foreign and (self.options["clip"] or self.options["renorm"]):
-                self.say("the script watches its optimizer itself; --clip and --renorm do not reach it")
+            asked = [" ".join(pair) for pair in Intervention.of(self.options).options.items()]
+            if not self.foreign and asked:
+                verb = "does" if len(asked) == 1 else "do"
+                self.say(f"the script watches its optimizer itself; {' and '.join(asked)} {verb} not reach it")
             self.foreign = True
             return None
         with self._lock:
@@ -227,7 +230,7 @@ class AutoWatch:
             discovery.refuse_flat(group, tops, optimizers)
             made = self._watch(model, group, name, first, old if name is None else None)
         except GradwatchError as error:
-            if self.options["clip"] or self.options["renorm"]:
+            if Intervention.of(self.options) != Intervention():
                 raise refusal(error) from None
             self.say(f"this {type(optimizer).__name__} is not watched: {' '.join(str(error).split())}")
             return None

@@ -242,7 +242,9 @@ class Launch:
 
     def _without_policies(self) -> str:
         """That what was asked for never acted, in words; empty where nothing was."""
-        asked = [f"--{role} {self.plan.watch[role]}" for role in ("clip", "renorm") if self.plan.watch.get(role)]
+        from gradwatch.policies.intervention import Intervention
+
+        asked = [" ".join(pair) for pair in Intervention.of(self.plan.watch).options.items()]
         return f", and {' and '.join(asked)} never acted" if asked else ""
 
     def _recorded_elsewhere(self) -> bool:

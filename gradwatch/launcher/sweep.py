@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import itertools
 import json
 import os
 import re
@@ -17,6 +18,7 @@ from typing import Any
 
 from gradwatch.errors import RunError
 from gradwatch.launcher.pool import End, Task
+from gradwatch.policies.intervention import NONE, Intervention, skipping
 from gradwatch.storage.folder import read_manifest, write_json
 from gradwatch.storage.run_state import run_state
 from gradwatch.storage.shared_folder import run_folders
@@ -30,7 +32,7 @@ DEVICES = "CUDA_VISIBLE_DEVICES"
 
 @dataclass(frozen=True)
 class Sweep:
-    """What is asked for. `policies` are pairs of clip and renorm as text; `options` go to each `gradwatch run`.
+    """What is asked for. Each of `policies` is trained with each seed; `options` go to each `gradwatch run`.
 
     `target` is the script, or with `module` the name of a module; in `args`, `{seed}` stands for the seed.
     """
@@ -38,7 +40,7 @@ class Sweep:
     target: str
     args: tuple[str, ...]
     module: bool
-    policies: tuple[tuple[str | None, str | None], ...]
+    policies: tuple[Intervention, ...]
     seeds: tuple[int | None, ...]
     set_seed: bool = False
     options: tuple[str, ...] = ()
@@ -62,12 +64,11 @@ class Sweep:
         source = "" if self.module or not Path(self.target).is_file() else Path(self.target).read_bytes().hex()
         made = []
         for seed in self.seeds:
-            for clip, renorm in self.policies:
-                key = _digest([clip, renorm, seed, self.set_seed, self.options, source])
-                label = " + ".join(text for text in (clip, renorm) if text) or "none"
+            for policy in self.policies:
+                key = _digest([*_parts(policy), seed, self.set_seed, self.options, source])
                 end = "" if seed is None else f"-seed{seed}"
-                folder = self.home / f"{re.sub(r'[^A-Za-z0-9.]+', '-', label).strip('-')[:60]}{end}-{key}"
-                made.append(Job(self, label, clip, renorm, seed, folder))
+                folder = self.home / f"{re.sub(r'[^A-Za-z0-9.]+', '-', policy.label).strip('-')[:60]}{end}-{key}"
+                made.append(Job(self, policy, seed, folder))
         return made
 
 
@@ -76,25 +77,26 @@ class Job:
     """One training of a sweep. Its folder is named after all that decides its result, the script's text included."""
 
     sweep: Sweep
-    policy: str
-    clip: str | None
-    renorm: str | None
+    policy: Intervention
     seed: int | None
     folder: Path
 
     @property
     def label(self) -> str:
         """`ClipByNorm(1.0), seed 2`."""
-        return self.policy if self.seed is None else f"{self.policy}, seed {self.seed}"
+        return self.policy.label if self.seed is None else f"{self.policy.label}, seed {self.seed}"
 
     def command(self) -> list[str]:
         """The words that start it: the launcher, Python, `gradwatch run`, its options, the script and its arguments."""
         sweep, stem = self.sweep, self.sweep.name.rpartition("-")[0]
-        name = f"{stem}-{self.policy}" + ("" if self.seed is None else f"-seed{self.seed}")
+        policy = self.policy
+        name = f"{stem}-{policy.label}" + ("" if self.seed is None else f"-seed{self.seed}")
         options = [
             *("--dir", str(self.folder), "--run-name", name, "--tag", f"{Tag.SWEEP}={sweep.name}"),
-            *("--tag", f"{Tag.SWEEP_JOB}={self.folder.name}", "--clip", self.clip or "none"),
-            *("--renorm", self.renorm or "none"),
+            *("--tag", f"{Tag.SWEEP_JOB}={self.folder.name}"),
+            # each is named, so that a file with the user's settings has no say in it
+            *("--lr-scale", str(policy.lr_scale), "--warmup", str(policy.warmup), "--no-skip"),
+            *("--clip", policy.clip or NONE, "--renorm", policy.renorm or NONE),
         ]
         if self.seed is not None:
             options += ["--param", f"seed={self.seed}"]
@@ -228,8 +230,16 @@ def _count(text: str | None, otherwise: int) -> int:
     return int(text) if text and text.isdigit() and int(text) else otherwise
 
 
-def policies(clips: Sequence[str], renorms: Sequence[str]) -> Iterator[tuple[str | None, str | None]]:
-    """Every clip with every renorm, each as it prints; `none` is no policy.
+def policies(
+    clips: Sequence[str],
+    renorms: Sequence[str],
+    lr_scales: Sequence[float] = (),
+    warmups: Sequence[int] = (),
+    skip: bool = False,
+) -> Iterator[Intervention]:
+    """Every clip with every renorm, scale and warm-up, policies as they print; `none` is no policy.
+
+    With `skip` bad steps are left out before each clip.
 
     Raises:
         PolicyError: a text is no policy.
@@ -238,15 +248,21 @@ def policies(clips: Sequence[str], renorms: Sequence[str]) -> Iterator[tuple[str
     from gradwatch.policies import parse
 
     def read(texts: Sequence[str]) -> list[str | None]:
-        made = [None if text.strip().lower() in ("", "none") else repr(parse(text)) for text in texts] or [None]
-        twice = [str(text) for text in made if made.count(text) > 1]
+        return [None if text.strip().lower() in ("", NONE) else repr(parse(text)) for text in texts]
+
+    clip_texts = [skipping(clip) if skip else clip for clip in read(clips) or [None]]
+    every: list[list[Any]] = [clip_texts, read(renorms) or [None], [*lr_scales] or [1.0], [*warmups] or [0]]
+    for values in every:
+        twice = [str(value) for value in values if values.count(value) > 1]
         if twice:
             raise RunError(f"{twice[0]} is given twice: wanted each policy once")
-        return made
+    yield from itertools.starmap(Intervention, itertools.product(*every))
 
-    for clip in read(clips):
-        for renorm in read(renorms):
-            yield clip, renorm
+
+def _parts(policy: Intervention) -> list[Any]:
+    """What tells a policy from others, for a digest: that of a clip and a renorm alone is older than the rest."""
+    scaled = (policy.lr_scale, policy.warmup)
+    return [policy.clip, policy.renorm, *(scaled if scaled != (1.0, 0) else ())]
 
 
 def split(prefix: str | None) -> tuple[str, ...]:

@@ -52,6 +52,14 @@ class RankNorms:
         square = torch.linalg.vector_norm(bucket.buffer(), dtype=dtype).to(torch.float64).square()
         self._squares = square if bucket.index() == 0 or self._squares is None else self._squares + square
 
+    def values(self, loss_scale: Tensor | None) -> dict[str, Tensor]:
+        """Every rank's norm by the name that it is recorded by, without the loss scale; empty before the first."""
+        norms = self.gather()
+        if norms is None:
+            return {}
+        norms = norms if loss_scale is None else norms / loss_scale
+        return {f"rank_grad_norm/{rank}": norm for rank, norm in enumerate(norms.unbind())}
+
     def gather(self) -> Tensor | None:
         """Every rank's norm `[R]` as of the last backward, still loss-scaled; None before the first. One all-gather."""
         if self._squares is None:

@@ -124,9 +124,3 @@ def restore_scale(optimizer: Optimizer) -> None:
         else:
             optimizer.grad_scale = own  # type: ignore[attr-defined]
     _replaced.pop(optimizer, None)  # last: until then it can be done again
-
-
-def restore_scales(optimizers: Sequence[Optimizer]) -> None:
-    """`restore_scale` of each."""
-    for optimizer in optimizers:
-        restore_scale(optimizer)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,6 +30,8 @@ class Settings:
     halt_on: Literal["error", "warning"] | None
     flush_every: float
     higher_is_better: Mapping[str, bool]
+    lr_scale: float = 1.0
+    warmup: int = 0
 
     def __post_init__(self) -> None:
         for name in ("every", "total_steps", "mlflow_layers"):
@@ -39,6 +42,11 @@ class Settings:
         seconds = self.flush_every
         if isinstance(seconds, bool) or not isinstance(seconds, (int, float)) or not 0 < seconds <= DAY:
             raise WatchError(f"flush_every={seconds!r}: wanted a number of seconds, more than 0 and at most a day")
+        if type(self.warmup) is not int or not 0 <= self.warmup <= MAX_STEP:
+            raise WatchError(f"warmup={self.warmup!r:.80}: wanted a whole number of steps from 0 to {MAX_STEP:,}")
+        scale = self.lr_scale
+        if isinstance(scale, bool) or not isinstance(scale, (int, float)) or not 0 < scale < math.inf:
+            raise WatchError(f"lr_scale={scale!r:.80}: wanted a number, more than 0 and finite")
         for name, allowed in (
             ("log", ("mlflow", None)),
             ("delivery", ("courier", "none")),
@@ -65,6 +73,8 @@ class Settings:
             "window": window,
             "mlflow_layers": self.mlflow_layers,
             "higher_is_better": dict(self.higher_is_better),
+            "lr_scale": float(self.lr_scale),
+            "warmup": self.warmup,
         }
 
     @property

@@ -28,6 +28,7 @@ from gradwatch.recording import open_watches
 from gradwatch.recording.arguments import Settings, check_kinds, described
 from gradwatch.recording.callbacks import Live
 from gradwatch.recording.clipper import Clipper
+from gradwatch.recording.learning_rate import RateScale
 from gradwatch.recording.optimizer_settings import GroupSettings
 from gradwatch.recording.shared_run import Shared, check_name, share
 from gradwatch.recording.watch import Watch
@@ -47,6 +48,8 @@ def watch(
     *,
     clip: Policy | str | None = None,
     renorm: Policy | str | None = None,
+    lr_scale: float = 1.0,
+    warmup: int = 0,
     name: str | None = None,
     run: Watch | None = None,
     every: int = 10,
@@ -81,6 +84,9 @@ def watch(
             together). Of a wrapper that fires no hooks (Accelerate's) the optimizer inside is watched.
         clip: what happens to gradients before the step: a policy, its text such as `"ClipByGlobalNorm(1.0)"`, or None.
         renorm: what happens to weights after the step: a constraint such as `MaxNorm(3.0)`, its text, or None.
+        lr_scale: by what the learning rates are multiplied in each step, beside the loop's own schedule. Between steps
+            they are the loop's own, in its scheduler, its prints and its checkpoints.
+        warmup: over so many steps that multiple grows linearly from 0, or without `lr_scale` from 0 to the rate itself.
         name: tells this Watch apart from others that share its run; its layers are called `name.0.weight`.
         run: a named Watch of this process that has begun the run this one belongs to.
         every: steps between measurements of weight norms and update ratios.
@@ -110,15 +116,18 @@ def watch(
         verbose: whether to say on stderr where the run is recorded.
 
     Raises:
-        WatchError: none of the model's parameters is in the optimizer, the model is one whose layers cannot be seen, or
-            an argument makes no sense; a name that is missing, taken or no folder's name.
+        WatchError: none of the model's parameters is in the optimizer, the model is one whose layers cannot be seen, an
+            optimizer has no learning rate to scale, or an argument makes no sense; a name that is missing, taken or no
+            folder's name.
         PolicyError: an unknown policy or a setting out of range.
         RunError: the run's folder cannot be made.
     """
     optimizers = _optimizers(optimizer)
     policies = as_policy(clip, "clip"), as_policy(renorm, "renorm")
-    settings = Settings(every, total_steps, log, delivery, mlflow_layers, halt_on, flush_every, higher_is_better or {})
-    _warn_of_line_search(optimizers, policies[0])
+    settings = Settings(
+        every, total_steps, log, delivery, mlflow_layers, halt_on, flush_every, higher_is_better or {}, lr_scale, warmup
+    )
+    _check_optimizers(optimizers, policies[0], RateScale(lr_scale, warmup))
     check_kinds(run_name, dir, run_id, tracking_uri, tags, params, layers, ignore)
     _check_run(optimizers, name, run, run_id, tracking_uri)
     source = _layers.Source(model, optimizers, layers, ignore, name)
@@ -128,13 +137,9 @@ def watch(
         name=text_of(run_name or type(model).__name__),
         layers=_layers.describe(named),
         optimizers=GroupSettings(by_name).describe(named),
-        clip=repr(policies[0]) if policies[0] else None,
-        renorm=repr(policies[1]) if policies[1] else None,
-        **settings.recorded(),
-        tags={text_of(k): scalar_of(v) for k, v in (tags or {}).items()},
         mlflow=_delivery.target(run_id, tracking_uri) if log == "mlflow" else None,
         unheld=source.unheld(),
-        params={**{text_of(k): text_of(v) for k, v in (params or {}).items()}, "torch": torch.__version__},
+        **_recorded(settings, policies, tags or {}, params or {}),
     )
     _replace_old(optimizers)
     clipper = Clipper(Layout(named), by_name, policies[0])
@@ -146,6 +151,20 @@ def watch(
     settle_unheld()
     made._say(f"watching {len(named)} layers of {type(model).__name__}, recording to {made.dir}")
     return made
+
+
+def _recorded(
+    settings: Settings, policies: Iterable[Policy | None], tags: Mapping[str, object], params: Mapping[str, object]
+) -> dict[str, Any]:
+    """What the manifest says of these."""
+    clip, renorm = (repr(policy) if policy else None for policy in policies)
+    return {
+        **settings.recorded(),
+        "clip": clip,
+        "renorm": renorm,
+        "tags": {text_of(k): scalar_of(v) for k, v in tags.items()},
+        "params": {**{text_of(k): text_of(v) for k, v in params.items()}, "torch": torch.__version__},
+    }
 
 
 def settle_unheld(others: Iterable[Optimizer] = ()) -> None:
@@ -244,7 +263,8 @@ def _check_run(
         raise WatchError("the Watch given as run= watches this optimizer itself: leave run= away to watch it anew")
 
 
-def _warn_of_line_search(optimizers: list[Optimizer], clip: Policy | None) -> None:
+def _check_optimizers(optimizers: list[Optimizer], clip: Policy | None, rates: RateScale) -> None:
+    rates.check(optimizers)
     for o in optimizers:
         search = next((g["line_search_fn"] for g in o.param_groups if g.get("line_search_fn")), None)
         if clip is not None and search is not None:

@@ -24,6 +24,13 @@ class Now(NamedTuple):
     changed: Mapping[str, float]  # by column, the settings that have changed since the first step
     tensors: dict[str, Tensor]  # by column, the rates and settings that are tensors
 
+    def scaled(self, factor: float) -> Now:
+        """The same with every learning rate times `factor`."""
+        if factor == 1.0:
+            return self
+        tensors = {k: v * factor if k == "lr" or k.startswith("lr/") else v for k, v in self.tensors.items()}
+        return Now(tuple(rate * factor for rate in self.rates), self.changed, tensors)
+
 
 class GroupSettings:
     """The settings of the param groups of some optimizers, given by name.

@@ -11,6 +11,7 @@ from gradwatch.formatting import loop_clips
 from gradwatch.history import Run
 from gradwatch.measure.autograd import without_autograd
 from gradwatch.measure.fused import why_not_folded
+from gradwatch.recording.learning_rate import RateScale
 
 if TYPE_CHECKING:
     from gradwatch.recording.stepper import Stepper
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
 def plan(stepper: Stepper) -> str:
     """One line for each thing that happens on a step. Takes no step and reads nothing from the device."""
     clip, renorm, layout = stepper.clipper.policy, stepper.weights.renorm, stepper.layout
+    rates = stepper.rate_scale
     own = loop_clips(stepper.loop_clips.last)
     skips = clip is not None and clip.can_skip
     collectives = ", and one all-reduce over the processes" if layout.sharding is not None else ""
@@ -29,6 +31,7 @@ def plan(stepper: Stepper) -> str:
             *(f"  {line}" for line in _scaling(stepper)),
             *(["one bool is read from the device on each step: this policy can skip steps"] if skips else []),
             *([f"the loop itself clips: {own}"] if own else []),
+            *([f"learning rates: {rates!r}, around each step"] if rates != RateScale() else []),
             f"renorm: {renorm!r}{', after each step' if renorm else ''}",
             f"weight norms and update ratios every {stepper.weights.every} steps",
         ]

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from gradwatch.errors import WatchError
 from gradwatch.measure.layout import Layout
+from gradwatch.recording.learning_rate import RateScale
 from gradwatch.storage.folder import read_manifest
 from gradwatch.storage.owner import here
 from gradwatch.storage.shared_folder import discard
@@ -37,6 +38,7 @@ def saved(stepper: Stepper, folder: Path, attempt: int) -> dict[str, Any]:
     return {
         "steps": stepper.steps,
         "clip": repr(stepper.clipper.policy),
+        "rates": repr(stepper.rate_scale),
         "layers": list(stepper.layout.names),
         "policy_state": {k: v.clone() for k, v in stepper.clipper.state.items()},
         "dir": str(folder.resolve()),
@@ -50,7 +52,9 @@ def load(state: Mapping[str, Any], stepper: Stepper) -> None:
     Raises:
         WatchError: the state belongs to other layers or another policy.
     """
+    rates = repr(stepper.rate_scale)
     for name, found, wanted in (
+        ("learning rates", state.get("rates", repr(RateScale())), rates),
         ("policy", state["clip"], repr(stepper.clipper.policy)),
         ("layers", list(state["layers"]), list(stepper.layout.names)),
     ):

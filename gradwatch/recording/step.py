@@ -9,6 +9,8 @@ from torch import Tensor
 from torch.amp import GradScaler
 from torch.optim import Optimizer
 
+from gradwatch.measure import fused
+from gradwatch.recording import learning_rate
 from gradwatch.recording.loop_clips import StepClips
 from gradwatch.recording.multi_optimizer import Pieces, Seen
 
@@ -20,6 +22,7 @@ class Step:
     optimizers: list[Optimizer]  # those that have begun it; the first leads it
     scaler: GradScaler | None  # that the last of them runs under
     inside: bool  # whether the last of them steps inside backward
+    rate: float  # by what the learning rates are multiplied in it
     is_measured: bool = False  # whether the weights are measured in it
     running: Optimizer | None = None  # whose step has begun and not ended
     young: list[dict[str, Any]] = field(default_factory=list)  # its param groups whose momentum comes into being
@@ -31,3 +34,10 @@ class Step:
     pieces: Pieces | None = None  # what was measured inside backward, an optimizer at a time
     renorm_rate: Tensor | None = None  # [L]
     clips: StepClips = field(default_factory=StepClips)  # the loop's own
+
+
+def clear_up(*optimizers: Optimizer) -> None:
+    """Take back what a step that raised has left set on these optimizers."""
+    for each in optimizers:
+        fused.restore_scale(each)
+        learning_rate.restore(each)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 import warnings
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -19,21 +20,15 @@ from gradwatch.measure.ddp_rank_norms import RankNorms
 from gradwatch.measure.gradients import drop
 from gradwatch.measure.layout import Layout
 from gradwatch.measure.weight_updates import Weights
+from gradwatch.recording import learning_rate, multi_optimizer
 from gradwatch.recording.clipper import Clipped, Clipper
 from gradwatch.recording.hooks import Closure, Hooks, refuse_capture, untraced
 from gradwatch.recording.layers import held
+from gradwatch.recording.learning_rate import RateScale
 from gradwatch.recording.loop_clips import Clip, LoopClips
-from gradwatch.recording.multi_optimizer import (
-    Pieces,
-    check_inside,
-    have_changed,
-    inside_backward,
-    seen,
-    when_backward_ends,
-)
 from gradwatch.recording.optimizer_settings import GroupSettings, Now
 from gradwatch.recording.recorder import Recorder, Row
-from gradwatch.recording.step import Step
+from gradwatch.recording.step import Step, clear_up
 from gradwatch.recording.torch_patches import listen
 
 Call = Callable[[], None]
@@ -52,6 +47,7 @@ class Stepper:
         clipper: Clipper,
         weights: Weights,
         recorder: Recorder,
+        rate_scale: RateScale,
         between: Call,
         after: Call,
         rank_norms: RankNorms | None = None,
@@ -64,7 +60,8 @@ class Stepper:
         self.settings = GroupSettings(dict(zip(clipper.names, clipper.optimizers, strict=True)))
         self._step: Step | None = None
         self._scalers: dict[Optimizer, GradScaler] = {}  # scalers that were asked for a step which has not come yet
-        fused.restore_scales(self.optimizers)  # of a step that raised under another Watch
+        self.rate_scale, self._unguard = rate_scale, weakref.finalize(self, rate_scale.guard(self.optimizers))
+        clear_up(*self.optimizers)  # after a step that raised under another Watch
         self._hooks = Hooks(self.optimizers, self._begin, self._end, owner)
         self.keeps: Any = None  # what shall live as long as the optimizers do
         self.listen()
@@ -90,7 +87,8 @@ class Stepper:
 
     def detach(self, finish: bool = True) -> None:
         """Take the hooks off, and `finish` the step under way."""
-        fused.restore_scales(self.optimizers)
+        clear_up(*self.optimizers)
+        self._unguard()
         self._hooks.remove()
         self.unlisten()
         if finish and self.layout.sharding is None:  # otherwise the other ranks may be elsewhere
@@ -107,17 +105,19 @@ class Stepper:
     def _begin(self, optimizer: Optimizer, closure: Closure | None) -> Closure | None:
         """A step begins. With a closure the gradients come later: the one returned acts when they are there."""
         refuse_capture(self.layout.device)
-        fused.restore_scale(optimizer)  # after a step that raised
-        scaler, inside = self._scalers.pop(optimizer, None), len(self.optimizers) > 1 and inside_backward()
+        clear_up(optimizer)  # after a step that raised
+        scaler = self._scalers.pop(optimizer, None)
+        inside = len(self.optimizers) > 1 and multi_optimizer.inside_backward()
         if inside:
-            check_inside(self.clipper.policy, self.layout)
+            multi_optimizer.check_inside(self.clipper.policy, self.layout)
         step = self._open(optimizer, scaler, inside, closure is not None)
         leads = optimizer is step.optimizers[0]
         if leads and inside:
-            when_backward_ends(self._finish)
+            multi_optimizer.when_backward_ends(self._finish)
         if not leads and step.is_unscaled:
             fused.set_scale(optimizer, None)
         step.running, step.young = optimizer, fused.momentum_to_come(optimizer)
+        learning_rate.due(optimizer, step.rate)
         if closure is None:
             if leads or step.is_lost or inside:
                 self._act(step, optimizer, record=leads)
@@ -125,12 +125,14 @@ class Stepper:
         evaluated = untraced(self._evaluated)
 
         def evaluate() -> Any:
+            learning_rate.restore(optimizer)  # a closure is the script's own code
             self._in_closure = True
             try:
                 loss = closure()
             finally:
                 self._in_closure = False
             evaluated(optimizer, step)
+            learning_rate.scale(optimizer, (self._step or step).rate)
             return loss
 
         return evaluate
@@ -208,7 +210,7 @@ class Stepper:
         """Begin a step that `optimizer` leads."""
         self._finish()
         self.between()
-        step = self._step = Step([optimizer], scaler, inside)
+        step = self._step = Step([optimizer], scaler, inside, self.rate_scale.at(self.steps))
         step.is_measured = self.weights.before_step(self.steps)
         return step
 
@@ -229,7 +231,7 @@ class Stepper:
 
     def _differ(self, step: Step, optimizer: Optimizer, scaler: GradScaler | None) -> bool:
         """Whether the optimizer steps on other gradients than those that the leader of this step measured."""
-        return have_changed(step.seen, list(held(optimizer).values()), under_scaler=scaler is not None)
+        return multi_optimizer.have_changed(step.seen, list(held(optimizer).values()), under_scaler=scaler is not None)
 
     def _act(self, step: Step, optimizer: Optimizer, record: bool) -> None:
         """Measure the gradients, ask the policy, scale; `record` is False for further evaluations of a closure.
@@ -243,13 +245,13 @@ class Stepper:
         if record:
             self._record(step, clipped)
         if step.inside and clipped is not None:
-            step.pieces = step.pieces or Pieces(self.layout)
+            step.pieces = step.pieces or multi_optimizer.Pieces(self.layout)
             step.pieces.add(clipped.batch.here, clipped.fields)
         # The one host read of the hot path, only for policies that can skip: a step cannot be undone by arithmetic.
         if clipped is not None and clipped.batch.skipped is not None and bool(clipped.batch.skipped):
             drop(self.layout.params)
         if not alone and len(self.optimizers) > 1:
-            step.seen = seen(self.layout.params)
+            step.seen = multi_optimizer.seen(self.layout.params)
 
     def _clip(self, step: Step, optimizer: Optimizer, alone: bool, keep_state: bool) -> Clipped | None:
         """What came of the gradients; None where they could not be measured. Without a policy nothing acts on them."""
@@ -275,7 +277,7 @@ class Stepper:
         """The optimizers' settings, and the scalars that are known of the step."""
         looking, now = self.weights.looking, Now((), {}, {})
         with looking.at("lr"):
-            now = self.settings.now()
+            now = self.settings.now().scaled(step.rate)
         values: dict[str, Any] = {**now.tensors}
         with looking.at("the loop's own clips"):
             clipped_for = self.optimizers if self.together else step.optimizers
@@ -286,10 +288,7 @@ class Stepper:
             values["loss_scale"] = scale
         if self.rank_norms is not None:
             with looking.at("rank_grad_norm"):
-                own = self.rank_norms.gather()
-                if own is not None:
-                    own = own if scale is None else own / scale
-                    values.update({f"rank_grad_norm/{rank}": norm for rank, norm in enumerate(own.unbind())})
+                values.update(self.rank_norms.values(scale))
         return now, values
 
     def _loop_clips(self, clip: Clip) -> None:

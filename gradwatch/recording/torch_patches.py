@@ -56,10 +56,10 @@ def listen(under_scaler: UnderScaler, clipped: Clipped) -> Callable[[], None]:
     with _seen.lock:
         if not _seen.listeners:
             _seen.undo = [
-                _replace(torch.amp.GradScaler, "step", _tell_of_step),
+                replace(torch.amp.GradScaler, "step", _tell_of_step),
                 # clip_grad_norm_ goes through this one, so it is seen with the norm that it measured
-                _replace(utils, "clip_grads_with_norm_", _tell_of_norm),
-                _replace(utils, "clip_grad_value_", _tell_of_value),
+                replace(utils, "clip_grads_with_norm_", _tell_of_norm),
+                replace(utils, "clip_grad_value_", _tell_of_value),
             ]
         _seen.listeners = (*_seen.listeners, listener)
     return functools.partial(_leave, listener)
@@ -79,7 +79,7 @@ def _leave(listener: _Listener) -> None:
             _seen.undo = []
 
 
-def _replace(holder: Any, name: str, wrap: Callable[[Function], Function]) -> Callable[[], None]:
+def replace(holder: Any, name: str, wrap: Callable[[Function], Function]) -> Callable[[], None]:
     """Let `wrap(function)` stand where `holder.name` leads to; returns the undoing.
 
     A function that torch's `_no_grad` made is replaced inside it, in its closure's cell: so every caller is seen, also

@@ -24,6 +24,7 @@ from gradwatch.recording.clipper import Clipper
 from gradwatch.recording.courier_process import CourierProcess
 from gradwatch.recording.hooks import untraced
 from gradwatch.recording.layers import Source, describe
+from gradwatch.recording.learning_rate import RateScale
 from gradwatch.recording.loop_clips import Clip
 from gradwatch.recording.plan import nothing_seen, outcome, plan
 from gradwatch.recording.recorder import Recorder, refusal
@@ -64,20 +65,19 @@ class Watch:
     ) -> None:
         self._writer, self._source = writer, source
         self._verbose = verbose and self._writes
-        self._live = live
-        self._shared = shared
+        self._live, self._shared = live, shared
         self._courier = CourierProcess(courier and self._writes, shared.start_courier if shared else None)
         self._closed, self._ending = False, ""  # whether it has ended; with which status, once close() has begun
         self._url_said = shared is not None and len(shared.names) > 1  # by the first of them
         self._resumed_at = 0  # the number of the first step
         self._thread = threading.get_ident()  # that trains
-        run, layout = writer.run, clipper.layout
-        kept = source.kept(layout.names)
+        run, layout, kept = writer.run, clipper.layout, source.kept(clipper.layout.names)
         self._looking = weights.looking
         self._recorder = Recorder(
             run, kept, clipper.fields, layout.device, self._keep, writer.flush_seconds, self._looking
         )
-        self._stepper = Stepper(clipper, weights, self._recorder, self._between, self._after, rank_norms, owner=self)
+        rates = RateScale(run.lr_scale, run.warmup)
+        self._stepper = Stepper(clipper, weights, self._recorder, rates, self._between, self._after, rank_norms, self)
         open_watches.enter(self, self._close_at_exit)
         signals.arm()
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import shlex
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -14,6 +13,7 @@ from gradwatch.analysis.intervals import Estimate
 from gradwatch.analysis.verdict import Winner, signed
 from gradwatch.formatting import percent, plus_minus, quantity_text
 from gradwatch.policies.grammar import is_call
+from gradwatch.policies.intervention import Intervention
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -77,11 +77,11 @@ def winner_lines(winner: Winner) -> list[str]:
 
 def paste(winner: Winner) -> tuple[str, str] | None:
     """The winner's policy as arguments of `watch()` and of the command line; None where there is none to paste."""
-    given = [(name, text) for name, text in (("clip", winner.clip), ("renorm", winner.renorm)) if text]
-    if not given or not all(is_call(text) for _, text in given):  # what differs by part has no text of its own
-        return None
-    in_python = ", ".join(f"{name}={json.dumps(text, ensure_ascii=False)}" for name, text in given)
-    return in_python, " ".join(f"--{name} {shlex.quote(text)}" for name, text in given)
+    made = Intervention.of(winner)
+    given = made.arguments
+    if not given or not all(is_call(text) for text in given.values() if isinstance(text, str)):
+        return None  # what differs by part has no text of its own
+    return ", ".join(f"{name}={json.dumps(value, ensure_ascii=False)}" for name, value in given.items()), str(made)
 
 
 def _mean(record: Record, metric: str) -> str:

@@ -103,6 +103,10 @@ def _is_count(low: int = 0, high: int = MAX_COUNT) -> Check:
     return lambda value: type(value) is int and low <= value <= high
 
 
+def _is_positive(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < math.inf
+
+
 def _is_scalar(value: Any) -> bool:
     if isinstance(value, int) and not isinstance(value, bool):
         return abs(value) < 2**63
@@ -169,6 +173,8 @@ _FIELDS: dict[str, tuple[Check, str]] = {
     "optimizers": (_is_list(MAX_LAYERS), f"a list of at most {MAX_LAYERS:,} optimizers"),
     "clip": _POLICY,
     "renorm": _POLICY,
+    "lr_scale": (_is_positive, "a positive number"),
+    "warmup": (_is_count(0, MAX_STEP), "a number of steps"),
     "every": (_is_count(1), "a number from 1 on"),
     "total_steps": (_optional(_is_count(0, MAX_STEP)), "a number of steps"),
     "window": (_is_count(1, MAX_STEP), "a number of steps from 1 on"),

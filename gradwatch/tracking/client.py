@@ -26,6 +26,7 @@ from gradwatch._version import __version__
 from gradwatch.analysis.optimizers import differing, group_texts, settings
 from gradwatch.errors import RunError
 from gradwatch.history import Run
+from gradwatch.policies.intervention import Intervention
 from gradwatch.sanitize import check_uri, public_uri
 from gradwatch.storage.places import absolute_uri
 from gradwatch.tracking.metric_keys import Nonfinite, Point
@@ -214,6 +215,7 @@ def run_params(run: Run) -> dict[str, str]:
     own = {
         "gradwatch.clip": str(run.clip),
         "gradwatch.renorm": str(run.renorm),
+        **{f"gradwatch.{k}": str(v) for k, v in Intervention(None, None, run.lr_scale, run.warmup).arguments.items()},
         "gradwatch.every": str(run.every),
         "gradwatch.layers": str(len(run.layers)),
         "gradwatch.parameters": str(sum(layer.numel for layer in run.layers)),

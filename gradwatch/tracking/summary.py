@@ -20,6 +20,7 @@ import numpy as np
 
 from gradwatch.analysis.rules import Finding, diagnose, verdict
 from gradwatch.history import History, Layer, Run
+from gradwatch.policies.intervention import Intervention
 from gradwatch.storage.downsample import MAX_VALUES
 from gradwatch.storage.folder import now_iso
 from gradwatch.storage.shared_folder import deliverable_parts, read_joint_manifest, read_whole
@@ -80,7 +81,9 @@ def summarize(history: History, folder: Path, rendered: Path, experiment_id: str
     if not len(history):
         return Summary({**tags, Tag.VERDICT: said})
     tags[Tag.JUDGED] = str(history.step.max())
+    scaled = Intervention(None, None, run.lr_scale, run.warmup)
     facts = {"Verdict": tags[Tag.VERDICT], "Clip": str(run.clip), "Renorm": str(run.renorm)}
+    facts |= {"Learning rate": scaled.label} if scaled.arguments else {}
     cures = {f"{f.severity} {f.summary}": f"{f.cause} {f.cure}" for f in findings[:MOST_FINDINGS]}
     note = description(history, experiment_id, run_id, facts, cures)
     files = (write_findings(folder, run.name, findings, said), *render(history, rendered))

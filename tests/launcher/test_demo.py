@@ -141,7 +141,7 @@ def test_every_policy_at_both_rates_with_three_seeds(tmp_path):
     assert Counter(job.sweep.title for job in jobs) == {"mlp-lr0.1": 8 * 3, "mlp-lr2": 8 * 3, "rnn-lr5": 3 * 3}
     assert len({job.folder for job in jobs}) == len(jobs)
     for job in jobs:
-        for text in (job.clip, job.renorm):
+        for text in (job.policy.clip, job.policy.renorm):
             assert text is None or repr(gradwatch.parse(text)) == text
     assert len(demo_jobs(("mlp", "rnn"), None, tmp_path, quick=True)) == 16 + 3
 

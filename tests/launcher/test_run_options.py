@@ -105,7 +105,9 @@ def test_a_script_that_watches_itself_is_not_watched_twice(run, tmp_path):
     )
     done = run(tmp_path, "--log", "none", "--clip", "ClipByGlobalNorm(1.0)", "own.py")
     assert one(tmp_path).run.name == "own"
-    assert done.stderr == "gradwatch: the script watches its optimizer itself; --clip and --renorm do not reach it\n"
+    assert done.stderr == (
+        "gradwatch: the script watches its optimizer itself; --clip ClipByGlobalNorm(1.0) does not reach it\n"
+    )
 
 
 EXPLODES = """

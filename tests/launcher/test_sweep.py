@@ -21,12 +21,15 @@ from make_run import make_run
 
 import gradwatch
 from gradwatch.analysis.final_values import policy_text
+from gradwatch.analysis.verdict import Winner
 from gradwatch.cli import main
 from gradwatch.cli.sweep import _handed_on
 from gradwatch.errors import RunError
 from gradwatch.launcher.fork_server import can_fork
 from gradwatch.launcher.pool import Task, run_all
 from gradwatch.launcher.sweep import THREADS, Record, Sweep, policies, slots, split
+from gradwatch.policies.intervention import Intervention
+from gradwatch.report.comparison_table import paste
 from gradwatch.storage.folder import read_manifest
 from gradwatch.storage.shared_folder import run_folders
 
@@ -90,7 +93,7 @@ def sweep(*args, code=0):
 
 def asked(tmp_path, **changes):
     given = {"target": "train.py", "args": ("--seed", "{seed}"), "module": False, "folder": tmp_path,
-             "policies": ((None, None), (GLOBAL, None)), "seeds": (0, 1)}  # fmt: skip
+             "policies": (Intervention(), Intervention(GLOBAL)), "seeds": (0, 1)}  # fmt: skip
     return Sweep(**{**given, **changes})
 
 
@@ -118,12 +121,30 @@ def test_more_policies_or_seeds_belong_to_the_same_sweep_and_another_script_is_t
 
 def test_policies_are_written_as_they_print():
     assert list(policies(["none", "ClipByGlobalNorm(1)"], ["MaxNorm(3)"])) == [
-        (None, "MaxNorm(3.0)"),
-        (GLOBAL, "MaxNorm(3.0)"),
+        Intervention(None, "MaxNorm(3.0)"),
+        Intervention(GLOBAL, "MaxNorm(3.0)"),
     ]
-    assert list(policies([], [])) == [(None, None)]
+    assert list(policies([], [])) == [Intervention()]
     with pytest.raises(RunError, match=r"ClipByGlobalNorm\(1.0\) is given twice"):
         list(policies(["ClipByGlobalNorm(1)", "ClipByGlobalNorm(1.0)"], []))
+
+
+def test_learning_rates_are_policies_and_every_training_is_told_its_own(desk):
+    found = list(policies(["none"], [], [1.0, 0.1], [200], skip=True))
+    skip = "chain(SkipNonfinite(), SkipSpike(6.0))"
+    assert [policy.label for policy in found] == [f"{skip} + warmup=200", f"{skip} + lr_scale=0.1 + warmup=200"]
+    assert str(found[1]) == f"--clip '{skip}' --lr-scale 0.1 --warmup 200"
+    (_, job) = asked(desk, policies=tuple(found), seeds=(None,), args=()).jobs()
+    assert "--lr-scale 0.1 --warmup 200 --no-skip --clip" in shlex.join(job.command())
+    (plain, *_) = asked(desk).jobs()
+    assert "--lr-scale 1.0 --warmup 0 --no-skip --clip none" in shlex.join(plain.command())
+    with pytest.raises(RunError, match=r"0\.5 is given twice"):
+        list(policies([], [], [0.5, 0.5]))
+
+
+def test_a_winner_whose_rate_was_scaled_can_be_pasted():
+    won = Winner("", "x", GLOBAL, None, ("",), lr_scale=0.1)
+    assert paste(won) == (f'clip="{GLOBAL}", lr_scale=0.1', f"--clip '{GLOBAL}' --lr-scale 0.1")
 
 
 @pytest.mark.parametrize(
@@ -467,7 +488,7 @@ def test_a_file_may_hold_the_settings(desk):
 
 
 def test_a_run_that_an_earlier_sweep_left_at_work_is_not_started_twice(desk):
-    (job,) = asked(desk / "gradwatch-runs", policies=((None, None),), seeds=(None,), args=(),
+    (job,) = asked(desk / "gradwatch-runs", policies=(Intervention(),), seeds=(None,), args=(),
                    options=("--log", "none")).jobs()  # fmt: skip
     folder = make_run(job.folder, close=None, pid=os.getpid(), host=socket.gethostname())
     result = CliRunner().invoke(main, ["sweep", "--log", "none", "train.py"])

@@ -13,6 +13,7 @@ from gradwatch.errors import RunError
 from gradwatch.launcher.demo.data import find_mnist, find_text, load_images, load_text
 from gradwatch.launcher.pool import Task, run_all
 from gradwatch.launcher.sweep import OUTPUT, THREADS, Job, Record, Sweep, task
+from gradwatch.policies.intervention import Intervention
 from gradwatch.recording.courier_process import child_environment
 from gradwatch.storage.delivery_cursor import is_done, read_cursor
 from gradwatch.storage.shared_folder import run_folders
@@ -80,7 +81,7 @@ def demo_jobs(workloads: Sequence[str], data: Path | None, runs: Path, quick: bo
                 *(("--data", str(found[name])) if name in found else ()),
             ),
             module=False,
-            policies=policies,
+            policies=tuple(Intervention(*texts) for texts in policies),
             seeds=SEEDS[:1] if quick else SEEDS,
             options=_options(name, {"workload": name, "lr": f"{lr:g}", **facts}, steps),
             folder=runs,

@@ -1,0 +1,130 @@
+"""Learning rates that are scaled around each step: `watch(lr_scale=, warmup=)`. Between steps they are the script's."""
+
+from __future__ import annotations
+
+import functools
+import threading
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from numbers import Real
+from typing import Any
+from weakref import WeakKeyDictionary
+
+from torch import Tensor
+from torch.optim import Optimizer
+
+from gradwatch.errors import WatchError
+from gradwatch.recording.torch_patches import replace
+
+Group = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class RateScale:
+    """What the learning rate of every param group is multiplied by: `scale`, and before that a linear warm-up to it."""
+
+    scale: float = 1.0
+    warmup: int = 0  # steps
+
+    def at(self, step: int) -> float:
+        """The factor in a step, counted from 0: scale * min(1, (step + 1) / warmup)."""
+        return self.scale * min(1.0, (step + 1) / self.warmup) if self.warmup else self.scale
+
+    def guard(self, optimizers: Sequence[Optimizer]) -> Callable[[], None]:
+        """Have the steps of these optimizers scale their rates where `due` says so; returns what ends that."""
+        undo = ExitStack()
+        for optimizer in optimizers if self != RateScale() else ():
+            undo.callback(_guarded(type(optimizer)))
+        return undo.close
+
+    def check(self, optimizers: Sequence[Optimizer]) -> None:
+        """Refuse optimizers that have no learning rate to scale.
+
+        Raises:
+            WatchError: one of them has a param group without one.
+        """
+        for optimizer in optimizers if self != RateScale() else ():
+            for g, group in enumerate(optimizer.param_groups):
+                if not _has_rate(group):
+                    found = f"lr={group['lr']!r:.80}" if "lr" in group else "no lr"
+                    raise WatchError(
+                        f"lr_scale= and warmup= multiply learning rates, and param group {g} of this "
+                        f"{type(optimizer).__name__} has {found}: give it a learning rate, or leave them out"
+                    )
+
+
+# The factor of the step that is about to begin, and what stands in the place of an optimizer's own rates while it runs.
+# Known beside the optimizer, as with `fused.set_scale`: what an interrupt leaves, whoever comes next takes back.
+_due: WeakKeyDictionary[Optimizer, float] = WeakKeyDictionary()
+_replaced: WeakKeyDictionary[Optimizer, list[tuple[Group, Any, Any]]] = WeakKeyDictionary()
+_guards: dict[type, tuple[int, Callable[[], None]]] = {}  # by class, how many ask for its guard, and what takes it off
+_lock = threading.RLock()  # a garbage collection may take a guard off while another is put on
+
+
+def due(optimizer: Optimizer, factor: float) -> None:
+    """The step that has begun takes its rates times `factor`."""
+    if factor != 1.0:
+        _due[optimizer] = factor
+
+
+def scale(optimizer: Optimizer, factor: float) -> None:
+    """Put scaled rates in the place of the optimizer's own, until `restore`. Nothing is read from a device."""
+    if factor == 1.0:
+        return
+    groups = [(group, group["lr"], group["lr"] * factor) for group in optimizer.param_groups if _has_rate(group)]
+    _replaced[optimizer] = groups  # before one is set: an interrupt in between leaves nothing behind
+    for group, _, ours in groups:
+        group["lr"] = ours
+
+
+def restore(optimizer: Optimizer) -> None:
+    """Put back what `scale` replaced; a rate that somebody else has set since stays. Harmless where nothing was."""
+    if not (_due or _replaced):
+        return
+    _due.pop(optimizer, None)
+    for group, own, ours in _replaced.get(optimizer, ()):
+        if group.get("lr") is ours:
+            group["lr"] = own
+    _replaced.pop(optimizer, None)  # last: until then it can be done again
+
+
+def _guarded(kind: type) -> Callable[[], None]:
+    """Count one more who asks for the guard around the steps of a class; returns what counts it off."""
+    home = next(each for each in kind.__mro__ if "step" in vars(each))
+    with _lock:
+        count, off = _guards.get(home) or (0, replace(home, "step", _scaling))
+        _guards[home] = count + 1, off
+
+    def undo() -> None:
+        with _lock:
+            count, off = _guards.pop(home)
+            if count > 1:
+                _guards[home] = count - 1, off
+            else:
+                off()
+
+    return undo
+
+
+def _scaling(step: Callable[..., Any]) -> Callable[..., Any]:
+    """The step with the rates scaled around it. It lies inside torch's own wrapper, between the hooks: every way to
+    call a step leads through it, and no exception leads past its end.
+    """
+
+    @functools.wraps(step)
+    def scaled(optimizer: Optimizer, *args: Any, **kwargs: Any) -> Any:
+        factor = _due.pop(optimizer, None)
+        if factor is None:  # not one of ours, or a step inside the optimizer's own
+            return step(optimizer, *args, **kwargs)
+        try:
+            scale(optimizer, factor)
+            return step(optimizer, *args, **kwargs)
+        finally:
+            restore(optimizer)
+
+    return scaled
+
+
+def _has_rate(group: Group) -> bool:
+    return isinstance(group.get("lr"), Real | Tensor)
