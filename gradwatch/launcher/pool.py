@@ -17,6 +17,7 @@ from types import FrameType
 from typing import Any
 
 from gradwatch.launcher.fork_server import Forked, can_fork
+from gradwatch.launcher.reaper import SIGNALS, Reaper
 
 POLL_SECONDS = 0.5
 GRACE_SECONDS = 30.0  # between SIGINT, SIGTERM and SIGKILL: a training closes its run, MLflow's clients have retries
@@ -48,10 +49,15 @@ def run_all(tasks: Sequence[Task], slots: Sequence[Mapping[str, str]]) -> Genera
     """Run the tasks, as many at a time as there are slots; a slot is what it adds to a task's environment.
 
     Yields the numbers of the tasks at work, and the ends of those that ended, about twice a second. Whoever stops
-    early (Ctrl-C, SIGTERM, `close()`) has all processes ended first: SIGINT, later SIGTERM, later SIGKILL.
+    early (Ctrl-C, SIGTERM, `close()`) has all processes ended first: SIGINT, later SIGTERM, later SIGKILL. Where this
+    process is killed, its `Reaper` does the same.
     """
-    crew = _Crew(slots)
-    with _terminable(), ThreadPoolExecutor(len(slots), thread_name_prefix="gradwatch-sweep") as pool:
+    with (
+        _terminable(),
+        Reaper(GRACE_SECONDS) as reaper,
+        ThreadPoolExecutor(len(slots), thread_name_prefix="gradwatch-sweep") as pool,
+    ):
+        crew = _Crew(slots, reaper)
         try:
             left = {pool.submit(crew.work, number, task): number for number, task in enumerate(tasks)}
             while left:
@@ -75,7 +81,8 @@ Moment = tuple[set[int], dict[int, End]]
 
 
 class _Crew:
-    def __init__(self, slots: Sequence[Mapping[str, str]]) -> None:
+    def __init__(self, slots: Sequence[Mapping[str, str]], reaper: Reaper) -> None:
+        self.reaper = reaper
         self.stop, self.hurry = threading.Event(), threading.Event()
         self.working: set[int] = set()
         self.free: SimpleQueue[Mapping[str, str]] = SimpleQueue()
@@ -102,6 +109,13 @@ class _Crew:
         if self.stop.is_set():
             return End(None, 0.0, "interrupted")
         process = _start(task, {**os.environ, **slot, **task.environment})
+        self.reaper.add(process.pid)
+        try:
+            return self._wait(process, task, began)
+        finally:
+            self.reaper.discard(process.pid)
+
+    def _wait(self, process: subprocess.Popen[bytes] | Forked, task: Task, began: float) -> End:
         cut = ""
         while not cut:
             with contextlib.suppress(subprocess.TimeoutExpired):
@@ -112,7 +126,7 @@ class _Crew:
         return End(process.returncode, time.monotonic() - began, cut)
 
     def _finish(self, process: subprocess.Popen[bytes] | Forked) -> None:
-        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGKILL):
+        for number in SIGNALS:
             _signal_group(process, number)
             deadline = time.monotonic() + GRACE_SECONDS
             while process.poll() is None and time.monotonic() < deadline and not self.hurry.is_set():

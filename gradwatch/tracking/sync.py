@@ -62,14 +62,20 @@ def follow(
 ) -> list[DeliveryState]:
     """Deliver the run in `path`, or all runs below it, while they go on, until they have ended and all is in MLflow.
 
-    A directory is followed for new runs until `until()` is true (for ever without it). A store that is away is tried
-    again with growing pauses; an hour after the last run ended, what is left stays for `gradwatch sync`.
+    A directory is followed for new runs until `until()` is true, or it is gone. A store that is away is tried again
+    with growing pauses; an hour after the last run ended, what is left stays for `gradwatch sync`.
+
+    Raises:
+        RunError: there is no folder `path`.
     """
-    single = is_run(path)
+    if not path.is_dir():
+        raise RunError(f"there is no folder {path}: wanted that of a run, or one that runs are recorded to")
+    single = False
     couriers: dict[Path, RetryingCourier] = {}
     idle_since = time.monotonic()
     while True:
-        complete = single or (until is not None and until())
+        single = single or is_run(path)  # a run's folder may have been removed, and be about to be made anew
+        complete = single or not path.is_dir() or (until is not None and until())
         for folder in deliverable(path, everything):
             couriers.setdefault(folder, RetryingCourier(Courier(folder, tracking_uri), poll))
         outcomes = [one.deliver_if_due() for one in couriers.values()]

@@ -13,6 +13,7 @@ from make_run import make_history, make_run
 from mlflow_server import all_there
 
 from gradwatch.cli import main
+from gradwatch.cli.ui import server_command, server_environment
 from gradwatch.recording import courier_process
 from gradwatch.storage.folder import create_folder
 from gradwatch.storage.writer import RunWriter
@@ -125,7 +126,9 @@ def test_sync_says_what_stays_undelivered(store, run, tmp_path):
     assert "0" * 32 in result.output
 
 
-@pytest.mark.parametrize("arguments", [["sync", "nowhere"], ["ui", "--store", "nowhere"], ["ui"]])
+@pytest.mark.parametrize(
+    "arguments", [["sync", "nowhere"], ["sync", "--follow", "nowhere"], ["ui", "--store", "nowhere"], ["ui"]]
+)
 def test_nothing_to_work_on_is_one_line_and_exit_2(store, run, arguments):
     result = run(*arguments)
     assert result.exit_code == 2
@@ -137,7 +140,7 @@ def test_nothing_to_work_on_is_one_line_and_exit_2(store, run, arguments):
 def test_ui_prints_the_view_and_starts_a_closed_light_server(store, run, tmp_path, monkeypatch):
     run("sync", make_run(tmp_path, window=50, mlflow=target(store)))
     started = []
-    monkeypatch.setattr(os, "execve", lambda *arguments: started.append(arguments))
+    monkeypatch.setattr("gradwatch.cli.ui.serve", lambda *arguments: started.append(arguments) or 0)
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
@@ -145,7 +148,9 @@ def test_ui_prints_the_view_and_starts_a_closed_light_server(store, run, tmp_pat
         assert run("ui", "--port", port).exit_code == 2  # taken
     result = run("ui", "--port", port)
     assert f"http://127.0.0.1:{port}/#/experiments/1/runs?viewStateShareKey=gradwatch" in result.stdout
-    (_, command, env) = started[0]
+    ((served, uri),) = started
+    assert (served, uri) == (port, store)
+    command, env = server_command(port), server_environment(uri)
     assert env["MLFLOW_BACKEND_STORE_URI"] == store
     assert not any(store in word for word in command)
     assert command[command.index("--host") + 1] == "127.0.0.1"

@@ -18,6 +18,7 @@ import numpy as np
 import pytest
 import torch
 from click.testing import CliRunner
+from processes import all_ended, processes_of
 
 import gradwatch
 from gradwatch.cli import main
@@ -26,6 +27,9 @@ from gradwatch.errors import RunError
 from gradwatch.launcher.demo import char_rnn, digits_mlp
 from gradwatch.launcher.demo.data import MNIST_FILES, load_images, load_text
 from gradwatch.launcher.demo.jobs import demo_jobs
+from gradwatch.storage.folder import read_manifest
+from gradwatch.storage.run_state import run_state
+from gradwatch.storage.shared_folder import run_folders
 
 
 @pytest.fixture(autouse=True)
@@ -209,7 +213,7 @@ def start(out):
         stderr=subprocess.PIPE,
         text=True,
         cwd=out.parent,
-        env={**os.environ, "PYTHONPATH": root},
+        env={**os.environ, "PYTHONPATH": root, "MARK": str(out.parent)},
         start_new_session=True,
         # A suite that runs in the background of a script was started with Ctrl-C ignored; a shell's job is not
         preexec_fn=functools.partial(signal.signal, signal.SIGINT, signal.SIG_DFL),  # noqa: PLW1509
@@ -242,6 +246,22 @@ def test_the_demo_leaves_tables_reports_and_a_store(tmp_path):
     again, errors = start(out).communicate(timeout=60)  # the same once more is shown, not trained
     assert (again.splitlines()[1:], errors) == (shown.splitlines()[-len(again.splitlines()) + 1 :], "")
     assert {path: path.stat().st_mtime_ns for path in (out / "runs").glob("*/*/*/run.json")} == made
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not Path("/proc/self/environ").exists(), reason="looks into /proc")
+def test_kill_9_ends_all_of_it(tmp_path):
+    """The courier too, which follows a folder for new runs, and the server that trainings are forked from."""
+    out = tmp_path / "demo"
+    demo = start(out)
+    while not list(out.glob("runs/*/*/*/run.json")) and demo.poll() is None:
+        time.sleep(0.05)
+    assert len(processes_of(tmp_path)) > 3
+    demo.kill()
+    demo.communicate(timeout=60)  # whoever holds its output open would be waited for
+    all_ended(tmp_path)
+    (run, *_) = run_folders(out / "runs")
+    assert run_state(read_manifest(run)).over
 
 
 @pytest.mark.slow

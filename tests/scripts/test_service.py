@@ -1,6 +1,5 @@
 """scripts/service: from the first start to a second one, and its end."""
 
-import contextlib
 import os
 import shutil
 import signal
@@ -13,6 +12,7 @@ from pathlib import Path
 
 import pytest
 from mlflow_server import free_port, status, until
+from processes import all_ended, processes_of
 
 mlflow = pytest.importorskip("mlflow")
 ROOT = Path(__file__).parents[2]
@@ -33,18 +33,6 @@ TRAINING = """
             optimizer.step()
             watch.log(loss=loss)
 """
-
-
-def processes_of(folder):
-    """The processes of this machine that have the folder in their command line, working directory or environment."""
-    found = []
-    for process in Path("/proc").glob("[0-9]*"):
-        with contextlib.suppress(OSError):
-            texts = [(process / name).read_bytes() for name in ("cmdline", "environ")]
-            texts.append(os.readlink(process / "cwd").encode())
-            if any(str(folder).encode() in text for text in texts):
-                found.append(int(process.name))
-    return found
 
 
 @pytest.fixture
@@ -123,9 +111,10 @@ def test_a_training_that_only_records_finds_its_report_on_the_server(service, tm
     for path in [*folder.glob("*.log"), tmp_path / "output", *(tmp_path / "gradwatch-runs").rglob("*.*")]:
         if path.is_file():
             assert password.encode() not in path.read_bytes(), path
-    process.send_signal(signal.SIGTERM)
-    assert process.wait(60) == 0
-    until(lambda: not processes_of(folder), 10)
+    number = signal.SIGKILL if "postgres" in request.node.name else signal.SIGTERM
+    process.send_signal(number)
+    assert process.wait(60) == (0 if number == signal.SIGTERM else -number)
+    all_ended(folder)
 
 
 @pytest.mark.slow
@@ -139,7 +128,7 @@ def test_the_service_ends_as_a_whole_when_one_of_its_processes_dies(service):
         os.kill(pid, signal.SIGKILL)
     assert process.wait(60) == 1
     assert "one of the processes ended" in said()
-    until(lambda: not processes_of(folder), 10)
+    all_ended(folder)
 
 
 def test_the_script_says_what_it_takes():

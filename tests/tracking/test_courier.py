@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import socket
 import subprocess
 import sys
@@ -447,3 +448,38 @@ def test_a_run_folder_opens_without_mlflow(tmp_path):
         "200",
         "False",
     ]
+
+
+def test_a_folder_that_is_followed_is_let_go_when_it_is_gone(tmp_path, monkeypatch):
+    """Nothing can come of it any more; a detached courier would wait for ever."""
+    pauses = []
+
+    def pause(seconds, couriers):
+        pauses.append(seconds)
+        assert len(pauses) < 10
+        if len(pauses) == 3:
+            tmp_path.joinpath("runs").rmdir()
+
+    monkeypatch.setattr("gradwatch.tracking.sync._sleep", pause)
+    (tmp_path / "runs").mkdir()
+    assert follow(tmp_path / "runs", poll=0.01) == []
+    assert len(pauses) == 3
+    with pytest.raises(RunError, match="there is no folder"):
+        follow(tmp_path / "runs")
+
+
+def test_a_run_whose_folder_is_made_anew_is_still_one_run(store, tmp_path, monkeypatch):
+    """Its courier found the folder empty, for a moment: it ends with the run all the same."""
+    pauses = []
+
+    def pause(seconds, couriers):
+        pauses.append(seconds)
+        assert len(pauses) < 10
+        if len(pauses) == 2:
+            shutil.copytree(made, tmp_path / "run", dirs_exist_ok=True)
+
+    made = make_run(tmp_path / "elsewhere", mlflow=target(store))
+    (tmp_path / "run").mkdir()
+    monkeypatch.setattr("gradwatch.tracking.sync._sleep", pause)
+    (outcome,) = follow(tmp_path / "run", poll=0.01)
+    assert outcome.done

@@ -1,0 +1,127 @@
+"""What is started ends when who started it is killed: `kill -9` of a sweep, a demo, `gradwatch ui`."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from processes import all_ended, kill, processes_of
+
+import gradwatch
+from gradwatch.launcher.pool import Task, run_all
+
+ROOT = Path(gradwatch.__file__).parents[1]
+pytestmark = pytest.mark.skipif(not Path("/proc/self/environ").exists(), reason="looks into /proc")
+
+POOL = """
+import sys
+from pathlib import Path
+from gradwatch.launcher.pool import Task, run_all
+
+folder = Path(sys.argv[1])
+for _ in run_all([Task([sys.executable, "-c", (folder / name).read_text()], {}, folder / f"{name}.log")
+                  for name in ("plain", "deaf")], [{}, {}]):
+    pass
+"""
+PLAIN = """
+import signal, subprocess, sys, time
+try:
+    print("there", flush=True)
+    time.sleep(300)
+except KeyboardInterrupt:
+    print("interrupted", flush=True)
+    raise
+"""
+DEAF = """
+import signal, subprocess, sys, time
+signal.signal(signal.SIGINT, signal.SIG_IGN)
+child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(300)"])
+print("there", flush=True)
+child.wait()
+"""
+SERVER = """
+import subprocess, sys
+subprocess.run([sys.executable, "-c", "import time; print('there', flush=True); time.sleep(300)"])
+"""
+
+
+@pytest.fixture
+def mark(tmp_path):
+    """What the processes of a test have in their environment; they end with the test, as it may go."""
+    yield tmp_path
+    kill(processes_of(tmp_path))
+
+
+def start(mark, *words, **options):
+    """A process that, with all it starts, has `mark` in its environment."""
+    return subprocess.Popen(
+        [sys.executable, *map(str, words)],
+        env={**os.environ, "PYTHONPATH": str(ROOT), "MARK": str(mark), "OMP_NUM_THREADS": "1"},
+        start_new_session=True,
+        **options,
+    )
+
+
+def wait_until(is_true, process, seconds=120, said=lambda: ""):
+    deadline = time.monotonic() + seconds
+    while not is_true():
+        assert process.poll() is None, said()
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def test_a_killed_pool_takes_its_processes_with_it(mark, tmp_path):
+    """Also those that do not hear SIGINT, and what they started; each is asked before it is ended."""
+    (tmp_path / "plain").write_text(PLAIN)
+    (tmp_path / "deaf").write_text(DEAF)
+    pool = start(mark, "-c", f"import gradwatch.launcher.pool as p; p.GRACE_SECONDS = 0.5\n{POOL}", tmp_path)
+    logs = [tmp_path / "plain.log", tmp_path / "deaf.log"]
+    wait_until(lambda: all(log.exists() and "there" in log.read_text() for log in logs), pool)
+    pool.kill()
+    pool.wait()
+    all_ended(mark)
+    assert "interrupted" in logs[0].read_text()
+
+
+def test_a_pool_that_is_done_leaves_nobody_behind(tmp_path):
+    """What a task left running goes on: a courier is in a session of its own; who waits for the pool's end does not."""
+    before = processes_of("gradwatch.launcher.reaper")
+    for _ in run_all([Task([sys.executable, "-c", ""], {"MARK": str(tmp_path)}, tmp_path / "log")], [{}]):
+        pass
+    assert set(processes_of("gradwatch.launcher.reaper")) <= set(before)
+    assert processes_of(tmp_path) == []
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
+def test_the_end_of_ui_is_the_end_of_its_server(mark, tmp_path, number):
+    """MLflow's server is a process that starts the one that answers, and leaves it behind."""
+    (tmp_path / "server").write_text(SERVER)
+    code = (
+        "import sys, gradwatch.cli.ui as ui\n"
+        "ui.server_command = lambda port: [sys.executable, sys.argv[1]]\n"
+        "ui.serve(5000, 'sqlite:///mlflow.db')"
+    )
+    with (tmp_path / "output").open("w") as output:
+        ui = start(mark, "-c", code, tmp_path / "server", stdout=output, stderr=output)
+    wait_until(lambda: "there" in (tmp_path / "output").read_text(), ui)
+    ui.send_signal(number)
+    ui.wait()
+    all_ended(mark)
+
+
+def test_who_creates_a_run_that_nobody_waits_for_takes_it_back_and_ends(tmp_path):
+    """The script is over, or was killed, before MLflow had answered."""
+    code = (
+        "import sys, gradwatch.tracking.create_run as c\n"
+        "c._create = lambda order: sys.stdin.read() or {'run_id': 'r', 'full_uri': 'u'}\n"
+        "c._settle = lambda order: print(order['run_id'], order['status'], file=sys.stderr)\n"
+        "c.main('create', '{}')"
+    )
+    child = start(tmp_path, "-c", code, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    child.stdout.close()
+    child.stdin.close()  # MLflow answers
+    assert child.stderr.read() == b"r FINISHED\n"
+    assert child.wait() == 0
