@@ -102,6 +102,7 @@ def public_error(error: BaseException) -> str:
 
 
 MAX_JSON = 32 << 20  # bytes of a manifest or another JSON file of a run folder
+MAX_SETTINGS_FILE = 1 << 20  # bytes of gradwatch.toml or pyproject.toml
 MAX_LAYERS = 100_000
 MAX_LANES = 256  # optimizers (or parts) of one run that step on their own
 MAX_NAME = 20_000  # characters of a name

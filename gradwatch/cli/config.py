@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib
+import os
+import stat
 import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -10,8 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from gradwatch.errors import RunError
+from gradwatch.sanitize import MAX_SETTINGS_FILE
 
 FILE, PROJECT = "gradwatch.toml", "pyproject.toml"
+MAX_DOTS = 1_000  # in a line: tomllib takes a time that grows with the square of a key's
 
 
 @dataclass(frozen=True)
@@ -51,9 +55,9 @@ def find_config(start: Path | None = None) -> Config:
     """
     folder = (start or Path.cwd()).resolve()
     for parent in (folder, *folder.parents):
-        if (parent / FILE).is_file():
+        if os.path.lexists(parent / FILE):
             return Config(parent / FILE, _load(parent / FILE))
-        if (parent / PROJECT).is_file():
+        if os.path.lexists(parent / PROJECT):
             tools = _load(parent / PROJECT).get("tool")
             table = tools.get("gradwatch") if isinstance(tools, Mapping) else None
             if table is not None and not isinstance(table, Mapping):
@@ -70,9 +74,22 @@ def _name(key: str) -> str:
 def _load(path: Path) -> dict[str, Any]:
     toml = importlib.import_module("tomllib" if sys.version_info >= (3, 11) else "tomli")
     try:
-        table: dict[str, Any] = toml.loads(path.read_text(encoding="utf-8"))
+        text = _read(path)
+        if any(line.count(".") > MAX_DOTS for line in text.splitlines()):
+            raise RecursionError
+        table: dict[str, Any] = toml.loads(text)
     except (OSError, ValueError) as error:
         raise RunError(f"{path} cannot be read: {error}") from error
     except RecursionError:
         raise RunError(f"{path} cannot be read: it is nested too deeply") from None
     return table
+
+
+def _read(path: Path) -> str:
+    """The text of a file that may be a link, but to no pipe, device or folder, and is not huge."""
+    found = path.stat()
+    if not stat.S_ISREG(found.st_mode):
+        raise ValueError("it is no file; remove it, or put the settings in its place")
+    if found.st_size > MAX_SETTINGS_FILE:
+        raise ValueError(f"it has {found.st_size:,} bytes, and at most {MAX_SETTINGS_FILE:,} are read")
+    return path.read_text(encoding="utf-8")

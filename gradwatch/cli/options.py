@@ -6,7 +6,7 @@ import logging
 import math
 import os
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TypeVar
 
 import click
@@ -101,11 +101,16 @@ class Configured(click.Command):
         try:
             self.config = find_config()
             values = self.config.settings(str(self.name), self.settable())
-            _check_lists(self, values, self.config)
-            ctx.default_map = values
+            ctx.default_map = _as_typed(self, values, self.config)
         except RunError as error:
             problem = error
-        left = super().parse_args(ctx, args)
+        try:
+            left = super().parse_args(ctx, args)
+        except click.BadParameter as error:
+            name = error.param.name if error.param else None
+            if name is None or ctx.get_parameter_source(name) is not ParameterSource.DEFAULT_MAP:
+                raise
+            raise RunError(f"{self.config.path}: {name} = {values[name]!r}: {error.message}") from None
         if problem is not None:
             raise problem
         return left
@@ -116,12 +121,36 @@ class Configured(click.Command):
         return [str(p.name) for p in self.params if isinstance(p, click.Option) and p.name not in skipped]
 
 
-def _check_lists(command: click.Command, values: Any, config: Config) -> None:
+def _as_typed(command: click.Command, values: Mapping[str, Any], config: Config) -> dict[str, Any]:
+    """The settings of a file as the words that they are on a command line, so that the same is refused.
+
+    Raises:
+        RunError: one is a list that should be none, or the other way, or no text, number, true or false.
+    """
     many = {p.name for p in command.params if getattr(p, "multiple", False)}
+    out: dict[str, Any] = {}
     for name, value in values.items():
         if isinstance(value, list) != (name in many):
-            wanted = f"a list, [{value!r}]" if name in many else "one value"
-            raise RunError(f"{config.path}: {name} = {value!r}: wanted {wanted}")
+            wanted = f"a list, [{_shown(value)}]" if name in many else "one value"
+            raise RunError(f"{config.path}: {name} = {_shown(value)}: wanted {wanted}")
+        words = [_word(f"{config.path}: {name}", one) for one in (value if name in many else [value])]
+        out[name] = words if name in many else words[0]
+    return out
+
+
+def _word(where: str, value: Any) -> str:
+    small = not isinstance(value, int) or abs(value) < 2**63
+    if not isinstance(value, str | int | float) or not small or "\0" in str(value):
+        raise RunError(f"{where} = {_shown(value)}: wanted a text, a number, true or false")
+    return str(value)
+
+
+def _shown(value: Any) -> str:
+    """What a file says, short: to write a huge number out raises."""
+    if isinstance(value, int) and abs(value) >= 2**63:
+        return "a huge number"
+    shown = repr(value) if isinstance(value, str | int | float) else f"a {type(value).__name__}"
+    return shown if len(shown) <= 60 else f"{shown[:57]}..."
 
 
 class PublicFormatter(logging.Formatter):

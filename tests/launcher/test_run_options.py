@@ -206,7 +206,18 @@ def test_flush_every_reaches_the_watch(tmp_path, monkeypatch, words, text, wante
     ("text", "message"),
     [
         ("evry = 5", "there is no setting evry; known: clip, delivery, dir, every"),
-        ("every = 0", "--every"),
+        ("every = 0", "every = 0: 0 is not in the range"),
+        ("every = 1.5", "every = 1.5: '1.5' is not a valid"),
+        ("every = true", "every = True: 'True' is not a valid"),
+        ("every = inf", "every = inf: 'inf' is not a valid"),
+        ("every = 1979-05-27", "every = a date: wanted a text, a number, true or false"),
+        ("[every]\nx = 1", "every = a dict: wanted a text"),
+        ("every = 0x" + "f" * 100_000, "every = a huge number: wanted a text"),
+        ("tag = [[1]]", "tag = a list: wanted a text"),
+        ("dir = '\\u0000'".replace("'", '"'), "wanted a text, a number"),
+        ("slots = 'perhaps'", "slots = 'perhaps': "),
+        ("a" + ".a" * 100_000 + " = 1", "nested too deeply"),
+        ("[" + "a." * 50_000 + "a]", "nested too deeply"),
         ("every = ", "cannot be read"),
         ("metric-regex = 'a=b'", "wanted a list"),
         ("clip = ['AGC(0.01)']", "wanted one value"),
@@ -217,7 +228,35 @@ def test_a_wrong_setting_is_named(tmp_path, monkeypatch, text, message):
     (tmp_path / "gradwatch.toml").write_text(text)
     result = shown()
     assert result.exit_code == 2
-    assert message in result.stderr
+    (line,) = result.stderr.splitlines()
+    assert message in line
+
+
+def in_the_place_of(path, what):
+    if what == "a folder":
+        path.mkdir()
+    elif what == "a pipe":
+        os.mkfifo(path)
+    elif what == "a huge file":
+        with path.open("wb") as file:
+            file.truncate(1 << 30)
+    else:
+        path.symlink_to({"a device": "/dev/zero", "a link to nowhere": "nowhere", "a link to itself": path}[what])
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="needs pipes and links")
+@pytest.mark.parametrize("file", ["gradwatch.toml", "pyproject.toml"])
+@pytest.mark.parametrize(
+    "what", ["a folder", "a pipe", "a device", "a link to nowhere", "a link to itself", "a huge file"]
+)
+def test_what_is_no_settings_file_is_neither_read_nor_passed_over(tmp_path, monkeypatch, file, what):
+    monkeypatch.chdir(tmp_path)
+    in_the_place_of(tmp_path / file, what)
+    result = shown()
+    assert result.exit_code == 2
+    (line,) = result.stderr.splitlines()
+    assert f"{file} cannot be read: " in line
+    assert CliRunner().invoke(main, ["run", "--help"]).exit_code == 0
 
 
 @pytest.mark.parametrize(
