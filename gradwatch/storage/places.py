@@ -34,6 +34,12 @@ def absolute_folder(path: str | Path) -> Path:
         raise RunError(f"there is no {path}: the working directory was removed; pass dir= an absolute path") from error
 
 
+def sqlite_file(uri: str) -> Path | None:
+    """The database file of a `sqlite:///` URI; None for any other store."""
+    match = re.match(r"sqlite(?:\+\w+)?:///([^?]+)", uri)
+    return Path(unquote(match[1])).resolve() if match else None
+
+
 def absolute_uri(uri: str) -> str:
     """A tracking URI as it holds in every working directory: SQLite files and folders by their absolute paths.
 

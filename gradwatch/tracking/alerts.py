@@ -24,6 +24,7 @@ from gradwatch.analysis.rules.finding import Finding
 from gradwatch.errors import GradwatchError, RunError
 from gradwatch.sanitize import MAX_JSON, plain, printable, read_json
 from gradwatch.storage.folder import FINDINGS
+from gradwatch.tracking.artifact_places import UnfitError, require_known_place
 from gradwatch.tracking.backoff import Backoff
 from gradwatch.tracking.tags import Tag
 from gradwatch.tracking.views import run_url
@@ -134,6 +135,10 @@ def _read_findings(client: MlflowClient, run_id: str) -> list[Finding]:
     from gradwatch.tracking.client import ARTIFACTS
 
     name = f"{ARTIFACTS}/{FINDINGS}"
+    try:
+        require_known_place(client, run_id)
+    except UnfitError:  # it is marked as corrupt
+        return []
     sizes = {item.path: item.file_size for item in client.list_artifacts(run_id, ARTIFACTS)}
     if not 0 < (sizes.get(name) or 0) <= MAX_JSON:
         return []

@@ -14,7 +14,6 @@ from collections.abc import Iterable, Mapping
 from datetime import datetime
 from pathlib import Path
 from typing import Any
-from urllib.parse import unquote
 
 import mlflow
 from filelock import FileLock
@@ -28,7 +27,8 @@ from gradwatch.errors import RunError
 from gradwatch.history import Run
 from gradwatch.policies.intervention import Intervention
 from gradwatch.sanitize import check_uri, public_uri
-from gradwatch.storage.places import absolute_uri
+from gradwatch.storage.places import absolute_uri, sqlite_file
+from gradwatch.tracking.artifact_places import UnfitError, require_known_place
 from gradwatch.tracking.metric_keys import Nonfinite, Point
 from gradwatch.tracking.mlflow_names import part_key, safe_name
 from gradwatch.tracking.refusals import clear_addresses, clear_errors
@@ -43,12 +43,6 @@ MAX_GROUPS = 16  # param groups of an optimizer that have params of their own
 
 
 # ------------------------------------------------------------------------------------------------------------- stores
-
-
-def sqlite_file(uri: str) -> Path | None:
-    """The database file of a `sqlite:///` URI; None for any other store."""
-    match = re.match(r"sqlite(?:\+\w+)?:///([^?]+)", uri)
-    return Path(unquote(match[1])).resolve() if match else None
 
 
 def full_uri(tracking_uri: str | None = None) -> str:
@@ -158,10 +152,19 @@ def drop_twins(client: MlflowClient, run_id: str, experiment_id: str, label: str
 def settle_run(client: MlflowClient, run_id: str, status: str) -> None:
     """End a run that is still RUNNING; one that nobody put anything into is deleted."""
     run = client.get_run(run_id)
-    if not (run.data.metrics or run.data.params or client.list_artifacts(run_id)):
+    if not (run.data.metrics or run.data.params or _has_artifacts(client, run_id)):
         client.delete_run(run_id)
     elif run.info.status == "RUNNING":
         client.set_terminated(run_id, status)
+
+
+def _has_artifacts(client: MlflowClient, run_id: str) -> bool:
+    """Whether somebody put a file into the run, as far as may be looked."""
+    try:
+        require_known_place(client, run_id)
+    except UnfitError:
+        return True
+    return bool(client.list_artifacts(run_id))
 
 
 def _experiment(client: MlflowClient, tracking_uri: str, target: dict[str, Any]) -> str:
@@ -268,11 +271,12 @@ def upload(client: MlflowClient, run_id: str, path: Path, folder: str = "") -> N
     """Put one file under the run's artifacts, in `gradwatch/<folder>`.
 
     Raises:
-        RunError: it is a link, or MLflow refuses it.
+        RunError: it is a link, MLflow refuses it, or the run's artifacts are where none may be.
     """
     if path.is_symlink():
         raise RunError(f"{path} is a link, and only files of the run's own folder are uploaded")
     with clear_errors(f"run {run_id}"):
+        require_known_place(client, run_id)
         client.log_artifact(run_id, str(path), f"{ARTIFACTS}/{folder}".rstrip("/"))
 
 

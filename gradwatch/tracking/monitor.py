@@ -22,6 +22,7 @@ from gradwatch.sanitize import public_error, public_uri
 from gradwatch.storage.downsample import MAX_VALUES
 from gradwatch.storage.folder import TABLES, last_part, list_parts
 from gradwatch.storage.shared_folder import part_folders, read_joint_manifest, read_whole
+from gradwatch.tracking.artifact_places import UnfitError, runs_of_strangers
 from gradwatch.tracking.backoff import Backoff
 from gradwatch.tracking.health import Health
 from gradwatch.tracking.live_findings import LIVE_VALUES, PAUSES, current
@@ -67,7 +68,8 @@ class Monitor:
         """One pass. False when the server could not be asked; it is logged when that changes."""
         started = time.monotonic()
         try:
-            self._run_once()
+            with runs_of_strangers():
+                self._run_once()
         except Exception as error:  # down, overloaded, restarting, a login that ran out: it may pass
             self.health.errors += 1
             if not self._away:
@@ -154,7 +156,7 @@ class Monitor:
         run_id, known = run.info.run_id, run.data.tags.get(Tag.JUDGED, "")
         try:
             folder = reader.fetch(self.client, run_id, temporary)
-        except reader.UnfitError as error:
+        except UnfitError as error:
             raise CorruptRunError(str(error)) from error
         summary = _summary(folder, temporary, run.info.experiment_id, run_id)
         judged = int(summary.tags.get(Tag.JUDGED, -1))

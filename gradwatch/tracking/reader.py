@@ -23,6 +23,7 @@ from gradwatch.history import History
 from gradwatch.sanitize import MAX_DOWNLOAD, MAX_LANES, printable, public_text, public_uri
 from gradwatch.storage.folder import MANIFEST, TABLES
 from gradwatch.storage.shared_folder import PARTS, read_whole
+from gradwatch.tracking.artifact_places import UnfitError, require_known_place
 from gradwatch.tracking.client import ARTIFACTS, connect, existing_store, quoted
 from gradwatch.tracking.refusals import clear_errors
 from gradwatch.tracking.tags import Tag
@@ -31,10 +32,6 @@ WATCHED = f"tags.`{Tag.VERSION}` != ''"
 NO_TABLES = "-"
 MAX_FILES = 100_000  # that a server may list for one run
 _PLAIN_NAME = re.compile(r"\w[\w.-]{0,254}")  # of one file or folder: it leads nowhere else
-
-
-class UnfitError(RunError):
-    """What a run's artifacts are, or how many, is not what is read."""
 
 
 def read_mlflow_run(run_id: str, tracking_uri: str | None = None, at_most: int | None = None) -> History:
@@ -76,8 +73,13 @@ def fetch(client: MlflowClient, run_id: str, to: Path) -> Path:
 
 
 def artifact_store(client: MlflowClient, run_id: str) -> ArtifactRepository:
-    """Where the run's artifacts are."""
+    """Where the run's artifacts are.
+
+    Raises:
+        UnfitError: where none may be.
+    """
     with clear_errors(f"run {run_id}"):
+        require_known_place(client, run_id)
         return get_artifact_repository(client.get_run(run_id).info.artifact_uri, client.tracking_uri)
 
 
@@ -94,6 +96,7 @@ def download(store: ArtifactRepository, path: str, to: Path) -> None:
 def _listed(client: MlflowClient, run_id: str, folder: str) -> Sequence[Any]:
     """What is directly in a folder of the run's artifacts."""
     with clear_errors(f"run {run_id}"):
+        require_known_place(client, run_id)
         try:
             return list(islice(client.list_artifacts(run_id, folder), MAX_FILES + 1))
         except (KeyError, TypeError, AttributeError) as error:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import TypeVar
 
 from mlflow.exceptions import MlflowException
 
@@ -22,6 +23,18 @@ PERMANENT = {
 REFUSED = {"PERMISSION_DENIED", "UNAUTHENTICATED", "CUSTOMER_UNAUTHORIZED"}  # it may be cured, but not by waiting alone
 UNUSABLE = {"ArgumentError", "NoSuchModuleError"}  # SQLAlchemy's names, which is not imported for them
 NO_MLFLOW = "API request to endpoint"  # how an answer that is not MLflow's own begins: a gateway's, a login page's
+
+T = TypeVar("T")
+
+
+def if_allowed(ask: Callable[[], T]) -> T | None:
+    """What MLflow answers; None where there is no such thing, or not for this user."""
+    try:
+        return ask()
+    except MlflowException as error:
+        if error.error_code not in {"RESOURCE_DOES_NOT_EXIST", *REFUSED}:
+            raise
+        return None
 
 
 @contextlib.contextmanager

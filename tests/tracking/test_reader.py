@@ -16,6 +16,7 @@ from mlflow.exceptions import MlflowException
 from gradwatch.analysis.rules import Finding
 from gradwatch.cli import main
 from gradwatch.tracking import reader
+from gradwatch.tracking.artifact_places import UnfitError
 from gradwatch.tracking.monitor import Monitor
 
 NAMES = ["../x", "../../x", "..", ".", "", "/etc/passwd", "//x", "a/../../x", "..\\x", "C:\\x", "C:x",
@@ -32,8 +33,8 @@ class Server:
 
     def __init__(self, run: Path, lists=lambda folder: []):
         self.run, self.lists, self.asked = run, lists, 0
-        self.info = SimpleNamespace(artifact_uri="file:///none", run_name="x", status="FINISHED", run_id=RUN,
-                                    experiment_id="0", end_time=1)  # fmt: skip
+        self.info = SimpleNamespace(artifact_uri="mlflow-artifacts:/0/none", run_name="x", status="FINISHED",
+                                    run_id=RUN, experiment_id="0", end_time=1)  # fmt: skip
         self.data = SimpleNamespace(tags={}, metrics={})
 
     def get_run(self, run_id):
@@ -109,7 +110,7 @@ def test_a_list_without_end(server, tmp_path, monkeypatch, kind, words):
     monkeypatch.setattr(reader, "MAX_FILES", 5_000)
     server.lists = lambda folder: (server.item(*item) for item in kind(folder) if folder == "gradwatch")
     started = time.process_time()
-    with pytest.raises(reader.UnfitError, match=words):
+    with pytest.raises(UnfitError, match=words):
         reader.fetch(server, RUN, tmp_path)
     reader.tables(server, RUN)
     assert time.process_time() - started < 10
