@@ -287,7 +287,8 @@ def endings(tmp_path_factory):
         ("sigterm_while_rows_are_handed_over", -15, "KILLED"), ("sigterm_while_closing", -15, "FINISHED"),
         ("sigterm_with_an_own_handler", 7, "FINISHED"), ("sigterm_after_close", -15, "FINISHED"),
         ("exception", 1, "FAILED"), ("memory_error", 1, "FAILED"), ("out_of_device_memory", 1, "FAILED"),
-        ("fork", 0, "FINISHED"), ("loader", 0, "FINISHED"),
+        ("fork", 0, "FINISHED"), ("loader", 0, "FINISHED"), ("persistent_loader", 0, "FINISHED"),
+        ("spawned_loader", 0, "FINISHED"),
     ],
 )  # fmt: skip
 def test_an_ending_loses_nothing_and_keeps_its_exit_code(endings, case, code, status):

@@ -154,14 +154,32 @@ def fork(training):
     training.take(30)
 
 
+def load(training, epochs, **settings):
+    """Train on batches that a loader's workers make; they are told to end while the Watch is open."""
+    data = torch.utils.data.TensorDataset(torch.randn(STEPS // epochs, 6, dtype=torch.float64))
+    batches = torch.utils.data.DataLoader(data, **settings)
+    for _ in range(epochs):
+        for (x,) in batches:
+            training.optimizer.zero_grad()
+            training.model(x).sum().backward()
+            training.optimizer.step()
+    del batches
+
+
 @case
 def loader(training):
-    """Workers of a data loader are forks that live for an epoch."""
-    data = torch.utils.data.TensorDataset(torch.randn(50, 6, dtype=torch.float64))
-    for (x,) in torch.utils.data.DataLoader(data, num_workers=2, multiprocessing_context="fork"):
-        training.optimizer.zero_grad()
-        training.model(x).sum().backward()
-        training.optimizer.step()
+    """Workers that are forks and live for an epoch."""
+    load(training, 1, num_workers=2, multiprocessing_context="fork")
+
+
+@case
+def persistent_loader(training):
+    load(training, 2, num_workers=2, multiprocessing_context="fork", persistent_workers=True)
+
+
+@case
+def spawned_loader(training):
+    load(training, 2, num_workers=1, multiprocessing_context="spawn", persistent_workers=True)
 
 
 def main(out):
