@@ -83,7 +83,8 @@ def flat_partition(optimizer: Optimizer, tops: Sequence[nn.Module], optimizers: 
 
     ZeRO and Megatron's distributed optimizer keep one: 1-D tensors that no module holds, as large as the trainable
     parameters of a module that are in no optimizer (those of all or some of the `ranks` together, but for a few per
-    cent of padding), or in the place of parameters that were emptied (ZeRO-3).
+    cent of padding), or in the place of parameters that were emptied (ZeRO-3). The module's own parameters get the
+    gradients then: those of a module that is only called with other parameters (`functional_call`) get none.
     """
     own = held(optimizer)
     size = sum(p.numel() for p in own.values())
@@ -96,11 +97,19 @@ def flat_partition(optimizer: Optimizer, tops: Sequence[nn.Module], optimizers: 
         left = [p for p in module.parameters() if p.requires_grad and id(p) not in taken]
         total = sum(p.numel() for p in left)
         shares = (k for k in range(1, ranks + 1) if ranks % k == 0)
-        if any(not p.numel() for p in left) or (
-            total and any(abs(k * size - total) <= 0.05 * total + slack for k in shares)
-        ):
+        alike = total and any(abs(k * size - total) <= 0.05 * total + slack for k in shares)
+        if any(not p.numel() for p in left) or (alike and any(map(_gets_gradients, left))):
             return size
     return 0
+
+
+def _gets_gradients(p: nn.Parameter) -> bool:
+    """Whether somebody takes the gradients of a parameter that no optimizer holds.
+
+    One is there, or a hook that moves it elsewhere; or the parameter is a view of a buffer of many, as ZeRO lays them.
+    """
+    hooks = getattr(p, "_post_accumulate_grad_hooks", None) or p._backward_hooks
+    return p.grad is not None or bool(hooks) or p.untyped_storage().nbytes() > p.numel() * p.element_size()
 
 
 def refuse_flat(group: Sequence[Optimizer], tops: Sequence[nn.Module], optimizers: Sequence[Optimizer]) -> None:
