@@ -216,6 +216,7 @@ class AutoWatch:
         for other in sorted(free, key=lambda o: o in self._replaced):
             if mine & {id(m) for m in discovery.owners(other, tops)} and not params_of([other]) & params_of(group):
                 group.append(other)
+        again = optimizer in self._replaced
         self._replaced.difference_update(group)
         owners = {id(m) for o in group for m in discovery.owners(o, tops)}
         modules = [m for m in tops if id(m) in owners]
@@ -234,11 +235,25 @@ class AutoWatch:
                 raise refusal(error) from None
             self.say(f"this {type(optimizer).__name__} is not watched: {' '.join(str(error).split())}")
             return None
+        if again:
+            self._say_beside(optimizer, made)
         self._watches[made] = weakref.WeakSet(o for o in optimizers if o not in group)
         settle_unheld(optimizers)
         for each in group:
             self._known[each] = made
         return made
+
+    def _say_beside(self, optimizer: Optimizer, made: Watch) -> None:
+        """That an optimizer in whose place another has come steps again, and whose runs belong together."""
+        others = [w for w in self._watches if not w.closed and w._shared is None and w._holds([optimizer])]
+        if others and made._shared is None:
+            also = " and clipped" if self.options["clip"] else ""
+            runs = " and ".join(w.dir.name for w in (made, *others))
+            self.say(
+                f"this {type(optimizer).__name__} steps again beside one that was built later and shares parameters. "
+                f"{runs} are one training, each recorded{also} by itself; had both been built before the first step, "
+                "they were parts of one run"
+            )
 
     def _watch(
         self, model: nn.Module, group: list[Optimizer], name: str | None, first: Watch | None, old: Old | None

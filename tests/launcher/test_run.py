@@ -39,15 +39,16 @@ STEPS = {
     "phases": [8, 4, 4],
     "one_renewed": [12, 6, 6],
 }
+    "built_late": [7, 4],
 # optimizers that step on one backward, or come one after another: compared in tests of their own
-APART = ("rebuilt", "two_kinds", "shared_head", "phases", "one_renewed")
+APART = ("rebuilt", "two_kinds", "shared_head", "phases", "one_renewed", "built_late")
 # compared with plain Python, not with the oracle
 SILENT = ("forks", "flat_partition", "by_hand", "spawns", "clips_itself", "two_losses", "at_exit", "leaves", "strict")
 CLIPS = [["--clip", "ClipByGlobalNorm(0.1)"], ["--script-clip", "replace"], ["--script-clip", "replace", "--clip",
          "ClipByGlobalNorm(0.5)"]]  # fmt: skip
 SMALL = ["--clip", "ClipByGlobalNorm(0.01)"]
-CLIPPED = ("shared_head", "forks", "flat_partition", "by_hand")
-OTHERS = ("clipped head", "clipped fork", "clipped partition", "clipped hand", "thrown_away")
+CLIPPED = ("shared_head", "forks", "flat_partition", "by_hand", "built_late")
+OTHERS = ("clipped head", "clipped fork", "clipped partition", "clipped hand", "clipped late", "thrown_away")
 
 
 def wild(how, out, commands):
@@ -201,6 +202,21 @@ def test_an_optimizer_that_is_taken_up_again_is_recorded_again(folders):
 
 
 def test_an_optimizer_that_is_made_anew_leaves_the_one_beside_it_where_it_was(folders):
+def test_an_optimizer_that_is_built_late_and_the_one_beside_it_are_recorded_clipped_and_named(folders):
+    critic, actor = true_norms(folders, "built_late")
+    paths = run_folders(folders["watched"]["built_late"] / "gradwatch-runs")
+    histories = [gradwatch.open_history(path) for path in paths]
+    assert [h.run.name for h in histories] == ["built_late", "built_late-2", "built_late-3"]
+    for history, true in zip(histories, (critic[:3], actor, critic[3:]), strict=True):
+        np.testing.assert_allclose(history.layer("grad_norm"), true, rtol=2e-6)
+    (line,) = [line for line in said(folders["watched"]["built_late"]) if "steps again" in line]
+    assert f"{paths[2].name} and {paths[1].name} are one training, each recorded by itself" in line
+    clipped = folders["watched"]["clipped late"]
+    assert np.loadtxt(clipped / "stdout").max() < 0.00101
+    assert "each recorded and clipped by itself" in (clipped / "stderr").read_text()
+    assert sorted(len(gradwatch.open_history(p)) for p in run_folders(clipped / "gradwatch-runs")) == [3, 4, 4]
+
+
     history = one(folders["watched"]["one_renewed"])
     fast, slow, again = true_norms(folders, "one_renewed")
     matrices, vectors = np.concatenate([fast, again]), slow
