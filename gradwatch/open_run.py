@@ -18,6 +18,7 @@ from gradwatch.storage.shared_folder import run_folders
 if TYPE_CHECKING:
     from types import ModuleType
 
+    from gradwatch.analysis.rules import Finding
     from gradwatch.history import History, Run
 
 RUNS = Path("gradwatch-runs")
@@ -39,6 +40,22 @@ def open_history(ref: str | Path, at_most: int | None = None) -> History:
     Raises:
         RunError: no such run, or it has no recorded step yet.
     """
+    return _opened(ref, at_most, empty=False)
+
+
+def _opened(ref: str | Path, at_most: int | None, empty: bool) -> History:
+    """`open_history`; with `empty` one without a step too, where that alone is a finding."""
+    from gradwatch.analysis.rules import diagnose
+
+    history = _read(ref, at_most)
+    found = [] if len(history) else diagnose(history)
+    if not len(history) and not (empty and found):
+        why = f" ({'; '.join(history.problems[:2])})" if history.problems else ""
+        raise RunError(f"{ref} holds no recorded step yet: {_why_empty(history.run, found)}{why}")
+    return history
+
+
+def _read(ref: str | Path, at_most: int | None) -> History:
     from gradwatch.storage.shared_folder import is_run, read_whole
 
     if _RUN_ID.fullmatch(str(ref)) and not Path(ref).exists():
@@ -49,27 +66,26 @@ def open_history(ref: str | Path, at_most: int | None = None) -> History:
     else:
         wanted = "a run folder, an MLflow run id, experiment:NAME or latest"
         raise RunError(f"{ref} is no run: {_what_it_is(Path(ref))}; wanted {wanted}")
-    if not len(history):
-        why = f" ({'; '.join(history.problems[:2])})" if history.problems else ""
-        raise RunError(f"{ref} holds no recorded step yet: {_why_empty(history.run)}{why}")
     return history
 
 
-def _why_empty(run: Run) -> str:
+def _why_empty(run: Run, found: Sequence[Finding]) -> str:
     state = run_state(run)
     if not state.over:
         where = f"process {run.pid} on {run.host}" if run.pid else "its process"
         return f"{where} has it open, and its first steps are on disk half a second after they were taken; open it then"
     if state.crashed:
         return "its process was killed before its first step, or within the half second that the first steps need"
-    return "it ended before its first step"
+    return "".join(["it ended before its first step", *(f". {finding.cause}" for finding in found)])
 
 
-def open_histories(refs: Sequence[str], directory: Path = RUNS, below: bool = False) -> list[History]:
+def open_histories(
+    refs: Sequence[str], directory: Path = RUNS, below: bool = False, empty: bool = False
+) -> list[History]:
     """The histories of several runs. A ref is a run folder, an MLflow run id, `experiment:NAME` or `latest`.
 
     With `below` also a folder that holds run folders: all of them that recorded a step, of a sweep's trainings the last
-    attempt of each.
+    attempt of each. With `empty` a single run may lack any step, where that alone is a finding.
 
     `latest` is the newest run folder under `directory`, else of the demo, else the newest watched run in MLflow. Runs
     of more than `MAX_VALUES` values are reduced (see `open_history`).
@@ -90,7 +106,8 @@ def open_histories(refs: Sequence[str], directory: Path = RUNS, below: bool = Fa
             found.append(_latest(directory))
         else:
             found.append(ref)
-    return histories + [open_history(ref, MAX_VALUES) for ref in found]
+    empty = empty and len(found) == 1 and not histories
+    return histories + [_opened(ref, MAX_VALUES, empty) for ref in found]
 
 
 def _below(directory: Path) -> list[Path]:

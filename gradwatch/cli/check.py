@@ -37,7 +37,7 @@ def check(ctx: click.Context, run: str, fail_on: str, kind: str, following: bool
         from gradwatch.tracking.live_findings import follow
 
         follow(Path(run))
-    histories = open_histories([run])
+    histories = open_histories([run], empty=True)
     if len(histories) != 1:
         raise RunError(f"{run} is {len(histories)} runs, and check wants one: name each of them in turn")
     (history,) = histories

@@ -41,7 +41,7 @@ def report(
     from gradwatch.report.text import render_csv, render_json, render_markdown
 
     render = {"html": render_html, "md": render_markdown, "json": render_json, "csv": render_csv}[kind]
-    text = render(build_report(open_histories(runs, below=True), metric, baseline, target, rises))
+    text = render(build_report(open_histories(runs, below=True, empty=True), metric, baseline, target, rises))
     if output == "-":
         click.echo(text, nl=False)
         return

@@ -31,6 +31,7 @@ from gradwatch.storage.places import absolute_uri
 if TYPE_CHECKING:
     from gradwatch.launcher.autowatch import AutoWatch
     from gradwatch.launcher.losses import Losses
+    from gradwatch.policies.intervention import Intervention
     from gradwatch.recording.watch import Watch
 
 
@@ -227,8 +228,13 @@ class Launch:
             reservation.settle(self.status)
         if self.plan.spawned or self.status != "FINISHED" or (self.auto is not None and self.auto.seen):
             return
-        if self._recorded_elsewhere():
-            return
+        if not self._recorded_elsewhere() and self._writes():
+            self._say_nothing()
+
+    def _say_nothing(self) -> None:
+        """That nothing was recorded, and why; where something was asked for that never acted, a run is left."""
+        from gradwatch.policies.intervention import Intervention
+
         if self.losses is None:
             why = "the script did not import torch"
         elif self.losses.calls:
@@ -238,14 +244,29 @@ class Launch:
             )
         else:
             why = "no torch.optim.Optimizer stepped in this process"
-        self.say(f"nothing was recorded{self._without_policies()}: {why}")
+        asked = Intervention.of(self.plan.watch)
+        if asked == Intervention():
+            self.say(f"nothing was recorded: {why}")
+        else:
+            options = " and ".join(" ".join(pair) for pair in asked.options.items())
+            self.say(f"nothing was recorded, and {options} never acted: {why}{self._leave_empty(asked)}")
 
-    def _without_policies(self) -> str:
-        """That what was asked for never acted, in words; empty where nothing was."""
-        from gradwatch.policies.intervention import Intervention
+    def _leave_empty(self, asked: Intervention) -> str:
+        """Leave a run without steps, whose finding is that what was asked for never acted; returns where, in words."""
+        from gradwatch.policies import parse
+        from gradwatch.recording.arguments import described
+        from gradwatch.storage.folder import MANIFEST, create_folder, now_iso, write_json
 
-        asked = [" ".join(pair) for pair in Intervention.of(self.plan.watch).options.items()]
-        return f", and {' and '.join(asked)} never acted" if asked else ""
+        watch = with_arguments(self.plan.watch, self.arguments)
+        told = {key: watch[key] for key in ("tags", "params") if watch.get(key)}
+        told |= {k: repr(parse(str(v))) if k in ("clip", "renorm") else v for k, v in asked.arguments.items()}
+        try:
+            run = described(name=watch["run_name"], status="FINISHED", ended=now_iso(), end_step=0, **told)
+            folder = create_folder(Path(watch["dir"]), run.name)
+            write_json(folder / MANIFEST, run.to_json())
+        except (GradwatchError, OSError) as error:
+            return f" ({' '.join(str(error).split())})"
+        return f"; `gradwatch check` finds that in {folder}"
 
     def _recorded_elsewhere(self) -> bool:
         """Whether a process that this one started has recorded a run."""

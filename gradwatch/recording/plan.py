@@ -11,6 +11,7 @@ from gradwatch.formatting import loop_clips
 from gradwatch.history import Run
 from gradwatch.measure.autograd import without_autograd
 from gradwatch.measure.fused import why_not_folded
+from gradwatch.policies.intervention import Intervention
 from gradwatch.recording.learning_rate import RateScale
 
 if TYPE_CHECKING:
@@ -74,8 +75,9 @@ def outcome(steps: int, lost: int, folder: Path) -> str:
 
 def nothing_seen(run: Run, folder: Path) -> str:
     """Why a training may have recorded nothing; and that what was asked for never acted."""
-    policies = " and ".join(filter(None, (run.clip, run.renorm)))
+    asked = Intervention.of(run)
+    never = "" if asked == Intervention() else f" and {asked.label} never acted"
     return (
-        f"no optimizer step was seen, so {folder} is empty{policies and f' and {policies} never acted'}: the loop took "
+        f"no optimizer step was seen, so {folder} is empty{never}: the loop took "
         "none, stepped an optimizer other than the one that watch() was given, or replayed its steps from a CUDA graph"
     )

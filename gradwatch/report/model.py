@@ -130,16 +130,17 @@ def build_report(
     """A report of one run, or one that compares many; the other arguments are those of `compare.compare`.
 
     Raises:
-        RunError: there are no runs, none of them recorded a step, none logged `metric`, or had the policy `baseline`.
+        RunError: there are no runs, none of them recorded a step (and that is no finding of a single one), none logged
+            `metric`, or had the policy `baseline`.
 
     """
-    if not any(len(history) for history in histories):
+    many = len(histories) > 1
+    if not any(len(history) or (not many and diagnose(history)) for history in histories):
         names = ", ".join(history.run.name for history in histories) or "no runs were given"
         raise RunError(f"nothing to report, no steps are recorded: {names}")
     metrics = metric_names(histories, metric)
-    many = len(histories) > 1
     runs = tuple(summarize(history, metrics) for history in histories)
-    if not many:
+    if not many and len(histories[0]):
         (run,), (history,) = runs, histories
         found = run.findings
         note, outcomes = caveat(history, found), what_if(history, found)

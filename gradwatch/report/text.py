@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from typing import TYPE_CHECKING, Any
 
 from gradwatch.analysis.comparison import Comparison
@@ -199,7 +199,8 @@ def render_csv(report: Report) -> str:
     if report.comparison is not None:
         return _csv(report.comparison)
     (run,) = report.runs
-    return _csv(pd.DataFrame([asdict(layer) for layer in run.layers]).drop(columns="shape"))
+    columns = [field.name for field in fields(LayerSummary) if field.name != "shape"]
+    return _csv(pd.DataFrame([asdict(layer) for layer in run.layers], columns=columns))
 
 
 def _csv(frame: pd.DataFrame) -> str:

@@ -31,6 +31,8 @@ def counts_text(findings: Sequence[Finding]) -> str:
 def where_text(finding: Finding) -> str:
     """When and where: `steps 12 to 44 · rnn.weight_hh_l0, rnn.bias_hh_l0 and 3 more layers`."""
     first, last = finding.first_step, finding.last_step
+    if not finding.any_step:
+        return "no step was recorded"
     steps = f"step {first:,}" if first == last else f"steps {first:,} to {last:,}"
     names, left = ", ".join(finding.layers[:MOST_NAMES]), len(finding.layers) - MOST_NAMES
     more = f" and {left} more layer{'s' if left > 1 else ''}" if left > 0 else ""

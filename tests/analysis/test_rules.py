@@ -1,6 +1,7 @@
 """The rules: each disease is found where it was put, and its healthy twin raises no alarm."""
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -17,6 +18,7 @@ from gradwatch.analysis.rules.gradients import exploding
 from gradwatch.analysis.rules.nonfinite import nonfinite
 from gradwatch.analysis.rules.registry import CONSEQUENCES, group
 from gradwatch.analysis.rules.weight_growth import renorm_binds
+from gradwatch.report.wording import where_text
 
 
 def with_steps(history, **columns):
@@ -72,7 +74,28 @@ def test_a_short_run_whose_steps_outgrow_the_weights_is_plainly_sick():
 
 
 def test_a_run_without_steps_is_not_called_healthy():
-    assert verdict(make_history(steps=3).slice(0, 0)) == "no steps recorded"
+    assert verdict(make_history(steps=3, clip=None).slice(0, 0)) == "no steps recorded"
+
+
+def test_a_run_without_steps_that_ended_well_had_policies_that_never_acted():
+    empty = make_history(steps=3, renorm="MaxNorm(1.0)").slice(0, 0)
+    assert diagnose(replace(empty, run=replace(empty.run, status="RUNNING"))) == []
+    assert diagnose(replace(empty, problems=("3 steps were not recorded",))) == []
+    done = replace(empty, run=replace(empty.run, status="FINISHED"))
+    clip, renorm = diagnose(done)
+    assert (clip.rule, clip.severity, clip.summary) == (
+        "policy-never-acts",
+        "warning",
+        "policy-never-acts: no step was recorded",
+    )
+    assert clip.cause.startswith("ClipByGlobalNorm(1.0) was asked for and never acted: no step was seen")
+    assert renorm.cause.startswith("MaxNorm(1.0) was asked for and never acted")
+    assert verdict(done) == clip.summary
+    assert where_text(clip) == "no step was recorded"
+    (scaled,) = diagnose(replace(done, run=replace(done.run, clip=None, renorm=None, lr_scale=0.1)))
+    assert scaled.cause.startswith("lr_scale=0.1 was asked for and never acted")
+    bare = replace(done, run=replace(done.run, layers=()))
+    assert "no torch.optim.Optimizer stepped" in diagnose(bare)[0].cause
 
 
 def test_nonfinite_names_the_first_step_and_layer():

@@ -53,6 +53,12 @@ def test_the_exit_code_is_the_gate(run, options, code, kind, request):
     assert (result.exit_code, result.stderr) == (code, "")
 
 
+def test_a_policy_that_met_no_step_fails_where_warnings_do(tmp_path):
+    folder = str(make_run(tmp_path, steps=0))
+    assert call(folder).exit_code == 0
+    assert call(folder, "--fail-on", "warning").exit_code == 1
+
+
 def test_a_note_never_fails(tmp_path, monkeypatch):
     monkeypatch.setattr("gradwatch.analysis.rules.diagnose", lambda history: [Finding("clip-inert", "note", (), 0, 9)])
     assert call(make_run(tmp_path), "--fail-on", "warning").exit_code == 0

@@ -114,8 +114,21 @@ def test_an_unknown_run_is_one_line(args, tmp_path, monkeypatch):
     refused(call(*args), args[1])
 
 
-def test_an_empty_run_is_one_line(tmp_path):
-    refused(call("report", make_run(tmp_path, steps=0)), "no recorded step")
+@pytest.mark.parametrize(("command", "status"), [("report", "FINISHED"), ("show", "FINISHED"), ("check", "FAILED")])
+def test_an_empty_run_is_one_line(command, status, tmp_path):
+    clip = "ClipByNorm(1.0)" if status == "FAILED" else None  # a crash says nothing of the policy
+    refused(call(command, make_run(tmp_path, close=status, steps=0, clip=clip)), "no recorded step")
+
+
+@pytest.mark.parametrize("command", ["show", "report --format html", "report --format md", "report --format json",
+                                     "report --format csv", "check", "check --follow"])  # fmt: skip
+def test_an_empty_run_whose_policy_never_acted_is_shown_with_its_finding(command, tmp_path):
+    folder = make_run(tmp_path, steps=0, clip="ClipByNorm(1.0)")
+    output = ["-o", "-"] if "report" in command else []
+    result = call(*command.split(), folder, *output)
+    assert result.exit_code == 0, result.output
+    assert "csv" in command or "was asked for and never acted: no step was seen" in result.stdout
+    refused(call("compare", folder, folder), "never acted")
 
 
 def test_an_output_that_cannot_be_written_is_one_line(runs, tmp_path):

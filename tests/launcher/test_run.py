@@ -12,6 +12,7 @@ from in_the_wild import SCRIPTS, SUPPORT, environment, one
 
 import gradwatch
 from gradwatch.analysis.rules import diagnose
+from gradwatch.storage.folder import read_run
 from gradwatch.storage.shared_folder import run_folders
 
 pytestmark = pytest.mark.slow
@@ -38,8 +39,8 @@ STEPS = {
     "shared_head": [9, 9],
     "phases": [8, 4, 4],
     "one_renewed": [12, 6, 6],
-}
     "built_late": [7, 4],
+}
 # optimizers that step on one backward, or come one after another: compared in tests of their own
 APART = ("rebuilt", "two_kinds", "shared_head", "phases", "one_renewed", "built_late")
 # compared with plain Python, not with the oracle
@@ -201,7 +202,6 @@ def test_an_optimizer_that_is_taken_up_again_is_recorded_again(folders):
         np.testing.assert_allclose(history.layer("grad_norm"), true, rtol=2e-6)
 
 
-def test_an_optimizer_that_is_made_anew_leaves_the_one_beside_it_where_it_was(folders):
 def test_an_optimizer_that_is_built_late_and_the_one_beside_it_are_recorded_clipped_and_named(folders):
     critic, actor = true_norms(folders, "built_late")
     paths = run_folders(folders["watched"]["built_late"] / "gradwatch-runs")
@@ -217,6 +217,7 @@ def test_an_optimizer_that_is_built_late_and_the_one_beside_it_are_recorded_clip
     assert sorted(len(gradwatch.open_history(p)) for p in run_folders(clipped / "gradwatch-runs")) == [3, 4, 4]
 
 
+def test_an_optimizer_that_is_made_anew_leaves_the_one_beside_it_where_it_was(folders):
     history = one(folders["watched"]["one_renewed"])
     fast, slow, again = true_norms(folders, "one_renewed")
     matrices, vectors = np.concatenate([fast, again]), slow
@@ -289,10 +290,16 @@ def test_a_script_without_an_optimizer_gets_one_sentence(folders):
 
 
 def test_a_policy_that_never_acted_is_said(folders):
+    (folder,) = run_folders(folders["watched"]["clipped hand"] / "gradwatch-runs")
     assert said(folders["watched"]["clipped hand"]) == [
         "nothing was recorded, and --clip ClipByGlobalNorm(0.01) never acted: backward() was called 7 times, but no "
-        "torch.optim.Optimizer stepped in this process, so the script updates its weights in another way"
+        "torch.optim.Optimizer stepped in this process, so the script updates its weights in another way; "
+        f"`gradwatch check` finds that in {folder}"
     ]
+    (finding,) = diagnose(read_run(folder))
+    assert finding.rule == "policy-never-acts"
+    assert finding.cause.startswith("ClipByGlobalNorm(0.01) was asked for and never acted")
+    assert not (folders["watched"]["by_hand"] / "gradwatch-runs").exists(), "no policy was asked for"
 
 
 def test_a_flat_partition_is_not_watched_and_no_policy_goes_without_a_word(folders):

@@ -23,6 +23,7 @@ from gradwatch.formatting import loop_clips, percent, setting_text
 from gradwatch.history import Bools, Floats, History
 from gradwatch.policies import AGC, ClipByAverageNorm, ClipByNorm, Policy
 from gradwatch.policies.grammar import members
+from gradwatch.policies.intervention import Intervention
 
 
 def clip_inert(history: History, min_steps: int = 1000) -> list[Finding]:
@@ -85,9 +86,25 @@ def policy_never_acts(history: History, min_steps: int = 10) -> list[Finding]:
     return out
 
 
+def no_step(history: History) -> list[Finding]:
+    """A run with a policy that ended well before its first optimizer step: `policy_never_acts` of nothing at all."""
+    run = history.run
+    if len(history) or history.problems or run.status != "FINISHED":
+        return []
+    why = (
+        "no step was seen: the loop took none, or stepped an optimizer other than the one that is watched"
+        if run.layers
+        else "no torch.optim.Optimizer stepped, so the weights were updated in another way, or not at all"
+    )
+    cure = "Step a torch.optim.Optimizer that is watched; a clip alone can be had by gradwatch.clip_grads_ in the loop."
+    scaled = Intervention(None, None, run.lr_scale, run.warmup)
+    asked = [run.clip, run.renorm, None if scaled == Intervention() else scaled.label]
+    return [_never(history, text, {}, why, cure) for text in asked if text]
+
+
 def _never(history: History, policy: str, evidence: dict[str, float | str], why: str, cure: str) -> Finding:
     cause = f"{policy} was asked for and never acted: {why}."
-    ends = int(history.step[0]), int(history.step[-1])
+    ends = (int(history.step[0]), int(history.step[-1])) if len(history) else (0, -1)
     return Finding("policy-never-acts", "warning", (), *ends, {"steps": len(history), **evidence}, cause, cure)
 
 

@@ -35,10 +35,17 @@ class Finding:
     @property
     def summary(self) -> str:
         """What, when and where, in one line: `nonfinite at step 50 in blocks.0.mlp.weight and 2 more`."""
+        if not self.any_step:
+            return f"{self.rule}: no step was recorded"
         name = self.layers[0] if self.layers else self.optimizer
         where = f" in {name}" if name else ""
         more = f" and {len(self.layers) - 1} more" if len(self.layers) > 1 else ""
         return f"{self.rule} at step {self.first_step}{where}{more}"
+
+    @property
+    def any_step(self) -> bool:
+        """Whether it is about steps at all: what is said of a run without any ends before it begins."""
+        return self.last_step >= self.first_step
 
     @property
     def docs(self) -> str:

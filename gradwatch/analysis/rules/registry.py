@@ -12,6 +12,7 @@ from gradwatch.analysis.rules.clipping import (
     clip_inert,
     clip_is_your_learning_rate,
     double_clip,
+    no_step,
     policy_never_acts,
 )
 from gradwatch.analysis.rules.dead_layers import dead_layer, no_gradient
@@ -72,7 +73,7 @@ def diagnose(history: History) -> list[Finding]:
     their own.
     """
     if not len(history):
-        return []
+        return no_step(history)
     with np.errstate(all="ignore"):  # the numbers of a run that comes apart overflow in its judge's hands too
         findings = [
             root
@@ -125,9 +126,9 @@ def verdict(history: History, findings: Iterable[Finding] | None = None) -> str:
         history: the run.
         findings: what `diagnose` found in it, where that is known already.
     """
-    if not len(history):
-        return "no steps recorded"
     said = headline(diagnose(history) if findings is None else findings)
+    if not len(history):
+        return "no steps recorded" if said == HEALTHY else said
     return TOO_SHORT if said == HEALTHY and steps_taken(history) < LEAST_STEPS else said
 
 
