@@ -52,9 +52,10 @@ class Run:
     names where the run is delivered: `tracking_uri`, `experiment_id`, `run_id` (each None until known) and `joined`
     (the run was the user's own). It is None for a run that stays in its files. `part` names this Watch among those that
     share the run. As watch() found it, `unheld` are the parameters of the model that ask for a gradient and are in no
-    optimizer. `pid`, `host` and `pid_started` are the process that records it; `crashed`: somebody has seen that it
-    ended without close. Its steps begin with `first_step` and end before `end_step`, once it is closed.
-    `higher_is_better` says which way logged scalars are better, of those of which the user has said it.
+    optimizer, and `modules` the classes of the modules without children by name, in the model's order. `pid`, `host`
+    and `pid_started` are the process that records it; `crashed`: somebody has seen that it ended without close. Its
+    steps begin with `first_step` and end before `end_step`, once it is closed. `higher_is_better` says which way logged
+    scalars are better, of those of which the user has said it.
     """
 
     name: str
@@ -81,6 +82,7 @@ class Run:
     params: dict[str, str] = field(default_factory=dict)
     mlflow: dict[str, Any] | None = None
     unheld: tuple[str, ...] = ()
+    modules: dict[str, str] = field(default_factory=dict)
     first_step: int | None = None
     end_step: int | None = None
     higher_is_better: dict[str, bool] = field(default_factory=dict)

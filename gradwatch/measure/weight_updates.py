@@ -1,4 +1,5 @@
-"""Numbers of the weights and of the optimizer's own tensors, measured every few steps: norms and update ratios.
+"""Numbers of the weights and of the optimizer's own tensors, measured every few steps: norms, update ratios, and how
+far the weights got between two measurements.
 
 Legend: L layers, in the order of the Layout.
 """
@@ -71,7 +72,7 @@ class Weights:
             values["weight_norm"] = weight_norms(self.layout)
         with self.looking.at("update_ratio"):
             if self._looked:
-                values["update_ratio"] = self._update_ratio.after()
+                values.update(self._update_ratio.after())
         if self.slots:
             with self.looking.at("slot_norm"):
                 norms = slot_norms(self.layout, optimizers, self.looking)
@@ -80,9 +81,10 @@ class Weights:
 
 
 class UpdateRatio:
-    """How far a step moved each layer, from at most 4,096 of its elements: `before()` the step, `after()` it.
+    """How far a step moved each layer, from at most 4,096 of its elements: `before()` the step, `after()` it; and how
+    far all that happened since the measurement before did.
 
-    Two buffers are filled again and again, by one `cat` per device and dtype: constant memory, few kernels, and no
+    Three buffers are filled again and again, by one `cat` per device and dtype: constant memory, few kernels, and no
     large allocation in steady state.
     """
 
@@ -95,30 +97,40 @@ class UpdateRatio:
         for i, w in enumerate(weights):
             self._groups.setdefault((w.device, w.dtype), []).append(i)
         self._buffers: dict[object, Tensor] = {}
+        self._looks = 0  # how often it looked before a step: in one of two buffers, in turn
 
     @without_autograd
     def before(self) -> None:
         """Look at the weights before the step."""
-        self._look("before")
+        self._look(("before", (self._looks + 1) % 2))
+        self._looks += 1
 
     @without_autograd
-    def after(self) -> Tensor:
-        """‖Δw‖ / ‖w before‖ of each layer, `[L]`; NaN where the weights were all zero."""
-        before, moved = self._buffers["before"], self._look("after").sub_(self._buffers["before"])
+    def after(self) -> dict[str, Tensor]:
+        """Of each layer, `[L]`, as shares of ‖w before the step‖: how far the step moved it (`update_ratio`), and
+        from the second measurement on, how far it is from where it was before the last measured step (`displacement`).
+
+        NaN where the weights were all zero.
+        """
+        before = self._buffers["before", self._looks % 2]
+        samples = [before, self._look("after").sub_(before)]
+        if self._looks > 1:
+            samples.append(self._buffers["before", (self._looks + 1) % 2].sub_(before))
         order = [i for layers in self._groups.values() for i in layers]
         sizes = [self.sizes[i] for i in order]
-        found = torch._foreach_norm([*torch.split(moved, sizes), *torch.split(before, sizes)])
+        found = torch._foreach_norm([part for sample in samples for part in torch.split(sample, sizes)])
         placed = list(found)
-        for place, i in enumerate(order):
-            placed[i], placed[len(order) + i] = found[place], found[len(order) + place]
-        norms = torch.stack(placed).view(2, -1)
+        for place, norm in enumerate(found):
+            kind, at = divmod(place, len(order))
+            placed[kind * len(order) + order[at]] = norm
+        norms = torch.stack(placed).view(len(samples), -1)
         if self.layout.sharding is not None:  # an element of a sample stands for as many as the sample's step
             steps = self.layout.constant("steps", lambda: self.layout.numbers(self.steps, torch.float64))
             norms = self.layout.sharding.add(norms.to(torch.float64) ** 2 * steps).sqrt().to(norms.dtype)
-        moves, were = norms.unbind()
-        return (moves / were).masked_fill_(were == 0, torch.nan)
+        ratios = (norms[1:] / norms[0]).masked_fill_(norms[0] == 0, torch.nan)
+        return dict(zip(("update_ratio", "displacement"), ratios, strict=False))
 
-    def _look(self, name: str) -> Tensor:
+    def _look(self, name: object) -> Tensor:
         """The samples of all layers, one after the other, group by group."""
         buffer = self._buffer(name, sum(self.sizes), self.layout.device, self.layout.dtype)
         weights, start = self.layout.weights(), 0

@@ -138,7 +138,7 @@ def watch(
         layers=_layers.describe(named),
         optimizers=GroupSettings(by_name).describe(named),
         mlflow=_delivery.target(run_id, tracking_uri) if log == "mlflow" else None,
-        unheld=source.unheld(),
+        **source.recorded(),
         **_recorded(settings, policies, tags or {}, params or {}),
     )
     _replace_old(optimizers)

@@ -6,6 +6,8 @@ import re
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from fnmatch import fnmatchcase
+from itertools import islice
+from typing import Any
 
 from torch import Tensor, nn
 from torch.optim import Optimizer
@@ -15,6 +17,7 @@ from gradwatch.history import Layer
 from gradwatch.measure.layout import Layout
 from gradwatch.storage.manifest import text_of
 
+MAX_MODULES = 10_000  # whose classes are recorded
 _WRAPPERS = re.compile(r"(?:^|(?<=\.))(?:module|_orig_mod|_module|_forward_module)\.")
 
 
@@ -113,6 +116,15 @@ class Source:
     def kept(self, names: Iterable[str]) -> list[bool]:
         """Which of these layers are recorded."""
         return [matches(name, self.patterns) and not matches(name, self.ignored) for name in names]
+
+    def recorded(self) -> dict[str, Any]:
+        """What the manifest says of the model besides its layers: `unheld` and `modules`."""
+        leaves = (
+            (".".join(filter(None, (self.part, clean_name(f"{name}.")[:-1]))), text_of(type(module).__name__)[:100])
+            for name, module in self.model.named_modules()
+            if not any(True for _ in module.children())
+        )
+        return {"unheld": self.unheld(), "modules": dict(islice(leaves, MAX_MODULES))}
 
     def unheld(self, others: Iterable[Optimizer] = ()) -> tuple[str, ...]:
         """The model's parameters that ask for a gradient, are in no optimizer (nor in the `others`), and would be

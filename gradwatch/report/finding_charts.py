@@ -203,8 +203,10 @@ CHARTS: dict[str, Draw] = {
     "clip-is-your-learning-rate": coef_curve,
     "scaled-gradients": scale_curve,
     "weight-growth": _WEIGHTS,
+    "weights-shrink": _WEIGHTS,
     "renorm-binds": layer_curves("renorm_rate", "share of units scaled back"),
     "imbalance": layer_curves("grad_norm", "gradient norm"),
     "lr-too-high": loss_curve,
+    "no-progress": loss_curve,
 }
 """Which chart shows which disease. The total norm shows every other: exploding, spike, clip-inert, ..."""

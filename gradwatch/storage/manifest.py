@@ -192,5 +192,6 @@ _FIELDS: dict[str, tuple[Check, str]] = {
     "end_step": (_optional(_is_count(0, MAX_STEP)), "a number of steps"),
     "higher_is_better": (_is_table(lambda value: isinstance(value, bool)), "a table of true or false"),
     "mlflow": (_optional(_is_table(_is_scalar)), "a table of texts"),
+    "modules": (_is_table(lambda value: is_text(value, 100), MAX_LAYERS), f"a table of at most {MAX_LAYERS:,} classes"),
     "unheld": (_is_list(MAX_LAYERS, is_text), f"a list of at most {MAX_LAYERS:,} names"),
 }

@@ -63,6 +63,9 @@ TRAININGS: dict[str, tuple[tuple[str, Train], tuple[str, Train]]] = {
             ("update-too-large", s.huge_rate, "AdamW at 1", "AdamW at 0.003"),
             ("update-too-small", s.tiny_rate, "Adam at 3e-9", "Adam at 1e-3"),
             ("weight-growth", s.runaway, "a loss without a bound", "with weight decay"),
+            ("weights-shrink", s.fading, "a weight decay of 0.5", "of 1e-4"),
+            ("below-epsilon", s.large_eps, "eps=10", "eps=1e-8"),
+            ("no-progress", s.averaged, "the average loaded back", "the average kept"),
             ("renorm-binds", s.tight_norm, "MaxNorm(0.3)", "MaxNorm(4.0)"),
             ("lr-too-high", s.rate_too_high, "Adam at 0.3", "Adam at 0.003"),
             ("clip-inert", s.inert, "ClipByGlobalNorm(100.0)", "ClipByGlobalNorm(1.5)"),
@@ -78,6 +81,8 @@ TRAININGS: dict[str, tuple[tuple[str, Train], tuple[str, Train]]] = {
 }
 SHOWN = {  # what stands above the loss, where it is not each layer's grad_norm
     **dict.fromkeys(("weights-unchanged", "update-too-large", "update-too-small", "lr-too-high"), "update_ratio"),
+    "no-progress": "displacement",
+    "weights-shrink": "weight_norm",
     "weight-growth": "weight_norm",
     "renorm-binds": "renorm_rate",
 }

@@ -324,7 +324,15 @@ def test_a_consequence_begins_no_earlier_than_its_root_and_before_its_end():
     assert tree(found("exploding", 10), found("nonfinite", 10)) == {"exploding": ["nonfinite"]}
     assert tree(found("nonfinite", 10), found("dead-layer", 9)) == {"dead-layer": [], "nonfinite": []}
     assert tree(found("exploding", 10, 20), found("dead-layer", 20)) == {"exploding": ["dead-layer"]}
-    assert tree(found("exploding", 10, 20), found("dead-layer", 21)) == {"exploding": [], "dead-layer": []}
+    assert tree(found("exploding", 10, 20), found("dead-layer", 70)) == {"exploding": ["dead-layer"]}  # seen late
+    assert tree(found("exploding", 10, 20), found("dead-layer", 71)) == {"exploding": [], "dead-layer": []}
+    assert tree(found("exploding", 10, 20), found("vanishing", 21)) == {"exploding": [], "vanishing": []}
+
+
+def test_what_sums_up_a_run_follows_from_what_explains_it():
+    for rule in CONSEQUENCES:
+        assert tree(found(rule, 50), found("no-progress", 0)) == {rule: ["no-progress"]}
+    assert set(tree(found("clip-inert", 50, severity="note"), found("no-progress", 0))) == {"clip-inert", "no-progress"}
 
 
 def test_a_consequence_of_a_consequence_stands_under_the_root():

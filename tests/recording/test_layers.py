@@ -8,6 +8,7 @@ import torch
 from torch import nn
 from training import batches, mlp, train, watch
 
+import gradwatch
 from gradwatch import WatchError, open_history
 from gradwatch.measure.gradients import Batch
 from gradwatch.measure.layout import Layout
@@ -349,3 +350,13 @@ def test_a_state_of_other_layers_is_still_refused(tmp_path):
     state = watch(model, sgd(model.parameters()), tmp_path).state_dict()
     with watch(model, sgd(model[2].parameters()), tmp_path) as handle, pytest.raises(WatchError, match="other layers"):
         handle.load_state_dict(state)
+
+
+def test_the_manifest_names_the_classes_of_the_modules(tmp_path):
+    model = nn.Sequential(nn.Linear(2, 2), nn.Sequential(nn.Tanh(), nn.LayerNorm(2)))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with gradwatch.watch(torch.compile(model), optimizer, name="D", log=None, dir=tmp_path, verbose=False) as handle:
+        optimizer.step()
+    want = {"D.0": "Linear", "D.1.0": "Tanh", "D.1.1": "LayerNorm"}
+    assert gradwatch.open_history(handle.dir).run.modules == want
+    assert gradwatch.open_history(handle.dir.parent).run.modules == want

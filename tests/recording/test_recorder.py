@@ -130,7 +130,40 @@ def test_the_update_ratio_of_a_sample_is_within_a_few_percent(shape):
             delta = 1e-3 * torch.randn(shape)
             p += delta
         want = (delta.norm() / (p - delta).norm()).item()
-        assert ratio.after().item() == pytest.approx(want, rel=1e-4 if p.numel() <= SAMPLE else 0.05)
+        assert ratio.after()["update_ratio"].item() == pytest.approx(want, rel=1e-4 if p.numel() <= SAMPLE else 0.05)
+
+
+def test_the_displacement_is_between_two_measurements_whatever_happened_there():
+    p, other = nn.Parameter(torch.tensor([3.0, 4.0])), nn.Parameter(torch.ones(2, dtype=torch.float64))
+    ratio = UpdateRatio(Layout({"w": p, "other": other}))
+    found = []
+    for step, back in ((0.5, False), (1.0, True), (2.0, True), (4.0, False)):
+        ratio.before()
+        was = p.detach().clone()
+        with torch.no_grad():
+            p[0] += step
+        found.append(ratio.after())
+        if back:
+            p.data = was
+    assert "displacement" not in found[0]  # there is none before
+    # 3.5 against 3; put back twice: still there
+    assert [values["displacement"][0].item() for values in found[1:]] == [
+        pytest.approx(0.5 / math.hypot(3.5, 4)), 0, 0]  # fmt: skip
+    assert found[3]["update_ratio"][0].item() == pytest.approx(4 / math.hypot(3.5, 4))
+    assert not torch.stack([values["displacement"][1] for values in found[1:]]).any()
+
+
+def test_a_run_records_the_displacement_from_its_second_measurement_on(tmp_path):
+    p = nn.Parameter(torch.tensor([3.0, 4.0]))
+    model = nn.ParameterList([p])
+    optimizer = torch.optim.SGD([p], lr=1.0)
+    with watch(model, optimizer, tmp_path, every=2) as handle:
+        for _ in range(5):
+            p.grad = torch.tensor([-1.0, 0.0])
+            optimizer.step()
+    want = [np.nan, np.nan, 2 / math.hypot(5, 4), np.nan, 2 / math.hypot(7, 4)]
+    found = gradwatch.open_history(handle.dir).layer("displacement")[:, 0]
+    np.testing.assert_allclose(found, want, rtol=1e-6)
 
 
 def test_the_sample_visits_every_column():

@@ -199,7 +199,7 @@ LATER = {
         lambda: mlp(width=256),
         lambda p: optim.SGD(p, 0.1, momentum=0.9, nesterov=True),
         300,
-        lambda o: warm(o, 20, 300),
+        schedule=lambda o: warm(o, 20, 300),
     ),
     "mlp-rprop-like-full-batch": plain(mlp, lambda p: optim.Rprop(p, 1e-3), 150, data=batches(1024)),
     "mlp-asgd-autoclip": plain(mlp, lambda p: optim.ASGD(p, 0.2), clip="AutoClip(90)"),

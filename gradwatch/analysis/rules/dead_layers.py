@@ -9,12 +9,12 @@ import numpy as np
 
 from gradwatch.analysis.rules.facts import pick, present
 from gradwatch.analysis.rules.finding import Finding
-from gradwatch.analysis.rules.gradients import training_losses
+from gradwatch.analysis.rules.gradients import learnt
 from gradwatch.history import Bools, Floats, History
 
 
 def dead_layer(
-    history: History, min_steps: int = 10, most: float = 0.5, often: float = 0.5, learnt: float = 1e-6
+    history: History, min_steps: int = 10, most: float = 0.5, often: float = 0.5, done: float = 1e-6
 ) -> list[Finding]:
     """Layers whose gradient was exactly zero whenever it was seen in the second half of the run.
 
@@ -23,11 +23,11 @@ def dead_layer(
     Fewer layers are a warning, and must be zero throughout (a head that is used now and then is not dead). A layer
     must have been seen in at least `min_steps` steps of that half. A bias is not dead while the weight beside it has
     gradients: they reach the units and cancel (the last bias of a Wasserstein critic). Steps whose loss is below
-    `learnt` times the first do not count: nothing is left to learn there. Gradients that were all zero in every step
+    `done` times the first do not count: nothing is left to learn there. Gradients that were all zero in every step
     of the run are no dead layers either, but gradients that were zeroed before the step.
     Source: dead ReLU units give exact zeros (methods: S4); SageMaker Debugger's DyingReLU.
     """
-    learnt_all = _learnt(history, learnt)[history.layer_rows]
+    learnt_all = learnt(history, done)[history.layer_rows]
     norm = np.where(learnt_all[:, None], np.nan, history.layer("grad_norm"))  # [R, L]
     there = present(history) & ~learnt_all[:, None]
     late = history.layer_rows >= len(history) // 2
@@ -77,15 +77,6 @@ def _cancels(history: History, norm: Floats) -> Bools:
         if weight is not None:
             out[i] = (norm[norm[:, i] == 0, weight] > 0).all()
     return out
-
-
-def _learnt(history: History, share: float) -> Bools:
-    """Rows in which every training loss that was logged is next to nothing of what it was at first, `[T]`."""
-    small = []
-    for name in training_losses(history):
-        values = history.total(name)
-        small.append(np.abs(values) <= share * abs(values[np.flatnonzero(np.isfinite(values))[0]]))
-    return np.all(small, axis=0) if small else np.zeros(len(history), bool)
 
 
 def _since(norm: Floats, there: Bools, late: Bools) -> int:

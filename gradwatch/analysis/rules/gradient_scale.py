@@ -12,6 +12,7 @@ from gradwatch.analysis.rules.clipping import clip_before_unscale
 from gradwatch.analysis.rules.facts import is_adaptive, middle
 from gradwatch.analysis.rules.finding import Finding, Severity
 from gradwatch.analysis.rules.gradients import exploding, has_rivals, training_losses
+from gradwatch.analysis.rules.weight_growth import weights_shrink
 from gradwatch.formatting import loop_clips, setting_text
 from gradwatch.history import Floats, History
 
@@ -25,7 +26,7 @@ def scaled_gradients(history: History, excess: float = 1000.0, min_steps: int = 
     the gradients are not those of the loss that was logged. Both sides are measured: |dw| is update_ratio times
     weight_norm. Needs a training loss that falls clearly, and `min_steps` steps; of parts that train
     against each other nothing is said, nor of a training that came apart, nor where the loop clips before it unscales:
-    then the large norms are explained.
+    then the large norms are explained. Nor of weights that fade away: their steps are those of a decay.
     A warning; a note where nothing depends on the scale (an optimizer of Adam's kind, and no clip).
     Source: the descent lemma; forgotten unscaling is wandb#4369, DeepSpeed#8588.
     """
@@ -43,7 +44,7 @@ def scaled_gradients(history: History, excess: float = 1000.0, min_steps: int = 
     half = float(smooth[0] - smooth.min()) / 2
     if half <= noise or half <= 0:
         return []
-    if clip_before_unscale(history) or exploding(history):
+    if clip_before_unscale(history) or exploding(history) or weights_shrink(history):
         return []
     end = rows[int(np.argmax(smooth <= smooth[0] - half)) + width - 1]
     ratio = middle(path[: end + 1]) * (end + 1) / half
@@ -86,18 +87,21 @@ def _path(history: History) -> Floats | None:
 
 
 def gradients_accumulate(
-    history: History, times: float = 10.0, straight: float = 0.98, jump: float = 2.0
+    history: History, times: float = 10.0, against: float = 40.0, straight: float = 0.98, jump: float = 2.0
 ) -> list[Finding]:
     """From the first step on the norm grows in a straight line: gradients are added up, because nothing zeroes them.
 
     After t steps a sum of t gradients that point the same way is t times as large. Alarm: the norm reaches `times` its
     first value after about that many steps (0.6 to 2 times as many), until then its correlation with the number of
     steps is `straight`, and no step adds more than `jump` times the first norm (an explosion adds more each time).
+    Of parts that train against each other it must reach `against` times: the gradient that a critic hands on grows as
+    the critic learns.
     Source: torch adds to .grad until it is zeroed; the growth is that of a sum.
     """
     norm = incoming(history)
     bad = np.flatnonzero(~(np.isfinite(norm) & (norm > 0)))
     norm = norm[: bad[0]] if len(bad) else norm
+    times = against if has_rivals(history) else times
     if len(norm) < times:
         return []
     first = float(np.median(norm[:3])) / 2  # the middle of the first three of a sum: 1, 2, 3

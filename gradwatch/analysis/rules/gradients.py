@@ -63,6 +63,15 @@ def training_losses(history: History) -> list[str]:
     return [name for name in names if np.isfinite(history.total(name)).sum() > 1]
 
 
+def learnt(history: History, share: float = 1e-6) -> Bools:
+    """Rows in which every training loss that was logged is next to nothing of what it was at first, `[T]`."""
+    small = []
+    for name in training_losses(history):
+        values = history.total(name)
+        small.append(np.abs(values) <= share * abs(values[np.flatnonzero(np.isfinite(values))[0]]))
+    return np.all(small, axis=0) if small else np.zeros(len(history), bool)
+
+
 def scaled_losses(history: History) -> dict[str, Floats]:
     """The training losses `[T]` by name whose size says something: not those that were below 0 early (first quarter).
 

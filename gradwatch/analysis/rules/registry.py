@@ -17,22 +17,25 @@ from gradwatch.analysis.rules.clipping import (
 )
 from gradwatch.analysis.rules.dead_layers import dead_layer, no_gradient
 from gradwatch.analysis.rules.depth import imbalance, vanishing
+from gradwatch.analysis.rules.epsilon import below_epsilon
 from gradwatch.analysis.rules.facts import LEAST_STEPS, steps_taken
 from gradwatch.analysis.rules.finding import RANK, Finding, Rule
 from gradwatch.analysis.rules.gradient_scale import gradients_accumulate, noise_dominated, scaled_gradients
 from gradwatch.analysis.rules.gradients import exploding
 from gradwatch.analysis.rules.guard import with_guard
 from gradwatch.analysis.rules.nonfinite import nonfinite
+from gradwatch.analysis.rules.progress import no_progress, succeeds
 from gradwatch.analysis.rules.spikes import lr_too_high, spike
-from gradwatch.analysis.rules.updates import update_too_large, update_too_small, weights_unchanged
-from gradwatch.analysis.rules.weight_growth import renorm_binds, weight_growth
+from gradwatch.analysis.rules.unchanged import weights_unchanged
+from gradwatch.analysis.rules.updates import update_too_large, update_too_small
+from gradwatch.analysis.rules.weight_growth import renorm_binds, weight_growth, weights_shrink
 from gradwatch.history import History
 
 RULES: tuple[Rule, ...] = (
-    nonfinite, exploding, vanishing, dead_layer, no_gradient, imbalance,
-    scaled_gradients, gradients_accumulate, noise_dominated,
-    weights_unchanged, update_too_large, update_too_small, weight_growth, renorm_binds,
-    spike, lr_too_high, clip_before_unscale, double_clip, clip_is_your_learning_rate, clip_inert, policy_never_acts,
+    nonfinite, exploding, vanishing, dead_layer, no_gradient, imbalance, scaled_gradients, gradients_accumulate,
+    noise_dominated, weights_unchanged, update_too_large, update_too_small, below_epsilon,
+    weight_growth, weights_shrink, renorm_binds, spike, lr_too_high, no_progress,
+    clip_before_unscale, double_clip, clip_is_your_learning_rate, clip_inert, policy_never_acts,
 )  # fmt: skip
 
 _RUINED = {"nonfinite", "dead-layer", "spike", "imbalance", "vanishing", "weight-growth", "renorm-binds"} | {
@@ -55,7 +58,13 @@ CONSEQUENCES: dict[str, set[str]] = {
     "weights-unchanged": {"update-too-small", "policy-never-acts"},
     "imbalance": {"clip-is-your-learning-rate", "update-too-small"},
     "clip-is-your-learning-rate": {"update-too-small", "double-clip"},
+    "below-epsilon": {"update-too-small", "weights-unchanged"},
+    "weights-shrink": {"below-epsilon", "imbalance", "vanishing", "dead-layer", "update-too-small"},
+    "update-too-small": set(),
+    "renorm-binds": set(),
 }
+for _explained in CONSEQUENCES.values():
+    _explained.add("no-progress")
 """What may follow from what: the rules in a set are consequences of the rule they stand under, if that began first.
 
 Two rules may stand in each other's sets: then the one that began first is the root, and of those that began at the same
@@ -64,6 +73,10 @@ step the one that stands higher here.
 HEALTHY, TOO_SHORT = "healthy", "too short to judge"
 SIGNS, SIGN_STEPS = {"spike", "lr-too-high", "update-too-large", "weight-growth"}, 50
 """What may be seen of an explosion up to so many steps before the explosion itself: it stands under it all the same."""
+_LATE = {
+    "weight-growth",
+    "dead-layer",
+}  # seen some steps after what did it
 
 
 def diagnose(history: History) -> list[Finding]:
@@ -78,9 +91,17 @@ def diagnose(history: History) -> list[Finding]:
         findings = [
             root
             for name, lane in history.lanes().items()
-            for root in with_guard(lane, group(replace(f, optimizer=name) for rule in RULES for f in rule(lane)))
+            for root in with_guard(lane, group(replace(f, optimizer=name) for f in _found(lane)))
         ]
     return sorted(findings, key=lambda finding: (RANK[finding.severity], finding.first_step))
+
+
+def _found(lane: History) -> list[Finding]:
+    """What each rule says. A training that demonstrably succeeds is not ruined: no error but that of a number."""
+    found = [finding for rule in RULES for finding in rule(lane)]
+    if any(f.severity == "error" and f.rule != "nonfinite" for f in found) and succeeds(lane):
+        return [replace(f, severity="warning") if f.severity == "error" and f.rule != "nonfinite" else f for f in found]
+    return found
 
 
 def group(findings: Iterable[Finding]) -> list[Finding]:
@@ -107,13 +128,15 @@ def group(findings: Iterable[Finding]) -> list[Finding]:
 
 
 def _began(finding: Finding, findings: list[Finding]) -> int:
-    """The first step of a finding, of a sign of an explosion that of the explosion."""
+    """The first step of a finding, of a sign of an explosion that of the explosion; of what sums up a run, its last."""
+    if finding.rule == "no-progress":
+        return finding.last_step
     ahead = [f.first_step for f in findings if f.rule == "exploding" and finding.rule in SIGNS]
     return max([finding.first_step, *(step for step in ahead if step - finding.first_step <= SIGN_STEPS)])
 
 
 def _follows(finding: Finding, other: Finding) -> bool:
-    late = SIGN_STEPS if finding.rule == "weight-growth" else 0  # seen only where weights are measured
+    late = SIGN_STEPS if finding.rule in _LATE else 0
     return finding.rule in CONSEQUENCES.get(other.rule, ()) and other.last_step >= finding.first_step - late
 
 

@@ -107,7 +107,7 @@ def _norm_spikes(norm: Floats, z: float, ratio: float, window: int, least: int =
     """Which rows spike, `[T]`, and how many times the usual norm each is (NaN where nothing is usual yet)."""
     with np.errstate(invalid="ignore", divide="ignore"):
         logs = np.log10(np.where(np.isfinite(norm) & (norm > 0), norm, np.nan))
-    middle, spread = trailing(logs, window)
+    middle, spread = _usual(logs, window)
     with np.errstate(invalid="ignore"):
         above = logs - middle
         hit = (above > z * np.maximum(spread, 0.02)) & (above > np.log10(ratio))
@@ -118,12 +118,25 @@ def _norm_spikes(norm: Floats, z: float, ratio: float, window: int, least: int =
     return hit, 10.0**above
 
 
+def _usual(values: Floats, window: int, least: int = 8) -> tuple[Floats, Floats]:
+    """As `trailing`; where too few came before for that, the higher of what came before and what followed."""
+    middle, spread = trailing(values, window)
+    followed = [part[::-1] for part in trailing(values[::-1], window)]
+    for row in np.flatnonzero(np.isnan(middle)):
+        before = values[:row][np.isfinite(values[:row])]
+        if len(before) >= least:
+            m = float(np.median(before))
+            middle[row] = np.maximum(m, followed[0][row])  # NaN where too few follow as well
+            spread[row] = np.maximum(1.4826 * float(np.median(np.abs(before - m))), followed[1][row])
+    return middle, spread
+
+
 def _loss_spikes(values: Floats, z: float, window: int) -> Bools:
     finite = values[np.isfinite(values)]
     if len(finite) < 64:
         return np.zeros(len(values), bool)
     low, high = np.quantile(finite, [0.05, 0.95])
-    middle, spread = trailing(values, window)
+    middle, spread = _usual(values, window)
     with np.errstate(invalid="ignore"):
         above = np.where(np.isfinite(values), values - middle, np.nan)
         return np.asarray((above > z * np.maximum(spread, 1e-3 * np.abs(middle))) & (above > (high - low) / 2))
@@ -171,9 +184,9 @@ def lr_too_high(history: History, jump: float = 0.35, sigmas: float = 6.0, width
     Both are those of the median of `width` losses in a row. It rose by more than `jump` of where it began, and by more
     than `sigmas` robust standard deviations of its noise (in its quietest quarter). The first step is the one after
     it was last within half of `jump`. An error, to the end of the run, when the loss also ended no lower than it began;
-    a note where it was over within a tenth of the steps, and the loss then fell on, to less than half of where it
-    began. Not judged where parts of a run train against each other, or where the loss is below 0 early or begins in
-    its own noise (a policy gradient's): such a loss has no scale.
+    a note where the loss fell to a tenth of where it began all the same, or where it was over within a tenth of the
+    steps, and the loss then fell on, to less than half of where it began. Not judged where parts of a run train against
+    each other, or where the loss is below 0 early or begins in its own noise (a policy gradient's): it has no scale.
     Source: methods, S5: jump over the running minimum of 1.95 to 8.6 nats against .36 or less in healthy runs, where
     spike scores stay 0; section 0.3: under Adam warm-up cures it, and clipping does not.
     """
@@ -186,8 +199,9 @@ def lr_too_high(history: History, jump: float = 0.35, sigmas: float = 6.0, width
             first, last, evidence = found
             end = float(np.median(values[rows[-width:]]))
             began, lowest = float(evidence["begin"]), float(evidence["lowest_before"])
+            well = end < began / 10
             brief = last - first < len(rows) / 10 and end < min(lowest, began / 2)
-            severity: Severity = "error" if end >= began else "note" if brief else "warning"
+            severity: Severity = "error" if end >= began else "note" if brief or well else "warning"
             numbers: dict[str, float | str] = {"metric": name, "end": end, **evidence}
             end_row = len(history) - 1 if severity == "error" else int(rows[last])
             return [_too_high(history, severity, int(rows[first]), end_row, numbers)]

@@ -1,4 +1,4 @@
-"""Diseases of the weights themselves: they grow without end, or a constraint holds all of them at its bound.
+"""Diseases of the weights themselves: they grow without end, shrink to nothing, or a constraint holds all of them.
 
 Legend: L layers, M steps in which weights were measured.
 """
@@ -10,7 +10,7 @@ from dataclasses import replace
 import numpy as np
 
 from gradwatch.analysis.optimizers import groups
-from gradwatch.analysis.rules.facts import matrices, measured, own_optimizers, pick
+from gradwatch.analysis.rules.facts import matrices, measured, own_optimizers, pick, set_rate
 from gradwatch.analysis.rules.finding import Finding
 from gradwatch.formatting import percent, setting_text
 from gradwatch.history import Bools, History
@@ -43,7 +43,7 @@ def weight_growth(history: History, factor: float = 10.0, min_measured: int = 8)
     own = [group for o in own_optimizers(history) for group in groups(o).values()]
     decays = any(_decays(group.get("weight_decay")) for group in own)
     largest = float(np.nanmax(end[which] / begin[which]))
-    cap = float(np.nanmedian(half[which]))
+    cap = float(np.nanmedian(begin[which])) * factor**0.5
     return [
         Finding(
             "weight-growth",
@@ -58,6 +58,49 @@ def weight_growth(history: History, factor: float = 10.0, min_measured: int = 8)
             + ", normalise the layers before them, or bound them with renorm="
             f'"Renorm(2, 0, {setting_text(cap / max(1.0, float(np.sqrt(_rows_of(history, which)))))})"; lower the '
             "learning rate if the loss jumps.",
+        )
+    ]
+
+
+def weights_shrink(history: History, share: float = 0.1, min_measured: int = 5) -> list[Finding]:
+    """Weights that fade away: most matrices ended below `share` of their first norm. A warning.
+
+    Of those that did not begin near 0. Weight decay takes lr x weight_decay of the weights in each step.
+    Source: Loshchilov & Hutter, arXiv:1711.05101: what decay takes in a step; 0.01 to 0.1 is usual for AdamW, 1e-4 for
+    SGD.
+    """
+    at, norm = measured(history, "weight_norm")
+    norm = norm.astype(np.float64)
+    if len(at) < min_measured:
+        return []
+    sizes = {layer.name: layer.numel for layer in history.run.layers}
+    numel = np.array([sizes.get(name, 1) for name in history.layers])
+    with np.errstate(invalid="ignore", divide="ignore"):
+        left = norm[-1] / norm[0]
+        wide = matrices(history) & (norm[0] / np.sqrt(numel) > 1e-3)
+        which = wide & (left < share)
+    if which.sum() <= wide.sum() / 2:
+        return []
+    settings = [group for o in own_optimizers(history) for group in groups(o).values()]
+    decay = max((float(g["weight_decay"]) for g in settings if _decays(g.get("weight_decay"))), default=0.0)
+    row = int(np.flatnonzero((norm[:, which] < 0.9 * norm[0, which]).any(axis=1))[0])
+    least = float(np.nanmin(left[which]))
+    return [
+        Finding(
+            "weights-shrink",
+            "warning",
+            pick(history, which),
+            int(history.layer_step[at[row]]),
+            int(history.step[-1]),
+            {"left": least, "weight_decay": decay, "lr": set_rate(history)},
+            f"These weights fade away: {percent(least)} of their first norm is left. "
+            + (
+                f"The weight decay of {decay:g} is stronger than what the loss asks of them."
+                if decay
+                else "What makes them smaller is stronger than what the loss asks of them: a penalty in the loss, or "
+                "what is done to them after the step."
+            ),
+            f"Lower weight_decay a hundredfold, to {decay / 100:g}." if decay else "Lower that penalty a hundredfold.",
         )
     ]
 

@@ -1,0 +1,86 @@
+"""Gradients that disappear in the eps of an optimizer.
+
+Legend: T recorded steps, L layers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from gradwatch.analysis.optimizers import groups
+from gradwatch.analysis.rules.facts import middle, own_optimizers, pick
+from gradwatch.analysis.rules.finding import Finding
+from gradwatch.analysis.rules.gradients import learnt
+from gradwatch.history import Floats, History
+
+_DIVIDED = ("Adam", "RMSprop", "Muon")  # in a class's name: it divides by the size of the gradients + eps
+
+
+def below_epsilon(history: History, most: float = 0.5, min_steps: int = 50) -> list[Finding]:
+    """What reaches the optimizer is smaller than what its denominator begins with, in most of the weights.
+
+    Adam and its kin divide by sqrt(v) + eps, Muon by the norm of the whole matrix + eps. Where the gradient's root mean
+    square (clipped_norm / sqrt(numel); for Muon its norm) is below that, the step is shorter than the learning rate
+    says and no longer of one size. Alarm: it was so over the second half of the run, by the median step, in layers that
+    hold the share `most` of the elements. Steps in which nothing was left to learn do not count.
+    Source: Wortsman et al., arXiv:2309.14322, section 3.4 (eps against the gradient's RMS).
+    """
+    floor = _floors(history)
+    if len(history) < min_steps or not np.isfinite(floor).any():
+        return []
+    sizes = {layer.name: layer.numel for layer in history.run.layers}
+    numel = np.array([sizes.get(name, 1) for name in history.layers], float)
+    norm = history.layer("clipped_norm").astype(np.float64)
+    late = (history.layer_rows >= len(history) // 2) & ~learnt(history)[history.layer_rows]
+    of_matrix = np.array(["Muon" in kind for kind, _ in _owners(history)], bool)
+    size = np.where(of_matrix, norm, norm / np.sqrt(numel))[late]
+    if len(size) < min_steps / 2:
+        return []
+    typical = np.array([middle(column[column > 0]) for column in size.T])
+    with np.errstate(invalid="ignore"):
+        hit = typical < floor
+    known = np.isfinite(typical) & np.isfinite(floor)
+    if not hit.any() or numel[hit].sum() <= most * numel[known].sum():
+        return []
+    added, seen = float(np.median(floor[hit])), float(np.median(typical[hit]))
+    return [
+        Finding(
+            "below-epsilon",
+            "warning",
+            () if hit[known].all() else pick(history, hit),
+            int(history.layer_step[late][0]),
+            int(history.step[-1]),
+            {"gradient_rms": seen, "eps": added, "layers": int(hit.sum()), "of": int(known.sum())},
+            f"In most of the weights the gradients ({seen:.1e}) are below the optimizer's eps ({added:.1e}), which "
+            "stands beside them where it divides by their size: the steps are at most "
+            f"{seen / (seen + added):.2g} times as long as lr says.",
+            f"Lower eps to about {10 ** np.floor(np.log10(seen) - 2):.0e}, or scale the loss up.",
+        )
+    ]
+
+
+def _floors(history: History) -> Floats:
+    """What the denominator of each layer begins with, `[L]`; NaN where there is none or it is not known."""
+    return np.array([_floor(kind, own) for kind, own in _owners(history)])
+
+
+def _floor(kind: str, settings: Mapping[str, Any]) -> float:
+    eps = settings.get("eps")
+    if isinstance(eps, int | float) and eps > 0 and any(name in kind for name in _DIVIDED):
+        return float(eps)
+    return float("nan")
+
+
+def _owners(history: History) -> list[tuple[str, dict[str, Any]]]:
+    """Of each layer the class of its optimizer and the settings of its group; those of the first where not known."""
+    found: dict[str, tuple[str, dict[str, Any]]] = {}
+    first: tuple[str, dict[str, Any]] = ("", {})
+    for optimizer in own_optimizers(history):
+        kind = str(optimizer.get("class", ""))
+        for group, settings in zip(optimizer.get("groups") or [{}], groups(optimizer).values(), strict=True):
+            first = first if first[0] else (kind, settings)
+            found.update(dict.fromkeys(group.get("layers", ()), (kind, settings)))
+    return [found.get(name, first) for name in history.layers]

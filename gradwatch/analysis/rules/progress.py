@@ -1,0 +1,197 @@
+"""Whether a training gets better: by its losses, and by the metrics whose direction is known.
+
+Legend: T recorded steps, N logged values of a scalar.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from gradwatch.analysis.final_values import lost_since
+from gradwatch.analysis.groups import higher_is_better
+from gradwatch.analysis.optimizers import groups
+from gradwatch.analysis.rules.facts import (
+    is_adaptive,
+    matrices,
+    measured,
+    optimizer_kind,
+    own_optimizers,
+    set_rate,
+    steps_taken,
+)
+from gradwatch.analysis.rules.finding import Finding
+from gradwatch.analysis.rules.gradients import has_rivals, scaled_losses
+from gradwatch.analysis.rules.schedule import ran_out
+from gradwatch.analysis.rules.updates import USUAL
+from gradwatch.formatting import setting_text
+from gradwatch.history import Floats, History
+
+
+@dataclass(frozen=True)
+class Progress:
+    """How a scalar went: medians of where it began and ended, and of the best it was in between.
+
+    `first` is its first value. `gain` is how much better than it began it ended, `error` the standard error of that.
+    """
+
+    metric: str
+    first: float
+    began: float
+    ended: float
+    best: float
+    gain: float
+    error: float
+
+    def is_real(self, sigmas: float = 4.0) -> bool:
+        """Whether it ended better than it began by more than its noise."""
+        return self.gain > sigmas * self.error
+
+    def is_large(self, share: float) -> bool:
+        """Whether it ended better by a share of where it began."""
+        return self.is_real() and self.gain > share * abs(self.began)
+
+    def succeeded(self, share: float) -> bool:
+        """Whether it ended better by a share of where it began, and of its first value, and lost no more of that than
+        a quarter again.
+        """
+        won = abs(self.first - self.ended) * np.sign((self.began - self.ended) * (self.first - self.ended))
+        lost = abs(self.ended - self.best)
+        return bool(
+            self.is_large(share) and won > share * abs(self.first) and lost <= 0.25 * abs(self.began - self.best)
+        )
+
+
+def progress(history: History, least: int = 20) -> list[Progress]:
+    """How each scalar of known direction went that was logged `least` times; losses without a scale are left out."""
+    losses = scaled_losses(history)
+    found = []
+    for name in history.logged:
+        rises = higher_is_better(name, [history])
+        values = history.total(name)
+        values = values[np.isfinite(values)]
+        if rises is None or len(values) < least or ("loss" in name.lower() and name not in losses):
+            continue
+        found.append(_went(name, -values if rises else values, -1 if rises else 1))
+    return found
+
+
+def _went(name: str, values: Floats, sign: int, first: int = 5) -> Progress:
+    """Of a scalar `[N]` that is better when it is lower.
+
+    It is compared with its end at several lengths of the beginning, 5 values to a quarter of all: some fall within a
+    few steps, and of others single values are mostly noise. The clearest of these counts.
+    """
+    late = values[-max(first, len(values) // 4) :]
+    ended = float(np.median(late))
+    sigma = 1.4826 * float(np.median(np.abs(np.diff(values)))) / np.sqrt(2)  # of one value, whatever the trend
+    width = max(first, len(values) // 20)
+    blocks = values[len(values) % width :].reshape(-1, width)
+    best = float(np.median(blocks, axis=1).min())
+    tried = []
+    length = first
+    while length <= max(first, len(values) // 4):
+        began = float(np.median(values[:length]))
+        error = 1.2533 * sigma * float(np.sqrt(1 / length + 1 / len(late)))  # of a median: pi / 2 more variance
+        tried.append((began, began - ended, error))
+        length *= 2
+    began, gain, error = max(tried, key=lambda t: t[1] / t[2] if t[2] else t[1])
+    return Progress(name, sign * float(values[0]), sign * began, sign * ended, sign * min(best, ended), gain, error)
+
+
+def succeeds(history: History, share: float = 0.2) -> bool:
+    """Whether the training demonstrably gets better: a scalar ended better by `share` of where it began, for good."""
+    return (
+        lost_since(history) is None and not has_rivals(history) and any(p.succeeded(share) for p in progress(history))
+    )
+
+
+def no_progress(history: History, min_steps: int = 100, running: int = 500, share: float = 0.02) -> list[Finding]:
+    """Nothing that was logged gets better: neither a training loss, nor a metric whose direction is known.
+
+    Each of them ended within its noise of where it began (four standard errors), or by less than `share` of it better.
+    A run that is under way is judged from `running` steps on, and after a tenth of its `total_steps`. Not judged: a run
+    that was resumed (it may have learnt before), parts that train against each other, a loss that is below 0 early.
+    The cause is the first of these that the record shows: a schedule that ran out, or never got where it should; steps
+    that are small, or that take each other back. Where it shows none, two remain.
+    Source: the standard error of a median; the sizes of steps as in `update-too-small`.
+    """
+    under_way = history.run.status == "RUNNING"
+    known = progress(history)
+    if (
+        steps_taken(history) < (max(running, (history.run.total_steps or 0) / 10) if under_way else min_steps)
+        or has_rivals(history)
+        or history.step[0] > 0
+        or not any("loss" in p.metric.lower() for p in known)
+        or any(p.is_large(share) for p in known)
+    ):
+        return []
+    shown = known[0]
+    evidence: dict[str, float | str] = {"metric": shown.metric, "began": shown.began, "ended": shown.ended,
+                                        "noise": shown.error}  # fmt: skip
+    cause, cure, more = _why(history)
+    return [
+        Finding(
+            "no-progress",
+            "warning",
+            (),
+            int(history.step[0]),
+            int(history.step[-1]),
+            evidence | more,
+            f"{shown.metric} is no better than it was at first: {shown.began:.4g}, then {shown.ended:.4g}. {cause}",
+            cure,
+        )
+    ]
+
+
+def _why(history: History) -> tuple[str, str, dict[str, float | str]]:
+    """The cause that the record shows, its cure, and its numbers."""
+    scheduled = ran_out(history)
+    if scheduled:
+        return scheduled
+    kind = is_adaptive(history)
+    at, ratio = measured(history, "update_ratio")
+    wide = matrices(history) & (~np.isnan(ratio)).any(axis=0)
+    if not len(at) or not wide.any():
+        return _OPEN
+    moves = float(np.nanmedian(ratio[:, wide], axis=0).max())
+    numbers: dict[str, float | str] = {"update_ratio": moves, "usual": USUAL[kind]}
+    if moves < USUAL[kind] / 30:
+        begun = [g.get("initial_accumulator_value") for o in own_optimizers(history) for g in groups(o).values()]
+        begins_at = max((float(value) for value in begun if isinstance(value, int | float)), default=0.0)
+        rate = set_rate(history)
+        raised = setting_text(rate * 10 ** np.floor(np.log10(USUAL[kind] / max(moves, 1e-12))))
+        return (
+            f"No layer changes by more than {moves:.1e} of its size in a step; under {optimizer_kind(history)} "
+            f"{USUAL[kind]:g} is usual."
+            + (f" Its sum of squares begins at {begins_at:g}, far above all gradients." if begins_at else ""),
+            "Begin that sum at 0: initial_accumulator_value=0."
+            if begins_at
+            else f"Raise the learning rate by decades, to about {raised}.",
+            numbers | {"lr": rate},
+        )
+    _, away = measured(history, "displacement")
+    every = float(np.median(np.diff(history.layer_rows[at]))) if len(at) > 1 else 1.0
+    known = wide & (~np.isnan(away)).any(axis=0) if len(away) else np.zeros(len(wide), bool)
+    if known.any() and every > 1:
+        share = float(np.median(np.nanmedian(away[:, known], axis=0) / np.nanmedian(ratio[:, known], axis=0)))
+        numbers["displacement_in_steps"] = share
+        if share < 0.3 * np.sqrt(every):  # a walk without direction gets sqrt(k) steps far in k
+            return (
+                f"The steps take each other back: {every:.0f} of them move the weights as far as {share:.1g} would: "
+                "either they are so long that each undoes the one before, or something puts the weights back.",
+                "Lower the learning rate tenfold for some steps: if the loss falls, they were too long. If not, look "
+                "for what writes the weights after optimizer.step(): an average, a load_state_dict, a constraint.",
+                numbers,
+            )
+    return _OPEN[0], _OPEN[1], numbers
+
+
+_OPEN: tuple[str, str, dict[str, float | str]] = (
+    "The steps are of a usual size and lead away from where they began: either there is nothing in the batches that "
+    "leads to their targets, or the loss does not reward it (its sign, its reduction, what is detached).",
+    "Train on one batch again and again. If its loss falls, look at how inputs and targets are put together, and at "
+    "dropout and augmentation; if not, at the loss, its sign, and what lies between it and the weights.",
+    {},
+)

@@ -1,0 +1,192 @@
+"""Weights that stay where they are although gradients reach them.
+
+Legend: T recorded steps, L layers, M steps in which weights were measured.
+"""
+
+from __future__ import annotations
+
+import re
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gradwatch.analysis.rules.facts import is_adaptive, matrices, measured, pick, present, rates
+from gradwatch.analysis.rules.finding import Finding
+from gradwatch.analysis.rules.updates import update_too_small
+from gradwatch.history import Bools, Floats, History
+
+Rows = NDArray[np.intp]
+EPS = {"float64": 2.0**-52, "float32": 2.0**-23, "float16": 2.0**-10, "bfloat16": 2.0**-7}
+_STRAY = re.compile(r"(^|\.)param_groups\.\d+\.\d+$|(^|\.)optimizer\.")
+
+
+def weights_unchanged(history: History, min_steps: int = 10, min_measured: int = 3) -> list[Finding]:
+    """Gradients are there and the weights stay where they are, from some step to the end of the run.
+
+    The cause is named where the record shows it: all steps dropped, gradients gone before the step, learning rate 0, a
+    coefficient of 0, an update below the resolution of the weights' dtype. At least `min_steps` steps, and half of the
+    run, must be so.
+    Source: SageMaker Debugger's UnchangedTensor; GradScaler's dropped steps and zeroed gradients (traps).
+    """
+    if len(history) < min_steps:
+        return []
+    whole = _all_dropped(history, min_steps) or _no_gradients(history)
+    return whole or _still(history, min_steps, min_measured)
+
+
+def _tail(mask: Bools, least: int) -> int | None:
+    """The row from which `mask` `[T]` holds to the end, if that is at least `least` rows and half of all; else None."""
+    broken = np.flatnonzero(~mask)
+    start = int(broken[-1]) + 1 if len(broken) else 0
+    return start if len(mask) - start >= max(least, len(mask) / 2) else None
+
+
+def _all_dropped(history: History, least: int) -> list[Finding]:
+    skipped = history.total("skipped") > 0
+    start = _tail(skipped, least)
+    if start is None:
+        return []
+    scale = history.total("loss_scale")[start:]
+    by_scaler = bool(np.isfinite(scale).all())
+    lost = float(np.nanmean(history.total("nonfinite")[start:] > 0))
+    evidence: dict[str, float | str] = {"skipped_steps": int(skipped[start:].sum()), "nonfinite_share": lost}
+    if by_scaler:
+        evidence["loss_scale"] = float(scale[-1])
+        cause = f"The GradScaler drops every step: gradients overflow even at a loss scale of {scale[-1]:g}."
+        cure = (
+            "Look for the layer that overflows (nonfinite), keep it in float32 or bfloat16, and lower init_scale if "
+            "the scale is still falling."
+        )
+    else:
+        cause = f"The policy {history.run.clip} skips every step."
+        cure = (
+            "Find out why the gradients are not finite; if they are, raise the policy's sigma or use SkipNonfinite()."
+        )
+    return [_finding(history, "error", (), start, evidence, cause, cure)]
+
+
+def _no_gradients(history: History) -> list[Finding]:
+    norm, there = history.layer("grad_norm"), present(history)
+    absent, zero = not there.any(), ((norm == 0) | ~there).all()
+    if not zero or not norm.shape[1]:
+        return []
+    stray = [name for name in history.layers if _STRAY.search(name)]
+    evidence: dict[str, float | str] = {"layers": norm.shape[1], "gradients": "absent" if absent else "exactly 0"}
+    if absent and 2 * len(stray) > norm.shape[1]:
+        evidence["not_in_model"] = len(stray)
+        cause = f"The optimizer holds {len(stray)} tensors that the model does not: no gradient ever reaches them."
+        cure = "Build the optimizer from model.parameters(), after the model was moved, wrapped or changed."
+    else:
+        cause = (
+            "Every gradient is "
+            + ("absent" if absent else "exactly 0")
+            + " when the optimizer steps: zero_grad() stands "
+            "between backward() and step(), or the loss does not depend on the weights."
+        )
+        cure = "The order is optimizer.zero_grad(), loss.backward(), optimizer.step()."
+    return [_finding(history, "error", (), 0, evidence, cause, cure)]
+
+
+def _still(history: History, least: int, least_measured: int) -> list[Finding]:
+    """Layers that have gradients and do not move."""
+    rows, ratio = measured(history, "update_ratio")
+    if len(rows) < least_measured:
+        return []
+    norm, steps = history.layer("grad_norm")[rows], history.layer_rows[rows]
+    dropped = history.total("skipped")[steps] > 0
+    alive = np.isfinite(norm) & (norm > 0) & ~dropped[:, None]
+    expected, eps = _expected(history, rows), _eps(history)
+    share = 0.3 if not is_adaptive(history) else 0.05  # of what the step should have been; Adam's is only bounded
+    with np.errstate(invalid="ignore"):
+        frozen = (ratio == 0) | (history.layer("displacement")[rows] == 0)  # put back between two steps
+        lost = (expected < 2 * eps) & (expected > 0) & (ratio < share * expected)
+    known = alive & ~np.isnan(ratio)
+    moves = known & ~(frozen | lost)
+    last = np.where(moves.any(axis=0), len(rows) - np.argmax(moves[::-1], axis=0), 0)  # [L]: still from here
+    long = (len(rows) - last >= max(least_measured, len(rows) / 2)) & (
+        len(history) - steps[np.minimum(last, len(rows) - 1)] >= least
+    )
+    seen = np.array([known[k:, i].sum() for i, k in enumerate(last)])
+    still = long & (seen >= least_measured)
+    return _explained(history, rows, still, last, expected, eps) if still.any() else []
+
+
+def _explained(
+    history: History,
+    rows: Rows,
+    still: Bools,
+    last: Floats,
+    expected: Floats,
+    eps: Floats,
+) -> list[Finding]:
+    """One finding for the layers that stand still, with the cause that the record shows."""
+    start = int(rows[int(last[still].min())])
+    begin = int(history.layer_rows[start])
+    groups = rates(history)[begin:]
+    median = (
+        np.nanmedian(expected[rows >= start][:, still])
+        if np.isfinite(expected[rows >= start][:, still]).any()
+        else np.nan
+    )
+    coef = history.layer("clip_coef")[start:][:, still]
+    evidence: dict[str, float | str] = {
+        "layers": int(still.sum()),
+        "of": len(still),
+        "lr": float(np.nanmedian(groups[:, 0])),
+    }
+    weights = matrices(history) if matrices(history).any() else np.ones(len(still), bool)
+    everything = bool(still[weights].all())
+    severity = "error" if everything else "warning"
+    zero = [g for g in range(groups.shape[1]) if (groups[:, g] == 0).all()]
+    dtypes = sorted({layer.dtype for layer in history.run.layers if layer.name in set(pick(history, still))})
+    if zero:
+        cause = "The learning rate is 0" + ("." if len(zero) == groups.shape[1] else f" in param group {zero[0]}.")
+        cure = "Look at the scheduler: its warm-up must end, and its end must lie behind the last step; to freeze "
+        cure += "layers, set requires_grad to False instead."
+    elif coef.size and (coef == 0).all():
+        cause, cure = f"The policy {history.run.clip} multiplies these gradients by 0.", "Raise its threshold."
+    elif np.isnan(median) or median < 2 * float(np.max(eps[still])):
+        if set(dtypes) <= {"float32", "float64"} and update_too_small(history):
+            return []  # too small for every layer: that some are rounded away follows
+        evidence |= {"expected_update_ratio": float(median), "resolution": float(np.max(eps[still]) / 2)}
+        cause = (
+            f"The update is smaller than {' and '.join(dtypes)} can add to weights of this size: it is rounded away."
+        )
+        cure = "Keep the weights in float32 (autocast instead of a half-precision model), or raise the learning rate."
+        if set(dtypes) <= {"float32", "float64"}:
+            cure = "Raise the learning rate by decades."
+    else:
+        evidence["expected_update_ratio"] = float(median)
+        cause = "The gradients are healthy and the step has no effect: something puts the weights back after it, or "
+        cause += "the optimizer steps on copies."
+        cure = "Look for what writes the weights after optimizer.step(): a load_state_dict, a constraint, a copy."
+    return [_finding(history, severity, () if everything else pick(history, still), begin, evidence, cause, cure)]
+
+
+def _expected(history: History, rows: Rows) -> Floats:
+    """The update ratio that the step should have, `[M, L]`: lr * gradient for SGD, lr for each element for Adam."""
+    rate = np.nanmax(np.where(np.isfinite(r := rates(history)[history.layer_rows[rows]]), r, 0.0), axis=1)[:, None]
+    sizes = {layer.name: layer.numel for layer in history.run.layers}
+    numel = np.array([sizes.get(name, 1) for name in history.layers])
+    length = np.sqrt(numel)[None] if is_adaptive(history) else history.layer("clipped_norm")[rows]
+    weight = history.layer("weight_norm")[rows].astype(np.float64)
+    with np.errstate(invalid="ignore", divide="ignore"):
+        return np.asarray(np.where(weight > 0, rate * length / weight, np.nan))
+
+
+def _eps(history: History) -> Floats:
+    dtypes = {layer.name: layer.dtype for layer in history.run.layers}
+    return np.array([EPS.get(dtypes.get(name, "float32"), EPS["float32"]) for name in history.layers])
+
+
+def _finding(
+    history: History,
+    severity: str,
+    layers: tuple[str, ...],
+    row: int,
+    evidence: dict[str, float | str],
+    cause: str,
+    cure: str,
+) -> Finding:
+    step = history.step
+    return Finding("weights-unchanged", severity, layers, int(step[row]), int(step[-1]), evidence, cause, cure)  # type: ignore[arg-type]
