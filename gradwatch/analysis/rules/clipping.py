@@ -21,7 +21,6 @@ from gradwatch.analysis.rules.facts import (
 from gradwatch.analysis.rules.finding import Finding, Severity
 from gradwatch.formatting import loop_clips, percent, setting_text
 from gradwatch.history import Bools, Floats, History
-from gradwatch.policies import AGC, ClipByAverageNorm, ClipByNorm, Policy
 from gradwatch.policies.grammar import members
 from gradwatch.policies.intervention import Intervention
 
@@ -40,7 +39,7 @@ def clip_inert(history: History, min_steps: int = 1000) -> list[Finding]:
     out = []
     fixed = [p for p in clips(history) if isinstance(p, FIXED)]
     if fixed and len(fixed) == len(clips(history)) and not (history.total("clip_rate")[seen] > 0).any():
-        out.append(_inert(history, seen, str(history.run.clip), f'clip="{_lowered(history, fixed[0])}"'))
+        out.append(_inert(history, seen, str(history.run.clip), f'clip="{GUARD}"'))
     own, limit = history.total("user_grad_norm"), history.total("user_max_norm")
     both = np.isfinite(own) & np.isfinite(limit)
     if both.sum() >= min_steps and not (own[both] > limit[both]).any():
@@ -123,18 +122,6 @@ def _inert(history: History, rows: Bools, what: str, lower: str) -> Finding:
     )
 
 
-def _lowered(history: History, policy: Policy) -> str:
-    """The policy that would fire on 1 % of the steps: of the same kind, where the record holds what it looks at."""
-    norm = history.layer("grad_norm").astype(np.float64)
-    if isinstance(policy, ClipByAverageNorm):
-        sizes = {layer.name: layer.numel for layer in history.run.layers}
-        norm = norm / np.array([sizes.get(name, 1) for name in history.layers])
-    largest = np.nanmax(np.where(np.isfinite(norm), norm, 0), axis=1)
-    if isinstance(policy, ClipByNorm | ClipByAverageNorm):
-        return f"{type(policy).__name__}({setting_text(float(np.quantile(largest[largest > 0], 0.99)))})"
-    return GUARD
-
-
 # ----------------------------------------------------------------------------------------------------- learning rate
 
 
@@ -171,7 +158,7 @@ def clip_is_your_learning_rate(
         if adaptive
         else f"the real learning rate is {setting_text(rate * typical)}, not {rate:g}."
     )
-    cure = f"As a guard that fires on 1 % of the steps it is {_raised(history, coef[known])}"
+    cure = f'As a guard that fires on 1 % of the steps it is clip="{GUARD}"'
     cure += "." if adaptive else f"; with lr={setting_text(rate * typical)} the steps stay as large as they are."
     return [
         Finding(
@@ -199,15 +186,6 @@ def _coefficients(history: History) -> tuple[Floats, str]:
         coef = loops if not whose else coef * np.where(np.isnan(loops), 1, loops)
         whose.append(f"the loop's own {loop_clips(history.per_step)}")
     return coef, " and ".join(whose)
-
-
-def _raised(history: History, coef: Floats) -> str:
-    """The policy with a threshold that only 1 % of the steps reach; of a clip by value no record tells, so by norm."""
-    low = max(float(np.quantile(coef, 0.01)), 1e-30)  # threshold / norm of the largest 1 %
-    match clips(history):
-        case [ClipByNorm(limit) | ClipByAverageNorm(limit) | AGC(limit) as policy]:
-            return f'clip="{type(policy).__name__}({setting_text(limit / low)})"'
-    return f'clip="{GUARD}"'
 
 
 # -------------------------------------------------------------------------------------------------- twice, too early

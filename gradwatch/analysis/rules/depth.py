@@ -16,6 +16,8 @@ from gradwatch.formatting import setting_text
 from gradwatch.history import Bools, Floats, History
 from gradwatch.policies import AutoClip, ClipByGlobalNorm, ZClip
 
+LEAST_OF_ITS_OWN = 0.01  # of a layer's norm, below which a clip is no guard any more but takes nearly all away
+
 
 @dataclass(frozen=True)
 class Profile:
@@ -158,8 +160,13 @@ def imbalance(
             },
             cause=f"{name} alone makes up the gradient norm: its inputs or its scale are out of proportion"
             + (", and the clip of the global norm shrinks every other layer with it." if shared else "."),
-            cure="Normalise the inputs of that layer, and clip it apart: "
-            f"clip=\"only('{name}', ClipByNorm({setting_text(middle(rest))}))\" brings it down to the others."
+            cure="Normalise the inputs of that layer"
+            + (
+                f", and clip it apart: clip=\"only('{name}', ClipByNorm({setting_text(middle(rest))}))\" brings it "
+                "down to the others."
+                if middle(rest) > LEAST_OF_ITS_OWN * own
+                else "."
+            )
             if shared or severity == "warning"
             else f"Nothing, while there is no clip of the global norm: {optimizer_kind(history)} rescales each weight. "
             "If you clip, clip each layer: clip='AGC(0.01)'.",

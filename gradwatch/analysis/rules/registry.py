@@ -136,8 +136,10 @@ def _began(finding: Finding, findings: list[Finding]) -> int:
 
 
 def _follows(finding: Finding, other: Finding) -> bool:
-    late = SIGN_STEPS if finding.rule in _LATE else 0
-    return finding.rule in CONSEQUENCES.get(other.rule, ()) and other.last_step >= finding.first_step - late
+    last = finding.first_step - (SIGN_STEPS if finding.rule in _LATE else 0)
+    if finding.rule == "no-progress":  # what was over in the first half of a run does not explain it
+        last = (finding.first_step + finding.last_step) // 2
+    return finding.rule in CONSEQUENCES.get(other.rule, ()) and other.last_step >= last
 
 
 def verdict(history: History, findings: Iterable[Finding] | None = None) -> str:

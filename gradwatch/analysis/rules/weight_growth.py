@@ -12,6 +12,7 @@ import numpy as np
 from gradwatch.analysis.optimizers import groups
 from gradwatch.analysis.rules.facts import matrices, measured, own_optimizers, pick, set_rate
 from gradwatch.analysis.rules.finding import Finding
+from gradwatch.analysis.rules.progress import succeeds
 from gradwatch.formatting import percent, setting_text
 from gradwatch.history import Bools, History
 from gradwatch.policies import MaxNorm, Renorm
@@ -19,7 +20,8 @@ from gradwatch.policies.grammar import members
 
 
 def weight_growth(history: History, factor: float = 10.0, min_measured: int = 8) -> list[Finding]:
-    """Weights that run away: `factor` times their first norm, and growing no slower than at first.
+    """Weights that run away: `factor` times their first norm, and growing no slower than at first. A warning; a note
+    where the training demonstrably succeeds.
 
     Of layers with two or more dimensions that did not begin near 0 (a root mean square of 1e-3). No slower: the second
     half of the measured steps added at least as much as the first (healthy weights grow like a logarithm or a root).
@@ -47,7 +49,7 @@ def weight_growth(history: History, factor: float = 10.0, min_measured: int = 8)
     return [
         Finding(
             "weight-growth",
-            "warning",
+            "note" if succeeds(history) else "warning",
             pick(history, which),
             int(history.step[rows[grown.argmax()]]),
             int(history.step[rows[-1]]),
