@@ -80,7 +80,8 @@ Each trains a small network for {PARTY_STEPS} steps in float32 on the CPU, not c
 weights of a watched training are those of the bare one to the bit, the recorded norms those of the float64 oracle to
 2e-5, and the weights under `ClipByGlobalNorm({MAX_NORM})` those under `clip_grad_norm_` (relative
 1e-4, absolute 1e-6). They are watched with `slots=True`; of what is kept quantised there is no norm.
-`ZeroRedundancyOptimizer` has one rank here.
+`ZeroRedundancyOptimizer` has one rank here, and two in `tests/measure/test_distributed.py`. bitsandbytes, a wheel of
+43 MB, is not installed with `.[dev]`, and its test is skipped where it is missing.
 
 """
 

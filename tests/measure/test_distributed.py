@@ -105,8 +105,10 @@ def test_ranks_together_are_one_process(size, name, i, launched, alone):
         return  # the oracle is all there is: another split of the batch gives other gradients
 
     want, want_weights = alone(clip, renorm)
-    assert (got.layers, quantities(got)) == (want.layers, quantities(want))
-    for quantity in quantities(want):
+    # what the optimizer keeps of a layer is on one rank alone
+    known = [q for q in quantities(want) if name != "zero-redundancy" or not q.startswith("slot_norm/")]
+    assert (got.layers, quantities(got)) == (want.layers, known)
+    for quantity in known:
         message = f"{quantity} under {clip or renorm}"
         # a layer of few elements may have some exactly at a threshold
         np.testing.assert_allclose(got.layer(quantity), want.layer(quantity), rtol=1e-5, atol=1e-7, err_msg=message)
@@ -117,8 +119,8 @@ def test_ranks_together_are_one_process(size, name, i, launched, alone):
 @pytest.mark.parametrize("size", SIZES)
 def test_a_plain_step_has_one_collective_however_many_layers(size, launched):
     for name, (*_, pairs) in ranks.SCENARIOS[size].items():
-        if name == "sequence-parallel":
-            continue  # its Partial gradients have to be summed up as well, as the optimizer itself does
+        if name in ("sequence-parallel", "zero-redundancy"):
+            continue  # Partial gradients have to be summed up as well, as the optimizer itself does; weights, sent
         for i, (clip, renorm) in enumerate(pairs):
             if renorm or "Norm(0.1)" not in (clip or "ClipByGlobalNorm(0.1)") or "Value" in (clip or ""):
                 continue

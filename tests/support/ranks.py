@@ -7,6 +7,7 @@ The oracle gathers whole gradients with `full_tensor()`, a collective per layer,
 
 import os
 import sys
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -15,6 +16,7 @@ from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, fully_shard
+from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.distributed.tensor.parallel import (
     ColwiseParallel,
@@ -117,17 +119,16 @@ def mixed_precision(model):
     return shard_all(model, mesh(world()), mp_policy=MixedPrecisionPolicy(param_dtype=torch.bfloat16))
 
 
+class Spread(DistributedDataParallel):
+    """Each rank moves a part of the weights, and keeps the optimizer's state of that part alone."""
+
+
 # name: how the model is wrapped, over how many ranks the batch is split, dtype, whether rank 1 leaves a layer out, what
 SCENARIOS = {
     2: {
         "ddp": (DistributedDataParallel, 2, torch.float64, False, ALL),
-        "ddp-unused": (
-            lambda m: DistributedDataParallel(m, find_unused_parameters=True),
-            2,
-            torch.float64,
-            True,
-            MIXED,
-        ),
+        "ddp-unused": (partial(DistributedDataParallel, find_unused_parameters=True), 2, torch.float64, True, MIXED),
+        "zero-redundancy": (Spread, 2, torch.float64, False, MIXED),
         "fsdp2": (lambda m: shard_all(m, mesh(2)), 2, torch.float64, False, ALL),
         "fsdp2-bf16": (mixed_precision, 2, torch.float32, False, MIXED),
         "tensor-parallel": (lambda m: tensor_parallel(m, mesh(2)), 1, torch.float64, False, ALL),
@@ -141,17 +142,16 @@ SCENARIOS = {
 }
 
 
-def is_dtensor(p):
-    return isinstance(p, DTensor)
-
-
 def whole(tensor):
-    return tensor.full_tensor() if is_dtensor(tensor) else tensor
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 
 def make_optimizer(model):
     """DTensors and plain tensors in one optimizer: torch wants the for-loop, or a group each."""
-    return torch.optim.SGD(model.parameters(), lr=0.5, momentum=0.9, foreach=False)
+    how = {"lr": 0.5, "momentum": 0.9, "foreach": False}
+    if isinstance(model, Spread):
+        return ZeroRedundancyOptimizer(model.parameters(), torch.optim.SGD, **how)
+    return torch.optim.SGD(model.parameters(), **how)
 
 
 class Collectives(TorchDispatchMode):

@@ -1,4 +1,7 @@
-"""Optimizers of other packages under a Watch: what is recorded is true, and they train as they do without one."""
+"""Optimizers of other packages under a Watch: what is recorded is true, and they train as they do without one.
+
+bitsandbytes is no part of `.[dev]`: a wheel of 43 MB for one row.
+"""
 
 import importlib.util
 
