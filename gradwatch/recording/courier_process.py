@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import subprocess
@@ -123,7 +124,8 @@ def _start(
         log.warning("gradwatch: cannot start %s (%s); %s", Path(output).stem, error, instead.format(folder))
         return None
     # Reaped when it ends: no zombie in a long notebook, no ResourceWarning when the handle is dropped.
-    threading.Thread(target=process.wait, name=f"gradwatch-{command}", daemon=True).start()
+    with contextlib.suppress(RuntimeError):  # no more threads may be started: a zombie, then
+        threading.Thread(target=process.wait, name=f"gradwatch-{command}", daemon=True).start()
     return process
 
 

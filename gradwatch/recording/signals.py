@@ -110,7 +110,12 @@ def _listen(on: bool) -> None:
     if on and not _pipe:
         _pipe.extend(os.pipe())
         os.set_blocking(_pipe[1], False)
-        threading.Thread(target=_hear, args=(_pipe[0],), name="gradwatch-signals", daemon=True).start()
+        thread = threading.Thread(target=_hear, args=(_pipe[0],), name="gradwatch-signals", daemon=True)
+        try:
+            thread.start()
+        except RuntimeError:  # no more threads may be started: then only the main thread hears of a signal
+            while _pipe:
+                os.close(_pipe.pop())
     if _pipe:
         old = signal.set_wakeup_fd(_pipe[1] if on else -1, warn_on_full_buffer=False)
         if old not in (-1, _pipe[1]):

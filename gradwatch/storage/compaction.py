@@ -149,11 +149,11 @@ class _CancelledError(Exception):
 def _row_groups(parts: Sequence[Part], schema: pa.Schema, cancelled: Callable[[], bool]) -> Iterator[pa.Table]:
     """Every row group of the parts with the columns of `schema`; null where a part lacks one."""
     for part in parts:
-        with pq.ParquetFile(part.path) as file:
+        with pq.ParquetFile(part.path, pre_buffer=False) as file:
             for group in range(file.num_row_groups):
                 if cancelled():
                     raise _CancelledError
-                table = file.read_row_group(group)
+                table = file.read_row_group(group, use_threads=False)  # which are the training's
                 here = dict(zip(table.column_names, table.columns, strict=True))
                 missing = {kind: pa.nulls(len(table), kind) for kind in {f.type for f in schema if f.name not in here}}
                 columns = [here[f.name] if f.name in here else missing[f.type] for f in schema]

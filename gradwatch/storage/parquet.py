@@ -31,6 +31,7 @@ from gradwatch.sanitize import (
     MAX_STEP,
     MAX_STEPS_VALUES,
 )
+from gradwatch.storage.address_space import is_limited
 from gradwatch.storage.parquet_footer import Group, row_groups
 from gradwatch.table import Floats, Table, concat_tables
 
@@ -43,7 +44,7 @@ def steps_blocks(path: Path, start: int = 0) -> Iterator[Table]:
     with opened(path, ["optimizer"]) as (file, every):
         groups = _late(file, every, start)
         _require_size([every[i] for i in groups], MAX_STEPS_VALUES)
-        table = file.read_row_groups(groups)
+        table = file.read_row_groups(groups, use_threads=not is_limited())
     per_step = {n: table[n].to_numpy().astype(np.float64) for n in table.column_names if n not in KEY_COLUMNS}
     names, who = _codes(table["optimizer"], MAX_LANES)
     optimizer = np.asarray(names, dtype=object)[who]
@@ -61,13 +62,13 @@ def layers_blocks(path: Path, start: int = 0) -> Iterator[Table]:
         groups = _late(file, every, start)
         held: Table | None = None
         for i, group in enumerate(groups):
-            block = _tile(file.read_row_group(group))
+            block = _tile(file.read_row_group(group, use_threads=not is_limited()))
             if block is not None and held is not None and _goes_on(held, block) and held.layers == block.layers:
                 held = held.take(np.arange(len(held) - 1))  # the step that is handed over again
             if block is None or (held is not None and len(held) and _goes_on(held, block)):
                 rest = groups[i if held is None else i - 1 :]
                 _require_size([every[i] for i in rest], MAX_GROUP_VALUES)
-                yield _pivot(file.read_row_groups(rest))
+                yield _pivot(file.read_row_groups(rest, use_threads=not is_limited()))
                 return
             if held is not None:
                 yield held
@@ -132,7 +133,7 @@ def opened(path: Path, names: list[str]) -> Iterator[tuple[pq.ParquetFile, list[
         OSError, pyarrow.ArrowException: it cannot be opened.
     """
     groups = row_groups(path)
-    with pq.ParquetFile(path, read_dictionary=names) as file:
+    with pq.ParquetFile(path, read_dictionary=names, pre_buffer=not is_limited()) as file:
         _require_columns(file.schema_arrow, names)
         for group in groups:
             if len(group.columns) != len(file.schema_arrow.names):

@@ -66,7 +66,13 @@ class RunWriter:
         self._asked: list[Answer] = []  # who waits for a flush
         self._due = time.monotonic() + flush_seconds
         self.thread = threading.Thread(target=self._work, name="gradwatch-writer", daemon=True)
-        self.thread.start()
+        try:
+            self.thread.start()
+        except RuntimeError as error:  # a limit of processes (`ulimit -u`) or of address space (`ulimit -v`)
+            self.lock.release()
+            raise RunError(
+                f"cannot record to {self.folder}: {error}; raise the limit of processes or of memory (ulimit -a)"
+            ) from error
 
     def _begin(self) -> None:
         """The folder as a run begins, or goes on, in it."""

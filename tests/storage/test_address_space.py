@@ -1,0 +1,38 @@
+"""Where address space is limited (`ulimit -v`), Arrow reserves none and starts no thread: it would end the process."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+from make_run import make_run
+
+resource = pytest.importorskip("resource")
+
+CODE = """
+import os, resource, sys
+from pathlib import Path
+if sys.argv[2] == "limited":
+    resource.setrlimit(resource.RLIMIT_AS, (1 << 40, resource.RLIM_INFINITY))  # no limit in truth
+from gradwatch.storage.folder import read_run
+import pyarrow
+def size():
+    return int(Path("/proc/self/statm").read_text().split()[0]) * os.sysconf("SC_PAGE_SIZE") >> 20
+before, threads = size(), len(os.listdir("/proc/self/task"))
+assert len(read_run(Path(sys.argv[1]))) == 300
+print(pyarrow.default_memory_pool().backend_name == "system", size() - before > 800,
+      len(os.listdir("/proc/self/task")) > threads)
+"""
+
+
+@pytest.mark.skipif(not os.path.exists("/proc/self/statm"), reason="looks into /proc")
+def test_arrow_takes_little_where_little_is_to_be_had(tmp_path):
+    folder = make_run(tmp_path, steps=300)
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("ARROW_")}
+    said = {}
+    for how in ("limited", "free"):
+        words = [sys.executable, "-c", CODE, str(folder), how]
+        done = subprocess.run(words, capture_output=True, text=True, env=environment, check=True)
+        said[how] = done.stdout.split()
+    assert said["limited"] == ["True", "False", "False"]
+    assert said["free"][0] == "False"
