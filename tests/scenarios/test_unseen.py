@@ -1,4 +1,7 @@
-"""The unseen trainings are what they are said to be: by their scores alone, no rule is asked."""
+"""The unseen trainings are what they are said to be: by their scores alone, no rule is asked.
+
+Every fourth here; all of them by `scripts/bench/judgement.py --check`.
+"""
 
 import re
 from pathlib import Path
@@ -12,7 +15,7 @@ import unseen_sick  # noqa: F401
 import unseen_sick_models  # noqa: F401
 import unseen_sick_more  # noqa: F401
 import unseen_sick_tasks  # noqa: F401
-from unseen import HEALTHY, HELD_OUT, SICK, clearly_worse, held_out, learns, tuning
+from unseen import HEALTHY, HELD_OUT, SICK, fault, held_out, tuning
 
 FOLDER = Path(__file__).parents[2] / "docs" / "findings"
 PAGES = {page.stem for page in FOLDER.glob("*.md")} - {"index", "false_alarms", "judgement"}
@@ -43,18 +46,15 @@ WANTED = {  # what no finding is called yet, and an expert would say
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", sorted(SICK))
+@pytest.mark.parametrize("name", sorted(SICK)[::4])
 def test_a_sick_training_is_clearly_worse_than_its_cured_twin(name, tmp_path):
-    ill, cured = (SICK[name].train(tmp_path / str(state), state) for state in (True, False))
-    assert learns(cured, 0.1), (cured.first, cured.last)
-    assert clearly_worse(ill, cured), (ill.last, cured.last)
+    assert fault(SICK[name], tmp_path) is None
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", sorted(HEALTHY))
+@pytest.mark.parametrize("name", sorted(HEALTHY)[::4])
 def test_a_healthy_training_learns(name, tmp_path):
-    outcome = HEALTHY[name].train(tmp_path)
-    assert learns(outcome, HEALTHY[name].gain), (outcome.first, outcome.last)
+    assert fault(HEALTHY[name], tmp_path) is None
 
 
 def test_the_halves_are_disjoint_whole_and_of_one_size():

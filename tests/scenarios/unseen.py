@@ -128,6 +128,17 @@ def clearly_worse(ill: Outcome, cured: Outcome) -> bool:
     return missing >= 0.1 * abs(cured.first - cured.last) and (cured.last <= 0 or missing >= 0.3 * cured.last)
 
 
+def fault(training: Sick | Healthy, folder: Path) -> str | None:
+    """What its scores say against it; None where it is what it is said to be."""
+    if isinstance(training, Healthy):
+        outcome = training.train(folder)
+        return None if learns(outcome, training.gain) else f"does not learn: {outcome.first:.4g}, {outcome.last:.4g}"
+    ill, cured = (training.train(folder / str(state), state) for state in (True, False))
+    if not learns(cured, 0.1):
+        return f"the cured twin does not learn: {cured.first:.4g}, {cured.last:.4g}"
+    return None if clearly_worse(ill, cured) else f"hardly worse: {ill.last:.4g}, {cured.last:.4g}"
+
+
 # ---------------------------------------------------------------------------------------------------------- training
 
 
