@@ -12,7 +12,7 @@ from training import batches, mlp, watch
 from gradwatch import open_history
 from gradwatch.analysis.rules import HEALTHY, TOO_SHORT, Finding, diagnose, verdict
 from gradwatch.analysis.rules.dead_layers import dead_layer
-from gradwatch.analysis.rules.depth import imbalance, vanishing
+from gradwatch.analysis.rules.depth import imbalance, remedies, vanishing
 from gradwatch.analysis.rules.gradient_scale import gradients_accumulate
 from gradwatch.analysis.rules.gradients import exploding
 from gradwatch.analysis.rules.nonfinite import nonfinite
@@ -484,3 +484,23 @@ def test_a_clip_whose_steps_the_scaler_drops_never_acts(tmp_path):
     assert not trained(tmp_path / "taken", "", loss_scale=8.0, clip="ClipByGlobalNorm(0.1)")
     assert not trained(tmp_path / "none", "", loss_scale=3e38)
     assert not trained(tmp_path / "skips", "", loss_scale=3e38, clip="SkipNonfinite()")
+
+
+RESIDUAL = ["residual connections"]  # which no record shows
+
+
+@pytest.mark.parametrize(
+    ("modules", "rms", "said"),
+    [
+        (
+            {},
+            0.1,
+            ["ReLU-like units", "He's initialisation", "residual connections", "normalisation between the layers"],
+        ),
+        ({"0": "ReLU", "1": "LayerNorm"}, (2 / 4) ** 0.5, RESIDUAL),
+        ({"0": "Tanh", "1": "LayerNorm"}, 0.1, ["ReLU-like units", "He's initialisation", *RESIDUAL]),
+    ],
+)
+def test_nothing_is_prescribed_that_the_network_has(modules, rms, said):
+    history = make_history(modules=modules)
+    assert remedies(with_layer(history, "weight_norm", np.full(history.layer("weight_norm").shape, 4 * rms))) == said

@@ -10,13 +10,16 @@ from dataclasses import dataclass
 import numpy as np
 
 from gradwatch.analysis.clips import incoming
-from gradwatch.analysis.rules.facts import clips, is_adaptive, matrices, middle, optimizer_kind
+from gradwatch.analysis.rules.facts import clips, is_adaptive, matrices, measured, middle, optimizer_kind
 from gradwatch.analysis.rules.finding import Finding, Severity
 from gradwatch.formatting import setting_text
 from gradwatch.history import Bools, Floats, History
 from gradwatch.policies import AutoClip, ClipByGlobalNorm, ZClip
 
 LEAST_OF_ITS_OWN = 0.01  # of a layer's norm, below which a clip is no guard any more but takes nearly all away
+
+
+_SATURATING = {"Sigmoid", "Tanh", "Softsign", "Hardsigmoid", "Hardtanh", "LogSigmoid"}
 
 
 @dataclass(frozen=True)
@@ -82,7 +85,7 @@ def vanishing(
     severity: Severity = "note" if rescaled else "warning"
     factor = 10 ** (whole.decades / (len(whole.layers) - 1))
     shrunk = whole.layers[: max(1, int(np.ceil(len(whole.layers) * (1 - still / whole.decades))))]
-    cure = "Use ReLU-like units with He's initialisation, residual connections or normalisation between the layers"
+    cure = f"Use {', '.join(remedies(history))}"
     if rescaled:
         cure = f"{optimizer_kind(history)} rescales each layer, so that all learn, while its epsilon is small. {cure}."
     else:
@@ -105,6 +108,32 @@ def vanishing(
             cure=cure,
         )
     ]
+
+
+def remedies(history: History) -> list[str]:
+    """What keeps the gradient's size along the depth, but for what the network has already."""
+    kinds = set(history.run.modules.values())
+    found = []
+    if not kinds or kinds & _SATURATING:
+        found.append("ReLU-like units")
+    if not _is_he(history):
+        found.append("He's initialisation")
+    found.append("residual connections")
+    if not any("Norm" in kind for kind in kinds):
+        found.append("normalisation between the layers")
+    return found
+
+
+def _is_he(history: History) -> bool:
+    """Whether the matrices began with the root mean square of He et al. 2015, sqrt(2 / fan_in), by their median."""
+    shapes = {layer.name: layer.shape for layer in history.run.layers}
+    at, norm = measured(history, "weight_norm")
+    if not len(at) or at[0] > 0:
+        return False
+    wide = np.flatnonzero(matrices(history))
+    sizes = [(norm[0, i], shapes.get(history.layers[i], ())) for i in wide]
+    ratios = [n / np.sqrt(np.prod(shape)) * np.sqrt(np.prod(shape[1:]) / 2) for n, shape in sizes if len(shape) > 1]
+    return bool(ratios) and bool(0.8 < np.nanmedian(ratios) < 1.25)
 
 
 def imbalance(

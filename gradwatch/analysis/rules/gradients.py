@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gradwatch.analysis.final_values import nonfinite_rows
-from gradwatch.analysis.rules.depth import profile
+from gradwatch.analysis.rules.depth import profile, remedies
 from gradwatch.analysis.rules.facts import GUARD, clips, is_adaptive, matrices, middle, optimizer_kind, pick
 from gradwatch.analysis.rules.finding import Finding
 from gradwatch.analysis.rules.nonfinite import growth_before
@@ -107,7 +107,7 @@ def _explosion(history: History, row: int, evidence: dict[str, float | str]) -> 
             "the scale of the gradient, so that a clip helps against one bad batch only."
         )
     elif along == "depth":
-        cure = f"Scale the initial weights for the activation (He for ReLU), or normalise between layers; then {clip}."
+        cure = f"Give it {' or '.join(remedies(history))}; then {clip}."
     elif along == "time":
         cure = f"Clip: {clip}, and begin with orthogonal recurrent weights."
     else:
