@@ -24,7 +24,7 @@ ENTRYPOINT ["gradwatch"]
 CMD ["--help"]
 
 FROM base AS server
-RUN pip install "mlflow>=3.17.2,<3.18" "flask-wtf>=1.2,<2" "psycopg2-binary>=2.9" && mkdir /data && chown gradwatch /data
+RUN pip install "mlflow>=3.17.2" "flask-wtf>=1.2,<2" "psycopg2-binary>=2.9" && mkdir /data && chown gradwatch /data
 COPY scripts/basic_auth.ini /etc/gradwatch/basic_auth.ini
 USER 1000
 WORKDIR /data

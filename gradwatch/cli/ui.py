@@ -72,31 +72,22 @@ def _uri(store: str | None) -> str | None:
 def serve(port: int, uri: str) -> int:
     """Run the server until it ends, or this process does; its exit code."""
     with Reaper(GRACE_SECONDS) as reaper:  # MLflow's server is two processes, and leaves the second when it is ended
-        server = subprocess.Popen(server_command(port), env=server_environment(uri), start_new_session=True)
+        server = subprocess.Popen(server_command(port), env=server_environment(uri, port), start_new_session=True)
         reaper.add(server.pid)
         threading.Thread(target=server.wait, daemon=True).start()  # no zombie that the reaper would wait for
         return server.wait()
 
 
 def server_command(port: int) -> list[str]:
-    """The MLflow server, as light and as closed as it goes: loopback, one worker, known hosts only."""
+    """The MLflow server, as light and as closed as it goes: loopback, one worker."""
+    return [sys.executable, "-m", "mlflow", "server", "--host", "127.0.0.1", "--port", str(port), "--workers", "1"]
+
+
+def server_environment(uri: str, port: int | str) -> dict[str, str]:
+    """Where the server finds its store, and the hosts it answers as.
+
+    Everybody may read a command's words, and the address may hold a password. MLflow before 3.5 has no option for the
+    hosts, and would not start with one.
+    """
     hosts = ",".join(f"{name}:{port}" for name in ("127.0.0.1", "localhost"))
-    return [
-        sys.executable,
-        "-m",
-        "mlflow",
-        "server",
-        "--host",
-        "127.0.0.1",
-        "--port",
-        str(port),
-        "--workers",
-        "1",
-        "--allowed-hosts",
-        hosts,
-    ]
-
-
-def server_environment(uri: str) -> dict[str, str]:
-    """Where the server finds its store: everybody may read a command's words, and the address may hold a password."""
-    return {**os.environ, **LIGHT, "MLFLOW_BACKEND_STORE_URI": uri}
+    return {**os.environ, **LIGHT, "MLFLOW_BACKEND_STORE_URI": uri, "MLFLOW_SERVER_ALLOWED_HOSTS": hosts}

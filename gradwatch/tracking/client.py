@@ -14,6 +14,7 @@ from collections.abc import Iterable, Mapping
 from datetime import datetime
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote, urlsplit
 
 import mlflow
 from filelock import FileLock
@@ -45,6 +46,11 @@ MAX_GROUPS = 16  # param groups of an optimizer that have params of their own
 # ------------------------------------------------------------------------------------------------------------- stores
 
 
+def _local_store(uri: str) -> Path | None:
+    """The database file, or the folder of a `file:` URI, of older releases of MLflow; None for any other store."""
+    return Path(unquote(urlsplit(uri).path)) if uri.startswith("file:") else sqlite_file(uri)
+
+
 def full_uri(tracking_uri: str | None = None) -> str:
     """The store that `tracking_uri` means here, from the root on: MLflow's own setting for None.
 
@@ -70,16 +76,16 @@ def existing_store(tracking_uri: str | None = None) -> str:
     """The store to read: the one named, else MLflow's own setting, else `mlflow.db` here, else the demo's.
 
     Raises:
-        RunError: it is a SQLite file that does not exist. (Opening it would create it.)
+        RunError: it is a SQLite file or a folder that does not exist. (Opening it would create it.)
     """
     uri = full_uri(tracking_uri)
-    file = sqlite_file(uri)
-    if file is None or file.exists():
+    place = _local_store(uri)
+    if place is None or place.exists():
         return uri
     if tracking_uri is None and not os.environ.get("MLFLOW_TRACKING_URI") and DEMO_STORE.exists():
         return full_uri(f"sqlite:///{DEMO_STORE}")
     raise RunError(
-        f"there is no MLflow store {file}: go to the folder that holds mlflow.db, or set MLFLOW_TRACKING_URI"
+        f"there is no MLflow store {place}: go to the folder that holds {place.name}, or set MLFLOW_TRACKING_URI"
     )
 
 

@@ -4,13 +4,14 @@ import os
 import socket
 import subprocess
 import sys
+import urllib.request
 from dataclasses import replace
 
 import pytest
 from click.testing import CliRunner
 from faulty_proxy import ok, swallow
 from make_run import make_history, make_run
-from mlflow_server import all_there
+from mlflow_server import all_there, status
 
 from gradwatch.cli import main
 from gradwatch.cli.ui import server_command, server_environment
@@ -92,6 +93,14 @@ def test_sync_shows_its_progress_on_a_terminal_only(store, tmp_path):
 
 
 @pytest.mark.slow
+def test_the_server_answers_no_page_of_a_stranger(server):
+    """Whose name leads to this machine, to read the runs through the browser. MLflow by itself lets 10.* in."""
+    search = f"{server[0]}/api/2.0/mlflow/experiments/search?max_results=1"
+    assert status(search) == 200
+    assert status(urllib.request.Request(search, headers={"Host": "10.evil.example"})) == 403
+
+
+@pytest.mark.slow
 def test_two_syncs_and_a_courier_at_once_deliver_once(server, proxy, tmp_path):
     """Three processes on one folder, and a server that loses answers."""
     where = {"tracking_uri": proxy.url, "experiment_name": "at-once", "run_id": None, "joined": False}
@@ -150,12 +159,13 @@ def test_ui_prints_the_view_and_starts_a_closed_light_server(store, run, tmp_pat
     assert f"http://127.0.0.1:{port}/#/experiments/1/runs?viewStateShareKey=gradwatch" in result.stdout
     ((served, uri),) = started
     assert (served, uri) == (port, store)
-    command, env = server_command(port), server_environment(uri)
+    command, env = server_command(port), server_environment(uri, port)
     assert env["MLFLOW_BACKEND_STORE_URI"] == store
     assert not any(store in word for word in command)
     assert command[command.index("--host") + 1] == "127.0.0.1"
     assert command[command.index("--workers") + 1] == "1"
     assert "--disable-security-middleware" not in command
+    assert env["MLFLOW_SERVER_ALLOWED_HOSTS"] == f"127.0.0.1:{port},localhost:{port}"
     assert env["MLFLOW_SERVER_ENABLE_JOB_EXECUTION"] == "false"
     options = subprocess.run(
         [sys.executable, "-m", "mlflow", "server", "--help"], capture_output=True, text=True, check=True

@@ -105,7 +105,7 @@ def test_what_found_no_room_is_counted_and_the_history_names_it(training, refuse
     assert len(said(caplog)) == 2
     page = tmp_path / "page.html"
     assert problem in CliRunner().invoke(main, ["show", str(training.watch.dir)]).output
-    assert problem in CliRunner().invoke(main, ["check", str(training.watch.dir)]).stderr
+    assert problem in CliRunner().invoke(main, ["check", str(training.watch.dir)]).output
     CliRunner().invoke(main, ["report", str(training.watch.dir), "-o", str(page)])
     assert problem in page.read_text()
 
@@ -299,7 +299,7 @@ def test_a_lost_tail_is_a_gap_and_what_is_said_counts_what_is_on_disk(training, 
     assert problem == "30 steps were not recorded: 10 to 39"
     page = tmp_path / "page.html"
     assert problem in CliRunner().invoke(main, ["show", str(training.watch.dir)]).output
-    assert problem in CliRunner().invoke(main, ["check", str(training.watch.dir)]).stderr
+    assert problem in CliRunner().invoke(main, ["check", str(training.watch.dir)]).output
     CliRunner().invoke(main, ["report", str(training.watch.dir), "-o", str(page)])
     assert problem in page.read_text()
 

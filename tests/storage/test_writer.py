@@ -363,7 +363,7 @@ def test_a_crash_is_named_as_such_also_after_its_courier_has_marked_it(tmp_path,
         (folder / "run.json").write_text(json.dumps({**manifest, "status": status, "crashed": True}))
     said = [CliRunner().invoke(main, [command, str(folder)]) for command in ("show", "check")]
     assert "ended without close at step 199" in said[0].output
-    assert "ended without close at step 199" in said[1].stderr
+    assert "ended without close at step 199" in said[1].output
     page = tmp_path / "page.html"
     assert CliRunner().invoke(main, ["report", str(folder), "-o", str(page)]).exit_code == 0
     assert "ended without close at step 199" in page.read_text()

@@ -34,12 +34,9 @@ def mlflow_server(store: str, folder: Path, port: int | None = None, seconds: fl
     """The URL of a server over `store`, with its artifacts in `folder`, while the block lasts."""
     port = port or free_port()
     command = [*server_command(port), "--artifacts-destination", str(folder / "artifacts")]
-    index = command.index("--allowed-hosts") + 1
-    command[index] = "127.0.0.1:*,localhost:*"  # it is reached through a proxy on another port
+    environment = server_environment(store, "*")  # it is reached through a proxy on another port
     with open(folder / "server.log", "ab") as log:
-        process = subprocess.Popen(
-            command, cwd=folder, env=server_environment(store), stdout=log, stderr=log, start_new_session=True
-        )
+        process = subprocess.Popen(command, cwd=folder, env=environment, stdout=log, stderr=log, start_new_session=True)
     try:
         url = f"http://127.0.0.1:{port}"
         until = time.monotonic() + seconds

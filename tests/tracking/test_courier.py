@@ -429,9 +429,12 @@ def test_an_unwatched_run_and_an_empty_run_say_so(store, tmp_path):
         open_history(make_run(tmp_path, steps=0, mlflow=None))
 
 
-def test_reading_never_creates_a_store(tmp_path, monkeypatch):
+@pytest.mark.parametrize("uri", [None, "file:./mlruns", "sqlite:///other.db"])
+def test_reading_never_creates_a_store(tmp_path, monkeypatch, uri):
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    if uri is not None:
+        monkeypatch.setenv("MLFLOW_TRACKING_URI", uri)
     with pytest.raises(RunError, match="no MLflow store"):
         open_history("0" * 32)
     assert list(tmp_path.iterdir()) == []
