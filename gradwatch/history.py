@@ -55,7 +55,8 @@ class Run:
     optimizer, and `modules` the classes of the modules without children by name, in the model's order. `pid`, `host`
     and `pid_started` are the process that records it; `crashed`: somebody has seen that it ended without close. Its
     steps begin with `first_step` and end before `end_step`, once it is closed. `higher_is_better` says which way logged
-    scalars are better, of those of which the user has said it.
+    scalars are better, of those of which the user has said it. `command` is how `gradwatch run` was started: what
+    `gradwatch sweep --cures` needs to train the script again.
     """
 
     name: str
@@ -86,6 +87,7 @@ class Run:
     first_step: int | None = None
     end_step: int | None = None
     higher_is_better: dict[str, bool] = field(default_factory=dict)
+    command: dict[str, Any] | None = None
     format: int = FORMAT
 
     def to_json(self) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import os
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,10 @@ import click
 
 from gradwatch.cli.options import Configured, Number, given, intervening, policy_text, show_config
 from gradwatch.errors import RunError
+
+# what a training is to be repeated with, beside what a sweep varies; what only delivers it is not
+REPEATED = ("--script-clip", "--every", "--total-steps", "--metric-regex", "--higher-is-better", "--lower-is-better",
+            "--param")  # fmt: skip
 
 
 class RunCommand(Configured):
@@ -119,8 +124,26 @@ def run(ctx: click.Context, /, script: str | None, args: tuple[str, ...], module
         metrics=tuple(parse_pattern(text) for text in options["metric_regex"]),
         source=target,
         seed=options["set_seed"],
+        command=_command(target, bool(module), options),
     )
     raise Handover(functools.partial(launch, find_program(target, bool(module)), args, plan))
+
+
+def _command(target: str, module: bool, options: dict[str, Any]) -> dict[str, Any]:
+    """What is to be recorded of how this was started, so that it can be done again."""
+    given = {flag: options[flag.strip("-").replace("-", "_")] for flag in REPEATED}
+    words = [[flag, str(one)] for flag, value in given.items() if value is not None
+             for one in (value if isinstance(value, tuple) else (value,))]  # fmt: skip
+    return {
+        "target": target,
+        "module": module,
+        "folder": str(Path.cwd()),
+        "options": [*(["--slots"] if options["slots"] else []), *itertools.chain(*words)],
+        "seed": options["set_seed"],
+        "ranks": int(os.environ.get("WORLD_SIZE") or 1),
+        "log": options["log"],
+        "experiment": options["experiment"],
+    }
 
 
 def _directions(higher: tuple[str, ...], lower: tuple[str, ...]) -> dict[str, bool]:

@@ -5,12 +5,15 @@ from __future__ import annotations
 import importlib.util
 import math
 import os
+import shlex
 from collections.abc import Sequence
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
+from click.core import ParameterSource
 
 from gradwatch.cli.compare import compared_by
 from gradwatch.cli.options import Configured, Module, Number, intervening, policy_text
@@ -21,6 +24,7 @@ from gradwatch.tracking.settings import MLFLOW_SETTINGS
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from gradwatch.launcher.cures import Trial
     from gradwatch.launcher.sweep import Job, Sweep
 
 SETTINGS = {"ignore_unknown_options": False, "allow_interspersed_args": False}
@@ -38,6 +42,8 @@ HANDED_ON = ("script_clip", "every", "flush_every", "slots", "metric_regex", "lo
 @click.option("--renorm", "renorms", metavar="TEXT", multiple=True, callback=policy_text,
               help="A weight constraint, or none; with each clip.")  # fmt: skip
 @intervening(many=True)
+@click.option("--cures", metavar="RUN", help="Train RUN's own script again, unchanged and with each cure that its "
+              "findings name, instead of policies; SCRIPT where RUN does not say how it was started.")  # fmt: skip
 @click.option("--seed", "seeds", metavar="N", type=click.IntRange(0, 2**32 - 1), multiple=True,
               help="A seed: {seed} in ARGS, and GRADWATCH_SEED; again for each.")  # fmt: skip
 @click.option("--set-seed", "set_seeds", is_flag=True, help="Seed random, numpy and torch in the script.")
@@ -68,11 +74,16 @@ def sweep(ctx: click.Context, /, script: str | None, args: tuple[str, ...], modu
     Example:
       gradwatch sweep --clip none --clip 'AGC(0.01)' --seed 0 --seed 1 --seed 2 --set-seed train.py --lr 0.1
       gradwatch sweep --clip none --clip 'ClipByGlobalNorm(1.0)' --seed 0 --seed 1 train.py --seed {seed}
+      gradwatch sweep --cures latest --seed 0 --seed 1 --seed 2 --set-seed
     """  # noqa: D301  (click reads the backspace)
     from filelock import FileLock, Timeout
     from rich.console import Console
 
-    asked = _asked(script, args, module, options)
+    tried = None
+    if options["cures"]:
+        asked, tried = _cures(ctx, script, args, module, options)
+    else:
+        asked = _asked(script, args, module, options)
     jobs, console = asked.jobs(), Console(highlight=False)
     try:
         asked.home.mkdir(parents=True, exist_ok=True)
@@ -80,7 +91,7 @@ def sweep(ctx: click.Context, /, script: str | None, args: tuple[str, ...], modu
             todo = _todo(jobs, options["force"])
             if todo:
                 _train(jobs, todo, _slots(options["jobs"], bool(asked.prefix)), options["timeout"], console)
-            _settle(asked, jobs, options, console)
+            _settle(asked, jobs, options, console, tried)
     except Timeout:
         raise RunError(f"another sweep is at work in {asked.home}: wait for it, or pass --dir another folder") from None
     except OSError as error:
@@ -93,8 +104,46 @@ def sweep(ctx: click.Context, /, script: str | None, args: tuple[str, ...], modu
     ctx.exit(int(any(_failed(job) for job in jobs)))
 
 
-def _asked(script: str | None, args: tuple[str, ...], module: str | None, options: dict[str, Any]) -> Sweep:
-    """The sweep that the command line asks for.
+def _cures(
+    ctx: click.Context, script: str | None, args: tuple[str, ...], module: str | None, options: dict[str, Any]
+) -> tuple[Sweep, Trial]:
+    """The sweep over the cures of a run, and what is tried; `options` get what the run says and the command line not.
+
+    Raises:
+        RunError: the run names no cure that can be tried, or how it was started is not known.
+    """
+    from gradwatch.launcher import cures
+
+    ref = options["cures"]
+    for name in ("clips", "renorms", "lr_scales", "warmups", "skip"):
+        if ctx.get_parameter_source(name) is ParameterSource.COMMANDLINE:
+            flag = "--" + name.removesuffix("s").replace("_", "-")
+            raise RunError(f"--cures and {flag}: the findings of {ref} say what is tried; leave one of them out")
+    trial, run = cures.read_trial(ref)
+    if trial is None:
+        click.echo(f"{run.name}: no finding that asks for a cure, so nothing is trained.")
+        ctx.exit(0)
+    own = None
+    if not (module or script):
+        own = cures.recorded_command(ref, run, bool(options["prefix"]))
+        own = own.seeded() if options["seeds"] else own
+        script, module, args = (None, own.target, own.args) if own.module else (own.target, None, own.args)
+        options["seeds"] = options["seeds"] or (() if own.seed is None else (own.seed,))
+        options["set_seeds"] = options["set_seeds"] or own.seed is not None
+        options["log"], options["experiment"] = options["log"] or own.log, options["experiment"] or own.experiment
+    options["baseline"] = options["baseline"] or trial.unchanged.label
+    asked = _asked(script, args, module, options, own.folder if own else None)
+    click.echo(f"{run.name}: {trial.severe}. Its script, {shlex.join([asked.target, *asked.args])}, unchanged and with")
+    for cure, rules in trial.cures.items():
+        click.echo(f"  {cure}  ({', '.join(rules)})")
+    words = (*(own.options if own else ()), *asked.options)
+    return replace(asked, policies=trial.policies, options=words, title=f"{asked.stem}-cures"), trial
+
+
+def _asked(
+    script: str | None, args: tuple[str, ...], module: str | None, options: dict[str, Any], place: Path | None = None
+) -> Sweep:
+    """The sweep that the command line asks for, of a script in `place`.
 
     Raises:
         RunError: there is no script, or options that do not go together.
@@ -107,7 +156,7 @@ def _asked(script: str | None, args: tuple[str, ...], module: str | None, option
     if module and script is not None:
         args = (script, *args)
     prefix, seeds = split(options["prefix"]), options["seeds"]
-    if not module and not prefix and not Path(target).exists():
+    if not module and not prefix and not ((place or Path()) / target).exists():
         raise RunError(f"there is no script {target}: wanted a Python script, or -m MODULE")
     if not seeds and (options["set_seeds"] or any(SEED in arg for arg in args)):
         raise RunError(
@@ -128,6 +177,7 @@ def _asked(script: str | None, args: tuple[str, ...], module: str | None, option
         tuple(_handed_on(options)),
         prefix,
         options["folder"],
+        place=place,
     )
 
 
@@ -210,7 +260,7 @@ def _train(jobs: Sequence[Job], todo: Sequence[Job], slots: list[dict[str, str]]
                     progress.console.print(said_of(todo[number], record), markup=False, soft_wrap=True)
 
 
-def _settle(asked: Sweep, jobs: Sequence[Job], options: dict[str, Any], console: Console) -> None:
+def _settle(asked: Sweep, jobs: Sequence[Job], options: dict[str, Any], console: Console, tried: Trial | None) -> None:
     """The comparison: in the terminal, as files in the sweep's folder, and in MLflow."""
     from gradwatch.launcher import sweep_summary
     from gradwatch.report.text import print_table, show_comparison
@@ -219,6 +269,8 @@ def _settle(asked: Sweep, jobs: Sequence[Job], options: dict[str, Any], console:
     found = sweep_summary.result(jobs, *by)
     if found is None:
         raise RunError(f"no run ended well: {asked.home} holds what each of them printed (output.log)")
+    if tried is not None:
+        found = replace(found, settled=tried.outcome(found.settled, found.histories))
     paths = sweep_summary.write(found, asked.home, *by)
     print_table(show_comparison(found.settled))
     for line in found.left_out:

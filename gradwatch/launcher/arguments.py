@@ -39,6 +39,12 @@ class Arguments:
         except Exception:  # it is only looked at
             return
 
+    def recorded(self, command: Mapping[str, Any]) -> dict[str, Any]:
+        """A command with these words as its `args`; `hidden` says whether a secret among them is left out."""
+        words, _ = _hidden(self.words)
+        public = [_public(word) for word in words]
+        return {**command, "args": public, "hidden": public != self.words}
+
     def params(self) -> dict[str, str]:
         """`argv`, the whole command line, and each argument as `args.<name>`. Secrets are left out."""
         if not self.words and not self._parsed:

@@ -33,6 +33,7 @@ class Task:
     timeout: float | None = None
     at_end: Callable[[End], None] = lambda end: None  # in a thread, whether anybody still listens or not
     warm: bool = False  # whether `python -m gradwatch ...` may begin in a process that has imported torch already
+    folder: Path | None = None  # where it begins; here if not said
 
 
 @dataclass(frozen=True)
@@ -148,6 +149,7 @@ def _start(task: Task, environment: dict[str, str]) -> subprocess.Popen[bytes] |
             stdout=output,
             stderr=subprocess.STDOUT,
             env=environment,
+            cwd=task.folder,
             start_new_session=True,
         )
 

@@ -48,6 +48,7 @@ class Plan:
     metrics: tuple[tuple[str, str], ...] = ()
     source: str = ""
     seed: int | None = None
+    command: Mapping[str, Any] | None = None
     spawned: bool = field(default=False, compare=False)
 
 
@@ -181,6 +182,8 @@ class Launch:
 
     def _join(self, made: Watch | None) -> None:
         """Give a new Watch the MLflow run that is kept for it; name the runs that have come into being since."""
+        if made is not None and self.plan.command is not None:
+            made._writer.update(command=self.arguments.recorded(self.plan.command))
         if made is not None and made._shared is not None and len(made._shared.names) > 1:
             return  # it goes where the first part goes
         if made is not None and made._target is not None and self._delivers():

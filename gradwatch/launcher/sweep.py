@@ -47,12 +47,22 @@ class Sweep:
     prefix: tuple[str, ...] = ()
     folder: Path = Path("gradwatch-runs")
     title: str = ""  # in the place of the script's name
+    place: Path | None = None  # where its trainings are started; here if not said
 
     @property
     def name(self) -> str:
         """`train-3f2a9c41`: the script, and a digest of it with its arguments; not of policies and seeds."""
-        stem = self.title or (self.target.rpartition(".")[2] if self.module else Path(self.target).stem)
-        return f"{stem}-{_digest([str(Path(self.target).resolve()) if not self.module else self.target, self.args])}"
+        stem = self.title or self.stem
+        return f"{stem}-{_digest([self.target if self.module else str(self._script.resolve()), self.args])}"
+
+    @property
+    def stem(self) -> str:
+        """`train`: the script without what it ends in, or the last of the module's names."""
+        return self.target.rpartition(".")[2] if self.module else Path(self.target).stem
+
+    @property
+    def _script(self) -> Path:
+        return (self.place or Path()) / self.target
 
     @property
     def home(self) -> Path:
@@ -61,7 +71,7 @@ class Sweep:
 
     def jobs(self) -> list[Job]:
         """One job for each policy and seed, seeds outermost: an early stop leaves whole seeds."""
-        source = "" if self.module or not Path(self.target).is_file() else Path(self.target).read_bytes().hex()
+        source = "" if self.module or not self._script.is_file() else self._script.read_bytes().hex()
         made = []
         for seed in self.seeds:
             for policy in self.policies:
@@ -155,7 +165,7 @@ def task(job: Job, timeout: float | None, warm: bool = False) -> Task:
             job
         )
 
-    return Task(job.command(), job.environment(), job.folder / OUTPUT, timeout, at_end, warm)
+    return Task(job.command(), job.environment(), job.folder / OUTPUT, timeout, at_end, warm, job.sweep.place)
 
 
 def is_alive(job: Job) -> bool:

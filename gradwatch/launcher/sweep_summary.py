@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -125,7 +125,8 @@ def write(
     paths = []
     if len(found.histories) > 1:
         paths.append(folder / "report.html")
-        page = render_html(build_report(found.histories, metric, baseline, target, rises))
+        report = replace(build_report(found.histories, metric, baseline, target, rises), notes=found.settled.notes)
+        page = render_html(report)
         paths[-1].write_text(page, encoding="utf-8")
     for kind in FORMATS:
         paths.append(folder / f"comparison.{kind}")

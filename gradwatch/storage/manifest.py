@@ -107,6 +107,21 @@ def _is_positive(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < math.inf
 
 
+def _is_command(value: Any) -> bool:
+    words = _is_list(MAX_SETTINGS, lambda word: is_text(word, MAX_JSON))
+    return (
+        isinstance(value, Mapping)
+        and all(is_text(value.get(key)) for key in ("target", "folder"))
+        and all(isinstance(value.get(key), bool) for key in ("module", "hidden"))
+        and words(value.get("args"))
+        and words(value.get("options"))
+        and _optional(_is_count())(value.get("seed"))
+        and _is_count(1)(value.get("ranks"))
+        and value.get("log") in ("mlflow", "none")
+        and _optional(is_text)(value.get("experiment"))
+    )
+
+
 def _is_scalar(value: Any) -> bool:
     if isinstance(value, int) and not isinstance(value, bool):
         return abs(value) < 2**63
@@ -191,6 +206,7 @@ _FIELDS: dict[str, tuple[Check, str]] = {
     "first_step": (_optional(_is_count(0, MAX_STEP)), "a number of steps"),
     "end_step": (_optional(_is_count(0, MAX_STEP)), "a number of steps"),
     "higher_is_better": (_is_table(lambda value: isinstance(value, bool)), "a table of true or false"),
+    "command": (_optional(_is_command), "how gradwatch run was started"),
     "mlflow": (_optional(_is_table(_is_scalar)), "a table of texts"),
     "modules": (_is_table(lambda value: is_text(value, 100), MAX_LAYERS), f"a table of at most {MAX_LAYERS:,} classes"),
     "unheld": (_is_list(MAX_LAYERS, is_text), f"a list of at most {MAX_LAYERS:,} names"),

@@ -19,6 +19,7 @@ from gradwatch.analysis.rules.facts import (
     set_rate,
 )
 from gradwatch.analysis.rules.finding import Finding, Severity
+from gradwatch.analysis.rules.tries import clip_with, rate_times
 from gradwatch.formatting import loop_clips, percent, setting_text
 from gradwatch.history import Bools, Floats, History
 from gradwatch.policies.grammar import members
@@ -170,6 +171,7 @@ def clip_is_your_learning_rate(
             {"clip_rate": share, "clip_coef": typical, "times_smaller": smaller, "lr": rate},
             cause,
             cure,
+            tries=(*(() if adaptive else (f"{clip_with(GUARD)} {rate_times(typical)}",)), clip_with(GUARD)),
         )
     ]
 

@@ -18,7 +18,8 @@ class Finding:
     """One disease in one run. `layers` are in model order and empty when the whole model is meant.
 
     `optimizer` is the one (or the part) whose steps are meant, where several step on their own. `consequences` are the
-    findings that follow from this one; none of them has consequences of its own.
+    findings that follow from this one; none of them has consequences of its own. `tries` are the cures that can be
+    tried on an unchanged script, each as options of `gradwatch run`: `--lr-scale 0.1`.
     """
 
     rule: str
@@ -31,6 +32,7 @@ class Finding:
     cure: str = ""
     optimizer: str = ""
     consequences: tuple[Finding, ...] = ()
+    tries: tuple[str, ...] = ()
 
     @property
     def summary(self) -> str:
@@ -66,6 +68,7 @@ class Finding:
             "summary": self.summary,
             "optimizer": self.optimizer,
             "docs": self.docs,
+            "tries": list(self.tries),
             "consequences": [finding.to_json() for finding in self.consequences],
         }
 
@@ -83,6 +86,7 @@ class Finding:
             cure=data["cure"],
             optimizer=data["optimizer"],
             consequences=tuple(cls.from_json(finding) for finding in data["consequences"]),
+            tries=tuple(data.get("tries", ())),
         )
 
 

@@ -15,6 +15,7 @@ from gradwatch.analysis.rules.depth import profile, remedies
 from gradwatch.analysis.rules.facts import GUARD, clips, is_adaptive, matrices, middle, optimizer_kind, pick
 from gradwatch.analysis.rules.finding import Finding
 from gradwatch.analysis.rules.nonfinite import growth_before
+from gradwatch.analysis.rules.tries import LOWER, clip_with, warm_up
 from gradwatch.history import Bools, Floats, History
 
 
@@ -123,7 +124,15 @@ def _explosion(history: History, row: int, evidence: dict[str, float | str]) -> 
         evidence={"along": along, **how, **evidence},
         cause=_CAUSES[along],
         cure=cure,
+        tries=_tries(history, along),
     )
+
+
+def _tries(history: History, along: str) -> tuple[str, ...]:
+    bound, later = clip_with(GUARD), warm_up(history)
+    if along == "steps" and is_adaptive(history):
+        return LOWER, later
+    return (bound,) if along in ("depth", "time") else (f"{LOWER} {bound}", f"{later} {bound}", LOWER, bound)
 
 
 _CAUSES = {

@@ -67,6 +67,7 @@ def with_guard(history: History, roots: Sequence[Finding]) -> list[Finding]:
     text = f"ClipByGlobalNorm({setting_text(USUAL if limit is None else limit)})"
 
     def filled(finding: Finding) -> Finding:
+        finding = replace(finding, tries=tuple(each.replace(GUARD, text) for each in finding.tries))
         if GUARD not in finding.cure:
             return finding
         if wrong is not None:

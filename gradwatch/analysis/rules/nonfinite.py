@@ -12,6 +12,7 @@ import numpy as np
 from gradwatch.analysis.final_values import nonfinite_rows
 from gradwatch.analysis.rules.facts import matrices, pick
 from gradwatch.analysis.rules.finding import Finding, Severity
+from gradwatch.analysis.rules.tries import LOWER, warm_up
 from gradwatch.history import Bools, History
 
 LOSS = "the loss"  # where the next layer would stand, for the last one
@@ -67,6 +68,7 @@ def nonfinite(
             },
             cause=cause,
             cure=cure,
+            tries=(LOWER, warm_up(history)) if after == "growth" else (),
         )
     ]
 

@@ -22,6 +22,7 @@ from gradwatch.analysis.rules.facts import (
 )
 from gradwatch.analysis.rules.finding import Finding, Severity
 from gradwatch.analysis.rules.gradients import has_rivals, scaled_losses
+from gradwatch.analysis.rules.tries import LOWER, clip_with, warm_up
 from gradwatch.formatting import setting_text
 from gradwatch.history import Bools, Floats, History
 
@@ -79,6 +80,7 @@ def spike(
             evidence,
             _spike_cause(evidence, bool(up.any()), all_caught),
             _spike_cure(quiet, recovered),
+            tries=() if quiet and recovered else (clip_with(f"chain(SkipNonfinite(), {GUARD})"), "--skip"),
         )
     ]
 
@@ -244,6 +246,7 @@ def _too_high(history: History, severity: Severity, row: int, last: int, evidenc
         cure += f"{kind} does not depend on the scale of the gradients."
     else:
         cure = f'{lower}, or bound the steps: clip="{GUARD}".'
+    bound = warm_up(history) if is_adaptive(history) else clip_with(GUARD)
     return Finding(
         "lr-too-high",
         severity,
@@ -254,4 +257,5 @@ def _too_high(history: History, severity: Severity, row: int, last: int, evidenc
         f"The steps of {kind} are too long for this loss: it is thrown above what it had reached, again and again or "
         "for good, instead of falling.",
         cure,
+        tries=(LOWER, bound),
     )

@@ -20,6 +20,7 @@ from gradwatch.analysis.rules.facts import (
 )
 from gradwatch.analysis.rules.finding import Finding
 from gradwatch.analysis.rules.schedule import ran_out
+from gradwatch.analysis.rules.tries import rate_times, warm_up
 from gradwatch.formatting import percent, setting_text
 from gradwatch.history import Bools, Floats, History
 
@@ -71,6 +72,7 @@ def update_too_large(
                 if kind
                 else "; clip if single batches do it."
             ),
+            tries=(rate_times(USUAL[kind] / largest), warm_up(history)),
         )
     ]
 
@@ -129,5 +131,6 @@ def update_too_small(
             {"update_ratio": found, "limit": limit, "usual": USUAL[kind], "lr": rate, **more},
             cause,
             cure,
+            tries=() if scheduled else (rate_times(factor), rate_times(factor / 10)),
         )
     ]

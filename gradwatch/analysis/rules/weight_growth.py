@@ -13,6 +13,7 @@ from gradwatch.analysis.optimizers import groups
 from gradwatch.analysis.rules.facts import matrices, measured, own_optimizers, pick, set_rate
 from gradwatch.analysis.rules.finding import Finding
 from gradwatch.analysis.rules.progress import succeeds
+from gradwatch.analysis.rules.tries import LOWER, renorm_with
 from gradwatch.formatting import percent, setting_text
 from gradwatch.history import Bools, History
 from gradwatch.policies import MaxNorm, Renorm
@@ -46,6 +47,7 @@ def weight_growth(history: History, factor: float = 10.0, min_measured: int = 8)
     decays = any(_decays(group.get("weight_decay")) for group in own)
     largest = float(np.nanmax(end[which] / begin[which]))
     cap = float(np.nanmedian(begin[which])) * factor**0.5
+    bound = f"Renorm(2, 0, {setting_text(cap / max(1.0, float(np.sqrt(_rows_of(history, which)))))})"
     return [
         Finding(
             "weight-growth",
@@ -58,8 +60,8 @@ def weight_growth(history: History, factor: float = 10.0, min_measured: int = 8)
             "without end by larger weights, or the steps are too large.",
             ("Raise the weight decay" if decays else "Use weight decay")
             + ", normalise the layers before them, or bound them with renorm="
-            f'"Renorm(2, 0, {setting_text(cap / max(1.0, float(np.sqrt(_rows_of(history, which)))))})"; lower the '
-            "learning rate if the loss jumps.",
+            f'"{bound}"; lower the learning rate if the loss jumps.',
+            tries=(renorm_with(bound), LOWER),
         )
     ]
 
@@ -143,6 +145,7 @@ def renorm_binds(history: History, often: float = 0.5, min_measured: int = 5) ->
             f"{history.run.renorm} scales back {percent(float(mean[which].max()))} of the units after a step: the "
             "weights are held at the bound, and the step along them is undone.",
             f'A bound is meant for the few largest units: renorm="{_raised(history)}", or none.',
+            tries=(renorm_with(_raised(history)), renorm_with("none")),
         )
     ]
 

@@ -1,0 +1,30 @@
+"""Cures as options of `gradwatch run`: `Finding.tries`, for who tries them on a script as it is."""
+
+from __future__ import annotations
+
+import shlex
+
+from gradwatch.history import History
+
+LOWER, RAISE = "--lr-scale 0.1", "--lr-scale 10"
+FEW_HUNDRED = 200
+
+
+def clip_with(text: str) -> str:
+    """A gradient policy; it may hold `facts.GUARD`."""
+    return f"--clip {shlex.quote(text)}"
+
+
+def renorm_with(text: str) -> str:
+    """A weight constraint."""
+    return f"--renorm {shlex.quote(text)}"
+
+
+def rate_times(factor: float) -> str:
+    """The learning rate times `factor`, to one digit."""
+    return f"--lr-scale {factor:.1g}"
+
+
+def warm_up(history: History) -> str:
+    """Warm-up over the first few hundred steps; of a run of few steps over the first fifth."""
+    return f"--warmup {max(2, min(FEW_HUNDRED, int(history.step[-1] + 1) // 5))}"

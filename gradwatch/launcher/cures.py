@@ -1,0 +1,203 @@
+"""`gradwatch sweep --cures RUN`: a run's own script again, unchanged and with each cure that its findings name."""
+
+from __future__ import annotations
+
+import shlex
+import socket
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from gradwatch.analysis.comparison import Comparison
+from gradwatch.analysis.final_values import is_seed, policy_text
+from gradwatch.analysis.rules import Finding, diagnose
+from gradwatch.analysis.verdict import BETTER, NOT_JUDGED, WORSE
+from gradwatch.errors import RunError
+from gradwatch.history import History, Run
+from gradwatch.launcher.sweep import SEED
+from gradwatch.open_run import open_histories
+from gradwatch.policies.grammar import as_policy
+from gradwatch.policies.intervention import NONE, Intervention, skipping
+
+MOST = 6  # cures that are tried beside the unchanged script
+
+
+@dataclass(frozen=True)
+class Command:
+    """How a run was started: the words behind `gradwatch run`, and where. `options` are those of gradwatch."""
+
+    target: str
+    module: bool
+    args: tuple[str, ...]
+    options: tuple[str, ...] = ()
+    seed: int | None = None
+    folder: Path | None = None
+    log: str | None = None
+    experiment: str | None = None
+
+    def seeded(self) -> Command:
+        """The same with the value of an argument that is a seed given by the sweep."""
+        words = list(self.args)
+        for at, word in enumerate(words):
+            name, equals, value = word.partition("=")
+            if equals and is_seed(name.lstrip("-")) and value.isdigit():
+                words[at] = f"{name}={SEED}"
+            elif word.startswith("-") and is_seed(word.lstrip("-")) and words[at + 1 : at + 2]:
+                words[at + 1] = SEED if words[at + 1].isdigit() else words[at + 1]
+        return replace(self, args=tuple(words))
+
+
+@dataclass(frozen=True)
+class Trial:
+    """What is tried: the run as it was, then each cure, with the rules of the findings that name it."""
+
+    name: str
+    unchanged: Intervention
+    cures: Mapping[Intervention, tuple[str, ...]]
+    severe: str  # the verdict over the run
+
+    @property
+    def policies(self) -> tuple[Intervention, ...]:
+        """All that is trained."""
+        return (self.unchanged, *self.cures)
+
+    def outcome(self, settled: Comparison, histories: Sequence[History]) -> Comparison:
+        """The comparison with a line for each cure ahead of its notes: is the finding gone, and the metric better."""
+        rules: dict[str, list[set[str]]] = {}
+        for history in histories:
+            found = {rule for root in diagnose(history) for rule in _rules(root)}
+            rules.setdefault(policy_text(history.run), []).append(found)
+        metric = settled.metrics[0] if settled.metrics else None
+        said = settled.table[f"{metric}_verdict"] if metric else ()
+        verdicts = dict(zip(settled.table["policy"], said, strict=False))
+        again = rules.get(self.unchanged.label, [])
+        lines = [f"Unchanged: {_seen(sorted(set().union(*self.cures.values())), again)}."] if again else []
+        for cure, treated in self.cures.items():
+            if cure.label in rules:
+                lines.append(_line(cure, treated, rules[cure.label], str(verdicts.get(cure.label, NOT_JUDGED)), metric))
+        return replace(settled, notes=(*lines, *settled.notes))
+
+
+def read_trial(ref: str) -> tuple[Trial | None, Run]:
+    """What can be tried on a run; None where it is healthy.
+
+    Raises:
+        RunError: it is no run, or several; or none of its findings names a cure that its script can be given.
+    """
+    histories = open_histories([ref])
+    if len(histories) != 1:
+        raise RunError(f"{ref} is {len(histories)} runs, and --cures wants one: name each of them in turn")
+    (history,) = histories
+    findings = [finding for finding in diagnose(history) if finding.severity != "note"]
+    if not findings:
+        return None, history.run
+    unchanged = Intervention.of(history.run)
+    cures = collect(unchanged, findings)
+    if not cures:
+        found = ", ".join(dict.fromkeys(finding.rule for finding in findings))
+        raise RunError(
+            f"{ref}: none of its findings ({found}) names a cure that can be tried on an unchanged script; what they "
+            f"advise is in gradwatch check {ref}"
+        )
+    return Trial(history.run.name, unchanged, cures, findings[0].summary), history.run
+
+
+def collect(unchanged: Intervention, findings: Iterable[Finding]) -> dict[Intervention, tuple[str, ...]]:
+    """The cures that findings name, at most `MOST`, each with the rules of those that name it; roots come first."""
+    found: dict[Intervention, tuple[str, ...]] = {}
+    roots = list(findings)
+    for finding in (*roots, *(below for root in roots for below in root.consequences)):
+        for text in finding.tries:
+            cure = applied(unchanged, text)
+            if cure != unchanged and (cure in found or len(found) < MOST):
+                found[cure] = tuple(dict.fromkeys((*found.get(cure, ()), finding.rule)))
+    return found
+
+
+def applied(unchanged: Intervention, text: str) -> Intervention:
+    """What the options in a text, such as `--lr-scale 0.1 --warmup 200`, make of a run: rates are scaled further.
+
+    Raises:
+        ValueError: the text is none of options that change a training.
+    """
+    made, words = unchanged, shlex.split(text)
+    while words:
+        flag = words.pop(0)
+        if flag == "--skip":
+            made = replace(made, clip=skipping(made.clip))
+        elif flag in ("--clip", "--renorm") and words:
+            value = words.pop(0)
+            policy = None if value == NONE else repr(as_policy(value, flag[2:]))
+            made = replace(made, clip=policy) if flag == "--clip" else replace(made, renorm=policy)
+        elif flag == "--lr-scale" and words:
+            made = replace(made, lr_scale=unchanged.lr_scale * float(words.pop(0)))
+        elif flag == "--warmup" and words:
+            made = replace(made, warmup=int(words.pop(0)))
+        else:
+            raise ValueError(f"{flag} of {text!r}: wanted --clip, --renorm, --lr-scale, --warmup or --skip")
+    return made
+
+
+def recorded_command(ref: str, run: Run, launched: bool) -> Command:
+    """How `gradwatch run` started a run on this machine; `launched` says that a launcher is given.
+
+    Raises:
+        RunError: something of it is missing, and what to do.
+    """
+    instead = f"give its script: gradwatch sweep --cures {shlex.quote(ref)} SCRIPT [ARGS...]"
+    if not run.command:
+        raise RunError(f"{ref}: how it was started is not recorded, because gradwatch run did not start it; {instead}")
+    known: dict[str, Any] = run.command
+    if run.host != socket.gethostname():
+        raise RunError(f"{ref} was recorded on another machine ({run.host}), whose files may not be here; {instead}")
+    if known["hidden"]:
+        raise RunError(f"{ref}: a secret among its script's arguments is not recorded; {instead}")
+    folder = Path(known["folder"])
+    if not folder.is_dir() or not (known["module"] or (folder / known["target"]).exists()):
+        raise RunError(f"{ref}: {folder / ('' if known['module'] else known['target'])} is no more; {instead}")
+    if known["ranks"] > 1 and not launched:
+        raise RunError(
+            f"{ref} was trained by {known['ranks']} processes: give their launcher too, for example "
+            f"--prefix 'torchrun --nproc-per-node {known['ranks']}'"
+        )
+    return Command(
+        known["target"],
+        known["module"],
+        tuple(known["args"]),
+        tuple(known["options"]),
+        known["seed"],
+        folder,
+        known["log"],
+        known["experiment"],
+    )
+
+
+def _rules(finding: Finding) -> set[str]:
+    """The rules of a finding and of what follows from it, but for notes."""
+    own = () if finding.severity == "note" else (finding.rule,)
+    return {*own, *(rule for below in finding.consequences for rule in _rules(below))}
+
+
+def _line(
+    cure: Intervention, treated: Sequence[str], found: Sequence[set[str]], verdict: str, metric: str | None
+) -> str:
+    """As in: lr_scale=0.1 cured it: lr-too-high in none of 3 runs, loss better."""
+    gone = not any(set(treated) & each for each in found)
+    said = {BETTER: "better", WORSE: "worse", NOT_JUDGED: "not judged"}.get(verdict, "no better than unchanged")
+    if verdict == WORSE:
+        head = "made it worse"
+    elif verdict == BETTER:
+        head = "cured it" if gone else "helped, and did not cure it"
+    else:
+        head = "took the finding away, and is not shown to help" if gone else "did not cure it"
+    others = sorted(set().union(*found) - set(treated))
+    more = f"; also seen: {', '.join(others)}" if others else ""
+    return f"{cure.label} {head}: {_seen(treated, found)}, {metric or 'no metric'} {said}{more}."
+
+
+def _seen(rules: Sequence[str], found: Sequence[set[str]]) -> str:
+    """`lr-too-high in none of 3 runs, spike in 2 of 3`."""
+    counts = {rule: sum(rule in each for each in found) for rule in rules}
+    runs = f"{len(found)} run{'s' if len(found) > 1 else ''}"
+    return ", ".join(f"{rule} in {count or 'none'} of {runs}" for rule, count in counts.items())

@@ -1,0 +1,202 @@
+"""`gradwatch sweep --cures`: which cures are tried, how a run is started again, and what is said of each."""
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+from make_run import make_run
+
+from gradwatch import open_history
+from gradwatch.analysis.rules import Finding, diagnose
+from gradwatch.analysis.rules.facts import GUARD
+from gradwatch.analysis.verdict import BETTER, NO_DIFFERENCE, NOT_JUDGED, WORSE
+from gradwatch.cli import main
+from gradwatch.errors import RunError
+from gradwatch.history import Run
+from gradwatch.launcher.arguments import Arguments
+from gradwatch.launcher.cures import MOST, Command, _line, applied, collect, recorded_command
+from gradwatch.policies.intervention import Intervention
+from gradwatch.storage.manifest import run_of
+
+ROOT = Path(__file__).parents[2]
+GLOBAL = "ClipByGlobalNorm(1.0)"
+
+
+def finding(rule, *tries, below=()):
+    return Finding(rule, "error", (), 0, 1, tries=tries, consequences=below)
+
+
+def test_a_cure_is_put_on_top_of_what_the_run_had():
+    had = Intervention("AGC(0.01)", "MaxNorm(3.0)", lr_scale=0.5, warmup=10)
+    assert applied(had, "--lr-scale 0.1") == Intervention("AGC(0.01)", "MaxNorm(3.0)", 0.05, 10)
+    assert applied(had, f"--clip '{GLOBAL}' --warmup 20") == Intervention(GLOBAL, "MaxNorm(3.0)", 0.5, 20)
+    assert applied(had, "--renorm none").renorm is None
+    assert applied(had, "--skip").clip == "chain(SkipNonfinite(), SkipSpike(6.0), AGC(0.01))"
+    for text in ("--lr 0.1", "--clip", "--clip 'os.system(1)'", "--lr-scale x"):
+        with pytest.raises(ValueError, match=r"\S"):
+            applied(had, text)
+
+
+def test_the_cures_of_roots_come_first_each_once_with_all_that_name_it():
+    below = finding("nonfinite", "--lr-scale 0.1", "--warmup 20")
+    roots = [finding("exploding", f"--clip '{GLOBAL}'", "--lr-scale 0.1", below=(below,)), finding("dead-layer")]
+    assert collect(Intervention(), roots) == {
+        Intervention(GLOBAL): ("exploding",),
+        Intervention(lr_scale=0.1): ("exploding", "nonfinite"),
+        Intervention(warmup=20): ("nonfinite",),
+    }
+    assert list(collect(Intervention(GLOBAL), roots)) == [
+        Intervention(GLOBAL, None, 0.1),
+        Intervention(GLOBAL, warmup=20),
+    ]
+    many = [finding("spike", *(f"--warmup {n}" for n in range(2, 20)))]
+    assert len(collect(Intervention(), many)) == MOST
+
+
+def test_the_seed_of_a_run_gives_way_to_those_of_the_sweep():
+    words = ("--lr", "0.1", "--seed", "3", "--random_state=4", "seed=5", "--seeds", "many", "7")
+    assert Command("train.py", False, words).seeded().args == (
+        "--lr", "0.1", "--seed", "{seed}", "--random_state={seed}", "seed={seed}", "--seeds", "many", "7",
+    )  # fmt: skip
+
+
+def described(tmp_path, **changes):
+    command = {
+        "target": "train.py", "module": False, "args": ["--lr", "1"], "options": ["--every", "5"], "seed": None,
+        "folder": str(tmp_path), "ranks": 1, "log": "none", "experiment": None, "hidden": False, **changes,
+    }  # fmt: skip
+    run = Run("x", "2026-01-31T12:00:00+00:00", host=socket.gethostname(), command=command)
+    return run_of(json.loads(json.dumps(run.to_json())))
+
+
+def test_a_run_is_started_as_it_was_or_what_is_missing_is_said(tmp_path):
+    (tmp_path / "train.py").touch()
+    found = recorded_command("runs/x", described(tmp_path), launched=False)
+    assert (found.target, found.args, found.options, found.folder) == (
+        "train.py", ("--lr", "1"), ("--every", "5"), tmp_path,
+    )  # fmt: skip
+    instead = "give its script: gradwatch sweep --cures runs/x SCRIPT [ARGS...]"
+    for run, words in (
+        (Run("x", ""), f"is not recorded, because gradwatch run did not start it; {instead}"),
+        (Run("x", "", host="elsewhere", command={"target": "t"}), "another machine (elsewhere), whose files"),
+        (described(tmp_path, hidden=True), f"a secret among its script's arguments is not recorded; {instead}"),
+        (described(tmp_path, target="other.py"), f"{tmp_path / 'other.py'} is no more; {instead}"),
+        (described(tmp_path, folder="/nowhere", module=True), f"/nowhere is no more; {instead}"),
+        (described(tmp_path, ranks=4), "by 4 processes: give their launcher too"),
+    ):  # fmt: skip
+        with pytest.raises(RunError) as error:
+            recorded_command("runs/x", run, launched=False)
+        assert words in str(error.value)
+    assert recorded_command("runs/x", described(tmp_path, ranks=4), launched=True).target == "train.py"
+
+
+@pytest.mark.parametrize("changes", [{"args": "x"}, {"module": 1}, {"ranks": 0}, {"target": None}, {"log": "ftp"}])
+def test_a_command_of_another_kind_is_refused(tmp_path, changes):
+    with pytest.raises(ValueError, match="command is"):
+        described(tmp_path, **changes)
+
+
+def test_no_secret_is_recorded():
+    command = Arguments(["--lr", "1", "--api-key", "abc"]).recorded({"target": "t"})
+    assert command == {"target": "t", "args": ["--lr", "1", "--api-key", "***"], "hidden": True}
+    assert not Arguments(["--lr", "1"]).recorded({})["hidden"]
+
+
+@pytest.mark.parametrize(
+    ("verdict", "found", "said"),
+    [
+        (BETTER, [set(), set()], "lr_scale=0.1 cured it: spike in none of 2 runs, loss better."),
+        (BETTER, [{"spike"}, set()], "lr_scale=0.1 helped, and did not cure it: spike in 1 of 2 runs, loss better."),
+        (NOT_JUDGED, [set()],
+         "lr_scale=0.1 took the finding away, and is not shown to help: spike in none of 1 run, loss not judged."),
+        (NO_DIFFERENCE, [{"spike", "imbalance"}], "lr_scale=0.1 did not cure it: spike in 1 of 1 run, "
+         "loss no better than unchanged; also seen: imbalance."),
+        (WORSE, [set()], "lr_scale=0.1 made it worse: spike in none of 1 run, loss worse."),
+    ],
+)  # fmt: skip
+def test_a_cure_has_cured_where_the_finding_is_gone_and_the_loss_is_better(verdict, found, said):
+    assert _line(Intervention(lr_scale=0.1), ("spike",), found, verdict, "loss") == said
+
+
+def test_findings_of_earlier_versions_name_nothing_to_try():
+    data = finding("spike", "--skip").to_json()
+    assert Finding.from_json(json.loads(json.dumps(data))).tries == ("--skip",)
+    del data["tries"]
+    assert Finding.from_json(data).tries == ()
+
+
+def test_a_healthy_run_and_options_that_do_not_go_together_are_a_line(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    folder = str(make_run(tmp_path, steps=100))
+    found = CliRunner().invoke(main, ["sweep", "--cures", folder])
+    assert (found.exit_code, found.output.count("\n")) == (0, 1)
+    assert "no finding that asks for a cure, so nothing is trained" in found.output
+    found = CliRunner().invoke(main, ["sweep", "--cures", folder, "--lr-scale", "0.1"])
+    assert found.exit_code == 2
+    assert "--cures and --lr-scale: the findings of" in found.output
+
+
+@pytest.mark.slow
+def test_every_cure_that_a_recorded_training_names_can_be_given_to_its_script():
+    seen = set()
+    for folder in sorted((ROOT / "tests/scenarios/recorded").iterdir()):
+        for root in diagnose(open_history(folder)):
+            for each in (root, *root.consequences):
+                for text in each.tries:
+                    assert GUARD not in text
+                    applied(Intervention(), text)
+                    seen.add(each.rule)
+    assert {"exploding", "lr-too-high", "update-too-large", "spike", "nonfinite", "clip-is-your-learning-rate"} <= seen
+
+
+SICK = """
+import argparse
+import torch
+
+parser = argparse.ArgumentParser()
+parser.add_argument("--lr", type=float)
+parser.add_argument("--seed", type=int)
+args = parser.parse_args()
+torch.manual_seed(args.seed)
+inputs = torch.randn(256, 10)
+targets = inputs @ torch.randn(10, 1)
+model = torch.nn.Linear(10, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=args.lr)
+for step in range(120):
+    rows = torch.randint(256, (64,))
+    optimizer.zero_grad()
+    loss = (model(inputs[rows]) - targets[rows]).square().mean()
+    loss.backward()
+    optimizer.step()
+"""
+
+
+@pytest.mark.slow
+def test_a_tenth_of_a_rate_ten_times_too_high_is_shown_to_cure(tmp_path):
+    """From another folder than that of the run, with the run's own words."""
+    (tmp_path / "sick.py").write_text(SICK)
+    (tmp_path / "elsewhere").mkdir()
+
+    def gradwatch(place, *words):
+        env = {**os.environ, "PYTHONPATH": str(ROOT), "COLUMNS": "220"}
+        done = subprocess.run([sys.executable, "-m", "gradwatch", *words], cwd=place, env=env, capture_output=True,
+                              check=False, text=True, timeout=500)  # fmt: skip
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done.stdout
+
+    gradwatch(tmp_path, "run", "--log", "none", "sick.py", "--lr", "1.0", "--seed", "7")
+    (folder,) = (tmp_path / "gradwatch-runs").iterdir()
+    said = gradwatch(
+        tmp_path / "elsewhere", "sweep", "--cures", str(folder), "--seed", "0", "--seed", "1", "--jobs", "2"
+    )
+    assert "Its script, sick.py --lr 1.0 --seed {seed}, unchanged and with" in said
+    cured = "lr_scale=0.1 cured it: exploding in none of 2 runs"
+    assert cured in said
+    (home,) = (tmp_path / "elsewhere" / "gradwatch-runs").glob("sweep-sick-cures-*")
+    assert cured in (home / "report.html").read_text()
+    assert cured in (home / "comparison.md").read_text()
