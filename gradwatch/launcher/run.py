@@ -183,7 +183,8 @@ class Launch:
     def _join(self, made: Watch | None) -> None:
         """Give a new Watch the MLflow run that is kept for it; name the runs that have come into being since."""
         if made is not None and self.plan.command is not None:
-            made._writer.update(command=self.arguments.recorded(self.plan.command))
+            known = "args" in self.plan.command  # in a process that the script has spawned
+            made._writer.update(command=self.plan.command if known else self.arguments.recorded(self.plan.command))
         if made is not None and made._shared is not None and len(made._shared.names) > 1:
             return  # it goes where the first part goes
         if made is not None and made._target is not None and self._delivers():
@@ -285,10 +286,14 @@ class _Stowaway:
 
     def __init__(self, plan: Plan, arguments: Arguments) -> None:
         watch = {**plan.watch, "run_name": f"{plan.watch['run_name']}-spawned"}
-        self.plan, self.arguments = Plan(watch, plan.experiment, plan.replace_clips, spawned=True), arguments
+        made = Plan(watch, plan.experiment, plan.replace_clips, command=plan.command, spawned=True)
+        self.plan, self.arguments = made, arguments
 
     def __reduce__(self) -> tuple[Callable[[Plan], None], tuple[Plan]]:
-        return _watch_spawned, (replace(self.plan, watch=with_arguments(self.plan.watch, self.arguments)),)
+        command = self.plan.command and self.arguments.recorded(self.plan.command)
+        return _watch_spawned, (
+            replace(self.plan, watch=with_arguments(self.plan.watch, self.arguments), command=command),
+        )
 
 
 def with_arguments(watch: Mapping[str, Any], arguments: Arguments) -> dict[str, Any]:

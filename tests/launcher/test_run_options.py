@@ -453,8 +453,9 @@ def test_the_scripts_own_arguments_are_params_of_its_run(run, tmp_path):
 def test_a_process_that_the_script_spawns_knows_the_arguments(run, tmp_path):
     done = run(tmp_path, "--log", "none", SCRIPTS / "spawns.py", "--note", "here")
     assert done.returncode == 0, done.stderr
-    found = [gradwatch.open_history(path).run.params for path in run_folders(tmp_path / "gradwatch-runs")]
-    assert [params["args.note"] for params in found] == ["here"] * len(found)
+    found = [gradwatch.open_history(path).run for path in run_folders(tmp_path / "gradwatch-runs")]
+    assert [run.params["args.note"] for run in found] == ["here"] * len(found)
+    assert [run.command["args"] for run in found] == [["--note", "here"]] * len(found)
     assert found
 
 

@@ -132,7 +132,7 @@ def _tries(history: History, along: str) -> tuple[str, ...]:
     bound, later = clip_with(GUARD), warm_up(history)
     if along == "steps" and is_adaptive(history):
         return LOWER, later
-    return (bound,) if along in ("depth", "time") else (f"{LOWER} {bound}", f"{later} {bound}", LOWER, bound)
+    return (bound,) if along in ("depth", "time") else (LOWER, bound, f"{LOWER} {bound}", f"{later} {bound}")
 
 
 _CAUSES = {
