@@ -40,7 +40,9 @@ class Arguments:
             return
 
     def recorded(self, command: Mapping[str, Any]) -> dict[str, Any]:
-        """A command with these words as its `args`; `hidden` says whether a secret among them is left out."""
+        """A command with these words as its `args`, unless it has some; `hidden`: whether a secret is left out."""
+        if "args" in command:  # in a process that the script has spawned
+            return dict(command)
         words, _ = _hidden(self.words)
         public = [_public(word) for word in words]
         return {**command, "args": public, "hidden": public != self.words}

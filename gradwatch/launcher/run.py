@@ -183,8 +183,7 @@ class Launch:
     def _join(self, made: Watch | None) -> None:
         """Give a new Watch the MLflow run that is kept for it; name the runs that have come into being since."""
         if made is not None and self.plan.command is not None:
-            known = "args" in self.plan.command  # in a process that the script has spawned
-            made._writer.update(command=self.plan.command if known else self.arguments.recorded(self.plan.command))
+            made._writer.update(command=self.arguments.recorded(self.plan.command))
         if made is not None and made._shared is not None and len(made._shared.names) > 1:
             return  # it goes where the first part goes
         if made is not None and made._target is not None and self._delivers():
@@ -290,10 +289,9 @@ class _Stowaway:
         self.plan, self.arguments = made, arguments
 
     def __reduce__(self) -> tuple[Callable[[Plan], None], tuple[Plan]]:
+        watch = with_arguments(self.plan.watch, self.arguments)
         command = self.plan.command and self.arguments.recorded(self.plan.command)
-        return _watch_spawned, (
-            replace(self.plan, watch=with_arguments(self.plan.watch, self.arguments), command=command),
-        )
+        return _watch_spawned, (replace(self.plan, watch=watch, command=command),)
 
 
 def with_arguments(watch: Mapping[str, Any], arguments: Arguments) -> dict[str, Any]:
