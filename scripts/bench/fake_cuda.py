@@ -26,6 +26,7 @@ from gradwatch.measure.layout import Layout
 from gradwatch.measure.weight_updates import Weights
 from gradwatch.policies import Policy
 from gradwatch.recording.clipper import Clipper
+from gradwatch.recording.learning_rate import RateScale
 from gradwatch.recording.recorder import Recorder
 from gradwatch.recording.stepper import Stepper
 
@@ -108,7 +109,7 @@ def step_of(
     clipper, weights = Clipper(layout, {"optimizer": optimizer}, clip), Weights(layout, renorm, every, slots=False)
     run = Run("fake", "now", layers=tuple(Layer(name, tuple(p.shape)) for name, p in params.items()))
     recorder = Recorder(run, [True] * len(run.layers), clipper.fields, layout.device, lambda block: None)
-    return Stepper(clipper, weights, recorder, lambda: None, lambda: None)
+    return Stepper(clipper, weights, recorder, RateScale(), lambda: None, lambda: None)
 
 
 def take_step(

@@ -17,6 +17,7 @@ from gradwatch.measure.gradients import Batch
 from gradwatch.measure.layout import Layout
 from gradwatch.measure.weight_updates import Weights
 from gradwatch.recording.clipper import Clipper
+from gradwatch.recording.learning_rate import RateScale
 from gradwatch.recording.recorder import ROWS, Recorder
 from gradwatch.recording.stepper import Stepper
 
@@ -31,7 +32,7 @@ def stepping(policy, model, renorm=None, every=2, **settings):
     blocks = []
     run = Run("test", "now", layers=tuple(Layer(name, tuple(p.shape)) for name, p in model.named_parameters()))
     recorder = Recorder(run, [True] * len(run.layers), clipper.fields, layout.device, blocks.append)
-    stepper = Stepper(clipper, weights, recorder, lambda: None, lambda: None)
+    stepper = Stepper(clipper, weights, recorder, RateScale(), lambda: None, lambda: None)
     return stepper, optimizer, recorder
 
 
