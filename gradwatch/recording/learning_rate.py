@@ -27,6 +27,11 @@ class RateScale:
     scale: float = 1.0
     warmup: int = 0  # steps
 
+    @functools.cached_property
+    def acts(self) -> bool:
+        """Whether it changes any rate."""
+        return self != RateScale()
+
     def at(self, step: int) -> float:
         """The factor in a step, counted from 0: scale * min(1, (step + 1) / warmup)."""
         return self.scale * min(1.0, (step + 1) / self.warmup) if self.warmup else self.scale
@@ -34,7 +39,7 @@ class RateScale:
     def guard(self, optimizers: Sequence[Optimizer]) -> Callable[[], None]:
         """Have the steps of these optimizers scale their rates where `due` says so; returns what ends that."""
         undo = ExitStack()
-        for optimizer in optimizers if self != RateScale() else ():
+        for optimizer in optimizers if self.acts else ():
             undo.callback(_guarded(type(optimizer)))
         return undo.close
 
@@ -44,7 +49,7 @@ class RateScale:
         Raises:
             WatchError: one of them has a param group without one.
         """
-        for optimizer in optimizers if self != RateScale() else ():
+        for optimizer in optimizers if self.acts else ():
             for g, group in enumerate(optimizer.param_groups):
                 if not _has_rate(group):
                     found = f"lr={group['lr']!r:.80}" if "lr" in group else "no lr"

@@ -26,8 +26,6 @@ class Now(NamedTuple):
 
     def scaled(self, factor: float) -> Now:
         """The same with every learning rate times `factor`."""
-        if factor == 1.0:
-            return self
         tensors = {k: v * factor if k == "lr" or k.startswith("lr/") else v for k, v in self.tensors.items()}
         return Now(tuple(rate * factor for rate in self.rates), self.changed, tensors)
 
@@ -57,8 +55,8 @@ class GroupSettings:
         names = {id(p): name for name, p in layers.items()}
         return tuple(_described(name, o, self._first[name], names) for name, o in self.optimizers.items())
 
-    def now(self) -> Now:
-        """The settings as they are now."""
+    def now(self, scale: float = 1.0) -> Now:
+        """The settings as they are now, learning rates times `scale`."""
         groups = [group for o in self.optimizers.values() for group in o.param_groups]
         values = [value for group in groups for value in map(group.get, self._keys)]
         if len(values) != len(self._last) or not all(map(is_, values, self._last)):
@@ -69,7 +67,8 @@ class GroupSettings:
                 tensors[f"lr/{g}" if g else "lr"], rates[g] = rate, math.nan
             elif not isinstance(rate, int | float):
                 rates[g] = math.nan
-        return Now(tuple(rates), self._changed, tensors)
+        found = Now(tuple(rates), self._changed, tensors)
+        return found if scale == 1.0 else found.scaled(scale)
 
     def _meet(self) -> None:
         """Look at groups for the first time."""

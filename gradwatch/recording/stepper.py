@@ -105,7 +105,9 @@ class Stepper:
     def _begin(self, optimizer: Optimizer, closure: Closure | None) -> Closure | None:
         """A step begins. With a closure the gradients come later: the one returned acts when they are there."""
         refuse_capture(self.layout.device)
-        clear_up(optimizer)  # after a step that raised
+        fused.restore_scale(optimizer)  # after a step that raised
+        if self.rate_scale.acts:
+            learning_rate.restore(optimizer)
         scaler = self._scalers.pop(optimizer, None)
         inside = len(self.optimizers) > 1 and multi_optimizer.inside_backward()
         if inside:
@@ -210,7 +212,8 @@ class Stepper:
         """Begin a step that `optimizer` leads."""
         self._finish()
         self.between()
-        step = self._step = Step([optimizer], scaler, inside, self.rate_scale.at(self.steps))
+        rate = self.rate_scale.at(self.steps) if self.rate_scale.acts else 1.0
+        step = self._step = Step([optimizer], scaler, inside, rate)
         step.is_measured = self.weights.before_step(self.steps)
         return step
 
@@ -277,7 +280,7 @@ class Stepper:
         """The optimizers' settings, and the scalars that are known of the step."""
         looking, now = self.weights.looking, Now((), {}, {})
         with looking.at("lr"):
-            now = self.settings.now().scaled(step.rate)
+            now = self.settings.now(step.rate)
         values: dict[str, Any] = {**now.tensors}
         with looking.at("the loop's own clips"):
             clipped_for = self.optimizers if self.together else step.optimizers
