@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from gradwatch.history import History
 
@@ -88,6 +88,15 @@ class Finding:
             consequences=tuple(cls.from_json(finding) for finding in data["consequences"]),
             tries=tuple(data.get("tries", ())),
         )
+
+
+class Why(NamedTuple):
+    """What follows from the cause that a record shows: the words, its numbers, and what can be tried."""
+
+    cause: str
+    cure: str
+    evidence: dict[str, float | str]
+    tries: tuple[str, ...] = ()
 
 
 Rule = Callable[[History], list[Finding]]

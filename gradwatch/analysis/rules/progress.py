@@ -21,9 +21,10 @@ from gradwatch.analysis.rules.facts import (
     set_rate,
     steps_taken,
 )
-from gradwatch.analysis.rules.finding import Finding
+from gradwatch.analysis.rules.finding import Finding, Why
 from gradwatch.analysis.rules.gradients import has_rivals, scaled_losses
 from gradwatch.analysis.rules.schedule import ran_out
+from gradwatch.analysis.rules.tries import LOWER, rate_times
 from gradwatch.analysis.rules.updates import USUAL
 from gradwatch.formatting import setting_text
 from gradwatch.history import Floats, History
@@ -130,7 +131,7 @@ def no_progress(history: History, min_steps: int = 100, running: int = 500, shar
     shown = known[0]
     evidence: dict[str, float | str] = {"metric": shown.metric, "began": shown.began, "ended": shown.ended,
                                         "noise": shown.error}  # fmt: skip
-    cause, cure, more = _why(history)
+    why = _why(history)
     return [
         Finding(
             "no-progress",
@@ -138,15 +139,16 @@ def no_progress(history: History, min_steps: int = 100, running: int = 500, shar
             (),
             int(history.step[0]),
             int(history.step[-1]),
-            evidence | more,
-            f"{shown.metric} is no better than it was at first: {shown.began:.4g}, then {shown.ended:.4g}. {cause}",
-            cure,
+            evidence | why.evidence,
+            f"{shown.metric} is no better than it was at first: {shown.began:.4g}, then {shown.ended:.4g}. {why.cause}",
+            why.cure,
+            tries=why.tries,
         )
     ]
 
 
-def _why(history: History) -> tuple[str, str, dict[str, float | str]]:
-    """The cause that the record shows, its cure, and its numbers."""
+def _why(history: History) -> Why:
+    """The cause that the record shows, or what tells those apart that remain."""
     scheduled = ran_out(history)
     if scheduled:
         return scheduled
@@ -161,15 +163,16 @@ def _why(history: History) -> tuple[str, str, dict[str, float | str]]:
         begun = [g.get("initial_accumulator_value") for o in own_optimizers(history) for g in groups(o).values()]
         begins_at = max((float(value) for value in begun if isinstance(value, int | float)), default=0.0)
         rate = set_rate(history)
-        raised = setting_text(rate * 10 ** np.floor(np.log10(USUAL[kind] / max(moves, 1e-12))))
-        return (
+        times = float(10 ** np.floor(np.log10(USUAL[kind] / max(moves, 1e-12))))
+        return Why(
             f"No layer changes by more than {moves:.1e} of its size in a step; under {optimizer_kind(history)} "
             f"{USUAL[kind]:g} is usual."
             + (f" Its sum of squares begins at {begins_at:g}, far above all gradients." if begins_at else ""),
             "Begin that sum at 0: initial_accumulator_value=0."
             if begins_at
-            else f"Raise the learning rate by decades, to about {raised}.",
+            else f"Raise the learning rate by decades, to about {setting_text(rate * times)}.",
             numbers | {"lr": rate},
+            () if begins_at else (rate_times(times),),
         )
     _, away = measured(history, "displacement")
     every = float(np.median(np.diff(history.layer_rows[at]))) if len(at) > 1 else 1.0
@@ -178,17 +181,18 @@ def _why(history: History) -> tuple[str, str, dict[str, float | str]]:
         share = float(np.median(np.nanmedian(away[:, known], axis=0) / np.nanmedian(ratio[:, known], axis=0)))
         numbers["displacement_in_steps"] = share
         if share < 0.3 * np.sqrt(every):  # a walk without direction gets sqrt(k) steps far in k
-            return (
+            return Why(
                 f"The steps take each other back: {every:.0f} of them move the weights as far as {share:.1g} would: "
                 "either they are so long that each undoes the one before, or something puts the weights back.",
                 "Lower the learning rate tenfold for some steps: if the loss falls, they were too long. If not, look "
                 "for what writes the weights after optimizer.step(): an average, a load_state_dict, a constraint.",
                 numbers,
+                (LOWER,),
             )
-    return _OPEN[0], _OPEN[1], numbers
+    return _OPEN._replace(evidence=numbers)
 
 
-_OPEN: tuple[str, str, dict[str, float | str]] = (
+_OPEN = Why(
     "The steps are of a usual size and lead away from where they began: either there is nothing in the batches that "
     "leads to their targets, or the loss does not reward it (its sign, its reduction, what is detached).",
     "Train on one batch again and again. If its loss falls, look at how inputs and targets are put together, and at "

@@ -9,10 +9,11 @@ import numpy as np
 
 from gradwatch.analysis.optimizers import groups
 from gradwatch.analysis.rules.facts import own_optimizers, rates
+from gradwatch.analysis.rules.finding import Why
 from gradwatch.history import History
 
 
-def ran_out(history: History, gone: float = 1e-3) -> tuple[str, str, dict[str, float | str]] | None:
+def ran_out(history: History, gone: float = 1e-3) -> Why | None:
     """What a schedule did that left no learning rate: cause, cure and numbers; None where it left one.
 
     It ran out when for more than half of the run each group's rate was below `gone` times its highest. It never got
@@ -24,7 +25,7 @@ def ran_out(history: History, gone: float = 1e-3) -> tuple[str, str, dict[str, f
     row = int(left[-1]) + 1 if len(left) else 0
     if (highest > 0).all() and row < len(history) / 2 and row < len(history):
         step = int(history.step[row])
-        return (
+        return Why(
             f"The schedule ran out: from step {step} on the learning rate is less than a thousandth of what it was.",
             "Stretch the schedule to the length of the run: count its steps as the scheduler is stepped, once a batch "
             "or once an epoch. A higher rate would only decay to nothing as well.",
@@ -33,7 +34,7 @@ def ran_out(history: History, gone: float = 1e-3) -> tuple[str, str, dict[str, f
     settings = [group.get("lr") for o in own_optimizers(history) for group in groups(o).values()]
     said = [float(lr) for lr in settings if isinstance(lr, int | float)]
     if said and 0 < highest.max() < max(said) / 10:
-        return (
+        return Why(
             f"The schedule never got there: the learning rate rose to {highest.max():.3g} of the {max(said):.3g} that "
             "was set.",
             "Shorten the warm-up to a few hundred steps, or a hundredth of the run.",

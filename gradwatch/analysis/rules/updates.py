@@ -18,7 +18,7 @@ from gradwatch.analysis.rules.facts import (
     set_rate,
     steps_taken,
 )
-from gradwatch.analysis.rules.finding import Finding
+from gradwatch.analysis.rules.finding import Finding, Why
 from gradwatch.analysis.rules.schedule import ran_out
 from gradwatch.analysis.rules.tries import rate_times, warm_up
 from gradwatch.formatting import percent, setting_text
@@ -113,13 +113,13 @@ def update_too_small(
         return []
     rate, found = set_rate(history), float(high.max())
     factor = 10.0 ** np.floor(np.log10(USUAL[kind] / found) - 0.5)
-    scheduled = ran_out(history)
-    cause, cure, more = scheduled or (
+    why = ran_out(history) or Why(
         f"No layer changes by more than {found:.1e} of its size in a step; under {optimizer_kind(history)} "
         f"{USUAL[kind]:g} is usual.",
         f"Raise the learning rate by decades: {setting_text(rate * factor)} would give usual steps; try "
         f"{setting_text(rate * factor / 10)}.",
         {},
+        (rate_times(factor), rate_times(factor / 10)),
     )
     return [
         Finding(
@@ -128,9 +128,9 @@ def update_too_small(
             (),
             int(history.step[rows[0]]),
             int(history.step[-1]),
-            {"update_ratio": found, "limit": limit, "usual": USUAL[kind], "lr": rate, **more},
-            cause,
-            cure,
-            tries=() if scheduled else (rate_times(factor), rate_times(factor / 10)),
+            {"update_ratio": found, "limit": limit, "usual": USUAL[kind], "lr": rate, **why.evidence},
+            why.cause,
+            why.cure,
+            tries=why.tries,
         )
     ]
