@@ -72,7 +72,7 @@ def test_bad_input_is_exit_code_2(options, tmp_path, healthy):
 
 
 def test_several_runs_are_refused(tmp_path, monkeypatch):
-    monkeypatch.setattr("gradwatch.open_run.open_histories", lambda refs: [make_history(), make_history()])
+    monkeypatch.setattr("gradwatch.open_run.open_histories", lambda refs, empty: [make_history(), make_history()])
     result = call("experiment:mnist")
     assert result.exit_code == 2
     assert "is 2 runs, and check wants one" in result.stderr
@@ -80,7 +80,7 @@ def test_several_runs_are_refused(tmp_path, monkeypatch):
 
 def test_what_is_missing_goes_to_standard_error(monkeypatch):
     history = replace(make_history(), problems=("layers: parts 3 to 4 are missing",))
-    monkeypatch.setattr("gradwatch.open_run.open_histories", lambda refs: [history])
+    monkeypatch.setattr("gradwatch.open_run.open_histories", lambda refs, empty: [history])
     result = call("latest", "--format", "json")
     assert json.loads(result.stdout)["findings"] == []
     assert result.stderr == "incomplete: layers: parts 3 to 4 are missing\n"

@@ -53,6 +53,10 @@ class Progress:
         """Whether it ended better by a share of where it began."""
         return self.is_real() and self.gain > share * abs(self.began)
 
+    def is_flat(self, share: float) -> bool:
+        """Whether it can hardly have got better by a share of where it began, for all its noise."""
+        return self.gain + 2 * self.error < share * abs(self.began)
+
     def succeeded(self, share: float) -> bool:
         """Whether it ended better by a share of where it began, and of its first value, and lost no more of that than
         a quarter again.
@@ -108,10 +112,13 @@ def succeeds(history: History, share: float = 0.2) -> bool:
     )
 
 
-def no_progress(history: History, min_steps: int = 100, running: int = 500, share: float = 0.02) -> list[Finding]:
+def no_progress(
+    history: History, min_steps: int = 100, running: int = 500, share: float = 0.02, most: float = 0.1
+) -> list[Finding]:
     """Nothing that was logged gets better: neither a training loss, nor a metric whose direction is known.
 
-    Each of them ended within its noise of where it began (four standard errors), or by less than `share` of it better.
+    Each of them ended within its noise of where it began (four standard errors), or by less than `share` of it better;
+    and that it won more than the share `most` is out of the question for a loss (two standard errors).
     A run that is under way is judged from `running` steps on, and after a tenth of its `total_steps`. Not judged: a run
     that was resumed (it may have learnt before), parts that train against each other, a loss that is below 0 early.
     The cause is the first of these that the record shows: a schedule that ran out, or never got where it should; steps
@@ -124,11 +131,13 @@ def no_progress(history: History, min_steps: int = 100, running: int = 500, shar
         steps_taken(history) < (max(running, (history.run.total_steps or 0) / 10) if under_way else min_steps)
         or has_rivals(history)
         or history.step[0] > 0
-        or not any("loss" in p.metric.lower() for p in known)
         or any(p.is_large(share) for p in known)
     ):
         return []
-    shown = known[0]
+    losses = [p for p in known if "loss" in p.metric.lower()]
+    if not losses or not all(p.is_flat(most) for p in losses):
+        return []
+    shown = losses[0]
     evidence: dict[str, float | str] = {"metric": shown.metric, "began": shown.began, "ended": shown.ended,
                                         "noise": shown.error}  # fmt: skip
     why = _why(history)
