@@ -169,7 +169,7 @@ def refused(result, words):
 
 
 def test_ctrl_c_is_quiet(runs, monkeypatch):
-    def interrupted(*_):
+    def interrupted(*_, **__):
         raise KeyboardInterrupt
 
     monkeypatch.setattr("gradwatch.open_run.open_histories", interrupted)
