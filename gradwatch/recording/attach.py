@@ -35,10 +35,9 @@ from gradwatch.recording.watch import Watch
 from gradwatch.sanitize import check_uri, public_uri
 from gradwatch.storage.folder import create_folder
 from gradwatch.storage.manifest import scalar_of, text_of
-from gradwatch.storage.null_writer import NullWriter, Writer
 from gradwatch.storage.places import absolute_folder
 from gradwatch.storage.shared_folder import create_part
-from gradwatch.storage.writer import RunWriter
+from gradwatch.storage.writer import NullWriter, RunWriter
 
 SHARE = 0.4  # of flush_every: how long rows wait on the device, and as long for the writer; the rest is for the writing
 
@@ -181,7 +180,7 @@ def settle_unheld(others: Iterable[Optimizer] = ()) -> None:
 
 def _place(
     run: Run, name: str | None, shared: Shared | None, runs: str | Path, model: nn.Module, seconds: float
-) -> tuple[Writer, Shared | None]:
+) -> tuple[RunWriter | NullWriter, Shared | None]:
     """Where this process records the Watch `name`, if it does, and what that shares with others."""
     parent = absolute_folder(runs)  # the training may change its working directory
     if name is None:
@@ -204,7 +203,7 @@ def _place(
 def _live(
     on_finding: Callable[[Finding], object] | None,
     settings: Settings,
-    writer: Writer,
+    writer: RunWriter | NullWriter,
     shared: Shared | None,
     device: torch.device,
 ) -> Live:

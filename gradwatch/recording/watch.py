@@ -31,8 +31,8 @@ from gradwatch.recording.recorder import Recorder, refusal
 from gradwatch.recording.shared_run import Shared
 from gradwatch.recording.stepper import Stepper
 from gradwatch.storage.delivery_cursor import read_cursor
-from gradwatch.storage.null_writer import NullWriter, Writer
 from gradwatch.storage.shared_folder import home_of
+from gradwatch.storage.writer import NullWriter, RunWriter
 
 
 class _Freed:
@@ -56,7 +56,7 @@ class Watch:
         clipper: Clipper,
         weights: Weights,
         rank_norms: RankNorms | None,
-        writer: Writer,
+        writer: RunWriter | NullWriter,
         source: Source,
         live: Live,
         courier: bool,
@@ -91,7 +91,7 @@ class Watch:
     @property
     def _writes(self) -> bool:
         """Whether this process records; of several ranks, one does."""
-        return not isinstance(self._writer, NullWriter)
+        return isinstance(self._writer, RunWriter)
 
     @property
     def _target(self) -> Mapping[str, Any] | None:

@@ -58,8 +58,6 @@ class RunWriter:
         self.compactors = [Compactor(self.folder / table, self._interrupted) for table in TABLES]
         self.queue: queue.SimpleQueue[History | Run | Answer | None] = queue.SimpleQueue()
         self.ended, self._end = False, Answer()  # whether the thread has written all it will, and what tells of it
-        self._handed = self._received = 0  # rows of the blocks that were put in the queue, and taken out of it
-        self._overflowed = False
         self.pending: list[History] = []
         self.dropped = 0  # steps that found no room while the disk refused
         self._taken, self._written = _Count(), _Count()  # what was handed over, and what of it is on disk
@@ -88,19 +86,8 @@ class RunWriter:
             raise
 
     def append(self, block: History) -> None:
-        """Hand over a block of steps; it is on disk within `flush_seconds`, the first one at once.
-
-        Where a write hangs (a server of files that does not answer), only so much waits in memory: what comes then is
-        lost, and the run has a gap.
-        """
+        """Hand over a block of steps; it is on disk within `flush_seconds`, the first one at once."""
         self._taken.add(block)
-        if self._handed - self._received > MAX_WAITING_ROWS:
-            if not self._overflowed:
-                log.warning("gradwatch: a write to %s hangs; steps from %d on are lost until it ends", self.folder,
-                            block.step[0])  # fmt: skip
-            self._overflowed = True
-            return
-        self._handed += _rows(block)
         self.queue.put(block)
 
     @property
@@ -165,7 +152,6 @@ class RunWriter:
             self._over = True
         elif isinstance(item, History):
             self.pending.append(item)
-            self._received += _rows(item)
         elif isinstance(item, Run):
             self._manifest = item
         else:
@@ -180,7 +166,7 @@ class RunWriter:
         return self._waiting() >= FLUSH_ROWS
 
     def _waiting(self) -> int:
-        return sum(map(_rows, self.pending))
+        return sum(len(block) * len(block.layers) for block in self.pending)
 
     def _flush(self) -> None:
         self._save()
@@ -278,7 +264,7 @@ class RunWriter:
         waiting = self._waiting()
         while len(self.pending) > 1 and waiting > MAX_WAITING_ROWS:
             block = self.pending.pop(0)
-            waiting -= _rows(block)
+            waiting -= len(block) * len(block.layers)
             self.dropped += len(block)
 
     def _recovered(self) -> None:
@@ -287,11 +273,6 @@ class RunWriter:
             log.log(logging.WARNING if self.dropped else logging.INFO, "gradwatch: writing to %s again: %s",
                     self.folder, lost)  # fmt: skip
         self.complained, self.dropped = False, 0
-
-
-def _rows(block: History) -> int:
-    """How many rows of the layers table a block is."""
-    return len(block) * len(block.layers)
 
 
 @dataclass
@@ -306,6 +287,29 @@ class _Count:
         new = np.unique(block.step[block.step >= (self.end or 0)])
         if len(new):
             self.steps, self.end = self.steps + len(new), int(new[-1]) + 1
+
+
+class NullWriter:
+    """Stands in for the writer where nothing is to be written: on every rank of a distributed run but the first."""
+
+    def __init__(self, folder: Path, run: Run, flush_seconds: float = FLUSH_SECONDS) -> None:
+        self.folder, self.run, self.flush_seconds, self.lost = folder, run, flush_seconds, 0
+
+    def append(self, block: History) -> None:
+        """Nothing."""
+
+    def update(self, **changes: Any) -> None:
+        """Change fields of the manifest, in memory."""
+        self.run = replace(self.run, **changes)
+
+    def flush(self) -> None:
+        """Nothing."""
+
+    def close(self, status: str = "FINISHED") -> None:
+        """Nothing."""
+
+    def abandon(self) -> None:
+        """Nothing."""
 
 
 # table -> (its rows out of a block, how many of them one step has)

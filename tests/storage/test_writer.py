@@ -7,7 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -368,32 +367,3 @@ def test_a_crash_is_named_as_such_also_after_its_courier_has_marked_it(tmp_path,
     page = tmp_path / "page.html"
     assert CliRunner().invoke(main, ["report", str(folder), "-o", str(page)]).exit_code == 0
     assert "ended without close at step 199" in page.read_text()
-
-
-def test_while_a_write_hangs_only_so_much_waits_and_what_was_lost_is_a_gap(tmp_path, monkeypatch, caplog):
-    history = make_history(steps=60)
-    monkeypatch.setattr(writer_module, "MAX_WAITING_ROWS", 10 * len(history.layers))
-    hangs, goes_on = threading.Event(), threading.Event()
-    write = writer_module._write_part
-
-    def hanging(*args):
-        hangs.set()
-        assert goes_on.wait(60)
-        write(*args)
-
-    monkeypatch.setattr(writer_module, "_write_part", hanging)
-    writer = RunWriter(create_folder(tmp_path, "run"), history.run)
-    writer.append(history.slice(0, 1))
-    assert hangs.wait(60)
-    for step in range(1, 50):
-        writer.append(history.slice(step, step + 1))
-    assert writer.queue.qsize() <= 12
-    goes_on.set()
-    writer.flush(60)
-    writer.append(history.slice(50, 60))
-    writer.close()
-    steps = on_disk(writer.folder)
-    assert steps == [*range(12), *range(50, 60)]
-    assert writer.lost == 60 - len(steps)
-    assert "hangs; steps from 12 on are lost" in caplog.text
-    assert open_history(writer.folder).problems
