@@ -16,7 +16,12 @@ pytestmark = pytest.mark.skipif(
 
 
 @pytest.mark.parametrize(
-    "key", [pytest.param(key, marks=[] if key in QUICK else [pytest.mark.slow], id=repr(key)) for key in ROWS]
+    "key",
+    [
+        pytest.param(key, marks=[] if key in QUICK else [pytest.mark.slow], id=repr(key))
+        for key in ROWS
+        if key[0] < 1000
+    ],  # 40 s each
 )
 def test_the_table_is_of_this_code(key):
     tensors, dtype, way = key
