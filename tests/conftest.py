@@ -21,7 +21,8 @@ QUICK = pytest.StashKey[bool]()  # whether the slow tests are left out
 
 # The files that take longest, longest first: the workers begin with them, so that none is left with one at the end.
 LONGEST = [
-    "test_truth", "test_run", "test_healthy", "test_lightning", "test_run_options", "test_demo", "test_distributed",
+    "test_truth", "test_run", "test_ranks_that_end", "test_hooks", "test_lightning", "test_run_options", "test_demo",
+    "test_distributed", "test_healthy",
     "test_client", "test_outages", "test_writer", "test_sync_and_ui", "test_html", "test_shared_run",
     "test_sweep", "test_transformers", "test_courier_process",
     "test_updates", "test_spikes", "test_clipping", "test_diseases",
