@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from numbers import Real
+from types import CellType, FunctionType
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -15,7 +16,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from gradwatch.errors import WatchError
-from gradwatch.recording.torch_patches import replace
+from gradwatch.recording.torch_patches import replace_in
 
 Group = dict[str, Any]
 
@@ -47,9 +48,10 @@ class RateScale:
         """Refuse optimizers that have no learning rate to scale.
 
         Raises:
-            WatchError: one of them has a param group without one.
+            WatchError: one of them has a param group without one, or something stands in the place of its `step`.
         """
         for optimizer in optimizers if self.acts else ():
+            _between_hooks(type(optimizer))
             for g, group in enumerate(optimizer.param_groups):
                 if not _has_rate(group):
                     found = f"lr={group['lr']!r:.80}" if "lr" in group else "no lr"
@@ -64,6 +66,7 @@ class RateScale:
 _due: WeakKeyDictionary[Optimizer, float] = WeakKeyDictionary()
 _replaced: WeakKeyDictionary[Optimizer, list[tuple[Group, Any, Any]]] = WeakKeyDictionary()
 _guards: dict[type, tuple[int, Callable[[], None]]] = {}  # by class, how many ask for its guard, and what takes it off
+_HOOKED = Optimizer.profile_hook_step(lambda self: None).__code__
 _lock = threading.RLock()  # a garbage collection may take a guard off while another is put on
 
 
@@ -98,7 +101,7 @@ def _guarded(kind: type) -> Callable[[], None]:
     """Count one more who asks for the guard around the steps of a class; returns what counts it off."""
     home = next(each for each in kind.__mro__ if "step" in vars(each))
     with _lock:
-        count, off = _guards.get(home) or (0, replace(home, "step", _scaling))
+        count, off = _guards.get(home) or (0, replace_in(_between_hooks(kind), _scaling))
         _guards[home] = count + 1, off
 
     def undo() -> None:
@@ -110,6 +113,24 @@ def _guarded(kind: type) -> Callable[[], None]:
                 off()
 
     return undo
+
+
+def _between_hooks(kind: type) -> CellType:
+    """The cell that holds the step inside torch's wrapper, which calls the hooks. Others may have wrapped that again:
+    the compiler does so to LBFGS and SparseAdam.
+
+    Raises:
+        WatchError: nothing that leads to `step` is torch's wrapper.
+    """
+    step = kind.step  # type: ignore[attr-defined]
+    while step is not None:
+        if isinstance(step, FunctionType) and step.__code__ is _HOOKED:
+            return step.__closure__[step.__code__.co_freevars.index("func")]  # type: ignore[index]
+        step = getattr(step, "__wrapped__", None)
+    raise WatchError(
+        f"lr_scale= and warmup= act between the hooks that torch calls around {kind.__name__}.step, and something "
+        f"stands in its place: {kind.step!r:.80}. Let what wraps it use functools.wraps, or leave them out"  # type: ignore[attr-defined]
+    )
 
 
 def _scaling(step: Callable[..., Any]) -> Callable[..., Any]:

@@ -87,16 +87,9 @@ def replace(holder: Any, name: str, wrap: Callable[[Function], Function]) -> Cal
     """
     function = getattr(holder, name)
     cell = _inner(function)
-    old = function if cell is None else cell.cell_contents
-    new = wrap(old)
     if cell is not None:
-        cell.cell_contents = new
-
-        def undo_cell() -> None:
-            if cell.cell_contents is new:
-                cell.cell_contents = old
-
-        return undo_cell
+        return replace_in(cell, wrap)
+    new = wrap(function)
     modules = (utils, utils.clip_grad) if holder is utils else (holder,)
     places = [(m, key) for m in modules for key, value in vars(m).items() if value is function]
     for module, key in places:
@@ -105,7 +98,20 @@ def replace(holder: Any, name: str, wrap: Callable[[Function], Function]) -> Cal
     def undo() -> None:
         for module, key in places:
             if getattr(module, key) is new:
-                setattr(module, key, old)
+                setattr(module, key, function)
+
+    return undo
+
+
+def replace_in(cell: CellType, wrap: Callable[[Function], Function]) -> Callable[[], None]:
+    """Let `wrap(function)` stand in the cell of a closure that holds a function; returns the undoing."""
+    old = cell.cell_contents
+    new = wrap(old)
+    cell.cell_contents = new
+
+    def undo() -> None:
+        if cell.cell_contents is new:
+            cell.cell_contents = old
 
     return undo
 

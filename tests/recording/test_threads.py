@@ -86,13 +86,14 @@ def test_a_watch_that_another_thread_closes_keeps_the_steps_before(tmp_path):
     model = mlp()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     watching = watch(model, optimizer, tmp_path, flush_every=0.001)
-    thread = threading.Timer(0.05, watching.close)
+    train(model, optimizer, 20)
+    thread = threading.Thread(target=watching.close)
     thread.start()
-    taken = train_until(lambda: watching.closed, model, optimizer)
+    taken = 20 + train_until(lambda: watching.closed, model, optimizer)
     thread.join()
     history = open_history(watching.dir)
     assert history.step.tolist() == list(range(len(history)))
-    assert len(history) <= taken
+    assert 20 <= len(history) <= taken
     assert (history.problems, history.run.status) == ((), "FINISHED")
 
 
