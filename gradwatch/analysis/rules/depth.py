@@ -10,15 +10,13 @@ from dataclasses import dataclass
 import numpy as np
 
 from gradwatch.analysis.clips import incoming
-from gradwatch.analysis.rules.facts import clips, is_adaptive, matrices, measured, middle, optimizer_kind
+from gradwatch.analysis.rules.facts import clips, is_adaptive, matrices, measured, middle, numel, optimizer_kind
 from gradwatch.analysis.rules.finding import Finding, Severity
 from gradwatch.formatting import setting_text
 from gradwatch.history import Bools, Floats, History
 from gradwatch.policies import AutoClip, ClipByGlobalNorm, ZClip
 
 LEAST_OF_ITS_OWN = 0.01  # of a layer's norm, below which a clip is no guard any more but takes nearly all away
-
-
 _SATURATING = {"Sigmoid", "Tanh", "Softsign", "Hardsigmoid", "Hardtanh", "LogSigmoid"}
 
 
@@ -42,9 +40,7 @@ def profile(
     values = _log10(history.layer(quantity)[rows][:, which])
     level = np.array([middle(column) for column in values.T])
     if quantity == "grad_norm":
-        sizes = {layer.name: layer.numel for layer in history.run.layers}
-        names = [name for name, hit in zip(history.layers, which, strict=True) if hit]
-        level = level - 0.5 * np.log10([max(1, sizes.get(name, 1)) for name in names])
+        level = level - 0.5 * np.log10(numel(history)[which])
     seen = np.isfinite(level)
     names_seen = tuple(history.layers[i] for i in np.flatnonzero(which)[seen])
     if len(names_seen) < least or np.ptp(level[seen]) == 0:
@@ -130,9 +126,8 @@ def _is_he(history: History) -> bool:
     at, norm = measured(history, "weight_norm")
     if not len(at) or at[0] > 0:
         return False
-    wide = np.flatnonzero(matrices(history))
-    sizes = [(norm[0, i], shapes.get(history.layers[i], ())) for i in wide]
-    ratios = [n / np.sqrt(np.prod(shape)) * np.sqrt(np.prod(shape[1:]) / 2) for n, shape in sizes if len(shape) > 1]
+    sizes = [(norm[0, i], shapes.get(history.layers[i], ())) for i in np.flatnonzero(matrices(history))]
+    ratios = [first / np.sqrt(2 * shape[0]) for first, shape in sizes if len(shape) > 1]  # sqrt(numel * 2 / fan_in)
     return bool(ratios) and bool(0.8 < np.nanmedian(ratios) < 1.25)
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from gradwatch.analysis.optimizers import groups
-from gradwatch.analysis.rules.facts import middle, own_optimizers, pick
+from gradwatch.analysis.rules.facts import middle, numel, own_optimizers, pick, root_mean_square
 from gradwatch.analysis.rules.finding import Finding
 from gradwatch.analysis.rules.gradients import learnt
 from gradwatch.history import Floats, History
@@ -31,19 +31,18 @@ def below_epsilon(history: History, most: float = 0.5, min_steps: int = 50) -> l
     floor = _floors(history)
     if len(history) < min_steps or not np.isfinite(floor).any():
         return []
-    sizes = {layer.name: layer.numel for layer in history.run.layers}
-    numel = np.array([sizes.get(name, 1) for name in history.layers], float)
     norm = history.layer("clipped_norm").astype(np.float64)
     late = (history.layer_rows >= len(history) // 2) & ~learnt(history)[history.layer_rows]
     of_matrix = np.array(["Muon" in kind for kind, _ in _owners(history)], bool)
-    size = np.where(of_matrix, norm, norm / np.sqrt(numel))[late]
+    size = np.where(of_matrix, norm, root_mean_square(history, norm))[late]
     if len(size) < min_steps / 2:
         return []
     typical = np.array([middle(column[column > 0]) for column in size.T])
     with np.errstate(invalid="ignore"):
         hit = typical < floor
+    elements = numel(history)
     known = np.isfinite(typical) & np.isfinite(floor)
-    if not hit.any() or numel[hit].sum() <= most * numel[known].sum():
+    if not hit.any() or elements[hit].sum() <= most * elements[known].sum():
         return []
     added, seen = float(np.median(floor[hit])), float(np.median(typical[hit]))
     return [

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from gradwatch.analysis.clips import of_all_layers
+from gradwatch.analysis.optimizers import groups
 from gradwatch.history import Bools, Floats, History
 from gradwatch.policies import (
     AGC,
@@ -58,6 +59,11 @@ def rates(history: History) -> Floats:
     return np.stack([history.total(n) for n in names], axis=1) if names else np.full((len(history), 1), np.nan)
 
 
+def settings(history: History) -> list[dict[str, Any]]:
+    """The settings of each param group of these optimizers."""
+    return [group for optimizer in own_optimizers(history) for group in groups(optimizer).values()]
+
+
 def set_rate(history: History) -> float:
     """The learning rate that was set for the first param group; NaN where none was recorded.
 
@@ -83,6 +89,17 @@ def matrices(history: History) -> Bools:
     """Which layers are weights of two or more dimensions, `[L]`: biases and gains begin at 0 or 1 and tell little."""
     dims = {layer.name: len(layer.shape) for layer in history.run.layers}
     return np.array([dims.get(name, 2) >= 2 for name in history.layers], bool)
+
+
+def numel(history: History) -> Floats:
+    """The elements of each layer, `[L]`; 1 where the manifest does not know it."""
+    known = {layer.name: layer.numel for layer in history.run.layers}
+    return np.array([max(1, known.get(name, 1)) for name in history.layers], np.float64)
+
+
+def root_mean_square(history: History, norm: Floats) -> Floats:
+    """Norms of layers, `[L]` or `[R, L]`, an element of them."""
+    return np.asarray(norm / np.sqrt(numel(history)))
 
 
 def present(history: History) -> Bools:

@@ -47,7 +47,7 @@ def scaled_gradients(history: History, excess: float = 1000.0, min_steps: int = 
     if clip_before_unscale(history) or exploding(history) or weights_shrink(history):
         return []
     end = rows[int(np.argmax(smooth <= smooth[0] - half)) + width - 1]
-    ratio = middle(path[: end + 1]) * (end + 1) / half
+    ratio = middle(path[: end + 1]) * float(end + 1) / half
     if not excess <= ratio < np.inf:
         return []
     clipped = history.run.clip or loop_clips(history.per_step)

@@ -11,14 +11,13 @@ import numpy as np
 
 from gradwatch.analysis.final_values import lost_since
 from gradwatch.analysis.groups import higher_is_better
-from gradwatch.analysis.optimizers import groups
 from gradwatch.analysis.rules.facts import (
     is_adaptive,
     matrices,
     measured,
     optimizer_kind,
-    own_optimizers,
     set_rate,
+    settings,
     steps_taken,
 )
 from gradwatch.analysis.rules.finding import Finding, Why
@@ -34,7 +33,8 @@ from gradwatch.history import Floats, History
 class Progress:
     """How a scalar went: medians of where it began and ended, and of the best it was in between.
 
-    `first` is its first value. `gain` is how much better than it began it ended, `error` the standard error of that.
+    `gain` is how much better than it began it ended, `error` the standard error of that. `first` is its first value,
+    `won` how much better than that it ended.
     """
 
     metric: str
@@ -43,6 +43,7 @@ class Progress:
     ended: float
     best: float
     gain: float
+    won: float
     error: float
 
     def is_real(self, sigmas: float = 4.0) -> bool:
@@ -61,10 +62,9 @@ class Progress:
         """Whether it ended better by a share of where it began, and of its first value, and lost no more of that than
         a quarter again.
         """
-        won = abs(self.first - self.ended) * np.sign((self.began - self.ended) * (self.first - self.ended))
         lost = abs(self.ended - self.best)
-        return bool(
-            self.is_large(share) and won > share * abs(self.first) and lost <= 0.25 * abs(self.began - self.best)
+        return (
+            self.is_large(share) and self.won > share * abs(self.first) and lost <= 0.25 * abs(self.began - self.best)
         )
 
 
@@ -102,7 +102,9 @@ def _went(name: str, values: Floats, sign: int, first: int = 5) -> Progress:
         tried.append((began, began - ended, error))
         length *= 2
     began, gain, error = max(tried, key=lambda t: t[1] / t[2] if t[2] else t[1])
-    return Progress(name, sign * float(values[0]), sign * began, sign * ended, sign * min(best, ended), gain, error)
+    known = {"first": float(values[0]), "began": began, "ended": ended, "best": min(best, ended)}
+    shown = {what: sign * value for what, value in known.items()}
+    return Progress(name, **shown, gain=gain, won=float(values[0]) - ended, error=float(error))
 
 
 def succeeds(history: History, share: float = 0.2) -> bool:
@@ -169,7 +171,7 @@ def _why(history: History) -> Why:
     moves = float(np.nanmedian(ratio[:, wide], axis=0).max())
     numbers: dict[str, float | str] = {"update_ratio": moves, "usual": USUAL[kind]}
     if moves < USUAL[kind] / 30:
-        begun = [g.get("initial_accumulator_value") for o in own_optimizers(history) for g in groups(o).values()]
+        begun = [group.get("initial_accumulator_value") for group in settings(history)]
         begins_at = max((float(value) for value in begun if isinstance(value, int | float)), default=0.0)
         rate = set_rate(history)
         times = float(10 ** np.floor(np.log10(USUAL[kind] / max(moves, 1e-12))))

@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from gradwatch.analysis.optimizers import groups
-from gradwatch.analysis.rules.facts import own_optimizers, rates
+from gradwatch.analysis.rules.facts import rates, settings
 from gradwatch.analysis.rules.finding import Why
 from gradwatch.history import History
 
@@ -31,8 +30,8 @@ def ran_out(history: History, gone: float = 1e-3) -> Why | None:
             "or once an epoch. A higher rate would only decay to nothing as well.",
             {"lr": float(highest[0]), "lr_gone_at": step},
         )
-    settings = [group.get("lr") for o in own_optimizers(history) for group in groups(o).values()]
-    said = [float(lr) for lr in settings if isinstance(lr, int | float)]
+    rates_set = [group.get("lr") for group in settings(history)]
+    said = [float(lr) for lr in rates_set if isinstance(lr, int | float)]
     if said and 0 < highest.max() < max(said) / 10:
         return Why(
             f"The schedule never got there: the learning rate rose to {highest.max():.3g} of the {max(said):.3g} that "

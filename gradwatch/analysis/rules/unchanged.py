@@ -10,7 +10,7 @@ import re
 import numpy as np
 from numpy.typing import NDArray
 
-from gradwatch.analysis.rules.facts import is_adaptive, matrices, measured, pick, present, rates
+from gradwatch.analysis.rules.facts import is_adaptive, matrices, measured, numel, pick, present, rates
 from gradwatch.analysis.rules.finding import Finding
 from gradwatch.analysis.rules.updates import update_too_small
 from gradwatch.history import Bools, Floats, History
@@ -166,9 +166,7 @@ def _explained(
 def _expected(history: History, rows: Rows) -> Floats:
     """The update ratio that the step should have, `[M, L]`: lr * gradient for SGD, lr for each element for Adam."""
     rate = np.nanmax(np.where(np.isfinite(r := rates(history)[history.layer_rows[rows]]), r, 0.0), axis=1)[:, None]
-    sizes = {layer.name: layer.numel for layer in history.run.layers}
-    numel = np.array([sizes.get(name, 1) for name in history.layers])
-    length = np.sqrt(numel)[None] if is_adaptive(history) else history.layer("clipped_norm")[rows]
+    length = np.sqrt(numel(history))[None] if is_adaptive(history) else history.layer("clipped_norm")[rows]
     weight = history.layer("weight_norm")[rows].astype(np.float64)
     with np.errstate(invalid="ignore", divide="ignore"):
         return np.asarray(np.where(weight > 0, rate * length / weight, np.nan))

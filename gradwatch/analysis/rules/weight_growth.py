@@ -9,13 +9,12 @@ from dataclasses import replace
 
 import numpy as np
 
-from gradwatch.analysis.optimizers import groups
-from gradwatch.analysis.rules.facts import matrices, measured, own_optimizers, pick, set_rate
+from gradwatch.analysis.rules.facts import matrices, measured, pick, root_mean_square, set_rate, settings
 from gradwatch.analysis.rules.finding import Finding
 from gradwatch.analysis.rules.progress import succeeds
 from gradwatch.analysis.rules.tries import LOWER, renorm_with
 from gradwatch.formatting import percent, setting_text
-from gradwatch.history import Bools, History
+from gradwatch.history import Bools, Floats, History
 from gradwatch.policies import MaxNorm, Renorm
 from gradwatch.policies.grammar import members
 
@@ -32,19 +31,15 @@ def weight_growth(history: History, factor: float = 10.0, min_measured: int = 8)
     rows = history.layer_rows[at]
     if len(rows) < min_measured:
         return []
-    sizes = {layer.name: layer.numel for layer in history.run.layers}
-    numel = np.array([sizes.get(name, 1) for name in history.layers])
     norm = norm.astype(np.float64)
     begin, half, end = norm[0], norm[len(rows) // 2], norm[-1]
     with np.errstate(invalid="ignore", divide="ignore"):
-        began = begin / np.sqrt(numel) > 1e-3
-        which = matrices(history) & began & (end > factor * begin) & (end - half >= half - begin)
+        which = matrices(history) & ~_near_zero(history, begin) & (end > factor * begin) & (end - half >= half - begin)
     if not which.any():
         return []
     with np.errstate(invalid="ignore", divide="ignore"):
         grown = (norm[:, which] > factor**0.5 * begin[which]).any(axis=1)
-    own = [group for o in own_optimizers(history) for group in groups(o).values()]
-    decays = any(_decays(group.get("weight_decay")) for group in own)
+    decays = any(_decays(group.get("weight_decay")) for group in settings(history))
     largest = float(np.nanmax(end[which] / begin[which]))
     cap = float(np.nanmedian(begin[which])) * factor**0.5
     bound = f"Renorm(2, 0, {setting_text(cap / max(1.0, float(np.sqrt(_rows_of(history, which)))))})"
@@ -77,16 +72,13 @@ def weights_shrink(history: History, share: float = 0.1, min_measured: int = 5) 
     norm = norm.astype(np.float64)
     if len(at) < min_measured:
         return []
-    sizes = {layer.name: layer.numel for layer in history.run.layers}
-    numel = np.array([sizes.get(name, 1) for name in history.layers])
     with np.errstate(invalid="ignore", divide="ignore"):
         left = norm[-1] / norm[0]
-        wide = matrices(history) & (norm[0] / np.sqrt(numel) > 1e-3)
+        wide = matrices(history) & ~_near_zero(history, norm[0])
         which = wide & (left < share)
     if which.sum() <= wide.sum() / 2:
         return []
-    settings = [group for o in own_optimizers(history) for group in groups(o).values()]
-    decay = max((float(g["weight_decay"]) for g in settings if _decays(g.get("weight_decay"))), default=0.0)
+    decay = max((float(g["weight_decay"]) for g in settings(history) if _decays(g.get("weight_decay"))), default=0.0)
     row = int(np.flatnonzero((norm[:, which] < 0.9 * norm[0, which]).any(axis=1))[0])
     least = float(np.nanmin(left[which]))
     return [
@@ -158,6 +150,11 @@ def _raised(history: History) -> str:
         if isinstance(policy, Renorm):
             return repr(replace(policy, maxnorm=float(setting_text(2 * policy.maxnorm))))
     return "MaxNorm(4.0)"
+
+
+def _near_zero(history: History, first: Floats) -> Bools:
+    """Which layers began near 0 by their first norms, `[L]`: of these a factor tells nothing."""
+    return ~(root_mean_square(history, first) > 1e-3)
 
 
 def _decays(setting: object) -> bool:
