@@ -5,9 +5,8 @@ from functools import partial
 import numpy as np
 import pytest
 import step_diseases
-from cures import policies_in
 from recordings import Recorded
-from trainings import one, serious
+from trainings import one, policies_in, serious
 
 import gradwatch
 from gradwatch import ClipByGlobalNorm

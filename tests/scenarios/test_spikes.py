@@ -3,11 +3,10 @@
 import numpy as np
 import pytest
 import step_diseases
-from cures import policies_in
 from make_run import changed, make_history
 from nets import ALPHABET
 from recordings import Recorded
-from trainings import one, serious
+from trainings import one, policies_in, serious
 
 import gradwatch
 from gradwatch.analysis.rules import diagnose

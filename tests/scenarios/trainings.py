@@ -1,8 +1,44 @@
 """Real trainings for the rules: one loop under a Watch that hands back what was recorded."""
 
+import re
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
 import torch
 
 import gradwatch
+
+_POLICY = re.compile(r'(?:clip|renorm)="([^"]+)"')
+
+
+@dataclass(frozen=True)
+class Treatment:
+    """What is done to a training beside what it does: arguments of `watch()`, a change before its first step."""
+
+    watch: Mapping[str, Any] = field(default_factory=dict)
+    change: Callable[[torch.nn.Module, torch.optim.Optimizer], object] | None = None
+
+    def begin(self, net, optimizer):
+        """Change them, and hand back the arguments of `watch()`. Not a number of the data is drawn for it."""
+        if self.change:
+            with torch.random.fork_rng():
+                self.change(net, optimizer)
+        return self.watch
+
+
+TREATMENT = [Treatment()]  # of all trainings: scripts/bench/cures.py follows the advice that findings give
+
+
+@contextmanager
+def treated(treatment: Treatment) -> Iterator[None]:
+    """Trainings in here are treated so."""
+    TREATMENT.append(treatment)
+    try:
+        yield
+    finally:
+        TREATMENT.pop()
 
 
 def fit(folder, model, optimizer, loss_of, steps, before_step=None, zero_grad=True, read=True, **options):
@@ -12,6 +48,7 @@ def fit(folder, model, optimizer, loss_of, steps, before_step=None, zero_grad=Tr
     those of `gradwatch.watch` (`every=1` here unless told). With `read` False nothing is returned (ranks that record
     nothing).
     """
+    options |= TREATMENT[-1].begin(model, optimizer)
     watch = gradwatch.watch(model, optimizer, **{"log": None, "dir": folder, "verbose": False, "every": 1, **options})
     with watch:
         for step in range(steps):
@@ -48,3 +85,8 @@ def one(findings, rule):
     flat = [f for root in findings for f in (root, *root.consequences)]
     (found,) = [f for f in flat if f.rule == rule]
     return found
+
+
+def policies_in(finding):
+    """The policies in a finding's cure, parsed: a text that does not parse raises."""
+    return [gradwatch.parse(text) for text in _POLICY.findall(finding.cure)]

@@ -16,6 +16,7 @@ import torch
 from nets import SEED
 from torch import nn
 from torch.nn import functional as F
+from trainings import TREATMENT
 
 import gradwatch
 
@@ -183,6 +184,7 @@ def fit(
     stand around it.
     """
     losses = []
+    options |= TREATMENT[-1].begin(net, optimizer)
     first = score() if score else None
     watch = gradwatch.watch(net, optimizer, **{"log": None, "dir": folder, "verbose": False, **options})
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 from torch.nn import functional as F
+from trainings import TREATMENT
 from unseen import Outcome, dense, score_of, waves
 
 import gradwatch
@@ -25,7 +26,7 @@ def play(folder, make, judge, of_make, of_judge, judge_loss, make_loss, steps, r
             return float((make(torch.randn(512, 4)).norm(dim=1) - 2).abs().mean())
 
     first = score()
-    options = {"log": None, "dir": folder, "verbose": False}
+    options = {"log": None, "dir": folder, "verbose": False, **TREATMENT[-1].begin(make, of_make)}
     w_judge = gradwatch.watch(judge, of_judge, name="D", **options)
     w_make = gradwatch.watch(make, of_make, name="G", run=w_judge, **options)
     with w_judge, w_make:

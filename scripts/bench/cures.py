@@ -1,0 +1,257 @@
+"""Follows the advice of each sick training's main finding, trains it again, and prints docs/findings/cures.md.
+
+    python scripts/bench/cures.py > docs/findings/cures.md             # and writes docs/measurements/cures.json
+    python scripts/bench/cures.py --only lora --keep /tmp/trained      # the rows of some; what is trained is kept
+    python scripts/bench/cures.py --page > docs/findings/cures.md      # from the JSON, nothing is trained
+    python scripts/bench/cures.py --held-out                           # the totals of the other half: once, at the end
+
+Each is trained with three seeds: as it is, with each cure of its main finding, and by the expert. It takes some
+minutes. The exit code is 0 whatever was found, and 2 where an advice is only words that nobody has read yet.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import logging
+import math
+import sys
+import tempfile
+import warnings
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from statistics import median
+from typing import Any
+from urllib.parse import quote
+
+from judgement import ROOT, Judged
+from nets import SEED
+from readings import READINGS, Reading
+from trainings import Treatment, treated
+from unseen import SICK, Sick, held_out, tuning
+
+from gradwatch.analysis.rules import diagnose
+from gradwatch.errors import WatchError
+from gradwatch.launcher.cures import applied
+from gradwatch.open_run import open_history
+from gradwatch.policies.intervention import Intervention
+
+RESULTS = ROOT / "docs" / "measurements" / "cures.json"
+SEEDS = 3
+HEAD = """\
+# Cures that were tried
+
+Each sick training of the [judgement](judgement.md)'s half that may be looked at, three times over with the same three
+seeds: as it is, with the advice of its main finding followed to the letter, and with an expert's fix. The main finding
+is the first root that is an error or a warning; seeds of which nothing is said stay as they are. Where a finding
+has options that can be tried on an unchanged script (as `gradwatch sweep --cures` does), the first of them is the
+advice; *best* is the best of all of them. Where it has only words, or words that go on after them, a person's reading of
+them is (tests/scenarios/readings.py, written before it was tried). The expert's fix was written before a rule saw the
+training.
+
+The score is the training's own, lower is better, the median over the seeds; ∞ is one that diverged. The expert's gain
+is measured from the untreated score, or from where the training began if that is lower. An advice **helps** if it has
+half of that gain at least, **a little** from a tenth on. It makes a training **worse** if its score is above the
+untreated one by more than a tenth of that gain and by more than the seeds differ (their median absolute deviation).
+`scripts/bench/cures.py` makes this page from docs/measurements/cures.json.
+
+"""
+Row = dict[str, Any]
+
+
+# ----------------------------------------------------------------------------------------------------------- trainings
+
+
+class Trained:
+    """Trainings in a folder, by name, seed and what was done: none is trained twice."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def place(self, training: Sick, seed: int, done: str) -> Path:
+        return self.folder / training.name / f"{seed}-{quote(done, safe='')[:150]}"
+
+    def score(self, training: Sick, seed: int, done: str, ill: bool = True, treatment: Treatment | None = None) -> Row:
+        """Its first and last score; None for one that is not finite. `refused` where watch() does not take it."""
+        place = self.place(training, seed, done)
+        outcome = place / "outcome.json"
+        if not outcome.exists():
+            SEED[0] = seed
+            place.mkdir(parents=True, exist_ok=True)
+            try:
+                with treated(treatment or Treatment()):
+                    found = training.train(place, ill)
+                row: Row = {"first": _number(found.first), "last": _number(found.last)}
+            except WatchError as error:
+                row = {"refused": str(error)}
+            outcome.write_text(json.dumps(row))
+        return dict(json.loads(outcome.read_text()))
+
+    def judged(self, training: Sick, seed: int) -> Judged:
+        """The untreated run and its roots."""
+        self.score(training, seed, "ill")
+        folder = next(path for path in sorted(self.place(training, seed, "ill").iterdir()) if path.is_dir())
+        return Judged(training, diagnose(open_history(folder)))
+
+
+def _number(value: float) -> float | None:
+    return float(f"{value:.4g}") if math.isfinite(value) else None
+
+
+def unread(training: Sick, trained: Trained) -> list[str]:
+    """The advice on it that is only words and has no reading yet."""
+    missing = {}
+    for seed in range(SEEDS):
+        judged = trained.judged(training, seed)
+        main = next((root for root in judged.roots if root.severity != "note"), None)
+        if main and not main.tries and (training.name, main.rule) not in READINGS:
+            missing[main.rule] = f"{training.name}, {main.rule}, seed {seed}: {main.cause} {main.cure}"
+    return list(missing.values())
+
+
+def tried(training: Sick, trained: Trained) -> list[Row]:
+    """A row for each seed: the main finding, its advice, and the scores."""
+    rows = []
+    for seed in range(SEEDS):
+        judged = trained.judged(training, seed)
+        untreated, expert = (trained.score(training, seed, done, done == "ill") for done in ("ill", "expert"))
+        row: Row = {"found": None, "right": judged.right, "advice": None, "tries": {}}
+        row |= {"first": expert["first"], "untreated": untreated["last"], "expert": expert["last"]}
+        main = next((root for root in judged.roots if root.severity != "note"), None)
+        if main:
+            row["found"] = main.rule
+            unchanged = Intervention.of(open_history(next(trained.place(training, seed, "ill").glob("*/"))).run)
+            for text in main.tries:
+                asked = Treatment(applied(unchanged, text).arguments)
+                row["tries"][text] = _last(trained.score(training, seed, text, treatment=asked), untreated)
+            read = READINGS.get((training.name, main.rule))
+            if read and (read.goes_on or not main.tries):
+                row["advice"] = read.said
+                row["treated"] = _last(_read(training, trained, seed, main.rule, read), untreated)
+            else:
+                row["advice"] = main.tries[0]
+                row["treated"] = row["tries"][main.tries[0]]
+        rows.append({"treated": untreated["last"], **row})
+    return rows
+
+
+def _read(training: Sick, trained: Trained, seed: int, rule: str, read: Reading) -> Row:
+    if read.as_expert:
+        return trained.score(training, seed, "expert", ill=False)
+    if read.change is None:
+        return trained.score(training, seed, "ill")
+    return trained.score(training, seed, f"words-{rule}", treatment=Treatment(change=read.change))
+
+
+def _last(row: Row, untreated: Row) -> float | None:
+    """What cannot be followed changes nothing."""
+    last: float | None = untreated["last"] if "refused" in row else row["last"]
+    return last
+
+
+# ---------------------------------------------------------------------------------------------------------------- page
+
+
+def middle(rows: Sequence[Row], what: str) -> float:
+    """The median of a column, inf for what is not finite."""
+    return median(math.inf if row[what] is None else row[what] for row in rows)
+
+
+def best(rows: Sequence[Row]) -> float:
+    """The median of the best that any cure of a finding did."""
+    scores = ([row["treated"], *row["tries"].values()] for row in rows)
+    return median(min(math.inf if s is None else s for s in each) for each in scores)
+
+
+def result(rows: Sequence[Row], treated: float | None = None) -> str:
+    """What the advice did: `helps`, `a little`, `nothing`, `worse`; `nothing said` of no seed."""
+    if not any(row["found"] for row in rows):
+        return "nothing said"
+    treated = middle(rows, "treated") if treated is None else treated
+    untreated, expert = middle(rows, "untreated"), middle(rows, "expert")
+    begin = min(untreated, middle(rows, "first"))
+    gain = begin - expert
+    spread = median(abs((math.inf if row["untreated"] is None else row["untreated"]) - untreated) for row in rows
+                    ) if math.isfinite(untreated) else 0.0  # fmt: skip
+    if treated > untreated + max(0.1 * gain, spread):
+        return "worse"
+    won = (begin - treated) / gain
+    return "helps" if won >= 0.5 else "a little" if won >= 0.1 else "nothing"
+
+
+def totals(half: str, results: dict[str, list[Row]]) -> list[str]:
+    """The table of the counts: of all, of those whose main finding is right in most seeds, and by the best cure."""
+    lines = [
+        "| trainings | number | helps | a little | nothing | worse | nothing said |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    right = {name: rows for name, rows in results.items() if sum(row["right"] for row in rows) > SEEDS / 2}
+    for name, of, by in (
+        (half, results, None),
+        (f"{half}, finding right", right, None),
+        (f"{half}, best of the cures named", results, best),
+    ):
+        counts = Counter(result(rows, by(rows) if by else None) for rows in of.values())
+        cells = [counts[word] for word in ("helps", "a little", "nothing", "worse", "nothing said")]
+        lines.append(f"| {name} | {len(of)} | {' | '.join(map(str, cells))} |")
+    return lines
+
+
+def page(results: dict[str, list[Row]]) -> str:
+    """The page as Markdown."""
+    lines = totals("tuning", results)
+    lines += ["", "| training | found | advice | an expert | as it is | with the advice | best | expert's | result |",
+              "|---|---|---|---|---|---|---|---|---|"]  # fmt: skip
+    for name, rows in results.items():
+        found = ", ".join(dict.fromkeys(row["found"] or "none" for row in rows))
+        advice = "; ".join(dict.fromkeys(_code(row["advice"]) for row in rows if row["advice"])) or "none"
+        scores = [middle(rows, "untreated"), middle(rows, "treated"), best(rows), middle(rows, "expert")]
+        cells = [name, found, advice, SICK[name].cure, *("∞" if math.isinf(s) else f"{s:.3g}" for s in scores)]
+        lines.append(f"| {' | '.join(cells)} | {result(rows)} |")
+    return HEAD + "\n".join(lines) + "\n"
+
+
+def _code(advice: str) -> str:
+    return f"`{advice}`" if advice.startswith("--") else advice
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--held-out", action="store_true", help="the totals of the held-out half, and nothing else")
+    parser.add_argument("--page", action="store_true", help="train nothing: print the page from the JSON")
+    parser.add_argument("--only", default="", help="those with this in their name; the JSON stays as it is")
+    parser.add_argument("--keep", type=Path, help="a folder for what is trained; what lies there is not trained again")
+    args = parser.parse_args()
+    if args.page:
+        print(page(json.loads(RESULTS.read_text(encoding="utf-8"))), end="")
+        return 0
+    warnings.simplefilter("ignore")
+    logging.getLogger("gradwatch").setLevel(logging.CRITICAL)
+    chosen = [t for t in (held_out if args.held_out else tuning)(SICK) if args.only in t.name]
+    with tempfile.TemporaryDirectory() as folder:
+        trained = Trained(args.keep or Path(folder))
+        missing = [line for training in chosen for line in unread(training, trained)]
+        if missing:
+            print(
+                "Advice in words that tests/scenarios/readings.py does not read yet:",
+                *missing,
+                sep="\n",
+                file=sys.stderr,
+            )
+            return 2
+        results = {}
+        for training in chosen:
+            results[training.name] = tried(training, trained)
+            print(f"{len(results)} of {len(chosen)}", file=sys.stderr)
+    if args.held_out:
+        print("\n".join(totals("held out", results)))
+        return 0
+    if not args.only:
+        RESULTS.write_text(json.dumps(results, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+    print(page(results), end="")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
