@@ -46,9 +46,9 @@ Each sick training of the [judgement](judgement.md)'s half that may be looked at
 seeds: as it is, with the advice of its main finding followed to the letter, and with an expert's fix. The main finding
 is the first root that is an error or a warning; seeds of which nothing is said stay as they are. Where a finding
 has options that can be tried on an unchanged script (as `gradwatch sweep --cures` does), the first of them is the
-advice; *best* is the best of all of them. Where it has only words, or words that go on after them, a person's reading of
-them is (tests/scenarios/readings.py, written before it was tried). The expert's fix was written before a rule saw the
-training.
+advice; *best* is the best of all of them. Where it has only words, or words that go beyond the options, the advice is a
+person's reading of them (tests/scenarios/readings.py, written before it was tried). The expert's fix was written before
+a rule saw the training.
 
 The score is the training's own, lower is better, the median over the seeds; ∞ is one that diverged. The expert's gain
 is measured from the untreated score, or from where the training began if that is lower. An advice **helps** if it has
@@ -58,6 +58,7 @@ untreated one by more than a tenth of that gain and by more than the seeds diffe
 
 """
 Row = dict[str, Any]
+Results = dict[str, list[Row]]  # by training, a row for each seed
 
 
 # ----------------------------------------------------------------------------------------------------------- trainings
@@ -126,7 +127,7 @@ def tried(training: Sick, trained: Trained) -> list[Row]:
                 asked = Treatment(applied(unchanged, text).arguments)
                 row["tries"][text] = _last(trained.score(training, seed, text, treatment=asked), untreated)
             read = READINGS.get((training.name, main.rule))
-            if read and (read.goes_on or not main.tries):
+            if read and (read.beyond or not main.tries):
                 row["advice"] = read.said
                 row["treated"] = _last(_read(training, trained, seed, main.rule, read), untreated)
             else:
@@ -153,52 +154,61 @@ def _last(row: Row, untreated: Row) -> float | None:
 # ---------------------------------------------------------------------------------------------------------------- page
 
 
+def score(value: float | None) -> float:
+    return math.inf if value is None else value
+
+
 def middle(rows: Sequence[Row], what: str) -> float:
-    """The median of a column, inf for what is not finite."""
-    return median(math.inf if row[what] is None else row[what] for row in rows)
+    """The median of a column."""
+    return median(score(row[what]) for row in rows)
 
 
-def best(rows: Sequence[Row]) -> float:
-    """The median of the best that any cure of a finding did."""
-    scores = ([row["treated"], *row["tries"].values()] for row in rows)
-    return median(min(math.inf if s is None else s for s in each) for each in scores)
+def spread(rows: Sequence[Row]) -> float:
+    """How far the untreated seeds are apart: their median absolute deviation, 0 where most diverged."""
+    untreated = middle(rows, "untreated")
+    return median(abs(score(row["untreated"]) - untreated) for row in rows) if math.isfinite(untreated) else 0.0
 
 
-def result(rows: Sequence[Row], treated: float | None = None) -> str:
-    """What the advice did: `helps`, `a little`, `nothing`, `worse`; `nothing said` of no seed."""
-    if not any(row["found"] for row in rows):
-        return "nothing said"
-    treated = middle(rows, "treated") if treated is None else treated
-    untreated, expert = middle(rows, "untreated"), middle(rows, "expert")
-    begin = min(untreated, middle(rows, "first"))
-    gain = begin - expert
-    spread = median(abs((math.inf if row["untreated"] is None else row["untreated"]) - untreated) for row in rows
-                    ) if math.isfinite(untreated) else 0.0  # fmt: skip
-    if treated > untreated + max(0.1 * gain, spread):
+def best(row: Row) -> float:
+    """The best that any cure of the finding did."""
+    return min(map(score, (row["treated"], *row["tries"].values())))
+
+
+def did(first: float, untreated: float, treated: float, expert: float, spread: float) -> str:
+    """What an advice did: `helps`, `a little`, `nothing` or `worse`."""
+    begin = min(untreated, first)
+    if treated > untreated + max(0.1 * (begin - expert), spread):
         return "worse"
-    won = (begin - treated) / gain
+    won = (begin - treated) / (begin - expert)
     return "helps" if won >= 0.5 else "a little" if won >= 0.1 else "nothing"
 
 
-def totals(half: str, results: dict[str, list[Row]]) -> list[str]:
-    """The table of the counts: of all, of those whose main finding is right in most seeds, and by the best cure."""
-    lines = [
-        "| trainings | number | helps | a little | nothing | worse | nothing said |",
-        "|---|---|---|---|---|---|---|",
-    ]
-    right = {name: rows for name, rows in results.items() if sum(row["right"] for row in rows) > SEEDS / 2}
-    for name, of, by in (
-        (half, results, None),
-        (f"{half}, finding right", right, None),
-        (f"{half}, best of the cures named", results, best),
-    ):
-        counts = Counter(result(rows, by(rows) if by else None) for rows in of.values())
-        cells = [counts[word] for word in ("helps", "a little", "nothing", "worse", "nothing said")]
-        lines.append(f"| {name} | {len(of)} | {' | '.join(map(str, cells))} |")
+def result(rows: Sequence[Row], every: Sequence[Row] | None = None) -> str:
+    """The same of the medians of these seeds, out of `every` seed; `nothing said` of none of them."""
+    if not any(row["found"] for row in rows):
+        return "nothing said"
+    return did(*(middle(rows, what) for what in ("first", "untreated", "treated", "expert")), spread(every or rows))
+
+
+def totals(half: str, results: Results) -> list[str]:
+    """The counts: of all, of those whose main finding is right in most seeds, by the best cure, and of single seeds."""
+    right = [rows for rows in results.values() if sum(row["right"] for row in rows) > SEEDS / 2]
+    by_best = [[{**row, "treated": best(row)} for row in rows] for rows in results.values()]
+    counted = {
+        half: [result(rows) for rows in results.values()],
+        "of these, the finding is right": [result(rows) for rows in right],
+        "by the best cure that is named": [result(rows) for rows in by_best],
+        "single seeds": [result([row], rows) for rows in results.values() for row in rows],
+    }
+    words = ("helps", "a little", "nothing", "worse", "nothing said")
+    lines = [f"| | trainings | {' | '.join(words)} |", "|---|---|---|---|---|---|---|"]
+    for name, each in counted.items():
+        counts = Counter(each)
+        lines.append(f"| {name} | {len(each)} | {' | '.join(str(counts[word]) for word in words)} |")
     return lines
 
 
-def page(results: dict[str, list[Row]]) -> str:
+def page(results: Results) -> str:
     """The page as Markdown."""
     lines = totals("tuning", results)
     lines += ["", "| training | found | advice | an expert | as it is | with the advice | best | expert's | result |",
@@ -206,7 +216,7 @@ def page(results: dict[str, list[Row]]) -> str:
     for name, rows in results.items():
         found = ", ".join(dict.fromkeys(row["found"] or "none" for row in rows))
         advice = "; ".join(dict.fromkeys(_code(row["advice"]) for row in rows if row["advice"])) or "none"
-        scores = [middle(rows, "untreated"), middle(rows, "treated"), best(rows), middle(rows, "expert")]
+        scores = [middle(rows, "untreated"), middle(rows, "treated"), median(map(best, rows)), middle(rows, "expert")]
         cells = [name, found, advice, SICK[name].cure, *("∞" if math.isinf(s) else f"{s:.3g}" for s in scores)]
         lines.append(f"| {' | '.join(cells)} | {result(rows)} |")
     return HEAD + "\n".join(lines) + "\n"

@@ -16,13 +16,13 @@ from torch import nn, optim
 class Reading:
     """A sentence, and what is done: a change before the first step, or what the expert does as well. Or nothing.
 
-    `goes_on`: it begins with what can be tried, and says what to do after it.
+    `beyond`: the finding has options that can be tried, and its words say more than these.
     """
 
     said: str
     change: Callable[[nn.Module, optim.Optimizer], object] | None = None
     as_expert: bool = False
-    goes_on: bool = False
+    beyond: bool = False
 
 
 def decay_less(net: nn.Module, optimizer: optim.Optimizer) -> None:
@@ -46,7 +46,7 @@ READINGS = {
     ("average-loaded-after-each-step", "no-progress"): Reading(
         "a tenth of the rate does not help, so the average is what writes the weights: it is loaded no more",
         as_expert=True,
-        goes_on=True,
+        beyond=True,
     ),
     ("division-by-no-deviation", "nonfinite"): Reading(
         "the batch of step 60 is NaN in one column, which was divided by its deviation of 0: an epsilon is added there",

@@ -1,0 +1,89 @@
+"""docs/findings/cures.md is what the script prints, and a treatment reaches the training."""
+
+import json
+
+import cures
+import pytest
+import torch
+from readings import READINGS
+from trainings import Treatment, fit, treated
+from unseen import SICK, tuning
+
+RESULTS = json.loads(cures.RESULTS.read_text(encoding="utf-8"))
+
+
+def test_the_page_is_printed_from_the_results():
+    found = (cures.ROOT / "docs" / "findings" / "cures.md").read_text(encoding="utf-8")
+    assert found == cures.page(RESULTS), "scripts/bench/cures.py --page prints it"
+
+
+def test_all_of_the_tuning_half_was_tried_and_nothing_of_the_other():
+    assert list(RESULTS) == [training.name for training in tuning(SICK)]
+    assert {len(rows) for rows in RESULTS.values()} == {cures.SEEDS}
+
+
+def test_each_reading_is_of_a_finding_that_has_a_page():
+    pages = {page.stem for page in (cures.ROOT / "docs" / "findings").glob("*.md")}
+    assert {name for name, _ in READINGS} <= set(SICK)
+    assert {rule for _, rule in READINGS} <= pages
+
+
+INF = float("inf")
+
+
+@pytest.mark.parametrize(
+    ("first", "untreated", "treated", "expert", "spread", "did"),
+    [
+        (2.0, 1.0, 0.4, 0.0, 0.0, "helps"),
+        (2.0, 1.0, 0.8, 0.0, 0.0, "a little"),
+        (2.0, 1.0, 1.05, 0.0, 0.0, "nothing"),
+        (2.0, 1.0, 1.2, 0.0, 0.3, "nothing"),  # within what the seeds differ
+        (2.0, 1.0, 1.4, 0.0, 0.3, "worse"),
+        (2.0, 1.0, INF, 0.0, 0.3, "worse"),
+        (2.0, INF, 1.5, 0.0, 0.0, "a little"),  # of a training that diverged, from where it began
+        (2.0, INF, INF, 0.0, 0.0, "nothing"),
+        (2.0, 60.0, 20.0, 0.0, 0.0, "nothing"),  # still worse than it began
+    ],
+)
+def test_what_an_advice_did_is_measured_by_the_gain_of_the_expert(first, untreated, treated, expert, spread, did):
+    assert cures.did(first, untreated, treated, expert, spread) == did
+
+
+def test_a_seed_of_which_nothing_is_said_counts_as_it_is():
+    told = {"found": "spike", "right": True, "tries": {"--skip": 0.1}, "first": 2.0, "untreated": 1.0, "expert": 0.0}
+    rows = [{**told, "treated": 0.2}, {**told, "treated": 0.8}, {**told, "found": None, "tries": {}, "treated": 1.0}]
+    assert cures.result(rows) == "a little"
+    assert cures.result(rows[2:]) == "nothing said"
+    assert [cures.best(row) for row in rows] == [0.1, 0.1, 1.0]
+    one_row = cures.totals("half", {"a": rows})
+    assert one_row[2:] == [
+        "| half | 1 | 0 | 1 | 0 | 0 | 0 |",
+        "| of these, the finding is right | 1 | 0 | 1 | 0 | 0 | 0 |",
+        "| by the best cure that is named | 1 | 1 | 0 | 0 | 0 | 0 |",
+        "| single seeds | 3 | 1 | 1 | 0 | 0 | 1 |",
+    ]
+
+
+def test_a_treatment_reaches_the_training_and_draws_no_number_of_its_data(tmp_path):
+    drawn = []
+
+    def train(folder):
+        torch.manual_seed(0)
+        net = torch.nn.Linear(2, 1)
+        optimizer = torch.optim.SGD(net.parameters(), 0.1)
+
+        def loss_of(step):
+            drawn.append(torch.randn(4, 2))
+            return net(drawn[-1]).square().mean()
+
+        return fit(folder, net, optimizer, loss_of, 2), net
+
+    def begin_again(net, optimizer):
+        net.reset_parameters()
+
+    plain, _ = train(tmp_path / "plain")
+    with treated(Treatment({"lr_scale": 0.5}, begin_again)):
+        changed, _ = train(tmp_path / "treated")
+    assert (plain.run.lr_scale, changed.run.lr_scale) == (1.0, 0.5)
+    assert plain.total("loss")[0] != changed.total("loss")[0]
+    assert all(torch.equal(*pair) for pair in zip(drawn[:2], drawn[2:], strict=True))
