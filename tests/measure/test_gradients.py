@@ -163,7 +163,7 @@ def calls_of_a_step(layers, clip, watched):
 def test_watching_calls_as_many_functions_for_a_thousand_layers_as_for_ten(clip):
     added = {n: calls_of_a_step(n, clip, True) - calls_of_a_step(n, None, False) for n in (10, 1000)}
     assert abs(added[1000] - added[10]) < 10  # torch's own counters may begin
-    assert added[10] < 200
+    assert added[10] <= 200
 
 
 def test_watching_calls_fewer_functions_than_torchs_clip():
