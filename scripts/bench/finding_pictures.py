@@ -65,6 +65,12 @@ TRAININGS: dict[str, tuple[tuple[str, Train], tuple[str, Train]]] = {
             ("weight-growth", s.runaway, "a loss without a bound", "with weight decay"),
             ("weights-shrink", s.fading, "a weight decay of 0.5", "of 1e-4"),
             ("below-epsilon", s.large_eps, "eps=10", "eps=1e-8"),
+            (
+                "generator-starves",
+                s.starving_generator,
+                "log(1 - D(G(z))), judge trained twice",
+                "-log D(G(z)), in turn",
+            ),
             ("no-progress", s.averaged, "the average loaded back", "the average kept"),
             ("renorm-binds", s.tight_norm, "MaxNorm(0.3)", "MaxNorm(4.0)"),
             ("lr-too-high", s.rate_too_high, "Adam at 0.3", "Adam at 0.003"),
@@ -130,7 +136,8 @@ def panel(above: Any, loss: Any, history: History, quantity: str, total: bool, f
     values = history.total("loss")
     loss.plot(history.step, values, color="#3c434d", lw=1)
     above.set_yscale("linear" if straight else "log")
-    loss.set_yscale("log" if np.nanmin(values) > 0 else "symlog")
+    positive = np.nanmin(values) > 0 and loss.get_yscale() != "symlog"  # the twins share the axis
+    loss.set_yscale("log" if positive else "symlog")
     for axis in (above, loss):
         axis.grid(color="#e7eaee", lw=0.6)
         axis.tick_params(labelsize=8)

@@ -299,3 +299,40 @@ def frozen_body(folder):
     for p in net[:3].parameters():
         p.requires_grad_(False)
     return digits(folder, sgd(0.1), 60, net)
+
+
+def starving_generator(folder, sick=True, steps=300):
+    """A generator under the loss that saturates, against a judge that is trained twice for each of its steps; the twin
+    minimises -log D(G(z)), and both take one step in turn. The history is the generator's.
+    """
+    torch.manual_seed(0)
+    make = nn.Sequential(nn.Linear(6, 24), nn.ReLU(), nn.Linear(24, 24), nn.ReLU(), nn.Linear(24, 2))
+    judge = nn.Sequential(nn.Linear(2, 32), nn.ReLU(), nn.Linear(32, 32), nn.ReLU(), nn.Linear(32, 1))
+    of_make, of_judge = optim.SGD(make.parameters(), 0.2), optim.Adam(judge.parameters(), 1e-2 if sick else 2e-3)
+    options = {"log": None, "dir": folder, "verbose": False, "every": 1}
+    w_judge = gradwatch.watch(judge, of_judge, name="D", **options)
+    w_make = gradwatch.watch(make, of_make, name="G", run=w_judge, **options)
+    with w_judge, w_make:
+        for _ in range(steps):
+            for _ in range(2 if sick else 1):
+                real = 3 + 0.5 * torch.randn(64, 2)
+                loss = F.softplus(-judge(real)).mean() + F.softplus(judge(make(torch.randn(64, 6)).detach())).mean()
+                of_judge.zero_grad()
+                loss.backward()
+                of_judge.step()
+                w_judge.log(loss=loss)
+            answer = judge(make(torch.randn(64, 6)))
+            loss = (-F.softplus(answer) if sick else F.softplus(-answer)).mean()
+            of_make.zero_grad()
+            loss.backward()
+            of_make.step()
+            w_make.log(loss=loss)
+    return gradwatch.open_history(w_make.dir)
+
+
+def body_left_frozen(folder, sick=True):
+    """A network whose body was never trained, and is frozen (the twin's is not)."""
+    net = mlp()
+    for p in net[:3].parameters():
+        p.requires_grad_(not sick)
+    return digits(folder, sgd(0.1), 100, net)

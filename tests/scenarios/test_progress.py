@@ -19,6 +19,8 @@ s = Recorded(live)
         (s.averaged, "no-progress", "The steps take each other back"),
         (s.large_eps, "below-epsilon", "below the optimizer's eps (1.0e+01)"),
         (s.fading, "weights-shrink", "The weight decay of 0.5 is stronger"),
+        (live.starving_generator, "generator-starves", "Its rival has won"),
+        (s.body_left_frozen, "no-gradient", "most of what is frozen was never trained"),
     ],
 )
 def test_it_is_the_root_and_the_twin_is_healthy(train, rule, words, tmp_path):

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from gradwatch.analysis.rules.facts import pick, present
+from gradwatch.analysis.rules.facts import matrices, numel, pick, present
 from gradwatch.analysis.rules.finding import Finding
 from gradwatch.analysis.rules.gradients import learnt
 from gradwatch.history import Bools, Floats, History
@@ -90,8 +90,9 @@ def _since(norm: Floats, there: Bools, late: Bools) -> int:
 def no_gradient(history: History, min_steps: int = 10) -> list[Finding]:
     """Parameters that can learn and never do: no gradient came in `min_steps` steps, or no optimizer holds them.
 
-    Those that were frozen (`requires_grad=False`) when the run began are left out. Nothing is said of a run in which
-    no layer had a gradient.
+    Those that were frozen (`requires_grad=False`) when the run began are left out, but where the optimizer holds them
+    and they have not been trained before (`_never_trained`): a part that was left frozen by mistake. Nothing is said of
+    a run in which no layer had a gradient.
     Source: SageMaker Debugger's UnchangedTensor asks the same of the weights.
     """
     seen = present(history)  # [R, L]
@@ -99,6 +100,7 @@ def no_gradient(history: History, min_steps: int = 10) -> list[Finding]:
     can = np.array([name not in frozen for name in history.layers], bool)
     never = can & ~seen.any(axis=0) if len(history) >= min_steps and seen.any() else np.zeros(len(can), bool)
     unheld = _own_unheld(history) if seen.any() else ()
+    raw = _never_trained(history, ~can & ~seen.any(axis=0)) if len(history) >= min_steps and seen.any() else ()
     findings = []
     if never.any():
         findings.append(
@@ -122,7 +124,39 @@ def no_gradient(history: History, min_steps: int = 10) -> list[Finding]:
                 "optimizer that has them too, or set requires_grad_(False), which also saves their backward pass.",
             )
         )
+    if raw:
+        findings.append(
+            _without(
+                history,
+                raw,
+                "training",
+                "These parameters are frozen, the optimizer holds them, and their size is that of weights as they are "
+                "drawn at first: most of what is frozen was never trained.",
+                "Unfreeze them (requires_grad_(True)), or load what they were trained to; if they are meant to stay "
+                "random, leave them out of the optimizer.",
+            )
+        )
     return findings
+
+
+def _never_trained(history: History, frozen: Bools, least: int = 256, exact: float = 0.01) -> tuple[str, ...]:
+    """The frozen layers `[L]` if most of their elements are in matrices whose root mean square is that of a usual
+    initialisation: torch's own (1 / sqrt(3 fan_in), of an embedding 1), He's or Glorot's.
+
+    It agrees up to the share `exact`, or three standard errors; matrices of fewer elements than `least` do not count.
+    """
+    shapes = {layer.name: layer.shape for layer in history.run.layers}
+    at = [i for i in np.flatnonzero(frozen & matrices(history)) if numel(history)[i] >= least]
+    found = 0.0
+    for i in at:
+        norms = history.layer("weight_norm")[:, i]
+        rms = norms[np.isfinite(norms)][:1] / np.sqrt(numel(history)[i])
+        rows, inputs = shapes[history.layers[i]][0], numel(history)[i] / shapes[history.layers[i]][0]
+        drawn = np.array([1 / np.sqrt(3 * inputs), 1.0, np.sqrt(2 / inputs), np.sqrt(2 / (inputs + rows))])
+        off = np.abs(rms / drawn - 1).min(initial=np.inf) if len(rms) else np.inf
+        found += numel(history)[i] * (off < max(exact, 3 * 0.71 / np.sqrt(numel(history)[i])))
+    held = numel(history)[frozen].sum()
+    return pick(history, frozen) if found > held / 2 else ()
 
 
 def _without(history: History, layers: tuple[str, ...], missing: str, cause: str, cure: str) -> Finding:

@@ -1,0 +1,58 @@
+"""Parts that train against each other: one of them wins, and the other is left with no gradient.
+
+Legend: T recorded steps, L layers.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from gradwatch.analysis.rules.facts import is_adaptive, matrices, measured, middle, optimizer_kind
+from gradwatch.analysis.rules.finding import Finding
+from gradwatch.analysis.rules.gradients import has_rivals
+from gradwatch.analysis.rules.progress import progress
+from gradwatch.analysis.rules.updates import USUAL
+from gradwatch.history import History
+
+
+def generator_starves(
+    history: History, fall: float = 30.0, small: float = 100.0, min_steps: int = 100, first: int = 5
+) -> list[Finding]:
+    """A part whose gradient died away against its rival, and whose weights stand all but still since. A warning.
+
+    In the second half of the run the median gradient norm is below 1/`fall` of the median of its `first` steps, no
+    matrix changes in a typical step by more than 1/`small` of what is usual, and nothing that the part logs got better.
+    Asked of runs whose parts log losses of their own.
+    Source: Goodfellow et al. 2014, section 3 (log(1 - D(G(z))) saturates); Arjovsky & Bottou, arXiv:1701.04862 (a
+    perfect discriminator leaves no gradient).
+    """
+    norm = history.total("grad_norm")
+    norm = norm[np.isfinite(norm) & (norm > 0)]
+    if len(norm) < min_steps or not has_rivals(history) or any(p.is_large(0.2) for p in progress(history)):
+        return []
+    begun, late = middle(norm[:first]), middle(norm[len(norm) // 2 :])
+    at, ratio = measured(history, "update_ratio")
+    ratio = ratio[history.layer_rows[at] >= len(history) // 2][:, matrices(history)]
+    if not late < begun / fall or not np.isfinite(ratio).any():
+        return []
+    usual = USUAL[is_adaptive(history)]
+    moves = float(np.nanmax(np.nanmedian(ratio, axis=0)))
+    if not moves < usual / small:
+        return []
+    total = history.total("grad_norm")
+    row = int(np.flatnonzero(total < begun / fall)[0])
+    return [
+        Finding(
+            "generator-starves",
+            "warning",
+            (),
+            int(history.step[row]),
+            int(history.step[-1]),
+            {"fell_to": late / begun, "grad_norm": late, "update_ratio": moves, "usual": usual},
+            f"The gradient of this part fell to {late / begun:.1e} of what it was at first, and a step changes no "
+            f"layer by more than {moves:.1e} of its size; under {optimizer_kind(history)} {usual:g} is usual. Its "
+            "rival has won, and answers alike whatever this part does.",
+            "Give this part the loss that does not saturate (-log D(G(z)), hinge, Wasserstein's with a gradient "
+            "penalty), and its rival fewer or shorter steps.",
+        )
+    ]
