@@ -77,8 +77,6 @@ class AutoWatch:
                 self.options[role] = parse(self.options[role])
         # a script that makes errors of warnings did not ask for ours
         warnings.filterwarnings("default", category=GradwatchWarning)
-        # each finding is logged once, and that suffices where nobody called watch()
-        warnings.filterwarnings("ignore", "gradwatch found", GradwatchWarning)
         if replace:
             replace_clips()
         listen(self._under_scaler, self._clipped)

@@ -3,33 +3,72 @@
 from __future__ import annotations
 
 import logging
+import shlex
 import time
-import warnings
 from collections.abc import Callable, Iterable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
 
+from gradwatch.analysis.rules import diagnose, headline, verdict
 from gradwatch.analysis.rules.finding import RANK, Finding, Severity
 from gradwatch.analysis.rules.nonfinite import nonfinite
-from gradwatch.errors import GradwatchWarning, TrainingHalted
+from gradwatch.errors import TrainingHalted
 from gradwatch.history import History, concat
 from gradwatch.measure.distributed import rank, world_size
 from gradwatch.recording import courier_process
 from gradwatch.sanitize import read_json
-from gradwatch.storage.folder import FINDINGS
+from gradwatch.storage.folder import FINDINGS, read_manifest
+from gradwatch.storage.run_state import run_state
+from gradwatch.storage.shared_folder import part_folders, read_whole
 
 log = logging.getLogger("gradwatch")
 
 LEVELS: dict[Severity, int] = {"error": logging.ERROR, "warning": logging.WARNING, "note": logging.INFO}
+_CALLED: dict[Severity, str] = {"error": "an error", "warning": "a warning", "note": "a note"}
 AGREE_STEPS = 16  # how often several ranks ask each other whether to halt
 PROCESS_SECONDS = 5.0  # a run that is over sooner starts no process to diagnose it
+# What close() judges itself, in a third of a second at most; the process that diagnoses has seen most of a longer run.
+CLOSE_STEPS, CLOSE_VALUES = 5_000, 200_000
+
+
+@dataclass
+class Said:
+    """A finding that was said. It stays the same one while it is of its rule and has a layer in common."""
+
+    finding: Finding
+    layers: set[str]  # of it since it was said; empty: the whole model
+    is_listed: bool = False  # whether a diagnosis of the whole run had it
+    is_withdrawn: bool = False  # whether the last one has it no more
+    came_back: bool = False  # it is taken back only once: what comes and goes would be said without end
+
+    def is_of(self, other: Finding) -> bool:
+        """Whether `other` is the same finding, made at another time."""
+        alike = (self.finding.rule, self.finding.optimizer) == (other.rule, other.optimizer)
+        return alike and (not self.layers or not other.layers or not self.layers.isdisjoint(other.layers))
+
+    def add(self, other: Finding) -> bool:
+        """Take the same finding, made later; whether that is news: it is worse, or had been taken back."""
+        is_news = self.is_withdrawn or RANK[other.severity] < RANK[self.finding.severity]
+        self.layers = self.layers.union(other.layers) if self.layers and other.layers else set()
+        self.came_back, self.is_withdrawn = self.came_back or self.is_withdrawn, False
+        self.finding = other if is_news else self.finding
+        return is_news
+
+    def compare(self, found: Iterable[Finding]) -> bool:
+        """Look for it in a diagnosis of the whole run; whether it is to be taken back."""
+        if any(self.is_of(finding) for finding in found):
+            self.is_listed = True
+        elif self.is_listed and not self.is_withdrawn and not self.came_back:
+            self.is_withdrawn = True
+            return True
+        return False
 
 
 class Live:
-    """Tells of each new finding once: to `logging`, as a warning, to `on_finding`; and halts the training.
+    """Tells of each new finding once: to `logging` and to `on_finding`; takes it back; and halts the training.
 
     Findings come from `findings.json`, which another process writes, and of non-finite gradients from each block as it
     leaves the device. They are looked for at drains and said between two steps, so an exception costs no record.
@@ -53,8 +92,9 @@ class Live:
         self.home, self.part, self.device = home, part, device
         self.since = 0  # the first step that is this attempt's
         self._process_due = time.monotonic() + PROCESS_SECONDS if process and home is not None else None
-        self._said: dict[tuple[str, str], int] = {}  # rule and optimizer -> the severity that was said
-        self._news: list[Finding] = []
+        self._said: list[Said] = []
+        self._news: list[tuple[Finding, bool]] = []  # what is to be said, and whether it is taken back
+        self._so_far = ""  # the last verdict of the other process
         self._stamp: tuple[int, int] | None = None
         self._block: History | None = None
         self._failed = False
@@ -90,28 +130,63 @@ class Live:
             stamp = (stat.st_mtime_ns, stat.st_ino)
             if stamp == self._stamp:
                 return
-            found = [Finding.from_json(data) for data in read_json(path)["findings"]]
+            data = read_json(path)
+            found = [Finding.from_json(finding) for finding in data["findings"]]
         except FileNotFoundError:
             return
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             log.debug("%s cannot be read: %s", path, error)
             return
-        self._stamp = stamp
-        self._hear(f for f in found if self._is_own(f) and self.since <= f.last_step < steps)
+        self._stamp, self._so_far = stamp, str(data.get("verdict") or headline(found))
+        self._compare(found, steps)
+
+    def conclude(self, steps: int) -> str:
+        """After the last step is on disk: say what is new, and return the verdict in one line, with the command that
+        shows more. Empty where this process writes nothing, and while other parts of the run go on.
+        """
+        if self.home is None:
+            return ""
+        self.look(steps)
+        judged, is_over = None, False
+        try:
+            runs = [read_manifest(part) for part in part_folders(self.home)]
+            is_over = all(run_state(run).over for run in runs)
+            length = max(run.end_step or steps for run in runs)
+            if length <= CLOSE_STEPS and length * sum(len(run.layers) for run in runs) <= CLOSE_VALUES:
+                history = read_whole(self.home)
+                found = diagnose(history)
+                judged = verdict(history, found)
+                self._compare(found, steps)
+        except Exception as error:  # a verdict that cannot be had is no error: the record is whole
+            log.debug("%s cannot be judged: %s", self.home, error)
+        self.speak()
+        show = f"gradwatch show {shlex.quote(str(self.home))}"
+        if not is_over:
+            return ""
+        if judged is None and not self._so_far:
+            return f"not judged yet: {show}"
+        return f"verdict{'' if judged else ' so far'}: {judged or self._so_far}; more: {show}"
 
     def _is_own(self, finding: Finding) -> bool:
         """Whether a finding is of this Watch, where several share a run."""
         return not self.part or finding.optimizer == self.part or finding.optimizer.startswith(f"{self.part}.")
 
+    def _compare(self, found: Iterable[Finding], steps: int) -> None:
+        """Hear a diagnosis of the whole run, and take back what it has no more, nor among what follows from another."""
+        own = [finding for finding in found if self._is_own(finding)]
+        self._hear(finding for finding in own if self.since <= finding.last_step < steps)
+        every = [*own, *(replace(below, optimizer=f.optimizer) for f in own for below in f.consequences)]
+        self._news += [(said.finding, True) for said in self._said if said.compare(every)]
+
     def _hear(self, findings: Iterable[Finding]) -> None:
         """Keep what is new, or worse than it was, to be said; a severe one halts."""
         for finding in findings:
-            severity = RANK[finding.severity]
-            key = finding.rule, finding.optimizer
-            if severity < self._said.get(key, len(RANK)):
-                self._said[key] = severity
-                self._news.append(finding)
-                if self.halting is None and self.halt_on is not None and severity <= RANK[self.halt_on]:
+            said = next((said for said in self._said if said.is_of(finding)), None)
+            if said is None:
+                self._said.append(Said(finding, set(finding.layers)))
+            if said is None or said.add(finding):
+                self._news.append((finding, False))
+                if self.halting is None and self.halt_on is not None and RANK[finding.severity] <= RANK[self.halt_on]:
                     self.halting = finding
 
     # ------------------------------------------------------------------------------------------------------ speaking
@@ -122,24 +197,30 @@ class Live:
         Raises:
             TrainingHalted: a finding is as severe as `halt_on`. Of several ranks all raise, at the same step.
         """
+        halts = self.halting if self.halt_on is not None and world_size() == 1 else None
         if self._news:
-            self.speak()
-        if self.halt_on is not None:
-            if world_size() > 1:
-                self._agree(steps)
-            elif self.halting is not None:
-                self._halt(self.halting)
+            self.speak(raised=halts)
+        if halts is not None:
+            self._halt(halts)
+        elif self.halt_on is not None and world_size() > 1:
+            self._agree(steps)
 
-    def speak(self) -> None:
-        """Say what is new."""
+    def speak(self, raised: Finding | None = None) -> None:
+        """Say what is new; not that which is about to be `raised`, as the exception says it.
+
+        `logging` is the one channel. Without a handler it writes the line to stderr; a warning would point at a line of
+        code that has nothing to do with it, and end the trainings of those who make errors of warnings.
+        """
         while self._news:
-            finding = self._news.pop(0)
-            text = f"gradwatch found {finding.summary}: {finding.cause} {finding.cure}"
-            log.log(LEVELS[finding.severity], text)
-            if self.on_finding is not None:
+            finding, is_back = self._news.pop(0)
+            run = self.home.name if self.home is not None else "this run"
+            what = f"takes back what it found in {run}" if is_back else f"found {_CALLED[finding.severity]} in {run}"
+            why = "With more steps the record shows it no more." if is_back else f"{finding.cause} {finding.cure}"
+            text = f"gradwatch {what}: {finding.summary}. {why}"
+            if finding is not raised:
+                log.log(LEVELS[finding.severity], text)
+            if self.on_finding is not None and not is_back:
                 self._call(self.on_finding, finding)
-            if finding.severity != "note":
-                warnings.warn(text, GradwatchWarning, stacklevel=2)
 
     def _call(self, on_finding: Callable[[Finding], object], finding: Finding) -> None:
         try:

@@ -174,10 +174,8 @@ class Watch:
         self._say(outcome(steps, self._writer.lost, self.dir) if seen else nothing_seen(run, self.dir))
         cursor, missing = self._courier.wait(self.dir, self._stepper.steps, timeout)
         self._say_url(cursor)
-        if missing:
-            self._say(missing)
-        self._live.look(self._stepper.steps)
-        self._live.speak()
+        self._say(missing)
+        self._say(self._live.conclude(steps) if seen else "")
 
     def _abandon(self) -> None:
         """End without a trace: in a forked process, whose parent goes on watching and writing."""
@@ -326,5 +324,5 @@ class Watch:
 
     def _say(self, text: str) -> None:
         """One line on stderr, unless the Watch was asked to be quiet."""
-        if self._verbose:
+        if self._verbose and text:
             tell(f"gradwatch: {text}")

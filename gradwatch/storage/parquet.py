@@ -45,7 +45,8 @@ def steps_blocks(path: Path, start: int = 0) -> Iterator[Table]:
         groups = _late(file, every, start)
         _require_size([every[i] for i in groups], MAX_STEPS_VALUES)
         table = file.read_row_groups(groups, use_threads=not is_limited())
-    per_step = {n: table[n].to_numpy().astype(np.float64) for n in table.column_names if n not in KEY_COLUMNS}
+    names = [name for name in table.column_names if name not in KEY_COLUMNS]
+    per_step: dict[str, Floats] = {name: _array(table[name]).astype(np.float64) for name in names}
     names, who = _codes(table["optimizer"], MAX_LANES)
     optimizer = np.asarray(names, dtype=object)[who]
     step, attempt = _numbers(table["step"], MAX_STEP), _numbers(table["attempt"], MAX_COUNT)
@@ -235,7 +236,7 @@ def _quantities(table: pa.Table) -> list[str]:
 
 def _floats(column: pa.ChunkedArray) -> Floats:
     with np.errstate(over="ignore"):  # a float64 of somebody else's
-        return np.asarray(column.to_numpy().astype(np.float32, copy=False))
+        return np.asarray(_array(column).astype(np.float32, copy=False))
 
 
 def _numbers(column: pa.ChunkedArray, most: int) -> NDArray[np.int64]:
@@ -247,7 +248,7 @@ def _numbers(column: pa.ChunkedArray, most: int) -> NDArray[np.int64]:
     values = column.cast(pa.int64())
     if values.null_count:
         raise ValueError("a step or an attempt has no number")
-    found: NDArray[np.int64] = values.to_numpy()
+    found: NDArray[np.int64] = _array(values)
     if len(found) and not 0 <= found.min() <= found.max() <= most:
         raise ValueError(f"a step or an attempt has the number {found.min()} or {found.max()}, wanted 0 to {most}")
     return found
@@ -269,4 +270,12 @@ def _codes(column: pa.ChunkedArray, most: int) -> tuple[list[str], Any]:
     names = column.dictionary.to_pylist()
     if len(set(names)) < len(names) or max(map(len, names)) > MAX_NAME:
         raise ValueError(f"a name is there twice, or longer than {MAX_NAME:,} characters")
-    return names, column.indices.to_numpy()
+    return names, _array(pa.chunked_array([column.indices]))
+
+
+def _array(column: pa.ChunkedArray) -> NDArray[Any]:
+    """A column as numpy. Arrow's own `to_numpy` would first import pandas, half a second of who closes a run."""
+    plain = pa.types.is_integer(column.type) or pa.types.is_floating(column.type)
+    if not plain or column.null_count or not len(column):
+        return np.asarray(column.to_numpy())
+    return np.concatenate([np.from_dlpack(chunk) for chunk in column.chunks if len(chunk)])

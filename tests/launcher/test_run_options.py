@@ -18,6 +18,7 @@ from training import mlp, train, watch
 
 import gradwatch
 from gradwatch import RunError, WatchError
+from gradwatch.analysis.rules import verdict
 from gradwatch.cli import Handover, main
 from gradwatch.cli.config import find_config
 from gradwatch.launcher.stdout import Tee, parse_pattern
@@ -136,7 +137,9 @@ def test_a_run_in_a_bad_way_is_halted(run, tmp_path):
     assert history.run.status == "FAILED"
     assert "Traceback" not in done.stderr
     assert line.startswith("gradwatch: halted: nonfinite at step ")
-    assert done.stderr.count("gradwatch found nonfinite") == 1, "it is said once"
+    assert done.stderr.count("nonfinite at step ") == 1, "it is said once"
+    last = f"gradwatch: verdict: {verdict(history)}; more: gradwatch show "
+    assert done.stderr.splitlines()[-1].startswith(last)
 
 
 # ---------------------------------------------------------------------------------------------------- configuration

@@ -6,6 +6,8 @@ import logging
 import math
 import os
 import pickle
+import subprocess
+import sys
 import warnings
 from dataclasses import replace
 
@@ -17,9 +19,9 @@ from torch import nn
 from training import mlp, train, watch
 
 import gradwatch
-from gradwatch import GradwatchWarning, TrainingHalted, WatchError, open_history
-from gradwatch.analysis.rules import Finding
-from gradwatch.recording import courier_process
+from gradwatch import TrainingHalted, WatchError, open_history
+from gradwatch.analysis.rules import Finding, diagnose, verdict
+from gradwatch.recording import callbacks, courier_process
 from gradwatch.recording.callbacks import Live
 from gradwatch.recording.recorder import ROWS
 from gradwatch.storage.folder import FINDINGS, write_json
@@ -84,8 +86,39 @@ def test_nonfinite_gradients_are_said_once_without_another_process(tmp_path, lin
         assert [level for level, _ in lines()] == ["ERROR"]
         watching.close()
     ((_, text),) = lines()
-    assert text.startswith("gradwatch found nonfinite at step 5 in 0.weight")
-    assert [(w.category, str(w.message)) for w in warned] == [(GradwatchWarning, text)]
+    run = watching.dir.name
+    assert text.startswith(f"gradwatch found an error in {run}: nonfinite at step 5 in 0.weight")
+    assert warned == []  # one channel
+
+
+SCRIPT = """
+import math, sys, torch, gradwatch
+model = torch.nn.Linear(2, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+watch = gradwatch.watch(model, optimizer, log=None, dir=sys.argv[1])
+for step in range(200):
+    optimizer.zero_grad()
+    loss = model(torch.ones(1, 2)).square().sum()
+    (loss * math.nan if step == 5 else loss).backward()
+    optimizer.step()
+before = {*sys.modules}
+watch.close()
+print(*({*sys.modules} - before))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("flags", [(), ("-W", "error")])
+def test_a_script_without_logging_reads_each_thing_once_and_closing_imports_nothing_slow(tmp_path, flags):
+    """Nor is a line of ours pointed at, nor is a training ended."""
+    command = [sys.executable, *flags, "-c", SCRIPT, tmp_path]
+    done = subprocess.run(command, check=True, capture_output=True, text=True, stdin=subprocess.DEVNULL)
+    _, found, recorded, verdict = done.stderr.splitlines()
+    assert recorded.startswith("gradwatch: 200 steps recorded in ")
+    assert found.startswith("gradwatch found an error in ")
+    assert "nonfinite at step 5 in weight" in found
+    assert verdict.startswith("gradwatch: verdict: nonfinite at step 5 in weight")
+    assert not {"pandas", "mlflow", "scipy", "rich"} & {*done.stdout.split()}
 
 
 def test_what_the_other_process_finds_is_said_once_and_handed_over(tmp_path, lines):
@@ -94,14 +127,11 @@ def test_what_the_other_process_finds_is_said_once_and_handed_over(tmp_path, lin
     train(model, optimizer, ROWS)
     note = replace(SPIKE, rule="clip-inert", severity="note")
     tell(watching.dir, replace(EXPLODING, consequences=(SPIKE,)), note)
-    with warnings.catch_warnings(record=True) as warned:
-        warnings.simplefilter("always")
-        train(model, optimizer, 2 * ROWS)
-        tell(watching.dir, replace(EXPLODING, last_step=100), note)  # goes on: nothing new
-        train(model, optimizer, ROWS)
+    train(model, optimizer, 2 * ROWS)
+    tell(watching.dir, replace(EXPLODING, last_step=100), note)  # goes on: nothing new
+    train(model, optimizer, ROWS)
     assert [level for level, _ in lines()] == ["ERROR", "INFO"]
     assert [f.rule for f in heard] == ["exploding", "clip-inert"]
-    assert len(warned) == 1
     assert heard[0].consequences == (SPIKE,)
     tell(watching.dir, replace(note, severity="warning"))  # worse than it was
     watching.close()
@@ -130,15 +160,152 @@ def test_a_file_that_cannot_be_read_harms_nothing(tmp_path, lines):
     assert lines() == []
 
 
-def test_warnings_that_are_errors_lose_nothing(tmp_path):
+def test_a_finding_ends_no_training_that_makes_errors_of_warnings(tmp_path, lines):
     model, optimizer, watching = setting(tmp_path)
-    watching._recorder.seconds = watching._recorder.pause = math.inf  # rows leave by their number alone
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        with pytest.raises(GradwatchWarning, match="nonfinite"):
-            train(model, optimizer, 2 * ROWS, poison(5))
+        train(model, optimizer, 2 * ROWS, poison(5))
+        watching.close()
+    assert [level for level, _ in lines()] == ["ERROR"]
+    assert len(open_history(watching.dir)) == 2 * ROWS
+
+
+@pytest.fixture
+def live(tmp_path):
+    """A Live beside a folder in which another process writes; each look finds a file that has changed."""
+    live = Live(home=tmp_path)
+    dates = itertools.count(1)
+
+    def look(*findings):
+        tell(tmp_path, *findings)
+        os.utime(tmp_path / FINDINGS, ns=(next(dates), next(dates)))
+        live.look(100)
+        live.speak()
+
+    live.told = look
+    return live
+
+
+def test_findings_of_one_rule_in_other_layers_are_each_said(live, lines):
+    first, second = replace(SPIKE, layers=("a", "b")), replace(SPIKE, layers=("c",))
+    live.told(first)
+    live.told(first, second)
+    live.told(replace(first, layers=("b", "d")), second)  # the first, in one layer more
+    live.told(replace(first, layers=("d",)), second)
+    assert [text.split(": ")[1].split(".")[0] for _, text in lines()] == [first.summary, second.summary]
+
+
+def test_what_a_later_diagnosis_has_no_more_is_taken_back_in_one_line(live, lines):
+    elsewhere = replace(SPIKE, layers=("c",))
+    live.told(SPIKE, elsewhere, EXPLODING)
+    live.told(elsewhere, EXPLODING)
+    live.told(EXPLODING)
+    taken_back = [(level, text) for level, text in lines() if "takes back" in text]
+    assert [level for level, _ in taken_back] == ["WARNING"] * 2
+    run = live.home.name
+    assert [text.split(". ")[0] for _, text in taken_back] == [
+        f"gradwatch takes back what it found in {run}: {finding.summary}" for finding in (SPIKE, elsewhere)
+    ]
+    assert len(lines()) == 5
+
+
+def test_what_comes_back_is_said_again_and_taken_back_no_more(live, lines):
+    for found in ((SPIKE,), (), (SPIKE,), (), (SPIKE,), ()):
+        live.told(*found)
+    assert [text.split()[1] for _, text in lines()] == ["found", "takes", "found"]
+
+
+def test_what_follows_from_another_is_not_taken_back(live, lines):
+    live.told(replace(SPIKE, optimizer="G"))
+    live.told(replace(EXPLODING, optimizer="G", consequences=(SPIKE,)))  # what follows is of the same optimizer
+    assert [text.split()[1] for _, text in lines()] == ["found", "found"]
+
+
+def test_what_the_training_saw_itself_is_not_taken_back_before_the_other_process_sees_it(live, lines):
+    live.check(make_history(nan_at=5))
+    live.told()
+    assert [text.split()[1] for _, text in lines()] == ["found"]
+
+
+def test_what_halts_is_said_by_the_exception_alone(tmp_path, lines):
+    heard = []
+    model, optimizer, watching = setting(tmp_path, halt_on="error", on_finding=heard.append)
+    with pytest.raises(TrainingHalted, match="nonfinite at step 5"):
+        train(model, optimizer, 2 * ROWS, poison(5))
     watching.close()
-    assert len(open_history(watching.dir)) == ROWS
+    assert lines() == []
+    assert [finding.rule for finding in heard] == ["nonfinite"]
+
+
+# ------------------------------------------------------------------------------------------------------- the last word
+
+
+def last_line(capfd):
+    return capfd.readouterr().err.splitlines()[-1]
+
+
+def show(folder):
+    return f"gradwatch show {folder}"
+
+
+def test_a_run_that_no_process_has_judged_ends_with_its_verdict(tmp_path, capfd, lines):
+    heard = []
+    model, optimizer, watching = setting(tmp_path, verbose=True, on_finding=heard.append)
+    train(model, optimizer, 40)
+    watching.close()
+    assert last_line(capfd) == f"gradwatch: verdict: {verdict(open_history(watching.dir))}; more: {show(watching.dir)}"
+    assert heard == diagnose(open_history(watching.dir))
+    watching.close()
+    assert capfd.readouterr().err == ""
+
+
+def test_the_verdict_of_a_run_too_long_to_be_judged_at_once_is_the_other_process(tmp_path, capfd, monkeypatch):
+    monkeypatch.setattr(callbacks, "CLOSE_VALUES", 100)
+    for findings, said in ((), "not judged yet: "), ((EXPLODING,), f"verdict so far: {EXPLODING.summary}; more: "):
+        model, optimizer, watching = setting(tmp_path, verbose=True)
+        train(model, optimizer, 40)
+        if findings:
+            tell(watching.dir, *findings)
+        watching.close()
+        assert last_line(capfd) == f"gradwatch: {said}{show(watching.dir)}"
+
+
+def test_a_verdict_that_cannot_be_had_is_no_error(tmp_path, capfd, monkeypatch, lines):
+    def broken(history):
+        raise ZeroDivisionError("a rule that cannot count")
+
+    monkeypatch.setattr(callbacks, "diagnose", broken)
+    model, optimizer, watching = setting(tmp_path, verbose=True)
+    train(model, optimizer, 40)
+    watching.close()
+    assert last_line(capfd) == f"gradwatch: not judged yet: {show(watching.dir)}"
+    assert lines() == []
+
+
+def test_who_asked_for_quiet_and_who_saw_no_step_hears_no_verdict(tmp_path, capfd):
+    model, optimizer, watching = setting(tmp_path)
+    train(model, optimizer, 40)
+    watching.close()
+    assert "verdict" not in capfd.readouterr().err
+    *_, watching = setting(tmp_path, verbose=True)
+    watching.close()
+    assert "verdict" not in capfd.readouterr().err
+
+
+def test_the_last_part_of_a_run_to_end_says_the_verdict_of_all(tmp_path, capfd):
+    watches, first = [], None
+    for name in "DG":
+        model = mlp()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        first = made = watch(model, optimizer, tmp_path, name=name, run=first, verbose=True)
+        train(model, optimizer, 40, poison(3) if name == "D" else None)
+        watches.append(made)
+    watches[0].close()
+    assert "verdict" not in capfd.readouterr().err
+    watches[1].close()
+    said = verdict(open_history(first.dir.parent))
+    assert said.startswith("nonfinite at step 3 in D.")
+    assert last_line(capfd) == f"gradwatch: verdict: {said}; more: {show(first.dir.parent)}"
 
 
 # ----------------------------------------------------------------------------------------------------------- halting
@@ -239,8 +406,8 @@ def test_a_skipped_step_is_only_a_warning(tmp_path):
     heard = []
     watching._live.on_finding = heard.append
     train(model, optimizer, 2 * ROWS, poison(ROWS // 2))
-    watching.close()
     assert [f.severity for f in heard] == ["warning"]
+    watching.close()
 
 
 def test_a_word_that_halts_nothing_is_refused(tmp_path):
