@@ -117,7 +117,7 @@ def _inert(history: History, rows: Bools, what: str, lower: str) -> Finding:
         (),
         int(steps[0]),
         int(steps[-1]),
-        {"steps": len(norm), "fired": 0, "p99_norm": float(np.quantile(norm, 0.99)), "largest_norm": float(norm.max())},
+        {"fired": 0, "steps": len(norm), "p99_norm": float(np.quantile(norm, 0.99)), "largest_norm": float(norm.max())},
         f"In {len(norm):,} steps nothing reached the threshold of {what}: the training is the same without it.",
         f"Remove it, or lower it to where it fires on 1 % of the steps: {lower}.",
     )

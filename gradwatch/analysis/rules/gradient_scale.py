@@ -122,9 +122,9 @@ def gradients_accumulate(
             first_step=int(history.step[0]),
             last_step=int(history.step[-1]),
             evidence={
-                "first_grad_norm": float(norm[0]),
                 "grows_per_step_by": float(np.polyfit(steps, norm[: end + 1], 1)[0]),
                 "straightness": fit,
+                "first_grad_norm": float(norm[0]),
                 "largest": float(norm[peak]),
             },
             cause="Each step's gradient is the sum of all before it: nothing sets it to zero between the steps.",

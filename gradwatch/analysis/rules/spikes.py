@@ -64,9 +64,9 @@ def spike(
     severity: Severity = "error" if losses and not recovered else "note" if quiet and recovered else "warning"
     evidence: dict[str, float | str] = {
         "spikes": len(rows),
-        "largest_step": int(history.step[worst]),
         "times_usual": float(times[worst]) if up[worst] else 1.0,
         "in_loss": int(in_loss.sum()),
+        "largest_step": int(history.step[worst]),
         "caught": int(caught.sum()),
         "recovered": "no" if not recovered else "unknown" if "unknown" in back else "yes",
     }
@@ -204,7 +204,7 @@ def lr_too_high(history: History, jump: float = 0.35, sigmas: float = 6.0, width
             well = end < began / 10
             brief = last - first < len(rows) / 10 and end < min(lowest, began / 2)
             severity: Severity = "error" if end >= began else "note" if brief or well else "warning"
-            numbers: dict[str, float | str] = {"metric": name, "end": end, **evidence}
+            numbers: dict[str, float | str] = {"metric": name, **evidence, "end": end}
             end_row = len(history) - 1 if severity == "error" else int(rows[last])
             return [_too_high(history, severity, int(rows[first]), end_row, numbers)]
     return []
@@ -222,7 +222,7 @@ def _jumps(values: Floats, jump: float, sigmas: float, width: int) -> tuple[int,
     last, half = int(over[-1]), int(np.argmax(above > limit / 2))
     near = np.flatnonzero(above[:half] <= jump * begin / 2)
     first = int(near[-1]) + 1 if len(near) else 0
-    return first, last, {"begin": begin, "lowest_before": float(lowest[first]), "jump": float(above.max())}
+    return first, last, {"jump": float(above.max()), "lowest_before": float(lowest[first]), "begin": begin}
 
 
 def _largest_ratio(history: History) -> float:
