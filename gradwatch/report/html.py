@@ -24,6 +24,7 @@ from gradwatch.report.comparison_table import LAST, Column, columns, paste, winn
 from gradwatch.report.finding_charts import finding_chart
 from gradwatch.report.heatmaps import heatmap_charts
 from gradwatch.report.model import Report, RunSummary
+from gradwatch.report.pages import page_html
 from gradwatch.report.plotly_figures import Chart, Figure
 from gradwatch.report.run_charts import clip_charts, depth_charts, logged_charts, norm_chart
 from gradwatch.report.text import LAYER_HEADERS, layer_cells
@@ -126,7 +127,8 @@ def _finding(finding: Finding, history: History, page: Page) -> dict[str, Any]:
         "cure": code_spans(finding.cure),
         "code": arguments(finding.cure),
         "evidence": evidence_cells(finding),
-        "docs": finding.docs,
+        "rule": finding.rule,
+        "page": page_html(finding.rule),
         "chart": page.add([chart]) if chart else [],
         "consequences": [_finding(other, history, page) for other in finding.consequences],
     }

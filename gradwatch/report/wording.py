@@ -15,6 +15,7 @@ from gradwatch.analysis.whatif import CAVEAT, Outcome
 from gradwatch.formatting import percent, quantity_text
 from gradwatch.policies.grammar import is_call, members
 from gradwatch.report.model import LaneSummary, RunSummary
+from gradwatch.report.pages import address
 
 MOST_NAMES = 4
 MAX_CODE = 2_000  # characters of a policy text that is shown as code
@@ -53,7 +54,9 @@ def evidence_text(finding: Finding) -> str:
 
 
 def finding_lines(finding: Finding, indent: str = "") -> Iterator[str]:
-    """A finding as lines of text: what, where, the numbers, why, what to do; then what follows from it, indented."""
+    """A finding as lines of text: what, where, the numbers, why, what to do; then what follows from it, indented; and
+    the address of the page about it.
+    """
     yield f"{indent}{finding.severity}: {finding.summary}"
     for line in (where_text(finding), evidence_text(finding), finding.cause, finding.cure):
         if line:
@@ -62,6 +65,8 @@ def finding_lines(finding: Finding, indent: str = "") -> Iterator[str]:
         yield f"{indent}  What follows from it:"
     for consequence in finding.consequences:
         yield from finding_lines(consequence, indent + "    ")
+    if not indent and address(finding.rule):
+        yield f"  More: {address(finding.rule)}"
 
 
 def code_spans(text: str) -> list[tuple[str, bool]]:

@@ -150,7 +150,10 @@ def description(
         "",
         *(f"- **{name}**: {markdown(text)}" for name, text in facts.items()),
         "",
-        *(f"{i}. **{markdown(name)}**: {markdown(text)}" for i, (name, text) in enumerate(findings.items(), start=1)),
+        *(
+            f"{i}. **{markdown(name)}**: {markdown(text)} [More]({report})"
+            for i, (name, text) in enumerate(findings.items(), start=1)
+        ),
         *[""][: len(findings)],
         f"![overview](get-artifact?path=gradwatch%2Foverview.png&run_uuid={run_id})",
         "",

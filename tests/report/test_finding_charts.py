@@ -191,8 +191,8 @@ def test_findings_come_first_and_what_follows_is_folded():
     below = finding("vanishing", layers=[LAYER])
     page = render_html(report_of(make_history(), finding(consequences=(below,))))
     heading, details = page.index("Error: exploding at step 50"), page.index("<details>")
-    assert heading < details < page.index("Error: vanishing at step 50") < page.index("</details>")
-    assert page.index("</details>") < page.index('<dl class="facts"')
+    end = page.index("</section>\n  </details>", details)
+    assert heading < details < page.index("Error: vanishing at step 50") < end < page.index('<dl class="facts"')
     assert "clip=&#34;ClipByGlobalNorm(0.5)&#34;</pre>" in page
     assert len(figures(page)) == len(figures(render_html(report_of(make_history(), finding())))) + 1
 

@@ -75,6 +75,9 @@ def test_the_charts_of_one_run_are_drawn(view):
     assert complaints == []
 
 
+FOLLOWS = "summary:has-text('What follows from it')"
+
+
 def diseased_run():
     """A report with a root and two consequences, all with charts."""
     below = [Finding(rule, "warning", ("head.weight",), 60, 199, {"ratio": 3e-9}, "Why.", "How.")
@@ -96,7 +99,7 @@ def test_the_first_screen_says_what_where_when_and_what_to_do(view):
         return box["y"] + box["height"]
 
     for what in ("text=Error: exploding at step 50", "text=steps 50 to 199 · the whole model", "text=What to do:",
-                 ".finding pre", ".finding .plot", "summary", ".advice pre"):  # fmt: skip
+                 ".finding pre", ".finding .plot", FOLLOWS, ".advice pre"):  # fmt: skip
         assert bottom(what) < 800, what
     words, shown = page.locator(".finding h3").first.bounding_box(), page.locator(".finding .plot").first.bounding_box()
     assert shown["x"] > words["x"] + words["width"]  # beside each other
@@ -111,9 +114,20 @@ def test_what_follows_is_folded_and_drawn_when_it_is_opened(view):
     below = page.locator("details .plot")
     assert below.count() == 2
     assert not below.first.is_visible()
-    page.click("summary")
+    page.click(FOLLOWS)
     page.wait_for_function("() => document.querySelectorAll('details .plot .xaxislayer-above').length === 2")
     assert below.first.bounding_box()["width"] > 300
+    assert complaints == []
+
+
+def test_more_opens_the_page_about_the_rule(view):
+    page, complaints = view(render_html(diseased_run()))
+    more = page.locator(".finding").first.locator("details.more").first
+    assert not more.locator("h2", has_text="When it is wrong").is_visible()
+    more.locator("summary").click()
+    assert more.locator("h2", has_text="When it is wrong").is_visible()
+    assert more.locator("td", has_text="decades").first.is_visible()  # the thresholds
+    assert page.evaluate("document.documentElement.scrollWidth") <= page.viewport_size["width"]
     assert complaints == []
 
 
@@ -122,7 +136,7 @@ def test_a_narrow_page_puts_the_chart_below_and_scrolls_only_down(view):
     page, complaints = view(render_html(diseased_run()))
     page.set_viewport_size({"width": 390, "height": 6000})
     page.reload()
-    page.click("summary")
+    page.click(FOLLOWS)
     wait_until_drawn(page)
     words, shown = page.locator(".finding h3").first.bounding_box(), page.locator(".finding .plot").first.bounding_box()
     assert shown["y"] > words["y"] + words["height"]
