@@ -17,6 +17,7 @@ import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import get_args
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 ROOT = Path(__file__).parents[2]
@@ -33,6 +34,7 @@ import unseen_sick_tasks  # noqa: E402, F401
 from unseen import HEALTHY, SICK, Healthy, Outcome, Sick, fault, held_out, tuning  # noqa: E402
 
 from gradwatch.analysis.rules import Finding, diagnose  # noqa: E402
+from gradwatch.analysis.rules.finding import Confidence  # noqa: E402
 
 HEAD = """\
 # Judgement
@@ -42,7 +44,8 @@ sick training has a cured twin, and its loss is clearly worse; a healthy one lea
 (`scripts/bench/judgement.py --check`; a quarter of them in the tests). Of the errors and warnings that no other
 finding explains (the roots), the first is **right** when an expert would accept it; **named** counts an accepted one in
 any place; **beside** counts sick trainings with a root that an expert would not accept. A name in *italics* is wanted,
-and no finding has it yet.
+and no finding has it yet. A finding is **likely** when the record leaves one cause, **possible** when it leaves several
+(`Finding.alternatives`); one on a healthy training is counted as wrong.
 
 Half of the trainings may be looked at while the rules change: they are below. The others, `HELD_OUT` in
 [tests/scenarios/unseen.py](../../tests/scenarios/unseen.py), only count, once: `scripts/bench/judgement.py --held-out`.
@@ -62,6 +65,11 @@ class Judged:
     def serious(self) -> list[str]:
         """The rules of its errors and warnings, as they are ranked."""
         return [f.rule for f in self.roots if f.severity != "note"]
+
+    @property
+    def main(self) -> Finding | None:
+        """The first error or warning."""
+        return next((f for f in self.roots if f.severity != "note"), None)
 
     @property
     def accepted(self) -> frozenset[str]:
@@ -102,6 +110,15 @@ def totals(group: str, sick: Sequence[Judged], healthy: Sequence[Judged]) -> lis
     ]
 
 
+def by_confidence(sick: Sequence[Judged], healthy: Sequence[Judged]) -> list[str]:
+    """The table of how often the main finding is right, by how sure it is of its cause."""
+    lines = ["| confidence | main findings | right |", "|---|---|---|"]
+    for confidence in get_args(Confidence):
+        main = [j for j in (*sick, *healthy) if j.main and j.main.confidence == confidence]
+        lines.append(f"| {confidence} | {len(main)} | {sum(j.right for j in main)} |")
+    return lines
+
+
 def found(roots: Sequence[Finding]) -> str:
     """The findings in a cell, notes in brackets."""
     return ", ".join(f"({f.rule})" if f.severity == "note" else f"{f.rule} ({f.severity})" for f in roots) or "none"
@@ -120,7 +137,7 @@ def row(judged: Judged) -> str:
 
 def page(sick: Sequence[Judged], healthy: Sequence[Judged]) -> str:
     """The page as Markdown."""
-    lines = totals("tuning", sick, healthy)
+    lines = [*totals("tuning", sick, healthy), "", *by_confidence(sick, healthy)]
     lines += ["", "## Sick", "", "| training | an expert | where | cure | found | right |", "|---|---|---|---|---|---|"]
     lines += [row(j) for j in sick]
     lines += ["", "## Healthy", "", "| training | found |", "|---|---|", *(row(j) for j in healthy)]
@@ -155,7 +172,8 @@ def main() -> int:
             if args.only in training.name:
                 groups[-1].append(judged(training))
                 print(f"{len(groups[-1])} of {len(trainings)}", file=sys.stderr)
-    print("\n".join(totals("held out", *groups)) if args.held_out else page(*groups))
+    counts = [*totals("held out", *groups), "", *by_confidence(*groups)]
+    print("\n".join(counts) if args.held_out else page(*groups))
     return 0
 
 

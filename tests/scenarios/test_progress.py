@@ -30,6 +30,17 @@ def test_it_is_the_root_and_the_twin_is_healthy(train, rule, words, tmp_path):
     assert serious(diagnose(train(tmp_path / "well", sick=False))) == []
 
 
+def test_it_says_which_causes_remain_and_is_sure_of_its_cause_where_one_does(tmp_path):
+    (sure,) = diagnose(s.fading(tmp_path / "sure"))
+    (unsure,) = diagnose(s.averaged(tmp_path / "unsure"))
+    assert (sure.confidence, sure.alternatives) == ("likely", ())
+    assert unsure.confidence == "possible"
+    assert len(unsure.alternatives) == 2
+    assert all(cause in unsure.cause for cause in unsure.alternatives)
+    assert {"confidence": "possible", "alternatives": [*unsure.alternatives]}.items() <= unsure.to_json().items()
+    assert type(unsure).from_json(unsure.to_json()) == unsure
+
+
 def losses(*values, settings=None, first=0, **columns):
     """A run of these losses, in which nothing else is remarkable; `columns` of its steps."""
     run = {key: columns.pop(key) for key in ("status",) if key in columns}

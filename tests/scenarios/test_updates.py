@@ -37,7 +37,7 @@ def test_the_healthy_twin_has_no_error_and_no_warning(train, tmp_path):
         (d.rate_zero, (), (29, 99), "error", "learning rate is 0."),
         (d.group_rate_zero, FIRST, (0, 59), "warning", "learning rate is 0 in param group 0"),
         (d.bfloat16_weights, (), (0, 59), "error", "smaller than bfloat16"),
-        (d.zeroed_before_step, (), (0, 59), "error", "exactly 0 when the optimizer steps: zero_grad()"),
+        (d.zeroed_before_step, (), (0, 59), "error", "exactly 0 when the optimizer steps. Either zero_grad()"),
         (d.scaler_drops_all, (), (0, 59), "error", "GradScaler drops every step"),
         (d.strangers, (), (0, 59), "error", "holds 6 tensors that the model does not"),
         (d.put_back, (), (0, 59), "error", "puts the weights back"),

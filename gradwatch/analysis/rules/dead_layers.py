@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from gradwatch.analysis.rules.facts import matrices, numel, pick, present
-from gradwatch.analysis.rules.finding import Finding
+from gradwatch.analysis.rules.facts import are_zero, matrices, numel, pick, present
+from gradwatch.analysis.rules.finding import Finding, Why, either
 from gradwatch.analysis.rules.gradients import learnt
 from gradwatch.history import Bools, Floats, History
 
@@ -43,6 +43,7 @@ def dead_layer(
         return []
     first = _since(norm[:, dead], there[:, dead], late)
     start = first <= int(np.flatnonzero(there[:, dead].any(axis=1))[0])
+    why = _why(history, dead, start)
     return [
         Finding(
             rule="dead-layer",
@@ -55,17 +56,37 @@ def dead_layer(
                 "of": len(dead),
                 "since": "the start" if start else f"step {int(history.layer_step[first])}",
             },
-            cause="No gradient has ever reached these weights: their units were dead or saturated from the start, or "
-            "nothing depends on them."
-            if start
-            else "Their gradient became exactly zero and stayed so: a step threw their units, or those after them, to "
-            "where they are dead or saturated.",
-            cure="Check the initialisation and the biases, use an activation that leaks (LeakyReLU, GELU), and freeze "
-            "the layers if they are meant to rest."
-            if start
-            else "Lower the learning rate or warm it up; an activation that leaks (LeakyReLU, GELU) can come back.",
+            cause=why.cause,
+            cure=why.cure,
+            alternatives=why.alternatives,
         )
     ]
+
+
+def _why(history: History, dead: Bools, start: bool) -> Why:
+    if are_zero(history, dead):
+        return Why(
+            "No gradient has ever reached these weights: they all began at 0, and zeros pass none on.",
+            "Begin with other weights than 0 (He's initialisation).",
+            {},
+        )
+    if start:
+        return Why(
+            f"No gradient has ever reached these weights. {either(_NEVER_REACHED)}",
+            "Check the initialisation and the biases, use an activation that leaks (LeakyReLU, GELU), and freeze the "
+            "layers if they are meant to rest.",
+            {},
+            alternatives=_NEVER_REACHED,
+        )
+    return Why(
+        "Their gradient became exactly zero and stayed so: a step threw their units, or those after them, to where "
+        "they are dead or saturated.",
+        "Lower the learning rate or warm it up; an activation that leaks (LeakyReLU, GELU) can come back.",
+        {},
+    )
+
+
+_NEVER_REACHED = ("their units were dead or saturated from the start", "nothing depends on them")
 
 
 def _cancels(history: History, norm: Floats) -> Bools:

@@ -11,7 +11,7 @@ import numpy as np
 
 from gradwatch.analysis.clips import incoming
 from gradwatch.analysis.rules.facts import clips, is_adaptive, matrices, measured, middle, numel, optimizer_kind
-from gradwatch.analysis.rules.finding import Finding, Severity
+from gradwatch.analysis.rules.finding import Finding, Severity, either
 from gradwatch.formatting import setting_text
 from gradwatch.history import Bools, Floats, History
 from gradwatch.policies import AutoClip, ClipByGlobalNorm, ZClip
@@ -76,7 +76,7 @@ def vanishing(
     rows = np.flatnonzero(gap >= decades / 2)
     if history.stands_for[rows].sum() < max(min_steps, len(history) / 2):
         return []
-    updates = profile(history, which, quantity="update_ratio")
+    updates, causes = profile(history, which, quantity="update_ratio"), _of_vanishing(history)
     rescaled = updates.fit > 0 and updates.decades < still
     severity: Severity = "note" if rescaled else "warning"
     factor = 10 ** (whole.decades / (len(whole.layers) - 1))
@@ -99,11 +99,20 @@ def vanishing(
                 "update_ratio_decades": updates.decades if updates.fit > 0 else "not measured",
             },
             cause=f"Each layer passes on only 1/{factor:.1f} of the gradient that it is given, so that "
-            f"{'the first layers get next to none' if rescaled else 'the first layers hardly learn'}: units that "
-            "saturate, or initial weights that are too small for this depth.",
+            f"{'the first layers get next to none' if rescaled else 'the first layers hardly learn'}. "
+            + (either(causes) if len(causes) > 1 else f"{causes[0][0].upper()}{causes[0][1:]}."),
             cure=cure,
+            alternatives=causes if len(causes) > 1 else (),
         )
     ]
+
+
+def _of_vanishing(history: History) -> tuple[str, ...]:
+    """What may make each layer pass on less than it is given, by what the network is made of."""
+    kinds = set(history.run.modules.values())
+    units = ("the units saturate",) if not kinds or kinds & _SATURATING else ()
+    weights = () if units and _is_he(history) else ("the initial weights are too small for this depth",)
+    return units + weights
 
 
 def remedies(history: History) -> list[str]:

@@ -102,6 +102,13 @@ def root_mean_square(history: History, norm: Floats) -> Floats:
     return np.asarray(norm / np.sqrt(numel(history)))
 
 
+def are_zero(history: History, which: Bools) -> bool:
+    """Whether the weight matrices among some layers `[L]` were 0 at first: products of them pass no gradient on."""
+    _, norm = measured(history, "weight_norm")
+    which = which & matrices(history)
+    return bool(len(norm) and which.any() and (norm[0, which] == 0).all())
+
+
 def present(history: History) -> Bools:
     """Whether a layer had a gradient in a step, `[R, L]`. A NaN norm does not say: so has a gradient that is NaN."""
     return ~np.isnan(history.layer("nonfinite")) | ~np.isnan(history.layer("grad_norm"))

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
 from gradwatch.history import History
 
 Severity = Literal["error", "warning", "note"]
+Confidence = Literal["likely", "possible"]
 RANK: dict[Severity, int] = {"error": 0, "warning": 1, "note": 2}
 
 
@@ -19,7 +20,8 @@ class Finding:
 
     `optimizer` is the one (or the part) whose steps are meant, where several step on their own. `consequences` are the
     findings that follow from this one; none of them has consequences of its own. `tries` are the cures that can be
-    tried on an unchanged script, each as options of `gradwatch run`: `--lr-scale 0.1`.
+    tried on an unchanged script, each as options of `gradwatch run`: `--lr-scale 0.1`. `alternatives` are the causes
+    that the record leaves open, where it leaves more than one: `cause` says them too, and `cure` what tells them apart.
     """
 
     rule: str
@@ -33,6 +35,12 @@ class Finding:
     optimizer: str = ""
     consequences: tuple[Finding, ...] = ()
     tries: tuple[str, ...] = ()
+    alternatives: tuple[str, ...] = ()
+
+    @property
+    def confidence(self) -> Confidence:
+        """How sure the cause is: `possible` where others remain."""
+        return "possible" if self.alternatives else "likely"
 
     @property
     def summary(self) -> str:
@@ -69,6 +77,8 @@ class Finding:
             "optimizer": self.optimizer,
             "docs": self.docs,
             "tries": list(self.tries),
+            "confidence": self.confidence,
+            "alternatives": list(self.alternatives),
             "consequences": [finding.to_json() for finding in self.consequences],
         }
 
@@ -87,6 +97,7 @@ class Finding:
             optimizer=data["optimizer"],
             consequences=tuple(cls.from_json(finding) for finding in data["consequences"]),
             tries=tuple(data.get("tries", ())),
+            alternatives=tuple(data.get("alternatives", ())),
         )
 
 
@@ -97,6 +108,12 @@ class Why(NamedTuple):
     cure: str
     evidence: dict[str, float | str]
     tries: tuple[str, ...] = ()
+    alternatives: tuple[str, ...] = ()
+
+
+def either(causes: Sequence[str]) -> str:
+    """The causes in a sentence: `Either this, or that.`."""
+    return f"Either {', or '.join(causes)}."
 
 
 Rule = Callable[[History], list[Finding]]

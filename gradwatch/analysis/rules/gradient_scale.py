@@ -10,7 +10,7 @@ import numpy as np
 from gradwatch.analysis.clips import incoming
 from gradwatch.analysis.rules.clipping import clip_before_unscale
 from gradwatch.analysis.rules.facts import is_adaptive, middle
-from gradwatch.analysis.rules.finding import Finding, Severity
+from gradwatch.analysis.rules.finding import Finding, Severity, either
 from gradwatch.analysis.rules.gradients import exploding, has_rivals, training_losses
 from gradwatch.analysis.rules.weight_growth import weights_shrink
 from gradwatch.formatting import loop_clips, setting_text
@@ -51,6 +51,10 @@ def scaled_gradients(history: History, excess: float = 1000.0, min_steps: int = 
     if not excess <= ratio < np.inf:
         return []
     clipped = history.run.clip or loop_clips(history.per_step)
+    causes = (
+        f"a loss scale (of the order of 2**{round(np.log2(ratio / 10))}) was not taken out before the step",
+        "another loss was logged, such as a mean beside a sum",
+    )
     severity: Severity = "note" if is_adaptive(history) and not clipped else "warning"
     return [
         Finding(
@@ -65,9 +69,8 @@ def scaled_gradients(history: History, excess: float = 1000.0, min_steps: int = 
                 "median_grad_norm": middle(incoming(history)),
                 "fall_of_the_loss": half,
             },
-            cause="The gradients are not those of the logged loss, but many times larger: either a loss scale (of the "
-            f"order of 2**{round(np.log2(ratio / 10))}) was not taken out before the step, or another loss was logged, "
-            "such as a mean beside a sum.",
+            cause=f"The gradients are not those of the logged loss, but many times larger. {either(causes)}",
+            alternatives=causes,
             cure="Log the loss that backward() is called on: if it is as large, that was all. Else divide the scale "
             "out: scaler.step(optimizer) does, optimizer.step() does not. Until then thresholds of clips are wrong by "
             "the same factor.",

@@ -12,8 +12,17 @@ from numpy.typing import NDArray
 
 from gradwatch.analysis.final_values import nonfinite_rows
 from gradwatch.analysis.rules.depth import profile, remedies
-from gradwatch.analysis.rules.facts import GUARD, clips, is_adaptive, matrices, middle, optimizer_kind, pick
-from gradwatch.analysis.rules.finding import Finding
+from gradwatch.analysis.rules.facts import (
+    GUARD,
+    LEAST_STEPS,
+    clips,
+    is_adaptive,
+    matrices,
+    middle,
+    optimizer_kind,
+    pick,
+)
+from gradwatch.analysis.rules.finding import Finding, either
 from gradwatch.analysis.rules.nonfinite import growth_before
 from gradwatch.analysis.rules.tries import LOWER, clip_with, warm_up
 from gradwatch.history import Bools, Floats, History
@@ -115,6 +124,7 @@ def _explosion(history: History, row: int, evidence: dict[str, float | str]) -> 
         cure = f"Lower the learning rate or warm it up, and clip: {clip}."
     if clips(history):
         cure += f" {history.run.clip} did not hold it."
+    calm = along == "steps" and row >= LEAST_STEPS
     return Finding(
         rule="exploding",
         severity="error",
@@ -122,9 +132,10 @@ def _explosion(history: History, row: int, evidence: dict[str, float | str]) -> 
         first_step=int(history.step[row]),
         last_step=int(history.step[-1]),
         evidence={"along": along, **how, **evidence},
-        cause=_CAUSES[along],
+        cause=f"{_TOO_LARGE}. {either(_AFTER_CALM)}" if calm else _CAUSES[along],
         cure=cure,
         tries=_tries(history, along),
+        alternatives=_AFTER_CALM if calm else (),
     )
 
 
@@ -135,9 +146,13 @@ def _tries(history: History, along: str) -> tuple[str, ...]:
     return (bound,) if along in ("depth", "time") else (LOWER, bound, f"{LOWER} {bound}", f"{later} {bound}")
 
 
+_TOO_LARGE = "The steps are larger than the loss surface allows"
+_AFTER_CALM = (
+    "the learning rate is too high for this network",
+    "one extreme batch threw it out of its valley",
+)
 _CAUSES = {
-    "steps": "The steps are larger than the loss surface allows: the learning rate is too high for this network, or "
-    "one extreme batch threw it out of its valley.",
+    "steps": f"{_TOO_LARGE}: {_AFTER_CALM[0]}.",
     "depth": "Each layer multiplies the gradient on its way back by more than one: the initial weights are too large "
     "for this depth.",
     "time": "The gradient is multiplied by the recurrent weights once for each time step, and grew on the way.",

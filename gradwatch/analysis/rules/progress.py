@@ -20,7 +20,7 @@ from gradwatch.analysis.rules.facts import (
     settings,
     steps_taken,
 )
-from gradwatch.analysis.rules.finding import Finding, Why
+from gradwatch.analysis.rules.finding import Finding, Why, either
 from gradwatch.analysis.rules.gradients import has_rivals, scaled_losses
 from gradwatch.analysis.rules.schedule import ran_out
 from gradwatch.analysis.rules.tries import LOWER, rate_times
@@ -154,6 +154,7 @@ def no_progress(
             f"{shown.metric} is no better than it was at first: {shown.began:.4g}, then {shown.ended:.4g}. {why.cause}",
             why.cure,
             tries=why.tries,
+            alternatives=why.alternatives,
         )
     ]
 
@@ -193,20 +194,26 @@ def _why(history: History) -> Why:
         numbers["displacement_in_steps"] = share
         if share < 0.3 * np.sqrt(every):  # a walk without direction gets sqrt(k) steps far in k
             return Why(
-                f"The steps take each other back: {every:.0f} of them move the weights as far as {share:.1g} would: "
-                "either they are so long that each undoes the one before, or something puts the weights back.",
+                f"The steps take each other back: {every:.0f} of them move the weights as far as {share:.1g} would. "
+                + either(_TAKEN_BACK),
                 "Lower the learning rate tenfold for some steps: if the loss falls, they were too long. If not, look "
                 "for what writes the weights after optimizer.step(): an average, a load_state_dict, a constraint.",
                 numbers,
                 (LOWER,),
+                _TAKEN_BACK,
             )
     return _OPEN._replace(evidence=numbers)
 
 
+_TAKEN_BACK = ("they are so long that each undoes the one before", "something puts the weights back")
+_LEFT = (
+    "nothing in the batches leads to their targets",
+    "the loss does not reward it (its sign, its reduction, what is detached)",
+)
 _OPEN = Why(
-    "The steps are of a usual size and lead away from where they began: either there is nothing in the batches that "
-    "leads to their targets, or the loss does not reward it (its sign, its reduction, what is detached).",
+    f"The steps are of a usual size and lead away from where they began. {either(_LEFT)}",
     "Train on one batch again and again. If its loss falls, look at how inputs and targets are put together, and at "
     "dropout and augmentation; if not, at the loss, its sign, and what lies between it and the weights.",
     {},
+    alternatives=_LEFT,
 )

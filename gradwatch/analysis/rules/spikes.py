@@ -20,7 +20,7 @@ from gradwatch.analysis.rules.facts import (
     smooth,
     trailing,
 )
-from gradwatch.analysis.rules.finding import Finding, Severity
+from gradwatch.analysis.rules.finding import Finding, Severity, either
 from gradwatch.analysis.rules.gradients import has_rivals, scaled_losses
 from gradwatch.analysis.rules.tries import LOWER, clip_with, warm_up
 from gradwatch.formatting import setting_text
@@ -81,6 +81,7 @@ def spike(
             _spike_cause(evidence, bool(up.any()), all_caught),
             _spike_cure(quiet, recovered),
             tries=() if quiet and recovered else (clip_with(f"chain(SkipNonfinite(), {GUARD})"), "--skip"),
+            alternatives=_OF_SPIKES if up.any() else (),
         )
     ]
 
@@ -91,9 +92,11 @@ def _spike_cause(evidence: dict[str, float | str], up: bool, caught: bool) -> st
     who = "and the policy caught " + ("them all" if caught else f"{evidence['caught']} of them")
     return (
         f"{evidence['spikes']} step(s) stand out; the gradient of step {evidence['largest_step']} is "
-        f"{evidence['times_usual']:.3g} times the usual one, {who}. Usually an odd batch, or a learning rate that is "
-        "too high."
+        f"{evidence['times_usual']:.3g} times the usual one, {who}. {either(_OF_SPIKES)}"
     )
+
+
+_OF_SPIKES = ("the batches of these steps are odd", "the learning rate is too high")
 
 
 def _spike_cure(quiet: bool, recovered: bool) -> str:

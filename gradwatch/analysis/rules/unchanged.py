@@ -10,8 +10,8 @@ import re
 import numpy as np
 from numpy.typing import NDArray
 
-from gradwatch.analysis.rules.facts import is_adaptive, matrices, measured, numel, pick, present, rates
-from gradwatch.analysis.rules.finding import Finding
+from gradwatch.analysis.rules.facts import are_zero, is_adaptive, matrices, measured, numel, pick, present, rates
+from gradwatch.analysis.rules.finding import Finding, Severity, either
 from gradwatch.analysis.rules.updates import update_too_small
 from gradwatch.history import Bools, Floats, History
 
@@ -76,15 +76,18 @@ def _no_gradients(history: History) -> list[Finding]:
         evidence["not_in_model"] = len(stray)
         cause = f"The optimizer holds {len(stray)} tensors that the model does not: no gradient ever reaches them."
         cure = "Build the optimizer from model.parameters(), after the model was moved, wrapped or changed."
-    else:
-        cause = (
-            "Every gradient is "
-            + ("absent" if absent else "exactly 0")
-            + " when the optimizer steps: zero_grad() stands "
-            "between backward() and step(), or the loss does not depend on the weights."
-        )
-        cure = "The order is optimizer.zero_grad(), loss.backward(), optimizer.step()."
-    return [_finding(history, "error", (), 0, evidence, cause, cure)]
+        return [_finding(history, "error", (), 0, evidence, cause, cure)]
+    if not absent and are_zero(history, np.ones(len(history.layers), bool)):
+        cause = "Every gradient is exactly 0, and so is every weight: a product of zeros passes none on."
+        return [
+            _finding(history, "error", (), 0, evidence, cause, "Begin with other weights than 0 in all but one factor.")
+        ]
+    cause = f"Every gradient is {'absent' if absent else 'exactly 0'} when the optimizer steps. {either(_NO_GRADIENT)}"
+    cure = "The order is optimizer.zero_grad(), loss.backward(), optimizer.step()."
+    return [_finding(history, "error", (), 0, evidence, cause, cure, _NO_GRADIENT)]
+
+
+_NO_GRADIENT = ("zero_grad() stands between backward() and step()", "the loss does not depend on the weights")
 
 
 def _still(history: History, least: int, least_measured: int) -> list[Finding]:
@@ -136,7 +139,8 @@ def _explained(
     }
     weights = matrices(history) if matrices(history).any() else np.ones(len(still), bool)
     everything = bool(still[weights].all())
-    severity = "error" if everything else "warning"
+    severity: Severity = "error" if everything else "warning"
+    open_: tuple[str, ...] = ()
     zero = [g for g in range(groups.shape[1]) if (groups[:, g] == 0).all()]
     dtypes = sorted({layer.dtype for layer in history.run.layers if layer.name in set(pick(history, still))})
     if zero:
@@ -157,10 +161,14 @@ def _explained(
             cure = "Raise the learning rate by decades."
     else:
         evidence["expected_update_ratio"] = float(median)
-        cause = "The gradients are healthy and the step has no effect: something puts the weights back after it, or "
-        cause += "the optimizer steps on copies."
+        open_ = _NO_EFFECT
+        cause = f"The gradients are healthy and the step has no effect. {either(open_)}"
         cure = "Look for what writes the weights after optimizer.step(): a load_state_dict, a constraint, a copy."
-    return [_finding(history, severity, () if everything else pick(history, still), begin, evidence, cause, cure)]
+    layers = () if everything else pick(history, still)
+    return [_finding(history, severity, layers, begin, evidence, cause, cure, open_)]
+
+
+_NO_EFFECT = ("something puts the weights back after it", "the optimizer steps on copies")
 
 
 def _expected(history: History, rows: Rows) -> Floats:
@@ -179,12 +187,13 @@ def _eps(history: History) -> Floats:
 
 def _finding(
     history: History,
-    severity: str,
+    severity: Severity,
     layers: tuple[str, ...],
     row: int,
     evidence: dict[str, float | str],
     cause: str,
     cure: str,
+    alternatives: tuple[str, ...] = (),
 ) -> Finding:
-    step = history.step
-    return Finding("weights-unchanged", severity, layers, int(step[row]), int(step[-1]), evidence, cause, cure)  # type: ignore[arg-type]
+    steps = int(history.step[row]), int(history.step[-1])
+    return Finding("weights-unchanged", severity, layers, *steps, evidence, cause, cure, alternatives=alternatives)

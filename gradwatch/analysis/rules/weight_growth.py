@@ -10,7 +10,7 @@ from dataclasses import replace
 import numpy as np
 
 from gradwatch.analysis.rules.facts import matrices, measured, pick, root_mean_square, set_rate, settings
-from gradwatch.analysis.rules.finding import Finding
+from gradwatch.analysis.rules.finding import Finding, either
 from gradwatch.analysis.rules.progress import succeeds
 from gradwatch.analysis.rules.tries import LOWER, renorm_with
 from gradwatch.formatting import percent, setting_text
@@ -51,14 +51,17 @@ def weight_growth(history: History, factor: float = 10.0, min_measured: int = 8)
             int(history.step[rows[grown.argmax()]]),
             int(history.step[rows[-1]]),
             {"growth": largest, "first_norm": float(begin[which].max()), "last_norm": float(end[which].max())},
-            f"These weights grow to {largest:.3g} times their first norm and do not slow down: the loss can be lowered "
-            "without end by larger weights, or the steps are too large.",
+            f"These weights grow to {largest:.3g} times their first norm and do not slow down. {either(_OF_GROWTH)}",
             ("Raise the weight decay" if decays else "Use weight decay")
             + ", normalise the layers before them, or bound them with renorm="
             f'"{bound}"; lower the learning rate if the loss jumps.',
             tries=(renorm_with(bound), LOWER),
+            alternatives=_OF_GROWTH,
         )
     ]
+
+
+_OF_GROWTH = ("the loss can be lowered without end by larger weights", "the steps are too large")
 
 
 def weights_shrink(history: History, share: float = 0.1, min_measured: int = 5) -> list[Finding]:
@@ -93,12 +96,15 @@ def weights_shrink(history: History, share: float = 0.1, min_measured: int = 5) 
             + (
                 f"The weight decay of {decay:g} is stronger than what the loss asks of them."
                 if decay
-                else "What makes them smaller is stronger than what the loss asks of them: a penalty in the loss, or "
-                "what is done to them after the step."
+                else f"What makes them smaller is stronger than what the loss asks of them. {either(_OF_SHRINKING)}"
             ),
             f"Lower weight_decay a hundredfold, to {decay / 100:g}." if decay else "Lower that penalty a hundredfold.",
+            alternatives=() if decay else _OF_SHRINKING,
         )
     ]
+
+
+_OF_SHRINKING = ("it is a penalty in the loss", "something changes them after the step")
 
 
 def _rows_of(history: History, which: Bools) -> float:
