@@ -25,10 +25,10 @@ from gradwatch.launcher.losses import Losses
 from gradwatch.policies import parse
 from gradwatch.policies.intervention import Intervention
 from gradwatch.recording import layers
-from gradwatch.recording.attach import fires_hooks, settle_unheld, watch, watch_of
-from gradwatch.recording.hooks import untraced
+from gradwatch.recording.attach import settle_unheld, watch, watch_of
+from gradwatch.recording.hooks import fires_hooks, untraced
 from gradwatch.recording.loop_clips import Clip
-from gradwatch.recording.torch_patches import listen, replace_clips
+from gradwatch.recording.torch_patches import Listener, listen, replace_clips
 from gradwatch.recording.watch import Watch
 
 LEAVE_SECONDS = 5.0
@@ -79,7 +79,7 @@ class AutoWatch:
         warnings.filterwarnings("default", category=GradwatchWarning)
         if replace:
             replace_clips()
-        listen(self._under_scaler, self._clipped)
+        listen(Listener(self._under_scaler, self._clipped))
         os.register_at_fork(after_in_child=self._forked)
         # a process of multiprocessing that was forked ends without atexit
         util.register_after_fork(self, lambda auto: util.Finalize(None, auto.close, ("FINISHED",), exitpriority=0))

@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from gradwatch.errors import WatchError
+from torch.optim import Optimizer
+
+from gradwatch.errors import GradwatchWarning, WatchError
 from gradwatch.history import Run
+from gradwatch.policies import Policy
+from gradwatch.recording.hooks import fires_hooks
+from gradwatch.recording.learning_rate import RateScale
 from gradwatch.sanitize import MAX_COUNT, MAX_STEP
 from gradwatch.storage.folder import now_iso
 from gradwatch.storage.manifest import check_run, text_of
@@ -119,3 +125,48 @@ def described(**fields: Any) -> Run:
     except ValueError as error:
         raise WatchError(f"a run cannot be described so: {error}") from error
     return run
+
+
+def _unwrapped(optimizer: Any) -> Any:
+    """The optimizer whose steps fire hooks: a wrapper (Accelerate's) hands each real step on to its `.optimizer`."""
+    while not fires_hooks(optimizer) and hasattr(optimizer, "optimizer"):
+        optimizer = optimizer.optimizer
+    return optimizer
+
+
+def plain_optimizers(given: Optimizer | Iterable[Optimizer]) -> list[Optimizer]:
+    """The optimizers, without wrappers.
+
+    Raises:
+        WatchError: one of them is no optimizer, or fires no hooks.
+    """
+    optimizers = [_unwrapped(o) for o in (given if isinstance(given, Iterable) else [given])]
+    if not optimizers or not all(isinstance(o, Optimizer) for o in optimizers):
+        found = ", ".join(type(o).__name__ for o in optimizers)[:200]
+        raise WatchError(f"optimizer=[{found}]: wanted a torch.optim.Optimizer, or a list of them")
+    for o in optimizers:
+        if not fires_hooks(o):
+            raise WatchError(
+                f"{type(o).__name__} never called Optimizer.__init__, so that its steps fire no hooks: pass the "
+                "optimizer that it wraps"
+            )
+    return optimizers
+
+
+def check_optimizers(optimizers: list[Optimizer], clip: Policy | None, rates: RateScale) -> None:
+    """Refuse optimizers whose rates cannot be scaled, and warn of a clip that a line search is misled by.
+
+    Raises:
+        WatchError: as `RateScale.check`.
+    """
+    rates.check(optimizers)
+    for o in optimizers:
+        search = next((g["line_search_fn"] for g in o.param_groups if g.get("line_search_fn")), None)
+        if clip is not None and search is not None:
+            warnings.warn(
+                f"{type(o).__name__}(line_search_fn={search!r}) with clip={clip!r}: the search trusts the gradient to "
+                "be the slope of the loss, which a clipped gradient is not, so it may take steps of the wrong length "
+                "or stop early; leave out clip=, or set line_search_fn=None",
+                GradwatchWarning,
+                stacklevel=3,
+            )

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
@@ -14,7 +14,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from gradwatch.analysis.rules import Finding
-from gradwatch.errors import GradwatchWarning, WatchError
+from gradwatch.errors import WatchError
 from gradwatch.history import Run
 from gradwatch.measure.ddp_rank_norms import rank_norms
 from gradwatch.measure.distributed import rank
@@ -25,7 +25,7 @@ from gradwatch.policies.grammar import as_policy
 from gradwatch.recording import layers as _layers
 from gradwatch.recording import mlflow_target as _delivery
 from gradwatch.recording import open_watches
-from gradwatch.recording.arguments import Settings, check_kinds, described
+from gradwatch.recording.arguments import Settings, check_kinds, check_optimizers, described, plain_optimizers
 from gradwatch.recording.callbacks import Live
 from gradwatch.recording.clipper import Clipper
 from gradwatch.recording.learning_rate import RateScale
@@ -35,9 +35,10 @@ from gradwatch.recording.watch import Watch
 from gradwatch.sanitize import check_uri, public_uri
 from gradwatch.storage.folder import create_folder
 from gradwatch.storage.manifest import scalar_of, text_of
+from gradwatch.storage.null_writer import NullWriter
 from gradwatch.storage.places import absolute_folder
-from gradwatch.storage.shared_folder import create_part
-from gradwatch.storage.writer import NullWriter, RunWriter
+from gradwatch.storage.shared_folder import create_part, discard
+from gradwatch.storage.writer import RunWriter
 
 SHARE = 0.4  # of flush_every: how long rows wait on the device, and as long for the writer; the rest is for the writing
 
@@ -122,35 +123,59 @@ def watch(
         PolicyError: an unknown policy or a setting out of range.
         RunError: the run's folder cannot be made.
     """
-    optimizers = _optimizers(optimizer)
+    optimizers = plain_optimizers(optimizer)
     policies = as_policy(clip, "clip"), as_policy(renorm, "renorm")
     settings = Settings(
         every, total_steps, log, delivery, mlflow_layers, halt_on, flush_every, higher_is_better or {}, lr_scale, warmup
     )
-    _check_optimizers(optimizers, policies[0], RateScale(lr_scale, warmup))
+    check_optimizers(optimizers, policies[0], RateScale(lr_scale, warmup))
     check_kinds(run_name, dir, run_id, tracking_uri, tags, params, layers, ignore)
     _check_run(optimizers, name, run, run_id, tracking_uri)
     source = _layers.Source(model, optimizers, layers, ignore, name)
     named = source.layers()
     by_name = dict(zip(_layers.optimizer_names(optimizers, name), optimizers, strict=True))
-    manifest = described(
-        name=text_of(run_name or type(model).__name__),
-        layers=_layers.describe(named),
-        optimizers=GroupSettings(by_name).describe(named),
-        mlflow=_delivery.target(run_id, tracking_uri) if log == "mlflow" else None,
-        **source.recorded(),
-        **_recorded(settings, policies, tags or {}, params or {}),
-    )
+    target = _delivery.target(run_id, tracking_uri) if log == "mlflow" else None
+    asked = {"mlflow": target, **_recorded(settings, policies, tags or {}, params or {})}
+    manifest = _manifest(text_of(run_name or type(model).__name__), source, named, by_name, asked)
     _replace_old(optimizers)
     clipper = Clipper(Layout(named), by_name, policies[0])
     weights = Weights(clipper.layout, policies[1], every, slots)
     norms = rank_norms(model) if ranks else None
-    writer, shared = _place(manifest, name, run._shared if run else None, dir, model, SHARE * flush_every)
-    live = _live(on_finding, settings, writer, shared, clipper.layout.device)
-    made = Watch(clipper, weights, norms, writer, source, live, settings.helper == "courier", verbose, shared)
+    undo = ExitStack()
+    try:
+        writer, shared = _place(manifest, name, run, dir, model, SHARE * flush_every, undo)
+        live = _live(on_finding, settings, writer, shared, clipper.layout.device)
+        made = Watch(clipper, weights, norms, writer, source, live, settings.helper == "courier", verbose, shared)
+        undo.callback(made._undo)
+        _begin(made, f"watching {len(named)} layers of {type(model).__name__}")
+        return made
+    except BaseException:  # also a Ctrl-C: half a Watch is none
+        undo.close()
+        raise
+
+
+def _begin(made: Watch, what: str) -> None:
+    made._writer.start()
+    made._begin()
     settle_unheld()
-    made._say(f"watching {len(named)} layers of {type(model).__name__}, recording to {made.dir}")
-    return made
+    made._say(f"{what}, recording to {made.dir}")
+
+
+def _manifest(
+    name: str,
+    source: _layers.Source,
+    named: Mapping[str, nn.Parameter],
+    by_name: Mapping[str, Optimizer],
+    asked: Mapping[str, Any],
+) -> Run:
+    """What is recorded of the run itself."""
+    return described(
+        name=name,
+        layers=_layers.describe(named),
+        optimizers=GroupSettings(by_name).describe(named),
+        **source.recorded(),
+        **asked,
+    )
 
 
 def _recorded(
@@ -179,22 +204,33 @@ def settle_unheld(others: Iterable[Optimizer] = ()) -> None:
 
 
 def _place(
-    run: Run, name: str | None, shared: Shared | None, runs: str | Path, model: nn.Module, seconds: float
+    run: Run,
+    name: str | None,
+    first: Watch | None,
+    runs: str | Path,
+    model: nn.Module,
+    seconds: float,
+    undo: ExitStack,
 ) -> tuple[RunWriter | NullWriter, Shared | None]:
-    """Where this process records the Watch `name`, if it does, and what that shares with others."""
+    """Where this process records the Watch `name`, if it does, and what that shares with others. `undo` is told what
+    takes that back; an empty folder may stay.
+    """
+    shared = first._shared if first else None
     parent = absolute_folder(runs)  # the training may change its working directory
     if name is None:
         if rank():
             return NullWriter(parent, run, seconds), None
         folder = create_folder(parent, run.name)
     else:
-        shared, writes = share(name, shared, parent, run.name, run.mlflow)
+        shared, writes = share(name, shared, parent, run.name, run.mlflow, undo)
         target = run.mlflow and (shared.target or run.mlflow)  # one MLflow run for all parts
         run = replace(run, name=f"{shared.facts['name']}/{name}", part=name, mlflow=target)
         if not writes:
             return NullWriter(shared.folder / name, run, seconds), shared
         folder = create_part(shared.folder, shared.facts, name)
+    undo.callback(discard, folder)
     writer = RunWriter(folder, run, seconds)
+    undo.callback(writer.end)
     with contextlib.suppress(OSError):  # of the run itself the writer has said it
         (folder / "model.txt").write_text(f"{text_of(model)}\n", encoding="utf-8")
     return writer, shared
@@ -212,32 +248,6 @@ def _live(
     first = rank() == 0 and (shared is None or len(shared.names) == 1)
     diagnosed = settings.helper == "diagnosis" and first
     return Live(on_finding, settings.halt_on, home, writer.run.part or "", device, diagnosed)
-
-
-def _unwrapped(optimizer: Any) -> Any:
-    """The optimizer whose steps fire hooks: a wrapper (Accelerate's) hands each real step on to its `.optimizer`."""
-    while not fires_hooks(optimizer) and hasattr(optimizer, "optimizer"):
-        optimizer = optimizer.optimizer
-    return optimizer
-
-
-def fires_hooks(optimizer: object) -> bool:
-    """Whether `Optimizer.__init__`, which puts the hooks around a class's `step`, ran for this one."""
-    return bool(getattr(getattr(type(optimizer), "step", None), "hooked", False))
-
-
-def _optimizers(given: Optimizer | Iterable[Optimizer]) -> list[Optimizer]:
-    optimizers = [_unwrapped(o) for o in (given if isinstance(given, Iterable) else [given])]
-    if not optimizers or not all(isinstance(o, Optimizer) for o in optimizers):
-        found = ", ".join(type(o).__name__ for o in optimizers)[:200]
-        raise WatchError(f"optimizer=[{found}]: wanted a torch.optim.Optimizer, or a list of them")
-    for o in optimizers:
-        if not fires_hooks(o):
-            raise WatchError(
-                f"{type(o).__name__} never called Optimizer.__init__, so that its steps fire no hooks: pass the "
-                "optimizer that it wraps"
-            )
-    return optimizers
 
 
 def _check_run(
@@ -261,20 +271,6 @@ def _check_run(
         raise WatchError("run_id= beside run=: the MLflow run is that of the Watch given as run=")
     if run is not None and any(watch_of(o) is run for o in optimizers):
         raise WatchError("the Watch given as run= watches this optimizer itself: leave run= away to watch it anew")
-
-
-def _check_optimizers(optimizers: list[Optimizer], clip: Policy | None, rates: RateScale) -> None:
-    rates.check(optimizers)
-    for o in optimizers:
-        search = next((g["line_search_fn"] for g in o.param_groups if g.get("line_search_fn")), None)
-        if clip is not None and search is not None:
-            warnings.warn(
-                f"{type(o).__name__}(line_search_fn={search!r}) with clip={clip!r}: the search trusts the gradient to "
-                "be the slope of the loss, which a clipped gradient is not, so it may take steps of the wrong length "
-                "or stop early; leave out clip=, or set line_search_fn=None",
-                GradwatchWarning,
-                stacklevel=3,
-            )
 
 
 def watch_of(optimizer: Optimizer) -> Watch | None:

@@ -49,8 +49,14 @@ def refuse_capture(device: torch.device) -> None:
         )
 
 
+def fires_hooks(optimizer: object) -> bool:
+    """Whether `Optimizer.__init__`, which puts the hooks around a class's `step`, ran for this one."""
+    return bool(getattr(getattr(type(optimizer), "step", None), "hooked", False))
+
+
 class Hooks:
-    """Calls `begin(optimizer, closure)` before and `end(optimizer)` after each step of the optimizers, once a step.
+    """Calls `begin(optimizer, closure)` before and `end(optimizer)` after each step of the optimizers, once a step,
+    from `attach` to `remove`.
 
     `begin` returns the closure that the step shall be given instead, or None. A step inside the optimizer's own step
     (a subclass that calls `super().step()`) is part of it. `begin` runs without autograd. `owner` is whom an
@@ -65,15 +71,21 @@ class Hooks:
         owner: object = None,
     ) -> None:
         self.owner, self._begin, self._end = owner, without_autograd(begin), end
+        self._optimizers = optimizers
         self._running: dict[Optimizer, FrameType] = {}
-        self._handles: list[Any] = []
-        for o in optimizers:
-            self._handles += [o.register_step_pre_hook(self._before), o.register_step_post_hook(self._after)]
+
+    def attach(self) -> None:
+        """Put the hooks on."""
+        for o in self._optimizers:
+            o.register_step_pre_hook(self._before)
+            o.register_step_post_hook(self._after)
 
     def remove(self) -> None:
-        """Take the hooks off."""
-        for handle in self._handles:
-            handle.remove()
+        """Take the hooks off, as many as there are: looked for, because a handle may be lost to an interrupt."""
+        for o in self._optimizers:
+            for hooks in (o._optimizer_step_pre_hooks, o._optimizer_step_post_hooks):
+                for key in [key for key, hook in hooks.items() if getattr(hook, "__self__", None) is self]:
+                    hooks.pop(key, None)
 
     @untraced
     def _before(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import functools
 import threading
+import weakref
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass
 from numbers import Real
 from types import CellType, FunctionType
@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from gradwatch.errors import WatchError
-from gradwatch.recording.torch_patches import replace_in
+from gradwatch.recording.torch_patches import Patch
 
 Group = dict[str, Any]
 
@@ -36,13 +36,6 @@ class RateScale:
     def at(self, step: int) -> float:
         """The factor in a step, counted from 0: scale * min(1, (step + 1) / warmup)."""
         return self.scale * min(1.0, (step + 1) / self.warmup) if self.warmup else self.scale
-
-    def guard(self, optimizers: Sequence[Optimizer]) -> Callable[[], None]:
-        """Have the steps of these optimizers scale their rates where `due` says so; returns what ends that."""
-        undo = ExitStack()
-        for optimizer in optimizers if self.acts else ():
-            undo.callback(_guarded(type(optimizer)))
-        return undo.close
 
     def check(self, optimizers: Sequence[Optimizer]) -> None:
         """Refuse optimizers that have no learning rate to scale.
@@ -65,7 +58,7 @@ class RateScale:
 # Known beside the optimizer, as with `fused.set_scale`: what an interrupt leaves, whoever comes next takes back.
 _due: WeakKeyDictionary[Optimizer, float] = WeakKeyDictionary()
 _replaced: WeakKeyDictionary[Optimizer, list[tuple[Group, Any, Any]]] = WeakKeyDictionary()
-_guards: dict[type, tuple[int, Callable[[], None]]] = {}  # by class, how many ask for its guard, and what takes it off
+_guards: dict[type, tuple[Patch, set[int]]] = {}  # by class, the guard around its steps, and the ids of who asks for it
 _HOOKED = Optimizer.profile_hook_step(lambda self: None).__code__
 _lock = threading.RLock()  # a garbage collection may take a guard off while another is put on
 
@@ -97,22 +90,30 @@ def restore(optimizer: Optimizer) -> None:
     _replaced.pop(optimizer, None)  # last: until then it can be done again
 
 
-def _guarded(kind: type) -> Callable[[], None]:
-    """Count one more who asks for the guard around the steps of a class; returns what counts it off."""
-    home = next(each for each in kind.__mro__ if "step" in vars(each))
+def guard(optimizers: Sequence[Optimizer], owner: object) -> None:
+    """Have the steps of these optimizers scale their rates where `due` says so, until `unguard`, or the owner's end."""
+    weakref.finalize(owner, _unguard, id(owner))
     with _lock:
-        count, off = _guards.get(home) or (0, replace_in(_between_hooks(kind), _scaling))
-        _guards[home] = count + 1, off
+        for kind in map(type, optimizers):
+            home = next(each for each in kind.__mro__ if "step" in vars(each))
+            patch, owners = _guards.get(home) or (Patch([(_between_hooks(kind), "cell_contents")], _scaling), set())
+            owners.add(id(owner))
+            _guards[home] = patch, owners  # it may have been taken out since
+            patch.on()
 
-    def undo() -> None:
-        with _lock:
-            count, off = _guards.pop(home)
-            if count > 1:
-                _guards[home] = count - 1, off
-            else:
-                off()
 
-    return undo
+def unguard(owner: object) -> None:
+    """The owner asks for no guard any more; harmless twice, and where it never did."""
+    _unguard(id(owner))
+
+
+def _unguard(owner: int) -> None:
+    with _lock:
+        for home, (patch, owners) in [*_guards.items()]:
+            owners.discard(owner)
+            if not owners:
+                patch.off()
+                _guards.pop(home, None)
 
 
 def _between_hooks(kind: type) -> CellType:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 import subprocess
 from collections.abc import Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
@@ -17,7 +18,7 @@ import torch
 from gradwatch.errors import RunError, WatchError
 from gradwatch.measure.distributed import rank, world_size
 from gradwatch.recording import courier_process
-from gradwatch.storage.shared_folder import create_shared, read_facts
+from gradwatch.storage.shared_folder import create_shared, discard_empty, read_facts
 
 _NAME = re.compile(r"\w[\w-]{0,63}")  # no dot: `G` with the layer `0.weight` and `G.0` with `weight` would be one
 
@@ -73,10 +74,10 @@ def check_name(name: str | None, shared: Shared | None, given: bool) -> None:
 
 
 def share(
-    name: str, shared: Shared | None, parent: Path, run_name: str, target: dict[str, Any] | None
+    name: str, shared: Shared | None, parent: Path, run_name: str, target: dict[str, Any] | None, undo: ExitStack
 ) -> tuple[Shared, bool]:
     """The run that the Watch `name` belongs to (a new one under `parent` for `shared` None), and whether this rank is
-    the one that writes: the lowest of those that gave the same name.
+    the one that writes: the lowest of those that gave the same name. `undo` is told what takes that back.
 
     Every rank must call this; they meet in one `all_gather_object`. The run is that of rank 0.
 
@@ -88,6 +89,7 @@ def share(
     if shared is None and rank() == 0:
         try:
             folder = create_shared(parent, run_name)
+            undo.callback(discard_empty, folder)
             mine = _Claim(name, True, folder, read_facts(folder), target)
         except RunError as error:  # the others wait to be told
             mine = _Claim(name, True, problem=str(error))
@@ -99,6 +101,7 @@ def share(
         if first.folder is None:
             raise RunError(first.problem)
         shared = Shared(first.folder, first.facts, first.target)
+    undo.callback(shared.names.discard, name)
     shared.names.add(name)
     return shared, rank() == [claim.name for claim in claims].index(name)
 

@@ -14,6 +14,7 @@ from __future__ import annotations
 import _thread
 import contextlib
 import ctypes
+import functools
 import logging
 import os
 import signal
@@ -109,27 +110,32 @@ def _listen(on: bool) -> None:
         return  # it takes nothing but sockets there
     if on and not _pipe:
         _pipe.extend(os.pipe())
-        os.set_blocking(_pipe[1], False)
-        thread = threading.Thread(target=_hear, args=(_pipe[0],), name="gradwatch-signals", daemon=True)
         try:
-            thread.start()
-        except RuntimeError:  # no more threads may be started: then only the main thread hears of a signal
-            while _pipe:
-                os.close(_pipe.pop())
+            os.set_blocking(_pipe[1], False)
+            threading.Thread(target=_hear, args=(_pipe[0],), name="gradwatch-signals", daemon=True).start()
+        except BaseException as error:
+            read, write = _pipe
+            _pipe.clear()
+            os.close(write)  # a thread that was started all the same sees that, and closes its own end
+            if not isinstance(error, RuntimeError):
+                raise
+            os.close(read)  # no more threads may be started: then only the main thread hears of a signal
     if _pipe:
-        old = signal.set_wakeup_fd(_pipe[1] if on else -1, warn_on_full_buffer=False)
+        set_fd = functools.partial(signal.set_wakeup_fd, warn_on_full_buffer=False)
+        (old,) = map(set_fd, [_pipe[1] if on else -1])  # `map`: no Ctrl-C comes before it is known what was there
         if old not in (-1, _pipe[1]):
             signal.set_wakeup_fd(old)
 
 
 def _hear(read: int) -> None:
     """On a thread: end the process by a signal that the main thread does not answer."""
-    while True:
-        for number in os.read(read, 64):
+    while numbers := os.read(read, 64):
+        for number in numbers:
             if number in SIGNALS and signal.getsignal(number) is _end and not _since:
                 time.sleep(STUCK)
                 if not _since:
                     _take_over(number)
+    os.close(read)
 
 
 def _take_over(number: int) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 import warnings
-import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -29,13 +28,11 @@ from gradwatch.recording.loop_clips import Clip, LoopClips
 from gradwatch.recording.optimizer_settings import GroupSettings, Now
 from gradwatch.recording.recorder import Recorder, Row
 from gradwatch.recording.step import Step, clear_up
-from gradwatch.recording.torch_patches import listen
-
-Call = Callable[[], None]
+from gradwatch.recording.torch_patches import Listener, leave, listen
 
 
 class Stepper:
-    """Hangs on the optimizers and acts on each of their steps; `recorder` takes the rows.
+    """Hangs on the optimizers, once attached, and acts on each of their steps; `recorder` takes the rows.
 
     Several optimizers that step one after the other on the same gradients take one step together: the first of them
     measures and scales for all. `between` is called before each step begins, `after` when an optimizer has stepped.
@@ -48,8 +45,8 @@ class Stepper:
         weights: Weights,
         recorder: Recorder,
         rate_scale: RateScale,
-        between: Call,
-        after: Call,
+        between: Callable[[], None],
+        after: Callable[[], None],
         rank_norms: RankNorms | None = None,
         owner: object = None,
     ) -> None:
@@ -60,15 +57,18 @@ class Stepper:
         self.settings = GroupSettings(dict(zip(clipper.names, clipper.optimizers, strict=True)))
         self._step: Step | None = None
         self._scalers: dict[Optimizer, GradScaler] = {}  # scalers that were asked for a step which has not come yet
-        self.rate_scale, self._unguard = rate_scale, weakref.finalize(self, rate_scale.guard(self.optimizers))
-        clear_up(*self.optimizers)  # after a step that raised under another Watch
+        self.rate_scale = rate_scale
         self._hooks = Hooks(self.optimizers, self._begin, self._end, owner)
+        self.listener = Listener(self._under_scaler, self._loop_clips)  # of scaler steps and of the loop's own clips
         self.keeps: Any = None  # what shall live as long as the optimizers do
-        self.listen()
 
-    def listen(self) -> None:
-        """Hear of scaler steps and of the loop's own clips."""
-        self.unlisten = listen(self._under_scaler, self._loop_clips)
+    def attach(self) -> None:
+        """Hang on the optimizers. Wherever this is interrupted, `detach` takes off what is on."""
+        clear_up(*self.optimizers)  # after a step that raised under another Watch
+        if self.rate_scale.acts:
+            learning_rate.guard(self.optimizers, self)
+        self._hooks.attach()
+        listen(self.listener)
 
     @property
     def layout(self) -> Layout:
@@ -88,9 +88,9 @@ class Stepper:
     def detach(self, finish: bool = True) -> None:
         """Take the hooks off, and `finish` the step under way."""
         clear_up(*self.optimizers)
-        self._unguard()
+        learning_rate.unguard(self)
         self._hooks.remove()
-        self.unlisten()
+        leave(self.listener)
         if finish and self.layout.sharding is None:  # otherwise the other ranks may be elsewhere
             self._finish()
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import functools
 import math
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from types import CellType
 from typing import Any, NamedTuple, TypeAlias
@@ -28,41 +28,78 @@ UnderScaler = Callable[[Optimizer, torch.amp.GradScaler], AbstractContextManager
 Clipped = Callable[[Clip], None]
 
 
-class _Listener(NamedTuple):
+class Listener(NamedTuple):
+    """Who is told: `under_scaler(optimizer, scaler)` is entered around each `scaler.step(optimizer)`, `clipped(clip)`
+    called after each clip.
+    """
+
     under_scaler: UnderScaler
     clipped: Clipped
 
 
+class Patch:
+    """`wrap(function)` in the place of a function, between `on` and `off`; each is harmless twice, or interrupted.
+
+    What someone else has put in the place since is left alone by `off`.
+    """
+
+    def __init__(self, places: Sequence[tuple[Any, str]], wrap: Callable[[Function], Function]) -> None:
+        self._places, self._wrap = places, wrap
+        self._old: Function | None = None
+        self._new: Function | None = None
+
+    def on(self) -> None:
+        """Put it there."""
+        if self._new is None:
+            self._old = getattr(*self._places[0])
+            self._new = self._wrap(self._old)
+            for holder, name in self._places:
+                setattr(holder, name, self._new)
+
+    def off(self) -> None:
+        """Take it away."""
+        for holder, name in self._places if self._new is not None else ():
+            if getattr(holder, name) is self._new:
+                setattr(holder, name, self._old)
+        self._new = None
+
+
 class _Seen:
-    """Who listens, and what takes the wrappers off again."""
+    """Who listens, and the wrappers that are on meanwhile."""
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
-        self.listeners: tuple[_Listener, ...] = ()  # replaced, never changed: a call may be walking through it
-        self.undo: list[Callable[[], None]] = []
+        self.listeners: tuple[Listener, ...] = ()  # replaced, never changed: a call may be walking through it
+        self.patches: list[Patch] = []
         self.replaced = False  # whether the loop's own clips are left out
 
 
 _seen = _Seen()
 
 
-def listen(under_scaler: UnderScaler, clipped: Clipped) -> Callable[[], None]:
-    """Tell of every call from now on; returns what ends that. Ending it twice is harmless.
-
-    `under_scaler(optimizer, scaler)` is entered around each `scaler.step(optimizer)`; `clipped(clip)` is called after
-    each clip.
-    """
-    listener = _Listener(under_scaler, clipped)
+def listen(listener: Listener) -> None:
+    """Tell it of every call from now on, until `leave`."""
     with _seen.lock:
-        if not _seen.listeners:
-            _seen.undo = [
-                replace(torch.amp.GradScaler, "step", _tell_of_step),
+        is_first, _seen.listeners = not _seen.listeners, (*_seen.listeners, listener)
+        if is_first:
+            _seen.patches = [
+                Patch([(torch.amp.GradScaler, "step")], _tell_of_step),
                 # clip_grad_norm_ goes through this one, so it is seen with the norm that it measured
-                replace(utils, "clip_grads_with_norm_", _tell_of_norm),
-                replace(utils, "clip_grad_value_", _tell_of_value),
+                Patch(_places(utils.clip_grads_with_norm_), _tell_of_norm),
+                Patch(_places(utils.clip_grad_value_), _tell_of_value),
             ]
-        _seen.listeners = (*_seen.listeners, listener)
-    return functools.partial(_leave, listener)
+            for patch in _seen.patches:
+                patch.on()
+
+
+def leave(listener: Listener) -> None:
+    """Tell it no more; harmless twice, and where it was never told."""
+    with _seen.lock:
+        _seen.listeners = tuple(other for other in _seen.listeners if other is not listener)
+        if not _seen.listeners:
+            for patch in _seen.patches:
+                patch.off()
+            _seen.patches = []
 
 
 def replace_clips() -> None:
@@ -70,50 +107,15 @@ def replace_clips() -> None:
     _seen.replaced = True
 
 
-def _leave(listener: _Listener) -> None:
-    with _seen.lock:
-        _seen.listeners = tuple(other for other in _seen.listeners if other is not listener)
-        if not _seen.listeners:
-            for undo in _seen.undo:
-                undo()
-            _seen.undo = []
-
-
-def replace(holder: Any, name: str, wrap: Callable[[Function], Function]) -> Callable[[], None]:
-    """Let `wrap(function)` stand where `holder.name` leads to; returns the undoing.
-
-    A function that torch's `_no_grad` made is replaced inside it, in its closure's cell: so every caller is seen, also
-    one that imported it by name. What someone else has put in the place since is left alone by the undoing.
+def _places(clip: Function) -> list[tuple[Any, str]]:
+    """Where a clip of torch.nn.utils is called from. A function that torch's `_no_grad` made is replaced inside it, in
+    its closure's cell: so every caller is seen, also one that imported it by name.
     """
-    function = getattr(holder, name)
-    cell = _inner(function)
+    cell = _inner(clip)
     if cell is not None:
-        return replace_in(cell, wrap)
-    new = wrap(function)
-    modules = (utils, utils.clip_grad) if holder is utils else (holder,)
-    places = [(m, key) for m in modules for key, value in vars(m).items() if value is function]
-    for module, key in places:
-        setattr(module, key, new)
-
-    def undo() -> None:
-        for module, key in places:
-            if getattr(module, key) is new:
-                setattr(module, key, function)
-
-    return undo
-
-
-def replace_in(cell: CellType, wrap: Callable[[Function], Function]) -> Callable[[], None]:
-    """Let `wrap(function)` stand in the cell of a closure that holds a function; returns the undoing."""
-    old = cell.cell_contents
-    new = wrap(old)
-    cell.cell_contents = new
-
-    def undo() -> None:
-        if cell.cell_contents is new:
-            cell.cell_contents = old
-
-    return undo
+        return [(cell, "cell_contents")]
+    modules = (utils, utils.clip_grad)
+    return [(module, key) for module in modules for key, value in vars(module).items() if value is clip]
 
 
 def _inner(function: Function) -> CellType | None:
@@ -129,7 +131,7 @@ def _inner(function: Function) -> CellType | None:
 def _tell_of_step(original: Function) -> Function:
     @functools.wraps(original)
     def step(self: torch.amp.GradScaler, optimizer: Optimizer, *args: Any, **kwargs: Any) -> Any:
-        told: list[_Listener] = []
+        told: list[Listener] = []
         with ExitStack() as stack:
             while new := [other for other in _seen.listeners if other not in told]:  # one may bring in another
                 told.append(new[0])

@@ -8,6 +8,7 @@ import warnings
 import weakref
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 from torch import Tensor
@@ -18,7 +19,7 @@ from gradwatch.history import History
 from gradwatch.measure.ddp_rank_norms import RankNorms
 from gradwatch.measure.layout import Layout
 from gradwatch.measure.weight_updates import Weights
-from gradwatch.recording import mlflow_target, open_watches, resume, signals
+from gradwatch.recording import mlflow_target, open_watches, resume, signals, torch_patches
 from gradwatch.recording.callbacks import Live
 from gradwatch.recording.clipper import Clipper
 from gradwatch.recording.courier_process import CourierProcess
@@ -31,18 +32,9 @@ from gradwatch.recording.recorder import Recorder, refusal
 from gradwatch.recording.shared_run import Shared
 from gradwatch.recording.stepper import Stepper
 from gradwatch.storage.delivery_cursor import read_cursor
+from gradwatch.storage.null_writer import NullWriter
 from gradwatch.storage.shared_folder import home_of
-from gradwatch.storage.writer import NullWriter, RunWriter
-
-
-class _Freed:
-    """Stands in for the Stepper of optimizers that exist no more."""
-
-    def __init__(self, steps: int) -> None:
-        self.steps = steps
-
-    def detach(self) -> None:
-        """Nothing."""
+from gradwatch.storage.writer import RunWriter
 
 
 class Watch:
@@ -78,8 +70,17 @@ class Watch:
         )
         rates = RateScale(run.lr_scale, run.warmup)
         self._stepper = Stepper(clipper, weights, self._recorder, rates, self._between, self._after, rank_norms, self)
+
+    def _begin(self) -> None:
+        """Watch from now on. Wherever this is interrupted, `_undo` takes it back."""
+        self._stepper.attach()
         open_watches.enter(self, self._close_at_exit)
         signals.arm()
+
+    def _undo(self) -> None:
+        self._leave()
+        self._stepper.detach(finish=False)
+        signals.disarm()
 
     @property
     def dir(self) -> Path:
@@ -180,8 +181,7 @@ class Watch:
     def _abandon(self) -> None:
         """End without a trace: in a forked process, whose parent goes on watching and writing."""
         if not self._closed:
-            self._leave()
-            self._stepper.detach(finish=False)
+            self._undo()
             self._writer.abandon()
 
     def state_dict(self) -> dict[str, Any]:
@@ -231,7 +231,7 @@ class Watch:
         The optimizers' own hooks then keep the Stepper. What is returned takes hold of it again, and tells whether it
         was still there; if not, `close` is all that is left to do.
         """
-        self._stepper.unlisten()
+        torch_patches.leave(self._stepper.listener)
         self._stepper.keeps = self._source  # which holds the model
         found, steps = weakref.ref(self._stepper), self._stepper.steps
         del self._stepper, self._source
@@ -239,11 +239,11 @@ class Watch:
         def hold() -> bool:
             stepper = found()
             if stepper is None:
-                self._stepper = _Freed(steps)  # type: ignore[assignment]
+                self._stepper = SimpleNamespace(steps=steps, detach=lambda: None)  # type: ignore[assignment]
                 return False
             self._stepper, self._source = stepper, stepper.keeps
             stepper.keeps = None
-            stepper.listen()
+            torch_patches.listen(stepper.listener)
             return True
 
         return hold

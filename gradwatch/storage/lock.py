@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import io
 import json
 import logging
 import os
@@ -39,7 +40,7 @@ class Lock:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self._file: int | None = None
+        self._file: io.FileIO | None = None  # closed with its last reference: an interrupt leaves none open
         self.renew()
 
     def renew(self) -> None:
@@ -47,24 +48,26 @@ class Lock:
         self.abandon()
         path, deadline = self.folder / LOCK, time.monotonic() + PATIENCE
         refuse_links([path])
-        file = os.open(path, os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0), 0o644)
+        flags = os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0)
+        # `map`: between the two calls no Python is run, so no Ctrl-C comes before somebody holds the descriptor
+        (file,) = map(io.FileIO, map(os.open, [path], [flags], [0o644]), ["r+"])
+        self._file = file
         while fcntl is not None:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 break
             except BlockingIOError:
                 if time.monotonic() > deadline:
-                    os.close(file)
+                    self.abandon()
                     raise RunError(_refusal(self.folder, path)) from None
                 time.sleep(0.05)
             except OSError as error:
                 log.warning("gradwatch: %s cannot be locked (%s): see that one process at a time records there",
                             self.folder, errno.errorcode.get(error.errno or 0, error))  # fmt: skip
                 break
-        self._file = file
-        os.truncate(file, 0)
+        file.truncate(0)
         holder = {"pid": os.getpid(), "host": socket.gethostname(), "since": f"{datetime.now():%Y-%m-%d %H:%M:%S}"}
-        os.pwrite(file, json.dumps(holder).encode(), 0)
+        file.write(json.dumps(holder).encode())
 
     def release(self) -> None:
         """Let go of it."""
@@ -75,9 +78,9 @@ class Lock:
 
     def abandon(self) -> None:
         """Close the file; a lock that another process holds by the same file stays."""
-        file, self._file = self._file, None  # at once: interrupted, it would be closed twice
+        file, self._file = self._file, None
         if file is not None:
-            os.close(file)
+            file.close()
 
 
 def _refusal(folder: Path, path: Path) -> str:

@@ -80,8 +80,12 @@ def create_part(shared: Path, facts: Mapping[str, Any], part: str) -> Path:
 
 def discard(folder: Path) -> None:
     """Remove the folder of a run that recorded nothing; with it the run of several parts whose last part it was."""
-    shared = folder.parent
-    shutil.rmtree(folder)
+    shutil.rmtree(folder, ignore_errors=True)
+    discard_empty(folder.parent)
+
+
+def discard_empty(shared: Path) -> None:
+    """Remove the folder of a run of several parts, if it has none."""
     with contextlib.suppress(OSError):  # another rank may be doing the same
         if is_shared(shared) and not any(path.is_dir() for path in shared.iterdir()):
             facts = read_facts(shared)

@@ -45,15 +45,7 @@ class RunWriter:
 
     def __init__(self, folder: Path, run: Run, flush_seconds: float = FLUSH_SECONDS) -> None:
         self.run, self.flush_seconds = run, flush_seconds
-        try:
-            self.folder = folder.absolute()
-            self.lock = Lock(self.folder)
-            self._begin()
-        except OSError as error:
-            raise RunError(
-                f"cannot write to {folder}: {error.strerror or error}; make room, or pass another dir="
-            ) from error
-        self.next_part = 1 + max((part.last for t in TABLES for part in list_parts(self.folder / t)), default=-1)
+        self.folder = folder.absolute()
         self.closing = self._over = False
         self.compactors = [Compactor(self.folder / table, self._interrupted) for table in TABLES]
         self.queue: queue.SimpleQueue[History | Run | Answer | None] = queue.SimpleQueue()
@@ -67,6 +59,34 @@ class RunWriter:
         self._due = time.monotonic() + flush_seconds
         self.thread = threading.Thread(target=self._work, name="gradwatch-writer", daemon=True)
         try:
+            self.lock = Lock(self.folder)
+            try:
+                self.next_part = self._begin()
+            except BaseException:
+                self.lock.release()
+                raise
+        except OSError as error:
+            raise RunError(
+                f"cannot write to {folder}: {error.strerror or error}; make room, or pass another dir="
+            ) from error
+
+    def _begin(self) -> int:
+        """The folder as a run begins, or goes on, in it; the number of its next part."""
+        tidy(self.folder)
+        for table in TABLES:
+            (self.folder / table).mkdir(exist_ok=True)
+        write_json(self.folder / MANIFEST, self.run.to_json())
+        return 1 + max((part.last for t in TABLES for part in list_parts(self.folder / t)), default=-1)
+
+    def start(self) -> None:
+        """Start the thread, once; whoever hands something over does so, too.
+
+        Raises:
+            RunError: no more threads may be started.
+        """
+        if self.thread.ident is not None:
+            return
+        try:
             self.thread.start()
         except RuntimeError as error:  # a limit of processes (`ulimit -u`) or of address space (`ulimit -v`)
             self.lock.release()
@@ -74,21 +94,18 @@ class RunWriter:
                 f"cannot record to {self.folder}: {error}; raise the limit of processes or of memory (ulimit -a)"
             ) from error
 
-    def _begin(self) -> None:
-        """The folder as a run begins, or goes on, in it."""
-        try:
-            tidy(self.folder)
-            for table in TABLES:
-                (self.folder / table).mkdir(exist_ok=True)
-            write_json(self.folder / MANIFEST, self.run.to_json())
-        except BaseException:
-            self.lock.release()
-            raise
+    def end(self, timeout: float = 5.0) -> None:
+        """End the thread, started or not, and let go of the folder; what waits is left. Twice is harmless."""
+        self.closing = True
+        self.queue.put(None)
+        if self.thread.is_alive() and not self.ended:
+            self._end.wait(timeout)
+        self.lock.release()
 
     def append(self, block: History) -> None:
         """Hand over a block of steps; it is on disk within `flush_seconds`, the first one at once."""
         self._taken.add(block)
-        self.queue.put(block)
+        self._hand_over(block)
 
     @property
     def lost(self) -> int:
@@ -98,12 +115,12 @@ class RunWriter:
     def update(self, **changes: Any) -> None:
         """Change fields of the manifest."""
         self.run = replace(self.run, **changes)
-        self.queue.put(self.run)
+        self._hand_over(self.run)
 
     def flush(self, timeout: float = 5.0) -> None:
         """Wait until all that was handed over is on disk, or the disk has refused it, or for `timeout` seconds."""
         asked = Answer()
-        self.queue.put(asked)
+        self._hand_over(asked)
         if not self.ended:
             asked.wait(timeout)
 
@@ -129,6 +146,10 @@ class RunWriter:
     def abandon(self) -> None:
         """In a forked process, which has no part in the writing: let go of the lock, which stays the parent's."""
         self.lock.abandon()
+
+    def _hand_over(self, item: History | Run | Answer) -> None:
+        self.start()
+        self.queue.put(item)
 
     # ---------------------------------------------------------------------------------------------------- the thread
 
@@ -287,29 +308,6 @@ class _Count:
         new = np.unique(block.step[block.step >= (self.end or 0)])
         if len(new):
             self.steps, self.end = self.steps + len(new), int(new[-1]) + 1
-
-
-class NullWriter:
-    """Stands in for the writer where nothing is to be written: on every rank of a distributed run but the first."""
-
-    def __init__(self, folder: Path, run: Run, flush_seconds: float = FLUSH_SECONDS) -> None:
-        self.folder, self.run, self.flush_seconds, self.lost = folder, run, flush_seconds, 0
-
-    def append(self, block: History) -> None:
-        """Nothing."""
-
-    def update(self, **changes: Any) -> None:
-        """Change fields of the manifest, in memory."""
-        self.run = replace(self.run, **changes)
-
-    def flush(self) -> None:
-        """Nothing."""
-
-    def close(self, status: str = "FINISHED") -> None:
-        """Nothing."""
-
-    def abandon(self) -> None:
-        """Nothing."""
 
 
 # table -> (its rows out of a block, how many of them one step has)

@@ -109,7 +109,9 @@ def step_of(
     clipper, weights = Clipper(layout, {"optimizer": optimizer}, clip), Weights(layout, renorm, every, slots=False)
     run = Run("fake", "now", layers=tuple(Layer(name, tuple(p.shape)) for name, p in params.items()))
     recorder = Recorder(run, [True] * len(run.layers), clipper.fields, layout.device, lambda block: None)
-    return Stepper(clipper, weights, recorder, RateScale(), lambda: None, lambda: None)
+    stepper = Stepper(clipper, weights, recorder, RateScale(), lambda: None, lambda: None)
+    stepper.attach()
+    return stepper
 
 
 def take_step(

@@ -8,6 +8,7 @@ from training import batches, mlp, state_tensors, train, watch
 
 from gradwatch import open_history
 from gradwatch.measure.fused import CLASSES
+from gradwatch.recording import torch_patches
 
 SETTINGS = {torch.optim.SGD: {"lr": 0.3, "momentum": 0.9}, torch.optim.Adagrad: {"lr": 0.1}}
 
@@ -142,7 +143,7 @@ def test_nothing_set_for_a_step_that_was_interrupted_outlives_it(ending, under_s
             handle.close()
     else:
         handle._stepper._hooks.remove()  # a Watch that ended in no way of its own
-        handle._stepper.unlisten()
+        torch_patches.leave(handle._stepper.listener)
     if ending == "next watch":
         with watch(model, optimizer, tmp_path / "next") as later:
             for p in model.parameters():

@@ -33,6 +33,7 @@ def stepping(policy, model, renorm=None, every=2, **settings):
     run = Run("test", "now", layers=tuple(Layer(name, tuple(p.shape)) for name, p in model.named_parameters()))
     recorder = Recorder(run, [True] * len(run.layers), clipper.fields, layout.device, blocks.append)
     stepper = Stepper(clipper, weights, recorder, RateScale(), lambda: None, lambda: None)
+    stepper.attach()
     return stepper, optimizer, recorder
 
 

@@ -5,12 +5,22 @@ import json
 import numpy as np
 import pytest
 import torch
-from interrupts import Injected, Stop
+from interrupts import ExitFunctions, Injected, Stop
 from training import mlp, train, watch
 
 import gradwatch
 from gradwatch.measure import ring_buffer
-from gradwatch.recording import callbacks, courier_process, hooks, open_watches, recorder, signals, stepper
+from gradwatch.recording import (
+    callbacks,
+    courier_process,
+    hooks,
+    learning_rate,
+    open_watches,
+    recorder,
+    signals,
+    stepper,
+    torch_patches,
+)
 from gradwatch.recording import watch as watches
 from gradwatch.storage import lock, writer
 
@@ -20,6 +30,8 @@ MODULES = [
     ring_buffer,
     stepper,
     hooks,
+    learning_rate,
+    torch_patches,
     callbacks,
     courier_process,
     open_watches,
@@ -37,7 +49,7 @@ class Closing:
     def __init__(self, folder):
         self.model = mlp(torch.float32)
         self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.01)
-        self.watch = watch(self.model, self.optimizer, folder, every=3)
+        self.watch = watch(self.model, self.optimizer, folder, every=3, lr_scale=0.5)
         train(self.model, self.optimizer, STEPS, dtype=torch.float32, after_step=self.log)
 
     def log(self, model, loss):
@@ -64,6 +76,8 @@ class Closing:
         assert not self.optimizer._optimizer_step_pre_hooks
         assert not self.optimizer._optimizer_step_post_hooks
         assert self.watch not in open_watches.watches
+        assert not learning_rate._guards
+        assert not torch_patches._seen.patches
         lock.Lock(self.watch.dir).release()  # it is free
 
 
@@ -91,16 +105,6 @@ def test_a_second_call_finishes_the_first(tmp_path, caplog):
     assert at_every_place(tmp_path, close) > 50, "the places were not reached"
     assert sum(late) < 10
     assert not caplog.records
-
-
-class ExitFunctions(list):
-    """Stands in for `atexit`: what is called when the interpreter ends, whatever the one before raised."""
-
-    def register(self, function):
-        self.append(function)
-
-    def unregister(self, function):
-        self[:] = [other for other in self if other != function]
 
 
 @pytest.mark.slow

@@ -68,3 +68,13 @@ class Injected:
 
 def _may_be_interrupted(opcode: int, back: bool) -> bool:
     return back or dis.opname[opcode].startswith(("CALL", "RESUME"))
+
+
+class ExitFunctions(list[Any]):
+    """Stands in for `atexit`: what is called when the interpreter ends, whatever the one before raised."""
+
+    def register(self, function: Any) -> None:
+        self.append(function)
+
+    def unregister(self, function: Any) -> None:
+        self[:] = [other for other in self if other != function]

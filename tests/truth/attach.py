@@ -10,7 +10,7 @@ import oracle
 import torch
 
 import gradwatch
-from gradwatch.storage.writer import NullWriter
+from gradwatch.storage.null_writer import NullWriter
 
 
 class Kept(NullWriter):
