@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+from collections import Counter
 from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
@@ -487,6 +488,33 @@ def names_anew(tmp_path, names, flushes=16):
         writer._write_parts()
     writer.close()
     return folder
+
+
+def test_what_a_merge_reads_and_joins_does_not_grow_with_the_names(tmp_path, monkeypatch):
+    """Each row group is read once, and filled up by type; not once more for each name that other parts have."""
+    counted = []
+    for names in (16, 256):
+        folder, counts = names_anew(tmp_path, names), Counter()
+        with monkeypatch.context() as patched:
+            for holder, name in (
+                (pq, "read_schema"), (pq.ParquetFile, "__init__"), (pq.ParquetFile, "read_row_group"),
+                (pq.ParquetWriter, "write_table"), (pa, "nulls"), (pa, "table"), (pa, "concat_tables"),
+            ):  # fmt: skip
+                patched.setattr(holder, name, counting(getattr(holder, name), counts))
+            assert merge(list_parts(folder / "steps"))
+        assert counts["read_row_group"] == counts["table"] == 16
+        assert counts["write_table"] == counts["concat_tables"] == 1
+        counted.append(counts)
+        assert len(open_history(folder)) == 16
+    assert counted[0] == counted[1]
+
+
+def counting(function, counts):
+    def counted(*args, **kwargs):
+        counts[function.__name__] += 1
+        return function(*args, **kwargs)
+
+    return counted
 
 
 def test_a_merge_is_given_up_within_a_row_group(tmp_path):
