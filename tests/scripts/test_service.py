@@ -139,6 +139,21 @@ def test_the_script_says_what_it_takes():
     assert "--prot is unknown" in refused.stderr
 
 
+def test_a_folder_that_was_begun_on_postgres_is_not_begun_anew_on_sqlite_though_asked_for(tmp_path):
+    (tmp_path / "postgres").mkdir()
+    (tmp_path / "postgres" / "PG_VERSION").write_text("1\n")
+    refused = subprocess.run(
+        ["timeout", "20", ROOT / "scripts" / "service", "--dir", tmp_path, "--sqlite", "--port", str(free_port())],
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**os.environ, "SERVICE_PYTHON": sys.executable},
+    )
+    assert refused.stderr.startswith(f"Error: --sqlite, but the data is in {tmp_path}/postgres, ")
+    assert (refused.stdout, refused.returncode) == ("", 2)
+    assert [path.name for path in tmp_path.iterdir()] == ["postgres"]
+
+
 def test_a_folder_whose_postgres_cannot_be_used_is_not_begun_anew_on_sqlite(tmp_path):
     (tmp_path / "postgres").mkdir()
     (tmp_path / "postgres" / "PG_VERSION").write_text("1\n")
