@@ -15,11 +15,12 @@ import argparse
 import json
 import logging
 import math
+import re
 import sys
 import tempfile
 import warnings
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -28,10 +29,11 @@ from urllib.parse import quote
 from judgement import ROOT, Judged
 from nets import SEED
 from readings import READINGS, Reading
-from trainings import Treatment, treated
+from torch.optim import Optimizer
+from trainings import Treatment, policies_in, treated
 from unseen import SICK, Sick, held_out, tuning
 
-from gradwatch.analysis.rules import diagnose
+from gradwatch.analysis.rules import Finding, diagnose
 from gradwatch.errors import WatchError
 from gradwatch.launcher.cures import applied
 from gradwatch.open_run import open_history
@@ -129,7 +131,7 @@ def tried(training: Sick, trained: Trained) -> list[Row]:
             read = READINGS.get((training.name, main.rule))
             if read and (read.beyond or not main.tries):
                 row["advice"] = read.said
-                row["treated"] = _last(_read(training, trained, seed, main.rule, read), untreated)
+                row["treated"] = _last(_read(training, trained, seed, main, read), untreated)
             else:
                 row["advice"] = main.tries[0]
                 row["treated"] = row["tries"][main.tries[0]]
@@ -137,12 +139,26 @@ def tried(training: Sick, trained: Trained) -> list[Row]:
     return rows
 
 
-def _read(training: Sick, trained: Trained, seed: int, rule: str, read: Reading) -> Row:
+def _read(training: Sick, trained: Trained, seed: int, main: Finding, read: Reading) -> Row:
     if read.as_expert:
         return trained.score(training, seed, "expert", ill=False)
+    if read.from_cure:
+        rate = re.search(r"with lr=([^ ]+)", main.cure)
+        asked = Treatment({"clip": policies_in(main)[0]}, rate and at_rate(float(rate[1])), replace_clips=True)
+        return trained.score(training, seed, f"{asked.watch['clip']} {rate and rate[0]}", treatment=asked)
     if read.change is None:
         return trained.score(training, seed, "ill")
-    return trained.score(training, seed, f"words-{rule}", treatment=Treatment(change=read.change))
+    return trained.score(training, seed, f"words-{main.rule}", treatment=Treatment(change=read.change))
+
+
+def at_rate(rate: float) -> Callable[[Any, Optimizer], None]:
+    """A change: all of the optimizer's groups begin at a rate."""
+
+    def change(net: Any, optimizer: Optimizer) -> None:
+        for group in optimizer.param_groups:
+            group["lr"] = rate
+
+    return change
 
 
 def _last(row: Row, untreated: Row) -> float | None:

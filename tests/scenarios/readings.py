@@ -16,12 +16,14 @@ from torch import nn, optim
 class Reading:
     """A sentence, and what is done: a change before the first step, or what the expert does as well. Or nothing.
 
+    `from_cure`: the policy and the learning rate that the cure names, and none of the loop's own clips.
     `beyond`: the finding has options that can be tried, and its words say more than these.
     """
 
     said: str
     change: Callable[[nn.Module, optim.Optimizer], object] | None = None
     as_expert: bool = False
+    from_cure: bool = False
     beyond: bool = False
 
 
@@ -38,29 +40,46 @@ def even_router(net: nn.Module, optimizer: optim.Optimizer) -> None:
 READINGS = {
     ("adagrad-accumulator-full", "no-progress"): Reading("the sum of squares begins at 0", as_expert=True),
     ("adapters-both-zero", "weights-unchanged"): Reading(
-        "nothing changes: zero_grad, backward and step stand in that order"
+        "one of the adapter's two factors begins at random, as torch makes it", as_expert=True
     ),
     ("all-weights-begin-at-zero", "dead-layer"): Reading(
-        "the initialisation is looked at, is all zeros, and becomes torch's own", as_expert=True
+        "the weights begin at random, as torch makes them", as_expert=True
     ),
     ("average-loaded-after-each-step", "no-progress"): Reading(
         "a tenth of the rate does not help, so the average is what writes the weights: it is loaded no more",
         as_expert=True,
         beyond=True,
     ),
+    ("body-left-frozen", "no-gradient"): Reading("the body is unfrozen", as_expert=True),
     ("division-by-no-deviation", "nonfinite"): Reading(
         "the batch of step 60 is NaN in one column, which was divided by its deviation of 0: an epsilon is added there",
         as_expert=True,
     ),
+    ("elements-clipped-to-a-millionth", "clip-is-your-learning-rate"): Reading(
+        "the loop's own clip is gone, the one that the cure names acts instead, at the rate that it names",
+        from_cure=True,
+    ),
     ("forget-gate-that-begins-shut", "no-progress"): Reading(
         "nothing changes: one batch is learnt, and its inputs and targets are put together as they should be"
+    ),
+    ("judge-that-wins", "generator-starves"): Reading(
+        "the loss that does not saturate, and of the judge one shorter step for each of the generator's", as_expert=True
     ),
     ("l2-of-a-half", "weights-shrink"): Reading("the weight decay is a hundredth: 0.005", decay_less),
     ("micro-batches-not-averaged", "scaled-gradients"): Reading(
         "nothing changes: backward() is called on the losses that are logged, and there is no scaler"
     ),
-    ("outliers-under-a-square", "spike"): Reading("nothing changes: the cure says so"),
+    ("one-task-outweighs-the-other", "clip-is-your-learning-rate"): Reading(
+        "the loop's own clip is gone, the one that the cure names acts instead, at the rate that it names",
+        from_cure=True,
+    ),
+    ("output-saturated-from-the-start", "update-too-small"): Reading(
+        "the output is saturated by its bias of -20, which begins at 0 instead", as_expert=True
+    ),
     ("router-to-one-expert", "dead-layer"): Reading(
         "the biases are looked at: the router's of 40 becomes 0", even_router
+    ),
+    ("targets-of-ten-thousand", "exploding"): Reading(
+        "the targets are divided by their deviation", as_expert=True, beyond=True
     ),
 }

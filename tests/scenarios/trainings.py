@@ -5,20 +5,26 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
+from unittest import mock
 
 import torch
 
 import gradwatch
+from gradwatch.recording import torch_patches
 
 _POLICY = re.compile(r'(?:clip|renorm)="([^"]+)"')
 
 
 @dataclass(frozen=True)
 class Treatment:
-    """What is done to a training beside what it does: arguments of `watch()`, a change before its first step."""
+    """What is done to a training beside what it does: arguments of `watch()`, a change before its first step.
+
+    With `replace_clips` the loop's own clips are left out, as `gradwatch run --script-clip replace` does.
+    """
 
     watch: Mapping[str, Any] = field(default_factory=dict)
     change: Callable[[torch.nn.Module, torch.optim.Optimizer], object] | None = None
+    replace_clips: bool = False
 
     def begin(self, net, optimizer):
         """Change them, and hand back the arguments of `watch()`. Not a number of the data is drawn for it."""
@@ -36,7 +42,8 @@ def treated(treatment: Treatment) -> Iterator[None]:
     """Trainings in here are treated so."""
     TREATMENT.append(treatment)
     try:
-        yield
+        with mock.patch.object(torch_patches._seen, "replaced", treatment.replace_clips):
+            yield
     finally:
         TREATMENT.pop()
 

@@ -13,13 +13,16 @@ from gradwatch.analysis.rules.facts import (
     GUARD,
     clips,
     is_adaptive,
+    largest_ratio,
     measured,
     optimizer_kind,
     pick,
     set_rate,
 )
 from gradwatch.analysis.rules.finding import Finding, Severity
+from gradwatch.analysis.rules.progress import succeeds
 from gradwatch.analysis.rules.tries import clip_with, rate_times
+from gradwatch.analysis.rules.updates import USUAL
 from gradwatch.formatting import loop_clips, percent, setting_text
 from gradwatch.history import Bools, Floats, History
 from gradwatch.policies.grammar import members
@@ -159,8 +162,12 @@ def clip_is_your_learning_rate(
         if adaptive
         else f"the real learning rate is {setting_text(rate * typical)}, not {rate:g}."
     )
+    own = "loop's own" in threshold
     cure = f'As a guard that fires on 1 % of the steps it is clip="{GUARD}"'
-    cure += "." if adaptive else f"; with lr={setting_text(rate * typical)} the steps stay as large as they are."
+    cure += ", in place of the loop's own clip (gradwatch run --script-clip replace)" if own else ""
+    factor, steps = _rate_without(history, typical)
+    cure += "." if adaptive else f"; with lr={setting_text(rate * factor)} the steps {steps}."
+    tries = (clip_with(GUARD),) if adaptive else (f"{clip_with(GUARD)} {rate_times(factor)}", clip_with(GUARD))
     return [
         Finding(
             "clip-is-your-learning-rate",
@@ -171,9 +178,19 @@ def clip_is_your_learning_rate(
             {"clip_rate": share, "clip_coef": typical, "times_smaller": smaller, "lr": rate},
             cause,
             cure,
-            tries=(*(() if adaptive else (f"{clip_with(GUARD)} {rate_times(typical)}",)), clip_with(GUARD)),
+            tries=() if own else tries,  # the loop's own clip stays on an unchanged script
         )
     ]
+
+
+def _rate_without(history: History, typical: float) -> tuple[float, str]:
+    """By what the rate is multiplied where a clip that made steps `typical` times as long is gone, and what that does.
+
+    A training that gets better keeps its steps. Another gets usual ones, at no higher a rate than it has.
+    """
+    moves = largest_ratio(history)
+    factor = min(1.0, USUAL[False] * typical / moves) if moves > 0 and not succeeds(history) else 0.0
+    return (factor, "are of a usual size") if factor > typical else (typical, "stay as large as they are")
 
 
 def _coefficients(history: History) -> tuple[Floats, str]:

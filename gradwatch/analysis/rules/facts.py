@@ -126,6 +126,14 @@ def measured(history: History, quantity: str) -> tuple[np.ndarray[Any, np.dtype[
     return rows, values[rows]
 
 
+def largest_ratio(history: History) -> float:
+    """The largest update ratio of a weight's median over the run; 0 where none was measured."""
+    _, ratio = measured(history, "update_ratio")
+    ratio = ratio[:, matrices(history)]
+    known = ratio[:, ~np.isnan(ratio).all(axis=0)]
+    return float(np.nanmedian(known, axis=0).max()) if known.size else 0.0
+
+
 def pick(history: History, which: Bools) -> tuple[str, ...]:
     """The names of the layers in a mask `[L]`."""
     return tuple(name for name, hit in zip(history.layers, which, strict=True) if hit)

@@ -108,9 +108,12 @@ _HELD_OUT = re.compile(r"val|test|eval|dev|hold", re.IGNORECASE)
 _RECURRENT = re.compile(r"(^|[._])(weight|bias)_(hh|ih)($|[._])|recurrent|(^|[._])(rnn|lstm|gru)\w*[._]", re.IGNORECASE)
 
 
-def _explosion(history: History, row: int, evidence: dict[str, float | str]) -> Finding:
+def _explosion(history: History, row: int, evidence: dict[str, float | str], large: float = 1e4) -> Finding:
+    """The finding. A loss that begins above `large` is said first (healthy ones of the tests begin below 50)."""
     along, layers, how = _along(history, row)
+    calm = along == "steps" and row >= LEAST_STEPS
     clip = f'clip="{GUARD}"'
+    cause, began = _CAUSES[along], max((_early(v)[0] for v in scaled_losses(history).values()), default=0.0)
     if along == "steps" and is_adaptive(history):
         cure = (
             f"Lower the learning rate, or warm it up: {optimizer_kind(history)} takes steps of the same size whatever "
@@ -122,9 +125,13 @@ def _explosion(history: History, row: int, evidence: dict[str, float | str]) -> 
         cure = f"Clip: {clip}, and begin with orthogonal recurrent weights."
     else:
         cure = f"Lower the learning rate or warm it up, and clip: {clip}."
+        if began > large and not calm:
+            cause = f"The loss begins at {began:.2g}, and the gradients and the steps are as large: its targets are "
+            cause += "far from unit size, or it is a sum."
+            cure = "Scale the targets to unit size, or take the mean of what is summed: then the loss begins near 1. "
+            cure += f"If it must be so large, lower the learning rate by decades and clip: {clip}."
     if clips(history):
         cure += f" {history.run.clip} did not hold it."
-    calm = along == "steps" and row >= LEAST_STEPS
     return Finding(
         rule="exploding",
         severity="error",
@@ -132,7 +139,7 @@ def _explosion(history: History, row: int, evidence: dict[str, float | str]) -> 
         first_step=int(history.step[row]),
         last_step=int(history.step[-1]),
         evidence={"along": along, **how, **evidence},
-        cause=f"{_TOO_LARGE}. {either(_AFTER_CALM)}" if calm else _CAUSES[along],
+        cause=f"{_TOO_LARGE}. {either(_AFTER_CALM)}" if calm else cause,
         cure=cure,
         tries=_tries(history, along),
         alternatives=_AFTER_CALM if calm else (),

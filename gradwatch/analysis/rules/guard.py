@@ -29,7 +29,7 @@ def healthy(history: History, findings: Iterable[Finding]) -> Bools:
     """
     last = int(history.step[-1])
     ends = [f for f in findings if f.severity != "note"]
-    bad = [f.first_step for f in ends if f.rule in TOO_LARGE_STEPS or (f.rule == "nonfinite" and f.last_step >= last)]
+    bad = [f.first_step for f in ends if f.rule in TOO_LARGE_STEPS or _for_good(f, last)]
     norms = incoming(history)
     kept: Bools = np.isfinite(norms) & (norms > 0) & (history.step < min(bad, default=last + 1))
     if kept.any():
@@ -38,6 +38,13 @@ def healthy(history: History, findings: Iterable[Finding]) -> Bools:
         spread = 1.4826 * np.median(np.abs(logs[kept] - middle))
         kept = kept & (logs <= middle + max(6 * spread, 1e-6))
     return kept
+
+
+def _for_good(finding: Finding, last: int) -> bool:
+    """Whether nothing was healthy after it: numbers that stayed non-finite, a spike that ruined the training."""
+    if finding.rule == "nonfinite":
+        return finding.last_step >= last
+    return finding.rule == "spike" and finding.severity == "error"
 
 
 def healthy_norms(history: History, findings: Iterable[Finding]) -> Floats:

@@ -13,6 +13,7 @@ from gradwatch.analysis.final_values import lost_since
 from gradwatch.analysis.groups import higher_is_better
 from gradwatch.analysis.rules.facts import (
     is_adaptive,
+    largest_ratio,
     matrices,
     measured,
     optimizer_kind,
@@ -24,7 +25,7 @@ from gradwatch.analysis.rules.finding import Finding, Why, either
 from gradwatch.analysis.rules.gradients import has_rivals, scaled_losses
 from gradwatch.analysis.rules.schedule import ran_out
 from gradwatch.analysis.rules.tries import LOWER, rate_times
-from gradwatch.analysis.rules.updates import USUAL
+from gradwatch.analysis.rules.updates import USUAL, weak_gradients
 from gradwatch.formatting import setting_text
 from gradwatch.history import Floats, History
 
@@ -169,20 +170,21 @@ def _why(history: History) -> Why:
     wide = matrices(history) & (~np.isnan(ratio)).any(axis=0)
     if not len(at) or not wide.any():
         return _OPEN
-    moves = float(np.nanmedian(ratio[:, wide], axis=0).max())
+    moves = largest_ratio(history)
     numbers: dict[str, float | str] = {"update_ratio": moves, "usual": USUAL[kind]}
     if moves < USUAL[kind] / 30:
         begun = [group.get("initial_accumulator_value") for group in settings(history)]
         begins_at = max((float(value) for value in begun if isinstance(value, int | float)), default=0.0)
         rate = set_rate(history)
-        times = float(10 ** np.floor(np.log10(USUAL[kind] / max(moves, 1e-12))))
-        return Why(
+        times = float(f"{USUAL[kind] / max(moves, 1e-12):.0e}")
+        weak = None if begins_at else weak_gradients(history, moves, rate * times)
+        return weak or Why(
             f"No layer changes by more than {moves:.1e} of its size in a step; under {optimizer_kind(history)} "
             f"{USUAL[kind]:g} is usual."
             + (f" Its sum of squares begins at {begins_at:g}, far above all gradients." if begins_at else ""),
             "Begin that sum at 0: initial_accumulator_value=0."
             if begins_at
-            else f"Raise the learning rate by decades, to about {setting_text(rate * times)}.",
+            else f"Raise the learning rate to about {setting_text(rate * times)}.",
             numbers | {"lr": rate},
             () if begins_at else (rate_times(times),),
         )

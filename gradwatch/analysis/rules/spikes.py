@@ -12,8 +12,7 @@ from gradwatch.analysis.clips import incoming
 from gradwatch.analysis.rules.facts import (
     GUARD,
     is_adaptive,
-    matrices,
-    measured,
+    largest_ratio,
     optimizer_kind,
     pick,
     set_rate,
@@ -30,7 +29,7 @@ Rows = NDArray[np.intp]
 
 
 def spike(
-    history: History, z: float = 7.0, ratio: float = 10.0, loss_z: float = 10.0, window: int = 128
+    history: History, z: float = 7.0, ratio: float = 10.0, loss_z: float = 10.0, window: int = 128, often: float = 0.01
 ) -> list[Finding]:
     """Single steps whose gradient norm or loss stands far above those around it.
 
@@ -39,7 +38,9 @@ def spike(
     stays has left a plateau). Loss: more than `loss_z` robust standard deviations, and by more than half of the range
     that the run's losses have (5th to 95th percentile); a loss of inf is no jump but `nonfinite`. `layers` are those
     that carry the largest one. A note where the policy caught all and the training recovered, an error where the loss
-    has not come back by the end or most later norms are not finite, else a warning.
+    has not come back by the end or most later norms are not finite, else a warning. Where more than the share `often`
+    of the steps are spikes, the 99th percentile of the norms lies among them: the cure under Adam and its kin is then a
+    clip by each layer's own past (docs/findings/cures.md: outliers-under-a-square).
     Source: OLMo 2's spike score (seven standard deviations from the average of the last 1,000 values) and OLMo-core's
     stability monitor (six, of the last 128), made robust; the healthy trainings of the tests reach a ratio of 9.8.
     """
@@ -62,6 +63,8 @@ def spike(
     all_caught = len(caught) > 0 and bool(caught.all())
     quiet = all_caught if up.any() else True  # a loss that jumps and comes back, with usual gradients, is one odd batch
     severity: Severity = "error" if losses and not recovered else "note" if quiet and recovered else "warning"
+    many = len(rows) > often * len(history)
+    cure, tries = _spike_cure(history, many, quiet and recovered)
     evidence: dict[str, float | str] = {
         "spikes": len(rows),
         "times_usual": float(times[worst]) if up[worst] else 1.0,
@@ -79,8 +82,8 @@ def spike(
             int(history.step[rows[-1] if recovered else -1]),
             evidence,
             _spike_cause(evidence, bool(up.any()), all_caught),
-            _spike_cure(quiet, recovered),
-            tries=() if quiet and recovered else (clip_with(f"chain(SkipNonfinite(), {GUARD})"), "--skip"),
+            cure,
+            tries=tries,
             alternatives=_OF_SPIKES if up.any() else (),
         )
     ]
@@ -97,15 +100,21 @@ def _spike_cause(evidence: dict[str, float | str], up: bool, caught: bool) -> st
 
 
 _OF_SPIKES = ("the batches of these steps are odd", "the learning rate is too high")
+_OWN_PAST = "chain(SkipNonfinite(), AdaGC())"
 
 
-def _spike_cure(quiet: bool, recovered: bool) -> str:
-    if quiet and recovered:
-        return "Nothing needs to change; look at the batch of that step if it comes back."
-    return (
-        f'Limit it: clip="chain(SkipNonfinite(), {GUARD})"; '
-        'or leave such steps out: clip="chain(SkipNonfinite(), SkipSpike())". Look at that step\'s batch.'
-    )
+def _spike_cure(history: History, many: bool, passed: bool) -> tuple[str, tuple[str, ...]]:
+    """The words, and what can be tried."""
+    if passed and not many:
+        return "Nothing needs to change; look at the batch of that step if it comes back.", ()
+    leave_out = 'or leave such steps out: clip="chain(SkipNonfinite(), SkipSpike())". Look at that step\'s batch.'
+    if many and is_adaptive(history):
+        return (
+            f'Bound each layer by its own past: clip="{_OWN_PAST}", because a threshold from the norms has so many '
+            f"spikes below it, and {optimizer_kind(history)} remembers each of them for long; {leave_out}"
+        ), (clip_with(_OWN_PAST), "--skip")
+    limit = f"chain(SkipNonfinite(), {GUARD})"
+    return f'Limit it: clip="{limit}"; {leave_out}', (clip_with(limit), "--skip")
 
 
 def _norm_spikes(norm: Floats, z: float, ratio: float, window: int, least: int = 4) -> tuple[Bools, Floats]:
@@ -228,14 +237,6 @@ def _jumps(values: Floats, jump: float, sigmas: float, width: int) -> tuple[int,
     return first, last, {"jump": float(above.max()), "lowest_before": float(lowest[first]), "begin": begin}
 
 
-def _largest_ratio(history: History) -> float:
-    """The largest update ratio of a weight's median over the run; 0 where none was measured."""
-    _, ratio = measured(history, "update_ratio")
-    ratio = ratio[:, matrices(history)]
-    known = ratio[:, ~np.isnan(ratio).all(axis=0)]
-    return float(np.nanmedian(known, axis=0).max()) if known.size else 0.0
-
-
 def _too_high(history: History, severity: Severity, row: int, last: int, evidence: dict[str, float | str]) -> Finding:
     rate, kind = set_rate(history), optimizer_kind(history)
     known = {} if np.isnan(rate) else {"lr": rate}
@@ -256,7 +257,7 @@ def _too_high(history: History, severity: Severity, row: int, last: int, evidenc
         (),
         int(history.step[row]),
         int(history.step[last]),
-        {**evidence, **known, "update_ratio": _largest_ratio(history)},
+        {**evidence, **known, "update_ratio": largest_ratio(history)},
         f"The steps of {kind} are too long for this loss: it is thrown above what it had reached, again and again or "
         "for good, instead of falling.",
         cure,

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from gradwatch.analysis.rules.facts import are_zero, is_adaptive, matrices, measured, numel, pick, present, rates
 from gradwatch.analysis.rules.finding import Finding, Severity, either
-from gradwatch.analysis.rules.updates import update_too_small
+from gradwatch.analysis.rules.updates import USUAL, update_too_small, weak_gradients
 from gradwatch.history import Bools, Floats, History
 
 Rows = NDArray[np.intp]
@@ -132,11 +132,8 @@ def _explained(
         else np.nan
     )
     coef = history.layer("clip_coef")[start:][:, still]
-    evidence: dict[str, float | str] = {
-        "layers": int(still.sum()),
-        "of": len(still),
-        "lr": float(np.nanmedian(groups[:, 0])),
-    }
+    rate = float(np.nanmedian(groups[:, 0]))
+    evidence: dict[str, float | str] = {"layers": int(still.sum()), "of": len(still), "lr": rate}
     weights = matrices(history) if matrices(history).any() else np.ones(len(still), bool)
     everything = bool(still[weights].all())
     severity: Severity = "error" if everything else "warning"
@@ -158,7 +155,9 @@ def _explained(
         )
         cure = "Keep the weights in float32 (autocast instead of a half-precision model), or raise the learning rate."
         if set(dtypes) <= {"float32", "float64"}:
-            cure = "Raise the learning rate by decades."
+            wanted = rate * USUAL[is_adaptive(history)] / median if median > 0 else 0.0
+            weak = weak_gradients(history, float(median), float(wanted))
+            cause, cure = (weak.cause, weak.cure) if weak else (cause, "Raise the learning rate by decades.")
     else:
         evidence["expected_update_ratio"] = float(median)
         open_ = _NO_EFFECT

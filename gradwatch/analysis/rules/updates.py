@@ -91,6 +91,23 @@ def _spells(rows: Rows, mask: Bools, steps: int) -> list[tuple[int, int]]:
     return [(int(a), int(b)) for a, b in spells if b - a >= 2 and rows[b] - rows[a] > steps]
 
 
+def weak_gradients(history: History, moves: float, wanted: float, highest: float = 10.0) -> Why | None:
+    """Why steps of `moves` are so small where no rate mends it: the one `wanted` is above all that SGD is used with.
+
+    Under Adam and its kin the size of a step hardly depends on the gradients. Source: CS231n searches rates up to 10.
+    """
+    if is_adaptive(history) or not wanted > highest:
+        return None
+    return Why(
+        f"No layer changes by more than {moves:.1e} of its size in a step, and not for the learning rate: usual steps "
+        f"would take one of {setting_text(wanted)}. The gradients are what is small.",
+        "Look at what stands between the weights and the loss: an output that is saturated (a sigmoid or a softmax far "
+        "out, by its bias or its scale), a temperature, a factor of the loss. A higher rate would throw the weights "
+        "out as soon as the gradients come back.",
+        {},
+    )
+
+
 def update_too_small(
     history: History, adaptive: float = 1e-6, sgd: float = 1e-7, min_measured: int = 10
 ) -> list[Finding]:
@@ -113,13 +130,17 @@ def update_too_small(
         return []
     rate, found = set_rate(history), float(high.max())
     factor = 10.0 ** np.floor(np.log10(USUAL[kind] / found) - 0.5)
-    why = ran_out(history) or Why(
-        f"No layer changes by more than {found:.1e} of its size in a step; under {optimizer_kind(history)} "
-        f"{USUAL[kind]:g} is usual.",
-        f"Raise the learning rate by decades: {setting_text(rate * factor)} would give usual steps; try "
-        f"{setting_text(rate * factor / 10)}.",
-        {},
-        (rate_times(factor), rate_times(factor / 10)),
+    why = (
+        ran_out(history)
+        or weak_gradients(history, found, rate * factor)
+        or Why(
+            f"No layer changes by more than {found:.1e} of its size in a step; under {optimizer_kind(history)} "
+            f"{USUAL[kind]:g} is usual.",
+            f"Raise the learning rate by decades: {setting_text(rate * factor)} would give usual steps; try "
+            f"{setting_text(rate * factor / 10)}.",
+            {},
+            (rate_times(factor), rate_times(factor / 10)),
+        )
     )
     return [
         Finding(
