@@ -6,6 +6,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from gradwatch._version import __version__
+from gradwatch.errors import no_room_said
 
 if TYPE_CHECKING:
     from gradwatch.errors import GradwatchError as GradwatchError
@@ -88,7 +89,8 @@ __all__ = ["__version__", *_HOME]  # noqa: PLE0604
 def __getattr__(name: str) -> Any:
     if name not in _HOME:
         raise AttributeError(f"module 'gradwatch' has no attribute {name!r}")
-    value = globals()[name] = getattr(import_module(_HOME[name]), name)
+    with no_room_said():
+        value = globals()[name] = getattr(import_module(_HOME[name]), name)
     return value
 
 

@@ -1,8 +1,12 @@
 """What gradwatch raises and says: each message says what was found, what was wanted and what to do."""
 
 import contextlib
+import re
 import sys
+from collections.abc import Iterator
 from typing import Any
+
+_NO_ROOM = re.compile("failed to map segment|cannot allocate memory", re.IGNORECASE)  # in the words of the loader
 
 
 def tell(text: str) -> None:
@@ -46,6 +50,19 @@ class TrainingHalted(GradwatchError):  # noqa: N818  (a training that is asked t
     def __init__(self, message: str, finding: Any = None) -> None:
         super().__init__(message)
         self.finding = finding
+
+
+@contextlib.contextmanager
+def no_room_said() -> Iterator[None]:
+    """A library that cannot be loaded for want of memory (`ulimit -v`) is a RunError; another ImportError stays."""
+    try:
+        yield
+    except ImportError as error:
+        if not _NO_ROOM.search(str(error)):
+            raise
+        raise RunError(
+            f"there is not enough memory to load a library ({error}): raise the limit (ulimit -v), or free some"
+        ) from error
 
 
 class GradwatchWarning(UserWarning):

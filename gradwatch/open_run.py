@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from gradwatch.errors import RunError
+from gradwatch.errors import RunError, no_room_said
 from gradwatch.recording import open_watches
 from gradwatch.storage.downsample import MAX_VALUES
 from gradwatch.storage.run_state import run_state
@@ -38,9 +38,10 @@ def open_history(ref: str | Path, at_most: int | None = None) -> History:
     last few seconds are missing (`watch(flush_every=)`).
 
     Raises:
-        RunError: no such run, or it has no recorded step yet.
+        RunError: no such run, it has no recorded step yet, or there is no memory to load what reads it.
     """
-    return _opened(ref, at_most, empty=False)
+    with no_room_said():
+        return _opened(ref, at_most, empty=False)
 
 
 def _opened(ref: str | Path, at_most: int | None, empty: bool) -> History:

@@ -1,6 +1,7 @@
 """Fixtures that several test files share."""
 
 import gc
+import logging
 import os
 import shutil
 import signal
@@ -68,6 +69,16 @@ def pytest_collection_finish():
     """Leave what is imported by now out of every later garbage collection, which would go through all of torch."""
     gc.collect()
     gc.freeze()
+
+
+@pytest.fixture(autouse=True)
+def own_levels():
+    """What a command that runs for long sets for its process (`log_to_stdout`) ends with the test that ran it here."""
+    loggers = [logging.getLogger(name) for name in ("gradwatch", "urllib3")]
+    levels = [logger.level for logger in loggers]
+    yield
+    for logger, level in zip(loggers, levels, strict=True):
+        logger.setLevel(level)
 
 
 @pytest.fixture(scope="session")

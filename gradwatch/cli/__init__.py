@@ -12,7 +12,7 @@ from typing import Any
 import click
 
 from gradwatch._version import __version__
-from gradwatch.errors import GradwatchError
+from gradwatch.errors import GradwatchError, no_room_said
 from gradwatch.sanitize import public_text, terminal
 from gradwatch.tracking.settings import MLFLOW_SETTINGS
 
@@ -82,7 +82,8 @@ class Commands(click.Group):
     def invoke(self, ctx: click.Context) -> Any:
         """Run the command; what gradwatch raises on purpose becomes one line."""
         try:
-            return super().invoke(ctx)
+            with no_room_said():
+                return super().invoke(ctx)
         except GradwatchError as error:
             raise Failure(terminal(public_text(" ".join(str(error).split())))) from error
         except MemoryError as error:

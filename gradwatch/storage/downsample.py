@@ -26,16 +26,18 @@ MAX_VALUES = 60_000_000  # of one run, to be shown: 240 MB
 EDGE = 20  # steps kept as they are at each end
 MAX_ALONE = 256  # non-finite steps kept as they are; those after them are counted in their buckets
 MIN_ROWS = 300
+MAX_ROWS = 1 << 18  # of few layers: buckets are filled one by one, and nobody sees more
 QUANTITIES = 7  # of a layer, as a rule: how many rows a number of values is
 Ints = NDArray[np.intp]
 
 
 def reduced(blocks: Iterable[Table], steps: Table, layers: int, at_most: int) -> Table:
-    """The blocks of a layers table, in any order, as about `at_most` values; `steps` is the steps table, all of it.
+    """The blocks of a layers table, in any order, as about `at_most` values, of few layers fewer; `steps` is the steps
+    table, all of it.
 
     See `History` for what its rows mean. Rows of `blocks` that a later attempt took again are left out.
     """
-    limit = max(MIN_ROWS, at_most // (QUANTITIES * max(1, layers)))
+    limit = min(MAX_ROWS, max(MIN_ROWS, at_most // (QUANTITIES * max(1, layers))))
     stride = max(4, -(-3 * len(steps) // limit))
     lanes = {name: _lane(steps, at, stride) for name, at in steps.lane_rows().items()}
     rows = np.unique(np.concatenate([lane.rows.ravel() for lane in lanes.values()]))
@@ -68,11 +70,12 @@ def _lane(steps: Table, at: Ints, stride: int) -> _Lane:
     norm, bad = (steps.values.get(name, unknown)[at] for name in ("grad_norm", "nonfinite"))
     bucket = _buckets((bad > 0) | np.isinf(norm), stride)
     starts = np.flatnonzero(np.diff(bucket, prepend=-1))
-    rows = np.repeat(starts[:, None], 3, axis=1)
-    for b, (start, stop) in enumerate(zip(starts, np.append(starts[1:], len(at)), strict=True)):
-        if stop - start > 1:
-            order = np.argsort(norm[start:stop], kind="stable")
-            rows[b] = start + np.array([min({0, 1, 2} - {order[0], order[-1]}), order[0], order[-1]])
+    ends = np.append(starts[1:], len(at)) - 1
+    order = np.lexsort((norm, bucket))  # within each bucket by the norm, NaN last
+    low, high = order[starts], order[ends]
+    free = [(low != starts + i) & (high != starts + i) for i in (0, 1)]
+    rows = np.stack([starts + np.select(free, [0, 1], 2), low, high], axis=1)
+    rows = np.where((ends > starts)[:, None], rows, starts[:, None])
     return _Lane(steps.step[at], steps.attempt[at], bucket, at[rows], np.zeros(len(at), bool))
 
 

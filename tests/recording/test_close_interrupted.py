@@ -1,5 +1,6 @@
 """Ctrl-C inside close(), wherever Python can raise it: nothing is lost, the next call goes on, the status is true."""
 
+import gc
 import json
 
 import numpy as np
@@ -87,6 +88,8 @@ def at_every_place(tmp_path, close, stride=1):
     while interrupted:
         at += stride
         interrupted = close(Closing(tmp_path / str(at)), at)
+    gc.collect()
+    assert not [o for o in gc.get_objects() if type(o) is watches.Watch and tmp_path in o.dir.parents], "one stays"
     return at
 
 

@@ -5,9 +5,39 @@ import subprocess
 import sys
 
 import pytest
+from click.testing import CliRunner
 from make_run import make_run
 
+import gradwatch
+from gradwatch import open_run
+from gradwatch.cli import main
+
 resource = pytest.importorskip("resource")
+
+NO_ROOM = "libarrow.so.2500: failed to map segment from shared object"
+
+
+@pytest.mark.parametrize("text", [NO_ROOM, "libarrow.so: cannot open shared object file"])
+def test_a_library_that_finds_no_room_is_said_and_another_failure_is_left_alone(text, tmp_path, monkeypatch):
+    folder, no_room = make_run(tmp_path, steps=3), text == NO_ROOM
+    error = gradwatch.RunError if no_room else ImportError
+
+    def fail(*_, **__):
+        raise ImportError(text)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(gradwatch, "import_module", fail)
+        with pytest.raises(error, match="libarrow"):
+            gradwatch.__getattr__("open_history")
+    monkeypatch.setattr(open_run, "_opened", fail)
+    with pytest.raises(error, match="libarrow"):
+        open_run.open_history(folder)
+    done = CliRunner().invoke(main, ["show", str(folder)])
+    assert done.exit_code == (2 if no_room else 1)
+    if no_room:
+        (line,) = done.stderr.splitlines()
+        assert line.startswith(f"Error: there is not enough memory to load a library ({text}): raise the limit")
+
 
 CODE = """
 import os, resource, sys

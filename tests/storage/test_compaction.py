@@ -4,6 +4,7 @@ import json
 import subprocess
 import sys
 from collections import Counter
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
@@ -24,7 +25,7 @@ from gradwatch.history import concat
 from gradwatch.report import build_report, render_html
 from gradwatch.report.run_charts import norm_chart
 from gradwatch.report.text import render_json, render_markdown
-from gradwatch.storage import compaction
+from gradwatch.storage import compaction, downsample
 from gradwatch.storage.compaction import Compactor, due, merge
 from gradwatch.storage.encoding import layers_table
 from gradwatch.storage.folder import Part, create_folder, is_closed, list_parts, read_run
@@ -470,6 +471,34 @@ def test_a_training_thread_is_measured(store, tmp_path):
     assert found["steps"] > 5
     assert found["cpu_ms_a_step"] > 0
     assert found["close_seconds"] < 30
+
+
+@pytest.mark.parametrize("stride", [4, 7, 50])
+def test_a_bucket_stands_at_its_lowest_and_its_highest_norm(stride, monkeypatch):
+    """Found for all buckets in one pass: a small file may hold millions of steps."""
+    rng, sorts = np.random.default_rng(stride), Counter()
+    norm = rng.choice([1.0, 2.0, 3.0, np.nan, *rng.random(5)], 500)
+    norm[400] = np.inf
+    steps = replace(make_history(steps=500, logged=()).by_step, values={"grad_norm": norm})
+    monkeypatch.setattr(np, "lexsort", counting(np.lexsort, sorts))
+    monkeypatch.setattr(np, "argsort", counting(np.argsort, sorts))
+    lane = downsample._lane(steps, np.arange(500), stride)
+    assert sum(sorts.values()) == 1
+    for bucket, (first, low, high) in enumerate(lane.rows):
+        (at,) = np.nonzero(lane.bucket == bucket)
+        order = sorted(at, key=lambda t: (np.isnan(norm[t]), norm[t] if norm[t] == norm[t] else 0, t))
+        if len(at) == 1:
+            assert first == low == high == at[0]
+        else:
+            assert (low, high) == (order[0], order[-1])
+            assert first == min({*at} - {low, high})
+
+
+def test_of_few_layers_no_more_rows_are_kept_than_can_be_seen(monkeypatch):
+    monkeypatch.setattr(downsample, "MAX_ROWS", 600)
+    history = make_history(steps=3000, layers=("one",))
+    kept = downsample.reduced([history.by_layer], history.by_step, 1, 10**9)
+    assert len(kept) <= 600 + 2 * downsample.EDGE + 4
 
 
 # ---------------------------------------------------------------------------------------------------------- many names

@@ -141,7 +141,7 @@ def test_where_a_disk_was_unmounted_nothing_is_made_until_it_is_back(training, c
     training(10)
     training(10)
     assert not away.exists()
-    assert sum("cannot write to" in text for text in said(caplog)) == 1
+    assert len(said(caplog)) == 1
     away.with_name("away").rename(away)
     training(10)
     training.watch.close()

@@ -122,7 +122,7 @@ def test_a_full_disk_loses_nothing_that_fits_in_memory(tmp_path, monkeypatch, ca
     writer.append(history.slice(100, 200))
     writer.close()
     assert [r.message for r in caplog.records if "No space left" in r.message]
-    assert sum("cannot write to" in r.getMessage() for r in caplog.records) == 1  # said once, not once a flush
+    assert len(caplog.records) == 1  # said once, not once a flush
     same(open_history(folder), history)
 
 

@@ -8,6 +8,10 @@ from collections.abc import Collection
 from types import FrameType
 from typing import Any
 
+# In the place of the last instruction: it raised. Python goes to the handler without a look for signals. What is
+# raised there on purpose leaves the handled exception in memory for good, with all frames that it came through.
+RAISED = -1
+
 
 class Stop(BaseException):
     """What is raised in the middle, as a KeyboardInterrupt is."""
@@ -47,8 +51,11 @@ class Injected:
     def _traced(self, frame: FrameType, event: str, _: Any) -> Any:
         if event == "opcode":
             before, self._last[frame] = self._last.get(frame), frame.f_lasti
-            if before is None or _may_be_interrupted(frame.f_code.co_code[before], frame.f_lasti < before):
+            here = frame.f_code.co_code
+            if before is None or (before != RAISED and _may_be_interrupted(here[before], frame.f_lasti < before)):
                 self._reached(frame)
+        elif event == "exception":
+            self._last[frame] = RAISED
         elif event == "line" and not self.calls:
             self._reached(frame)
         elif event == "return":
