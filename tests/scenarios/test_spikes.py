@@ -1,5 +1,7 @@
 """Single steps that stand out, and learning rates that throw the training about: real trainings and their twins."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import step_diseases
@@ -19,6 +21,26 @@ CLIP = "chain(SkipNonfinite(), ClipByGlobalNorm(1.0))"
 @pytest.mark.parametrize("train", [d.odd_batch, d.rate_too_high, d.rnn_rate_too_high])
 def test_the_healthy_twin_has_no_error_and_no_warning(train, tmp_path):
     assert serious(diagnose(train(tmp_path, sick=False))) == []
+
+
+@pytest.mark.parametrize(
+    ("settings", "cause", "cure"),
+    [
+        ([{"momentum": 0.99}], "A momentum of 0.99 makes steps up to 100 times as long", "Or momentum=0.9."),
+        ([{"momentum": 0.99, "dampening": 0.99}], "instead of falling.", "clip="),
+        ([{"momentum": 0.9}, {"lr": 1e-3}], "Param group 0 has 300 times the rate of the next.", "with param group 0."),
+    ],
+)
+def test_what_makes_steps_longer_than_the_rate_says_is_named(settings, cause, cure, tmp_path):
+    history = d.rate_too_high(tmp_path)
+    (adam,) = history.run.optimizers
+    sgd = {**adam, "class": "SGD", "groups": [{"settings": group} for group in settings]}
+    rates = {f"lr/{g}": np.full(len(history), group["lr"]) for g, group in enumerate(settings) if g}
+    other = changed(history, per_step={**history.per_step, **rates})
+    (found,) = lr_too_high(replace(other, run=replace(history.run, optimizers=(sgd,))))
+    assert cause in found.cause
+    assert cure in found.cure
+    assert ("momentum" in found.cause) == ("momentum" in cause)
 
 
 def test_an_odd_batch_that_throws_the_training_out(tmp_path):

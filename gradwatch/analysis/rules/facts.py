@@ -74,6 +74,25 @@ def set_rate(history: History) -> float:
     return float(np.max(first, initial=-np.inf, where=np.isfinite(first))) if np.isfinite(first).any() else float("nan")
 
 
+def lengthened(history: History, momentum: float = 0.97, apart: float = 100.0) -> tuple[str, str]:
+    """What makes steps longer than the first rate says: a sentence of cause and one of cure, empty where nothing does.
+
+    Momentum sums gradients up to 1 / (1 - momentum) times their size; a group's rate may be `apart` times another's.
+    Source: Sutskever et al. 2013 (the terminal velocity of momentum).
+    """
+    found = [group.get("momentum") for group in settings(history) if not group.get("dampening")]
+    highest = max((float(m) for m in found if isinstance(m, int | float) and m < 1), default=0.0)
+    if highest >= momentum:
+        cause = f" A momentum of {highest:g} makes steps up to {1 / (1 - highest):.0f} times as long as lr says."
+        return cause, " Or momentum=0.9."
+    group = np.nanmax(np.nan_to_num(rates(history)), axis=0)
+    if group.min() > 0 and group.max() >= apart * group.min():
+        own = int(group.argmax())
+        times = group.max() / float(np.sort(group)[-2])
+        return f" Param group {own} has {times:.3g} times the rate of the next.", f" Begin with param group {own}."
+    return "", ""
+
+
 # -------------------------------------------------------------------------------------------------------------- clip
 
 

@@ -17,6 +17,7 @@ from gradwatch.analysis.rules.facts import (
     LEAST_STEPS,
     clips,
     is_adaptive,
+    lengthened,
     matrices,
     middle,
     optimizer_kind,
@@ -130,6 +131,8 @@ def _explosion(history: History, row: int, evidence: dict[str, float | str], lar
             cause += "far from unit size, or it is a sum."
             cure = "Scale the targets to unit size, or take the mean of what is summed: then the loss begins near 1. "
             cure += f"If it must be so large, lower the learning rate by decades and clip: {clip}."
+    longer = lengthened(history) if along == "steps" else ("", "")
+    cure += longer[1]
     if clips(history):
         cure += f" {history.run.clip} did not hold it."
     return Finding(
@@ -139,7 +142,7 @@ def _explosion(history: History, row: int, evidence: dict[str, float | str], lar
         first_step=int(history.step[row]),
         last_step=int(history.step[-1]),
         evidence={"along": along, **how, **evidence},
-        cause=f"{_TOO_LARGE}. {either(_AFTER_CALM)}" if calm else cause,
+        cause=(f"{_TOO_LARGE}. {either(_AFTER_CALM)}" if calm else cause) + longer[0],
         cure=cure,
         tries=_tries(history, along),
         alternatives=_AFTER_CALM if calm else (),

@@ -13,6 +13,7 @@ from gradwatch.analysis.rules.facts import (
     GUARD,
     is_adaptive,
     largest_ratio,
+    lengthened,
     optimizer_kind,
     pick,
     set_rate,
@@ -238,7 +239,7 @@ def _jumps(values: Floats, jump: float, sigmas: float, width: int) -> tuple[int,
 
 
 def _too_high(history: History, severity: Severity, row: int, last: int, evidence: dict[str, float | str]) -> Finding:
-    rate, kind = set_rate(history), optimizer_kind(history)
+    rate, kind, longer = set_rate(history), optimizer_kind(history), lengthened(history)
     known = {} if np.isnan(rate) else {"lr": rate}
     lower = (
         f"Lower the learning rate to about {setting_text(rate / 10)}" if known else "Lower the learning rate tenfold"
@@ -259,7 +260,7 @@ def _too_high(history: History, severity: Severity, row: int, last: int, evidenc
         int(history.step[last]),
         {**evidence, **known, "update_ratio": largest_ratio(history)},
         f"The steps of {kind} are too long for this loss: it is thrown above what it had reached, again and again or "
-        "for good, instead of falling.",
-        cure,
+        f"for good, instead of falling.{longer[0]}",
+        cure + longer[1],
         tries=(LOWER, bound),
     )

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from gradwatch.analysis.rules.facts import (
     LEAST_STEPS,
     is_adaptive,
+    lengthened,
     matrices,
     measured,
     optimizer_kind,
@@ -55,6 +56,7 @@ def update_too_large(
     lasting = sum(max(rows[b] - rows[a] for a, b in found) > long for found in spells.values())
     largest = max(float(np.nanmedian(ratio[a : b + 1, i])) for i, found in spells.items() for a, b in found)
     rate = set_rate(history)
+    longer = lengthened(history)
     lower = setting_text(float(f"{rate * USUAL[kind] / largest:.0e}"))
     return [
         Finding(
@@ -65,13 +67,14 @@ def update_too_large(
             int(history.step[rows[end]]),
             {"update_ratio": largest, "limit": limit, "usual": USUAL[kind], "lr": rate},
             f"Each step changes these weights by {percent(largest)} of their size; under {optimizer_kind(history)} "
-            f"{percent(USUAL[kind])} is usual.",
+            f"{percent(USUAL[kind])} is usual." + longer[0],
             f"Lower the learning rate to about {lower}, or warm it up over the first few hundred steps"
             + (
                 ": the size of a step does not depend on the size of the gradient here, so clipping does not help."
                 if kind
                 else "; clip if single batches do it."
-            ),
+            )
+            + longer[1],
             tries=(rate_times(USUAL[kind] / largest), warm_up(history)),
         )
     ]
