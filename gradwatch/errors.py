@@ -3,10 +3,13 @@
 import contextlib
 import re
 import sys
+import warnings
 from collections.abc import Iterator
+from types import FrameType
 from typing import Any
 
 _NO_ROOM = re.compile("failed to map segment|cannot allocate memory", re.IGNORECASE)  # in the words of the loader
+_NOT_THE_PROGRAM = ("gradwatch.", "torch.", "contextlib")
 
 
 def tell(text: str) -> None:
@@ -67,3 +70,12 @@ def no_room_said() -> Iterator[None]:
 
 class GradwatchWarning(UserWarning):
     """Something was left out or degraded; training goes on."""
+
+
+def warn(text: str) -> None:
+    """A `GradwatchWarning` that points at the line of the program below which this happened, not at one of ours."""
+    level = 1
+    frame: FrameType | None = sys._getframe()
+    while frame is not None and str(frame.f_globals.get("__name__")).startswith(_NOT_THE_PROGRAM):
+        level, frame = level + 1, frame.f_back
+    warnings.warn(text, GradwatchWarning, stacklevel=level)

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import warnings
 from types import TracebackType
 
-from gradwatch.errors import GradwatchWarning
+from gradwatch.errors import warn
 
 
 class Looking:
@@ -25,7 +24,7 @@ class Looking:
         """Say, once, that `what` is left out of the record."""
         if what not in self._said:
             self._said.add(what)
-            warnings.warn(f"{what} cannot be recorded, training goes on: {why}", GradwatchWarning, stacklevel=2)
+            warn(f"{what} cannot be recorded, training goes on: {why}")
 
 
 class _Look:

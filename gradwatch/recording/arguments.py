@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import warnings
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,7 +10,7 @@ from typing import Any, Literal
 
 from torch.optim import Optimizer
 
-from gradwatch.errors import GradwatchWarning, WatchError
+from gradwatch.errors import WatchError, warn
 from gradwatch.history import Run
 from gradwatch.policies import Policy
 from gradwatch.recording.hooks import fires_hooks
@@ -163,10 +162,8 @@ def check_optimizers(optimizers: list[Optimizer], clip: Policy | None, rates: Ra
     for o in optimizers:
         search = next((g["line_search_fn"] for g in o.param_groups if g.get("line_search_fn")), None)
         if clip is not None and search is not None:
-            warnings.warn(
+            warn(
                 f"{type(o).__name__}(line_search_fn={search!r}) with clip={clip!r}: the search trusts the gradient to "
                 "be the slope of the loss, which a clipped gradient is not, so it may take steps of the wrong length "
-                "or stop early; leave out clip=, or set line_search_fn=None",
-                GradwatchWarning,
-                stacklevel=3,
+                "or stop early; leave out clip=, or set line_search_fn=None"
             )

@@ -9,10 +9,9 @@ import importlib.util
 import logging
 import os
 import sys
-import warnings
 from typing import Any
 
-from gradwatch.errors import GradwatchWarning
+from gradwatch.errors import warn
 from gradwatch.sanitize import check_uri, public_uri
 from gradwatch.storage.places import absolute_uri
 
@@ -48,11 +47,9 @@ def target(run_id: str | None = None, tracking_uri: str | None = None) -> dict[s
     Returns the manifest's `mlflow` entry, or None (and one warning) when mlflow is not installed.
     """
     if sys.modules.get("mlflow") is None and importlib.util.find_spec("mlflow") is None:
-        warnings.warn(
+        warn(
             "mlflow is not installed: this run stays in its files. pip install 'gradwatch[mlflow]', then "
-            "gradwatch sync FOLDER, delivers it; log=None keeps it there without this warning",
-            GradwatchWarning,
-            stacklevel=3,
+            "gradwatch sync FOLDER, delivers it; log=None keeps it there without this warning"
         )
         return None
     active = find_active_run()
@@ -86,11 +83,9 @@ def _is_address(uri: str) -> bool:
     try:
         check_uri(uri)
     except ValueError as error:
-        warnings.warn(
+        warn(
             f"MLFLOW_TRACKING_URI {error}. This run stays in its files; gradwatch sync FOLDER delivers it when that is "
-            "mended",
-            GradwatchWarning,
-            stacklevel=5,
+            "mended"
         )
         return False
     return True

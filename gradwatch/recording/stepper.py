@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -12,7 +11,7 @@ from torch import Tensor
 from torch.amp import GradScaler
 from torch.optim import Optimizer
 
-from gradwatch.errors import GradwatchWarning
+from gradwatch.errors import warn
 from gradwatch.measure import fused
 from gradwatch.measure.autograd import without_autograd
 from gradwatch.measure.ddp_rank_norms import RankNorms
@@ -224,11 +223,9 @@ class Stepper:
             own = self.clipper.held(step.optimizers[0])
             present = tuple(a and b for a, b in zip(step.here, own, strict=True))
             self.recorder.amend(present=present, optimizer=self._lane(step))
-        warnings.warn(
+        warn(
             "the watched optimizers do not step together: from now on each one's gradients are measured and clipped "
-            "alone, and each optimizer.step() is a step",
-            GradwatchWarning,
-            stacklevel=8,
+            "alone, and each optimizer.step() is a step"
         )
         return self._new_step(optimizer, scaler, inside)
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 import threading
-import warnings
 import weakref
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
@@ -14,7 +13,7 @@ from typing import Any
 from torch import Tensor
 from torch.optim import Optimizer
 
-from gradwatch.errors import GradwatchWarning, WatchError, status_of, tell
+from gradwatch.errors import WatchError, status_of, tell, warn
 from gradwatch.history import History
 from gradwatch.measure.ddp_rank_norms import RankNorms
 from gradwatch.measure.layout import Layout
@@ -115,9 +114,7 @@ class Watch:
                 characters, or the 4,001st of the run.
         """
         if self._closed:
-            warnings.warn(
-                f"watch.log({', '.join(values)}) after close(): nothing was recorded", GradwatchWarning, stacklevel=3
-            )
+            warn(f"watch.log({', '.join(values)}) after close(): nothing was recorded")
             return
         problem = refusal(values, self._recorder.logged)
         if problem is not None:

@@ -169,3 +169,17 @@ def test_a_loss_that_cannot_be_copied_is_left_out(tmp_path):
             handle._log_next(loss=torch.ones((), device="meta"))
         quiet_steps(model, optimizer, 2)
     assert "loss" not in gradwatch.open_history(handle.dir).logged
+
+
+def test_a_warning_points_at_the_line_of_the_program_and_not_at_one_of_ours(tmp_path, monkeypatch):
+    model = mlp()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    handle = watch(model, optimizer, tmp_path, every=1)
+    monkeypatch.setattr(weight_updates, "weight_norms", None)
+    with pytest.warns(GradwatchWarning) as told:
+        model(torch.ones(1, 6, dtype=torch.float64)).sum().backward()
+        optimizer.step()
+        handle.close()
+        handle.log(loss=0.5)
+    assert [str(warning.message)[:11] for warning in told] == ["weight_norm", "watch.log(l"]
+    assert {warning.filename for warning in told} == {__file__}
