@@ -245,10 +245,12 @@ def _numbers(column: pa.ChunkedArray, most: int) -> NDArray[np.int64]:
     Raises:
         ValueError: one is missing, negative or larger than `most`.
     """
-    values = column.cast(pa.int64())
-    if values.null_count:
+    if column.null_count:
         raise ValueError("a step or an attempt has no number")
-    found: NDArray[np.int64] = _array(values)
+    if column.type not in (pa.int32(), pa.int64()):
+        # Not as our writer has it. To cast, Arrow imports a module; at exit Python then forgets that it ends by Ctrl-C
+        column = column.cast(pa.int64())
+    found: NDArray[np.int64] = _array(column).astype(np.int64)
     if len(found) and not 0 <= found.min() <= found.max() <= most:
         raise ValueError(f"a step or an attempt has the number {found.min()} or {found.max()}, wanted 0 to {most}")
     return found
