@@ -49,8 +49,9 @@ seeds: as it is, with the advice of its main finding followed to the letter, and
 is the first root that is an error or a warning; seeds of which nothing is said stay as they are. Where a finding
 has options that can be tried on an unchanged script (as `gradwatch sweep --cures` does), the first of them is the
 advice; *best* is the best of all of them. Where it has only words, or words that go beyond the options, the advice is a
-person's reading of them (tests/scenarios/readings.py, written before it was tried). The expert's fix was written before
-a rule saw the training.
+person's reading of them (tests/scenarios/readings.py, written before it was tried). Some words lead a reader to the
+expert's own fix: such an advice helps by definition if it is read rightly, so the others are counted apart. The
+expert's fix was written before a rule saw the training; the words of the cures were changed with this half in view.
 
 The score is the training's own, lower is better, the median over the seeds; ∞ is one that diverged. The expert's gain
 is measured from the untreated score, or from where the training began if that is lower. An advice **helps** if it has
@@ -130,7 +131,7 @@ def tried(training: Sick, trained: Trained) -> list[Row]:
                 row["tries"][text] = _last(trained.score(training, seed, text, treatment=asked), untreated)
             read = READINGS.get((training.name, main.rule))
             if read and (read.beyond or not main.tries):
-                row["advice"] = read.said
+                row |= {"advice": read.said, "as_expert": read.as_expert}
                 row["treated"] = _last(_read(training, trained, seed, main, read), untreated)
             else:
                 row["advice"] = main.tries[0]
@@ -207,12 +208,16 @@ def result(rows: Sequence[Row], every: Sequence[Row] | None = None) -> str:
 
 
 def totals(half: str, results: Results) -> list[str]:
-    """The counts: of all, of those whose main finding is right in most seeds, by the best cure, and of single seeds."""
+    """The counts: of all, of those whose main finding is right in most seeds, of those whose advice is no expert's fix
+    in any seed, by the best cure, and of single seeds.
+    """
     right = [rows for rows in results.values() if sum(row["right"] for row in rows) > SEEDS / 2]
     by_best = [[{**row, "treated": best(row)} for row in rows] for rows in results.values()]
+    own = [rows for rows in results.values() if not any(row.get("as_expert") for row in rows)]
     counted = {
         half: [result(rows) for rows in results.values()],
         "of these, the finding is right": [result(rows) for rows in right],
+        "of these, the advice is not read as the expert's fix": [result(rows) for rows in own],
         "by the best cure that is named": [result(rows) for rows in by_best],
         "single seeds": [result([row], rows) for rows in results.values() for row in rows],
     }

@@ -55,13 +55,17 @@ def test_a_seed_of_which_nothing_is_said_counts_as_it_is():
     assert cures.result(rows) == "a little"
     assert cures.result(rows[2:]) == "nothing said"
     assert [cures.best(row) for row in rows] == [0.1, 0.1, 1.0]
+    rows[0]["as_expert"] = False
     one_row = cures.totals("half", {"a": rows})
     assert one_row[2:] == [
         "| half | 1 | 0 | 1 | 0 | 0 | 0 |",
         "| of these, the finding is right | 1 | 0 | 1 | 0 | 0 | 0 |",
+        "| of these, the advice is not read as the expert's fix | 1 | 0 | 1 | 0 | 0 | 0 |",
         "| by the best cure that is named | 1 | 1 | 0 | 0 | 0 | 0 |",
         "| single seeds | 3 | 1 | 1 | 0 | 0 | 1 |",
     ]
+    rows[0]["as_expert"] = True
+    assert cures.totals("half", {"a": rows})[4].endswith("| 0 | 0 | 0 | 0 | 0 | 0 |")
 
 
 def test_a_treatment_reaches_the_training_and_draws_no_number_of_its_data(tmp_path):
