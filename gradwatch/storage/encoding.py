@@ -1,14 +1,17 @@
-"""A block of steps as Arrow tables: the rows that a part of each table holds."""
+"""A block of steps as Arrow tables, and as parts of a run's folder."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.parquet as pq
 
 from gradwatch.history import History
+from gradwatch.storage.compaction import group_rows, options
 from gradwatch.table import Table
 
 
@@ -25,6 +28,22 @@ def steps_table(block: History) -> pa.Table:
     """One row for each step."""
     values = {k: _column(np.asarray(v, np.float64)) for k, v in block.per_step.items()}
     return pa.table({**_keys(block.by_step, 1), **values})
+
+
+def write_part(path: Path, table: str, block: History) -> None:
+    """Write what a table has of a block, as a Parquet file; its row groups hold whole steps."""
+    build, rows_per_step = _BUILDERS[table]
+    each = max(1, rows_per_step(block))
+    found = build(block)
+    rows = max(1, group_rows(found.num_columns) // each) * each
+    pq.write_table(found, path, row_group_size=rows, **options(found.schema))
+
+
+# table -> (its rows out of a block, how many of them one step has)
+_BUILDERS: dict[str, tuple[Callable[[History], pa.Table], Callable[[History], int]]] = {
+    "layers": (layers_table, lambda block: len(block.layers)),
+    "steps": (steps_table, lambda block: 1),
+}
 
 
 def _keys(table: Table, repeat: int) -> dict[str, pa.Array]:

@@ -7,21 +7,20 @@ import logging
 import queue
 import threading
 import time
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
 
 from gradwatch.errors import RunError
 from gradwatch.history import History, Run, concat
 from gradwatch.sanitize import refuse_links
 from gradwatch.storage.answer import Answer
-from gradwatch.storage.compaction import Compactor, group_rows, options
-from gradwatch.storage.encoding import layers_table, steps_table
+from gradwatch.storage.compaction import Compactor
+from gradwatch.storage.encoding import write_part
 from gradwatch.storage.folder import MANIFEST, TABLES, list_parts, now_iso, put, tidy, write_json
 from gradwatch.storage.lock import Lock
 
@@ -29,7 +28,10 @@ log = logging.getLogger("gradwatch")
 
 FLUSH_SECONDS = 2.0
 FLUSH_ROWS = 1 << 20  # rows of the layers table that wait at most: memory stays bounded however fast they come
-MAX_WAITING_ROWS = 8 << 20  # what is kept in memory while the disk refuses, about 200 MB; the oldest go first
+MAX_WAITING_ROWS = (
+    8 << 20
+)  # kept in memory while the disk refuses, about 200 MB, or does not answer; the oldest go first
+_NEW = "new"  # in the queue: a block was handed over
 
 
 class RunWriter:
@@ -48,10 +50,11 @@ class RunWriter:
         self.folder = folder.absolute()
         self.closing = self._over = False
         self.compactors = [Compactor(self.folder / table, self._interrupted) for table in TABLES]
-        self.queue: queue.SimpleQueue[History | Run | Answer | None] = queue.SimpleQueue()
+        self.queue: queue.SimpleQueue[str | Run | Answer | None] = queue.SimpleQueue()
+        self._new: deque[History] = deque()  # not yet seen by the thread; no lock: a signal may come in between
+        self._gone: deque[int] = deque()  # the steps of each block that found no room, since it was said last
         self.ended, self._end = False, Answer()  # whether the thread has written all it will, and what tells of it
         self.pending: list[History] = []
-        self.dropped = 0  # steps that found no room while the disk refused
         self._taken, self._written = _Count(), _Count()  # what was handed over, and what of it is on disk
         self.complained = False
         self._manifest: Run | None = None  # what is yet to be written of it
@@ -105,7 +108,11 @@ class RunWriter:
     def append(self, block: History) -> None:
         """Hand over a block of steps; it is on disk within `flush_seconds`, the first one at once."""
         self._taken.add(block)
-        self._hand_over(block)
+        self._new.append(block)
+        while _rows(waiting := tuple(self._new)) > MAX_WAITING_ROWS and len(waiting) > 1:
+            with contextlib.suppress(IndexError):  # the thread was faster
+                self._gone.append(len(self._new.popleft()))
+        self._hand_over(_NEW)
 
     @property
     def lost(self) -> int:
@@ -147,7 +154,7 @@ class RunWriter:
         """In a forked process, which has no part in the writing: let go of the lock, which stays the parent's."""
         self.lock.abandon()
 
-    def _hand_over(self, item: History | Run | Answer) -> None:
+    def _hand_over(self, item: str | Run | Answer) -> None:
         self.start()
         self.queue.put(item)
 
@@ -169,13 +176,14 @@ class RunWriter:
             item = self.queue.get(timeout=wait) if wait else self.queue.get_nowait()
         except queue.Empty:
             return
+        for _ in range(1 if item == _NEW else len(self._new)):  # who hands over may be interrupted between the two
+            with contextlib.suppress(IndexError):  # it found no room
+                self.pending.append(self._new.popleft())
         if item is None:
             self._over = True
-        elif isinstance(item, History):
-            self.pending.append(item)
         elif isinstance(item, Run):
             self._manifest = item
-        else:
+        elif isinstance(item, Answer):
             self._asked.append(item)
 
     def _is_due(self) -> bool:
@@ -184,10 +192,7 @@ class RunWriter:
         return asked or time.monotonic() >= self._due or (bool(waits) and not self.complained)
 
     def _is_full(self) -> bool:
-        return self._waiting() >= FLUSH_ROWS
-
-    def _waiting(self) -> int:
-        return sum(len(block) * len(block.layers) for block in self.pending)
+        return _rows(self.pending) >= FLUSH_ROWS
 
     def _flush(self) -> None:
         self._save()
@@ -248,9 +253,8 @@ class RunWriter:
         written = []
         try:
             for path in paths:
-                build, rows_per_step = _BUILDERS[path.parent.name]
                 written.append(path.with_name(f".{path.name}.tmp"))
-                _write_part(written[-1], build(block), rows_per_step(block))
+                write_part(written[-1], path.parent.name, block)
         except BaseException:
             for temporary in written:  # half a part takes room that the disk does not have
                 with contextlib.suppress(OSError):
@@ -282,18 +286,20 @@ class RunWriter:
                 "gradwatch: cannot write to %s (%s); training goes on, writing is tried again", self.folder, error
             )
         self.complained = True
-        waiting = self._waiting()
-        while len(self.pending) > 1 and waiting > MAX_WAITING_ROWS:
-            block = self.pending.pop(0)
-            waiting -= len(block) * len(block.layers)
-            self.dropped += len(block)
+        while len(self.pending) > 1 and _rows(self.pending) > MAX_WAITING_ROWS:
+            self._gone.append(len(self.pending.pop(0)))
 
     def _recovered(self) -> None:
-        if self.complained:
-            lost = f"{self.dropped} steps found no room meanwhile" if self.dropped else "nothing is lost"
-            log.log(logging.WARNING if self.dropped else logging.INFO, "gradwatch: writing to %s again: %s",
-                    self.folder, lost)  # fmt: skip
-        self.complained, self.dropped = False, 0
+        gone = sum(self._gone.popleft() for _ in range(len(self._gone)))
+        if gone:
+            log.warning("gradwatch: writing to %s again: %d steps found no room meanwhile", self.folder, gone)
+        elif self.complained:
+            log.info("gradwatch: writing to %s again: nothing is lost", self.folder)
+        self.complained = False
+
+
+def _rows(blocks: Iterable[History]) -> int:
+    return sum(len(block) * len(block.layers) for block in blocks)
 
 
 @dataclass
@@ -308,16 +314,3 @@ class _Count:
         new = np.unique(block.step[block.step >= (self.end or 0)])
         if len(new):
             self.steps, self.end = self.steps + len(new), int(new[-1]) + 1
-
-
-# table -> (its rows out of a block, how many of them one step has)
-_BUILDERS: dict[str, tuple[Callable[[History], pa.Table], Callable[[History], int]]] = {
-    "layers": (layers_table, lambda block: len(block.layers)),
-    "steps": (steps_table, lambda block: 1),
-}
-
-
-def _write_part(path: Path, table: pa.Table, rows_per_step: int = 1) -> None:
-    """Write a part; its row groups hold whole steps."""
-    rows = max(1, group_rows(table.num_columns) // max(1, rows_per_step)) * max(1, rows_per_step)
-    pq.write_table(table, path, row_group_size=rows, **options(table.schema))

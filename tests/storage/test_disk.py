@@ -7,6 +7,7 @@ import resource
 import shutil
 import signal
 import subprocess
+import threading
 import time
 
 import numpy as np
@@ -51,7 +52,7 @@ def training(tmp_path):
 @pytest.fixture
 def refuse(monkeypatch):
     """`refuse(error)`: no part can be written; `refuse(None)`: they can again."""
-    real, reason = writing._write_part, [None]
+    real, reason = writing.write_part, [None]
 
     def write(path, table, *rows):
         if reason[0] is not None:
@@ -59,7 +60,7 @@ def refuse(monkeypatch):
             raise reason[0]
         real(path, table, *rows)
 
-    monkeypatch.setattr(writing, "_write_part", write)
+    monkeypatch.setattr(writing, "write_part", write)
     return lambda error: reason.__setitem__(0, error)
 
 
@@ -252,7 +253,7 @@ def test_gaps_are_counted_and_the_first_ones_named(steps, text):
 
 
 def test_memory_is_bounded_while_the_disk_refuses(tmp_path, monkeypatch):
-    monkeypatch.setattr(writing, "_write_part", lambda *_: (_ for _ in ()).throw(OSError(28, "No space left")))
+    monkeypatch.setattr(writing, "write_part", lambda *_: (_ for _ in ()).throw(OSError(28, "No space left")))
     history, folder = make_history(steps=1000), create_folder(tmp_path, "full")
     monkeypatch.setattr(writing, "MAX_WAITING_ROWS", 7 * 3000)
     writer = RunWriter(folder, history.run, flush_seconds=0.001)
@@ -261,8 +262,34 @@ def test_memory_is_bounded_while_the_disk_refuses(tmp_path, monkeypatch):
     writer.flush()
     assert sum(map(len, writer.pending)) == 3000
     assert writer.pending[-1].step[-1] == 19_999  # the newest stay
-    assert writer.dropped == 17_000
+    assert sum(writer._gone) == 17_000
     writer.close()
+
+
+def test_memory_is_bounded_while_a_write_does_not_come_back(tmp_path, monkeypatch, caplog):
+    """A hard mount of a server that is gone: what is being written, and as much again of what came last."""
+    begun, back, write = threading.Event(), threading.Event(), writing.write_part
+
+    def hang(*args):
+        begun.set()
+        back.wait()
+        write(*args)
+
+    monkeypatch.setattr(writing, "write_part", hang)
+    monkeypatch.setattr(writing, "MAX_WAITING_ROWS", 7 * 3000)
+    history, folder = make_history(steps=1000), create_folder(tmp_path, "hung")
+    writer = RunWriter(folder, history.run, flush_seconds=0.001)
+    writer.append(history)
+    begun.wait()
+    for k in range(1, 20):
+        writer.append(changed(history, step=history.step + 1000 * k))
+    assert sum(map(len, writer._new)) == 3000
+    back.set()
+    writer.close()
+    assert (writer.lost, "16000 steps found no room meanwhile" in caplog.text) == (16_000, True)
+    opened = open_history(folder)
+    assert opened.step.tolist() == [*range(1000), *range(17_000, 20_000)]
+    assert "16,000 steps were not recorded" in opened.problems[0]
 
 
 def test_a_merge_that_fails_does_not_end_the_writing(training, caplog, monkeypatch):

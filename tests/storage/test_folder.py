@@ -105,14 +105,14 @@ def test_steps_recorded_again_belong_to_the_later_attempt():
 
 def test_a_full_disk_loses_nothing_that_fits_in_memory(tmp_path, monkeypatch, caplog):
     history, folder = make_history(), create_folder(tmp_path, "full")
-    real, refuse = writing._write_part, [True]
+    real, refuse = writing.write_part, [True]
 
     def write(path, table, *rows):
         if refuse[0]:
             raise OSError(28, "No space left on device")
         real(path, table, *rows)
 
-    monkeypatch.setattr(writing, "_write_part", write)
+    monkeypatch.setattr(writing, "write_part", write)
     writer = RunWriter(folder, history.run, flush_seconds=0.02)
     writer.append(history.slice(0, 100))
     deadline = time.monotonic() + 10
