@@ -229,9 +229,16 @@ def totals(half: str, results: Results) -> list[str]:
     return lines
 
 
+def agreement(results: Results) -> str:
+    """In how many trainings all seeds have one main finding (or none), and which are the others."""
+    apart = [name for name, rows in results.items() if len({row["found"] for row in rows}) > 1]
+    others = f"; not of {', '.join(apart)}" if apart else ""
+    return f"The main finding is the same for all {SEEDS} seeds of {len(results) - len(apart)} trainings{others}."
+
+
 def page(results: Results) -> str:
     """The page as Markdown."""
-    lines = totals("tuning", results)
+    lines = [*totals("tuning", results), "", agreement(results)]
     lines += ["", "| training | found | advice | an expert | as it is | with the advice | best | expert's | result |",
               "|---|---|---|---|---|---|---|---|---|"]  # fmt: skip
     for name, rows in results.items():
