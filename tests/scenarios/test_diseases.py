@@ -15,7 +15,7 @@ from torch import nn
 from trainings import one, serious
 
 from gradwatch.analysis.rules import diagnose, verdict
-from gradwatch.analysis.rules.gradient_scale import noise_dominated
+from gradwatch.analysis.rules.noise import noise_dominated
 from gradwatch.history import Run
 from gradwatch.open_run import open_history
 

@@ -8,6 +8,7 @@ from recordings import Recorded
 from trainings import one, serious
 
 from gradwatch.analysis.rules import diagnose
+from gradwatch.analysis.rules.noise import noise_dominated
 from gradwatch.analysis.rules.progress import no_progress, progress, succeeds
 
 s = Recorded(live)
@@ -59,6 +60,17 @@ def test_a_loss_that_stays_where_it_was_is_no_progress_and_one_that_falls_by_a_l
     assert found.evidence["began"] == pytest.approx(2.3, abs=0.1)
     assert no_progress(losses(*(2.3 + NOISE - np.linspace(0, 0.5, 400)))) == []
     assert no_progress(losses(*(2.3 + NOISE - 0.5 * (np.arange(400) > 3)))) == []  # within the first steps
+
+
+def test_losses_that_differ_by_more_than_their_level_are_noise():
+    draw = np.random.default_rng(0).pareto(1.0, 400) + 1  # a few are hundreds of times the usual one
+    (found,) = noise_dominated(losses(*draw))
+    assert (found.rule, found.severity) == ("noise-dominated", "warning")
+    assert found.evidence["noise_of_a_batch"] > 0.5
+    assert noise_dominated(losses(*draw[:199])) == []  # few steps
+    assert noise_dominated(losses(*draw, accuracy=np.linspace(0.1, 0.8, 400))) == []
+    assert noise_dominated(losses(*(draw / np.linspace(1, 50, 400)))) == []  # it falls for all its noise
+    assert noise_dominated(losses(*(2.3 + NOISE))) == []
 
 
 def test_a_metric_that_gets_better_is_progress_even_where_the_loss_does_not_fall():

@@ -1,4 +1,4 @@
-"""Gradients of the wrong size: a loss scale is left in them, they are never zeroed, or they are mostly noise.
+"""Gradients of the wrong size: a loss scale is left in them, or they are never zeroed.
 
 Legend: T recorded steps, L layers, R ranks.
 """
@@ -13,7 +13,7 @@ from gradwatch.analysis.rules.facts import is_adaptive, middle
 from gradwatch.analysis.rules.finding import Finding, Severity, either
 from gradwatch.analysis.rules.gradients import exploding, has_rivals, training_losses
 from gradwatch.analysis.rules.weight_growth import weights_shrink
-from gradwatch.formatting import loop_clips, setting_text
+from gradwatch.formatting import loop_clips
 from gradwatch.history import Floats, History
 
 
@@ -133,47 +133,5 @@ def gradients_accumulate(
             cause="Each step's gradient is the sum of all before it: nothing sets it to zero between the steps.",
             cure="Call optimizer.zero_grad() once in each step, before backward (with gradient accumulation: after "
             "each optimizer.step()).",
-        )
-    ]
-
-
-def noise_dominated(history: History, times: float = 10.0, min_steps: int = 50) -> list[Finding]:
-    """The gradient of a batch is mostly noise: the noise scale is `times` the batch, over the second half of the run.
-
-    Two batch sizes are on record where each rank's own norm is (`watch(..., ranks=True)`): that of a rank, b, and that
-    of all R ranks, B = R b. Then |G|^2 = (B |G_B|^2 - b |G_b|^2) / (B - b), S = (|G_b|^2 - |G_B|^2) / (1/b - 1/B), both
-    averaged over the steps first and divided then: the noise scale S / |G|^2, here in batches of all ranks. Where the
-    signal is lost in the noise of the estimate the scale is inf. A note: late in a training this is usual.
-    Source: McCandlish et al. 2018, appendix A.1.
-    """
-    names = sorted(name for name in history.per_step if name.startswith("rank_grad_norm/"))
-    if len(names) < 2 or len(history) < min_steps:
-        return []
-    ranks = len(names)
-    late = slice(len(history) // 2, None)
-    small = np.stack([history.total(name) for name in names], axis=1)[late] ** 2  # [T, R]
-    large = incoming(history)[late] ** 2
-    rows = np.isfinite(small).all(axis=1) & np.isfinite(large)
-    if rows.sum() < min_steps / 2:
-        return []
-    one, all_ = float(small[rows].mean()), float(large[rows].mean())
-    signal = (ranks * all_ - one) / (ranks - 1)
-    noise = (one - all_) / (1 - 1 / ranks)
-    scale = noise / signal / ranks if signal > 0 else float("inf")
-    if not scale >= times:
-        return []
-    return [
-        Finding(
-            rule="noise-dominated",
-            severity="note",
-            layers=(),
-            first_step=int(history.step[late][0]),
-            last_step=int(history.step[-1]),
-            evidence={"noise_scale_in_batches": scale, "ranks": ranks, "steps": int(rows.sum())},
-            cause="Between batches the gradient differs by more than it has in common: a batch "
-            f"{setting_text(scale)} times as large would still be worth its cost."
-            if np.isfinite(scale)
-            else "Between batches the gradient differs so much that nothing in common can be seen.",
-            cure="If the loss has stopped falling: larger batches, gradient accumulation, or a lower learning rate.",
         )
     ]

@@ -35,7 +35,7 @@ class Progress:
     """How a scalar went: medians of where it began and ended, and of the best it was in between.
 
     `gain` is how much better than it began it ended, `error` the standard error of that. `first` is its first value,
-    `won` how much better than that it ended.
+    `won` how much better than that it ended. `noise` is the standard deviation of one value.
     """
 
     metric: str
@@ -46,6 +46,7 @@ class Progress:
     gain: float
     won: float
     error: float
+    noise: float
 
     def is_real(self, sigmas: float = 4.0) -> bool:
         """Whether it ended better than it began by more than its noise."""
@@ -91,7 +92,7 @@ def _went(name: str, values: Floats, sign: int, first: int = 5) -> Progress:
     """
     late = values[-max(first, len(values) // 4) :]
     ended = float(np.median(late))
-    sigma = 1.4826 * float(np.median(np.abs(np.diff(values)))) / np.sqrt(2)  # of one value, whatever the trend
+    sigma = 1.4826 * float(np.median(np.abs(np.diff(values)))) / np.sqrt(2)  # whatever the trend
     width = max(first, len(values) // 20)
     blocks = values[len(values) % width :].reshape(-1, width)
     best = float(np.median(blocks, axis=1).min())
@@ -105,7 +106,7 @@ def _went(name: str, values: Floats, sign: int, first: int = 5) -> Progress:
     began, gain, error = max(tried, key=lambda t: t[1] / t[2] if t[2] else t[1])
     known = {"first": float(values[0]), "began": began, "ended": ended, "best": min(best, ended)}
     shown = {what: sign * value for what, value in known.items()}
-    return Progress(name, **shown, gain=gain, won=float(values[0]) - ended, error=float(error))
+    return Progress(name, **shown, gain=gain, won=float(values[0]) - ended, error=float(error), noise=float(sigma))
 
 
 def succeeds(history: History, share: float = 0.2) -> bool:
@@ -128,16 +129,7 @@ def no_progress(
     that are small, or that take each other back. Where it shows none, two remain.
     Source: the standard error of a median; the sizes of steps as in `update-too-small`.
     """
-    under_way = history.run.status == "RUNNING"
-    known = progress(history)
-    if (
-        steps_taken(history) < (max(running, (history.run.total_steps or 0) / 10) if under_way else min_steps)
-        or has_rivals(history)
-        or history.step[0] > 0
-        or any(p.is_large(share) for p in known)
-    ):
-        return []
-    losses = [p for p in known if "loss" in p.metric.lower()]
+    losses = unmoved(history, min_steps, running, share)
     if not losses or not all(p.is_flat(most) for p in losses):
         return []
     shown = losses[0]
@@ -158,6 +150,23 @@ def no_progress(
             alternatives=why.alternatives,
         )
     ]
+
+
+def unmoved(history: History, min_steps: int, running: int, share: float = 0.02) -> list[Progress]:
+    """How the training losses went, where nothing that was logged got better and that can be judged.
+
+    A run that is under way can be from `running` steps on, and after a tenth of its `total_steps`.
+    """
+    under_way = history.run.status == "RUNNING"
+    known = progress(history)
+    if (
+        steps_taken(history) < (max(running, (history.run.total_steps or 0) / 10) if under_way else min_steps)
+        or has_rivals(history)
+        or history.step[0] > 0
+        or any(p.is_large(share) for p in known)
+    ):
+        return []
+    return [p for p in known if "loss" in p.metric.lower()]
 
 
 def _why(history: History) -> Why:

@@ -20,9 +20,10 @@ from gradwatch.analysis.rules.depth import imbalance, vanishing
 from gradwatch.analysis.rules.epsilon import below_epsilon
 from gradwatch.analysis.rules.facts import LEAST_STEPS, steps_taken
 from gradwatch.analysis.rules.finding import RANK, Finding, Rule
-from gradwatch.analysis.rules.gradient_scale import gradients_accumulate, noise_dominated, scaled_gradients
+from gradwatch.analysis.rules.gradient_scale import gradients_accumulate, scaled_gradients
 from gradwatch.analysis.rules.gradients import exploding
 from gradwatch.analysis.rules.guard import with_guard
+from gradwatch.analysis.rules.noise import noise_dominated
 from gradwatch.analysis.rules.nonfinite import nonfinite
 from gradwatch.analysis.rules.progress import no_progress, succeeds
 from gradwatch.analysis.rules.rivals import generator_starves

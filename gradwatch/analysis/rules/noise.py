@@ -1,0 +1,95 @@
+"""Trainings in which noise decides the steps: by the gradients of ranks, or by the losses.
+
+Legend: T recorded steps, R ranks.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from gradwatch.analysis.clips import incoming
+from gradwatch.analysis.rules.finding import Finding
+from gradwatch.analysis.rules.progress import unmoved
+from gradwatch.analysis.rules.tries import LOWER
+from gradwatch.formatting import setting_text
+from gradwatch.history import History
+
+
+def noise_dominated(
+    history: History,
+    times: float = 10.0,
+    min_steps: int = 50,
+    noise: float = 0.5,
+    min_losses: int = 200,
+    running: int = 1000,
+) -> list[Finding]:
+    """A batch is mostly noise: by the losses of a run that gets nowhere, or by the gradients of several ranks.
+
+    By the losses, a warning: nothing that was logged gets better, as in `no_progress` (from `min_losses` steps on, of a
+    run under way from `running`), and the standard deviation of one training loss, by the differences of neighbours,
+    is above the share `noise` of where it began and ended: learning could not be seen.
+    By the gradients, a note, as late in a training it is usual: the noise scale is `times` the batch, over the second
+    half of the run. Two batch sizes are on record where each rank's own norm is (`watch(..., ranks=True)`): that of a
+    rank, b, and that of all R ranks, B = R b. Then |G|^2 = (B |G_B|^2 - b |G_b|^2) / (B - b), S = (|G_b|^2 - |G_B|^2) /
+    (1/b - 1/B), both averaged over the steps first and divided then: the noise scale S / |G|^2, here in batches of all
+    ranks. Where the signal is lost in the noise of the estimate the scale is inf.
+    Source: McCandlish et al. 2018, appendix A.1; the standard error of a median.
+    """
+    return _by_losses(history, noise, min_losses, running) or _by_ranks(history, times, min_steps)
+
+
+def _by_losses(history: History, noise: float, min_steps: int, running: int) -> list[Finding]:
+    losses = unmoved(history, min_steps, running)
+    if not losses or not all(p.noise > noise * max(abs(p.began), abs(p.ended)) for p in losses):
+        return []
+    shown = losses[0]
+    times = shown.noise / abs(shown.ended) if shown.ended else float("inf")
+    return [
+        Finding(
+            "noise-dominated",
+            "warning",
+            (),
+            int(history.step[0]),
+            int(history.step[-1]),
+            {"noise_of_a_batch": times, "metric": shown.metric, "began": shown.began, "ended": shown.ended},
+            f"From batch to batch {shown.metric} differs by {times:.2g} times its own level, and nothing that was "
+            "logged got better by more than that: a few examples decide each step.",
+            "Bound what one example can weigh (a weight, a target, a division by what may be near 0), take larger "
+            "batches, or lower the learning rate.",
+            tries=(LOWER,),
+        )
+    ]
+
+
+def _by_ranks(history: History, times: float, min_steps: int) -> list[Finding]:
+    names = sorted(name for name in history.per_step if name.startswith("rank_grad_norm/"))
+    if len(names) < 2 or len(history) < min_steps:
+        return []
+    ranks = len(names)
+    late = slice(len(history) // 2, None)
+    small = np.stack([history.total(name) for name in names], axis=1)[late] ** 2  # [T, R]
+    large = incoming(history)[late] ** 2
+    rows = np.isfinite(small).all(axis=1) & np.isfinite(large)
+    if rows.sum() < min_steps / 2:
+        return []
+    one, all_ = float(small[rows].mean()), float(large[rows].mean())
+    signal = (ranks * all_ - one) / (ranks - 1)
+    noise = (one - all_) / (1 - 1 / ranks)
+    scale = noise / signal / ranks if signal > 0 else float("inf")
+    if not scale >= times:
+        return []
+    return [
+        Finding(
+            rule="noise-dominated",
+            severity="note",
+            layers=(),
+            first_step=int(history.step[late][0]),
+            last_step=int(history.step[-1]),
+            evidence={"noise_scale_in_batches": scale, "ranks": ranks, "steps": int(rows.sum())},
+            cause="Between batches the gradient differs by more than it has in common: a batch "
+            f"{setting_text(scale)} times as large would still be worth its cost."
+            if np.isfinite(scale)
+            else "Between batches the gradient differs so much that nothing in common can be seen.",
+            cure="If the loss has stopped falling: larger batches, gradient accumulation, or a lower learning rate.",
+        )
+    ]
