@@ -220,10 +220,7 @@ def flushes(folder, history, attempt=0):
         pass
     if writer is not None:  # the lock and the thread go with the process
         writer.pending.clear()
-        writer.closing = True
-        writer.queue.put(None)
-        writer.thread.join()
-        writer.lock.release()
+        writer.end()
     return max(done, default=0)
 
 
