@@ -205,9 +205,9 @@ def test_the_rate_is_back_when_a_step_raises(tmp_path):
         assert optimizer.param_groups[0]["lr"] == 0.5
     one_step(model, optimizer)
     assert optimizer.seen == [0.5]
-    assert not learning_rate._due
-    assert not learning_rate._replaced
-    assert not learning_rate._guards
+    assert optimizer not in learning_rate._due
+    assert optimizer not in learning_rate._replaced
+    assert Failing not in learning_rate._guards
 
 
 def test_a_step_that_a_hook_ends_before_it_begins_scales_no_later_one(tmp_path):

@@ -282,7 +282,7 @@ def test_a_checkpoint_has_its_past_on_disk_and_loses_no_late_value(tmp_path):
 
     model = mlp()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    handle = watch(model, optimizer, tmp_path, every=5)
+    handle = watch(model, optimizer, tmp_path, every=5, flush_every=1000.0)  # no drain by the clock
     drained = []
     handle._recorder.sink = lambda block: (drained.append(len(block)), handle._writer.append(block))
     train(model, optimizer, 20, after_step=after)
