@@ -84,3 +84,11 @@ def test_a_loss_that_grows_because_the_agent_lives_longer_is_no_alarm(seed, tmp_
     loss = history.total("loss")
     assert loss.max() > 3 * loss[:50].max()
     assert serious(diagnose(history)) == []
+
+
+def test_what_sums_up_a_run_follows_from_what_began_later_in_it():
+    """Losses that are mostly noise are so from the first step on, and the spikes that make them so come later."""
+    noise, spike = Finding("noise-dominated", "warning", (), 0, 299), Finding("spike", "error", (), 12, 299)
+    (root,) = group([noise, spike])
+    assert (root.rule, [f.rule for f in root.consequences]) == ("spike", ["noise-dominated"])
+    assert len(group([noise, Finding("spike", "warning", (), 12, 40)])) == 2  # it was over

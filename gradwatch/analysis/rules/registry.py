@@ -51,7 +51,8 @@ CONSEQUENCES: dict[str, set[str]] = {
     "exploding": _RUINED | {"lr-too-high"},
     "lr-too-high": _RUINED | {"exploding"},
     "update-too-large": (_RUINED | {"exploding", "lr-too-high"}) - {"update-too-large"},
-    "spike": {"nonfinite", "exploding", "dead-layer", "lr-too-high", "update-too-large", "weight-growth"},
+    "spike": {"nonfinite", "exploding", "dead-layer", "lr-too-high", "update-too-large", "weight-growth"}
+    | {"noise-dominated"},
     "nonfinite": (_RUINED | {"exploding"}) - {"nonfinite"},
     "weight-growth": {"exploding", "nonfinite", "dead-layer", "vanishing", "update-too-small", "renorm-binds"},
     "dead-layer": {"vanishing", "imbalance", "update-too-small", "weights-unchanged", "noise-dominated"},
@@ -76,6 +77,7 @@ step the one that stands higher here.
 HEALTHY, TOO_SHORT = "healthy", "too short to judge"
 SIGNS, SIGN_STEPS = {"spike", "lr-too-high", "update-too-large", "weight-growth"}, 50
 """What may be seen of an explosion up to so many steps before the explosion itself: it stands under it all the same."""
+_OF_THE_RUN = {"no-progress", "noise-dominated"}  # seen at its end, whatever they begin with
 _LATE = {
     "weight-growth",
     "dead-layer",
@@ -132,7 +134,7 @@ def group(findings: Iterable[Finding]) -> list[Finding]:
 
 def _began(finding: Finding, findings: list[Finding]) -> int:
     """The first step of a finding, of a sign of an explosion that of the explosion; of what sums up a run, its last."""
-    if finding.rule == "no-progress":
+    if finding.rule in _OF_THE_RUN:
         return finding.last_step
     ahead = [f.first_step for f in findings if f.rule == "exploding" and finding.rule in SIGNS]
     return max([finding.first_step, *(step for step in ahead if step - finding.first_step <= SIGN_STEPS)])
@@ -140,7 +142,7 @@ def _began(finding: Finding, findings: list[Finding]) -> int:
 
 def _follows(finding: Finding, other: Finding) -> bool:
     last = finding.first_step - (SIGN_STEPS if finding.rule in _LATE else 0)
-    if finding.rule == "no-progress":  # what was over in the first half of a run does not explain it
+    if finding.rule in _OF_THE_RUN:  # what was over in the first half of a run does not explain it
         last = (finding.first_step + finding.last_step) // 2
     return finding.rule in CONSEQUENCES.get(other.rule, ()) and other.last_step >= last
 
