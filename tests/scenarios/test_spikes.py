@@ -51,6 +51,7 @@ def test_an_odd_batch_that_throws_the_training_out(tmp_path):
     assert "1.weight" in finding.layers
     assert finding.evidence["largest_step"] == 150
     assert finding.evidence["times_usual"] > 100
+    assert "the clip caught" not in finding.cause  # there is none
     assert (finding.evidence["caught"], finding.evidence["recovered"]) == (0, "no")
     assert len(policies_in(finding)) == 2
 

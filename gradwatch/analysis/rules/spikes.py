@@ -82,7 +82,7 @@ def spike(
             int(history.step[rows[0]]),
             int(history.step[rows[-1] if recovered else -1]),
             evidence,
-            _spike_cause(evidence, bool(up.any()), all_caught),
+            _spike_cause(history, evidence, bool(up.any()), all_caught),
             cure,
             tries=tries,
             alternatives=_OF_SPIKES if up.any() else (),
@@ -90,13 +90,14 @@ def spike(
     ]
 
 
-def _spike_cause(evidence: dict[str, float | str], up: bool, caught: bool) -> str:
+def _spike_cause(history: History, evidence: dict[str, float | str], up: bool, caught: bool) -> str:
     if not up:
         return f"The loss jumped at step {evidence['largest_step']} while the gradients stayed usual: an odd batch."
-    who = "and the policy caught " + ("them all" if caught else f"{evidence['caught']} of them")
+    has_clip = history.run.clip or evidence["caught"]  # or one of the loop's own
+    who = ", and the clip caught " + ("them all" if caught else f"{evidence['caught']} of them")
     return (
         f"{evidence['spikes']} step(s) stand out; the gradient of step {evidence['largest_step']} is "
-        f"{evidence['times_usual']:.3g} times the usual one, {who}. {either(_OF_SPIKES)}"
+        f"{evidence['times_usual']:.3g} times the usual one{who if has_clip else ''}. {either(_OF_SPIKES)}"
     )
 
 
