@@ -142,7 +142,7 @@ def test_where_a_disk_was_unmounted_nothing_is_made_until_it_is_back(training, c
     training(10)
     training(10)
     assert not away.exists()
-    assert len(said(caplog)) == 1
+    assert 1 <= len(said(caplog)) <= 2  # the look for what to merge may have met it before a write did
     away.with_name("away").rename(away)
     training(10)
     training.watch.close()
