@@ -212,6 +212,7 @@ class RunWriter:
 
     def _save(self) -> None:
         """Write what waits; the parts first: a manifest that says FINISHED must find them all, or tell what lacks."""
+        writes = bool(self.pending or self._manifest)
         try:
             try:
                 if self.pending:
@@ -220,7 +221,8 @@ class RunWriter:
                 if self._manifest is not None and (self._over or not self.pending):
                     write_json(self.folder / MANIFEST, self._manifest.to_json())
                     self._manifest = None
-            self._recovered()
+            if writes:  # where nothing was written nothing is known
+                self._recovered()
         except Exception as error:  # a full disk must not end the thread: the training goes on
             self._complain(error)
         self._due = time.monotonic() + self.flush_seconds
