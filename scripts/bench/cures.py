@@ -108,7 +108,7 @@ def unread(training: Sick, trained: Trained) -> list[str]:
     missing = {}
     for seed in range(SEEDS):
         judged = trained.judged(training, seed)
-        main = next((root for root in judged.roots if root.severity != "note"), None)
+        main = judged.main
         if main and not main.tries and (training.name, main.rule) not in READINGS:
             missing[main.rule] = f"{training.name}, {main.rule}, seed {seed}: {main.cause} {main.cure}"
     return list(missing.values())
@@ -122,7 +122,7 @@ def tried(training: Sick, trained: Trained) -> list[Row]:
         untreated, expert = (trained.score(training, seed, done, done == "ill") for done in ("ill", "expert"))
         row: Row = {"found": None, "right": judged.right, "advice": None, "tries": {}}
         row |= {"first": expert["first"], "untreated": untreated["last"], "expert": expert["last"]}
-        main = next((root for root in judged.roots if root.severity != "note"), None)
+        main = judged.main
         if main:
             row["found"] = main.rule
             unchanged = Intervention.of(open_history(next(trained.place(training, seed, "ill").glob("*/"))).run)

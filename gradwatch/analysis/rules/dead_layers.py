@@ -119,9 +119,10 @@ def no_gradient(history: History, min_steps: int = 10) -> list[Finding]:
     seen = present(history)  # [R, L]
     frozen = {layer.name for layer in history.run.layers if layer.frozen}
     can = np.array([name not in frozen for name in history.layers], bool)
-    never = can & ~seen.any(axis=0) if len(history) >= min_steps and seen.any() else np.zeros(len(can), bool)
+    silent = ~seen.any(axis=0) if len(history) >= min_steps and seen.any() else np.zeros(len(can), bool)
+    never = can & silent
     unheld = _own_unheld(history) if seen.any() else ()
-    raw = _never_trained(history, ~can & ~seen.any(axis=0)) if len(history) >= min_steps and seen.any() else ()
+    raw = _never_trained(history, ~can & silent)
     findings = []
     if never.any():
         findings.append(
@@ -167,17 +168,17 @@ def _never_trained(history: History, frozen: Bools, least: int = 256, exact: flo
     It agrees up to the share `exact`, or three standard errors; matrices of fewer elements than `least` do not count.
     """
     shapes = {layer.name: layer.shape for layer in history.run.layers}
-    at = [i for i in np.flatnonzero(frozen & matrices(history)) if numel(history)[i] >= least]
+    sizes, norm = numel(history), history.layer("weight_norm")
     found = 0.0
-    for i in at:
-        norms = history.layer("weight_norm")[:, i]
-        rms = norms[np.isfinite(norms)][:1] / np.sqrt(numel(history)[i])
-        rows, inputs = shapes[history.layers[i]][0], numel(history)[i] / shapes[history.layers[i]][0]
+    for i in np.flatnonzero(frozen & matrices(history) & (sizes >= least)):
+        norms = norm[:, i]
+        rms = norms[np.isfinite(norms)][:1] / np.sqrt(sizes[i])
+        rows = shapes[history.layers[i]][0]
+        inputs = sizes[i] / rows
         drawn = np.array([1 / np.sqrt(3 * inputs), 1.0, np.sqrt(2 / inputs), np.sqrt(2 / (inputs + rows))])
         off = np.abs(rms / drawn - 1).min(initial=np.inf) if len(rms) else np.inf
-        found += numel(history)[i] * (off < max(exact, 3 * 0.71 / np.sqrt(numel(history)[i])))
-    held = numel(history)[frozen].sum()
-    return pick(history, frozen) if found > held / 2 else ()
+        found += sizes[i] * (off < max(exact, 3 * 0.71 / np.sqrt(sizes[i])))
+    return pick(history, frozen) if found > sizes[frozen].sum() / 2 else ()
 
 
 def _without(history: History, layers: tuple[str, ...], missing: str, cause: str, cure: str) -> Finding:

@@ -10,7 +10,7 @@ import numpy as np
 from gradwatch.analysis.clips import incoming
 from gradwatch.analysis.rules.finding import Finding
 from gradwatch.analysis.rules.progress import unmoved
-from gradwatch.analysis.rules.tries import LOWER, clip_with
+from gradwatch.analysis.rules.tries import LOWER, OWN_PAST, clip_with
 from gradwatch.formatting import setting_text
 from gradwatch.history import History
 
@@ -55,9 +55,8 @@ def _by_losses(history: History, noise: float, min_steps: int, running: int) -> 
             f"From batch to batch {shown.metric} differs by {times:.2g} times its own level, and nothing that was "
             "logged got better by more than that: a few examples decide each step.",
             "Bound what one example can weigh (a weight, a target, a division by what may be near 0), or each layer's "
-            'gradients by their own past, clip="chain(SkipNonfinite(), AdaGC())"; take larger batches, or lower the '
-            "learning rate.",
-            tries=(clip_with("chain(SkipNonfinite(), AdaGC())"), LOWER),
+            f'gradients by their own past, clip="{OWN_PAST}"; take larger batches, or lower the learning rate.',
+            tries=(clip_with(OWN_PAST), LOWER),
         )
     ]
 

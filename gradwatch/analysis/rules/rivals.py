@@ -26,8 +26,8 @@ def generator_starves(
     Source: Goodfellow et al. 2014, section 3 (log(1 - D(G(z))) saturates); Arjovsky & Bottou, arXiv:1701.04862 (a
     perfect discriminator leaves no gradient).
     """
-    norm = history.total("grad_norm")
-    norm = norm[np.isfinite(norm) & (norm > 0)]
+    total = history.total("grad_norm")
+    norm = total[np.isfinite(total) & (total > 0)]
     if len(norm) < min_steps or not has_rivals(history) or any(p.is_large(0.2) for p in progress(history)):
         return []
     begun, late = middle(norm[:first]), middle(norm[len(norm) // 2 :])
@@ -39,7 +39,6 @@ def generator_starves(
     moves = float(np.nanmax(np.nanmedian(ratio, axis=0)))
     if not moves < usual / small:
         return []
-    total = history.total("grad_norm")
     row = int(np.flatnonzero(total < begun / fall)[0])
     return [
         Finding(

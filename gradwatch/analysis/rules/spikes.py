@@ -22,7 +22,7 @@ from gradwatch.analysis.rules.facts import (
 )
 from gradwatch.analysis.rules.finding import Finding, Severity, either
 from gradwatch.analysis.rules.gradients import has_rivals, scaled_losses
-from gradwatch.analysis.rules.tries import LOWER, clip_with, warm_up
+from gradwatch.analysis.rules.tries import LOWER, OWN_PAST, clip_with, warm_up
 from gradwatch.formatting import setting_text
 from gradwatch.history import Bools, Floats, History
 
@@ -102,7 +102,6 @@ def _spike_cause(history: History, evidence: dict[str, float | str], up: bool, c
 
 
 _OF_SPIKES = ("the batches of these steps are odd", "the learning rate is too high")
-_OWN_PAST = "chain(SkipNonfinite(), AdaGC())"
 
 
 def _spike_cure(history: History, many: bool, passed: bool) -> tuple[str, tuple[str, ...]]:
@@ -112,9 +111,9 @@ def _spike_cure(history: History, many: bool, passed: bool) -> tuple[str, tuple[
     leave_out = 'or leave such steps out: clip="chain(SkipNonfinite(), SkipSpike())". Look at that step\'s batch.'
     if many and is_adaptive(history):
         return (
-            f'Bound each layer by its own past: clip="{_OWN_PAST}", because a threshold from the norms has so many '
+            f'Bound each layer by its own past: clip="{OWN_PAST}", because a threshold from the norms has so many '
             f"spikes below it, and {optimizer_kind(history)} remembers each of them for long; {leave_out}"
-        ), (clip_with(_OWN_PAST), "--skip")
+        ), (clip_with(OWN_PAST), "--skip")
     limit = f"chain(SkipNonfinite(), {GUARD})"
     return f'Limit it: clip="{limit}"; {leave_out}', (clip_with(limit), "--skip")
 

@@ -8,6 +8,7 @@ from gradwatch.history import History
 
 LOWER, RAISE = "--lr-scale 0.1", "--lr-scale 10"
 FEW_HUNDRED = 200
+OWN_PAST = "chain(SkipNonfinite(), AdaGC())"  # a bound by each layer's own past
 
 
 def clip_with(text: str) -> str:
