@@ -138,6 +138,12 @@ def huge_rate(folder, sick=True):
     return digits(folder, lambda params: optim.AdamW(params, rate, weight_decay=decay), 120, net)
 
 
+def softmaxed(folder, sick=True, lr=0.1, steps=150):
+    """A softmax before cross_entropy, which has its own (the twin: logits)."""
+    net = nn.Sequential(*mlp(), *([nn.Softmax(-1)] if sick else []))
+    return digits(folder, sgd(lr), steps, net)
+
+
 def tiny_rate(folder, sick=True):
     """Adam at 1e-9 (the twin: 1e-3)."""
     return digits(folder, adam(3e-9 if sick else 1e-3), 100)

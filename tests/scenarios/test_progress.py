@@ -21,6 +21,7 @@ s = Recorded(live)
         (s.large_eps, "below-epsilon", "below the optimizer's eps (1.0e+01)"),
         (s.fading, "weights-shrink", "The weight decay of 0.5 is stronger"),
         (live.starving_generator, "generator-starves", "Its rival has won"),
+        (s.softmaxed, "softmax-twice", "The model ends in a Softmax. Either "),
         (s.body_left_frozen, "no-gradient", "most of what is frozen was never trained"),
     ],
 )

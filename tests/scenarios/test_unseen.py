@@ -34,7 +34,6 @@ WANTED = {  # what no finding is called yet, and an expert would say
     "router-collapsed",
     "saturated",
     "schedule-ran-out",
-    "softmax-twice",
     "symmetric-units",
     "underflow",
     "warmup-too-long",

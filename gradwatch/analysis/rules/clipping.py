@@ -11,6 +11,7 @@ from gradwatch.analysis.clips import called, incoming, loop_coef
 from gradwatch.analysis.rules.facts import (
     FIXED,
     GUARD,
+    USUAL_RATIO,
     clips,
     is_adaptive,
     largest_ratio,
@@ -22,7 +23,6 @@ from gradwatch.analysis.rules.facts import (
 from gradwatch.analysis.rules.finding import Finding, Severity
 from gradwatch.analysis.rules.progress import succeeds
 from gradwatch.analysis.rules.tries import clip_with, rate_times
-from gradwatch.analysis.rules.updates import USUAL
 from gradwatch.formatting import loop_clips, percent, setting_text
 from gradwatch.history import Bools, Floats, History
 from gradwatch.policies.grammar import members
@@ -189,7 +189,7 @@ def _rate_without(history: History, typical: float) -> tuple[float, str]:
     A training that gets better keeps its steps. Another gets usual ones, at no higher a rate than it has.
     """
     moves = largest_ratio(history)
-    factor = min(1.0, USUAL[False] * typical / moves) if moves > 0 and not succeeds(history) else 0.0
+    factor = min(1.0, USUAL_RATIO[False] * typical / moves) if moves > 0 and not succeeds(history) else 0.0
     return (factor, "are of a usual size") if factor > typical else (typical, "stay as large as they are")
 
 

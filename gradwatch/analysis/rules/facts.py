@@ -27,6 +27,7 @@ from gradwatch.policies.grammar import members
 
 _ADAPTIVE = re.compile(r"^ada|adam|rmsprop|rprop|lion|lamb|lars|muon|sophia|shampoo|soap|prodigy|came", re.IGNORECASE)
 LEAST_STEPS = 32  # from so many on `trailing` knows what is usual: the least that a verdict can rest on
+USUAL_RATIO = {True: 0.008, False: 0.04}  # measured update ratios: Adam at 1e-3, SGD at 0.5
 GUARD = "{guard}"  # in a cure: a clip that leaves healthy steps alone (`guard.with_guard` fills it in)
 FIXED = (ClipByGlobalNorm, ClipByNorm, ClipByAverageNorm, ClipByValue, AGC)  # thresholds that someone chose
 

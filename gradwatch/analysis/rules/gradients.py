@@ -15,17 +15,22 @@ from gradwatch.analysis.rules.depth import profile, remedies
 from gradwatch.analysis.rules.facts import (
     GUARD,
     LEAST_STEPS,
+    USUAL_RATIO,
     clips,
     is_adaptive,
     lengthened,
     matrices,
+    measured,
     middle,
     optimizer_kind,
     pick,
+    set_rate,
 )
-from gradwatch.analysis.rules.finding import Finding, either
+from gradwatch.analysis.rules.finding import Finding, Why, either
 from gradwatch.analysis.rules.nonfinite import growth_before
-from gradwatch.analysis.rules.tries import LOWER, clip_with, warm_up
+from gradwatch.analysis.rules.schedule import raised_before
+from gradwatch.analysis.rules.tries import LOWER, clip_with, rate_times, warm_up
+from gradwatch.formatting import percent, setting_text
 from gradwatch.history import Bools, Floats, History
 
 
@@ -109,32 +114,10 @@ _HELD_OUT = re.compile(r"val|test|eval|dev|hold", re.IGNORECASE)
 _RECURRENT = re.compile(r"(^|[._])(weight|bias)_(hh|ih)($|[._])|recurrent|(^|[._])(rnn|lstm|gru)\w*[._]", re.IGNORECASE)
 
 
-def _explosion(history: History, row: int, evidence: dict[str, float | str], large: float = 1e4) -> Finding:
-    """The finding. A loss that begins above `large` is said first (healthy ones of the tests begin below 50)."""
+def _explosion(history: History, row: int, evidence: dict[str, float | str]) -> Finding:
     along, layers, how = _along(history, row)
-    calm = along == "steps" and row >= LEAST_STEPS
-    clip = f'clip="{GUARD}"'
-    cause, began = _CAUSES[along], max((_early(v)[0] for v in scaled_losses(history).values()), default=0.0)
-    if along == "steps" and is_adaptive(history):
-        cure = (
-            f"Lower the learning rate, or warm it up: {optimizer_kind(history)} takes steps of the same size whatever "
-            "the scale of the gradient, so that a clip helps against one bad batch only."
-        )
-    elif along == "depth":
-        cure = f"Give it {' or '.join(remedies(history))}; then {clip}."
-    elif along == "time":
-        cure = f"Clip: {clip}, and begin with orthogonal recurrent weights."
-    else:
-        cure = f"Lower the learning rate or warm it up, and clip: {clip}."
-        if began > large and not calm:
-            cause = f"The loss begins at {began:.2g}, and the gradients and the steps are as large: its targets are "
-            cause += "far from unit size, or it is a sum."
-            cure = "Scale the targets to unit size, or take the mean of what is summed: then the loss begins near 1. "
-            cure += f"If it must be so large, lower the learning rate by decades and clip: {clip}."
-    longer = lengthened(history) if along == "steps" else ("", "")
-    cure += longer[1]
-    if clips(history):
-        cure += f" {history.run.clip} did not hold it."
+    why = _over_steps(history, row) if along == "steps" else _along_the_way(history, along)
+    held = f" {history.run.clip} did not hold it." if clips(history) else ""
     return Finding(
         rule="exploding",
         severity="error",
@@ -142,31 +125,71 @@ def _explosion(history: History, row: int, evidence: dict[str, float | str], lar
         first_step=int(history.step[row]),
         last_step=int(history.step[-1]),
         evidence={"along": along, **how, **evidence},
-        cause=(f"{_TOO_LARGE}. {either(_AFTER_CALM)}" if calm else cause) + longer[0],
-        cure=cure,
-        tries=_tries(history, along),
-        alternatives=_AFTER_CALM if calm else (),
+        cause=why.cause,
+        cure=why.cure + held,
+        tries=why.tries,
+        alternatives=why.alternatives,
     )
 
 
-def _tries(history: History, along: str) -> tuple[str, ...]:
+def _along_the_way(history: History, along: str) -> Why:
+    """What makes a gradient grow on its way back, and the cure."""
+    bound = f'clip="{GUARD}"'
+    if along == "depth":
+        cause = "Each layer multiplies the gradient on its way back by more than one: the initial weights are too "
+        cause += "large for this depth."
+        return Why(cause, f"Give it {' or '.join(remedies(history))}; then {bound}.", {}, (clip_with(GUARD),))
+    return Why(
+        "The gradient is multiplied by the recurrent weights once for each time step, and grew on the way.",
+        f"Clip: {bound}, and begin with orthogonal recurrent weights.",
+        {},
+        (clip_with(GUARD),),
+    )
+
+
+def _over_steps(history: History, row: int, large: float = 1e4) -> Why:
+    """What makes a training come apart in a row, after a calm beginning or at once, and the cure.
+
+    A rate that a schedule had raised before is the cause. A loss that begins above `large` is said first (healthy ones
+    of the tests begin below 50).
+    """
+    raised = raised_before(history, row)
+    calm = row >= LEAST_STEPS and not raised
+    kind, longer, first = optimizer_kind(history), lengthened(history), _first_ratio(history)
+    too_high = "the learning rate is too high for this network"
+    causes = (too_high, "one extreme batch threw it out of its valley") if calm else ()
+    cause = f"{_TOO_LARGE}. {either(causes)}" if calm else f"{_TOO_LARGE}: {too_high}.{raised}"
     bound, later = clip_with(GUARD), warm_up(history)
-    if along == "steps" and is_adaptive(history):
-        return LOWER, later
-    return (bound,) if along in ("depth", "time") else (LOWER, bound, f"{LOWER} {bound}", f"{later} {bound}")
+    if is_adaptive(history):
+        to, lower = "", LOWER
+        times = float(f"{USUAL_RATIO[True] / first:.0e}") if first > 10 * USUAL_RATIO[True] else 1.0
+        if times < 0.1:
+            causes = ()
+            cause = f"{_TOO_LARGE}: the first ones change the weights by {percent(first)} of their size already; under "
+            cause += f"{kind} {percent(USUAL_RATIO[True])} is usual."
+            to, lower = f" to about {setting_text(set_rate(history) * times)}", rate_times(times)
+        cure = f"Lower the learning rate{to}, or warm it up: {kind} takes steps of the same size whatever the scale of "
+        cure += "the gradient, so that a clip helps against one bad batch only."
+        return Why(cause + longer[0], cure + longer[1], {}, (lower, later), causes)
+    limit = f'clip="{GUARD}"'
+    cure = f"Lower the learning rate or warm it up, and clip: {limit}."
+    began = max((_early(v)[0] for v in scaled_losses(history).values()), default=0.0)
+    if began > large and not calm:
+        cause = f"The loss begins at {began:.2g}, and the gradients and the steps are as large: its targets are "
+        cause += "far from unit size, or it is a sum."
+        cure = "Scale the targets to unit size, or take the mean of what is summed: then the loss begins near 1. "
+        cure += f"If it must be so large, lower the learning rate by decades and clip: {limit}."
+    tries = (LOWER, bound, f"{LOWER} {bound}", f"{later} {bound}")
+    return Why(cause + longer[0], cure + longer[1], {}, tries, causes)
 
 
 _TOO_LARGE = "The steps are larger than the loss surface allows"
-_AFTER_CALM = (
-    "the learning rate is too high for this network",
-    "one extreme batch threw it out of its valley",
-)
-_CAUSES = {
-    "steps": f"{_TOO_LARGE}: {_AFTER_CALM[0]}.",
-    "depth": "Each layer multiplies the gradient on its way back by more than one: the initial weights are too large "
-    "for this depth.",
-    "time": "The gradient is multiplied by the recurrent weights once for each time step, and grew on the way.",
-}
+
+
+def _first_ratio(history: History) -> float:
+    """The update ratio of the median matrix when first measured; NaN where none was."""
+    _, ratio = measured(history, "update_ratio")
+    return middle(ratio[0, matrices(history)]) if len(ratio) else float("nan")
 
 
 def _along(history: History, row: int) -> tuple[str, tuple[str, ...], dict[str, float | str]]:

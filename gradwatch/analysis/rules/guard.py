@@ -64,7 +64,8 @@ def wrong_norms(roots: Iterable[Finding]) -> Finding | None:
 
 def too_few(norms: Floats) -> str:
     """Why the usual value stands where a threshold of the run's own is wanted."""
-    return f"{USUAL} is the usual first value: only {len(norms)} steps were healthy, too few to take one from."
+    healthy = f"only {len(norms)} steps were healthy, too few to take one from" if len(norms) else "no step was healthy"
+    return f"{USUAL} is the usual first value: {healthy}."
 
 
 def with_guard(history: History, roots: Sequence[Finding]) -> list[Finding]:

@@ -48,7 +48,8 @@ def nonfinite(
     went_first = _went_first(history, first)
     after = _after(history, first, growth, update)
     last, following = _bracket(history.layers, ~np.isnan(begin).all(axis=0), bad)
-    cause, cure = _words(went_first, after, last, following, int(history.step[first]))
+    said = _of_the_scale(history) if after == "float16" else None
+    cause, cure = said or _words(went_first, after, last, following, int(history.step[first]))
     if skipped:
         cure = "These steps were skipped. If they keep coming: " + cure[0].lower() + cure[1:]
     return [
@@ -71,6 +72,35 @@ def nonfinite(
             tries=(LOWER, warm_up(history)) if after == "growth" else (),
         )
     ]
+
+
+def _of_the_scale(history: History, times: int = 3) -> tuple[str, str] | None:
+    """What the history of a GradScaler's scale says beyond that it was too high once: cause and cure.
+
+    It fell below 1 (float16 passes its largest number without any scale), or was doubled and halved `times` each.
+    Source: torch.amp.GradScaler: halved when a step was dropped, doubled after growth_interval steps (2,000).
+    """
+    scale = history.total("loss_scale")
+    scale = scale[np.isfinite(scale) & (scale > 0)]
+    if not len(scale):
+        return None
+    if scale.min() < 1:
+        return (
+            f"The loss scale was halved down to {scale.min():.2g}, and numbers still passed 65504: they are too large "
+            "for float16 without any scale.",
+            "Train in bfloat16, which has the range; or look at what is so large: logits, a sum over many, weights "
+            "that grow.",
+        )
+    moves = np.diff(np.log2(scale))
+    doubled, halved = int((moves > 0.5).sum()), int((moves < -0.5).sum())
+    if min(doubled, halved) < times:
+        return None
+    return (
+        f"The loss scale was doubled {doubled} times and halved {halved} times: it comes back to where it overflows, "
+        "and each time a step is dropped.",
+        "Give the GradScaler a longer growth_interval (torch's is 2,000 steps), or train in bfloat16, which needs no "
+        "scale.",
+    )
 
 
 def growth_before(history: History, row: int, growth: float = 100.0, update: float = 1.0) -> int | None:

@@ -12,6 +12,7 @@ import numpy as np
 from gradwatch.analysis.final_values import lost_since
 from gradwatch.analysis.groups import higher_is_better
 from gradwatch.analysis.rules.facts import (
+    USUAL_RATIO,
     is_adaptive,
     largest_ratio,
     matrices,
@@ -25,8 +26,7 @@ from gradwatch.analysis.rules.finding import Finding, Why, either
 from gradwatch.analysis.rules.gradients import has_rivals, scaled_losses
 from gradwatch.analysis.rules.schedule import ran_out
 from gradwatch.analysis.rules.tries import LOWER, rate_times
-from gradwatch.analysis.rules.updates import USUAL, weak_gradients
-from gradwatch.formatting import setting_text
+from gradwatch.formatting import percent, setting_text
 from gradwatch.history import Floats, History
 
 
@@ -180,22 +180,31 @@ def _why(history: History) -> Why:
     if not len(at) or not wide.any():
         return _OPEN
     moves = largest_ratio(history)
-    numbers: dict[str, float | str] = {"update_ratio": moves, "usual": USUAL[kind]}
-    if moves < USUAL[kind] / 30:
+    numbers: dict[str, float | str] = {"update_ratio": moves, "usual": USUAL_RATIO[kind]}
+    if moves < USUAL_RATIO[kind] / 30:
         begun = [group.get("initial_accumulator_value") for group in settings(history)]
         begins_at = max((float(value) for value in begun if isinstance(value, int | float)), default=0.0)
         rate = set_rate(history)
-        times = float(f"{USUAL[kind] / max(moves, 1e-12):.0e}")
+        times = float(f"{USUAL_RATIO[kind] / max(moves, 1e-12):.0e}")
         weak = None if begins_at else weak_gradients(history, moves, rate * times)
         return weak or Why(
             f"No layer changes by more than {moves:.1e} of its size in a step; under {optimizer_kind(history)} "
-            f"{USUAL[kind]:g} is usual."
+            f"{USUAL_RATIO[kind]:g} is usual."
             + (f" Its sum of squares begins at {begins_at:g}, far above all gradients." if begins_at else ""),
             "Begin that sum at 0: initial_accumulator_value=0."
             if begins_at
             else f"Raise the learning rate to about {setting_text(rate * times)}.",
             numbers | {"lr": rate},
             () if begins_at else (rate_times(times),),
+        )
+    if moves > 5 * USUAL_RATIO[kind]:
+        times = float(f"{USUAL_RATIO[kind] / moves:.0e}")
+        return Why(
+            f"Each step changes the weights by {percent(moves)} of their size; under {optimizer_kind(history)} "
+            f"{percent(USUAL_RATIO[kind])} is usual: they are too long to get anywhere.",
+            f"Lower the learning rate to about {setting_text(set_rate(history) * times)}.",
+            numbers | {"lr": set_rate(history)},
+            (rate_times(times),),
         )
     _, away = measured(history, "displacement")
     every = float(np.median(np.diff(history.layer_rows[at]))) if len(at) > 1 else 1.0
@@ -214,6 +223,23 @@ def _why(history: History) -> Why:
                 _TAKEN_BACK,
             )
     return _OPEN._replace(evidence=numbers)
+
+
+def weak_gradients(history: History, moves: float, wanted: float, highest: float = 10.0) -> Why | None:
+    """Why steps of `moves` are so small where no rate mends it: the one `wanted` is above all that SGD is used with.
+
+    Under Adam and its kin the size of a step hardly depends on the gradients. Source: CS231n searches rates up to 10.
+    """
+    if is_adaptive(history) or not wanted > highest:
+        return None
+    return Why(
+        f"No layer changes by more than {moves:.1e} of its size in a step, and not for the learning rate: usual steps "
+        f"would take one of {setting_text(wanted)}. The gradients are what is small.",
+        "Look at what stands between the weights and the loss: an output that is saturated (a sigmoid or a softmax far "
+        "out, by its bias or its scale), a temperature, a factor of the loss. A higher rate would throw the weights "
+        "out as soon as the gradients come back.",
+        {},
+    )
 
 
 _TAKEN_BACK = ("they are so long that each undoes the one before", "something puts the weights back")

@@ -25,6 +25,7 @@ from gradwatch.analysis.rules.gradients import exploding
 from gradwatch.analysis.rules.guard import with_guard
 from gradwatch.analysis.rules.noise import noise_dominated
 from gradwatch.analysis.rules.nonfinite import nonfinite
+from gradwatch.analysis.rules.outputs import softmax_twice
 from gradwatch.analysis.rules.progress import no_progress, succeeds
 from gradwatch.analysis.rules.rivals import generator_starves
 from gradwatch.analysis.rules.spikes import lr_too_high, spike
@@ -36,7 +37,7 @@ from gradwatch.history import History
 RULES: tuple[Rule, ...] = (
     nonfinite, exploding, vanishing, dead_layer, no_gradient, imbalance, scaled_gradients, gradients_accumulate,
     noise_dominated, weights_unchanged, update_too_large, update_too_small, below_epsilon, generator_starves,
-    weight_growth, weights_shrink, renorm_binds, spike, lr_too_high, no_progress,
+    weight_growth, weights_shrink, renorm_binds, spike, lr_too_high, softmax_twice, no_progress,
     clip_before_unscale, double_clip, clip_is_your_learning_rate, clip_inert, policy_never_acts,
 )  # fmt: skip
 
@@ -64,6 +65,7 @@ CONSEQUENCES: dict[str, set[str]] = {
     "below-epsilon": {"update-too-small", "weights-unchanged"},
     "weights-shrink": {"below-epsilon", "imbalance", "vanishing", "dead-layer", "update-too-small"},
     "generator-starves": {"below-epsilon", "update-too-small", "vanishing", "weights-unchanged"},
+    "softmax-twice": {"update-too-small", "vanishing"},
     "update-too-small": set(),
     "renorm-binds": set(),
 }

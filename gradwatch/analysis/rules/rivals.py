@@ -7,11 +7,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from gradwatch.analysis.rules.facts import is_adaptive, matrices, measured, middle, optimizer_kind
+from gradwatch.analysis.rules.facts import USUAL_RATIO, is_adaptive, matrices, measured, middle, optimizer_kind
 from gradwatch.analysis.rules.finding import Finding
 from gradwatch.analysis.rules.gradients import has_rivals
 from gradwatch.analysis.rules.progress import progress
-from gradwatch.analysis.rules.updates import USUAL
 from gradwatch.history import History
 
 
@@ -35,7 +34,7 @@ def generator_starves(
     ratio = ratio[history.layer_rows[at] >= len(history) // 2][:, matrices(history)]
     if not late < begun / fall or not np.isfinite(ratio).any():
         return []
-    usual = USUAL[is_adaptive(history)]
+    usual = USUAL_RATIO[is_adaptive(history)]
     moves = float(np.nanmax(np.nanmedian(ratio, axis=0)))
     if not moves < usual / small:
         return []

@@ -40,3 +40,24 @@ def ran_out(history: History, gone: float = 1e-3) -> Why | None:
             {"lr": float(highest.max()), "lr_set": max(said)},
         )
     return None
+
+
+def raised_before(history: History, row: int, times: float = 3.0, within: int = 50) -> str:
+    """A sentence on a schedule that raised the rate `times` in one step, at most `within` rows before this one.
+
+    Empty where none did: a warm-up raises it by less (a linear one doubles it once).
+    Source: Loshchilov & Hutter, arXiv:1608.03983 (warm restarts), where losses jump as well.
+    """
+    rate = rates(history)
+    with np.errstate(invalid="ignore", divide="ignore"):
+        leaps = (rate[1:] > times * rate[:-1]) & (rate[:-1] > 0)
+    rows = np.flatnonzero(leaps.any(axis=1)) + 1
+    rows = rows[(rows <= row) & (rows >= row - within)]
+    if not len(rows):
+        return ""
+    last = int(rows[-1])
+    group = int(np.flatnonzero(leaps[last - 1])[0])
+    return (
+        f" At step {int(history.step[last])} the schedule raised the learning rate from {rate[last - 1, group]:.2g} to "
+        f"{rate[last, group]:.2g}."
+    )

@@ -22,6 +22,7 @@ from gradwatch.analysis.rules.facts import (
 )
 from gradwatch.analysis.rules.finding import Finding, Severity, either
 from gradwatch.analysis.rules.gradients import has_rivals, scaled_losses
+from gradwatch.analysis.rules.schedule import raised_before
 from gradwatch.analysis.rules.tries import LOWER, OWN_PAST, clip_with, warm_up
 from gradwatch.formatting import setting_text
 from gradwatch.history import Bools, Floats, History
@@ -82,7 +83,7 @@ def spike(
             int(history.step[rows[0]]),
             int(history.step[rows[-1] if recovered else -1]),
             evidence,
-            _spike_cause(history, evidence, bool(up.any()), all_caught),
+            _spike_cause(history, evidence, bool(up.any()), all_caught) + raised_before(history, int(rows[0])),
             cure,
             tries=tries,
             alternatives=_OF_SPIKES if up.any() else (),
@@ -260,7 +261,7 @@ def _too_high(history: History, severity: Severity, row: int, last: int, evidenc
         int(history.step[last]),
         {**evidence, **known, "update_ratio": largest_ratio(history)},
         f"The steps of {kind} are too long for this loss: it is thrown above what it had reached, again and again or "
-        f"for good, instead of falling.{longer[0]}",
+        f"for good, instead of falling.{longer[0]}{raised_before(history, row)}",
         cure + longer[1],
         tries=(LOWER, bound),
     )

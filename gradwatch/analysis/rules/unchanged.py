@@ -10,9 +10,20 @@ import re
 import numpy as np
 from numpy.typing import NDArray
 
-from gradwatch.analysis.rules.facts import are_zero, is_adaptive, matrices, measured, numel, pick, present, rates
+from gradwatch.analysis.rules.facts import (
+    USUAL_RATIO,
+    are_zero,
+    is_adaptive,
+    matrices,
+    measured,
+    numel,
+    pick,
+    present,
+    rates,
+)
 from gradwatch.analysis.rules.finding import Finding, Severity, either
-from gradwatch.analysis.rules.updates import USUAL, update_too_small, weak_gradients
+from gradwatch.analysis.rules.progress import weak_gradients
+from gradwatch.analysis.rules.updates import update_too_small
 from gradwatch.history import Bools, Floats, History
 
 Rows = NDArray[np.intp]
@@ -155,7 +166,7 @@ def _explained(
         )
         cure = "Keep the weights in float32 (autocast instead of a half-precision model), or raise the learning rate."
         if set(dtypes) <= {"float32", "float64"}:
-            wanted = rate * USUAL[is_adaptive(history)] / median if median > 0 else 0.0
+            wanted = rate * USUAL_RATIO[is_adaptive(history)] / median if median > 0 else 0.0
             weak = weak_gradients(history, float(median), float(wanted))
             cause, cure = (weak.cause, weak.cure) if weak else (cause, "Raise the learning rate by decades.")
     else:

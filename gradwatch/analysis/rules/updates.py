@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from gradwatch.analysis.rules.facts import (
     LEAST_STEPS,
+    USUAL_RATIO,
     is_adaptive,
     lengthened,
     matrices,
@@ -20,13 +21,13 @@ from gradwatch.analysis.rules.facts import (
     steps_taken,
 )
 from gradwatch.analysis.rules.finding import Finding, Why
+from gradwatch.analysis.rules.progress import weak_gradients
 from gradwatch.analysis.rules.schedule import ran_out
 from gradwatch.analysis.rules.tries import rate_times, warm_up
 from gradwatch.formatting import percent, setting_text
 from gradwatch.history import Bools, Floats, History
 
 Rows = NDArray[np.intp]
-USUAL = {True: 0.008, False: 0.04}  # measured update ratios: Adam at 1e-3, SGD at 0.5
 
 
 def update_too_large(
@@ -57,7 +58,7 @@ def update_too_large(
     largest = max(float(np.nanmedian(ratio[a : b + 1, i])) for i, found in spells.items() for a, b in found)
     rate = set_rate(history)
     longer = lengthened(history)
-    lower = setting_text(float(f"{rate * USUAL[kind] / largest:.0e}"))
+    lower = setting_text(float(f"{rate * USUAL_RATIO[kind] / largest:.0e}"))
     return [
         Finding(
             "update-too-large",
@@ -65,9 +66,9 @@ def update_too_large(
             pick(history, np.isin(np.arange(len(wide)), list(spells))),
             int(history.step[rows[first]]),
             int(history.step[rows[end]]),
-            {"update_ratio": largest, "limit": limit, "usual": USUAL[kind], "lr": rate},
+            {"update_ratio": largest, "limit": limit, "usual": USUAL_RATIO[kind], "lr": rate},
             f"Each step changes these weights by {percent(largest)} of their size; under {optimizer_kind(history)} "
-            f"{percent(USUAL[kind])} is usual." + longer[0],
+            f"{percent(USUAL_RATIO[kind])} is usual." + longer[0],
             f"Lower the learning rate to about {lower}, or warm it up over the first few hundred steps"
             + (
                 ": the size of a step does not depend on the size of the gradient here, so clipping does not help."
@@ -75,7 +76,7 @@ def update_too_large(
                 else "; clip if single batches do it."
             )
             + longer[1],
-            tries=(rate_times(USUAL[kind] / largest), warm_up(history)),
+            tries=(rate_times(USUAL_RATIO[kind] / largest), warm_up(history)),
         )
     ]
 
@@ -92,23 +93,6 @@ def _spells(rows: Rows, mask: Bools, steps: int) -> list[tuple[int, int]]:
     edges = np.flatnonzero(np.diff(np.concatenate([[False], mask, [False]]).astype(np.int8)))
     spells = zip(edges[::2], edges[1::2] - 1, strict=True)
     return [(int(a), int(b)) for a, b in spells if b - a >= 2 and rows[b] - rows[a] > steps]
-
-
-def weak_gradients(history: History, moves: float, wanted: float, highest: float = 10.0) -> Why | None:
-    """Why steps of `moves` are so small where no rate mends it: the one `wanted` is above all that SGD is used with.
-
-    Under Adam and its kin the size of a step hardly depends on the gradients. Source: CS231n searches rates up to 10.
-    """
-    if is_adaptive(history) or not wanted > highest:
-        return None
-    return Why(
-        f"No layer changes by more than {moves:.1e} of its size in a step, and not for the learning rate: usual steps "
-        f"would take one of {setting_text(wanted)}. The gradients are what is small.",
-        "Look at what stands between the weights and the loss: an output that is saturated (a sigmoid or a softmax far "
-        "out, by its bias or its scale), a temperature, a factor of the loss. A higher rate would throw the weights "
-        "out as soon as the gradients come back.",
-        {},
-    )
 
 
 def update_too_small(
@@ -132,13 +116,13 @@ def update_too_small(
     if not ((high > 0) & (high < limit)).all():
         return []
     rate, found = set_rate(history), float(high.max())
-    factor = 10.0 ** np.floor(np.log10(USUAL[kind] / found) - 0.5)
+    factor = 10.0 ** np.floor(np.log10(USUAL_RATIO[kind] / found) - 0.5)
     why = (
         ran_out(history)
         or weak_gradients(history, found, rate * factor)
         or Why(
             f"No layer changes by more than {found:.1e} of its size in a step; under {optimizer_kind(history)} "
-            f"{USUAL[kind]:g} is usual.",
+            f"{USUAL_RATIO[kind]:g} is usual.",
             f"Raise the learning rate by decades: {setting_text(rate * factor)} would give usual steps; try "
             f"{setting_text(rate * factor / 10)}.",
             {},
@@ -152,7 +136,7 @@ def update_too_small(
             (),
             int(history.step[rows[0]]),
             int(history.step[-1]),
-            {"update_ratio": found, "limit": limit, "usual": USUAL[kind], "lr": rate, **why.evidence},
+            {"update_ratio": found, "limit": limit, "usual": USUAL_RATIO[kind], "lr": rate, **why.evidence},
             why.cause,
             why.cure,
             tries=why.tries,

@@ -52,10 +52,10 @@ def weight_growth(history: History, factor: float = 10.0, min_measured: int = 8)
             int(history.step[rows[-1]]),
             {"growth": largest, "first_norm": float(begin[which].max()), "last_norm": float(end[which].max())},
             f"These weights grow to {largest:.3g} times their first norm and do not slow down. {either(_OF_GROWTH)}",
-            ("Raise the weight decay" if decays else "Use weight decay")
-            + ", normalise the layers before them, or bound them with renorm="
-            f'"{bound}"; lower the learning rate if the loss jumps.',
-            tries=(renorm_with(bound), LOWER),
+            "Lower the learning rate tenfold: if they then stay, the steps were too large. If they grow on, "
+            + ("raise the weight decay" if decays else "use weight decay")
+            + f', normalise the layers before them, or bound them with renorm="{bound}".',
+            tries=(LOWER, renorm_with(bound)),
             alternatives=_OF_GROWTH,
         )
     ]

@@ -1,0 +1,144 @@
+"""Which cause a rule names where the record shows one: the scale's history, the schedule, the first steps, the loss."""
+
+import math
+
+import numpy as np
+import pytest
+from make_run import LAYERS, changed, make_history
+
+from gradwatch.analysis.rules import diagnose
+from gradwatch.analysis.rules.gradients import exploding
+from gradwatch.analysis.rules.guard import too_few
+from gradwatch.analysis.rules.nonfinite import nonfinite
+from gradwatch.analysis.rules.outputs import softmax_twice
+from gradwatch.analysis.rules.progress import no_progress
+from gradwatch.analysis.rules.spikes import lr_too_high, spike
+
+STEPS = 400
+NOISE = 0.1 * np.sin(np.arange(STEPS) * 1.7)
+
+
+def run(optimizer="SGD", rate=0.1, ratio=None, status="FINISHED", modules=None, **columns):
+    """A calm run with these columns of its steps; `ratio` is the update ratio of every layer when measured."""
+    made = {"name": optimizer, "class": optimizer, "settings": {"lr": rate}}
+    history = make_history(STEPS, clip=None, logged=(), optimizers=(made,), status=status, modules=dict(modules or {}))
+    per_layer = dict(history.per_layer)
+    if ratio is not None:
+        per_layer["update_ratio"] = np.where(np.isnan(per_layer["update_ratio"]), np.nan, ratio).astype(np.float32)
+    columns = {"lr": np.full(STEPS, rate), **columns}
+    return changed(history, per_layer=per_layer, per_step={**history.per_step, **columns})
+
+
+# -------------------------------------------------------------------------------------------------------- loss scale
+
+
+def overflowed(scale):
+    """Steps that a GradScaler dropped where its scale is halved in the next one."""
+    dropped = np.append(np.diff(np.log2(scale)) < 0, False)
+    norm = np.where(dropped, np.inf, 1.0)
+    history = run(loss_scale=scale, skipped=dropped.astype(float), nonfinite=dropped.astype(float), grad_norm=norm)
+    bad = np.where(dropped[:, None], np.array([1.0] + [0.0] * (len(LAYERS) - 1)), 0.0)
+    return changed(history, per_layer={**history.per_layer, "nonfinite": bad.astype(np.float32)})
+
+
+@pytest.mark.parametrize(
+    ("scale", "words", "cure"),
+    [
+        (2.0 ** np.maximum(16 - np.arange(STEPS), -6), "halved down to 0.016, and numbers still", "bfloat16"),
+        (2.0 ** (10 + np.arange(STEPS) // 20 % 2), "was doubled 10 times and halved 9 times", "growth_interval"),
+        (2.0 ** np.maximum(16 - np.arange(STEPS), 8), "the loss scale is too high for these", "lower init_scale"),
+    ],
+)
+def test_the_history_of_the_scale_says_why_steps_were_dropped(scale, words, cure):
+    (found,) = nonfinite(overflowed(scale))
+    assert words in found.cause
+    assert cure in found.cure
+
+
+# ---------------------------------------------------------------------------------------------------------- schedule
+
+
+def thrown(at=200, up=3.0):
+    """A loss that falls, and jumps for good in one row."""
+    row = np.arange(STEPS)
+    return np.where(row < at, 2.3 - 2 * row / STEPS, up) + 0.1 * NOISE
+
+
+def test_a_schedule_that_raised_the_rate_before_is_named():
+    raised = np.where(np.arange(STEPS) < 190, 0.01, 0.1)
+    words = "At step 190 the schedule raised the learning rate from 0.01 to 0.1."
+    for rule in (exploding, lr_too_high):
+        (found,) = rule(run(loss=thrown(), lr=raised))
+        assert words in found.cause
+        assert not found.alternatives
+        (other,) = rule(run(loss=thrown()))
+        assert "the schedule" not in other.cause
+    norm = np.where(np.arange(STEPS) == 200, 500.0, 1.0)
+    assert words in spike(run(loss=thrown(up=1.3), lr=raised, grad_norm=norm))[0].cause
+
+
+def test_a_warm_up_and_a_rise_long_before_are_not_named():
+    for rate in (np.minimum(np.arange(STEPS) + 1, 200) / 2000, np.where(np.arange(STEPS) < 100, 0.01, 0.1)):
+        (found,) = exploding(run(loss=thrown(), lr=rate))
+        assert "the schedule" not in found.cause
+
+
+# ------------------------------------------------------------------------------------------------------- first steps
+
+
+def test_an_explosion_after_steps_that_an_adaptive_rate_made_too_long_names_the_rate_that_would_do():
+    (found,) = exploding(run("Adam", rate=1.0, ratio=1.6, loss=thrown(at=5, up=100.0)))
+    assert "change the weights by 160.0 % of their size already; under Adam 0.8 % is usual" in found.cause
+    assert found.tries[0] == "--lr-scale 0.005"
+    (found,) = exploding(run("Adam", rate=1.0, ratio=0.02, loss=thrown(at=5, up=100.0)))
+    assert found.tries[0] == "--lr-scale 0.1"
+
+
+def test_steps_that_are_long_are_not_called_usual_where_nothing_gets_better():
+    (found,) = no_progress(run(ratio=6.6, loss=2.3 + NOISE))
+    assert "changes the weights by 660.0 % of their size; under SGD 4.0 % is usual" in found.cause
+    assert found.tries == ("--lr-scale 0.006",)
+
+
+def test_no_step_that_was_healthy_is_said_in_words():
+    assert too_few(np.ones(3)).endswith("only 3 steps were healthy, too few to take one from.")
+    assert too_few(np.ones(0)).endswith("no step was healthy.")
+
+
+# -------------------------------------------------------------------------------------------------------------- loss
+
+CLASSES = 4  # rows of the last layer of `make_history`, all of which are matrices
+FLOOR = math.log(math.e + CLASSES - 1) - 1
+SOFTMAX, LINEAR = {"0": "Linear", "1": "Softmax"}, {"0": "Softmax", "1": "Linear"}
+
+
+def falls(to, steps=STEPS):
+    """From the loss of even probabilities down to `to`, from above."""
+    return to + (math.log(CLASSES) - to) * np.exp(-np.arange(steps) / 30) + 0.01 * np.abs(NOISE[:steps])
+
+
+def test_a_loss_that_rests_on_the_floor_of_two_softmaxes_has_them():
+    (found,) = softmax_twice(run(loss=falls(FLOOR)))
+    assert (found.severity, found.confidence, found.layers) == ("warning", "likely", LAYERS[-1:])
+    assert found.evidence["lowest_possible"] == pytest.approx(FLOOR)
+    assert diagnose(run(loss=falls(FLOOR)))[0].rule == "softmax-twice"
+
+
+def test_a_model_that_ends_in_a_softmax_may_have_two():
+    above = falls(FLOOR + 0.3)
+    (found,) = softmax_twice(run(loss=above, modules=SOFTMAX))
+    assert (found.severity, found.confidence, len(found.alternatives)) == ("warning", "possible", 2)
+    assert softmax_twice(run(loss=above, modules=LINEAR)) == []
+    assert softmax_twice(run(loss=above, modules=SOFTMAX, status="RUNNING")) == []
+
+
+@pytest.mark.parametrize(
+    "loss",
+    [
+        falls(FLOOR - 0.1),  # below what two softmaxes allow
+        falls(FLOOR) + 1.0,  # begins elsewhere
+        np.where(np.arange(STEPS) < 99, falls(FLOOR), np.nan),  # too few
+    ],
+)
+def test_a_loss_that_two_softmaxes_do_not_give_is_left_alone(loss):
+    assert softmax_twice(run(loss=loss, modules=SOFTMAX)) == []
