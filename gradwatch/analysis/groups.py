@@ -134,6 +134,11 @@ def natural(text: str) -> tuple[float, str]:
         return float("inf"), text
 
 
+def _says_the_same(text: str, other: str) -> bool:
+    """Whether two settings are one: the same text, or the same number (`2` and `2.0`)."""
+    return text == other or natural(text)[0] == natural(other)[0] < float("inf")
+
+
 def names_the_run(key: str, value: str) -> bool:
     """Whether an argument of the script tells its run from others by nature: where it writes, what it is called, when
     and where it runs. By its name, and only if it is no number: that is a setting.
@@ -158,8 +163,8 @@ def _all_settings(run: Run) -> dict[str, str]:
     for key, value in run.params.items():
         if names_the_run(key, str(value)):
             continue
-        name = key if found.get(key, str(value)) == str(value) else f"param {key}"
-        found[name] = str(value)
+        if not _says_the_same(found.setdefault(key, str(value)), str(value)):
+            found[f"param {key}"] = str(value)
     return {f"{key} (setting)" if key in COLUMNS else key: v for key, v in found.items() if not is_seed(key)}
 
 

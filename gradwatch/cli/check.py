@@ -30,6 +30,7 @@ def check(ctx: click.Context, run: str, fail_on: str, kind: str, following: bool
     from gradwatch.errors import RunError
     from gradwatch.open_run import open_histories
     from gradwatch.report.model import CRASHED, state
+    from gradwatch.report.terminal import print_text
     from gradwatch.report.text import render_check_json, render_check_text, render_github
     from gradwatch.sanitize import terminal
 
@@ -43,7 +44,8 @@ def check(ctx: click.Context, run: str, fail_on: str, kind: str, following: bool
     (history,) = histories
     findings = diagnose(history)
     render = {"text": render_check_text, "json": render_check_json, "github": render_github}[kind]
-    click.echo(render(history.run.name, findings, verdict(history, findings)), nl=False)
+    text = render(history.run.name, findings, verdict(history, findings))
+    print_text(text) if kind == "text" else click.echo(text, nl=False)
     how = state(history)
     for problem in (f"the run {how}", *history.problems) if how.startswith(CRASHED) else history.problems:
         click.echo(terminal(f"incomplete: {problem}"), err=True)

@@ -49,10 +49,11 @@ def compare(
     """  # noqa: D301  (click reads the backspace)
     from gradwatch.analysis.comparison import settle
     from gradwatch.open_run import open_histories
-    from gradwatch.report.text import comparison_text, print_table, show_comparison
+    from gradwatch.report.terminal import print_shown, show_comparison
+    from gradwatch.report.text import comparison_text
 
     settled = settle(open_histories(runs, below=True), metric, baseline, target, rises)
     if kind == "text":
-        print_table(show_comparison(settled))
+        print_shown(show_comparison(settled))
     else:
         click.echo(comparison_text(settled, kind), nl=False)

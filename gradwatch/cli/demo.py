@@ -132,8 +132,8 @@ def show(jobs: Sequence[Job], out: Path, console: Console) -> None:
         RunError: not all runs are in MLflow.
     """
     from gradwatch.launcher.demo.jobs import delivered
-    from gradwatch.launcher.demo.summary import short_table, write_reports
-    from gradwatch.report.text import print_table
+    from gradwatch.launcher.demo.summary import short_columns, write_reports
+    from gradwatch.report.terminal import comparison_table, print_shown
     from gradwatch.storage.delivery_cursor import read_cursor
     from gradwatch.storage.shared_folder import run_folders
 
@@ -141,7 +141,7 @@ def show(jobs: Sequence[Job], out: Path, console: Console) -> None:
         reports = write_reports(out)
     for report in reports.values():
         click.secho(f"\n{report.title}", bold=True)
-        print_table(short_table(report))
+        print_shown(comparison_table(short_columns(report)))
     urls = dict.fromkeys(read_cursor(folder).get("url") for folder in run_folders(out / "runs"))
     click.echo(f"\nReport:     {(out / 'report.html').resolve()}")
     click.echo(f"MLflow UI:  {shlex.join([*this_command(), 'ui', '--store', str(out)])}")

@@ -18,9 +18,9 @@ def show(run: str) -> None:
     from gradwatch.errors import RunError
     from gradwatch.open_run import open_histories
     from gradwatch.report.model import build_report
-    from gradwatch.report.text import print_table, show_run
+    from gradwatch.report.terminal import print_shown, show_run
 
     histories = open_histories([run], empty=True)
     if len(histories) != 1:
         raise RunError(f"{run} is {len(histories)} runs, and show wants one: use gradwatch compare {run}")
-    print_table(show_run(build_report(histories).runs[0]))
+    print_shown(show_run(build_report(histories).runs[0]))

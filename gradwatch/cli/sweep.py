@@ -263,7 +263,7 @@ def _train(jobs: Sequence[Job], todo: Sequence[Job], slots: list[dict[str, str]]
 def _settle(asked: Sweep, jobs: Sequence[Job], options: dict[str, Any], console: Console, tried: Trial | None) -> None:
     """The comparison: in the terminal, as files in the sweep's folder, and in MLflow."""
     from gradwatch.launcher import sweep_summary
-    from gradwatch.report.text import print_table, show_comparison
+    from gradwatch.report.terminal import print_shown, show_comparison
 
     by = (options["metric"], options["baseline"], options["target"], options["rises"])
     found = sweep_summary.result(jobs, *by)
@@ -272,7 +272,7 @@ def _settle(asked: Sweep, jobs: Sequence[Job], options: dict[str, Any], console:
     if tried is not None:
         found = replace(found, settled=tried.outcome(found.settled, found.histories))
     paths = sweep_summary.write(found, asked.home, *by)
-    print_table(show_comparison(found.settled))
+    print_shown(show_comparison(found.settled))
     for line in found.left_out:
         click.echo(line)
     click.echo(f"\nReport: {paths[0]}")

@@ -24,11 +24,15 @@ LAST = 1e308  # the sort key of what is unknown
 
 @dataclass(frozen=True)
 class Column:
-    """A column of the shown table: its cells as text, and the numbers to sort by (None: by the text)."""
+    """A column of the shown table: its cells as text, and the numbers to sort by (None: by the text).
+
+    `rank`: how important it is where there is no room for all; 0 is never left out, higher goes first.
+    """
 
     header: str
     cells: tuple[str, ...]
     keys: tuple[float, ...] | None = None
+    rank: int = 0
 
 
 def columns(frame: pd.DataFrame) -> list[Column]:
@@ -39,25 +43,26 @@ def columns(frame: pd.DataFrame) -> list[Column]:
     runs = names.index("runs")
     made = [Column(name, tuple(str(r[name]) for r in records)) for name in names[:runs]]
 
-    def add(header: str, text: Callable[[Record], str], key: str) -> None:
-        made.append(Column(header, tuple(map(text, records)), tuple(_number(record, key) for record in records)))
+    def add(header: str, text: Callable[[Record], str], key: str, rank: int) -> None:
+        keys = tuple(_number(record, key) for record in records)
+        made.append(Column(header, tuple(map(text, records)), keys, rank))
 
-    add("runs", lambda r: f"{r['runs']} alike" if r["alike"] else str(r["runs"]), "runs")
+    add("runs", lambda r: f"{r['runs']} alike" if r["alike"] else str(r["runs"]), "runs", 4)
     for name in metrics:
-        add(name, partial(_mean, metric=name), name)
+        add(name, partial(_mean, metric=name), name, 0 if name == metrics[0] else 6)
         if name == metrics[0]:
-            add("difference", partial(_difference, metric=name), f"{name}_diff")
+            add("difference", partial(_difference, metric=name), f"{name}_diff", 2)
             made.append(Column("verdict", tuple(r[f"{name}_verdict"] or "–" for r in records)))
     if "steps_to_target" in names:
-        add("steps to target", _steps_to_target, "steps_to_target")
-    add("diverged", lambda r: f"{r['diverged']} of {r['runs']}" if r["diverged"] else "0", "diverged")
-    add("clip rate", lambda r: percent(r["clip_rate"]), "clip_rate")
+        add("steps to target", _steps_to_target, "steps_to_target", 3)
+    add("diverged", lambda r: f"{r['diverged']} of {r['runs']}" if r["diverged"] else "0", "diverged", 1)
+    add("clip rate", lambda r: percent(r["clip_rate"]), "clip_rate", 5)
     if frame["loop_clip_rate"].notna().any():
-        add("by the loop", lambda r: percent(r["loop_clip_rate"]), "loop_clip_rate")
-    add("non-finite", lambda r: f"{r['nonfinite_steps']:,}", "nonfinite_steps")
-    add("ms/step", lambda r: quantity_text(1e3 * r["seconds_per_step"]), "seconds_per_step")
-    add("median norm", lambda r: quantity_text(r["median_grad_norm"]), "median_grad_norm")
-    add("p99 norm", lambda r: quantity_text(r["p99_grad_norm"]), "p99_grad_norm")
+        add("by the loop", lambda r: percent(r["loop_clip_rate"]), "loop_clip_rate", 7)
+    add("non-finite", lambda r: f"{r['nonfinite_steps']:,}", "nonfinite_steps", 8)
+    add("ms/step", lambda r: quantity_text(1e3 * r["seconds_per_step"]), "seconds_per_step", 11)
+    add("median norm", lambda r: quantity_text(r["median_grad_norm"]), "median_grad_norm", 10)
+    add("p99 norm", lambda r: quantity_text(r["p99_grad_norm"]), "p99_grad_norm", 9)
     return made
 
 

@@ -1,4 +1,4 @@
-"""The report as text: tables for the terminal, Markdown, CSV and JSON."""
+"""The report as text: Markdown, CSV and JSON; and what `gradwatch check` prints."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from dataclasses import asdict, fields
 from typing import TYPE_CHECKING, Any
 
 from gradwatch.analysis.comparison import Comparison
-from gradwatch.analysis.rules import HEALTHY, TOO_SHORT, Finding, headline
+from gradwatch.analysis.rules import TOO_SHORT, Finding, headline
 from gradwatch.analysis.rules.facts import LEAST_STEPS
 from gradwatch.analysis.verdict import Winner
 from gradwatch.formatting import percent, quantity_text
 from gradwatch.report.comparison_table import comparison_cells, winner_lines
-from gradwatch.report.model import LayerSummary, Report, RunSummary
+from gradwatch.report.model import LayerSummary, Report
 from gradwatch.report.wording import (
     WHAT_IF_HEADERS,
     caveat,
@@ -30,14 +30,10 @@ from gradwatch.sanitize import formula_free, markdown, plain, printable, termina
 
 if TYPE_CHECKING:
     import pandas as pd
-    from rich.console import RenderableType
-    from rich.table import Table
-    from rich.text import Text
 
 WANTED = f"{LEAST_STEPS} steps are wanted"
 _GITHUB = {"error": "error", "warning": "warning", "note": "notice"}
 LAYER_HEADERS = ("layer", "median grad norm", "max grad norm", "clip rate", "non-finite", "weight norm", "update ratio")
-MAX_LAYER_ROWS = 1_000  # in the terminal
 Rows = list[list[str]]
 
 
@@ -96,73 +92,6 @@ def layer_cells(layers: tuple[LayerSummary, ...]) -> Rows:
          quantity_text(layer.update_ratio)]
         for layer in layers
     ]  # fmt: skip
-
-
-# ---------------------------------------------------------------------------------------------------- the terminal
-
-
-def show_run(run: RunSummary) -> RenderableType:
-    """One run for the terminal: findings first, the suggestion, head, problems, what-if, layers."""
-    from rich.console import Group
-    from rich.table import Table
-
-    head = Table.grid(padding=(0, 2))
-    head.add_row(
-        _text("verdict", "dim"), _text(run.verdict, {HEALTHY: "", TOO_SHORT: "yellow"}.get(run.verdict, "bold red"))
-    )
-    for word, value in facts(run):
-        head.add_row(_text(word, "dim"), _text(value))
-    findings = [_text(line) for finding in run.findings for line in ("", *finding_lines(finding))]
-    advice = [_text(line) for suggestion in run.suggestions for line in ("", *suggestion_lines(suggestion))]
-    problems = [_text(f"incomplete: {problem}", "yellow") for problem in run.problems]
-    problems += [_text(run.reduced, "dim")] if run.reduced else []
-    layers: list[RenderableType] = [_table(list(LAYER_HEADERS), layer_cells(run.layers[:MAX_LAYER_ROWS]), left=1)]
-    layers += [_text(layer_note(run), "dim")] if layer_note(run) else []
-    if len(run.layers) > MAX_LAYER_ROWS:
-        left = len(run.layers) - MAX_LAYER_ROWS
-        layers.append(_text(f"{left:,} more layers are left out here; gradwatch report --format csv lists all.", "dim"))
-    whatif = [_text(""), _text("What another threshold would have done", "bold"),
-              _table(list(WHAT_IF_HEADERS), what_if_cells(run.what_if), left=2), _text(caveat(run), "dim")]  # fmt: skip
-    return Group(
-        _text(run.name, "bold"), head, *findings, *advice, *problems, *layers, *(whatif if run.what_if else ())
-    )
-
-
-def show_comparison(settled: Comparison) -> RenderableType:
-    """The comparison for the terminal: the table, the notes, the winners."""
-    from rich.console import Group
-
-    headers, rows = comparison_cells(settled.table)
-    said = [line for one in settled.winners for line in ("", *winner_lines(one))]
-    notes = [_text(note, "dim") for note in settled.notes]
-    return Group(_table(headers, rows, left=headers.index("runs")), *notes, *map(_text, said))
-
-
-def print_table(shown: RenderableType) -> None:
-    """Print to the terminal at its width; into a pipe or a file at full width, so that no column is folded."""
-    from rich.console import Console
-
-    console = Console(highlight=False)
-    Console(highlight=False, width=None if console.is_terminal else 200).print(shown)
-
-
-def _table(headers: list[str], rows: Rows, left: int) -> Table:
-    from rich import box
-    from rich.table import Table
-
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, header_style="bold")
-    for i, header in enumerate(headers):
-        table.add_column(_text(header), justify="left" if i < left else "right", overflow="fold")
-    for row in rows:
-        table.add_row(*(_text(cell) for cell in row))
-    return table
-
-
-def _text(text: str, style: str = "") -> Text:
-    """Text without markup and without control characters."""
-    from rich.text import Text
-
-    return Text(terminal(text), style=style)
 
 
 # ---------------------------------------------------------------------------------------------------- files

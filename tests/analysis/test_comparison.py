@@ -71,6 +71,13 @@ def test_where_the_first_metric_is_unknown_or_equal_the_next_one_ranks():
     assert list(compare(runs)["policy"]) == ["ClipByNorm(1.0)", "ClipByGlobalNorm(1.0)", "none", "AGC(0.01)"]
 
 
+@pytest.mark.parametrize(("said", "found"), [("2", {"lr": "2.0"}), ("3", {"lr": "2.0", "param lr": "3"})])
+def test_a_number_written_in_two_ways_is_one_setting(said, found):
+    told = run(0.8, lr=2.0)
+    told = replace(told, run=replace(told.run, params={"lr": said}))
+    assert settings([told, run(0.7, lr=0.1)])[0] == found
+
+
 def test_another_model_is_another_setting():
     table = compare([run(0.8), run(0.8, layers=("a", "b"))])
     assert list(table["model"]) == ["2 layers, 32 parameters", "7 layers, 112 parameters"]

@@ -17,7 +17,8 @@ from gradwatch.analysis.whatif import what_if
 from gradwatch.report import build_report, render_html
 from gradwatch.report.finding_charts import CHARTS, finding_chart
 from gradwatch.report.run_charts import depth_charts
-from gradwatch.report.text import render_json, render_markdown, show_run
+from gradwatch.report.terminal import show_run
+from gradwatch.report.text import render_json, render_markdown
 from gradwatch.report.wording import arguments, code_spans, evidence_text, where_text
 
 LAYER = "blocks.1.mlp.weight"

@@ -23,7 +23,8 @@ from gradwatch.report import build_report, render_html, write_overview
 from gradwatch.report.downsample import bucket_mean, heatmap, thin
 from gradwatch.report.model import changed
 from gradwatch.report.run_charts import norm_chart
-from gradwatch.report.text import render_csv, render_json, render_markdown, show_run
+from gradwatch.report.terminal import show_run
+from gradwatch.report.text import render_csv, render_json, render_markdown
 from gradwatch.report.wording import facts
 from gradwatch.tracking.views import description
 

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import replace
 from html import escape
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from gradwatch.report import Report, build_report, render_html
-from gradwatch.report.comparison_table import comparison_cells
+from gradwatch.report.comparison_table import Column, columns
 from gradwatch.storage.folder import read_run
 from gradwatch.storage.shared_folder import run_folders
-
-if TYPE_CHECKING:
-    from rich.table import Table
 
 TITLES = {
     "mlp": "MLP on {data}, at a healthy and at a too-high learning rate",
@@ -55,37 +52,21 @@ def write_reports(out: Path) -> dict[str, Report]:
     return reports
 
 
-def short_cells(report: Report) -> tuple[list[str], list[list[str]]]:
-    """The comparison as headers and rows of text, with so few columns that it fits on a screen."""
+def short_columns(report: Report) -> list[Column]:
+    """The columns of the comparison that fit on a screen."""
     assert report.comparison is not None
-    headers, rows = comparison_cells(report.comparison)
-    columns = [headers.index(name) for name in SHOWN if name in headers]
-    return [headers[i] for i in columns], [[row[i] for i in columns] for row in rows]
-
-
-def short_table(report: Report) -> Table:
-    """The same for the terminal; a line between the learning rates."""
-    from rich import box
-    from rich.table import Table
-    from rich.text import Text
-
-    headers, rows = short_cells(report)
-    table = Table(box=box.SIMPLE_HEAD, padding=0, show_edge=False)  # 80 columns wide
-    for i, header in enumerate(headers):
-        table.add_column(header.replace("_", " "), justify="right" if i else "left", no_wrap=not i)
-    for row, following in zip(rows, [*rows[1:], rows[-1]], strict=True):
-        table.add_row(*map(Text, row), end_section=headers[1] == "lr" and row[1] != following[1])
-    return table
+    return [column for column in columns(report.comparison) if column.header in SHOWN]
 
 
 def _part(name: str, report: Report) -> str:
-    headers, rows = short_cells(report)
-    lines = [_line("th", headers), *(_line("td", row) for row in rows)]
+    shown = short_columns(report)
+    rows = zip(*(column.cells for column in shown), strict=True)
+    lines = [_line("th", [column.header for column in shown]), *(_line("td", row) for row in rows)]
     return (
         f"<h2>{escape(report.title)}</h2>\n<div><table>\n{''.join(lines)}</table></div>\n"
         f'<p><a href="report-{name}.html">The whole report: curves, norms, clip rates, every run</a></p>'
     )
 
 
-def _line(tag: str, cells: list[str]) -> str:
+def _line(tag: str, cells: Iterable[str]) -> str:
     return "<tr>" + "".join(f"<{tag}>{escape(cell)}</{tag}>" for cell in cells) + "</tr>\n"

@@ -1,0 +1,100 @@
+"""Runs and comparisons in the terminal, at its width."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
+
+from rich.console import Console, Group
+
+from gradwatch.analysis.comparison import Comparison
+from gradwatch.analysis.rules import HEALTHY, TOO_SHORT
+from gradwatch.report.comparison_table import Column, columns, winner_lines
+from gradwatch.report.fitted_table import Facts, FittedTable, Lines
+from gradwatch.report.model import RunSummary
+from gradwatch.report.text import LAYER_HEADERS, layer_cells
+from gradwatch.report.wording import (
+    WHAT_IF_HEADERS,
+    caveat,
+    facts,
+    finding_lines,
+    layer_note,
+    suggestion_lines,
+    what_if_cells,
+)
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+PIPE = 10_000  # columns: into a pipe or a file nothing is wrapped or left out
+MAX_LAYER_ROWS = 1_000
+LAYER_RANKS = (0, 0, 2, 1, 3, 5, 4)  # of LAYER_HEADERS
+WHAT_IF_RANKS = (0, 2, 0, 1)
+IN_CSV = "gradwatch report --format csv has them."
+
+
+def make_console(stderr: bool = False) -> Console:
+    """A console as wide as the terminal, or as COLUMNS says; for a pipe or a file so wide that nothing is wrapped."""
+    console = Console(highlight=False, soft_wrap=False, stderr=stderr)
+    if console.is_terminal or os.environ.get("COLUMNS", "").isdigit():
+        return console
+    return Console(highlight=False, stderr=stderr, width=PIPE)
+
+
+def print_shown(shown: RenderableType) -> None:
+    """Print to standard output; a word that is wider than the terminal is left whole."""
+    make_console().print(shown, crop=False)
+
+
+def print_text(text: str) -> None:
+    """Print lines of text, wrapped between words; what follows a wrapped line is indented as it is."""
+    print_shown(Lines(text.splitlines()))
+
+
+def show_run(run: RunSummary) -> RenderableType:
+    """One run: findings first, the suggestion, head, problems, what-if, layers."""
+    verdict = ("verdict", run.verdict, {HEALTHY: "", TOO_SHORT: "yellow"}.get(run.verdict, "bold red"))
+    head = Facts([verdict, *((word, value, "") for word, value in facts(run))])
+    findings = [line for finding in run.findings for line in ("", *finding_lines(finding))]
+    advice = [line for suggestion in run.suggestions for line in ("", *suggestion_lines(suggestion))]
+    problems = Lines([f"incomplete: {problem}" for problem in run.problems], "yellow")
+    return Group(
+        Lines([run.name], "bold"), head, Lines([*findings, *advice]), problems, *_notes(run.reduced), Lines([""]),
+        *_layers(run), *_what_if(run),
+    )  # fmt: skip
+
+
+def _layers(run: RunSummary) -> Iterable[RenderableType]:
+    cells = layer_cells(run.layers[:MAX_LAYER_ROWS])
+    yield FittedTable(LAYER_HEADERS, cells, LAYER_RANKS, elsewhere=IN_CSV)
+    yield from _notes(layer_note(run))
+    if len(run.layers) > MAX_LAYER_ROWS:
+        left = len(run.layers) - MAX_LAYER_ROWS
+        yield from _notes(f"{left:,} more layers are left out here; gradwatch report --format csv lists all.")
+
+
+def _what_if(run: RunSummary) -> Iterable[RenderableType]:
+    if run.what_if:
+        yield Lines(["", "What another threshold would have done"], "bold")
+        yield FittedTable(WHAT_IF_HEADERS, what_if_cells(run.what_if), WHAT_IF_RANKS, left=2)
+        yield from _notes(caveat(run))
+
+
+def _notes(*notes: str) -> Iterable[RenderableType]:
+    yield Lines([note for note in notes if note], "dim")
+
+
+def show_comparison(settled: Comparison) -> RenderableType:
+    """The comparison: the table, the notes, the winners."""
+    said = [line for one in settled.winners for line in ("", *winner_lines(one))]
+    return Group(comparison_table(columns(settled.table)), Lines([""]), *_notes(*settled.notes), Lines(said))
+
+
+def comparison_table(shown: Sequence[Column]) -> FittedTable:
+    """The columns of a comparison; those before the number of runs are text."""
+    headers = [column.header for column in shown]
+    left = headers.index("runs") if "runs" in headers else 1
+    rows = list(zip(*(column.cells for column in shown), strict=True))
+    ranks = [column.rank for column in shown]
+    return FittedTable(headers, rows, ranks, left, "gradwatch compare --format csv has them.")

@@ -1,0 +1,132 @@
+"""What commands print fits the terminal: no line is wider, no word and no number is broken."""
+
+import re
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+from make_run import make_history, make_run
+from rich.cells import cell_len
+from rich.console import Console
+
+from gradwatch.analysis.comparison import settle
+from gradwatch.cli import main
+from gradwatch.open_run import open_history
+from gradwatch.report import build_report
+from gradwatch.report.fitted_table import Facts, FittedTable, Lines, wrapped
+from gradwatch.report.terminal import PIPE, show_comparison, show_run
+from gradwatch.report.text import render_check_text
+
+RECORDED = sorted((Path(__file__).parents[1] / "scenarios" / "recorded").iterdir())
+WIDTHS = (80, 100, 200)
+LONG = tuple(f"transformer.encoder.layers.{i}.attention.output.dense.{kind}" for i in (0, 11) for kind in "ab")
+
+
+def printed(shown, width):
+    console = Console(width=width, file=None, force_terminal=False, highlight=False)
+    with console.capture() as capture:
+        console.print(shown, crop=False)
+    return capture.get()
+
+
+def words(text):
+    """The words of a text; a stacked row has a colon behind each header, a wrapped header is its words."""
+    return (
+        {word.strip("·:") for word in text.split()} - {"", "–"} - {word for word in text.split() if set(word) == {"─"}}
+    )
+
+
+def fits(shown, *widths):
+    """Print it at each width; what is said beside the full width's words is only what was left out."""
+    whole = words(printed(shown, PIPE))
+    for width in widths:
+        text = printed(shown, width)
+        wide = [line for line in text.splitlines() if cell_len(line) > width and len(line.split()) > 1]
+        assert not wide, (width, wide)
+        left_out = re.sub(r"Not shown for want of width:.*?(has|have)\s+them\.", "", text, flags=re.DOTALL)
+        assert words(left_out) <= whole, (width, words(left_out) - whole)
+
+
+@pytest.mark.parametrize("part", range(4))
+def test_every_recorded_run_fits(part):
+    for folder in RECORDED[part::16]:
+        run = build_report([open_history(folder)]).runs[0]
+        fits(show_run(run), *WIDTHS, 40)
+        fits(Lines(render_check_text(run.name, run.findings).splitlines()), *WIDTHS, 40)
+
+
+def test_comparisons_of_recorded_runs_fit():
+    histories = [open_history(folder) for folder in RECORDED[::16]]
+    fits(show_comparison(settle(histories)), *WIDTHS, 40)
+
+
+@pytest.mark.parametrize("clips", [("none", "AGC(0.01)"), ("chain(SkipNonfinite(), ClipByGlobalNorm(1.0))", None)])
+@pytest.mark.parametrize("seeds", [1, 3])
+def test_comparisons_fit(clips, seeds):
+    logged = ("loss", "val_accuracy", "some_very_long_name_of_a_test_accuracy")
+    histories = [make_history(60, clip=clip, seed=seed, logged=logged) for clip in clips for seed in range(seeds)]
+    fits(show_comparison(settle(histories)), *WIDTHS, 40)
+
+
+def test_a_run_with_long_names_of_layers_fits():
+    (run,) = build_report([make_history(60, LONG)]).runs
+    fits(show_run(run), *WIDTHS, 40)
+    assert all(name in printed(show_run(run), 20) for name in LONG)
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+@pytest.mark.parametrize("command", ["show", "check", "compare"])
+def test_each_command_takes_the_width_of_the_terminal(command, width, tmp_path):
+    runs = [str(make_run(tmp_path, steps=60, layers=LONG[:3], nan_at=50, seed=seed)) for seed in range(2)]
+    args = runs if command == "compare" else runs[:1]
+    text = CliRunner().invoke(main, [command, *args], env={"COLUMNS": str(width)}).stdout
+    wide = [line for line in text.splitlines() if cell_len(line) > width]
+    assert [line for line in wide if len(line.split()) > 2] == []  # `More: file:///...` is longer than it is wide
+    assert max(map(cell_len, text.splitlines())) > 0.6 * width
+
+
+def test_a_pipe_gets_all_columns_and_no_wrapped_line(tmp_path):
+    result = CliRunner().invoke(main, ["show", str(make_run(tmp_path, steps=60, layers=LONG))], env={"COLUMNS": ""})
+    assert "update ratio" in result.stdout
+    assert "Not shown" not in result.stdout
+
+
+def test_the_least_important_columns_go_first_and_are_named():
+    table = FittedTable(
+        ["policy", "loss", "norm", "ms"], [["a", "1.234", "5.6", "7"], ["b", "2", "3", "4"]], [0, 0, 2, 1]
+    )
+    assert printed(table, 25).splitlines()[0].split() == ["policy", "loss", "norm", "ms"]
+    narrow = printed(table, 17)
+    assert narrow.splitlines()[0].split() == ["policy", "loss", "ms"]
+    assert "width: norm." in " ".join(narrow.split())
+
+
+def test_a_column_that_says_the_same_of_every_row_goes_before_others():
+    table = FittedTable(["policy", "diverged", "rate"], [["a", "0", "10 %"], ["b", "0", "20 %"]], [0, 1, 2])
+    assert printed(table, 15).splitlines()[0].split() == ["policy", "rate"]
+
+
+def test_rows_are_stacked_where_even_the_important_columns_do_not_fit():
+    table = FittedTable(["policy", "seed", "loss"], [["ClipByGlobalNorm(1.0)", "", "0.5 ± 0.1"]], [0, 0, 0])
+    assert printed(table, 24) == "ClipByGlobalNorm(1.0)\n  loss: 0.5 ± 0.1\n"
+
+
+def test_a_number_is_never_wrapped_but_prose_is():
+    table = FittedTable(["verdict", "difference"], [["no difference shown", "-41 % (-52 to -27 %)"]], [0, 0], left=2)
+    body = printed(table, 32).splitlines()[2:]
+    assert body == ["no          -41 % (-52 to -27 %)", "difference", "shown"]
+
+
+def test_wrapped_lines_keep_their_indent_and_long_words():
+    assert wrapped("  one two three", 9) == ["  one two", "  three"]
+    assert wrapped("one two three", 8, hang=2) == ["one two", "  three"]
+    assert wrapped("see https://example.org/a/b now", 10) == ["see", "https://example.org/a/b", "now"]
+    assert (
+        printed(Facts([("a", "one two three", ""), ("long", "x", "")]), 13) == "a     one two\n      three\nlong  x\n"
+    )
+
+
+def test_names_of_strangers_stay_one_line():
+    shown = FittedTable(["a"], [["x\x1b[2Jy\nz"]], [0])
+    assert "\x1b" not in printed(shown, 40)
+    assert len(printed(shown, 40).splitlines()) == 3
