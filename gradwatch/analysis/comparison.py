@@ -19,6 +19,7 @@ from gradwatch.analysis.groups import (
     metric_names,
     natural,
     settings,
+    telling,
     values_by_seed,
 )
 from gradwatch.analysis.intervals import NAN, Estimate
@@ -99,7 +100,7 @@ def settle(
     by_setting: dict[tuple[tuple[str, str], ...], dict[str, Contender]] = {}
     for (policy, setting), members in groups(histories).items():
         by_setting.setdefault(setting, {})[policy] = _contender(policy, members, metrics)
-    rows, winners = [], []
+    rows, winners, told = [], [], telling([dict(setting) for setting in by_setting])
     for setting, contenders in sorted(by_setting.items(), key=lambda item: [natural(text) for _, text in item[0]]):
         base = contenders.get(baseline or NO_POLICY) or (None if baseline else next(iter(contenders.values())))
         everyone = list(contenders.values())
@@ -117,7 +118,7 @@ def settle(
         drawn.sort(key=partial(_rank, better_high=better_high))
         rows += drawn
         if metrics and len(contenders) > 1:
-            title = ", ".join(f"{key} = {value}" for key, value in setting)
+            title = ", ".join(f"{key} = {value}" for key, value in setting if key in told)
             winners.append(
                 winner(title, [contenders[row["policy"]] for row in drawn], base, metrics[0], better_high[metrics[0]])
             )
@@ -190,7 +191,8 @@ def _notes(table: pd.DataFrame, better_high: Mapping[str, bool | None], target: 
             )
         else:
             word = "higher" if high else "lower"
-            notes.append(f"The verdict is by {metrics[0]}, {word} is better; ± is the 95 % interval over the seeds.")
+            spread = "; ± is the 95 % interval over the seeds" if table["runs"].gt(1).any() else ""
+            notes.append(f"The verdict is by {metrics[0]}, {word} is better{spread}.")
         method = table[f"{metrics[0]}_method"]
         if table["runs"].eq(1).all():
             notes.append("One run each: there is no interval and no verdict. Repeat with more seeds (three or more).")

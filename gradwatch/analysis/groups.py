@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 
@@ -99,6 +99,23 @@ def settings(histories: Sequence[History]) -> list[dict[str, str]]:
         if len(set(values)) > 1 and not (key.startswith(ARGS) and columns.get(key[len(ARGS) :]) == values)
     ]
     return [{key: values.get(key, "") for key in differing} for values in every]
+
+
+def telling(kinds: Sequence[Mapping[str, str]]) -> list[str]:
+    """So few of the settings that they tell all these kinds of runs apart, in their order.
+
+    `workload` may tell what `model`, `data` and `epochs` only repeat. Each next one is that which tells most apart.
+    """
+    left, chosen = list(kinds[0]) if kinds else [], list[str]()
+
+    def apart(keys: Sequence[str]) -> int:
+        return len({tuple(kind[key] for key in keys) for kind in kinds})
+
+    while left and apart(chosen) < apart(list(kinds[0])):
+        best = max(left, key=lambda key: apart([*chosen, key]))
+        left.remove(best)
+        chosen.append(best)
+    return [key for key in kinds[0] if key in chosen] if kinds else []
 
 
 def groups(histories: Sequence[History]) -> dict[Group, list[History]]:

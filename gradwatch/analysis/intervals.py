@@ -112,6 +112,24 @@ def _welch(ours: list[float], theirs: list[float]) -> Estimate:
     return Estimate(value, float(found.low), float(found.high), n, method, float(test.pvalue))
 
 
+def seeds_wanted(found: Estimate, most: int = 50) -> int | None:
+    """How many seeds would show a difference that stays as large, beside seeds that differ as much; None: over `most`.
+
+    The smallest m at which t(m - 1) * s / sqrt(m) is below the difference; s is what the interval of `n` seeds says. Of
+    ratios it is counted in logarithms, as the interval is.
+    """
+    from scipy import stats
+
+    ends = np.array([found.low, found.high])
+    low, high = np.log1p(ends) if found.is_share else ends
+
+    def width(seeds: int) -> float:
+        return float(stats.t.ppf((1 + CONFIDENCE) / 2, seeds - 1) / np.sqrt(seeds))
+
+    reached = abs(low + high) / (high - low) * width(found.n) if high > low else np.inf
+    return next((seeds for seeds in range(found.n + 1, most + 1) if width(seeds) < reached), None)
+
+
 def holm(p_values: Sequence[float]) -> list[bool]:
     """Which of several differences are shown together, so that one false verdict in all of them has at most 5 % chance.
 

@@ -43,7 +43,8 @@ class Contender:
 class Winner:
     """What follows from the comparison of one setting: sentences, and the policy to take; None where it is none.
 
-    `clip`, `renorm`, `lr_scale` and `warmup` are the policy as `watch()` and the command line take it.
+    `clip`, `renorm`, `lr_scale` and `warmup` are the policy as `watch()` and the command line take it. Where nothing is
+    told apart, `advice` says what to do; `policy` is then at most the best so far.
     """
 
     setting: str
@@ -53,6 +54,7 @@ class Winner:
     sentences: tuple[str, ...]
     lr_scale: float = 1.0
     warmup: int = 0
+    advice: str = ""
 
 
 def judge(ours: Contender, theirs: Contender, metric: str, rises: bool | None) -> tuple[Estimate, str]:
@@ -113,23 +115,44 @@ def winner(
     """The winner among the contenders of one setting, the best mean first; against the baseline if there is one."""
     best = ranked[0]
     if all(np.isnan(one.mean(metric)) for one in ranked):
-        return Winner(setting, None, None, None, (f"No run here has a final value of {metric}: there is no verdict.",))
+        said = f"No run here has a final value of {metric}: there is no verdict."
+        return _named(setting, None, (said,), "log it in every run, or compare by another: --metric NAME")
     if rises is None:
-        return Winner(setting, None, None, None, (f"Whether {metric} is meant to rise or to fall is not known.",))
+        said = f"Whether {metric} is meant to rise or to fall is not known."
+        return _named(setting, None, (said,), "say it with --higher-is-better or --lower-is-better")
     judged = list(zip(ranked, judge_all(ranked, base, metric, rises), strict=True))
     won = [(one, difference) for one, (difference, word) in judged if word == BETTER]
     if won:
         assert base is not None
         return _won(setting, *won[0], base, ranked, metric, rises)
     if base is None or all(word in (NOT_JUDGED, BASELINE) for _, (_, word) in judged):
-        why = "the baseline was not run" if base is None else "with so few finished runs nothing is shown"
-        if base is not None and (best.alike or base.alike):
-            why = "its seeds change nothing, so it is one run" if best.alike else "the baseline's seeds change nothing"
+        why, advice = _unjudged(best, base)
         said = f"{best.policy} has the best {metric}, {best.mean(metric):.4g}, but {why}."
-        return _named(setting, best if best.share < 1 and not best.alike else None, (said,))
+        return _named(setting, best if best.share < 1 and not best.alike else None, (said,), advice)
     said = f"No policy is shown to be better than {base.policy}"
     said += "." if best is base else f"; {best.policy} has the best mean of {metric}, but its interval leaves it open."
-    return Winner(setting, None, None, None, (said,))
+    return _named(setting, None, (said,), _undecided(best, base, judged[0][1][0]))
+
+
+def _unjudged(best: Contender, base: Contender | None) -> tuple[str, str]:
+    """Why there is no verdict, and what to do."""
+    if base is None:
+        return "the baseline was not run", "train the baseline too, with the same seeds"
+    if best.alike or base.alike:
+        whose = "its seeds change nothing, so it is one run" if best.alike else "the baseline's seeds change nothing"
+        return whose, "have the seed reach the script: {seed} in its arguments, or --set-seed"
+    return "with so few finished runs nothing is shown", "train three seeds or more of each"
+
+
+def _undecided(best: Contender, base: Contender, difference: Estimate) -> str:
+    """What to do where the intervals leave it open."""
+    if best is base:
+        return f"keep {base.policy}, or try other policies"
+    wanted = intervals.seeds_wanted(difference) if difference.has_interval else None
+    if wanted is None:
+        return f"keep {base.policy}; the seeds differ so much more that 50 of each would not show the difference"
+    said = f"about {wanted} seeds of each would show the difference, should it stay as large"
+    return f"{said}; until then keep {base.policy}"
 
 
 def _won(
@@ -158,8 +181,8 @@ def _won(
     return _named(setting, best, sentences)
 
 
-def _named(setting: str, best: Contender | None, sentences: tuple[str, ...]) -> Winner:
+def _named(setting: str, best: Contender | None, sentences: tuple[str, ...], advice: str = "") -> Winner:
     if best is None:
-        return Winner(setting, None, None, None, sentences)
+        return Winner(setting, None, None, None, sentences, advice=advice)
     run = best.members[0].run
-    return Winner(setting, best.policy, run.clip, run.renorm, sentences, run.lr_scale, run.warmup)
+    return Winner(setting, best.policy, run.clip, run.renorm, sentences, run.lr_scale, run.warmup, advice)

@@ -38,10 +38,13 @@ def report(
     from gradwatch.errors import RunError
     from gradwatch.open_run import open_histories
     from gradwatch.report import build_report, render_html
+    from gradwatch.report.comparison_table import conclusion
+    from gradwatch.report.terminal import print_text
     from gradwatch.report.text import render_csv, render_json, render_markdown
 
     render = {"html": render_html, "md": render_markdown, "json": render_json, "csv": render_csv}[kind]
-    text = render(build_report(open_histories(runs, below=True, empty=True), metric, baseline, target, rises))
+    report = build_report(open_histories(runs, below=True, empty=True), metric, baseline, target, rises)
+    text = render(report)
     if output == "-":
         click.echo(text, nl=False)
         return
@@ -51,3 +54,4 @@ def report(
     except OSError as error:
         raise RunError(f"cannot write {path}: {error.strerror}; pass -o a file you can write") from error
     click.echo(f"Report: {path.resolve()}")
+    print_text("\n".join(map(conclusion, report.winners)) if report.winners else f"Verdict: {report.runs[0].verdict}")

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from gradwatch.analysis.clips import as_one, clips_itself
 from gradwatch.analysis.final_values import final, finite_norms, nonfinite_rows, policy_text
-from gradwatch.analysis.groups import NO_POLICY, groups, higher_is_better, natural
+from gradwatch.analysis.groups import NO_POLICY, groups, higher_is_better, natural, telling
 from gradwatch.formatting import percent, quantity_text
 from gradwatch.history import STEP_COLUMNS, Floats, History
 from gradwatch.report.downsample import bucket_mean
@@ -53,8 +53,9 @@ def sections(histories: Sequence[History], metrics: Sequence[str]) -> list[Secti
     shades = colors(histories)
     ordered = sorted(by_setting.items(), key=lambda item: [natural(value) for _, value in item[0]])
     found = []
+    told = telling([dict(setting) for setting in by_setting])
     for setting, members in ordered:
-        title = ", ".join(f"{key} = {value}" for key, value in setting)
+        title = ", ".join(f"{key} = {value}" for key, value in setting if key in told)
         maps = heatmap_grid(members)
         found.append(Section(title, members, (*_charts(members, metrics, shades), *([maps] if maps else []))))
     return found

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from gradwatch.analysis.groups import telling
 from gradwatch.analysis.intervals import Estimate
 from gradwatch.analysis.verdict import Winner, signed
 from gradwatch.formatting import percent, plus_minus, quantity_text
@@ -41,7 +42,8 @@ def columns(frame: pd.DataFrame) -> list[Column]:
     names = list(frame.columns)
     metrics = [name.removesuffix("_std") for name in names if name.endswith("_std")]
     runs = names.index("runs")
-    made = [Column(name, tuple(str(r[name]) for r in records)) for name in names[:runs]]
+    told = {names[0], *telling([{name: str(record[name]) for name in names[1:runs]} for record in records])}
+    made = [Column(name, tuple(str(r[name]) for r in records), rank=0 if name in told else 8) for name in names[:runs]]
 
     def add(header: str, text: Callable[[Record], str], key: str, rank: int) -> None:
         keys = tuple(_number(record, key) for record in records)
@@ -73,11 +75,24 @@ def comparison_cells(frame: pd.DataFrame) -> tuple[list[str], list[list[str]]]:
 
 
 def winner_lines(winner: Winner) -> list[str]:
-    """What follows from the comparison of one setting, and the winner's policy as text to paste."""
+    """What follows from the comparison of one setting; last the winner in one line."""
+    return [*reasons(winner), conclusion(winner)]
+
+
+def reasons(winner: Winner) -> list[str]:
+    """What was compared, in sentences, behind the setting that they are about."""
     head = f"{winner.setting}: " if winner.setting else ""
-    code = paste(winner)
-    pasted = [f"To paste: {code[0]}, or {code[1]}"] if code else []
-    return [head + winner.sentences[0], *winner.sentences[1:], *pasted]
+    return [head + winner.sentences[0], *winner.sentences[1:]]
+
+
+def conclusion(winner: Winner, pasted: bool = True) -> str:
+    """The winner of a setting in one line, `pasted` with its policy as text to paste; or what to do without one."""
+    at = f" at {winner.setting}" if winner.setting else ""
+    code = paste(winner) if pasted else None
+    text = f" To paste: {code[0]}, or {code[1]}" if code else ""
+    if winner.advice:
+        return f"No winner{at}: {winner.advice}." + (f" The best so far: {winner.policy}.{text}" if code else "")
+    return f"Winner{at}: {winner.policy}.{text}"
 
 
 def paste(winner: Winner) -> tuple[str, str] | None:

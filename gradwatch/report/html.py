@@ -20,7 +20,7 @@ from gradwatch.analysis.groups import settings
 from gradwatch.analysis.rules import HEALTHY, TOO_SHORT, Finding
 from gradwatch.history import History
 from gradwatch.report.comparison_charts import Section, colors, sections
-from gradwatch.report.comparison_table import LAST, Column, columns, paste, winner_lines
+from gradwatch.report.comparison_table import LAST, Column, columns, conclusion, paste, reasons
 from gradwatch.report.finding_charts import finding_chart
 from gradwatch.report.heatmaps import heatmap_charts
 from gradwatch.report.model import Report, RunSummary
@@ -155,7 +155,9 @@ def _many(report: Report, page: Page) -> dict[str, Any]:
         "words": headers.index("runs"),
         "texts": {i for i, column in enumerate(shown) if column.keys is None},
         "rows": [list(row) for row in zip(*map(_sortable, shown), strict=True)],
-        "winners": [{"lines": winner_lines(one)[: len(one.sentences)], "code": paste(one)} for one in report.winners],
+        "winners": [
+            {"lines": [*reasons(one), conclusion(one, pasted=False)], "code": paste(one)} for one in report.winners
+        ],
         "notes": report.notes,
         "shades": shades,
         "diverged": [bool(count) for count in report.comparison["diverged"]],

@@ -10,7 +10,8 @@ from rich.console import Console, Group
 
 from gradwatch.analysis.comparison import Comparison
 from gradwatch.analysis.rules import HEALTHY, TOO_SHORT
-from gradwatch.report.comparison_table import Column, columns, winner_lines
+from gradwatch.analysis.verdict import Winner
+from gradwatch.report.comparison_table import Column, columns, conclusion, reasons
 from gradwatch.report.fitted_table import Facts, FittedTable, Lines
 from gradwatch.report.model import RunSummary
 from gradwatch.report.text import LAYER_HEADERS, layer_cells
@@ -87,8 +88,15 @@ def _notes(*notes: str) -> Iterable[RenderableType]:
 
 def show_comparison(settled: Comparison) -> RenderableType:
     """The comparison: the table, the notes, the winners."""
-    said = [line for one in settled.winners for line in ("", *winner_lines(one))]
-    return Group(comparison_table(columns(settled.table)), Lines([""]), *_notes(*settled.notes), Lines(said))
+    table = comparison_table(columns(settled.table))
+    return Group(table, Lines([""]), *_notes(*settled.notes), Lines(winners_text(settled.winners)))
+
+
+def winners_text(winners: Iterable[Winner]) -> list[str]:
+    """What follows from a comparison: the reasons for each setting, and at the end a line for each winner."""
+    winners = list(winners)
+    said = [line for one in winners for line in ("", *reasons(one))]
+    return [*said, "", *map(conclusion, winners)] if winners else []
 
 
 def comparison_table(shown: Sequence[Column]) -> FittedTable:

@@ -9,7 +9,7 @@ from make_run import changed, make_history
 
 from gradwatch.analysis.comparison import compare, runs_table, settle
 from gradwatch.analysis.final_values import final, lost_since, policy_text
-from gradwatch.analysis.groups import groups, metric_names, settings
+from gradwatch.analysis.groups import groups, metric_names, settings, telling
 from gradwatch.errors import RunError
 from gradwatch.report import build_report
 from gradwatch.report.wording import facts
@@ -76,6 +76,15 @@ def test_a_number_written_in_two_ways_is_one_setting(said, found):
     told = run(0.8, lr=2.0)
     told = replace(told, run=replace(told.run, params={"lr": said}))
     assert settings([told, run(0.7, lr=0.1)])[0] == found
+
+
+def test_so_few_settings_are_told_as_tell_runs_apart():
+    kinds = [
+        {"model": "a", "lr": lr, "data": "x", "steps": steps} for lr, steps in (("1", "9"), ("2", "9"), ("2", "3"))
+    ]
+    assert telling(kinds) == ["lr", "steps"]
+    assert telling([{"model": "a", "lr": "1"}, {"model": "b", "lr": "2"}]) == ["model"]
+    assert telling([{"lr": "1"}]) == telling([{}]) == telling([]) == []
 
 
 def test_another_model_is_another_setting():

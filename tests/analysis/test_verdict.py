@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 import shlex
 from dataclasses import replace
 
@@ -15,10 +16,11 @@ import gradwatch
 from gradwatch.analysis.comparison import compare, settle
 from gradwatch.analysis.final_values import final, seconds_per_step, steps_to
 from gradwatch.analysis.groups import higher_is_better
-from gradwatch.analysis.intervals import difference, holm, mean
+from gradwatch.analysis.intervals import difference, holm, mean, seeds_wanted
 from gradwatch.errors import RunError
 from gradwatch.report import build_report, render_html
-from gradwatch.report.comparison_table import columns, comparison_cells, paste, winner_lines
+from gradwatch.report.comparison_table import columns, comparison_cells, conclusion, paste, winner_lines
+from gradwatch.report.terminal import winners_text
 from gradwatch.report.text import comparison_text, render_markdown
 
 CLIP = "ClipByGlobalNorm(1.0)"
@@ -147,6 +149,10 @@ def test_one_seed_has_no_verdict_and_says_so():
     (winner,) = settled.winners
     assert winner.policy == CLIP
     assert "has the best val_loss, 1, but with so few finished runs nothing is shown" in winner.sentences[0]
+    assert winner_lines(winner)[-1].startswith(
+        f"No winner: train three seeds or more of each. The best so far: {CLIP}. To paste: clip="
+    )
+    assert not any("±" in note for note in settled.notes)
 
 
 def test_two_runs_of_one_seed_are_no_sample_of_two():
@@ -269,13 +275,40 @@ def test_the_winner_is_what_is_shown_to_be_better_with_what_cannot_be_told_from_
     python, shell = paste(winner)
     assert eval(f"dict({python})") == {"clip": CLIP}
     assert shlex.split(shell) == ["--clip", CLIP]
-    assert winner_lines(winner)[-1].startswith("To paste: clip=")
+    assert winner_lines(winner)[-1] == f"Winner: {CLIP}. To paste: {python}, or {shell}"
 
 
 def test_where_nothing_is_shown_no_policy_wins():
     (winner,) = settle([*runs([2.0, 2.2, 2.4]), *runs([1.0, 3.3, 1.3], CLIP)]).winners
     assert (winner.policy, paste(winner)) == (None, None)
     assert winner.sentences[0].startswith(f"No policy is shown to be better than none; {CLIP} has the best mean")
+
+
+def test_the_last_line_says_what_to_do_where_nothing_is_told_apart():
+    (winner,) = settle([*runs([2.0, 2.2, 2.4]), *runs([1.0, 3.3, 1.3], CLIP)]).winners
+    assert re.fullmatch(r"No winner: about \d+ seeds of each would show.*until then keep none\.", conclusion(winner))
+    (same,) = settle([*runs([2.0, 2.2, 2.4]), *runs([1.995, 2.21, 2.39], CLIP)]).winners
+    assert "50 of each would not show" in conclusion(same)
+    (worse,) = settle([*runs([2.0, 2.2, 2.4]), *runs([3.0, 3.3, 3.3], CLIP)]).winners
+    assert conclusion(worse) == "No winner: keep none, or try other policies."
+
+
+def test_the_comparison_in_the_terminal_ends_with_its_winners():
+    settled = settle([*runs([2.0, 2.2, 2.4]), *runs([1.0, 1.3, 1.3], CLIP)])
+    assert winners_text(settled.winners)[-1].startswith(f"Winner: {CLIP}. To paste: ")
+    assert sum("±" in note for note in settled.notes) == 1
+
+
+@pytest.mark.parametrize("shift", [0.4, 0.9, 1.5])
+def test_the_seeds_that_are_wanted_would_show_the_difference(shift):
+    def interval(n):
+        sample = np.linspace(-1, 1, n)
+        return mean(shift + sample / sample.std(ddof=1))
+
+    wanted = seeds_wanted(interval(3))
+    assert interval(wanted).side() == 1
+    assert all(interval(n).side() == 0 for n in range(3, wanted))
+    assert seeds_wanted(interval(3), most=wanted - 1) is None
 
 
 def test_every_setting_has_its_own_winner():
