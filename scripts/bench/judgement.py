@@ -3,6 +3,7 @@
     python scripts/bench/judgement.py > docs/findings/judgement.md
     python scripts/bench/judgement.py --only lora     # those of the tuning half whose name has "lora" in it
     python scripts/bench/judgement.py --held-out      # the totals of the other half: once, when the rules are done
+    python scripts/bench/judgement.py --blind         # the totals of those that nobody who changes a rule has read
     python scripts/bench/judgement.py --check         # that all are what they are said to be, by their scores alone
 
 It takes some minutes. The exit code is 0 whatever was found.
@@ -23,15 +24,8 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 ROOT = Path(__file__).parents[2]
 sys.path[:0] = [str(ROOT), str(ROOT / "tests" / "scenarios")]
 
-import unseen_healthy  # noqa: E402, F401
-import unseen_healthy_models  # noqa: E402, F401
-import unseen_healthy_more  # noqa: E402, F401
-import unseen_healthy_tasks  # noqa: E402, F401
-import unseen_sick  # noqa: E402, F401
-import unseen_sick_models  # noqa: E402, F401
-import unseen_sick_more  # noqa: E402, F401
-import unseen_sick_tasks  # noqa: E402, F401
-from unseen import HEALTHY, SICK, Healthy, Outcome, Sick, fault, held_out, tuning  # noqa: E402
+import unseen_all  # noqa: E402, F401
+from unseen import HEALTHY, SICK, Healthy, Outcome, Sick, blind, fault, held_out, label, tuning  # noqa: E402
 
 from gradwatch.analysis.rules import Finding, diagnose  # noqa: E402
 from gradwatch.analysis.rules.finding import Confidence  # noqa: E402
@@ -41,7 +35,7 @@ HEAD = """\
 
 What the rules say of trainings that they were not written for, beside what an expert said before a rule saw them. A
 sick training has a cured twin, and its loss is clearly worse; a healthy one learns. Both are checked without any rule
-(`scripts/bench/judgement.py --check`; a quarter of them in the tests). Of the errors and warnings that no other
+(`scripts/bench/judgement.py --check`; an eighth of them in the tests). Of the errors and warnings that no other
 finding explains (the roots), the first is **right** when an expert would accept it; **named** counts an accepted one in
 any place; **beside** counts sick trainings with a root that an expert would not accept. A name in *italics* is wanted,
 and no finding has it yet. A finding is **likely** when the record leaves one cause, **possible** when it leaves several
@@ -49,6 +43,8 @@ and no finding has it yet. A finding is **likely** when the record leaves one ca
 
 Half of the trainings may be looked at while the rules change: they are below. The others, `HELD_OUT` in
 [tests/scenarios/unseen.py](../../tests/scenarios/unseen.py), only count, once: `scripts/bench/judgement.py --held-out`.
+A third group, the files `blind_*` beside it, was written by somebody who had not read the rules, and whoever changes a
+rule does not read it. `scripts/bench/judgement.py --blind` prints its totals, and neither a name nor what was found.
 The same script made this page.
 
 """
@@ -151,20 +147,24 @@ def check(only: str) -> int:
         with tempfile.TemporaryDirectory() as folder:
             said = fault(training, Path(folder)) if only in training.name else None
         if said:
-            print(f"{training.name}: {said}")
+            print(f"{label(training)}: {said}")
             faults += 1
     return int(faults > 0)
 
 
-def main() -> int:
+def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--held-out", action="store_true", help="the totals of the held-out half, and nothing else")
-    parser.add_argument("--check", action="store_true", help="ask no rule: are they sick, or healthy, by their scores")
+    what = parser.add_mutually_exclusive_group()
+    what.add_argument("--held-out", action="store_true", help="the totals of the held-out half, and nothing else")
+    what.add_argument("--blind", action="store_true", help="the totals of the blind ones, and nothing else")
+    what.add_argument("--check", action="store_true", help="ask no rule: are they sick, or healthy, by their scores")
     parser.add_argument("--only", default="", help="those with this in their name")
-    args = parser.parse_args()
+    args = parser.parse_args(arguments)
+    if args.blind and args.only:
+        parser.error("--blind is of all of them: the totals of some would say what was found in one; leave --only out")
     if args.check:
         return check(args.only)
-    half = held_out if args.held_out else tuning
+    name, half = ("blind", blind) if args.blind else ("held out", held_out) if args.held_out else ("tuning", tuning)
     groups: list[list[Judged]] = []
     for trainings in (half(SICK), half(HEALTHY)):
         groups.append([])
@@ -172,8 +172,8 @@ def main() -> int:
             if args.only in training.name:
                 groups[-1].append(judged(training))
                 print(f"{len(groups[-1])} of {len(trainings)}", file=sys.stderr)
-    counts = [*totals("held out", *groups), "", *by_confidence(*groups)]
-    print("\n".join(counts) if args.held_out else page(*groups))
+    counts = [*totals(name, *groups), "", *by_confidence(*groups)]
+    print(page(*groups) if name == "tuning" else "\n".join(counts))
     return 0
 
 

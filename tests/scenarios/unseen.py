@@ -1,7 +1,8 @@
 """Trainings that no rule was written for: what an expert would say of each is written beside it, before a rule sees it.
 
-Whether one is sick is judged by its loss against that of its cured twin, never by gradwatch. Half of them may be looked
-at while rules are changed (`tuning`); those that `HELD_OUT` names are counted once (`held_out`).
+Whether one is sick is judged by its loss against that of its cured twin, never by gradwatch. Some may be looked at
+while rules are changed (`tuning`); as many, which `HELD_OUT` names, are counted once (`held_out`); those of the files
+`blind_*` only count, and whoever changes a rule does not read them (`blind`). `unseen_all` imports every one.
 """
 
 from __future__ import annotations
@@ -106,14 +107,40 @@ def healthy(gain: float = 0.3):
     return register
 
 
+def group(training: Sick | Healthy) -> str:
+    """Which of the three it belongs to."""
+    if training.train.__module__.startswith("blind_"):
+        return "blind"
+    return "held out" if training.name in HELD_OUT else "tuning"
+
+
+def of_group(of: dict[str, Of], wanted: str) -> list[Of]:
+    """In the order of their names."""
+    return [training for _, training in sorted(of.items()) if group(training) == wanted]
+
+
 def tuning(of: dict[str, Of]) -> list[Of]:
     """Those that may be looked at while rules are changed."""
-    return [of[name] for name in sorted(of) if name not in HELD_OUT]
+    return of_group(of, "tuning")
 
 
 def held_out(of: dict[str, Of]) -> list[Of]:
     """Those that only count."""
-    return [of[name] for name in sorted(of) if name in HELD_OUT]
+    return of_group(of, "held out")
+
+
+def blind(of: dict[str, Of]) -> list[Of]:
+    """Those that only count, and whose names are not shown either: `label`."""
+    return of_group(of, "blind")
+
+
+def label(training: Sick | Healthy) -> str:
+    """Its name; of a blind one, whose name would say what is wrong with it, only its place among them."""
+    if group(training) != "blind":
+        return training.name
+    if isinstance(training, Sick):
+        return f"blind sick {blind(SICK).index(training) + 1}"
+    return f"blind healthy {blind(HEALTHY).index(training) + 1}"
 
 
 def learns(outcome: Outcome, gain: float) -> bool:
