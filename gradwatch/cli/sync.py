@@ -31,7 +31,7 @@ def sync(folder: Path, everything: bool, following: bool, tracking_uri: str | No
     """Deliver to MLflow what is not there yet, exactly once: FOLDER is a run folder, or a directory of them.
 
     The training's own courier does this while it runs; sync finishes what a dead courier or a server that was away
-    left behind, and may run beside one. One line and one link for each run; exit code 1 if something stays undelivered.
+    left behind, and may run beside one. One line for each run, one link; exit code 1 if something stays undelivered.
 
     Example: gradwatch sync gradwatch-runs
     """
@@ -51,6 +51,8 @@ def sync(folder: Path, everything: bool, following: bool, tracking_uri: str | No
         outcomes = follow(folder, tracking_uri, everything=everything)
     else:
         outcomes = [_shown(outcome) for outcome in _progress(folder, everything, tracking_uri)]
+        for url in dict.fromkeys(one.url for one in outcomes if one.url and not one.error):
+            click.echo(terminal(f"MLflow: {url}"))
     if not all(outcome.done or (outcome.live and not outcome.error) for outcome in outcomes):
         raise SystemExit(1)
 
@@ -76,6 +78,5 @@ def _progress(folder: Path, everything: bool, tracking_uri: str | None) -> Itera
 
 def _shown(outcome: DeliveryState) -> DeliveryState:
     how = "delivered" if outcome.done else f"NOT delivered: {outcome.error}" if outcome.error else "delivered so far"
-    where = f", {outcome.url}" if outcome.url and not outcome.error else ""
-    click.echo(terminal(f"{outcome.folder}: {how}{where}"))
+    click.echo(terminal(f"{outcome.folder}: {how}"))
     return outcome

@@ -25,6 +25,8 @@ LIGHT = {
     "MLFLOW_ENABLE_AI_GATEWAY": "false",
     "MLFLOW_DISABLE_TELEMETRY": "true",
     "PYTHONWARNINGS": "ignore",  # of MLflow's own dependencies, at every start
+    "UVICORN_ACCESS_LOG": "false",  # a line for every request of every page
+    "UVICORN_LOG_LEVEL": "warning",
 }
 
 
@@ -46,19 +48,30 @@ def ui(port: int, store: str | None) -> None:
     from gradwatch.tracking.views import view_url
 
     uri = existing_store(_uri(store))
+    served_already = uri.startswith("http")
+    if not served_already:
+        _check_free(port)
     for experiment, name in watched_experiments(uri).items():
         click.echo(terminal(f"{name}: {view_url(uri, experiment, f'http://127.0.0.1:{port}')}"))
-    if uri.startswith("http"):
+    if served_already:
         click.echo("The store is a server already: open one of these addresses.")
         return
+    click.echo("Ctrl-C ends the server.")
+    raise SystemExit(serve(port, uri))
+
+
+def _check_free(port: int) -> None:
+    """Before an address is printed that leads elsewhere.
+
+    Raises:
+        RunError: another program listens there.
+    """
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind(("127.0.0.1", port))
         except OSError as error:
             raise RunError(f"port {port} is taken ({error.strerror}): choose another with --port") from error
-    click.echo("Ctrl-C ends the server.")
-    raise SystemExit(serve(port, uri))
 
 
 def _uri(store: str | None) -> str | None:

@@ -6,6 +6,7 @@ import subprocess
 import sys
 import urllib.request
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
@@ -34,16 +35,15 @@ def run():
     return call
 
 
-def test_sync_prints_one_line_and_one_link_a_run(store, run, tmp_path):
+def test_sync_prints_a_line_for_each_run_and_the_address_once(store, run, tmp_path):
     for name in ("a", "b"):
         make_run(tmp_path / "gradwatch-runs", name=name, window=50, mlflow=target(store))
     result = run("sync")
     assert result.exit_code == 0, result.output
-    lines = result.stdout.splitlines()
-    assert len(lines) == 2
-    assert all(
-        ": delivered, http://127.0.0.1:5000/#/experiments/1/runs?viewStateShareKey=gradwatch" in x for x in lines
-    )
+    *lines, address = result.stdout.splitlines()
+    assert [line.endswith(": delivered") for line in lines] == [True, True]
+    assert address.startswith("MLflow: http://127.0.0.1:5000/#/experiments/1/runs?viewStateShareKey=gradwatch")
+    assert "workflowType=machine_learning" in address
     assert run("sync").exit_code == 0
 
 
@@ -90,6 +90,13 @@ def test_sync_shows_its_progress_on_a_terminal_only(store, tmp_path):
     again = subprocess.run(command, capture_output=True, text=True, env=env, check=True)
     assert again.stdout == out
     assert again.stderr == ""
+
+
+@pytest.mark.slow
+def test_the_server_logs_no_request(server):
+    """MLflow's own logs each, and a page makes dozens."""
+    assert status(f"{server[0]}/api/2.0/mlflow/experiments/search?max_results=1") == 200
+    assert "GET /" not in (Path(server[1].removeprefix("sqlite:///")).parent / "server.log").read_text()
 
 
 @pytest.mark.slow
@@ -154,7 +161,8 @@ def test_ui_prints_the_view_and_starts_a_closed_light_server(store, run, tmp_pat
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
         probe.listen()
-        assert run("ui", "--port", port).exit_code == 2  # taken
+        taken = run("ui", "--port", port)
+        assert (taken.exit_code, taken.stdout) == (2, "")
     result = run("ui", "--port", port)
     assert f"http://127.0.0.1:{port}/#/experiments/1/runs?viewStateShareKey=gradwatch" in result.stdout
     ((served, uri),) = started
