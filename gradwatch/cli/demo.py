@@ -113,8 +113,12 @@ def train(jobs: Sequence[Job], out: Path, console: Console) -> None:
     """Run the jobs and their delivery to `out/mlflow.db`, with a progress bar for each."""
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-    from gradwatch.launcher.demo.jobs import run_jobs
+    from gradwatch.launcher.demo.jobs import WORKERS, run_jobs
+    from gradwatch.launcher.demo.summary import MEANT
+    from gradwatch.report.terminal import print_text
 
+    many = f"{len(jobs)} trainings, {WORKERS} at a time; what each prints is in its folder below {out / 'runs'}."
+    print_text(f"{many}\n{MEANT}")
     columns = (TextColumn("{task.description:<22}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     counts = run_jobs(jobs, out / "runs", store(out))
     with closing(counts), Progress(*columns, console=console) as progress:
@@ -132,9 +136,11 @@ def show(jobs: Sequence[Job], out: Path, console: Console) -> None:
         RunError: not all runs are in MLflow.
     """
     from gradwatch.launcher.demo.jobs import delivered
-    from gradwatch.launcher.demo.summary import short_columns, write_reports
-    from gradwatch.report.terminal import comparison_table, print_shown
+    from gradwatch.launcher.demo.summary import said, short_columns, sick_runs, write_reports
+    from gradwatch.report.comparison_table import conclusion
+    from gradwatch.report.terminal import comparison_table, print_shown, print_text
     from gradwatch.storage.delivery_cursor import read_cursor
+    from gradwatch.storage.folder import read_manifest
     from gradwatch.storage.shared_folder import run_folders
 
     with console.status("writing the reports"):
@@ -142,8 +148,15 @@ def show(jobs: Sequence[Job], out: Path, console: Console) -> None:
     for report in reports.values():
         click.secho(f"\n{report.title}", bold=True)
         print_shown(comparison_table(short_columns(report)))
+        print_text("\n".join(["", *map(conclusion, report.winners)]))
+    print_text("\n".join(["", *said(reports.values())]))
+    names = {read_manifest(folder).name: folder for folder in run_folders(out / "runs")}
+    first = [names[run.name] for run in sick_runs(reports.values())[:1] if run.name in names]
     urls = dict.fromkeys(read_cursor(folder).get("url") for folder in run_folders(out / "runs"))
-    click.echo(f"\nReport:     {(out / 'report.html').resolve()}")
+    click.echo("\nWhere to look:")
+    for folder in first:
+        click.echo(f"first:      {shlex.join([*this_command(), 'show', str(folder)])}")
+    click.echo(f"Report:     {(out / 'report.html').resolve()}")
     click.echo(f"MLflow UI:  {shlex.join([*this_command(), 'ui', '--store', str(out)])}")
     for url in filter(None, urls):
         click.echo(f"  then:     {url}")

@@ -143,11 +143,14 @@ def _across(sizes: Iterable[int]) -> int:
 
 
 def _widths(columns: Sequence[Sequence[str]], width: int) -> list[int]:
-    """The width of each column: what it needs, and while there is room what its cells, then its header have use for."""
+    """The width of each column: what it needs, and while there is room what its cells, then its header have use for.
+
+    Those come first that want least: one long cell does not wrap every other column.
+    """
     sizes = [_least(column) for column in columns]
     for wanted in ([_whole(column) for column in columns], [max(map(cell_len, column)) for column in columns]):
-        for i, size in enumerate(wanted):
-            sizes[i] += max(0, min(width - _across(sizes), size - sizes[i]))
+        for i in sorted(range(len(sizes)), key=lambda i: wanted[i] - sizes[i]):
+            sizes[i] += max(0, min(width - _across(sizes), wanted[i] - sizes[i]))
     return sizes
 
 

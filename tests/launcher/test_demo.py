@@ -231,6 +231,14 @@ def test_the_demo_leaves_tables_reports_and_a_store(tmp_path):
     assert "viewStateShareKey=gradwatch" in shown
     rows = re.findall(r"^(ClipByGlobalNorm\(\S+\)|none) +\d", shown, re.M)
     assert sorted(rows) == ["ClipByGlobalNorm(0.25)", "ClipByGlobalNorm(1.0)", "none"]
+    assert shown.splitlines()[:2] == [
+        f"3 trainings, 2 at a time; what each prints is in its folder below {out / 'runs'}.",
+        "Some are meant to be sick: at the MLP's rate of 2 and the RNN's of 5, training comes apart without a clip.",
+    ]
+    assert re.search(r"^No winner: train three seeds or more of each\. The best so far: ", shown, re.M)
+    assert re.search(r"^1 of 3 runs diverged\. Some are meant.*\n  rnn-lr5-none-seed0: exploding", shown, re.M)
+    assert re.search(rf"^first: +\S.* show {re.escape(str(out))}/runs/\S+-rnn-lr5-none-seed0$", shown, re.M)
+    assert "1 of 3 runs diverged" in (out / "report.html").read_text()
     assert "report-rnn.html" in (out / "report.html").read_text()
     assert "ClipByGlobalNorm(0.25)" in (out / "report-rnn.html").read_text()
     with sqlite3.connect(out / "mlflow.db") as database:
