@@ -31,6 +31,7 @@ from nets import SEED
 from readings import READINGS, Reading
 from torch.optim import Optimizer
 from trainings import Treatment, policies_in, treated
+from twins import TOLD_BY_LOSSES
 from unseen import SICK, Sick, held_out, tuning
 
 from gradwatch.analysis.rules import Finding, diagnose
@@ -41,17 +42,19 @@ from gradwatch.policies.intervention import Intervention
 
 RESULTS = ROOT / "docs" / "measurements" / "cures.json"
 SEEDS = 3
+WRITTEN_FOR = {training.name: training for training in TOLD_BY_LOSSES}
 HEAD = """\
 # Cures that were tried
 
-Each sick training of the [judgement](judgement.md)'s half that may be looked at, three times over with the same three
-seeds: as it is, with the advice of its main finding followed to the letter, and with an expert's fix. The main finding
-is the first root that is an error or a warning; seeds of which nothing is said stay as they are. Where a finding
-has options that can be tried on an unchanged script (as `gradwatch sweep --cures` does), the first of them is the
-advice; *best* is the best of all of them. Where it has only words, or words that go beyond the options, the advice is a
-person's reading of them (tests/scenarios/readings.py, written before it was tried). Some words lead a reader to the
-expert's own fix: such an advice helps by definition if it is read rightly, so the others are counted apart. The
-expert's fix was written before a rule saw the training; the words of the cures were changed with this half in view.
+Each sick training of the [judgement](judgement.md)'s half that may be looked at, and below them those that the rules
+were written for (their pictures are on the rules' pages), three times over with the same three seeds: as it is, with
+the advice of its main finding followed to the letter, and with an expert's fix. The main finding is the first root that
+is an error or a warning; seeds of which nothing is said stay as they are. Where a finding has options that can be tried
+on an unchanged script (as `gradwatch sweep --cures` does), the first of them is the advice; *best* is the best of all
+of them. Where it has only words, or words that go beyond the options, the advice is a person's reading of them
+(tests/scenarios/readings.py, written before it was tried). Some words lead a reader to the expert's own fix: such an
+advice helps by definition if it is read rightly, so the others are counted apart. The expert's fix was written before a
+rule saw the training; the words of the cures were changed with this half in view.
 
 The score is the training's own, lower is better, the median over the seeds; ∞ is one that diverged. The expert's gain
 is measured from the untreated score, or from where the training began if that is lower. An advice **helps** if it has
@@ -143,13 +146,21 @@ def tried(training: Sick, trained: Trained) -> list[Row]:
 def _read(training: Sick, trained: Trained, seed: int, main: Finding, read: Reading) -> Row:
     if read.as_expert:
         return trained.score(training, seed, "expert", ill=False)
+    rate = re.search(r"with lr=([^ ]+)", main.cure)
     if read.from_cure:
-        rate = re.search(r"with lr=([^ ]+)", main.cure)
         asked = Treatment({"clip": policies_in(main)[0]}, rate and at_rate(float(rate[1])), replace_clips=True)
         return trained.score(training, seed, f"{asked.watch['clip']} {rate and rate[0]}", treatment=asked)
     if read.change is None:
         return trained.score(training, seed, "ill")
-    return trained.score(training, seed, f"words-{main.rule}", treatment=Treatment(change=read.change))
+    change = read.change
+
+    def followed(net: Any, optimizer: Optimizer) -> None:
+        change(net, optimizer)
+        if rate:
+            at_rate(float(rate[1]))(net, optimizer)
+
+    done = f"words-{main.rule}{rate[0] if rate else ''}"
+    return trained.score(training, seed, done, treatment=Treatment(change=followed))
 
 
 def at_rate(rate: float) -> Callable[[Any, Optimizer], None]:
@@ -238,16 +249,30 @@ def agreement(results: Results) -> str:
 
 def page(results: Results) -> str:
     """The page as Markdown."""
-    lines = [*totals("tuning", results), "", agreement(results)]
-    lines += ["", "| training | found | advice | an expert | as it is | with the advice | best | expert's | result |",
+    unseen = {name: rows for name, rows in results.items() if name in SICK}
+    known = {name: rows for name, rows in results.items() if name in WRITTEN_FOR}
+    lines = [*totals("tuning", unseen), "", agreement(unseen), *table(unseen)]
+    lines += ["", "## What rules were written for", "", *totals("known", known), "", agreement(known), *table(known)]
+    return HEAD + "\n".join(lines) + "\n"
+
+
+def table(results: Results) -> list[str]:
+    """A line for each training."""
+    lines = ["", "| training | found | advice | an expert | as it is | with the advice | best | expert's | result |",
               "|---|---|---|---|---|---|---|---|---|"]  # fmt: skip
     for name, rows in results.items():
         found = ", ".join(dict.fromkeys(row["found"] or "none" for row in rows))
         advice = "; ".join(dict.fromkeys(_code(row["advice"]) for row in rows if row["advice"])) or "none"
         scores = [middle(rows, "untreated"), middle(rows, "treated"), median(map(best, rows)), middle(rows, "expert")]
-        cells = [name, found, advice, SICK[name].cure, *("∞" if math.isinf(s) else f"{s:.3g}" for s in scores)]
+        cells = [
+            name,
+            found,
+            advice,
+            (SICK | WRITTEN_FOR)[name].cure,
+            *("∞" if math.isinf(s) else f"{s:.3g}" for s in scores),
+        ]
         lines.append(f"| {' | '.join(cells)} | {result(rows)} |")
-    return HEAD + "\n".join(lines) + "\n"
+    return lines
 
 
 def _code(advice: str) -> str:
@@ -266,7 +291,8 @@ def main() -> int:
         return 0
     warnings.simplefilter("ignore")
     logging.getLogger("gradwatch").setLevel(logging.CRITICAL)
-    chosen = [t for t in (held_out if args.held_out else tuning)(SICK) if args.only in t.name]
+    half = held_out(SICK) if args.held_out else [*tuning(SICK), *TOLD_BY_LOSSES]
+    chosen = [training for training in half if args.only in training.name]
     with tempfile.TemporaryDirectory() as folder:
         trained = Trained(args.keep or Path(folder))
         missing = [line for training in chosen for line in unread(training, trained)]

@@ -13,6 +13,7 @@ from gradwatch.analysis.rules.nonfinite import nonfinite
 from gradwatch.analysis.rules.outputs import softmax_twice
 from gradwatch.analysis.rules.progress import no_progress
 from gradwatch.analysis.rules.spikes import lr_too_high, spike
+from gradwatch.analysis.rules.updates import update_too_small
 
 STEPS = 400
 NOISE = 0.1 * np.sin(np.arange(STEPS) * 1.7)
@@ -100,6 +101,58 @@ def test_steps_that_are_long_are_not_called_usual_where_nothing_gets_better():
     assert found.tries == ("--lr-scale 0.006",)
 
 
+def test_a_loss_that_is_thrown_about_from_the_start_says_so_where_the_first_steps_were_far_too_long():
+    wild = 2.3 + np.where(np.arange(STEPS) % 3 == 1, 20 * np.abs(np.sin(np.arange(STEPS) * 1.3)), 0)
+    (found,) = lr_too_high(run("Muon", rate=1.0, ratio=1.6, loss=wild))
+    assert (found.severity, found.tries[0]) == ("error", "--lr-scale 0.005")
+    assert lr_too_high(run("Muon", rate=1.0, ratio=0.02, loss=wild)) == []
+    assert lr_too_high(run("Muon", rate=1.0, ratio=1.6, loss=wild - 2 * np.arange(STEPS) / STEPS)) == []  # it got lower
+
+
+def test_a_norm_that_leapt_after_calm_steps_is_bounded_first():
+    norm = np.where(np.arange(STEPS) < 200, 1.0, 50.0)
+    (leapt,) = exploding(run(loss=thrown(), grad_norm=norm))
+    assert [option.split()[0] for option in leapt.tries][:2] == ["--clip", "--lr-scale"]
+    (grown,) = exploding(run(loss=thrown(), grad_norm=np.exp(np.maximum(np.arange(STEPS) - 180, 0) / 8)))
+    assert grown.tries[0].split()[0] == "--lr-scale"
+
+
+# ------------------------------------------------------------------------------------------------------------- small
+
+CREEPS = 2.3 - 0.15 * np.arange(STEPS) / STEPS + 0.02 * NOISE
+
+
+@pytest.mark.parametrize(
+    ("ratio", "loss", "found"),
+    [
+        (2e-4, CREEPS, True),
+        (2e-3, CREEPS, False),  # steps of a usual size
+        (2e-4, 2.15 + 0.15 * np.exp(-np.arange(STEPS) / 60) + 0.02 * NOISE, False),  # it came to its end
+        (2e-4, CREEPS * np.linspace(1, 0.5, STEPS), False),  # it learns
+    ],
+)
+def test_small_steps_under_a_loss_that_creeps_are_too_small(ratio, loss, found):
+    assert bool(update_too_small(run(ratio=ratio, loss=loss))) == found
+
+
+def test_a_warm_up_is_not_called_creeping():
+    rate = np.linspace(0.01, 0.1, STEPS)
+    assert update_too_small(run(ratio=2e-4, loss=CREEPS, lr=rate)) == []
+
+
+def test_a_schedule_that_ran_out_is_said_though_the_loss_fell_before():
+    rate = 0.1 * 0.9 ** np.arange(STEPS)
+    falls = 1.2 + np.exp(-np.arange(STEPS) / 20)
+    (found,) = update_too_small(run(ratio=0.01, loss=falls, lr=rate))
+    assert found.cause.startswith("The schedule ran out: from step 66 on")
+    assert (found.first_step, found.tries) == (70, ())  # the next step in which weights were measured
+    late = np.where(np.arange(STEPS) < 300, 0.1, 1e-5)  # the end of a decay
+    assert update_too_small(run(ratio=0.01, loss=falls, lr=late)) == []
+
+
+# -------------------------------------------------------------------------------------------------------------- words
+
+
 def test_no_step_that_was_healthy_is_said_in_words():
     assert too_few(np.ones(3)).endswith("only 3 steps were healthy, too few to take one from.")
     assert too_few(np.ones(0)).endswith("no step was healthy.")
@@ -142,3 +195,12 @@ def test_a_model_that_ends_in_a_softmax_may_have_two():
 )
 def test_a_loss_that_two_softmaxes_do_not_give_is_left_alone(loss):
     assert softmax_twice(run(loss=loss, modules=SOFTMAX)) == []
+
+
+def test_a_loss_that_comes_to_chance_from_above_and_no_further_is_no_progress():
+    chance = math.log(CLASSES) + 0.01 * NOISE
+    (found,) = no_progress(run(loss=chance + 0.4 * np.exp(-np.arange(STEPS) / 40)))
+    assert "equal probabilities for all classes" in found.cause
+    assert no_progress(run(loss=1.1 * chance + 0.4 * np.exp(-np.arange(STEPS) / 40))) == []
+    lower = np.where(np.arange(STEPS) % 100 > 80, 1.2, chance)  # it has been better
+    assert no_progress(run(loss=lower + 0.4 * np.exp(-np.arange(STEPS) / 40))) == []

@@ -36,6 +36,15 @@ def even_router(net: nn.Module, optimizer: optim.Optimizer) -> None:
     nn.init.zeros_(net["router"].bias)
 
 
+def unit_inputs(net: nn.Module, optimizer: optim.Optimizer) -> None:
+    net.register_forward_pre_hook(lambda _, inputs: (inputs[0] / 255,))
+
+
+def small_eps(net: nn.Module, optimizer: optim.Optimizer) -> None:
+    for group in optimizer.param_groups:
+        group["eps"] = 1e-5
+
+
 # By training and finding.
 READINGS = {
     ("adagrad-accumulator-full", "no-progress"): Reading("the sum of squares begins at 0", as_expert=True),
@@ -79,7 +88,33 @@ READINGS = {
     ("router-to-one-expert", "dead-layer"): Reading(
         "the biases are looked at: the router's of 40 becomes 0", even_router
     ),
+    ("softmax-before-cross-entropy", "softmax-twice"): Reading("the softmax is gone", as_expert=True),
     ("targets-of-ten-thousand", "exploding"): Reading(
         "the targets are divided by their deviation", as_expert=True, beyond=True
+    ),
+    # What rules were written for.
+    ("nonfinite: sqrt(x)", "nonfinite"): Reading("an epsilon is added inside the root", as_expert=True),
+    ("vanishing: ten sigmoid layers", "vanishing"): Reading("the sigmoids become ReLUs", as_expert=True),
+    ("imbalance: inputs from 0 to 255", "imbalance"): Reading(
+        "the inputs are divided by 255, and the rate is the one that the cure names", unit_inputs
+    ),
+    ("scaled-gradients: optimizer.step()", "scaled-gradients"): Reading(
+        "scaler.step(optimizer) divides the scale out", as_expert=True
+    ),
+    ("no-progress: the average loaded back", "no-progress"): Reading(
+        "a tenth of the rate does not help, so the average is what writes the weights: it is loaded no more",
+        as_expert=True,
+        beyond=True,
+    ),
+    ("weights-unchanged: a schedule of 30 steps", "weights-unchanged"): Reading(
+        "the end of the schedule lies behind the last step", as_expert=True
+    ),
+    ("weights-shrink: a weight decay of 0.5", "weights-shrink"): Reading(
+        "the weight decay is a hundredth: 0.005", decay_less
+    ),
+    ("below-epsilon: eps=10", "below-epsilon"): Reading("eps is 1e-05, as the cure says", small_eps),
+    ("softmax-twice: a softmax before cross_entropy", "softmax-twice"): Reading("the softmax is gone", as_expert=True),
+    ("clip-before-unscale: clip, then unscale_", "clip-before-unscale"): Reading(
+        "scaler.unscale_(optimizer) is called before the clip", as_expert=True
     ),
 }

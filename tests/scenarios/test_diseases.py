@@ -15,6 +15,7 @@ from torch import nn
 from trainings import one, serious
 
 from gradwatch.analysis.rules import diagnose, verdict
+from gradwatch.analysis.rules.depth import vanishing
 from gradwatch.analysis.rules.noise import noise_dominated
 from gradwatch.history import Run
 from gradwatch.open_run import open_history
@@ -141,9 +142,12 @@ def test_ten_sigmoid_layers_vanish(tmp_path):
 
 
 def test_under_adam_it_is_a_note_because_every_layer_moves(tmp_path):
-    (found,) = diagnose(d.deep_sigmoid(tmp_path, kind=torch.optim.Adam, lr=1e-3))
+    history = d.deep_sigmoid(tmp_path, kind=torch.optim.Adam, lr=1e-3)
+    (found,) = vanishing(history)
     assert (found.rule, found.severity) == ("vanishing", "note")
     assert found.evidence["update_ratio_decades"] < 1
+    (root,) = diagnose(history)  # whose losses come to no more than chance, all the same
+    assert (root.rule, root.severity, root.consequences[0].rule) == ("vanishing", "warning", "no-progress")
 
 
 def test_units_that_are_dead_from_the_start(tmp_path):

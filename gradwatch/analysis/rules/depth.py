@@ -10,7 +10,17 @@ from dataclasses import dataclass
 import numpy as np
 
 from gradwatch.analysis.clips import incoming
-from gradwatch.analysis.rules.facts import clips, is_adaptive, matrices, measured, middle, numel, optimizer_kind
+from gradwatch.analysis.rules.facts import (
+    USUAL_RATIO,
+    clips,
+    is_adaptive,
+    matrices,
+    measured,
+    middle,
+    numel,
+    optimizer_kind,
+    set_rate,
+)
 from gradwatch.analysis.rules.finding import Finding, Severity, either
 from gradwatch.formatting import setting_text
 from gradwatch.history import Bools, Floats, History
@@ -194,6 +204,7 @@ def imbalance(
             cause=f"{name} alone makes up the gradient norm: its inputs or its scale are out of proportion"
             + (", and the clip of the global norm shrinks every other layer with it." if shared else "."),
             cure="Normalise the inputs of that layer"
+            + _rate_of_the_others(history, leader, shared)
             + (
                 f", and clip it apart: clip=\"only('{name}', ClipByNorm({setting_text(middle(rest))}))\" brings it "
                 "down to the others."
@@ -205,6 +216,21 @@ def imbalance(
             "If you clip, clip each layer: clip='AGC(0.01)'.",
         )
     ]
+
+
+def _rate_of_the_others(history: History, leader: int, shared: bool) -> str:
+    """The rate that gives the other matrices usual steps, as part of a cure; empty where theirs are usual, or unknown.
+
+    What was set had to fit the layer that is out of proportion; once it is not, it holds the others back. A clip that
+    it `shared` with them made their steps shorter, and will not then.
+    """
+    _, ratio = measured(history, "update_ratio")
+    others = matrices(history) & (np.arange(len(history.layers)) != leader)
+    moves = middle(ratio[:, others]) / (middle(history.total("clip_coef")) if shared else 1)
+    if is_adaptive(history) or not 0 < moves < USUAL_RATIO[False] / 10:
+        return ""
+    rate = set_rate(history) * float(f"{USUAL_RATIO[False] / moves:.0e}")
+    return f" and raise the learning rate, which had to fit it: with lr={setting_text(rate)} the others step as usual"
 
 
 def longest(mask: Bools) -> tuple[int, int]:

@@ -12,7 +12,7 @@ import numpy as np
 
 from gradwatch.analysis.clips import of_all_layers
 from gradwatch.analysis.optimizers import groups
-from gradwatch.history import Bools, Floats, History
+from gradwatch.history import Bools, Floats, History, Layer
 from gradwatch.policies import (
     AGC,
     ClipByAverageNorm,
@@ -115,6 +115,11 @@ def numel(history: History) -> Floats:
     """The elements of each layer, `[L]`; 1 where the manifest does not know it."""
     known = {layer.name: layer.numel for layer in history.run.layers}
     return np.array([max(1, known.get(name, 1)) for name in history.layers], np.float64)
+
+
+def last_matrix(history: History) -> Layer | None:
+    """The last weight of two dimensions: its rows are the classes, where the run is a classification."""
+    return next((layer for layer in reversed(history.run.layers) if len(layer.shape) == 2), None)
 
 
 def root_mean_square(history: History, norm: Floats) -> Floats:

@@ -155,22 +155,21 @@ def _over_steps(history: History, row: int, large: float = 1e4) -> Why:
     """
     raised = raised_before(history, row)
     calm = row >= LEAST_STEPS and not raised
-    kind, longer, first = optimizer_kind(history), lengthened(history), _first_ratio(history)
+    kind, longer, first = optimizer_kind(history), lengthened(history), first_ratio(history)
     too_high = "the learning rate is too high for this network"
     causes = (too_high, "one extreme batch threw it out of its valley") if calm else ()
     cause = f"{_TOO_LARGE}. {either(causes)}" if calm else f"{_TOO_LARGE}: {too_high}.{raised}"
     bound, later = clip_with(GUARD), warm_up(history)
     if is_adaptive(history):
-        to, lower = "", LOWER
-        times = float(f"{USUAL_RATIO[True] / first:.0e}") if first > 10 * USUAL_RATIO[True] else 1.0
+        to, times = "", lowered(history)
         if times < 0.1:
             causes = ()
             cause = f"{_TOO_LARGE}: the first ones change the weights by {percent(first)} of their size already; under "
             cause += f"{kind} {percent(USUAL_RATIO[True])} is usual."
-            to, lower = f" to about {setting_text(set_rate(history) * times)}", rate_times(times)
+            to = f" to about {setting_text(set_rate(history) * times)}"
         cure = f"Lower the learning rate{to}, or warm it up: {kind} takes steps of the same size whatever the scale of "
         cure += "the gradient, so that a clip helps against one bad batch only."
-        return Why(cause + longer[0], cure + longer[1], {}, (lower, later), causes)
+        return Why(cause + longer[0], cure + longer[1], {}, (rate_times(times), later), causes)
     limit = f'clip="{GUARD}"'
     cure = f"Lower the learning rate or warm it up, and clip: {limit}."
     began = max((_early(v)[0] for v in scaled_losses(history).values()), default=0.0)
@@ -179,14 +178,34 @@ def _over_steps(history: History, row: int, large: float = 1e4) -> Why:
         cause += "far from unit size, or it is a sum."
         cure = "Scale the targets to unit size, or take the mean of what is summed: then the loss begins near 1. "
         cure += f"If it must be so large, lower the learning rate by decades and clip: {limit}."
-    tries = (LOWER, bound, f"{LOWER} {bound}", f"{later} {bound}")
+    tries: tuple[str, ...] = (LOWER, bound, f"{LOWER} {bound}", f"{later} {bound}")
+    if calm and _leapt(history.total("grad_norm"), row):
+        tries = (bound, LOWER, f"{LOWER} {bound}")
+        cure = f"Clip: {limit}; if it comes apart all the same, lower the learning rate. Look at that step's batch."
     return Why(cause + longer[0], cure + longer[1], {}, tries, causes)
 
 
 _TOO_LARGE = "The steps are larger than the loss surface allows"
 
 
-def _first_ratio(history: History) -> float:
+def _leapt(norm: Floats, row: int, times: float = 30.0, usual: int = 16) -> bool:
+    """Whether the norm leapt in one step near a row, to `times` the highest of the `usual` ones before it."""
+    before = np.lib.stride_tricks.sliding_window_view(norm, usual)[:-1].max(axis=1)  # of norm[usual:]
+    with np.errstate(invalid="ignore", divide="ignore"):
+        leaps = usual + np.flatnonzero(norm[usual:] > times * before)
+    return bool((np.abs(leaps - row) <= usual).any())
+
+
+def lowered(history: History) -> float:
+    """By what the rate is multiplied where steps are too long: a tenth, or what makes the first ones usual, to a digit.
+
+    The latter under Adam and its kin only, whose steps are as long as the rate says.
+    """
+    first, usual = first_ratio(history), USUAL_RATIO[True]
+    return float(f"{usual / first:.0e}") if is_adaptive(history) and first > 10 * usual else 0.1
+
+
+def first_ratio(history: History) -> float:
     """The update ratio of the median matrix when first measured; NaN where none was."""
     _, ratio = measured(history, "update_ratio")
     return middle(ratio[0, matrices(history)]) if len(ratio) else float("nan")

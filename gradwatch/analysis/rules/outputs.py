@@ -9,6 +9,7 @@ import math
 
 import numpy as np
 
+from gradwatch.analysis.rules.facts import last_matrix
 from gradwatch.analysis.rules.finding import Finding, Why, either
 from gradwatch.analysis.rules.gradients import scaled_losses
 from gradwatch.history import Floats, History
@@ -33,7 +34,7 @@ def softmax_twice(
     it should be is the alternative). C is the number of rows of the last weight matrix.
     Source: the definition of cross_entropy; torch's documentation of CrossEntropyLoss wants logits.
     """
-    last = next((layer for layer in reversed(history.run.layers) if len(layer.shape) == 2), None)
+    last = last_matrix(history)
     if last is None or last.shape[0] < 2:
         return []
     classes = last.shape[0]

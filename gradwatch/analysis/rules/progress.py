@@ -5,6 +5,7 @@ Legend: T recorded steps, N logged values of a scalar.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -15,9 +16,12 @@ from gradwatch.analysis.rules.facts import (
     USUAL_RATIO,
     is_adaptive,
     largest_ratio,
+    last_matrix,
     matrices,
     measured,
+    middle,
     optimizer_kind,
+    rates,
     set_rate,
     settings,
     steps_taken,
@@ -116,13 +120,37 @@ def succeeds(history: History, share: float = 0.2) -> bool:
     )
 
 
+def creeps(history: History, share: float = 0.2, min_steps: int = 100, running: int = 500) -> bool:
+    """Whether the losses fall, by less than `share`, and no slower at the end than at first: they are far from it.
+
+    Each third of a training loss is lower than the one before by its median, the last by no less than three quarters of
+    what the one before it won. Not asked while the rate still rises.
+    """
+    least = max(running, (history.run.total_steps or 0) / 10) if history.run.status == "RUNNING" else min_steps
+    rate = np.nanmean(rates(history), axis=1)
+    rises = middle(rate[len(rate) // 2 :]) > 1.2 * middle(rate[: len(rate) // 2])
+    known = progress(history)
+    if steps_taken(history) < least or has_rivals(history) or history.step[0] > 0 or rises:
+        return False
+    losses = [p for p in known if "loss" in p.metric.lower()]
+    if not losses or any(p.is_large(share) for p in known) or not all(p.is_real() for p in losses):
+        return False
+    for p in losses:
+        values = history.total(p.metric)
+        thirds = [float(np.median(part)) for part in np.array_split(values[np.isfinite(values)], 3)]
+        if not 0 < 0.75 * (thirds[0] - thirds[1]) <= thirds[1] - thirds[2]:
+            return False
+    return True
+
+
 def no_progress(
     history: History, min_steps: int = 100, running: int = 500, share: float = 0.02, most: float = 0.1
 ) -> list[Finding]:
     """Nothing that was logged gets better: neither a training loss, nor a metric whose direction is known.
 
     Each of them ended within its noise of where it began (four standard errors), or by less than `share` of it better;
-    and that it won more than the share `most` is out of the question for a loss (two standard errors).
+    and that it won more than the share `most` is out of the question for a loss (two standard errors). Or the losses
+    came to what equal probabilities for all classes give, from above, and no further (`_at_chance`).
     A run that is under way is judged from `running` steps on, and after a tenth of its `total_steps`. Not judged: a run
     that was resumed (it may have learnt before), parts that train against each other, a loss that is below 0 early.
     The cause is the first of these that the record shows: a schedule that ran out, or never got where it should; steps
@@ -131,8 +159,13 @@ def no_progress(
     """
     losses = unmoved(history, min_steps, running, share)
     if not losses or not all(p.is_flat(most) for p in losses):
+        losses = [p for p in unmoved(history, min_steps, running, 0.2) if _at_chance(history, p)]
+    if not losses:
         return []
     shown = losses[0]
+    chance = ""
+    if _at_chance(history, shown):
+        chance = " That is what equal probabilities for all classes give: nothing was learnt of them."
     evidence: dict[str, float | str] = {"metric": shown.metric, "began": shown.began, "ended": shown.ended,
                                         "noise": shown.error}  # fmt: skip
     why = _why(history)
@@ -144,12 +177,22 @@ def no_progress(
             int(history.step[0]),
             int(history.step[-1]),
             evidence | why.evidence,
-            f"{shown.metric} is no better than it was at first: {shown.began:.4g}, then {shown.ended:.4g}. {why.cause}",
+            f"{shown.metric} is no better than it was at first: {shown.began:.4g}, then {shown.ended:.4g}.{chance} "
+            f"{why.cause}",
             why.cure,
             tries=why.tries,
             alternatives=why.alternatives,
         )
     ]
+
+
+def _at_chance(history: History, loss: Progress, near: float = 0.01) -> bool:
+    """Whether a loss ended at log C, C the rows of the last matrix, and was never lower by more than twice `near`."""
+    last = last_matrix(history)
+    if last is None or last.shape[0] < 3:
+        return False
+    chance = math.log(last.shape[0])
+    return abs(loss.ended - chance) < near * chance and min(loss.best, loss.began) > (1 - 2 * near) * chance
 
 
 def unmoved(history: History, min_steps: int, running: int, share: float = 0.02) -> list[Progress]:

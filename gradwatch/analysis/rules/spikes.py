@@ -21,9 +21,9 @@ from gradwatch.analysis.rules.facts import (
     trailing,
 )
 from gradwatch.analysis.rules.finding import Finding, Severity, either
-from gradwatch.analysis.rules.gradients import has_rivals, scaled_losses
+from gradwatch.analysis.rules.gradients import has_rivals, lowered, scaled_losses
 from gradwatch.analysis.rules.schedule import raised_before
-from gradwatch.analysis.rules.tries import LOWER, OWN_PAST, clip_with, warm_up
+from gradwatch.analysis.rules.tries import OWN_PAST, clip_with, rate_times, warm_up
 from gradwatch.formatting import setting_text
 from gradwatch.history import Bools, Floats, History
 
@@ -210,7 +210,9 @@ def lr_too_high(history: History, jump: float = 0.35, sigmas: float = 6.0, width
         return []
     for name, values in scaled_losses(history).items():
         rows = np.flatnonzero(np.isfinite(values))
-        found = _jumps(values[rows], jump, sigmas, width) if len(rows) >= 5 * width else None
+        if len(rows) < 5 * width:
+            continue
+        found = _jumps(values[rows], jump, sigmas, width) or _thrown_about(history, values[rows], width)
         if found:
             first, last, evidence = found
             end = float(np.median(values[rows[-width:]]))
@@ -239,11 +241,28 @@ def _jumps(values: Floats, jump: float, sigmas: float, width: int) -> tuple[int,
     return first, last, {"jump": float(above.max()), "lowest_before": float(lowest[first]), "begin": begin}
 
 
+def _thrown_about(
+    history: History, values: Floats, width: int, times: float = 3.0, often: float = 0.2
+) -> tuple[int, int, dict[str, float]] | None:
+    """As `_jumps`, of a loss that was thrown about from the start, so that no level tells: steps were far too long.
+
+    They are when a usual first step wants less than a tenth of the rate (`lowered`). A share `often` of the losses is
+    above `times` the first one, and it ended no lower.
+    """
+    above, end = np.flatnonzero(values > times * values[0]), float(np.median(values[-width:]))
+    if not (len(above) >= often * len(values) and end > 0.9 * values[0] > 0 and lowered(history) < 0.1):
+        return None
+    evidence = {"jump": float(values.max() - values[0]), "lowest_before": float(values[0]), "begin": float(values[0])}
+    return int(above[0]), int(above[-1]), evidence
+
+
 def _too_high(history: History, severity: Severity, row: int, last: int, evidence: dict[str, float | str]) -> Finding:
     rate, kind, longer = set_rate(history), optimizer_kind(history), lengthened(history)
     known = {} if np.isnan(rate) else {"lr": rate}
     lower = (
-        f"Lower the learning rate to about {setting_text(rate / 10)}" if known else "Lower the learning rate tenfold"
+        f"Lower the learning rate to about {setting_text(rate * lowered(history))}"
+        if known
+        else "Lower the learning rate tenfold"
     )
     if is_adaptive(history):
         cure = (
@@ -263,5 +282,5 @@ def _too_high(history: History, severity: Severity, row: int, last: int, evidenc
         f"The steps of {kind} are too long for this loss: it is thrown above what it had reached, again and again or "
         f"for good, instead of falling.{longer[0]}{raised_before(history, row)}",
         cure + longer[1],
-        tries=(LOWER, bound),
+        tries=(rate_times(lowered(history)), bound),
     )

@@ -21,7 +21,7 @@ from gradwatch.analysis.rules.facts import (
     steps_taken,
 )
 from gradwatch.analysis.rules.finding import Finding, Why
-from gradwatch.analysis.rules.progress import weak_gradients
+from gradwatch.analysis.rules.progress import creeps, weak_gradients
 from gradwatch.analysis.rules.schedule import ran_out
 from gradwatch.analysis.rules.tries import rate_times, warm_up
 from gradwatch.formatting import percent, setting_text
@@ -96,29 +96,36 @@ def _spells(rows: Rows, mask: Bools, steps: int) -> list[tuple[int, int]]:
 
 
 def update_too_small(
-    history: History, adaptive: float = 1e-6, sgd: float = 1e-7, min_measured: int = 10
+    history: History, adaptive: float = 1e-6, sgd: float = 1e-7, min_measured: int = 10, slow: float = 0.01
 ) -> list[Finding]:
-    """All weights move, and so little that the run is as good as standing still.
+    """All weights move, and so little that the run is as good as standing still, or gets there much later.
 
-    The 90th percentile over time of the update ratio is below `adaptive` or `sgd`, and above 0, for every layer with
-    two or more dimensions that has gradients. (One quiet layer among others is `vanishing`.)
+    The 90th percentile over time of the update ratio is above 0 for every layer with two or more dimensions that has
+    gradients, and one of these holds for all of them: it is below `adaptive` or `sgd`; or below the share `slow` of
+    what is usual, while the loss falls as slowly at the end as at first (`creeps`); or a schedule left next to no rate
+    for more than half of the run (`ran_out`), from where on it is asked. (One quiet layer among others is `vanishing`.)
     Source: CS231n; SageMaker Debugger's WeightUpdateRatio (1e-8). The healthy trainings of the tests are above 3e-4.
     """
     kind = is_adaptive(history)
     limit = adaptive if kind else sgd
     at, ratio = measured(history, "update_ratio")
     rows = history.layer_rows[at]
+    scheduled = ran_out(history)
+    if scheduled:
+        left = history.step[rows] >= float(scheduled.evidence.get("lr_gone_at", 0))
+        rows, ratio = rows[left], ratio[left]
     which = matrices(history) & (~np.isnan(ratio)).any(axis=0)
     skipped = history.total("skipped") > 0
     if len(rows) < min_measured or not which.any() or skipped.all():
         return []
     high = np.nanquantile(ratio[:, which], 0.9, axis=0)
-    if not ((high > 0) & (high < limit)).all():
-        return []
     rate, found = set_rate(history), float(high.max())
-    factor = 10.0 ** np.floor(np.log10(USUAL_RATIO[kind] / found) - 0.5)
+    too_slow = found < slow * USUAL_RATIO[kind] and creeps(history)
+    if not (high > 0).all() or not (found < limit or scheduled or too_slow):
+        return []
+    factor = float(f"{USUAL_RATIO[kind] / found:.0e}")
     why = (
-        ran_out(history)
+        scheduled
         or weak_gradients(history, found, rate * factor)
         or Why(
             f"No layer changes by more than {found:.1e} of its size in a step; under {optimizer_kind(history)} "

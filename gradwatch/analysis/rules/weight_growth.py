@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from gradwatch.analysis.rules.facts import matrices, measured, pick, root_mean_square, set_rate, settings
+from gradwatch.analysis.rules.facts import lengthened, matrices, measured, pick, root_mean_square, set_rate, settings
 from gradwatch.analysis.rules.finding import Finding, either
 from gradwatch.analysis.rules.progress import succeeds
 from gradwatch.analysis.rules.tries import LOWER, renorm_with
@@ -42,6 +42,8 @@ def weight_growth(history: History, factor: float = 10.0, min_measured: int = 8)
     decays = any(_decays(group.get("weight_decay")) for group in settings(history))
     largest = float(np.nanmax(end[which] / begin[which]))
     cap = float(np.nanmedian(begin[which])) * factor**0.5
+    longer = lengthened(history)
+    causes = _OF_GROWTH if not longer[0] else ()
     bound = f"Renorm(2, 0, {setting_text(cap / max(1.0, float(np.sqrt(_rows_of(history, which)))))})"
     return [
         Finding(
@@ -51,12 +53,13 @@ def weight_growth(history: History, factor: float = 10.0, min_measured: int = 8)
             int(history.step[rows[grown.argmax()]]),
             int(history.step[rows[-1]]),
             {"growth": largest, "first_norm": float(begin[which].max()), "last_norm": float(end[which].max())},
-            f"These weights grow to {largest:.3g} times their first norm and do not slow down. {either(_OF_GROWTH)}",
+            f"These weights grow to {largest:.3g} times their first norm and do not slow down. "
+            + (either(_OF_GROWTH) if causes else f"The steps are too large.{longer[0]}"),
             "Lower the learning rate tenfold: if they then stay, the steps were too large. If they grow on, "
             + ("raise the weight decay" if decays else "use weight decay")
-            + f', normalise the layers before them, or bound them with renorm="{bound}".',
+            + f', normalise the layers before them, or bound them with renorm="{bound}".{longer[1]}',
             tries=(LOWER, renorm_with(bound)),
-            alternatives=_OF_GROWTH,
+            alternatives=causes,
         )
     ]
 
