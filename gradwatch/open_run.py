@@ -111,6 +111,20 @@ def open_histories(
     return histories + [_opened(ref, MAX_VALUES, empty) for ref in found]
 
 
+def folder_to_follow(ref: str, directory: Path = RUNS) -> Path:
+    """The folder of a run that may go on: `ref` itself, or the newest one for `latest`.
+
+    Raises:
+        RunError: there is no such folder.
+    """
+    from gradwatch.storage.shared_folder import is_run
+
+    found = Path(_latest(directory)) if ref == "latest" else Path(ref)
+    if not _is_local(is_run, found):
+        raise RunError(f"{found} is not a run folder: --follow wants the folder of a run that goes on")
+    return found
+
+
 def _below(directory: Path) -> list[Path]:
     """The runs in a folder that is none itself; of the trainings of a sweep (`job.json`) the last attempt of each."""
     try:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import click
 
 
@@ -35,9 +33,10 @@ def check(ctx: click.Context, run: str, fail_on: str, kind: str, following: bool
     from gradwatch.sanitize import terminal
 
     if following:
+        from gradwatch.open_run import folder_to_follow
         from gradwatch.tracking.live_findings import follow
 
-        follow(Path(run))
+        follow(folder_to_follow(run))
     histories = open_histories([run], empty=True)
     if len(histories) != 1:
         raise RunError(f"{run} is {len(histories)} runs, and check wants one: name each of them in turn")

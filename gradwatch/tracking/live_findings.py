@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -32,12 +32,14 @@ MAX_TAG = 2_000  # characters: MLflow's table shows a tag in one line
 class Diagnosis:
     """Judges the run in the folder `home`, all its parts together, and keeps its `findings.json` up to date.
 
-    Of the couriers of a run's parts only one judges it: that of the first `part` that is not over.
+    Of the couriers of a run's parts only one judges it: that of the first `part` that is not over. With `writes=False`
+    it only looks: the folder may be another's.
     """
 
-    def __init__(self, home: Path, part: str = "") -> None:
-        self.home, self.part = home, part
+    def __init__(self, home: Path, part: str = "", writes: bool = True) -> None:
+        self.home, self.part, self.writes = home, part, writes
         self.findings: list[Finding] | None = None  # None: none yet
+        self.history: History | None = None  # what they were found in
         self.judged = -1  # the last step that was judged
         self._seen: list[int] = []
         self._due = 0.0
@@ -61,11 +63,12 @@ class Diagnosis:
         started = time.monotonic()
         self._seen = newest
         try:
-            history = current(read_whole(self.home, at_most=LIVE_VALUES))
+            self.history = history = current(read_whole(self.home, at_most=LIVE_VALUES))
             if len(history):
                 self.findings = [self._of_part(finding, history) for finding in diagnose(history)]
                 self.judged = int(history.step.max())
-                write_findings(self.home, history.run.name, self.findings, verdict(history, self.findings))
+                if self.writes:
+                    write_findings(self.home, history.run.name, self.findings, verdict(history, self.findings))
         finally:
             now = time.monotonic()
             self._due = now + max(LEAST_PAUSE, PAUSES * (now - started))
@@ -86,12 +89,23 @@ def follow(home: Path, poll: float = POLL_SECONDS) -> None:
     Raises:
         RunError: `home` is no run's folder.
     """
+    for _ in looks(home, poll):
+        pass
+
+
+def looks(home: Path, poll: float = POLL_SECONDS, writes: bool = True) -> Iterator[Diagnosis]:
+    """The diagnosis of a run, after each look at it, until the run has ended, or its trainer is gone.
+
+    Raises:
+        RunError: `home` is no run's folder.
+    """
     if not is_run(home):
         raise RunError(f"{home} is not a run folder: --follow wants the folder of a run that goes on")
-    diagnosis = Diagnosis(home)
+    diagnosis = Diagnosis(home, writes=writes)
     while True:
         over = _is_over(home)  # first: what was written before the end is then all there
         diagnosis.update(last=over)
+        yield diagnosis
         if over:
             return
         time.sleep(poll)

@@ -1,17 +1,23 @@
 """The commands that read: report, compare, show; and what `gradwatch` itself does with errors and imports."""
 
+import contextlib
 import csv
+import functools
 import io
 import json
+import os
 import re
 import shlex
+import signal
 import socket
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
 from make_run import make_run
+from mlflow_server import until
 
 import gradwatch
 from gradwatch.cli import COMMANDS, main
@@ -217,3 +223,74 @@ def test_reading_never_imports_torch(runs, tmp_path):
         "assert not {'torch', 'mlflow', 'matplotlib'} & set(sys.modules)\n"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+# ----------------------------------------------------------------------------------------------------- while it goes on
+
+TRAINING = """
+import pathlib, sys, time
+import torch
+import gradwatch
+
+model = torch.nn.Linear(4, 2)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+watch = gradwatch.watch(model, optimizer, clip="ClipByGlobalNorm(0.5)", log=None, dir=sys.argv[1])
+while not pathlib.Path(sys.argv[1], "enough").exists():
+    optimizer.zero_grad()
+    loss = model(torch.randn(8, 4)).square().mean()
+    loss.backward()
+    optimizer.step()
+    watch.log(loss=loss)
+    time.sleep(0.02)
+watch.close()
+"""
+
+
+@pytest.mark.slow
+def test_a_run_of_another_process_is_followed_to_its_end_in_lines_and_on_a_screen(tmp_path):
+    """Without a terminal a line for each look, until the run ends; on one a screen, which Ctrl-C leaves with 130."""
+    import pty
+
+    env = {**os.environ, "PYTHONPATH": str(Path(gradwatch.__file__).parents[1]), "TERM": "xterm", "COLUMNS": "80"}
+    training = subprocess.Popen([sys.executable, "-c", TRAINING, str(tmp_path)], env=env)
+    folder = until(lambda: next((part.parents[1] for part in tmp_path.glob("*/steps/*.parquet")), None))
+    command = [sys.executable, "-m", "gradwatch", "show", "--follow", str(folder)]
+    master, slave = pty.openpty()
+    on_screen = subprocess.Popen(
+        command, stdin=slave, stdout=slave, stderr=slave, env=env, start_new_session=True,
+        preexec_fn=functools.partial(signal.signal, signal.SIGINT, signal.default_int_handler),  # noqa: PLW1509
+    )  # fmt: skip
+    os.close(slave)
+    lines = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=env, text=True)
+    first = lines.stdout.readline()
+    seen = b""
+    while b"total norm" not in seen:
+        seen += os.read(master, 65536)
+    on_screen.send_signal(signal.SIGINT)
+    with contextlib.suppress(OSError):  # the other end is closed
+        while data := os.read(master, 65536):
+            seen += data
+    assert on_screen.wait(60) == 130
+    assert b"Traceback" not in seen
+    assert b"total norm" in seen.rpartition(b"\x1b[?1049l")[2]  # behind the screen, what it showed last stays
+    (tmp_path / "enough").touch()
+    rest, errors = lines.communicate(timeout=60)
+    assert (training.wait(60), lines.returncode, errors) == (0, 0, "")
+    assert " · running · " in first
+    assert "threshold 0.5" in first
+    assert " · finished · " in rest.replace("\n", " ")
+
+
+def test_what_is_no_folder_of_a_run_is_not_followed(tmp_path):
+    refused(call("show", "--follow", tmp_path), "is not a run folder")
+    refused(call("show", "--follow", "nowhere"), "is not a run folder")
+
+
+def test_a_run_that_is_over_is_shown_once_and_latest_is_the_newest(tmp_path, monkeypatch):
+    make_run(tmp_path / "gradwatch-runs", steps=60, nan_at=50)
+    monkeypatch.chdir(tmp_path)
+    result = call("show", "latest", "--follow")
+    assert result.exit_code == 0, result.output
+    assert result.stdout.count("step 60 of 60") == 1
+    assert "error: nonfinite at step 50" in result.stdout
+    assert not list(tmp_path.rglob("findings.json"))  # it only looks
