@@ -23,7 +23,7 @@ COMMANDS = {
     "report": "Write a report of one run, or one that compares many.",
     "compare": "Compare runs: one row per policy, and which one is better.",
     "check": "Check one run for findings, as a gate for CI.",
-    "show": "Show one run: verdict, layers, norms, clip rates; live with --follow.",
+    "show": "Show one run: verdict, layers, norms, clip rates.",
     "sync": "Deliver recorded runs to MLflow.",
     "monitor": "Keep a tracking server's findings and reports up to date.",
     "ui": "Open the MLflow UI on the runs, with the right charts.",
