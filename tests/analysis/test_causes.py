@@ -1,6 +1,7 @@
 """Which cause a rule names where the record shows one: the scale's history, the schedule, the first steps, the loss."""
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -14,6 +15,7 @@ from gradwatch.analysis.rules.outputs import softmax_twice
 from gradwatch.analysis.rules.progress import no_progress
 from gradwatch.analysis.rules.spikes import lr_too_high, spike
 from gradwatch.analysis.rules.updates import update_too_small
+from gradwatch.analysis.rules.weight_growth import weight_growth
 
 STEPS = 400
 NOISE = 0.1 * np.sin(np.arange(STEPS) * 1.7)
@@ -148,6 +150,23 @@ def test_a_schedule_that_ran_out_is_said_though_the_loss_fell_before():
     assert (found.first_step, found.tries) == (70, ())  # the next step in which weights were measured
     late = np.where(np.arange(STEPS) < 300, 0.1, 1e-5)  # the end of a decay
     assert update_too_small(run(ratio=0.01, loss=falls, lr=late)) == []
+
+
+# ------------------------------------------------------------------------------------------------------------- growth
+
+
+@pytest.mark.parametrize(("begin", "grows", "found"), [(1.0, 20.0, True), (0.3, 20.0, False), (1.0, 5.0, False)])
+def test_gains_that_run_away_are_weight_growth_and_no_constraint_is_advised(begin, grows, found):
+    history = run(loss=2.3 + NOISE)
+    layers = tuple(replace(layer, shape=(16,)) if layer.name == LAYERS[1] else layer for layer in history.run.layers)
+    norm = history.layer("weight_norm").copy()
+    norm[:, 1] = np.where(np.isnan(norm[:, 1]), np.nan, 4 * begin * np.geomspace(1, grows, STEPS))
+    history = changed(history, per_layer={**history.per_layer, "weight_norm": norm})
+    told = weight_growth(replace(history, run=replace(history.run, layers=layers)))
+    assert bool(told) == found
+    for finding in told:
+        assert (finding.layers, finding.tries) == ((LAYERS[1],), ("--lr-scale 0.1",))
+        assert "renorm" not in finding.cure
 
 
 # -------------------------------------------------------------------------------------------------------------- words

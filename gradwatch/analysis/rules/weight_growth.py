@@ -23,8 +23,9 @@ def weight_growth(history: History, factor: float = 10.0, min_measured: int = 8)
     """Weights that run away: `factor` times their first norm, and growing no slower than at first. A warning; a note
     where the training demonstrably succeeds.
 
-    Of layers with two or more dimensions that did not begin near 0 (a root mean square of 1e-3). No slower: the second
-    half of the measured steps added at least as much as the first (healthy weights grow like a logarithm or a root).
+    Of layers with two or more dimensions that did not begin near 0 (a root mean square of 1e-3), and of the gains of
+    normalisations (vectors that began at 1). No slower: the second half of the measured steps added at least as much
+    as the first (healthy weights grow like a logarithm or a root).
     Source: Kimi K2's QK-Clip and OLMo 2 on growing weights and logits; healthy ones of the tests grow up to 6-fold.
     """
     at, norm = measured(history, "weight_norm")
@@ -34,17 +35,19 @@ def weight_growth(history: History, factor: float = 10.0, min_measured: int = 8)
     norm = norm.astype(np.float64)
     begin, half, end = norm[0], norm[len(rows) // 2], norm[-1]
     with np.errstate(invalid="ignore", divide="ignore"):
-        which = matrices(history) & ~_near_zero(history, begin) & (end > factor * begin) & (end - half >= half - begin)
+        which = (matrices(history) & ~_near_zero(history, begin)) | _gains(history, begin)
+        which &= (end > factor * begin) & (end - half >= half - begin)
     if not which.any():
         return []
     with np.errstate(invalid="ignore", divide="ignore"):
         grown = (norm[:, which] > factor**0.5 * begin[which]).any(axis=1)
     decays = any(_decays(group.get("weight_decay")) for group in settings(history))
     largest = float(np.nanmax(end[which] / begin[which]))
-    cap = float(np.nanmedian(begin[which])) * factor**0.5
     longer = lengthened(history)
     causes = _OF_GROWTH if not longer[0] else ()
-    bound = f"Renorm(2, 0, {setting_text(cap / max(1.0, float(np.sqrt(_rows_of(history, which)))))})"
+    bound = _bound(history, begin, which & matrices(history), factor)
+    ways = [f"{'raise the' if decays else 'use'} weight decay", "normalise the layers before them"]
+    ways += [f'bound them with renorm="{bound}"'] if bound else []
     return [
         Finding(
             "weight-growth",
@@ -56,12 +59,19 @@ def weight_growth(history: History, factor: float = 10.0, min_measured: int = 8)
             f"These weights grow to {largest:.3g} times their first norm and do not slow down. "
             + (either(_OF_GROWTH) if causes else f"The steps are too large.{longer[0]}"),
             "Lower the learning rate tenfold: if they then stay, the steps were too large. If they grow on, "
-            + ("raise the weight decay" if decays else "use weight decay")
-            + f', normalise the layers before them, or bound them with renorm="{bound}".{longer[1]}',
-            tries=(LOWER, renorm_with(bound)),
+            f"{', '.join(ways[:-1])} or {ways[-1]}.{longer[1]}",
+            tries=(LOWER, renorm_with(bound)) if bound else (LOWER,),
             alternatives=causes,
         )
     ]
+
+
+def _bound(history: History, begin: Floats, which: Bools, factor: float) -> str:
+    """A constraint at the norm of these matrices' units where their growth stood out, as code; empty for none."""
+    if not which.any():
+        return ""
+    cap = float(np.nanmedian(begin[which])) * factor**0.5
+    return f"Renorm(2, 0, {setting_text(cap / max(1.0, float(np.sqrt(_rows_of(history, which)))))})"
 
 
 _OF_GROWTH = ("the loss can be lowered without end by larger weights", "the steps are too large")
@@ -164,6 +174,11 @@ def _raised(history: History) -> str:
 def _near_zero(history: History, first: Floats) -> Bools:
     """Which layers began near 0 by their first norms, `[L]`: of these a factor tells nothing."""
     return ~(root_mean_square(history, first) > 1e-3)
+
+
+def _gains(history: History, first: Floats) -> Bools:
+    """Which layers are vectors that began at 1 or next to it, by their first norms, `[L]`."""
+    return np.asarray(~matrices(history) & (np.abs(root_mean_square(history, first) - 1) < 0.1))
 
 
 def _decays(setting: object) -> bool:
