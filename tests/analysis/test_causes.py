@@ -14,6 +14,7 @@ from gradwatch.analysis.rules.nonfinite import nonfinite
 from gradwatch.analysis.rules.outputs import softmax_twice
 from gradwatch.analysis.rules.progress import no_progress
 from gradwatch.analysis.rules.spikes import lr_too_high, spike
+from gradwatch.analysis.rules.unchanged import weights_unchanged
 from gradwatch.analysis.rules.updates import update_too_small
 from gradwatch.analysis.rules.weight_growth import weight_growth
 
@@ -223,3 +224,20 @@ def test_a_loss_that_comes_to_chance_from_above_and_no_further_is_no_progress():
     assert no_progress(run(loss=1.1 * chance + 0.4 * np.exp(-np.arange(STEPS) / 40))) == []
     lower = np.where(np.arange(STEPS) % 100 > 80, 1.2, chance)  # it has been better
     assert no_progress(run(loss=lower + 0.4 * np.exp(-np.arange(STEPS) / 40))) == []
+
+
+def test_a_bias_whose_gradient_is_0_but_for_rounding_is_not_said_to_stand_still():
+    history = run(ratio=1e-3, loss=2.3 - np.arange(STEPS) / STEPS + NOISE)
+
+    def rounded_away(at, shape):
+        """The layer in this place gets gradients of the size of rounding errors, and does not move."""
+        layers = tuple(replace(layer, shape=shape) if i == at else layer for i, layer in enumerate(history.run.layers))
+        parts = {name: values.copy() for name, values in history.per_layer.items()}
+        parts["grad_norm"][:, at] = 1e-9
+        parts["update_ratio"][:, at] *= 0
+        made = changed(history, per_layer=parts, per_step=history.per_step)
+        return replace(made, run=replace(history.run, layers=layers))
+
+    assert weights_unchanged(rounded_away(1, (16,))) == []
+    (found,) = weights_unchanged(rounded_away(1, (4, 4)))
+    assert found.layers == (LAYERS[1],)

@@ -158,14 +158,17 @@ def _explained(
     elif coef.size and (coef == 0).all():
         cause, cure = f"The policy {history.run.clip} multiplies these gradients by 0.", "Raise its threshold."
     elif np.isnan(median) or median < 2 * float(np.max(eps[still])):
-        if set(dtypes) <= {"float32", "float64"} and update_too_small(history):
+        wide = set(dtypes) <= {"float32", "float64"}
+        if wide and not (still & matrices(history)).any():
+            return []  # of biases whose gradient is 0 but for rounding, as before a batch norm
+        if wide and update_too_small(history):
             return []  # too small for every layer: that some are rounded away follows
         evidence |= {"expected_update_ratio": float(median), "resolution": float(np.max(eps[still]) / 2)}
         cause = (
             f"The update is smaller than {' and '.join(dtypes)} can add to weights of this size: it is rounded away."
         )
         cure = "Keep the weights in float32 (autocast instead of a half-precision model), or raise the learning rate."
-        if set(dtypes) <= {"float32", "float64"}:
+        if wide:
             wanted = rate * USUAL_RATIO[is_adaptive(history)] / median if median > 0 else 0.0
             weak = weak_gradients(history, float(median), float(wanted))
             cause, cure = (weak.cause, weak.cure) if weak else (cause, "Raise the learning rate by decades.")
