@@ -27,6 +27,7 @@ VIEW_TAG = f"mlflow.sharedViewState.{VIEW}"
 MAX_EXPERIMENT_TAG = 20_000
 MAX_NOTE = 8_000
 UI = "http://127.0.0.1:5000"
+TRAINING = "workflowType=machine_learning"  # without it a fresh browser shows evaluation runs, prompts and traces
 WORST_LAYERS = 8
 
 # key -> log scale: the charts of section "Gradients", in this order. What was logged comes before, in "Training".
@@ -55,16 +56,13 @@ COLUMNS = {"params.`gradwatch.clip`": 230, "tags.`gradwatch.verdict`": 230, "met
 def view_url(tracking_uri: str, experiment_id: str, ui: str = UI) -> str:
     """The address of the experiment's saved view: on its server, or where `gradwatch ui` serves a local store."""
     base = public_uri(tracking_uri).rstrip("/") if tracking_uri.startswith("http") else ui
-    return (
-        f"{base}/#/experiments/{quote(experiment_id)}/runs?viewStateShareKey={VIEW}&compareRunsMode=CHART"
-        "&workflowType=machine_learning"
-    )
+    return f"{base}/#/experiments/{quote(experiment_id)}/runs?viewStateShareKey={VIEW}&compareRunsMode=CHART&{TRAINING}"
 
 
 def run_url(tracking_uri: str, experiment_id: str, run_id: str, ui: str = UI) -> str:
     """The address of one run: on its server, or where `gradwatch ui` serves a local store."""
     base = public_uri(tracking_uri).rstrip("/") if tracking_uri.startswith("http") else ui
-    return f"{base}/#/experiments/{quote(experiment_id)}/runs/{quote(run_id)}?workflowType=machine_learning"
+    return f"{base}/#/experiments/{quote(experiment_id)}/runs/{quote(run_id)}?{TRAINING}"
 
 
 def view_tag(keys: Iterable[str], previous: str | None = None) -> str | None:
@@ -128,7 +126,7 @@ def description(
     `facts` are lines such as {"Clip": "none"}, `findings` what is wrong and what to do about it.
     """
     experiment_id, run_id = quote(experiment_id, safe=""), quote(run_id, safe="")
-    report = f"#/experiments/{experiment_id}/runs/{run_id}/artifacts/gradwatch/report.html"
+    report = f"#/experiments/{experiment_id}/runs/{run_id}/artifacts/gradwatch/report.html?{TRAINING}"
     rates, bad = history.clip_rate, history.nonfinite
     of = " of finite steps" if bad.any() else ""
     table = [f"| layer | clip rate | median norm{of} | p99 norm{of} | non-finite steps |", "|---|---|---|---|---|"]

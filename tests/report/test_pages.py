@@ -1,5 +1,6 @@
 """More about a finding: the page of its rule, in the report and at an address that opens."""
 
+import re
 from urllib.request import urlopen
 
 from make_run import make_history
@@ -7,7 +8,7 @@ from make_run import make_history
 from gradwatch.analysis.rules import RULES, Finding
 from gradwatch.report.pages import address, page_html
 from gradwatch.report.wording import finding_lines
-from gradwatch.tracking.views import description
+from gradwatch.tracking.views import TRAINING, description, run_url, view_url
 
 NAMES = [rule.__name__.replace("_", "-") for rule in RULES]
 
@@ -36,4 +37,12 @@ def test_without_a_page_there_is_no_link():
 
 def test_mlflows_description_leads_to_the_report():
     text = description(make_history(), "1", "abc", {}, {"error spike at step 5": "Why. How."})
-    assert "Why. How. [More](#/experiments/1/runs/abc/artifacts/gradwatch/report.html)" in text
+    assert f"Why. How. [More](#/experiments/1/runs/abc/artifacts/gradwatch/report.html?{TRAINING})" in text
+
+
+def test_every_address_leads_to_model_training():
+    """Without the word in it a fresh browser shows evaluation runs, prompts and traces."""
+    text = description(make_history(60), "1", "abc", {}, {"spike": "Why."})
+    links = [*re.findall(r"\((#/\S+)\)", text), run_url("sqlite:///a", "1", "abc"), view_url("sqlite:///a", "1")]
+    assert len(links) == 4
+    assert [link for link in links if "workflowType=machine_learning" not in link.partition("#")[2]] == []
