@@ -34,16 +34,21 @@ def grouped(layout: Layout, tensors: MaybeTensors) -> list[Group]:
     return [(lists[0], tuple(index[i] for i in places)) for lists, places in groups.values()]
 
 
-def measure(layout: Layout, groups: Sequence[Group], p: float = 2.0) -> Tensor:
-    """The p-norm of each layer's part on this rank, `[L]`, accumulated in at least float32; 0 for one in no group."""
+def measure(layout: Layout, groups: Sequence[Group], p: float = 2.0, into: Tensor | None = None) -> Tensor:
+    """The p-norm of each layer's part on this rank, `[L]`, accumulated in at least float32; 0 for one in no group.
+
+    They are put `into` a tensor that is like them, which is returned.
+    """
     if len(groups) == 1 and len(groups[0][1]) == len(layout.names):
-        whole = torch.stack(list(_norms(layout, groups[0], p)))
-        return whole if whole.dtype is layout.dtype else whole.to(layout.dtype)
-    norms = [layout.constant("nothing", lambda: layout.full((), 0.0))] * len(layout.names)
+        norms = _norms(layout, groups[0], p)
+        if norms[0].dtype is layout.dtype:
+            return torch.stack(list(norms), out=into)
+        return torch.stack(list(norms)).to(layout.dtype)
+    placed = [layout.constant("nothing", lambda: layout.full((), 0.0))] * len(layout.names)
     for group in groups:
         for i, norm in zip(group[1], _like(layout, _norms(layout, group, p)), strict=True):
-            norms[i] = norm
-    return torch.stack(norms) if norms else layout.full((0,), 0.0)
+            placed[i] = norm
+    return torch.stack(placed, out=into) if placed else layout.full((0,), 0.0)
 
 
 def _like(layout: Layout, norms: Sequence[Tensor]) -> Sequence[Tensor]:

@@ -64,12 +64,12 @@ def settle_momentum(optimizer: Optimizer, groups: Sequence[dict[str, Any]]) -> N
                 del s["momentum_buffer"]
 
 
-def why_not_folded(optimizers: Sequence[Optimizer], layout: Layout, coef: Tensor) -> str:
-    """Why the kernel cannot scale by `coef`, in words; empty where it can.
+def why_not_folded(optimizers: Sequence[Optimizer], layout: Layout, dims: int) -> str:
+    """Why the kernel cannot scale by a coefficient of `dims` dimensions, in words; empty where it can.
 
     It takes one fused optimizer of a known class, one coefficient, and float32 throughout.
     """
-    if coef.dim():
+    if dims:
         return "each layer has a coefficient of its own"
     if len(optimizers) > 1:
         return "several optimizers are clipped together"
@@ -88,13 +88,13 @@ def why_not_folded(optimizers: Sequence[Optimizer], layout: Layout, coef: Tensor
     return ""
 
 
-def fold(optimizer: Optimizer, coef: Tensor) -> None:
-    """Let the step that follows multiply by `coef` (0-d), beside taking out the loss scale; `restore_scale` undoes it.
+def fold(optimizer: Optimizer, divisor: Tensor) -> None:
+    """Let the step that follows divide by `divisor` (0-d), beside taking out the loss scale; `restore_scale` undoes it.
 
-    A coefficient of 0 gives 0, and NaN for an inf, as a multiplication does.
+    Division by an inf gives 0, and NaN for an inf, as multiplication by 0 does.
     """
-    scale, factor = loss_scale(optimizer), coef.float()  # a kernel takes no scale of another dtype
-    set_scale(optimizer, factor.reciprocal() if scale is None else scale / factor)
+    scale, divisor = loss_scale(optimizer), divisor.float()  # a kernel takes no scale of another dtype
+    set_scale(optimizer, divisor if scale is None else scale * divisor)
 
 
 # What stands in the place of an optimizer's own `grad_scale`, and what that was. Known to all and not only to whoever

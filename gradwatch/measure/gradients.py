@@ -42,6 +42,8 @@ class Batch:
         self.here = tuple([t is not None for t in tensors])
         self.groups = grouped(layout, tensors)
         self.unscale, self.pending = unscale, cast("Tensor | None", None)
+        self.choice: tuple[Callable[[], Tensor], Callable[[], Tensor]] | None = None  # see scale_or_divide
+        self.row: Tensor | None = None  # where the first norms go, if they are of its dtype: they need no copy then
         self.skipped: Tensor | None = None
         self.fraction: Tensor | None = None  # [L] share of elements that an element-wise change touched
         self._norms: Norms | None = None
@@ -52,8 +54,10 @@ class Batch:
 
     def norms(self) -> Norms:
         """The norms as they are now, with pending coefficients counted in; measured when first asked for."""
+        self.settle()
         if self._norms is None:
-            l2 = self.measure()
+            into, self.row = self.row, None  # the first norms stay: they are recorded
+            l2 = self.measure(into=into)
             others = {p: self.measure(p) for p in self.norm_types if p != 2.0}
             whole, ours = self._present, partial(self.layout.which, self.here)  # no method of this: it holds the norms
             present = ours if whole is None else lambda: whole
@@ -66,9 +70,24 @@ class Batch:
 
     def scale(self, coef: Tensor) -> None:
         """Multiply the gradients by `coef`, `[]` or `[L]`."""
+        self.settle()
         coef = at(self.layout.device, coef)  # a policy of somebody's own may answer with a number of the CPU's
         self.pending = coef if self.pending is None else self.pending * coef
         self._ahead.append(coef)
+
+    def scale_or_divide(self, coef: Callable[[], Tensor], divisor: Callable[[], Tensor]) -> None:
+        """Multiply all gradients by `coef()` or divide them by `divisor()`, 0-d, whichever whoever does it needs."""
+        self.settle()
+        if self.pending is None:
+            self.choice = coef, divisor
+        else:
+            self.scale(coef())
+
+    def settle(self) -> None:
+        """Where it is open whether to scale or to divide, scale."""
+        if self.choice is not None:
+            (coef, _), self.choice = self.choice, None
+            self.scale(coef())
 
     def skip(self, flag: Tensor) -> None:
         """Say that this step must not happen where `flag` (0-d bool) is true."""
@@ -136,9 +155,10 @@ class Batch:
 
     # --------------------------------------------------------------------------------------------- what the Watch uses
 
-    def measure(self, p: float = 2.0) -> Tensor:
+    def measure(self, p: float = 2.0, into: Tensor | None = None) -> Tensor:
         """The p-norms of the tensors as they are, `[L]`; under sharding of the whole layers, by one all-reduce."""
-        norms = measure(self.layout, self.groups, p)
+        fits = into is not None and into.dtype is self.layout.dtype and self.layout.sharding is None
+        norms = measure(self.layout, self.groups, p, into if fits else None)
         if self.layout.sharding is not None:
             norms, self._present = self.layout.sharding.join(norms, self.layout.which(self.here), p)
         return norms
@@ -154,6 +174,7 @@ class Batch:
 
     def apply_pending(self) -> None:
         """Multiply the tensors by the pending coefficients, and take the loss scale out."""
+        self.settle()
         for factor in (self.unscale, self.pending):
             if factor is not None:
                 scale_(self.layout, self.groups, factor)
@@ -185,6 +206,10 @@ class Subset(Batch):
             lambda: torch.ones(len(self.parent.names), dtype=self.layout.dtype, device=self.layout.device),
         )
         self.parent.scale(ones.index_copy(0, self._index(), coef.to(ones.dtype).expand(len(self.index))))
+
+    def scale_or_divide(self, coef: Callable[[], Tensor], divisor: Callable[[], Tensor]) -> None:
+        """Scale these layers of the parent."""
+        self.scale(coef())
 
     def skip(self, flag: Tensor) -> None:
         """Skip the parent's whole step."""

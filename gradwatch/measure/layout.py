@@ -112,6 +112,10 @@ class Norms:
         """The p-norm over all layers, 0-d: the p-norm of the layers' norms, as in torch."""
         return torch.linalg.vector_norm(self.layer(p), p) if self.l2.numel() else self.l2.sum()
 
+    def excess(self, limit: float, eps: float, p: float = 2.0) -> Tensor:
+        """How many times `limit` the p-norm over all layers plus `eps` is, at least 1; 0-d, in two kernels."""
+        return torch.add(eps / limit, self.total(p), alpha=1 / limit).clamp(min=1.0)
+
     def scaled(self, coef: Tensor) -> Norms:
         """The norms after multiplying the gradients by `coef` (`[]` or `[L]`, not negative)."""
         return replace(self, l2=self.l2 * coef, others={p: n * coef for p, n in self.others.items()})

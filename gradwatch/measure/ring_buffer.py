@@ -31,16 +31,24 @@ class Ring:
             self.buffer.select(1, self.fields.index("clip_coef")).fill_(1.0)  # untouched, until it is written
         self._views = [row.unbind() for row in self.buffer.unbind()]
 
+    def row(self, row: int) -> Sequence[Tensor]:
+        """The memory of a row, `[L]` per field: what is put there need not be written again."""
+        return self._views[row % self.rows]
+
     def write(self, row: int, *values: Tensor | None) -> None:
         """Fill a row: one tensor, `[]` or `[L]`, per field; None leaves what an older row had there."""
-        for view, value in zip(self._views[row % self.rows], values, strict=True):
-            if value is not None:
+        for view, value in zip(self.row(row), values, strict=True):
+            if value is not None and value is not view:
                 view.copy_(value, non_blocking=True)
 
     def copy(self, value: Tensor) -> Tensor:
         """A copy that may be read with the rows; the tensor may change afterwards."""
         # float32 is what the record keeps; .to() alone would share memory with a float32 tensor
         return value.detach().to(self.buffer.device, torch.float32, copy=True)
+
+    def own(self, value: Tensor) -> Tensor:
+        """A tensor that does not change any more, to be read with the rows: a copy only where it is not like them."""
+        return value.detach().to(self.buffer.device, torch.float32)
 
     def scalar(self, value: Tensor) -> Tensor | float:
         """A copy, 0-d, of a tensor of one element; the number itself where only a copy to the device would wait."""

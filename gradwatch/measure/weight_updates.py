@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from itertools import groupby
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
+from torch.nn.functional import threshold
 from torch.optim import Optimizer
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
@@ -23,6 +25,8 @@ from gradwatch.measure.looking import Looking
 
 if TYPE_CHECKING:
     from gradwatch.policies import Policy
+
+FEW = 8  # layers that share one size of sample, on average, from which a kernel for each size is fewer
 
 
 class Weights:
@@ -84,8 +88,9 @@ class UpdateRatio:
     """How far a step moved each layer, from at most 4,096 of its elements: `before()` the step, `after()` it; and how
     far all that happened since the measurement before did.
 
-    Three buffers are filled again and again, by one `cat` per device and dtype: constant memory, few kernels, and no
-    large allocation in steady state.
+    One buffer `[3, N]` is filled again and again, by one `cat` per device and dtype: constant memory, few kernels, and
+    no large allocation in steady state. Layers with samples of one size lie side by side, so that one kernel norms
+    them all.
     """
 
     def __init__(self, layout: Layout) -> None:
@@ -94,15 +99,17 @@ class UpdateRatio:
         self.steps = [stride(w.numel()) for w in weights]
         self.sizes = [math.ceil(w.numel() / step) for w, step in zip(weights, self.steps, strict=True)]
         self._groups: dict[tuple[torch.device, torch.dtype], list[int]] = {}  # layers, which lie together in a buffer
-        for i, w in enumerate(weights):
-            self._groups.setdefault((w.device, w.dtype), []).append(i)
+        for i in sorted(layout.every, key=self.sizes.__getitem__):
+            self._groups.setdefault((weights[i].device, weights[i].dtype), []).append(i)
+        self._order = [i for layers in self._groups.values() for i in layers]
+        self._blocks = [(size, len([*run])) for size, run in groupby(self.sizes[i] for i in self._order)]
         self._buffers: dict[object, Tensor] = {}
         self._looks = 0  # how often it looked before a step: in one of two buffers, in turn
 
     @without_autograd
     def before(self) -> None:
         """Look at the weights before the step."""
-        self._look(("before", (self._looks + 1) % 2))
+        self._look((self._looks + 1) % 2)
         self._looks += 1
 
     @without_autograd
@@ -112,42 +119,53 @@ class UpdateRatio:
 
         NaN where the weights were all zero.
         """
-        before = self._buffers["before", self._looks % 2]
-        samples = [before, self._look("after").sub_(before)]
-        if self._looks > 1:
-            samples.append(self._buffers["before", (self._looks + 1) % 2].sub_(before))
-        order = [i for layers in self._groups.values() for i in layers]
-        sizes = [self.sizes[i] for i in order]
-        found = torch._foreach_norm([part for sample in samples for part in torch.split(sample, sizes)])
-        placed = list(found)
-        for place, norm in enumerate(found):
-            kind, at = divmod(place, len(order))
-            placed[kind * len(order) + order[at]] = norm
-        norms = torch.stack(placed).view(len(samples), -1)
+        samples, now = self._look(2), self._looks % 2
+        earlier = slice(2, 3) if self._looks == 1 else slice(1, 3) if now == 0 else slice(0, 3, 2)
+        samples[earlier].sub_(samples[now])  # the look before the last, and the one after the step
+        norms = self._norms(samples)
         if self.layout.sharding is not None:  # an element of a sample stands for as many as the sample's step
             steps = self.layout.constant("steps", lambda: self.layout.numbers(self.steps, torch.float64))
             norms = self.layout.sharding.add(norms.to(torch.float64) ** 2 * steps).sqrt().to(norms.dtype)
-        ratios = (norms[1:] / norms[0]).masked_fill_(norms[0] == 0, torch.nan)
-        return dict(zip(("update_ratio", "displacement"), ratios, strict=False))
+        ratios = norms[earlier] / threshold(norms[now], 0.0, torch.nan)
+        return dict(zip(("update_ratio", "displacement"), reversed(ratios.unbind()), strict=False))
 
-    def _look(self, name: object) -> Tensor:
-        """The samples of all layers, one after the other, group by group."""
-        buffer = self._buffer(name, sum(self.sizes), self.layout.device, self.layout.dtype)
+    def _norms(self, samples: Tensor) -> Tensor:
+        """The L2 norm of each layer's part of each row of `samples`, `[3, L]`."""
+        if len(self._blocks) * FEW > len(self.sizes):
+            sizes = [self.sizes[i] for i in self._order]
+            parts = [part for row in samples for part in torch.split(row, sizes)]
+            norms = torch.stack(torch._foreach_norm(parts)).view(3, -1)
+        else:
+            norms, start, place = samples.new_empty(3, len(self.sizes)), 0, 0
+            for size, count in self._blocks:
+                block = samples.narrow(1, start, size * count).view(3, count, size)
+                torch.linalg.vector_norm(block, dim=2, out=norms.narrow(1, place, count))
+                start, place = start + size * count, place + count
+        return norms.index_select(1, self.layout.constant("places", self._places))
+
+    def _places(self) -> Tensor:
+        """Where each layer lies in the order of the samples, `[L]`."""
+        places: list[int] = sorted(self.layout.every, key=self._order.__getitem__)
+        return self.layout.numbers(places, torch.int64)
+
+    def _look(self, row: int) -> Tensor:
+        """The samples of all layers, one after the other, group by group, in a row of the buffer; which is returned."""
+        samples = self._buffer("samples", (3, sum(self.sizes)), self.layout.device, self.layout.dtype)
         weights, start = self.layout.weights(), 0
         for (device, dtype), layers in self._groups.items():
             size = sum(self.sizes[i] for i in layers)
-            part, start = buffer.narrow(0, start, size), start + size
-            samples = [_sample(weights[i], self.sizes[i], self.steps[i]) for i in layers]
-            if (device, dtype) == (buffer.device, buffer.dtype):
-                torch.cat(samples, out=part)
+            part, start = samples[row].narrow(0, start, size), start + size
+            parts = [_sample(weights[i], self.sizes[i], self.steps[i]) for i in layers]
+            if (device, dtype) == (samples.device, samples.dtype):
+                torch.cat(parts, out=part)
             else:
-                own = self._buffer((device, dtype), size, device, dtype)
-                part.copy_(torch.cat(samples, out=own), non_blocking=device.type != "cpu" or part.device.type == "cpu")
-        return buffer
+                own = self._buffer((device, dtype), (size,), device, dtype)
+                part.copy_(torch.cat(parts, out=own), non_blocking=device.type != "cpu" or part.device.type == "cpu")
+        return samples
 
-    def _buffer(self, name: object, size: int, device: torch.device, dtype: torch.dtype) -> Tensor:
+    def _buffer(self, name: object, shape: tuple[int, ...], device: torch.device, dtype: torch.dtype) -> Tensor:
         if name not in self._buffers:
-            self._buffers[name] = torch.empty(size, dtype=dtype, device=device)
+            self._buffers[name] = torch.zeros(shape, dtype=dtype, device=device)
         return self._buffers[name]
 
 

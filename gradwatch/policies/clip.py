@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
@@ -15,6 +16,8 @@ if TYPE_CHECKING:
 
     from gradwatch.measure.gradients import Batch
     from gradwatch.measure.layout import Norms
+
+SMALLEST = 1e-30  # max_norm whose reciprocal is still well within float32
 
 
 @dataclass(frozen=True, repr=False)
@@ -43,6 +46,17 @@ class ClipByGlobalNorm(NormPolicy):
     def decide(self, norms: Norms, state: State) -> Decision:
         """One coefficient for all layers, 0-d."""
         return Decision(formulas.clip_coef(norms.total(self.norm_type), self.max_norm))
+
+    def apply(self, batch: Batch, state: State) -> State:
+        """As it decides; a kernel that divides is given the reciprocal, which is fewer kernels."""
+        norms, limit = batch.norms(), self.max_norm
+        if SMALLEST < limit < math.inf:
+            batch.scale_or_divide(
+                lambda: formulas.clip_coef(norms.total(self.norm_type), limit),
+                lambda: norms.excess(limit, formulas.TORCH_EPS, self.norm_type),
+            )
+            return {}
+        return super().apply(batch, state)
 
 
 @dataclass(frozen=True, repr=False)

@@ -58,12 +58,21 @@ class Clipper:
         own = held(optimizer)
         return [id(p) in own for p in self.layout.params]
 
-    def clip(self, lead: Optimizer, alone: bool, scaler: GradScaler | None, keep_state: bool) -> Clipped:
+    def clip(
+        self,
+        lead: Optimizer,
+        alone: bool,
+        scaler: GradScaler | None,
+        keep_state: bool,
+        row: Sequence[Tensor] = (),
+    ) -> Clipped:
         """Measure and scale the gradients of the step that `lead` leads: its own where it is `alone`, else all.
 
-        `keep_state` is False for further evaluations of a closure: the policy's state moves once a step.
+        `keep_state` is False for further evaluations of a closure: the policy's state moves once a step. `row` is the
+        memory of the norms and coefficients, `[L]` each, that the step is going to be recorded in.
         """
         scaled, batch = self._look(lead, alone, scaler)
+        batch.row = row[0] if row else None
         before = batch.norms().l2
         new = self.policy.apply(batch, self.state) if self.policy is not None else {}
         lost, skips = fused.dropped(lead), batch.skipped
@@ -71,7 +80,7 @@ class Clipper:
         if keep_state and self.policy is not None and self.policy.stateful:
             good = before.isfinite().all()
             self.state = keep_if(good if skipped is None else good & ~skipped, new, self.state)
-        coef, extra = self._scale(batch, before)
+        coef, extra = self._scale(batch, before, row)
         unscaled = scaled is not None and any(scaled.carries) and batch.unscale is None
         if scaled is not None and unscaled:
             scaled.taken_out(batch.groups)
@@ -94,8 +103,13 @@ class Clipper:
         tensors = gradients(self.layout, here, will_change=self.policy is not None)
         return scaled, self._batch(self.layout, tensors, scaled.inverse if scaled is not None else None)
 
-    def _scale(self, batch: Batch, before: Tensor) -> tuple[Tensor | None, list[Tensor]]:
+    def _scale(self, batch: Batch, before: Tensor, row: Sequence[Tensor]) -> tuple[Tensor | None, list[Tensor]]:
         """Apply what is pending; returns the coefficient as recorded and the policy's own fields."""
+        if batch.choice is not None and batch.fraction is None and self._folds(dims=0):
+            divisor = batch.choice[1]()
+            fused.fold(self.optimizers[0], divisor)
+            return (torch.reciprocal(divisor.expand_as(row[1]), out=row[1]) if row else None), []
+        batch.settle()
         coef = batch.pending
         if batch.fraction is not None:
             batch.apply_pending()
@@ -103,11 +117,14 @@ class Clipper:
             return torch.where(before == 0, 1.0, after / before), [after, batch.fraction]
         if coef is None:
             return None if self.policy is None else self._constant("one", 1.0), []
-        if fused.why_not_folded(self.optimizers, self.layout, coef):
-            batch.apply_pending()
+        if self._folds(coef.dim()):
+            fused.fold(self.optimizers[0], coef.float().reciprocal())
         else:
-            fused.fold(self.optimizers[0], coef)
+            batch.apply_pending()
         return coef, []
+
+    def _folds(self, dims: int) -> bool:
+        return not fused.why_not_folded(self.optimizers, self.layout, dims)
 
     def _first_state(self, layout: Layout) -> State:
         return self.policy.init(self._batch(layout, [None] * len(layout.params))) if self.policy is not None else {}

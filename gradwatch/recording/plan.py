@@ -47,10 +47,11 @@ def _scaling(stepper: Stepper) -> list[str]:
         return []
     batch = clipper.no_gradients()
     clipper.policy.apply(batch, clipper.state)  # without gradients: only the kind of its answer matters
+    batch.settle()
     how = _pass(batch.pending, elements=batch.fraction is not None)
     lines = []
     for name, optimizer in zip(clipper.names, clipper.optimizers, strict=True):
-        why = "" if batch.pending is None else why_not_folded(clipper.optimizers, clipper.layout, batch.pending)
+        why = "" if batch.pending is None else why_not_folded(clipper.optimizers, clipper.layout, batch.pending.dim())
         if batch.fraction is None and batch.pending is not None and not why:
             lines.append(f"{name}: its fused kernel scales (grad_scale): no pass of its own")
         else:

@@ -124,6 +124,10 @@ class Recorder:
             self.drained = now
         self.pace, self.begun = now - self.begun, now
 
+    def row_ahead(self) -> Sequence[Tensor]:
+        """The memory of the row that `begin` is going to record, `[L]` per field."""
+        return self.ring.row(self.count)
+
     def amend(self, fields: Sequence[Tensor | None] = (), **known: Any) -> None:
         """Write the last row anew: its fields, if given, and what is `known` of it on the host."""
         if fields:
@@ -131,11 +135,11 @@ class Recorder:
         self.rows[-1] = self.rows[-1]._replace(**known)
 
     def measured(self, values: Mapping[str, Tensor]) -> None:
-        """Add quantities `[L]` that are not measured on every step to the last row."""
+        """Add quantities `[L]` that are not measured on every step to the last row; nobody changes them later."""
         at = self.count - 1
         for name, value in values.items():
             with self.looking.at(name):
-                self.values.append((at, name, self.ring.copy(value)))
+                self.values.append((at, name, self.ring.own(value)))
 
     def add(self, values: Mapping[str, Any], ahead: bool = False) -> None:
         """Add scalars (numbers, one-element tensors) to the last step, or to the one that is `ahead`.

@@ -239,7 +239,7 @@ class Stepper:
         After a leader that was dropped, each of the others is clipped by its own gradients.
         """
         alone = step.is_lost or step.inside or not self.together
-        clipped = self._clip(step, optimizer, alone, keep_state=record or step.inside)
+        clipped = self._clip(step, optimizer, alone, record)
         if clipped is not None and clipped.unscaled:
             step.is_unscaled = not alone
         if record:
@@ -253,12 +253,13 @@ class Stepper:
         if not alone and len(self.optimizers) > 1:
             step.seen = multi_optimizer.seen(self.layout.params)
 
-    def _clip(self, step: Step, optimizer: Optimizer, alone: bool, keep_state: bool) -> Clipped | None:
+    def _clip(self, step: Step, optimizer: Optimizer, alone: bool, record: bool) -> Clipped | None:
         """What came of the gradients; None where they could not be measured. Without a policy nothing acts on them."""
+        keep_state, row = record or step.inside, self.recorder.row_ahead() if record else ()
         if self.clipper.policy is not None:
-            return self.clipper.clip(optimizer, alone, step.scaler, keep_state)
+            return self.clipper.clip(optimizer, alone, step.scaler, keep_state, row)
         with self.weights.looking.at("grad_norm"):
-            return self.clipper.clip(optimizer, alone, step.scaler, keep_state)
+            return self.clipper.clip(optimizer, alone, step.scaler, keep_state, row)
         return None
 
     def _record(self, step: Step, clipped: Clipped | None) -> None:

@@ -140,7 +140,7 @@ class Trace(TorchDispatchMode):
         self.launches[name] += launches(name, args, kwargs)
         self._note_reads_and_copies(name, args, kwargs)
         if name == "_foreach_norm":  # fake ones are computed tensor by tensor, which would be noted too
-            dtype = kwargs.get("dtype") or args[0][0].dtype
+            dtype = (args[2] if len(args) > 2 else kwargs.get("dtype")) or args[0][0].dtype
             return [torch.empty((), dtype=dtype, device=t.device) for t in args[0]]
         out = func(*args, **kwargs)
         if name not in SHARES and not name.endswith("_") and "out" not in kwargs:

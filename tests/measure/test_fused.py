@@ -6,7 +6,7 @@ import torch
 from torch import nn
 from training import batches, mlp, state_tensors, train, watch
 
-from gradwatch import open_history
+from gradwatch import ClipByGlobalNorm, open_history
 from gradwatch.measure.fused import CLASSES
 from gradwatch.recording import torch_patches
 
@@ -51,6 +51,25 @@ def test_one_step_agrees_to_rounding(cls, tmp_path):
     want, _, want_seen = run(cls, tmp_path, watched=False, fused=False, steps=1)
     for a, b in zip([*model.parameters(), *seen[0]], [*want.parameters(), *want_seen[0]], strict=True):
         torch.testing.assert_close(a, b, rtol=2e-6, atol=1e-7)
+
+
+@pytest.mark.parametrize("limit", [0.0, 1e-38, 1e-20, 1.0, 1e30, float("inf")])
+def test_a_kernel_that_divides_takes_any_threshold(limit, tmp_path):
+    def gradients(watched):
+        model = mlp(torch.float32)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.0, fused=True)
+        handle = watch(model, optimizer, tmp_path, clip=ClipByGlobalNorm(limit)) if watched else None
+        for p in model.parameters():
+            p.grad = torch.full_like(p, 0.3)
+        if not watched:
+            nn.utils.clip_grad_norm_(model.parameters(), limit)
+        optimizer.step()
+        if handle:
+            handle.close()
+        return [p.grad for p in model.parameters()]
+
+    for got, want in zip(gradients(True), gradients(False), strict=True):
+        torch.testing.assert_close(got, want, rtol=1e-6, atol=1e-42)
 
 
 class Count(torch.utils._python_dispatch.TorchDispatchMode):

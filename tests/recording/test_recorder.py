@@ -133,6 +133,28 @@ def test_the_update_ratio_of_a_sample_is_within_a_few_percent(shape):
         assert ratio.after()["update_ratio"].item() == pytest.approx(want, rel=1e-4 if p.numel() <= SAMPLE else 0.05)
 
 
+def test_layers_that_are_normed_side_by_side_keep_their_own_ratios():
+    """Layers whose samples have one size are normed by one kernel, whatever lies between them in the model."""
+    torch.manual_seed(0)
+    params = {f"{i}.{shape}": nn.Parameter(torch.randn(shape)) for i in range(9) for shape in ((4, 3), (5,), (2, 6))}
+    ratio = UpdateRatio(Layout(params))
+    assert len(ratio._blocks) == 2
+    was = []
+    for _ in range(4):
+        ratio.before()
+        before = [p.detach().clone() for p in params.values()]
+        with torch.no_grad():
+            for p in params.values():
+                p.add_(torch.randn_like(p), alpha=1e-3)
+        found = ratio.after()
+        moved = [((p - b).norm() / b.norm()).item() for p, b in zip(params.values(), before, strict=True)]
+        np.testing.assert_allclose(found["update_ratio"], moved, rtol=1e-4)
+        if was:
+            away = [((b - w).norm() / b.norm()).item() for w, b in zip(was, before, strict=True)]
+            np.testing.assert_allclose(found["displacement"], away, rtol=1e-4)
+        was = before
+
+
 def test_the_displacement_is_between_two_measurements_whatever_happened_there():
     p, other = nn.Parameter(torch.tensor([3.0, 4.0])), nn.Parameter(torch.ones(2, dtype=torch.float64))
     ratio = UpdateRatio(Layout({"w": p, "other": other}))
