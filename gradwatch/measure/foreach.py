@@ -5,7 +5,8 @@ Legend: L layers, in the order of the Layout. Everything here is device arithmet
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from itertools import accumulate
 from typing import Any
 
 import torch
@@ -95,6 +96,26 @@ def scale_(layout: Layout, groups: Sequence[Group], coef: Tensor) -> None:
             torch._amp_foreach_non_finite_check_and_unscale_(tensors, found, here.float())
         else:
             torch._foreach_mul_(tensors, here)
+
+
+def scale_units_(
+    tensors: Sequence[Tensor], norms: Sequence[Sequence[Tensor]], coef: Callable[..., Tensor]
+) -> Sequence[Tensor]:
+    """Multiply the units of each tensor by `coef(*norms)` in place; returns the share of units changed, 0-d each.
+
+    `norms` are lists of the units' norms, as `unit_norms` gives them, and `coef` is asked once, for the units of all
+    tensors in a row.
+    """
+    shapes = [n.shape for n in norms[0]]
+    sizes = [shape.numel() for shape in shapes]
+    coefs = coef(*(torch.cat([n.flatten() for n in each]) for each in norms))
+    # CUDA rounds a factor without dimensions to a half-precision tensor's dtype before it multiplies
+    wanted = [shape if shape or not t.dim() else (1,) for t, shape in zip(tensors, shapes, strict=True)]
+    parts = zip(torch.split(coefs, sizes), wanted, strict=True)
+    torch._foreach_mul_(list(tensors), [part.view(shape) for part, shape in parts])
+    changed = (coefs != 1).cumsum(0, dtype=torch.int32)  # whole numbers: their differences are exact
+    upto = torch.stack([changed.new_zeros(()), *(changed[end - 1] for end in accumulate(sizes))])
+    return torch._foreach_div(upto.diff().to(torch.float32).unbind(), [float(size) for size in sizes])
 
 
 def unit_norms(tensor: Tensor, dims: tuple[int, ...], p: float = 2.0) -> Tensor:

@@ -16,7 +16,7 @@ from torch.optim import Optimizer
 
 from gradwatch.errors import PolicyError
 from gradwatch.measure.distributed import local
-from gradwatch.measure.foreach import MaybeTensors, grouped, measure, scale_, unit_norms
+from gradwatch.measure.foreach import MaybeTensors, grouped, measure, scale_, scale_units_, unit_norms
 from gradwatch.measure.layout import Layout, Norms, at, real, share
 
 
@@ -145,10 +145,38 @@ class Batch:
         Of a DTensor it gets this rank's part: what it needs of the whole it takes from `norms` or `unit_norms`.
         """
         self.apply_pending()
+        zero = self._share(0.0)
+        self._changed([zero if t is None else share(fn(i, t), zero.device) for i, t in enumerate(self.tensors)])
+
+    def scale_units(
+        self, coef: Callable[..., Tensor], norms: Sequence[MaybeTensors], alone: Sequence[float] | None = None
+    ) -> None:
+        """Multiply each unit by its coefficient, `coef(*norms)`, asked once for the units of all layers in a row.
+
+        `norms` are lists as `unit_norms` gives them. A layer that one of them has no norms of is left alone: the share
+        of its elements that are said to have changed is that of `alone`, or 0.
+        """
+        self.apply_pending()
+        shares = [self._share(0.0)] * len(self.tensors)  # also of a part that is empty on this rank
+        groups: dict[object, list[int]] = {}
+        for i, (t, *own) in enumerate(zip(self.tensors, *norms, strict=True)):
+            if t is not None and any(n is None for n in own):
+                shares[i] = self._share(alone[i] if alone else 0.0)
+            elif t is not None and t.numel():
+                groups.setdefault((t.device, t.dtype), []).append(i)
+        for layers in groups.values():
+            tensors, *own = ([cast("Tensor", each[i]) for i in layers] for each in (self.tensors, *norms))
+            for i, changed in zip(layers, scale_units_(tensors, own, coef), strict=True):
+                shares[i] = share(changed, self.layout.device)
+        self._changed(shares)
+
+    def _share(self, value: float) -> Tensor:
+        return self.layout.constant(("share", str(value)), lambda: torch.full((), value, device=self.layout.device))
+
+    def _changed(self, shares: Sequence[Tensor]) -> None:
+        """The tensors are other ones, in these shares of their elements, 0-d each."""
         self._norms = None
-        zero = self.layout.constant("zero", lambda: torch.zeros((), device=self.layout.device))
-        shares = [zero if t is None else share(fn(i, t), zero.device) for i, t in enumerate(self.tensors)]
-        found = torch.stack(shares)
+        found = torch.stack(list(shares))
         if self.layout.sharding is not None:
             found = self.layout.sharding.mean(found)
         self.fraction = found if self.fraction is None else torch.maximum(self.fraction, found)
@@ -224,10 +252,21 @@ class Subset(Batch):
         """Apply what is pending on the parent."""
         self.parent.apply_pending()
 
+    def scale_units(
+        self, coef: Callable[..., Tensor], norms: Sequence[MaybeTensors], alone: Sequence[float] | None = None
+    ) -> None:
+        """Scale the units of these tensors of the parent."""
+        spread = [dict(zip(self.index, each, strict=True)) for each in norms]
+        every = range(len(self.parent.tensors))
+        left = dict(zip(self.index, alone or (), strict=False))
+        self.parent.scale_units(
+            coef, [[own.get(i) for i in every] for own in spread], [left.get(i, 0.0) for i in every]
+        )
+
     def change(self, fn: Callable[[int, Tensor], Tensor]) -> None:
         """Change these tensors of the parent."""
         place = {parent: own for own, parent in enumerate(self.index)}
-        untouched = self.layout.constant("zero", lambda: torch.zeros((), device=self.layout.device))
+        untouched = self._share(0.0)
         self.parent.change(lambda i, t: fn(place[i], t) if i in place else untouched)
 
 

@@ -22,7 +22,7 @@ from gradwatch.policies.base import (
     set_fields,
     whole,
 )
-from gradwatch.policies.clip import clamp_, scale_slices
+from gradwatch.policies.clip import clamp_
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -62,12 +62,8 @@ class AGC(Policy):
                     "AGC needs dense gradients: it compares each row with its weights. "
                     "Use only(...) to leave out layers with sparse gradients"
                 )
-        grads, weights = batch.unit_norms(units), batch.unit_norms(units, weights=True)
-        coefs = [
-            None if g is None or w is None else formulas.agc_coef(g, w, self.clipping, self.eps)
-            for g, w in zip(grads, weights, strict=True)
-        ]
-        batch.change(lambda i, grad: scale_slices(grad, coefs[i]))
+        norms = [batch.unit_norms(units), batch.unit_norms(units, weights=True)]
+        batch.scale_units(lambda grad, weight: formulas.agc_coef(grad, weight, self.clipping, self.eps), norms)
         return {}
 
 

@@ -86,13 +86,13 @@ class ClipByNorm(Policy):
         set_fields(self, max_norm=number(self.max_norm, "max_norm", low=0), axes=axes and tuple(axes))
 
     def apply(self, batch: Batch, state: State) -> State:
-        """Whole tensors need only their norms; slices are scaled one tensor at a time."""
+        """Whole tensors need only their norms."""
         if self.axes is None:
             batch.scale(formulas.clip_coef_exact(batch.norms().l2, self.max_norm))
         else:
-            norms = batch.unit_norms(self._slices)
-            coefs = [None if n is None else formulas.clip_coef_exact(n, self.max_norm) for n in norms]
-            batch.change(lambda i, t: scale_slices(t, coefs[i]))
+            batch.scale_units(
+                lambda norms: formulas.clip_coef_exact(norms, self.max_norm), [batch.unit_norms(self._slices)]
+            )
         return {}
 
     def _slices(self, grad: Tensor) -> tuple[int, ...] | None:
@@ -215,15 +215,3 @@ def clamp_(grad: Tensor, low: float | Tensor, high: float | Tensor) -> Tensor:
     outside = (grad < low) | (grad > high)
     grad.clamp_(low, high)  # type: ignore[arg-type]
     return outside
-
-
-def scale_slices(tensor: Tensor, coef: Tensor | None) -> Tensor:
-    """Multiply in place by a coefficient per slice; returns which slices were changed.
-
-    None leaves the tensor alone.
-    """
-    if coef is None:
-        return tensor.new_zeros(())
-    # CUDA rounds a factor without dimensions to a half-precision tensor's dtype before it multiplies
-    tensor.mul_(coef if coef.dim() or not tensor.dim() else coef.view(1))
-    return coef != 1

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, ClassVar
 
 from gradwatch import formulas
 from gradwatch.policies.base import MAX_DIM, Policy, State, number, set_fields, whole
-from gradwatch.policies.clip import scale_slices
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -90,8 +89,7 @@ def renorm(batch: Batch, p: float, dim: int, maxnorm: float) -> None:
         return tuple(d for d in range(weight.dim()) if d != dim % weight.dim()) if applies else None
 
     norms = batch.unit_norms(others, p)
-    coefs = [None if n is None else formulas.renorm_coef(n, maxnorm) for n in norms]
-    batch.change(lambda i, w: w.new_full((), math.nan) if coefs[i] is None else scale_slices(w, coefs[i]))
+    batch.scale_units(lambda each: formulas.renorm_coef(each, maxnorm), [norms], alone=[math.nan] * len(norms))
 
 
 def _text(p: float) -> str:

@@ -50,6 +50,12 @@ def test_recording_takes_four_launches_and_a_clip_four_more(tensors, way, most):
     assert larger <= most - 4
 
 
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_agc_takes_four_launches_for_each_tensor_at_most(dtype):
+    """Two norms and a multiplication; coefficients and shares are computed for the units of all tensors at once."""
+    assert ROWS[74, dtype, "AGC(0.01)"]["launches"] <= 300
+
+
 @pytest.mark.parametrize("tensors", [6, 74, 147])
 def test_recording_takes_half_the_launches_of_torchs_clip(tensors):
     assert ROWS[tensors, "float32", "none"]["launches"] <= ROWS[tensors, "float32", "torch clip"]["launches"] / 2
