@@ -79,16 +79,16 @@ def _accumulate(dtype: torch.dtype) -> torch.dtype | None:
 
 
 def scale_(layout: Layout, groups: Sequence[Group], coef: Tensor) -> None:
-    """Multiply the tensors by `coef`, one number or one per layer, in place, each product rounded once."""
+    """Multiply the tensors by `coef`, one number or one per layer, in place, each product rounded once.
+
+    On a CPU, where a value is read for nothing, what would be multiplied by 1 is not touched.
+    """
     for tensors, index in groups:
         here = at(tensors[0].device, coef)
         if here.dim():
-            each = here.unbind()
-            factors = list(each) if len(index) == len(each) else [each[i] for i in index]
-            if tensors[0].dtype in HALVES:  # see below; a factor of shape [1] is not rounded either
-                torch._foreach_mul_([t if t.dim() else t.view(1) for t in tensors], [f.view(1) for f in factors])
-            else:
-                torch._foreach_mul_(tensors, factors)
+            _scale_each(tensors, index, here)
+        elif is_seen_to_be_one(here):
+            continue
         elif tensors[0].dtype in HALVES:
             # CUDA rounds a 0-d factor to the tensors' dtype before it multiplies; what GradScaler unscales with does
             # not, and takes the whole list at once. It tells of inf and NaN besides, which nobody asks for here.
@@ -96,6 +96,24 @@ def scale_(layout: Layout, groups: Sequence[Group], coef: Tensor) -> None:
             torch._amp_foreach_non_finite_check_and_unscale_(tensors, found, here.float())
         else:
             torch._foreach_mul_(tensors, here)
+
+
+def _scale_each(tensors: Sequence[Tensor], index: Sequence[int], coef: Tensor) -> None:
+    """Multiply each tensor by the coefficient of its layer, `[L]`."""
+    each = coef.unbind()
+    pairs = [(t, each[i]) for t, i in zip(tensors, index, strict=True)]
+    if coef.device.type == "cpu":
+        values = coef.tolist()
+        pairs = [pair for pair, i in zip(pairs, index, strict=True) if values[i] != 1.0]
+    if pairs and tensors[0].dtype in HALVES:  # see `scale_`; a factor of shape [1] is not rounded either
+        pairs = [(t if t.dim() else t.view(1), factor.view(1)) for t, factor in pairs]
+    if pairs:
+        torch._foreach_mul_(*map(list, zip(*pairs, strict=True)))
+
+
+def is_seen_to_be_one(coef: Tensor) -> bool:
+    """Whether `coef`, 0-d, is 1 and can be read for nothing, on a CPU: a multiplication by it changes nothing."""
+    return coef.device.type == "cpu" and float(coef) == 1.0
 
 
 def scale_units_(
@@ -111,11 +129,15 @@ def scale_units_(
     coefs = coef(*(torch.cat([n.flatten() for n in each]) for each in norms))
     # CUDA rounds a factor without dimensions to a half-precision tensor's dtype before it multiplies
     wanted = [shape if shape or not t.dim() else (1,) for t, shape in zip(tensors, shapes, strict=True)]
-    parts = zip(torch.split(coefs, sizes), wanted, strict=True)
-    torch._foreach_mul_(list(tensors), [part.view(shape) for part, shape in parts])
+    factors = [part.view(shape) for part, shape in zip(torch.split(coefs, sizes), wanted, strict=True)]
     changed = (coefs != 1).cumsum(0, dtype=torch.int32)  # whole numbers: their differences are exact
     upto = torch.stack([changed.new_zeros(()), *(changed[end - 1] for end in accumulate(sizes))])
-    return torch._foreach_div(upto.diff().to(torch.float32).unbind(), [float(size) for size in sizes])
+    counts, pairs = upto.diff(), [*zip(tensors, factors, strict=True)]
+    if counts.device.type == "cpu":  # as in `scale_`
+        pairs = [pair for pair, count in zip(pairs, counts.tolist(), strict=True) if count]
+    if pairs:
+        torch._foreach_mul_(*map(list, zip(*pairs, strict=True)))
+    return torch._foreach_div(counts.to(torch.float32).unbind(), [float(size) for size in sizes])
 
 
 def unit_norms(tensor: Tensor, dims: tuple[int, ...], p: float = 2.0) -> Tensor:

@@ -12,6 +12,7 @@ from torch.optim import Optimizer
 
 from gradwatch.measure import fused
 from gradwatch.measure.autograd import without_autograd
+from gradwatch.measure.foreach import is_seen_to_be_one
 from gradwatch.measure.gradients import Batch, gradients
 from gradwatch.measure.layout import Layout, at
 from gradwatch.measure.loss_scale import Scaled, find_scale
@@ -107,6 +108,8 @@ class Clipper:
         """Apply what is pending; returns the coefficient as recorded and the policy's own fields."""
         if batch.choice is not None and batch.fraction is None and self._folds(dims=0):
             divisor = batch.choice[1]()
+            if is_seen_to_be_one(divisor):
+                return self._constant("one", 1.0), []
             fused.fold(self.optimizers[0], divisor)
             return (torch.reciprocal(divisor.expand_as(row[1]), out=row[1]) if row else None), []
         batch.settle()
@@ -117,10 +120,10 @@ class Clipper:
             return torch.where(before == 0, 1.0, after / before), [after, batch.fraction]
         if coef is None:
             return None if self.policy is None else self._constant("one", 1.0), []
-        if self._folds(coef.dim()):
-            fused.fold(self.optimizers[0], coef.float().reciprocal())
-        else:
+        if not self._folds(coef.dim()):
             batch.apply_pending()
+        elif not is_seen_to_be_one(coef):
+            fused.fold(self.optimizers[0], coef.float().reciprocal())
         return coef, []
 
     def _folds(self, dims: int) -> bool:

@@ -103,10 +103,11 @@ def step_of(
     clip: Policy | None = None,
     renorm: Policy | None = None,
     every: int = 10,
+    slots: bool = False,
 ) -> Stepper:
     """A Stepper on that optimizer, with a Recorder that hands its blocks to nobody."""
     layout = Layout(params)
-    clipper, weights = Clipper(layout, {"optimizer": optimizer}, clip), Weights(layout, renorm, every, slots=False)
+    clipper, weights = Clipper(layout, {"optimizer": optimizer}, clip), Weights(layout, renorm, every, slots)
     run = Run("fake", "now", layers=tuple(Layer(name, tuple(p.shape)) for name, p in params.items()))
     recorder = Recorder(run, [True] * len(run.layers), clipper.fields, layout.device, lambda block: None)
     stepper = Stepper(clipper, weights, recorder, RateScale(), lambda: None, lambda: None)
