@@ -2,6 +2,7 @@
 
 import functools
 import json
+import multiprocessing.forkserver
 import os
 import re
 import shlex
@@ -28,6 +29,7 @@ from gradwatch.errors import RunError
 from gradwatch.launcher.fork_server import can_fork
 from gradwatch.launcher.pool import Task, run_all
 from gradwatch.launcher.sweep import THREADS, Record, Sweep, policies, slots, split
+from gradwatch.launcher.sweep import task as task_of
 from gradwatch.policies.intervention import Intervention
 from gradwatch.report.comparison_table import paste
 from gradwatch.storage.folder import read_manifest
@@ -84,11 +86,38 @@ def start(*args):
     )
 
 
-def sweep(*args, code=0):
+def cold(*args):
+    """A sweep as a shell starts it, to its end; what it printed."""
     process = start(*args)
     out, err = process.communicate(timeout=200)
-    assert process.returncode == code, out + err
-    return out, err
+    assert process.returncode == 0, out + err
+    return out
+
+
+@pytest.fixture(scope="module")
+def server_of_our_own():
+    """The fork server that the trainings ask for, not one that another test started with other modules, or will."""
+    if can_fork():
+        multiprocessing.forkserver._forkserver._stop()
+    yield
+    if can_fork():
+        multiprocessing.forkserver._forkserver._stop()
+
+
+@pytest.fixture
+def sweep(server_of_our_own, monkeypatch):
+    """A sweep in this process, its trainings in forks of one that has imported torch; gives what it printed.
+
+    All but the seconds that imports take is as it is from a shell, where a Ctrl-C, MLflow and prefixes are tested.
+    """
+    monkeypatch.setattr("gradwatch.launcher.sweep.task", functools.partial(task_of, warm=True))
+
+    def call(*args, code=0):
+        done = CliRunner(env={"COLUMNS": "220"}).invoke(main, ["sweep", *args])
+        assert done.exit_code == code, done.output
+        return done.stdout
+
+    return call
 
 
 def asked(tmp_path, **changes):
@@ -240,7 +269,7 @@ def test_who_stops_the_pool_leaves_no_process_behind(tmp_path, monkeypatch):
 
 @pytest.mark.slow
 @pytest.mark.skipif(not can_fork(), reason="needs a fork server")
-def test_a_warm_process_lives_and_ends_as_a_fresh_one(tmp_path):
+def test_a_warm_process_lives_and_ends_as_a_fresh_one(tmp_path, server_of_our_own):
     scripts = {
         "fails": "import os, sys; print(os.environ['SLOT'], os.getpid() == os.getsid(0)); raise SystemExit(3)",
         "says": "raise SystemExit('no')",
@@ -272,20 +301,20 @@ def records(desk):
 
 
 @pytest.mark.slow
-def test_a_sweep_compares_skips_what_is_done_and_adds_what_is_new(desk):
+def test_a_sweep_compares_skips_what_is_done_and_adds_what_is_new(desk, sweep):
     options = ["--log", "none", "--jobs", "2", "--clip", "none"]
     script = ["train.py", "--lr", "0.02", "--seed", "{seed}"]
-    out, _ = sweep(*options, "--seed", "0", "--seed", "1", *script)
+    out = sweep(*options, "--seed", "0", "--seed", "1", *script)
     first = records(desk)
     assert len(first) == 2
     assert {record["status"] for record in first.values()} == {"finished"}
     assert out.count("finished after") == 2
-    out, _ = sweep(*options, "--clip", "ClipByGlobalNorm(0.1)", "--seed", "0", "--seed", "1", *script)
+    out = sweep(*options, "--clip", "ClipByGlobalNorm(0.1)", "--seed", "0", "--seed", "1", *script)
     assert "2 of 4 runs are finished already" in out
     assert first.items() <= records(desk).items()
     assert re.search(r"ClipByGlobalNorm\(0.1\) +2 .*worse", out)
     assert "No policy is shown to be better than none." in out
-    out, _ = sweep(*options, "--clip", "ClipByGlobalNorm(0.1)", "--seed", "0", "--seed", "1", *script)
+    out = sweep(*options, "--clip", "ClipByGlobalNorm(0.1)", "--seed", "0", "--seed", "1", *script)
     assert "4 of 4 runs are finished already" in out
     (home,) = desk.glob("gradwatch-runs/sweep-train-*")
     data = json.loads((home / "comparison.json").read_text())
@@ -294,9 +323,9 @@ def test_a_sweep_compares_skips_what_is_done_and_adds_what_is_new(desk):
 
 
 @pytest.mark.slow
-def test_a_crash_and_a_divergence_are_results(desk):
-    out, _ = sweep("--log", "none", "--jobs", "2", "--clip", "none", "--clip", GLOBAL, "--seed", "0", "--seed", "1",
-                   "train.py", "--seed", "{seed}", "--lr", "1e8", "--crash", code=1)  # fmt: skip
+def test_a_crash_and_a_divergence_are_results(desk, sweep):
+    out = sweep("--log", "none", "--jobs", "2", "--clip", "none", "--clip", GLOBAL, "--seed", "0", "--seed", "1",
+                "train.py", "--seed", "{seed}", "--lr", "1e8", "--crash", code=1)  # fmt: skip
     assert "exit code 1" in out
     assert "ValueError: boom" in out
     assert re.search(r"none, seed 0: finished after \d+ s, 60 steps, loss .*exploding", out)
@@ -312,7 +341,7 @@ def test_a_crash_and_a_divergence_are_results(desk):
 
 
 @pytest.mark.slow
-def test_ctrl_c_keeps_what_is_done_and_the_same_command_goes_on(desk):
+def test_ctrl_c_keeps_what_is_done_and_the_same_command_goes_on(desk, sweep):
     args = ["--log", "none", "--clip", "none", "--clip", GLOBAL, "--seed", "0", "--seed", "1", "train.py", "--seed",
             "{seed}", "--wait", "go"]  # fmt: skip
     process = start(*args)
@@ -327,7 +356,7 @@ def test_ctrl_c_keeps_what_is_done_and_the_same_command_goes_on(desk):
     statuses = sorted(read_manifest(folder).status for folder in run_folders(home))
     assert statuses == ["FINISHED", "FINISHED", "KILLED"]
     (desk / "go").touch()
-    out, _ = sweep(*args)
+    out = sweep(*args)
     assert "2 of 4 runs are finished already" in out
     assert out.count("finished after") == 2
     assert re.search(r"better|worse|no difference shown", out)
@@ -335,8 +364,8 @@ def test_ctrl_c_keeps_what_is_done_and_the_same_command_goes_on(desk):
 
 @pytest.mark.slow
 def test_each_run_and_the_summary_are_in_mlflow(desk, store):
-    out, _ = sweep("--clip", "none", "--clip", GLOBAL, "--seed", "3", "--set-seed", "--jobs", "2", "--experiment", "e",
-                   "train.py")  # fmt: skip
+    out = cold("--clip", "none", "--clip", GLOBAL, "--seed", "3", "--set-seed", "--jobs", "2", "--experiment", "e",
+               "train.py")  # fmt: skip
     assert "MLflow: http://127.0.0.1:5000/#/experiments/" in out
     with sqlite3.connect(desk / "mlflow.db") as database:
         rows = database.execute(
@@ -360,15 +389,14 @@ def test_each_run_and_the_summary_are_in_mlflow(desk, store):
     assert {path.name for path in desk.glob("ml*/**/gradwatch/comparison.*")} == {
         "comparison.csv", "comparison.md", "comparison.json"
     }  # fmt: skip
-    sweep(
-        "--clip", "none", "--clip", GLOBAL, "--seed", "3", "--set-seed", "--experiment", "e", "--jobs", "2", "train.py"
-    )
+    cold("--clip", "none", "--clip", GLOBAL, "--seed", "3", "--set-seed", "--experiment", "e", "--jobs", "2",
+         "train.py")  # fmt: skip
     with sqlite3.connect(desk / "mlflow.db") as database:
         assert database.execute("SELECT COUNT(*) FROM runs WHERE lifecycle_stage = 'active'").fetchone() == (3,)
 
 
 @pytest.mark.slow
-def test_set_seed_makes_a_script_without_a_seed_repeat_itself(desk):
+def test_set_seed_makes_a_script_without_a_seed_repeat_itself(desk, sweep):
     (desk / "train.py").write_text(
         "import random, numpy, torch\n"
         "print('drawn', random.random(), numpy.random.rand(), torch.rand(()).item())\n"
@@ -400,7 +428,7 @@ def test_set_seed_makes_a_script_without_a_seed_repeat_itself(desk):
 
 @pytest.mark.slow
 def test_a_prefix_starts_every_training(desk):
-    sweep("--log", "none", "--prefix", "env X='a b'", "--jobs", "2", "--clip", GLOBAL, "train.py")
+    cold("--log", "none", "--prefix", "env X='a b'", "--jobs", "2", "--clip", GLOBAL, "train.py")
     (output,) = desk.glob("gradwatch-runs/*/*/output.log")
     assert "X is a b and threads 1 1" in output.read_text()
     (folder,) = run_folders(output.parent)
@@ -415,7 +443,7 @@ def test_another_pool_as_the_prefix(desk):
     try:
         assert pool.stdout.readline() == "2 workers are waiting\n"
         submit = f"{shlex.quote(sys.executable)} second_pool.py submit"
-        sweep("--log", "none", "--jobs", "2", "--prefix", submit, "--clip", "none", "--clip", GLOBAL, "train.py")
+        cold("--log", "none", "--jobs", "2", "--prefix", submit, "--clip", "none", "--clip", GLOBAL, "train.py")
     finally:
         pool.terminate()
         pool.communicate()
@@ -439,7 +467,7 @@ def test_torchrun_as_the_prefix(desk):
         "dist.destroy_process_group()\n"
     )
     torchrun = f"{shlex.quote(sys.executable)} -m torch.distributed.run --standalone --nproc-per-node 2"
-    sweep("--log", "none", "--prefix", torchrun, "--clip", GLOBAL, "train.py")
+    cold("--log", "none", "--prefix", torchrun, "--clip", GLOBAL, "train.py")
     (folder,) = run_folders(desk / "gradwatch-runs")
     history = gradwatch.open_history(folder)
     assert len(history) == 5

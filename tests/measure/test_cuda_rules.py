@@ -109,18 +109,18 @@ POLICIES = [None, *NORM_POLICIES, *(p for p in ELEMENT_POLICIES if not isinstanc
 @pytest.mark.parametrize("policy", [None, *NORM_POLICIES, *ELEMENT_POLICIES], ids=repr)
 def test_a_pattern_of_present_gradients_makes_nothing_that_stays(policy, dtype):
     """Experts without a token, layers that are dropped: any pattern may come, and there is no end of them."""
-    names = {f"{group}.{name}": shape for group in "0123" for name, shape in SHAPES.items()}
+    names = {f"{group}.{name}": shape for group in "01" for name, shape in SHAPES.items()}
     patterns = random.Random(0)
     with fake_cuda():
         params = parameters(names, dtype)
         optimizer = torch.optim.AdamW(params.values(), fused=True)
         stepper = step_of(params, optimizer, policy, every=3)
-        for _ in range(8):  # the optimizer's state and our constants are made
+        for _ in range(3):  # the optimizer's state and our constants are made, of steps that measure weights too
             take_step(params, optimizer)
             take_step(params, optimizer, absent=lambda i: i % 2 == 1)
         kept = len(stepper.layout._constants)
         with Trace() as trace:
-            for _ in range(20):
+            for _ in range(12):
                 take_step(params, optimizer, absent=lambda i: patterns.random() < 0.3)
         assert len(stepper.layout._constants) == kept
         assert trace.reads == trace.copies == []
