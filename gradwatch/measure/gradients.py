@@ -100,7 +100,7 @@ class Batch:
             PolicyError: no layer fits.
         """
         index = tuple(i for i, name in enumerate(self.names) if fnmatchcase(name, pattern))
-        if not index:
+        if not index and self.layout.places is None:  # a part may well have none of them
             raise PolicyError(
                 f"only({pattern!r}, ...): no layer fits; the layers are {', '.join(self.names[:8])}"
                 f"{', ...' if len(self.names) > 8 else ''}"

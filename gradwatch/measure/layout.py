@@ -23,11 +23,14 @@ class Layout:
     """The watched parameters in model order, and the small constant tensors that measuring them needs.
 
     Constants are made once and kept as long as it: what they depend on must not change from step to step.
-    `held` says which of them the optimizers still step, None for all: a param group may have been taken out.
+    `held` says which of them the optimizers still step, None for all: a param group may have been taken out. Of a part
+    of another layout, `places` says where its layers are in that one.
     """
 
-    def __init__(self, params: Mapping[str, Tensor], held: Sequence[bool] | None = None) -> None:
-        self.held = held
+    def __init__(
+        self, params: Mapping[str, Tensor], held: Sequence[bool] | None = None, places: Sequence[int] | None = None
+    ) -> None:
+        self.held, self.places = held, places
         self.names = tuple(params)
         self.params = tuple(params.values())
         devices = [p.device for p in self.params]  # an accelerator, if any: what waits for none lives there
@@ -48,6 +51,10 @@ class Layout:
         if self.sharding is None and not self.has_complex:
             return list(self.params)
         return [real(local(p)) for p in self.params]
+
+    def part(self, places: Sequence[int]) -> Layout:
+        """The layers at these places, alone."""
+        return Layout({self.names[i]: self.params[i] for i in places}, places=places)
 
     def constant(self, key: object, make: Callable[[], Tensor]) -> Tensor:
         """The constant called `key`, made on first use."""

@@ -44,6 +44,7 @@ class Clipper:
     def __init__(self, layout: Layout, optimizers: Mapping[str, Optimizer], policy: Policy | None) -> None:
         self.layout, self.names, self.optimizers = layout, tuple(optimizers), tuple(optimizers.values())
         self.policy = policy
+        self._parts: dict[Optimizer, Layout] = {}
         self.state = self._first_state(layout)
         self.own_fields = self._own_fields()
         # Under sharding this rank may lack a gradient that another has
@@ -53,6 +54,7 @@ class Clipper:
         """Go on with other layers: the state of those that stay is kept."""
         first = self._first_state(layout)
         self.layout, self.state = layout, carried(self.state, self._first_state(self.layout), first)
+        self._parts = {}
 
     def held(self, optimizer: Optimizer) -> list[bool]:
         """Which layers the optimizer holds, `[L]`."""
@@ -66,13 +68,15 @@ class Clipper:
         scaler: GradScaler | None,
         keep_state: bool,
         row: Sequence[Tensor] = (),
+        inside: bool = False,
     ) -> Clipped:
         """Measure and scale the gradients of the step that `lead` leads: its own where it is `alone`, else all.
 
         `keep_state` is False for further evaluations of a closure: the policy's state moves once a step. `row` is the
-        memory of the norms and coefficients, `[L]` each, that the step is going to be recorded in.
+        memory of the norms and coefficients, `[L]` each, that the step is going to be recorded in. `inside` backward
+        all is of the lead's own layers: were it of every layer, a backward would be quadratic in them.
         """
-        scaled, batch = self._look(lead, alone, scaler)
+        scaled, batch = self._look(lead, alone, scaler, inside)
         batch.row = row[0] if row else None
         before = batch.norms().l2
         new = self.policy.apply(batch, self.state) if self.policy is not None else {}
@@ -97,12 +101,23 @@ class Clipper:
         """A batch in which no layer has a gradient: it shows what a policy is going to do."""
         return self._batch(self.layout, [None] * len(self.layout.params))
 
-    def _look(self, lead: Optimizer, alone: bool, scaler: GradScaler | None) -> tuple[Scaled | None, Batch]:
+    def _look(
+        self, lead: Optimizer, alone: bool, scaler: GradScaler | None, inside: bool = False
+    ) -> tuple[Scaled | None, Batch]:
         optimizers = (lead,) if alone else self.optimizers
-        scaled = find_scale(self.layout, optimizers, lead, scaler, self.held)
-        here = self.held(lead) if alone else self.layout.held
-        tensors = gradients(self.layout, here, will_change=self.policy is not None)
-        return scaled, self._batch(self.layout, tensors, scaled.inverse if scaled is not None else None)
+        layout = self._part(lead) if inside else self.layout
+        scaled = find_scale(layout, optimizers, lead, scaler, self.held)
+        here = None if inside else self.held(lead) if alone else layout.held
+        tensors = gradients(layout, here, will_change=self.policy is not None)
+        return scaled, self._batch(layout, tensors, scaled.inverse if scaled is not None else None)
+
+    def _part(self, optimizer: Optimizer) -> Layout:
+        """The layers of the optimizer alone."""
+        if not self._parts:
+            places = {id(p): i for i, p in enumerate(self.layout.params)}
+            own = {o: sorted(places[key] for key in held(o) if key in places) for o in self.optimizers}
+            self._parts = {o: self.layout.part(each) for o, each in own.items()}
+        return self._parts[optimizer]
 
     def _scale(self, batch: Batch, before: Tensor, row: Sequence[Tensor]) -> tuple[Tensor | None, list[Tensor]]:
         """Apply what is pending; returns the coefficient as recorded and the policy's own fields."""
@@ -150,7 +165,7 @@ class Clipper:
 
 def keep_if(ok: Tensor, new: State, old: State) -> State:
     """`new` where `ok` (0-d bool), else `old`: a bad step leaves no trace in a policy's state."""
-    return {k: torch.where(at(v.device, ok), v, old[k]) if k in old else v for k, v in new.items()}
+    return {k: v if v is old.get(k, v) else torch.where(at(v.device, ok), v, old[k]) for k, v in new.items()}
 
 
 def carried(state: State, old: State, new: State) -> State:

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.autograd import Variable
 
 from gradwatch.errors import WatchError
-from gradwatch.measure.layout import Layout
+from gradwatch.measure.layout import Layout, at
 
 if TYPE_CHECKING:
     from gradwatch.policies import Policy
@@ -53,29 +53,34 @@ class Pieces:
 
     def __init__(self, layout: Layout) -> None:
         self.layout = layout
-        self._here: list[tuple[bool, ...]] = []
+        self._places: list[int] = []  # of the layers of all pieces, one after the other
+        self._here: list[bool] = []  # and whether each had a gradient
         self._fields: list[list[Tensor | None]] = []
 
-    def add(self, here: tuple[bool, ...], fields: Sequence[Tensor | None]) -> None:
-        """The fields, `[L]` or `[]` each, of the layers that are `here`."""
-        self._here.append(here)
-        self._fields.append([None if f is None else f.expand(len(here)) for f in fields])
+    def add(self, places: Sequence[int], here: Sequence[bool], fields: Sequence[Tensor | None]) -> None:
+        """The fields, one value or one for each layer, of the layers at these places that are `here`."""
+        self._places += places
+        self._here += here
+        device = self.layout.device
+        self._fields.append([None if f is None else at(device, f.expand(len(here))) for f in fields])
 
     def joined(self) -> tuple[tuple[bool, ...], list[Tensor | None]]:
         """Which layers were there, and each field `[L]`, a layer's value from its own piece, None where none is."""
-        owner = [0] * len(self.layout.names)
-        for piece, here in enumerate(self._here):
-            for i in range(len(here)):
-                if here[i]:
-                    owner[i] = piece
-        fields = [_picked(field, owner) for field in zip(*self._fields, strict=True)]
-        return tuple(map(any, zip(*self._here, strict=True))), fields
+        owner: list[int | None] = [None] * len(self.layout.names)  # where each layer is among those of the pieces
+        for n, (place, here) in enumerate(zip(self._places, self._here, strict=True)):
+            if here:
+                owner[place] = n
+        fields = [_picked(field, [n or 0 for n in owner]) for field in zip(*self._fields, strict=True)]
+        return tuple(n is not None for n in owner), fields
 
 
 def _picked(field: Sequence[Tensor | None], owner: Sequence[int]) -> Tensor | None:
-    """A field of all pieces, `[L]` each, as one: layer i's value is that of piece `owner[i]`."""
+    """A field of all pieces, one after the other, as one: layer i's value is that at `owner[i]`."""
     there = [piece for piece in field if piece is not None]
-    return torch.stack([there[piece][i] for i, piece in enumerate(owner)]) if len(there) == len(field) else None
+    if len(there) < len(field):
+        return None
+    each = torch.cat(there).unbind()
+    return torch.stack([each[n] for n in owner])
 
 
 Seen = dict[Tensor, tuple[Tensor | None, int]]  # of each parameter: its gradient, and how often that was written to

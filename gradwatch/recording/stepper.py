@@ -246,7 +246,7 @@ class Stepper:
             self._record(step, clipped)
         if step.inside and clipped is not None:
             step.pieces = step.pieces or multi_optimizer.Pieces(self.layout)
-            step.pieces.add(clipped.batch.here, clipped.fields)
+            step.pieces.add(clipped.batch.layout.places or (), clipped.batch.here, clipped.fields)
         # The one host read of the hot path, only for policies that can skip: a step cannot be undone by arithmetic.
         if clipped is not None and clipped.batch.skipped is not None and bool(clipped.batch.skipped):
             drop(self.layout.params)
@@ -255,11 +255,11 @@ class Stepper:
 
     def _clip(self, step: Step, optimizer: Optimizer, alone: bool, record: bool) -> Clipped | None:
         """What came of the gradients; None where they could not be measured. Without a policy nothing acts on them."""
-        keep_state, row = record or step.inside, self.recorder.row_ahead() if record else ()
+        keep_state, row = record or step.inside, self.recorder.row_ahead() if record and not step.inside else ()
         if self.clipper.policy is not None:
-            return self.clipper.clip(optimizer, alone, step.scaler, keep_state, row)
+            return self.clipper.clip(optimizer, alone, step.scaler, keep_state, row, step.inside)
         with self.weights.looking.at("grad_norm"):
-            return self.clipper.clip(optimizer, alone, step.scaler, keep_state, row)
+            return self.clipper.clip(optimizer, alone, step.scaler, keep_state, row, step.inside)
         return None
 
     def _record(self, step: Step, clipped: Clipped | None) -> None:
@@ -269,8 +269,9 @@ class Stepper:
         row = Row(self.steps, time.time(), self._lane(step), now.rates, nothing, False, False, now.changed)
         fields: list[Tensor | None] = [None] * len(self.recorder.ring.fields)
         if clipped is not None:
-            can_skip, fields = clipped.skipped is not None, [*clipped.fields, clipped.skipped]
-            row = row._replace(present=clipped.batch.here, can_skip=can_skip, is_measured=True)
+            row, fields[-1] = row._replace(can_skip=clipped.skipped is not None, is_measured=True), clipped.skipped
+            if not step.inside:  # there they come when backward has ended
+                row, fields[:-1] = row._replace(present=clipped.batch.here), clipped.fields
         self.recorder.begin(row._replace(clips=step.clips.applied), fields, values)
         step.here = row.present
 

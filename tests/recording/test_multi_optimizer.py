@@ -1,5 +1,8 @@
 """Optimizers that step inside backward: one optimizer per parameter, one step of the record per backward."""
 
+import cProfile
+import pstats
+
 import numpy as np
 import pytest
 import torch
@@ -45,7 +48,14 @@ def run(tmp_path, *, inside, clip=None, steps=12, watched=True, skip_first=(), *
 
 
 @pytest.mark.parametrize(
-    "clip", [None, *PER_LAYER, "chain(ClipByNorm(0.05), ClipByValue(0.01))", "only('0.*', AGC(0.01))"]
+    "clip",
+    [
+        None,
+        *PER_LAYER,
+        "chain(ClipByNorm(0.05), ClipByValue(0.01))",
+        "only('0.*', AGC(0.01))",
+        "only('2.*', ClipByNorm(0.02))",
+    ],
 )
 def test_a_backward_is_one_step_with_every_layer(clip, tmp_path):
     model, _, got = run(tmp_path / "inside", inside=True, clip=clip)
@@ -66,6 +76,23 @@ def test_a_layer_without_a_gradient_is_absent_and_what_is_logged_stays_with_its_
     assert np.isnan(want.layer("grad_norm")[[0, 1, 5, 11], 0]).all()
     np.testing.assert_allclose(got.layer("grad_norm"), want.layer("grad_norm"), rtol=1e-6)
     np.testing.assert_array_equal(got.total("loss"), np.arange(12))
+
+
+def calls_of_a_backward(layers, clip, tmp_path):
+    """How many functions, Python's and built-in, a backward calls in which each of so many layers steps."""
+    model = nn.ParameterList(nn.Parameter(torch.ones(2)) for _ in range(layers))
+    with watch(model, in_backward(model, lr=0.1), tmp_path, clip=clip, every=1000, flush_every=1000.0):
+        for _ in range(2):
+            sum(p.sum() for p in model).backward()
+        profile = cProfile.Profile()
+        profile.runcall(sum(p.sum() for p in model).backward)
+    return pstats.Stats(profile).total_calls
+
+
+@pytest.mark.parametrize("clip", [None, "ClipByNorm(1.0)"])
+def test_a_backward_of_twice_the_layers_calls_twice_the_functions(clip, tmp_path):
+    few, many = (calls_of_a_backward(layers, clip, tmp_path) for layers in (40, 80))
+    assert many <= 2.1 * few
 
 
 @pytest.mark.parametrize("clip", ["ClipByGlobalNorm(0.1)", "chain(ClipByNorm(1.0), SkipNonfinite())", "AdaGC()"])
