@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
+from html import escape
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -284,7 +285,12 @@ class History:
         return pd.DataFrame({"optimizer": self.optimizer, "step": self.step, **self.per_step})
 
     def _repr_html_(self) -> str:
-        return f"<b>{len(self)} steps × {len(self.layers)} layers</b>" + str(self.steps_frame().tail(5).to_html())
+        return f"<b>{escape(repr(self))}</b>" + str(self.steps_frame().tail(5).to_html())
+
+    if TYPE_CHECKING:  # report.notebook gives it to whoever opens a run
+
+        def plot(self, *words: str) -> Any:
+            """The charts of the run's report as Plotly figures."""
 
 
 MAIN_QUANTITIES = ("grad_norm", "clip_coef", "clipped_norm", "clip_rate", "nonfinite", "weight_norm", "update_ratio")

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from gradwatch.errors import RunError, no_room_said
 from gradwatch.recording import open_watches
+from gradwatch.report import notebook  # noqa: F401  a History that is opened can plot itself
 from gradwatch.storage.downsample import MAX_VALUES
 from gradwatch.storage.run_state import run_state
 from gradwatch.storage.shared_folder import run_folders

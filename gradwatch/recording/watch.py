@@ -26,7 +26,7 @@ from gradwatch.recording.hooks import untraced
 from gradwatch.recording.layers import Source, describe
 from gradwatch.recording.learning_rate import RateScale
 from gradwatch.recording.loop_clips import Clip
-from gradwatch.recording.plan import nothing_seen, outcome, plan
+from gradwatch.recording.plan import in_a_line, in_a_notebook, nothing_seen, outcome, plan
 from gradwatch.recording.recorder import Recorder, refusal
 from gradwatch.recording.shared_run import Shared
 from gradwatch.recording.stepper import Stepper
@@ -215,6 +215,8 @@ class Watch:
     def plan(self) -> str:
         """What happens on each step, in words: which way each optimizer's gradients are scaled, and why."""
         return plan(self._stepper)
+
+    __repr__, _repr_html_ = in_a_line, in_a_notebook
 
     def __enter__(self) -> Watch:
         return self

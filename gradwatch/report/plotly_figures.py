@@ -62,6 +62,16 @@ def pack(values: NDArray[Any]) -> dict[str, str]:
     return packed | ({"shape": f"{values.shape[0]},{values.shape[1]}"} if values.ndim == 2 else {})
 
 
+def unpacked(data: Any) -> Any:
+    """A figure, or a part of one, with arrays in place of what `pack` made of them."""
+    if isinstance(data, dict) and "bdata" in data:
+        values = np.frombuffer(base64.b64decode(data["bdata"]), f"<{data['dtype']}")
+        return values.reshape([int(n) for n in data["shape"].split(",")]) if "shape" in data else values
+    if isinstance(data, dict):
+        return {key: unpacked(value) for key, value in data.items()}
+    return [unpacked(value) for value in data] if isinstance(data, list) else data
+
+
 def line(x: NDArray[Any], y: NDArray[Any], name: str, color: str, limit: int = POINTS, **style: Any) -> dict[str, Any]:
     """A line through the finite values; thinned to their lowest and highest where there are more than `limit`."""
     rows = thin(y, limit)
