@@ -226,8 +226,8 @@ def choice_that_cools_down(folder):
 @healthy(0.3)
 def nesterov_for_two_thousand_steps(folder):
     seeded(95)
-    net, draw = dense(6, 32, 1, act=nn.Tanh), waves(32)
-    make = optim.SGD(net.parameters(), 0.02, momentum=0.9, nesterov=True)
+    net, draw = dense(6, 48, 48, 1), waves(32)
+    make = optim.SGD(net.parameters(), 0.05, momentum=0.9, nesterov=True)
     return fit(folder, net, make, square_of(net, draw), 2000)
 
 
