@@ -11,6 +11,7 @@ import pytest
 
 # The models of the tests are tiny, and pytest's workers fill the cores: more threads would only be in each other's way.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.pop("COLUMNS", None)  # a width that somebody exported: tables would leave columns out
 
 # A shell starts what stands before an & with SIGINT ignored, nohup does so with SIGHUP, and whoever they start inherits
 # that. Tests send both.
