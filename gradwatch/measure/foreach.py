@@ -81,13 +81,13 @@ def _accumulate(dtype: torch.dtype) -> torch.dtype | None:
 def scale_(layout: Layout, groups: Sequence[Group], coef: Tensor) -> None:
     """Multiply the tensors by `coef`, one number or one per layer, in place, each product rounded once.
 
-    On a CPU, where a value is read for nothing, what would be multiplied by 1 is not touched.
+    What a coefficient that is on the CPU, where it is read for nothing, would multiply by 1 is not touched.
     """
     for tensors, index in groups:
         here = at(tensors[0].device, coef)
         if here.dim():
-            _scale_each(tensors, index, here)
-        elif is_seen_to_be_one(here):
+            _scale_each(tensors, index, here, is_read=coef.device.type == "cpu")
+        elif is_seen_to_be_one(coef):
             continue
         elif tensors[0].dtype in HALVES:
             # CUDA rounds a 0-d factor to the tensors' dtype before it multiplies; what GradScaler unscales with does
@@ -98,11 +98,11 @@ def scale_(layout: Layout, groups: Sequence[Group], coef: Tensor) -> None:
             torch._foreach_mul_(tensors, here)
 
 
-def _scale_each(tensors: Sequence[Tensor], index: Sequence[int], coef: Tensor) -> None:
+def _scale_each(tensors: Sequence[Tensor], index: Sequence[int], coef: Tensor, is_read: bool) -> None:
     """Multiply each tensor by the coefficient of its layer, `[L]`."""
     each = coef.unbind()
     pairs = [(t, each[i]) for t, i in zip(tensors, index, strict=True)]
-    if coef.device.type == "cpu":
+    if is_read:
         values = coef.tolist()
         pairs = [pair for pair, i in zip(pairs, index, strict=True) if values[i] != 1.0]
     if pairs and tensors[0].dtype in HALVES:  # see `scale_`; a factor of shape [1] is not rounded either
