@@ -3,7 +3,7 @@
     python scripts/bench/judgement.py > docs/findings/judgement.md
     python scripts/bench/judgement.py --only lora     # those of the tuning half whose name has "lora" in it
     python scripts/bench/judgement.py --held-out      # the totals of the other half: once, when the rules are done
-    python scripts/bench/judgement.py --blind         # the totals of those that nobody who changes a rule has read
+    python scripts/bench/judgement.py --blind         # the totals of those by somebody who had not read the rules
     python scripts/bench/judgement.py --check         # that all are what they are said to be, by their scores alone
 
 It takes some minutes. The exit code is 0 whatever was found.
@@ -43,9 +43,13 @@ and no finding has it yet. A finding is **likely** when the record leaves one ca
 
 Half of the trainings may be looked at while the rules change: they are below. The others, `HELD_OUT` in
 [tests/scenarios/unseen.py](../../tests/scenarios/unseen.py), only count, once: `scripts/bench/judgement.py --held-out`.
-A third group, the files `blind_*` beside it, was written by somebody who had not read the rules, and whoever changes a
-rule does not read it. `scripts/bench/judgement.py --blind` prints its totals, and neither a name nor what was found.
-The same script made this page.
+A third group, the files `blind_*` beside it, was written by somebody who had not read the rules
+(`scripts/bench/judgement.py --blind` prints its totals). Both were read once: of the 28 blind sick trainings the root
+was right in **15**, named in 17, and of 8 nothing was said; of 35 healthy ones one had an error and two a warning. Of
+the 27 held out 17 were right, 18 named, of 6 nothing was said; of 26 healthy ones one had an error and one a warning
+(descriptions of some of these had been seen by then). Of the findings called likely 10 of 14 and 11 of 13 were right.
+So these are what a new training can expect, not the table below. The blind ones were looked at afterwards, and rules
+changed: the next number needs new ones. The same script made this page.
 
 """
 

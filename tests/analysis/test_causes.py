@@ -10,10 +10,11 @@ from make_run import LAYERS, changed, make_history
 from gradwatch.analysis.rules import diagnose
 from gradwatch.analysis.rules.gradients import exploding
 from gradwatch.analysis.rules.guard import too_few
+from gradwatch.analysis.rules.long_steps import lr_too_high
+from gradwatch.analysis.rules.no_progress import no_progress
 from gradwatch.analysis.rules.nonfinite import nonfinite
 from gradwatch.analysis.rules.outputs import softmax_twice
-from gradwatch.analysis.rules.progress import no_progress
-from gradwatch.analysis.rules.spikes import lr_too_high, spike
+from gradwatch.analysis.rules.spikes import spike
 from gradwatch.analysis.rules.unchanged import weights_unchanged
 from gradwatch.analysis.rules.updates import update_too_small
 from gradwatch.analysis.rules.weight_growth import weight_growth
@@ -241,3 +242,46 @@ def test_a_bias_whose_gradient_is_0_but_for_rounding_is_not_said_to_stand_still(
     assert weights_unchanged(rounded_away(1, (16,))) == []
     (found,) = weights_unchanged(rounded_away(1, (4, 4)))
     assert found.layers == (LAYERS[1],)
+
+
+# ---------------------------------------------------------------------------------------------------- goals and tasks
+
+
+def learns(to=0.1):
+    """A loss that falls."""
+    return to + 2.2 * np.exp(-np.arange(STEPS) / 40) + 0.01 * NOISE
+
+
+def test_a_training_loss_that_falls_alone_is_no_progress():
+    seen = 8.0 + NOISE
+    (found,) = no_progress(run(loss=learns(), val_loss=seen))
+    assert (found.severity, found.evidence["metric"], found.confidence) == ("warning", "val_loss", "possible")
+    assert "loss falls from" in found.cause
+    assert no_progress(run(loss=learns(), val_loss=seen - learns())) == no_progress(run(loss=learns())) == []
+    early = seen - np.where(np.arange(STEPS) // 40 == 3, 2.0, 0.0)  # it was better once: that is over-fitting
+    assert no_progress(run(loss=learns(), val_loss=early)) == []
+
+
+def test_what_a_loss_does_is_a_note_where_another_metric_reaches_its_goal():
+    grows = 0.5 + np.minimum(np.arange(STEPS) / 20, 6.0) + 0.1 * NOISE
+    assert [f.severity for f in diagnose(run(loss=grows)) if f.evidence.get("metric") == "loss"] == ["error"]
+    noted = diagnose(run(loss=grows, episode_return=1.0 + np.arange(STEPS) / 40))
+    assert {f.severity for f in noted} == {"note"}
+
+
+def test_a_loss_that_rises_in_one_step_and_is_learnt_again_is_other_data():
+    again = np.where(np.arange(STEPS) < 150, learns()[0:STEPS], np.roll(learns(), 150))
+    (found,) = lr_too_high(run(loss=again))
+    assert (found.severity, len(found.alternatives)) == ("note", 2)
+    assert not [f for f in diagnose(run(loss=again)) if f.severity != "note"]
+    norm = np.where((np.arange(STEPS) > 144) & (np.arange(STEPS) < 150), 20.0, 1.0)  # steps were long before
+    (thrown_up,) = lr_too_high(run(loss=again, grad_norm=norm))
+    assert thrown_up.alternatives == ()
+
+
+def test_first_steps_of_half_the_weights_and_a_loss_that_comes_up_again_are_too_long():
+    up = learns(1.8) + 1.0 * np.arange(STEPS) / STEPS
+    assert [f.severity for f in lr_too_high(run("Adam", rate=0.1, ratio=0.9, loss=up))] == ["warning"]
+    assert lr_too_high(run("Adam", rate=0.1, ratio=0.1, loss=up)) == []
+    assert lr_too_high(run("Rprop", rate=0.1, ratio=0.9, loss=up)) == []  # its rate is that of the first step only
+    assert lr_too_high(run("Adam", rate=0.1, ratio=0.9, loss=learns(1.8))) == []

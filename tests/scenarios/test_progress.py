@@ -8,8 +8,9 @@ from recordings import Recorded
 from trainings import one, serious
 
 from gradwatch.analysis.rules import diagnose
+from gradwatch.analysis.rules.no_progress import no_progress
 from gradwatch.analysis.rules.noise import noise_dominated
-from gradwatch.analysis.rules.progress import no_progress, progress, succeeds
+from gradwatch.analysis.rules.progress import progress, succeeds
 
 s = Recorded(live)
 

@@ -12,7 +12,8 @@ from trainings import one, policies_in, serious
 
 import gradwatch
 from gradwatch.analysis.rules import diagnose
-from gradwatch.analysis.rules.spikes import lr_too_high, spike
+from gradwatch.analysis.rules.long_steps import lr_too_high
+from gradwatch.analysis.rules.spikes import spike
 
 d = Recorded(step_diseases)
 CLIP = "chain(SkipNonfinite(), ClipByGlobalNorm(1.0))"

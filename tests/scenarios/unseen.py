@@ -2,7 +2,8 @@
 
 Whether one is sick is judged by its loss against that of its cured twin, never by gradwatch. Some may be looked at
 while rules are changed (`tuning`); as many, which `HELD_OUT` names, are counted once (`held_out`); those of the files
-`blind_*` only count, and whoever changes a rule does not read them (`blind`). `unseen_all` imports every one.
+`blind_*` were written by somebody who had not read the rules, and counted once before whoever changes rules looked at
+them (`blind`); the next to be counted have to be written anew. `unseen_all` imports every one.
 """
 
 from __future__ import annotations

@@ -26,6 +26,7 @@ from gradwatch.policies import (
 from gradwatch.policies.grammar import members
 
 _ADAPTIVE = re.compile(r"^ada|adam|rmsprop|rprop|lion|lamb|lars|muon|sophia|shampoo|soap|prodigy|came", re.IGNORECASE)
+_OWN_LENGTH = re.compile(r"^rprop|adadelta|prodigy|dadapt", re.IGNORECASE)
 LEAST_STEPS = 32  # from so many on `trailing` knows what is usual: the least that a verdict can rest on
 USUAL_RATIO = {True: 0.008, False: 0.04}  # measured update ratios: Adam at 1e-3, SGD at 0.5
 GUARD = "{guard}"  # in a cure: a clip that leaves healthy steps alone (`guard.with_guard` fills it in)
@@ -45,6 +46,11 @@ def is_adaptive(history: History) -> bool:
     """Whether the step's size does not depend on the scale of the gradients (Adam and its kin, for all optimizers)."""
     own = own_optimizers(history)
     return bool(own) and all(_ADAPTIVE.search(str(o.get("class", ""))) for o in own)
+
+
+def steps_by_rate(history: History) -> bool:
+    """Whether the rate sets the length of a step: under those of Adam's kin that do not find it themselves."""
+    return is_adaptive(history) and not _OWN_LENGTH.search(optimizer_kind(history))
 
 
 def optimizer_kind(history: History) -> str:

@@ -114,7 +114,7 @@ def gradients_accumulate(
     end = int(above[0])
     steps, rise = np.arange(end + 1), np.diff(norm[: end + 1])
     fit = float(np.corrcoef(steps, norm[: end + 1])[0, 1])
-    if fit < straight or np.abs(rise).max() > jump * first:
+    if fit < straight or np.abs(rise).max() > jump * max(first, norm[0]):
         return []
     peak = int(norm.argmax())
     return [

@@ -25,6 +25,7 @@ from gradwatch.analysis.rules.facts import (
     optimizer_kind,
     pick,
     set_rate,
+    steps_by_rate,
 )
 from gradwatch.analysis.rules.finding import Finding, Why, either
 from gradwatch.analysis.rules.nonfinite import growth_before
@@ -75,7 +76,7 @@ def exploding(history: History, decades: float = 2.0, blind_decades: float = 3.0
 
 def training_losses(history: History) -> list[str]:
     """Logged names that are losses of the training data (a validation loss also rises by over-fitting)."""
-    names = [name for name in history.logged if "loss" in name.lower() and not _HELD_OUT.search(name)]
+    names = [name for name in history.logged if "loss" in name.lower() and not HELD_OUT.search(name)]
     return [name for name in names if np.isfinite(history.total(name)).sum() > 1]
 
 
@@ -108,7 +109,7 @@ def has_rivals(history: History) -> bool:
     return history.run.part is not None or any(np.isnan(values).all() for values in losses)
 
 
-_HELD_OUT = re.compile(r"val|test|eval|dev|hold", re.IGNORECASE)
+HELD_OUT = re.compile(r"val|test|eval|dev|hold", re.IGNORECASE)
 
 
 _RECURRENT = re.compile(r"(^|[._])(weight|bias)_(hh|ih)($|[._])|recurrent|(^|[._])(rnn|lstm|gru)\w*[._]", re.IGNORECASE)
@@ -199,10 +200,10 @@ def _leapt(norm: Floats, row: int, times: float = 30.0, usual: int = 16) -> bool
 def lowered(history: History) -> float:
     """By what the rate is multiplied where steps are too long: a tenth, or what makes the first ones usual, to a digit.
 
-    The latter under Adam and its kin only, whose steps are as long as the rate says.
+    The latter where steps are as long as the rate says: under Adam and most of its kin.
     """
     first, usual = first_ratio(history), USUAL_RATIO[True]
-    return float(f"{usual / first:.0e}") if is_adaptive(history) and first > 10 * usual else 0.1
+    return float(f"{usual / first:.0e}") if steps_by_rate(history) and first > 10 * usual else 0.1
 
 
 def first_ratio(history: History) -> float:

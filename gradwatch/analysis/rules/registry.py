@@ -23,12 +23,14 @@ from gradwatch.analysis.rules.finding import RANK, Finding, Rule
 from gradwatch.analysis.rules.gradient_scale import gradients_accumulate, scaled_gradients
 from gradwatch.analysis.rules.gradients import exploding
 from gradwatch.analysis.rules.guard import with_guard
+from gradwatch.analysis.rules.long_steps import lr_too_high
+from gradwatch.analysis.rules.no_progress import no_progress
 from gradwatch.analysis.rules.noise import noise_dominated
 from gradwatch.analysis.rules.nonfinite import nonfinite
 from gradwatch.analysis.rules.outputs import softmax_twice
-from gradwatch.analysis.rules.progress import no_progress, succeeds
+from gradwatch.analysis.rules.progress import reaches_its_goal, succeeds
 from gradwatch.analysis.rules.rivals import generator_starves
-from gradwatch.analysis.rules.spikes import lr_too_high, spike
+from gradwatch.analysis.rules.spikes import spike
 from gradwatch.analysis.rules.unchanged import weights_unchanged
 from gradwatch.analysis.rules.updates import update_too_large, update_too_small
 from gradwatch.analysis.rules.weight_growth import renorm_binds, weight_growth, weights_shrink
@@ -104,8 +106,13 @@ def diagnose(history: History) -> list[Finding]:
 
 
 def _found(lane: History) -> list[Finding]:
-    """What each rule says. A training that demonstrably succeeds is not ruined: no error but that of a number."""
+    """What each rule says. A training that demonstrably succeeds is not ruined: no error but that of a number.
+
+    Where it reaches its goal by another metric, what its loss does is a note: that of a value grows with the return.
+    """
     found = [finding for rule in RULES for finding in rule(lane)]
+    if reaches_its_goal(lane):
+        found = [replace(f, severity="note") if f.evidence.get("metric") in lane.logged else f for f in found]
     if any(f.severity == "error" and f.rule != "nonfinite" for f in found) and succeeds(lane):
         return [replace(f, severity="warning") if f.severity == "error" and f.rule != "nonfinite" else f for f in found]
     return found

@@ -1,4 +1,4 @@
-"""Sudden diseases: single steps far above what is usual, and a learning rate that throws the training about.
+"""Single steps far above what is usual.
 
 Legend: T recorded steps, L layers.
 """
@@ -12,19 +12,15 @@ from gradwatch.analysis.clips import incoming
 from gradwatch.analysis.rules.facts import (
     GUARD,
     is_adaptive,
-    largest_ratio,
-    lengthened,
+    middle,
     optimizer_kind,
     pick,
-    set_rate,
-    smooth,
     trailing,
 )
 from gradwatch.analysis.rules.finding import Finding, Severity, either
-from gradwatch.analysis.rules.gradients import has_rivals, lowered, scaled_losses
+from gradwatch.analysis.rules.gradients import has_rivals, scaled_losses
 from gradwatch.analysis.rules.schedule import raised_before
-from gradwatch.analysis.rules.tries import OWN_PAST, clip_with, rate_times, warm_up
-from gradwatch.formatting import setting_text
+from gradwatch.analysis.rules.tries import OWN_PAST, clip_with
 from gradwatch.history import Bools, Floats, History
 
 Rows = NDArray[np.intp]
@@ -38,7 +34,8 @@ def spike(
     Norm: more than `ratio` times the median of the last `window` steps, more than `z` robust standard deviations of
     their logarithms above it, and more than three times the median of the 16 steps that follow (a norm that rises and
     stays has left a plateau). Loss: more than `loss_z` robust standard deviations, and by more than half of the range
-    that the run's losses have (5th to 95th percentile); a loss of inf is no jump but `nonfinite`. `layers` are those
+    that the run's losses have (5th to 95th percentile), and half of that is gone in the 16 steps that follow where no
+    norm spiked; a loss of inf is no jump but `nonfinite`. `layers` are those
     that carry the largest one. A note where the policy caught all and the training recovered, an error where the loss
     has not come back by the end or most later norms are not finite, else a warning. Where more than the share `often`
     of the steps are spikes, the 99th percentile of the norms lies among them: the cure under Adam and its kin is then a
@@ -51,7 +48,8 @@ def spike(
     losses = {} if has_rivals(history) else scaled_losses(history)
     in_loss = np.zeros(len(history), bool)
     for values in losses.values():
-        in_loss |= _loss_spikes(values, loss_z, window)
+        found = np.flatnonzero(_loss_spikes(values, loss_z, window))
+        in_loss[found if up.any() else found[_passes(values, found, window)]] = True
     rows = np.flatnonzero(up | in_loss)
     if not len(rows):
         return []
@@ -158,6 +156,14 @@ def _loss_spikes(values: Floats, z: float, window: int) -> Bools:
         return np.asarray((above > z * np.maximum(spread, 1e-3 * np.abs(middle))) & (above > (high - low) / 2))
 
 
+def _passes(values: Floats, rows: Rows, window: int) -> Bools:
+    """Of these rows, in which half of what the value is above the usual is gone in the 16 steps that follow."""
+    above = values - _usual(values, window)[0]
+    after = [values[row + 1 : row + 17] for row in rows]
+    falls = [values[row] - middle(part) for row, part in zip(rows, after, strict=True)]
+    return ~(np.array(falls) <= above[rows] / 2)
+
+
 def _caught(history: History, rows: Rows, window: int, times: float = 10.0) -> Bools:
     """Of these rows, which were skipped, or clipped to less than `times` what usually reaches the optimizer."""
     after = history.total("clipped_norm")
@@ -189,98 +195,3 @@ def _carriers(history: History, row: int, window: int, share: float = 0.8) -> tu
     enough = int(np.searchsorted(np.cumsum(square[order]) / square.sum(), share)) + 1
     which = np.isin(np.arange(len(square)), order[:enough])
     return () if enough > len(square) / 2 else pick(history, which)
-
-
-# ------------------------------------------------------------------------------------------------------ learning rate
-
-
-def lr_too_high(history: History, jump: float = 0.35, sigmas: float = 6.0, width: int = 9) -> list[Finding]:
-    """A loss that the steps throw about: it jumps over its running minimum.
-
-    Both are those of the median of `width` losses in a row. It rose by more than `jump` of where it began, and by more
-    than `sigmas` robust standard deviations of its noise (in its quietest quarter). The first step is the one after
-    it was last within half of `jump`. An error, to the end of the run, when the loss also ended no lower than it began;
-    a note where the loss fell to a tenth of where it began all the same, or where it was over within a tenth of the
-    steps, and the loss then fell on, to less than half of where it began. Not judged where parts of a run train against
-    each other, or where the loss is below 0 early or begins in its own noise (a policy gradient's): it has no scale.
-    Source: methods, S5: jump over the running minimum of 1.95 to 8.6 nats against .36 or less in healthy runs, where
-    spike scores stay 0; section 0.3: under Adam warm-up cures it, and clipping does not.
-    """
-    if has_rivals(history):
-        return []
-    for name, values in scaled_losses(history).items():
-        rows = np.flatnonzero(np.isfinite(values))
-        if len(rows) < 5 * width:
-            continue
-        found = _jumps(values[rows], jump, sigmas, width) or _thrown_about(history, values[rows], width)
-        if found:
-            first, last, evidence = found
-            end = float(np.median(values[rows[-width:]]))
-            began, lowest = float(evidence["begin"]), float(evidence["lowest_before"])
-            well = end < began / 10
-            brief = last - first < len(rows) / 10 and end < min(lowest, began / 2)
-            severity: Severity = "error" if end >= began else "note" if brief or well else "warning"
-            numbers: dict[str, float | str] = {"metric": name, **evidence, "end": end}
-            end_row = len(history) - 1 if severity == "error" else int(rows[last])
-            return [_too_high(history, severity, int(rows[first]), end_row, numbers)]
-    return []
-
-
-def _jumps(values: Floats, jump: float, sigmas: float, width: int) -> tuple[int, int, dict[str, float]] | None:
-    """The first and last place above the running minimum, and the numbers; None for a loss that stays near it."""
-    level = smooth(values, width)
-    noise = min(1.4826 * float(np.median(np.abs(part))) for part in np.array_split(values - level, 4))
-    begin, lowest = float(level[0]), np.minimum.accumulate(level)
-    above, limit = level - lowest, max(jump * begin, sigmas * noise)
-    if begin < 2 * noise or not (above > limit).any():
-        return None
-    over = np.flatnonzero(above > limit)
-    last, half = int(over[-1]), int(np.argmax(above > limit / 2))
-    near = np.flatnonzero(above[:half] <= jump * begin / 2)
-    first = int(near[-1]) + 1 if len(near) else 0
-    return first, last, {"jump": float(above.max()), "lowest_before": float(lowest[first]), "begin": begin}
-
-
-def _thrown_about(
-    history: History, values: Floats, width: int, times: float = 3.0, often: float = 0.2
-) -> tuple[int, int, dict[str, float]] | None:
-    """As `_jumps`, of a loss that was thrown about from the start, so that no level tells: steps were far too long.
-
-    They are when a usual first step wants less than a tenth of the rate (`lowered`). A share `often` of the losses is
-    above `times` the first one, and it ended no lower.
-    """
-    above, end = np.flatnonzero(values > times * values[0]), float(np.median(values[-width:]))
-    if not (len(above) >= often * len(values) and end > 0.9 * values[0] > 0 and lowered(history) < 0.1):
-        return None
-    evidence = {"jump": float(values.max() - values[0]), "lowest_before": float(values[0]), "begin": float(values[0])}
-    return int(above[0]), int(above[-1]), evidence
-
-
-def _too_high(history: History, severity: Severity, row: int, last: int, evidence: dict[str, float | str]) -> Finding:
-    rate, kind, longer = set_rate(history), optimizer_kind(history), lengthened(history)
-    known = {} if np.isnan(rate) else {"lr": rate}
-    lower = (
-        f"Lower the learning rate to about {setting_text(rate * lowered(history))}"
-        if known
-        else "Lower the learning rate tenfold"
-    )
-    if is_adaptive(history):
-        cure = (
-            f"{lower}, or warm it up over the first few hundred steps. Clipping does not help: the size of a step of "
-        )
-        cure += f"{kind} does not depend on the scale of the gradients."
-    else:
-        cure = f'{lower}, or bound the steps: clip="{GUARD}".'
-    bound = warm_up(history) if is_adaptive(history) else clip_with(GUARD)
-    return Finding(
-        "lr-too-high",
-        severity,
-        (),
-        int(history.step[row]),
-        int(history.step[last]),
-        {**evidence, **known, "update_ratio": largest_ratio(history)},
-        f"The steps of {kind} are too long for this loss: it is thrown above what it had reached, again and again or "
-        f"for good, instead of falling.{longer[0]}{raised_before(history, row)}",
-        cure + longer[1],
-        tries=(rate_times(lowered(history)), bound),
-    )

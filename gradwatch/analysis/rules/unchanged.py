@@ -22,8 +22,7 @@ from gradwatch.analysis.rules.facts import (
     rates,
 )
 from gradwatch.analysis.rules.finding import Finding, Severity, either
-from gradwatch.analysis.rules.progress import weak_gradients
-from gradwatch.analysis.rules.updates import update_too_small
+from gradwatch.analysis.rules.updates import update_too_small, weak_gradients
 from gradwatch.history import Bools, Floats, History
 
 Rows = NDArray[np.intp]

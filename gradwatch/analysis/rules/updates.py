@@ -15,13 +15,14 @@ from gradwatch.analysis.rules.facts import (
     lengthened,
     matrices,
     measured,
+    middle,
     optimizer_kind,
     pick,
     set_rate,
     steps_taken,
 )
 from gradwatch.analysis.rules.finding import Finding, Why
-from gradwatch.analysis.rules.progress import creeps, weak_gradients
+from gradwatch.analysis.rules.progress import creeps
 from gradwatch.analysis.rules.schedule import ran_out
 from gradwatch.analysis.rules.tries import rate_times, warm_up
 from gradwatch.formatting import percent, setting_text
@@ -95,15 +96,33 @@ def _spells(rows: Rows, mask: Bools, steps: int) -> list[tuple[int, int]]:
     return [(int(a), int(b)) for a, b in spells if b - a >= 2 and rows[b] - rows[a] > steps]
 
 
+def weak_gradients(history: History, moves: float, wanted: float, highest: float = 10.0) -> Why | None:
+    """Why steps of `moves` are so small where no rate mends it: the one `wanted` is above all that SGD is used with.
+
+    Under Adam and its kin the size of a step hardly depends on the gradients. Source: CS231n searches rates up to 10.
+    """
+    if is_adaptive(history) or not wanted > highest:
+        return None
+    return Why(
+        f"No layer changes by more than {moves:.1e} of its size in a step, and not for the learning rate: usual steps "
+        f"would take one of {setting_text(wanted)}. The gradients are what is small.",
+        "Look at what stands between the weights and the loss: an output that is saturated (a sigmoid or a softmax far "
+        "out, by its bias or its scale), a temperature, a factor of the loss. A higher rate would throw the weights "
+        "out as soon as the gradients come back.",
+        {},
+    )
+
+
 def update_too_small(
-    history: History, adaptive: float = 1e-6, sgd: float = 1e-7, min_measured: int = 10, slow: float = 0.01
+    history: History, adaptive: float = 1e-6, sgd: float = 1e-7, min_measured: int = 10, slow: float = 0.03
 ) -> list[Finding]:
     """All weights move, and so little that the run is as good as standing still, or gets there much later.
 
     The 90th percentile over time of the update ratio is above 0 for every layer with two or more dimensions that has
-    gradients, and one of these holds for all of them: it is below `adaptive` or `sgd`; or below the share `slow` of
-    what is usual, while the loss falls as slowly at the end as at first (`creeps`); or a schedule left next to no rate
-    for more than half of the run (`ran_out`), from where on it is asked. (One quiet layer among others is `vanishing`.)
+    gradients, and one of these holds for all of them: it is below `adaptive` or `sgd`; or the median is below the share
+    `slow` of what is usual, while the loss falls as slowly at the end as at first (`creeps`); or a schedule left next
+    to no rate for more than half of the run (`ran_out`), from where on it is asked. (One quiet layer among others is
+    `vanishing`.)
     Source: CS231n; SageMaker Debugger's WeightUpdateRatio (1e-8). The healthy trainings of the tests are above 3e-4.
     """
     kind = is_adaptive(history)
@@ -120,9 +139,11 @@ def update_too_small(
         return []
     high = np.nanquantile(ratio[:, which], 0.9, axis=0)
     rate, found = set_rate(history), float(high.max())
-    too_slow = found < slow * USUAL_RATIO[kind] and creeps(history)
+    typical = max(middle(column) for column in ratio[:, which].T)
+    too_slow = typical < slow * USUAL_RATIO[kind] and creeps(history)
     if not (high > 0).all() or not (found < limit or scheduled or too_slow):
         return []
+    found = typical if too_slow else found
     factor = float(f"{USUAL_RATIO[kind] / found:.0e}")
     why = (
         scheduled

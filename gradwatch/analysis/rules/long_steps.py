@@ -1,0 +1,164 @@
+"""A learning rate that throws the training about.
+
+Legend: T recorded steps.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gradwatch.analysis.clips import incoming
+from gradwatch.analysis.rules.facts import (
+    GUARD,
+    LEAST_STEPS,
+    is_adaptive,
+    largest_ratio,
+    lengthened,
+    optimizer_kind,
+    set_rate,
+    smooth,
+    steps_by_rate,
+)
+from gradwatch.analysis.rules.finding import Finding, Severity, either
+from gradwatch.analysis.rules.gradients import first_ratio, has_rivals, lowered, scaled_losses
+from gradwatch.analysis.rules.schedule import raised_before
+from gradwatch.analysis.rules.tries import LOWER, clip_with, rate_times, warm_up
+from gradwatch.formatting import setting_text
+from gradwatch.history import Floats, History
+
+Rows = NDArray[np.intp]
+
+
+def lr_too_high(history: History, jump: float = 0.35, sigmas: float = 6.0, width: int = 9) -> list[Finding]:
+    """A loss that the steps throw about: it jumps over its running minimum.
+
+    Both are those of the median of `width` losses in a row. It rose by more than `jump` of where it began, and by more
+    than `sigmas` robust standard deviations of its noise (in its quietest quarter). The first step is the one after
+    it was last within half of `jump`. An error, to the end of the run, when the loss also ended no lower than it began;
+    a note where the loss fell to a tenth of where it began all the same, or where it was over within a tenth of the
+    steps, and the loss then fell on, to less than half of where it began. Not judged where parts of a run train against
+    each other, or where the loss is below 0 early or begins in its own noise (a policy gradient's): it has no scale.
+    Source: methods, S5: jump over the running minimum of 1.95 to 8.6 nats against .36 or less in healthy runs, where
+    spike scores stay 0; section 0.3: under Adam warm-up cures it, and clipping does not.
+    """
+    if has_rivals(history):
+        return []
+    for name, values in scaled_losses(history).items():
+        rows = np.flatnonzero(np.isfinite(values))
+        if len(rows) < 5 * width:
+            continue
+        found = _jumps(values[rows], jump, sigmas, width) or _thrown_about(history, values[rows], width)
+        if found:
+            first, last, evidence = found
+            end = float(np.median(values[rows[-width:]]))
+            began, lowest = float(evidence["begin"]), float(evidence["lowest_before"])
+            well = end < began / 10
+            brief = last - first < len(rows) / 10 and end < min(lowest, began / 2)
+            shifted = _shifted(history, values, rows, int(rows[first]))
+            severity: Severity = "note" if shifted or brief or well else "warning"
+            if end >= began and not shifted:
+                severity = "error"
+            numbers: dict[str, float | str] = {"metric": name, **evidence, "end": end}
+            end_row = len(history) - 1 if severity == "error" else int(rows[last])
+            return [_too_high(history, severity, int(rows[first]), end_row, numbers, shifted)]
+    return []
+
+
+def _jumps(values: Floats, jump: float, sigmas: float, width: int) -> tuple[int, int, dict[str, float]] | None:
+    """The first and last place above the running minimum, and the numbers; None for a loss that stays near it."""
+    level = smooth(values, width)
+    noise = min(1.4826 * float(np.median(np.abs(part))) for part in np.array_split(values - level, 4))
+    begin, lowest = float(level[0]), np.minimum.accumulate(level)
+    above, limit = level - lowest, max(jump * begin, sigmas * noise)
+    if begin < 2 * noise or not (above > limit).any():
+        return None
+    over = np.flatnonzero(above > limit)
+    last, half = int(over[-1]), int(np.argmax(above > limit / 2))
+    near = np.flatnonzero(above[:half] <= jump * begin / 2)
+    first = int(near[-1]) + 1 if len(near) else 0
+    return first, last, {"jump": float(above.max()), "lowest_before": float(lowest[first]), "begin": begin}
+
+
+def _thrown_about(
+    history: History, values: Floats, width: int, times: float = 3.0, often: float = 0.2, plain: float = 0.5
+) -> tuple[int, int, dict[str, float]] | None:
+    """As `_jumps`, of a loss that was thrown about from the start, so that no level tells: steps were far too long.
+
+    They are when a usual first step wants less than a tenth of the rate (`lowered`). A share `often` of the losses is
+    above `times` the first one, and it ended no lower; or the first steps changed the weights by the share `plain`, and
+    a tenth of what was won is lost again.
+    """
+    above, end = np.flatnonzero(values > times * values[0]), float(np.median(values[-width:]))
+    level = smooth(values, width)
+    lost = end - level.min() > 0.1 * (level[0] - level.min()) > 0 and steps_by_rate(history)
+    lost = lost and first_ratio(history) > plain
+    wild = len(above) >= often * len(values) and end > 0.9 * values[0] > 0 and lowered(history) < 0.1
+    if lost and not wild:
+        above = np.flatnonzero(np.arange(len(values)) > level.argmin())
+    if not (lost or wild):
+        return None
+    evidence = {"jump": float(values.max() - values[0]), "lowest_before": float(values[0]), "begin": float(values[0])}
+    return int(above[0]), int(above[-1]), evidence
+
+
+_OF_A_SHIFT = ("other data came, or another loss", "the learning rate is too high")
+
+
+def _shifted(history: History, values: Floats, rows: Rows, row: int, near: int = 12, usual: int = 16) -> bool:
+    """Whether a loss rose from one step to the next near a row, and falls since, after `usual` usual steps.
+
+    Steps that are too long throw a loss up over several of them, and the gradients grow ahead of it. Where nothing
+    did, other data or another loss came, and are learnt: a sixth of the rise is gone within 30 to 50 steps.
+    """
+    if raised_before(history, row):
+        return False
+    norm, finite = incoming(history), values[rows]
+    at = int(np.searchsorted(rows, row))
+    for i in range(max(LEAST_STEPS, at - near), min(at + near, len(finite) - 50)):
+        before, after, later = finite[i - usual : i], finite[i : i + 5], finite[i + 30 : i + 50]
+        rise = float(np.median(after) - np.median(before))
+        calm = float(np.max(before) - np.median(before))
+        past = norm[rows[i] - usual : rows[i]]
+        if finite[i] - finite[i - 1] > rise / 2 and rise > 2 * calm > 0 and past.max() < 3 * np.median(past):
+            return bool(np.median(after) - np.median(later) > rise / 6)
+    return False
+
+
+def _too_high(
+    history: History, severity: Severity, row: int, last: int, evidence: dict[str, float | str], shifted: bool
+) -> Finding:
+    rate, kind, longer = set_rate(history), optimizer_kind(history), lengthened(history)
+    known = {} if np.isnan(rate) else {"lr": rate}
+    lower = (
+        f"Lower the learning rate to about {setting_text(rate * lowered(history))}"
+        if known
+        else "Lower the learning rate tenfold"
+    )
+    if is_adaptive(history):
+        cure = (
+            f"{lower}, or warm it up over the first few hundred steps. Clipping does not help: the size of a step of "
+        )
+        cure += f"{kind} does not depend on the scale of the gradients."
+    else:
+        cure = f'{lower}, or bound the steps: clip="{GUARD}".'
+    if shifted:
+        words = "The loss rose from one step to the next, after steps and gradients of a usual size"
+        return Finding(
+            "lr-too-high", severity, (), int(history.step[row]), int(history.step[last]), {**evidence, **known},
+            f"{words}. {either(_OF_A_SHIFT)}", "Look at what changed in that step: the data, the task, a weight of the "
+            "loss. If nothing did, lower the learning rate.", tries=(LOWER,), alternatives=_OF_A_SHIFT,
+        )  # fmt: skip
+    bound = warm_up(history) if is_adaptive(history) else clip_with(GUARD)
+    return Finding(
+        "lr-too-high",
+        severity,
+        (),
+        int(history.step[row]),
+        int(history.step[last]),
+        {**evidence, **known, "update_ratio": largest_ratio(history)},
+        f"The steps of {kind} are too long for this loss: it is thrown above what it had reached, again and again or "
+        f"for good, instead of falling.{longer[0]}{raised_before(history, row)}",
+        cure + longer[1],
+        tries=(rate_times(lowered(history)), bound),
+    )

@@ -1,0 +1,191 @@
+"""Nothing gets better, or nothing but the training loss: and why.
+
+Legend: T recorded steps.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from gradwatch.analysis.groups import higher_is_better
+from gradwatch.analysis.rules.facts import (
+    USUAL_RATIO,
+    is_adaptive,
+    largest_ratio,
+    last_matrix,
+    matrices,
+    measured,
+    optimizer_kind,
+    set_rate,
+    settings,
+)
+from gradwatch.analysis.rules.finding import Finding, Why, either
+from gradwatch.analysis.rules.gradients import HELD_OUT
+from gradwatch.analysis.rules.progress import Progress, can_be_judged, progress, unmoved, went
+from gradwatch.analysis.rules.schedule import ran_out
+from gradwatch.analysis.rules.tries import LOWER, rate_times
+from gradwatch.analysis.rules.updates import weak_gradients
+from gradwatch.formatting import percent, setting_text
+from gradwatch.history import History
+
+
+def no_progress(
+    history: History, min_steps: int = 100, running: int = 500, share: float = 0.02, most: float = 0.1
+) -> list[Finding]:
+    """Nothing that was logged gets better: neither a training loss, nor a metric whose direction is known.
+
+    Each of them ended within its noise of where it began (four standard errors), or by less than `share` of it better;
+    and that it won more than the share `most` is out of the question for a loss (two standard errors). Or the losses
+    came to what equal probabilities for all classes give, from above, and no further (`_at_chance`); or they fell to
+    less than half, and nothing that is measured on other data was ever better (`_not_held_out`).
+    A run that is under way is judged from `running` steps on, and after a tenth of its `total_steps`. Not judged: a run
+    that was resumed (it may have learnt before), parts that train against each other, a loss that is below 0 early.
+    The cause is the first of these that the record shows: a schedule that ran out, or never got where it should; steps
+    that are small, or that take each other back. Where it shows none, two remain.
+    Source: the standard error of a median; the sizes of steps as in `update-too-small`.
+    """
+    losses = unmoved(history, min_steps, running, share)
+    if not losses or not all(p.is_flat(most) for p in losses):
+        losses = [p for p in unmoved(history, min_steps, running, 0.2) if _at_chance(history, p)]
+    if not losses:
+        return _not_held_out(history, min_steps, running, share)
+    shown = losses[0]
+    chance = ""
+    if _at_chance(history, shown):
+        chance = " That is what equal probabilities for all classes give: nothing was learnt of them."
+    evidence: dict[str, float | str] = {"metric": shown.metric, "began": shown.began, "ended": shown.ended,
+                                        "noise": shown.error}  # fmt: skip
+    why = _why(history)
+    return [
+        Finding(
+            "no-progress",
+            "warning",
+            (),
+            int(history.step[0]),
+            int(history.step[-1]),
+            evidence | why.evidence,
+            f"{shown.metric} is no better than it was at first: {shown.began:.4g}, then {shown.ended:.4g}.{chance} "
+            f"{why.cause}",
+            why.cure,
+            tries=why.tries,
+            alternatives=why.alternatives,
+        )
+    ]
+
+
+def _not_held_out(history: History, min_steps: int, running: int, share: float, least: int = 20) -> list[Finding]:
+    """The training losses fall to less than half, and nothing that is measured on other data was ever better."""
+    known = [p for p in progress(history) if "loss" in p.metric.lower()]
+    if not known or not can_be_judged(history, min_steps, running) or not all(p.is_large(0.5) for p in known):
+        return []
+    unseen = []
+    for name in filter(HELD_OUT.search, history.logged):
+        rises, values = higher_is_better(name, [history]), history.total(name)
+        values = values[np.isfinite(values)]
+        if rises is not None and len(values) >= least:
+            unseen.append(went(name, -values if rises else values, -1 if rises else 1))
+    if not unseen or any(p.is_large(share) or abs(p.best - p.began) > 0.05 * abs(p.began) for p in unseen):
+        return []
+    shown, other = known[0], unseen[0]
+    return [
+        Finding(
+            "no-progress",
+            "warning",
+            (),
+            int(history.step[0]),
+            int(history.step[-1]),
+            {"metric": other.metric, "began": other.began, "ended": other.ended, "noise": other.error},
+            f"{shown.metric} falls from {shown.began:.4g} to {shown.ended:.4g}, and {other.metric} is no better than "
+            f"it was at first: {other.began:.4g}, then {other.ended:.4g}. {either(_BY_HEART)}",
+            f"Measure what {other.metric} measures on the training data: if it is good there, regularise or take more "
+            "data; if not, look at what else lowers the loss (all outputs alike, for one).",
+            alternatives=_BY_HEART,
+        )
+    ]
+
+
+_BY_HEART = (
+    "the training data are learnt by heart",
+    "the loss can be lowered without what is measured on other data",
+)
+
+
+def _at_chance(history: History, loss: Progress, near: float = 0.01) -> bool:
+    """Whether a loss ended at log C, C the rows of the last matrix, and was never lower by more than twice `near`."""
+    last = last_matrix(history)
+    if last is None or last.shape[0] < 3:
+        return False
+    chance = math.log(last.shape[0])
+    return abs(loss.ended - chance) < near * chance and min(loss.best, loss.began) > (1 - 2 * near) * chance
+
+
+def _why(history: History) -> Why:
+    """The cause that the record shows, or what tells those apart that remain."""
+    scheduled = ran_out(history)
+    if scheduled:
+        return scheduled
+    kind = is_adaptive(history)
+    at, ratio = measured(history, "update_ratio")
+    wide = matrices(history) & (~np.isnan(ratio)).any(axis=0)
+    if not len(at) or not wide.any():
+        return _OPEN
+    moves = largest_ratio(history)
+    numbers: dict[str, float | str] = {"update_ratio": moves, "usual": USUAL_RATIO[kind]}
+    if moves < USUAL_RATIO[kind] / 30:
+        begun = [group.get("initial_accumulator_value") for group in settings(history)]
+        begins_at = max((float(value) for value in begun if isinstance(value, int | float)), default=0.0)
+        rate = set_rate(history)
+        times = float(f"{USUAL_RATIO[kind] / max(moves, 1e-12):.0e}")
+        weak = None if begins_at else weak_gradients(history, moves, rate * times)
+        return weak or Why(
+            f"No layer changes by more than {moves:.1e} of its size in a step; under {optimizer_kind(history)} "
+            f"{USUAL_RATIO[kind]:g} is usual."
+            + (f" Its sum of squares begins at {begins_at:g}, far above all gradients." if begins_at else ""),
+            "Begin that sum at 0: initial_accumulator_value=0."
+            if begins_at
+            else f"Raise the learning rate to about {setting_text(rate * times)}.",
+            numbers | {"lr": rate},
+            () if begins_at else (rate_times(times),),
+        )
+    if moves > 5 * USUAL_RATIO[kind]:
+        times = float(f"{USUAL_RATIO[kind] / moves:.0e}")
+        return Why(
+            f"Each step changes the weights by {percent(moves)} of their size; under {optimizer_kind(history)} "
+            f"{percent(USUAL_RATIO[kind])} is usual: they are too long to get anywhere.",
+            f"Lower the learning rate to about {setting_text(set_rate(history) * times)}.",
+            numbers | {"lr": set_rate(history)},
+            (rate_times(times),),
+        )
+    _, away = measured(history, "displacement")
+    every = float(np.median(np.diff(history.layer_rows[at]))) if len(at) > 1 else 1.0
+    known = wide & (~np.isnan(away)).any(axis=0) if len(away) else np.zeros(len(wide), bool)
+    if known.any() and every > 1:
+        share = float(np.median(np.nanmedian(away[:, known], axis=0) / np.nanmedian(ratio[:, known], axis=0)))
+        numbers["displacement_in_steps"] = share
+        if share < 0.3 * np.sqrt(every):  # a walk without direction gets sqrt(k) steps far in k
+            return Why(
+                f"The steps take each other back: {every:.0f} of them move the weights as far as {share:.1g} would. "
+                + either(_TAKEN_BACK),
+                "Lower the learning rate tenfold for some steps: if the loss falls, they were too long. If not, look "
+                "for what writes the weights after optimizer.step(): an average, a load_state_dict, a constraint.",
+                numbers,
+                (LOWER,),
+                _TAKEN_BACK,
+            )
+    return _OPEN._replace(evidence=numbers)
+
+
+_TAKEN_BACK = ("they are so long that each undoes the one before", "something puts the weights back")
+_LEFT = (
+    "nothing in the batches leads to their targets",
+    "the loss does not reward it (its sign, its reduction, what is detached)",
+)
+_OPEN = Why(
+    f"The steps are of a usual size and lead away from where they began. {either(_LEFT)}",
+    "Train on one batch again and again. If its loss falls, look at how inputs and targets are put together, and at "
+    "dropout and augmentation; if not, at the loss, its sign, and what lies between it and the weights.",
+    {},
+    alternatives=_LEFT,
+)
