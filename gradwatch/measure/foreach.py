@@ -86,7 +86,7 @@ def scale_(layout: Layout, groups: Sequence[Group], coef: Tensor) -> None:
     for tensors, index in groups:
         here = at(tensors[0].device, coef)
         if here.dim():
-            _scale_each(tensors, index, here, is_read=coef.device.type == "cpu")
+            _scale_each(tensors, index, here, is_read=can_be_read(coef))
         elif is_seen_to_be_one(coef):
             continue
         elif tensors[0].dtype in HALVES:
@@ -112,8 +112,13 @@ def _scale_each(tensors: Sequence[Tensor], index: Sequence[int], coef: Tensor, i
 
 
 def is_seen_to_be_one(coef: Tensor) -> bool:
-    """Whether `coef`, 0-d, is 1 and can be read for nothing, on a CPU: a multiplication by it changes nothing."""
-    return coef.device.type == "cpu" and float(coef) == 1.0
+    """Whether `coef`, 0-d, is 1 and can be read for nothing: a multiplication by it changes nothing."""
+    return can_be_read(coef) and float(coef) == 1.0
+
+
+def can_be_read(tensor: Tensor) -> bool:
+    """Whether its values can be read for nothing: on a CPU. Everywhere else that waits for the device."""
+    return tensor.device.type == "cpu"
 
 
 def scale_units_(
@@ -133,7 +138,7 @@ def scale_units_(
     changed = (coefs != 1).cumsum(0, dtype=torch.int32)  # whole numbers: their differences are exact
     upto = torch.stack([changed.new_zeros(()), *(changed[end - 1] for end in accumulate(sizes))])
     counts, pairs = upto.diff(), [*zip(tensors, factors, strict=True)]
-    if counts.device.type == "cpu":  # as in `scale_`
+    if can_be_read(counts):  # as in `scale_`
         pairs = [pair for pair, count in zip(pairs, counts.tolist(), strict=True) if count]
     if pairs:
         torch._foreach_mul_(*map(list, zip(*pairs, strict=True)))
