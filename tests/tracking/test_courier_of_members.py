@@ -198,7 +198,7 @@ def test_it_opens_by_every_kind_of_reference(store, tmp_path, monkeypatch):
     result = CliRunner().invoke(main, ["sync"])
     assert result.exit_code == 0, result.output
     assert [line.split(": ")[0] for line in result.stdout.splitlines()] == [
-        f"gradwatch-runs/{shared.name}/D", f"gradwatch-runs/{shared.name}/G",
+        f"gradwatch-runs/{shared.name}/D", f"gradwatch-runs/{shared.name}/G", "MLflow",
     ]  # fmt: skip
     _, run = the_run(store)
     refs = [str(shared), run.info.run_id, "experiment:exp", "latest"]
