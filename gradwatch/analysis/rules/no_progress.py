@@ -55,9 +55,13 @@ def no_progress(
     chance = ""
     if _at_chance(history, shown):
         chance = " That is what equal probabilities for all classes give: nothing was learnt of them."
+    why = _why(history)
+    return _finding(history, shown, why._replace(cause=f"{_no_better(shown)}.{chance} {why.cause}"))
+
+
+def _finding(history: History, shown: Progress, why: Why) -> list[Finding]:
     evidence: dict[str, float | str] = {"metric": shown.metric, "began": shown.began, "ended": shown.ended,
                                         "noise": shown.error}  # fmt: skip
-    why = _why(history)
     return [
         Finding(
             "no-progress",
@@ -66,13 +70,16 @@ def no_progress(
             int(history.step[0]),
             int(history.step[-1]),
             evidence | why.evidence,
-            f"{shown.metric} is no better than it was at first: {shown.began:.4g}, then {shown.ended:.4g}.{chance} "
-            f"{why.cause}",
+            why.cause,
             why.cure,
             tries=why.tries,
             alternatives=why.alternatives,
         )
     ]
+
+
+def _no_better(shown: Progress) -> str:
+    return f"{shown.metric} is no better than it was at first: {shown.began:.4g}, then {shown.ended:.4g}"
 
 
 def _not_held_out(history: History, min_steps: int, running: int, share: float, least: int = 20) -> list[Finding]:
@@ -89,21 +96,18 @@ def _not_held_out(history: History, min_steps: int, running: int, share: float, 
     if not unseen or any(p.is_large(share) or abs(p.best - p.began) > 0.05 * abs(p.began) for p in unseen):
         return []
     shown, other = known[0], unseen[0]
-    return [
-        Finding(
-            "no-progress",
-            "warning",
-            (),
-            int(history.step[0]),
-            int(history.step[-1]),
-            {"metric": other.metric, "began": other.began, "ended": other.ended, "noise": other.error},
-            f"{shown.metric} falls from {shown.began:.4g} to {shown.ended:.4g}, and {other.metric} is no better than "
-            f"it was at first: {other.began:.4g}, then {other.ended:.4g}. {either(_BY_HEART)}",
+    return _finding(
+        history,
+        other,
+        Why(
+            f"{shown.metric} falls from {shown.began:.4g} to {shown.ended:.4g}, and {_no_better(other)}. "
+            f"{either(_BY_HEART)}",
             f"Measure what {other.metric} measures on the training data: if it is good there, regularise or take more "
             "data; if not, look at what else lowers the loss (all outputs alike, for one).",
+            {},
             alternatives=_BY_HEART,
-        )
-    ]
+        ),
+    )
 
 
 _BY_HEART = (
