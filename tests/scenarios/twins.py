@@ -12,7 +12,7 @@ from unseen import Outcome, Sick, ends
 from gradwatch.history import History
 
 Train = Callable[[Path], History]
-SGD, ADAM = optim.SGD, optim.Adam
+SGD = optim.SGD
 TWINS: dict[str, tuple[tuple[str, Train], tuple[str, Train]]] = {
     "nonfinite": (("sqrt(x)", d.square_root), ("sqrt(x + 1e-12)", partial(d.square_root, safe=True))),
     "exploding": (
@@ -80,16 +80,6 @@ def as_sick(rule: str) -> Sick:
     return Sick(f"{rule}: {ill_words}", frozenset({rule}), "", twin_words, train)
 
 
-TOLD_BY_LOSSES = [
-    as_sick(rule)
-    for rule in TWINS
-    if rule
-    not in {
-        "no-gradient",
-        "gradients-accumulate",
-        "weight-growth",
-        "generator-starves",
-        "clip-inert",
-        "double-clip",
-    }
-]  # of the others the loss of the twin is not clearly better, or another loss; a second clip hides the true norms only
+# Of these the loss of the twin is not clearly better, or another one; a second clip hides the true norms only.
+NOT_TOLD = {"no-gradient", "gradients-accumulate", "weight-growth", "generator-starves", "clip-inert", "double-clip"}
+TOLD_BY_LOSSES = [as_sick(rule) for rule in TWINS if rule not in NOT_TOLD]

@@ -20,6 +20,7 @@ from gradwatch.analysis.rules.facts import (
     numel,
     optimizer_kind,
     set_rate,
+    to_usual,
 )
 from gradwatch.analysis.rules.finding import Finding, Severity, either
 from gradwatch.formatting import setting_text
@@ -229,7 +230,7 @@ def _rate_of_the_others(history: History, leader: int, shared: bool) -> str:
     moves = middle(ratio[:, others]) / (middle(history.total("clip_coef")) if shared else 1)
     if is_adaptive(history) or not 0 < moves < USUAL_RATIO[False] / 10:
         return ""
-    rate = set_rate(history) * float(f"{USUAL_RATIO[False] / moves:.0e}")
+    rate = set_rate(history) * to_usual(history, moves)
     return f" and raise the learning rate, which had to fit it: with lr={setting_text(rate)} the others step as usual"
 
 

@@ -81,6 +81,11 @@ def set_rate(history: History) -> float:
     return float(np.max(first, initial=-np.inf, where=np.isfinite(first))) if np.isfinite(first).any() else float("nan")
 
 
+def to_usual(history: History, ratio: float) -> float:
+    """By what the rate is multiplied for steps of this update ratio to become usual ones, to a digit."""
+    return float(f"{USUAL_RATIO[is_adaptive(history)] / ratio:.0e}")
+
+
 def lengthened(history: History, momentum: float = 0.97, apart: float = 100.0) -> tuple[str, str]:
     """What makes steps longer than the first rate says: a sentence of cause and one of cure, empty where nothing does.
 

@@ -26,6 +26,7 @@ from gradwatch.analysis.rules.facts import (
     pick,
     set_rate,
     steps_by_rate,
+    to_usual,
 )
 from gradwatch.analysis.rules.finding import Finding, Why, either
 from gradwatch.analysis.rules.nonfinite import growth_before
@@ -202,8 +203,8 @@ def lowered(history: History) -> float:
 
     The latter where steps are as long as the rate says: under Adam and most of its kin.
     """
-    first, usual = first_ratio(history), USUAL_RATIO[True]
-    return float(f"{usual / first:.0e}") if steps_by_rate(history) and first > 10 * usual else 0.1
+    first = first_ratio(history)
+    return to_usual(history, first) if steps_by_rate(history) and first > 10 * USUAL_RATIO[True] else 0.1
 
 
 def first_ratio(history: History) -> float:

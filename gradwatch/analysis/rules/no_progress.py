@@ -20,6 +20,7 @@ from gradwatch.analysis.rules.facts import (
     optimizer_kind,
     set_rate,
     settings,
+    to_usual,
 )
 from gradwatch.analysis.rules.finding import Finding, Why, either
 from gradwatch.analysis.rules.gradients import HELD_OUT
@@ -84,8 +85,8 @@ def _no_better(shown: Progress) -> str:
 
 def _not_held_out(history: History, min_steps: int, running: int, share: float, least: int = 20) -> list[Finding]:
     """The training losses fall to less than half, and nothing that is measured on other data was ever better."""
-    known = [p for p in progress(history) if "loss" in p.metric.lower()]
-    if not known or not can_be_judged(history, min_steps, running) or not all(p.is_large(0.5) for p in known):
+    known = [p for p in progress(history) if p.is_loss] if can_be_judged(history, min_steps, running) else []
+    if not known or not all(p.is_large(0.5) for p in known):
         return []
     unseen = []
     for name in filter(HELD_OUT.search, history.logged):
@@ -141,7 +142,7 @@ def _why(history: History) -> Why:
         begun = [group.get("initial_accumulator_value") for group in settings(history)]
         begins_at = max((float(value) for value in begun if isinstance(value, int | float)), default=0.0)
         rate = set_rate(history)
-        times = float(f"{USUAL_RATIO[kind] / max(moves, 1e-12):.0e}")
+        times = to_usual(history, max(moves, 1e-12))
         weak = None if begins_at else weak_gradients(history, moves, rate * times)
         return weak or Why(
             f"No layer changes by more than {moves:.1e} of its size in a step; under {optimizer_kind(history)} "
@@ -154,7 +155,7 @@ def _why(history: History) -> Why:
             () if begins_at else (rate_times(times),),
         )
     if moves > 5 * USUAL_RATIO[kind]:
-        times = float(f"{USUAL_RATIO[kind] / moves:.0e}")
+        times = to_usual(history, moves)
         return Why(
             f"Each step changes the weights by {percent(moves)} of their size; under {optimizer_kind(history)} "
             f"{percent(USUAL_RATIO[kind])} is usual: they are too long to get anywhere.",

@@ -38,6 +38,11 @@ class Progress:
     error: float
     noise: float
 
+    @property
+    def is_loss(self) -> bool:
+        """Whether it is a loss, by its name: another metric of known direction says what the training is for."""
+        return "loss" in self.metric.lower()
+
     def is_real(self, sigmas: float = 4.0) -> bool:
         """Whether it ended better than it began by more than its noise."""
         return self.gain > sigmas * self.error
@@ -114,10 +119,10 @@ def creeps(history: History, share: float = 0.2, min_steps: int = 100, running: 
     """
     rate = np.nan_to_num(rates(history)).max(axis=1)
     rises = middle(rate[len(rate) // 2 :]) > 1.2 * middle(rate[: len(rate) // 2])
-    known = progress(history)
     if not can_be_judged(history, min_steps, running) or rises:
         return False
-    losses = [p for p in known if "loss" in p.metric.lower()]
+    known = progress(history)
+    losses = [p for p in known if p.is_loss]
     if not losses or any(p.is_large(share) for p in known) or not all(p.is_real() for p in losses):
         return False
     for p in losses:
@@ -130,9 +135,7 @@ def creeps(history: History, share: float = 0.2, min_steps: int = 100, running: 
 
 def reaches_its_goal(history: History, share: float = 0.2) -> bool:
     """Whether a metric that is no loss got better by `share` of where it began, for good: a return, an accuracy."""
-    return not has_rivals(history) and any(
-        p.succeeded(share) for p in progress(history) if "loss" not in p.metric.lower()
-    )
+    return not has_rivals(history) and any(p.succeeded(share) for p in progress(history) if not p.is_loss)
 
 
 def unmoved(history: History, min_steps: int, running: int, share: float = 0.02) -> list[Progress]:
@@ -140,10 +143,8 @@ def unmoved(history: History, min_steps: int, running: int, share: float = 0.02)
 
     A run that is under way can be from `running` steps on, and after a tenth of its `total_steps`.
     """
-    known = progress(history)
-    if not can_be_judged(history, min_steps, running) or any(p.is_large(share) for p in known):
-        return []
-    return [p for p in known if "loss" in p.metric.lower()]
+    known = progress(history) if can_be_judged(history, min_steps, running) else []
+    return [] if any(p.is_large(share) for p in known) else [p for p in known if p.is_loss]
 
 
 def can_be_judged(history: History, min_steps: int, running: int) -> bool:

@@ -111,7 +111,7 @@ def _found(lane: History) -> list[Finding]:
     Where it reaches its goal by another metric, what its loss does is a note: that of a value grows with the return.
     """
     found = [finding for rule in RULES for finding in rule(lane)]
-    if reaches_its_goal(lane):
+    if any(f.evidence.get("metric") in lane.logged for f in found) and reaches_its_goal(lane):
         found = [replace(f, severity="note") if f.evidence.get("metric") in lane.logged else f for f in found]
     if any(f.severity == "error" and f.rule != "nonfinite" for f in found) and succeeds(lane):
         return [replace(f, severity="warning") if f.severity == "error" and f.rule != "nonfinite" else f for f in found]

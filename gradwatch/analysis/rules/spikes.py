@@ -35,11 +35,11 @@ def spike(
     their logarithms above it, and more than three times the median of the 16 steps that follow (a norm that rises and
     stays has left a plateau). Loss: more than `loss_z` robust standard deviations, and by more than half of the range
     that the run's losses have (5th to 95th percentile), and half of that is gone in the 16 steps that follow where no
-    norm spiked; a loss of inf is no jump but `nonfinite`. `layers` are those
-    that carry the largest one. A note where the policy caught all and the training recovered, an error where the loss
-    has not come back by the end or most later norms are not finite, else a warning. Where more than the share `often`
-    of the steps are spikes, the 99th percentile of the norms lies among them: the cure under Adam and its kin is then a
-    clip by each layer's own past (docs/findings/cures.md: outliers-under-a-square).
+    norm spiked; a loss of inf is no jump but `nonfinite`. `layers` are those that carry the largest one. A note where
+    the policy caught all and the training recovered, an error where the loss has not come back by the end or most later
+    norms are not finite, else a warning. Where more than the share `often` of the steps are spikes, the 99th percentile
+    of the norms lies among them: the cure under Adam and its kin is then a clip by each layer's own past
+    (docs/findings/cures.md: outliers-under-a-square).
     Source: OLMo 2's spike score (seven standard deviations from the average of the last 1,000 values) and OLMo-core's
     stability monitor (six, of the last 128), made robust; the healthy trainings of the tests reach a ratio of 9.8.
     """

@@ -20,6 +20,7 @@ from gradwatch.analysis.rules.facts import (
     pick,
     set_rate,
     steps_taken,
+    to_usual,
 )
 from gradwatch.analysis.rules.finding import Finding, Why
 from gradwatch.analysis.rules.progress import creeps
@@ -144,7 +145,7 @@ def update_too_small(
     if not (high > 0).all() or not (found < limit or scheduled or too_slow):
         return []
     found = typical if too_slow else found
-    factor = float(f"{USUAL_RATIO[kind] / found:.0e}")
+    factor = to_usual(history, found)
     why = (
         scheduled
         or weak_gradients(history, found, rate * factor)
