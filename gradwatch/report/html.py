@@ -67,6 +67,11 @@ def render_html(report: Report) -> str:
     """The page. Every name in it is escaped: run, layer and metric names are the user's own text."""
     page = Page([])
     body = _many(report, page) if report.comparison is not None else _one(report, page)
+    return render_page(report.title, "many.html.j2" if report.comparison is not None else "one.html.j2", page, **body)
+
+
+def render_page(title: str, template: str, page: Page, **body: Any) -> str:
+    """A page of the report's looks with the charts of `page`; `template`, filled with `body`, is what it says."""
     plotly, digest = _plotly()
     script = _environment().loader.get_source(_environment(), "page.js")[0]
     # What runs is this script and plotly.js, by their hashes; nothing is loaded. Plotly sets styles as it draws, and
@@ -79,8 +84,8 @@ def render_html(report: Report) -> str:
         _environment()
         .get_template("report.html.j2")
         .render(
-            title=report.title, version=__version__, policy=Markup(policy), script=Markup(script), plotly=plotly,
-            figures=_json(page.figures), **body,
+            title=title, template=template, version=__version__, policy=Markup(policy), script=Markup(script),
+            plotly=plotly, figures=_json(page.figures), **body,
         )
     )  # fmt: skip
 

@@ -239,7 +239,11 @@ def test_the_demo_leaves_tables_reports_and_a_store(tmp_path):
     assert re.search(r"^1 of 3 runs diverged\. Some are meant.*\n  rnn-lr5-none-seed0: exploding", shown, re.M)
     assert re.search(rf"^first: +\S.* show {re.escape(str(out))}/runs/\S+-rnn-lr5-none-seed0$", shown, re.M)
     assert "1 of 3 runs diverged" in (out / "report.html").read_text()
-    assert "report-rnn.html" in (out / "report.html").read_text()
+    first_page = (out / "report.html").read_text()
+    assert first_page.count('class="plot"') == 4  # accuracy and norms of the comparison; the sickest run's finding, map
+    linked = re.findall(r'<a href="([^"]+)"', first_page)
+    assert linked == ["report-rnn.html", "report-sickest.html"]
+    assert "<h1>rnn-lr5-none-seed0</h1>" in (out / "report-sickest.html").read_text()
     assert "ClipByGlobalNorm(0.25)" in (out / "report-rnn.html").read_text()
     with sqlite3.connect(out / "mlflow.db") as database:
         runs = database.execute(

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from html import escape
 from pathlib import Path
+from typing import Any
 
 from gradwatch.analysis.final_values import NO_POLICY, diverged
+from gradwatch.history import History
 from gradwatch.report import Report, build_report, render_html
+from gradwatch.report.comparison_charts import colors, sections
 from gradwatch.report.comparison_table import Column, columns, conclusion
+from gradwatch.report.finding_charts import finding_chart
+from gradwatch.report.heatmaps import heatmap_charts
+from gradwatch.report.html import Page, render_page
 from gradwatch.report.model import RunSummary
 from gradwatch.storage.folder import read_run
 from gradwatch.storage.shared_folder import run_folders
@@ -22,28 +27,16 @@ TITLES = {
 SHOWN = ("policy", "lr", "test_accuracy", "test_loss", "val_loss", "val_accuracy", "verdict", "clip rate", "diverged")
 MEANT = "Some are meant to be sick: at the MLP's rate of 2 and the RNN's of 5, training comes apart without a clip."
 MOST_SICK = 6
-PAGE = """<!doctype html>
-<html lang="en">
-<head>
-<meta charset="utf-8"><meta name="viewport" content="width=device-width"><title>gradwatch demo</title>
-<style>
-body {{ font: 15px/1.5 system-ui, sans-serif; max-width: 60rem; margin: 2rem auto; padding: 0 1rem; color: #1c2430 }}
-div {{ overflow-x: auto }}
-table {{ border-collapse: collapse; font-variant-numeric: tabular-nums }}
-th, td {{ padding: .25rem 1.5rem .25rem 0; text-align: right; border-bottom: 1px solid #e3e7ec; white-space: nowrap }}
-th:first-child, td:first-child {{ text-align: left }}
-</style>
-</head>
-<body>
-<h1>gradwatch demo</h1>
-{body}
-</body>
-</html>
-"""
+COMPARED = 2  # charts of each setting: what decides, and the norms
+SMALL = 210  # pixels
+SICKEST = "report-sickest.html"
 
 
 def write_reports(out: Path) -> dict[str, Report]:
-    """Write `report-<workload>.html` for each workload in `out/runs`, and `report.html`, which leads to them."""
+    """Write `report-<workload>.html` for each workload in `out/runs`, and `report.html`, which leads to them.
+
+    It shows each comparison's table with its first charts, and of the sickest run what `report-sickest.html` is about.
+    """
     histories = [read_run(folder) for folder in run_folders(out / "runs")]
     reports = {}
     for name, title in TITLES.items():
@@ -52,11 +45,14 @@ def write_reports(out: Path) -> dict[str, Report]:
             report = build_report(members)
             reports[name] = replace(report, title=title.format(data=members[0].run.params["data"]))
             (out / f"report-{name}.html").write_text(render_html(reports[name]), encoding="utf-8")
-    parts = [
-        *(_part(n, r) for n, r in reports.items()),
-        *(f"<p>{escape(line)}</p>" for line in said(reports.values()) if line),
-    ]
-    (out / "report.html").write_text(PAGE.format(body="\n".join(parts)), "utf-8")
+    page = Page([])
+    parts = [_part(name, report, page) for name, report in reports.items()]
+    sick = next(iter(sick_runs(reports.values())), None)
+    sickest = sick and _sickest(next(h for h in histories if h.run.name == sick.name), page, out / SICKEST)
+    shown = list(reports.values())
+    body = {"parts": parts, "sickest": sickest, "legend": _legend(shown), "sick": _sick_lines(shown),
+            "trainings": sum(len(report.runs) for report in shown)}  # fmt: skip
+    (out / "report.html").write_text(render_page("gradwatch demo", "demo.html.j2", page, **body), encoding="utf-8")
     return reports
 
 
@@ -69,20 +65,23 @@ def short_columns(report: Report) -> list[Column]:
 def said(reports: Iterable[Report]) -> list[str]:
     """What ± is, and which runs diverged, as some are meant to."""
     reports = list(reports)
-    runs = [run for report in reports for run in report.runs]
+    return [*_legend(reports), *[""][: len(sick_runs(reports))], *_sick_lines(reports)]
+
+
+def _legend(reports: Sequence[Report]) -> list[str]:
+    """How to read the tables."""
+    many = any(report.histories[1:] and _seeds(report) > 1 for report in reports)
+    lost = "A run that diverged counts with its loss before training; of what else it logged, nothing counts."
+    return ["± is the 95 % interval over the seeds."] * many + [lost] * bool(sick_runs(reports))
+
+
+def _sick_lines(reports: Sequence[Report]) -> list[str]:
     sick = sick_runs(reports)
-    lines = (
-        ["± is the 95 % interval over the seeds."] if any(r.histories[1:] and _seeds(r) > 1 for r in reports) else []
-    )
-    if sick:
-        lines += [
-            "A run that diverged counts with its loss before training; of what else it logged, nothing counts.",
-            "",
-        ]
-        lines += [f"{len(sick)} of {len(runs)} runs diverged. {MEANT}"]
-        lines += [f"  {run.name}: {run.verdict}" for run in sick[:MOST_SICK]]
-        lines += [f"  and {len(sick) - MOST_SICK} more"] if len(sick) > MOST_SICK else []
-    return lines
+    if not sick:
+        return []
+    lines = [f"{len(sick)} of {sum(len(report.runs) for report in reports)} runs diverged. {MEANT}"]
+    lines += [f"  {run.name}: {run.verdict}" for run in sick[:MOST_SICK]]
+    return lines + [f"  and {len(sick) - MOST_SICK} more"] * (len(sick) > MOST_SICK)
 
 
 def sick_runs(reports: Iterable[Report]) -> list[RunSummary]:
@@ -101,16 +100,30 @@ def _seeds(report: Report) -> int:
     return int(report.comparison["runs"].max())
 
 
-def _part(name: str, report: Report) -> str:
+def _part(name: str, report: Report, page: Page) -> dict[str, Any]:
+    """What the page says of a comparison: its short table, the winner, and the first charts of each setting."""
     shown = short_columns(report)
-    rows = zip(*(column.cells for column in shown), strict=True)
-    lines = [_line("th", [column.header for column in shown]), *(_line("td", row) for row in rows)]
-    winners = "".join(f"<p>{escape(conclusion(one))}</p>\n" for one in report.winners)
-    return (
-        f"<h2>{escape(report.title)}</h2>\n<div><table>\n{''.join(lines)}</table></div>\n{winners}"
-        f'<p><a href="report-{name}.html">The whole report: curves, norms, clip rates, every run</a></p>'
-    )
+    return {
+        "title": report.title,
+        "page": f"report-{name}.html",
+        "headers": [column.header for column in shown],
+        "texts": {i for i, column in enumerate(shown) if column.keys is None},
+        "rows": list(zip(*(column.cells for column in shown), strict=True)),
+        "shades": colors(report.histories),
+        "winners": [conclusion(one) for one in report.winners],
+        "sections": [
+            {"title": section.title, "charts": page.add([replace(chart, height=SMALL, note="") for chart in charts])}
+            for section in sections(report.histories, report.metrics[:1])
+            if (charts := section.charts[:COMPARED])
+        ],
+    }
 
 
-def _line(tag: str, cells: Iterable[str]) -> str:
-    return "<tr>" + "".join(f"<{tag}>{escape(cell)}</{tag}>" for cell in cells) + "</tr>\n"
+def _sickest(history: History, page: Page, path: Path) -> dict[str, Any]:
+    """What the page says of the sickest run: verdict, worst finding, layers; `path` has the rest."""
+    report = build_report([history])
+    path.write_text(render_html(report), encoding="utf-8")
+    (run,) = report.runs
+    found = [chart for finding in run.findings[:1] if (chart := finding_chart(history, finding))]
+    charts = [*found, *heatmap_charts(history, run)[0][:1]]
+    return {"name": run.name, "verdict": run.verdict, "page": path.name, "charts": page.add(charts)}
