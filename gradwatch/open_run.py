@@ -7,7 +7,7 @@ import importlib.util
 import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar, cast
 
 from gradwatch.errors import RunError, no_room_said
 from gradwatch.recording import open_watches
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from gradwatch.analysis.rules import Finding
     from gradwatch.history import History, Run
 
+Read = TypeVar("Read")
 RUNS = Path("gradwatch-runs")
 DEMO = Path("gradwatch-demo")
 _RUN_ID = re.compile(r"[0-9a-f]{32}")
@@ -48,8 +49,9 @@ def open_history(ref: str | Path, at_most: int | None = None) -> History:
 def _opened(ref: str | Path, at_most: int | None, empty: bool) -> History:
     """`open_history`; with `empty` one without a step too, where that alone is a finding."""
     from gradwatch.analysis.rules import diagnose
+    from gradwatch.storage.shared_folder import read_whole
 
-    history = _read(ref, at_most)
+    history = _read(ref, lambda folder: read_whole(folder, at_most=at_most))
     found = [] if len(history) else diagnose(history)
     if not len(history) and not (empty and found):
         why = f" ({'; '.join(history.problems[:2])})" if history.problems else ""
@@ -57,18 +59,39 @@ def _opened(ref: str | Path, at_most: int | None, empty: bool) -> History:
     return history
 
 
-def _read(ref: str | Path, at_most: int | None) -> History:
-    from gradwatch.storage.shared_folder import is_run, read_whole
+def open_parts(ref: str, directory: Path = RUNS) -> tuple[str, History, list[History]]:
+    """One run as a name of its own, its History, and those of its parts (of a run without parts, itself).
+
+    `ref` is a run folder, an MLflow run id or `latest`. Runs of more than `MAX_VALUES` values are reduced.
+
+    Raises:
+        RunError: no such run, or it has no recorded step yet.
+    """
+    from gradwatch.storage.folder import folder_name
+    from gradwatch.storage.shared_folder import read_with_parts
+
+    if ref.startswith(_EXPERIMENT):
+        raise RunError(f"{ref} may be many runs, and one is wanted: name a run folder, an MLflow run id or latest")
+    found = _latest(directory) if ref == "latest" else ref
+    with no_room_said():
+        whole, parts = _read(found, lambda folder: read_with_parts(folder, MAX_VALUES))
+    if not len(whole):
+        raise RunError(f"{ref} holds no recorded step yet: {_why_empty(whole.run, [])}")
+    local = Path(found).exists()
+    return Path(found).resolve().name if local else f"{folder_name(whole.run.name)}-{str(found)[:8]}", whole, parts
+
+
+def _read(ref: str | Path, read: Callable[[Path], Read]) -> Read:
+    """What `read` makes of the run's folder, which is fetched of an MLflow run."""
+    from gradwatch.storage.shared_folder import is_run
 
     if _RUN_ID.fullmatch(str(ref)) and not Path(ref).exists():
-        history: History = _remote().read_mlflow_run(str(ref), at_most=at_most)
-    elif _is_local(is_run, ref):
-        open_watches.flush(Path(ref))
-        history = read_whole(Path(ref), at_most=at_most)
-    else:
+        return cast(Read, _remote().read_fetched(str(ref), read))
+    if not _is_local(is_run, ref):
         wanted = "a run folder, an MLflow run id, experiment:NAME or latest"
         raise RunError(f"{ref} is no run: {_what_it_is(Path(ref))}; wanted {wanted}")
-    return history
+    open_watches.flush(Path(ref))
+    return read(Path(ref))
 
 
 def _why_empty(run: Run, found: Sequence[Finding]) -> str:

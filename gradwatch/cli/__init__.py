@@ -24,6 +24,7 @@ COMMANDS = {
     "compare": "Compare runs: one row per policy, and which one is better.",
     "check": "Check one run for findings, as a gate for CI.",
     "show": "Show one run: verdict, layers, norms, clip rates.",
+    "export": "Export one run to TensorBoard, CSV, Parquet, W&B or Trackio.",
     "sync": "Deliver recorded runs to MLflow.",
     "monitor": "Keep a tracking server's findings and reports up to date.",
     "ui": "Open the MLflow UI on the runs, with the right charts.",

@@ -53,7 +53,7 @@ def create_folder(parent: Path, name: str, now: datetime | None = None) -> Path:
         RunError: the folder cannot be made.
     """
     stamp = (now or datetime.now()).strftime("%Y%m%d-%H%M%S")
-    slug = re.sub(r"[^\w.-]+", "-", name).strip("-.")[:80] or "run"
+    slug = folder_name(name)
     for suffix in ["", *(f"-{i}" for i in range(2, 10_000))]:
         folder = parent / f"{stamp}-{slug}{suffix}"
         try:
@@ -64,6 +64,11 @@ def create_folder(parent: Path, name: str, now: datetime | None = None) -> Path:
             raise RunError(f"cannot create {folder}: {error.strerror}; pass dir= a folder you can write to") from error
         return folder
     raise RunError(f"{parent} already holds 10,000 runs named {stamp}-{slug}: pass another run_name")
+
+
+def folder_name(name: str) -> str:
+    """A run's name as that of a folder, which leads nowhere else."""
+    return re.sub(r"[^\w.-]+", "-", name).strip("-.")[:80] or "run"
 
 
 def write_json(path: Path, data: Any) -> None:

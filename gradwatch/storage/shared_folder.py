@@ -197,6 +197,18 @@ def read_whole(folder: Path, parts: Sequence[Path] | None = None, at_most: int |
     return History(run, by_layer, by_step, tuple(problems))
 
 
+def read_with_parts(folder: Path, at_most: int | None = None) -> tuple[History, list[History]]:
+    """The run in `folder`, and its parts as each was recorded; of a run without parts, itself.
+
+    Raises:
+        RunError: the folder is no run's, or a manifest cannot be read.
+    """
+    whole = read_whole(folder, at_most=at_most)
+    if not is_shared(folder):
+        return whole, [whole]
+    return whole, [read_run(part, at_most=at_most) for part in deliverable_parts(folder)]
+
+
 def _named(part: History) -> History:
     name = part.run.part
     per_step = {f"{key}/{name}" if key in part.logged else key: values for key, values in part.per_step.items()}

@@ -10,7 +10,7 @@ import contextlib
 import getpass
 import os
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -23,24 +23,21 @@ from mlflow.exceptions import MlflowException
 from mlflow.tracking import MlflowClient
 
 from gradwatch._version import __version__
-from gradwatch.analysis.optimizers import differing, group_texts, settings
 from gradwatch.errors import RunError
 from gradwatch.history import Run
-from gradwatch.policies.intervention import Intervention
 from gradwatch.sanitize import check_uri, public_uri
 from gradwatch.storage.places import absolute_uri, sqlite_file
 from gradwatch.tracking.artifact_places import UnfitError, require_known_place
 from gradwatch.tracking.metric_keys import Nonfinite, Point
 from gradwatch.tracking.mlflow_names import part_key, safe_name
 from gradwatch.tracking.refusals import clear_addresses, clear_errors
+from gradwatch.tracking.run_params import MAX_PARAM, run_params
 from gradwatch.tracking.tags import Tag
 from gradwatch.tracking.views import VIEW_TAG, view_tag
 
 ARTIFACTS = "gradwatch"
 DEMO_STORE = Path("gradwatch-demo/mlflow.db")
 MAX_BATCH = 1_000
-MAX_PARAM = 6_000
-MAX_GROUPS = 16  # param groups of an optimizer that have params of their own
 
 
 # ------------------------------------------------------------------------------------------------------------- stores
@@ -217,38 +214,6 @@ def describe(client: MlflowClient, run_id: str, run: Run) -> None:
         new = [RunTag(safe_name(k), str(v)) for k, v in tags.items() if k not in known.tags]
         for start in range(0, max(len(params), len(new)), 100):
             client.log_batch(run_id, (), params[start : start + 100], new[start : start + 100])
-
-
-def run_params(run: Run) -> dict[str, str]:
-    """What MLflow shows as the run's settings."""
-    own = {
-        "gradwatch.clip": str(run.clip),
-        "gradwatch.renorm": str(run.renorm),
-        **{f"gradwatch.{k}": str(v) for k, v in Intervention(None, None, run.lr_scale, run.warmup).arguments.items()},
-        "gradwatch.every": str(run.every),
-        "gradwatch.layers": str(len(run.layers)),
-        "gradwatch.parameters": str(sum(layer.numel for layer in run.layers)),
-    }
-    for i, optimizer in enumerate(run.optimizers):
-        key = "optimizer" if len(run.optimizers) == 1 else f"optimizer.{i}"
-        own[key] = str(optimizer.get("class", optimizer.get("name")))
-        own.update({f"{key}.{name}": text for name, text in settings(optimizer).items()})
-        own.update(_group_params(key, optimizer))
-    everybodys = {"gradwatch.version": __version__, **run.params}
-    out = {(f"{k}/{run.part}" if run.part else k): v for k, v in own.items()} | everybodys
-    return {safe_name(k): str(v)[:MAX_PARAM] for k, v in out.items()}
-
-
-def _group_params(key: str, optimizer: Mapping[str, Any]) -> dict[str, str]:
-    """What the param groups are, if there are several: `optimizer.groups`, `optimizer.group.0.weight_decay`."""
-    lines = group_texts(optimizer)
-    if not lines:
-        return {}
-    found = {f"{key}.groups": "; ".join(lines)}
-    each = differing(optimizer)
-    if len(each) <= MAX_GROUPS:
-        found.update({f"{key}.group.{name}.{k}": text for name, own in each.items() for k, text in own.items()})
-    return found
 
 
 def log_points(client: MlflowClient, run_id: str, points: Iterable[Point]) -> None:

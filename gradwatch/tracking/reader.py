@@ -10,7 +10,7 @@ import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import islice
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from mlflow.exceptions import MlflowException
 from mlflow.store.artifact.artifact_repo import ArtifactRepository
@@ -19,23 +19,23 @@ from mlflow.tracking import MlflowClient
 
 from gradwatch._version import __version__
 from gradwatch.errors import RunError
-from gradwatch.history import History
 from gradwatch.sanitize import MAX_DOWNLOAD, MAX_LANES, printable, public_text, public_uri
 from gradwatch.storage.folder import MANIFEST, TABLES
-from gradwatch.storage.shared_folder import PARTS, read_whole
+from gradwatch.storage.shared_folder import PARTS
 from gradwatch.tracking.artifact_places import UnfitError, require_known_place
 from gradwatch.tracking.client import ARTIFACTS, connect, existing_store, quoted
 from gradwatch.tracking.refusals import clear_errors
 from gradwatch.tracking.tags import Tag
 
+Read = TypeVar("Read")
 WATCHED = f"tags.`{Tag.VERSION}` != ''"
 NO_TABLES = "-"
 MAX_FILES = 100_000  # that a server may list for one run
 _PLAIN_NAME = re.compile(r"\w[\w.-]{0,254}")  # of one file or folder: it leads nowhere else
 
 
-def read_mlflow_run(run_id: str, tracking_uri: str | None = None, at_most: int | None = None) -> History:
-    """The history that was delivered to an MLflow run; one of more than `at_most` values is reduced.
+def read_fetched(run_id: str, read: Callable[[Path], Read], tracking_uri: str | None = None) -> Read:
+    """What `read` makes of the run's folder, which is fetched of an MLflow run and is gone afterwards.
 
     Raises:
         RunError: no such store or run, or gradwatch delivered nothing to it yet.
@@ -51,7 +51,7 @@ def read_mlflow_run(run_id: str, tracking_uri: str | None = None, at_most: int |
                 "folder is not delivered yet (gradwatch sync FOLDER)"
             )
         with tempfile.TemporaryDirectory(prefix="gradwatch-") as temporary:
-            return read_whole(fetch(client, run_id, Path(temporary)), at_most=at_most)
+            return read(fetch(client, run_id, Path(temporary)))
 
 
 def fetch(client: MlflowClient, run_id: str, to: Path) -> Path:
