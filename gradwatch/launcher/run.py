@@ -35,9 +35,6 @@ if TYPE_CHECKING:
     from gradwatch.recording.watch import Watch
 
 
-LAST_SECONDS = 10.0  # how long the end of a training waits for a slow server to name its run
-
-
 @dataclass(frozen=True)
 class Plan:
     """How a script is to be watched. `watch` are arguments of `gradwatch.watch`; plain data, for child processes."""
@@ -122,7 +119,9 @@ class Launch:
     def end(self, status: str) -> None:
         """The script has ended; other threads of it may still train, until the interpreter exits."""
         self.status = status
-        self._name_runs(LAST_SECONDS)
+        self._name_runs()
+        for _, reservation in self.waiting:
+            reservation.abandon()  # the courier creates a run when it is ready; two would be one too many
         if self.auto is not None and status != "FINISHED":
             self.auto.close(status)
 
@@ -193,7 +192,7 @@ class Launch:
             elif self.first is not None and self.first.target and self.first.target["run_id"] == joined:
                 self.first.released = True
         if self.waiting:
-            self._name_runs(0)
+            self._name_runs()
 
     def _keep_for(self, made: Watch) -> None:
         reservation = self.first
@@ -202,17 +201,15 @@ class Launch:
         reservation.released = True
         self.waiting.append((made, reservation))
 
-    def _name_runs(self, seconds: float) -> None:
-        """Tell the Watches of the runs that are there now, or within so many seconds."""
-        deadline = time.monotonic() + seconds
+    def _name_runs(self) -> None:
+        """Tell the Watches of the runs that are there now. No waiting: a courier makes one that comes too late."""
         for made, reservation in tuple(self.waiting):
             if made.closed:
                 self.unused.append(reservation)
                 self.waiting.remove((made, reservation))
                 continue
-            target = reservation.wait(max(0.0, deadline - time.monotonic()))
-            if target is not None:
-                made._deliver_to(target)
+            if reservation.target is not None:
+                made._deliver_to(reservation.target)
             if reservation.ready:
                 self.waiting.remove((made, reservation))
 

@@ -11,6 +11,7 @@ import re
 import shlex
 import socket
 import sys
+import time
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -19,15 +20,17 @@ from typing import Any
 from gradwatch.errors import RunError
 from gradwatch.launcher.pool import End, Task
 from gradwatch.policies.intervention import NONE, Intervention, skipping
+from gradwatch.recording.courier_process import wait_delivered
 from gradwatch.storage.folder import read_manifest, write_json
 from gradwatch.storage.run_state import run_state
-from gradwatch.storage.shared_folder import run_folders
+from gradwatch.storage.shared_folder import deliverable_parts, run_folders
 from gradwatch.tracking.tags import Tag
 
 RECORD, OUTPUT = "job.json", "output.log"
 SEED = "{seed}"
 THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS")
 DEVICES = "CUDA_VISIBLE_DEVICES"
+COURIER_SECONDS = 10.0  # how long the next training waits for the courier of the last one
 
 
 @dataclass(frozen=True)
@@ -164,8 +167,19 @@ def task(job: Job, timeout: float | None, warm: bool = False) -> Task:
         Record(status, end.code, round(end.seconds, 1), "" if end.code == 0 else end.problem or _last_words(job)).write(
             job
         )
+        if not end.cut:
+            _let_deliver(job)
 
     return Task(job.command(), job.environment(), job.folder / OUTPUT, timeout, at_end, warm, job.sweep.place)
+
+
+def _let_deliver(job: Job) -> None:
+    """Give the couriers of a job some time, so that those of many short trainings are not all at work at once."""
+    folder = job.run()
+    deadline = time.monotonic() + COURIER_SECONDS
+    for part in deliverable_parts(folder) if folder is not None else []:
+        if any((place / "courier.log").exists() for place in (part, part.parent)):
+            wait_delivered(part, deadline - time.monotonic())
 
 
 def is_alive(job: Job) -> bool:

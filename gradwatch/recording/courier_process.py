@@ -36,7 +36,7 @@ _RANK_VARIABLES = (
 
 log = logging.getLogger("gradwatch")
 
-CLOSE_SECONDS = 10.0  # how long close() waits for the courier of a run that lasted less than LONG_RUN seconds,
+CLOSE_SECONDS = 10.0  # how long close() waits for a courier that has begun, of a run shorter than LONG_RUN seconds,
 LONG_RUN = 60.0
 LAST_SECONDS = 1.5  # and of a longer one, for which the courier has all but the end
 RESTART_SECONDS = 30.0  # between two couriers, when they are killed one after the other
@@ -65,20 +65,27 @@ class CourierProcess:
         if was_killed(self.process) and (at_once or time.monotonic() - self._started_at > RESTART_SECONDS):
             self._start(folder)
 
-    def wait(self, folder: Path, steps: int, timeout: float | None = None) -> tuple[dict[str, Any], str]:
-        """The courier's cursor once all `steps` of the run are delivered, `timeout` seconds later at most (by default
-        what is decent after a training of that length), and in words what is missing then.
+    def wait(self, folder: Path, steps: int, timeout: float | None = None, to: str = "") -> tuple[dict[str, Any], str]:
+        """The courier's cursor once all `steps` of the run are delivered, `timeout` seconds later at most, and in words
+        what is missing then, and where it will appear (`to`).
+
+        By default it waits as long as is decent after a training of that length, and not at all for a courier that has
+        not begun: one that is still importing MLflow, as after a training of a few seconds.
         """
         if timeout is None:
-            timeout = CLOSE_SECONDS if time.monotonic() - self._made < LONG_RUN else LAST_SECONDS
-        if self.process is None or timeout <= 0:
+            decent = CLOSE_SECONDS if time.monotonic() - self._made < LONG_RUN else LAST_SECONDS
+            timeout = decent if read_cursor(folder) else 0.0
+        elif timeout <= 0:
+            return {}, ""
+        if self.process is None:
             return {}, ""
         cursor = wait_delivered(folder, timeout, self.process)
         if cursor["done"]:
             return cursor, ""
         due = int(cursor.get("next_step", 0))
         missing = "the report is" if due >= steps else f"{steps - due:,} of {steps:,} steps are"
-        goes_on = "the courier goes on, and " if self.process.poll() is None else ""
+        alone = f"the courier goes on by itself{f', to {to}' if to else ''}, and "
+        goes_on = alone if self.process.poll() is None else ""
         return cursor, f"{missing} not in MLflow yet; {goes_on}gradwatch sync {folder} makes sure of it"
 
     def _start(self, folder: Path) -> None:

@@ -9,6 +9,7 @@ import importlib.util
 import logging
 import os
 import sys
+from collections.abc import Mapping
 from typing import Any
 
 from gradwatch.errors import warn
@@ -57,6 +58,13 @@ def target(run_id: str | None = None, tracking_uri: str | None = None) -> dict[s
         return active
     where = {"tracking_uri": absolute_uri(public_uri(tracking_uri))} if tracking_uri else {}
     return {**_settings(), **where, "run_id": run_id, "joined": run_id is not None}
+
+
+def place(target: Mapping[str, Any] | None) -> str:
+    """Where a run will appear in MLflow, in words."""
+    known = target or {}
+    experiment = known.get("experiment_name") or known.get("experiment_id")
+    return f"{known.get('tracking_uri') or 'its default store'}{f', experiment {experiment}' if experiment else ''}"
 
 
 def _settings() -> dict[str, Any]:

@@ -151,9 +151,9 @@ class Watch:
         Args:
             status: the run's status in MLflow: FINISHED, FAILED or KILLED; of a training that was halted, FAILED. That
                 of the first call counts.
-            timeout: how many seconds the courier is given at most, 10 by default (1.5 after more than a minute: it has
-                all but the end by then), 0 for not at all. It goes on without the script; what is missing when the
-                time is up is said in one line.
+            timeout: how many seconds the courier is given at most, 0 for not at all. By default 10 (1.5 after more than
+                a minute: it has all but the end by then), and none where it is still importing MLflow, as after a
+                training of a few seconds. It goes on without the script; what is missing is said in one line.
         """
         if self._closed:
             return
@@ -170,7 +170,7 @@ class Watch:
         steps, run = self._stepper.steps, self._writer.run
         seen = steps > self._resumed_at
         self._say(outcome(steps, self._writer.lost, self.dir) if seen else nothing_seen(run, self.dir))
-        cursor, missing = self._courier.wait(self.dir, self._stepper.steps, timeout)
+        cursor, missing = self._courier.wait(self.dir, steps, timeout, mlflow_target.place(run.mlflow))
         self._say_url(cursor)
         self._say(missing)
         self._say(self._live.conclude(steps) if seen else "")

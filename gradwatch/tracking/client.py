@@ -122,6 +122,8 @@ def create_run(client: MlflowClient, tracking_uri: str, run: Run, label: str) ->
         tags = {Tag.FOLDER: quoted(label)[1:-1]}
         with contextlib.suppress(OSError, KeyError):  # a container's user may have no name
             tags["mlflow.user"] = getpass.getuser()
+        if run.command:  # as the run that `gradwatch run` creates in advance says it
+            tags |= {"mlflow.source.name": str(run.command.get("target")), "mlflow.source.type": "LOCAL"}
         made = client.create_run(experiment, milliseconds(run.created), tags, run.name)
         return made.info.run_id, experiment
 

@@ -140,6 +140,8 @@ class Courier:
             return True
         from gradwatch.tracking import client as store
 
+        if not read_cursor(self.folder):
+            self.cursor.save(self.folder)  # MLflow is imported: who closes the run may wait for the rest
         cursor, target = self.cursor, run.mlflow or {}
         with self._alone():
             if not cursor.run_id:

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import signal
 import sys
 from collections.abc import Mapping
 from typing import Any
 
 from gradwatch.sanitize import public_error, public_uri
 
+TAKEN = "taken\n"
+
 
 def _create(order: Mapping[str, Any]) -> dict[str, Any]:
     from gradwatch.tracking import client as store
 
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # from here on there may be a run: whoever is told of it ends it
     uri = store.full_uri(order.get("tracking_uri"))
     client = store.connect(uri)
     run_id, experiment = store.start_run(client, uri, order["name"], order.get("tags", {}))
@@ -34,17 +39,16 @@ def _settle(order: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def main(what: str, order: str) -> None:
-    """The child: one order, one line of JSON."""
+    """The child: one order, one line of JSON. A run that is not taken (answered with `taken`) is settled again."""
     try:
         answer = {"create": _create, "settle": _settle}[what](json.loads(order))
     except Exception as error:
         answer = {"problem": public_error(error)}
-    try:
+    with contextlib.suppress(BrokenPipeError):  # the script is over
         print(json.dumps(answer), flush=True)
-    except BrokenPipeError:  # the script is over
-        if "run_id" in answer:
-            _settle({**answer, "tracking_uri": answer["full_uri"], "status": "FINISHED"})
-        os._exit(0)
+    if "run_id" in answer and sys.stdin.readline() != TAKEN:
+        _settle({**answer, "tracking_uri": answer["full_uri"], "status": "FINISHED"})
+    os._exit(0)  # what is left in a broken pipe's buffer is nobody's
 
 
 if __name__ == "__main__":

@@ -23,6 +23,7 @@ from gradwatch.cli import Handover, main
 from gradwatch.cli.config import find_config
 from gradwatch.launcher.stdout import Tee, parse_pattern
 from gradwatch.recording import open_watches
+from gradwatch.recording.courier_process import wait_delivered
 from gradwatch.storage.shared_folder import run_folders
 
 
@@ -291,9 +292,10 @@ def test_a_command_has_a_table_of_its_own(tmp_path):
 # ------------------------------------------------------------------------------------------------------------- MLflow
 
 
-def settled(store):
+def settled(store, folder):
     """The runs of each experiment that has any, once all have ended: couriers work on after a short script's end."""
     mlflow = pytest.importorskip("mlflow")
+    assert all(wait_delivered(run, 120)["done"] for run in run_folders(folder / "gradwatch-runs"))
     client = mlflow.MlflowClient(store)
     deadline = time.monotonic() + 60
     while True:
@@ -334,11 +336,12 @@ def test_there_is_one_mlflow_run_and_it_holds_all(run, store, tmp_path, first, e
     script.write_text(plain if first is None else OWN.replace("{first}", first))
     done = run(tmp_path, "--experiment", "given", script)
     assert done.returncode == 0, done.stderr
-    found = settled(store)
+    found = settled(store, tmp_path)
     assert list(found) == [experiment]
     (only,) = found[experiment]
     assert (only.info.run_name, only.info.status) == (name, "FINISHED")
     assert {"grad_norm/total", "loss"} <= set(only.data.metrics)
+    assert only.data.tags["mlflow.source.name"] == str(script)
     if first is not None:
         assert only.data.params["p"] == "1"
         assert only.data.metrics["accuracy"] == 0.5
@@ -347,11 +350,11 @@ def test_there_is_one_mlflow_run_and_it_holds_all(run, store, tmp_path, first, e
 @pytest.mark.slow
 def test_a_crash_is_a_failed_run_and_a_script_without_training_leaves_none(run, store, tmp_path):
     assert run(tmp_path, "--experiment", "given", SCRIPTS / "crashes.py").returncode == 1
-    (failed,) = settled(store)["given"]
+    (failed,) = settled(store, tmp_path)["given"]
     assert failed.info.status == "FAILED"
     (tmp_path / "empty.py").write_text("print(1)")
     assert run(tmp_path, "--experiment", "given", "empty.py").stdout == "1\n"
-    assert len(settled(store)["given"]) == 1
+    assert len(settled(store, tmp_path)["given"]) == 1
 
 
 # ------------------------------------------------------------------------------------------------------- several ranks

@@ -27,7 +27,7 @@ from gradwatch.cli import main
 from gradwatch.cli.sweep import _handed_on
 from gradwatch.errors import RunError
 from gradwatch.launcher.fork_server import can_fork
-from gradwatch.launcher.pool import Task, run_all
+from gradwatch.launcher.pool import End, Task, run_all
 from gradwatch.launcher.sweep import THREADS, Record, Sweep, policies, slots, split
 from gradwatch.launcher.sweep import task as task_of
 from gradwatch.policies.intervention import Intervention
@@ -169,6 +169,23 @@ def test_learning_rates_are_policies_and_every_training_is_told_its_own(desk):
     assert "--lr-scale 1.0 --warmup 0 --no-skip --clip none" in shlex.join(plain.command())
     with pytest.raises(RunError, match=r"0\.5 is given twice"):
         list(policies([], [], [0.5, 0.5]))
+
+
+def test_the_next_training_waits_for_the_courier_of_the_last_one(desk, monkeypatch):
+    """A training does not wait for its courier: those of many short ones would all be at work at once."""
+    waited = []
+    monkeypatch.setattr("gradwatch.launcher.sweep.wait_delivered", lambda folder, _: waited.append(folder))
+    job = asked(desk).jobs()[0]
+    over = task_of(job, None).at_end
+    over(End(0, 1.0))  # which left no run
+    folder = make_run(job.folder)
+    over(End(0, 1.0))  # whose run has no courier
+    assert not waited
+    (folder / "courier.log").touch()
+    over(End(None, 1.0, "timeout"))
+    assert not waited
+    over(End(0, 1.0))
+    assert waited == [folder]
 
 
 def test_a_winner_whose_rate_was_scaled_can_be_pasted():

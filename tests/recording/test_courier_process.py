@@ -86,6 +86,44 @@ def test_who_wants_no_courier_gets_none_and_waits_for_none(tmp_path, sent):
     assert not sent.made
 
 
+@pytest.fixture
+def looks(monkeypatch):
+    """How often somebody who waits has looked; nobody sleeps."""
+    seen = []
+    monkeypatch.setattr(courier_process.time, "sleep", seen.append)
+    return seen
+
+
+def test_a_courier_that_is_still_importing_mlflow_is_not_waited_for(tmp_path, sent, looks):
+    courier = CourierProcess(True, sent)
+    courier.start(tmp_path)
+    cursor, missing = courier.wait(tmp_path, 5, to="sqlite:///m.db, experiment mnist")
+    assert not looks
+    assert not cursor["done"]
+    assert missing == (
+        "5 of 5 steps are not in MLflow yet; the courier goes on by itself, to sqlite:///m.db, experiment mnist, and "
+        f"gradwatch sync {tmp_path} makes sure of it"
+    )
+
+
+def test_one_that_has_begun_is_waited_for(tmp_path, sent, looks, monkeypatch):
+    courier = CourierProcess(True, sent)
+    courier.start(tmp_path)
+    (tmp_path / "cursor.json").write_text("{}")  # nothing in it is no beginning either
+    courier.wait(tmp_path, 5)
+    assert not looks
+    (tmp_path / "run.json").write_text('{"attempt": 0}')
+    (tmp_path / "cursor.json").write_text('{"run_id": null}')
+    monkeypatch.setattr(
+        courier_process.time,
+        "sleep",
+        lambda seconds: looks.append(seconds) or (tmp_path / "cursor.json").write_text('{"done": true}'),
+    )
+    cursor, missing = courier.wait(tmp_path, 5)
+    assert len(looks) == 1
+    assert (cursor["done"], missing) == (True, "")
+
+
 def train(watch_options, steps, close=True):
     """A small training; its Watch."""
     torch.manual_seed(0)
@@ -119,7 +157,9 @@ def test_close_waits_as_long_as_it_was_told_and_the_courier_goes_on(server, away
     watch.close(timeout=1.0)
     assert time.monotonic() - started < 20  # and not as long as the server hangs
     (line,) = [line for line in capfd.readouterr().err.splitlines() if "not in MLflow yet" in line]
-    assert line.startswith("gradwatch: 300 of 300 steps are not in MLflow yet; the courier goes on")
+    assert line.startswith(
+        "gradwatch: 300 of 300 steps are not in MLflow yet; the courier goes on by itself, to http://"
+    )
     assert f"gradwatch sync {watch.dir}" in line
     away.always = ok
     cursor = courier_process.wait_delivered(watch.dir, 120)

@@ -7,6 +7,7 @@ import socket
 import subprocess
 import sys
 from dataclasses import replace
+from datetime import datetime, timezone
 from pathlib import Path
 
 import numpy as np
@@ -99,6 +100,20 @@ def test_delivering_twice_adds_nothing(store, tmp_path):
     assert again.info.run_id == run.info.run_id
     assert curve(client, run, "grad_norm/total") == before
     assert len(before) == 10
+
+
+def test_that_it_has_begun_is_noted_before_there_is_a_run(store, tmp_path):
+    """`close()` waits for a courier that has imported MLflow, and for no other."""
+    history = make_history(steps=10, mlflow=target(store), pid=os.getpid(), host=socket.gethostname(),
+                           created=datetime.now(timezone.utc).isoformat(timespec="seconds"))  # fmt: skip
+    folder = create_folder(tmp_path, "young")
+    writer = RunWriter(folder, history.run, flush_seconds=0.01)
+    writer.append(history)
+    writer.close("RUNNING")
+    assert Courier(folder).deliver().live
+    cursor = read_cursor(folder)
+    assert cursor
+    assert cursor["run_id"] is None
 
 
 def test_a_run_that_goes_on_gets_each_window_once(store, tmp_path):
