@@ -11,7 +11,10 @@ EXIT_CALLS = 3  # of what closes a Watch at exit: a Ctrl-C ends one of them, and
 
 
 class Open(Protocol):
-    """What is listed here: a Watch."""
+    """What is listed here: a Watch, with its Recorder and its writer."""
+
+    _recorder: Any
+    _writer: Any
 
     def log(self, **values: Any) -> None:
         """Add scalars to the last step taken."""

@@ -6,7 +6,8 @@ code that it would have had. A handler that the program set, before or later, is
 
 Python runs handlers on the main thread, between two instructions. While that is inside a C call which does not return
 (a collective whose other rank hangs), a thread hears of the signal, by the descriptor that Python writes it to at once,
-and does the same.
+and does the same; rows on a device, which may be what hangs, it leaves there. Where the main thread does close the
+Watches, and waits for such a device, a thread ends the process all the same. Either way it ends within ten seconds.
 """
 
 from __future__ import annotations
@@ -21,8 +22,10 @@ import signal
 import sys
 import threading
 import time
+from collections.abc import Callable
 from types import FrameType
 
+from gradwatch.measure.foreach import can_be_read
 from gradwatch.recording import open_watches
 
 log = logging.getLogger("gradwatch")
@@ -33,12 +36,13 @@ BUSY = (
     "gradwatch.recording.watch",
     "gradwatch.storage.writer",
 )  # what must not be cut in two
-RETRY, PATIENCE = 0.02, 10.0  # seconds between two tries, and after which it is cut all the same
-STUCK = 1.0  # seconds in which the main thread has to answer a signal
+RETRY, PATIENCE = 0.02, 3.0  # seconds between two tries, and after which it is cut all the same
+STUCK, CLOSING = 1.0, 5.0  # seconds in which the main thread has to answer a signal, and to have closed the Watches
+WRITING, DRAINING = 2.0, 3.0  # seconds that a thread gives the disk, and closing as a whole, when it ends the process
 
 _since: list[float] = []  # when the first signal came, if one has
 _pipe: list[int] = []  # its two ends, once a thread reads what Python writes at a signal
-_taken_over = threading.Event()  # that thread ends the process
+_overtaking = threading.Lock()  # held for good by the thread that ends the process
 
 
 def arm() -> None:
@@ -71,9 +75,11 @@ def _is_armed() -> bool:
 def _end(number: int, frame: FrameType | None) -> None:
     if signal.getsignal(number) is not _end:
         return  # called by a handler that was set later
+    if not _since:
+        _thread.start_new_thread(_insist, (number,))
     _since.append(time.monotonic())
-    if _taken_over.is_set():
-        time.sleep(PATIENCE)
+    if _overtaking.locked():
+        time.sleep(CLOSING + WRITING)  # it ends before
     if _is_busy(frame) and time.monotonic() - _since[0] < PATIENCE:
         _thread.start_new_thread(_again, (number,))  # threading.Thread takes a lock that may be held just now
         return
@@ -82,8 +88,11 @@ def _end(number: int, frame: FrameType | None) -> None:
     os.kill(os.getpid(), number)
 
 
-def _close_all(number: int) -> None:
+def _close_all(number: int, on_host: bool = False) -> None:
+    """Close the Watches; with `on_host` those alone whose rows are in the host's own memory."""
     for watch in tuple(open_watches.watches):
+        if on_host and not can_be_read(watch._recorder.ring.buffer):
+            continue
         try:
             watch.close("KILLED", timeout=0)
         except Exception:
@@ -134,21 +143,47 @@ def _hear(read: int) -> None:
             if number in SIGNALS and signal.getsignal(number) is _end and not _since:
                 time.sleep(STUCK)
                 if not _since:
-                    _take_over(number)
+                    _take_over(number, closes=True)
     os.close(read)
 
 
-def _take_over(number: int) -> None:
-    """As `_end`, bounded: what the main thread waits for (a device, too) may keep a Watch from closing."""
-    _taken_over.set()
+def _insist(number: int) -> None:
+    """On a thread: end the process if the main thread, which closes the Watches, is not done in time."""
+    time.sleep(CLOSING)
+    _take_over(number, closes=False)
+
+
+def _take_over(number: int, closes: bool) -> None:
+    """As `_end`, bounded: what the main thread waits for may keep a Watch from closing. No device is asked: it may be
+    what hangs.
+    """
+    if not _overtaking.acquire(blocking=False):
+        return
+    _within(WRITING, _flush_all)
+    if closes:
+        _within(DRAINING, lambda: _close_all(number, on_host=True))
+    _within(WRITING, _close_writers)
+    ctypes.CDLL(None).signal(number, ctypes.c_void_p(None))  # to the default: signal.signal is the main thread's alone
+    os.kill(os.getpid(), number)
+
+
+def _within(seconds: float, act: Callable[[], None]) -> None:
+    """Do it on a thread, and wait so long at most."""
+    thread = threading.Thread(target=act, daemon=True)
+    thread.start()
+    thread.join(seconds)
+
+
+def _flush_all() -> None:
     for watch in tuple(open_watches.watches):
         with contextlib.suppress(Exception):
             watch._flush()  # what has left the device already
-    closing = threading.Thread(target=_close_all, args=(number,), daemon=True)
-    closing.start()
-    closing.join(PATIENCE)
-    ctypes.CDLL(None).signal(number, ctypes.c_void_p(None))  # to the default: signal.signal is the main thread's alone
-    os.kill(os.getpid(), number)
+
+
+def _close_writers() -> None:
+    for watch in tuple(open_watches.watches):
+        with contextlib.suppress(Exception):
+            watch._writer.close("KILLED")
 
 
 def _forking() -> None:

@@ -22,6 +22,7 @@ from training import mlp, train, watch
 
 from gradwatch import RunError, WatchError, open_history
 from gradwatch.cli import main
+from gradwatch.recording import signals
 from gradwatch.storage import compaction
 from gradwatch.storage import folder as folder_module
 from gradwatch.storage import writer as writer_module
@@ -283,6 +284,7 @@ def endings(tmp_path_factory):
         ("sigterm", -15, "KILLED"), ("sighup", -1, "KILLED"), ("sigint", None, "KILLED"), ("sys_exit", 3, "FINISHED"),
         ("sigterm_while_rows_are_handed_over", -15, "KILLED"), ("sigterm_while_closing", -15, "FINISHED"),
         ("sigterm_with_an_own_handler", 7, "FINISHED"), ("sigterm_after_close", -15, "FINISHED"),
+        ("sigterm_while_the_device_hangs", -15, "KILLED"), ("sigterm_while_the_main_thread_hangs", -15, "KILLED"),
         ("exception", 1, "FAILED"), ("memory_error", 1, "FAILED"), ("out_of_device_memory", 1, "FAILED"),
         ("fork", 0, "FINISHED"), ("loader", 0, "FINISHED"), ("persistent_loader", 0, "FINISHED"),
         ("spawned_loader", 0, "FINISHED"),
@@ -298,6 +300,13 @@ def test_an_ending_loses_nothing_and_keeps_its_exit_code(endings, case, code, st
     assert history.step.tolist() == list(range(50)), said
     assert (history.run.status, history.problems) == (status, ())
     assert sum(map(len, watching_blocks(run))) == 50  # no row is there twice
+
+
+def test_whatever_hangs_a_signal_ends_the_process_within_ten_seconds():
+    """Every wait on the way of a signal has an end."""
+    assert signals.STUCK + signals.WRITING + signals.DRAINING + signals.WRITING <= 10
+    assert signals.CLOSING + signals.WRITING + signals.WRITING <= 10
+    assert signals.PATIENCE < signals.CLOSING
 
 
 # ---------------------------------------------------------------------------------------------------------- one writer

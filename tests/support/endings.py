@@ -3,6 +3,7 @@
 A case leaves its exit code in DIR/NAME/code, and its run in DIR/NAME.
 """
 
+import ctypes
 import gc
 import os
 import signal
@@ -106,6 +107,31 @@ def sigterm_after_close(training):
     training.watch.close()
     assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
     kill_myself(signal.SIGTERM)
+
+
+def hang_device(training):
+    """What is recorded so far is on its way to the disk; what comes is on a device that answers no more."""
+    training.take()
+    training.watch._drain()
+    training.watch._recorder.ring.read = lambda *_: time.sleep(600)
+    training.optimizer.step()
+
+
+@case
+def sigterm_while_the_device_hangs(training):
+    """The handler runs, closes the Watch, and waits for the device."""
+    hang_device(training)
+    kill_myself(signal.SIGTERM)
+
+
+@case
+def sigterm_while_the_main_thread_hangs(training):
+    """In a C call that no signal interrupts, as in a synchronisation with that device."""
+    hang_device(training)
+    libc, mutex = ctypes.CDLL(None), ctypes.create_string_buffer(64)
+    libc.pthread_mutex_lock(mutex)
+    subprocess.Popen([sys.executable, "-c", f"import os, time; time.sleep(0.2); os.kill({os.getpid()}, 15)"])
+    libc.pthread_mutex_lock(mutex)
 
 
 @case
