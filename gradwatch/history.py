@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gradwatch import table
-from gradwatch.table import Table, concat_tables, nanmean
+from gradwatch.table import EMPTY, Table, concat_tables, nanmean
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -56,7 +56,8 @@ class Run:
     optimizer, and `modules` the classes of the modules without children by name, in the model's order. `pid`, `host`
     and `pid_started` are the process that records it; `crashed`: somebody has seen that it ended without close. Its
     steps begin with `first_step` and end before `end_step`, once it is closed. `higher_is_better` says which way logged
-    scalars are better, of those of which the user has said it. `command` is how `gradwatch run` was started: what
+    scalars are better, of those of which the user has said it. `activations_every` is the pace of the activations, None
+    where they are not recorded. `command` is how `gradwatch run` was started: what
     `gradwatch sweep --cures` needs to train the script again.
     """
 
@@ -89,6 +90,7 @@ class Run:
     end_step: int | None = None
     higher_is_better: dict[str, bool] = field(default_factory=dict)
     command: dict[str, Any] | None = None
+    activations_every: int | None = None
     format: int = FORMAT
 
     def to_json(self) -> dict[str, Any]:
@@ -125,12 +127,16 @@ class History:
     layer has its first value, its lowest and its highest, so a spike of one step is kept; `nonfinite` counts,
     `clip_rate` is the mean, and the quantity `steps` is how many a row stands for. Both ends and the first 256
     non-finite steps have a row each.
+
+    `activations` is a third table, of the steps that were sampled; its columns are modules, in the order in which their
+    outputs come. Empty where none were recorded.
     """
 
     run: Run
     by_layer: Table
     by_step: Table
     problems: tuple[str, ...] = ()
+    activations: Table = EMPTY
 
     @classmethod
     def of(
@@ -237,12 +243,14 @@ class History:
         return self.take((self.step >= start) & (self.step < stop))
 
     def take(self, rows: Bools | NDArray[np.int64]) -> History:
-        """The steps picked by a mask or by row numbers, with the rows that the layers have of them."""
-        if len(self.by_layer) == len(self) and (self.layer_rows == np.arange(len(self))).all():
-            return replace(self, by_layer=self.by_layer.take(rows), by_step=self.by_step.take(rows))
+        """The steps picked by a mask or by row numbers, with the rows that the layers and modules have of them."""
         picked = np.zeros(len(self), bool)
         picked[rows] = True
-        return replace(self, by_layer=self.by_layer.take(picked[self.layer_rows]), by_step=self.by_step.take(rows))
+        inside = self.activations
+        inside = inside.take(picked[self.by_step.find(inside)]) if len(inside) else inside
+        even = len(self.by_layer) == len(self) and (self.layer_rows == np.arange(len(self))).all()
+        layers = self.by_layer.take(rows if even else picked[self.layer_rows])
+        return replace(self, by_layer=layers, by_step=self.by_step.take(rows), activations=inside)
 
     def lane_rows(self) -> dict[str, NDArray[np.intp]]:
         """The steps of each optimizer (or part) that steps on its own, as places in `[T]`; one entry for most runs."""
@@ -261,22 +269,14 @@ class History:
             known = np.any([~np.isnan(values).all(axis=0) for q, values in lane.values.items() if q != SEEN], axis=0)
             trained = lane.values.get("nonfinite", np.zeros((0, len(self.layers))))
             here = np.flatnonzero(~np.isnan(trained).all(axis=0) | (idle & known))
-            out[name] = replace(self, by_layer=lane.of_layers(here), by_step=self.by_step.take(at))
+            inside = self.activations.take(self.activations.optimizer == name)
+            out[name] = replace(self, by_layer=lane.of_layers(here), by_step=self.by_step.take(at), activations=inside)
         return out
 
     def to_frame(self) -> pd.DataFrame:
         """Tidy pandas frame: one row per step and layer, by step, then model order."""
-        import pandas as pd
-
-        t, n = len(self.by_layer), len(self.layers)
-        columns: dict[str, Any] = {
-            "optimizer": np.repeat(self.by_layer.optimizer, n),
-            "step": np.repeat(self.layer_step, n),
-            "layer": pd.Categorical.from_codes(np.tile(np.arange(n), t), pd.Index(self.layers), ordered=True),
-        }
-        quantities = list(dict.fromkeys([*MAIN_QUANTITIES, *self.per_layer]))
-        columns.update({q: self.layer(q).ravel() for q in quantities})
-        return pd.DataFrame(columns)
+        quantities = dict.fromkeys([*MAIN_QUANTITIES, *self.per_layer])
+        return replace(self.by_layer, values={q: self.layer(q) for q in quantities}).to_frame("layer")
 
     def steps_frame(self) -> pd.DataFrame:
         """One row per step: totals, coefficient, learning rates, loss and whatever was logged."""
@@ -312,14 +312,19 @@ def concat(parts: Iterable[History]) -> History:
         raise ValueError("there is no History to join: at least one is needed")
     problems = tuple(dict.fromkeys(text for p in parts for text in p.problems))
     tables = concat_tables([p.by_layer for p in parts]), concat_tables([p.by_step for p in parts])
-    return join(parts[-1].run, *tables, problems)
+    return join(parts[-1].run, *tables, problems, concat_tables([p.activations for p in parts]))
 
 
-def join(run: Run, by_layer: Table, by_step: Table, problems: Sequence[str] = ()) -> History:
-    """The History of these two tables. Steps that only `by_layer` has get a row without values in `by_step`; where a
-    later attempt took them again, they go.
+def join(
+    run: Run, by_layer: Table, by_step: Table, problems: Sequence[str] = (), activations: Table = EMPTY
+) -> History:
+    """The History of these tables. Steps that only `by_layer` has get a row without values in `by_step`; where a
+    later attempt took them again, they go. So does what `activations` has of other steps or of an earlier attempt.
     """
     if (by_step.find(by_layer) < 0).any():
         by_step = concat_tables([replace(by_layer, values={}, layers=()), by_step])
         by_layer = by_layer.take(by_step.find(by_layer) >= 0)
-    return History(run, by_layer, by_step, tuple(problems))
+    if len(activations):
+        at = by_step.find(activations)
+        activations = activations.take((at >= 0) & (by_step.attempt[at] == activations.attempt))
+    return History(run, by_layer, by_step, tuple(problems), activations)

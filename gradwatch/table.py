@@ -7,10 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 Floats = NDArray[np.floating[Any]]
 Bools = NDArray[np.bool_]
@@ -59,6 +62,21 @@ class Table:
                 out[at] = np.where(steps[place] == other.step[at], rows[name][place], -1)
         return out
 
+    def to_frame(self, of: str) -> pd.DataFrame:
+        """Tidy pandas frame of a table of layers: one row per step and layer, whose name is the column `of`."""
+        import pandas as pd
+
+        t, n = len(self), len(self.layers)
+        columns: dict[str, Any] = {
+            "optimizer": np.repeat(self.optimizer, n),
+            "step": np.repeat(self.step, n),
+            of: pd.Categorical.from_codes(np.tile(np.arange(n), t), pd.Index(self.layers), ordered=True),
+        }
+        return pd.DataFrame({**columns, **{name: values.ravel() for name, values in self.values.items()}})
+
+
+EMPTY = Table(np.zeros(0, np.int64), np.zeros(0, np.int64), np.zeros(0, object), {})
+
 
 def concat_tables(parts: Sequence[Table]) -> Table:
     """The rows of several tables, by step; a step taken again in a later attempt replaces the earlier one.
@@ -83,8 +101,7 @@ def stack(parts: Sequence[Table]) -> Table:
     Layers and values are the union, in the order of first appearance; NaN stands for what a part does not have.
     """
     if not parts:
-        none = np.zeros(0, np.int64)
-        return Table(none, none, none.astype(object), {})
+        return EMPTY
     layers = tuple(dict.fromkeys(name for part in parts for name in part.layers))
     values: dict[str, Floats] = {}
     rows = sum(map(len, parts))

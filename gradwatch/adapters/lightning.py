@@ -9,7 +9,7 @@ from torch import Tensor
 
 from gradwatch.errors import status_of
 from gradwatch.recording import attach
-from gradwatch.recording.recorder import refusal
+from gradwatch.recording.refusal import refusal
 from gradwatch.recording.watch import Watch
 
 try:

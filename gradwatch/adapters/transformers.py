@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from gradwatch.recording import attach
-from gradwatch.recording.recorder import refusal
+from gradwatch.recording.refusal import refusal
 from gradwatch.recording.watch import Watch
 
 try:

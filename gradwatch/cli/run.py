@@ -54,6 +54,11 @@ class RunCommand(Configured):
 @click.option("--flush-every", metavar="SECONDS", type=Number(0, 86_400, min_open=True), default=5.0,
               show_default=True, help="Seconds of steps that a killed process may lose at most.")  # fmt: skip
 @click.option("--slots", is_flag=True, help="Record the norms of the optimizer's own tensors too.")
+@click.option("--activations", is_flag=True, help="Record what the model's blocks and non-linearities give out.")
+@click.option("--activations-of", metavar="PATTERN", multiple=True,
+              help="The same of the modules with such names, as '*.attn'; again for more.")  # fmt: skip
+@click.option("--activations-every", metavar="N", type=click.IntRange(1), default=50, show_default=True,
+              help="Steps between two in which activations are measured.")  # fmt: skip
 @click.option("--metric-regex", "metric_regex", metavar="NAME=PATTERN", multiple=True,
               help="Log the number that PATTERN finds in a line of the script's output; again for more.")  # fmt: skip
 @click.option("--higher-is-better", metavar="NAME", multiple=True,
@@ -108,6 +113,8 @@ def run(ctx: click.Context, /, script: str | None, args: tuple[str, ...], module
         "total_steps": options["total_steps"],
         "flush_every": options["flush_every"],
         "slots": options["slots"],
+        "activations": options["activations_of"] or options["activations"],
+        "activations_every": options["activations_every"],
         "log": None if options["log"] == "none" else "mlflow",
         "delivery": options["delivery"],
         "dir": str(_folder(options["dir"])),

@@ -29,7 +29,8 @@ if TYPE_CHECKING:
 
 SETTINGS = {"ignore_unknown_options": False, "allow_interspersed_args": False}
 # options of `gradwatch run` that are handed on as they are
-HANDED_ON = ("script_clip", "every", "flush_every", "slots", "metric_regex", "log", "experiment")
+HANDED_ON = ("script_clip", "every", "flush_every", "slots", "activations", "activations_of",
+             "activations_every", "metric_regex", "log", "experiment")  # fmt: skip
 
 
 @click.command(cls=Configured, context_settings=SETTINGS)
@@ -57,6 +58,9 @@ HANDED_ON = ("script_clip", "every", "flush_every", "slots", "metric_regex", "lo
 @click.option("--flush-every", metavar="SECONDS", type=Number(0, 86_400, min_open=True),
               help="As for run.  [default: 5.0]")  # fmt: skip
 @click.option("--slots", is_flag=True, help="As for run.")
+@click.option("--activations", is_flag=True, help="As for run.")
+@click.option("--activations-of", metavar="PATTERN", multiple=True, help="As for run.")
+@click.option("--activations-every", metavar="N", type=click.IntRange(1), help="As for run.  [default: 50]")
 @click.option("--metric-regex", metavar="NAME=PATTERN", multiple=True, help="As for run.")
 @click.option("--log", type=click.Choice(("mlflow", "none")), help="As for run.  [default: mlflow]")
 @click.option("--experiment", metavar="NAME", help="As for run.")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -37,9 +37,11 @@ class Settings:
     higher_is_better: Mapping[str, bool]
     lr_scale: float = 1.0
     warmup: int = 0
+    activations: bool | Sequence[str] = False
+    activations_every: int = 50
 
     def __post_init__(self) -> None:
-        for name in ("every", "total_steps", "mlflow_layers"):
+        for name in ("every", "total_steps", "mlflow_layers", "activations_every"):
             value = getattr(self, name)
             most = MAX_STEP if name == "total_steps" else MAX_COUNT
             if not (value is None and name == "total_steps") and not (type(value) is int and 1 <= value <= most):
@@ -61,6 +63,13 @@ class Settings:
             if not isinstance(value, str | None) or value not in allowed:
                 raise WatchError(f"{name}={value!r:.80}: wanted {' or '.join(map(repr, allowed))}")
 
+        asked = self.activations
+        if not isinstance(asked, bool) and (
+            isinstance(asked, str) or not isinstance(asked, Sequence) or not all(isinstance(p, str) for p in asked)
+        ):
+            raise WatchError(
+                f"activations={text_of(asked):.80}: wanted True, or a list of patterns, such as ['*.attn', '*.mlp']"
+            )
         told = self.higher_is_better
         if not isinstance(told, Mapping) or not all(
             isinstance(k, str) and isinstance(v, bool) for k, v in told.items()
@@ -80,6 +89,7 @@ class Settings:
             "higher_is_better": dict(self.higher_is_better),
             "lr_scale": float(self.lr_scale),
             "warmup": self.warmup,
+            "activations_every": None if self.activations is False else self.activations_every,
         }
 
     @property

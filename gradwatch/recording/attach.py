@@ -11,12 +11,14 @@ from typing import Any, Literal
 
 import torch
 from torch import nn
+from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 from gradwatch.analysis.rules import Finding
 from gradwatch.errors import WatchError
 from gradwatch.history import Run
-from gradwatch.measure.ddp_rank_norms import rank_norms
+from gradwatch.measure.activations import Activations, unit_dims
+from gradwatch.measure.ddp_rank_norms import RankNorms, rank_norms
 from gradwatch.measure.distributed import rank
 from gradwatch.measure.layout import Layout
 from gradwatch.measure.weight_updates import Weights
@@ -29,6 +31,7 @@ from gradwatch.recording.arguments import Settings, check_kinds, check_optimizer
 from gradwatch.recording.callbacks import Live
 from gradwatch.recording.clipper import Clipper
 from gradwatch.recording.learning_rate import RateScale
+from gradwatch.recording.modules import chosen
 from gradwatch.recording.optimizer_settings import GroupSettings
 from gradwatch.recording.shared_run import Shared, check_name, share
 from gradwatch.recording.watch import Watch
@@ -67,6 +70,8 @@ def watch(
     higher_is_better: Mapping[str, bool] | None = None,
     slots: bool = False,
     ranks: bool = False,
+    activations: bool | Sequence[str] = False,
+    activations_every: int = 50,
     mlflow_layers: int = 16,
     delivery: str = "courier",
     on_finding: Callable[[Finding], object] | None = None,
@@ -106,6 +111,9 @@ def watch(
         slots: also record the norms of the optimizer's own tensors (`slot_norm/exp_avg`, ...).
         ranks: also record each rank's own gradient norm, before DistributedDataParallel averages it
             (`rank_grad_norm/0`, ... per step): one more collective a step.
+        activations: also record what modules give out: True for the model's blocks, their parts and non-linearities; or
+            shell-style patterns of modules' names, such as `("*.attn", "*.mlp")`.
+        activations_every: steps between two in which activations are measured; the first two steps are, too.
         mlflow_layers: how many curves per quantity go to MLflow; more layers are summed up by module block.
         delivery: `"courier"` starts a process that delivers the run to MLflow and diagnoses it (with `log=None`, one
             that only diagnoses it); `"none"` starts none and leaves both to `gradwatch sync` and `gradwatch check`.
@@ -126,39 +134,55 @@ def watch(
     optimizers = plain_optimizers(optimizer)
     policies = as_policy(clip, "clip"), as_policy(renorm, "renorm")
     settings = Settings(
-        every, total_steps, log, delivery, mlflow_layers, halt_on, flush_every, higher_is_better or {}, lr_scale, warmup
-    )
+        every, total_steps, log, delivery, mlflow_layers, halt_on, flush_every, higher_is_better or {}, lr_scale,
+        warmup, activations, activations_every,
+    )  # fmt: skip
     check_optimizers(optimizers, policies[0], RateScale(lr_scale, warmup))
     check_kinds(run_name, dir, run_id, tracking_uri, tags, params, layers, ignore)
     _check_run(optimizers, name, run, run_id, tracking_uri)
     source = _layers.Source(model, optimizers, layers, ignore, name)
     named = source.layers()
     by_name = dict(zip(_layers.optimizer_names(optimizers, name), optimizers, strict=True))
-    target = _delivery.target(run_id, tracking_uri) if log == "mlflow" else None
-    asked = {"mlflow": target, **_recorded(settings, policies, tags or {}, params or {})}
+    asked = _recorded(settings, policies, tags or {}, params or {}, run_id, tracking_uri)
     manifest = _manifest(text_of(run_name or type(model).__name__), source, named, by_name, asked)
     _replace_old(optimizers)
     clipper = Clipper(Layout(named), by_name, policies[0])
-    weights = Weights(clipper.layout, policies[1], every, slots)
-    norms = rank_norms(model) if ranks else None
+    measured = _measured(model, settings, clipper.layout, policies[1], name, slots=slots, ranks=ranks)
     undo = ExitStack()
     try:
         writer, shared = _place(manifest, name, run, dir, model, SHARE * flush_every, undo)
         live = _live(on_finding, settings, writer, shared, clipper.layout.device)
-        made = Watch(clipper, weights, norms, writer, source, live, settings.helper == "courier", verbose, shared)
+        made = Watch(clipper, *measured, writer, source, live, settings.helper == "courier", verbose, shared)
         undo.callback(made._undo)
-        _begin(made, f"watching {len(named)} layers of {type(model).__name__}")
-        return made
+        return _begun(made, f"watching {len(named)} layers of {type(model).__name__}")
     except BaseException:  # also a Ctrl-C: half a Watch is none
         undo.close()
         raise
 
 
-def _begin(made: Watch, what: str) -> None:
+def _measured(
+    model: nn.Module, settings: Settings, layout: Layout, renorm: Policy | None, part: str | None, *, slots: bool,
+    ranks: bool,
+) -> tuple[Weights, RankNorms | None, Activations]:  # fmt: skip
+    """What measures beside the gradients: the weights, each rank's own norm, and the activations that are asked for;
+    these over ranks, where the batch is known to be spread over them.
+    """
+    weights = Weights(layout, renorm, settings.every, slots)
+    modules = chosen(model, settings.activations, part)
+    group = getattr(model, "process_group", None) if isinstance(model, DistributedDataParallel) else None
+    if layout.sharding is not None:
+        group = layout.sharding.group or torch.distributed.group.WORLD
+    dims = unit_dims(model) if modules else {}
+    inside = Activations(modules, dims, settings.activations_every, group, weights.looking)
+    return weights, rank_norms(model) if ranks else None, inside
+
+
+def _begun(made: Watch, what: str) -> Watch:
     made._writer.start()
     made._begin()
     settle_unheld()
     made._say(f"{what}, recording to {made.dir}")
+    return made
 
 
 def _manifest(
@@ -179,11 +203,17 @@ def _manifest(
 
 
 def _recorded(
-    settings: Settings, policies: Iterable[Policy | None], tags: Mapping[str, object], params: Mapping[str, object]
+    settings: Settings,
+    policies: Iterable[Policy | None],
+    tags: Mapping[str, object],
+    params: Mapping[str, object],
+    run_id: str | None,
+    tracking_uri: str | None,
 ) -> dict[str, Any]:
     """What the manifest says of these."""
     clip, renorm = (repr(policy) if policy else None for policy in policies)
     return {
+        "mlflow": _delivery.target(run_id, tracking_uri) if settings.log == "mlflow" else None,
         **settings.recorded(),
         "clip": clip,
         "renorm": renorm,

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 def plan(stepper: Stepper) -> str:
     """One line for each thing that happens on a step. Takes no step and reads nothing from the device."""
     clip, renorm, layout = stepper.clipper.policy, stepper.weights.renorm, stepper.layout
-    rates = stepper.rate_scale
+    rates, inside = stepper.rate_scale, stepper.activations
     own = loop_clips(stepper.loop_clips.last)
     skips = clip is not None and clip.can_skip
     collectives = ", and one all-reduce over the processes" if layout.sharding is not None else ""
@@ -37,6 +37,7 @@ def plan(stepper: Stepper) -> str:
             *([f"learning rates: {rates!r}, around each step"] if rates != RateScale() else []),
             f"renorm: {renorm!r}{', after each step' if renorm else ''}",
             f"weight norms and update ratios every {stepper.weights.every} steps",
+            *([f"activations of {len(inside.names)} modules every {inside.every} steps"] if inside.names else []),
         ]
     )
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import threading
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -17,12 +17,14 @@ import torch
 from torch import Tensor
 
 from gradwatch.errors import WatchError
-from gradwatch.history import RECORDED, STEP_COLUMNS, History, Run
+from gradwatch.history import History, Run
+from gradwatch.measure.activations import QUANTITIES
 from gradwatch.measure.looking import Looking
 from gradwatch.measure.ring_buffer import Ring
 from gradwatch.recording.loop_clips import COEF, Applied, clip_columns
-from gradwatch.sanitize import MAX_LOGGED, MAX_LOGGED_NAME
-from gradwatch.storage.manifest import is_text, text_of
+from gradwatch.storage.folder import ACTIVATIONS
+from gradwatch.storage.manifest import text_of
+from gradwatch.table import EMPTY, Table
 
 ROWS = 128
 DRAIN_SECONDS = 2.0
@@ -66,6 +68,7 @@ class Recorder:
         looking: Looking | None = None,
     ) -> None:
         self.sink, self.seconds, self.looking = sink, seconds, looking or Looking()
+        self.modules: tuple[str, ...] = ()  # whose activations are recorded
         self.logged: set[str] = set()  # the names that the loop has logged under
         self.first = 0  # the number of the first of `rows`: all before it have left
         self.rows: list[Row] = []
@@ -140,6 +143,11 @@ class Recorder:
         for name, value in values.items():
             with self.looking.at(name):
                 self.values.append((at, name, self.ring.own(value)))
+
+    def sampled(self, modules: tuple[str, ...], values: Tensor) -> None:
+        """Add the activations of these M modules to the last row: `[Q, M]` of `activations.QUANTITIES`."""
+        self.modules = modules
+        self.values.append((self.count - 1, ACTIVATIONS, self.ring.own(values)))
 
     def add(self, values: Mapping[str, Any], ahead: bool = False) -> None:
         """Add scalars (numbers, one-element tensors) to the last step, or to the one that is `ahead`.
@@ -217,7 +225,7 @@ class Recorder:
     def _amended(self, sent: History, values: Sequence[tuple[int, str, Any]]) -> History:
         """The step that has left, with what was logged for it since; if that is anything, it is handed over again."""
         late = {name: np.full(1, value, np.float64) for row, name, value in values if row < 0 and np.ndim(value) == 0}
-        amended = replace(sent, by_step=replace(sent.by_step, values={**sent.per_step, **late}))
+        amended = replace(sent, activations=EMPTY, by_step=replace(sent.by_step, values={**sent.per_step, **late}))
         if late:
             self.sink(amended)
         return amended
@@ -232,17 +240,21 @@ class Recorder:
         steps = _per_step(rows, layers, skipped[:, 0])
         for name in () if measured.all() else ("grad_norm", "clipped_norm", "clip_coef", "clip_rate", "nonfinite"):
             steps[name][~measured] = np.nan
+        inside: list[tuple[int, Any]] = []
         for row, name, value in values:
             if row < 0:
                 continue  # of the step that has left already
             array = np.asarray(value)
+            if name == ACTIVATIONS:
+                inside.append((row, array))
+                continue
             table, empty = (layers, (t, len(self.kept))) if array.ndim else (steps, (t,))
             table.setdefault(name, np.full(empty, np.nan, array.dtype if array.ndim else np.float64))[row] = array
         coefs = {name: steps.pop(name) for name in [*steps] if name.startswith(COEF)}
         steps.update(clip_columns([row.clips for row in rows], coefs, layers))
         attempt = np.full(t, self.run.attempt, np.int64)
         optimizer = np.array([row.optimizer for row in rows], dtype=object)
-        return History.of(
+        block = History.of(
             self.run,
             self.names,
             np.array([row.step for row in rows], np.int64),
@@ -251,32 +263,17 @@ class Recorder:
             {q: v[:, self.kept] for q, v in layers.items()},
             steps,
         )
+        return replace(block, activations=_activations(block.by_step, self.modules, inside))
 
 
-def refusal(values: Mapping[str, object], known: Collection[str] = ()) -> str | None:
-    """Why these cannot be logged: a name that the record uses itself or that its reader refuses, one too many beside
-    the names `known`, or a value that is not one number; else None.
-    """
-    for name, value in values.items():
-        if not is_text(name, MAX_LOGGED_NAME):
-            found = f"{name[:40]!a}=...): a name of {len(name):,} characters"
-            return f"{found}; wanted at most {MAX_LOGGED_NAME}, and such as UTF-8 can hold"
-        if name in STEP_COLUMNS or name.startswith(RECORDED):
-            return f"{name}=...): gradwatch records {name} itself; choose another name"
-        if isinstance(value, Tensor):
-            fits, found = value.numel() == 1 and not value.is_complex(), f"tensor of shape {tuple(value.shape)}"
-        else:
-            fits = hasattr(value, "__float__") and getattr(value, "ndim", 0) == 0
-            found = f"{repr(value) if isinstance(value, str) else text_of(value):.80}"
-        if not fits:
-            return f"{name}={found}): wanted a number or a tensor of one element"
-    if len(values) + len(known) > MAX_LOGGED and len({*values, *known}) > MAX_LOGGED:
-        new = next(name for name in values if name not in known)
-        return (
-            f"{new}=...): with {len({*values, *known}):,} names in this run, of which {MAX_LOGGED:,} can be read back: "
-            "log under fewer names, and what changes (an epoch, a batch) as a value"
-        )
-    return None
+def _activations(steps: Table, modules: tuple[str, ...], found: Sequence[tuple[int, Any]]) -> Table:
+    """The table of the sampled steps; without those in which no module was called, on any rank."""
+    found = [(row, values) for row, values in found if not np.isnan(values).all()]
+    if not found:
+        return EMPTY
+    values = np.stack([values for _, values in found]).astype(np.float32)  # [T, Q, M]
+    at = steps.take(np.array([row for row, _ in found]))
+    return replace(at, values={q: values[:, i] for i, q in enumerate(QUANTITIES)}, layers=modules)
 
 
 def _per_layer(fields: dict[str, Any], present: Any, skipped: Any) -> dict[str, Any]:

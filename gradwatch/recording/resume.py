@@ -79,7 +79,11 @@ def reopened(folder: Path, attempt: int, empty: RunWriter) -> RunWriter:
     run = read_manifest(folder)
     attempt = max(attempt, run.attempt) + 1
     changes = {"attempt": attempt, "status": "RUNNING", "ended": None, "end_step": None, "crashed": False, **here()}
-    writer = RunWriter(folder, replace(run, **changes, layers=empty.run.layers), empty.flush_seconds)
+    writer = RunWriter(
+        folder,
+        replace(run, **changes, layers=empty.run.layers, activations_every=empty.run.activations_every),
+        empty.flush_seconds,
+    )
     writer.start()
     empty.close("KILLED")
     discard(empty.folder)

@@ -13,6 +13,7 @@ from torch.optim import Optimizer
 
 from gradwatch.errors import warn
 from gradwatch.measure import fused
+from gradwatch.measure.activations import Activations
 from gradwatch.measure.autograd import without_autograd
 from gradwatch.measure.ddp_rank_norms import RankNorms
 from gradwatch.measure.gradients import drop
@@ -23,8 +24,9 @@ from gradwatch.recording.clipper import Clipped, Clipper
 from gradwatch.recording.hooks import Closure, Hooks, refuse_capture, untraced
 from gradwatch.recording.layers import held
 from gradwatch.recording.learning_rate import RateScale
+from gradwatch.recording.lookup import looked_up
 from gradwatch.recording.loop_clips import Clip, LoopClips
-from gradwatch.recording.optimizer_settings import GroupSettings, Now
+from gradwatch.recording.optimizer_settings import GroupSettings
 from gradwatch.recording.recorder import Recorder, Row
 from gradwatch.recording.step import Step, clear_up
 from gradwatch.recording.torch_patches import Listener, leave, listen
@@ -47,9 +49,11 @@ class Stepper:
         between: Callable[[], None],
         after: Callable[[], None],
         rank_norms: RankNorms | None = None,
+        activations: Activations | None = None,
         owner: object = None,
     ) -> None:
         self.clipper, self.weights, self.recorder, self.rank_norms = clipper, weights, recorder, rank_norms
+        self.activations = activations or Activations()
         self.between, self.after, self.optimizers = between, after, clipper.optimizers
         self.resumed_at, self.together = 0, True  # steps before the first row; whether the optimizers step as one
         self.loop_clips, self._in_closure = LoopClips(self.optimizers), False
@@ -68,6 +72,7 @@ class Stepper:
             learning_rate.guard(self.optimizers, self)
         self._hooks.attach()
         listen(self.listener)
+        self.activations.begin(self.steps)
 
     @property
     def layout(self) -> Layout:
@@ -86,6 +91,7 @@ class Stepper:
 
     def detach(self, finish: bool = True) -> None:
         """Take the hooks off, and `finish` the step under way."""
+        self.activations.stop()
         clear_up(*self.optimizers)
         learning_rate.unguard(self)
         self._hooks.remove()
@@ -264,7 +270,7 @@ class Stepper:
 
     def _record(self, step: Step, clipped: Clipped | None) -> None:
         """The step's row, and the scalars that are known of it by now; without norms where they are not `clipped`."""
-        now, values = self._looked_up(step)
+        now, values = looked_up(self, step)
         nothing = (False,) * len(self.layout.params)
         row = Row(self.steps, time.time(), self._lane(step), now.rates, nothing, False, False, now.changed)
         fields: list[Tensor | None] = [None] * len(self.recorder.ring.fields)
@@ -274,24 +280,6 @@ class Stepper:
                 row, fields[:-1] = row._replace(present=clipped.batch.here), clipped.fields
         self.recorder.begin(row._replace(clips=step.clips.applied), fields, values)
         step.here = row.present
-
-    def _looked_up(self, step: Step) -> tuple[Now, dict[str, Any]]:
-        """The optimizers' settings, and the scalars that are known of the step."""
-        looking, now = self.weights.looking, Now((), {}, {})
-        with looking.at("lr"):
-            now = self.settings.now(step.rate)
-        values: dict[str, Any] = {**now.tensors}
-        with looking.at("the loop's own clips"):
-            clipped_for = self.optimizers if self.together else step.optimizers
-            step.clips = self.loop_clips.take(clipped_for, self.layout.params, under_scaler=step.scaler is not None)
-            values.update(step.clips.values)
-        scale = None if step.scaler is None else step.scaler._scale  # get_scale() would wait for the device
-        if scale is not None:
-            values["loss_scale"] = scale
-        if self.rank_norms is not None:
-            with looking.at("rank_grad_norm"):
-                values.update(self.rank_norms.values(scale))
-        return now, values
 
     def _loop_clips(self, clip: Clip) -> None:
         """The loop has clipped: before a step, or inside an optimizer's own, whose gradients are measured by then."""
@@ -316,6 +304,11 @@ class Stepper:
     def _finish(self) -> None:
         """After the last optimizer of a step: what is measured only every few steps."""
         step, self._step = self._step, None  # at once: whatever raises from here on, the step is over
+        inside = None
+        if step is not None:
+            with self.weights.looking.at("activations"):
+                inside = self.activations.end(self.layout.device)
+            self.activations.begin(self.steps)
         if step is None or step.here is None:
             return
         if step.pieces is not None:
@@ -323,6 +316,8 @@ class Stepper:
             self.recorder.amend([*fields, None], present=present)
         if step.is_measured:
             self.recorder.measured(self.weights.after_step(self.optimizers, step.renorm_rate))
+        if inside is not None:
+            self.recorder.sampled(self.activations.names, inside)
 
     def _lane(self, step: Step) -> str:
         names = self.clipper.names

@@ -15,6 +15,7 @@ from torch.optim import Optimizer
 
 from gradwatch.errors import WatchError, status_of, tell, warn
 from gradwatch.history import History
+from gradwatch.measure.activations import Activations
 from gradwatch.measure.ddp_rank_norms import RankNorms
 from gradwatch.measure.layout import Layout
 from gradwatch.measure.weight_updates import Weights
@@ -27,7 +28,8 @@ from gradwatch.recording.layers import Source, describe
 from gradwatch.recording.learning_rate import RateScale
 from gradwatch.recording.loop_clips import Clip
 from gradwatch.recording.plan import in_a_line, in_a_notebook, nothing_seen, outcome, plan
-from gradwatch.recording.recorder import Recorder, refusal
+from gradwatch.recording.recorder import Recorder
+from gradwatch.recording.refusal import refusal
 from gradwatch.recording.shared_run import Shared
 from gradwatch.recording.stepper import Stepper
 from gradwatch.storage.delivery_cursor import read_cursor
@@ -47,6 +49,7 @@ class Watch:
         clipper: Clipper,
         weights: Weights,
         rank_norms: RankNorms | None,
+        activations: Activations,
         writer: RunWriter | NullWriter,
         source: Source,
         live: Live,
@@ -62,13 +65,12 @@ class Watch:
         self._url_said = shared is not None and len(shared.names) > 1  # by the first of them
         self._resumed_at = 0  # the number of the first step
         self._thread = threading.get_ident()  # that trains
-        run, layout, kept = writer.run, clipper.layout, source.kept(clipper.layout.names)
-        self._looking = weights.looking
-        self._recorder = Recorder(
-            run, kept, clipper.fields, layout.device, self._keep, writer.flush_seconds, self._looking
-        )
+        run, kept, device = writer.run, source.kept(clipper.layout.names), clipper.layout.device
+        self._looking, seconds = weights.looking, writer.flush_seconds
+        self._recorder = Recorder(run, kept, clipper.fields, device, self._keep, seconds, self._looking)
         rates = RateScale(run.lr_scale, run.warmup)
-        self._stepper = Stepper(clipper, weights, self._recorder, rates, self._between, self._after, rank_norms, self)
+        told = self._between, self._after
+        self._stepper = Stepper(clipper, weights, self._recorder, rates, *told, rank_norms, activations, self)
 
     def _begin(self) -> None:
         """Watch from now on. Wherever this is interrupted, `_undo` takes it back."""

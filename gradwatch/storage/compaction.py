@@ -8,14 +8,14 @@ never touched again, and the courier may carry it away.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from gradwatch.storage.folder import CLOSED_BYTES, FAN_IN, Part, is_closed, list_parts, put
+from gradwatch.storage.folder import ACTIVATIONS, CLOSED_BYTES, FAN_IN, Part, is_closed, list_parts, put
 from gradwatch.storage.parquet import opened
 
 log = logging.getLogger("gradwatch")
@@ -23,7 +23,11 @@ log = logging.getLogger("gradwatch")
 
 GROUP_ROWS = 1 << 20  # rows of a row group, the unit in which tables are merged and read: about 50 MB of memory
 GROUP_VALUES = 1 << 24  # rows x columns of one: where many scalars are logged it has fewer rows
-COLUMNS = {"layers": ["optimizer", "layer"], "steps": ["optimizer"]}  # those that hold names
+COLUMNS = {
+    "layers": ["optimizer", "layer"],
+    "steps": ["optimizer"],
+    ACTIVATIONS: ["optimizer", "module"],
+}  # those that hold names
 
 
 class Compactor:
@@ -40,7 +44,7 @@ class Compactor:
     def compact(self) -> None:
         """Merge whatever is due. Parts that cannot be read stay as they are; readers name them."""
         while not self.cancelled():
-            parts = due([part for part in list_parts(self.folder) if part.path not in self.left_alone])
+            parts = due(list_parts(self.folder), self.left_alone, self.folder.name == ACTIVATIONS)
             if not parts:
                 return
             broken = [part.path for part in parts if not _opens(part.path)]
@@ -69,18 +73,19 @@ class Compactor:
         return done
 
 
-def due(parts: Sequence[Part]) -> list[Part]:
+def due(parts: Sequence[Part], left_alone: Collection[Path] = (), sparse: bool = False) -> list[Part]:
     """Neighbours of one level that are to become one part: 64 of them, or fewer that hold 64 MiB; empty for none.
 
-    Between neighbours no part is missing: what is merged across one that is left alone would stand for it as well.
+    Between neighbours no part is missing or `left_alone`: what is merged across it would stand for it as well. In a
+    `sparse` table none is missing: a flush that had nothing for it has no part.
     """
     group: list[Part] = []
     size = 0
     for part in parts:
-        if is_closed(part):
+        if part.path in left_alone or is_closed(part):
             group = []
             continue
-        if group and (part.level != group[-1].level or part.first != group[-1].last + 1):
+        if group and (part.level != group[-1].level or (part.first != group[-1].last + 1 and not sparse)):
             group = []
         group.append(part)
         size = part.path.stat().st_size + (size if len(group) > 1 else 0)

@@ -12,15 +12,16 @@ import pyarrow.parquet as pq
 
 from gradwatch.history import History
 from gradwatch.storage.compaction import group_rows, options
+from gradwatch.storage.folder import ACTIVATIONS
 from gradwatch.table import Table
 
 
-def layers_table(block: History) -> pa.Table:
-    """One row for each step and layer."""
-    t, n = len(block.by_layer), len(block.layers)
-    columns = _keys(block.by_layer, n)
-    columns["layer"] = _named(np.tile(np.arange(n, dtype=np.int32), t), block.layers)
-    columns.update({q: _column(np.ascontiguousarray(v, np.float32).ravel()) for q, v in block.per_layer.items()})
+def wide_table(table: Table, of: str) -> pa.Table:
+    """One row for each step and layer (or module: `of` is the column of its name)."""
+    t, n = len(table), len(table.layers)
+    columns = _keys(table, n)
+    columns[of] = _named(np.tile(np.arange(n, dtype=np.int32), t), table.layers)
+    columns.update({q: _column(np.ascontiguousarray(v, np.float32).ravel()) for q, v in table.values.items()})
     return pa.table(columns)
 
 
@@ -41,8 +42,9 @@ def write_part(path: Path, table: str, block: History) -> None:
 
 # table -> (its rows out of a block, how many of them one step has)
 _BUILDERS: dict[str, tuple[Callable[[History], pa.Table], Callable[[History], int]]] = {
-    "layers": (layers_table, lambda block: len(block.layers)),
+    "layers": (lambda block: wide_table(block.by_layer, "layer"), lambda block: len(block.layers)),
     "steps": (steps_table, lambda block: 1),
+    ACTIVATIONS: (lambda block: wide_table(block.activations, "module"), lambda block: len(block.activations.layers)),
 }
 
 

@@ -4,6 +4,8 @@
     model.txt                 the model's structure, as torch prints it
     layers/part-*.parquet     one row per step and layer
     steps/part-*.parquet      one row per step
+    activations/part-*        one row per sampled step and module, where activations are recorded: the flushes that have
+                              any have a part
     cursor.json               how far the courier has come
     findings.json             what the diagnosis said last
 
@@ -38,7 +40,9 @@ from gradwatch.table import Table
 FSYNC = "GRADWATCH_FSYNC"  # the environment variable
 MANIFEST = "run.json"
 FINDINGS = "findings.json"
-TABLES = ("layers", "steps")
+TABLES = ("layers", "steps")  # each flush writes a part of these
+ACTIVATIONS = "activations"  # and first of this one, if it has any
+ALL_TABLES = (ACTIVATIONS, *TABLES)
 FAN_IN = 64  # parts of one level that become one of the next
 CLOSED_BYTES = 64 << 20
 MAX_GAPS = 5  # that are named
@@ -193,7 +197,9 @@ def _read_cut(folder: Path, since: int, start: int, at_most: int | None) -> Hist
     problems: list[str] = []
     parts = list_tables(folder)
     whole = last_whole_part(folder, parts)
-    blocks, found = (_read_table(folder / t, parts[t], (since, whole), start, problems) for t in TABLES)
+    blocks, found, inside = (
+        _read_table(folder / t, parts[t], (since, whole), start, problems) for t in (*TABLES, ACTIVATIONS)
+    )
     steps = joined([*limited(found, folder)], folder)
     if at_most is not None and len(steps) and _values(parts["layers"]) > at_most:
         layers = reduced(blocks, steps, len(run.layers), at_most)
@@ -203,7 +209,7 @@ def _read_cut(folder: Path, since: int, start: int, at_most: int | None) -> Hist
     places = sorted(range(len(layers.layers)), key=lambda i: order.get(layers.layers[i], len(order)))
     if places != [*range(len(places))]:
         layers = layers.of_layers(places)
-    history = join(run, layers, steps)
+    history = join(run, layers, steps, activations=joined([*inside], folder))
     if since < 0 and start <= 0:
         problems += missing_steps(history.step, run.first_step, run.end_step)
     return replace(history, problems=tuple(sorted(problems)))
@@ -231,11 +237,11 @@ def last_part(folder: Path) -> int:
 
 def list_tables(folder: Path) -> dict[str, list[Part]]:
     """The parts of each table as they were at one moment, though a writer adds parts to one table after the other and
-    merges them meanwhile: both are listed until two looks in a row agree.
+    merges them meanwhile: all are listed until two looks in a row agree.
     """
     seen: dict[str, list[Part]] = {}
     for _ in range(LOOKS):
-        now = {table: list_parts(folder / table) for table in reversed(TABLES)}  # what is in `steps` is in `layers`
+        now = {table: list_parts(folder / table) for table in reversed(ALL_TABLES)}  # in `steps` last
         if now == seen:
             break
         seen = now
@@ -258,13 +264,16 @@ def _read_table(
     name, expected, (since, until) = table.name, 0, between
     problems += [f"{link.relative_to(table.parent)} is a link, and is not followed" for link in _links(table)]
     for part in parts:
-        if part.first > expected:
+        if part.first > expected and name != ACTIVATIONS:
             problems.append(f"{name}: parts {expected} to {part.first - 1} are missing")
         expected = part.last + 1
         if part.last <= since or (until is not None and part.last > until):
             continue
         try:
-            yield from (layers_blocks if name == "layers" else steps_blocks)(part.path, start)
+            if name == "steps":
+                yield from steps_blocks(part.path, start)
+            else:
+                yield from layers_blocks(part.path, start, "layer" if name == "layers" else "module")
         except (OSError, KeyError, ValueError, pa.ArrowException) as error:
             if not part.path.exists():
                 raise _GoneError from error
@@ -297,11 +306,11 @@ def tidy(folder: Path) -> None:
     Raises:
         RunError: a link lies there, and nothing is removed.
     """
-    refuse_links(link for table in TABLES for link in _links(folder / table))
+    refuse_links(link for table in ALL_TABLES for link in _links(folder / table))
     whole = last_whole_part(folder, list_tables(folder))
     for path in folder.glob(f".{MANIFEST}.*.tmp"):
         path.unlink()
-    for table in TABLES:
+    for table in ALL_TABLES:
         parts = list_parts(folder / table)
         kept = {part.path for part in parts if whole is None or part.last <= whole}
         for path in [*(folder / table).glob(".part-*.tmp"), *(folder / table).glob("part-*.parquet")]:

@@ -206,6 +206,7 @@ _FIELDS: dict[str, tuple[Check, str]] = {
     "first_step": (_optional(_is_count(0, MAX_STEP)), "a number of steps"),
     "end_step": (_optional(_is_count(0, MAX_STEP)), "a number of steps"),
     "higher_is_better": (_is_table(lambda value: isinstance(value, bool)), "a table of true or false"),
+    "activations_every": (_optional(_is_count(1)), "a number from 1 on"),
     "command": (_optional(_is_command), "how gradwatch run was started"),
     "mlflow": (_optional(_is_table(_is_scalar)), "a table of texts"),
     "modules": (_is_table(lambda value: is_text(value, 100), MAX_LAYERS), f"a table of at most {MAX_LAYERS:,} classes"),

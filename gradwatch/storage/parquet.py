@@ -53,23 +53,24 @@ def steps_blocks(path: Path, start: int = 0) -> Iterator[Table]:
     yield Table(step, attempt, optimizer, per_step)
 
 
-def layers_blocks(path: Path, start: int = 0) -> Iterator[Table]:
-    """The rows of a part of the layers table, a block per row group; groups that end before step `start` left out.
+def layers_blocks(path: Path, start: int = 0, of: str = "layer") -> Iterator[Table]:
+    """The rows of a part of the layers table, a block per row group; groups that end before step `start` left out. `of`
+    is the column of the layers' names.
 
     Once a row group does not hold every layer of every one of its steps, in one order, or goes on with the last step of
     the group before it, the rest of the part is one block.
     """
-    with opened(path, ["optimizer", "layer"]) as (file, every):
+    with opened(path, ["optimizer", of]) as (file, every):
         groups = _late(file, every, start)
         held: Table | None = None
         for i, group in enumerate(groups):
-            block = _tile(file.read_row_group(group, use_threads=not is_limited()))
+            block = _tile(file.read_row_group(group, use_threads=not is_limited()), of)
             if block is not None and held is not None and _goes_on(held, block) and held.layers == block.layers:
                 held = held.take(np.arange(len(held) - 1))  # the step that is handed over again
             if block is None or (held is not None and len(held) and _goes_on(held, block)):
                 rest = groups[i if held is None else i - 1 :]
                 _require_size([every[i] for i in rest], MAX_GROUP_VALUES)
-                yield _pivot(file.read_row_groups(rest, use_threads=not is_limited()))
+                yield _pivot(file.read_row_groups(rest, use_threads=not is_limited()), of)
                 return
             if held is not None:
                 yield held
@@ -181,9 +182,9 @@ def _late(file: pq.ParquetFile, groups: Sequence[Group], start: int) -> list[int
     return [i for i, end in enumerate(ends) if start <= 0 or end is None or end >= start]
 
 
-def _tile(table: pa.Table) -> Table | None:
+def _tile(table: pa.Table, of: str = "layer") -> Table | None:
     """The rows as T x L, if that is how they lie: the same layers in the same order in every step; else None."""
-    names, code = _codes(table["layer"], MAX_LAYERS)
+    names, code = _codes(table[of], MAX_LAYERS)
     again = np.flatnonzero(code == code[:1])
     width = int(again[1]) if len(again) > 1 else len(code)
     if not width or len(code) % width:
@@ -196,7 +197,7 @@ def _tile(table: pa.Table) -> Table | None:
     if len(np.unique(order)) < width or not (code == order).all() or not all((a == a[:, :1]).all() for a in keys):
         return None
     step, attempt, who = (a[:, 0] for a in keys)
-    values = {name: _floats(table[name]).reshape(-1, width) for name in _quantities(table)}
+    values = {name: _floats(table[name]).reshape(-1, width) for name in _quantities(table, of)}
     optimizer = np.asarray(optimizers, dtype=object)[who]
     tile = Table(step, attempt, optimizer, values, tuple(names[i] for i in order))
     again = (np.diff(step) == 0) & (np.diff(attempt) == 0) & (np.diff(who) == 0)  # rows that were handed over again
@@ -209,10 +210,10 @@ def _goes_on(before: Table, after: Table) -> bool:
     return bool(last == first)
 
 
-def _pivot(table: pa.Table) -> Table:
+def _pivot(table: pa.Table, of: str = "layer") -> Table:
     """The rows as T x L, whatever order they come in within a step."""
     step, attempt = _numbers(table["step"], MAX_STEP), _numbers(table["attempt"], MAX_COUNT)
-    names, column = _codes(table["layer"], MAX_LAYERS)
+    names, column = _codes(table[of], MAX_LAYERS)
     optimizers, who = _codes(table["optimizer"], MAX_LANES)
     starts = np.ones(len(step), bool)
     starts[1:] = (np.diff(step) != 0) | (np.diff(attempt) != 0) | (np.diff(who) != 0)
@@ -222,16 +223,16 @@ def _pivot(table: pa.Table) -> Table:
     if int(starts.sum()) * len(names) > MAX_SPREAD * len(step) + MAX_LANES**2:
         raise ValueError(f"its {int(starts.sum()):,} steps and {len(names):,} layers have little in common")
     values: dict[str, Floats] = {}
-    for name in _quantities(table):
+    for name in _quantities(table, of):
         values[name] = np.full((int(starts.sum()), len(names)), np.nan, np.float32)
         values[name][row, column] = _floats(table[name])
     optimizer = np.asarray(optimizers, dtype=object)[who[starts]]
     return Table(step[starts], attempt[starts], optimizer, values, tuple(names))
 
 
-def _quantities(table: pa.Table) -> list[str]:
+def _quantities(table: pa.Table, of: str) -> list[str]:
     """What is recorded of the layers; how many steps a row stands for is none of it: in a part each is of one step."""
-    return [name for name in table.column_names if name not in (*KEY_COLUMNS, "layer", SEEN)]
+    return [name for name in table.column_names if name not in (*KEY_COLUMNS, of, SEEN)]
 
 
 def _floats(column: pa.ChunkedArray) -> Floats:

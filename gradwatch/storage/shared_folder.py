@@ -190,11 +190,15 @@ def read_whole(folder: Path, parts: Sequence[Path] | None = None, at_most: int |
     run = joint_run(read_facts(folder), [part.run for part in found])
     problems += [text for part in found for text in part.problems]
     require_alike([part.by_layer for part in found], folder)
-    by_layer, by_step = (
+    by_layer, by_step, activations = (
         table.take(np.argsort(table.step, kind="stable"))
-        for table in (stack([part.by_layer for part in found]), stack([part.by_step for part in found]))
+        for table in (
+            stack([part.by_layer for part in found]),
+            stack([part.by_step for part in found]),
+            stack([part.activations for part in found]),
+        )
     )
-    return History(run, by_layer, by_step, tuple(problems))
+    return History(run, by_layer, by_step, tuple(problems), activations)
 
 
 def read_with_parts(folder: Path, at_most: int | None = None) -> tuple[History, list[History]]:

@@ -21,7 +21,17 @@ from gradwatch.sanitize import refuse_links
 from gradwatch.storage.answer import Answer
 from gradwatch.storage.compaction import Compactor
 from gradwatch.storage.encoding import write_part
-from gradwatch.storage.folder import MANIFEST, TABLES, list_parts, now_iso, put, tidy, write_json
+from gradwatch.storage.folder import (
+    ACTIVATIONS,
+    ALL_TABLES,
+    MANIFEST,
+    TABLES,
+    list_parts,
+    now_iso,
+    put,
+    tidy,
+    write_json,
+)
 from gradwatch.storage.lock import Lock
 
 log = logging.getLogger("gradwatch")
@@ -49,7 +59,7 @@ class RunWriter:
         self.run, self.flush_seconds = run, flush_seconds
         self.folder = folder.absolute()
         self.closing = self._over = False
-        self.compactors = [Compactor(self.folder / table, self._interrupted) for table in TABLES]
+        self.compactors = [Compactor(self.folder / table, self._interrupted) for table in ALL_TABLES]
         self.queue: queue.SimpleQueue[str | Run | Answer | None] = queue.SimpleQueue()
         self._new: deque[History] = deque()  # not yet seen by the thread; no lock: a signal may come in between
         self._gone: deque[int] = deque()  # the steps of each block that found no room, since it was said last
@@ -79,7 +89,7 @@ class RunWriter:
         for table in TABLES:
             (self.folder / table).mkdir(exist_ok=True)
         write_json(self.folder / MANIFEST, self.run.to_json())
-        return 1 + max((part.last for t in TABLES for part in list_parts(self.folder / t)), default=-1)
+        return 1 + max((part.last for t in ALL_TABLES for part in list_parts(self.folder / t)), default=-1)
 
     def start(self) -> None:
         """Start the thread, once; whoever hands something over does so, too.
@@ -251,7 +261,8 @@ class RunWriter:
     def _write_part(self, blocks: list[History]) -> None:
         """The first blocks of those that wait, as a part of each table."""
         block = concat(blocks)
-        paths = [self.folder / table / f"part-{self.next_part:06d}.parquet" for table in TABLES]
+        tables = [table for table in ALL_TABLES if table != ACTIVATIONS or len(block.activations)]
+        paths = [self.folder / table / f"part-{self.next_part:06d}.parquet" for table in tables]
         written = []
         try:
             for path in paths:
@@ -271,11 +282,12 @@ class RunWriter:
 
     def _restore(self) -> None:
         """The folder anew, where somebody removed it. What it lay in is not made: it may be a disk that went away."""
-        refuse_links(self.folder / table for table in TABLES)
-        if all((self.folder / table).is_dir() for table in TABLES):
+        refuse_links(self.folder / table for table in ALL_TABLES)
+        tables = (*TABLES, ACTIVATIONS) if any(len(block.activations) for block in self.pending) else TABLES
+        if all((self.folder / table).is_dir() for table in tables):
             return
         gone = not self.folder.is_dir()
-        for folder in (self.folder, *(self.folder / table for table in TABLES)):
+        for folder in (self.folder, *(self.folder / table for table in tables)):
             folder.mkdir(exist_ok=True)
         self._manifest = self._manifest or self.run
         if gone:

@@ -26,9 +26,9 @@ from gradwatch.history import Run
 from gradwatch.sanitize import is_plain_file, public_uri
 from gradwatch.storage.delivery_cursor import CURSOR, Cursor, is_done, read_cursor
 from gradwatch.storage.folder import (
+    ALL_TABLES,
     FINDINGS,
     MANIFEST,
-    TABLES,
     is_closed,
     last_part,
     list_parts,
@@ -230,7 +230,7 @@ class Courier:
             self.logged_tags = tags
 
     def _upload_tables(self, closed_only: bool) -> None:
-        for table in TABLES:
+        for table in ALL_TABLES:
             for part in list_parts(self.folder / table):
                 name = f"{table}/{part.path.name}"
                 with contextlib.suppress(FileNotFoundError):  # merged meanwhile: the merged part is next

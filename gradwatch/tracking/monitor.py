@@ -20,7 +20,7 @@ from gradwatch.errors import RunError
 from gradwatch.history import History
 from gradwatch.sanitize import public_error, public_uri
 from gradwatch.storage.downsample import MAX_VALUES
-from gradwatch.storage.folder import TABLES, last_part, list_parts
+from gradwatch.storage.folder import ALL_TABLES, last_part, list_parts
 from gradwatch.storage.shared_folder import part_folders, read_joint_manifest, read_whole
 from gradwatch.tracking.artifact_places import UnfitError, runs_of_strangers
 from gradwatch.tracking.backoff import Backoff
@@ -194,7 +194,7 @@ def _read(folder: Path) -> History:
 def _even(folder: Path) -> None:
     """Leave out what one table has and the other has not yet: steps without layers would look like a disease."""
     newest = last_part(folder)
-    for table in TABLES:
+    for table in ALL_TABLES:
         for part in list_parts(folder / table):
             if part.last > newest:
                 part.path.unlink()

@@ -20,7 +20,7 @@ from mlflow.tracking import MlflowClient
 from gradwatch._version import __version__
 from gradwatch.errors import RunError
 from gradwatch.sanitize import MAX_DOWNLOAD, MAX_LANES, printable, public_text, public_uri
-from gradwatch.storage.folder import MANIFEST, TABLES
+from gradwatch.storage.folder import ALL_TABLES, MANIFEST
 from gradwatch.storage.shared_folder import PARTS
 from gradwatch.tracking.artifact_places import UnfitError, require_known_place
 from gradwatch.tracking.client import ARTIFACTS, connect, existing_store, quoted
@@ -129,7 +129,7 @@ def files_of_a_run(list_folder: Callable[[str], Iterable[Any]]) -> Iterator[str]
         for name, is_dir in listed(folder):
             if name in (MANIFEST, PARTS):  # a folder of that name would be in the file's way
                 yield from () if is_dir else (f"{folder}/{name}",)
-            elif is_dir and name in TABLES:
+            elif is_dir and name in ALL_TABLES:
                 found = (file for file, inner in listed(f"{folder}/{name}") if not inner and file.endswith(".parquet"))
                 yield from (f"{folder}/{name}/{file}" for file in found)
             elif is_dir and whole:

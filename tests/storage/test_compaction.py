@@ -27,7 +27,7 @@ from gradwatch.report.run_charts import norm_chart
 from gradwatch.report.text import render_json, render_markdown
 from gradwatch.storage import compaction, downsample
 from gradwatch.storage.compaction import Compactor, due, merge
-from gradwatch.storage.encoding import layers_table
+from gradwatch.storage.encoding import wide_table
 from gradwatch.storage.folder import Part, create_folder, is_closed, list_parts, read_run
 from gradwatch.storage.parquet import _tile
 from gradwatch.storage.shared_folder import read_whole
@@ -190,7 +190,7 @@ def test_parts_of_other_makes_are_read_all_the_same(tmp_path, order):
 
 def test_a_row_group_that_begins_within_a_step_is_no_tile(tmp_path):
     history = make_history()
-    table = layers_table(history)
+    table = wide_table(history.by_layer, "layer")
     assert len(_tile(table)) == 200
     assert _tile(table.slice(3, 7 * 199)) is None
 

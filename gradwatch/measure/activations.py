@@ -1,0 +1,255 @@
+"""Looks inside a model: what each chosen module gives out, in the steps that are sampled.
+
+What is measured is kept on the device as sums, counts and largest values until the step ends: micro-batches add up,
+and ranks do. Nothing hangs on the model: while a step is sampled one hook of torch's own hears of every module's call.
+
+Legend: M modules, Q quantities, N modules that are known non-linearities, U of their units (the last dimension, or the
+channels of a convolution).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import warnings
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn.modules.module import register_module_forward_hook
+
+from gradwatch.measure.autograd import without_autograd
+from gradwatch.measure.distributed import local
+from gradwatch.measure.looking import Looking
+from gradwatch.measure.saturation import Flat, flat_of
+
+QUANTITIES = ("rms", "max", "zeros", "saturated", "dead", "nonfinite", "order")
+FIRST = 2  # steps at the beginning that are all sampled: `gradwatch run` sees the second forward pass first
+UNITS = 1024  # of a non-linearity that are followed one by one, evenly spread over more
+PIECE = 1 << 24  # elements that are looked at together: what is held meanwhile stays small beside a large output
+_CHANNELS = ("Conv", "BatchNorm", "GroupNorm", "InstanceNorm", "SyncBatchNorm", "LazyConv", "LazyBatchNorm")
+
+
+class Activations:
+    """Measures the outputs of `modules` (by name) in the first two steps, and in each whose number `every` divides.
+
+    `begin(step)` before the step's forward pass, `end()` when the step is over; in between compiled code runs as it was
+    written, because what is compiled cannot be seen. With no modules neither does anything. `group`: over which ranks
+    the batch is spread; `dims`: as of `unit_dims`.
+    """
+
+    def __init__(
+        self,
+        modules: Mapping[str, nn.Module] | None = None,
+        dims: Mapping[int, int] | None = None,
+        every: int = 50,
+        group: dist.ProcessGroup | None = None,
+        looking: Looking | None = None,
+    ) -> None:
+        self.names, self.every, self.group = tuple(modules or ()), every, group
+        self._looking = looking or Looking()
+        known = dims or {}
+        self._slots = {id(m): _Slot(m, flat_of(m), known.get(id(m))) for m in (modules or {}).values()}
+        self._first: int | None = None
+        self._hook: Any = None
+        self._stance: Any = None
+        self._filter: Any = None
+        self._order: dict[int, None] = {}
+
+    @property
+    def is_open(self) -> bool:
+        """Whether the coming step, or the one under way, is sampled."""
+        return self._hook is not None
+
+    def begin(self, step: int) -> None:
+        """The forward pass of this step is about to begin."""
+        self._first = step if self._first is None else self._first
+        if self.names and not self.is_open and (step < self._first + FIRST or step % self.every == 0):
+            with self._looking.at("activations of compiled modules"):
+                self._stance = torch.compiler.set_stance("force_eager")
+            self._hook = register_module_forward_hook(self._note)
+            # of a hook that would be called once more for a compiled module: this one looks whose call it is
+            warnings.filterwarnings("ignore", "Using `torch.compile")
+            self._filter = warnings.filters[0]
+
+    def stop(self) -> None:
+        """Hear of no more calls, and forget what was heard."""
+        if self._hook is not None:
+            self._hook.remove()
+            with contextlib.suppress(ValueError):  # somebody has reset them
+                warnings.filters.remove(self._filter)  # type: ignore[attr-defined]
+        stance, self._hook, self._stance, self._order = self._stance, None, None, {}
+        for slot in self._slots.values():
+            slot.clear()
+        if stance is not None:
+            stance.__exit__(None, None, None)
+
+    @without_autograd
+    def end(self, device: torch.device) -> Tensor | None:
+        """The step is over: `[Q, M]` float32 on `device`, NaN for a module that was not called; `order` is the place in
+        the forward pass. None where the step was not sampled, or no module was called.
+        """
+        if not self.is_open:
+            return None
+        try:
+            if self.group is None and not any(slot.is_seen for slot in self._slots.values()):
+                return None
+            return self._joined(device)
+        finally:
+            self.stop()
+
+    # ------------------------------------------------------------------------------------------------ during the step
+
+    def _note(self, module: nn.Module, args: Any, output: Any) -> None:
+        slot = self._slots.get(id(module))
+        if slot is None or torch.compiler.is_compiling():
+            return
+        self._order.setdefault(id(module))  # also without autograd: so a reentrant checkpoint runs its part at first
+        again = torch._C._current_graph_task_id() != -1  # in backward: a checkpointed part is computed once more
+        if not torch.is_grad_enabled() or (again and slot.outside):
+            return
+        slot.outside |= not again
+        with self._looking.at("activations"):
+            found = tensor_of(output)
+            if found is not None and found.numel() and found.is_floating_point():
+                slot.add(local(found), tensor_of(args))
+
+    # -------------------------------------------------------------------------------------------------- after the step
+
+    def _joined(self, device: torch.device) -> Tensor:
+        slots = list(self._slots.values())
+        sums = torch.stack([slot.sums(device) for slot in slots])  # [M, 5]
+        largest = torch.stack([slot.largest(device) for slot in slots])  # [M]
+        alive = [slot.alive_units(device) for slot in slots if slot.flat is not None]  # N of [U]
+        if self.group is not None:
+            dist.all_reduce(sums, group=self.group)
+            both = torch.cat([largest, *alive])
+            dist.all_reduce(both, dist.ReduceOp.MAX, group=self.group)
+            largest, alive = both[: len(slots)], [*both[len(slots) :].view(-1, UNITS).unbind()]
+        squares, zeros, flat, bad, count = sums.unbind(1)
+        known = [slot.flat is not None for slot in slots]
+        units = iter(alive)
+        nothing = count.new_full((), math.nan)
+        dead = torch.stack([_share_dead(next(units)) if k else nothing for k in known])
+        saturated = torch.stack([flat[i] / count[i] if k else nothing for i, k in enumerate(known)])
+        called = count > 0
+        places = {key: place for place, key in enumerate(self._order)}
+        order = [count.new_full((), places.get(key, math.nan)) for key in self._slots]
+        found = [(squares / count).sqrt(), largest, zeros / count, saturated, dead, bad, torch.stack(order)]
+        return torch.where(called, torch.stack([f.to(count.dtype) for f in found]), math.nan).to(torch.float32)
+
+
+class _Slot:
+    """What was seen of one module in this step."""
+
+    def __init__(self, module: nn.Module, flat: Flat | None, dim: int | None) -> None:
+        self.module, self.flat, self.dim = module, flat, dim
+        self.clear()
+
+    def clear(self) -> None:
+        self.outside = False  # whether a call of this step was outside of backward
+        self._sums: Tensor | None = None  # [5]: squares, zeros, flat, non-finite, all
+        self._largest: Tensor | None = None
+        self._alive: Tensor | None = None  # [at most U] bool: units that were not flat somewhere
+
+    @property
+    def is_seen(self) -> bool:
+        """Whether a call of this step counts."""
+        return self._sums is not None
+
+    @without_autograd
+    def add(self, y: Tensor, x: Tensor | None) -> None:
+        """One more call: y = module(x)."""
+        x = None if x is None else local(x)
+        flat = self.flat if x is not None and x.shape == y.shape else None
+        dim = _unit_dim(y, self.dim)
+        for part, inner in _pieces(y, y if x is None or flat is None else x, dim if flat else None):
+            is_flat = flat(self.module, inner, part) if flat else None
+            self._take(part, is_flat, dim)
+
+    def _take(self, y: Tensor, flat: Tensor | None, dim: int) -> None:
+        wide = torch.float64 if y.dtype == torch.float64 else torch.float32
+        exact = _exact(y.device)
+        norm = torch.linalg.vector_norm(y, dtype=wide).to(exact)
+        largest = torch.linalg.vector_norm(y, math.inf).to(torch.float32).nan_to_num(nan=math.inf, posinf=math.inf)
+        used = torch.count_nonzero(y).to(exact)
+        bad = torch.count_nonzero(y - y).to(exact)  # inf - inf and NaN - NaN are NaN, and all else is 0
+        every = torch.full_like(norm, y.numel())
+        held = torch.full_like(norm, math.nan) if flat is None else torch.count_nonzero(flat).to(exact)
+        sums = torch.stack([norm.square(), every - used, held, bad, every])
+        self._sums = sums if self._sums is None else self._sums + sums
+        self._largest = largest if self._largest is None else torch.maximum(self._largest, largest)
+        if flat is not None:
+            others = [d for d in range(flat.ndim) if d != dim]
+            alive = (~flat).any(dim=others) if others else ~flat
+            alive = alive[:: -(-len(alive) // UNITS)]
+            self._alive = alive if self._alive is None else self._alive | alive
+
+    def sums(self, device: torch.device) -> Tensor:
+        """`[5]`, of the precision that counts need."""
+        if self._sums is None:
+            return torch.zeros(5, dtype=_exact(device), device=device)
+        return self._sums.to(device)
+
+    def largest(self, device: torch.device) -> Tensor:
+        """0-d float32; -1 where nothing was seen."""
+        return torch.full((), -1.0, device=device) if self._largest is None else self._largest.to(device)
+
+    def alive_units(self, device: torch.device) -> Tensor:
+        """`[U]` float32: 1 for a unit that was not flat everywhere, 0 for one that was, -1 for none."""
+        out = torch.full((UNITS,), -1.0, device=device)
+        if self._alive is not None:
+            out[: len(self._alive)] = self._alive.to(device)
+        return out
+
+
+def tensor_of(value: Any) -> Tensor | None:
+    """The first tensor in what a module takes or gives: itself, in a tuple or list, or a mapping's first value."""
+    while not isinstance(value, Tensor):
+        if isinstance(value, Mapping):
+            value = next(iter(value.values()), None)
+        elif isinstance(value, (tuple, list)) and value:
+            value = value[0]
+        else:
+            return None
+    return value.detach()
+
+
+def _share_dead(alive: Tensor) -> Tensor:
+    return (alive == 0).sum() / (alive >= 0).sum()
+
+
+def _exact(device: torch.device) -> torch.dtype:
+    """What counts and sums are kept in: float32 loses count beyond 16 million, and only MPS has nothing else."""
+    return torch.float32 if device.type == "mps" else torch.float64
+
+
+def _pieces(y: Tensor, x: Tensor, keep: int | None) -> Iterator[tuple[Tensor, Tensor]]:
+    """Both in pieces of about `PIECE` elements, cut along one dimension that is not `keep`."""
+    count = -(-y.numel() // PIECE)
+    free = [d for d in range(y.ndim) if d != keep]
+    if count < 2 or not free:
+        yield y, x
+        return
+    dim = max(free, key=lambda d: y.shape[d])
+    yield from zip(y.chunk(count, dim), x.chunk(count, dim), strict=True)
+
+
+def _unit_dim(y: Tensor, known: int | None) -> int:
+    """The dimension of the units: as the layer before says, else the channels of an image, else the last."""
+    dim = known if known is not None else (1 if y.ndim > 3 else -1)
+    return y.ndim - 1 if dim < 0 or dim >= y.ndim else dim
+
+
+def unit_dims(model: nn.Module) -> dict[int, int]:
+    """Where each module's units lie, by its id: as the last module before it that has weights gives them out."""
+    dims: dict[int, int] = {}
+    dim: int | None = None
+    for module in model.modules():
+        if any(True for _ in module.parameters(recurse=False)):
+            dim = 1 if type(module).__name__.startswith(_CHANNELS) else -1
+        if dim is not None:
+            dims[id(module)] = dim
+    return dims

@@ -1,0 +1,31 @@
+"""What is known of a step beside its gradients: the optimizers' settings, the loss scale, the loop's own clips."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from gradwatch.recording.optimizer_settings import Now
+from gradwatch.recording.step import Step
+
+if TYPE_CHECKING:
+    from gradwatch.recording.stepper import Stepper
+
+
+def looked_up(stepper: Stepper, step: Step) -> tuple[Now, dict[str, Any]]:
+    """The optimizers' settings, and the scalars that are known of the step; its `clips` are taken over."""
+    looking, now = stepper.weights.looking, Now((), {}, {})
+    with looking.at("lr"):
+        now = stepper.settings.now(step.rate)
+    values: dict[str, Any] = {**now.tensors}
+    with looking.at("the loop's own clips"):
+        clipped_for = stepper.optimizers if stepper.together else step.optimizers
+        scaled = step.scaler is not None
+        step.clips = stepper.loop_clips.take(clipped_for, stepper.layout.params, under_scaler=scaled)
+        values.update(step.clips.values)
+    scale = None if step.scaler is None else step.scaler._scale  # get_scale() would wait for the device
+    if scale is not None:
+        values["loss_scale"] = scale
+    if stepper.rank_norms is not None:
+        with looking.at("rank_grad_norm"):
+            values.update(stepper.rank_norms.values(scale))
+    return now, values

@@ -1,0 +1,37 @@
+"""What cannot be logged: `watch.log` refuses it before anything is recorded."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+
+from torch import Tensor
+
+from gradwatch.history import RECORDED, STEP_COLUMNS
+from gradwatch.sanitize import MAX_LOGGED, MAX_LOGGED_NAME
+from gradwatch.storage.manifest import is_text, text_of
+
+
+def refusal(values: Mapping[str, object], known: Collection[str] = ()) -> str | None:
+    """Why these cannot be logged: a name that the record uses itself or that its reader refuses, one too many beside
+    the names `known`, or a value that is not one number; else None.
+    """
+    for name, value in values.items():
+        if not is_text(name, MAX_LOGGED_NAME):
+            found = f"{name[:40]!a}=...): a name of {len(name):,} characters"
+            return f"{found}; wanted at most {MAX_LOGGED_NAME}, and such as UTF-8 can hold"
+        if name in STEP_COLUMNS or name.startswith(RECORDED):
+            return f"{name}=...): gradwatch records {name} itself; choose another name"
+        if isinstance(value, Tensor):
+            fits, found = value.numel() == 1 and not value.is_complex(), f"tensor of shape {tuple(value.shape)}"
+        else:
+            fits = hasattr(value, "__float__") and getattr(value, "ndim", 0) == 0
+            found = f"{repr(value) if isinstance(value, str) else text_of(value):.80}"
+        if not fits:
+            return f"{name}={found}): wanted a number or a tensor of one element"
+    if len(values) + len(known) > MAX_LOGGED and len({*values, *known}) > MAX_LOGGED:
+        new = next(name for name in values if name not in known)
+        return (
+            f"{new}=...): with {len({*values, *known}):,} names in this run, of which {MAX_LOGGED:,} can be read back: "
+            "log under fewer names, and what changes (an epoch, a batch) as a value"
+        )
+    return None

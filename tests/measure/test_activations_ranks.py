@@ -1,0 +1,36 @@
+"""Activations over several processes: two ranks with half of the batch each record what one process with all does."""
+
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from test_distributed import SUPPORT, torchrun
+
+from gradwatch import open_history
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(sys.platform == "win32" or not torch.distributed.is_available(), reason="needs gloo"),
+]
+
+
+@pytest.mark.parametrize("kind", ["ddp", "fsdp"])
+def test_two_ranks_together_are_one_process(kind, tmp_path):
+    found = [recorded(size, name, tmp_path / name) for size, name in ((2, kind), (1, "one"))]
+    together, alone = found
+    assert together.step.tolist() == alone.step.tolist() == [0, 1, 2, 4]
+    assert together.layers == alone.layers == ("0", "1", "2", "3", "4")
+    for name, values in alone.values.items():
+        np.testing.assert_allclose(together.values[name], values, rtol=1e-5, err_msg=name)
+    dead = alone.values["dead"][0]
+    assert dead[1] == pytest.approx(1 / 3, abs=0.1)
+    assert alone.values["saturated"][0, 3] > 0
+
+
+def recorded(size, kind, folder):
+    done = torchrun(size, SUPPORT / "ranks_inside.py", kind, folder)
+    assert done.returncode == 0, done.stderr[-3000:]
+    (run,) = Path(folder).iterdir()
+    return open_history(run).activations
