@@ -14,7 +14,7 @@ import numpy as np
 from gradwatch.analysis.clips import as_one
 from gradwatch.analysis.rules import Finding
 from gradwatch.analysis.rules.facts import threshold
-from gradwatch.analysis.rules.gradients import training_losses
+from gradwatch.analysis.rules.losses import training_losses
 from gradwatch.formatting import quantity_text
 from gradwatch.history import Floats, History
 from gradwatch.report.downsample import heatmap

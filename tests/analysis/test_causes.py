@@ -8,8 +8,10 @@ import pytest
 from make_run import LAYERS, changed, make_history
 
 from gradwatch.analysis.rules import diagnose
+from gradwatch.analysis.rules.gradient_scale import gradients_accumulate
 from gradwatch.analysis.rules.gradients import exploding
 from gradwatch.analysis.rules.guard import too_few
+from gradwatch.analysis.rules.initialisation import bad_initialisation
 from gradwatch.analysis.rules.long_steps import lr_too_high
 from gradwatch.analysis.rules.no_progress import no_progress
 from gradwatch.analysis.rules.nonfinite import nonfinite
@@ -110,7 +112,9 @@ def test_a_loss_that_is_thrown_about_from_the_start_says_so_where_the_first_step
     (found,) = lr_too_high(run("Muon", rate=1.0, ratio=1.6, loss=wild))
     assert (found.severity, found.tries[0]) == ("error", "--lr-scale 0.005")
     assert lr_too_high(run("Muon", rate=1.0, ratio=0.02, loss=wild)) == []
-    assert lr_too_high(run("Muon", rate=1.0, ratio=1.6, loss=wild - 2 * np.arange(STEPS) / STEPS)) == []  # it got lower
+    (lower,) = lr_too_high(run("Muon", rate=1.0, ratio=1.6, loss=wild - 2 * np.arange(STEPS) / STEPS))
+    assert (lower.severity, lower.cause.split(":")[0]) == ("warning", "The first step was far too long")
+    assert lr_too_high(run("Muon", rate=1.0, ratio=1.6, loss=wild * np.geomspace(1, 0.05, STEPS))) == []  # it got there
 
 
 def test_a_norm_that_leapt_after_calm_steps_is_bounded_first():
@@ -285,3 +289,100 @@ def test_first_steps_of_half_the_weights_and_a_loss_that_comes_up_again_are_too_
     assert lr_too_high(run("Adam", rate=0.1, ratio=0.1, loss=up)) == []
     assert lr_too_high(run("Rprop", rate=0.1, ratio=0.9, loss=up)) == []  # its rate is that of the first step only
     assert lr_too_high(run("Adam", rate=0.1, ratio=0.9, loss=learns(1.8))) == []
+
+
+# ------------------------------------------------------------------------------------------------------- beginnings
+
+
+def weighing(times, history):
+    """The history with every matrix's norm at `times[t]` that of its first step."""
+    norm = history.layer("weight_norm")
+    made = np.where(np.isnan(norm), np.nan, np.nanmax(norm[0]) * np.asarray(times)[:, None]).astype(np.float32)
+    return changed(history, per_layer={**history.per_layer, "weight_norm": made})
+
+
+OUT = np.minimum(1 + np.arange(STEPS) / 2, 12.0)  # six times in ten steps
+
+
+def test_weights_that_run_away_in_their_first_steps_moved_too_far():
+    history = run(ratio=0.01, loss=2.3 + NOISE)
+    (found,) = lr_too_high(weighing(OUT, history))
+    assert (found.severity, found.first_step) == ("error", 0)
+    assert "most weights grew to 12 times their size" in found.cause
+    assert lr_too_high(weighing(np.linspace(1, 2.5, STEPS), history)) == []
+    assert lr_too_high(weighing(OUT, run(ratio=0.01, loss=learns()))) == []  # it succeeds all the same
+    assert lr_too_high(weighing(OUT * 1e-3, history)) == []  # it begins next to 0: any step is long
+    first = [
+        finding.rule
+        for finding in diagnose(
+            weighing(OUT, run("Adam", ratio=0.9, loss=np.where(np.arange(STEPS) < 5, 2.3, 9.0) + NOISE))
+        )
+    ]
+    assert first[0] == "lr-too-high"  # not the explosion that follows
+
+
+def test_weights_begin_to_run_away_after_the_batch_that_threw_them():
+    hit = np.arange(STEPS) == 18
+    loss, norm = np.where(hit, 7e3, 2.3 + NOISE), np.where(hit, 3e3, 1.0)
+    history = run(ratio=0.01, loss=loss + 40.0 * (np.arange(STEPS) > 18), grad_norm=norm)
+    (root,) = diagnose(weighing(np.where(np.arange(STEPS) < 18, 1.0, 20.0), history))
+    assert (root.rule, root.first_step, root.confidence) == ("spike", 18, "likely")
+    assert "The loss leapt in step 18 out of a calm, and the gradients leapt with it" in root.cause
+    assert {"exploding", "lr-too-high"} <= {finding.rule for finding in root.consequences}
+
+
+def test_a_batch_whose_gradients_are_not_finite_is_not_said_to_have_usual_ones():
+    hit = np.arange(STEPS) == 100
+    history = run(loss=np.where(hit, 1e30, 2.3 + NOISE), grad_norm=np.where(hit, np.inf, 1.0))
+    (found,) = spike(history)
+    assert "the gradients were not finite" in found.cause
+    assert not found.cure.startswith("Nothing needs to change")
+
+
+@pytest.mark.parametrize(
+    ("times", "loss", "found"),
+    [
+        (40.0, 75 * np.exp(-np.arange(STEPS) / 90), "many times"),
+        (0.003, learns(), "a small part of"),
+        (1.0, 75 * np.exp(-np.arange(STEPS) / 90), ""),
+    ],
+)
+def test_the_gain_that_weights_began_with_is_said(times, loss, found):
+    told = bad_initialisation(weighing(np.full(STEPS, times), run(ratio=0.01, loss=loss, modules={"0": "Linear"})))
+    assert bool(told) == bool(found)
+    assert all(found in finding.cause for finding in told)
+    norms = {"0": "Linear", "1": "LayerNorm"}
+    told = bad_initialisation(weighing(np.full(STEPS, times), run(ratio=0.01, loss=learns(), modules=norms)))
+    assert bool(told) == (times < 1)  # it succeeds, and began where it should
+
+
+def test_a_sum_of_gradients_that_bends_is_still_one():
+    bent = 2.5 * np.arange(1, STEPS + 1) ** 0.75
+    (found,) = gradients_accumulate(run(loss=2.3 + NOISE, grad_norm=bent))
+    assert found.evidence["first_grad_norm"] == 2.5
+    multiplied = np.minimum(1.18 ** np.arange(STEPS), 60)
+    assert gradients_accumulate(run(loss=2.3 + NOISE, grad_norm=multiplied)) == []
+
+
+def test_weights_grow_where_half_of_it_in_decades_is_done():
+    late = np.where(np.arange(STEPS) < 300, np.linspace(1, 4, STEPS), 4 * 2.0 ** ((np.arange(STEPS) - 300) / 8))
+    (found,) = weight_growth(weighing(late, run(ratio=0.01, loss=2.3 + NOISE)))
+    assert found.first_step > 300
+
+
+def test_what_a_decay_took_explains_steps_that_are_long_beside_it():
+    history = run(ratio=0.7, loss=2.3 + NOISE)
+    late = np.where(np.arange(STEPS)[:, None] < 200, 0.01, history.layer("update_ratio")).astype(np.float32)
+    late = np.where(np.isnan(history.layer("update_ratio")), np.nan, late)
+    history = changed(history, per_layer={**history.per_layer, "update_ratio": late})
+    roots = {root.rule: root for root in diagnose(weighing(0.97 ** np.arange(STEPS), history))}
+    assert "update-too-large" in [finding.rule for finding in roots["weights-shrink"].consequences]
+
+
+def test_a_loss_that_begins_as_if_all_outputs_were_alike_may_have_two_softmaxes():
+    above = falls(FLOOR + 0.3)
+    above[:6] = math.log(CLASSES) * (1 - 1e-4)
+    whole = run(loss=above, modules=LINEAR)
+    (found,) = softmax_twice(whole)
+    assert (found.confidence, len(found.alternatives)) == ("possible", 2)
+    assert softmax_twice(weighing(np.full(STEPS, 0.001), whole)) == []  # the last weights began next to 0

@@ -144,6 +144,15 @@ def softmaxed(folder, sick=True, lr=0.1, steps=150):
     return digits(folder, sgd(lr), steps, net)
 
 
+def begun_large(folder, sick=True, times=10.0):
+    """Every weight begins at ten times the size that torch gives it (the twin: at that size)."""
+    net = mlp()
+    if sick:
+        for weight in net.parameters():
+            weight.data.mul_(times if weight.dim() > 1 else 1.0)
+    return digits(folder, adam(1e-3), 200, net)
+
+
 def tiny_rate(folder, sick=True):
     """Adam at 1e-9 (the twin: 1e-3)."""
     return digits(folder, adam(3e-9 if sick else 1e-3), 100)

@@ -159,7 +159,8 @@ def test_units_that_are_dead_from_the_start(tmp_path):
 
 def test_units_that_one_batch_has_killed(tmp_path):
     (root,) = diagnose(d.dying_relu(tmp_path, lr=0.2, shock=1000.0))
-    assert (root.rule, root.first_step) == ("exploding", 40)
+    assert (root.rule, root.first_step, root.evidence["odd_batch"]) == ("spike", 40, 40)
+    assert one([root], "exploding").first_step == 41  # what that batch did
     dead = one([root], "dead-layer")
     assert dead.layers == ("0.weight", "0.bias", "2.weight", "2.bias", "4.weight")
     assert 41 <= dead.first_step <= 50

@@ -53,6 +53,7 @@ TWINS: dict[str, tuple[tuple[str, Train], tuple[str, Train]]] = {
                 "-log D(G(z)), in turn",
             ),
             ("softmax-twice", partial(s.softmaxed, lr=1.0), "a softmax before cross_entropy", "logits"),
+            ("bad-initialisation", s.begun_large, "weights ten times as large", "torch's own weights"),
             ("no-progress", s.averaged, "the average loaded back", "the average kept"),
             ("renorm-binds", s.tight_norm, "MaxNorm(0.3)", "MaxNorm(4.0)"),
             ("lr-too-high", s.rate_too_high, "Adam at 0.3", "Adam at 0.003"),

@@ -9,7 +9,7 @@ import numpy as np
 
 from gradwatch.analysis.rules.facts import are_zero, matrices, numel, pick, present
 from gradwatch.analysis.rules.finding import Finding, Why, either
-from gradwatch.analysis.rules.gradients import learnt
+from gradwatch.analysis.rules.losses import learnt
 from gradwatch.history import Bools, Floats, History
 
 

@@ -13,7 +13,7 @@ import numpy as np
 from gradwatch.analysis.optimizers import groups
 from gradwatch.analysis.rules.facts import middle, numel, own_optimizers, pick, root_mean_square
 from gradwatch.analysis.rules.finding import Finding
-from gradwatch.analysis.rules.gradients import learnt
+from gradwatch.analysis.rules.losses import learnt
 from gradwatch.history import Floats, History
 
 _DIVIDED = ("Adam", "RMSprop", "Muon")  # in a class's name: it divides by the size of the gradients + eps

@@ -133,6 +133,27 @@ def last_matrix(history: History) -> Layer | None:
     return next((layer for layer in reversed(history.run.layers) if len(layer.shape) == 2), None)
 
 
+def embeddings(history: History) -> Bools:
+    """Which layers are the tables of embeddings, `[L]`: their rows begin at unit variance, whatever their size."""
+    kinds = history.run.modules
+    return np.array(["Embedding" in kinds.get(name.rpartition(".")[0], "") for name in history.layers], bool)
+
+
+def initial_gains(history: History) -> Floats:
+    """By what each matrix multiplied a signal when first measured, `[L]`: rms x sqrt(fan in); NaN for other layers.
+
+    torch's layers begin at 0.58, He's initialisation at 1.41. Embeddings and those that were not measured are NaN too.
+    Source: He et al., arXiv:1502.01852, equation 7.
+    """
+    _, norm = measured(history, "weight_norm")
+    shapes = {layer.name: layer.shape for layer in history.run.layers}
+    fans = np.array([max(1, int(np.prod(shapes.get(name, ())[1:]))) for name in history.layers], np.float64)
+    which = matrices(history) & ~embeddings(history)
+    if not len(norm):
+        return np.full(len(which), np.nan)
+    return np.where(which, root_mean_square(history, norm[0].astype(np.float64)) * np.sqrt(fans), np.nan)
+
+
 def root_mean_square(history: History, norm: Floats) -> Floats:
     """Norms of layers, `[L]` or `[R, L]`, an element of them."""
     return np.asarray(norm / np.sqrt(numel(history)))

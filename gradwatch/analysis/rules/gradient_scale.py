@@ -11,7 +11,8 @@ from gradwatch.analysis.clips import incoming
 from gradwatch.analysis.rules.clipping import clip_before_unscale
 from gradwatch.analysis.rules.facts import is_adaptive, middle
 from gradwatch.analysis.rules.finding import Finding, Severity, either
-from gradwatch.analysis.rules.gradients import exploding, has_rivals, training_losses
+from gradwatch.analysis.rules.gradients import exploding
+from gradwatch.analysis.rules.losses import has_rivals, training_losses
 from gradwatch.analysis.rules.weight_growth import weights_shrink
 from gradwatch.formatting import loop_clips
 from gradwatch.history import Floats, History
@@ -97,6 +98,8 @@ def gradients_accumulate(
     After t steps a sum of t gradients that point the same way is t times as large. Alarm: the norm reaches `times` its
     first value after about that many steps (0.6 to 2 times as many), until then its correlation with the number of
     steps is `straight`, and no step adds more than `jump` times the first norm (an explosion adds more each time).
+    Gradients that soon point elsewhere add up to less: the norm may take up to four times as many steps where the
+    first four of it rise as a sum does and it was near half of that height half way.
     Of parts that train against each other it must reach `against` times: the gradient that a critic hands on grows as
     the critic learns.
     Source: torch adds to .grad until it is zeroed; the growth is that of a sum.
@@ -109,12 +112,15 @@ def gradients_accumulate(
         return []
     first = float(np.median(norm[:3])) / 2  # the middle of the first three of a sum: 1, 2, 3
     above = np.flatnonzero(norm >= times * first)
-    if not len(above) or not 0.6 * times <= above[0] + 1 <= 2 * times:
+    if not len(above) or not 0.6 * times <= above[0] + 1 <= 4 * times:
         return []
     end = int(above[0])
     steps, rise = np.arange(end + 1), np.diff(norm[: end + 1])
     fit = float(np.corrcoef(steps, norm[: end + 1])[0, 1])
-    if fit < straight or np.abs(rise).max() > jump * max(first, norm[0]):
+    counts = end + 1 <= 2 * times and fit >= straight
+    bends = not has_rivals(history) and (norm[1:4] > [1.4 * norm[0], 1.8 * norm[0], 2 * norm[0]]).all()
+    bends = bends and norm[end // 2] > 0.36 * norm[end]  # 0.5 on a line, 0.32 where it is multiplied
+    if not (counts or bends) or np.abs(rise).max() > jump * max(first, norm[0]):
         return []
     peak = int(norm.argmax())
     return [

@@ -29,6 +29,7 @@ from gradwatch.analysis.rules.facts import (
     to_usual,
 )
 from gradwatch.analysis.rules.finding import Finding, Why, either
+from gradwatch.analysis.rules.losses import first_quarter, has_rivals, odd_batch, scaled_losses
 from gradwatch.analysis.rules.nonfinite import growth_before
 from gradwatch.analysis.rules.schedule import raised_before
 from gradwatch.analysis.rules.tries import LOWER, clip_with, rate_times, warm_up
@@ -75,48 +76,13 @@ def exploding(history: History, decades: float = 2.0, blind_decades: float = 3.0
     return []
 
 
-def training_losses(history: History) -> list[str]:
-    """Logged names that are losses of the training data (a validation loss also rises by over-fitting)."""
-    names = [name for name in history.logged if "loss" in name.lower() and not HELD_OUT.search(name)]
-    return [name for name in names if np.isfinite(history.total(name)).sum() > 1]
-
-
-def learnt(history: History, share: float = 1e-6) -> Bools:
-    """Rows in which every training loss that was logged is next to nothing of what it was at first, `[T]`."""
-    small = []
-    for name in training_losses(history):
-        values = history.total(name)
-        small.append(np.abs(values) <= share * abs(values[np.flatnonzero(np.isfinite(values))[0]]))
-    return np.all(small, axis=0) if small else np.zeros(len(history), bool)
-
-
-def scaled_losses(history: History) -> dict[str, Floats]:
-    """The training losses `[T]` by name whose size says something: not those that were below 0 early (first quarter).
-
-    The loss of a policy gradient, summed over an episode, grows as its agent lives longer.
-    """
-    found = {name: history.total(name) for name in training_losses(history)}
-    return {name: values for name, values in found.items() if _early(values).min() >= 0}
-
-
-def _early(values: Floats) -> Floats:
-    finite = values[np.isfinite(values)]
-    return finite[: -(-len(finite) // 4)]
-
-
-def has_rivals(history: History) -> bool:
-    """Whether this is a part of a run, or one lane of several and others have logged a loss (not once seen here)."""
-    losses = [history.total(name) for name in history.logged if "loss" in name.lower()]
-    return history.run.part is not None or any(np.isnan(values).all() for values in losses)
-
-
-HELD_OUT = re.compile(r"val|test|eval|dev|hold", re.IGNORECASE)
-
-
 _RECURRENT = re.compile(r"(^|[._])(weight|bias)_(hh|ih)($|[._])|recurrent|(^|[._])(rnn|lstm|gru)\w*[._]", re.IGNORECASE)
 
 
 def _explosion(history: History, row: int, evidence: dict[str, float | str]) -> Finding:
+    batch = odd_batch(history)
+    if batch is not None and abs(row - batch) <= LEAST_STEPS / 2:
+        row = min(batch + 1, len(history) - 1)  # what came apart did so after it
     along, layers, how = _along(history, row)
     why = _over_steps(history, row) if along == "steps" else _along_the_way(history, along)
     held = f" {history.run.clip} did not hold it." if clips(history) else ""
@@ -174,7 +140,7 @@ def _over_steps(history: History, row: int, large: float = 1e4) -> Why:
         return Why(cause + longer[0], cure + longer[1], {}, (rate_times(times), later), causes)
     limit = f'clip="{GUARD}"'
     cure = f"Lower the learning rate or warm it up, and clip: {limit}."
-    began = max((_early(v)[0] for v in scaled_losses(history).values()), default=0.0)
+    began = max((first_quarter(v)[0] for v in scaled_losses(history).values()), default=0.0)
     if began > large and not calm:
         cause = f"The loss begins at {began:.2g}, and the gradients and the steps are as large: its targets are "
         cause += "far from unit size, or it is a sum."

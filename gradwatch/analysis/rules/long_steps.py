@@ -12,19 +12,23 @@ from gradwatch.analysis.clips import incoming
 from gradwatch.analysis.rules.facts import (
     GUARD,
     LEAST_STEPS,
+    initial_gains,
     is_adaptive,
     largest_ratio,
     lengthened,
+    measured,
     optimizer_kind,
     set_rate,
     smooth,
     steps_by_rate,
 )
 from gradwatch.analysis.rules.finding import Finding, Severity, either
-from gradwatch.analysis.rules.gradients import first_ratio, has_rivals, lowered, scaled_losses
+from gradwatch.analysis.rules.gradients import first_ratio, lowered
+from gradwatch.analysis.rules.losses import has_rivals, odd_batch, scaled_losses
+from gradwatch.analysis.rules.progress import progress, succeeds
 from gradwatch.analysis.rules.schedule import raised_before
 from gradwatch.analysis.rules.tries import LOWER, clip_with, rate_times, warm_up
-from gradwatch.formatting import setting_text
+from gradwatch.formatting import percent, setting_text
 from gradwatch.history import Floats, History
 
 Rows = NDArray[np.intp]
@@ -39,17 +43,21 @@ def lr_too_high(history: History, jump: float = 0.35, sigmas: float = 6.0, width
     a note where the loss fell to a tenth of where it began all the same, or where it was over within a tenth of the
     steps, and the loss then fell on, to less than half of where it began. Not judged where parts of a run train against
     each other, or where the loss is below 0 early or begins in its own noise (a policy gradient's): it has no scale.
+    First steps that were far too long show in the weights (`_ran_away`), which is said where the loss shows nothing by
+    the first 50 steps.
     Source: methods, S5: jump over the running minimum of 1.95 to 8.6 nats against .36 or less in healthy runs, where
     spike scores stay 0; section 0.3: under Adam warm-up cures it, and clipping does not.
     """
     if has_rivals(history):
         return []
+    away = _ran_away(history)
+    soon = away[0].first_step + _BY_THEN if away else 0
     for name, values in scaled_losses(history).items():
         rows = np.flatnonzero(np.isfinite(values))
         if len(rows) < 5 * width:
             continue
         found = _jumps(values[rows], jump, sigmas, width) or _thrown_about(history, values[rows], width)
-        if found:
+        if found and not (away and history.step[rows[found[0]]] > soon):
             first, last, evidence = found
             end = float(np.median(values[rows[-width:]]))
             began, lowest = float(evidence["begin"]), float(evidence["lowest_before"])
@@ -62,7 +70,52 @@ def lr_too_high(history: History, jump: float = 0.35, sigmas: float = 6.0, width
             numbers: dict[str, float | str] = {"metric": name, **evidence, "end": end}
             end_row = len(history) - 1 if severity == "error" else int(rows[last])
             return [_too_high(history, severity, int(rows[first]), end_row, numbers, shifted)]
-    return []
+    return away
+
+
+_BY_THEN = 50
+
+
+def _ran_away(history: History, soon: float = 3.0, later: float = 4.0, own: float = 0.5) -> list[Finding]:
+    """First steps that threw the weights out: most matrices grew `soon` times in 20 steps, or `later` times in 50.
+
+    Or, where the rate sets the length of a step, the first one changed them by the share `own` of their size, and the
+    loss rose by half within ten. Not said of weights that begin next to 0 (`initial_gains`), nor of a training that
+    succeeds all the same; of such a first step where its loss came down to a tenth.
+    The healthy trainings of the tests grow up to 2.9 times in 20 steps, or succeed; Adam's first steps are below .25.
+    """
+    at, norm = measured(history, "weight_norm")
+    gain = initial_gains(history)
+    which = gain > 0.1
+    if len(at) < 3 or which.sum() <= (gain > 0).sum() / 2:
+        return []
+    times_first = norm[:, which].astype(np.float64) / norm[0, which]
+    there = ~np.isnan(times_first).all(axis=1)
+    at, grown = at[there], np.nanmedian(times_first[there], axis=1)
+    after = history.layer_step[at] - history.layer_step[at[0]]
+    fast = ((grown > soon) & (after <= 20)) | ((grown > later) & (after <= _BY_THEN))
+    first = first_ratio(history) if steps_by_rate(history) else 0.0
+    losses = [p for p in progress(history) if p.is_loss]
+    up = [float(history.total(p.metric)[:10].max()) > 1.5 * p.first for p in losses]
+    if first > own and losses and all(up) and not any(p.ended < p.first / 10 for p in losses):
+        row = 0
+    elif fast.any() and not succeeds(history):
+        row = max(0, int(np.argmax(grown > soon**0.5)) - 1)  # in between two measurements
+    else:
+        return []
+    times = float(grown[after <= _BY_THEN].max())
+    begin, end = int(history.layer_rows[at[row]]), len(history) - 1
+    batch = odd_batch(history)
+    if batch is not None and begin <= batch <= history.layer_rows[at[min(row + 1, len(at) - 1)]]:
+        begin = min(batch + 1, end)
+    evidence: dict[str, float | str] = {"growth": times, "within_steps": int(after[after <= _BY_THEN].max())}
+    why = f"The first steps were far too long: most weights grew to {times:.3g} times their size in them."
+    if first > own:
+        why = f"The first step was far too long: it changed the weights by {percent(first)} of their size."
+    severity: Severity = (
+        "error" if losses and not any(p.is_real() or p.ended < 0.9 * p.first for p in losses) else "warning"
+    )
+    return [_too_high(history, severity, begin, end, evidence, False, why)]
 
 
 def _jumps(values: Floats, jump: float, sigmas: float, width: int) -> tuple[int, int, dict[str, float]] | None:
@@ -102,6 +155,7 @@ def _thrown_about(
     return int(above[0]), int(above[-1]), evidence
 
 
+_THROWN = "it is thrown above what it had reached, again and again or for good, instead of falling."
 _OF_A_SHIFT = ("other data came, or another loss", "the learning rate is too high")
 
 
@@ -126,7 +180,13 @@ def _shifted(history: History, values: Floats, rows: Rows, row: int, near: int =
 
 
 def _too_high(
-    history: History, severity: Severity, row: int, last: int, evidence: dict[str, float | str], shifted: bool
+    history: History,
+    severity: Severity,
+    row: int,
+    last: int,
+    evidence: dict[str, float | str],
+    shifted: bool,
+    why: str = "",
 ) -> Finding:
     rate, kind, longer = set_rate(history), optimizer_kind(history), lengthened(history)
     known = {} if np.isnan(rate) else {"lr": rate}
@@ -157,8 +217,7 @@ def _too_high(
         int(history.step[row]),
         int(history.step[last]),
         {**evidence, **known, "update_ratio": largest_ratio(history)},
-        f"The steps of {kind} are too long for this loss: it is thrown above what it had reached, again and again or "
-        f"for good, instead of falling.{longer[0]}{raised_before(history, row)}",
+        (why or f"The steps of {kind} are too long for this loss: {_THROWN}") + longer[0] + raised_before(history, row),
         cure + longer[1],
         tries=(rate_times(lowered(history)), bound),
     )

@@ -23,7 +23,7 @@ from gradwatch.analysis.rules.facts import (
     to_usual,
 )
 from gradwatch.analysis.rules.finding import Finding, Why, either
-from gradwatch.analysis.rules.gradients import HELD_OUT
+from gradwatch.analysis.rules.losses import HELD_OUT
 from gradwatch.analysis.rules.progress import Progress, can_be_judged, progress, unmoved, went
 from gradwatch.analysis.rules.schedule import ran_out
 from gradwatch.analysis.rules.tries import LOWER, rate_times
@@ -49,7 +49,7 @@ def no_progress(
     """
     losses = unmoved(history, min_steps, running, share)
     if not losses or not all(p.is_flat(most) for p in losses):
-        losses = [p for p in unmoved(history, min_steps, running, 0.2) if _at_chance(history, p)]
+        losses = [p for p in unmoved(history, min_steps, running, math.inf) if _at_chance(history, p)]
     if not losses:
         return _not_held_out(history, min_steps, running, share)
     shown = losses[0]

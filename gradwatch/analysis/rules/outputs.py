@@ -9,9 +9,10 @@ import math
 
 import numpy as np
 
-from gradwatch.analysis.rules.facts import last_matrix
+from gradwatch.analysis.rules.facts import initial_gains, last_matrix
 from gradwatch.analysis.rules.finding import Finding, Why, either
-from gradwatch.analysis.rules.gradients import scaled_losses
+from gradwatch.analysis.rules.losses import scaled_losses
+from gradwatch.formatting import percent
 from gradwatch.history import Floats, History
 
 _CURE = "Give cross_entropy the logits: take the softmax out of the model's forward, and use it for predictions only."
@@ -24,6 +25,7 @@ def softmax_twice(
     uniform: float = 0.2,
     near: float = 0.05,
     tiny: float = 1e-3,
+    tight: float = 1e-3,
 ) -> list[Finding]:
     """A softmax before a loss that applies its own: the loss cannot fall to 0. A warning.
 
@@ -31,7 +33,8 @@ def softmax_twice(
     the probability) and log(e + C - 1). Alarm: the training loss began within `uniform` of log C, all of its values of
     `min_steps` steps (`running` of a run under way) lie in that band, and either they came to within `near` of its
     floor and no further, or the last of the model's modules is a Softmax (then a loss that is that of probabilities as
-    it should be is the alternative). C is the number of rows of the last weight matrix.
+    it should be is the alternative), or the loss fell from within the share `tight` of log C though the last weights
+    did not begin small (then small outputs are the alternative). C is the number of rows of the last weight matrix.
     Source: the definition of cross_entropy; torch's documentation of CrossEntropyLoss wants logits.
     """
     last = last_matrix(history)
@@ -47,7 +50,7 @@ def softmax_twice(
             continue
         if abs(float(np.median(values[:5])) - math.log(classes)) > uniform:
             continue
-        why = _why(history, values, floor, near)
+        why = _why(history, values, floor, near, classes, tight)
         if why:
             evidence: dict[str, float | str] = {"metric": name, "classes": classes, "lowest": float(values.min())}
             return [
@@ -67,13 +70,13 @@ def softmax_twice(
     return []
 
 
-def _why(history: History, values: Floats, floor: float, near: float) -> Why | None:
+def _why(history: History, values: Floats, floor: float, near: float, classes: int, tight: float) -> Why | None:
     late = values[-max(5, len(values) // 4) :]
     if float(np.median(late)) - floor < near:
         return Why("It came down to that and stays there: a softmax stands before it.", _CURE, {})
     kinds = list(history.run.modules.values())
     if not kinds or kinds[-1] not in ("Softmax", "Softmax2d"):
-        return None
+        return _by_its_beginning(history, values, classes, tight)
     causes = (
         "the loss is cross_entropy, which applies a softmax of its own",
         "it is the negative logarithm of these probabilities, as it should be, and has not fallen further yet",
@@ -82,5 +85,25 @@ def _why(history: History, values: Floats, floor: float, near: float) -> Why | N
         f"The model ends in a Softmax. {either(causes)}",
         f"Look at the loss. {_CURE}",
         {"last_module": kinds[-1]},
+        alternatives=causes,
+    )
+
+
+def _by_its_beginning(history: History, values: Floats, classes: int, tight: float) -> Why | None:
+    """Logits of usual first weights are further apart than probabilities, which hardly differ from 1 / C."""
+    last, gains = last_matrix(history), initial_gains(history)
+    gain = float(gains[history.layers.index(last.name)]) if last and last.name in history.layers else 0.0
+    chance = math.log(classes)
+    fell = float(np.median(values[-max(5, len(values) // 4) :])) < 0.98 * chance
+    if not (fell and gain > 0.2 and np.abs(values[:3] - chance).max() < tight * chance):
+        return None
+    causes = (
+        "the loss is cross_entropy and a softmax stands before it",
+        "what reaches the last layer begins next to 0, and the loss has not fallen further yet",
+    )
+    return Why(
+        f"It began within {percent(tight)} of log {classes}, as if all outputs were alike. {either(causes)}",
+        f"Look at the outputs: where they sum to 1, there is one softmax too many. {_CURE}",
+        {"first": float(values[0])},
         alternatives=causes,
     )

@@ -16,7 +16,7 @@ from gradwatch.analysis.rules.facts import (
     rates,
     steps_taken,
 )
-from gradwatch.analysis.rules.gradients import has_rivals, scaled_losses
+from gradwatch.analysis.rules.losses import has_rivals, scaled_losses
 from gradwatch.history import Floats, History
 
 
@@ -114,8 +114,8 @@ def succeeds(history: History, share: float = 0.2) -> bool:
 def creeps(history: History, share: float = 0.2, min_steps: int = 100, running: int = 500) -> bool:
     """Whether the losses fall, by less than `share`, and no slower at the end than at first: they are far from it.
 
-    Each third of a training loss is lower than the one before by its median, the last by no less than three quarters of
-    what the one before it won. Not asked while the rate still rises.
+    Each third of a training loss is lower than the one before by its median, the last by no less than half of what
+    the one before it won. Not asked while the rate still rises.
     """
     rate = np.nan_to_num(rates(history)).max(axis=1)
     rises = middle(rate[len(rate) // 2 :]) > 1.2 * middle(rate[: len(rate) // 2])
@@ -128,7 +128,7 @@ def creeps(history: History, share: float = 0.2, min_steps: int = 100, running: 
     for p in losses:
         values = history.total(p.metric)
         thirds = [float(np.median(part)) for part in np.array_split(values[np.isfinite(values)], 3)]
-        if not 0 < 0.75 * (thirds[0] - thirds[1]) <= thirds[1] - thirds[2]:
+        if not 0 < 0.5 * (thirds[0] - thirds[1]) <= thirds[1] - thirds[2]:
             return False
     return True
 

@@ -23,6 +23,7 @@ from gradwatch.analysis.rules.finding import RANK, Finding, Rule
 from gradwatch.analysis.rules.gradient_scale import gradients_accumulate, scaled_gradients
 from gradwatch.analysis.rules.gradients import exploding
 from gradwatch.analysis.rules.guard import with_guard
+from gradwatch.analysis.rules.initialisation import bad_initialisation
 from gradwatch.analysis.rules.long_steps import lr_too_high
 from gradwatch.analysis.rules.no_progress import no_progress
 from gradwatch.analysis.rules.noise import noise_dominated
@@ -39,7 +40,7 @@ from gradwatch.history import History
 RULES: tuple[Rule, ...] = (
     nonfinite, exploding, vanishing, dead_layer, no_gradient, imbalance, scaled_gradients, gradients_accumulate,
     noise_dominated, weights_unchanged, update_too_large, update_too_small, below_epsilon, generator_starves,
-    weight_growth, weights_shrink, renorm_binds, spike, lr_too_high, softmax_twice, no_progress,
+    weight_growth, weights_shrink, renorm_binds, spike, lr_too_high, softmax_twice, no_progress, bad_initialisation,
     clip_before_unscale, double_clip, clip_is_your_learning_rate, clip_inert, policy_never_acts,
 )  # fmt: skip
 
@@ -65,9 +66,11 @@ CONSEQUENCES: dict[str, set[str]] = {
     "imbalance": {"clip-is-your-learning-rate", "update-too-small"},
     "clip-is-your-learning-rate": {"update-too-small", "double-clip"},
     "below-epsilon": {"update-too-small", "weights-unchanged"},
-    "weights-shrink": {"below-epsilon", "imbalance", "vanishing", "dead-layer", "update-too-small"},
+    "weights-shrink": {"below-epsilon", "imbalance", "vanishing", "dead-layer", "update-too-small"}
+    | {"update-too-large"},
     "generator-starves": {"below-epsilon", "update-too-small", "vanishing", "weights-unchanged"},
     "softmax-twice": {"update-too-small", "vanishing"},
+    "bad-initialisation": {"update-too-small", "lr-too-high", "weight-growth", "update-too-large", "spike"},
     "update-too-small": set(),
     "renorm-binds": set(),
 }
@@ -145,7 +148,8 @@ def _began(finding: Finding, findings: list[Finding]) -> int:
     """The first step of a finding, of a sign of an explosion that of the explosion; of what sums up a run, its last."""
     if finding.rule in _OF_THE_RUN:
         return finding.last_step
-    ahead = [f.first_step for f in findings if f.rule == "exploding" and finding.rule in SIGNS]
+    sign = finding.rule in SIGNS and "odd_batch" not in finding.evidence
+    ahead = [f.first_step for f in findings if f.rule == "exploding" and sign]
     return max([finding.first_step, *(step for step in ahead if step - finding.first_step <= SIGN_STEPS)])
 
 

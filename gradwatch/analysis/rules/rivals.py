@@ -9,7 +9,7 @@ import numpy as np
 
 from gradwatch.analysis.rules.facts import USUAL_RATIO, is_adaptive, matrices, measured, middle, optimizer_kind
 from gradwatch.analysis.rules.finding import Finding
-from gradwatch.analysis.rules.gradients import has_rivals
+from gradwatch.analysis.rules.losses import has_rivals
 from gradwatch.analysis.rules.progress import progress
 from gradwatch.history import History
 

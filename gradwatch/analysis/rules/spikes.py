@@ -18,7 +18,7 @@ from gradwatch.analysis.rules.facts import (
     trailing,
 )
 from gradwatch.analysis.rules.finding import Finding, Severity, either
-from gradwatch.analysis.rules.gradients import has_rivals, scaled_losses
+from gradwatch.analysis.rules.losses import has_rivals, odd_batch, scaled_losses
 from gradwatch.analysis.rules.schedule import raised_before
 from gradwatch.analysis.rules.tries import OWN_PAST, clip_with
 from gradwatch.history import Bools, Floats, History
@@ -50,6 +50,11 @@ def spike(
     for values in losses.values():
         found = np.flatnonzero(_loss_spikes(values, loss_z, window))
         in_loss[found if up.any() else found[_passes(values, found, window)]] = True
+    batch = odd_batch(history)
+    if batch is not None:
+        in_loss[batch] = True
+        up[batch] = np.isfinite(norm[batch])
+        times[batch] = norm[batch] / np.max(norm[batch - 16 : batch])
     rows = np.flatnonzero(up | in_loss)
     if not len(rows):
         return []
@@ -61,7 +66,10 @@ def spike(
     after = np.isfinite(norm[rows[-1] + 1 :])
     recovered = all(state != "no" for state in back) and (len(after) < 16 or after.mean() > 0.5)
     all_caught = len(caught) > 0 and bool(caught.all())
-    quiet = all_caught if up.any() else True  # a loss that jumps and comes back, with usual gradients, is one odd batch
+    thrown = batch is not None and not up[batch]  # its gradients were not finite
+    quiet = (
+        all_caught if up.any() else not thrown
+    )  # a loss that jumps and comes back, with usual gradients, is one odd batch
     severity: Severity = "error" if losses and not recovered else "note" if quiet and recovered else "warning"
     many = len(rows) > often * len(history)
     cure, tries = _spike_cure(history, many, quiet and recovered)
@@ -73,6 +81,8 @@ def spike(
         "caught": int(caught.sum()),
         "recovered": "no" if not recovered else "unknown" if "unknown" in back else "yes",
     }
+    if batch is not None:
+        evidence["odd_batch"] = int(history.step[batch])
     return [
         Finding(
             "spike",
@@ -81,16 +91,23 @@ def spike(
             int(history.step[rows[0]]),
             int(history.step[rows[-1] if recovered else -1]),
             evidence,
-            _spike_cause(history, evidence, bool(up.any()), all_caught) + raised_before(history, int(rows[0])),
+            _spike_cause(history, evidence, batch, all_caught) + raised_before(history, int(rows[0])),
             cure,
             tries=tries,
-            alternatives=_OF_SPIKES if up.any() else (),
+            alternatives=_OF_SPIKES if up.any() and batch is None else (),
         )
     ]
 
 
-def _spike_cause(history: History, evidence: dict[str, float | str], up: bool, caught: bool) -> str:
-    if not up:
+def _spike_cause(history: History, evidence: dict[str, float | str], batch: int | None, caught: bool) -> str:
+    if batch is not None:
+        values = history.total("grad_norm")[batch]
+        high = "were not finite" if not np.isfinite(values) else "leapt with it"
+        return (
+            f"{evidence['spikes']} step(s) stand out. The loss leapt in step {int(history.step[batch])} out of a calm, "
+            f"and the gradients {high}: that batch is odd."
+        )
+    if evidence["times_usual"] == 1.0:
         return f"The loss jumped at step {evidence['largest_step']} while the gradients stayed usual: an odd batch."
     has_clip = history.run.clip or evidence["caught"]  # or one of the loop's own
     who = ", and the clip caught " + ("them all" if caught else f"{evidence['caught']} of them")

@@ -40,7 +40,7 @@ def weight_growth(history: History, factor: float = 10.0, min_measured: int = 8)
     if not which.any():
         return []
     with np.errstate(invalid="ignore", divide="ignore"):
-        grown = (norm[:, which] > factor**0.5 * begin[which]).any(axis=1)
+        grown = (norm[:, which] > np.sqrt(begin[which] * end[which])).any(axis=1)  # half of it, in decades
     decays = any(_decays(group.get("weight_decay")) for group in settings(history))
     largest = float(np.nanmax(end[which] / begin[which]))
     longer = lengthened(history)
@@ -51,7 +51,7 @@ def weight_growth(history: History, factor: float = 10.0, min_measured: int = 8)
     return [
         Finding(
             "weight-growth",
-            "note" if succeeds(history) else "warning",
+            "note" if succeeds(history) and not longer[0] else "warning",
             pick(history, which),
             int(history.step[rows[grown.argmax()]]),
             int(history.step[rows[-1]]),

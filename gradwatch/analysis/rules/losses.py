@@ -1,0 +1,74 @@
+"""The losses of a run: which are of the training data, which have a scale, and the batch that made one leap.
+
+Legend: T recorded steps.
+"""
+
+from __future__ import annotations
+
+import re
+
+import numpy as np
+
+from gradwatch.analysis.rules.schedule import raised_before
+from gradwatch.history import Bools, Floats, History
+
+HELD_OUT = re.compile(r"val|test|eval|dev|hold", re.IGNORECASE)
+
+
+def training_losses(history: History) -> list[str]:
+    """Logged names that are losses of the training data (a validation loss also rises by over-fitting)."""
+    names = [name for name in history.logged if "loss" in name.lower() and not HELD_OUT.search(name)]
+    return [name for name in names if np.isfinite(history.total(name)).sum() > 1]
+
+
+def learnt(history: History, share: float = 1e-6) -> Bools:
+    """Rows in which every training loss that was logged is next to nothing of what it was at first, `[T]`."""
+    small = []
+    for name in training_losses(history):
+        values = history.total(name)
+        small.append(np.abs(values) <= share * abs(values[np.flatnonzero(np.isfinite(values))[0]]))
+    return np.all(small, axis=0) if small else np.zeros(len(history), bool)
+
+
+def scaled_losses(history: History) -> dict[str, Floats]:
+    """The training losses `[T]` by name whose size says something: not those that were below 0 early (first quarter).
+
+    The loss of a policy gradient, summed over an episode, grows as its agent lives longer.
+    """
+    found = {name: history.total(name) for name in training_losses(history)}
+    return {name: values for name, values in found.items() if first_quarter(values).min() >= 0}
+
+
+def first_quarter(values: Floats) -> Floats:
+    """The finite values of a run's first quarter."""
+    finite = values[np.isfinite(values)]
+    return finite[: -(-len(finite) // 4)]
+
+
+def has_rivals(history: History) -> bool:
+    """Whether this is a part of a run, or one lane of several and others have logged a loss (not once seen here)."""
+    losses = [history.total(name) for name in history.logged if "loss" in name.lower()]
+    return history.run.part is not None or any(np.isnan(values).all() for values in losses)
+
+
+def odd_batch(history: History, times: float = 30.0, usual: int = 16) -> int | None:
+    """The first row in which loss and norm leapt together out of a calm, to `times` the highest of `usual` before it.
+
+    Steps that are too long throw a loss up over several of them, and the norm before the loss: only a batch does both
+    in one step. None where a schedule had raised the rate, or where no such row is.
+    """
+    norm = history.total("grad_norm")
+    if len(norm) <= usual:
+        return None
+
+    def leaps(values: Floats) -> Bools:
+        before = np.lib.stride_tricks.sliding_window_view(values, usual)[:-1].max(axis=1)  # of values[usual:]
+        calm = np.lib.stride_tricks.sliding_window_view(values, usual)[:-1].min(axis=1) > before / times
+        with np.errstate(invalid="ignore"):
+            return np.asarray(calm & ~(values[usual:] <= times * before))
+
+    for values in scaled_losses(history).values():
+        rows = usual + np.flatnonzero(leaps(norm) & leaps(values) & np.isfinite(values[usual:]))
+        if len(rows) and not raised_before(history, int(rows[0])):
+            return int(rows[0])
+    return None
