@@ -57,8 +57,8 @@ class Run:
     and `pid_started` are the process that records it; `crashed`: somebody has seen that it ended without close. Its
     steps begin with `first_step` and end before `end_step`, once it is closed. `higher_is_better` says which way logged
     scalars are better, of those of which the user has said it. `activations_every` is the pace of the activations, None
-    where they are not recorded. `command` is how `gradwatch run` was started: what
-    `gradwatch sweep --cures` needs to train the script again.
+    where they are not recorded. `command` is how `gradwatch run` was started: what `gradwatch sweep --cures` needs to
+    train the script again. `source` is what an imported run was made of: its rows are the steps that were logged.
     """
 
     name: str
@@ -91,6 +91,7 @@ class Run:
     higher_is_better: dict[str, bool] = field(default_factory=dict)
     command: dict[str, Any] | None = None
     activations_every: int | None = None
+    source: str | None = None
     format: int = FORMAT
 
     def to_json(self) -> dict[str, Any]:

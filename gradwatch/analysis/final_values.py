@@ -28,7 +28,11 @@ FEW = 10  # dropped steps in a row: a loss scale that finds its size again, not 
 
 
 def policy_text(run: Run) -> str:
-    """What was done to the training, as code: `ClipByGlobalNorm(1.0) + MaxNorm(3.0) + lr_scale=0.1`, or `none`."""
+    """What was done to the training, as code: `ClipByGlobalNorm(1.0) + MaxNorm(3.0) + lr_scale=0.1`, or `none`; of an
+    imported run it is `not known`.
+    """
+    if run.source:
+        return "not known"
     return Intervention.of(run).label
 
 
@@ -103,7 +107,8 @@ def untrained(history: History, name: str) -> float:
     factor of two of each other, in the median over the run. Of parts that train against each other it is not known.
     """
     held_out = bool(LOSS.search(name) and HELD_OUT.search(name))
-    if not (held_out or _TRAINING.fullmatch(name)) or len(history.lane_rows()) != 1 or not len(history):
+    late = history.run.source is not None and len(history) > 0 and history.step[0] > 1  # its first row is no beginning
+    if not (held_out or _TRAINING.fullmatch(name)) or len(history.lane_rows()) != 1 or not len(history) or late:
         return float("nan")
     values = history.total(name)
     begin = float(values[0])
@@ -139,7 +144,8 @@ def are_alike(histories: Sequence[History]) -> bool:
 def seconds_per_step(history: History) -> float:
     """The median time from one step to the next of an optimizer, in seconds; NaN for a single step."""
     times = history.total("time")
-    gaps = np.concatenate([np.diff(times[rows]) for rows in history.lane_rows().values()])
+    steps = history.step
+    gaps = np.concatenate([np.diff(times[rows]) / np.diff(steps[rows]) for rows in history.lane_rows().values()])
     known = gaps[np.isfinite(gaps)]
     return float(np.median(known)) if len(known) else float("nan")
 

@@ -44,7 +44,11 @@ class Suggestion:
 
 
 def suggest(history: History, findings: Sequence[Finding]) -> tuple[Suggestion, ...]:
-    """One suggestion for each optimizer (or part) that steps on its own."""
+    """One suggestion for each optimizer (or part) that steps on its own; none of an imported run, whose optimizer and
+    clip are not known.
+    """
+    if history.run.source:
+        return ()
     return tuple(
         Suggestion(*_suggest(lane, [f for f in findings if f.optimizer == name and _counts(f)]), name)
         for name, lane in history.lanes().items()

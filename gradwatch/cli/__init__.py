@@ -25,11 +25,13 @@ COMMANDS = {
     "check": "Check one run for findings, as a gate for CI.",
     "show": "Show one run: verdict, layers, norms, clip rates.",
     "export": "Export one run to TensorBoard, CSV, Parquet, W&B or Trackio.",
+    "import": "Make a run of what another tool logged, and judge it.",
     "sync": "Deliver recorded runs to MLflow.",
     "monitor": "Keep a tracking server's findings and reports up to date.",
     "ui": "Open the MLflow UI on the runs, with the right charts.",
 }
 
+FILES = {"import": "import_run"}  # a command that is a word of Python's own
 NO_ROOM = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO}  # what a disk says of a file that is written to
 OF_SCRIPTS = ("run", "sweep")  # what these start is the user's own, and so are its settings of MLflow
 
@@ -58,7 +60,8 @@ class Commands(click.Group):
         """The command `name`, from the file of that name."""
         if name not in COMMANDS:
             return None
-        command: click.Command = getattr(importlib.import_module(f"gradwatch.cli.{name}"), name)
+        file = FILES.get(name, name)
+        command: click.Command = getattr(importlib.import_module(f"gradwatch.cli.{file}"), file)
         return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:

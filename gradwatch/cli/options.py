@@ -85,6 +85,19 @@ def intervening(many: bool = False) -> Callable[[Decorated], Decorated]:
     return decorate
 
 
+def pairs(option: str, texts: Iterable[str]) -> dict[str, str]:
+    """What was given of an option as KEY=VALUE.
+
+    Raises:
+        RunError: a text is no such.
+    """
+    found = {text: text.partition("=") for text in texts}
+    for text, (key, equals, _) in found.items():
+        if not (key and equals):
+            raise RunError(f"--{option} {text!r}: wanted KEY=VALUE")
+    return {key: value for key, _, value in found.values()}
+
+
 def given(text: str | None) -> str | None:
     """The text of a policy; None for `none`."""
     return None if text is None or text.strip().lower() in ("", "none") else text

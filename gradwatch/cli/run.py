@@ -10,7 +10,7 @@ from typing import Any
 
 import click
 
-from gradwatch.cli.options import Configured, Number, given, intervening, policy_text, show_config
+from gradwatch.cli.options import Configured, Number, given, intervening, pairs, policy_text, show_config
 from gradwatch.errors import RunError
 
 # what a training is to be repeated with, beside what a sweep varies; what only delivers it is not
@@ -119,8 +119,8 @@ def run(ctx: click.Context, /, script: str | None, args: tuple[str, ...], module
         "delivery": options["delivery"],
         "dir": str(_folder(options["dir"])),
         "run_name": options["run_name"] or name,
-        "tags": _pairs("tag", options["tag"]),
-        "params": _pairs("param", options["param"]),
+        "tags": pairs("tag", options["tag"]),
+        "params": pairs("param", options["param"]),
         "higher_is_better": _directions(options["higher_is_better"], options["lower_is_better"]),
         "halt_on": None if options["halt_on"] == "never" else options["halt_on"],
     }
@@ -172,11 +172,3 @@ def _folder(text: str) -> Path:
         why = "cannot be written to" if place.is_dir() else "is no folder"
         raise RunError(f"--dir {text}: {place} {why}; wanted a folder for the run, which may be new")
     return path
-
-
-def _pairs(option: str, texts: tuple[str, ...]) -> dict[str, str]:
-    pairs = [text.partition("=") for text in texts]
-    for text, (key, equals, _) in zip(texts, pairs, strict=True):
-        if not (key and equals):
-            raise RunError(f"--{option} {text!r}: wanted KEY=VALUE")
-    return {key: value for key, _, value in pairs}

@@ -17,7 +17,7 @@ from markupsafe import Markup
 from gradwatch._version import __version__
 from gradwatch.analysis.final_values import is_seed, policy_text
 from gradwatch.analysis.groups import settings
-from gradwatch.analysis.rules import HEALTHY, TOO_SHORT, Finding
+from gradwatch.analysis.rules import TOO_SHORT, Finding, is_healthy
 from gradwatch.history import History
 from gradwatch.report.comparison_charts import Section, colors, sections
 from gradwatch.report.comparison_table import LAST, Column, columns, conclusion, paste, reasons
@@ -99,8 +99,8 @@ def _one(report: Report, page: Page) -> dict[str, Any]:
     return {
         "run": run,
         "findings": findings,
-        "badge": run.verdict if run.verdict in (HEALTHY, TOO_SHORT) else counts_text(run.findings),
-        "mood": "good" if run.verdict == HEALTHY else "bad" if "error" in counts_text(run.findings) else "warn",
+        "badge": run.verdict if is_healthy(run.verdict) or run.verdict == TOO_SHORT else counts_text(run.findings),
+        "mood": "good" if is_healthy(run.verdict) else "bad" if "error" in counts_text(run.findings) else "warn",
         "suggestions": [
             {"head": suggestion_head(s), "code": clip_argument(s.policy) if s.policy else "", "reasons": s.reasons}
             for s in run.suggestions

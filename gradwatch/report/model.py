@@ -98,6 +98,7 @@ class RunSummary:
     suggestions: tuple[Suggestion, ...] = ()  # these two of one run alone, not of many that are compared
     what_if: tuple[Outcome, ...] = ()
     what_if_note: str = ""
+    source: str = ""  # what an imported run was made of; its clip and optimizer are not known
     loop_clips_note: str = ""
     loop_clip_rate: float = float("nan")
     loop_clip_coef: float = float("nan")
@@ -204,6 +205,7 @@ def summarize(history: History, metrics: Sequence[str]) -> RunSummary:
         ),
         lanes=tuple(_lane(name, lane) for name, lane in lanes.items()) if len(lanes) > 1 else (),
         params=dict(run.params),
+        source=run.source or "",
     )  # fmt: skip
 
 
@@ -236,6 +238,8 @@ def changed(history: History) -> str:
     clips = [(history.run.clip, clip_rate(history))] if history.run.clip else []
     if clips_itself(history):
         clips.append((f"the loop's own {loop_clips(history.per_step)}", loop_rate(history)))
+    if not clips and history.run.source:
+        return f"Imported, {steps}: what clipped its gradients is not known"
     if not clips:
         return f"No clipping policy: the gradients of all {steps} were left alone"
     known = [f"{who} changed {percent(rate)} of {steps}" for who, rate in clips if not np.isnan(rate)]

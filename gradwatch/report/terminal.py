@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from rich.console import Console, Group
 
 from gradwatch.analysis.comparison import Comparison
-from gradwatch.analysis.rules import HEALTHY, TOO_SHORT
+from gradwatch.analysis.rules import TOO_SHORT, is_healthy
 from gradwatch.analysis.verdict import Winner
 from gradwatch.report.comparison_table import Column, columns, conclusion, reasons
 from gradwatch.report.fitted_table import Facts, FittedTable, Lines
@@ -55,7 +55,8 @@ def print_text(text: str) -> None:
 
 def show_run(run: RunSummary) -> RenderableType:
     """One run: findings first, the suggestion, head, problems, what-if, layers."""
-    verdict = ("verdict", run.verdict, {HEALTHY: "", TOO_SHORT: "yellow"}.get(run.verdict, "bold red"))
+    style = "" if is_healthy(run.verdict) else "yellow" if run.verdict == TOO_SHORT else "bold red"
+    verdict = ("verdict", run.verdict, style)
     head = Facts([verdict, *((word, value, "") for word, value in facts(run))])
     findings = [line for finding in run.findings for line in ("", *finding_lines(finding))]
     advice = [line for suggestion in run.suggestions for line in ("", *suggestion_lines(suggestion))]
@@ -68,7 +69,8 @@ def show_run(run: RunSummary) -> RenderableType:
 
 def _layers(run: RunSummary) -> Iterable[RenderableType]:
     cells = layer_cells(run.layers[:MAX_LAYER_ROWS])
-    yield FittedTable(LAYER_HEADERS, cells, LAYER_RANKS, elsewhere=IN_CSV)
+    if cells:
+        yield FittedTable(LAYER_HEADERS, cells, LAYER_RANKS, elsewhere=IN_CSV)
     yield from _notes(layer_note(run))
     if len(run.layers) > MAX_LAYER_ROWS:
         left = len(run.layers) - MAX_LAYER_ROWS

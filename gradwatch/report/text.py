@@ -8,7 +8,7 @@ from dataclasses import asdict, fields
 from typing import TYPE_CHECKING, Any
 
 from gradwatch.analysis.comparison import Comparison
-from gradwatch.analysis.rules import TOO_SHORT, Finding, headline
+from gradwatch.analysis.rules import HEALTHY, TOO_SHORT, Finding, headline, is_healthy
 from gradwatch.analysis.rules.facts import LEAST_STEPS
 from gradwatch.analysis.verdict import Winner
 from gradwatch.formatting import percent, quantity_text
@@ -43,7 +43,7 @@ def render_check_text(run: str, findings: Sequence[Finding], said: str | None = 
     `said` is the verdict, here and below; None: the findings are all that is known.
     """
     counts = counts_text(findings) or "no findings"
-    lines = [f"{run}: {counts}" + (f", {TOO_SHORT}: {WANTED}" if said == TOO_SHORT else "")]
+    lines = [f"{run}: {counts}" + "".join(f", {note}" for note in _reserve(said))]
     for finding in findings:
         lines += ["", *finding_lines(finding)]
     return "\n".join(map(terminal, lines)) + "\n"
@@ -60,14 +60,22 @@ def render_check_json(run: str, findings: Sequence[Finding], said: str | None = 
 def render_github(run: str, findings: Sequence[Finding], said: str | None = None) -> str:
     """One workflow command per finding, its consequences in the message: `::error title=...::message`.
 
-    A notice where the run is too short to judge.
+    A notice where the run is too short to judge, or has no layers to judge by.
     Source: GitHub's workflow commands; escapes as in actions/toolkit `command.ts`.
     """
-    short = f"::notice title={_property(f'{run}: {TOO_SHORT}')}::{_data(WANTED)}\n" if said == TOO_SHORT else ""
-    return short + "".join(
+    parts = (note.partition(": ") for note in _reserve(said))
+    notices = [f"::notice title={_property(f'{run}: {head}')}::{_data(rest)}\n" for head, _, rest in parts]
+    return "".join(notices) + "".join(
         f"::{_GITHUB[finding.severity]} title={_property(f'{run}: {finding.summary}')}::{_data(_message(finding))}\n"
         for finding in findings
     )
+
+
+def _reserve(said: str | None) -> list[str]:
+    """What a verdict without findings does not cover, as `what: why`; none where it covers all."""
+    if said is None or said == HEALTHY:
+        return []
+    return [f"{TOO_SHORT}: {WANTED}"] if said == TOO_SHORT else [said.partition(", ")[2]] if is_healthy(said) else []
 
 
 def _message(finding: Finding) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 from gradwatch.analysis.final_values import NO_POLICY, is_seed
 from gradwatch.analysis.rules import TOO_SHORT, Finding
@@ -18,6 +19,7 @@ from gradwatch.report.model import LaneSummary, RunSummary
 from gradwatch.report.pages import address
 
 MOST_NAMES = 4
+UNKNOWN = ("policy", "optimizer", "layers", "clip rate")  # of an imported run
 MAX_CODE = 2_000  # characters of a policy text that is shown as code
 WHAT_IF_HEADERS = ("policy", "from", "steps clipped", "mean coefficient")
 _POLICY = re.compile(r"""(?:(clip|renorm)=(["']))?(chain|only|[A-Z]\w*)\(""")
@@ -151,6 +153,9 @@ def _ends_of_calls(text: str) -> dict[int, int]:
 
 def facts(run: RunSummary) -> list[tuple[str, str]]:
     """The head of a run as pairs of word and value: what was trained, how far it came, and its norms."""
+    if run.source:
+        known = [pair for pair in facts(replace(run, source="")) if pair[0] not in UNKNOWN]
+        return [("imported from", run.source), ("not known", ", ".join(UNKNOWN)), *known]
     return [
         ("policy", run.policy),
         *((("the loop itself clips", run.loop_clips),) if run.loop_clips else ()),

@@ -210,7 +210,7 @@ def _read_cut(folder: Path, since: int, start: int, at_most: int | None) -> Hist
     if places != [*range(len(places))]:
         layers = layers.of_layers(places)
     history = join(run, layers, steps, activations=joined([*inside], folder))
-    if since < 0 and start <= 0:
+    if since < 0 and start <= 0 and run.source is None:
         problems += missing_steps(history.step, run.first_step, run.end_step)
     return replace(history, problems=tuple(sorted(problems)))
 

@@ -208,6 +208,7 @@ _FIELDS: dict[str, tuple[Check, str]] = {
     "higher_is_better": (_is_table(lambda value: isinstance(value, bool)), "a table of true or false"),
     "activations_every": (_optional(_is_count(1)), "a number from 1 on"),
     "command": (_optional(_is_command), "how gradwatch run was started"),
+    "source": (_optional(is_text), _TEXT[1]),
     "mlflow": (_optional(_is_table(_is_scalar)), "a table of texts"),
     "modules": (_is_table(lambda value: is_text(value, 100), MAX_LAYERS), f"a table of at most {MAX_LAYERS:,} classes"),
     "unheld": (_is_list(MAX_LAYERS, is_text), f"a list of at most {MAX_LAYERS:,} names"),

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
+from datetime import datetime
 from typing import NamedTuple
 
 import numpy as np
@@ -127,6 +128,7 @@ def windows(
     steps (an accuracy once an epoch) keeps every value. What has no finite value gives no point. `nonfinite` and
     `rates` are what the windows before `start` came to.
     """
+    history = _timed(history)
     history = history.take((history.step >= start) & np.isfinite(history.total("time")))
     if not len(history):
         return
@@ -159,6 +161,15 @@ def windows(
                 points.append(Point(key, reduce(values[found]), int(stamps[at]), int(history.step[at])))
         stop = int(history.step[rows[-1]]) + 1 if last else int(number[rows[0]] + 1) * size
         yield Window(stop, points, state, rates)
+
+
+def _timed(history: History) -> History:
+    """Of an imported run whose log had no times, each step at its start: a step without a time makes no point."""
+    time = history.total("time")
+    if history.run.source is None or np.isfinite(time).any():
+        return history
+    created = np.full(len(history), datetime.fromisoformat(history.run.created).timestamp())
+    return replace(history, by_step=replace(history.by_step, values={**history.per_step, "time": created}))
 
 
 def _series(history: History, limit: int) -> list[tuple[str, Floats, Callable[[Floats], float], bool]]:

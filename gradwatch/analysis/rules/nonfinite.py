@@ -29,6 +29,7 @@ def nonfinite(
     forward pass went first, and gradients cannot bracket it. `after` says what came before: `growth` when the norm or
     the loss had risen to `growth` times its early median, or a step had changed the weights by `update` times
     themselves; `float16` when half precision overflowed; else `nothing`: a sudden 0/0, log 0 or sqrt 0.
+    Of an imported run, whose rows are not all steps, `unknown`.
 
     Under a GradScaler dropped steps are its way to find the scale: a note, when there were at most `few` of them or a
     share of `seldom`.
@@ -47,6 +48,8 @@ def nonfinite(
     severity: Severity = "note" if usual else "warning" if skipped else "error"
     went_first = _went_first(history, first)
     after = _after(history, first, growth, update)
+    if history.run.source and after != "growth":  # between two rows of a log anything may have happened
+        went_first, after = "unknown", "unknown"
     last, following = _bracket(history.layers, ~np.isnan(begin).all(axis=0), bad)
     said = _of_the_scale(history) if after == "float16" else None
     cause, cure = said or _words(went_first, after, last, following, int(history.step[first]))
@@ -61,8 +64,8 @@ def nonfinite(
             last_step=int(history.step[rows[-1]]),
             evidence={
                 "steps": len(rows),
-                "layers": int((counts > 0).any(axis=0).sum()),
-                "skipped": "yes" if skipped else "no",
+                **({"layers": int((counts > 0).any(axis=0).sum())} if history.layers else {}),
+                **({} if history.run.source else {"skipped": "yes" if skipped else "no"}),
                 "first": went_first,
                 "after": after,
                 **({"last_nonfinite": last, "next_finite": following} if last else {}),
@@ -155,6 +158,13 @@ def _bracket(layers: Sequence[str], seen: Bools, bad: Bools) -> tuple[str, str]:
 
 
 def _words(went_first: str, after: str, last: str, following: str, step: int) -> tuple[str, str]:
+    if after == "unknown":
+        return (
+            f"The log has a gradient norm or a loss of inf or NaN at step {step}. What came before it, and in which "
+            "layer it began, the log does not tell.",
+            "Train it again with gradwatch (gradwatch run SCRIPT, or a callback), which records every step and layer; "
+            "SkipNonfinite() first in the chain protects the weights meanwhile.",
+        )
     where = f" between {last} and {following}" if last else ""
     if after == "growth":
         return (

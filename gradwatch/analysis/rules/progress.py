@@ -151,4 +151,10 @@ def can_be_judged(history: History, min_steps: int, running: int) -> bool:
     """Whether a run is long enough, by itself, and was not resumed: it may have learnt before."""
     under_way = history.run.status == "RUNNING"
     least = max(running, (history.run.total_steps or 0) / 10) if under_way else min_steps
-    return steps_taken(history) >= least and not has_rivals(history) and not history.step[0] > 0
+    return steps_taken(history) >= least and not has_rivals(history) and not _goes_on(history)
+
+
+def _goes_on(history: History) -> bool:
+    """Whether steps were taken before the first recorded one; of an imported run, more than from one to the next."""
+    usual = float(np.median(np.diff(history.step))) if history.run.source and len(history) > 1 else 0.0
+    return bool(history.step[0] > usual)

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from gradwatch.analysis.clips import incoming
 from gradwatch.analysis.rules.clipping import (
     clip_before_unscale,
     clip_inert,
@@ -163,7 +164,8 @@ def _follows(finding: Finding, other: Finding) -> bool:
 def verdict(history: History, findings: Iterable[Finding] | None = None) -> str:
     """`healthy`, or what went wrong first, as in `nonfinite at step 50 in blocks.0.mlp.weight`.
 
-    Where nothing did, in fewer than `LEAST_STEPS` steps: `too short to judge`. Most rules could not speak yet.
+    Where nothing did, in fewer than `LEAST_STEPS` steps: `too short to judge`. Most rules could not speak yet. Of a run
+    without layers `healthy` is followed by what could not be judged.
 
     Args:
         history: the run.
@@ -172,7 +174,23 @@ def verdict(history: History, findings: Iterable[Finding] | None = None) -> str:
     said = headline(diagnose(history) if findings is None else findings)
     if not len(history):
         return "no steps recorded" if said == HEALTHY else said
-    return TOO_SHORT if said == HEALTHY and steps_taken(history) < LEAST_STEPS else said
+    if said == HEALTHY and steps_taken(history) < LEAST_STEPS:
+        return TOO_SHORT
+    return f"{HEALTHY}{unjudged(history)}" if said == HEALTHY else said
+
+
+def unjudged(history: History) -> str:
+    """What of a run without layers (an imported one) could not be judged, as the end of a verdict; else empty."""
+    if history.layers:
+        return ""
+    if np.isfinite(incoming(history)).any():
+        return ", judged by its total norm and what was logged: layers were not recorded"
+    return ", judged by what was logged alone: gradients were not recorded"
+
+
+def is_healthy(said: str) -> bool:
+    """Whether a verdict is that nothing is wrong, as far as it could be judged."""
+    return said.partition(",")[0] == HEALTHY
 
 
 def headline(findings: Iterable[Finding]) -> str:

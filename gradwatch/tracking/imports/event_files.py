@@ -1,0 +1,64 @@
+"""TensorBoard's event files, read by the `tensorboard` package, without TensorFlow."""
+
+from __future__ import annotations
+
+import importlib.util
+import math
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from gradwatch.errors import RunError
+from gradwatch.tracking.imports.log import Log
+
+MARK = "tfevents"  # in the name of every event file
+
+
+def read_events(paths: Sequence[Path]) -> Log:
+    """The scalars of the event files of one run. Where a restart logged a step again, the later value counts.
+
+    A file that is cut off is read as far as it goes; values are float32, as TensorBoard keeps them.
+
+    Raises:
+        RunError: tensorboard is not installed, or a file is none of its kind.
+    """
+    if importlib.util.find_spec("tensorboard") is None:
+        raise RunError("tensorboard is not installed, and reads event files: pip install 'gradwatch[tensorboard]'")
+    from google.protobuf.message import DecodeError
+    from tensorboard.backend.event_processing.event_file_loader import LegacyEventFileLoader
+
+    log, others, events = Log("TensorBoard's event files"), Counter[str](), 0
+    for path in sorted(paths):
+        try:
+            for event in LegacyEventFileLoader(str(path)).Load():
+                events += 1
+                for value in event.summary.value:
+                    number = _scalar(value)
+                    if number is None:
+                        others[value.tag] += 1
+                        continue
+                    log.add(value.tag, event.step, number)
+                    log.times[event.step] = event.wall_time
+        except DecodeError as error:
+            raise RunError(f"{path} is no event file of TensorBoard: {error}") from error
+    if not events:
+        raise RunError(f"{paths[0]} is no event file of TensorBoard, or it is empty")
+    if others:
+        log.notes.append(f"{len(others):,} tags that are no scalars are left out, such as {next(iter(others))}")
+    return log
+
+
+def _scalar(value: Any) -> float | None:
+    """A scalar as torch and the older TensorFlow write it, or as a tensor of one number; None of anything else."""
+    if value.WhichOneof("value") == "simple_value":
+        return float(value.simple_value)
+    tensor = value.tensor
+    if value.WhichOneof("value") != "tensor" or math.prod(d.size for d in tensor.tensor_shape.dim) != 1:
+        return None
+    from tensorboard.util.tensor_util import make_ndarray
+
+    try:
+        return float(make_ndarray(tensor).item())
+    except (TypeError, ValueError, AttributeError):
+        return None
