@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +14,7 @@ from make_run import make_history, make_run, write_shared
 
 from gradwatch.cli import main
 from gradwatch.open_run import open_history, open_parts
-from gradwatch.tracking.export.run_export import RunExport
+from gradwatch.tracking.export.run_export import RunExport, export_run
 from gradwatch.tracking.metric_keys import windows
 
 
@@ -30,7 +31,9 @@ def exported(folder, target, out):
 def read_csv(path):
     """Texts as they are, numbers as Python reads them."""
     frame = pd.read_csv(path, dtype=str, keep_default_na=False)
-    return frame.apply(lambda c: c if c.name in ("optimizer", "layer") else c.map(lambda text: float(text or "nan")))
+    return frame.apply(
+        lambda c: c if c.name in ("optimizer", "layer", "module") else c.map(lambda text: float(text or "nan"))
+    )
 
 
 @pytest.fixture
@@ -199,3 +202,15 @@ def test_a_tracker_has_the_points(target, run, tmp_path):
     shown = [point for point in points[:: len(points) // 100] if 1e-3 < point.value < 1]  # written alike by all
     assert len(shown) > 30
     assert [point for point in shown if repr(point.value).encode() not in data] == []
+
+
+@pytest.mark.parametrize("target", ["csv", "parquet"])
+def test_activations_are_a_table_of_their_own_where_there_are_any(target, tmp_path):
+    history = make_history(steps=4)
+    inside = replace(history.by_layer, values={"mean": history.layer("grad_norm")})
+    run = RunExport("a", replace(history, activations=inside), [history])
+    export_run(run, target, tmp_path)
+    read = read_csv if target == "csv" else pd.read_parquet
+    found = read(tmp_path / "a" / f"activations.{target}")
+    assert list(found["module"][:7]) == list(history.layers)
+    np.testing.assert_array_equal(found["mean"].to_numpy(np.float32), history.layer("grad_norm").ravel())
