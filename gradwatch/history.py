@@ -56,9 +56,8 @@ class Run:
     optimizer, and `modules` the classes of the modules without children by name, in the model's order. `pid`, `host`
     and `pid_started` are the process that records it; `crashed`: somebody has seen that it ended without close. Its
     steps begin with `first_step` and end before `end_step`, once it is closed. `higher_is_better` says which way logged
-    scalars are better, of those of which the user has said it. `activations_every` is the pace of the activations, None
-    where they are not recorded. `command` is how `gradwatch run` was started: what `gradwatch sweep --cures` needs to
-    train the script again. `source` is what an imported run was made of: its rows are the steps that were logged.
+    scalars are better, where the user has said it. `activations_every` is the pace of the activations, if they are
+    recorded; `command` how `gradwatch run` was started, to train it again; `source` what an imported run was made of.
     """
 
     name: str

@@ -31,9 +31,8 @@ def exported(folder, target, out):
 def read_csv(path):
     """Texts as they are, numbers as Python reads them."""
     frame = pd.read_csv(path, dtype=str, keep_default_na=False)
-    return frame.apply(
-        lambda c: c if c.name in ("optimizer", "layer", "module") else c.map(lambda text: float(text or "nan"))
-    )
+    texts = ("optimizer", "layer", "module")
+    return frame.apply(lambda c: c if c.name in texts else c.map(lambda text: float(text or "nan")))
 
 
 @pytest.fixture
