@@ -64,11 +64,13 @@ def metric_names(histories: Iterable[History], metric: str | None = None) -> lis
         if metric not in names:
             raise RunError(f"no run logged {metric!r}; logged: {', '.join(names) or 'nothing'}")
         return [metric]
-    rises = {name: higher_is_better(name, histories) for name in names}
-    return sorted(
-        (name for name in names if rises[name] is not None),
-        key=lambda name: (not rises[name], not HELD_OUT.search(name)),
-    )
+    return by_importance({name: higher_is_better(name, histories) for name in names})
+
+
+def by_importance(rises: Mapping[str, bool | None]) -> list[str]:
+    """The names of which it is known whether the scalar is meant to rise; the one that settles a comparison first."""
+    known = (name for name, up in rises.items() if up is not None)
+    return sorted(known, key=lambda name: (not rises[name], not HELD_OUT.search(name)))
 
 
 def higher_is_better(metric: str, histories: Iterable[History] = ()) -> bool | None:

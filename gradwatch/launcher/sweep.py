@@ -103,7 +103,8 @@ class Job:
         """The words that start it: the launcher, Python, `gradwatch run`, its options, the script and its arguments."""
         sweep, stem = self.sweep, self.sweep.name.rpartition("-")[0]
         policy = self.policy
-        name = f"{stem}-{policy.label}" + ("" if self.seed is None else f"-seed{self.seed}")
+        # what tells them apart first: tables and legends cut the end
+        name = "-".join([policy.label, *([] if self.seed is None else [f"seed{self.seed}"]), stem])
         options = [
             *("--dir", str(self.folder), "--run-name", name, "--tag", f"{Tag.SWEEP}={sweep.name}"),
             *("--tag", f"{Tag.SWEEP_JOB}={self.folder.name}"),

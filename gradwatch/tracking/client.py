@@ -10,7 +10,7 @@ import contextlib
 import getpass
 import os
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -32,7 +32,7 @@ from gradwatch.tracking.metric_keys import Nonfinite, Point
 from gradwatch.tracking.mlflow_names import part_key, safe_name
 from gradwatch.tracking.refusals import clear_addresses, clear_errors
 from gradwatch.tracking.run_params import MAX_PARAM, run_params
-from gradwatch.tracking.tags import Tag
+from gradwatch.tracking.tags import Tag, run_group
 from gradwatch.tracking.views import VIEW_TAG, view_tag
 
 ARTIFACTS = "gradwatch"
@@ -212,8 +212,10 @@ def describe(client: MlflowClient, run_id: str, run: Run) -> None:
         if run.part:
             wanted = {k if known.params.get(k, v) == v else part_key(k, run.part): v for k, v in wanted.items()}
         params = [Param(k, v) for k, v in wanted.items() if k not in known.params]
-        tags = {Tag.VERSION: __version__, Tag.VERDICT: "running", **run.tags}
-        new = [RunTag(safe_name(k), str(v)) for k, v in tags.items() if k not in known.tags]
+        group = run_group(run, known.tags.get(Tag.GROUP))
+        tags = {Tag.VERSION: __version__, Tag.VERDICT: "running", Tag.GROUP: group, **run.tags}
+        grows = {Tag.GROUP} if run.part else set()
+        new = [RunTag(safe_name(k), str(v)) for k, v in tags.items() if k not in known.tags or k in grows]
         for start in range(0, max(len(params), len(new)), 100):
             client.log_batch(run_id, (), params[start : start + 100], new[start : start + 100])
 
@@ -278,8 +280,8 @@ def milliseconds(iso: str) -> int:
     return max(0, int(datetime.fromisoformat(iso).timestamp() * 1000))
 
 
-def show_view(client: MlflowClient, experiment_id: str, keys: Iterable[str]) -> None:
-    """Add charts for these keys to the experiment's saved view."""
-    text = view_tag(sorted(keys), client.get_experiment(experiment_id).tags.get(VIEW_TAG))
+def show_view(client: MlflowClient, experiment_id: str, keys: Iterable[str], rises: Mapping[str, bool]) -> None:
+    """Add charts for these keys to the experiment's saved view; `rises` is what `higher_is_better=` said of some."""
+    text = view_tag(sorted(keys), client.get_experiment(experiment_id).tags.get(VIEW_TAG), rises)
     if text is not None:
         client.set_experiment_tag(experiment_id, VIEW_TAG, text)

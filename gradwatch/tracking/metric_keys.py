@@ -12,6 +12,7 @@ Of a run that several Watches share, what belongs to no layer ends in the name o
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from datetime import datetime
@@ -20,15 +21,27 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from gradwatch.analysis.clips import incoming, loop_changed, loop_coef
+from gradwatch.analysis.clips import as_one, incoming, loop_changed, loop_coef
+from gradwatch.analysis.rules.facts import limit_of
 from gradwatch.history import SETTING, Floats, History
 from gradwatch.table import stack
-from gradwatch.tracking.clip_rates import NO_RATES, Rates
-from gradwatch.tracking.mlflow_names import BEFORE_LOOP, LOOP, TOTAL, blocks, layer_key, logged_key, part_key, safe_name
+from gradwatch.tracking.clip_rates import NO_RATES, Rate, Rates
+from gradwatch.tracking.mlflow_names import (
+    BEFORE_LOOP,
+    BRIEF,
+    LOOP,
+    TOTAL,
+    blocks,
+    layer_key,
+    logged_key,
+    part_key,
+    safe_name,
+)
 
 MAX_POINTS = 1_000  # of one request, which is as many as MLflow takes,
 LEAST_POINTS = 50  # and of one to a server that is too slow for more
 LAST_TIME = 253_402_300_799_000  # ms, the end of 9999: MLflow refuses times before 1970, and beyond its integers
+LOSS = re.compile(r"(train(ing)?[ _./-]?)?loss")  # by its whole name: each window must find the same one
 SPARSE = 0.2  # what was logged in at most this share of a window's steps keeps every value
 
 
@@ -50,6 +63,8 @@ class Nonfinite(NamedTuple):
 
 
 NONE_YET = Nonfinite()
+# A key, its values `[T]`, how a window sums them up, and whether a point keeps the value's own step.
+Series = tuple[str, Floats, Callable[[Floats], float], bool]
 
 
 @dataclass(frozen=True)
@@ -133,8 +148,8 @@ def windows(
     if not len(history):
         return
     state, count = nonfinite, part_key("clip/nonfinite_steps", history.run.part)
-    own_series = _series(history, limit)
-    series = [*own_series, *_loop_series(history)]
+    own_series = [*_series(history, limit), *_brief_series(history, clipped=bool(history.run.clip))]
+    series = [*own_series, *_loop_series(history), *([] if history.run.clip else _clip_series(history))]
     totals = replace(history, by_layer=stack([]))  # the layers are not copied for each window
     bad = history.total("nonfinite") > 0
     bad[history.layer_rows[(history.layer("nonfinite") > 0).any(axis=1)]] = True
@@ -152,6 +167,9 @@ def windows(
         points = [Point(count, float(state.steps), *at_end)]
         for name, rate in told.items():
             points += [Point(part_key(f"{name}/{k}", history.run.part), v, *at_end) for k, v in rate.values.items()]
+        of_all = rates.policy if history.run.clip else rates.loop if rates.loop_clips else Rate()
+        key = part_key(f"{BRIEF}/clip_rate_so_far", history.run.part)
+        points += [Point(key, v, *at_end) for k, v in of_all.values.items() if k == "rate_so_far"]
         for key, values, reduce, own_step in series if rates.loop_clips else own_series:
             found = rows[np.isfinite(values[rows])]
             if own_step and len(found) <= size * SPARSE:
@@ -172,10 +190,10 @@ def _timed(history: History) -> History:
     return replace(history, by_step=replace(history.by_step, values={**history.per_step, "time": created}))
 
 
-def _series(history: History, limit: int) -> list[tuple[str, Floats, Callable[[Floats], float], bool]]:
-    """Every key with its values `[T]`, how a window sums them up, and whether a point keeps the value's own step."""
+def _series(history: History, limit: int) -> list[Series]:
+    """What is sent of every run: each key with its values."""
     part = history.run.part
-    out: list[tuple[str, Floats, Callable[[Floats], float], bool]] = [
+    out: list[Series] = [
         (part_key(key, part), history.total(column), reduce, False) for column, (key, reduce) in STEP_QUANTITIES.items()
     ]
     groups = blocks(history.layers, limit)
@@ -192,7 +210,24 @@ def _series(history: History, limit: int) -> list[tuple[str, Floats, Callable[[F
     return out + [(logged_key(name, part), history.per_step[name], _last, True) for name in history.logged]
 
 
-def _loop_series(history: History) -> list[tuple[str, Floats, Callable[[Floats], float], bool]]:
+def _brief_series(history: History, clipped: bool) -> list[Series]:
+    """What a run's page opens on: the total norm, before and after all clips where it is `clipped`, and the loss."""
+    part = history.run.part
+    found: list[Series] = [(part_key(f"{BRIEF}/norm_before", part), as_one(history).total("grad_norm"), _max, False)]
+    losses = [name for name in history.logged if LOSS.fullmatch(name)]
+    found += [(part_key(safe_name(f"{BRIEF}/{name}"), part), history.per_step[name], _last, True) for name in losses]
+    return [*found, *(_clip_series(history) if clipped else ())]
+
+
+def _clip_series(history: History) -> list[Series]:
+    """The rest of it where something clips: the norm that is left, and the threshold, of a clip that has one."""
+    part, limit = history.run.part, limit_of(history)
+    after, bound = as_one(history).total("clipped_norm"), np.full(len(history), limit or np.nan)
+    return [(part_key(f"{BRIEF}/norm_after", part), after, _max, False),
+            (part_key(f"{BRIEF}/norm_threshold", part), bound, _last, False)]  # fmt: skip
+
+
+def _loop_series(history: History) -> list[Series]:
     """The same for the clips of the loop's own."""
     found = ((f"{LOOP}/rate", loop_changed(history), _mean), (f"{LOOP}/coef", loop_coef(history), _mean),
              (BEFORE_LOOP, incoming(history), _max))  # fmt: skip

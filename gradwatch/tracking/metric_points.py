@@ -7,11 +7,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from gradwatch.history import History, concat
+from gradwatch.history import History, Run, concat
 from gradwatch.storage.delivery_cursor import Cursor
 from gradwatch.storage.folder import last_part, read_run
 from gradwatch.tracking.clip_rates import Rates
 from gradwatch.tracking.metric_keys import MAX_POINTS, Nonfinite, batches, windows
+from gradwatch.tracking.mlflow_names import logged_key
 
 if TYPE_CHECKING:
     from mlflow.tracking import MlflowClient
@@ -70,7 +71,7 @@ class PointSender:
             self.keys.update(point.key for point in points)
         self.pending = history.take(history.step >= cursor.next_step)
         self.reads = [(part, step) for part, step in self.reads if part > cursor.last_part]
-        self._show_view(str(cursor.experiment_id))
+        self._show_view(str(cursor.experiment_id), run)
 
     def _rates(self, cursor: Cursor) -> Rates:
         """The clip rates of what is delivered, as the cursor has them; else out of the folder."""
@@ -95,14 +96,15 @@ class PointSender:
             self.reads.append((newest, int(new.step.max(initial=-1))))
         return self.pending
 
-    def _show_view(self, experiment_id: str) -> None:
+    def _show_view(self, experiment_id: str, run: Run) -> None:
         """Add charts for new keys to the experiment's saved view; a failure to do so harms nothing."""
         if self.keys <= self.shown:
             return
         from gradwatch.tracking import client as store
 
         try:
-            store.show_view(self.client, experiment_id, self.keys)
+            rises = {logged_key(name, run.part): up for name, up in run.higher_is_better.items()}
+            store.show_view(self.client, experiment_id, self.keys, rises)
             self.shown = set(self.keys)
         except Exception as error:  # an undocumented format, a tag limit, a server that forbids it
             log.warning("the saved view of experiment %s could not be set: %s", experiment_id, error)

@@ -20,9 +20,11 @@ from gradwatch.history import SETTING
 MAX_NAME = 250
 FEW_BLOCKS = 8  # a grouping this coarse hides the model: the next finer level is merged into ranges instead
 LOOP = "loop_clip"  # the keys of the loop's own clips, as `clip` those of the policy
+BRIEF = "Gradwatch"  # the section on which a run's page opens: MLflow sorts them as bytes, capitals first
 # How the keys of gradients and weights begin; and those of the optimizer.
 OWN = tuple(
-    f"{name}/" for name in ("grad_norm", "clipped_norm", "weight_norm", "update_ratio", "clip_rate", "clip", LOOP)
+    f"{name}/"
+    for name in ("grad_norm", "clipped_norm", "weight_norm", "update_ratio", "clip_rate", "clip", LOOP, BRIEF)
 )
 _OWN_TOO = (*OWN, "lr/", SETTING)
 TOTAL, BEFORE_LOOP = "grad_norm/total", "grad_norm/before_loop_clip"  # no layer's, though they look like one's

@@ -15,12 +15,14 @@ from urllib.parse import quote
 import numpy as np
 
 from gradwatch.analysis.clips import clips_itself, incoming, loop_rate
+from gradwatch.analysis.groups import by_importance, higher_is_better
 from gradwatch.analysis.rules.facts import middle
 from gradwatch.formatting import loop_clips, percent, quantity_text
 from gradwatch.history import History
 from gradwatch.sanitize import markdown, public_uri
 from gradwatch.table import nanmean
-from gradwatch.tracking.mlflow_names import OWN
+from gradwatch.tracking.mlflow_names import BRIEF, OWN
+from gradwatch.tracking.tags import Tag
 
 VIEW = "gradwatch"
 VIEW_TAG = f"mlflow.sharedViewState.{VIEW}"
@@ -45,12 +47,16 @@ CHARTS = {
 }
 # section -> open; MLflow itself adds one chart a key to the section that is named like the key's prefix.
 SECTIONS = {"Training": True, "Gradients": True, "weight_norm": True, "grad_norm": False, "update_ratio": False,
-            "clip_rate": False}  # fmt: skip
+            "clip_rate": False, BRIEF: False}  # fmt: skip
 RATES = ("clip/rate_so_far", "loop_clip/rate_so_far")  # each a column too, where it is sent
 MAX_LOGGED = 20
 # column of the runs table -> width in pixels; MLflow's own 100 would cut every policy's name
 COLUMNS = {"params.`gradwatch.clip`": 230, "tags.`gradwatch.verdict`": 230, "metrics.`clip/rate_so_far`": 90,
-           "params.`gradwatch.renorm`": 130}  # fmt: skip
+           "tags.`gradwatch.worst_layer`": 180, "params.`gradwatch.renorm`": 130}  # fmt: skip
+# A mean and a band for each policy and learning rate, all runs that MLflow loads (100, and more by a button).
+GROUP_BY = {"aggregateFunction": "average", "groupByKeys": [{"mode": "tag", "groupByData": Tag.GROUP}]}
+NEWEST = "attributes.start_time"
+VERSION = 2  # of what is above; beside the state, where MLflow does not look
 
 
 def view_url(tracking_uri: str, experiment_id: str, ui: str = UI) -> str:
@@ -65,15 +71,20 @@ def run_url(tracking_uri: str, experiment_id: str, run_id: str, ui: str = UI) ->
     return f"{base}/#/experiments/{quote(experiment_id)}/runs/{quote(run_id)}?{TRAINING}"
 
 
-def view_tag(keys: Iterable[str], previous: str | None = None) -> str | None:
-    """The experiment tag's text with charts for these metric keys.
+def view_tag(keys: Iterable[str], previous: str | None = None, rises: Mapping[str, bool] | None = None) -> str | None:
+    """The experiment tag's text with charts for these metric keys; `rises`: what is known of some beside their names.
 
-    The charts of `previous` (other runs' keys, changes made by hand) are kept. None when there is nothing to add, or
-    no room in the tag.
+    The charts of `previous` (other runs' keys, changes made by hand) are kept; a view of an older version is brought
+    up to date where nobody changed it. None when there is nothing to add, or no room in the tag.
     """
     keys = list(keys)
     old = json.loads(previous) if previous else {}
     state = json.loads(old["state"]) if old else _empty_state()
+    outdated = old.get("version") != VERSION
+    if outdated:
+        _update(state)
+    best = _best_first([*_shown(state), *keys], rises or {})
+    resorted = best is not None and _sorted_by_us(state, rises or {}) and best[0] != state["orderByKey"]
     logged = sorted((key for key in keys if not key.startswith(OWN)), key=_is_rate)[:MAX_LOGGED]
     shown = {chart.get("metricKey") for chart in state["compareRunCharts"]}
     charts = [_chart(key, "Training", "loss" in key.lower()) for key in logged if key not in shown]
@@ -84,14 +95,46 @@ def view_tag(keys: Iterable[str], previous: str | None = None) -> str | None:
     columns += [f"metrics.`{key}`" for key in sorted(keys) if key.startswith(RATES)]
     columns += [f"params.`gradwatch.clip/{key[10:]}`" for key in sorted(keys) if key.startswith("clip/rate/")]
     new_columns = [column for column in columns if column not in state["selectedColumns"]]
-    if old and not charts and not new_columns:
+    if not (outdated or resorted or charts or new_columns):
         return None
+    if best and resorted:
+        state["orderByKey"], state["orderByAsc"] = best
     state["compareRunCharts"] += charts
     state["selectedColumns"] += new_columns
     state["columnOrder"] = [*state.get("columnOrder", ()), *new_columns]
-    text = json.dumps({"name": VIEW, "createdAt": old.get("createdAt", int(time.time() * 1000)),
+    text = json.dumps({"name": VIEW, "version": VERSION, "createdAt": old.get("createdAt", int(time.time() * 1000)),
                        "state": json.dumps(state, separators=(",", ":"))})  # fmt: skip
     return text if len(text) <= MAX_EXPERIMENT_TAG else None
+
+
+def _update(state: dict[str, Any]) -> None:
+    """What an older version set, and nobody changed, as it is set today."""
+    new = _empty_state()
+    for name, was in (("groupBy", None), ("runsHiddenMode", "FIRST_20_RUNS")):
+        if state.get(name) == was:
+            state[name] = new[name]
+    columns = [column for column in COLUMNS if column not in state["selectedColumns"]]
+    state["selectedColumns"] += columns
+    state["columnOrder"] = [*state.get("columnOrder", ()), *columns]
+    state["columnWidths"] = {**COLUMNS, **state.get("columnWidths", {})}
+    sections = {section["name"] for section in state["compareRunSections"]}
+    state["compareRunSections"] += [one for one in new["compareRunSections"] if one["name"] not in sections]
+
+
+def _shown(state: dict[str, Any]) -> list[str]:
+    return [str(chart.get("metricKey")) for chart in state["compareRunCharts"]]
+
+
+def _best_first(keys: Iterable[str], rises: Mapping[str, bool]) -> tuple[str, bool] | None:
+    """The column of the metric that settles a comparison, and whether low is best; None where it is not known."""
+    logged = [key for key in dict.fromkeys(keys) if not key.startswith(OWN)]
+    ordered = by_importance({key: rises.get(key, higher_is_better(key)) for key in logged})
+    return (f"metrics.`{ordered[0]}`", not rises.get(ordered[0], higher_is_better(ordered[0]))) if ordered else None
+
+
+def _sorted_by_us(state: dict[str, Any], rises: Mapping[str, bool]) -> bool:
+    own = _best_first(_shown(state), rises)
+    return state["orderByKey"] in (NEWEST, own and own[0])
 
 
 def _is_rate(key: str) -> bool:
@@ -101,7 +144,7 @@ def _is_rate(key: str) -> bool:
 def _chart(key: str, section: str, log: bool) -> dict[str, Any]:
     return {"type": "LINE", "uuid": f"gradwatch-{key}", "metricSectionId": section, "metricKey": key,
             "selectedMetricKeys": [key], "scaleType": "log" if log else "linear", "xAxisKey": "step",
-            "xAxisScaleType": "linear", "lineSmoothness": 0, "runsCountToCompare": 20, "deleted": False,
+            "xAxisScaleType": "linear", "lineSmoothness": 0, "runsCountToCompare": 100, "deleted": False,
             "isGenerated": False, "selectedXAxisMetricKey": "", "range": {}}  # fmt: skip
 
 
@@ -109,9 +152,9 @@ def _empty_state() -> dict[str, Any]:
     sections = [{"uuid": name, "name": name, "display": is_open, "isReordered": True, "isGenerated": False}
                 for name, is_open in SECTIONS.items()]  # fmt: skip
     return {"selectedColumns": list(COLUMNS), "compareRunSections": sections, "compareRunCharts": [],
-            "isAccordionReordered": True, "runsHidden": [], "runsHiddenMode": "FIRST_20_RUNS", "runsPinned": [],
-            "columnOrder": list(COLUMNS), "columnWidths": COLUMNS, "groupBy": None,
-            "searchFilter": "", "orderByKey": "attributes.start_time", "orderByAsc": False, "hideEmptyCharts": True,
+            "isAccordionReordered": True, "runsHidden": [], "runsHiddenMode": "SHOW_ALL", "runsPinned": [],
+            "columnOrder": list(COLUMNS), "columnWidths": COLUMNS, "groupBy": GROUP_BY,
+            "searchFilter": "", "orderByKey": NEWEST, "orderByAsc": False, "hideEmptyCharts": True,
             "useGroupedValuesInCharts": True, "autoRefreshEnabled": True, "globalLineChartConfig": {}}  # fmt: skip
 
 

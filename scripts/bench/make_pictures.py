@@ -33,7 +33,7 @@ def main(demo: Path) -> None:
     if chromium is None:
         sys.exit("no Chromium on the PATH")
     comparison = demo / "report-rnn.html"
-    dying = sorted(demo.glob("runs/sweep-mlp-lr2-*/none-seed0-*/*/run.json"), key=lambda path: path.parent.name)
+    dying = sorted(demo.glob("runs/sweep-lr2-mlp-*/none-seed0-*/*/run.json"), key=lambda path: path.parent.name)
     if not comparison.exists() or not dying:
         sys.exit(f"{demo} holds no finished demo: run scripts/demo first")
 

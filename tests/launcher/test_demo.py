@@ -142,7 +142,7 @@ def test_the_rnn_learns(tmp_path):
 
 def test_every_policy_at_both_rates_with_three_seeds(tmp_path):
     jobs = demo_jobs(("mlp", "rnn"), None, tmp_path)
-    assert Counter(job.sweep.title for job in jobs) == {"mlp-lr0.1": 8 * 3, "mlp-lr2": 8 * 3, "rnn-lr5": 3 * 3}
+    assert Counter(job.sweep.title for job in jobs) == {"lr0.1-mlp": 8 * 3, "lr2-mlp": 8 * 3, "lr5-rnn": 3 * 3}
     assert len({job.folder for job in jobs}) == len(jobs)
     for job in jobs:
         for text in (job.policy.clip, job.policy.renorm):
@@ -152,7 +152,7 @@ def test_every_policy_at_both_rates_with_three_seeds(tmp_path):
 
 def test_a_folder_may_hold_the_data_of_one_workload(mnist, tmp_path):
     jobs = demo_jobs(("mlp", "rnn"), mnist, tmp_path)
-    data = {(job.sweep.title[:3], job.command()[-1] if "--data" in job.command() else None) for job in jobs}
+    data = {(job.sweep.title[-3:], job.command()[-1] if "--data" in job.command() else None) for job in jobs}
     assert data == {("mlp", str(mnist)), ("rnn", None)}
 
 
@@ -236,14 +236,14 @@ def test_the_demo_leaves_tables_reports_and_a_store(tmp_path):
         "Some are meant to be sick: at the MLP's rate of 2 and the RNN's of 5, training comes apart without a clip.",
     ]
     assert re.search(r"^No winner: train three seeds or more of each\. The best so far: ", shown, re.M)
-    assert re.search(r"^1 of 3 runs diverged\. Some are meant.*\n  rnn-lr5-none-seed0: exploding", shown, re.M)
-    assert re.search(rf"^first: +\S.* show {re.escape(str(out))}/runs/\S+-rnn-lr5-none-seed0$", shown, re.M)
+    assert re.search(r"^1 of 3 runs diverged\. Some are meant.*\n  none-seed0-lr5-rnn: exploding", shown, re.M)
+    assert re.search(rf"^first: +\S.* show {re.escape(str(out))}/runs/\S+-none-seed0-lr5-rnn$", shown, re.M)
     assert "1 of 3 runs diverged" in (out / "report.html").read_text()
     first_page = (out / "report.html").read_text()
     assert first_page.count('class="plot"') == 4  # accuracy and norms of the comparison; the sickest run's finding, map
     linked = re.findall(r'<a href="([^"]+)"', first_page)
     assert linked == ["report-rnn.html", "report-sickest.html"]
-    assert "<h1>rnn-lr5-none-seed0</h1>" in (out / "report-sickest.html").read_text()
+    assert "<h1>none-seed0-lr5-rnn</h1>" in (out / "report-sickest.html").read_text()
     assert "ClipByGlobalNorm(0.25)" in (out / "report-rnn.html").read_text()
     with sqlite3.connect(out / "mlflow.db") as database:
         runs = database.execute(

@@ -397,9 +397,9 @@ def test_each_run_and_the_summary_are_in_mlflow(desk, store):
     (home,) = desk.glob("gradwatch-runs/sweep-*")
     name = home.name.removeprefix("sweep-")
     assert sorted(rows) == [
+        (f"{GLOBAL}-seed3-train", "FINISHED", name),
+        ("none-seed3-train", "FINISHED", name),
         (f"sweep {name}", "FINISHED", name),
-        (f"train-{GLOBAL}-seed3", "FINISHED", name),
-        ("train-none-seed3", "FINISHED", name),
     ]
     assert f"| {GLOBAL}".replace("_", "\\_") in note
     assert seeds == [("3",), ("3",)]

@@ -377,6 +377,49 @@ def test_the_experiment_gets_a_saved_view_that_grows(store, tmp_path):
     assert "metrics.`clip/rate`" not in state["selectedColumns"]  # which is that of the last window
 
 
+def state_of(tag):
+    return json.loads(json.loads(tag)["state"])
+
+
+def test_the_view_groups_by_policy_and_has_the_best_first():
+    first = view_tag(["loss", "grad_norm/total"])
+    state = state_of(first)
+    assert state["groupBy"]["groupByKeys"] == [{"mode": "tag", "groupByData": "gradwatch.group"}]
+    assert state["runsHiddenMode"] == "SHOW_ALL"
+    assert (state["orderByKey"], state["orderByAsc"]) == ("metrics.`loss`", True)
+    assert {"tags.`gradwatch.verdict`", "tags.`gradwatch.worst_layer`", "metrics.`clip/rate_so_far`"} <= set(
+        state["selectedColumns"]
+    )
+    later = view_tag(["loss", "val_accuracy"], first)  # which is known after the first epoch
+    assert (state_of(later)["orderByKey"], state_of(later)["orderByAsc"]) == ("metrics.`val_accuracy`", False)
+    assert view_tag(["loss"], later) is None  # a run that has not logged it yet
+    told = state_of(view_tag(["loss", "temperature"], None, {"temperature": True}))
+    assert (told["orderByKey"], told["orderByAsc"]) == ("metrics.`temperature`", False)
+    assert state_of(view_tag(["entropy"]))["orderByKey"] == "attributes.start_time"
+
+
+def test_a_view_sorted_by_hand_stays_so():
+    tag = json.loads(view_tag(["loss"]))
+    state = {**json.loads(tag["state"]), "orderByKey": "attributes.duration", "groupBy": None}
+    text = view_tag(["loss", "val_accuracy"], json.dumps({**tag, "state": json.dumps(state)}))
+    assert (state_of(text)["orderByKey"], state_of(text)["groupBy"]) == ("attributes.duration", None)
+
+
+def test_a_view_of_an_older_version_is_brought_up_to_date():
+    tag = json.loads(view_tag(["loss"]))
+    new = json.loads(tag.pop("state"))
+    columns = [column for column in new["selectedColumns"] if "worst_layer" not in column]
+    old = {**new, "groupBy": None, "runsHiddenMode": "FIRST_20_RUNS", "orderByKey": "attributes.start_time",
+           "orderByAsc": False, "selectedColumns": columns}  # fmt: skip
+    del tag["version"]
+    text = view_tag(["loss"], json.dumps({**tag, "state": json.dumps(old)}))
+    state = state_of(text)
+    for name in ("groupBy", "runsHiddenMode", "orderByKey", "orderByAsc"):
+        assert state[name] == new[name]
+    assert sorted(state["selectedColumns"]) == sorted(new["selectedColumns"])
+    assert view_tag(["loss"], text) is None
+
+
 def test_a_view_changed_by_hand_is_kept():
     tag = json.loads(view_tag(["loss", "lr"]))
     state = json.loads(tag["state"])

@@ -69,10 +69,12 @@ def test_all_parts_go_to_one_mlflow_run(store, tmp_path, rendered):
     assert all(outcome.done for outcome in sync(shared))
     client, run = the_run(store)
     assert (run.info.run_name, run.info.status) == ("gan", "FINISHED")
+    assert run.data.tags["gradwatch.group"] == "D: none, lr 0.1; G: ClipByGlobalNorm(1.0), lr 0.1"
     own = {f"{key}/{part}" for part in "GD" for key in (
         "grad_norm/total", "clipped_norm/total", "clip/rate", "clip/rate_so_far", "clip/rate_smoothed", "clip/coef",
-        "clip/nonfinite_steps", "lr", "loss",
+        "clip/nonfinite_steps", "lr", "loss", "Gradwatch/loss", "Gradwatch/norm_before",
     )} | {"val_accuracy/G"}  # fmt: skip
+    own |= {f"Gradwatch/{name}/G" for name in ("norm_after", "norm_threshold", "clip_rate_so_far")}  # D has no policy
     layers = {key for key in run.data.metrics if key.split("/")[-1].startswith(("G.", "D."))}
     assert set(run.data.metrics) == own | layers
     assert len(layers) == (4 + 3) * 7  # D has no policy, and so no clip rates of layers

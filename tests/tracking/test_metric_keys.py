@@ -163,3 +163,38 @@ def test_a_run_without_a_policy_sends_no_clip_rates_of_layers():
     assert {key for key in keys() if key.startswith("clip_rate/")}
     assert keys(clip=None) == {key for key in keys() if key.startswith("clip/")}
     assert {"clip/rate", "clip/rate_so_far", "clip/rate_smoothed"} <= keys(clip=None)
+
+
+@pytest.mark.parametrize(
+    ("options", "brief"),
+    [
+        ({}, ["clip_rate_so_far", "loss", "norm_after", "norm_before", "norm_threshold"]),
+        ({"clip": None}, ["loss", "norm_before"]),
+        ({"clip": None, "itself": True}, ["clip_rate_so_far", "loss", "norm_after", "norm_before", "norm_threshold"]),
+    ],
+)
+def test_a_runs_page_opens_on_what_has_a_shape(options, brief):
+    """MLflow shows a section for each prefix, in the order of their bytes, and the charts of each in that of theirs."""
+    history = clipped_history(**options)
+    if "itself" in options:
+        history.per_step["user_clip_share"] = np.where(history.step >= 100, 1.0, np.nan)
+    found = points(history, 20)
+    sections = sorted({key.partition("/")[0] for key in found if "/" in key})
+    assert sections[0] == "Gradwatch"
+    assert sorted(key.partition("/")[2] for key in found if key.startswith("Gradwatch/")) == brief
+    assert found["Gradwatch/loss"] == found["loss"]
+    before = found["grad_norm/before_loop_clip" if "itself" in options else "grad_norm/total"]
+    assert found["Gradwatch/norm_before"][-len(before) :] == before
+    if "norm_after" in brief:
+        thresholds = {value for _, value in found["Gradwatch/norm_threshold"]}
+        assert thresholds == {1.0}
+        rates = found["loop_clip/rate_so_far" if "itself" in options else "clip/rate_so_far"]
+        assert found["Gradwatch/clip_rate_so_far"] == rates
+        assert [step for step, _ in found["Gradwatch/norm_after"]] == [step for step, _ in rates]
+
+
+@pytest.mark.parametrize("name", ["loss", "train_loss", "train/loss", "training loss"])
+def test_a_validation_loss_is_not_the_runs_loss(name):
+    history = clipped_history(logged=(name, "val_loss", "loss_of_x", "val_accuracy"))
+    found = [key for key in points(history, 20) if "loss" in key and key.startswith("Gradwatch")]
+    assert found == [f"Gradwatch/{name}"]

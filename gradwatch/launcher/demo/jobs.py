@@ -85,7 +85,7 @@ def demo_jobs(workloads: Sequence[str], data: Path | None, runs: Path, quick: bo
             seeds=SEEDS[:1] if quick else SEEDS,
             options=_options(name, {"workload": name, "lr": f"{lr:g}", **facts}, steps),
             folder=runs,
-            title=f"{name}-lr{lr:g}",
+            title=f"lr{lr:g}-{name}",
         ).jobs()
     ]
 
