@@ -12,6 +12,7 @@ from gradwatch.recording.layers import clean_name, matches
 
 MOST = 200  # modules that are chosen without being asked for
 MOST_NAMED = 2_000
+_SAME = (nn.Identity, nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout)  # give out what they take
 
 
 def chosen(model: nn.Module, asked: bool | Sequence[str], part: str | None = None) -> dict[str, nn.Module]:
@@ -47,7 +48,7 @@ def default_modules(model: nn.Module) -> set[int]:
     """
     blocks = [*_blocks(model)]
     inside = {id(m) for block in blocks for m in block.modules()}
-    parts = [child for block in blocks for child in block.children()]
+    parts = [child for block in blocks for child in block.children() if not isinstance(child, _SAME)]
     rest = [m for m in model.modules() if id(m) not in inside and _has_weights(m)]
     curved = [m for m in model.modules() if flat_of(m) is not None]
     out: set[int] = set()

@@ -34,7 +34,7 @@ def heatmap(history: History, quantity: str, max_rows: int = 200, max_columns: i
     """`quantity` as a heatmap of at most `max_rows` x `max_columns` cells; None when this run never recorded it."""
     values = history.layer(quantity)  # [T, L]
     bad = np.isinf(values)
-    if quantity == "grad_norm":
+    if quantity in ("grad_norm", "rms"):
         bad = bad | (history.layer("nonfinite") > 0)
     recorded = (~np.isnan(values) | bad).any(axis=1)
     if not recorded.any():

@@ -19,6 +19,7 @@ from gradwatch.analysis.final_values import is_seed, policy_text
 from gradwatch.analysis.groups import settings
 from gradwatch.analysis.rules import TOO_SHORT, Finding, is_healthy
 from gradwatch.history import History
+from gradwatch.report.activations import activation_charts
 from gradwatch.report.comparison_charts import Section, colors, sections
 from gradwatch.report.comparison_table import LAST, Column, columns, conclusion, paste, reasons
 from gradwatch.report.finding_charts import finding_chart
@@ -109,6 +110,7 @@ def _one(report: Report, page: Page) -> dict[str, Any]:
         "caveat": caveat(run),
         "facts": facts(run),
         "heatmaps": page.add(heatmaps),
+        "activations": page.add(activation_charts(history)),
         "norm": page.add([norm_chart(history)]),
         "clip": page.add(clip),
         "logged": page.add(logged),

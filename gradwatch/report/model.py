@@ -21,6 +21,7 @@ from gradwatch.analysis.whatif import Outcome, caveat, what_if
 from gradwatch.errors import RunError
 from gradwatch.formatting import loop_clips, percent
 from gradwatch.history import Floats, History
+from gradwatch.report.activations import ModuleSummary, module_summaries
 from gradwatch.storage.run_state import run_state
 from gradwatch.table import nanmean
 
@@ -103,6 +104,7 @@ class RunSummary:
     loop_clip_rate: float = float("nan")
     loop_clip_coef: float = float("nan")
     median_left: float = float("nan")
+    modules: tuple[ModuleSummary, ...] = ()  # whose activations were recorded
 
 
 @dataclass(frozen=True)
@@ -173,6 +175,7 @@ def summarize(history: History, metrics: Sequence[str]) -> RunSummary:
     }
     return RunSummary(
         name=run.name,
+        modules=module_summaries(history),
         created=run.created,
         state=state(history),
         policy=policy_text(run),

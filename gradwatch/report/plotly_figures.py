@@ -158,21 +158,24 @@ def annotate(figure: Figure, shapes: list[dict[str, Any]], notes: list[dict[str,
                                  "annotations": [*layout.get("annotations", ()), *notes]}}  # fmt: skip
 
 
-def heatmap_figure(data: Heatmap, quantity: str) -> tuple[Figure, int]:
-    """The heatmap of log10 of a quantity, and its height in pixels; layers run from top to bottom in model order."""
+def heatmap_figure(data: Heatmap, quantity: str, share: bool = False) -> tuple[Figure, int]:
+    """The heatmap of log10 of a quantity, or of a `share` as it is, and its height in pixels; layers run from top to
+    bottom in model order.
+    """
     with np.errstate(divide="ignore", invalid="ignore"):
-        logs = np.log10(np.where(data.value > 0, data.value, np.nan))
+        logs = data.value if share else np.log10(np.where(data.value > 0, data.value, np.nan))
     finite = logs[np.isfinite(logs)]
-    low, high = np.quantile(finite, (0.005, 0.995)) if len(finite) else (0.0, 1.0)
+    low, high = np.quantile(finite, (0.005, 0.995)) if len(finite) and not share else (0.0, 1.0)
+    unit, said = (quantity, f"{quantity} %{{z:.1%}}") if share else (f"log10 {quantity}", f"{quantity} 10^%{{z:.2f}}")
     names = [text(name) for name in data.rows]
     common = {"type": "heatmap", "x": pack(data.step), "y": names, "hoverongaps": False}
     traces = [
         {**common, "z": pack(logs), "zmin": float(low), "zmax": float(max(high, low + 0.1)),
          "colorscale": [[i / (len(VIRIDIS) - 1), color] for i, color in enumerate(VIRIDIS)],
-         "colorbar": {"thickness": 12, "outlinewidth": 0, "title": {"text": f"log10 {quantity}", "side": "right"}},
-         "hovertemplate": f"%{{y}}<br>step %{{x}}: {quantity} 10^%{{z:.2f}}<extra></extra>"},
+         "colorbar": {"thickness": 12, "outlinewidth": 0, "title": {"text": unit, "side": "right"}},
+         "hovertemplate": f"%{{y}}<br>step %{{x}}: {said}<extra></extra>"},
     ]  # fmt: skip
-    for cells, color, words in ((data.zero, ZERO, "exactly zero"), (data.nonfinite, BAD, "non-finite")):
+    for cells, color, words in ((data.zero & (not share), ZERO, "exactly zero"), (data.nonfinite, BAD, "non-finite")):
         if cells.any():
             traces.append(
                 {**common, "z": pack(np.where(cells, 1.0, np.nan)), "zmin": 0, "zmax": 1, "showscale": False,

@@ -11,6 +11,7 @@ from rich.console import Console, Group
 from gradwatch.analysis.comparison import Comparison
 from gradwatch.analysis.rules import TOO_SHORT, is_healthy
 from gradwatch.analysis.verdict import Winner
+from gradwatch.report.activations import HEADERS, RANKS, module_cells, outlying
 from gradwatch.report.comparison_table import Column, columns, conclusion, reasons
 from gradwatch.report.fitted_table import Facts, FittedTable, Lines
 from gradwatch.report.model import RunSummary
@@ -63,7 +64,7 @@ def show_run(run: RunSummary) -> RenderableType:
     problems = Lines([f"incomplete: {problem}" for problem in run.problems], "yellow")
     return Group(
         Lines([run.name], "bold"), head, Lines([*findings, *advice]), problems, *_notes(run.reduced), Lines([""]),
-        *_layers(run), *_what_if(run),
+        *_layers(run), *_modules(run), *_what_if(run),
     )  # fmt: skip
 
 
@@ -75,6 +76,15 @@ def _layers(run: RunSummary) -> Iterable[RenderableType]:
     if len(run.layers) > MAX_LAYER_ROWS:
         left = len(run.layers) - MAX_LAYER_ROWS
         yield from _notes(f"{left:,} more layers are left out here; gradwatch report --format csv lists all.")
+
+
+def _modules(run: RunSummary) -> Iterable[RenderableType]:
+    if run.modules:
+        shown = outlying(run.modules)
+        yield Lines(["", "Activations of the modules that stand out most, in the last tenth of the run"], "bold")
+        yield FittedTable(HEADERS, module_cells(shown), RANKS)
+        if len(run.modules) > len(shown):
+            yield from _notes(f"{len(shown)} of {len(run.modules)} modules; gradwatch report --format json has all.")
 
 
 def _what_if(run: RunSummary) -> Iterable[RenderableType]:

@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from gradwatch.analysis.clips import as_one, incoming, loop_changed, loop_coef
 from gradwatch.analysis.rules.facts import limit_of
 from gradwatch.history import SETTING, Floats, History
-from gradwatch.table import stack
+from gradwatch.table import EMPTY
 from gradwatch.tracking.clip_rates import NO_RATES, Rate, Rates
 from gradwatch.tracking.mlflow_names import (
     BEFORE_LOOP,
@@ -113,6 +113,8 @@ LAYER_QUANTITIES: dict[str, tuple[Callable[[Floats], Floats], Callable[[Floats],
     "update_ratio": (_largest, _max),
     "clip_rate": (_average, _mean),
 }
+# quantity of the modules -> (what it is called, how all modules are summed up, by the words for it)
+MODULE_QUANTITIES = {"rms": ("largest", "median"), "max": ("largest", "median"), "dead": ("largest",)}
 # column of the steps table -> (key, how a window sums it up)
 STEP_QUANTITIES: dict[str, tuple[str, Callable[[Floats], float]]] = {
     "grad_norm": (TOTAL, _max),
@@ -150,7 +152,7 @@ def windows(
     state, count = nonfinite, part_key("clip/nonfinite_steps", history.run.part)
     own_series = [*_series(history, limit), *_brief_series(history, clipped=bool(history.run.clip))]
     series = [*own_series, *_loop_series(history), *([] if history.run.clip else _clip_series(history))]
-    totals = replace(history, by_layer=stack([]))  # the layers are not copied for each window
+    totals = replace(history, by_layer=EMPTY, activations=EMPTY)  # the layers are not copied for each window
     bad = history.total("nonfinite") > 0
     bad[history.layer_rows[(history.layer("nonfinite") > 0).any(axis=1)]] = True
     stamps = (history.total("time") * 1000).round().clip(0, LAST_TIME).astype(np.int64)
@@ -205,6 +207,7 @@ def _series(history: History, limit: int) -> list[Series]:
             spread = np.full(len(history), np.nan)
             spread[history.layer_rows] = block(values[:, at])
             out.append((layer_key(quantity, name), spread, reduce, False))
+    out += [(part_key(key, part), values, _max, False) for key, values in _of_modules(history)]
     rates = [name for name in history.per_step if name == "lr" or name.startswith(("lr/", SETTING))]
     out += [(part_key(safe_name(name), part), history.per_step[name], _last, False) for name in rates]
     return out + [(logged_key(name, part), history.per_step[name], _last, True) for name in history.logged]
@@ -225,6 +228,25 @@ def _clip_series(history: History) -> list[Series]:
     after, bound = as_one(history).total("clipped_norm"), np.full(len(history), limit or np.nan)
     return [(part_key(f"{BRIEF}/norm_after", part), after, _max, False),
             (part_key(f"{BRIEF}/norm_threshold", part), bound, _last, False)]  # fmt: skip
+
+
+def _of_modules(history: History) -> Iterator[tuple[str, Floats]]:
+    """The largest and the median of all modules at each sampled step, NaN at the others: `[T]` by key."""
+    table = history.activations
+    at = history.by_step.find(table) if len(table) else np.zeros(0, np.int64)
+    for quantity, words in MODULE_QUANTITIES.items() if len(table) else ():
+        values = table.values[quantity]
+        for word in words:
+            spread = np.full(len(history), np.nan)
+            spread[at] = _largest(values) if word == "largest" else _middle(values)
+            if np.isfinite(spread).any():
+                yield f"activation_{quantity}/{word}", spread
+
+
+def _middle(values: Floats) -> Floats:
+    """`[T, M]` -> `[T]`, the median of the finite ones; NaN where there is none."""
+    rows = [row[np.isfinite(row)] for row in values]
+    return np.array([np.median(row) if len(row) else np.nan for row in rows])
 
 
 def _loop_series(history: History) -> list[Series]:

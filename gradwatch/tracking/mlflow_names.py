@@ -24,7 +24,19 @@ BRIEF = "Gradwatch"  # the section on which a run's page opens: MLflow sorts the
 # How the keys of gradients and weights begin; and those of the optimizer.
 OWN = tuple(
     f"{name}/"
-    for name in ("grad_norm", "clipped_norm", "weight_norm", "update_ratio", "clip_rate", "clip", LOOP, BRIEF)
+    for name in (
+        "grad_norm",
+        "clipped_norm",
+        "weight_norm",
+        "update_ratio",
+        "clip_rate",
+        "clip",
+        LOOP,
+        BRIEF,
+        "activation_rms",
+        "activation_max",
+        "activation_dead",
+    )
 )
 _OWN_TOO = (*OWN, "lr/", SETTING)
 TOTAL, BEFORE_LOOP = "grad_norm/total", "grad_norm/before_loop_clip"  # no layer's, though they look like one's

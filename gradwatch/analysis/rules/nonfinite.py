@@ -10,6 +10,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from gradwatch.analysis.final_values import nonfinite_rows
+from gradwatch.analysis.rules.activations import birthplace
 from gradwatch.analysis.rules.facts import matrices, pick
 from gradwatch.analysis.rules.finding import Finding, Severity
 from gradwatch.analysis.rules.tries import LOWER, warm_up
@@ -30,6 +31,9 @@ def nonfinite(
     the loss had risen to `growth` times its early median, or a step had changed the weights by `update` times
     themselves; `float16` when half precision overflowed; else `nothing`: a sudden 0/0, log 0 or sqrt 0.
     Of an imported run, whose rows are not all steps, `unknown`.
+
+    Where activations were recorded in that step or before, `first_activation` is the module whose output was not finite
+    first in the forward pass.
 
     Under a GradScaler dropped steps are its way to find the scale: a note, when there were at most `few` of them or a
     share of `seldom`.
@@ -53,6 +57,8 @@ def nonfinite(
     last, following = _bracket(history.layers, ~np.isnan(begin).all(axis=0), bad)
     said = _of_the_scale(history) if after == "float16" else None
     cause, cure = said or _words(went_first, after, last, following, int(history.step[first]))
+    born = birthplace(history.activations, int(history.step[first]))
+    cause += f" In the forward pass the first output that was not finite is that of {born}." if born else ""
     if skipped:
         cure = "These steps were skipped. If they keep coming: " + cure[0].lower() + cure[1:]
     return [
@@ -69,6 +75,7 @@ def nonfinite(
                 "first": went_first,
                 "after": after,
                 **({"last_nonfinite": last, "next_finite": following} if last else {}),
+                **({"first_activation": born} if born else {}),
             },
             cause=cause,
             cure=cure,

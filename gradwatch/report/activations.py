@@ -1,0 +1,131 @@
+"""What modules gave out: maps of modules x steps, and a table of those that stand out.
+
+Legend: T sampled steps, M modules.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from gradwatch.formatting import percent, quantity_text
+from gradwatch.history import Floats, History
+from gradwatch.report.downsample import heatmap
+from gradwatch.report.plotly_figures import Chart, heatmap_figure
+from gradwatch.table import Table
+
+MAPS = {"rms": "RMS", "max": "largest |a|", "saturated": "saturated share", "dead": "dead units"}
+SHARES = ("saturated", "dead")
+HEADERS = ("module", "rms", "times as at first", "largest |a|", "zeros", "saturated", "dead units", "non-finite")
+RANKS = (0, 1, 4, 2, 6, 5, 3, 2)
+MOST = 12  # modules in the table of a terminal
+Rows = list[list[str]]
+
+
+@dataclass(frozen=True)
+class ModuleSummary:
+    """One module in the last tenth of the sampled steps, by the median; NaN where it has no such quantity.
+
+    `nonfinite` is the number of sampled steps in which anything was inf or NaN; `growth` by how much the RMS has
+    changed since the first tenth.
+    """
+
+    name: str
+    rms: float
+    max: float
+    zeros: float
+    saturated: float
+    dead: float
+    nonfinite: int
+    growth: float
+
+
+def module_summaries(history: History) -> tuple[ModuleSummary, ...]:
+    """Every module whose activations were recorded, in the order of the forward pass."""
+    table = history.activations
+    if not len(table):
+        return ()
+    late = slice(-max(1, len(table) // 10), None)
+    early = slice(0, max(1, len(table) // 10))
+    found = {name: _median(values[late]) for name, values in table.values.items()}
+    begun = _median(table.values["rms"][early])
+    bad = (table.values["nonfinite"] > 0).sum(axis=0)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        growth = found["rms"] / begun
+    shown = {name: found[name] for name in ("rms", "max", "zeros", "saturated", "dead")} | {"growth": growth}
+    return tuple(
+        ModuleSummary(name=name, nonfinite=int(bad[i]), **{key: float(column[i]) for key, column in shown.items()})
+        for i, name in enumerate(table.layers)
+    )
+
+
+def outlying(modules: tuple[ModuleSummary, ...], most: int = MOST) -> list[ModuleSummary]:
+    """The modules that stand out, the worst first: what is not finite, dead or saturated units, lone large values."""
+
+    def badness(module: ModuleSummary) -> float:
+        dead, saturated = (0.0 if math.isnan(share) else share for share in (module.dead, module.saturated))
+        peak = math.log10(module.max / module.rms) if 0 < module.rms < module.max < math.inf else 0.0
+        moved = abs(math.log10(module.growth)) if 0 < module.growth < math.inf else 0.0
+        return 1e6 * (module.nonfinite > 0) + 2 * dead + saturated + peak / 3 + moved
+
+    return sorted(modules, key=badness, reverse=True)[:most]
+
+
+def module_cells(modules: list[ModuleSummary]) -> Rows:
+    """One row of text per module, under `HEADERS`."""
+    return [
+        [m.name, quantity_text(m.rms), quantity_text(m.growth), quantity_text(m.max),
+         *("" if math.isnan(share) else percent(share) for share in (m.zeros, m.saturated, m.dead)), f"{m.nonfinite:,}"]
+        for m in modules
+    ]  # fmt: skip
+
+
+def as_layers(history: History) -> History:
+    """The run with its modules in the layers' place."""
+    table = history.activations
+    shown = {name: values for name, values in table.values.items() if name != "order"}
+    return replace(history, by_layer=Table(table.step, table.attempt, table.optimizer, shown, table.layers))
+
+
+def activation_charts(history: History) -> list[Chart]:
+    """Modules x steps of what was recorded; shares only where there are any."""
+    table = history.activations
+    if not len(table):
+        return []
+    charts = []
+    for quantity, title in MAPS.items():
+        data = heatmap(as_layers(history), quantity)
+        if data is None or (quantity in SHARES and not (data.value > 0).any()):
+            continue
+        drawn, height = heatmap_figure(data, title, share=quantity in SHARES)
+        drawn["layout"]["xaxis"]["range"] = [float(history.step[0]) - 0.5, float(history.step[-1]) + 0.5]
+        note = f"Modules in the order in which their outputs come; {len(table)} sampled steps."
+        if data.steps_per_column > 1:
+            note += f" Each column is the highest of {data.steps_per_column} of them."
+        if data.layers_per_row > 1:
+            note += f" Each row is the highest of {data.layers_per_row} neighbouring modules."
+        charts.append(Chart(_title(table, quantity, title), drawn, height, note, title))
+    return charts
+
+
+def _title(table: Table, quantity: str, title: str) -> str:
+    middle = _median(table.values[quantity])
+    known = [(float(value), name) for value, name in zip(middle, table.layers, strict=True) if np.isfinite(value)]
+    if len(known) < 2:
+        return f"Activations: {title}"
+    (low, smallest), (high, largest) = min(known), max(known)
+    show = percent if quantity in SHARES else quantity_text
+    if high == low:
+        return f"Activations: {title}, {show(high)} in every module"
+    return f"Activations: {title}, most in {largest} ({show(high)}), least in {smallest} ({show(low)})"
+
+
+def _median(values: Floats) -> Floats:
+    """The median of the finite values of each column `[M]`; NaN where there is none."""
+    kept = np.where(np.isfinite(values), values, np.nan).astype(np.float64)
+    out = np.full(kept.shape[1], np.nan)
+    seen = ~np.isnan(kept).all(axis=0)
+    out[seen] = np.nanmedian(kept[:, seen], axis=0)
+    return out
