@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+from pathlib import Path
+
 import click
 
 
@@ -9,8 +12,9 @@ import click
 @click.argument("run", metavar="RUN")
 @click.option("--fail-on", type=click.Choice(("error", "warning")), default="error", show_default=True,
               help="The least severe finding that fails the check.")  # fmt: skip
-@click.option("--format", "kind", type=click.Choice(("text", "json", "github")), default="text", show_default=True,
-              help="How to print the findings; github makes annotations of a workflow.")  # fmt: skip
+@click.option("--format", "kind", type=click.Choice(("text", "json", "github", "sarif")), default="text",
+              show_default=True, help="How to print the findings; github: annotations of a workflow, sarif: for code "
+              "scanning.")  # fmt: skip
 @click.option("--follow", "following", is_flag=True,
               help="Wait for the end of the run in folder RUN, and keep its findings.json up to date.")  # fmt: skip
 @click.pass_context
@@ -28,6 +32,7 @@ def check(ctx: click.Context, run: str, fail_on: str, kind: str, following: bool
     from gradwatch.errors import RunError
     from gradwatch.open_run import open_histories
     from gradwatch.report.model import CRASHED, state
+    from gradwatch.report.sarif import render_sarif
     from gradwatch.report.terminal import print_text
     from gradwatch.report.text import render_check_json, render_check_text, render_github
     from gradwatch.sanitize import terminal
@@ -42,11 +47,25 @@ def check(ctx: click.Context, run: str, fail_on: str, kind: str, following: bool
         raise RunError(f"{run} is {len(histories)} runs, and check wants one: name each of them in turn")
     (history,) = histories
     findings = diagnose(history)
-    render = {"text": render_check_text, "json": render_check_json, "github": render_github}[kind]
-    text = render(history.run.name, findings, verdict(history, findings))
+    said = verdict(history, findings)
+    if kind == "sarif":
+        text = render_sarif(history.run, findings, said, _folder(run))
+    else:
+        render = {"text": render_check_text, "json": render_check_json, "github": render_github}[kind]
+        text = render(history.run.name, findings, said)
     print_text(text) if kind == "text" else click.echo(text, nl=False)
     how = state(history)
     for problem in (f"the run {how}", *history.problems) if how.startswith(CRASHED) else history.problems:
         click.echo(terminal(f"incomplete: {problem}"), err=True)
     failing = ("error",) if fail_on == "error" else ("error", "warning")
     ctx.exit(int(any(finding.severity in failing for finding in findings)))
+
+
+def _folder(ref: str) -> Path | None:
+    """The folder of the run, where it has one here."""
+    from gradwatch.errors import RunError
+    from gradwatch.open_run import folder_to_follow
+
+    with contextlib.suppress(RunError):
+        return folder_to_follow(ref)
+    return None
