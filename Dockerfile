@@ -17,6 +17,7 @@ FROM base AS cli
 RUN pip install --no-deps --index-url https://download.pytorch.org/whl/cpu torch==2.13.0
 COPY pyproject.toml README.md LICENSE /src/
 COPY gradwatch /src/gradwatch
+COPY docs/findings /src/docs/findings
 RUN pip install "/src[demo,service]"
 USER 1000
 WORKDIR /work
