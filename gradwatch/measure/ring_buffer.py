@@ -1,12 +1,13 @@
-"""K rows of measurements on the device, and `read`: the one place that waits for it.
+"""K rows of measurements on the device, and how they are read: staged, and taken when they are there.
 
 Legend: K ring rows, F fields, L layers.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -14,6 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from gradwatch.measure.autograd import without_autograd
+from gradwatch.measure.staging import Staged, staging_for
 
 Array = NDArray[np.floating[Any]]
 
@@ -29,10 +31,12 @@ class Ring:
         self.buffer = torch.full((rows, len(self.fields), layers), torch.nan, dtype=torch.float32, device=device)
         if "clip_coef" in self.fields:
             self.buffer.select(1, self.fields.index("clip_coef")).fill_(1.0)  # untouched, until it is written
+        self.staging = staging_for(device)
         self._views = [row.unbind() for row in self.buffer.unbind()]
 
     def row(self, row: int) -> Sequence[Tensor]:
-        """The memory of a row, `[L]` per field: what is put there need not be written again."""
+        """The memory of a row, `[L]` per field, to be written to: what is put there need not be written again."""
+        self.staging.follow()
         return self._views[row % self.rows]
 
     def write(self, row: int, *values: Tensor | None) -> None:
@@ -44,10 +48,12 @@ class Ring:
     def copy(self, value: Tensor) -> Tensor:
         """A copy that may be read with the rows; the tensor may change afterwards."""
         # float32 is what the record keeps; .to() alone would share memory with a float32 tensor
+        self.staging.join()
         return value.detach().to(self.buffer.device, torch.float32, copy=True)
 
     def own(self, value: Tensor) -> Tensor:
         """A tensor that does not change any more, to be read with the rows: a copy only where it is not like them."""
+        self.staging.join()
         return value.detach().to(self.buffer.device, torch.float32)
 
     def scalar(self, value: Tensor) -> Tensor | float:
@@ -57,16 +63,28 @@ class Ring:
         return self.copy(value.reshape(()))
 
     @without_autograd
-    def read(self, first: int, count: int, more: Sequence[Tensor]) -> tuple[dict[str, Array], list[Array]]:
-        """Wait for the device, once: `{field: [count, L]}` of the rows from `first` on, and the tensors `more`."""
+    def stage(self, first: int, count: int, more: Sequence[Tensor]) -> Block:
+        """Send `count` rows from `first` on to the host, and the tensors `more`. The rows may be written anew at once;
+        what was staged before must have been read.
+        """
         start = first % self.rows
         rows = self.buffer[start : start + count], self.buffer[: max(0, start + count - self.rows)]
-        try:
-            flat = torch.cat([values.flatten() for values in (*rows, *more)]).cpu().numpy()
-        except torch.OutOfMemoryError:  # a training that ends for want of memory leaves none for one more tensor
-            flat = np.concatenate([values.cpu().numpy().ravel() for values in (*rows, *more)])
-        sizes = np.cumsum([sum(part.numel() for part in rows), *(values.numel() for values in more)])
-        table, *rest = np.split(flat, sizes[:-1])
-        table = table.reshape(count, *self.buffer.shape[1:])
+        shapes = [tuple(values.shape) for values in more]
+        return Block(self.staging.stage([*rows, *more]), self.fields, (count, *self.buffer.shape[1:]), shapes)
+
+
+class Block(NamedTuple):
+    """Rows that were staged, `[T, F, L]`, and tensors of these shapes with them."""
+
+    staged: Staged
+    fields: tuple[str, ...]
+    shape: tuple[int, ...]
+    shapes: Sequence[tuple[int, ...]]
+
+    def read(self) -> tuple[dict[str, Array], list[Array]]:
+        """`{field: [T, L]}`, and the tensors; only once they are there."""
+        sizes = [math.prod(shape) for shape in (self.shape, *self.shapes)]
+        table, *rest = np.split(self.staged.read(), np.cumsum(sizes)[:-1])
+        table = table.reshape(self.shape)
         fields = {name: table[:, f] for f, name in enumerate(self.fields)}
-        return fields, [array.reshape(values.shape) for array, values in zip(rest, more, strict=True)]
+        return fields, [array.reshape(shape) for array, shape in zip(rest, self.shapes, strict=True)]

@@ -5,6 +5,7 @@ Legend: T steps of one block, L layers.
 
 from __future__ import annotations
 
+import logging
 import math
 import threading
 import time
@@ -18,31 +19,30 @@ from torch import Tensor
 
 from gradwatch.errors import WatchError
 from gradwatch.history import History, Run
-from gradwatch.measure.activations import QUANTITIES
 from gradwatch.measure.looking import Looking
-from gradwatch.measure.ring_buffer import Ring
-from gradwatch.recording.loop_clips import COEF, Applied, clip_columns
+from gradwatch.measure.ring_buffer import Block, Ring
+from gradwatch.measure.staging import wait
+from gradwatch.recording.blocks import Row, history
 from gradwatch.storage.folder import ACTIVATIONS
 from gradwatch.storage.manifest import text_of
-from gradwatch.table import EMPTY, Table
+from gradwatch.table import EMPTY
+
+log = logging.getLogger("gradwatch")
 
 ROWS = 128
+WAIT_SECONDS = 60.0  # how long close() and state_dict() wait for a device that is busy, or hangs
 DRAIN_SECONDS = 2.0
 FIRST_SECONDS = 0.25  # after its first step, so that a run that is killed early can be opened
 
 
-class Row(NamedTuple):
-    """What is known of a step on the host."""
+class Sending(NamedTuple):
+    """Rows on their way to the host."""
 
-    step: int
-    time: float
-    optimizer: str
-    lrs: tuple[float, ...]
-    present: tuple[bool, ...]
-    can_skip: bool  # whether the ring knows if it was skipped
-    is_measured: bool = True  # whether the gradients could be looked at
-    settings: Mapping[str, float] = {}  # by column, the optimizers' settings that have changed since the first step
-    clips: tuple[Applied, ...] = ()  # of the loop's own; `COEF` and its number names the coefficient of each
+    done: int  # how many
+    seen: int  # how many values had been added by then: those that belong to them, and those that stay
+    leaving: Sequence[tuple[int, str, float | Tensor]]
+    left: list[tuple[int, str, float | Tensor]]
+    block: Block
 
 
 class Recorder:
@@ -73,6 +73,7 @@ class Recorder:
         self.first = 0  # the number of the first of `rows`: all before it have left
         self.rows: list[Row] = []
         self.values: list[tuple[int, str, float | Tensor]] = []  # a row's number, a name, its value
+        self.sending: Sending | None = None  # the first of `rows`, on their way from a GPU
         self.sent: History | None = None  # the last step, where its row has left already
         self.is_logged = self.was_logged = True  # whether something was logged for the last step, and the one before
         self.drained, self.begun, self.pace = time.monotonic(), -math.inf, math.inf  # pace: between two steps
@@ -96,12 +97,14 @@ class Recorder:
 
     @property
     def full(self) -> bool:
-        """Whether every row of the ring is used."""
-        return len(self.rows) == self.ring.rows
+        """Whether every row of the ring is used. Those that were sent off may be written anew."""
+        return len(self.rows) - (self.sending.done if self.sending else 0) >= self.ring.rows
 
     @property
     def due(self) -> bool:
-        """Whether the rows so far should leave."""
+        """Whether the rows so far should leave, or have arrived."""
+        if self.sending is not None:
+            return self.full or self.sending.block.staged.is_there()
         return self.full or (bool(self.rows or self.values) and time.monotonic() - self.drained > self.pause)
 
     @property
@@ -193,15 +196,28 @@ class Recorder:
             out.append((at, name, kept))
         return out
 
-    def drain(self, upto: int | None = None) -> None:
-        """Hand the rows to the sink, as one History; waits for the device. `upto` keeps back those from that number on.
+    def drain(self, upto: int | None = None, waits: bool = True) -> None:
+        """Hand the rows to the sink, as one History. `upto` keeps back those from that number on.
+
+        Without `waits` those on a GPU are only sent off, and handed over by a later call that finds them there; where
+        there is no room for the next row, it waits all the same. With it, a device that does not answer is given up
+        after `WAIT_SECONDS`.
 
         Nothing is forgotten before the sink has it. After an exception it may be handed over twice, which is harmless.
         """
         with self._draining:
-            self._drain(self.count if upto is None else upto)
+            if self.sending is not None:
+                if not self._has_landed(WAIT_SECONDS if waits else math.inf if self.full else 0.0):
+                    return
+                self._hand_over(self.sending)
+                if not (waits or self.full):
+                    return
+            self.sending = self._send(self.count if upto is None else upto)
+            if self.sending is not None and self._has_landed(WAIT_SECONDS if waits else 0.0):
+                self._hand_over(self.sending)
 
-    def _drain(self, upto: int) -> None:
+    def _send(self, upto: int) -> Sending | None:
+        """Send the rows before `upto` to the host, with what was added to them; None where there is nothing."""
         now = time.monotonic()
         self.pause = self.seconds if now - self.drained >= self.pause else self.pause
         self.drained = now
@@ -210,17 +226,37 @@ class Recorder:
         known = [(max(at, oldest), name, v) for at, name, v in self.values[:seen]]
         leaving = [value for value in known if value[0] < first + done]
         if not done and not leaving:
-            return  # scalars logged before the first step wait for it
-        fields, arrays = self.ring.read(first, done, [v for _, _, v in leaving if isinstance(v, Tensor)])
+            return None  # scalars logged before the first step wait for it
+        block = self.ring.stage(first, done, [v for _, _, v in leaving if isinstance(v, Tensor)])
+        return Sending(done, seen, leaving, [value for value in known if value[0] >= first + done], block)
+
+    def _has_landed(self, seconds: float) -> bool:
+        assert self.sending is not None
+        if wait(self.sending.block.staged, seconds):
+            return True
+        if seconds:
+            log.warning(
+                "gradwatch: the device has not answered for %.0f s: the last %d steps are not recorded",
+                seconds,
+                len(self.rows),
+            )
+        return False
+
+    def _hand_over(self, sending: Sending) -> None:
+        """What was sent is there."""
+        first, (done, seen, leaving, left, block) = self.first, sending
+        fields, arrays = block.read()
         read = iter(arrays)
         values = [(at - first, name, next(read) if isinstance(v, Tensor) else v) for at, name, v in leaving]
         sent = self.sent and self._amended(self.sent, values)
         if done:
-            block = self._history(self.rows[:done], fields, values)
-            self.sink(block)
-            sent = block.take(np.array([-1]))
-        left, sent = [value for value in known if value[0] >= first + done], None if len(self.rows) > done else sent
+            made = history(self.run, self.names, self.kept, self.modules, self.rows[:done], fields, values)
+            self.sink(made)
+            sent = made.take(np.array([-1]))
+        late = any(at < first + done for at, _, _ in self.values[seen:])  # logged while it was on its way
+        sent = sent if late or len(self.rows) <= done else None
         self.first, self.rows[:done], self.values[:seen], self.sent = first + done, [], left, sent
+        self.sending = None
 
     def _amended(self, sent: History, values: Sequence[tuple[int, str, Any]]) -> History:
         """The step that has left, with what was logged for it since; if that is anything, it is handed over again."""
@@ -229,93 +265,3 @@ class Recorder:
         if late:
             self.sink(amended)
         return amended
-
-    def _history(self, rows: list[Row], fields: dict[str, Any], values: Sequence[tuple[int, str, Any]]) -> History:
-        t = len(rows)
-        can_skip = np.array([row.can_skip for row in rows])[:, None]
-        skipped = can_skip & (fields.pop("skipped")[:, :1] > 0)
-        here = np.array([row.present for row in rows], bool).reshape(t, -1)
-        measured = np.array([row.is_measured for row in rows])
-        layers = _per_layer(fields, (fields.pop("present", here) > 0) & measured[:, None], skipped)
-        steps = _per_step(rows, layers, skipped[:, 0])
-        for name in () if measured.all() else ("grad_norm", "clipped_norm", "clip_coef", "clip_rate", "nonfinite"):
-            steps[name][~measured] = np.nan
-        inside: list[tuple[int, Any]] = []
-        for row, name, value in values:
-            if row < 0:
-                continue  # of the step that has left already
-            array = np.asarray(value)
-            if name == ACTIVATIONS:
-                inside.append((row, array))
-                continue
-            table, empty = (layers, (t, len(self.kept))) if array.ndim else (steps, (t,))
-            table.setdefault(name, np.full(empty, np.nan, array.dtype if array.ndim else np.float64))[row] = array
-        coefs = {name: steps.pop(name) for name in [*steps] if name.startswith(COEF)}
-        steps.update(clip_columns([row.clips for row in rows], coefs, layers))
-        attempt = np.full(t, self.run.attempt, np.int64)
-        optimizer = np.array([row.optimizer for row in rows], dtype=object)
-        block = History.of(
-            self.run,
-            self.names,
-            np.array([row.step for row in rows], np.int64),
-            attempt,
-            optimizer,
-            {q: v[:, self.kept] for q, v in layers.items()},
-            steps,
-        )
-        return replace(block, activations=_activations(block.by_step, self.modules, inside))
-
-
-def _activations(steps: Table, modules: tuple[str, ...], found: Sequence[tuple[int, Any]]) -> Table:
-    """The table of the sampled steps; without those in which no module was called, on any rank."""
-    found = [(row, values) for row, values in found if not np.isnan(values).all()]
-    if not found:
-        return EMPTY
-    values = np.stack([values for _, values in found]).astype(np.float32)  # [T, Q, M]
-    at = steps.take(np.array([row for row, _ in found]))
-    return replace(at, values={q: values[:, i] for i, q in enumerate(QUANTITIES)}, layers=modules)
-
-
-def _per_layer(fields: dict[str, Any], present: Any, skipped: Any) -> dict[str, Any]:
-    """The quantities of every step, NaN where a layer had no gradient; a skipped step has coefficient 0."""
-    norms, coef = fields.pop("grad_norm"), fields.pop("clip_coef")
-    absent, coef = ~present, np.where(skipped, 0, coef)
-    changed = coef != 1
-    if "clip_fraction" in fields:  # it knows, also where the norms are NaN and so is their ratio
-        changed = (changed & ~np.isnan(coef)) | (fields["clip_fraction"] > 0)
-    table = {"grad_norm": norms, "clip_coef": coef, "clip_rate": changed, "nonfinite": ~np.isfinite(norms), **fields}
-    if "clipped_norm" in table:
-        table["clipped_norm"] = np.where(skipped, 0, table["clipped_norm"])
-    return {q: np.where(absent, np.nan, v).astype(np.float32) for q, v in table.items()}
-
-
-def _per_step(rows: list[Row], layers: dict[str, Any], skipped: Any) -> dict[str, Any]:
-    norms = layers["grad_norm"].astype(np.float64)
-    absent = np.isnan(layers["nonfinite"])
-    with np.errstate(invalid="ignore", over="ignore", divide="ignore"):
-        clipped = layers.get("clipped_norm", norms * layers["clip_coef"])
-        before, after = _root_sum(norms, absent), np.where(skipped, 0, _root_sum(clipped, absent))
-        coef = np.where(absent, np.nan, layers["clip_coef"])
-        low, high = (
-            f(coef, axis=1, initial=start, where=~np.isnan(coef)) for f, start in ((np.min, np.inf), (np.max, -np.inf))
-        )
-        ratio = np.where(low == high, low, np.where(before == 0, 1.0, after / before))
-    steps = {
-        "time": np.array([row.time for row in rows]),
-        "grad_norm": before,
-        "clipped_norm": after,
-        "clip_coef": ratio,
-        "clip_rate": (np.nan_to_num(layers["clip_rate"]) > 0).any(axis=1).astype(np.float64),
-        "skipped": skipped.astype(np.float64),
-        "nonfinite": np.nansum(layers["nonfinite"], axis=1, dtype=np.float64),
-    }
-    widest = max(len(row.lrs) for row in rows)
-    for g in range(widest):
-        steps[f"lr/{g}" if g else "lr"] = np.array([row.lrs[g] if g < len(row.lrs) else np.nan for row in rows])
-    for name in dict.fromkeys(name for row in rows for name in row.settings):
-        steps[name] = np.array([row.settings.get(name, np.nan) for row in rows])
-    return steps
-
-
-def _root_sum(norms: Any, absent: Any) -> Any:
-    return np.sqrt(np.where(absent, 0, norms.astype(np.float64) ** 2).sum(axis=1))

@@ -20,6 +20,7 @@ from gradwatch.measure.gradients import drop
 from gradwatch.measure.layout import Layout
 from gradwatch.measure.weight_updates import Weights
 from gradwatch.recording import learning_rate, multi_optimizer
+from gradwatch.recording.blocks import Row
 from gradwatch.recording.clipper import Clipped, Clipper
 from gradwatch.recording.hooks import Closure, Hooks, refuse_capture, untraced
 from gradwatch.recording.layers import held
@@ -27,7 +28,7 @@ from gradwatch.recording.learning_rate import RateScale
 from gradwatch.recording.lookup import looked_up
 from gradwatch.recording.loop_clips import Clip, LoopClips
 from gradwatch.recording.optimizer_settings import GroupSettings
-from gradwatch.recording.recorder import Recorder, Row
+from gradwatch.recording.recorder import Recorder
 from gradwatch.recording.step import Step, clear_up
 from gradwatch.recording.torch_patches import Listener, leave, listen
 

@@ -271,13 +271,13 @@ class Watch:
         if layout is not None:
             self._relayout(layout)
         elif self._recorder.due:
-            self._drain()
+            self._drain(waits=False)
         self._live.between(self._stepper.steps)
 
     def _after(self) -> None:
         """A step has ended, or something was logged: a long step or validation must not hold the rows back."""
         if not self._stepper.is_open and self._recorder.due_at_once:
-            self._drain(open_too=False)
+            self._drain(open_too=False, waits=False)
 
     def _relayout(self, layout: Layout) -> None:
         """Go on with other layers, or with the same ones elsewhere; what is recorded so far is handed over first."""
@@ -291,9 +291,9 @@ class Watch:
         kept, fields = self._source.kept(layout.names), self._stepper.clipper.fields
         self._recorder.restart(self._writer.run, kept, fields, layout.device)
 
-    def _drain(self, open_too: bool = True) -> None:
+    def _drain(self, open_too: bool = True, waits: bool = True) -> None:
         elsewhere = self._thread != threading.get_ident()  # the training goes on meanwhile, and may add to its last row
-        self._recorder.drain(None if open_too else self._recorder.count - (self._stepper.is_open or elsewhere))
+        self._recorder.drain(None if open_too else self._recorder.count - (self._stepper.is_open or elsewhere), waits)
         self._live.look(self._stepper.steps)
         target = self._writer.run.mlflow
         if target is not None and not target["run_id"]:

@@ -12,7 +12,7 @@ def test_rows_that_wrap_around_are_read_in_order():
         ring.write(row, torch.tensor(float(row)), torch.arange(3.0) + row)
     more = [torch.tensor(7.0), torch.arange(3.0)]
     for first, count in ((3, 4), (4, 3), (5, 0), (6, 1)):
-        fields, rest = ring.read(first, count, more)
+        fields, rest = ring.stage(first, count, more).read()
         want = np.arange(first, first + count)[:, None]
         np.testing.assert_array_equal(fields["a"], np.broadcast_to(want, (count, 3)))
         np.testing.assert_array_equal(fields["b"], want + np.arange(3.0))

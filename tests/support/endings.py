@@ -113,7 +113,7 @@ def hang_device(training):
     """What is recorded so far is on its way to the disk; what comes is on a device that answers no more."""
     training.take()
     training.watch._drain()
-    training.watch._recorder.ring.read = lambda *_: time.sleep(600)
+    training.watch._recorder.ring.stage = lambda *_: time.sleep(600)
     training.optimizer.step()
 
 
