@@ -122,6 +122,7 @@ def figure(traces: list[dict[str, Any]], y: str, decades: float = 0, legend: boo
             "showlegend": legend,
             "legend": {"orientation": "h", "x": 0, "y": 1.02, "yanchor": "bottom", "font": {"size": 11.5}},
             "hovermode": "x unified",
+            "modebar": {"bgcolor": "rgba(0,0,0,0)", "color": "#9aa4b2", "activecolor": "#5a6472"},
             "hoverlabel": {"bgcolor": "white", "bordercolor": "#c9ced6", "font": {"size": 12}},
             **layout,
         },

@@ -332,3 +332,49 @@ def test_a_large_model_and_a_long_run(view):
     wait_until_drawn(page)
     assert "so no spike is lost" in page.inner_text("main")
     assert complaints == []
+
+
+# ------------------------------------------------------------------------------- dark pages, wide tables, paper
+
+
+def test_a_dark_system_has_a_dark_page_and_dark_charts(view):
+    page, complaints = view(render_html(build_report([sick_run()])))
+    colors = "[getComputedStyle(document.body).backgroundColor, document.querySelector('.plot').layout.font.color]"
+    wait_until_drawn(page)
+    light = page.evaluate(colors)
+    page.emulate_media(color_scheme="dark")
+    page.wait_for_function(f"() => {colors}.every((color, i) => color !== {light}[i])")
+    background, ink = page.evaluate(colors)
+    assert (background, ink) == ("rgb(18, 22, 27)", "#c5ccd6")
+    page.emulate_media(color_scheme="light")
+    page.wait_for_function(f"() => {colors}.every((color, i) => color === {light}[i])")
+    assert complaints == []
+
+
+def test_the_first_column_of_a_wide_table_stays_in_sight(view):
+    runs = [
+        make_history(steps=20, clip=f"ClipByGlobalNorm({n}.0)", name=f"run{n}", params={"lr": f"{n}"}) for n in (1, 2)
+    ]
+    page, _ = view(render_html(build_report(runs)))
+    page.set_viewport_size({"width": 420, "height": 800})
+    moved = page.evaluate("""() => {
+        const box = document.querySelector('.scroll'), cell = box.querySelector('tbody td');
+        const other = cell.nextElementSibling;
+        const before = [cell, other].map(td => td.getBoundingClientRect().x);
+        box.scrollLeft = 300;
+        return [cell, other].map((td, i) => before[i] - td.getBoundingClientRect().x);
+    }""")
+    assert moved == [pytest.approx(0, abs=20), pytest.approx(300, abs=2)]  # up to the padding of the card
+
+
+def test_paper_has_every_chart_at_its_width(view):
+    page, complaints = view(render_html(build_report([sick_run()])))
+    wait_until_drawn(page)
+    wide = page.evaluate("document.querySelector('.card > .plot .main-svg').clientWidth")
+    page.emulate_media(color_scheme="dark")
+    page.evaluate("dispatchEvent(new Event('beforeprint'))")
+    page.wait_for_function("""() => [...document.querySelectorAll('.plot[data-drawn]')].every(
+        div => div.dataset.drawn === 'light' && div.querySelector('.main-svg').clientWidth <= 700)""")
+    page.evaluate("dispatchEvent(new Event('afterprint'))")
+    page.wait_for_function(f"() => document.querySelector('.card > .plot .main-svg').clientWidth === {wide}")
+    assert complaints == []

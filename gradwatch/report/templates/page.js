@@ -10,12 +10,35 @@ async function loadPlotly() {
   document.head.append(script);
 }
 
-const draw = div => {
-  if (div.dataset.drawn) return;
-  div.dataset.drawn = "yes";
-  const { data, layout } = figures[div.dataset.chart];
-  return Plotly.newPlot(div, data, layout, config);
+// A figure's colours are those of a white page; these stand for them on a dark one. All others show on both.
+const dark = { "#3c434d": "#c5ccd6", "#e7eaee": "#2c333d", "#c9ced6": "#454e5b", "#eef0f3": "#242a33", "#333": "#c5ccd6", white: "#262d36",
+  "rgba(255,255,255,.8)": "rgba(27,32,39,.8)", "#1f5fa8": "#74adf0", "#4b5260": "#a9b2be", "#9db2c8": "#7d8fa3" };
+const recolored = part => {
+  if (Array.isArray(part)) return part.map(recolored);
+  if (part === null || typeof part !== "object") return part;
+  return Object.fromEntries(Object.entries(part).map(([key, value]) =>
+    [key, typeof value === "string" ? (/color$/.test(key) && dark[value]) || value : key === "colorscale" ? value : recolored(value)]));
 };
+const scheme = matchMedia("(prefers-color-scheme: dark)");
+let printing = false;
+
+const draw = div => {
+  const wanted = scheme.matches && !printing ? "dark" : "light";
+  if (div.dataset.drawn === wanted) return;
+  const { data, layout } = wanted === "dark" ? recolored(figures[div.dataset.chart]) : figures[div.dataset.chart];
+  const plot = div.dataset.drawn ? Plotly.react : Plotly.newPlot;
+  div.dataset.drawn = wanted;
+  return plot(div, data, layout, config);
+};
+const redraw = () => document.querySelectorAll(".plot[data-drawn]").forEach(draw);
+
+// On paper all charts, as wide as a page, on white.
+function print(on) {
+  printing = on;
+  document.body.classList.toggle("printed", on);
+  const shown = [...document.querySelectorAll(".plot")].filter(div => !div.closest("[hidden], details:not([open])"));
+  shown.forEach(div => { draw(div); Plotly.relayout(div, { width: on ? div.clientWidth : null, autosize: !on }); });
+}
 
 function chooseTab(button) {
   for (const other of button.parentElement.children) {
@@ -61,7 +84,9 @@ loadPlotly().then(() => {
   const near = new IntersectionObserver(
     entries => entries.filter(entry => entry.isIntersecting).forEach(entry => draw(entry.target)), { rootMargin: "800px" });
   plots.forEach(div => near.observe(div));
-  addEventListener("beforeprint", () => plots.filter(div => !div.closest("details:not([open])")).forEach(draw));
+  scheme.addEventListener("change", redraw);
+  addEventListener("beforeprint", () => print(true));
+  addEventListener("afterprint", () => print(false));
 }).catch(error => {
   const message = document.createElement("p");
   message.className = "card bad-text";
