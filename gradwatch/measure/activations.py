@@ -28,6 +28,7 @@ from gradwatch.measure.saturation import Flat, flat_of
 QUANTITIES = ("rms", "max", "zeros", "saturated", "dead", "nonfinite", "order")
 FIRST = 2  # steps at the beginning that are all sampled: `gradwatch run` sees the second forward pass first
 UNITS = 1024  # of a non-linearity that are followed one by one, evenly spread over more
+ELEMENTS = 32  # of a unit, without which a step does not say whether it is dead: it may be idle for a few examples
 PIECE = 1 << 24  # elements that are looked at together: what is held meanwhile stays small beside a large output
 _CHANNELS = ("Conv", "BatchNorm", "GroupNorm", "InstanceNorm", "SyncBatchNorm", "LazyConv", "LazyBatchNorm")
 
@@ -132,12 +133,23 @@ class Activations:
         known = [slot.flat is not None for slot in slots]
         units = iter(alive)
         nothing = count.new_full((), math.nan)
-        dead = torch.stack([_share_dead(next(units)) if k else nothing for k in known])
+        enough = [count[i] >= ELEMENTS * slot.units for i, slot in enumerate(slots)]  # NaN units: no
+        dead = [
+            torch.where(enough[i], _share_dead(next(units)), nothing) if k else nothing for i, k in enumerate(known)
+        ]
         saturated = torch.stack([flat[i] / count[i] if k else nothing for i, k in enumerate(known)])
         called = count > 0
         places = {key: place for place, key in enumerate(self._order)}
         order = [count.new_full((), places.get(key, math.nan)) for key in self._slots]
-        found = [(squares / count).sqrt(), largest, zeros / count, saturated, dead, bad, torch.stack(order)]
+        found = [
+            (squares / count).sqrt(),
+            largest,
+            zeros / count,
+            saturated,
+            torch.stack(dead),
+            bad,
+            torch.stack(order),
+        ]
         return torch.where(called, torch.stack([f.to(count.dtype) for f in found]), math.nan).to(torch.float32)
 
 
@@ -152,6 +164,7 @@ class _Slot:
         self.outside = False  # whether a call of this step was outside of backward
         self._sums: Tensor | None = None  # [5]: squares, zeros, flat, non-finite, all
         self._largest: Tensor | None = None
+        self.units = math.nan  # how many there are
         self._alive: Tensor | None = None  # [at most U] bool: units that were not flat somewhere
 
     @property
@@ -184,6 +197,7 @@ class _Slot:
         if flat is not None:
             others = [d for d in range(flat.ndim) if d != dim]
             alive = (~flat).any(dim=others) if others else ~flat
+            self.units = len(alive)
             alive = alive[:: -(-len(alive) // UNITS)]
             self._alive = alive if self._alive is None else self._alive | alive
 

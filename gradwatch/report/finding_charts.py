@@ -17,6 +17,7 @@ from gradwatch.analysis.rules.facts import threshold
 from gradwatch.analysis.rules.losses import training_losses
 from gradwatch.formatting import quantity_text
 from gradwatch.history import Floats, History
+from gradwatch.report.activations import as_layers
 from gradwatch.report.downsample import heatmap
 from gradwatch.report.plotly_figures import (
     AFTER,
@@ -79,7 +80,7 @@ def scale_curve(history: History, finding: Finding) -> Chart | None:
     return _curve(history, finding, history.total("loss_scale"), "loss scale", log=True)
 
 
-def layer_curves(quantity: str, label: str) -> Draw:
+def layer_curves(quantity: str, label: str, of: str = "layers") -> Draw:
     """A chart of `quantity` in the layers of the finding, beside the median of all."""
 
     def draw(history: History, finding: Finding) -> Chart | None:
@@ -90,7 +91,7 @@ def layer_curves(quantity: str, label: str) -> Draw:
         if not len(rows):
             return None
         seen = values[rows][:, np.isfinite(values[rows]).any(axis=0)]
-        traces = [line(history.layer_step[rows], _median(seen), "median of all layers", BEFORE)]
+        traces = [line(history.layer_step[rows], _median(seen), f"median of all {of}", BEFORE)]
         traces += [
             line(history.layer_step, values[:, i], history.layers[i], PALETTE[k % len(PALETTE)])
             for k, i in enumerate(meant)
@@ -189,10 +190,19 @@ def depth_profile(history: History, finding: Finding) -> Chart | None:
 
 
 _NORMS = layer_heatmap("grad_norm", "Gradient norm per layer")
+
+
+def module_curves(quantity: str, label: str) -> Draw:
+    """A chart of `quantity` in the modules of the finding, beside the median of all."""
+    return lambda history, finding: layer_curves(quantity, label, "modules")(as_layers(history), finding)
+
+
 _UPDATES = layer_curves("update_ratio", "update ratio")
 _WEIGHTS = layer_curves("weight_norm", "weight norm")
 
 CHARTS: dict[str, Draw] = {
+    "dead-units": module_curves("dead", "share of dead units"),
+    "saturated": module_curves("saturated", "share of saturated elements"),
     "nonfinite": layer_heatmap("grad_norm", "Gradient norm per layer", onset=True),
     "vanishing": depth_profile,
     "dead-layer": _NORMS,

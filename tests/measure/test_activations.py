@@ -97,7 +97,7 @@ def train(model, folder, steps=3, loop="plain", watched=True, dtype=torch.float3
         for part in range(3 if loop == "accumulation" else 1):
             NOTES["now"] = seen if step == 1 else None  # not in backward, where a checkpointed part runs again
             with torch.autocast("cpu", torch.bfloat16, enabled=loop == "autocast"):
-                loss = run(torch.randn(4 + part, 7, 5, dtype=dtype)).float().square().mean()
+                loss = run(torch.randn(5 + part, 7, 5, dtype=dtype)).float().square().mean()
             NOTES["now"] = None
             loss.backward()
         if loop == "evaluation":
@@ -151,6 +151,7 @@ def test_the_first_two_steps_are_sampled_and_then_every_nth(tmp_path):
     history = open_history(handle.dir)
     assert history.activations.step.tolist() == [0, 1, 3, 6]
     assert history.activations.layers == ("blocks.0.act", "blocks.1.act")
+    assert np.isnan(history.activations.values["dead"]).all()  # two examples do not tell a dead unit from an idle one
     frame = pd.read_parquet(handle.dir / "activations")
     assert len(frame) == 8
     assert set(QUANTITIES) < set(frame.columns)

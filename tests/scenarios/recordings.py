@@ -32,8 +32,9 @@ def _keep(run, path):
     """Copy what rules read of a run; who recorded it is nobody's business."""
     manifest = json.loads((run / "run.json").read_text()) | {"pid": None, "host": None, "pid_started": None}
     shutil.rmtree(path, ignore_errors=True)
-    for table in ("layers", "steps"):
-        shutil.copytree(run / table, path / table)
+    for table in ("layers", "steps", "activations"):
+        if (run / table).exists():
+            shutil.copytree(run / table, path / table)
     (path / "run.json").write_text(json.dumps(manifest, indent=1) + "\n")
 
 

@@ -5,6 +5,7 @@ from functools import partial
 from pathlib import Path
 
 import diseases as d
+import inner_diseases as i
 import step_diseases as s
 from torch import nn, optim
 from unseen import Outcome, Sick, ends
@@ -54,6 +55,8 @@ TWINS: dict[str, tuple[tuple[str, Train], tuple[str, Train]]] = {
             ),
             ("softmax-twice", partial(s.softmaxed, lr=1.0), "a softmax before cross_entropy", "logits"),
             ("bad-initialisation", s.begun_large, "weights ten times as large", "torch's own weights"),
+            ("dead-units", i.dead_units, "one wrong batch, 600 times too large", "no such batch"),
+            ("saturated", i.saturated, "weights 20 times too large", "as torch begins"),
             ("no-progress", s.averaged, "the average loaded back", "the average kept"),
             ("renorm-binds", s.tight_norm, "MaxNorm(0.3)", "MaxNorm(4.0)"),
             ("lr-too-high", s.rate_too_high, "Adam at 0.3", "Adam at 0.003"),

@@ -31,7 +31,7 @@ def main(kind, folder):
                             activations=True, activations_every=2)  # fmt: skip
     generator = torch.Generator().manual_seed(1)
     for _ in range(5):
-        batch = torch.randn(8, 6, generator=generator)
+        batch = torch.randn(64, 6, generator=generator)
         wrapped(batch[rank::size]).square().mean().backward()
         optimizer.step()
         optimizer.zero_grad()

@@ -5,8 +5,12 @@ Legend: T sampled steps, M modules.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 
+from gradwatch.analysis.rules.finding import Finding
+from gradwatch.history import History
 from gradwatch.table import Table
 
 
@@ -22,3 +26,83 @@ def birthplace(activations: Table, step: int) -> str:
         return ""
     order = np.where(bad[rows[0]], activations.values["order"][rows[0]], np.inf)
     return activations.layers[int(order.argmin())]
+
+
+def dead_units(history: History, share: float = 0.5, min_rows: int = 3) -> list[Finding]:
+    """Non-linearities most of whose units give nothing back, whatever goes in: their slope is flat for every element.
+
+    `dead` of a module, by the median of the last third of the sampled steps, is more than `share`. It is recorded where
+    each unit had at least 32 elements in a step. From the first sampled step after which half of that was never
+    undercut.
+    Source: SageMaker Debugger's DeadRelu (a unit is dead that hardly ever fires; alarm for more than half of a layer).
+    """
+    return _held(history, "dead", share, min_rows, "dead-units", _dead_words)
+
+
+def saturated(history: History, share: float = 0.5, min_rows: int = 3) -> list[Finding]:
+    """A tanh or a sigmoid that sits at its ends: for more than `share` of the elements its slope is below 1 %.
+
+    By the median of the last third of the sampled steps, from the first after which half of that was never undercut.
+    Not of the last module of the forward pass: an output is meant to be sure of itself.
+    Source: Glorot and Bengio 2010, "Understanding the difficulty of training deep feedforward neural networks".
+    """
+    return _held(history, "saturated", share, min_rows, "saturated", _saturated_words)
+
+
+TWO_ENDED = ("Tanh", "Sigmoid", "Hardtanh", "Hardsigmoid")
+Words = Callable[[float, int, int], tuple[str, str]]  # of the worst share, how many modules, since which step
+
+
+def _held(history: History, quantity: str, share: float, min_rows: int, rule: str, words: Words) -> list[Finding]:
+    """The finding of modules of which more than `share` is held in the end."""
+    table = history.activations
+    known = np.isfinite(table.values[quantity]) if len(table) else np.zeros((0, 0), bool)
+    late = np.arange(len(table)) >= len(table) - max(min_rows, len(table) // 3)
+    at = [
+        i for i, name in enumerate(table.layers) if _is_meant(history, name, rule) and known[late, i].sum() >= min_rows
+    ]
+    typical = {i: float(np.nanmedian(table.values[quantity][late, i])) for i in at}
+    hit = [i for i in at if typical[i] > share]
+    if not hit:
+        return []
+    below = ~(table.values[quantity][:, hit] > share / 2).all(axis=1)
+    began = int(np.flatnonzero(below)[-1]) + 1 if below.any() else 0
+    first = int(table.step[min(began, len(table) - 1)])
+    worst = max(typical[i] for i in hit)
+    cause, cure = words(worst, len(hit), first)
+    evidence: dict[str, float | str] = {"share": worst, "modules": len(hit), "of": len(at)}
+    names = tuple(table.layers[i] for i in hit)
+    return [Finding(rule, "warning", names, first, int(history.step[-1]), evidence, cause, cure)]
+
+
+def _is_meant(history: History, name: str, rule: str) -> bool:
+    if rule != "saturated":
+        return True
+    order = history.activations.values["order"][-1]
+    place = history.activations.layers.index(name)
+    return history.run.modules.get(name, "") in TWO_ENDED and order[place] < np.nanmax(order)
+
+
+def _dead_words(worst: float, count: int, first: int) -> tuple[str, str]:
+    begun = "from the first sampled step on: the weights or biases began so" if first == 0 else f"from step {first} on"
+    return (
+        f"Up to {worst:.0%} of the units of {_modules(count)} are flat for every example, {begun}. Nothing comes back "
+        "through them, and with a ReLU nothing goes out.",
+        "Lower the learning rate or warm it up: one step that is too long can push a unit beyond all its inputs. Begin "
+        "with biases at 0 and He's initialisation; a LeakyReLU, GELU or SiLU, or a normalisation before it, lets units "
+        "come back.",
+    )
+
+
+def _saturated_words(worst: float, count: int, first: int) -> tuple[str, str]:
+    begun = "from the first sampled step on" if first == 0 else f"from step {first} on"
+    return (
+        f"In {_modules(count)} up to {worst:.0%} of the elements lie where the slope is below 1 % of its largest, "
+        f"{begun}: what comes in is too large, and hardly any gradient passes.",
+        "Begin with smaller weights (Xavier's initialisation), scale the inputs, lower the learning rate, or put a "
+        "normalisation before the non-linearity.",
+    )
+
+
+def _modules(count: int) -> str:
+    return "one module" if count == 1 else f"{count} modules"

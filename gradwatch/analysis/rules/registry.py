@@ -8,6 +8,7 @@ from dataclasses import replace
 import numpy as np
 
 from gradwatch.analysis.clips import incoming
+from gradwatch.analysis.rules.activations import dead_units, saturated
 from gradwatch.analysis.rules.clipping import (
     clip_before_unscale,
     clip_inert,
@@ -42,12 +43,13 @@ RULES: tuple[Rule, ...] = (
     nonfinite, exploding, vanishing, dead_layer, no_gradient, imbalance, scaled_gradients, gradients_accumulate,
     noise_dominated, weights_unchanged, update_too_large, update_too_small, below_epsilon, generator_starves,
     weight_growth, weights_shrink, renorm_binds, spike, lr_too_high, softmax_twice, no_progress, bad_initialisation,
+    dead_units, saturated,
     clip_before_unscale, double_clip, clip_is_your_learning_rate, clip_inert, policy_never_acts,
 )  # fmt: skip
 
 _RUINED = {"nonfinite", "dead-layer", "spike", "imbalance", "vanishing", "weight-growth", "renorm-binds"} | {
     "update-too-large", "update-too-small", "weights-unchanged", "clip-is-your-learning-rate", "noise-dominated",
-    "policy-never-acts",
+    "policy-never-acts", "dead-units", "saturated",
 }  # fmt: skip
 CONSEQUENCES: dict[str, set[str]] = {
     "gradients-accumulate": _RUINED | {"exploding", "lr-too-high", "scaled-gradients"},
@@ -72,6 +74,8 @@ CONSEQUENCES: dict[str, set[str]] = {
     "generator-starves": {"below-epsilon", "update-too-small", "vanishing", "weights-unchanged"},
     "softmax-twice": {"update-too-small", "vanishing"},
     "bad-initialisation": {"update-too-small", "lr-too-high", "weight-growth", "update-too-large", "spike"},
+    "saturated": {"vanishing", "imbalance", "update-too-small", "weights-unchanged", "dead-layer"},
+    "dead-units": {"dead-layer", "vanishing", "imbalance", "update-too-small", "weights-unchanged"},
     "update-too-small": set(),
     "renorm-binds": set(),
 }
