@@ -30,6 +30,7 @@ from gradwatch.recording import open_watches
 from gradwatch.recording.arguments import Settings, check_kinds, check_optimizers, described, plain_optimizers
 from gradwatch.recording.callbacks import Live
 from gradwatch.recording.clipper import Clipper
+from gradwatch.recording.hydra_params import hydra_params
 from gradwatch.recording.learning_rate import RateScale
 from gradwatch.recording.modules import chosen
 from gradwatch.recording.optimizer_settings import GroupSettings
@@ -218,7 +219,7 @@ def _recorded(
         "clip": clip,
         "renorm": renorm,
         "tags": {text_of(k): scalar_of(v) for k, v in tags.items()},
-        "params": {**{text_of(k): text_of(v) for k, v in params.items()}, "torch": torch.__version__},
+        "params": {**hydra_params(), **{text_of(k): text_of(v) for k, v in params.items()}, "torch": torch.__version__},
     }
 
 

@@ -80,7 +80,9 @@ def test_every_rule_severity_and_hostile_name_is_valid(tmp_path):
                 replace(below, severity="error", consequences=(below,))]  # fmt: skip
     run = valid(render_sarif(make_history().run, findings, "spike", tmp_path))
     assert [result["level"] for result in run["results"]] == ["error", "note", "note", "error"]
-    assert "\x1b" not in json.dumps(run, ensure_ascii=False)
+    texts = [result["message"]["text"] for result in run["results"]]
+    texts += [layer["fullyQualifiedName"] for layer in run["results"][1]["locations"][0]["logicalLocations"]]
+    assert not {"\x1b", "\u202e"} & set("".join(texts))
     assert "What follows from it: dead-layer at step 7 in c" in run["results"][-1]["message"]["text"]
 
 
