@@ -2,7 +2,7 @@
 
 A fused kernel divides each gradient by `optimizer.grad_scale` as it reads it, and writes it back; GradScaler unscales
 that way, so before the step the gradients are still scaled. Carrying 1 / coefficient as well, the attribute saves the
-pass that would multiply by it.
+pass that would multiply by it. In the same way `optimizer.found_inf` lets it leave the step out.
 """
 
 from __future__ import annotations
@@ -71,6 +71,13 @@ def why_not_folded(optimizers: Sequence[Optimizer], layout: Layout, dims: int) -
     """
     if dims:
         return "each layer has a coefficient of its own"
+    if layout.dtypes != {torch.float32}:  # the scale is float32: float64 would lose digits
+        return why_not_left_out(optimizers, layout) or "not all weights are float32"
+    return why_not_left_out(optimizers, layout)
+
+
+def why_not_left_out(optimizers: Sequence[Optimizer], layout: Layout) -> str:
+    """Why the kernel cannot leave a step out, in words; empty where it can: one fused optimizer of a known class."""
     if len(optimizers) > 1:
         return "several optimizers are clipped together"
     groups = [g for g, group in enumerate(optimizers[0].param_groups) if not group.get("fused")]
@@ -83,13 +90,11 @@ def why_not_folded(optimizers: Sequence[Optimizer], layout: Layout, dims: int) -
         return "the kernel takes no plain scale beside DTensors"
     if len({device.type for device in layout.devices}) > 1:  # torch copies the scale without waiting for it
         return "the weights are on several kinds of device"
-    if layout.dtypes != {torch.float32}:  # the scale is float32: float64 would lose digits
-        return "not all weights are float32"
     return ""
 
 
 def fold(optimizer: Optimizer, divisor: Tensor) -> None:
-    """Let the step that follows divide by `divisor` (0-d), beside taking out the loss scale; `restore_scale` undoes it.
+    """Let the step that follows divide by `divisor` (0-d), beside taking out the loss scale; `restore` undoes it.
 
     Division by an inf gives 0, and NaN for an inf, as multiplication by 0 does.
     """
@@ -97,30 +102,41 @@ def fold(optimizer: Optimizer, divisor: Tensor) -> None:
     set_scale(optimizer, divisor if scale is None else scale * divisor)
 
 
-# What stands in the place of an optimizer's own `grad_scale`, and what that was. Known to all and not only to whoever
-# set it: a step that raises never says that it has ended, and whoever comes next must be able to clear up.
-_replaced: WeakKeyDictionary[Optimizer, tuple[Tensor | None, Any]] = WeakKeyDictionary()
+def leave_out(optimizer: Optimizer, flag: Tensor) -> None:
+    """Let the step that follows happen only where `flag` (0-d bool) is false; `restore` undoes it.
+
+    `flag` says too whether the loss scaler drops the step. Gradients stay as they are.
+    """
+    _replace(optimizer, "found_inf", flag.float())
+
+
+# What stands in the place of an optimizer's own `grad_scale` and `found_inf`, and what those were. Known to all and not
+# only to whoever set it: a step that raises never says that it has ended, and whoever comes next must clear up.
+_replaced: WeakKeyDictionary[Optimizer, dict[str, tuple[Tensor | None, Any]]] = WeakKeyDictionary()
 _ABSENT = object()
 
 
 def set_scale(optimizer: Optimizer, scale: Tensor | None) -> None:
-    """Replace the scale for the step that follows, until `restore_scale`."""
-    own = _replaced[optimizer][1] if optimizer in _replaced else getattr(optimizer, "grad_scale", _ABSENT)
-    _replaced[optimizer] = (scale, own)  # before it is set: an interrupt in between leaves nothing behind
-    optimizer.grad_scale = scale  # type: ignore[attr-defined]
+    """Replace the scale for the step that follows, until `restore`."""
+    _replace(optimizer, "grad_scale", scale)
 
 
-def restore_scale(optimizer: Optimizer) -> None:
-    """Put back what `set_scale` replaced, for the scaler to delete; harmless where it replaced nothing.
+def _replace(optimizer: Optimizer, name: str, value: Tensor | None) -> None:
+    known = _replaced.setdefault(optimizer, {})
+    own = known[name][1] if name in known else getattr(optimizer, name, _ABSENT)
+    known[name] = (value, own)  # before it is set: an interrupt in between leaves nothing behind
+    setattr(optimizer, name, value)
+
+
+def restore(optimizer: Optimizer) -> None:
+    """Put back what `set_scale` and `leave_out` replaced, for the scaler to delete; harmless where they did nothing.
 
     What somebody else has set since, as a loss scaler does before each step, stays.
     """
-    if optimizer not in _replaced:
-        return
-    ours, own = _replaced[optimizer]
-    if getattr(optimizer, "grad_scale", _ABSENT) is ours:
-        if own is _ABSENT:
-            del optimizer.grad_scale  # type: ignore[attr-defined]
-        else:
-            optimizer.grad_scale = own  # type: ignore[attr-defined]
+    for name, (ours, own) in _replaced.get(optimizer, {}).items():
+        if getattr(optimizer, name, _ABSENT) is ours:
+            if own is _ABSENT:
+                delattr(optimizer, name)
+            else:
+                setattr(optimizer, name, own)
     _replaced.pop(optimizer, None)  # last: until then it can be done again

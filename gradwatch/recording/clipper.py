@@ -12,8 +12,8 @@ from torch.optim import Optimizer
 
 from gradwatch.measure import fused
 from gradwatch.measure.autograd import without_autograd
-from gradwatch.measure.foreach import is_seen_to_be_one
-from gradwatch.measure.gradients import Batch, gradients
+from gradwatch.measure.foreach import can_be_read, is_seen_to_be_one
+from gradwatch.measure.gradients import Batch, drop, gradients
 from gradwatch.measure.layout import Layout, at
 from gradwatch.measure.loss_scale import Scaled, find_scale
 from gradwatch.policies import Policy
@@ -96,6 +96,20 @@ class Clipper:
         batch = self._look(lead, alone, scaler)[1]
         extra = [self._constant("zero", 0.0) for _ in self.own_fields]
         return Clipped(batch, batch.norms().l2, self._constant("one", 1.0), extra, self._constant("true", True))
+
+    def leave_out(self, lead: Optimizer, clipped: Clipped) -> None:
+        """Let the coming step happen only where the policy does not skip it.
+
+        A fused kernel does so by itself. Otherwise one bool is read, the one host read of the hot path: a step cannot
+        be undone by arithmetic.
+        """
+        flag, skipped = clipped.batch.skipped, clipped.skipped
+        assert flag is not None
+        assert skipped is not None
+        if not can_be_read(flag) and not fused.why_not_left_out(self.optimizers, self.layout):
+            fused.leave_out(lead, skipped)
+        elif bool(flag):
+            drop(self.layout.params)
 
     def no_gradients(self) -> Batch:
         """A batch in which no layer has a gradient: it shows what a policy is going to do."""

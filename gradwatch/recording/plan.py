@@ -11,7 +11,7 @@ from torch import Tensor
 from gradwatch.formatting import loop_clips
 from gradwatch.history import Run
 from gradwatch.measure.autograd import without_autograd
-from gradwatch.measure.fused import why_not_folded
+from gradwatch.measure.fused import why_not_folded, why_not_left_out
 from gradwatch.policies.intervention import Intervention
 from gradwatch.recording.learning_rate import RateScale
 
@@ -25,14 +25,13 @@ def plan(stepper: Stepper) -> str:
     clip, renorm, layout = stepper.clipper.policy, stepper.weights.renorm, stepper.layout
     rates, inside = stepper.rate_scale, stepper.activations
     own = loop_clips(stepper.loop_clips.last)
-    skips = clip is not None and clip.can_skip
     collectives = ", and one all-reduce over the processes" if layout.sharding is not None else ""
     return "\n".join(
         [
             f"{len(layout.names)} layers, one norm pass a step on {layout.device}{collectives}",
             f"clip: {clip!r}{'' if clip else '; gradients are left alone'}",
             *(f"  {line}" for line in _scaling(stepper)),
-            *(["one bool is read from the device on each step: this policy can skip steps"] if skips else []),
+            *(_skipping(stepper) if clip is not None and clip.can_skip else []),
             *([f"the loop itself clips: {own}"] if own else []),
             *([f"learning rates: {rates!r}, around each step"] if rates != RateScale() else []),
             f"renorm: {renorm!r}{', after each step' if renorm else ''}",
@@ -40,6 +39,15 @@ def plan(stepper: Stepper) -> str:
             *([f"activations of {len(inside.names)} modules every {inside.every} steps"] if inside.names else []),
         ]
     )
+
+
+def _skipping(stepper: Stepper) -> list[str]:
+    """How steps are left out."""
+    why = why_not_left_out(stepper.clipper.optimizers, stepper.layout)
+    if stepper.layout.device.type == "cpu" or why:
+        because = f": {why}" if why and stepper.layout.device.type != "cpu" else ""
+        return [f"one bool is read from the device on each step: this policy can skip steps{because}"]
+    return ["steps that the policy skips are left out by the fused kernel (found_inf): nothing is read"]
 
 
 @without_autograd

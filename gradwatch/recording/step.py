@@ -39,5 +39,5 @@ class Step:
 def clear_up(*optimizers: Optimizer) -> None:
     """Take back what a step that raised has left set on these optimizers."""
     for each in optimizers:
-        fused.restore_scale(each)
+        fused.restore(each)
         learning_rate.restore(each)

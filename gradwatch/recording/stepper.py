@@ -16,7 +16,6 @@ from gradwatch.measure import fused
 from gradwatch.measure.activations import Activations
 from gradwatch.measure.autograd import without_autograd
 from gradwatch.measure.ddp_rank_norms import RankNorms
-from gradwatch.measure.gradients import drop
 from gradwatch.measure.layout import Layout
 from gradwatch.measure.weight_updates import Weights
 from gradwatch.recording import learning_rate, multi_optimizer
@@ -111,7 +110,7 @@ class Stepper:
     def _begin(self, optimizer: Optimizer, closure: Closure | None) -> Closure | None:
         """A step begins. With a closure the gradients come later: the one returned acts when they are there."""
         refuse_capture(self.layout.device)
-        fused.restore_scale(optimizer)  # after a step that raised
+        fused.restore(optimizer)  # after a step that raised
         if self.rate_scale.acts:
             learning_rate.restore(optimizer)
         scaler = self._scalers.pop(optimizer, None)
@@ -162,7 +161,7 @@ class Stepper:
         if step is not None and step.evaluations and step.here is not None and optimizer is step.optimizers[0]:
             self.recorder.add({"evaluations": step.evaluations})
         fused.settle_momentum(optimizer, step.young if step is not None else ())
-        fused.restore_scale(optimizer)
+        fused.restore(optimizer)
         rate = self.weights.constrain(self.clipper.held(optimizer)) if self.weights.renorm is not None else None
         if step is not None:
             if rate is not None:
@@ -174,7 +173,7 @@ class Stepper:
     @contextmanager
     def _under_scaler(self, optimizer: Optimizer, scaler: GradScaler) -> Iterator[None]:
         """Around `scaler.step(optimizer)`: a step that does not come is one that the scaler dropped."""
-        fused.restore_scale(optimizer)  # after a step that raised: from here on the attribute is the scaler's
+        fused.restore(optimizer)  # after a step that raised: from here on the attribute is the scaler's
         if optimizer not in self.optimizers or not scaler.is_enabled():
             yield
             return
@@ -254,9 +253,9 @@ class Stepper:
         if step.inside and clipped is not None:
             step.pieces = step.pieces or multi_optimizer.Pieces(self.layout)
             step.pieces.add(clipped.batch.layout.places or (), clipped.batch.here, clipped.fields)
-        # The one host read of the hot path, only for policies that can skip: a step cannot be undone by arithmetic.
-        if clipped is not None and clipped.batch.skipped is not None and bool(clipped.batch.skipped):
-            drop(self.layout.params)
+        if clipped is not None and clipped.batch.skipped is not None:
+            self.clipper.leave_out(optimizer, clipped)
+            step.young = step.young or fused.momentum_to_come(optimizer)
         if not alone and len(self.optimizers) > 1:
             step.seen = multi_optimizer.seen(self.layout.params)
 

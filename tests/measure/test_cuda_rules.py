@@ -13,13 +13,15 @@ from fake_cuda import Trace, fake_cuda, parameters, step_of, take_step
 from torch import nn
 from torch._subclasses.fake_tensor import DataDependentOutputException
 from torch.utils._python_dispatch import TorchDispatchMode
-from training import ELEMENT_POLICIES, NORM_POLICIES, mlp, watch
+from training import ELEMENT_POLICIES, NORM_POLICIES, mlp, state_tensors, watch
 
-from gradwatch import AGC, ClipByGlobalNorm, ClipByNorm, Decision, NormPolicy, open_history
+from gradwatch import AGC, ClipByGlobalNorm, ClipByNorm, Decision, NormPolicy, SkipNonfinite, SkipSpike, open_history
 from gradwatch.measure.foreach import scale_
-from gradwatch.measure.fused import why_not_folded
+from gradwatch.measure.fused import CLASSES, why_not_folded
 from gradwatch.measure.gradients import Batch
 from gradwatch.measure.layout import Layout
+from gradwatch.policies import parse
+from gradwatch.recording.plan import plan as stepper_plan
 
 HALVES = [torch.float16, torch.bfloat16]
 on_gpu = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
@@ -212,6 +214,71 @@ def test_a_kernel_does_not_scale_weights_on_two_kinds_of_device():
         optimizer.register_step_pre_hook(lambda o, *_: scales.append(getattr(o, "grad_scale", None)))
         take_step(both, optimizer)
     assert scales == [None]
+
+
+# -------------------------------------------------------------------------------------------------------------- skips
+
+
+SKIPS = [SkipNonfinite(), SkipSpike(3.0, window=8), parse("chain(SkipNonfinite(), ClipByGlobalNorm(1.0))")]
+
+
+@pytest.mark.parametrize("settings", [{"fused": True}, {"foreach": True}], ids=str)
+@pytest.mark.parametrize("policy", SKIPS, ids=repr)
+def test_a_fused_kernel_leaves_steps_out_and_nobody_reads_whether(policy, settings):
+    """The others read one bool; `plan()` says which."""
+    with fake_cuda():
+        params = parameters({"a": (3, 2), "b": (2,)}, torch.float32)
+        optimizer = torch.optim.AdamW(params.values(), **settings)
+        stepper = step_of(params, optimizer, policy, every=100)
+        founds = []
+        optimizer.register_step_pre_hook(lambda o, *_: founds.append(hasattr(o, "found_inf")))
+        if settings == {"foreach": True}:
+            with pytest.raises(DataDependentOutputException):
+                take_step(params, optimizer)
+            assert "one bool is read" in stepper_plan(stepper)
+            assert "it is not fused" in stepper_plan(stepper)
+            return
+        take_step(params, optimizer)
+        take_step(params, optimizer)
+        with Trace() as seen:
+            take_step(params, optimizer)
+        assert "nothing is read" in stepper_plan(stepper)
+    assert (seen.reads, seen.copies) == ([], [])
+    assert founds == [True] * 3
+    assert not hasattr(optimizer, "found_inf")
+
+
+SGD = torch.optim.SGD
+KERNELS = [(cls, {}) for cls in CLASSES] + [
+    (SGD, {"momentum": 0.9}), (SGD, {"momentum": 0.9, "dampening": 0.5}), (SGD, {"momentum": 0.9, "weight_decay": 0.1}),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("cls", "settings"), KERNELS, ids=str)
+def test_what_the_kernel_leaves_out_is_what_a_step_without_gradients_is(cls, settings, tmp_path, monkeypatch):
+    """On the CPU's kernels, taken for a device's: weights, momentum, step counts; the first step skipped, too."""
+
+    def trained(read):
+        monkeypatch.setattr("gradwatch.recording.clipper.can_be_read", lambda _: read)
+        model = mlp(torch.float32)
+        optimizer = cls(model.parameters(), lr=0.1, fused=True, **settings)
+        with watch(
+            model, optimizer, tmp_path / str(read), clip="chain(SkipNonfinite(), ClipByGlobalNorm(0.5))"
+        ) as handle:
+            for step in range(9):
+                for p in model.parameters():
+                    value = torch.nan if step in (0, 1, 5) else step + 1.0
+                    p.grad = torch.full_like(p, value)
+                optimizer.step()
+        kept = [p.detach().clone() for p in model.parameters()]
+        states = [v for key, v in sorted(state_tensors(optimizer).items())]
+        return kept, states, open_history(handle.dir)
+
+    want, got = trained(True), trained(False)
+    for a, b in zip([*got[0], *got[1]], [*want[0], *want[1]], strict=True):
+        torch.testing.assert_close(a, b, rtol=0, atol=0)
+    assert got[2].total("skipped").tolist() == [1, 1, 0, 0, 0, 1, 0, 0, 0]
+    np.testing.assert_array_equal(got[2].total("skipped"), want[2].total("skipped"))
 
 
 # ----------------------------------------------------------------------------------------------------------- on a GPU
