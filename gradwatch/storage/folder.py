@@ -312,7 +312,8 @@ def tidy(folder: Path) -> None:
         path.unlink()
     for table in ALL_TABLES:
         parts = list_parts(folder / table)
-        kept = {part.path for part in parts if whole is None or part.last <= whole}
+        most = last_part(folder) if table == ACTIVATIONS else whole  # written first: the others may lack its last
+        kept = {part.path for part in parts if most is None or part.last <= most}
         for path in [*(folder / table).glob(".part-*.tmp"), *(folder / table).glob("part-*.parquet")]:
             if path not in kept:
                 path.unlink()

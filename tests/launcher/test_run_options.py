@@ -209,7 +209,7 @@ def test_flush_every_reaches_the_watch(tmp_path, monkeypatch, words, text, wante
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("evry = 5", "there is no setting evry; known: clip, delivery, dir, every"),
+        ("evry = 5", "there is no setting evry; known: activations, activations_every, "),
         ("every = 0", "every = 0: 0 is not in the range"),
         ("every = 1.5", "every = 1.5: '1.5' is not a valid"),
         ("every = true", "every = True: 'True' is not a valid"),
