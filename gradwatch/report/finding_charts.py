@@ -13,7 +13,7 @@ import numpy as np
 
 from gradwatch.analysis.clips import as_one
 from gradwatch.analysis.rules import Finding
-from gradwatch.analysis.rules.facts import threshold
+from gradwatch.analysis.rules.facts import limit_of
 from gradwatch.analysis.rules.losses import training_losses
 from gradwatch.formatting import quantity_text
 from gradwatch.history import Floats, History
@@ -50,10 +50,10 @@ def finding_chart(history: History, finding: Finding) -> Chart | None:
 
 
 def norm_curve(history: History, finding: Finding) -> Chart | None:
-    """The total gradient norm over the steps, with the threshold in force."""
-    norms = history.total("grad_norm")
+    """The total gradient norm over the steps before any clip, with the threshold in force."""
+    norms = as_one(history).total("grad_norm")
     drawn = _curve(history, finding, norms, "total gradient norm (L2)", log=True)
-    limit = threshold(history.run.clip)
+    limit = limit_of(history)
     if drawn and limit:
         drawn = Chart(drawn.title, horizontal(drawn.figure, limit, f"threshold {limit:g}", log=True), HEIGHT)
     return drawn

@@ -46,7 +46,7 @@ def main(demo: Path) -> None:
             page = browser.new_page(viewport={"width": WIDTH, "height": 3000})
             page.goto(page_file.resolve().as_uri())
             page.wait_for_function(DRAWN)
-            box = page.locator(".card:has(.plot)").nth(last).bounding_box()
+            box = page.locator(".card:has(.plot):not(.card .card)").nth(last).bounding_box()
             bottom = box["y"] + box["height"] + 8
             page.screenshot(path=IMAGES / name, clip={"x": 0, "y": 0, "width": WIDTH, "height": bottom})
             print(f"{name}: {(IMAGES / name).stat().st_size // 1000} kB")

@@ -43,6 +43,18 @@ def terminal(report):
 # --------------------------------------------------------------------------------------------------------- the charts
 
 
+def test_the_chart_of_a_run_that_its_loop_clips_shows_that_clip():
+    history = make_history(steps=200, clip=None)
+    history.per_step["user_max_norm"] = np.full(200, 0.5)
+    history.per_step["user_grad_norm"] = history.per_step["grad_norm"] * 3
+    history.per_step["user_clip_coef"] = np.full(200, 1 / 3)
+    history.per_step["user_clip_share"] = np.ones(200)
+    chart = finding_chart(history, finding())
+    (curve,) = chart.figure["data"]
+    np.testing.assert_allclose(unpack(curve["y"]), history.per_step["user_grad_norm"], rtol=1e-6)
+    assert "threshold 0.5" in [note["text"] for note in chart.figure["layout"]["annotations"]]
+
+
 def frame(chart):
     (band,) = [shape for shape in chart.figure["layout"]["shapes"] if shape["type"] == "rect"]
     return band["x0"], band["x1"]

@@ -378,3 +378,20 @@ def test_paper_has_every_chart_at_its_width(view):
     page.evaluate("dispatchEvent(new Event('afterprint'))")
     page.wait_for_function(f"() => document.querySelector('.card > .plot .main-svg').clientWidth === {wide}")
     assert complaints == []
+
+
+def test_a_layer_is_found_in_the_maps_and_in_the_table(view):
+    layers = tuple(f"blocks.{i}.weight" for i in range(401))  # three to a row of the map
+    page, complaints = view(render_html(build_report([make_history(steps=20, layers=layers)])))
+    wait_until_drawn(page)
+    page.fill(".find", "blocks.200.")
+    state = """() => [document.querySelector('.find').parentElement.querySelector('.plot').layout.yaxis.range,
+        [...document.querySelectorAll('.layers tbody tr:not([hidden])')].map(tr => tr.cells[0].textContent)]"""
+    page.wait_for_function("() => document.querySelectorAll('.layers tbody tr:not([hidden])').length === 1")
+    row = 200 // 3
+    assert page.evaluate(state) == [[row + 0.5, row - 0.5], ["blocks.200.weight"]]
+    page.fill(".find", "")
+    page.wait_for_function("() => document.querySelectorAll('.layers tbody tr:not([hidden])').length === 401")
+    (low, high), _ = page.evaluate(state)
+    assert low > high  # all of them again, the first layer above
+    assert complaints == []

@@ -46,6 +46,27 @@ function chooseTab(button) {
     document.getElementById(other.dataset.panel).hidden = other !== button;
   }
   document.querySelectorAll(`#${button.dataset.panel} .plot`).forEach(draw);
+  const input = button.closest(".card").querySelector(".find");
+  if (input?.value) findLayer(input);
+}
+
+// The rows of the table and of the heatmaps whose layers have the text in their name; a map's row may stand for several.
+function findLayer(input) {
+  const text = input.value.trim().toLowerCase(), all = Number(input.dataset.layers);
+  const rows = [...document.querySelectorAll(".layers tbody tr")];
+  const found = rows.flatMap((tr, i) => tr.cells[0].textContent.toLowerCase().includes(text) ? [i] : []);
+  rows.forEach(tr => { tr.hidden = true; });
+  found.forEach(i => { rows[i].hidden = false; });
+  input.classList.toggle("bad-text", !found.length);
+  for (const div of input.parentElement.querySelectorAll(".plot[data-drawn]")) {
+    const { data, layout } = figures[div.dataset.chart], names = data[0].y, size = Math.ceil(all / names.length);
+    const places = [...new Set(found.map(i => Math.floor(i / size)))], every = Math.ceil(places.length / 50);
+    const labels = places.filter((_, i) => i % every === 0).map(i => names[i]);
+    Plotly.relayout(div, text && places.length
+      ? { "yaxis.range": [places.at(-1) + .5, places[0] - .5], "yaxis.autorange": false,
+          "yaxis.tickvals": labels, "yaxis.ticktext": labels }
+      : { "yaxis.autorange": "reversed", "yaxis.tickvals": layout.yaxis.tickvals, "yaxis.ticktext": layout.yaxis.ticktext });
+  }
 }
 
 function togglePolicy(button) {
@@ -77,12 +98,13 @@ function sortBy(heading) {
 
 document.querySelectorAll(".sortable th button").forEach(b => b.addEventListener("click", () => sortBy(b.parentElement)));
 document.querySelectorAll(".tabs button").forEach(b => b.addEventListener("click", () => chooseTab(b)));
+document.querySelectorAll(".find").forEach(input => input.addEventListener("input", () => findLayer(input)));
 document.querySelectorAll(".legend button").forEach(b => b.addEventListener("click", () => togglePolicy(b)));
 
 loadPlotly().then(() => {
   const plots = [...document.querySelectorAll(".plot")].filter(div => !div.closest("[hidden]"));
   const near = new IntersectionObserver(
-    entries => entries.filter(entry => entry.isIntersecting).forEach(entry => draw(entry.target)), { rootMargin: "800px" });
+    entries => entries.filter(entry => entry.isIntersecting).forEach(entry => draw(entry.target)), { rootMargin: "300px" });
   plots.forEach(div => near.observe(div));
   scheme.addEventListener("change", redraw);
   addEventListener("beforeprint", () => print(true));
