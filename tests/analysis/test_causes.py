@@ -8,6 +8,7 @@ import pytest
 from make_run import LAYERS, changed, make_history
 
 from gradwatch.analysis.rules import diagnose
+from gradwatch.analysis.rules.dead_layers import dead_layer
 from gradwatch.analysis.rules.gradient_scale import gradients_accumulate
 from gradwatch.analysis.rules.gradients import exploding
 from gradwatch.analysis.rules.guard import too_few
@@ -379,3 +380,78 @@ def test_a_loss_that_begins_as_if_all_outputs_were_alike_may_have_two_softmaxes(
     (found,) = softmax_twice(whole)
     assert (found.confidence, len(found.alternatives)) == ("possible", 2)
     assert softmax_twice(weighing(np.full(STEPS, 0.001), whole)) == []  # the last weights began next to 0
+
+
+# ---------------------------------------------------------------------------------------------- outputs and settings
+
+
+def test_a_loss_that_lies_where_two_sigmoids_have_it_may_have_two():
+    sigmoid = {"0": "Linear", "1": "Sigmoid"}
+    comes_to_half = 0.6935 + 0.23 * np.exp(-np.arange(STEPS) / 40)
+    (found,) = softmax_twice(run(loss=comes_to_half, modules=sigmoid))
+    assert (found.confidence, "two of them" in found.cause) == ("possible", True)
+    assert softmax_twice(run(loss=comes_to_half, modules=LINEAR)) == []
+    assert softmax_twice(run(loss=comes_to_half - 0.23, modules=sigmoid)) == []  # begins as one of a sigmoid does
+    (rests,) = no_progress(run(loss=comes_to_half, modules=sigmoid))
+    assert "equal probabilities" in rests.cause
+
+
+@pytest.mark.parametrize(
+    ("betas", "words"), [((0.999, 0.9), "are the wrong way round"), ((0.99, 0.999), "A momentum of 0.99 makes")]
+)
+def test_a_momentum_among_the_betas_is_named_as_one(betas, words):
+    made = {"name": "Adam", "class": "Adam", "settings": {"lr": 0.001, "betas": list(betas)}}
+    history = run("Adam", ratio=0.01, loss=learns())
+    history = replace(history, run=replace(history.run, optimizers=(made,)))
+    (found,) = weight_growth(weighing(np.linspace(1, 5, STEPS) ** 2, history))
+    assert found.severity == "warning"
+    assert words in found.cause
+
+
+def test_weights_at_ten_thousand_times_their_size_are_no_success():
+    severe, mild = (
+        weight_growth(weighing(np.geomspace(1, times, STEPS), run(ratio=0.01, loss=learns())))[0].severity
+        for times in (2e4, 200)
+    )
+    assert (severe, mild) == ("warning", "note")
+
+
+def test_a_batch_that_leaps_in_the_first_steps_is_a_spike_if_all_is_as_before_it():
+    hit = np.arange(STEPS) == 5
+    history = run(loss=np.where(hit, 2.5e9, 2.3 + NOISE), grad_norm=np.where(hit, 9e4, 1.0))
+    (found,) = spike(history)
+    assert (found.first_step, found.evidence["odd_batch"]) == (5, 5)
+    gone = np.arange(STEPS) >= 5
+    assert spike(run(loss=np.where(gone, 2.5e9, 2.3 + NOISE), grad_norm=np.where(gone, 9e4, 1.0))) == []
+
+
+# ------------------------------------------------------------------------------------------------- nothing left to do
+
+
+def test_gradients_that_are_0_where_the_loss_came_to_rest_at_its_lowest_are_no_death():
+    rests = np.maximum(16 - np.arange(STEPS) / 10, 0.3)
+    zero = np.where(np.arange(STEPS)[:, None] > 160, 0.0, 1.0) * np.ones((1, len(LAYERS)))
+
+    def dying(loss):
+        history = run(loss=loss)
+        return changed(history, per_layer={**history.per_layer, "grad_norm": zero.astype(np.float32)})
+
+    assert dead_layer(dying(rests)) == []
+    (found,) = dead_layer(dying(np.where(np.arange(STEPS) > 160, 3.0, rests)))  # it had been better
+    assert found.severity == "error"
+
+
+def test_weights_that_stand_still_where_the_gradients_are_next_to_nothing_have_converged():
+    history = run("LBFGS", ratio=0.0, loss=-7.0 + 60 * np.exp(-np.arange(STEPS) / 2))
+    norm = np.where(np.arange(STEPS) < 8, 20.0, 1e-4)
+    per_step = {**history.per_step, "grad_norm": norm}
+    assert weights_unchanged(changed(history, per_step=per_step)) == []
+    assert weights_unchanged(history)  # gradients of their first size
+
+
+def test_a_judge_that_knew_nothing_at_first_does_not_make_its_rival_explode():
+    norm = 0.03 + 0.5 * np.minimum(np.arange(STEPS) / 20, 1.0) + np.where(np.arange(STEPS) == 300, 8.0, 0)
+    loss = 0.8 + np.where(np.arange(STEPS) > 15, 0.5, 0) + np.where(np.arange(STEPS) == 200, 4.0, 0) + 0.1 * NOISE
+    other = {"loss/D": np.full(STEPS, np.nan)}
+    assert exploding(run(**{"loss/G": loss, "grad_norm": norm, **other})) == []
+    assert exploding(run(**{"loss/G": loss, "grad_norm": norm * np.geomspace(1, 100, STEPS), **other}))

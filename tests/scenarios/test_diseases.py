@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -143,9 +144,11 @@ def test_ten_sigmoid_layers_vanish(tmp_path):
 
 def test_under_adam_it_is_a_note_because_every_layer_moves(tmp_path):
     history = d.deep_sigmoid(tmp_path, kind=torch.optim.Adam, lr=1e-3)
-    (found,) = vanishing(history)
+    falls = {**history.per_step, "loss": np.linspace(1.4, 0.5, len(history))}
+    (found,) = vanishing(replace(history, by_step=replace(history.by_step, values=falls)))
     assert (found.rule, found.severity) == ("vanishing", "note")
     assert found.evidence["update_ratio_decades"] < 1
+    assert vanishing(history)[0].severity == "warning"
     (root,) = diagnose(history)  # whose losses come to no more than chance, all the same
     assert (root.rule, root.severity, root.consequences[0].rule) == ("vanishing", "warning", "no-progress")
 

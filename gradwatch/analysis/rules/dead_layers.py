@@ -10,6 +10,7 @@ import numpy as np
 from gradwatch.analysis.rules.facts import are_zero, matrices, numel, pick, present
 from gradwatch.analysis.rules.finding import Finding, Why, either
 from gradwatch.analysis.rules.losses import learnt
+from gradwatch.analysis.rules.progress import all_learnt
 from gradwatch.history import Bools, Floats, History
 
 
@@ -23,7 +24,8 @@ def dead_layer(
     Fewer layers are a warning, and must be zero throughout (a head that is used now and then is not dead). A layer
     must have been seen in at least `min_steps` steps of that half. A bias is not dead while the weight beside it has
     gradients: they reach the units and cancel (the last bias of a Wasserstein critic). Steps whose loss is below
-    `done` times the first do not count: nothing is left to learn there. Gradients that were all zero in every step
+    `done` times the first do not count: nothing is left to learn there; nor does a network whose loss came to rest at
+    its lowest as they became zero (`all_learnt`). Gradients that were all zero in every step
     of the run are no dead layers either, but gradients that were zeroed before the step.
     Source: dead ReLU units give exact zeros (methods: S4); SageMaker Debugger's DyingReLU.
     """
@@ -37,6 +39,8 @@ def dead_layer(
     zero_share = np.where(_cancels(history, norm[late]), 0, zero_share)
     dead = zero_share > often
     dying_network = dead.sum() > most * len(dead)
+    if dying_network and all_learnt(history):
+        return []
     if not dying_network:
         dead = (zero_share == 1) & ((norm[late] == 0) | ~there[late]).all(axis=0)
     if not dead.any() or not (norm > 0).any():

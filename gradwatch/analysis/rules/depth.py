@@ -23,6 +23,8 @@ from gradwatch.analysis.rules.facts import (
     to_usual,
 )
 from gradwatch.analysis.rules.finding import Finding, Severity, either
+from gradwatch.analysis.rules.losses import scaled_losses
+from gradwatch.analysis.rules.progress import can_be_judged, succeeds
 from gradwatch.formatting import setting_text
 from gradwatch.history import Bools, Floats, History
 from gradwatch.policies import AutoClip, ClipByGlobalNorm, ZClip
@@ -71,7 +73,7 @@ def vanishing(
     the run, and for `min_steps` steps. A trained network's line is level (within one decade on the healthy runs).
 
     What matters is whether the first layers learn: a note where the update ratios span less than `still` decades,
-    because the optimizer rescales each layer (Adam).
+    because the optimizer rescales each layer (Adam), and the training is not known to get nowhere.
     Source: SageMaker Debugger's VanishingGradient asks for an absolute mean; the ratio is that of methods S2 (x 0.24 a
     layer for sigmoids).
     """
@@ -89,7 +91,8 @@ def vanishing(
         return []
     updates, causes = profile(history, which, quantity="update_ratio"), _of_vanishing(history)
     rescaled = updates.fit > 0 and updates.decades < still
-    severity: Severity = "note" if rescaled else "warning"
+    stuck = can_be_judged(history, 100, 500) and bool(scaled_losses(history)) and not succeeds(history)
+    severity: Severity = "note" if rescaled and not stuck else "warning"
     factor = 10 ** (whole.decades / (len(whole.layers) - 1))
     shrunk = whole.layers[: max(1, int(np.ceil(len(whole.layers) * (1 - still / whole.decades))))]
     cure = f"Use {', '.join(remedies(history))}"

@@ -62,7 +62,7 @@ def exploding(history: History, decades: float = 2.0, blind_decades: float = 3.0
     if len(grown) and not any(_improved(values, width) for values in losses.values()):
         return [_explosion(history, rows[grown[0]], {"grad_norm_growth": float(10 ** growth.max())})]
     for name, values in losses.items():
-        jump = (alone and _loss_jump(values, width)) or _thrown_out(values, history.total("grad_norm"), width)
+        jump = (alone and _loss_jump(values, width)) or _thrown_out(values, history.total("grad_norm"), width, alone)
         if jump:
             row, evidence = jump
             return [_explosion(history, row, {"metric": name, **evidence})]
@@ -257,12 +257,13 @@ def _loss_jump(
 
 
 def _thrown_out(
-    values: Floats, norm: Floats, width: int, jump: float = 5.0, growth: float = 20.0, above: float = 1.1
+    values: Floats, norm: Floats, width: int, alone: bool, jump: float = 5.0, growth: float = 20.0, above: float = 1.1
 ) -> tuple[int, dict[str, float | str]] | None:
     """The row at which a training was thrown out of its start and never came back, and the numbers.
 
     Alarm: the loss rose to `jump` times its first value and ended `above` times it, and the gradient norm grew to
-    `growth` times its own first value. (A generator's loss may end above its start; its gradients do not grow so.)
+    `growth` times its own first value; of rivals to as many times its median over their first quarter, for a judge that
+    knows nothing yet hands on next to no gradient. (A generator's loss may end above its start.)
     """
     rows, norms = np.flatnonzero(np.isfinite(values)), norm[np.isfinite(norm) & (norm > 0)]
     if len(rows) < 3 * width or not len(norms) or values[rows[0]] <= 0:
@@ -273,7 +274,8 @@ def _thrown_out(
         float(finite.max()),
         float(np.median(finite[-max(width, len(rows) // 40) :])),
     )
-    if highest <= jump * start or end <= above * start or norms.max() <= growth * norms[0]:
+    first = float(norms[0] if alone else np.median(norms[: -(-len(norms) // 4)]))
+    if highest <= jump * start or end <= above * start or norms.max() <= growth * first:
         return None
     row = rows[int(np.argmax(finite > (1 + jump) / 2 * start))]
-    return int(row), {"start": start, "highest": highest, "end": end, "grad_norm_growth": float(norms.max() / norms[0])}
+    return int(row), {"start": start, "highest": highest, "end": end, "grad_norm_growth": float(norms.max() / first)}

@@ -27,7 +27,7 @@ def bad_initialisation(
     """Most matrices multiply what passes through them by far too much, or by far too little, from the start. A warning.
 
     The gain of a matrix is the root mean square of its weights times the root of its fan in: 0.58 as torch makes its
-    layers, 1.41 by He's initialisation. Alarm: more than the share `most` of `least` or more matrices began above
+    layers, 1.41 by He's initialisation. Alarm: the share `most` of `least` or more matrices began above
     `large` or below `small`; where normalisation stands between them or fewer are known, a large gain only counts where
     the training does not succeed, or its loss began at twice log C or more (C the rows of the last matrix). Not said
     where what follows from it is found: an explosion, gradients that vanish, layers that are dead or apart; nor large
@@ -42,9 +42,9 @@ def bad_initialisation(
     moved = first_ratio(history) > 1 / 3
     kinds = " ".join(history.run.modules.values())
     plain = known.sum() >= least and not any(norm in kinds for norm in _NORMS)
-    if not moved and too_large.sum() > most * known.sum() and (plain or _far_off(history) or not succeeds(history)):
+    if not moved and too_large.sum() >= most * known.sum() and (plain or _far_off(history) or not succeeds(history)):
         which, way = too_large, "many times"
-    elif too_small.sum() > most * known.sum() and known.sum() >= least:
+    elif too_small.sum() >= most * known.sum() and known.sum() >= least:
         which, way = too_small, "a small part of"
     else:
         return []

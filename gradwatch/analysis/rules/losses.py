@@ -12,6 +12,7 @@ import numpy as np
 from gradwatch.analysis.rules.schedule import raised_before
 from gradwatch.history import Bools, Floats, History
 
+EARLIEST = 4  # steps that tell a calm from the first ones of a training
 HELD_OUT = re.compile(r"val|test|eval|dev|hold", re.IGNORECASE)
 
 
@@ -55,20 +56,21 @@ def odd_batch(history: History, times: float = 30.0, usual: int = 16) -> int | N
     """The first row in which loss and norm leapt together out of a calm, to `times` the highest of `usual` before it.
 
     Steps that are too long throw a loss up over several of them, and the norm before the loss: only a batch does both
-    in one step. None where a schedule had raised the rate, or where no such row is.
+    in one step. Where fewer than `usual` came before it, and `EARLIEST` at least, both also have to be back in the
+    eight that follow. None where a schedule had raised the rate, or where no such row is.
     """
     norm = history.total("grad_norm")
-    if len(norm) <= usual:
-        return None
 
-    def leaps(values: Floats) -> Bools:
-        before = np.lib.stride_tricks.sliding_window_view(values, usual)[:-1].max(axis=1)  # of values[usual:]
-        calm = np.lib.stride_tricks.sliding_window_view(values, usual)[:-1].min(axis=1) > before / times
-        with np.errstate(invalid="ignore"):
-            return np.asarray(calm & ~(values[usual:] <= times * before))
+    def leapt(values: Floats, row: int) -> bool:
+        before = values[max(0, row - usual) : row]
+        out = before.min() > before.max() / times and not values[row] <= times * before.max()
+        after = values[row + 1 : row + 9]
+        return bool(out and (row >= usual or (len(after) and not np.median(after) > times / 10 * before.max())))
 
     for values in scaled_losses(history).values():
-        rows = usual + np.flatnonzero(leaps(norm) & leaps(values) & np.isfinite(values[usual:]))
-        if len(rows) and not raised_before(history, int(rows[0])):
-            return int(rows[0])
+        with np.errstate(invalid="ignore", divide="ignore"):
+            up = np.flatnonzero(np.isfinite(values[1:]) & ~(values[1:] <= times * values[:-1])) + 1
+        for row in up[up >= EARLIEST]:
+            if leapt(values, row) and leapt(norm, row) and not raised_before(history, int(row)):
+                return int(row)
     return None

@@ -118,11 +118,15 @@ _BY_HEART = (
 
 
 def _at_chance(history: History, loss: Progress, near: float = 0.01) -> bool:
-    """Whether a loss ended at log C, C the rows of the last matrix, and was never lower by more than twice `near`."""
-    last = last_matrix(history)
-    if last is None or last.shape[0] < 3:
+    """Whether a loss ended at log C and was never lower by more than twice `near`.
+
+    C are the rows of the last matrix, three at least; two where a Sigmoid ends the model.
+    """
+    last, kinds = last_matrix(history), list(history.run.modules.values())
+    classes = 2 if kinds and kinds[-1] == "Sigmoid" else last.shape[0] if last is not None else 0
+    if classes < 3 and kinds[-1:] != ["Sigmoid"]:
         return False
-    chance = math.log(last.shape[0])
+    chance = math.log(classes)
     return abs(loss.ended - chance) < near * chance and min(loss.best, loss.began) > (1 - 2 * near) * chance
 
 

@@ -5,6 +5,7 @@ Legend: T recorded steps, N logged values of a scalar.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -12,6 +13,7 @@ import numpy as np
 from gradwatch.analysis.final_values import lost_since
 from gradwatch.analysis.groups import higher_is_better
 from gradwatch.analysis.rules.facts import (
+    last_matrix,
     middle,
     rates,
     steps_taken,
@@ -109,6 +111,18 @@ def succeeds(history: History, share: float = 0.2) -> bool:
     return (
         lost_since(history) is None and not has_rivals(history) and any(p.succeeded(share) for p in progress(history))
     )
+
+
+def all_learnt(history: History, near: float = 0.02) -> bool:
+    """Whether each training loss succeeded, and rests at its lowest, below what equal probabilities give.
+
+    A margin that is kept, a floor under the loss: then no gradient is left.
+    """
+    losses = [p for p in progress(history) if p.is_loss]
+    last = last_matrix(history)
+    chance = math.log(last.shape[0]) if last is not None and last.shape[0] > 2 else math.inf
+    rests = [p.ended <= (1 + near) * p.best and p.ended < 0.9 * chance for p in losses]
+    return bool(losses) and all(rests) and succeeds(history)
 
 
 def creeps(history: History, share: float = 0.2, min_steps: int = 100, running: int = 500) -> bool:

@@ -54,7 +54,7 @@ def spike(
     if batch is not None:
         in_loss[batch] = True
         up[batch] = np.isfinite(norm[batch])
-        times[batch] = norm[batch] / np.max(norm[batch - 16 : batch])
+        times[batch] = norm[batch] / np.max(norm[max(0, batch - 16) : batch])
     rows = np.flatnonzero(up | in_loss)
     if not len(rows):
         return []

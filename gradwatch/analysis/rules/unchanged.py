@@ -100,14 +100,16 @@ def _no_gradients(history: History) -> list[Finding]:
 _NO_GRADIENT = ("zero_grad() stands between backward() and step()", "the loss does not depend on the weights")
 
 
-def _still(history: History, least: int, least_measured: int) -> list[Finding]:
-    """Layers that have gradients and do not move."""
+def _still(history: History, least: int, least_measured: int, converged: float = 1e-4) -> list[Finding]:
+    """Layers that have gradients and do not move; none is left once the norm is below `converged` of its first."""
     rows, ratio = measured(history, "update_ratio")
     if len(rows) < least_measured:
         return []
     norm, steps = history.layer("grad_norm")[rows], history.layer_rows[rows]
     dropped = history.total("skipped")[steps] > 0
-    alive = np.isfinite(norm) & (norm > 0) & ~dropped[:, None]
+    whole = history.total("grad_norm")
+    gone = whole[steps] < converged * np.nanmax(whole[:least], initial=0.0)  # L-BFGS stops by itself there
+    alive = np.isfinite(norm) & (norm > 0) & ~dropped[:, None] & ~gone[:, None]
     expected, eps = _expected(history, rows), _eps(history)
     share = 0.3 if not is_adaptive(history) else 0.05  # of what the step should have been; Adam's is only bounded
     with np.errstate(invalid="ignore"):

@@ -19,9 +19,9 @@ from gradwatch.policies import MaxNorm, Renorm
 from gradwatch.policies.grammar import members
 
 
-def weight_growth(history: History, factor: float = 10.0, min_measured: int = 8) -> list[Finding]:
+def weight_growth(history: History, factor: float = 10.0, min_measured: int = 8, beyond: float = 1e4) -> list[Finding]:
     """Weights that run away: `factor` times their first norm, and growing no slower than at first. A warning; a note
-    where the training demonstrably succeeds.
+    where the training demonstrably succeeds, no setting explains it, and they grew to less than `beyond` times.
 
     Of layers with two or more dimensions that did not begin near 0 (a root mean square of 1e-3), and of the gains of
     normalisations (vectors that began at 1). No slower: the second half of the measured steps added at least as much
@@ -51,7 +51,7 @@ def weight_growth(history: History, factor: float = 10.0, min_measured: int = 8)
     return [
         Finding(
             "weight-growth",
-            "note" if succeeds(history) and not longer[0] else "warning",
+            "note" if succeeds(history) and not longer[0] and largest < beyond else "warning",
             pick(history, which),
             int(history.step[rows[grown.argmax()]]),
             int(history.step[rows[-1]]),
