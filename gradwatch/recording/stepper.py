@@ -305,7 +305,7 @@ class Stepper:
         """After the last optimizer of a step: what is measured only every few steps."""
         step, self._step = self._step, None  # at once: whatever raises from here on, the step is over
         inside = None
-        if step is not None:
+        if step is not None and self.activations.names:
             with self.weights.looking.at("activations"):
                 inside = self.activations.end(self.layout.device)
             self.activations.begin(self.steps)
