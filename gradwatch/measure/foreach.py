@@ -5,9 +5,10 @@ Legend: L layers, in the order of the Layout. Everything here is device arithmet
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Sequence
-from itertools import accumulate
-from typing import Any
+from itertools import accumulate, repeat
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -18,17 +19,29 @@ from gradwatch.measure.layout import Layout, at
 MaybeTensors = Sequence[Tensor | None]
 Group = tuple[list[Tensor], tuple[int, ...]]  # tensors of one device and dtype, and the layers they belong to
 HALVES = (torch.float16, torch.bfloat16)
+_DTYPE = operator.attrgetter("dtype")
+
+
+def which_are_there(tensors: MaybeTensors) -> tuple[bool, ...]:
+    """Whether each is a tensor and not None. Asked on every step: no Python instruction per tensor."""
+    return tuple(map(operator.is_not, tensors, repeat(None)))
+
+
+def there(tensors: MaybeTensors) -> Sequence[Tensor]:
+    """Those that are tensors."""
+    everything = all(map(operator.is_not, tensors, repeat(None)))
+    return cast("Sequence[Tensor]", tensors) if everything else [t for t in tensors if t is not None]
 
 
 def grouped(layout: Layout, tensors: MaybeTensors) -> list[Group]:
     """The tensors that are there, by device and dtype."""
     if layout.has_empty:  # nothing to measure or scale, and some norms of nothing are errors
         tensors = [t if t is not None and t.numel() else None for t in tensors]
-    present = [t for t in tensors if t is not None]
+    present = list(there(tensors))
     if not present:
         return []
     everything = len(present) == len(tensors) == len(layout.every)
-    if everything and layout.one_device and len({t.dtype for t in present}) == 1:
+    if everything and layout.one_device and len(set(map(_DTYPE, present))) == 1:
         return [(present, layout.every)]  # the usual case, at a tenth of the price
     index = layout.every if everything else [i for i, t in enumerate(tensors) if t is not None]
     groups: dict[Any, tuple[Any, list[int]]] = _group_tensors_by_device_and_dtype([[*present]], with_indices=True)

@@ -5,6 +5,7 @@ Legend: L layers, in the order of the Layout. Everything here is device arithmet
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Iterable, Sequence
 from fnmatch import fnmatchcase
 from functools import partial
@@ -16,7 +17,16 @@ from torch.optim import Optimizer
 
 from gradwatch.errors import PolicyError
 from gradwatch.measure.distributed import local
-from gradwatch.measure.foreach import MaybeTensors, grouped, measure, scale_, scale_units_, unit_norms
+from gradwatch.measure.foreach import (
+    MaybeTensors,
+    grouped,
+    measure,
+    scale_,
+    scale_units_,
+    there,
+    unit_norms,
+    which_are_there,
+)
 from gradwatch.measure.layout import Layout, Norms, at, real, share
 
 
@@ -39,7 +49,7 @@ class Batch:
     ) -> None:
         self.layout, self.tensors, self.optimizers, self.norm_types = layout, tensors, optimizers, norm_types
         self.names, self.params, self.places = layout.names, layout.params, layout.every
-        self.here = tuple([t is not None for t in tensors])
+        self.here = which_are_there(tensors)
         self.groups = grouped(layout, tensors)
         self.unscale, self.pending = unscale, cast("Tensor | None", None)
         self.choice: tuple[Callable[[], Tensor], Callable[[], Tensor]] | None = None  # see scale_or_divide
@@ -273,6 +283,9 @@ class Subset(Batch):
 # ------------------------------------------------------------------------------------------------------- gradients
 
 
+_GRAD, _IS_SPARSE = operator.attrgetter("grad"), operator.attrgetter("is_sparse")
+
+
 def gradients(layout: Layout, held: Sequence[bool] | None = None, will_change: bool = True) -> list[Tensor | None]:
     """The gradient of each parameter as a dense real tensor that shares its memory; None where there is none.
 
@@ -280,7 +293,7 @@ def gradients(layout: Layout, held: Sequence[bool] | None = None, will_change: b
     as real, of a DTensor this rank's part. `held[i]` False leaves parameter i out. `will_change` False says that the
     gradients are only looked at.
     """
-    grads = [p.grad for p in layout.params]
+    grads: list[Tensor | None] = list(map(_GRAD, layout.params))
     if held is not None:
         grads = [g if h else None for g, h in zip(grads, held, strict=True)]
     spread = layout.sharding
@@ -288,7 +301,7 @@ def gradients(layout: Layout, held: Sequence[bool] | None = None, will_change: b
         grads = [
             None if g is None else spread.gradient(p, g, will_change) for p, g in zip(layout.params, grads, strict=True)
         ]
-    if layout.has_complex or True in [g is not None and g.is_sparse for g in grads]:
+    if layout.has_complex or True in map(_IS_SPARSE, there(grads)):
         return [None if g is None else _dense(p, g, will_change) for p, g in zip(layout.params, grads, strict=True)]
     return grads
 

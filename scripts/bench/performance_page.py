@@ -90,6 +90,20 @@ def instruction_counts(report: Report, name: str) -> str:
     return text + _cases(ratios, lambda value: f"{value:.2f}") + _source(report, "bench_step.py --instructions", name)
 
 
+def host_work(report: Report, name: str) -> str:
+    """host_time.py."""
+    ways = list(dict.fromkeys(row["way"] for row in report["rows"]))
+    shown = {(row["tensors"], row["way"]): f"{row['instructions']:,} + {row['calls']:,}" for row in report["rows"]}
+    sizes = list(dict.fromkeys(row["tensors"] for row in report["rows"]))
+    return (
+        "Bytecode instructions that Python executes in a step beyond fused AdamW's own, and its calls into C. What C\n"
+        "does within a call is not counted, and no clock was asked.\n\n"
+        + table(["tensors", *ways], [[str(size), *(shown[size, way] for way in ways)] for size in sizes])
+        + f"\n`scripts/bench/host_time.py`, Python {report['python']}, torch {report['torch']}: "
+        f"[JSON](measurements/{name}).\n"
+    )
+
+
 def gpts(report: Report, name: str) -> str:
     """bench_step.py --device cuda: GPTs."""
     text = optimizer_phase(report, name) + "\n" if report["ratios"] else ""
@@ -145,7 +159,8 @@ def start_up(report: Report, name: str) -> str:
     """bench_startup.py."""
     text = (
         "Seconds from the start of an interpreter to its end, or until its training took its first step. `train.py`\n"
-        "takes five steps, so it ends before the courier has imported MLflow; `close()` waits for that, up to 10 s.\n\n"
+        "takes five steps, so it ends before the courier has imported MLflow. When this was measured, `close()`\n"
+        "waited for that, up to 10 s; it no longer does, which has not been measured since.\n\n"
     )
     text += table(["command", "seconds"], [[f"`{c}`", f"{s:.2f}"] for c, s in report["seconds"].items()])
     text += (
@@ -171,6 +186,7 @@ def plain(script: str) -> Callable[[Report, str], str]:
 SECTIONS: list[tuple[str, str, str, Callable[[Report, str], str]]] = [
     ("Optimizer phase", "scripts/bench/bench_step.py", "bench_step_cpu.json", optimizer_phase),
     ("Instructions", "scripts/bench/bench_step.py --instructions", "bench_instructions_cpu.json", instruction_counts),
+    ("Python's work", "scripts/bench/host_time.py", "host_work.json", host_work),
     ("Side by side", "scripts/bench/bench_peers.py", "bench_peers_cpu.json", side_by_side),
     ("Writing", "scripts/bench/bench_store.py", "bench_store_cpu.json", plain("bench_store.py")),
     ("Reports of long histories", "scripts/bench/bench_report.py", "bench_report_cpu.json", plain("bench_report.py")),
