@@ -19,7 +19,7 @@ from unseen_tasks import play
 def four_rows_a_batch_under_a_falling_rate(folder):
     """Robbins and Monro: noise in the targets as large as they are, and a rate that falls as one over the step."""
     seeded(150)
-    net, draw = dense(6, 32, 1), waves(4)
+    net, draw = dense(3, 48, 1, act=nn.Tanh), waves(4, 3)
 
     def loss_of(step):
         x, y = draw()
@@ -223,11 +223,12 @@ def predictor_of_a_slow_copy(folder):
     )
     slow = dense(12, 64, 16, norm=nn.BatchNorm1d).requires_grad_(False)
     slow.load_state_dict(net["online"].state_dict())
-    lift = torch.randn(3, 12)
+    lift, stray = torch.randn(2, 3, 12)
 
     def both():
+        """What two views share, and what each has for itself."""
         point = torch.randn(96, 3)
-        return [(point @ lift).tanh() + 0.3 * torch.randn(96, 12) for _ in range(2)]
+        return [point @ lift + torch.randn(96, 3) @ stray for _ in range(2)]
 
     def loss_of(step):
         a, b = both()
@@ -239,7 +240,12 @@ def predictor_of_a_slow_copy(folder):
         for mine, theirs in zip(slow.parameters(), net["online"].parameters(), strict=True):
             mine.lerp_(theirs, 0.02)
 
-    return fit(folder, net, optim.Adam(net.parameters(), 2e-3), loss_of, 400, after_step=follow)
+    def found(step):
+        a, b = (F.normalize(z - z.mean(0), dim=1) for z in (net["online"](part) for part in both()))
+        return F.cross_entropy(a @ b.T / 0.1, torch.arange(96))
+
+    make = optim.Adam(net.parameters(), 2e-3)
+    return fit(folder, net, make, loss_of, 400, after_step=follow, score=score_of(found))
 
 
 @healthy(0.3)

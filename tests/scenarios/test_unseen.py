@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import unseen_all  # noqa: F401
-from unseen import HEALTHY, HELD_OUT, SICK, blind, fault, held_out, label, tuning
+from unseen import HEALTHY, HELD_OUT, SICK, blind, fault, fresh, held_out, label, tuning
 
 FOLDER = Path(__file__).parents[2] / "docs" / "findings"
 PAGES = {page.stem for page in FOLDER.glob("*.md")} - {"index", "false_alarms", "judgement", "cures"}
@@ -17,8 +17,10 @@ WANTED = {  # what no finding is called yet, and an expert would say
     "clip-without-gradient",
     "dropout-too-strong",
     "generator-starves",
+    "initialised-too-large",
     "loss-not-averaged",
     "loss-terms-apart",
+    "loss-unbounded",
     "momentum-too-high",
     "no-progress",
     "norm-left-in-eval",
@@ -52,19 +54,21 @@ def test_a_healthy_training_learns(training, tmp_path):
 def test_the_groups_are_disjoint_and_whole_and_two_of_one_size():
     assert set(SICK) | set(HEALTHY) >= HELD_OUT, "a name in HELD_OUT that no training has"
     for of in (SICK, HEALTHY):
-        groups = [[t.name for t in group(of)] for group in (tuning, held_out, blind)]
+        groups = [[t.name for t in group(of)] for group in (tuning, held_out, blind, fresh)]
         assert sorted(name for names in groups for name in names) == sorted(of)
         assert abs(len(groups[0]) - len(groups[1])) <= 2
         assert len(groups[2]) >= 24
+        assert len(groups[3]) == 28
 
 
-def test_a_blind_one_stands_in_a_file_of_its_own_and_is_shown_without_its_name():
+@pytest.mark.parametrize("group", [blind, fresh])
+def test_an_unnamed_one_stands_in_a_file_of_its_own_and_is_shown_without_its_name(group):
     for of in (SICK, HEALTHY):
-        shown = [label(t) for t in blind(of)]
+        shown = [label(t) for t in group(of)]
         assert len(set(shown)) == len(shown)
-        assert not {t.name for t in blind(of)} & set(shown)
+        assert not {t.name for t in group(of)} & set(shown)
+        assert {t.train.__module__.split("_")[0] for t in group(of)} == {group.__name__}
         assert [label(t) for t in (*tuning(of), *held_out(of))] == [t.name for t in (*tuning(of), *held_out(of))]
-        assert {t.train.__module__.split("_")[0] for t in blind(of)} == {"blind"}
 
 
 def test_what_is_expected_is_a_finding_or_a_name_that_is_wanted():

@@ -3,7 +3,8 @@
 Whether one is sick is judged by its loss against that of its cured twin, never by gradwatch. Some may be looked at
 while rules are changed (`tuning`); as many, which `HELD_OUT` names, are counted once (`held_out`); those of the files
 `blind_*` were written by somebody who had not read the rules, and counted once before whoever changes rules looked at
-them (`blind`); the next to be counted have to be written anew. `unseen_all` imports every one.
+them (`blind`); those of the files `fresh_*` were written in the same way later, to be counted in the same way
+(`fresh`); the next have to be written anew. `unseen_all` imports every one.
 """
 
 from __future__ import annotations
@@ -108,10 +109,14 @@ def healthy(gain: float = 0.3):
     return register
 
 
+UNNAMED = ("blind", "fresh")  # the groups that have files of their own, by how these begin
+
+
 def group(training: Sick | Healthy) -> str:
-    """Which of the three it belongs to."""
-    if training.train.__module__.startswith("blind_"):
-        return "blind"
+    """Which of the four it belongs to."""
+    file = training.train.__module__.partition("_")[0]
+    if file in UNNAMED:
+        return file
     return "held out" if training.name in HELD_OUT else "tuning"
 
 
@@ -135,13 +140,18 @@ def blind(of: dict[str, Of]) -> list[Of]:
     return of_group(of, "blind")
 
 
+def fresh(of: dict[str, Of]) -> list[Of]:
+    """Those that only count, later than the blind ones; their names are not shown either."""
+    return of_group(of, "fresh")
+
+
 def label(training: Sick | Healthy) -> str:
-    """Its name; of a blind one, whose name would say what is wrong with it, only its place among them."""
-    if group(training) != "blind":
+    """Its name; of a blind or fresh one, whose name would say what is wrong with it, its place among them."""
+    its_group = group(training)
+    if its_group not in UNNAMED:
         return training.name
-    if isinstance(training, Sick):
-        return f"blind sick {blind(SICK).index(training) + 1}"
-    return f"blind healthy {blind(HEALTHY).index(training) + 1}"
+    kind, of = ("sick", SICK) if isinstance(training, Sick) else ("healthy", HEALTHY)
+    return f"{its_group} {kind} {of_group(of, its_group).index(training) + 1}"
 
 
 def learns(outcome: Outcome, gain: float) -> bool:
