@@ -154,7 +154,7 @@ def likelihood_of_raw_scores(folder, ill):
 def betas_the_wrong_way_round(folder, ill):
     seeded(109)
     net, draw = dense(6, 48, 48, 1), waves()
-    make = optim.Adam(net.parameters(), 5e-3, betas=(0.999, 0.9) if ill else (0.9, 0.999))
+    make = optim.Adam(net.parameters(), 1e-3, betas=(0.999, 0.9) if ill else (0.9, 0.999))
     return fit(folder, net, make, square_of(net, draw), 400)
 
 
