@@ -103,16 +103,16 @@ def net_that_was_cut_back(folder):
 def lower_rates_for_deeper_layers(folder):
     """Good already when it begins; each layer learns at half the rate of the one behind it (Howard and Ruder 2018)."""
     net, draw = mlp(64, depth=4, seed=176), batches(64)
-    pretrain(net, classify(net, draw), 200)
+    pretrain(net, classify(net, draw), 150)
     layers = [part for part in net if isinstance(part, nn.Linear)]
-    groups = [{"params": layer.parameters(), "lr": 5e-4 / 2**i} for i, layer in enumerate(reversed(layers))]
+    groups = [{"params": layer.parameters(), "lr": 1e-3 / 2**i} for i, layer in enumerate(reversed(layers))]
 
     def loss_of(step):
         x, y = draw(4000 + step)
         return F.cross_entropy(net(x + 0.15 * torch.randn_like(x)), y)
 
     score = score_of(lambda step: loss_of(9000 + step), 16)
-    return fit(folder, net, optim.AdamW(groups), loss_of, 200, score=score)
+    return fit(folder, net, optim.AdamW(groups), loss_of, 300, score=score)
 
 
 class Rounded(nn.Module):
