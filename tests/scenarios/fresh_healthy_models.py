@@ -56,12 +56,12 @@ def forty_steps_of_a_linear_probe(folder):
 
 
 @healthy(0.5)
-def three_thousand_steps_under_a_cosine(folder):
+def many_steps_under_one_cosine(folder):
     seeded(173)
     net, draw = dense(6, 32, 32, 1, act=nn.GELU), waves(32)
     make = optim.AdamW(net.parameters(), 5e-3, weight_decay=0.01)
-    plan = optim.lr_scheduler.CosineAnnealingLR(make, 3000, eta_min=1e-5)
-    return fit(folder, net, make, square_of(net, draw), 3000, schedule=plan)
+    plan = optim.lr_scheduler.CosineAnnealingLR(make, 2500, eta_min=1e-5)
+    return fit(folder, net, make, square_of(net, draw), 2500, schedule=plan)
 
 
 @healthy(0.3)
