@@ -3,7 +3,7 @@
 Whether one is sick is judged by its loss against that of its cured twin, never by gradwatch. Some may be looked at
 while rules are changed (`tuning`); as many, which `HELD_OUT` names, are counted once (`held_out`); those of the files
 `blind_*` were written by somebody who had not read the rules, and counted once before whoever changes rules looked at
-them (`blind`); those of the files `fresh_*` were written in the same way later, to be counted in the same way
+them (`blind`); those of the files `fresh_*` were written in the same way later, and counted in the same way
 (`fresh`); the next have to be written anew. `unseen_all` imports every one.
 """
 

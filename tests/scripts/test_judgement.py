@@ -2,7 +2,7 @@
 
 import judgement
 import pytest
-from unseen import HEALTHY, SICK, blind, tuning
+from unseen import HEALTHY, SICK, blind, fresh, tuning
 
 
 @pytest.fixture
@@ -13,37 +13,44 @@ def nothing_found(monkeypatch):
 
 @pytest.fixture
 def few(monkeypatch):
-    """Three of the tuning half in the place of the blind ones."""
-    monkeypatch.setattr(judgement, "blind", lambda of: tuning(of)[:3])
+    """Three of the tuning half in the place of any group."""
+    monkeypatch.setattr(judgement, "of_group", lambda of, group: tuning(of)[:3])
     return [training.name for of in (SICK, HEALTHY) for training in tuning(of)[:3]]
 
 
-def test_of_the_blind_ones_the_totals_are_printed_and_no_name(few, nothing_found, capsys):
-    assert judgement.main(["--blind"]) == 0
+@pytest.mark.parametrize("group", ["blind", "fresh"])
+def test_of_those_without_a_name_the_totals_are_printed(group, few, nothing_found, capsys):
+    assert judgement.main([f"--{group}"]) == 0
     out, err = capsys.readouterr()
-    assert "| blind | 3 | 0 | 0 | 0 | 3 | 3 | 0 | 0 |" in out.splitlines()
+    assert f"| {group} | 3 | 0 | 0 | 0 | 3 | 3 | 0 | 0 |" in out.splitlines()
     assert err.splitlines() == ["1 of 3", "2 of 3", "3 of 3"] * 2
     assert not [name for name in few if name in out + err]
 
 
-def test_some_of_the_blind_ones_cannot_be_asked_for(few, nothing_found, capsys):
+@pytest.mark.parametrize("group", ["blind", "fresh"])
+def test_some_of_them_cannot_be_asked_for(group, few, nothing_found, capsys):
     with pytest.raises(SystemExit) as ended:
-        judgement.main(["--blind", "--only", few[0]])
+        judgement.main([f"--{group}", "--only", few[0]])
     assert ended.value.code == 2
     assert capsys.readouterr().out == ""
 
 
-def test_the_page_and_the_held_out_totals_leave_the_blind_ones_out(nothing_found, capsys):
-    names = [training.name for of in (SICK, HEALTHY) for training in blind(of)]
+def test_the_page_and_the_held_out_totals_leave_them_out(nothing_found, capsys):
+    names = [training.name for of in (SICK, HEALTHY) for training in (*blind(of), *fresh(of))]
     for arguments in ([], ["--held-out"]):
         assert judgement.main(arguments) == 0
         out = capsys.readouterr().out
         assert not [name for name in names if f"| {name} |" in out]
 
 
-def test_the_check_covers_all_and_names_no_blind_one(monkeypatch, capsys):
+def test_the_check_covers_all_and_names_none_of_them(monkeypatch, capsys):
     monkeypatch.setattr(judgement, "fault", lambda training, folder: "hardly worse")
     assert judgement.main(["--check"]) == 1
     lines = capsys.readouterr().out.splitlines()
     assert len(lines) == len(SICK) + len(HEALTHY)
-    assert not [t.name for of in (SICK, HEALTHY) for t in blind(of) if any(line.startswith(t.name) for line in lines)]
+    assert not [
+        t.name
+        for of in (SICK, HEALTHY)
+        for t in (*blind(of), *fresh(of))
+        if any(line.startswith(t.name) for line in lines)
+    ]
