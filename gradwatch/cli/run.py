@@ -15,7 +15,7 @@ from gradwatch.errors import RunError
 
 # what a training is to be repeated with, beside what a sweep varies; what only delivers it is not
 REPEATED = ("--script-clip", "--every", "--total-steps", "--metric-regex", "--higher-is-better", "--lower-is-better",
-            "--param")  # fmt: skip
+            "--param", "--activations-of")  # fmt: skip
 
 
 class RunCommand(Configured):
@@ -145,7 +145,7 @@ def _command(target: str, module: bool, options: dict[str, Any]) -> dict[str, An
         "target": target,
         "module": module,
         "folder": str(Path.cwd()),
-        "options": [*(["--slots"] if options["slots"] else []), *itertools.chain(*words)],
+        "options": [*(f"--{flag}" for flag in ("slots", "activations") if options[flag]), *itertools.chain(*words)],
         "seed": options["set_seed"],
         "ranks": int(os.environ.get("WORLD_SIZE") or 1),
         "log": options["log"],

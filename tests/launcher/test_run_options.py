@@ -475,3 +475,14 @@ def test_under_torchrun_one_rank_writes_what_all_have(tmp_path):
     assert history.layers == ("weight", "bias")
     np.testing.assert_allclose(history.layer("clipped_norm")[:, 0], np.array(done.stdout.split(), float), rtol=1e-5)
     assert done.stderr.count("gradwatch: watching") == 1
+
+
+def test_a_run_that_is_trained_again_records_activations_as_it_did(tmp_path, monkeypatch):
+    from gradwatch.cli.run import _command
+    from gradwatch.cli.run import run as command
+
+    monkeypatch.chdir(tmp_path)
+    given = command.make_context("run", ["--activations", "--activations-of", "*.attn", "train.py"]).params
+    words = _command("train.py", False, given)["options"]
+    assert words[0] == "--activations"
+    assert words[words.index("--activations-of") + 1] == "*.attn"
