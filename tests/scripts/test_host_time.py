@@ -30,6 +30,9 @@ def test_of_147_tensors_it_is_at_most_two_thirds_of_what_torchs_clip_does(way):
     reason="another Python or torch takes other steps",
 )
 @pytest.mark.parametrize("way", host_time.WAYS)
-def test_the_table_is_of_this_code(way):
+def test_the_table_is_about_this_code(way):
+    """To a tenth: what is imported by then has a part in it."""
     again = "scripts/bench/host_time.py -o docs/measurements/host_work.json writes it"
-    assert host_time.row(6, way) == ROWS[6, way], again
+    found, known = host_time.row(6, way), ROWS[6, way]
+    assert found["instructions"] == pytest.approx(known["instructions"], rel=0.1), again
+    assert found["calls"] == pytest.approx(known["calls"], rel=0.1), again
