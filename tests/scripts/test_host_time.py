@@ -31,7 +31,7 @@ def test_of_147_tensors_it_is_at_most_two_thirds_of_what_torchs_clip_does(way):
 )
 @pytest.mark.parametrize("way", host_time.WAYS)
 def test_the_table_is_about_this_code(way):
-    """To a tenth: what is imported by then has a part in it."""
+    """To a tenth: a small change of the code needs no new table."""
     again = "scripts/bench/host_time.py -o docs/measurements/host_work.json writes it"
     found, known = host_time.row(6, way), ROWS[6, way]
     assert found["instructions"] == pytest.approx(known["instructions"], rel=0.1), again
