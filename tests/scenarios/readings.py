@@ -114,6 +114,9 @@ READINGS = {
     ),
     ("below-epsilon: eps=10", "below-epsilon"): Reading("eps is 1e-05, as the cure says", small_eps),
     ("softmax-twice: a softmax before cross_entropy", "softmax-twice"): Reading("the softmax is gone", as_expert=True),
+    ("bad-initialisation: weights ten times as large", "bad-initialisation"): Reading(
+        "torch's own initialisation", as_expert=True
+    ),
     ("clip-before-unscale: clip, then unscale_", "clip-before-unscale"): Reading(
         "scaler.unscale_(optimizer) is called before the clip", as_expert=True
     ),
