@@ -45,6 +45,12 @@ def small_eps(net: nn.Module, optimizer: optim.Optimizer) -> None:
         group["eps"] = 1e-5
 
 
+def zero_biases(net: nn.Module, optimizer: optim.Optimizer) -> None:
+    for name, weight in net.named_parameters():
+        if name.endswith("bias"):
+            nn.init.zeros_(weight)
+
+
 # By training and finding.
 READINGS = {
     ("adagrad-accumulator-full", "no-progress"): Reading("the sum of squares begins at 0", as_expert=True),
@@ -114,6 +120,8 @@ READINGS = {
     ),
     ("below-epsilon: eps=10", "below-epsilon"): Reading("eps is 1e-05, as the cure says", small_eps),
     ("softmax-twice: a softmax before cross_entropy", "softmax-twice"): Reading("the softmax is gone", as_expert=True),
+    ("dead-units: most biases begin at -20", "dead-units"): Reading("the biases begin at 0", zero_biases),
+    ("saturated: inputs from 0 to 1000", "saturated"): Reading("the inputs are scaled to unit size", as_expert=True),
     ("bad-initialisation: weights ten times as large", "bad-initialisation"): Reading(
         "torch's own initialisation", as_expert=True
     ),

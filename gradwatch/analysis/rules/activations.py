@@ -9,7 +9,8 @@ from collections.abc import Callable
 
 import numpy as np
 
-from gradwatch.analysis.rules.finding import Finding
+from gradwatch.analysis.rules.finding import Finding, Severity
+from gradwatch.analysis.rules.progress import succeeds
 from gradwatch.history import History
 from gradwatch.table import Table
 
@@ -54,7 +55,7 @@ Words = Callable[[float, int, int], tuple[str, str]]  # of the worst share, how 
 
 
 def _held(history: History, quantity: str, share: float, min_rows: int, rule: str, words: Words) -> list[Finding]:
-    """The finding of modules of which more than `share` is held in the end."""
+    """The finding of modules of which more than `share` is held in the end; a note where the training succeeds."""
     table = history.activations
     known = np.isfinite(table.values[quantity]) if len(table) else np.zeros((0, 0), bool)
     late = np.arange(len(table)) >= len(table) - max(min_rows, len(table) // 3)
@@ -72,7 +73,8 @@ def _held(history: History, quantity: str, share: float, min_rows: int, rule: st
     cause, cure = words(worst, len(hit), first)
     evidence: dict[str, float | str] = {"share": worst, "modules": len(hit), "of": len(at)}
     names = tuple(table.layers[i] for i in hit)
-    return [Finding(rule, "warning", names, first, int(history.step[-1]), evidence, cause, cure)]
+    severity: Severity = "note" if succeeds(history) else "warning"
+    return [Finding(rule, severity, names, first, int(history.step[-1]), evidence, cause, cure)]
 
 
 def _is_meant(history: History, name: str, rule: str) -> bool:
@@ -84,13 +86,15 @@ def _is_meant(history: History, name: str, rule: str) -> bool:
 
 
 def _dead_words(worst: float, count: int, first: int) -> tuple[str, str]:
-    begun = "from the first sampled step on: the weights or biases began so" if first == 0 else f"from step {first} on"
+    at_first = first == 0
+    begun = "from the first sampled step on: the weights or biases began so" if at_first else f"from step {first} on"
+    begin, lower = "Begin with biases at 0 and He's initialisation", "Lower the learning rate or warm it up"
     return (
         f"Up to {worst:.0%} of the units of {_modules(count)} are flat for every example, {begun}. Nothing comes back "
         "through them, and with a ReLU nothing goes out.",
-        "Lower the learning rate or warm it up: one step that is too long can push a unit beyond all its inputs. Begin "
-        "with biases at 0 and He's initialisation; a LeakyReLU, GELU or SiLU, or a normalisation before it, lets units "
-        "come back.",
+        f"{begin if at_first else lower}: {'a unit' if at_first else 'one step that is too long can push a unit'} "
+        f"beyond all its inputs{' learns nothing' if at_first else ''}. {lower if at_first else begin}; a LeakyReLU, "
+        "GELU or SiLU, or a normalisation before it, lets units come back.",
     )
 
 
@@ -99,8 +103,8 @@ def _saturated_words(worst: float, count: int, first: int) -> tuple[str, str]:
     return (
         f"In {_modules(count)} up to {worst:.0%} of the elements lie where the slope is below 1 % of its largest, "
         f"{begun}: what comes in is too large, and hardly any gradient passes.",
-        "Begin with smaller weights (Xavier's initialisation), scale the inputs, lower the learning rate, or put a "
-        "normalisation before the non-linearity.",
+        "Scale the inputs to unit size, begin with smaller weights (Xavier's initialisation), lower the learning rate, "
+        "or put a normalisation before the non-linearity.",
     )
 
 
