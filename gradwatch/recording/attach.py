@@ -33,6 +33,7 @@ from gradwatch.recording.clipper import Clipper
 from gradwatch.recording.hydra_params import hydra_params
 from gradwatch.recording.learning_rate import RateScale
 from gradwatch.recording.modules import chosen
+from gradwatch.recording.notebook_cells import made_here, of_the_last_run
 from gradwatch.recording.optimizer_settings import GroupSettings
 from gradwatch.recording.shared_run import Shared, check_name, share
 from gradwatch.recording.watch import Watch
@@ -179,6 +180,7 @@ def _measured(
 
 
 def _begun(made: Watch, what: str) -> Watch:
+    made_here(made)
     made._writer.start()
     made._begin()
     settle_unheld()
@@ -312,9 +314,12 @@ def watch_of(optimizer: Optimizer) -> Watch | None:
 
 
 def _replace_old(optimizers: list[Optimizer]) -> None:
-    """Close the Watches that watch these optimizers already (a notebook cell run twice)."""
+    """Close the Watches of these optimizers, and those that the running cell of a notebook made when it ran before."""
     for o in optimizers:
         old = watch_of(o)
         if old is not None:
             old._say(f"this {type(o).__name__} was watched already; the old Watch ({old.dir}) is closed")
             old.close()
+    for left in of_the_last_run():
+        left._say(f"this cell runs again; the Watch of its last run ({left.dir}) is closed")
+        left.close()

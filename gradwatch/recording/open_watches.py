@@ -26,6 +26,9 @@ class Open(Protocol):
     def dir(self) -> Path:
         """The folder recorded to."""
 
+    def _say(self, text: str) -> None:
+        """Say it to the user, where it is verbose."""
+
     def _flush(self) -> None:
         """Put what is recorded so far on disk."""
 
