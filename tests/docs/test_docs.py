@@ -1,6 +1,8 @@
 """The documentation is true: its Python runs, its commands parse, its links lead somewhere, and nothing is left out."""
 
+import ast
 import inspect
+import json
 import re
 import shlex
 import sys
@@ -75,6 +77,21 @@ def test_the_python_of_a_page_runs_from_top_to_bottom(page, desk, request):
     for block in blocks(page, "python"):
         line = TEXT[page][: TEXT[page].index(block)].count("\n")
         exec(compile("\n" * line + block, ROOT / page, "exec"), names)
+
+
+@pytest.mark.slow
+def test_the_notebook_runs_from_top_to_bottom_and_its_cells_have_something_to_show(desk):
+    notebook = json.loads((ROOT / "docs" / "examples" / "diverging_rnn.ipynb").read_text(encoding="utf-8"))
+    names, shown = {}, []
+    for cell in notebook["cells"]:
+        if cell["cell_type"] == "code":
+            tree = ast.parse("".join(cell["source"]))
+            last = ast.Expression(tree.body.pop().value) if isinstance(tree.body[-1], ast.Expr) else None
+            exec(compile(tree, "a cell", "exec"), names)
+            shown += [eval(compile(last, "a cell", "eval"), names)] if last else []
+    assert [type(value).__name__ for value in shown] == ["Watch", "History", "Plots", "Report", "Report"]
+    assert all("<" in value._repr_html_() for value in shown)
+    assert gradwatch.open_history(names["watch"].dir).nonfinite.any()  # it ends as its first cell says
 
 
 # ------------------------------------------------------------------------------------------------------- command line
