@@ -34,7 +34,7 @@ def dropped(optimizer: Optimizer) -> Tensor | None:
 
 def momentum_to_come(optimizer: Optimizer) -> list[dict[str, Any]]:
     """The param groups of a fused SGD whose momentum comes into being in the step ahead, which may be dropped."""
-    if dropped(optimizer) is None or not isinstance(optimizer, SGD):
+    if getattr(optimizer, "found_inf", None) is None or not isinstance(optimizer, SGD):
         return []
     groups = [group for group in optimizer.param_groups if group["fused"] and group["momentum"]]
     return [group for group in groups if _has_no_momentum(optimizer, group)]
@@ -51,7 +51,7 @@ def settle_momentum(optimizer: Optimizer, groups: Sequence[dict[str, Any]]) -> N
     torch allocates it and leaves it unwritten. Zero is as good as none, but for dampening, which spares only a first
     step: there it is taken away again, at the price of reading one bool, until a step is not dropped.
     """
-    lost = dropped(optimizer)
+    lost = dropped(optimizer) if groups else None
     if lost is None:
         return
     for group in groups:

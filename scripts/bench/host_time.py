@@ -10,6 +10,7 @@ The steps are those of a device whose values cannot be read for nothing, on the 
 from __future__ import annotations
 
 import argparse
+import gc
 import json
 import platform
 import sys
@@ -45,6 +46,7 @@ def work(step: Callable[[], Any]) -> tuple[int, int]:
         calls += event == "c_call"
 
     before = sys.gettrace(), sys.getprofile()  # a debugger's, or of whoever measures coverage
+    gc.disable()  # what it collects may run Python
     try:
         sys.settrace(trace)
         step()
@@ -52,6 +54,7 @@ def work(step: Callable[[], Any]) -> tuple[int, int]:
         sys.setprofile(profile)
         step()
     finally:
+        gc.enable()
         sys.setprofile(before[1])
         sys.settrace(before[0])
     return instructions, calls
