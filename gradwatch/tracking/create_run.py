@@ -48,8 +48,8 @@ def main(what: str, order: str) -> None:
         print(json.dumps(answer), flush=True)
     if "run_id" in answer and sys.stdin.readline() != TAKEN:
         _settle({**answer, "tracking_uri": answer["full_uri"], "status": "FINISHED"})
-    os._exit(0)  # what is left in a broken pipe's buffer is nobody's
 
 
 if __name__ == "__main__":
     main(*sys.argv[1:])
+    os._exit(0)  # what is left in a broken pipe's buffer is nobody's

@@ -91,6 +91,8 @@ def _ran_away(history: History, soon: float = 3.0, later: float = 4.0, own: floa
         return []
     times_first = norm[:, which].astype(np.float64) / norm[0, which]
     there = ~np.isnan(times_first).all(axis=1)
+    if not there.any():
+        return []
     at, grown = at[there], np.nanmedian(times_first[there], axis=1)
     after = history.layer_step[at] - history.layer_step[at[0]]
     fast = ((grown > soon) & (after <= 20)) | ((grown > later) & (after <= _BY_THEN))
