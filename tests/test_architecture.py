@@ -209,6 +209,12 @@ def test_files_and_functions_stay_small_enough_to_read_in_one_go():
     assert large == []
 
 
+def test_no_two_test_files_have_one_name():
+    """Where both are collected, pytest cannot import the second."""
+    names = [path.name for path in (ROOT / "tests").rglob("test_*.py")]
+    assert sorted(name for name in set(names) if names.count(name) > 1) == []
+
+
 def test_every_file_says_what_it_is_for():
     assert [path for path, tree in FILES.items() if not ast.get_docstring(tree)] == []
 
