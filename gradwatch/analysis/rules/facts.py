@@ -5,6 +5,7 @@ Legend: T recorded steps, L layers.
 
 from __future__ import annotations
 
+import math
 import re
 from typing import Any
 
@@ -160,6 +161,18 @@ def initial_gains(history: History) -> Floats:
     if not len(norm):
         return np.full(len(which), np.nan)
     return np.where(which, root_mean_square(history, norm[0].astype(np.float64)) * np.sqrt(fans), np.nan)
+
+
+def chance_loss(history: History) -> float:
+    """The cross-entropy of equal probabilities for all classes, log C: C the rows of the last matrix; NaN below 3."""
+    last = last_matrix(history)
+    return math.log(last.shape[0]) if last is not None and last.shape[0] > 2 else math.nan
+
+
+def ends_in(history: History, *kinds: str) -> bool:
+    """Whether the last of the model's modules is of one of these classes."""
+    own = list(history.run.modules.values())
+    return bool(own) and own[-1] in kinds
 
 
 def root_mean_square(history: History, norm: Floats) -> Floats:

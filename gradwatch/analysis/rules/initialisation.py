@@ -5,13 +5,11 @@ Legend: L layers.
 
 from __future__ import annotations
 
-import math
-
 import numpy as np
 
 from gradwatch.analysis.rules.dead_layers import dead_layer
 from gradwatch.analysis.rules.depth import imbalance, vanishing
-from gradwatch.analysis.rules.facts import initial_gains, last_matrix, pick
+from gradwatch.analysis.rules.facts import chance_loss, initial_gains, pick
 from gradwatch.analysis.rules.finding import Finding
 from gradwatch.analysis.rules.gradients import exploding, first_ratio
 from gradwatch.analysis.rules.losses import scaled_losses
@@ -71,8 +69,5 @@ def bad_initialisation(
 
 def _far_off(history: History, times: float = 2.0) -> bool:
     """Whether a training loss began at `times` what equal probabilities for all classes give, or above."""
-    last = last_matrix(history)
-    if last is None or last.shape[0] < 3:
-        return False
-    limit = times * math.log(last.shape[0])
+    limit = times * chance_loss(history)
     return any(float(values[np.isfinite(values)][0]) > limit for values in scaled_losses(history).values())

@@ -12,9 +12,10 @@ import numpy as np
 from gradwatch.analysis.groups import higher_is_better
 from gradwatch.analysis.rules.facts import (
     USUAL_RATIO,
+    chance_loss,
+    ends_in,
     is_adaptive,
     largest_ratio,
-    last_matrix,
     matrices,
     measured,
     optimizer_kind,
@@ -122,11 +123,7 @@ def _at_chance(history: History, loss: Progress, near: float = 0.01) -> bool:
 
     C are the rows of the last matrix, three at least; two where a Sigmoid ends the model.
     """
-    last, kinds = last_matrix(history), list(history.run.modules.values())
-    classes = 2 if kinds and kinds[-1] == "Sigmoid" else last.shape[0] if last is not None else 0
-    if classes < 3 and kinds[-1:] != ["Sigmoid"]:
-        return False
-    chance = math.log(classes)
+    chance = math.log(2) if ends_in(history, "Sigmoid") else chance_loss(history)  # where it is NaN, nothing is near it
     return abs(loss.ended - chance) < near * chance and min(loss.best, loss.began) > (1 - 2 * near) * chance
 
 

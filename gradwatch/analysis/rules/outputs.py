@@ -9,7 +9,7 @@ import math
 
 import numpy as np
 
-from gradwatch.analysis.rules.facts import initial_gains, last_matrix
+from gradwatch.analysis.rules.facts import ends_in, initial_gains, last_matrix
 from gradwatch.analysis.rules.finding import Finding, Why, either
 from gradwatch.analysis.rules.losses import scaled_losses
 from gradwatch.formatting import percent
@@ -49,7 +49,7 @@ def softmax_twice(
         values = logged[np.isfinite(logged)]
         if len(values) < least:
             continue
-        if _ends_in(history, "Sigmoid") and _of_two_sigmoids(values, tiny):
+        if ends_in(history, "Sigmoid") and _of_two_sigmoids(values, tiny):
             return [_finding(history, name, values, _SIGMOID)]
         if classes < 2 or values.min() < floor - tiny or values.max() > ceiling + tiny:
             continue
@@ -79,11 +79,6 @@ def _finding(history: History, metric: str, values: Floats, why: Why) -> Finding
     )
 
 
-def _ends_in(history: History, *kinds: str) -> bool:
-    own = list(history.run.modules.values())
-    return bool(own) and own[-1] in kinds
-
-
 def _of_two_sigmoids(values: Floats, tiny: float, even: float = 0.7) -> bool:
     """Whether a loss is as binary_cross_entropy_with_logits gives for numbers between 0 and 1 in place of logits.
 
@@ -111,7 +106,7 @@ def _why(history: History, values: Floats, floor: float, near: float, classes: i
     late = values[-max(5, len(values) // 4) :]
     if float(np.median(late)) - floor < near:
         return Why("It came down to that and stays there: a softmax stands before it.", _CURE, {})
-    if not _ends_in(history, "Softmax", "Softmax2d"):
+    if not ends_in(history, "Softmax", "Softmax2d"):
         return _by_its_beginning(history, values, classes, tight)
     causes = (
         "the loss is cross_entropy, which applies a softmax of its own",

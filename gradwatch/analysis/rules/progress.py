@@ -5,7 +5,6 @@ Legend: T recorded steps, N logged values of a scalar.
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -13,7 +12,7 @@ import numpy as np
 from gradwatch.analysis.final_values import lost_since
 from gradwatch.analysis.groups import higher_is_better
 from gradwatch.analysis.rules.facts import (
-    last_matrix,
+    chance_loss,
     middle,
     rates,
     steps_taken,
@@ -119,9 +118,8 @@ def all_learnt(history: History, near: float = 0.02) -> bool:
     A margin that is kept, a floor under the loss: then no gradient is left.
     """
     losses = [p for p in progress(history) if p.is_loss]
-    last = last_matrix(history)
-    chance = math.log(last.shape[0]) if last is not None and last.shape[0] > 2 else math.inf
-    rests = [p.ended <= (1 + near) * p.best and p.ended < 0.9 * chance for p in losses]
+    chance = chance_loss(history)
+    rests = [p.ended <= (1 + near) * p.best and not p.ended >= 0.9 * chance for p in losses]
     return bool(losses) and all(rests) and succeeds(history)
 
 

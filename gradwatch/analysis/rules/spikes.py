@@ -66,10 +66,8 @@ def spike(
     after = np.isfinite(norm[rows[-1] + 1 :])
     recovered = all(state != "no" for state in back) and (len(after) < 16 or after.mean() > 0.5)
     all_caught = len(caught) > 0 and bool(caught.all())
-    thrown = batch is not None and not up[batch]  # its gradients were not finite
-    quiet = (
-        all_caught if up.any() else not thrown
-    )  # a loss that jumps and comes back, with usual gradients, is one odd batch
+    # A loss that jumps and comes back, with usual gradients, is one odd batch; with gradients that are not finite, not.
+    quiet = all_caught if up.any() else batch is None
     severity: Severity = "error" if losses and not recovered else "note" if quiet and recovered else "warning"
     many = len(rows) > often * len(history)
     cure, tries = _spike_cure(history, many, quiet and recovered)
