@@ -14,7 +14,6 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any
-from unittest.mock import patch
 
 import torch
 from bench_common import GPTS
@@ -24,28 +23,32 @@ from torch.nn import functional as F
 from torch.optim import Optimizer
 from torch.profiler import ProfilerActivity, profile
 
-from gradwatch.recording.recorder import Recorder
-
 WHAT = {
     "phase": "median ratio of the optimizer phase (clip, recording, step) to torch clip_grad_norm_ + optimizer.step",
     "whole": "the same of a whole training step: forward and backward in bf16 autocast, then the phase",
-    "launches": "of one phase: kernels on CUDA, copies and fills apart; on a CPU torch's own calls",
-    "waits": "the error that torch.cuda.set_sync_debug_mode('error') raised in 3 whole steps; null: none",
+    "to bare": "median ratio of a whole training step to one without clip and record",
+    "launches": "of ten phases in a row, one of which measures the weights: kernels on CUDA, copies and fills apart; "
+    "on a CPU torch's own calls",
+    "waits": "the error that torch.cuda.set_sync_debug_mode('error') raised in 10 whole steps in a row; null: none",
 }
 Step = Callable[[], None]
 Variant = Callable[[str, nn.Module, Optimizer], AbstractContextManager[Step]]
 VARIANTS = ("torch clip + step", "gradwatch clip + step", "step alone", "gradwatch no clip + step")
 BATCH = {"cuda": (4, 1024), "cpu": (2, 32)}
 WARM = 3
+IN_A_ROW = 10  # `every` by default: one of them is a measured one
 
 
-def measure(name: str, variant: Variant, rounds: int, steps: int, device: str) -> dict[str, Any]:
-    """Time, launches and waits of each variant, as `WHAT` defines them."""
+def measure(
+    name: str, variant: Variant, rounds: int, steps: int, device: str, batch: tuple[int, int] | None = None
+) -> dict[str, Any]:
+    """Time, launches and waits of each variant, as `WHAT` defines them, on batches of so many sequences and tokens."""
+    batch = batch or BATCH[device]
     torch.manual_seed(0)
     with torch.device(device):
         net = GPTS[name]()
     optimizer = torch.optim.AdamW(net.parameters(), lr=1e-5, fused=True)
-    tokens, targets = net.batch(*BATCH[device])
+    tokens, targets = net.batch(*batch)
 
     def backward() -> None:
         optimizer.zero_grad()
@@ -54,7 +57,7 @@ def measure(name: str, variant: Variant, rounds: int, steps: int, device: str) -
         loss.backward()
 
     times: dict[str, list[tuple[float, float]]] = {v: [] for v in VARIANTS}
-    launches = {}
+    counted = {}
     for r in range(rounds):
         for v in random.Random(r).sample(VARIANTS, len(VARIANTS)):
             with variant(v, net, optimizer) as step:
@@ -62,16 +65,15 @@ def measure(name: str, variant: Variant, rounds: int, steps: int, device: str) -
                 phase = _timed(WARM, steps, device, step)
                 times[v].append((phase, whole))
                 if r == 0:
-                    launches[v] = _launches(step, device)
+                    counted[v] = launches(step, device)
     waits = {v: _waits(partial(variant, v, net, optimizer), backward, device) for v in VARIANTS}
-    bases = times["torch clip + step"]
-    phase, whole = (
-        {v: statistics.median(t[i] / b[i] for t, b in zip(times[v], bases, strict=True)) for v in VARIANTS}
-        for i in (0, 1)
+    phase, whole, bare = (
+        {v: statistics.median(t[i] / b[i] for t, b in zip(times[v], times[base], strict=True)) for v in VARIANTS}
+        for i, base in ((0, "torch clip + step"), (1, "torch clip + step"), (1, "step alone"))
     )
     parameters = sum(p.numel() for p in net.parameters())
-    return {"parameters": parameters, "tensors": len(list(net.parameters())), "batch": BATCH[device],
-            "phase": phase, "whole": whole, "launches": launches, "waits": waits}  # fmt: skip
+    return {"parameters": parameters, "tensors": len(list(net.parameters())), "batch": batch,
+            "phase": phase, "whole": whole, "to bare": bare, "launches": counted, "waits": waits}  # fmt: skip
 
 
 def _timed(warm: int, steps: int, device: str, *parts: Step) -> float:
@@ -91,14 +93,17 @@ def _synchronize(device: str) -> None:
         torch.cuda.synchronize()
 
 
-def _launches(step: Step, device: str) -> dict[str, int]:
+def launches(step: Step, device: str, steps: int = IN_A_ROW) -> dict[str, int]:
+    """What so many steps in a row launch, by kind."""
     _synchronize(device)
     activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if device == "cuda" else [])]
     with profile(activities=activities) as profiled:
-        step()
+        for _ in range(steps):
+            step()
         _synchronize(device)
     if device == "cuda":
-        names = [e.name for e in profiled.events() if e.device_type == DeviceType.CUDA]
+        events = [e for e in profiled.events() if e.device_type == DeviceType.CUDA]
+        names = [e.name for e in events if not getattr(e, "is_user_annotation", False)]  # "Optimizer.step#..." is one
         kinds = ("copies" if n.startswith(("Memcpy", "Memset")) else "kernels" for n in names)
     else:
         kinds = ("calls" for e in profiled.events() if _is_call(e) and not _is_call(e.cpu_parent))
@@ -110,15 +115,12 @@ def _is_call(event: Any) -> bool:
 
 
 def _waits(opened: Callable[[], AbstractContextManager[Step]], backward: Step, device: str) -> str | None:
-    """What in three steps waited for the device; None where nothing did, and on a CPU."""
+    """What in ten steps waited for the device; None where nothing did, and on a CPU."""
     before = torch.cuda.get_sync_debug_mode() if device == "cuda" else 0
-    with (
-        patch.object(Recorder, "due", property(lambda self: self.full)),
-        opened() as step,
-    ):  # a drain waits, and may
+    with opened() as step:
         try:
-            for n in range(WARM + 3):
-                if n == WARM and device == "cuda":
+            for n in range(2 * IN_A_ROW):  # constants are made on the first measured ones
+                if n == IN_A_ROW and device == "cuda":
                     torch.cuda.set_sync_debug_mode("error")
                 backward()
                 step()

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 import torch
+from devices import DEVICES
 from fake_cuda import Trace, fake_cuda, parameters, step_of, take_step
 from torch import nn
 from torch._subclasses.fake_tensor import DataDependentOutputException
@@ -24,7 +25,6 @@ from gradwatch.policies import parse
 from gradwatch.recording.plan import plan as stepper_plan
 
 HALVES = [torch.float16, torch.bfloat16]
-on_gpu = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 
 
 # ------------------------------------------------------------------------------------------------------------- rounding
@@ -65,7 +65,7 @@ def halves(dtype, device="cpu"):
     return [torch.randn(s, generator=generator, dtype=torch.float64).to(device, dtype) for s in shapes]
 
 
-@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=on_gpu)])
+@pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("dtype", HALVES)
 @pytest.mark.parametrize("per_layer", [False, True])
 @pytest.mark.parametrize("absent", [[], [1]])
@@ -81,7 +81,7 @@ def test_each_half_is_multiplied_by_the_whole_coefficient_and_rounded_once(dtype
         assert torch.equal(got.cpu(), before if i in absent else wanted), i
 
 
-@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=on_gpu)])
+@pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("dtype", HALVES)
 @pytest.mark.parametrize("policy", [AGC(0.01), ClipByNorm(0.9, axes=(0,)), ClipByNorm(0.9)], ids=repr)
 def test_what_an_element_policy_does_to_a_half_is_rounded_once(policy, dtype, device):
@@ -254,13 +254,14 @@ KERNELS = [(cls, {}) for cls in CLASSES] + [
 ]  # fmt: skip
 
 
+@pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize(("cls", "settings"), KERNELS, ids=str)
-def test_what_the_kernel_leaves_out_is_what_a_step_without_gradients_is(cls, settings, tmp_path, monkeypatch):
-    """On the CPU's kernels, taken for a device's: weights, momentum, step counts; the first step skipped, too."""
+def test_what_the_kernel_leaves_out_is_what_a_step_without_gradients_is(cls, settings, device, tmp_path, monkeypatch):
+    """Weights, momentum, step counts; the first step skipped, too. The CPU's kernels are taken for a device's."""
 
     def trained(read):
         monkeypatch.setattr("gradwatch.recording.clipper.can_be_read", lambda _: read)
-        model = mlp(torch.float32)
+        model = mlp(torch.float32).to(device)
         optimizer = cls(model.parameters(), lr=0.1, fused=True, **settings)
         with watch(
             model, optimizer, tmp_path / str(read), clip="chain(SkipNonfinite(), ClipByGlobalNorm(0.5))"

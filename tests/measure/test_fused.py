@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import torch
+from devices import DEVICES
 from torch import nn
 from training import batches, mlp, state_tensors, train, watch
 
@@ -13,8 +14,9 @@ from gradwatch.recording import torch_patches
 SETTINGS = {torch.optim.SGD: {"lr": 0.3, "momentum": 0.9}, torch.optim.Adagrad: {"lr": 0.1}}
 
 
-def run(cls, tmp_path, *, watched, fused, clip="ClipByGlobalNorm(0.1)", steps=60, dtype=torch.float32):
-    model = mlp(dtype)
+def run(cls, tmp_path, *, watched, fused, clip="ClipByGlobalNorm(0.1)", steps=60, dtype=torch.float32,
+        device="cpu"):  # fmt: skip
+    model = mlp(dtype).to(device)
     optimizer = cls(model.parameters(), fused=fused, **SETTINGS.get(cls, {"lr": 0.05}))
     seen = []
 
@@ -31,10 +33,11 @@ def run(cls, tmp_path, *, watched, fused, clip="ClipByGlobalNorm(0.1)", steps=60
     return model, optimizer, seen
 
 
+@pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("cls", CLASSES)
-def test_the_kernel_scales_as_torchs_clip_does(cls, tmp_path):
-    model, optimizer, seen = run(cls, tmp_path, watched=True, fused=True)
-    want_model, want_optimizer, want_seen = run(cls, tmp_path, watched=False, fused=True)
+def test_the_kernel_scales_as_torchs_clip_does(cls, device, tmp_path):
+    model, optimizer, seen = run(cls, tmp_path, watched=True, fused=True, device=device)
+    want_model, want_optimizer, want_seen = run(cls, tmp_path, watched=False, fused=True, device=device)
     for got, want in ((model.parameters(), want_model.parameters()), *zip(seen, want_seen, strict=True)):
         for a, b in zip(got, want, strict=True):
             torch.testing.assert_close(a, b, rtol=2e-4, atol=2e-6)  # 60 steps of roundings in float32
@@ -45,10 +48,11 @@ def test_the_kernel_scales_as_torchs_clip_does(cls, tmp_path):
     assert not hasattr(optimizer, "grad_scale")
 
 
+@pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("cls", CLASSES)
-def test_one_step_agrees_to_rounding(cls, tmp_path):
-    model, _, seen = run(cls, tmp_path, watched=True, fused=True, steps=1)
-    want, _, want_seen = run(cls, tmp_path, watched=False, fused=False, steps=1)
+def test_one_step_agrees_to_rounding(cls, device, tmp_path):
+    model, _, seen = run(cls, tmp_path, watched=True, fused=True, steps=1, device=device)
+    want, _, want_seen = run(cls, tmp_path, watched=False, fused=False, steps=1, device=device)
     for a, b in zip([*model.parameters(), *seen[0]], [*want.parameters(), *want_seen[0]], strict=True):
         torch.testing.assert_close(a, b, rtol=2e-6, atol=1e-7)
 

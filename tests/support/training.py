@@ -68,9 +68,10 @@ def batches(steps, dtype=torch.float64, seed=1):
 
 def train(model, optimizer, steps=30, before_step=None, dtype=torch.float64, after_step=None, seed=1):
     """A plain loop; `before_step(model)` and `after_step(model, loss)` stand where a user's own lines would."""
+    device = next(model.parameters()).device
     for x, y in batches(steps, dtype, seed):
         optimizer.zero_grad()
-        loss = nn.functional.cross_entropy(model(x).float(), y)
+        loss = nn.functional.cross_entropy(model(x.to(device)).float(), y.to(device))
         loss.backward()
         if before_step:
             before_step(model)

@@ -1,0 +1,212 @@
+"""What `scripts/bench/gpu` asks of a device, a section at a time: each part is tried, and a line of JSON comes of it.
+
+    python scripts/bench/gpu_sections.py probes [--tiny] -o parts.jsonl
+
+A part that can be right or wrong says whether it `held`. Without a CUDA device the same is asked of the CPU, where
+nothing waits and nothing is launched; what only a device can show is left out there.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.metadata
+import json
+import platform
+import statistics
+import tempfile
+import time
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import gpt_steps
+import gpu_probes
+import torch
+from bench_common import GPTS, MODELS, machine
+from bench_step import measure, variant
+from gpu_probes import DEVICE, synchronize, watch
+from torch import nn
+
+Part = Callable[[], dict[str, Any]]
+OPTIONAL = ("mlflow", "plotly", "matplotlib", "triton", "pytest", "pytest-timeout", "pytest-xdist")
+
+
+class Size(NamedTuple):
+    """How much is asked: of a GPU, or to see that the script runs."""
+
+    rounds: int
+    steps: int
+
+
+def sections(tiny: bool) -> dict[str, dict[str, Part]]:
+    """The parts of each section."""
+    return {
+        "machine": {"about": about, "copy": partial(copy_rate, 1 << (20 if tiny else 30))},
+        "probes": gpu_probes.PROBES,
+        "gpt2-124m": gpt("gpt2-124m", Size(5, 40), {(4, 1024): 1, (20, 1024): 3}, tiny),
+        "gpt-1b": gpt("gpt-1b", Size(3, 15), {(4, 1024): 1}, tiny),
+        "small": {name: partial(small, name, Size(1, 2) if tiny else Size(7, 40)) for name in small_nets(tiny)},
+        "drains": {f"{layers} layers": partial(drain, layers, tiny) for layers in ((5,) if tiny else (147, 1000))},
+        "memory": {str(way): partial(memory, way, tiny) for way in WAYS},
+    }
+
+
+def about() -> dict[str, Any]:
+    """The machine, and what is installed there."""
+    installed = {d.metadata["Name"].lower() for d in importlib.metadata.distributions() if d.metadata["Name"]}
+    found = {**machine(DEVICE.type), "missing": sorted(set(OPTIONAL) - installed), "platform": platform.platform()}
+    if DEVICE.type == "cuda":
+        facts = torch.cuda.get_device_properties(DEVICE)
+        found |= {"cuda": torch.version.cuda, "capability": f"{facts.major}.{facts.minor}"}
+        found |= {"memory GB": round(facts.total_memory / 1e9, 1)}
+    return found
+
+
+def copy_rate(size: int) -> dict[str, Any]:
+    """TB/s of a copy on the device, what is read and what is written counted."""
+    a, b = (torch.ones(size, dtype=torch.uint8, device=DEVICE) for _ in range(2))
+    b.copy_(a)
+    times = []
+    for _ in range(5):
+        synchronize()
+        began = time.perf_counter()
+        for _ in range(10):
+            b.copy_(a)
+        synchronize()
+        times.append(time.perf_counter() - began)
+    return {"TB/s": 10 * 2 * size / statistics.median(times) / 1e12}
+
+
+# -------------------------------------------------------------------------------------------------------------- clocks
+
+
+def gpt(name: str, size: Size, batches: dict[tuple[int, int], int], tiny: bool) -> dict[str, Part]:
+    """Whole steps on batches of (sequences, tokens); the larger ones in fewer steps."""
+    if tiny:
+        name, size, batches = "gpt-tiny", Size(1, 2), {(2, 32): 1}
+    return {
+        f"{name}, {sequences} x {tokens}": partial(
+            gpt_steps.measure, name, variant, size.rounds, -(-size.steps // fewer), DEVICE.type, (sequences, tokens)
+        )
+        for (sequences, tokens), fewer in batches.items()
+    }
+
+
+def small_nets(tiny: bool) -> list[str]:
+    """Where fixed costs and launches dominate."""
+    return ["mlp-6"] if tiny else list(MODELS)
+
+
+def small(name: str, size: Size) -> dict[str, Any]:
+    """The ratios of the optimizer phase to torch's clip and step."""
+    return {"ratios": measure(name, "fused AdamW", size.rounds, size.steps, DEVICE.type)}
+
+
+def drain(layers: int, tiny: bool) -> dict[str, Any]:
+    """Milliseconds that a drain of 100 rows takes on the training's thread: sending it, and handing it over."""
+    rows, rounds = (8, 2) if tiny else (100, 5)
+    model = gpu_probes.matrices(layers, 4)
+    optimizer = torch.optim.AdamW(model.parameters(), fused=True)
+    gpu_probes.fill(model)
+    sends, hands = [], []
+    with watch(model, optimizer, "ClipByGlobalNorm(1.0)", flush_every=1000.0) as handle:
+        recorder = handle._recorder
+        for _ in range(rounds + 1):
+            for _ in range(rows):
+                optimizer.step()
+            synchronize()
+            began = time.perf_counter()
+            recorder.drain(waits=False)
+            sent = time.perf_counter()
+            synchronize()
+            landed = time.perf_counter()
+            recorder.drain()
+            sends.append(sent - began)
+            hands.append(time.perf_counter() - landed)
+    return {"rows": rows, "send ms": 1e3 * min(sends[1:]), "hand over ms": 1e3 * min(hands[1:])}
+
+
+# -------------------------------------------------------------------------------------------------------------- memory
+
+WAYS = (
+    "step alone", "torch clip", None, "ClipByGlobalNorm(1.0)", "ClipByNorm(1.0)", "AGC(0.01)", "AutoClip()",
+    "ClipByHistory()", "chain(SkipNonfinite(), ClipByGlobalNorm(1.0))",
+)  # fmt: skip
+
+
+def memory(way: str | None, tiny: bool) -> dict[str, Any]:
+    """MiB at the peak of a phase that measures weights, above what was there before it, with fused AdamW."""
+    with torch.device(DEVICE):
+        net = GPTS["gpt-tiny" if tiny else "gpt2-124m"]()
+    params = list(net.parameters())
+    optimizer = torch.optim.AdamW(params, lr=1e-5, fused=True)
+    for p in params:
+        p.grad = torch.randn_like(p)
+    with watched(net, optimizer, way):
+        peaks = []
+        for _ in range(4):  # the first makes the optimizer's state, and our constants
+            before = peak(start=True)
+            if way == "torch clip":
+                nn.utils.clip_grad_norm_(params, 1.0)
+            optimizer.step()
+            synchronize()
+            peaks.append(peak() - before)
+    return {"first step": peaks[0] / 2**20, "later": max(peaks[1:]) / 2**20, "weights": bytes_of(params) / 2**20}
+
+
+@contextmanager
+def watched(net: nn.Module, optimizer: torch.optim.Optimizer, way: str | None) -> Iterator[None]:
+    """The policy, every step a measured one; nothing where the way is torch's."""
+    if way in ("step alone", "torch clip"):
+        yield
+        return
+    with watch(net, optimizer, way, every=1):
+        yield
+
+
+def bytes_of(tensors: list[torch.Tensor]) -> int:
+    return sum(t.numel() * t.element_size() for t in tensors)
+
+
+def peak(start: bool = False) -> int:
+    """Bytes allocated on the device at the peak since the last start; at a start, those allocated now."""
+    if DEVICE.type != "cuda":
+        return 0
+    if not start:
+        return torch.cuda.max_memory_allocated(DEVICE)
+    torch.cuda.reset_peak_memory_stats(DEVICE)
+    return torch.cuda.memory_allocated(DEVICE)
+
+
+# ----------------------------------------------------------------------------------------------------------------- run
+
+
+def tried(part: Part) -> dict[str, Any]:
+    """What it found, or its error."""
+    began = time.monotonic()
+    try:
+        found = part()
+    except Exception:  # the next part goes on
+        found = {"error": traceback.format_exc(limit=-4)[::-1][:1500][::-1]}
+        found["error"] = f"{found['error'].strip().splitlines()[-1]}\n{found['error']}"
+    return {**found, "seconds": round(time.monotonic() - began, 1)}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("section", choices=sections(True))
+    parser.add_argument("--tiny", action="store_true", help="small models and few rounds")
+    parser.add_argument("-o", "--output", type=Path, required=True, help="a line of JSON for each part goes there")
+    args = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder, args.output.open("a", encoding="utf-8") as out:
+        gpu_probes.folder = folder
+        for name, part in sections(args.tiny)[args.section].items():
+            out.write(json.dumps({name: tried(part)}) + "\n")
+            out.flush()
+
+
+if __name__ == "__main__":
+    main()
