@@ -124,7 +124,9 @@ def settle(
             )
     table = pd.DataFrame(rows)
     unknown = _without_direction(histories) if metric is None else []
-    notes = (*_notes(table, better_high, target), *unknown, *_odd_ones(histories, metrics))
+    everyone = [one for contenders in by_setting.values() for one in contenders.values()]
+    idle = _idle(everyone, alone=len(by_setting) == len(everyone) > 1)
+    notes = (*_notes(table, better_high, target), *idle, *unknown, *_odd_ones(histories, metrics))
     return Comparison(table, tuple(metrics), tuple(winners), notes)
 
 
@@ -218,6 +220,25 @@ def _notes(table: pd.DataFrame, better_high: Mapping[str, bool | None], target: 
     if target is not None and metrics:
         notes.append(f"Steps to target: the median over the runs until {metrics[0]} reached {target:g}.")
     return tuple(notes)
+
+
+def _idle(contenders: Sequence[Contender], alone: bool) -> list[str]:
+    """What makes policies alike by nature: clips that never acted. `alone`: no setting has two policies."""
+    still = [one.policy for one in contenders if all(_never_acted(history) for history in one.members)]
+    notes = (
+        [f"The clip of {' and '.join(dict.fromkeys(still))} never acted: it trained as without it."] if still else []
+    )
+    if alone:
+        notes.append(
+            "No two policies share a setting here, so none is judged against another: the runs differ in their model, "
+            "optimizer or arguments as well."
+        )
+    return notes
+
+
+def _never_acted(history: History) -> bool:
+    rates, skipped = history.total("clip_rate"), history.total("skipped")
+    return history.run.clip is not None and len(rates) > 0 and bool((rates == 0).all()) and not (skipped > 0).any()
 
 
 def _without_direction(histories: Sequence[History], most: int = 5) -> list[str]:

@@ -48,6 +48,10 @@ class Number(click.FloatRange):
             self.fail(f"{value} is not a finite number.", param, ctx)
         return out
 
+    def _describe_range(self) -> str:
+        """The range in --help; click writes `x<=None` where there is none."""
+        return "" if self.min is None and self.max is None else super()._describe_range()
+
 
 def policy_text(ctx: click.Context, param: click.Parameter, value: Any) -> Any:
     """The text of a policy, or several, as they are: nothing slow is imported before what makes no sense is refused.

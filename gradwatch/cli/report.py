@@ -13,7 +13,14 @@ FORMATS = ("html", "md", "json", "csv")
 
 @click.command()
 @click.argument("runs", metavar="RUN...", nargs=-1, required=True)
-@click.option("-o", "--output", metavar="FILE", help="Where to write; - is standard output. [default: report.FORMAT]")
+@click.option(
+    "-o",
+    "--output",
+    "--out",
+    "output",
+    metavar="FILE",
+    help="Where to write; - is standard output. [default: report.FORMAT]",
+)
 @click.option("--format", "kind", type=click.Choice(FORMATS), default="html", show_default=True, help="What to write.")
 @compared_by
 def report(

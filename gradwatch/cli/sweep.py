@@ -81,14 +81,15 @@ def sweep(ctx: click.Context, /, script: str | None, args: tuple[str, ...], modu
       gradwatch sweep --cures latest --seed 0 --seed 1 --seed 2 --set-seed
     """  # noqa: D301  (click reads the backspace)
     from filelock import FileLock, Timeout
-    from rich.console import Console
+
+    from gradwatch.report.terminal import make_console
 
     tried = None
     if options["cures"]:
         asked, tried = _cures(ctx, script, args, module, options)
     else:
         asked = _asked(script, args, module, options)
-    jobs, console = asked.jobs(), Console(highlight=False)
+    jobs, console = asked.jobs(), make_console()
     try:
         asked.home.mkdir(parents=True, exist_ok=True)
         with FileLock(asked.home / ".lock", timeout=0):
@@ -241,6 +242,7 @@ def _train(jobs: Sequence[Job], todo: Sequence[Job], slots: list[dict[str, str]]
     from gradwatch.launcher.pool import run_all
     from gradwatch.launcher.sweep import Record, task
     from gradwatch.launcher.sweep_summary import look, said_of
+    from gradwatch.report.fitted_table import Lines
 
     columns = (TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     going = run_all([task(job, timeout) for job in todo], slots)
@@ -261,13 +263,13 @@ def _train(jobs: Sequence[Job], todo: Sequence[Job], slots: list[dict[str, str]]
                 progress.advance(whole)
                 record = Record.read(todo[number])
                 if record is not None:
-                    progress.console.print(said_of(todo[number], record), markup=False, soft_wrap=True)
+                    progress.console.print(Lines([said_of(todo[number], record)], hang=2), crop=False)
 
 
 def _settle(asked: Sweep, jobs: Sequence[Job], options: dict[str, Any], console: Console, tried: Trial | None) -> None:
     """The comparison: in the terminal, as files in the sweep's folder, and in MLflow."""
     from gradwatch.launcher import sweep_summary
-    from gradwatch.report.terminal import print_shown, show_comparison
+    from gradwatch.report.terminal import print_shown, print_text, show_comparison
 
     by = (options["metric"], options["baseline"], options["target"], options["rises"])
     found = sweep_summary.result(jobs, *by)
@@ -277,8 +279,7 @@ def _settle(asked: Sweep, jobs: Sequence[Job], options: dict[str, Any], console:
         found = replace(found, settled=tried.outcome(found.settled, found.histories))
     paths = sweep_summary.write(found, asked.home, *by)
     print_shown(show_comparison(found.settled))
-    for line in found.left_out:
-        click.echo(line)
+    print_text("\n".join(found.left_out))
     click.echo(f"\nReport: {paths[0]}")
     if options["log"] == "none" or importlib.util.find_spec("mlflow") is None:
         return

@@ -70,17 +70,19 @@ def heatmap_grid(members: dict[str, list[History]]) -> Chart | None:
     wide = 2 if len(shown) <= 4 else 3
     tall = -(-len(shown) // wide)
     one = int(np.clip(30 + 15 * max(len(data.rows) for data in shown.values()), 110, 300))
-    height = tall * (one + GAP_Y) + 50
+    drawn_height = tall * one + (tall - 1) * GAP_Y  # of which an axis' domain is a share
     traces: list[dict[str, Any]] = []
     layout: dict[str, Any] = {"coloraxis": _scale(float(low), float(max(high, low + 0.1)))}
     notes = []
     for i, (policy, data) in enumerate(shown.items()):
         traces += _traces(data, policy, i + 1)
-        axes, note = _place(data, policy, i, wide, one / height, GAP_Y / height)
+        axes, note = _place(data, policy, i, wide, one / drawn_height, GAP_Y / drawn_height)
         layout |= axes
         notes.append(note)
     made = figure(traces, "", legend=False, hovermode="closest", plot_bgcolor=ABSENT, annotations=notes)
-    made["layout"] |= {**layout, "margin": {"l": 130, "r": 14, "t": 26, "b": 42}}
+    margin = {"l": 130, "r": 14, "t": 26, "b": 42}
+    made["layout"] |= {**layout, "margin": margin}
+    height = drawn_height + margin["t"] + margin["b"]
     seeds = {seed_text(chosen[policy].run) for policy in shown}
     said = f"The runs with seed {seeds.pop()}" if len(seeds) == 1 and seeds != {""} else "One run of each policy"
     said += ", on one colour scale; red: inf or NaN. Each cell is the highest of the steps and layers it stands for."

@@ -168,3 +168,19 @@ def test_the_constraint_is_part_of_the_policy():
     assert policy_text(history.run) == "ClipByGlobalNorm(1.0) + MaxNorm(3.0)"
     assert policy_text(make_history(steps=3, clip=None).run) == "none"
     assert len(groups([history, make_history(steps=3)])) == 2
+
+
+def test_a_clip_that_never_acted_is_named():
+    still, other = run(0.8, rate=0), run(0.8, clip="ClipByNorm(1.0)")
+    said = "The clip of ClipByGlobalNorm(1.0) never acted: it trained as without it."
+    assert said in settle([still, other]).notes
+    assert not any("never acted" in note for note in settle([run(0.8), other]).notes)
+    skipped = changed(still, per_step={**still.per_step, "skipped": np.array([0.0, 1.0, 0.0, 0.0])})
+    assert not any("never acted" in note for note in settle([skipped, other]).notes)
+
+
+def test_runs_of_which_no_two_policies_share_a_setting_are_said_not_to_be_judged():
+    alone = settle([run(0.8, lr=0.1), run(0.9, lr=0.2, clip="ClipByNorm(1.0)")])
+    assert any(note.startswith("No two policies share a setting here") for note in alone.notes)
+    both = settle([run(0.8, lr=0.1), run(0.9, lr=0.1, clip="ClipByNorm(1.0)"), run(0.9, lr=0.2)])
+    assert not any(note.startswith("No two policies") for note in both.notes)

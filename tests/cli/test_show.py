@@ -191,6 +191,11 @@ def test_a_closed_pipe_is_quiet(runs):
     assert result.stderr == ""
 
 
+@pytest.mark.parametrize("name", sorted(COMMANDS))
+def test_help_names_no_limit_that_there_is_not(name):
+    assert "=None]" not in call(name, "--help").stdout
+
+
 @pytest.mark.parametrize("name", ["report", "compare", "show"])
 def test_every_command_has_help_with_an_example(name):
     result = call(name, "--help")

@@ -21,6 +21,7 @@ from gradwatch.errors import RunError
 from gradwatch.formatting import percent, plus_minus, quantity_text
 from gradwatch.report import build_report, render_html, write_overview
 from gradwatch.report.downsample import bucket_mean, heatmap, thin
+from gradwatch.report.heatmaps import heatmap_grid
 from gradwatch.report.model import changed
 from gradwatch.report.run_charts import norm_chart
 from gradwatch.report.terminal import show_run
@@ -337,3 +338,16 @@ def test_a_notebook_shows_the_page_in_a_frame_of_its_own(tmp_path):
     ((tag, attributes),) = found
     assert tag == "iframe"
     assert attributes["srcdoc"] == render_html(report)
+
+
+def test_the_maps_of_a_comparison_fill_their_chart():
+    members = {clip: [make_history(60, clip=clip)] for clip in ("ClipByNorm(1.0)", "ClipByNorm(2.0)", "AGC(0.01)")}
+    layout = heatmap_grid(members).figure["layout"]
+    assert min(axis["domain"][0] for name, axis in layout.items() if name.startswith("yaxis")) == pytest.approx(0)
+
+
+def test_a_seed_that_the_script_was_given_stands_in_a_row_once():
+    runs = [
+        make_history(60, seed=i, params={"seed": str(i), "args.seed": str(i), "args.data_seed": "7"}) for i in (0, 1)
+    ]
+    assert ">seed 1 · args.data_seed 7<" in render_html(build_report(runs))
