@@ -46,6 +46,11 @@ class Table:
         values = {name: v[:, at] for name, v in self.values.items()}
         return replace(self, values=values, layers=tuple(self.layers[i] for i in at))
 
+    def with_values(self, quantity: str) -> Table:
+        """The layers of which anything of `quantity` was recorded, inf included; none where it was not recorded."""
+        values = self.values.get(quantity, np.full((len(self), len(self.layers)), np.nan))
+        return self.of_layers(np.flatnonzero(~np.isnan(values).all(axis=0)))
+
     def lane_rows(self) -> dict[str, NDArray[np.intp]]:
         """The row numbers of each optimizer (or part)."""
         return {name: np.flatnonzero(self.optimizer == name) for name in dict.fromkeys(self.optimizer)}

@@ -9,17 +9,16 @@ channels of a convolution).
 
 from __future__ import annotations
 
-import contextlib
 import math
-import warnings
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.modules.module import register_module_forward_hook
 
+from gradwatch.measure import attention, eager
 from gradwatch.measure.autograd import without_autograd
 from gradwatch.measure.distributed import local
 from gradwatch.measure.looking import Looking
@@ -31,6 +30,15 @@ UNITS = 1024  # of a non-linearity that are followed one by one, evenly spread o
 ELEMENTS = 32  # of a unit, without which a step does not say whether it is dead: it may be idle for a few examples
 PIECE = 1 << 24  # elements that are looked at together: what is held meanwhile stays small beside a large output
 _CHANNELS = ("Conv", "BatchNorm", "GroupNorm", "InstanceNorm", "SyncBatchNorm", "LazyConv", "LazyBatchNorm")
+
+
+class Sample(NamedTuple):
+    """What was sampled in a step: `[Q, M]` float32 of `QUANTITIES`, for these modules; and where there is attention, of
+    `attention.QUANTITIES` too, and after the modules their heads, `h.0.attn[3]`. NaN for what does not apply.
+    """
+
+    names: tuple[str, ...]
+    values: Tensor
 
 
 class Activations:
@@ -53,10 +61,9 @@ class Activations:
         self._looking = looking or Looking()
         known = dims or {}
         self._slots = {id(m): _Slot(m, flat_of(m), known.get(id(m))) for m in (modules or {}).values()}
+        self._attention = attention.Attention(modules or {}, self._slots, self._looking)
         self._first: int | None = None
         self._hook: Any = None
-        self._stance: Any = None
-        self._filter: Any = None
         self._order: dict[int, None] = {}
 
     @property
@@ -69,28 +76,24 @@ class Activations:
         self._first = step if self._first is None else self._first
         if self.names and not self.is_open and (step < self._first + FIRST or step % self.every == 0):
             with self._looking.at("activations of compiled modules"):
-                self._stance = torch.compiler.set_stance("force_eager")
+                eager.want(self)
+            self._attention.begin()
             self._hook = register_module_forward_hook(self._note)
-            # of a hook that would be called once more for a compiled module: this one looks whose call it is
-            warnings.filterwarnings("ignore", "Using `torch.compile")
-            self._filter = warnings.filters[0]
 
     def stop(self) -> None:
         """Hear of no more calls, and forget what was heard."""
         if self._hook is not None:
             self._hook.remove()
-            with contextlib.suppress(ValueError):  # somebody has reset them
-                warnings.filters.remove(self._filter)  # type: ignore[attr-defined]
-        stance, self._hook, self._stance, self._order = self._stance, None, None, {}
+        self._attention.stop()
+        self._hook, self._order = None, {}
         for slot in self._slots.values():
             slot.clear()
-        if stance is not None:
-            stance.__exit__(None, None, None)
+        eager.leave(self)
 
     @without_autograd
-    def end(self, device: torch.device) -> Tensor | None:
-        """The step is over: `[Q, M]` float32 on `device`, NaN for a module that was not called; `order` is the place in
-        the forward pass. None where the step was not sampled, or no module was called.
+    def end(self, device: torch.device) -> Sample | None:
+        """The step is over: its sample on `device`, NaN for a module that was not called; `order` is the place in the
+        forward pass. None where the step was not sampled, or no module was called.
         """
         if not self.is_open:
             return None
@@ -104,14 +107,13 @@ class Activations:
     # ------------------------------------------------------------------------------------------------ during the step
 
     def _note(self, module: nn.Module, args: Any, output: Any) -> None:
+        self._attention.left(module)
         slot = self._slots.get(id(module))
         if slot is None or torch.compiler.is_compiling():
             return
         self._order.setdefault(id(module))  # also without autograd: so a reentrant checkpoint runs its part at first
-        again = torch._C._current_graph_task_id() != -1  # in backward: a checkpointed part is computed once more
-        if not torch.is_grad_enabled() or (again and slot.outside):
+        if not slot.counts():
             return
-        slot.outside |= not again
         with self._looking.at("activations"):
             found = tensor_of(output)
             if found is not None and found.numel() and found.is_floating_point():
@@ -119,16 +121,32 @@ class Activations:
 
     # -------------------------------------------------------------------------------------------------- after the step
 
-    def _joined(self, device: torch.device) -> Tensor:
+    def _joined(self, device: torch.device) -> Sample:
         slots = list(self._slots.values())
-        sums = torch.stack([slot.sums(device) for slot in slots])  # [M, 5]
-        largest = torch.stack([slot.largest(device) for slot in slots])  # [M]
         alive = [slot.alive_units(device) for slot in slots if slot.flat is not None]  # N of [U]
-        if self.group is not None:
-            dist.all_reduce(sums, group=self.group)
-            both = torch.cat([largest, *alive])
-            dist.all_reduce(both, dist.ReduceOp.MAX, group=self.group)
-            largest, alive = both[: len(slots)], [*both[len(slots) :].view(-1, UNITS).unbind()]
+        heads, tops = self._attention.parts(device, _exact(device), self.group is not None)
+        sums = self._over_ranks([*(slot.sums(device) for slot in slots), *heads], dist.ReduceOp.SUM)
+        most = self._over_ranks([*(slot.largest(device) for slot in slots), *alive, *tops], dist.ReduceOp.MAX)
+        m, n = len(slots), len(alive)
+        own = self._of_modules(torch.stack(sums[:m]), torch.cat(most[:m]), most[m : m + n])
+        names, theirs = self._attention.joined(sums[m:], most[m + n :])
+        if not names:
+            return Sample(self.names, own)
+        values = own.new_full((len(own) + len(theirs), len(self.names) + len(names)), math.nan)
+        values[: len(own), : len(self.names)], values[len(own) :, len(self.names) :] = own, theirs
+        return Sample((*self.names, *names), values)
+
+    def _over_ranks(self, parts: list[Tensor], how: dist.ReduceOp.RedOpType) -> list[Tensor]:
+        """The same vectors, joined with those of the other ranks that share the batch: one collective."""
+        if self.group is None:
+            return parts
+        together = torch.cat(parts)
+        dist.all_reduce(together, how, group=self.group)
+        return [*torch.split(together, [len(part) for part in parts])]
+
+    def _of_modules(self, sums: Tensor, largest: Tensor, alive: list[Tensor]) -> Tensor:
+        """`[Q, M]` float32 of sums `[M, 5]`, largest values `[M]` and, of the N known non-linearities, units `[U]`."""
+        slots = list(self._slots.values())
         squares, zeros, flat, bad, count = sums.unbind(1)
         known = [slot.flat is not None for slot in slots]
         units = iter(alive)
@@ -166,6 +184,14 @@ class _Slot:
         self._largest: Tensor | None = None
         self.units = math.nan  # how many there are
         self._alive: Tensor | None = None  # [at most U] bool: units that were not flat somewhere
+
+    def counts(self) -> bool:
+        """Whether the call under way counts: not without autograd, and of a checkpointed part one of its two."""
+        again = torch._C._current_graph_task_id() != -1  # in backward: a checkpointed part is computed once more
+        if not torch.is_grad_enabled() or (again and self.outside):
+            return False
+        self.outside |= not again
+        return True
 
     @property
     def is_seen(self) -> bool:
@@ -208,8 +234,8 @@ class _Slot:
         return self._sums.to(device)
 
     def largest(self, device: torch.device) -> Tensor:
-        """0-d float32; -1 where nothing was seen."""
-        return torch.full((), -1.0, device=device) if self._largest is None else self._largest.to(device)
+        """`[1]` float32; -1 where nothing was seen."""
+        return torch.full((1,), -1.0, device=device) if self._largest is None else self._largest.to(device)[None]
 
     def alive_units(self, device: torch.device) -> Tensor:
         """`[U]` float32: 1 for a unit that was not flat everywhere, 0 for one that was, -1 for none."""

@@ -12,10 +12,11 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from gradwatch.history import History, Run
+from gradwatch.measure import attention
 from gradwatch.measure.activations import QUANTITIES
 from gradwatch.recording.loop_clips import COEF, Applied, clip_columns
 from gradwatch.storage.folder import ACTIVATIONS
-from gradwatch.table import EMPTY, Table
+from gradwatch.table import Table, stack
 
 
 class Row(NamedTuple):
@@ -30,13 +31,13 @@ class Row(NamedTuple):
     is_measured: bool = True  # whether the gradients could be looked at
     settings: Mapping[str, float] = {}  # by column, the optimizers' settings that have changed since the first step
     clips: tuple[Applied, ...] = ()  # of the loop's own; `COEF` and its number names the coefficient of each
+    sampled: tuple[str, ...] = ()  # the modules and heads whose activations were looked at
 
 
 def history(
     run: Run,
     names: tuple[str, ...],
     kept: Any,
-    modules: tuple[str, ...],
     rows: Sequence[Row],
     fields: dict[str, Any],
     values: Sequence[tuple[int, str, Any]],
@@ -76,17 +77,18 @@ def history(
         {q: v[:, kept] for q, v in layers.items()},
         steps,
     )
-    return replace(block, activations=_activations(block.by_step, modules, inside))
+    return replace(block, activations=_activations(block.by_step, rows, inside))
 
 
-def _activations(steps: Table, modules: tuple[str, ...], found: Sequence[tuple[int, Any]]) -> Table:
+def _activations(steps: Table, rows: Sequence[Row], found: Sequence[tuple[int, Any]]) -> Table:
     """The table of the sampled steps; without those in which no module was called, on any rank."""
-    found = [(row, values) for row, values in found if not np.isnan(values).all()]
-    if not found:
-        return EMPTY
-    values = np.stack([values for _, values in found]).astype(np.float32)  # [T, Q, M]
-    at = steps.take(np.array([row for row, _ in found]))
-    return replace(at, values={q: values[:, i] for i, q in enumerate(QUANTITIES)}, layers=modules)
+    tables = []
+    for row, values in found:
+        if not np.isnan(values).all():
+            at, named = steps.take(np.array([row])), zip((*QUANTITIES, *attention.QUANTITIES), values, strict=False)
+            columns = {quantity: each[None].astype(np.float32) for quantity, each in named}
+            tables.append(replace(at, values=columns, layers=rows[row].sampled))
+    return stack(tables)
 
 
 def _per_layer(fields: dict[str, Any], present: Any, skipped: Any) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from gradwatch.errors import WatchError
-from gradwatch.recording.torch_patches import Patch
+from gradwatch.measure.patch import Patch
 
 Group = dict[str, Any]
 

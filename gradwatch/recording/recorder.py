@@ -19,6 +19,7 @@ from torch import Tensor
 
 from gradwatch.errors import WatchError
 from gradwatch.history import History, Run
+from gradwatch.measure.activations import Sample
 from gradwatch.measure.looking import Looking
 from gradwatch.measure.ring_buffer import Block, Ring
 from gradwatch.measure.staging import wait
@@ -68,7 +69,6 @@ class Recorder:
         looking: Looking | None = None,
     ) -> None:
         self.sink, self.seconds, self.looking = sink, seconds, looking or Looking()
-        self.modules: tuple[str, ...] = ()  # whose activations are recorded
         self.logged: set[str] = set()  # the names that the loop has logged under
         self.first = 0  # the number of the first of `rows`: all before it have left
         self.rows: list[Row] = []
@@ -147,10 +147,11 @@ class Recorder:
             with self.looking.at(name):
                 self.values.append((at, name, self.ring.own(value)))
 
-    def sampled(self, modules: tuple[str, ...], values: Tensor) -> None:
-        """Add the activations of these M modules to the last row: `[Q, M]` of `activations.QUANTITIES`."""
-        self.modules = modules
-        self.values.append((self.count - 1, ACTIVATIONS, self.ring.own(values)))
+    def sampled(self, sample: Sample) -> None:
+        """Add what modules gave out to the last row."""
+        values = self.ring.own(sample.values)
+        self.amend(sampled=sample.names)
+        self.values.append((self.count - 1, ACTIVATIONS, values))
 
     def add(self, values: Mapping[str, Any], ahead: bool = False) -> None:
         """Add scalars (numbers, one-element tensors) to the last step, or to the one that is `ahead`.
@@ -250,7 +251,7 @@ class Recorder:
         values = [(at - first, name, next(read) if isinstance(v, Tensor) else v) for at, name, v in leaving]
         sent = self.sent and self._amended(self.sent, values)
         if done:
-            made = history(self.run, self.names, self.kept, self.modules, self.rows[:done], fields, values)
+            made = history(self.run, self.names, self.kept, self.rows[:done], fields, values)
             self.sink(made)
             sent = made.take(np.array([-1]))
         late = any(at < first + done for at, _, _ in self.values[seen:])  # logged while it was on its way

@@ -317,7 +317,7 @@ class Stepper:
         if step.is_measured:
             self.recorder.measured(self.weights.after_step(self.optimizers, step.renorm_rate))
         if inside is not None:
-            self.recorder.sampled(self.activations.names, inside)
+            self.recorder.sampled(inside)
 
     def _lane(self, step: Step) -> str:
         names = self.clipper.names

@@ -8,7 +8,7 @@ from __future__ import annotations
 import functools
 import math
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, ExitStack
 from types import CellType
 from typing import Any, NamedTuple, TypeAlias
@@ -19,9 +19,9 @@ from torch.nn import utils
 from torch.optim import Optimizer
 
 from gradwatch.formulas import clip_coef
+from gradwatch.measure.patch import Function, Patch
 from gradwatch.recording.loop_clips import Clip, Witness
 
-Function = Callable[..., Any]
 Parameters: TypeAlias = "Tensor | Iterable[Tensor]"
 BELOW_ONE = 1 - 2**-24  # the largest float32 below 1
 UnderScaler = Callable[[Optimizer, torch.amp.GradScaler], AbstractContextManager[None]]
@@ -35,33 +35,6 @@ class Listener(NamedTuple):
 
     under_scaler: UnderScaler
     clipped: Clipped
-
-
-class Patch:
-    """`wrap(function)` in the place of a function, between `on` and `off`; each is harmless twice, or interrupted.
-
-    What someone else has put in the place since is left alone by `off`.
-    """
-
-    def __init__(self, places: Sequence[tuple[Any, str]], wrap: Callable[[Function], Function]) -> None:
-        self._places, self._wrap = places, wrap
-        self._old: Function | None = None
-        self._new: Function | None = None
-
-    def on(self) -> None:
-        """Put it there."""
-        if self._new is None:
-            self._old = getattr(*self._places[0])
-            self._new = self._wrap(self._old)
-            for holder, name in self._places:
-                setattr(holder, name, self._new)
-
-    def off(self) -> None:
-        """Take it away."""
-        for holder, name in self._places if self._new is not None else ():
-            if getattr(holder, name) is self._new:
-                setattr(holder, name, self._old)
-        self._new = None
 
 
 class _Seen:

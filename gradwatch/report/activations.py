@@ -1,4 +1,4 @@
-"""What modules gave out: maps of modules x steps, and a table of those that stand out.
+"""What modules gave out: maps of modules x steps and heads x steps, and a table of those that stand out.
 
 Legend: T sampled steps, M modules.
 """
@@ -17,7 +17,9 @@ from gradwatch.report.plotly_figures import Chart, heatmap_figure
 from gradwatch.table import Table
 
 MAPS = {"rms": "RMS", "max": "largest |a|", "saturated": "saturated share", "dead": "dead units"}
-SHARES = ("saturated", "dead")
+HEAD_MAPS = {"logit_max": "attention logits", "entropy": "attention entropy"}
+SHARES = ("saturated", "dead", "entropy")
+LOWEST = ("entropy",)  # of which a low value is the one to be seen
 HEADERS = ("module", "rms", "times as at first", "largest |a|", "zeros", "saturated", "dead units", "non-finite")
 RANKS = (0, 1, 4, 2, 6, 5, 3, 2)
 MOST = 12  # modules in the table of a terminal
@@ -44,8 +46,8 @@ class ModuleSummary:
 
 def module_summaries(history: History) -> tuple[ModuleSummary, ...]:
     """Every module whose activations were recorded, in the order of the forward pass."""
-    table = history.activations
-    if not len(table):
+    table = history.activations.with_values("rms")
+    if not len(table.layers):
         return ()
     late = slice(-max(1, len(table) // 10), None)
     early = slice(0, max(1, len(table) // 10))
@@ -82,35 +84,36 @@ def module_cells(modules: list[ModuleSummary]) -> Rows:
     ]  # fmt: skip
 
 
-def as_layers(history: History) -> History:
-    """The run with its modules in the layers' place."""
-    table = history.activations
+def as_layers(history: History, quantity: str) -> History:
+    """The run with its modules in the layers' place, or the heads that `quantity` is of."""
+    table = history.activations.with_values(quantity)
     shown = {name: values for name, values in table.values.items() if name != "order"}
     return replace(history, by_layer=Table(table.step, table.attempt, table.optimizer, shown, table.layers))
 
 
 def activation_charts(history: History) -> list[Chart]:
-    """Modules x steps of what was recorded; shares only where there are any."""
-    table = history.activations
-    if not len(table):
-        return []
-    charts = []
-    for quantity, title in MAPS.items():
-        data = heatmap(as_layers(history), quantity)
-        if data is None or (quantity in SHARES and not (data.value > 0).any()):
-            continue
-        drawn, height = heatmap_figure(data, title, share=quantity in SHARES)
-        drawn["layout"]["xaxis"]["range"] = [float(history.step[0]) - 0.5, float(history.step[-1]) + 0.5]
-        note = f"Modules in the order in which their outputs come; {len(table)} sampled steps."
-        if data.steps_per_column > 1:
-            note += f" Each column is the highest of {data.steps_per_column} of them."
-        if data.layers_per_row > 1:
-            note += f" Each row is the highest of {data.layers_per_row} neighbouring modules."
-        charts.append(Chart(_title(table, quantity, title), drawn, height, note, title))
-    return charts
+    """Modules and heads x steps of what was recorded; shares only where there are any."""
+    drawn = ((*pair, what) for maps, what in ((MAPS, "module"), (HEAD_MAPS, "head")) for pair in maps.items())
+    return [chart for words in drawn if (chart := _map(history, *words))]
 
 
-def _title(table: Table, quantity: str, title: str) -> str:
+def _map(history: History, quantity: str, title: str, what: str) -> Chart | None:
+    shown = as_layers(history, quantity)
+    data = heatmap(shown, quantity, lowest=quantity in LOWEST)
+    if data is None or (quantity in SHARES and not (data.value > 0).any()):
+        return None
+    drawn, height = heatmap_figure(data, title, share=quantity in SHARES)
+    drawn["layout"]["xaxis"]["range"] = [float(history.step[0]) - 0.5, float(history.step[-1]) + 0.5]
+    kept = "lowest" if quantity in LOWEST else "highest"
+    note = f"{what.capitalize()}s in the order in which their outputs come; {len(shown.by_layer)} sampled steps."
+    if data.steps_per_column > 1:
+        note += f" Each column is the {kept} of {data.steps_per_column} of them."
+    if data.layers_per_row > 1:
+        note += f" Each row is the {kept} of {data.layers_per_row} neighbouring {what}s."
+    return Chart(_title(shown.by_layer, quantity, title, what), drawn, height, note, title)
+
+
+def _title(table: Table, quantity: str, title: str, what: str) -> str:
     middle = _median(table.values[quantity])
     known = [(float(value), name) for value, name in zip(middle, table.layers, strict=True) if np.isfinite(value)]
     if len(known) < 2:
@@ -118,7 +121,7 @@ def _title(table: Table, quantity: str, title: str) -> str:
     (low, smallest), (high, largest) = min(known), max(known)
     show = percent if quantity in SHARES else quantity_text
     if high == low:
-        return f"Activations: {title}, {show(high)} in every module"
+        return f"Activations: {title}, {show(high)} in every {what}"
     return f"Activations: {title}, most in {largest} ({show(high)}), least in {smallest} ({show(low)})"
 
 

@@ -15,7 +15,7 @@ from gradwatch.history import Bools, Floats, History
 
 @dataclass(frozen=True)
 class Heatmap:
-    """A quantity over layers and steps; every cell holds the highest finite value of what it stands for.
+    """A quantity over layers and steps; every cell holds the highest finite value of what it stands for, or the lowest.
 
     `rows` are labels in model order; `value` is `[R, C]`, NaN where nothing finite was recorded; `nonfinite` marks
     cells that hold at least one inf or NaN, `zero` cells in which everything recorded was exactly zero.
@@ -30,8 +30,11 @@ class Heatmap:
     layers_per_row: int
 
 
-def heatmap(history: History, quantity: str, max_rows: int = 200, max_columns: int = 600) -> Heatmap | None:
+def heatmap(
+    history: History, quantity: str, max_rows: int = 200, max_columns: int = 600, lowest: bool = False
+) -> Heatmap | None:
     """`quantity` as a heatmap of at most `max_rows` x `max_columns` cells; None when this run never recorded it."""
+    best = np.fmin if lowest else np.fmax
     values = history.layer(quantity)  # [T, L]
     bad = np.isinf(values)
     if quantity in ("grad_norm", "rms"):
@@ -43,10 +46,10 @@ def heatmap(history: History, quantity: str, max_rows: int = 200, max_columns: i
     starts = np.flatnonzero(np.diff(step, prepend=-1))  # parts of one run may each have a step of this number
     if len(starts) < len(step):
         step = step[starts]
-        value, bad = np.fmax.reduceat(value, starts, axis=0), np.logical_or.reduceat(bad, starts, axis=0)
+        value, bad = best.reduceat(value, starts, axis=0), np.logical_or.reduceat(bad, starts, axis=0)
     columns, rows = _starts(len(step), max_columns), _starts(len(history.layers), max_rows)
     steps = len(np.unique(history.step)) if history.is_reduced else len(step)
-    value = np.fmax.reduceat(np.fmax.reduceat(value, columns, axis=0), rows, axis=1).T
+    value = best.reduceat(best.reduceat(value, columns, axis=0), rows, axis=1).T
     nonfinite = np.logical_or.reduceat(np.logical_or.reduceat(bad, columns, axis=0), rows, axis=1).T
     return Heatmap(
         rows=_labels(history.layers, rows),

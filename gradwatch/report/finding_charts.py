@@ -192,9 +192,9 @@ def depth_profile(history: History, finding: Finding) -> Chart | None:
 _NORMS = layer_heatmap("grad_norm", "Gradient norm per layer")
 
 
-def module_curves(quantity: str, label: str) -> Draw:
-    """A chart of `quantity` in the modules of the finding, beside the median of all."""
-    return lambda history, finding: layer_curves(quantity, label, "modules")(as_layers(history), finding)
+def module_curves(quantity: str, label: str, of: str = "modules") -> Draw:
+    """A chart of `quantity` in the modules (or heads) of the finding, beside the median of all."""
+    return lambda history, finding: layer_curves(quantity, label, of)(as_layers(history, quantity), finding)
 
 
 _UPDATES = layer_curves("update_ratio", "update ratio")
@@ -203,6 +203,8 @@ _WEIGHTS = layer_curves("weight_norm", "weight norm")
 CHARTS: dict[str, Draw] = {
     "dead-units": module_curves("dead", "share of dead units"),
     "saturated": module_curves("saturated", "share of saturated elements"),
+    "attention-logits-grow": module_curves("logit_max", "largest attention logit", "heads"),
+    "attention-collapsed": module_curves("entropy", "entropy of the attention, as a share of the largest", "heads"),
     "nonfinite": layer_heatmap("grad_norm", "Gradient norm per layer", onset=True),
     "vanishing": depth_profile,
     "dead-layer": _NORMS,

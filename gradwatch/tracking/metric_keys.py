@@ -113,8 +113,14 @@ LAYER_QUANTITIES: dict[str, tuple[Callable[[Floats], Floats], Callable[[Floats],
     "update_ratio": (_largest, _max),
     "clip_rate": (_average, _mean),
 }
-# quantity of the modules -> (what it is called, how all modules are summed up, by the words for it)
-MODULE_QUANTITIES = {"rms": ("largest", "median"), "max": ("largest", "median"), "dead": ("largest",)}
+# quantity of the modules or heads -> (what it is called, how all of them are summed up)
+MODULE_QUANTITIES = {
+    "rms": ("activation_rms", ("largest", "median")),
+    "max": ("activation_max", ("largest", "median")),
+    "dead": ("activation_dead", ("largest",)),
+    "logit_max": ("attention_logit", ("largest", "median")),
+    "entropy": ("attention_entropy", ("median",)),
+}
 # column of the steps table -> (key, how a window sums it up)
 STEP_QUANTITIES: dict[str, tuple[str, Callable[[Floats], float]]] = {
     "grad_norm": (TOTAL, _max),
@@ -231,16 +237,18 @@ def _clip_series(history: History) -> list[Series]:
 
 
 def _of_modules(history: History) -> Iterator[tuple[str, Floats]]:
-    """The largest and the median of all modules at each sampled step, NaN at the others: `[T]` by key."""
+    """The largest and the median of all modules, or heads, at each sampled step, NaN at the others: `[T]` by key."""
     table = history.activations
     at = history.by_step.find(table) if len(table) else np.zeros(0, np.int64)
-    for quantity, words in MODULE_QUANTITIES.items() if len(table) else ():
-        values = table.values[quantity]
+    for quantity, (key, words) in MODULE_QUANTITIES.items():
+        values = table.with_values(quantity).values.get(quantity)
+        if values is None:
+            continue
         for word in words:
             spread = np.full(len(history), np.nan)
             spread[at] = _largest(values) if word == "largest" else _middle(values)
             if np.isfinite(spread).any():
-                yield f"activation_{quantity}/{word}", spread
+                yield f"{key}/{word}", spread
 
 
 def _middle(values: Floats) -> Floats:

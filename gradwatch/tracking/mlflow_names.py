@@ -36,6 +36,8 @@ OWN = tuple(
         "activation_rms",
         "activation_max",
         "activation_dead",
+        "attention_logit",
+        "attention_entropy",
     )
 )
 _OWN_TOO = (*OWN, "lr/", SETTING)

@@ -25,6 +25,7 @@ from twins import TWINS  # noqa: E402
 
 from gradwatch.analysis.rules import Finding, diagnose  # noqa: E402
 from gradwatch.history import History  # noqa: E402
+from gradwatch.report.activations import as_layers  # noqa: E402
 
 SHOWN = {  # what stands above the loss, where it is not each layer's grad_norm
     **dict.fromkeys(("weights-unchanged", "update-too-large", "update-too-small", "lr-too-high"), "update_ratio"),
@@ -32,6 +33,8 @@ SHOWN = {  # what stands above the loss, where it is not each layer's grad_norm
     "weights-shrink": "weight_norm",
     "weight-growth": "weight_norm",
     "renorm-binds": "renorm_rate",
+    "attention-logits-grow": "logit_max",
+    "attention-collapsed": "entropy",
 }
 TOTALS = {"clip-inert", "clip-is-your-learning-rate", "double-clip", "clip-before-unscale"}
 
@@ -44,6 +47,7 @@ def draw(rule: str) -> None:
             history = train(Path(folder))
         found = [f for root in diagnose(history) for f in (root, *root.consequences)]
         quantity = SHOWN.get(rule, "grad_norm")
+        history = as_layers(history, quantity) if quantity in history.activations.values else history
         panel(axes[0, column], axes[1, column], history, quantity, rule in TOTALS, [f for f in found if f.rule == rule])
         axes[0, column].set_title(title, fontsize=10, loc="left")
     axes[0, 0].set_ylabel("total grad_norm" if rule in TOTALS else quantity)

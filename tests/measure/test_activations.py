@@ -221,6 +221,23 @@ def test_compiled_code_runs_as_compiled_but_in_sampled_steps(tmp_path):
     assert open_history(handle.dir).activations.step.tolist() == [0, 1, 4]
 
 
+def test_compiled_code_runs_compiled_again_after_two_watches_have_sampled_in_turn(tmp_path):
+    ran, pairs = [], []
+    for _ in range(2):
+        model = nn.Sequential(nn.Linear(5, 5), nn.ReLU(), nn.Linear(5, 1))
+        optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+        watched = watch(model, optimizer, tmp_path, activations=True, activations_every=50)
+        run = torch.compile(model, backend=lambda graph, _: lambda *a: ran.append(1) or graph(*a))
+        pairs.append((run, optimizer, watched))
+    for _ in range(4):
+        for run, optimizer, _ in pairs:
+            run(torch.randn(2, 5)).sum().backward()
+            optimizer.step()
+    assert len(ran) == 4  # steps 2 and 3 of both
+    for _, _, watched in pairs:
+        watched.close()
+
+
 def test_a_nan_is_named_where_it_was_born(tmp_path):
     model = Net()
     model.blocks[0].act.register_forward_hook(lambda m, a, y: y.log())  # of a zero, and of less than that
@@ -241,7 +258,7 @@ def test_nothing_is_read_from_the_device_between_drains():
         inside.begin(0)
         with NoCopies():
             model(torch.randn(2, 7, 5)).sum().backward()
-            assert inside.end(torch.device("cpu")).shape == (len(QUANTITIES), 10)
+            assert inside.end(torch.device("cpu")).values.shape == (len(QUANTITIES), 10)
 
 
 @pytest.mark.parametrize("asked", [("nothing.*",), (), "*", (1,), 3])

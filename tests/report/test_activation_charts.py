@@ -7,11 +7,12 @@ import pytest
 from make_run import make_history
 
 from gradwatch.analysis.rules import diagnose
-from gradwatch.report.activations import activation_charts, module_summaries, outlying
+from gradwatch.report.activations import activation_charts, as_layers, module_summaries, outlying
+from gradwatch.report.downsample import heatmap
 from gradwatch.report.html import render_html
 from gradwatch.report.model import build_report
 from gradwatch.report.terminal import make_console, show_run
-from gradwatch.table import Table
+from gradwatch.table import Table, stack
 from gradwatch.tracking.metric_keys import windows
 
 MODULES = ("h.0.act", "h.0", "h.1.act", "h.1", "<b>head</b>")
@@ -47,6 +48,44 @@ def test_a_run_with_activations_has_maps_and_the_page_holds_them():
     page = render_html(build_report([history]))
     assert "Activations: dead units, most in h.1.act (75.0 %)" in page
     assert "<b>head</b>" not in page
+
+
+def with_heads(history, entropy=0.5):
+    """The run with activations of its modules and of three heads."""
+    found = with_activations(history)
+    heads = tuple(f"h.0.attn[{i}]" for i in range(3))
+    t = len(found.activations)
+    values = {
+        "logit_bound": np.full((t, 3), 90),
+        "logit_max": np.array([1.0, 2, 40]) * np.ones((t, 1)),
+        "entropy": np.full((t, 3), entropy),
+    }
+    table = replace(found.activations, values={k: v.astype(np.float32) for k, v in values.items()}, layers=heads)
+    both = stack([found.activations, table])
+    rows = np.arange(t)
+    joined = {q: np.where(np.isnan(v[rows]), v[rows + t], v[rows]) for q, v in both.values.items()}
+    return replace(found, activations=replace(found.activations, values=joined, layers=both.layers))
+
+
+def test_heads_have_maps_of_their_own_and_are_no_modules():
+    history = with_heads(make_history())
+    charts = activation_charts(history)
+    assert [chart.tab for chart in charts] == ["RMS", "largest |a|", "saturated share", "attention logits",
+                                               "attention entropy"]  # fmt: skip
+    assert charts[-2].title == "Activations: attention logits, most in h.0.attn[2] (40), least in h.0.attn[0] (1)"
+    assert charts[-2].figure["data"][0]["y"] == [f"h.0.attn[{i}]" for i in range(3)]
+    assert charts[0].figure["data"][0]["y"][:2] == ["h.0.act", "h.0"]
+    assert "attn" not in str(charts[0].figure["data"][0]["y"])
+    assert charts[-1].note.startswith("Heads in the order")
+    assert [m.name for m in module_summaries(history)] == [*MODULES]
+
+
+def test_where_heads_are_too_many_to_draw_the_sharpest_is_kept():
+    history = with_heads(make_history())
+    history.activations.values["entropy"][0, -1] = 0.01
+    shown = as_layers(history, "entropy")
+    assert heatmap(shown, "entropy", max_rows=1, max_columns=1, lowest=True).value.tolist() == [[pytest.approx(0.01)]]
+    assert heatmap(shown, "entropy", max_rows=1, max_columns=1).value.tolist() == [[pytest.approx(0.5)]]
 
 
 def test_a_run_without_has_none():
@@ -86,3 +125,9 @@ def test_mlflow_gets_the_largest_and_the_median_of_all_modules():
     wanted = {"rms/largest": 6.0, "rms/median": 4.0, "max/largest": 9.0, "max/median": 9.0, "dead/largest": 0.0}
     found = {k.removeprefix("activation_"): v for k, v in points.items() if k.startswith("activation_")}
     assert found == pytest.approx(wanted)
+    points = {
+        p.key: p.value for window in windows(with_heads(make_history()), 50, 16, ended=True) for p in window.points
+    }
+    wanted = {"attention_logit/largest": 40, "attention_logit/median": 2, "attention_entropy/median": 0.5}
+    assert {k: v for k, v in points.items() if k.startswith("attention_")} == pytest.approx(wanted)
+    assert points["activation_rms/largest"] == 6.0

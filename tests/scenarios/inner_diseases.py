@@ -2,12 +2,13 @@
 
 import torch
 from diseases import dense
-from nets import batches, classify, mlp
+from nets import Transformer, batches, classify, mlp, pieces, predict
 from torch import nn, optim
 from torch.nn import functional as F
 from trainings import blobs, fit
 
 INSIDE = {"activations": True, "activations_every": 10}
+FEW = {**INSIDE, "every": 10}
 
 
 def dead_units(folder, sick=True, share=0.85, width=24, steps=200):
@@ -42,3 +43,19 @@ def saturated(folder, sick=True, times=1000.0, steps=200):
         return x * (times if sick else 1.0), y
 
     return fit(folder, net, optim.SGD(net.parameters(), 0.05, momentum=0.9), classify(net, scaled), steps, **INSIDE)
+
+
+def growing_logits(folder, sick=True, steps=120):
+    """A transformer that normalises after each block, under Adam at 0.1 (the twin: at 0.003)."""
+    net = Transformer(pre=False)
+    optimizer = optim.Adam(net.parameters(), 0.1 if sick else 0.003)
+    return fit(folder, net, optimizer, predict(net, pieces()), steps, **FEW)
+
+
+def collapsed_heads(folder, sick=True, times=30.0, steps=120):
+    """A transformer whose weights of queries and keys begin 30 times as large (the twin: at torch's)."""
+    net = Transformer()
+    with torch.no_grad():
+        for block in net.blocks if sick else ():
+            block.self_attn.in_proj_weight[:64] *= times
+    return fit(folder, net, optim.Adam(net.parameters(), 0.003), predict(net, pieces()), steps, **FEW)

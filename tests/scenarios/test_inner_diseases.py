@@ -3,18 +3,22 @@
 import inner_diseases
 import pytest
 from recordings import Recorded
-from trainings import serious
+from trainings import one, serious
 
 from gradwatch.analysis.rules import diagnose
 from gradwatch.analysis.rules.activations import dead_units, saturated
+from gradwatch.analysis.rules.attention import attention_collapsed, attention_logits_grow
 
 d = Recorded(inner_diseases)
 
 
-@pytest.mark.parametrize("train", [d.dead_units, d.saturated], ids=lambda train: train.__name__)
+SICK = [d.dead_units, d.saturated, d.growing_logits, d.collapsed_heads]
+
+
+@pytest.mark.parametrize("train", SICK, ids=lambda train: train.__name__)
 def test_the_healthy_twin_has_no_error_and_no_warning(train, tmp_path):
     history = train(tmp_path, sick=False)
-    assert len(history.activations) == 21
+    assert len(history.activations) == len(history) // 10 + 1
     assert serious(diagnose(history)) == []
 
 
@@ -38,3 +42,30 @@ def test_a_tanh_at_its_ends_is_found(tmp_path):
     assert (finding.severity, finding.first_step) == ("warning", 0)
     assert finding.evidence["share"] > 0.5
     assert serious(diagnose(history)) == ["saturated"]
+
+
+def test_logits_that_grow_without_end_are_found_under_the_rate_that_makes_them(tmp_path):
+    history = d.growing_logits(tmp_path)
+    (finding,) = attention_logits_grow(history)
+    assert (finding.severity, finding.first_step) == ("warning", 10)
+    assert all(".self_attn[" in head for head in finding.layers)
+    assert finding.evidence["largest_logit"] > 300 > 30 > finding.evidence["at_first"]
+    (collapsed,) = attention_collapsed(history)
+    assert (collapsed.severity, collapsed.first_step) == ("warning", 10)
+    assert collapsed.cure.startswith("Lower the learning rate")
+    found = diagnose(history)
+    assert serious(found) == ["lr-too-high"]
+    assert one(found, "attention-logits-grow") in found[0].consequences
+
+
+def test_heads_that_look_at_one_key_from_the_first_step_on_are_found(tmp_path):
+    """A note: what stands beside attention learns this text by itself."""
+    (root,) = diagnose(d.collapsed_heads(tmp_path))
+    assert (root.rule, root.severity, root.first_step, len(root.layers)) == ("attention-collapsed", "note", 0, 8)
+    assert root.evidence["entropy"] < 0.05
+    assert root.cure.startswith("Begin with smaller weights")
+
+
+def test_a_run_without_attention_says_nothing_of_it(tmp_path):
+    history = d.dead_units(tmp_path)
+    assert attention_logits_grow(history) == attention_collapsed(history) == []

@@ -9,6 +9,7 @@ import numpy as np
 
 from gradwatch.analysis.clips import incoming
 from gradwatch.analysis.rules.activations import dead_units, saturated
+from gradwatch.analysis.rules.attention import attention_collapsed, attention_logits_grow
 from gradwatch.analysis.rules.clipping import (
     clip_before_unscale,
     clip_inert,
@@ -43,13 +44,14 @@ RULES: tuple[Rule, ...] = (
     nonfinite, exploding, vanishing, dead_layer, no_gradient, imbalance, scaled_gradients, gradients_accumulate,
     noise_dominated, weights_unchanged, update_too_large, update_too_small, below_epsilon, generator_starves,
     weight_growth, weights_shrink, renorm_binds, spike, lr_too_high, softmax_twice, no_progress, bad_initialisation,
-    dead_units, saturated,
+    dead_units, saturated, attention_logits_grow, attention_collapsed,
     clip_before_unscale, double_clip, clip_is_your_learning_rate, clip_inert, policy_never_acts,
 )  # fmt: skip
 
 _RUINED = {"nonfinite", "dead-layer", "spike", "imbalance", "vanishing", "weight-growth", "renorm-binds"} | {
     "update-too-large", "update-too-small", "weights-unchanged", "clip-is-your-learning-rate", "noise-dominated",
     "policy-never-acts", "dead-units", "saturated",
+    "attention-logits-grow", "attention-collapsed",
 }  # fmt: skip
 CONSEQUENCES: dict[str, set[str]] = {
     "gradients-accumulate": _RUINED | {"exploding", "lr-too-high", "scaled-gradients"},
@@ -76,6 +78,7 @@ CONSEQUENCES: dict[str, set[str]] = {
     "bad-initialisation": {
         "saturated",
         "dead-units",
+        "attention-collapsed",
         "update-too-small",
         "lr-too-high",
         "weight-growth",
@@ -83,6 +86,9 @@ CONSEQUENCES: dict[str, set[str]] = {
         "spike",
     },
     "saturated": {"dead-units", "vanishing", "imbalance", "update-too-small", "weights-unchanged", "dead-layer"},
+    "attention-logits-grow": {"attention-collapsed", "spike", "nonfinite", "vanishing", "imbalance"}
+    | {"update-too-small"},
+    "attention-collapsed": {"attention-logits-grow", "vanishing", "imbalance", "update-too-small"},
     "dead-units": {"dead-layer", "vanishing", "imbalance", "update-too-small", "weights-unchanged"},
     "update-too-small": set(),
     "renorm-binds": set(),

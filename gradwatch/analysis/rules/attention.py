@@ -1,0 +1,125 @@
+"""What heads of attention show that no gradient does: logits that grow without end, heads that look at one key only.
+
+Legend: T sampled steps, H heads.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gradwatch.analysis.rules.finding import Finding, Severity
+from gradwatch.analysis.rules.progress import succeeds
+from gradwatch.history import Bools, Floats, History
+from gradwatch.table import Table
+
+
+def attention_logits_grow(
+    history: History, limit: float = 100.0, growth: float = 3.0, min_rows: int = 6
+) -> list[Finding]:
+    """Heads whose logits have grown beyond `limit`, to more than `growth` times what they were, and still grow.
+
+    By the largest |logit| of the sampled rows, in thirds of the sampled steps: the median of the last is above `limit`,
+    more than `growth` times that of the first steps, and above that of the middle third.
+    Source: Dehghani et al. 2023, "Scaling Vision Transformers to 22 Billion Parameters" (logits that grow end in a
+    divergence; normalised queries and keys prevent it); the limit is that of QK-Clip, Kimi K2, arXiv:2507.20534.
+    """
+    heads = history.activations.with_values("logit_max")
+    if len(heads) < min_rows or not heads.layers:
+        return []
+    values = heads.values["logit_max"]
+    third = len(heads) // 3
+    first, middle, last = _median(values[: max(1, third // 2)]), _median(values[third:-third]), _median(values[-third:])
+    with np.errstate(invalid="ignore"):
+        hit = np.flatnonzero((last > limit) & (last > growth * first) & (last > middle))
+    if not len(hit):
+        return []
+    above = np.any(values[:, hit] > limit, axis=1)
+    worst = hit[np.argmax(last[hit])]
+    evidence: dict[str, float | str] = {
+        "largest_logit": float(last[worst]), "at_first": float(first[worst]), "head": heads.layers[worst],
+        "heads": len(hit), "of": len(heads.layers),
+    }  # fmt: skip
+    cause = (
+        f"The attention logits of {_heads(len(hit))} have grown beyond {limit:g} and still grow: in "
+        f"`{heads.layers[worst]}` from {first[worst]:.3g} to {last[worst]:.3g}. A softmax of such logits looks at one "
+        "key only, and hardly any gradient comes back through it."
+    )
+    cure = (
+        "Normalise queries and keys (a LayerNorm or RMSNorm of each head before the product), lower the learning rate "
+        "or warm it up, or give the projections of queries and keys a weight decay."
+    )
+    return [_finding(history, "attention-logits-grow", heads, hit, _since(heads, above), evidence, cause, cure)]
+
+
+def attention_collapsed(history: History, below: float = 0.05, share: float = 0.5, min_rows: int = 3) -> list[Finding]:
+    """Modules most of whose heads look at one key only, whatever goes in: the entropy of their softmax is next to none.
+
+    `entropy` of a head, as a share of what it could be, is less than `below` by the median of the last third of the
+    sampled steps, in more than `share` of the module's heads.
+    Source: Zhai et al. 2023, "Stabilizing Transformer Training by Preventing Attention Entropy Collapse",
+    arXiv:2303.06296.
+    """
+    heads = history.activations.with_values("entropy")
+    if len(heads) < min_rows or not heads.layers:
+        return []
+    values = heads.values["entropy"]
+    last = _median(values[-max(min_rows, len(heads) // 3) :])
+    with np.errstate(invalid="ignore"):
+        low = last < below
+    modules = np.array([name.rpartition("[")[0] for name in heads.layers])
+    held = [name for name in dict.fromkeys(modules) if low[modules == name].mean() > share]
+    hit = np.flatnonzero(low & np.isin(modules, held))
+    if not len(hit):
+        return []
+    with np.errstate(invalid="ignore"):
+        collapsed = (values[:, hit] < 2 * below).mean(axis=1) > share
+    worst = hit[np.argmin(last[hit])]
+    evidence: dict[str, float | str] = {
+        "entropy": float(last[worst]), "head": heads.layers[worst], "heads": len(hit), "of": len(heads.layers),
+        "modules": len(held),
+    }  # fmt: skip
+    logits = heads.values.get("logit_max", np.full_like(values, np.nan))
+    largest = float(np.nanmax(np.where(np.isfinite(logits[-1, hit]), logits[-1, hit], -np.inf)))
+    if np.isfinite(largest):
+        evidence["largest_logit"] = largest
+    cause = (
+        f"{_heads(len(hit)).capitalize()} in {'one module' if len(held) == 1 else f'{len(held)} modules'} look at one "
+        f"key only: the entropy of their attention is below {below:.0%} of what it could be. Hardly any gradient "
+        "reaches the queries and keys, so they stay so."
+    )
+    since = _since(heads, collapsed)
+    began = "Begin with smaller weights for queries and keys (Xavier's initialisation), and check that the logits are "
+    cure = (
+        f"{began}divided by the root of the head's size; a normalisation of queries and keys bounds them."
+        if since == heads.step[0]
+        else "Lower the learning rate or warm it up; normalise queries and keys, which bounds the logits."
+    )
+    return [_finding(history, "attention-collapsed", heads, hit, since, evidence, cause, cure)]
+
+
+def _finding(
+    history: History, rule: str, heads: Table, hit: NDArray[np.intp], since: int,
+    evidence: dict[str, float | str], cause: str, cure: str,
+) -> Finding:  # fmt: skip
+    severity: Severity = "note" if succeeds(history) else "warning"
+    names = tuple(heads.layers[i] for i in hit)
+    return Finding(rule, severity, names, since, int(history.step[-1]), evidence, cause, cure)
+
+
+def _since(heads: Table, holds: Bools) -> int:
+    """The first sampled step from which on it held to the end, or the last."""
+    clear = np.flatnonzero(~holds)
+    return int(heads.step[min(clear[-1] + 1 if len(clear) else 0, len(heads) - 1)])
+
+
+def _median(values: Floats) -> Floats:
+    """`[T, H]` -> `[H]`, of what is no NaN; inf counts."""
+    out = np.full(values.shape[1], np.nan)
+    seen = ~np.isnan(values).all(axis=0)
+    out[seen] = np.nanmedian(values[:, seen], axis=0)
+    return out
+
+
+def _heads(count: int) -> str:
+    return "one head" if count == 1 else f"{count} heads"
