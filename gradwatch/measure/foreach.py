@@ -33,16 +33,16 @@ def there(tensors: MaybeTensors) -> Sequence[Tensor]:
     return cast("Sequence[Tensor]", tensors) if everything else [t for t in tensors if t is not None]
 
 
-def grouped(layout: Layout, tensors: MaybeTensors) -> list[Group]:
-    """The tensors that are there, by device and dtype."""
+def grouped(layout: Layout, tensors: MaybeTensors, here: Sequence[bool]) -> list[Group]:
+    """The tensors that are there, as `here` says of each, by device and dtype."""
+    everything = False not in here and len(here) == len(layout.every)
     if layout.has_empty:  # nothing to measure or scale, and some norms of nothing are errors
-        tensors = [t if t is not None and t.numel() else None for t in tensors]
-    present = list(there(tensors))
+        tensors, everything = [t if t is not None and t.numel() else None for t in tensors], False
+    present = [*tensors] if everything else [*there(tensors)]
     if not present:
         return []
-    everything = len(present) == len(tensors) == len(layout.every)
     if everything and layout.one_device and len(set(map(_DTYPE, present))) == 1:
-        return [(present, layout.every)]  # the usual case, at a tenth of the price
+        return [(cast("list[Tensor]", present), layout.every)]  # the usual case, at a tenth of the price
     index = layout.every if everything else [i for i, t in enumerate(tensors) if t is not None]
     groups: dict[Any, tuple[Any, list[int]]] = _group_tensors_by_device_and_dtype([[*present]], with_indices=True)
     return [(lists[0], tuple(index[i] for i in places)) for lists, places in groups.values()]

@@ -11,7 +11,6 @@ from collections.abc import Sequence
 from typing import Any
 from weakref import WeakKeyDictionary
 
-import torch
 from torch import Tensor
 from torch.optim import SGD, Adagrad, Adam, AdamW, Optimizer
 
@@ -71,7 +70,7 @@ def why_not_folded(optimizers: Sequence[Optimizer], layout: Layout, dims: int) -
     """
     if dims:
         return "each layer has a coefficient of its own"
-    if layout.dtypes != {torch.float32}:  # the scale is float32: float64 would lose digits
+    if not layout.is_float32:  # the scale is float32: float64 would lose digits
         return why_not_left_out(optimizers, layout) or "not all weights are float32"
     return why_not_left_out(optimizers, layout)
 
@@ -80,15 +79,14 @@ def why_not_left_out(optimizers: Sequence[Optimizer], layout: Layout) -> str:
     """Why the kernel cannot leave a step out, in words; empty where it can: one fused optimizer of a known class."""
     if len(optimizers) > 1:
         return "several optimizers are clipped together"
-    groups = [g for g, group in enumerate(optimizers[0].param_groups) if not group.get("fused")]
-    if groups:
-        every = len(groups) == len(optimizers[0].param_groups)
-        return f"{'it is' if every else f'param group {groups[0]} is'} not fused"
+    fused = [bool(group.get("fused")) for group in optimizers[0].param_groups]
+    if False in fused:
+        return f"{f'param group {fused.index(False)} is' if True in fused else 'it is'} not fused"
     if type(optimizers[0]) not in CLASSES:
         return f"{type(optimizers[0]).__name__} is not one of {', '.join(c.__name__ for c in CLASSES)}"
     if layout.sharding is not None:
         return "the kernel takes no plain scale beside DTensors"
-    if len({device.type for device in layout.devices}) > 1:  # torch copies the scale without waiting for it
+    if layout.mixes_devices:  # torch copies the scale without waiting for it
         return "the weights are on several kinds of device"
     return ""
 
@@ -133,7 +131,10 @@ def restore(optimizer: Optimizer) -> None:
 
     What somebody else has set since, as a loss scaler does before each step, stays.
     """
-    for name, (ours, own) in _replaced.get(optimizer, {}).items():
+    replaced = _replaced.get(optimizer)
+    if replaced is None:
+        return
+    for name, (ours, own) in replaced.items():
         if getattr(optimizer, name, _ABSENT) is ours:
             if own is _ABSENT:
                 delattr(optimizer, name)

@@ -39,6 +39,15 @@ class Batch:
     `unscale` is what takes a loss scale out of the tensors: norms count it in, and it is applied with the coefficients.
     """
 
+    # Until something is known or asked: most steps set few of these
+    pending: Tensor | None = None
+    choice: tuple[Callable[[], Tensor], Callable[[], Tensor]] | None = None  # see scale_or_divide
+    row: Tensor | None = None  # where the first norms go, if they are of its dtype: they need no copy then
+    skipped: Tensor | None = None
+    fraction: Tensor | None = None  # [L] share of elements that an element-wise change touched
+    _norms: Norms | None = None
+    _present: Tensor | None = None
+
     def __init__(
         self,
         layout: Layout,
@@ -50,15 +59,9 @@ class Batch:
         self.layout, self.tensors, self.optimizers, self.norm_types = layout, tensors, optimizers, norm_types
         self.names, self.params, self.places = layout.names, layout.params, layout.every
         self.here = which_are_there(tensors)
-        self.groups = grouped(layout, tensors)
-        self.unscale, self.pending = unscale, cast("Tensor | None", None)
-        self.choice: tuple[Callable[[], Tensor], Callable[[], Tensor]] | None = None  # see scale_or_divide
-        self.row: Tensor | None = None  # where the first norms go, if they are of its dtype: they need no copy then
-        self.skipped: Tensor | None = None
-        self.fraction: Tensor | None = None  # [L] share of elements that an element-wise change touched
-        self._norms: Norms | None = None
+        self.groups = grouped(layout, tensors, self.here)
+        self.unscale = unscale
         self._ahead: list[Tensor] = []  # coefficients that the norms do not count in yet
-        self._present: Tensor | None = None
 
     # ------------------------------------------------------------------------------------------- what policies use
 
@@ -68,14 +71,14 @@ class Batch:
         if self._norms is None:
             into, self.row = self.row, None  # the first norms stay: they are recorded
             l2 = self.measure(into=into)
-            others = {p: self.measure(p) for p in self.norm_types if p != 2.0}
+            others = {p: self.measure(p) for p in self.norm_types if p != 2.0} if self.norm_types else {}
             whole, ours = self._present, partial(self.layout.which, self.here)  # no method of this: it holds the norms
             present = ours if whole is None else lambda: whole
             self._norms = Norms(l2, self.names, others, present, self.layout.numel)
-            self._ahead = [factor for factor in (self.unscale, self.pending) if factor is not None]
-        for factor in self._ahead:
-            self._norms = self._norms.scaled(factor)
-        self._ahead = []
+            if self.unscale is not None or self.pending is not None:
+                self._ahead = [factor for factor in (self.unscale, self.pending) if factor is not None]
+        while self._ahead:
+            self._norms = self._norms.scaled(self._ahead.pop(0))
         return self._norms
 
     def scale(self, coef: Tensor) -> None:

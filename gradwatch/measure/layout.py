@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -38,7 +38,9 @@ class Layout:
         self.every = tuple(range(len(self.params)))  # the index of all layers
         self.devices = set(devices)
         self.one_device = len(self.devices) == 1
+        self.mixes_devices = len({device.type for device in self.devices}) > 1  # a CPU's and an accelerator's
         self.dtypes = {p.dtype for p in self.params}
+        self.is_float32 = self.dtypes == {torch.float32}
         self.has_complex = any(dtype.is_complex for dtype in self.dtypes)
         self.sharding = Sharding(self.params, self.device) if any(map(is_sharded, self.params)) else None
         self.wide = frozenset(i for i, p in enumerate(self.params) if is_wide(local(p)))
@@ -91,8 +93,7 @@ class Layout:
         return torch.zeros((), dtype=dtype, device=self.device)
 
 
-@dataclass(frozen=True)
-class Norms:
+class Norms(NamedTuple):
     """What a norm policy sees of one step; `[L]` each. An absent gradient (None) has norm 0 and `present` False."""
 
     l2: Tensor
@@ -125,7 +126,7 @@ class Norms:
 
     def scaled(self, coef: Tensor) -> Norms:
         """The norms after multiplying the gradients by `coef` (`[]` or `[L]`, not negative)."""
-        return replace(self, l2=self.l2 * coef, others={p: n * coef for p, n in self.others.items()})
+        return self._replace(l2=self.l2 * coef, others={p: n * coef for p, n in self.others.items()})
 
     def take(self, index: Tensor, names: tuple[str, ...]) -> Norms:
         """The norms of some layers."""

@@ -15,10 +15,13 @@ class Looking:
 
     def __init__(self) -> None:
         self._said: set[str] = set()
+        self._looks: dict[str, _Look] = {}
 
     def at(self, what: str) -> _Look:
         """Look at `what`, in this block."""
-        return _Look(self, what)
+        if what not in self._looks:
+            self._looks[what] = _Look(self, what)
+        return self._looks[what]
 
     def miss(self, what: str, why: str) -> None:
         """Say, once, that `what` is left out of the record."""
@@ -28,6 +31,8 @@ class Looking:
 
 
 class _Look:
+    """It holds nothing of a block, so that one serves all blocks of a name."""
+
     __slots__ = ("_looking", "_what")
 
     def __init__(self, looking: Looking, what: str) -> None:
@@ -37,7 +42,7 @@ class _Look:
         pass
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> bool:
-        if not isinstance(error, Exception):
+        if error is None or not isinstance(error, Exception):
             return False
         self._looking.miss(self._what, f"{type(error).__name__}: {' '.join(str(error).split())[:300]}")
         return True

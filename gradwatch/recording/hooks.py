@@ -118,7 +118,7 @@ class Hooks:
 
 def _caller() -> FrameType | None:
     """The frame that called the hook: torch's wrapper of `step`. `untraced` and the compiler lie in between."""
-    frame: FrameType | None = sys._getframe(2)
+    frame: FrameType | None = sys._getframe(3)  # 1 is the hook, 2 is what `untraced` made of it
     while frame is not None and str(frame.f_globals.get("__name__")).startswith((__name__, "torch._dynamo")):
         frame = frame.f_back
     return frame

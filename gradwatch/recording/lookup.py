@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from gradwatch.recording.optimizer_settings import Now
+from gradwatch.recording.optimizer_settings import UNKNOWN, Now
 from gradwatch.recording.step import Step
 
 if TYPE_CHECKING:
@@ -13,15 +13,16 @@ if TYPE_CHECKING:
 
 def looked_up(stepper: Stepper, step: Step) -> tuple[Now, dict[str, Any]]:
     """The optimizers' settings, and the scalars that are known of the step; its `clips` are taken over."""
-    looking, now = stepper.weights.looking, Now((), {}, {})
+    looking, now = stepper.weights.looking, UNKNOWN
     with looking.at("lr"):
         now = stepper.settings.now(step.rate)
     values: dict[str, Any] = {**now.tensors}
-    with looking.at("the loop's own clips"):
-        clipped_for = stepper.optimizers if stepper.together else step.optimizers
-        scaled = step.scaler is not None
-        step.clips = stepper.loop_clips.take(clipped_for, stepper.layout.params, under_scaler=scaled)
-        values.update(step.clips.values)
+    if stepper.loop_clips.last:  # it has clipped before
+        with looking.at("the loop's own clips"):
+            clipped_for = stepper.optimizers if stepper.together else step.optimizers
+            scaled = step.scaler is not None
+            step.clips = stepper.loop_clips.take(clipped_for, stepper.layout.params, under_scaler=scaled)
+            values.update(step.clips.values)
     scale = None if step.scaler is None else step.scaler._scale  # get_scale() would wait for the device
     if scale is not None:
         values["loss_scale"] = scale

@@ -89,6 +89,9 @@ class StepClips:
         return StepClips((*self.applied, applied), values)
 
 
+NO_CLIPS = StepClips()
+
+
 class LoopClips:
     """The clips of the optimizers' gradients since each optimizer's last step."""
 
@@ -118,14 +121,12 @@ class LoopClips:
         the gradients when it comes to their optimizer.
         """
         found: dict[int, tuple[Clip, bool]] = {}
-        out = StepClips()
-        if not self.last:
-            return out
         for optimizer in optimizers:
             for taken in self._since[optimizer]:
                 early = taken.is_early or (not under_scaler and _written_to(taken))
                 found.setdefault(id(taken.clip), (taken.clip, early))
             self._since[optimizer].clear()
+        out = NO_CLIPS
         for clip, early in found.values():
             out = out.also(clip, params, early)
         return out

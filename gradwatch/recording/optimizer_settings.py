@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping
-from operator import is_
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import chain
+from operator import attrgetter, is_
 from typing import Any, NamedTuple
 
 from torch import Tensor
@@ -13,6 +14,7 @@ from torch.optim import Optimizer
 from gradwatch.history import SETTING
 from gradwatch.storage.manifest import setting_of, text_of
 
+_GROUPS = attrgetter("param_groups")
 _NO_SETTINGS = {"params", "param_names", "name", "group_name", "initial_lr"}
 Group = dict[str, Any]
 
@@ -30,6 +32,9 @@ class Now(NamedTuple):
         return Now(tuple(rate * factor for rate in self.rates), self.changed, tensors)
 
 
+UNKNOWN = Now((), {}, {})
+
+
 class GroupSettings:
     """The settings of the param groups of some optimizers, given by name.
 
@@ -42,6 +47,8 @@ class GroupSettings:
         self._first: dict[str, list[Group]] = {name: [] for name in optimizers}
         self._keys: tuple[str, ...] = ()  # of what can change
         self._last: list[Any] = []  # its values, group by group, as they were last looked at
+        self._seen: list[Any] = []  # the same with the learning rates, of which `_now` was made
+        self._now = UNKNOWN
         self._start: dict[str, Any] = {}  # by column, what they were at first
         self._changed: Mapping[str, float] = {}
         self._tensors: dict[str, Tensor] = {}
@@ -57,8 +64,15 @@ class GroupSettings:
 
     def now(self, scale: float = 1.0) -> Now:
         """The settings as they are now, learning rates times `scale`."""
-        groups = [group for o in self.optimizers.values() for group in o.param_groups]
-        values = [value for group in groups for value in map(group.get, self._keys)]
+        groups = [*chain.from_iterable(map(_GROUPS, self.optimizers.values()))]
+        seen = [*chain.from_iterable([map(group.get, self._looked_at) for group in groups])]
+        if len(seen) != len(self._seen) or not all(map(is_, seen, self._seen)):
+            self._now, self._seen = self._look(groups), seen
+        return self._now if scale == 1.0 else self._now.scaled(scale)
+
+    def _look(self, groups: Sequence[Group]) -> Now:
+        """The settings of groups in which something was set."""
+        values = self._values(groups)
         if len(values) != len(self._last) or not all(map(is_, values, self._last)):
             self._compare(values)
         rates, tensors = _rates(groups), dict(self._tensors)
@@ -67,8 +81,10 @@ class GroupSettings:
                 tensors[f"lr/{g}" if g else "lr"], rates[g] = rate, math.nan
             elif not isinstance(rate, int | float):
                 rates[g] = math.nan
-        found = Now(tuple(rates), self._changed, tensors)
-        return found if scale == 1.0 else found.scaled(scale)
+        return Now(tuple(rates), self._changed, tensors)
+
+    def _values(self, groups: Sequence[Group]) -> list[Any]:
+        return [value for group in groups for value in map(group.get, self._keys)]
 
     def _meet(self) -> None:
         """Look at groups for the first time."""
@@ -78,7 +94,8 @@ class GroupSettings:
         groups = [group for o in self.optimizers.values() for group in o.param_groups]
         keys = [key for group in groups for key, value in group.items() if any(_numbers(key, value))]
         self._keys = tuple(key for key in dict.fromkeys(keys) if key != "lr" and key not in _NO_SETTINGS)
-        self._compare([value for group in groups for value in map(group.get, self._keys)])
+        self._looked_at, self._seen = ("lr", *self._keys), []
+        self._compare(self._values(groups))
 
     def _compare(self, values: list[Any]) -> None:
         """Note which columns are no longer what they were at first, and which are tensors."""

@@ -271,15 +271,16 @@ class Stepper:
     def _record(self, step: Step, clipped: Clipped | None) -> None:
         """The step's row, and the scalars that are known of it by now; without norms where they are not `clipped`."""
         now, values = looked_up(self, step)
-        nothing = (False,) * len(self.layout.params)
-        row = Row(self.steps, time.time(), self._lane(step), now.rates, nothing, False, False, now.changed)
-        fields: list[Tensor | None] = [None] * len(self.recorder.ring.fields)
-        if clipped is not None:
-            row, fields[-1] = row._replace(can_skip=clipped.skipped is not None, is_measured=True), clipped.skipped
-            if not step.inside:  # there they come when backward has ended
-                row, fields[:-1] = row._replace(present=clipped.batch.here), clipped.fields
-        self.recorder.begin(row._replace(clips=step.clips.applied), fields, values)
-        step.here = row.present
+        skipped = None if clipped is None else clipped.skipped
+        if clipped is None or step.inside:  # inside backward they come when it has ended
+            here = (False,) * len(self.layout.params)
+            fields: list[Tensor | None] = [None] * (len(self.recorder.ring.fields) - 1)
+        else:
+            here, fields = clipped.batch.here, clipped.fields
+        seen = skipped is not None, clipped is not None
+        row = Row(self.steps, time.time(), self._lane(step), now.rates, here, *seen, now.changed, step.clips.applied)
+        self.recorder.begin(row, [*fields, skipped], values)
+        step.here = here
 
     def _loop_clips(self, clip: Clip) -> None:
         """The loop has clipped: before a step, or inside an optimizer's own, whose gradients are measured by then."""
