@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import logging
 import math
 import os
@@ -17,6 +18,7 @@ from gradwatch.errors import RunError
 from gradwatch.sanitize import MAX_STEP, public_text, public_uri
 
 Decorated = TypeVar("Decorated", bound=Callable[..., Any])
+TRACKERS = ("mlflow", "tensorboard")
 ENVIRONMENT = ("MLFLOW_TRACKING_URI", "MLFLOW_EXPERIMENT_NAME", "MLFLOW_EXPERIMENT_ID", "MLFLOW_RUN_ID")
 
 
@@ -51,6 +53,18 @@ class Number(click.FloatRange):
     def _describe_range(self) -> str:
         """The range in --help; click writes `x<=None` where there is none."""
         return "" if self.min is None and self.max is None else super()._describe_range()
+
+
+def trackers_text(ctx: click.Context, param: click.Parameter, value: str | None) -> str | None:
+    """What a run is delivered to: `mlflow`, `tensorboard`, both with a comma between them, or `none`."""
+    if value is None:
+        return None
+    words = [word.strip() for word in value.split(",")]
+    if words != ["none"] and not {*words} <= {*TRACKERS}:
+        raise click.BadParameter(f"{value!r}: wanted {', '.join(TRACKERS)}, both with a comma, or none")
+    if "tensorboard" in words and importlib.util.find_spec("tensorboard") is None:
+        raise click.BadParameter("tensorboard is not installed: pip install 'gradwatch[tensorboard]'")
+    return ",".join(words)
 
 
 def policy_text(ctx: click.Context, param: click.Parameter, value: Any) -> Any:

@@ -10,7 +10,7 @@ from typing import Any
 
 import click
 
-from gradwatch.cli.options import Configured, Number, given, intervening, pairs, policy_text, show_config
+from gradwatch.cli.options import Configured, Number, given, intervening, pairs, policy_text, show_config, trackers_text
 from gradwatch.errors import RunError
 
 # what a training is to be repeated with, beside what a sweep varies; what only delivers it is not
@@ -64,8 +64,8 @@ class RunCommand(Configured):
 @click.option("--higher-is-better", metavar="NAME", multiple=True,
               help="A value that is logged, whose name does not say that it should rise; again for more.")  # fmt: skip
 @click.option("--lower-is-better", metavar="NAME", multiple=True, help="The same of one that should fall.")
-@click.option("--log", type=click.Choice(("mlflow", "none")), default="mlflow", show_default=True,
-              help="Deliver to MLflow, or keep the run in its files.")  # fmt: skip
+@click.option("--log", metavar="mlflow|tensorboard|none", callback=trackers_text, default="mlflow", show_default=True,
+              help="Deliver to one of them, to both with a comma, or keep the run in its files.")  # fmt: skip
 @click.option("--delivery", type=click.Choice(("courier", "none")), default="courier", show_default=True,
               help="Deliver while the script runs, or leave that to gradwatch sync.")  # fmt: skip
 @click.option("--experiment", metavar="NAME", help="The MLflow experiment. [default: MLflow's own setting]")
@@ -115,7 +115,7 @@ def run(ctx: click.Context, /, script: str | None, args: tuple[str, ...], module
         "slots": options["slots"],
         "activations": options["activations_of"] or options["activations"],
         "activations_every": options["activations_every"],
-        "log": None if options["log"] == "none" else "mlflow",
+        "log": None if options["log"] == "none" else options["log"].split(","),
         "delivery": options["delivery"],
         "dir": str(_folder(options["dir"])),
         "run_name": options["run_name"] or name,

@@ -16,7 +16,7 @@ import click
 from click.core import ParameterSource
 
 from gradwatch.cli.compare import compared_by
-from gradwatch.cli.options import Configured, Module, Number, intervening, policy_text
+from gradwatch.cli.options import Configured, Module, Number, intervening, policy_text, trackers_text
 from gradwatch.errors import RunError
 from gradwatch.sanitize import public_error
 from gradwatch.tracking.settings import MLFLOW_SETTINGS
@@ -62,7 +62,7 @@ HANDED_ON = ("script_clip", "every", "flush_every", "slots", "activations", "act
 @click.option("--activations-of", metavar="PATTERN", multiple=True, help="As for run.")
 @click.option("--activations-every", metavar="N", type=click.IntRange(1), help="As for run.  [default: 50]")
 @click.option("--metric-regex", metavar="NAME=PATTERN", multiple=True, help="As for run.")
-@click.option("--log", type=click.Choice(("mlflow", "none")), help="As for run.  [default: mlflow]")
+@click.option("--log", metavar="mlflow|tensorboard|none", callback=trackers_text, help="As for run.  [default: mlflow]")
 @click.option("--experiment", metavar="NAME", help="As for run.")
 @click.option("--dir", "folder", metavar="DIR", default="gradwatch-runs", show_default=True,
               type=click.Path(path_type=Path), help="The folder that gets a folder for this sweep.")  # fmt: skip
@@ -281,7 +281,7 @@ def _settle(asked: Sweep, jobs: Sequence[Job], options: dict[str, Any], console:
     print_shown(show_comparison(found.settled))
     print_text("\n".join(found.left_out))
     click.echo(f"\nReport: {paths[0]}")
-    if options["log"] == "none" or importlib.util.find_spec("mlflow") is None:
+    if "mlflow" not in (options["log"] or "mlflow").split(",") or importlib.util.find_spec("mlflow") is None:
         return
     for name, value in MLFLOW_SETTINGS.items():
         os.environ.setdefault(name, value)

@@ -96,9 +96,10 @@ class Launch:
     def begin(self) -> None:
         """Get ready for what the script will import."""
         plan = self.plan
-        if plan.watch.get("log") is not None and self._writes() and importlib.util.find_spec("mlflow") is None:
+        to_mlflow = "mlflow" in (plan.watch.get("log") or ())
+        if to_mlflow and self._writes() and importlib.util.find_spec("mlflow") is None:
             self.say("mlflow is not installed, so this run stays in its files; --log none says nothing of it")
-        elif plan.watch.get("log") is not None:
+        elif to_mlflow:
             if plan.experiment is not None:
                 os.environ["MLFLOW_EXPERIMENT_NAME"] = plan.experiment
                 os.environ.pop("MLFLOW_EXPERIMENT_ID", None)
@@ -160,7 +161,7 @@ class Launch:
         if os.getpid() != self.pid:  # forked
             options["run_name"] += f"-{os.getpid()}"
         if importlib.util.find_spec("mlflow") is None:
-            options["log"] = None
+            options["log"] = [name for name in options.get("log") or () if name != "mlflow"]
         try:
             self.auto = AutoWatch(options, losses, self._join, self.say, self.plan.replace_clips)
         except GradwatchError as error:

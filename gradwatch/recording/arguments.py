@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -21,6 +22,7 @@ from gradwatch.storage.manifest import check_run, text_of
 from gradwatch.storage.owner import here
 
 DAY = 86_400.0
+TRACKERS = ("mlflow", "tensorboard")  # what a run can be delivered to while it goes on
 
 
 @dataclass(frozen=True)
@@ -29,7 +31,7 @@ class Settings:
 
     every: int
     total_steps: int | None
-    log: str | None
+    log: str | Sequence[str] | None
     delivery: str
     mlflow_layers: int
     halt_on: Literal["error", "warning"] | None
@@ -54,8 +56,8 @@ class Settings:
         scale = self.lr_scale
         if isinstance(scale, bool) or not isinstance(scale, (int, float)) or not 0 < scale < math.inf:
             raise WatchError(f"lr_scale={scale!r:.80}: wanted a number, more than 0 and finite")
+        self._check_log()
         for name, allowed in (
-            ("log", ("mlflow", None)),
             ("delivery", ("courier", "none")),
             ("halt_on", ("error", "warning", None)),
         ):
@@ -78,6 +80,26 @@ class Settings:
                 f"higher_is_better={text_of(told):.80}: wanted names with True or False, such as {{'elo': True}}"
             )
 
+    def _check_log(self) -> None:
+        given = self.log
+        if given is not None and (not isinstance(given, Sequence) or not {*self.trackers} <= {*TRACKERS}):
+            wanted = ", ".join(map(repr, TRACKERS))
+            raise WatchError(f"log={given!r:.80}: wanted None, one of {wanted}, or several of them in a tuple")
+        if "tensorboard" in self.trackers and importlib.util.find_spec("tensorboard") is None:
+            raise WatchError(
+                "tensorboard is not installed: pip install 'gradwatch[tensorboard]', or leave it out of log="
+            )
+
+    @property
+    def trackers(self) -> tuple[str, ...]:
+        """What the run is delivered to."""
+        return (self.log,) if isinstance(self.log, str) else tuple(self.log or ())
+
+    def couriers(self, writes: bool) -> tuple[bool, bool]:
+        """Whether processes are started that deliver to MLflow, and to TensorBoard; none where nothing is written."""
+        wanted = writes and self.delivery == "courier"
+        return wanted and "mlflow" in self.trackers, wanted and "tensorboard" in self.trackers
+
     def recorded(self) -> dict[str, Any]:
         """What the manifest says of them. A window of steps is a point in MLflow: about 300, if the length is known."""
         window = max(1, -(-self.total_steps // 300)) if self.total_steps else 50
@@ -97,7 +119,7 @@ class Settings:
         """The process that is started beside the training: one that delivers, or one that only diagnoses."""
         if self.delivery == "none":
             return None
-        return "courier" if self.log == "mlflow" else "diagnosis"
+        return "courier" if "mlflow" in self.trackers else "diagnosis"
 
 
 def check_kinds(

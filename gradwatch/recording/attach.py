@@ -60,7 +60,7 @@ def watch(
     run: Watch | None = None,
     every: int = 10,
     total_steps: int | None = None,
-    log: str | None = "mlflow",
+    log: str | Sequence[str] | None = "mlflow",
     dir: str | Path = "gradwatch-runs",
     run_name: str | None = None,
     run_id: str | None = None,
@@ -99,7 +99,8 @@ def watch(
         run: a named Watch of this process that has begun the run this one belongs to.
         every: steps between measurements of weight norms and update ratios.
         total_steps: the length of the run, if known: MLflow then gets about 300 points of each curve.
-        log: `"mlflow"`, or None for files only. The active MLflow run is joined; otherwise one is started.
+        log: `"mlflow"`, `"tensorboard"` (an event file that grows in the run's folder), both in a tuple, or None for
+            files only. The active MLflow run is joined; otherwise one is started.
         dir: the folder that holds the run folders.
         run_name: the run's name; by default the model's class.
         run_id: an MLflow run to join.
@@ -154,7 +155,7 @@ def watch(
     try:
         writer, shared = _place(manifest, name, run, dir, model, SHARE * flush_every, undo)
         live = _live(on_finding, settings, writer, shared, clipper.layout.device)
-        made = Watch(clipper, *measured, writer, source, live, settings.helper == "courier", verbose, shared)
+        made = Watch(clipper, *measured, writer, source, live, settings, verbose, shared)
         undo.callback(made._undo)
         return _begun(made, f"watching {len(named)} layers of {type(model).__name__}")
     except BaseException:  # also a Ctrl-C: half a Watch is none
@@ -216,7 +217,7 @@ def _recorded(
     """What the manifest says of these."""
     clip, renorm = (repr(policy) if policy else None for policy in policies)
     return {
-        "mlflow": _delivery.target(run_id, tracking_uri) if settings.log == "mlflow" else None,
+        "mlflow": _delivery.target(run_id, tracking_uri) if "mlflow" in settings.trackers else None,
         **settings.recorded(),
         "clip": clip,
         "renorm": renorm,

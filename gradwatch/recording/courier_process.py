@@ -47,23 +47,31 @@ Launch: TypeAlias = Callable[[Path, str | None], subprocess.Popen[bytes] | None]
 
 
 class CourierProcess:
-    """The courier of one Watch. Nothing here waits, but for `wait`; Watches that share couriers give a `launch`."""
+    """The courier of one Watch, and beside it, where `board` is, the process that writes for TensorBoard.
 
-    def __init__(self, wanted: bool, launch: Launch | None = None) -> None:
+    Nothing here waits, but for `wait`; Watches that share couriers give a `launch`.
+    """
+
+    def __init__(self, wanted: bool, board: bool = False, launch: Launch | None = None) -> None:
         self.process: subprocess.Popen[bytes] | None = None
         self._wanted, self._launch, self._started_at = wanted, launch, 0.0
         self._made, self._place = time.monotonic(), working_directory()
+        self._board = CourierProcess(True, launch=start_board) if board else None
 
     def start(self, folder: Path) -> None:
         """Start the courier, once."""
         if self._wanted:
             self._start(folder)
             self._wanted = False  # if this is interrupted there may be two of them, of which one waits; never none
+        if self._board is not None:
+            self._board.start(folder)
 
     def restart_if_killed(self, folder: Path, at_once: bool = False) -> None:
         """Start another courier in the place of one that was killed; one that ended by itself would end again."""
         if was_killed(self.process) and (at_once or time.monotonic() - self._started_at > RESTART_SECONDS):
             self._start(folder)
+        if self._board is not None:
+            self._board.restart_if_killed(folder, at_once)
 
     def wait(self, folder: Path, steps: int, timeout: float | None = None, to: str = "") -> tuple[dict[str, Any], str]:
         """The courier's cursor once all `steps` of the run are delivered, `timeout` seconds later at most, and in words
@@ -111,15 +119,21 @@ def start_diagnosis(folder: Path) -> subprocess.Popen[bytes] | None:
     return _start(folder, "check", "check.log", "gradwatch check {} diagnoses the run")
 
 
+def start_board(folder: Path, place: str | None = None) -> subprocess.Popen[bytes] | None:
+    """Start the process that writes the run in `folder` for TensorBoard as it goes on; it logs to `tensorboard.log`."""
+    again = "gradwatch export --to tensorboard --follow {} writes the event file later"
+    return _start(folder, "export", "tensorboard.log", again, place, "--to", "tensorboard")
+
+
 def _start(
-    folder: Path, command: str, output: str, instead: str, place: str | None = None
+    folder: Path, command: str, output: str, instead: str, place: str | None = None, *options: str
 ) -> subprocess.Popen[bytes] | None:
     """`gradwatch COMMAND --follow FOLDER` as a detached process; None, and a log line that says what to do instead."""
     try:
         refuse_links([folder / output])
         with open(folder / output, "ab") as file:
             process = subprocess.Popen(
-                [sys.executable, "-m", "gradwatch", command, "--follow", str(Path(folder).resolve())],
+                [sys.executable, "-m", "gradwatch", command, *options, "--follow", str(Path(folder).resolve())],
                 stdin=subprocess.DEVNULL,
                 stdout=file,
                 stderr=subprocess.STDOUT,

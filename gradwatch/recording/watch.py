@@ -20,6 +20,7 @@ from gradwatch.measure.ddp_rank_norms import RankNorms
 from gradwatch.measure.layout import Layout
 from gradwatch.measure.weight_updates import Weights
 from gradwatch.recording import mlflow_target, open_watches, resume, signals, torch_patches
+from gradwatch.recording.arguments import Settings
 from gradwatch.recording.callbacks import Live
 from gradwatch.recording.clipper import Clipper
 from gradwatch.recording.courier_process import CourierProcess
@@ -53,14 +54,14 @@ class Watch:
         writer: RunWriter | NullWriter,
         source: Source,
         live: Live,
-        courier: bool,
+        settings: Settings,
         verbose: bool,
         shared: Shared | None = None,
     ) -> None:
         self._writer, self._source = writer, source
         self._verbose = verbose and self._writes
         self._live, self._shared = live, shared
-        self._courier = CourierProcess(courier and self._writes, shared.start_courier if shared else None)
+        self._courier = CourierProcess(*settings.couriers(self._writes), shared.start_courier if shared else None)
         self._closed, self._ending = False, ""  # whether it has ended; with which status, once close() has begun
         self._url_said = shared is not None and len(shared.names) > 1  # by the first of them
         self._resumed_at = 0  # the number of the first step

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from gradwatch.sanitize import read_json
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 CURSOR = "cursor.json"
 
@@ -14,6 +17,8 @@ CURSOR = "cursor.json"
 @dataclass
 class Cursor:
     """How far a run is delivered: `cursor.json`."""
+
+    FILE: ClassVar[str] = CURSOR
 
     tracking_uri: str | None = None
     experiment_id: str | None = None
@@ -31,16 +36,16 @@ class Cursor:
     done: bool = False
 
     @classmethod
-    def read(cls, folder: Path) -> Cursor:
+    def read(cls, folder: Path) -> Self:
         """The cursor of `folder`; a new one before the first delivery."""
-        known = {k: v for k, v in read_cursor(folder).items() if k in cls.__dataclass_fields__}
+        known = {k: v for k, v in read_cursor(folder, cls.FILE).items() if k in cls.__dataclass_fields__}
         return cls(**known)
 
     def save(self, folder: Path) -> None:
         """Note in `folder` how far it is: only what MLflow has answered for."""
         from gradwatch.storage.folder import write_json  # which takes numpy and pyarrow; to read a cursor takes neither
 
-        write_json(folder / CURSOR, asdict(self))
+        write_json(folder / self.FILE, asdict(self))
 
     @property
     def mark(self) -> tuple[object, ...]:
@@ -48,10 +53,10 @@ class Cursor:
         return self.run_id, self.next_step, len(self.uploaded), self.attempt, self.done
 
 
-def read_cursor(folder: Path) -> dict[str, Any]:
+def read_cursor(folder: Path, name: str = CURSOR) -> dict[str, Any]:
     """What the courier noted of its progress; empty before its first note."""
     try:
-        return dict(read_json(folder / CURSOR))
+        return dict(read_json(folder / name))
     except (OSError, ValueError, TypeError):
         return {}
 

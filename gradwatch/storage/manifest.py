@@ -117,7 +117,7 @@ def _is_command(value: Any) -> bool:
         and words(value.get("options"))
         and _optional(_is_count())(value.get("seed"))
         and _is_count(1)(value.get("ranks"))
-        and value.get("log") in ("mlflow", "none")
+        and is_text(value.get("log"), 100)
         and _optional(is_text)(value.get("experiment"))
     )
 

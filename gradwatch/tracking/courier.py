@@ -40,7 +40,7 @@ from gradwatch.storage.run_state import run_state
 from gradwatch.storage.shared_folder import PARTS, deliverable_parts, home_of, is_shared, read_facts
 from gradwatch.tracking.live_findings import Diagnosis, finding_tags
 from gradwatch.tracking.metric_keys import LEAST_POINTS, MAX_POINTS
-from gradwatch.tracking.metric_points import PointSender
+from gradwatch.tracking.metric_points import MlflowSender
 from gradwatch.tracking.summary import finish_run, is_monitored
 from gradwatch.tracking.tags import Tag
 from gradwatch.tracking.views import view_url
@@ -71,7 +71,7 @@ class Courier:
         self.diagnosis = Diagnosis(self.home, self.part)
         self.logged_tags: dict[str, str] = {}  # the tags that say what was found, as MLflow has them
         self.cursor = Cursor.read(folder)
-        self.sender: PointSender | None = None  # while it is connected
+        self.sender: MlflowSender | None = None  # while it is connected
         self.batch_size = MAX_POINTS  # of the next request
 
     def deliver(self, wait: float = 0.0) -> DeliveryState:
@@ -171,7 +171,7 @@ class Courier:
                 self._upload(client, self.folder / name)
         if self.part:
             store.upload(client, str(cursor.run_id), self.home / PARTS)
-        self.sender = PointSender(self.folder, client, cursor, self.moved, self.batch_size)
+        self.sender = MlflowSender(self.folder, client, cursor, self.moved, self.batch_size)
         return True
 
     def _find_run(self, client: MlflowClient, uri: str, run: Run) -> None:

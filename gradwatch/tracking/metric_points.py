@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -11,7 +12,7 @@ from gradwatch.history import History, Run, concat
 from gradwatch.storage.delivery_cursor import Cursor
 from gradwatch.storage.folder import last_part, read_run
 from gradwatch.tracking.clip_rates import Rates
-from gradwatch.tracking.metric_keys import MAX_POINTS, Nonfinite, batches, windows
+from gradwatch.tracking.metric_keys import MAX_POINTS, Nonfinite, Point, Window, batches, windows
 from gradwatch.tracking.mlflow_names import logged_key
 
 if TYPE_CHECKING:
@@ -20,29 +21,33 @@ if TYPE_CHECKING:
 log = logging.getLogger("gradwatch")
 
 
-class PointSender:
+class PointSender(ABC):
     """Sends the points of the run in `folder`; keeps what it has read of the open window, so memory stays small."""
 
     def __init__(
         self,
         folder: Path,
-        client: MlflowClient,
         cursor: Cursor,
         moved: Callable[[int], None] = lambda _: None,
         batch_size: int = MAX_POINTS,
     ) -> None:
-        self.folder, self.client, self.moved = folder, client, moved
+        self.folder, self.moved = folder, moved
         self.batch_size = batch_size  # points of one request: twice as many after each that was answered
         self.pending: History | None = None
         self.read_to = cursor.last_part
         self.reads: list[tuple[int, int]] = []  # (part, last step read with it), to know which parts are finished
         self.keys: set[str] = set()
-        self.shown: set[str] = set()
+
+    @abstractmethod
+    def put(self, cursor: Cursor, points: list[Point], window: Window, run: Run) -> None:
+        """Hand the points of a batch over, of which `window` is the last; returns when they are safe."""
+
+    @abstractmethod
+    def show(self, cursor: Cursor, run: Run) -> None:
+        """Everything that was due has been handed over, under `keys`."""
 
     def send(self, cursor: Cursor, ended: bool) -> None:
-        """Send every window that is closed, and move the cursor past each batch that MLflow has taken."""
-        from gradwatch.tracking import client as store
-
+        """Send every window that is closed, and move the cursor past each batch that was taken."""
         history = self._read_new(cursor.next_step)
         if history is None:
             return
@@ -58,11 +63,8 @@ class PointSender:
         )
         for batch in batches(found, lambda: self.batch_size):
             points = [point for window in batch for point in window.points]
-            store.log_points(self.client, str(cursor.run_id), points)
-            state = batch[-1].nonfinite
-            if list(state) != cursor.nonfinite:
-                store.set_tags(self.client, str(cursor.run_id), store.nonfinite_tags(state, run.part))
-            cursor.next_step, cursor.nonfinite = batch[-1].stop, list(state)
+            self.put(cursor, points, batch[-1], run)
+            cursor.next_step, cursor.nonfinite = batch[-1].stop, list(batch[-1].nonfinite)
             cursor.clip_rates = [*batch[-1].rates]
             cursor.last_part = max([p for p, step in self.reads if step < cursor.next_step], default=cursor.last_part)
             cursor.save(self.folder)
@@ -71,7 +73,7 @@ class PointSender:
             self.keys.update(point.key for point in points)
         self.pending = history.take(history.step >= cursor.next_step)
         self.reads = [(part, step) for part, step in self.reads if part > cursor.last_part]
-        self._show_view(str(cursor.experiment_id), run)
+        self.show(cursor, run)
 
     def _rates(self, cursor: Cursor) -> Rates:
         """The clip rates of what is delivered, as the cursor has them; else out of the folder."""
@@ -96,8 +98,28 @@ class PointSender:
             self.reads.append((newest, int(new.step.max(initial=-1))))
         return self.pending
 
-    def _show_view(self, experiment_id: str, run: Run) -> None:
+
+class MlflowSender(PointSender):
+    """Sends them to the MLflow run that the cursor names."""
+
+    def __init__(
+        self, folder: Path, client: MlflowClient, cursor: Cursor, moved: Callable[[int], None], batch_size: int
+    ) -> None:
+        super().__init__(folder, cursor, moved, batch_size)
+        self.client = client
+        self.shown: set[str] = set()
+
+    def put(self, cursor: Cursor, points: list[Point], window: Window, run: Run) -> None:
+        """One request; and the tags that count non-finite steps, where that has changed."""
+        from gradwatch.tracking import client as store
+
+        store.log_points(self.client, str(cursor.run_id), points)
+        if list(window.nonfinite) != cursor.nonfinite:
+            store.set_tags(self.client, str(cursor.run_id), store.nonfinite_tags(window.nonfinite, run.part))
+
+    def show(self, cursor: Cursor, run: Run) -> None:
         """Add charts for new keys to the experiment's saved view; a failure to do so harms nothing."""
+        experiment_id = str(cursor.experiment_id)
         if self.keys <= self.shown:
             return
         from gradwatch.tracking import client as store

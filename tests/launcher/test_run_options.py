@@ -207,8 +207,28 @@ def test_flush_every_reaches_the_watch(tmp_path, monkeypatch, words, text, wante
 
 
 @pytest.mark.parametrize(
+    ("words", "text", "wanted"),
+    [
+        ((), "", ["mlflow"]),
+        (("--log", "none"), 'log = "tensorboard"', None),
+        ((), 'log = "mlflow, tensorboard"', ["mlflow", "tensorboard"]),
+    ],
+)
+def test_log_reaches_the_watch(tmp_path, monkeypatch, words, text, wanted):
+    pytest.importorskip("tensorboard")
+    (tmp_path / "gradwatch.toml").write_text(text)
+    (tmp_path / "train.py").write_text("")
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(Handover) as handed:
+        main.get_command(click.Context(main), "run").main([*words, "train.py"], standalone_mode=False)
+    _, _, plan = handed.value.then.args
+    assert plan.watch["log"] == wanted
+
+
+@pytest.mark.parametrize(
     ("text", "message"),
     [
+        ('log = "wandb"', "log = 'wandb': 'wandb': wanted mlflow, tensorboard, both with a comma, or none"),
         ("evry = 5", "there is no setting evry; known: activations, activations_every, "),
         ("every = 0", "every = 0: 0 is not in the range"),
         ("every = 1.5", "every = 1.5: '1.5' is not a valid"),

@@ -43,7 +43,7 @@ def pair():
         ({"renorm": "only('rnn.*', MaxNorm(1))"}, "no layer fits"),
         ({"every": 0}, "every=0: wanted a whole number"),
         ({"tracking_uri": "sqlite:///other.db"}, "without run_id=: it says which store holds that run"),
-        ({"log": "wandb"}, "log='wandb': wanted 'mlflow' or None"),
+        ({"log": "wandb"}, "log='wandb': wanted None, one of 'mlflow', 'tensorboard'"),
         ({"layers": ("nothing",)}, "leave nothing to record"),
     ],
 )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import groupby
@@ -43,9 +43,7 @@ class RunExport:
 
     def by_step(self) -> Iterator[tuple[int, float, dict[str, float]]]:
         """The points of each step: its number, unix time in seconds, and the values by key."""
-        for step, points in groupby(self.points, attrgetter("step")):
-            found = list(points)
-            yield step, found[-1].timestamp / 1000, {point.key: point.value for point in found}
+        return by_step(self.points)
 
     @property
     def params(self) -> dict[str, str]:
@@ -59,6 +57,23 @@ class RunExport:
         return f"{len(self.points):,} points of {len({point.key for point in self.points}):,} keys"
 
 
+def by_step(points: Iterable[Point]) -> Iterator[tuple[int, float, dict[str, float]]]:
+    """The points, which are in the order of their steps, by step: its number, unix time in seconds, values by key."""
+    for step, at in groupby(points, attrgetter("step")):
+        found = list(at)
+        yield step, found[-1].timestamp / 1000, {point.key: point.value for point in found}
+
+
+def require(tracker: str) -> None:
+    """See that a tracker is installed.
+
+    Raises:
+        RunError: it is not.
+    """
+    if importlib.util.find_spec(tracker) is None:
+        raise RunError(f"{tracker} is not installed: pip install 'gradwatch[{tracker}]'")
+
+
 def export_run(run: RunExport, target: str, out: Path) -> list[str]:
     """Export a run to `target`, one of `TABLES` or `TRACKERS`, under the folder `out`; returns what there is to say.
 
@@ -67,8 +82,8 @@ def export_run(run: RunExport, target: str, out: Path) -> list[str]:
     Raises:
         RunError: the tracker is not installed or fails, or `out` cannot be written to.
     """
-    if target in TRACKERS and importlib.util.find_spec(target) is None:
-        raise RunError(f"{target} is not installed: pip install 'gradwatch[{target}]'")
+    if target in TRACKERS:
+        require(target)
     if target in TRACKERS and not run.points:
         raise RunError(f"{run.name} has no point to export yet: its first window of steps is still open")
     module = importlib.import_module(f"gradwatch.tracking.export.{'tables' if target in TABLES else target}")

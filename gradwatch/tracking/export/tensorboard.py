@@ -17,9 +17,6 @@ def write_tensorboard(run: RunExport, out: Path) -> list[str]:
 
     Values are float32, as in every event file.
     """
-    from tensorboard.compat.proto.event_pb2 import Event
-    from tensorboard.compat.proto.summary_pb2 import Summary
-    from tensorboard.plugins.hparams.summary_v2 import hparams_pb
     from tensorboard.summary.writer.event_file_writer import EventFileWriter
 
     folder = out / run.name
@@ -27,18 +24,38 @@ def write_tensorboard(run: RunExport, out: Path) -> list[str]:
     with tempfile.TemporaryDirectory(prefix=".gradwatch-", dir=out) as temporary:
         writer = EventFileWriter(temporary, filename_suffix=SUFFIX)
         begun = run.points[0].timestamp / 1000
-        table = "\n".join(["| param | value |", "|---|---|", *(f"| {k} | {_cell(v)} |" for k, v in run.params.items())])
-        writer.add_event(Event(wall_time=begun, summary=_text(PARAMS, table)))
-        writer.add_event(Event(wall_time=begun, summary=hparams_pb(run.params, run.name, begun)))
+        for event in head_events(run.name, run.params, begun)[1:]:  # the writer made the first
+            writer.add_event(event)
         for step, time, values in run.by_step():
-            scalars = [Summary.Value(tag=key, simple_value=value) for key, value in values.items()]
-            writer.add_event(Event(wall_time=time, step=step, summary=Summary(value=scalars)))
+            writer.add_event(scalar_event(step, time, values))
         writer.close()
         for old in folder.glob(f"events.out.tfevents.*{SUFFIX}"):
             old.unlink()
         for new in Path(temporary).iterdir():
             new.replace(folder / new.name)
     return [f"{folder}: {run.counted}", f"tensorboard --logdir {out}"]
+
+
+def head_events(name: str, params: dict[str, str], begun: float) -> list[Any]:
+    """What an event file begins with: the version of its format, and the settings."""
+    from tensorboard.compat.proto.event_pb2 import Event
+    from tensorboard.plugins.hparams.summary_v2 import hparams_pb
+
+    table = "\n".join(["| param | value |", "|---|---|", *(f"| {k} | {_cell(v)} |" for k, v in params.items())])
+    return [
+        Event(wall_time=begun, file_version="brain.Event:2"),
+        Event(wall_time=begun, summary=_text(PARAMS, table)),
+        Event(wall_time=begun, summary=hparams_pb(params, name, begun)),
+    ]
+
+
+def scalar_event(step: int, time: float, values: dict[str, float]) -> Any:
+    """The scalars of one step."""
+    from tensorboard.compat.proto.event_pb2 import Event
+    from tensorboard.compat.proto.summary_pb2 import Summary
+
+    scalars = [Summary.Value(tag=key, simple_value=value) for key, value in values.items()]
+    return Event(wall_time=time, step=step, summary=Summary(value=scalars))
 
 
 def _cell(text: str) -> str:
