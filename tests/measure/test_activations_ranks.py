@@ -29,8 +29,19 @@ def test_two_ranks_together_are_one_process(kind, tmp_path):
     assert alone.values["saturated"][0, 3] > 0
 
 
-def recorded(size, kind, folder):
-    done = torchrun(size, SUPPORT / "ranks_inside.py", kind, folder)
+@pytest.mark.parametrize("kind", ["ddp", "fsdp", "tp"])
+def test_the_heads_of_two_ranks_are_those_of_one_process(kind, tmp_path):
+    together, alone = (
+        recorded(size, name, tmp_path / name, "ranks_attention.py") for size, name in ((2, kind), (1, "one"))
+    )
+    assert together.layers == alone.layers
+    assert [name for name in alone.layers if "[" in name] == [f"{b}.attn[{i}]" for b in (0, 1) for i in range(4)]
+    for name in ("logit_bound", "logit_max", "entropy"):
+        np.testing.assert_allclose(together.values[name], alone.values[name], rtol=1e-4, err_msg=name)
+
+
+def recorded(size, kind, folder, script="ranks_inside.py"):
+    done = torchrun(size, SUPPORT / script, kind, folder)
     assert done.returncode == 0, done.stderr[-3000:]
     (run,) = Path(folder).iterdir()
     return open_history(run).activations

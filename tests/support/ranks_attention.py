@@ -1,0 +1,69 @@
+"""One rank of the test of attention: a training whose batch, or whose heads, are spread over the ranks; or one process.
+
+torchrun --nproc-per-node N tests/support/ranks_attention.py KIND FOLDER
+"""
+
+import sys
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+from torch.nn import functional as F
+from torch.nn.parallel import DistributedDataParallel
+
+import gradwatch
+
+HEADS, WIDTH = 4, 8
+
+
+class SelfAttention(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.q, self.k, self.v, self.out = (nn.Linear(WIDTH, WIDTH) for _ in range(4))
+
+    def forward(self, x):
+        q, k, v = (f(x).view(*x.shape[:2], -1, WIDTH // HEADS).transpose(1, 2) for f in (self.q, self.k, self.v))
+        return self.out(F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).flatten(2))
+
+
+class Block(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.attn, self.mlp = SelfAttention(), nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.ReLU())
+
+    def forward(self, x):
+        return x + self.mlp(x + self.attn(x))
+
+
+def main(kind, folder):
+    dist.init_process_group("gloo")
+    rank, size = dist.get_rank(), dist.get_world_size()
+    torch.manual_seed(0)
+    model = nn.Sequential(Block(), Block())
+    mesh = init_device_mesh("cpu", (size,))
+    if kind == "fsdp":
+        for block in model:
+            fully_shard(block, mesh=mesh)
+        fully_shard(model, mesh=mesh)
+    if kind == "tp":
+        for block in model:
+            spread = {"q": ColwiseParallel(), "k": ColwiseParallel(), "v": ColwiseParallel(), "out": RowwiseParallel()}
+            parallelize_module(block.attn, mesh, spread)
+    wrapped = DistributedDataParallel(model) if kind == "ddp" else model
+    optimizer = torch.optim.SGD(wrapped.parameters(), lr=1e-3)
+    watch = gradwatch.watch(wrapped, optimizer, dir=folder, run_name=kind, log=None, delivery="none", verbose=False,
+                            activations=("*.attn", "*.mlp"), activations_every=2)  # fmt: skip
+    generator = torch.Generator().manual_seed(1)
+    for _ in range(3):
+        batch = torch.randn(6, 5, WIDTH, generator=generator)
+        wrapped(batch if kind == "tp" else batch[rank::size]).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    watch.close()
+    dist.destroy_process_group()
+
+
+main(*sys.argv[1:])
