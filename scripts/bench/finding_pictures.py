@@ -35,6 +35,7 @@ SHOWN = {  # what stands above the loss, where it is not each layer's grad_norm
     "renorm-binds": "renorm_rate",
     "attention-logits-grow": "logit_max",
     "attention-collapsed": "entropy",
+    "activation-outlier": "max",
 }
 TOTALS = {"clip-inert", "clip-is-your-learning-rate", "double-clip", "clip-before-unscale"}
 

@@ -59,3 +59,16 @@ def collapsed_heads(folder, sick=True, times=30.0, steps=120):
         for block in net.blocks if sick else ():
             block.self_attn.in_proj_weight[:64] *= times
     return fit(folder, net, optim.Adam(net.parameters(), 0.003), predict(net, pieces()), steps, **FEW)
+
+
+def drifting_sensor(folder, sick=True, pace=1.05, steps=140):
+    """One example of each batch is read 5 % larger at every step (the twin: as all others)."""
+    net, batch = mlp(24, depth=2, norm=False), batches(size=256)
+
+    def read(step):
+        x, y = batch(step)
+        x = x.clone()
+        x[0] *= pace**step if sick else 1.0
+        return x, y
+
+    return fit(folder, net, optim.Adam(net.parameters(), 0.003), classify(net, read), steps, **FEW)

@@ -6,13 +6,14 @@ from recordings import Recorded
 from trainings import one, serious
 
 from gradwatch.analysis.rules import diagnose
+from gradwatch.analysis.rules.activation_outliers import activation_outlier
 from gradwatch.analysis.rules.activations import dead_units, saturated
 from gradwatch.analysis.rules.attention import attention_collapsed, attention_logits_grow
 
 d = Recorded(inner_diseases)
 
 
-SICK = [d.dead_units, d.saturated, d.growing_logits, d.collapsed_heads]
+SICK = [d.dead_units, d.saturated, d.growing_logits, d.collapsed_heads, d.drifting_sensor]
 
 
 @pytest.mark.parametrize("train", SICK, ids=lambda train: train.__name__)
@@ -69,3 +70,13 @@ def test_heads_that_look_at_one_key_from_the_first_step_on_are_found(tmp_path):
 def test_a_run_without_attention_says_nothing_of_it(tmp_path):
     history = d.dead_units(tmp_path)
     assert attention_logits_grow(history) == attention_collapsed(history) == []
+
+
+def test_values_that_outgrow_all_others_are_found_where_they_come_in(tmp_path):
+    history = d.drifting_sensor(tmp_path)
+    (finding,) = activation_outlier(history)
+    assert finding.evidence["first_module"] == finding.layers[0] == "1"
+    assert finding.evidence["largest_over_rms"] > 20 > 10 > finding.evidence["at_first"]
+    assert finding.severity == "note"  # the other examples are learned all the same
+    (root,) = diagnose(history)
+    assert (root.rule, root.severity, root.consequences[0].rule) == ("activation-outlier", "warning", "spike")

@@ -8,6 +8,7 @@ from dataclasses import replace
 import numpy as np
 
 from gradwatch.analysis.clips import incoming
+from gradwatch.analysis.rules.activation_outliers import activation_outlier
 from gradwatch.analysis.rules.activations import dead_units, saturated
 from gradwatch.analysis.rules.attention import attention_collapsed, attention_logits_grow
 from gradwatch.analysis.rules.clipping import (
@@ -44,14 +45,14 @@ RULES: tuple[Rule, ...] = (
     nonfinite, exploding, vanishing, dead_layer, no_gradient, imbalance, scaled_gradients, gradients_accumulate,
     noise_dominated, weights_unchanged, update_too_large, update_too_small, below_epsilon, generator_starves,
     weight_growth, weights_shrink, renorm_binds, spike, lr_too_high, softmax_twice, no_progress, bad_initialisation,
-    dead_units, saturated, attention_logits_grow, attention_collapsed,
+    dead_units, saturated, attention_logits_grow, attention_collapsed, activation_outlier,
     clip_before_unscale, double_clip, clip_is_your_learning_rate, clip_inert, policy_never_acts,
 )  # fmt: skip
 
 _RUINED = {"nonfinite", "dead-layer", "spike", "imbalance", "vanishing", "weight-growth", "renorm-binds"} | {
     "update-too-large", "update-too-small", "weights-unchanged", "clip-is-your-learning-rate", "noise-dominated",
     "policy-never-acts", "dead-units", "saturated",
-    "attention-logits-grow", "attention-collapsed",
+    "attention-logits-grow", "attention-collapsed", "activation-outlier",
 }  # fmt: skip
 CONSEQUENCES: dict[str, set[str]] = {
     "gradients-accumulate": _RUINED | {"exploding", "lr-too-high", "scaled-gradients"},
@@ -86,6 +87,16 @@ CONSEQUENCES: dict[str, set[str]] = {
         "spike",
     },
     "saturated": {"dead-units", "vanishing", "imbalance", "update-too-small", "weights-unchanged", "dead-layer"},
+    "activation-outlier": {
+        "spike",
+        "exploding",
+        "nonfinite",
+        "weight-growth",
+        "dead-units",
+        "dead-layer",
+        "lr-too-high",
+    }
+    | {"attention-logits-grow", "attention-collapsed", "saturated", "imbalance", "noise-dominated"},
     "attention-logits-grow": {"attention-collapsed", "spike", "nonfinite", "vanishing", "imbalance"}
     | {"update-too-small"},
     "attention-collapsed": {"attention-logits-grow", "vanishing", "imbalance", "update-too-small"},
