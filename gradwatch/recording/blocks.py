@@ -1,4 +1,4 @@
-"""What the rows of a block say, as a History: numpy's part of the recording.
+"""What the rows of a block say, as a History: numpy's part of the recording, on the thread that writes.
 
 Legend: T steps of one block, L layers.
 """
@@ -45,7 +45,7 @@ def history(
     """The History of these rows: `fields` `[T, L]` as the ring had them, of which the layers `kept` are recorded, under
     these `names`, and `values` that were added, each with the row that it belongs to.
     """
-    t = len(rows)
+    t, fields = len(rows), dict(fields)  # as it was: after an error, and by another thread, it is asked for again
     can_skip = np.array([row.can_skip for row in rows])[:, None]
     skipped = can_skip & (fields.pop("skipped")[:, :1] > 0)
     here = np.array([row.present for row in rows], bool).reshape(t, -1)

@@ -16,11 +16,12 @@ from gradwatch.analysis.rules import diagnose, headline, verdict
 from gradwatch.analysis.rules.finding import RANK, Finding, Severity
 from gradwatch.analysis.rules.nonfinite import nonfinite
 from gradwatch.errors import TrainingHalted
-from gradwatch.history import History, concat
+from gradwatch.history import concat
 from gradwatch.measure.distributed import rank, world_size
 from gradwatch.recording import courier_process
 from gradwatch.sanitize import read_json
 from gradwatch.storage.folder import FINDINGS, read_manifest
+from gradwatch.storage.lazy_block import Block, history_of
 from gradwatch.storage.run_state import run_state
 from gradwatch.storage.shared_folder import part_folders, read_whole
 
@@ -96,7 +97,7 @@ class Live:
         self._news: list[tuple[Finding, bool]] = []  # what is to be said, and whether it is taken back
         self._so_far = ""  # the last verdict of the other process
         self._stamp: tuple[int, int] | None = None
-        self._block: History | None = None
+        self._block: Block | None = None
         self._failed = False
 
     def rejoin(self, home: Path, step: int) -> None:
@@ -105,16 +106,22 @@ class Live:
 
     # ----------------------------------------------------------------------------------------------------- listening
 
-    def check(self, block: History) -> None:
-        """Judge a block of steps at once, as far as an inf or NaN is concerned; the block before it is its past."""
+    def check(self, block: Block, is_suspect: bool = True) -> None:
+        """Judge a block of steps at once, as far as an inf or NaN is concerned, which one that `is_suspect` may have;
+        the block before it is its past.
+        """
         if self.home is None:
             return
-        past, self._block = self._block, block
-        if not (block.total("nonfinite") > 0).any():
+        before, self._block = self._block, block
+        if not is_suspect:
             return
-        if past is not None and past.layers == block.layers and set(past.per_layer) == set(block.per_layer):
-            block = concat([past, block])
-        lanes = block.lanes().items()
+        found = history_of(block)
+        if not (found.total("nonfinite") > 0).any():
+            return
+        past = None if before is None else history_of(before)
+        if past is not None and past.layers == found.layers and set(past.per_layer) == set(found.per_layer):
+            found = concat([past, found])
+        lanes = found.lanes().items()
         self._hear(replace(f, optimizer=name or self.part) for name, lane in lanes for f in nonfinite(lane))
 
     def look(self, steps: int) -> None:

@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -25,6 +26,7 @@ from gradwatch.measure.ring_buffer import Block, Ring
 from gradwatch.measure.staging import wait
 from gradwatch.recording.blocks import Row, history
 from gradwatch.storage.folder import ACTIVATIONS
+from gradwatch.storage.lazy_block import LazyBlock
 from gradwatch.storage.manifest import text_of
 from gradwatch.table import EMPTY
 
@@ -46,9 +48,21 @@ class Sending(NamedTuple):
     block: Block
 
 
+class Sent(NamedTuple):
+    """The last step of a block that has left, and what was logged for it since."""
+
+    block: LazyBlock
+    late: Mapping[str, Any] = {}  # [1] each
+
+    def again(self) -> History:
+        """The step alone, with all that was logged for it."""
+        step = self.block.history().take(np.array([-1]))
+        return replace(step, activations=EMPTY, by_step=replace(step.by_step, values={**step.per_step, **self.late}))
+
+
 class Recorder:
-    """Collects the rows of the running steps; every `ROWS` rows or `seconds` they become a History for `sink`, the
-    first ones sooner.
+    """Collects the rows of the running steps; every `ROWS` rows or `seconds` they become a block for `sink`, the first
+    ones sooner. Whoever needs its History makes it: numpy's part of the recording is no work of the training's thread.
 
     A row is complete when the next step begins, because `log` belongs to the last step taken. One that left earlier,
     because its process may be killed before the next step, is handed over again if more is logged for it.
@@ -64,7 +78,7 @@ class Recorder:
         kept: Sequence[bool],
         fields: Sequence[str],
         device: torch.device,
-        sink: Callable[[History], None],
+        sink: Callable[[LazyBlock], None],
         seconds: float = DRAIN_SECONDS,
         looking: Looking | None = None,
     ) -> None:
@@ -74,7 +88,7 @@ class Recorder:
         self.rows: list[Row] = []
         self.values: list[tuple[int, str, float | Tensor]] = []  # a row's number, a name, its value
         self.sending: Sending | None = None  # the first of `rows`, on their way from a GPU
-        self.sent: History | None = None  # the last step, where its row has left already
+        self.sent: Sent | None = None  # the last step, where its row has left already
         self.is_logged = self.was_logged = True  # whether something was logged for the last step, and the one before
         self.drained, self.begun, self.pace = time.monotonic(), -math.inf, math.inf  # pace: between two steps
         self.pause = min(FIRST_SECONDS, seconds)  # between two drains
@@ -198,7 +212,7 @@ class Recorder:
         return out
 
     def drain(self, upto: int | None = None, waits: bool = True) -> None:
-        """Hand the rows to the sink, as one History. `upto` keeps back those from that number on.
+        """Hand the rows to the sink, as one block. `upto` keeps back those from that number on.
 
         Without `waits` those on a GPU are only sent off, and handed over by a later call that finds them there; where
         there is no room for the next row, it waits all the same. With it, a device that does not answer is given up
@@ -251,18 +265,22 @@ class Recorder:
         values = [(at - first, name, next(read) if isinstance(v, Tensor) else v) for at, name, v in leaving]
         sent = self.sent and self._amended(self.sent, values)
         if done:
-            made = history(self.run, self.names, self.kept, self.rows[:done], fields, values)
-            self.sink(made)
-            sent = made.take(np.array([-1]))
+            rows = self.rows[:done]
+            make = partial(history, self.run, self.names, self.kept, rows, fields, values)
+            inside = [value for _, name, value in values if name == ACTIVATIONS]
+            suspect = not bool(np.isfinite(fields["grad_norm"]).all())
+            sent = Sent(LazyBlock([row.step for row in rows], self.names, inside, suspect, make))
+            self.sink(sent.block)
         late = any(at < first + done for at, _, _ in self.values[seen:])  # logged while it was on its way
         sent = sent if late or len(self.rows) <= done else None
         self.first, self.rows[:done], self.values[:seen], self.sent = first + done, [], left, sent
         self.sending = None
 
-    def _amended(self, sent: History, values: Sequence[tuple[int, str, Any]]) -> History:
+    def _amended(self, sent: Sent, values: Sequence[tuple[int, str, Any]]) -> Sent:
         """The step that has left, with what was logged for it since; if that is anything, it is handed over again."""
         late = {name: np.full(1, value, np.float64) for row, name, value in values if row < 0 and np.ndim(value) == 0}
-        amended = replace(sent, activations=EMPTY, by_step=replace(sent.by_step, values={**sent.per_step, **late}))
         if late:
-            self.sink(amended)
-        return amended
+            sent = Sent(sent.block, {**sent.late, **late})
+            last, layers = sent.block.step[-1:].tolist(), sent.block.layers
+            self.sink(LazyBlock(last, layers, (), sent.block.is_suspect, sent.again))
+        return sent

@@ -14,7 +14,6 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from gradwatch.errors import WatchError, status_of, tell, warn
-from gradwatch.history import History
 from gradwatch.measure.activations import Activations
 from gradwatch.measure.ddp_rank_norms import RankNorms
 from gradwatch.measure.layout import Layout
@@ -34,6 +33,7 @@ from gradwatch.recording.refusal import refusal
 from gradwatch.recording.shared_run import Shared
 from gradwatch.recording.stepper import Stepper
 from gradwatch.storage.delivery_cursor import read_cursor
+from gradwatch.storage.lazy_block import LazyBlock
 from gradwatch.storage.null_writer import NullWriter
 from gradwatch.storage.shared_folder import home_of
 from gradwatch.storage.writer import RunWriter
@@ -260,10 +260,10 @@ class Watch:
         open_watches.leave(self, self._close_at_exit)
         self._closed = True
 
-    def _keep(self, block: History) -> None:
+    def _keep(self, block: LazyBlock) -> None:
         self._writer.append(block)
         with self._looking.at("what the rule of non-finite gradients says"):
-            self._live.check(block)
+            self._live.check(block, block.is_suspect)
 
     def _between(self) -> None:
         self._thread = threading.get_ident()

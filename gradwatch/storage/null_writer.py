@@ -6,7 +6,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from gradwatch.history import History, Run
+from gradwatch.history import Run
+from gradwatch.storage.lazy_block import Block
 from gradwatch.storage.writer import FLUSH_SECONDS
 
 
@@ -19,7 +20,7 @@ class NullWriter:
     def start(self) -> None:
         """Nothing."""
 
-    def append(self, block: History) -> None:
+    def append(self, block: Block) -> None:
         """Nothing."""
 
     def update(self, **changes: Any) -> None:

@@ -1,4 +1,4 @@
-"""Writes a run's folder: one daemon thread that turns Histories into Parquet parts, whatever the disk does."""
+"""Writes a run's folder: one daemon thread that turns blocks of steps into Parquet parts, whatever the disk does."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from gradwatch.errors import RunError
-from gradwatch.history import History, Run, concat
+from gradwatch.history import Run, concat
 from gradwatch.sanitize import refuse_links
 from gradwatch.storage.answer import Answer
 from gradwatch.storage.compaction import Compactor
@@ -32,20 +32,20 @@ from gradwatch.storage.folder import (
     tidy,
     write_json,
 )
+from gradwatch.storage.lazy_block import Block, history_of
 from gradwatch.storage.lock import Lock
 
 log = logging.getLogger("gradwatch")
 
 FLUSH_SECONDS = 2.0
 FLUSH_ROWS = 1 << 20  # rows of the layers table that wait at most: memory stays bounded however fast they come
-MAX_WAITING_ROWS = (
-    8 << 20
-)  # kept in memory while the disk refuses, about 200 MB, or does not answer; the oldest go first
+# Kept in memory while the disk refuses, or does not answer, about 200 MB; the oldest go first
+MAX_WAITING_ROWS = 8 << 20
 _NEW = "new"  # in the queue: a block was handed over
 
 
 class RunWriter:
-    """Appends Histories to a run's folder from one daemon thread; `append` never waits for the disk.
+    """Appends blocks of steps to a run's folder from one daemon thread; `append` never waits for the disk.
 
     While the folder cannot be written to, blocks wait in memory. A folder that was removed is made anew, if what it
     lay in is there.
@@ -61,10 +61,10 @@ class RunWriter:
         self.closing = self._over = False
         self.compactors = [Compactor(self.folder / table, self._interrupted) for table in ALL_TABLES]
         self.queue: queue.SimpleQueue[str | Run | Answer | None] = queue.SimpleQueue()
-        self._new: deque[History] = deque()  # not yet seen by the thread; no lock: a signal may come in between
+        self._new: deque[Block] = deque()  # not yet seen by the thread; no lock: a signal may come in between
         self._gone: deque[int] = deque()  # the steps of each block that found no room, since it was said last
         self.ended, self._end = False, Answer()  # whether the thread has written all it will, and what tells of it
-        self.pending: list[History] = []
+        self.pending: list[Block] = []
         self._taken, self._written = _Count(), _Count()  # what was handed over, and what of it is on disk
         self.complained = False
         self._manifest: Run | None = None  # what is yet to be written of it
@@ -115,7 +115,7 @@ class RunWriter:
             self._end.wait(timeout)
         self.lock.release()
 
-    def append(self, block: History) -> None:
+    def append(self, block: Block) -> None:
         """Hand over a block of steps; it is on disk within `flush_seconds`, the first one at once."""
         self._taken.add(block)
         self._new.append(block)
@@ -258,9 +258,9 @@ class RunWriter:
                     lost = self.pending.pop(0)
                     log.warning("gradwatch: %d steps from %d on cannot be written: %r", len(lost), lost.step[0], error)
 
-    def _write_part(self, blocks: list[History]) -> None:
+    def _write_part(self, blocks: list[Block]) -> None:
         """The first blocks of those that wait, as a part of each table."""
-        block = concat(blocks)
+        block = concat([history_of(each) for each in blocks])
         tables = [table for table in ALL_TABLES if table != ACTIVATIONS or len(block.activations)]
         paths = [self.folder / table / f"part-{self.next_part:06d}.parquet" for table in tables]
         written = []
@@ -312,7 +312,7 @@ class RunWriter:
         self.complained = False
 
 
-def _rows(blocks: Iterable[History]) -> int:
+def _rows(blocks: Iterable[Block]) -> int:
     return sum(len(block) * len(block.layers) for block in blocks)
 
 
@@ -323,7 +323,7 @@ class _Count:
     steps: int = 0
     end: int | None = None  # the number after the last one
 
-    def add(self, block: History) -> None:
+    def add(self, block: Block) -> None:
         """Count the steps of the next block."""
         new = np.unique(block.step[block.step >= (self.end or 0)])
         if len(new):

@@ -2,6 +2,7 @@
 
 import json
 import math
+import threading
 
 import numpy as np
 import pandas as pd
@@ -15,6 +16,8 @@ from gradwatch import WatchError, open_history
 from gradwatch.measure.gradients import Batch, gradients
 from gradwatch.measure.layout import SAMPLE, Layout, stride
 from gradwatch.measure.weight_updates import UpdateRatio
+from gradwatch.recording import recorder
+from gradwatch.recording.blocks import history as history_of_rows
 from gradwatch.sanitize import MAX_LOGGED, MAX_LOGGED_NAME
 from gradwatch.storage import compaction
 from gradwatch.storage.folder import list_parts
@@ -445,3 +448,42 @@ def test_as_many_names_as_can_be_logged_can_be_read_and_one_more_is_refused(tmp_
         history = open_history(watching.dir)
         assert (history.step.tolist(), history.problems, len(history.logged)) == ([0, 1], (), MAX_LOGGED), parts
         assert compaction.merge(list_parts(watching.dir / "steps"))
+
+
+# ------------------------------------------------------------------------------------------------ who does numpy's part
+
+
+def test_what_numpy_does_with_the_rows_is_done_by_the_thread_that_writes(tmp_path, monkeypatch):
+    made = []
+
+    def noted(*arguments):
+        made.append((threading.current_thread().name, len(arguments[3])))
+        return history_of_rows(*arguments)
+
+    monkeypatch.setattr(recorder, "history", noted)
+    model = mlp()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    handle = watch(model, optimizer, tmp_path, flush_every=0.01, clip="ClipByGlobalNorm(0.1)")
+    train(model, optimizer, 200, after_step=lambda _, loss: handle.log(loss=loss))
+    handle.close()
+    assert {name for name, _ in made} == {"gradwatch-writer"}
+    assert sum(rows for _, rows in made) == 200  # each once
+    assert gradwatch.open_history(handle.dir).step.tolist() == list(range(200))
+
+
+def test_a_block_that_cannot_be_made_costs_its_own_steps_alone(tmp_path, monkeypatch, caplog):
+    def failing(*arguments):
+        if arguments[3][0].step == 10:
+            raise ValueError("of these rows")
+        return history_of_rows(*arguments)
+
+    monkeypatch.setattr(recorder, "history", failing)
+    model = mlp()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    handle = watch(model, optimizer, tmp_path, flush_every=1000.0)
+    for start in (0, 10, 20):
+        train(model, optimizer, 10, seed=start)
+        handle._drain()
+    handle.close()
+    assert gradwatch.open_history(handle.dir).step.tolist() == [*range(10), *range(20, 30)]
+    assert "10 steps from 10 on cannot be written: ValueError('of these rows')" in caplog.text

@@ -1,0 +1,53 @@
+"""A block of steps that becomes a History when somebody asks for it: making one is work for the thread that writes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence, Sized
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gradwatch.history import History
+
+
+class LazyBlock:
+    """`make()` as a History; what has to be known of it before is here. It is kept once it is made.
+
+    `is_suspect` says that a norm in it may be inf or NaN. Two threads may ask at once: then it is made twice, and no
+    lock is held in which a process might be forked.
+    """
+
+    def __init__(
+        self,
+        steps: Sequence[int],
+        layers: Sequence[Any],
+        activations: Sized,
+        is_suspect: bool,
+        make: Callable[[], History],
+    ) -> None:
+        self.step: NDArray[np.int64] = np.array(steps, np.int64)
+        self.layers, self.activations, self.is_suspect = layers, activations, is_suspect
+        self._make: Callable[[], History] | None = make
+        self._made: History | None = None
+
+    def __len__(self) -> int:
+        return len(self.step)
+
+    def history(self) -> History:
+        """The block as a History; raises what making it raises, each time."""
+        found, make = self._made, self._make
+        if found is None and make is not None:
+            found = self._made = make()
+            self._make = None  # with all that it was made of
+        found = found or self._made  # another thread was done in between
+        assert found is not None
+        return found
+
+
+Block = History | LazyBlock
+
+
+def history_of(block: Block) -> History:
+    """The block as a History, which it may be already."""
+    return block.history() if isinstance(block, LazyBlock) else block
