@@ -17,6 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from training import ELEMENT_POLICIES, NORM_POLICIES, mlp, state_tensors, watch
 
 from gradwatch import AGC, ClipByGlobalNorm, ClipByNorm, Decision, NormPolicy, SkipNonfinite, SkipSpike, open_history
+from gradwatch.measure import foreach
 from gradwatch.measure.foreach import scale_
 from gradwatch.measure.fused import CLASSES, why_not_folded
 from gradwatch.measure.gradients import Batch
@@ -79,6 +80,37 @@ def test_each_half_is_multiplied_by_the_whole_coefficient_and_rounded_once(dtype
         scale_(layout, batch.groups, coef.to(device))
     for i, (got, wanted, before) in enumerate(zip(tensors, want, halves(dtype), strict=True)):
         assert torch.equal(got.cpu(), before if i in absent else wanted), i
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, *HALVES])
+@pytest.mark.parametrize("most", [foreach.TOGETHER, 9])
+def test_small_tensors_that_are_scaled_together_are_as_if_each_was_alone(dtype, most, device, monkeypatch):
+    """Large ones among them, one that is not contiguous, one without dimensions, and one that is absent."""
+    monkeypatch.setattr(foreach, "can_be_read", lambda _: False)
+    monkeypatch.setattr(foreach, "TOGETHER", most)
+    generator = torch.Generator().manual_seed(0)
+    shapes = [(), (200, 90), *((1 + i % 5, 3, 7) for i in range(40))]
+    numbers = [torch.randn(shape, generator=generator, dtype=torch.float64) for shape in shapes]
+    numbers[7] = numbers[7].transpose(0, 2)
+    tensors = [n.to(device, dtype) for n in numbers]
+    coef = torch.linspace(
+        0.9871, 0.9996, len(tensors), dtype=torch.float64 if dtype is torch.float64 else torch.float32
+    )
+    want = [(t.double() * c.double().to(device)).to(dtype) for t, c in zip(tensors, coef, strict=True)]
+    want[11] = tensors[11].clone()
+    layout = Layout({str(i): nn.Parameter(t.clone()) for i, t in enumerate(tensors)})
+    batch = Batch(layout, [None if i == 11 else t for i, t in enumerate(tensors)])
+    calls = []
+    for name in ("_foreach_mul_", "_foreach_copy_"):
+        plain = getattr(torch, name)
+        monkeypatch.setattr(torch, name, lambda a, b, plain=plain: (calls.append(len(a)), plain(a, b)))
+    with CudaRounding():
+        scale_(layout, batch.groups, coef.to(device))
+    assert all(map(torch.equal, tensors, want))
+    assert sum(calls) == len(tensors) - 1
+    assert calls[-1] == 2  # the large one, and the one that is not contiguous
+    assert len(calls) == 1 + -(-39 // most)
 
 
 @pytest.mark.parametrize("device", DEVICES)
