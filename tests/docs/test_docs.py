@@ -54,6 +54,7 @@ def desk(tmp_path, monkeypatch):
         sys.modules["mlflow"].set_tracking_uri(None)
 
 
+TUTORIALS = sorted(page for page in TEXT if page.startswith("docs/tutorials/"))
 FRAMEWORKS = {f"docs/{name}.md" for name in ("accelerate", "lightning", "mlflow", "transformers")}  # slow to import
 
 
@@ -62,7 +63,7 @@ FRAMEWORKS = {f"docs/{name}.md" for name in ("accelerate", "lightning", "mlflow"
     [
         pytest.param(page, marks=pytest.mark.slow if page in FRAMEWORKS else [])
         for page in TEXT
-        if blocks(page, "python")
+        if blocks(page, "python") and page not in TUTORIALS
     ],
 )
 def test_the_python_of_a_page_runs_from_top_to_bottom(page, desk, request):
@@ -77,6 +78,25 @@ def test_the_python_of_a_page_runs_from_top_to_bottom(page, desk, request):
     for block in blocks(page, "python"):
         line = TEXT[page][: TEXT[page].index(block)].count("\n")
         exec(compile("\n" * line + block, ROOT / page, "exec"), names)
+
+
+STEP = re.compile(r"^```python\n(.*?)^```(?:\n\n```text\n(.*?)^```)?", re.MULTILINE | re.DOTALL)
+
+
+def without_numbers(text):
+    """Another processor rounds otherwise."""
+    return re.sub(r"[-+]?\d[\d.,e+-]*", "#", " ".join(text.split()))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("page", TUTORIALS)
+def test_a_tutorial_prints_what_it_shows(page, desk, capsys):
+    if "transformers" in TEXT[page]:
+        pytest.importorskip("transformers")
+    names = {}
+    for step in STEP.finditer(TEXT[page]):
+        exec(compile("\n" * TEXT[page][: step.start()].count("\n") + step[1], ROOT / page, "exec"), names)
+        assert without_numbers(capsys.readouterr().out) == without_numbers(step[2] or ""), step[1]
 
 
 @pytest.mark.slow
