@@ -22,6 +22,7 @@ from gradwatch.measure.distributed import local
 from gradwatch.measure.gradients import Batch
 from gradwatch.measure.layout import Layout, real, stride
 from gradwatch.measure.looking import Looking
+from gradwatch.measure.second_moment import adam_rms
 
 if TYPE_CHECKING:
     from gradwatch.policies import Policy
@@ -81,6 +82,9 @@ class Weights:
             with self.looking.at("slot_norm"):
                 norms = slot_norms(self.layout, optimizers, self.looking)
                 values.update({f"slot_norm/{n}": v for n, v in norms.items()})
+            with self.looking.at("adam_rms"):
+                rms = adam_rms(self.layout, optimizers)
+                values.update({} if rms is None else {"adam_rms": rms})
         return values
 
 

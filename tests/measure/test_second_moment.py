@@ -1,0 +1,60 @@
+"""`adam_rms`: the root mean square of g / sqrt(v) after a step is that of float64 from the optimizer's state."""
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from training import watch
+
+from gradwatch import open_history
+from gradwatch.measure import second_moment
+
+
+def train(folder, kind, steps=5, piece=None, dtype=torch.float32, **options):
+    """Train; what was recorded, and the oracle's numbers of each step."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 3)).to(dtype)
+    model.unused = nn.Linear(2, 2).to(dtype)
+    optimizer = kind(model.parameters(), **options)
+    wanted = []
+    with watch(model, optimizer, folder, slots=True, every=1, clip="ClipByGlobalNorm(0.1)") as handle:
+        for step in range(steps):
+            optimizer.zero_grad()
+            scale = 300.0 if step == 3 else 1.0
+            (scale * model[:3](torch.randn(4, 6, dtype=dtype)).square().mean()).backward()
+            optimizer.step()
+            wanted.append([rms(p, optimizer.state.get(p, {}), optimizer.param_groups[0]) for p in model.parameters()])
+    return open_history(handle.dir), np.array(wanted)
+
+
+def rms(p, state, group):
+    if p.grad is None:
+        return np.nan
+    g, v = p.grad.double().numpy(), state["exp_avg_sq"].double().numpy()
+    bias = 1 - group["betas"][1] ** float(state["step"])
+    return np.sqrt((g**2 / np.maximum(v, group["eps"] ** 2)).mean() * bias)
+
+
+@pytest.mark.parametrize(
+    ("kind", "options"),
+    [(torch.optim.Adam, {"lr": 0.01}), (torch.optim.AdamW, {"lr": 0.01, "betas": (0.9, 0.95), "fused": True}),
+     (torch.optim.AdamW, {"lr": 0.01, "eps": 0.05}), (torch.optim.NAdam, {"lr": 0.01}),
+     (torch.optim.Adam, {"lr": 0.01, "dtype": torch.bfloat16}),
+     (torch.optim.Adam, {"lr": 0.01, "dtype": torch.double})],
+)  # fmt: skip
+def test_every_number_is_the_oracles(kind, options, tmp_path, monkeypatch):
+    for piece in (second_moment.PIECE, 30):  # all together, and nearly each alone
+        monkeypatch.setattr(second_moment, "PIECE", piece)
+        history, wanted = train(tmp_path / str(piece), kind, **options)
+        np.testing.assert_allclose(history.layer("adam_rms"), wanted, rtol=1e-5)
+        assert np.isnan(history.layer("adam_rms")[:, -2:]).all()
+
+
+def test_an_optimizer_without_it_has_none(tmp_path):
+    for kind in (torch.optim.SGD, torch.optim.Lion) if hasattr(torch.optim, "Lion") else (torch.optim.SGD,):
+        model = nn.Linear(3, 1)
+        optimizer = kind(model.parameters(), lr=0.01)
+        with watch(model, optimizer, tmp_path, slots=True, every=1) as handle:
+            model(torch.ones(2, 3)).sum().backward()
+            optimizer.step()
+        assert "adam_rms" not in open_history(handle.dir).per_layer
