@@ -203,6 +203,7 @@ _WEIGHTS = layer_curves("weight_norm", "weight norm")
 CHARTS: dict[str, Draw] = {
     "dead-units": module_curves("dead", "share of dead units"),
     "saturated": module_curves("saturated", "share of saturated elements"),
+    "stale-second-moment": layer_curves("adam_rms", "gradient over Adam's estimate of it"),
     "activation-outlier": module_curves("max", "largest |a|"),
     "attention-logits-grow": module_curves("logit_max", "largest attention logit", "heads"),
     "attention-collapsed": module_curves("entropy", "entropy of the attention, as a share of the largest", "heads"),

@@ -36,6 +36,7 @@ SHOWN = {  # what stands above the loss, where it is not each layer's grad_norm
     "attention-logits-grow": "logit_max",
     "attention-collapsed": "entropy",
     "activation-outlier": "max",
+    "stale-second-moment": "adam_rms",
 }
 TOTALS = {"clip-inert", "clip-is-your-learning-rate", "double-clip", "clip-before-unscale"}
 

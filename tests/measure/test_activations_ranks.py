@@ -18,7 +18,7 @@ pytestmark = [
 
 @pytest.mark.parametrize("kind", ["ddp", "fsdp"])
 def test_two_ranks_together_are_one_process(kind, tmp_path):
-    found = [recorded(size, name, tmp_path / name) for size, name in ((2, kind), (1, "one"))]
+    found = [recorded(size, name, tmp_path / name).activations for size, name in ((2, kind), (1, "one"))]
     together, alone = found
     assert together.step.tolist() == alone.step.tolist() == [0, 1, 2, 4]
     assert together.layers == alone.layers == ("0", "1", "2", "3", "4")
@@ -31,17 +31,19 @@ def test_two_ranks_together_are_one_process(kind, tmp_path):
 
 @pytest.mark.parametrize("kind", ["ddp", "fsdp", "tp"])
 def test_the_heads_of_two_ranks_are_those_of_one_process(kind, tmp_path):
-    together, alone = (
-        recorded(size, name, tmp_path / name, "ranks_attention.py") for size, name in ((2, kind), (1, "one"))
-    )
+    both = [recorded(size, name, tmp_path / name, "ranks_attention.py") for size, name in ((2, kind), (1, "one"))]
+    together, alone = (history.activations for history in both)
     assert together.layers == alone.layers
     assert [name for name in alone.layers if "[" in name] == [f"{b}.attn[{i}]" for b in (0, 1) for i in range(4)]
     for name in ("logit_bound", "logit_max", "entropy"):
         np.testing.assert_allclose(together.values[name], alone.values[name], rtol=1e-4, err_msg=name)
+    rms = [history.layer("adam_rms") for history in both]
+    assert np.isfinite(rms[1]).all()
+    np.testing.assert_allclose(*rms, rtol=1e-3, atol=1e-3)
 
 
 def recorded(size, kind, folder, script="ranks_inside.py"):
     done = torchrun(size, SUPPORT / script, kind, folder)
     assert done.returncode == 0, done.stderr[-3000:]
     (run,) = Path(folder).iterdir()
-    return open_history(run).activations
+    return open_history(run)

@@ -72,3 +72,32 @@ def drifting_sensor(folder, sick=True, pace=1.05, steps=140):
         return x, y
 
     return fit(folder, net, optim.Adam(net.parameters(), 0.003), classify(net, read), steps, **FEW)
+
+
+class Gated(nn.Module):
+    """A net for the digits with a gate beside it, whose own loss is tiny as a rule."""
+
+    def __init__(self):
+        super().__init__()
+        self.body = mlp(24, depth=1)
+        self.gate = nn.Linear(64, 8)
+
+    def forward(self, x):
+        return self.body(x), self.gate(x.flatten(1))
+
+
+def rare_gradient(folder, sick=True, at=140, times=800.0, steps=160):
+    """A gate whose gradient is 800 times its usual size in one step, and far below the clip (the twin: never)."""
+    net, batch = Gated(), batches()
+
+    def loss_of(step):
+        x, y = batch(step)
+        out, gate = net(x)
+        weight = 1e-5 * (times if sick and step == at else 1.0)
+        sign = torch.randn(len(y), 8, generator=torch.Generator().manual_seed(step))  # now this way and now that
+        return F.cross_entropy(out, y) + weight * (gate * sign).sum(dim=1).mean()
+
+    optimizer = optim.Adam(net.parameters(), 0.001)
+    return fit(
+        folder, net, optimizer, loss_of, steps, slots=True, layers=("gate*", "body.3*"), clip="ClipByGlobalNorm(1.0)"
+    )

@@ -9,6 +9,7 @@ from gradwatch.analysis.rules import diagnose
 from gradwatch.analysis.rules.activation_outliers import activation_outlier
 from gradwatch.analysis.rules.activations import dead_units, saturated
 from gradwatch.analysis.rules.attention import attention_collapsed, attention_logits_grow
+from gradwatch.analysis.rules.second_moment import stale_second_moment
 
 d = Recorded(inner_diseases)
 
@@ -80,3 +81,16 @@ def test_values_that_outgrow_all_others_are_found_where_they_come_in(tmp_path):
     assert finding.severity == "note"  # the other examples are learned all the same
     (root,) = diagnose(history)
     assert (root.rule, root.severity, root.consequences[0].rule) == ("activation-outlier", "warning", "spike")
+
+
+def test_a_rare_gradient_that_adam_was_not_prepared_for_is_found_below_the_clip(tmp_path):
+    history = d.rare_gradient(tmp_path)
+    (finding,) = stale_second_moment(history)
+    assert (finding.layers, finding.first_step) == (("gate.weight", "gate.bias"), 140)
+    assert finding.evidence["adam_rms"] > 8
+    assert finding.evidence["update_over_usual"] > 3
+    assert finding.evidence["share_of_norm"] < 0.05
+    twin = d.rare_gradient(tmp_path, sick=False)
+    assert stale_second_moment(twin) == []
+    assert serious(diagnose(twin)) == serious(diagnose(history)) == []
+    assert one(diagnose(history), "stale-second-moment").severity == "note"  # the digits are learned all the same

@@ -60,6 +60,7 @@ TWINS: dict[str, tuple[tuple[str, Train], tuple[str, Train]]] = {
             ("attention-logits-grow", i.growing_logits, "Adam at 0.1", "Adam at 0.003"),
             ("attention-collapsed", i.collapsed_heads, "queries and keys begin 30 times as large", "as torch begins"),
             ("activation-outlier", i.drifting_sensor, "one example grows by 5 % a step", "as all others"),
+            ("stale-second-moment", i.rare_gradient, "one gradient 800 times as large", "never"),
             ("no-progress", s.averaged, "the average loaded back", "the average kept"),
             ("renorm-binds", s.tight_norm, "MaxNorm(0.3)", "MaxNorm(4.0)"),
             ("lr-too-high", s.rate_too_high, "Adam at 0.3", "Adam at 0.003"),

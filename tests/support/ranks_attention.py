@@ -53,9 +53,9 @@ def main(kind, folder):
             spread = {"q": ColwiseParallel(), "k": ColwiseParallel(), "v": ColwiseParallel(), "out": RowwiseParallel()}
             parallelize_module(block.attn, mesh, spread)
     wrapped = DistributedDataParallel(model) if kind == "ddp" else model
-    optimizer = torch.optim.SGD(wrapped.parameters(), lr=1e-3)
+    optimizer = torch.optim.Adam(wrapped.parameters(), lr=1e-3, eps=1e-4)  # the gradients of k.bias are noise
     watch = gradwatch.watch(wrapped, optimizer, dir=folder, run_name=kind, log=None, delivery="none", verbose=False,
-                            activations=("*.attn", "*.mlp"), activations_every=2)  # fmt: skip
+                            activations=("*.attn", "*.mlp"), activations_every=2, slots=True, every=1)  # fmt: skip
     generator = torch.Generator().manual_seed(1)
     for _ in range(3):
         batch = torch.randn(6, 5, WIDTH, generator=generator)

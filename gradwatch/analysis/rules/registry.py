@@ -35,6 +35,7 @@ from gradwatch.analysis.rules.nonfinite import nonfinite
 from gradwatch.analysis.rules.outputs import softmax_twice
 from gradwatch.analysis.rules.progress import reaches_its_goal, succeeds
 from gradwatch.analysis.rules.rivals import generator_starves
+from gradwatch.analysis.rules.second_moment import stale_second_moment
 from gradwatch.analysis.rules.spikes import spike
 from gradwatch.analysis.rules.unchanged import weights_unchanged
 from gradwatch.analysis.rules.updates import update_too_large, update_too_small
@@ -46,6 +47,7 @@ RULES: tuple[Rule, ...] = (
     noise_dominated, weights_unchanged, update_too_large, update_too_small, below_epsilon, generator_starves,
     weight_growth, weights_shrink, renorm_binds, spike, lr_too_high, softmax_twice, no_progress, bad_initialisation,
     dead_units, saturated, attention_logits_grow, attention_collapsed, activation_outlier,
+    stale_second_moment,
     clip_before_unscale, double_clip, clip_is_your_learning_rate, clip_inert, policy_never_acts,
 )  # fmt: skip
 
