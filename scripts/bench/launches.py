@@ -41,8 +41,9 @@ def trace(sizes: Mapping[str, Sequence[int]], dtype: torch.dtype, way: str | Non
         params = parameters(sizes, dtype)
         optimizer = torch.optim.AdamW(params.values(), lr=1e-4, fused=True)
         clips = way == "torch clip"
-        if way is not None and not clips:
-            step_of(params, optimizer, None if way == "none" else parse(way), every=EVERY)
+        watched = way is not None and not clips
+        policy = parse(str(way)) if watched and way != "none" else None
+        stepper = step_of(params, optimizer, policy, every=EVERY) if watched else None
         for _ in range(EVERY + 2):  # constants are made by then; the next step but one is a measured one
             take_step(params, optimizer)
         traces = []
@@ -54,6 +55,8 @@ def trace(sizes: Mapping[str, Sequence[int]], dtype: torch.dtype, way: str | Non
                     torch.nn.utils.clip_grad_norm_(params.values(), 1.0, foreach=True)
                 optimizer.step()
             traces.append(seen)
+        if stepper is not None:
+            stepper.detach(finish=False)  # else torch's clips stay wrapped, for those who are traced later too
     return traces
 
 

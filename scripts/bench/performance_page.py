@@ -8,6 +8,7 @@ What has not been measured is left out, and the page says which scripts have not
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -22,7 +23,8 @@ What gradwatch costs, next to torch's own `clip_grad_norm_` and next to other to
 scripts named below, which anyone can run; `scripts/bench/performance_page.py` prints this page from their results in
 [measurements](measurements). Every benchmark interleaves what it compares, in a new order each round, and reports
 medians over rounds. Ratios of one run on one machine are comparable; absolute times are not. *Load* is the number of
-processes that ran or wanted to run when a benchmark began: where it is not near 0, other work disturbed the figures.
+processes that ran or wanted to run when a benchmark began: where it was above 1, other work disturbed it, and its times
+are not shown. What is counted (launches, instructions, bytes) is the same under any load.
 
 ## Bytes moved
 
@@ -45,15 +47,39 @@ by rows, which all threads share (from 32,768 elements on) and which keeps the d
 """
 
 
+QUIET = 1.0  # the load up to which a time is shown
+CLOCKS = re.compile(r"(^|_)(seconds|ms|clock|cpu)(_|$)")  # in the names of figures that are times
+
+
+def without_clocks(value: Any) -> Any:
+    """The figures of a report that are no times."""
+    if isinstance(value, list):
+        return [without_clocks(each) for each in value]
+    if not isinstance(value, Mapping):
+        return value
+    return {k: without_clocks(v) for k, v in value.items() if not CLOCKS.search(k) and k != "thread"}
+
+
 def page(folder: Path = FOLDER) -> str:
     """The whole page, from the files in `folder`."""
-    text, waiting = INTRO, []
+    text, waiting, loaded = INTRO, [], []
     for title, script, name, section in SECTIONS:
         file = folder / name
-        if file.exists():
-            text += f"\n## {title}\n\n" + section(json.loads(file.read_text()), name)
-        else:
+        if not file.exists():
             waiting.append(f"`{script}` ({title[0].lower()}{title[1:]})")
+            continue
+        report = json.loads(file.read_text())
+        if report.get("load", 0) <= QUIET or section is instruction_counts:
+            text += f"\n## {title}\n\n" + section(report, name)
+            continue
+        loaded.append(f"`{script}` (load {report['load']}: [JSON](measurements/{name}))")
+        counted = without_clocks(report) if section not in (optimizer_phase, side_by_side) else {}
+        text += f"\n## {title}\n\n" + section(counted, name) if counted else ""
+    if loaded:
+        text += (
+            "\n## What other work disturbed\n\nTimes of these were taken while other work ran on the machine, so they "
+        )
+        text += "are no evidence and\nare not shown: " + ",\n".join(loaded) + ".\n"
     if waiting:
         text += "\n## What has not run\n\nThese scripts are ready and their results are not here yet: "
         text += ", ".join(waiting) + ".\n"
@@ -104,6 +130,20 @@ def host_work(report: Report, name: str) -> str:
         + table(["tensors", *ways], [[str(size), *(shown[size, way] for way in ways)] for size in sizes])
         + f"\n`scripts/bench/host_time.py`, Python {report['python']}, torch {report['torch']}: "
         f"[JSON](measurements/{name}).\n"
+    )
+
+
+def launches(report: Report, name: str) -> str:
+    """launches.py: of fp32 parameters."""
+    rows = [row for row in report["rows"] if row["dtype"] == "float32"]
+    ways, sizes = (list(dict.fromkeys(row[key] for row in rows)) for key in ("way", "tensors"))
+    shown = {(row["tensors"], row["way"]): f"{row['launches']:,} + {row['measured']:,}" for row in rows}
+    return (
+        "Kernels beyond fused AdamW's own in a step on a GPU, and how many more where weights are measured, on one\n"
+        "step in `every`. They follow from ATen's rules for CUDA 12, on tensors without values: no GPU was asked.\n"
+        "A step reads nothing from the device.\n\n"
+        + table(["tensors", *ways], [[str(n), *(shown.get((n, way), "") for way in ways)] for n in sizes])
+        + f"\n`scripts/bench/launches.py`, torch {report['torch']}: [JSON](measurements/{name}).\n"
     )
 
 
@@ -190,6 +230,7 @@ SECTIONS: list[tuple[str, str, str, Callable[[Report, str], str]]] = [
     ("Optimizer phase", "scripts/bench/bench_step.py", "bench_step_cpu.json", optimizer_phase),
     ("Instructions", "scripts/bench/bench_step.py --instructions", "bench_instructions_cpu.json", instruction_counts),
     ("Python's work", "scripts/bench/host_time.py", "host_work.json", host_work),
+    ("Launches", "scripts/bench/launches.py", "launches_fake_cuda.json", launches),
     ("Side by side", "scripts/bench/bench_peers.py", "bench_peers_cpu.json", side_by_side),
     ("Writing", "scripts/bench/bench_store.py", "bench_store_cpu.json", plain("bench_store.py")),
     ("Reports of long histories", "scripts/bench/bench_report.py", "bench_report_cpu.json", plain("bench_report.py")),

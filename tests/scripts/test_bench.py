@@ -137,6 +137,24 @@ def test_the_page_shows_what_is_there_and_names_what_has_not_run(scripts, tmp_pa
     assert "bench_step.py --device cuda" in waiting
 
 
+def test_times_under_load_are_not_shown(scripts, tmp_path):
+    from performance_page import page
+
+    def shown(name, load, **figures):
+        (tmp_path / name).write_text(json.dumps({"what": "it", "machine": "a box", "load": load, **figures}))
+        return page(tmp_path)
+
+    store = {"thread": {"layers": 3}, "runs": [{"bytes": 7, "seconds": 58.4, "close_seconds": 0.2}], "cpu_ms": 9.5}
+    assert "| runs 1, seconds | 58.4 |" in shown("bench_store_cpu.json", 0.9, **store)
+    text = shown("bench_store_cpu.json", 7.5, **store)
+    assert "| runs 1, bytes | 7 |" in text
+    assert not any(time in text for time in ("58.4", "0.2 |", "9.5", "| thread"))
+    assert "`scripts/bench/bench_store.py` (load 7.5" in text.split("## What other work disturbed")[1]
+    ratios = {"ratios": {"mlp": {"torch": 1.0, "ours": 0.81}}}
+    assert "0.81" in shown("bench_step_cpu.json", 0.2, **ratios)
+    assert "0.81" not in shown("bench_step_cpu.json", 2.0, **ratios)
+
+
 def test_the_outage_benchs_ratios_are_of_hanging_over_healthy(scripts):
     import bench_outage
 

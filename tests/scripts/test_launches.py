@@ -7,6 +7,8 @@ import launches
 import pytest
 import torch
 
+from gradwatch.recording import torch_patches
+
 TABLE = json.loads((Path(__file__).parents[2] / "docs" / "measurements" / "launches_fake_cuda.json").read_text())
 ROWS = {(row["tensors"], row["dtype"], row["way"]): row for row in TABLE["rows"]}
 QUICK = [key for key in ROWS if key[0] == 6]
@@ -66,3 +68,9 @@ def test_recording_takes_half_the_launches_of_torchs_clip(tensors):
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_a_coefficient_for_each_layer_takes_no_launch_for_each_small_one(tensors, most, dtype):
     assert ROWS[tensors, dtype, "ClipByNorm(1.0)"]["launches"] <= most
+
+
+def test_who_counts_leaves_nothing_wrapped():
+    before = torch_patches._seen.listeners
+    launches.row(6, torch.float32, "none")
+    assert torch_patches._seen.listeners == before
