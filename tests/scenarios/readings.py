@@ -107,8 +107,17 @@ READINGS = {
     ("scaled-gradients: optimizer.step()", "scaled-gradients"): Reading(
         "scaler.step(optimizer) divides the scale out", as_expert=True
     ),
-    ("no-progress: the average loaded back", "no-progress"): Reading(
-        "a tenth of the rate does not help, so the average is what writes the weights: it is loaded no more",
+    ("imbalance: inputs from 0 to 255", "inputs-not-normalised"): Reading(
+        "the inputs are divided by 255, and the rate is the one that suits such inputs", as_expert=True
+    ),
+    ("inputs-not-normalised: inputs from 0 to 255, SGD", "inputs-not-normalised"): Reading(
+        "the inputs are divided by 255", as_expert=True
+    ),
+    ("saturated: inputs from 0 to 1000", "inputs-not-normalised"): Reading(
+        "the inputs are scaled to unit size", as_expert=True
+    ),
+    ("no-progress: labels apart from their images", "no-progress"): Reading(
+        "one batch is learnt, so inputs and targets are looked at: the labels go with their images again",
         as_expert=True,
         beyond=True,
     ),

@@ -174,6 +174,36 @@ def averaged(folder, sick=True):
     return fit(folder, net, optimizer, loss, 150, every=5)
 
 
+def labels_apart(folder, sick=True):
+    """Labels that were shuffled apart from their images (the twin: not so)."""
+    net, batch = mlp(), batches()
+
+    def apart(step):
+        x, y = batch(step)
+        return x, y[torch.randperm(len(y), generator=torch.Generator().manual_seed(step))] if sick else y
+
+    return fit(folder, net, optim.SGD(net.parameters(), 0.1), classify(net, apart), 150, every=5)
+
+
+def inputs_of_bytes(folder, sick=True):
+    """Digits from 0 to 255 (the twin: from 0 to 1)."""
+    net, batch = mlp(), batches()
+
+    def sized(step):
+        x, y = batch(step)
+        return 255 * x if sick else x, y
+
+    return fit(folder, net, optim.SGD(net.parameters(), 0.1), classify(net, sized), 120, every=5)
+
+
+def wrong_sign(folder, sick=True):
+    """The loss has a minus too many (the twin: not so)."""
+    net = mlp()
+    loss_of = classify(net, batches())
+    sign = -1 if sick else 1
+    return fit(folder, net, optim.Adam(net.parameters(), 1e-3), lambda step: sign * loss_of(step), 120, every=5)
+
+
 def large_eps(folder, sick=True):
     """Adam whose eps is 10 (the twin: 1e-8)."""
     return digits(folder, adam(1e-3, eps=10.0 if sick else 1e-8), 150)

@@ -196,8 +196,11 @@ def test_the_manifest_keeps_what_was_frozen_and_what_nobody_holds(tmp_path):
 
 
 def test_inputs_of_255_make_one_layer_the_whole_norm(tmp_path):
-    (found,) = diagnose(d.unscaled_inputs(tmp_path))
-    assert (found.rule, found.severity, found.layers) == ("imbalance", "warning", ("0.weight",))
+    (root,) = diagnose(d.unscaled_inputs(tmp_path))
+    assert (root.rule, root.severity, root.layers) == ("inputs-not-normalised", "warning", ("0.weight",))
+    assert 50 < root.evidence["input_rms"] < 1000
+    found = one([root], "imbalance")
+    assert (found.severity, found.layers) == ("warning", ("0.weight",))
     assert (found.first_step, found.last_step) == (0, 199)
     assert "only('0.weight', ClipByNorm(" in found.cure
 

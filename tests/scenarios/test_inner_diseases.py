@@ -43,7 +43,8 @@ def test_a_tanh_at_its_ends_is_found(tmp_path):
     (finding,) = saturated(history)
     assert (finding.severity, finding.first_step) == ("warning", 0)
     assert finding.evidence["share"] > 0.5
-    assert serious(diagnose(history)) == ["saturated"]
+    (root,) = diagnose(history)
+    assert (root.rule, one([root], "saturated").layers) == ("inputs-not-normalised", finding.layers)
 
 
 def test_logits_that_grow_without_end_are_found_under_the_rate_that_makes_them(tmp_path):

@@ -18,7 +18,10 @@ s = Recorded(live)
 @pytest.mark.parametrize(
     ("train", "rule", "words"),
     [
-        (s.averaged, "no-progress", "The steps take each other back"),
+        (s.averaged, "weights-unchanged", "Most likely something puts the weights back"),
+        (s.labels_apart, "no-progress", "Either nothing in the batches leads to their targets, or"),
+        (s.inputs_of_bytes, "inputs-not-normalised", "Steps that suit it do not suit the other layers"),
+        (s.wrong_sign, "negative-loss", "it has the wrong sign"),
         (s.large_eps, "below-epsilon", "below the optimizer's eps (1.0e+01)"),
         (s.fading, "weights-shrink", "The weight decay of 0.5 is stronger"),
         (live.starving_generator, "generator-starves", "Its rival has won"),
@@ -35,7 +38,7 @@ def test_it_is_the_root_and_the_twin_is_healthy(train, rule, words, tmp_path):
 
 def test_it_says_which_causes_remain_and_is_sure_of_its_cause_where_one_does(tmp_path):
     (sure,) = diagnose(s.fading(tmp_path / "sure"))
-    (unsure,) = diagnose(s.averaged(tmp_path / "unsure"))
+    (unsure,) = diagnose(s.labels_apart(tmp_path / "unsure"))
     assert (sure.confidence, sure.alternatives) == ("likely", ())
     assert unsure.confidence == "possible"
     assert len(unsure.alternatives) == 2

@@ -55,13 +55,15 @@ TWINS: dict[str, tuple[tuple[str, Train], tuple[str, Train]]] = {
             ),
             ("softmax-twice", partial(s.softmaxed, lr=1.0), "a softmax before cross_entropy", "logits"),
             ("bad-initialisation", s.begun_large, "weights ten times as large", "torch's own weights"),
+            ("inputs-not-normalised", s.inputs_of_bytes, "inputs from 0 to 255, SGD", "inputs from 0 to 1"),
+            ("negative-loss", s.wrong_sign, "minus the cross-entropy", "the cross-entropy"),
             ("dead-units", i.dead_units, "most biases begin at -20", "as torch begins"),
             ("saturated", i.saturated, "inputs from 0 to 1000", "inputs from 0 to 1"),
             ("attention-logits-grow", i.growing_logits, "Adam at 0.1", "Adam at 0.003"),
             ("attention-collapsed", i.collapsed_heads, "queries and keys begin 30 times as large", "as torch begins"),
             ("activation-outlier", i.drifting_sensor, "one example grows by 5 % a step", "as all others"),
             ("stale-second-moment", i.rare_gradient, "one gradient 800 times as large", "never"),
-            ("no-progress", s.averaged, "the average loaded back", "the average kept"),
+            ("no-progress", s.labels_apart, "labels apart from their images", "labels of their images"),
             ("renorm-binds", s.tight_norm, "MaxNorm(0.3)", "MaxNorm(4.0)"),
             ("lr-too-high", s.rate_too_high, "Adam at 0.3", "Adam at 0.003"),
             ("clip-inert", s.inert, "ClipByGlobalNorm(100.0)", "ClipByGlobalNorm(1.5)"),
@@ -89,5 +91,13 @@ def as_sick(rule: str) -> Sick:
 
 
 # Of these the loss of the twin is not clearly better, or another one; a second clip hides the true norms only.
-NOT_TOLD = {"no-gradient", "gradients-accumulate", "weight-growth", "generator-starves", "clip-inert", "double-clip"}
+NOT_TOLD = {
+    "no-gradient",
+    "gradients-accumulate",
+    "weight-growth",
+    "generator-starves",
+    "clip-inert",
+    "double-clip",
+    "negative-loss",
+}
 TOLD_BY_LOSSES = [as_sick(rule) for rule in TWINS if rule not in NOT_TOLD]

@@ -130,12 +130,13 @@ def _inert(history: History, rows: Bools, what: str, lower: str) -> Finding:
 
 
 def clip_is_your_learning_rate(
-    history: History, often: float = 0.9, min_steps: int = 100, factor: float = 2.0
+    history: History, often: float = 0.9, min_steps: int = 100, factor: float = 2.0, harmless: float = 10.0
 ) -> list[Finding]:
     """A fixed threshold below almost every gradient: the share of clipped steps is above `often`.
 
-    Under SGD the real steps are then smaller than the learning rate says: a warning from `factor` times on. Under Adam
-    and its kin the size of the steps hardly depends on the gradients' scale: a note. Policies that follow the norms
+    Under SGD the real steps are then smaller than the learning rate says: a warning from `factor` times on, from
+    `harmless` times on where the training succeeds. Under Adam and its kin the size of the steps hardly depends on the
+    gradients' scale: a note. Policies that follow the norms
     (`AutoClip(10)` clips 90 % of the steps) are what they are meant to be.
     Source: methods, section 3 (above 50 %: a second learning rate); a run whose steps were 20 times too small (traps).
     """
@@ -152,7 +153,8 @@ def clip_is_your_learning_rate(
     typical = float(np.median(coef[known]))
     smaller, rate = 1 / max(typical, 1e-30), set_rate(history)
     adaptive = is_adaptive(history)
-    severity: Severity = "note" if adaptive or smaller < factor else "warning"
+    little = smaller < (harmless if succeeds(history) else factor)
+    severity: Severity = "note" if adaptive or little else "warning"
     layer_share = history.clip_rate
     layers = () if (layer_share[~np.isnan(layer_share)] > often).all() else pick(history, layer_share > often)
     cause = f"{threshold[0].upper()}{threshold[1:]} changed {percent(share)} of the steps and made a typical one "

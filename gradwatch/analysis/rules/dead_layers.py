@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from gradwatch.analysis.rules.facts import are_zero, matrices, numel, pick, present
+from gradwatch.analysis.rules.facts import are_zero, beside_bias, matrices, numel, pick, present
 from gradwatch.analysis.rules.finding import Finding, Why, either
 from gradwatch.analysis.rules.losses import learnt
 from gradwatch.analysis.rules.progress import all_learnt
@@ -22,11 +22,12 @@ def dead_layer(
     Of a network that is dying, most layers are zero for most batches: when more than the share `most` of the layers had
     an exactly zero gradient in more than the share `often` of those steps, these are all dead, and it is an error.
     Fewer layers are a warning, and must be zero throughout (a head that is used now and then is not dead). A layer
-    must have been seen in at least `min_steps` steps of that half. A bias is not dead while the weight beside it has
-    gradients: they reach the units and cancel (the last bias of a Wasserstein critic). Steps whose loss is below
-    `done` times the first do not count: nothing is left to learn there; nor does a network whose loss came to rest at
-    its lowest as they became zero (`all_learnt`). Gradients that were all zero in every step
-    of the run are no dead layers either, but gradients that were zeroed before the step.
+    must have been seen in at least `min_steps` steps of that half. It is a note where nothing but 0 ever came into
+    these layers: the biases beside them have gradients. A bias is not dead while the weight beside it has gradients:
+    they reach the units and cancel (the last bias of a Wasserstein critic). Steps whose loss is below `done` times the
+    first do not count: nothing is left to learn there; nor does a network whose loss came to rest at its lowest as they
+    became zero (`all_learnt`). Gradients that were all zero in every step of the run are no dead layers either, but
+    gradients that were zeroed before the step.
     Source: dead ReLU units give exact zeros (methods: S4); SageMaker Debugger's DyingReLU.
     """
     learnt_all = learnt(history, done)[history.layer_rows]
@@ -47,11 +48,12 @@ def dead_layer(
         return []
     first = _since(norm[:, dead], there[:, dead], late)
     start = first <= int(np.flatnonzero(there[:, dead].any(axis=1))[0])
-    why = _why(history, dead, start)
+    idle = start and not dying_network and _idle(history, dead)
+    why = _IDLE if idle else _why(history, dead, start)
     return [
         Finding(
             rule="dead-layer",
-            severity="error" if dying_network else "warning",
+            severity="error" if dying_network else "note" if idle else "warning",
             layers=pick(history, dead),
             first_step=int(history.layer_step[first]),
             last_step=int(history.step[-1]),
@@ -91,6 +93,20 @@ def _why(history: History, dead: Bools, start: bool) -> Why:
 
 
 _NEVER_REACHED = ("their units were dead or saturated from the start", "nothing depends on them")
+
+
+def _idle(history: History, dead: Bools) -> bool:
+    """Whether the bias beside each of these weights `[L]` has gradients: what comes into them is 0 throughout."""
+    norm, place = history.layer("grad_norm"), {name: i for i, name in enumerate(history.layers)}
+    beside = [place.get(beside_bias(name)) for name in pick(history, dead)]
+    return all(i is not None and not dead[i] and (norm[:, i] > 0).any() for i in beside)
+
+
+_IDLE = Why(
+    "Gradients reach the biases beside these weights, and none the weights: all that comes into them is 0.",
+    "If it is meant to be so (an input that is not used yet), nothing. Else look at what is given to these layers.",
+    {},
+)
 
 
 def _cancels(history: History, norm: Floats) -> Bools:

@@ -34,7 +34,8 @@ def below_epsilon(history: History, most: float = 0.5, min_steps: int = 50) -> l
     norm = history.layer("clipped_norm").astype(np.float64)
     late = (history.layer_rows >= len(history) // 2) & ~learnt(history)[history.layer_rows]
     of_matrix = np.array(["Muon" in kind for kind, _ in _owners(history)], bool)
-    size = np.where(of_matrix, norm, root_mean_square(history, norm))[late]
+    sizes = np.where(of_matrix, norm, root_mean_square(history, norm))
+    size = sizes[late]
     if len(size) < min_steps / 2:
         return []
     typical = np.array([middle(column[column > 0]) for column in size.T])
@@ -50,7 +51,7 @@ def below_epsilon(history: History, most: float = 0.5, min_steps: int = 50) -> l
             "below-epsilon",
             "warning",
             () if hit[known].all() else pick(history, hit),
-            int(history.layer_step[late][0]),
+            int(history.layer_step[int((sizes[:, hit] < floor[hit]).all(axis=1).argmax())]),
             int(history.step[-1]),
             {"gradient_rms": seen, "eps": added, "layers": int(hit.sum()), "of": int(known.sum())},
             f"In most of the weights the gradients ({seen:.1e}) are below the optimizer's eps ({added:.1e}), which "

@@ -137,6 +137,12 @@ def numel(history: History) -> Floats:
     return np.array([max(1, known.get(name, 1)) for name in history.layers], np.float64)
 
 
+def beside_bias(weight: str) -> str:
+    """The name of the bias beside a weight: `rnn.bias_ih_l0` for `rnn.weight_ih_l0`; others keep their own."""
+    head, dot, own = weight.rpartition(".")
+    return f"{head}{dot}{own.replace('weight', 'bias')}"
+
+
 def last_matrix(history: History) -> Layer | None:
     """The last weight of two dimensions: its rows are the classes, where the run is a classification."""
     return next((layer for layer in reversed(history.run.layers) if len(layer.shape) == 2), None)
@@ -151,16 +157,19 @@ def embeddings(history: History) -> Bools:
 def initial_gains(history: History) -> Floats:
     """By what each matrix multiplied a signal when first measured, `[L]`: rms x sqrt(fan in); NaN for other layers.
 
-    torch's layers begin at 0.58, He's initialisation at 1.41. Embeddings and those that were not measured are NaN too.
+    torch's layers begin at 0.58, He's initialisation at 1.41. A row of an embedding is looked up, not summed: its gain
+    is its root mean square, and known where that is above 1. Those that were not measured are NaN too.
     Source: He et al., arXiv:1502.01852, equation 7.
     """
     _, norm = measured(history, "weight_norm")
     shapes = {layer.name: layer.shape for layer in history.run.layers}
     fans = np.array([max(1, int(np.prod(shapes.get(name, ())[1:]))) for name in history.layers], np.float64)
-    which = matrices(history) & ~embeddings(history)
+    which, tables = matrices(history), embeddings(history)
     if not len(norm):
         return np.full(len(which), np.nan)
-    return np.where(which, root_mean_square(history, norm[0].astype(np.float64)) * np.sqrt(fans), np.nan)
+    rms = root_mean_square(history, norm[0].astype(np.float64))
+    which &= ~tables | (rms > 1)
+    return np.where(which, rms * np.where(tables, 1, np.sqrt(fans)), np.nan)
 
 
 def chance_loss(history: History) -> float:
@@ -210,6 +219,19 @@ def largest_ratio(history: History) -> float:
     ratio = ratio[:, matrices(history)]
     known = ratio[:, ~np.isnan(ratio).all(axis=0)]
     return float(np.nanmedian(known, axis=0).max()) if known.size else 0.0
+
+
+def directness(history: History) -> tuple[float, Floats]:
+    """The steps from one measurement to the next, and how far each layer gets in them as a share of the way, `[L]`.
+
+    1 on a straight line, the root of 1 / steps on a random walk, 0 for weights that are put back; NaN if not measured.
+    """
+    ratio, away = history.layer("update_ratio").astype(np.float64), history.layer("displacement").astype(np.float64)
+    at = np.flatnonzero(np.isfinite(ratio).any(axis=1))
+    if len(at) < 2:
+        return 1.0, np.full(len(history.layers), np.nan)
+    every = float(np.median(np.diff(history.layer_rows[at])))
+    return every, np.array([middle(column) for column in (away[at] / (ratio[at] * every)).T])
 
 
 def pick(history: History, which: Bools) -> tuple[str, ...]:

@@ -9,9 +9,10 @@ import numpy as np
 
 from gradwatch.analysis.clips import incoming
 from gradwatch.analysis.rules.clipping import clip_before_unscale
-from gradwatch.analysis.rules.facts import is_adaptive, middle
+from gradwatch.analysis.rules.facts import directness, is_adaptive, middle
 from gradwatch.analysis.rules.finding import Finding, Severity, either
 from gradwatch.analysis.rules.gradients import exploding
+from gradwatch.analysis.rules.long_steps import lr_too_high
 from gradwatch.analysis.rules.losses import has_rivals, training_losses
 from gradwatch.analysis.rules.weight_growth import weights_shrink
 from gradwatch.formatting import loop_clips
@@ -26,8 +27,9 @@ def scaled_gradients(history: History, excess: float = 1000.0, min_steps: int = 
     (by the median step, so that a few wild ones do not count),
     the gradients are not those of the loss that was logged. Both sides are measured: |dw| is update_ratio times
     weight_norm. Needs a training loss that falls clearly, and `min_steps` steps; of parts that train
-    against each other nothing is said, nor of a training that came apart, nor where the loop clips before it unscales:
-    then the large norms are explained. Nor of weights that fade away: their steps are those of a decay.
+    against each other nothing is said, nor of a training that came apart or is thrown about, nor where the loop clips
+    before it unscales: then the large norms are explained. Nor of weights that fade away: their steps are those of a
+    decay.
     A warning; a note where nothing depends on the scale (an optimizer of Adam's kind, and no clip).
     Source: the descent lemma; forgotten unscaling is wandb#4369, DeepSpeed#8588.
     """
@@ -45,7 +47,7 @@ def scaled_gradients(history: History, excess: float = 1000.0, min_steps: int = 
     half = float(smooth[0] - smooth.min()) / 2
     if half <= noise or half <= 0:
         return []
-    if clip_before_unscale(history) or exploding(history) or weights_shrink(history):
+    if any(rule(history) for rule in (clip_before_unscale, exploding, weights_shrink, lr_too_high)):
         return []
     end = rows[int(np.argmax(smooth <= smooth[0] - half)) + width - 1]
     ratio = middle(path[: end + 1]) * float(end + 1) / half
@@ -80,26 +82,37 @@ def scaled_gradients(history: History, excess: float = 1000.0, min_steps: int = 
 
 
 def _path(history: History) -> Floats | None:
-    """|g| |dw| of every step, `[T]`; |dw| is known every few steps and drawn through between them."""
+    """|g| |dw| of every step, `[T]`; |dw| is known every few steps and drawn through between them.
+
+    Steps that take each other back count as far as they lead: by the weights' net displacement, where it is known.
+    """
     ratio, weight = history.layer("update_ratio").astype(np.float64), history.layer("weight_norm").astype(np.float64)
     with np.errstate(over="ignore", invalid="ignore"):
         moved = np.sqrt(np.nansum((ratio * weight) ** 2, axis=1))
         rows = np.flatnonzero(np.isfinite(moved) & (moved > 0))
         if not len(rows):
             return None
+        direct = middle(directness(history)[1])
+        moved *= min(1.0, direct) if direct > 0 else 1.0
         return np.asarray(incoming(history) * np.interp(np.arange(len(history)), history.layer_rows[rows], moved[rows]))
 
 
 def gradients_accumulate(
-    history: History, times: float = 10.0, against: float = 40.0, straight: float = 0.98, jump: float = 2.0
+    history: History,
+    times: float = 10.0,
+    against: float = 40.0,
+    straight: float = 0.98,
+    jump: float = 2.0,
+    even: float = 0.03,
 ) -> list[Finding]:
-    """From the first step on the norm grows in a straight line: gradients are added up, because nothing zeroes them.
+    """From the first step on the norm grows as a sum does: gradients are added up, because nothing zeroes them.
 
     After t steps a sum of t gradients that point the same way is t times as large. Alarm: the norm reaches `times` its
     first value after about that many steps (0.6 to 2 times as many), until then its correlation with the number of
     steps is `straight`, and no step adds more than `jump` times the first norm (an explosion adds more each time).
     Gradients that soon point elsewhere add up to less: the norm may take up to four times as many steps where the
     first four of it rise as a sum does and it was near half of that height half way.
+    Sums that bend sooner show by how little a single batch changes them (`_is_even`).
     Of parts that train against each other it must reach `against` times: the gradient that a critic hands on grows as
     the critic learns.
     Source: torch adds to .grad until it is zeroed; the growth is that of a sum.
@@ -111,17 +124,13 @@ def gradients_accumulate(
     if len(norm) < times:
         return []
     first = float(np.median(norm[:3])) / 2  # the middle of the first three of a sum: 1, 2, 3
-    above = np.flatnonzero(norm >= times * first)
-    if not len(above) or not 0.6 * times <= above[0] + 1 <= 4 * times:
+    end = _of_a_sum(norm, times, first, straight, jump, has_rivals(history))
+    if end is None and not has_rivals(history) and _is_even(history, norm, even):
+        end = min(len(norm), 60) - 1
+    if end is None:
         return []
-    end = int(above[0])
-    steps, rise = np.arange(end + 1), np.diff(norm[: end + 1])
+    steps = np.arange(end + 1)
     fit = float(np.corrcoef(steps, norm[: end + 1])[0, 1])
-    counts = end + 1 <= 2 * times and fit >= straight
-    bends = not has_rivals(history) and (norm[1:4] > [1.4 * norm[0], 1.8 * norm[0], 2 * norm[0]]).all()
-    bends = bends and norm[end // 2] > 0.36 * norm[end]  # 0.5 on a line, 0.32 where it is multiplied
-    if not (counts or bends) or np.abs(rise).max() > jump * max(first, norm[0]):
-        return []
     peak = int(norm.argmax())
     return [
         Finding(
@@ -141,3 +150,37 @@ def gradients_accumulate(
             "each optimizer.step()).",
         )
     ]
+
+
+def _of_a_sum(norm: Floats, times: float, first: float, straight: float, jump: float, rivals: bool) -> int | None:
+    """The row in which a norm `[T]` reached `times` its first value as a sum does; None for one that did not."""
+    above = np.flatnonzero(norm >= times * first)
+    if not len(above) or not 0.6 * times <= above[0] + 1 <= 4 * times:
+        return None
+    end = int(above[0])
+    rise = np.diff(norm[: end + 1])
+    fit = float(np.corrcoef(np.arange(end + 1), norm[: end + 1])[0, 1])
+    counts = end + 1 <= 2 * times and fit >= straight
+    bends = not rivals and (norm[1:4] > [1.4 * norm[0], 1.8 * norm[0], 2 * norm[0]]).all()
+    bends = bends and norm[end // 2] > 0.36 * norm[end]  # 0.5 on a line, 0.32 where it is multiplied
+    return end if (counts or bends) and not np.abs(rise).max() > jump * max(first, norm[0]) else None
+
+
+def _is_even(history: History, norm: Floats, even: float, times: float = 7.0, after: int = 10, least: int = 60) -> bool:
+    """Whether a norm `[T]` is `times` what it was at first, and changes less from step to step than the loss does.
+
+    From the row `after` on to half of the run it changes by less than the share `even` by its median: a batch adds
+    little to the sum of all before it, while each batch has a loss of its own.
+    """
+    late = norm[after : max(least, len(norm) // 2)]
+    names = training_losses(history)
+    if len(late) < least - after or not names or not np.median(late) >= times * np.median(norm[:3]):
+        return False
+    fast = late[-1] > 1.5 * late[0] * (after + len(late)) / after  # a sum grows no faster than its steps
+    if fast or np.diff(norm[:least]).max() > 5 * norm[:3].max():  # what is multiplied adds ever more
+        return False
+    loss = history.total(names[0])[: after + len(late)]
+    loss = loss[np.isfinite(loss)]
+    noise = float(np.median(np.abs(np.diff(loss)))) / abs(float(np.median(loss))) if len(loss) > least // 2 else 0.0
+    change = float(np.median(np.abs(np.diff(np.log(late)))))
+    return change < min(even, noise / 1.2)

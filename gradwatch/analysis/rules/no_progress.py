@@ -13,6 +13,7 @@ from gradwatch.analysis.groups import higher_is_better
 from gradwatch.analysis.rules.facts import (
     USUAL_RATIO,
     chance_loss,
+    directness,
     ends_in,
     is_adaptive,
     largest_ratio,
@@ -28,6 +29,7 @@ from gradwatch.analysis.rules.losses import HELD_OUT
 from gradwatch.analysis.rules.progress import Progress, can_be_judged, progress, unmoved, went
 from gradwatch.analysis.rules.schedule import ran_out
 from gradwatch.analysis.rules.tries import LOWER, rate_times
+from gradwatch.analysis.rules.unchanged import TAKEN_BACK
 from gradwatch.analysis.rules.updates import weak_gradients
 from gradwatch.formatting import percent, setting_text
 from gradwatch.history import History
@@ -121,8 +123,12 @@ _BY_HEART = (
 def _at_chance(history: History, loss: Progress, near: float = 0.01) -> bool:
     """Whether a loss ended at log C and was never lower by more than twice `near`.
 
-    C are the rows of the last matrix, three at least; two where a Sigmoid ends the model.
+    C are the rows of the last matrix, three at least; two where a Sigmoid ends the model. Any power of two, as a batch
+    is large whose pairs are told apart, where the loss hardly differs from it, nor from step to step.
     """
+    pairs = round(loss.ended / math.log(2)) * math.log(2) if math.isfinite(loss.ended) else 0.0
+    if pairs > 0 and abs(loss.ended - pairs) < near / 10 * pairs and loss.noise < near * pairs:
+        return min(loss.best, loss.began) > (1 - 2 * near) * pairs
     chance = math.log(2) if ends_in(history, "Sigmoid") else chance_loss(history)  # where it is NaN, nothing is near it
     return abs(loss.ended - chance) < near * chance and min(loss.best, loss.began) > (1 - 2 * near) * chance
 
@@ -164,26 +170,24 @@ def _why(history: History) -> Why:
             numbers | {"lr": set_rate(history)},
             (rate_times(times),),
         )
-    _, away = measured(history, "displacement")
-    every = float(np.median(np.diff(history.layer_rows[at]))) if len(at) > 1 else 1.0
-    known = wide & (~np.isnan(away)).any(axis=0) if len(away) else np.zeros(len(wide), bool)
+    every, direct = directness(history)
+    known = wide & np.isfinite(direct)
     if known.any() and every > 1:
-        share = float(np.median(np.nanmedian(away[:, known], axis=0) / np.nanmedian(ratio[:, known], axis=0)))
+        share = float(np.median(direct[known])) * every
         numbers["displacement_in_steps"] = share
         if share < 0.3 * np.sqrt(every):  # a walk without direction gets sqrt(k) steps far in k
             return Why(
                 f"The steps take each other back: {every:.0f} of them move the weights as far as {share:.1g} would. "
-                + either(_TAKEN_BACK),
+                + either(TAKEN_BACK),
                 "Lower the learning rate tenfold for some steps: if the loss falls, they were too long. If not, look "
                 "for what writes the weights after optimizer.step(): an average, a load_state_dict, a constraint.",
                 numbers,
                 (LOWER,),
-                _TAKEN_BACK,
+                TAKEN_BACK,
             )
     return _OPEN._replace(evidence=numbers)
 
 
-_TAKEN_BACK = ("they are so long that each undoes the one before", "something puts the weights back")
 _LEFT = (
     "nothing in the batches leads to their targets",
     "the loss does not reward it (its sign, its reduction, what is detached)",

@@ -9,9 +9,9 @@ import math
 
 import numpy as np
 
-from gradwatch.analysis.rules.facts import ends_in, initial_gains, last_matrix
+from gradwatch.analysis.rules.facts import chance_loss, ends_in, initial_gains, last_matrix
 from gradwatch.analysis.rules.finding import Finding, Why, either
-from gradwatch.analysis.rules.losses import scaled_losses
+from gradwatch.analysis.rules.losses import has_rivals, scaled_losses, training_losses
 from gradwatch.formatting import percent
 from gradwatch.history import Floats, History
 
@@ -138,3 +138,60 @@ def _by_its_beginning(history: History, values: Floats, classes: int, tight: flo
         {"first": float(values[0])},
         alternatives=causes,
     )
+
+
+def negative_loss(
+    history: History, near: float = 0.1, close: float = 0.03, min_steps: int = 20, times: float = 20.0
+) -> list[Finding]:
+    """A loss that is below 0 from the first step on, as that of a classification cannot be. A warning.
+
+    With C rows in the last matrix, three at least, a cross-entropy begins at log C. Alarm: none of `min_steps` or more
+    values of a training loss is above 0, and the first ones are within the share `near` of -log C (it has the wrong
+    sign), or within `close` of -1 / C and none is below -1 (probabilities were given in place of their logarithms). Of
+    any model: it fell to `times` its first value, the second half of the steps by more than the first (then a loss
+    without a lower bound is the alternative). Not of parts that train against each other.
+    Source: the definition of cross_entropy; torch's documentation of NLLLoss wants log-probabilities.
+    """
+    chance, last = chance_loss(history), last_matrix(history)
+    for name in training_losses(history):
+        values = history.total(name)
+        values = values[np.isfinite(values)]
+        if len(values) < min_steps or values.max() > 0 or has_rivals(history):
+            continue
+        first, classes = float(np.median(values[:3])), last.shape[0] if last is not None else 0
+        half, end = float(values[len(values) // 2]), float(np.median(values[-3:]))
+        if abs(first + chance) < near * chance:
+            why = Why(_where(name, f"minus the logarithm of {classes}", classes) + _TURNED, _TURN, {})
+        elif abs(first * classes + 1) < close and values.min() >= -1 and chance > 0:
+            words = _where(name, f"minus 1 / {classes}", classes)
+            why = Why(f"{words}it is the mean of minus the probabilities, without their logarithm.", _LOGARITHM, {})
+        elif end < times * first < 0 and half - end > first - half:
+            falls = f"{name} is below 0 from the first step on and falls ever faster, from {first:.3g} to {end:.3g}. "
+            why = Why(falls + either(_UNBOUNDED), _TURN, {}, alternatives=_UNBOUNDED)
+        else:
+            continue
+        return [
+            Finding(
+                "negative-loss",
+                "warning",
+                (last.name,) if last is not None else (),
+                int(history.step[0]),
+                int(history.step[-1]),
+                {"metric": name, "first": first, "last": end},
+                why.cause,
+                why.cure,
+                alternatives=why.alternatives,
+            )
+        ]
+    return []
+
+
+def _where(name: str, begins: str, classes: int) -> str:
+    usual = f"{math.log(classes):.3g}"
+    return f"{name} begins at {begins}, where a cross-entropy of {classes} classes begins at {usual}: "
+
+
+_TURNED = "it has the wrong sign, and the training makes it worse."
+_TURN = "Look at the sign of the loss: take the minus away, or minimise what is maximised now."
+_LOGARITHM = "Give nll_loss log_softmax(logits), or cross_entropy the logits."
+_UNBOUNDED = ("it has the wrong sign", "it has no lower bound, and outputs or weights that grow lower it")

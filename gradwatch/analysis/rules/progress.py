@@ -84,7 +84,8 @@ def went(name: str, values: Floats, sign: int, first: int = 5) -> Progress:
     """Of a scalar `[N]` that is better when it is lower.
 
     It is compared with its end at several lengths of the beginning, 5 values to a quarter of all: some fall within a
-    few steps, and of others single values are mostly noise. The clearest of these counts.
+    few steps, and of others single values are mostly noise. The clearest of these counts; where none is clear, the one
+    that is known best.
     """
     late = values[-max(first, len(values) // 4) :]
     ended = float(np.median(late))
@@ -100,6 +101,8 @@ def went(name: str, values: Floats, sign: int, first: int = 5) -> Progress:
         tried.append((began, began - ended, error))
         length *= 2
     began, gain, error = max(tried, key=lambda t: t[1] / t[2] if t[2] else t[1])
+    if abs(gain) <= 4 * error:
+        began, gain, error = tried[-1]
     known = {"first": float(values[0]), "began": began, "ended": ended, "best": min(best, ended)}
     shown = {what: sign * value for what, value in known.items()}
     return Progress(name, **shown, gain=gain, won=float(values[0]) - ended, error=float(error), noise=float(sigma))
@@ -123,26 +126,56 @@ def all_learnt(history: History, near: float = 0.02) -> bool:
     return bool(losses) and all(rests) and succeeds(history)
 
 
-def creeps(history: History, share: float = 0.2, min_steps: int = 100, running: int = 500) -> bool:
-    """Whether the losses fall, by less than `share`, and no slower at the end than at first: they are far from it.
+def creeps(
+    history: History,
+    share: float = 0.4,
+    pace: float = 0.4,
+    sigmas: float = 4.0,
+    min_steps: int = 100,
+    running: int = 500,
+) -> bool:
+    """Whether the losses fall, by less than `share`, and hardly slower at the end than at first: they are far from it.
 
-    Each third of a training loss is lower than the one before by its median, the last by no less than half of what
-    the one before it won. Not asked while the rate still rises.
+    Each third of a training loss is lower than the one before by its median, the last by no less than the share `pace`
+    of what the one before it won, and both together are `sigmas` standard errors. Not asked while the rate still rises,
+    nor of a loss that began at less than half of what equal probabilities give: it has been learnt before.
     """
-    rate = np.nan_to_num(rates(history)).max(axis=1)
-    rises = middle(rate[len(rate) // 2 :]) > 1.2 * middle(rate[: len(rate) // 2])
-    if not can_be_judged(history, min_steps, running) or rises:
+    if not can_be_judged(history, min_steps, running) or _rises(history):
         return False
     known = progress(history)
     losses = [p for p in known if p.is_loss]
-    if not losses or any(p.is_large(share) for p in known) or not all(p.is_real() for p in losses):
+    if not losses or any(p.is_large(share) for p in known) or any(p.began < chance_loss(history) / 2 for p in losses):
         return False
     for p in losses:
         values = history.total(p.metric)
-        thirds = [float(np.median(part)) for part in np.array_split(values[np.isfinite(values)], 3)]
-        if not 0 < 0.5 * (thirds[0] - thirds[1]) <= thirds[1] - thirds[2]:
+        values = values[np.isfinite(values)]
+        thirds = [float(np.median(part)) for part in np.array_split(values, 3)]
+        late, error = thirds[1] - thirds[2], 1.2533 * p.noise * np.sqrt(6 / len(values))
+        if not (thirds[0] - thirds[2] > sigmas * error and late >= pace * (thirds[0] - thirds[1]) > 0):
             return False
     return True
+
+
+def hardly_moves(
+    history: History, share: float = 0.025, unclear: float = 0.2, min_steps: int = 100, running: int = 500
+) -> bool:
+    """Whether nothing that was logged got better by more than `share`, for all its noise.
+
+    By no more than `unclear`, where it did not clearly get better. Asked as `creeps` is.
+    """
+    known = progress(history) if can_be_judged(history, min_steps, running) and not _rises(history) else []
+    losses = [p for p in known if p.is_loss and not p.began < chance_loss(history) / 2]
+    return (
+        bool(losses)
+        and not any(p.is_large(share) for p in known)
+        and all(p.is_flat(share if p.is_real() else unclear) for p in losses)
+    )
+
+
+def _rises(history: History) -> bool:
+    """Whether the learning rate is a fifth higher in the second half of the run."""
+    rate = np.nan_to_num(rates(history)).max(axis=1)
+    return middle(rate[len(rate) // 2 :]) > 1.2 * middle(rate[: len(rate) // 2])
 
 
 def reaches_its_goal(history: History, share: float = 0.2) -> bool:

@@ -28,11 +28,12 @@ from gradwatch.analysis.rules.gradient_scale import gradients_accumulate, scaled
 from gradwatch.analysis.rules.gradients import exploding
 from gradwatch.analysis.rules.guard import with_guard
 from gradwatch.analysis.rules.initialisation import bad_initialisation
+from gradwatch.analysis.rules.inputs import inputs_not_normalised
 from gradwatch.analysis.rules.long_steps import lr_too_high
 from gradwatch.analysis.rules.no_progress import no_progress
 from gradwatch.analysis.rules.noise import noise_dominated
 from gradwatch.analysis.rules.nonfinite import nonfinite
-from gradwatch.analysis.rules.outputs import softmax_twice
+from gradwatch.analysis.rules.outputs import negative_loss, softmax_twice
 from gradwatch.analysis.rules.progress import reaches_its_goal, succeeds
 from gradwatch.analysis.rules.rivals import generator_starves
 from gradwatch.analysis.rules.second_moment import stale_second_moment
@@ -46,8 +47,8 @@ RULES: tuple[Rule, ...] = (
     nonfinite, exploding, vanishing, dead_layer, no_gradient, imbalance, scaled_gradients, gradients_accumulate,
     noise_dominated, weights_unchanged, update_too_large, update_too_small, below_epsilon, generator_starves,
     weight_growth, weights_shrink, renorm_binds, spike, lr_too_high, softmax_twice, no_progress, bad_initialisation,
-    dead_units, saturated, attention_logits_grow, attention_collapsed, activation_outlier,
-    stale_second_moment,
+    inputs_not_normalised, negative_loss, dead_units, saturated, attention_logits_grow, attention_collapsed,
+    activation_outlier, stale_second_moment,
     clip_before_unscale, double_clip, clip_is_your_learning_rate, clip_inert, policy_never_acts,
 )  # fmt: skip
 
@@ -57,6 +58,8 @@ _RUINED = {"nonfinite", "dead-layer", "spike", "imbalance", "vanishing", "weight
     "attention-logits-grow", "attention-collapsed", "activation-outlier",
 }  # fmt: skip
 CONSEQUENCES: dict[str, set[str]] = {
+    "negative-loss": _RUINED | {"exploding", "lr-too-high", "scaled-gradients", "gradients-accumulate"},
+    "inputs-not-normalised": _RUINED | {"exploding", "lr-too-high", "bad-initialisation", "scaled-gradients"},
     "gradients-accumulate": _RUINED | {"exploding", "lr-too-high", "scaled-gradients"},
     "scaled-gradients": _RUINED | {"exploding", "lr-too-high"},
     "clip-before-unscale": {"clip-is-your-learning-rate", "double-clip", "update-too-small", "weights-unchanged"},
@@ -70,10 +73,10 @@ CONSEQUENCES: dict[str, set[str]] = {
     "dead-layer": {"vanishing", "imbalance", "update-too-small", "weights-unchanged", "noise-dominated"},
     "vanishing": {"dead-layer", "imbalance", "update-too-small", "weights-unchanged"},
     "no-gradient": {"weights-unchanged", "update-too-small", "policy-never-acts"},
+    "below-epsilon": {"update-too-small", "weights-unchanged"},
     "weights-unchanged": {"update-too-small", "policy-never-acts"},
     "imbalance": {"clip-is-your-learning-rate", "update-too-small"},
     "clip-is-your-learning-rate": {"update-too-small", "double-clip"},
-    "below-epsilon": {"update-too-small", "weights-unchanged"},
     "weights-shrink": {"below-epsilon", "imbalance", "vanishing", "dead-layer", "update-too-small"}
     | {"update-too-large"},
     "generator-starves": {"below-epsilon", "update-too-small", "vanishing", "weights-unchanged"},
@@ -189,7 +192,8 @@ def _follows(finding: Finding, other: Finding) -> bool:
     last = finding.first_step - (SIGN_STEPS if finding.rule in _LATE else 0)
     if finding.rule in _OF_THE_RUN:  # what was over in the first half of a run does not explain it
         last = (finding.first_step + finding.last_step) // 2
-    return finding.rule in CONSEQUENCES.get(other.rule, ()) and other.last_step >= last
+    idle = other.rule == "dead-layer" and other.severity == "note"  # it harms nothing
+    return finding.rule in CONSEQUENCES.get(other.rule, ()) and other.last_step >= last and not idle
 
 
 def verdict(history: History, findings: Iterable[Finding] | None = None) -> str:

@@ -19,6 +19,7 @@ from gradwatch.analysis.rules.facts import (
 )
 from gradwatch.analysis.rules.finding import Finding, Severity, either
 from gradwatch.analysis.rules.losses import has_rivals, odd_batch, scaled_losses
+from gradwatch.analysis.rules.progress import succeeds
 from gradwatch.analysis.rules.schedule import raised_before
 from gradwatch.analysis.rules.tries import OWN_PAST, clip_with
 from gradwatch.history import Bools, Floats, History
@@ -27,7 +28,13 @@ Rows = NDArray[np.intp]
 
 
 def spike(
-    history: History, z: float = 7.0, ratio: float = 10.0, loss_z: float = 10.0, window: int = 128, often: float = 0.01
+    history: History,
+    z: float = 7.0,
+    ratio: float = 10.0,
+    loss_z: float = 10.0,
+    window: int = 128,
+    often: float = 0.01,
+    mild: float = 30.0,
 ) -> list[Finding]:
     """Single steps whose gradient norm or loss stands far above those around it.
 
@@ -36,7 +43,8 @@ def spike(
     stays has left a plateau). Loss: more than `loss_z` robust standard deviations, and by more than half of the range
     that the run's losses have (5th to 95th percentile), and half of that is gone in the 16 steps that follow where no
     norm spiked; a loss of inf is no jump but `nonfinite`. `layers` are those that carry the largest one. A note where
-    the policy caught all and the training recovered, an error where the loss has not come back by the end or most later
+    the policy caught all and the training recovered, or where none was above `mild` times the usual norm, no batch is
+    odd and the training succeeds; an error where the loss has not come back by the end or most later
     norms are not finite, else a warning. Where more than the share `often` of the steps are spikes, the 99th percentile
     of the norms lies among them: the cure under Adam and its kin is then a clip by each layer's own past
     (docs/findings/cures.md: outliers-under-a-square).
@@ -60,15 +68,15 @@ def spike(
         return []
     worst = rows[np.argmax(np.where(up[rows], times[rows], 0))]
     caught = _caught(history, rows[up[rows]], window)
-    back = [_recovered(values, rows) for values in losses.values()] or [
-        _recovered(np.log10(np.maximum(norm, 1e-30)), rows)
-    ]
+    judged = list(losses.values()) or [np.log10(np.maximum(norm, 1e-30))]
+    back = [_recovered(values, rows) for values in judged]
     after = np.isfinite(norm[rows[-1] + 1 :])
     recovered = all(state != "no" for state in back) and (len(after) < 16 or after.mean() > 0.5)
     all_caught = len(caught) > 0 and bool(caught.all())
     # A loss that jumps and comes back, with usual gradients, is one odd batch; with gradients that are not finite, not.
     quiet = all_caught if up.any() else batch is None
-    severity: Severity = "error" if losses and not recovered else "note" if quiet and recovered else "warning"
+    passed = quiet or (batch is None and np.nanmax(times[rows], initial=1.0) < mild and succeeds(history))
+    severity: Severity = "error" if losses and not recovered else "note" if passed and recovered else "warning"
     many = len(rows) > often * len(history)
     cure, tries = _spike_cure(history, many, quiet and recovered)
     evidence: dict[str, float | str] = {
@@ -78,9 +86,8 @@ def spike(
         "largest_step": int(history.step[worst]),
         "caught": int(caught.sum()),
         "recovered": "no" if not recovered else "unknown" if "unknown" in back else "yes",
+        **({} if batch is None else {"odd_batch": int(history.step[batch])}),
     }
-    if batch is not None:
-        evidence["odd_batch"] = int(history.step[batch])
     return [
         Finding(
             "spike",

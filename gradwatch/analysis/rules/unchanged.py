@@ -13,7 +13,9 @@ from numpy.typing import NDArray
 from gradwatch.analysis.rules.facts import (
     USUAL_RATIO,
     are_zero,
+    directness,
     is_adaptive,
+    largest_ratio,
     matrices,
     measured,
     numel,
@@ -41,7 +43,7 @@ def weights_unchanged(history: History, min_steps: int = 10, min_measured: int =
     if len(history) < min_steps:
         return []
     whole = _all_dropped(history, min_steps) or _no_gradients(history)
-    return whole or _still(history, min_steps, min_measured)
+    return whole or _still(history, min_steps, min_measured) or _put_back(history)
 
 
 def _tail(mask: Bools, least: int) -> int | None:
@@ -124,6 +126,40 @@ def _still(history: History, least: int, least_measured: int, converged: float =
     seen = np.array([known[k:, i].sum() for i, k in enumerate(last)])
     still = long & (seen >= least_measured)
     return _explained(history, rows, still, last, expected, eps) if still.any() else []
+
+
+def _put_back(history: History, share: float = 0.02, least: int = 5) -> list[Finding]:
+    """Weights that each step moves and that are soon where they were.
+
+    Between `least` or more measurements most matrices got no further than `share` of the way that their steps made.
+    Other trainings of the tests get 0.09 of it and more.
+    """
+    every, direct = directness(history)
+    wide = matrices(history) & np.isfinite(direct)
+    if every < 2 or not wide.any() or not np.median(direct[wide]) < share:
+        return []
+    if len(measured(history, "displacement")[0]) < least:
+        return []
+    which = wide & (direct < share)
+    moves = largest_ratio(history)
+    long = moves > 5 * USUAL_RATIO[is_adaptive(history)]
+    return [
+        _finding(
+            history,
+            "error" if (wide == which).all() else "warning",
+            () if (wide == which).all() else pick(history, which),
+            0,
+            {"update_ratio": moves, "way_that_is_left": float(np.median(direct[which]))},
+            f"Each step moves these weights, and after {every:.0f} of them they are where they were. "
+            + (either(TAKEN_BACK) if long else f"Most likely {TAKEN_BACK[1]}."),
+            "Look for what writes the weights after optimizer.step(): an average that is loaded back, a "
+            "load_state_dict, a copy, a constraint." + (" Or lower the learning rate tenfold." if long else ""),
+            TAKEN_BACK if long else (),
+        )
+    ]
+
+
+TAKEN_BACK = ("they are so long that each undoes the one before", "something puts the weights back")
 
 
 def _explained(

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from gradwatch.analysis.rules.facts import (
     LEAST_STEPS,
     USUAL_RATIO,
+    directness,
     is_adaptive,
     lengthened,
     matrices,
@@ -22,8 +23,8 @@ from gradwatch.analysis.rules.facts import (
     steps_taken,
     to_usual,
 )
-from gradwatch.analysis.rules.finding import Finding, Why
-from gradwatch.analysis.rules.progress import creeps
+from gradwatch.analysis.rules.finding import Finding, Why, either
+from gradwatch.analysis.rules.progress import creeps, hardly_moves, progress
 from gradwatch.analysis.rules.schedule import ran_out
 from gradwatch.analysis.rules.tries import rate_times, warm_up
 from gradwatch.formatting import percent, setting_text
@@ -115,15 +116,22 @@ def weak_gradients(history: History, moves: float, wanted: float, highest: float
 
 
 def update_too_small(
-    history: History, adaptive: float = 1e-6, sgd: float = 1e-7, min_measured: int = 10, slow: float = 0.03
+    history: History,
+    adaptive: float = 1e-6,
+    sgd: float = 1e-7,
+    min_measured: int = 10,
+    slow: float = 0.07,
+    slow_sgd: float = 0.03,
+    direct: float = 0.9,
 ) -> list[Finding]:
     """All weights move, and so little that the run is as good as standing still, or gets there much later.
 
     The 90th percentile over time of the update ratio is above 0 for every layer with two or more dimensions that has
     gradients, and one of these holds for all of them: it is below `adaptive` or `sgd`; or the median is below the share
-    `slow` of what is usual, while the loss falls as slowly at the end as at first (`creeps`); or a schedule left next
-    to no rate for more than half of the run (`ran_out`), from where on it is asked. (One quiet layer among others is
-    `vanishing`.)
+    `slow` or `slow_sgd` of what is usual, while the loss falls as slowly at the end as at first, or hardly (`creeps`,
+    `hardly_moves`); or a very high loss does so while usual steps get the share `direct` of their way in a straight
+    line; or a schedule left next to no rate for more than half of the run (`ran_out`), from where on it is asked, and
+    three measurements do. (One quiet layer among others is `vanishing`.)
     Source: CS231n; SageMaker Debugger's WeightUpdateRatio (1e-8). The healthy trainings of the tests are above 3e-4.
     """
     kind = is_adaptive(history)
@@ -136,18 +144,21 @@ def update_too_small(
         rows, ratio = rows[left], ratio[left]
     which = matrices(history) & (~np.isnan(ratio)).any(axis=0)
     skipped = history.total("skipped") > 0
-    if len(rows) < min_measured or not which.any() or skipped.all():
+    if len(rows) < (3 if scheduled else min_measured) or not which.any() or skipped.all():
         return []
     high = np.nanquantile(ratio[:, which], 0.9, axis=0)
     rate, found = set_rate(history), float(high.max())
     typical = max(middle(column) for column in ratio[:, which].T)
-    too_slow = typical < slow * USUAL_RATIO[kind] and creeps(history)
-    if not (high > 0).all() or not (found < limit or scheduled or too_slow):
+    too_slow = 0 < typical < (slow if kind else slow_sgd) * USUAL_RATIO[kind]
+    too_slow = too_slow and (creeps(history) or hardly_moves(history))
+    far = not too_slow and _far_targets(history, direct)
+    if not (high > 0).all() or not (found < limit or scheduled or too_slow or far):
         return []
     found = typical if too_slow else found
     factor = to_usual(history, found)
     why = (
         scheduled
+        or (_FAR if far else None)
         or weak_gradients(history, found, rate * factor)
         or Why(
             f"No layer changes by more than {found:.1e} of its size in a step; under {optimizer_kind(history)} "
@@ -169,5 +180,24 @@ def update_too_small(
             why.cause,
             why.cure,
             tries=why.tries,
+            alternatives=why.alternatives,
         )
     ]
+
+
+def _far_targets(history: History, direct: float, large: float = 1e4) -> bool:
+    """Whether a loss that began above `large` creeps, while steps of a usual size all lead the same way: it is far."""
+    losses = [p for p in progress(history) if p.is_loss]
+    straight = middle(directness(history)[1][matrices(history)]) > direct
+    return straight and bool(losses) and losses[0].first > large and (creeps(history, 0.3) or hardly_moves(history))
+
+
+_OF_FAR = ("the targets, or a sum in the loss, are far larger than what the model gives out", "the rate is too low")
+_FAR = Why(
+    "The loss began very high and creeps, although the steps are of a usual size and all lead the same way: they have "
+    f"far to go. {either(_OF_FAR)}",
+    "Look at the size of the targets: subtract their mean and divide by their standard deviation. If they are of the "
+    "order of 1, raise the learning rate by decades.",
+    {},
+    alternatives=_OF_FAR,
+)

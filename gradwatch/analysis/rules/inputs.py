@@ -1,0 +1,72 @@
+"""The size of what the model is given, by the gradients of its first layer.
+
+Legend: R rows of the layers' table.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from gradwatch.analysis.rules.facts import beside_bias, chance_loss, embeddings, matrices
+from gradwatch.analysis.rules.finding import Finding
+from gradwatch.analysis.rules.losses import scaled_losses
+from gradwatch.analysis.rules.progress import reaches_its_goal, succeeds
+from gradwatch.history import Floats, History
+
+
+def inputs_not_normalised(
+    history: History, large: float = 20.0, small: float = 0.05, beyond: float = 1e4, least: int = 5
+) -> list[Finding]:
+    """What comes into the first layer is far larger, or far smaller, than 1. A warning.
+
+    A layer's gradient is the sum of d x' over the rows of a batch, its bias's the sum of d (d: the gradient of its
+    output, x: its input). The quotient of their norms is about the norm of an x, and over the root of the fan in about
+    the root mean square of its elements. Alarm: by the median step the latter is above `large`, or the former below
+    `small`. Above `beyond` the bias's gradient is nothing but rounding, as before a batch norm. Asked of the first
+    matrix, if it is no embedding and has a bias, in `least` steps at least. A note where the training succeeds and its
+    loss began where that of equal probabilities does, or where another metric reaches its goal.
+    Source: LeCun et al. 1998, Efficient BackProp, section 4.3 (inputs of zero mean and unit variance).
+    """
+    found = _first_inputs(history)
+    if found is None:
+        return []
+    layer, norm, elements = found
+    norm = norm[np.isfinite(norm) & (norm > 0)]
+    if len(norm) < least:
+        return []
+    size = float(np.median(norm))
+    rms = size / float(np.sqrt(elements))
+    if not (large < rms < beyond or size < small):
+        return []
+    began = [float(values[np.isfinite(values)][0]) for values in scaled_losses(history).values()]
+    usual = bool(began) and all(value < 3 * chance_loss(history) for value in began)
+    harmless = reaches_its_goal(history) or (usual and succeeds(history))
+    what = "far above" if rms > large else "far below"
+    return [
+        Finding(
+            "inputs-not-normalised",
+            "note" if harmless else "warning",
+            (layer,),
+            int(history.step[0]),
+            int(history.step[-1]),
+            {"input_rms": rms, "usual": "about 1"},
+            f"The numbers that come into {layer} are of the order of {rms:.1g}, {what} 1: the gradients of its weights "
+            "are as much larger or smaller than those of its bias. Steps that suit it do not suit the other layers.",
+            "Normalise the inputs: subtract the mean and divide by the standard deviation of the training data (images "
+            "of bytes: divide by 255).",
+        )
+    ]
+
+
+def _first_inputs(history: History) -> tuple[str, Floats, int] | None:
+    """The first matrix, the norm of what came into it in each row `[R]`, and the elements of that; None if unknown."""
+    wide, names = np.flatnonzero(matrices(history)), list(history.layers)
+    if not len(wide) or embeddings(history)[wide[0]]:
+        return None
+    name = names[wide[0]]
+    bias = beside_bias(name)
+    shape = next((layer.shape for layer in history.run.layers if layer.name == name), ())
+    if bias == name or bias not in names or len(shape) < 2:
+        return None
+    norm = history.layer("grad_norm").astype(np.float64)
+    return name, np.asarray(norm[:, wide[0]] / norm[:, names.index(bias)]), int(np.prod(shape[1:]))
