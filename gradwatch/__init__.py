@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from gradwatch.policies import Policy as Policy
     from gradwatch.policies import Renorm as Renorm
     from gradwatch.policies import SkipNonfinite as SkipNonfinite
+    from gradwatch.policies import SkipNorm as SkipNorm
     from gradwatch.policies import SkipSpike as SkipSpike
     from gradwatch.policies import ZClip as ZClip
     from gradwatch.policies import chain as chain
@@ -71,6 +72,7 @@ _HOMES = {
         "Policy",
         "Renorm",
         "SkipNonfinite",
+        "SkipNorm",
         "SkipSpike",
         "ZClip",
         "chain",

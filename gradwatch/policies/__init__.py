@@ -5,7 +5,7 @@ from gradwatch.policies.base import Decision, NormPolicy, Policy, chain, only
 from gradwatch.policies.clip import ClipByAverageNorm, ClipByGlobalNorm, ClipByNorm, ClipByValue, ClipWith
 from gradwatch.policies.constraint import MaxNorm, Renorm
 from gradwatch.policies.grammar import parse
-from gradwatch.policies.skip import SkipNonfinite, SkipSpike
+from gradwatch.policies.skip import SkipNonfinite, SkipNorm, SkipSpike
 
 __all__ = [
     "AGC",
@@ -23,6 +23,7 @@ __all__ = [
     "Policy",
     "Renorm",
     "SkipNonfinite",
+    "SkipNorm",
     "SkipSpike",
     "ZClip",
     "chain",

@@ -16,7 +16,7 @@ from gradwatch.policies.adaptive import AGC, AdaGC, AutoClip, ClipByHistory, ZCl
 from gradwatch.policies.base import Policy, chain, only
 from gradwatch.policies.clip import ClipByAverageNorm, ClipByGlobalNorm, ClipByNorm, ClipByValue
 from gradwatch.policies.constraint import MaxNorm, Renorm
-from gradwatch.policies.skip import SkipNonfinite, SkipSpike
+from gradwatch.policies.skip import SkipNonfinite, SkipNorm, SkipSpike
 
 POLICIES: dict[str, Any] = {
     p.__name__: p
@@ -31,6 +31,7 @@ POLICIES: dict[str, Any] = {
         ZClip,
         AdaGC,
         SkipNonfinite,
+        SkipNorm,
         SkipSpike,
         MaxNorm,
         Renorm,

@@ -1,4 +1,4 @@
-"""Steps that must not happen: non-finite gradients, and spikes far above the run's own norms."""
+"""Steps that must not happen: non-finite gradients, norms above a threshold, spikes far above the run's own norms."""
 
 from __future__ import annotations
 
@@ -25,6 +25,28 @@ class SkipNonfinite(NormPolicy):
     def decide(self, norms: Norms, state: State) -> Decision:
         """`skip` where a norm is not finite."""
         return Decision(skip=~norms.l2.isfinite().all())
+
+
+@dataclass(frozen=True, repr=False)
+class SkipNorm(NormPolicy):
+    """Skip the step when the global norm is above `max_norm`, or not finite: no weight and no optimizer state moves.
+
+    A norm equal to the threshold is not above it. In a chain it is the norm that the policies before it left.
+
+    Raises:
+        PolicyError: `max_norm` is not above 0.
+    """
+
+    max_norm: float
+    can_skip: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        set_fields(self, max_norm=number(self.max_norm, "max_norm", low=0, strict=True))
+
+    def decide(self, norms: Norms, state: State) -> Decision:
+        """`skip` unless the global norm is finite and at most `max_norm`."""
+        total = norms.total()
+        return Decision(skip=~(total.isfinite() & (total <= self.max_norm)))
 
 
 @dataclass(frozen=True, repr=False)

@@ -16,7 +16,17 @@ from torch._subclasses.fake_tensor import DataDependentOutputException
 from torch.utils._python_dispatch import TorchDispatchMode
 from training import ELEMENT_POLICIES, NORM_POLICIES, mlp, state_tensors, watch
 
-from gradwatch import AGC, ClipByGlobalNorm, ClipByNorm, Decision, NormPolicy, SkipNonfinite, SkipSpike, open_history
+from gradwatch import (
+    AGC,
+    ClipByGlobalNorm,
+    ClipByNorm,
+    Decision,
+    NormPolicy,
+    SkipNonfinite,
+    SkipNorm,
+    SkipSpike,
+    open_history,
+)
 from gradwatch.measure import foreach
 from gradwatch.measure.foreach import scale_
 from gradwatch.measure.fused import CLASSES, why_not_folded
@@ -251,7 +261,12 @@ def test_a_kernel_does_not_scale_weights_on_two_kinds_of_device():
 # -------------------------------------------------------------------------------------------------------------- skips
 
 
-SKIPS = [SkipNonfinite(), SkipSpike(3.0, window=8), parse("chain(SkipNonfinite(), ClipByGlobalNorm(1.0))")]
+SKIPS = [
+    SkipNonfinite(),
+    SkipNorm(1.0),
+    SkipSpike(3.0, window=8),
+    parse("chain(SkipNonfinite(), ClipByGlobalNorm(1.0))"),
+]
 
 
 @pytest.mark.parametrize("settings", [{"fused": True}, {"foreach": True}], ids=str)

@@ -12,7 +12,7 @@ from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTens
 from torch.utils._python_dispatch import TorchDispatchMode
 from training import ELEMENT_POLICIES, NORM_POLICIES
 
-from gradwatch import ClipByGlobalNorm, MaxNorm, SkipNonfinite, SkipSpike
+from gradwatch import ClipByGlobalNorm, MaxNorm, SkipNonfinite, SkipNorm, SkipSpike
 from gradwatch.history import Layer, Run
 from gradwatch.measure.gradients import Batch
 from gradwatch.measure.layout import Layout
@@ -61,7 +61,7 @@ def test_a_step_runs_on_tensors_that_hold_no_values(policy):
         assert len(recorder.rows) == 5
 
 
-@pytest.mark.parametrize("policy", [SkipNonfinite(), SkipSpike(3.0, window=8)], ids=repr)
+@pytest.mark.parametrize("policy", [SkipNonfinite(), SkipNorm(1.0), SkipSpike(3.0, window=8)], ids=repr)
 def test_what_decides_a_skip_needs_no_value_either(policy):
     """Only acting on it does: one bool, in stepping.py, said by watch.plan()."""
     with FakeTensorMode():

@@ -36,7 +36,7 @@ def test_public_names():
         "clip_grads_", "global_norm", "open_history", "History", "parse", "chain",
         "only", "Policy", "NormPolicy", "Decision", "ClipByValue", "ClipByNorm", "ClipByAverageNorm",
         "ClipByGlobalNorm", "ClipByHistory", "ClipWith", "AGC", "AutoClip", "ZClip", "AdaGC", "SkipNonfinite",
-        "SkipSpike", "MaxNorm", "Renorm", "GradwatchError", "GradwatchWarning", "PolicyError", "RunError",
+        "SkipNorm", "SkipSpike", "MaxNorm", "Renorm", "GradwatchError", "GradwatchWarning", "PolicyError", "RunError",
         "TrainingHalted", "WatchError",
     }  # fmt: skip
     for name in gradwatch.__all__:
@@ -144,6 +144,7 @@ def test_the_parser_never_evaluates():
         ("ClipByGlobalNorm(1.0, norm_type=inf)", "write it as text, 'inf'"),
         ("ZClip(option=[])", "unhashable"),
         ("AutoClip(10, 1000000000000)", "window=1000000000000: wanted a whole number from 1 to 1,000,000"),
+        ("SkipNorm(0)", "max_norm=0: wanted a number above 0"),
         ("SkipSpike(window=1000001)", "window=1000001: wanted a whole number from 4 to 1,000,000"),
         (f"ZClip(warmup=1{'0' * 60})", "wanted a whole number from 2 to 1,000,000,000"),
         ("AdaGC(warmup=1000000001)", "wanted a whole number from 0 to 1,000,000,000"),

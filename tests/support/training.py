@@ -15,6 +15,7 @@ from gradwatch import (
     ClipByValue,
     ClipWith,
     SkipNonfinite,
+    SkipNorm,
     SkipSpike,
     ZClip,
     chain,
@@ -33,7 +34,12 @@ NORM_POLICIES = [
     only("0.*", ClipByGlobalNorm(0.05)),
     chain(ClipByNorm(0.05), ClipByGlobalNorm(0.06)),
 ]
-SKIP_POLICIES = [SkipNonfinite(), SkipSpike(3.0, window=8), chain(SkipNonfinite(), ClipByGlobalNorm(0.1))]
+SKIP_POLICIES = [
+    SkipNonfinite(),
+    SkipNorm(0.5),
+    SkipSpike(3.0, window=8),
+    chain(SkipNonfinite(), ClipByGlobalNorm(0.1)),
+]
 ELEMENT_POLICIES = [
     ClipByValue(0.01),
     ClipByValue(-0.02, 0.01),

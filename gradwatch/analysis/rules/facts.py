@@ -22,6 +22,7 @@ from gradwatch.policies import (
     ClipByValue,
     Policy,
     SkipNonfinite,
+    SkipNorm,
     SkipSpike,
 )
 from gradwatch.policies.grammar import members
@@ -119,7 +120,7 @@ def lengthened(history: History, momentum: float = 0.97, apart: float = 100.0) -
 
 def clips(history: History) -> list[Policy | str]:
     """The run's policies that change gradients (those that only skip are left out); by name the unknown ones."""
-    return [p for p in members(history.run.clip) if not isinstance(p, SkipNonfinite | SkipSpike)]
+    return [p for p in members(history.run.clip) if not isinstance(p, SkipNonfinite | SkipNorm | SkipSpike)]
 
 
 # ------------------------------------------------------------------------------------------------------------ layers

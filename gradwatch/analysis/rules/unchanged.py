@@ -72,7 +72,7 @@ def _all_dropped(history: History, least: int) -> list[Finding]:
     else:
         cause = f"The policy {history.run.clip} skips every step."
         cure = (
-            "Find out why the gradients are not finite; if they are, raise the policy's sigma or use SkipNonfinite()."
+            "Find out why the gradients are not finite; if they are, raise the policy's limit or use SkipNonfinite()."
         )
     return [_finding(history, "error", (), start, evidence, cause, cure)]
 
