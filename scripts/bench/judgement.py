@@ -5,6 +5,7 @@
     python scripts/bench/judgement.py --held-out      # the totals of the other half: once, when the rules are done
     python scripts/bench/judgement.py --blind         # the totals of those by somebody who had not read the rules
     python scripts/bench/judgement.py --fresh         # of those written in the same way later
+    python scripts/bench/judgement.py --novel         # of those written so last
     python scripts/bench/judgement.py --check         # that all are what they are said to be, by their scores alone
 
 It takes some minutes. The exit code is 0 whatever was found.

@@ -23,7 +23,7 @@ from unseen import dense, entropy_of, fit, rings, score_of, seeded, sick
 def stepped_in_every_micro_batch(folder, ill):
     net, piece = Recurrent(nn.LSTM, 48, seed=201), pieces(4)
     loss, score = predict(net, piece), score_of(predict(net, pieces(32, seed=9)), 2)
-    make = optim.SGD(net.parameters(), 1.0, momentum=0.9)
+    make = optim.SGD(net.parameters(), 3.0, momentum=0.9)
 
     def loss_of(step):
         if ill and step % 8 == 0:

@@ -209,7 +209,7 @@ def inner_rate_that_overshoots(folder, ill):
         for _ in range(5):
             error = F.mse_loss(functional_call(net, fast, x), y)
             ways = torch.autograd.grad(error, list(fast.values()), create_graph=True)
-            fast = {name: p - (0.3 if ill else 0.02) * way for (name, p), way in zip(fast.items(), ways, strict=True)}
+            fast = {name: p - (0.1 if ill else 0.02) * way for (name, p), way in zip(fast.items(), ways, strict=True)}
         return fast
 
     def loss_of(step):
@@ -222,7 +222,7 @@ def inner_rate_that_overshoots(folder, ill):
     def clipped(step):
         nn.utils.clip_grad_norm_(net.parameters(), 10.0)
 
-    return fit(folder, net, optim.Adam(net.parameters(), 2e-3), loss_of, 150, before_step=clipped)
+    return fit(folder, net, optim.Adam(net.parameters(), 2e-3), loss_of, 110, before_step=clipped)
 
 
 @sick(

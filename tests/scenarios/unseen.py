@@ -3,8 +3,8 @@
 Whether one is sick is judged by its loss against that of its cured twin, never by gradwatch. Some may be looked at
 while rules are changed (`tuning`); as many, which `HELD_OUT` names, are counted once (`held_out`); those of the files
 `blind_*` were written by somebody who had not read the rules, and counted once before whoever changes rules looked at
-them (`blind`); those of the files `fresh_*` were written in the same way later, and counted in the same way
-(`fresh`); the next have to be written anew. `unseen_all` imports every one.
+them (`blind`); those of the files `fresh_*` and then `novel_*` were written in the same way later, and counted in
+the same way (`fresh`, `novel`); the next have to be written anew. `unseen_all` imports every one.
 """
 
 from __future__ import annotations
@@ -109,11 +109,11 @@ def healthy(gain: float = 0.3):
     return register
 
 
-UNNAMED = ("blind", "fresh")  # the groups that have files of their own, by how these begin
+UNNAMED = ("blind", "fresh", "novel")  # the groups that have files of their own, by how these begin
 
 
 def group(training: Sick | Healthy) -> str:
-    """Which of the four it belongs to."""
+    """Which of the five it belongs to."""
     file = training.train.__module__.partition("_")[0]
     if file in UNNAMED:
         return file
@@ -145,8 +145,13 @@ def fresh(of: dict[str, Of]) -> list[Of]:
     return of_group(of, "fresh")
 
 
+def novel(of: dict[str, Of]) -> list[Of]:
+    """Those that only count, later than the fresh ones; their names are not shown either."""
+    return of_group(of, "novel")
+
+
 def label(training: Sick | Healthy) -> str:
-    """Its name; of a blind or fresh one, whose name would say what is wrong with it, its place among them."""
+    """Its name; of a blind, fresh or novel one, whose name would say what is wrong with it, its place among them."""
     its_group = group(training)
     if its_group not in UNNAMED:
         return training.name

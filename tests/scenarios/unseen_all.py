@@ -9,6 +9,12 @@ import fresh_healthy  # noqa: F401
 import fresh_healthy_models  # noqa: F401
 import fresh_sick  # noqa: F401
 import fresh_sick_models  # noqa: F401
+import novel_healthy  # noqa: F401
+import novel_healthy_models  # noqa: F401
+import novel_healthy_tasks  # noqa: F401
+import novel_sick  # noqa: F401
+import novel_sick_models  # noqa: F401
+import novel_sick_tasks  # noqa: F401
 import unseen_healthy  # noqa: F401
 import unseen_healthy_models  # noqa: F401
 import unseen_healthy_more  # noqa: F401

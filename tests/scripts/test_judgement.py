@@ -2,7 +2,7 @@
 
 import judgement
 import pytest
-from unseen import HEALTHY, SICK, blind, fresh, tuning
+from unseen import HEALTHY, SICK, blind, fresh, novel, tuning
 
 
 @pytest.fixture
@@ -18,7 +18,7 @@ def few(monkeypatch):
     return [training.name for of in (SICK, HEALTHY) for training in tuning(of)[:3]]
 
 
-@pytest.mark.parametrize("group", ["blind", "fresh"])
+@pytest.mark.parametrize("group", ["blind", "fresh", "novel"])
 def test_of_those_without_a_name_the_totals_are_printed(group, few, nothing_found, capsys):
     assert judgement.main([f"--{group}"]) == 0
     out, err = capsys.readouterr()
@@ -27,7 +27,7 @@ def test_of_those_without_a_name_the_totals_are_printed(group, few, nothing_foun
     assert not [name for name in few if name in out + err]
 
 
-@pytest.mark.parametrize("group", ["blind", "fresh"])
+@pytest.mark.parametrize("group", ["blind", "fresh", "novel"])
 def test_some_of_them_cannot_be_asked_for(group, few, nothing_found, capsys):
     with pytest.raises(SystemExit) as ended:
         judgement.main([f"--{group}", "--only", few[0]])
@@ -36,7 +36,7 @@ def test_some_of_them_cannot_be_asked_for(group, few, nothing_found, capsys):
 
 
 def test_the_page_and_the_held_out_totals_leave_them_out(nothing_found, capsys):
-    names = [training.name for of in (SICK, HEALTHY) for training in (*blind(of), *fresh(of))]
+    names = [training.name for of in (SICK, HEALTHY) for training in (*blind(of), *fresh(of), *novel(of))]
     for arguments in ([], ["--held-out"]):
         assert judgement.main(arguments) == 0
         out = capsys.readouterr().out
@@ -51,6 +51,6 @@ def test_the_check_covers_all_and_names_none_of_them(monkeypatch, capsys):
     assert not [
         t.name
         for of in (SICK, HEALTHY)
-        for t in (*blind(of), *fresh(of))
+        for t in (*blind(of), *fresh(of), *novel(of))
         if any(line.startswith(t.name) for line in lines)
     ]
