@@ -1,4 +1,4 @@
-"""Novel healthy trainings, third part: little data, large and small numbers, noise. An expert has nothing to say of any.
+"""Novel healthy trainings, third part: little data, large and small numbers, noise. An expert has nothing to say.
 
 They only count (`unseen.novel`). Whoever writes or changes a rule does not read this file.
 """
