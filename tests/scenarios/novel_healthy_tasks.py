@@ -92,7 +92,7 @@ def signal_of_a_twentieth_of_the_noise(folder):
 
 @healthy(0.3)
 def student_of_a_centred_teacher(folder):
-    """DINO (Caron et al. 2021): a loss that hardly falls; the score is how well two views find each other."""
+    """DINO (Caron et al. 2021); the score is how well two views find each other, not how well they agree."""
     seeded(288)
     net = dense(12, 64, 64, 24, act=nn.GELU)
     slow, middle = copy.deepcopy(net).requires_grad_(False), torch.zeros(24)
