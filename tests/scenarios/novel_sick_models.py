@@ -146,7 +146,7 @@ def rate_of_a_large_batch_for_two_images(folder, ill):
 
 
 @sick(
-    "no-progress", "noise-dominated", "vanishing",
+    "inputs-not-normalised", "no-progress", "noise-dominated", "vanishing",
     where="all layers, all steps",
     cure="standardise the columns: a norm over a row with an income in it is the income's sign",
 )  # fmt: skip

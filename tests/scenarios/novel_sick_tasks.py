@@ -16,6 +16,7 @@ from unseen_tasks import circle, play
 
 @sick(
     "lr-too-high", "exploding", "nonfinite", "dead-layer", "update-too-large", "imbalance", "spike",
+    "inputs-not-normalised",
     where="all layers, from the first step", cure="prices less their mean, in units of their deviation",
 )  # fmt: skip
 def prices_as_they_are_quoted(folder, ill):
@@ -144,7 +145,7 @@ def products_of_raw_views_over_a_twentieth(folder, ill):
 
 
 @sick(
-    "loss-unbounded", "weight-growth", "exploding", "wrong-sign", "lr-too-high",
+    "negative-loss", "loss-unbounded", "weight-growth", "exploding", "wrong-sign", "lr-too-high",
     where="both tables, all steps; the loss falls below zero without an end",
     cure="labels of 0 and 1: at -1 the loss has no least value",
 )  # fmt: skip
@@ -171,7 +172,7 @@ def likes_and_dislikes_of_plus_and_minus_one(folder, ill):
 
 
 @sick(
-    "imbalance", "lr-too-high", "spike", "exploding", "no-progress", "noise-dominated",
+    "inputs-not-normalised", "imbalance", "lr-too-high", "spike", "exploding", "no-progress", "noise-dominated",
     where="0.weight, all steps", cure="the time as a share of 1: beside points of 2 it goes up to 999",
 )  # fmt: skip
 def time_in_steps_beside_the_point(folder, ill):
