@@ -73,6 +73,12 @@ def settings(history: History) -> list[dict[str, Any]]:
     return [group for optimizer in own_optimizers(history) for group in groups(optimizer).values()]
 
 
+def initial_sum(history: History) -> float:
+    """What Adagrad's sum of squares began with (`initial_accumulator_value`); 0 for others."""
+    begun = [group.get("initial_accumulator_value") for group in settings(history)]
+    return max((float(value) for value in begun if isinstance(value, int | float)), default=0.0)
+
+
 def set_rate(history: History) -> float:
     """The learning rate that was set for the first param group; NaN where none was recorded.
 

@@ -15,13 +15,13 @@ from gradwatch.analysis.rules.facts import (
     chance_loss,
     directness,
     ends_in,
+    initial_sum,
     is_adaptive,
     largest_ratio,
     matrices,
     measured,
     optimizer_kind,
     set_rate,
-    settings,
     to_usual,
 )
 from gradwatch.analysis.rules.finding import Finding, Why, either
@@ -146,8 +146,7 @@ def _why(history: History) -> Why:
     moves = largest_ratio(history)
     numbers: dict[str, float | str] = {"update_ratio": moves, "usual": USUAL_RATIO[kind]}
     if moves < USUAL_RATIO[kind] / 30:
-        begun = [group.get("initial_accumulator_value") for group in settings(history)]
-        begins_at = max((float(value) for value in begun if isinstance(value, int | float)), default=0.0)
+        begins_at = initial_sum(history)
         rate = set_rate(history)
         times = to_usual(history, max(moves, 1e-12))
         weak = None if begins_at else weak_gradients(history, moves, rate * times)

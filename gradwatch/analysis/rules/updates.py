@@ -12,6 +12,7 @@ from gradwatch.analysis.rules.facts import (
     LEAST_STEPS,
     USUAL_RATIO,
     directness,
+    initial_sum,
     is_adaptive,
     lengthened,
     matrices,
@@ -150,7 +151,7 @@ def update_too_small(
     rate, found = set_rate(history), float(high.max())
     typical = max(middle(column) for column in ratio[:, which].T)
     too_slow = 0 < typical < (slow if kind else slow_sgd) * USUAL_RATIO[kind]
-    too_slow = too_slow and (creeps(history) or hardly_moves(history))
+    too_slow = too_slow and (creeps(history) or (hardly_moves(history) and not initial_sum(history)))
     far = not too_slow and _far_targets(history, direct)
     if not (high > 0).all() or not (found < limit or scheduled or too_slow or far):
         return []
