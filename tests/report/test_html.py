@@ -85,6 +85,21 @@ def test_the_charts_of_one_run_are_drawn(view):
     assert complaints == []
 
 
+def test_each_chart_is_seen_before_the_next_is_drawn(view):
+    page, complaints = view("<!doctype html>")
+    page.add_init_script("""window.seen = [];  // at each frame, how many charts are there
+        (function look() {
+            seen.push(document.querySelectorAll(".plot[data-drawn]").length);
+            requestAnimationFrame(look);
+        })()""")
+    view(render_html(build_report([make_history(steps=20)])))
+    wait_until_drawn(page)
+    seen = page.evaluate("[...new Set(window.seen)]")
+    assert seen == list(range(seen[-1] + 1))
+    assert len(seen) > 5
+    assert complaints == []
+
+
 FOLLOWS = "summary:has-text('What follows from it')"
 
 

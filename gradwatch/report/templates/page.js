@@ -3,7 +3,8 @@ const figures = JSON.parse(document.getElementById("figures").textContent);
 const config = { responsive: true, displaylogo: false, modeBarButtonsToRemove: ["select2d", "lasso2d", "autoScale2d"] };
 
 async function loadPlotly() {
-  const packed = Uint8Array.from(atob(document.getElementById("plotly").textContent), c => c.charCodeAt(0));
+  const text = atob(document.getElementById("plotly").textContent), packed = new Uint8Array(text.length);
+  for (let i = 0; i < text.length; i++) packed[i] = text.charCodeAt(i); // Uint8Array.from takes ten times as long
   const stream = new Blob([packed]).stream().pipeThrough(new DecompressionStream("gzip"));
   const script = document.createElement("script");
   script.textContent = await new Response(stream).text();
@@ -101,10 +102,21 @@ document.querySelectorAll(".tabs button").forEach(b => b.addEventListener("click
 document.querySelectorAll(".find").forEach(input => input.addEventListener("input", () => findLayer(input)));
 document.querySelectorAll(".legend button").forEach(b => b.addEventListener("click", () => togglePolicy(b)));
 
+// What has come into view, from the top: one chart at a time, so that each is seen before the next one is worked on.
+const waiting = [];
+function drawWaiting() {
+  if (!waiting.length) return;
+  draw(waiting.shift());
+  requestAnimationFrame(() => setTimeout(drawWaiting));
+}
+
 loadPlotly().then(() => {
   const plots = [...document.querySelectorAll(".plot")].filter(div => !div.closest("[hidden]"));
-  const near = new IntersectionObserver(
-    entries => entries.filter(entry => entry.isIntersecting).forEach(entry => draw(entry.target)), { rootMargin: "300px" });
+  const near = new IntersectionObserver(entries => {
+    const idle = !waiting.length;
+    waiting.push(...entries.filter(entry => entry.isIntersecting).map(entry => entry.target));
+    if (idle) drawWaiting();
+  }, { rootMargin: "300px" });
   plots.forEach(div => near.observe(div));
   scheme.addEventListener("change", redraw);
   addEventListener("beforeprint", () => print(true));
