@@ -208,19 +208,18 @@ class History:
     def layer(self, quantity: str) -> Floats:
         """`quantity` as `[R, L]`; all NaN when this run did not record it.
 
-        `clipped_norm` is `grad_norm * clip_coef` unless it was measured (element-wise policies).
+        `clipped_norm` is `grad_norm * clip_coef` unless it was measured (element-wise policies); `update_norm`, how far
+        the step moved the layer, is `update_ratio * weight_norm`.
         """
-        if quantity in self.per_layer:
-            return self.per_layer[quantity]
-        if quantity == "clipped_norm" and "grad_norm" in self.per_layer:
-            norm, coef = self.layer("grad_norm"), self.layer("clip_coef")
-            with np.errstate(invalid="ignore"):  # inf * 0: the norm after the clip is unknown, NaN says so
-                dropped = np.where(np.isfinite(norm), 0, np.nan)
-                return np.where(coef == 0, dropped, norm * coef).astype(np.float32)
-        return np.full((len(self.by_layer), len(self.layers)), np.nan, np.float32)
+        return self.by_layer.quantity(quantity)
 
     def total(self, name: str) -> Floats:
-        """The per-step scalar `name` as `[T]`; all NaN when this run did not record it."""
+        """The per-step scalar `name` as `[T]`; all NaN when this run did not record it.
+
+        `update_norm` is the root of the sum of squares of the layers' own, over the finite ones.
+        """
+        if name == "update_norm" and name not in self.per_step:
+            return table.spread(table.joint_norm(self.layer(name)), self.layer_rows, len(self))
         return self.per_step.get(name, np.full(len(self), np.nan))
 
     @property

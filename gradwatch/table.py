@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 
 Floats = NDArray[np.floating[Any]]
 Bools = NDArray[np.bool_]
+# What is not recorded where it is a norm times a factor; it is NaN where they are inf and 0.
+PRODUCTS = {"clipped_norm": ("grad_norm", "clip_coef"), "update_norm": ("weight_norm", "update_ratio")}
 
 
 @dataclass(frozen=True, repr=False)
@@ -45,6 +47,16 @@ class Table:
         at = list(columns)
         values = {name: v[:, at] for name, v in self.values.items()}
         return replace(self, values=values, layers=tuple(self.layers[i] for i in at))
+
+    def quantity(self, name: str) -> Floats:
+        """`name` of each layer, `[T, L]`, float32: recorded, or the product that it is; all NaN where it is neither."""
+        if name in self.values:
+            return self.values[name]
+        norm, factor = PRODUCTS.get(name, ("", ""))
+        if norm not in self.values:
+            return np.full((len(self), len(self.layers)), np.nan, np.float32)
+        with np.errstate(invalid="ignore", over="ignore"):
+            return (self.values[norm] * self.quantity(factor)).astype(np.float32)
 
     def with_values(self, quantity: str) -> Table:
         """The layers of which anything of `quantity` was recorded, inf included; none where it was not recorded."""
@@ -135,3 +147,17 @@ def nanmean(values: Floats, weights: Floats | None = None) -> Floats:
     with np.errstate(invalid="ignore"):
         total = (np.where(weight > 0, values, 0) * weight).sum(axis=0, dtype=np.float64)
         return np.asarray(total / np.where(count, count, np.nan))
+
+
+def joint_norm(norms: Floats) -> Floats:
+    """`[R, L]` norms of the layers -> `[R]` norm of all together, over the finite ones; NaN where there is none."""
+    finite = np.isfinite(norms)
+    square = np.where(finite, norms, 0).astype(np.float64) ** 2
+    return np.asarray(np.where(finite.any(axis=1), np.sqrt(square.sum(axis=1)), np.nan))
+
+
+def spread(values: Floats, rows: NDArray[np.intp], length: int) -> Floats:
+    """`values` at those `rows` of `length`, NaN at the others."""
+    out = np.full(length, np.nan)
+    out[rows] = values
+    return out

@@ -15,7 +15,7 @@ from gradwatch.report.heatmaps import heatmap_charts
 from gradwatch.report.model import summarize
 from gradwatch.report.plotly_figures import Chart, unpacked
 from gradwatch.report.plotly_figures import text as plain_text
-from gradwatch.report.run_charts import clip_charts, depth_charts, logged_charts, norm_chart
+from gradwatch.report.run_charts import clip_charts, depth_charts, logged_charts, norm_chart, update_charts
 
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure
@@ -57,7 +57,7 @@ def _charts(history: History) -> list[Chart]:
     metrics = metric_names([history])
     heatmaps, _ = heatmap_charts(history, summarize(history, metrics))
     logged, clips = logged_charts(history, metrics)[0], clip_charts(history)[0]
-    return [*logged, norm_chart(history), *clips, *depth_charts(history), *heatmaps]
+    return [*logged, norm_chart(history), *update_charts(history), *clips, *depth_charts(history), *heatmaps]
 
 
 def _figure(chart: Chart) -> Figure:

@@ -129,6 +129,22 @@ def norm_chart(history: History) -> Chart:
     return Chart(title, drawn, 320, _thinned(len(history)))
 
 
+def update_charts(history: History) -> list[Chart]:
+    """How far each measured step moved all weights together; none where that was not measured."""
+    moved = history.total("update_norm")
+    moved = np.where(moved > 0, moved, np.nan)
+    rows = np.flatnonzero(np.isfinite(moved))
+    if not len(rows):
+        return []
+    top, measured = rows[int(np.argmax(moved[rows]))], history.take(rows)
+    drawn = figure(lane_lines(measured, moved[rows], "update norm", AFTER), "total update norm (L2)",
+                   max(decades(moved), 0.01), legend=len(measured.lane_rows()) > 1)  # fmt: skip
+    title = f"Total update norm: median {quantity_text(float(np.median(moved[rows])))}, "
+    title += f"highest {quantity_text(moved[top])} at step {history.step[top]:,}"
+    said = "‖Δw‖ of the steps that measured it: of each layer update ratio times weight norm, an estimate"
+    return [Chart(title, drawn, 260, f"{said}. {_thinned(len(rows))}".strip())]
+
+
 def lane_lines(history: History, values: Floats, name: str, color: str, **style: Any) -> list[dict[str, Any]]:
     """`values` `[T]` over the steps: one line, or one for each part or optimizer that steps on its own.
 

@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from gradwatch.analysis.clips import as_one, incoming, loop_changed, loop_coef
 from gradwatch.analysis.rules.facts import limit_of
 from gradwatch.history import SETTING, Floats, History
-from gradwatch.table import EMPTY
+from gradwatch.table import EMPTY, joint_norm, spread
 from gradwatch.tracking.clip_rates import NO_RATES, Rate, Rates
 from gradwatch.tracking.mlflow_names import (
     BEFORE_LOOP,
@@ -80,13 +80,6 @@ class Window:
 # ----------------------------------------------------------------------------------------------------------- windows
 
 
-def _l2(values: Floats) -> Floats:
-    """`[T, L]` norms of the layers -> `[T]` norm of the block, over the finite ones; NaN where there is none."""
-    finite = np.isfinite(values)
-    square = np.where(finite, values, 0).astype(np.float64) ** 2
-    return np.asarray(np.where(finite.any(axis=1), np.sqrt(square.sum(axis=1)), np.nan))
-
-
 def _largest(values: Floats) -> Floats:
     finite = np.isfinite(values)
     return np.asarray(np.where(finite.any(axis=1), np.where(finite, values, -np.inf).max(axis=1), np.nan))
@@ -108,8 +101,8 @@ def _mean(values: Floats) -> float:
 
 # quantity -> (how a block sums up its layers, how a window sums up its steps)
 LAYER_QUANTITIES: dict[str, tuple[Callable[[Floats], Floats], Callable[[Floats], float]]] = {
-    "grad_norm": (_l2, _max),
-    "weight_norm": (_l2, _max),
+    "grad_norm": (joint_norm, _max),
+    "weight_norm": (joint_norm, _max),
     "update_ratio": (_largest, _max),
     "clip_rate": (_average, _mean),
 }
@@ -125,6 +118,7 @@ MODULE_QUANTITIES = {
 STEP_QUANTITIES: dict[str, tuple[str, Callable[[Floats], float]]] = {
     "grad_norm": (TOTAL, _max),
     "clipped_norm": ("clipped_norm/total", _max),
+    "update_norm": ("update_norm/total", _max),
     "clip_rate": ("clip/rate", _mean),
     "clip_coef": ("clip/coef", _mean),
 }
@@ -210,9 +204,8 @@ def _series(history: History, limit: int) -> list[Series]:
             continue  # 0 in every layer and step
         values = history.layer(quantity)
         for name, at in groups.items():
-            spread = np.full(len(history), np.nan)
-            spread[history.layer_rows] = block(values[:, at])
-            out.append((layer_key(quantity, name), spread, reduce, False))
+            curve = spread(block(values[:, at]), history.layer_rows, len(history))
+            out.append((layer_key(quantity, name), curve, reduce, False))
     out += [(part_key(key, part), values, _max, False) for key, values in _of_modules(history)]
     rates = [name for name in history.per_step if name == "lr" or name.startswith(("lr/", SETTING))]
     out += [(part_key(safe_name(name), part), history.per_step[name], _last, False) for name in rates]
@@ -245,10 +238,9 @@ def _of_modules(history: History) -> Iterator[tuple[str, Floats]]:
         if values is None:
             continue
         for word in words:
-            spread = np.full(len(history), np.nan)
-            spread[at] = _largest(values) if word == "largest" else _middle(values)
-            if np.isfinite(spread).any():
-                yield f"{key}/{word}", spread
+            curve = spread(_largest(values) if word == "largest" else _middle(values), at, len(history))
+            if np.isfinite(curve).any():
+                yield f"{key}/{word}", curve
 
 
 def _middle(values: Floats) -> Floats:

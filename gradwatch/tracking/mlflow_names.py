@@ -29,6 +29,7 @@ OWN = tuple(
         "clipped_norm",
         "weight_norm",
         "update_ratio",
+        "update_norm",
         "clip_rate",
         "clip",
         LOOP,

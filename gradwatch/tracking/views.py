@@ -37,6 +37,7 @@ CHARTS = {
     "grad_norm/total": True,
     "clipped_norm/total": True,
     "grad_norm/before_loop_clip": True,
+    "update_norm/total": True,
     "clip/rate_smoothed": False,
     "clip/rate_so_far": False,
     "clip/coef": False,
@@ -47,7 +48,7 @@ CHARTS = {
 }
 # section -> open; MLflow itself adds one chart a key to the section that is named like the key's prefix.
 SECTIONS = {"Training": True, "Gradients": True, "weight_norm": True, "grad_norm": False, "update_ratio": False,
-            "clip_rate": False, BRIEF: False, "activation_rms": False, "activation_max": False,
+            "update_norm": False, "clip_rate": False, BRIEF: False, "activation_rms": False, "activation_max": False,
             "activation_dead": False, "attention_logit": False, "attention_entropy": False}  # fmt: skip
 RATES = ("clip/rate_so_far", "loop_clip/rate_so_far")  # each a column too, where it is sent
 MAX_LOGGED = 20

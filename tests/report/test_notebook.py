@@ -41,7 +41,7 @@ def test_figures_show_themselves_in_a_frame_and_load_nothing(history):
     shown = history.plot("loss", "total")._repr_html_()
     assert shown.startswith('<iframe srcdoc="')
     inside = unescape(shown.partition('srcdoc="')[2].rpartition('" style=')[0])
-    assert inside.count('class="plotly-graph-div"') == 2
+    assert inside.count('class="plotly-graph-div"') == 3
     assert not re.findall(r"<script[^>]+src=|<link[^>]+href=", inside)
 
 

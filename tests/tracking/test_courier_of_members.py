@@ -71,8 +71,9 @@ def test_all_parts_go_to_one_mlflow_run(store, tmp_path, rendered):
     assert (run.info.run_name, run.info.status) == ("gan", "FINISHED")
     assert run.data.tags["gradwatch.group"] == "D: none, lr 0.1; G: ClipByGlobalNorm(1.0), lr 0.1"
     own = {f"{key}/{part}" for part in "GD" for key in (
-        "grad_norm/total", "clipped_norm/total", "clip/rate", "clip/rate_so_far", "clip/rate_smoothed", "clip/coef",
-        "clip/nonfinite_steps", "lr", "loss", "Gradwatch/loss", "Gradwatch/norm_before",
+        "grad_norm/total", "clipped_norm/total", "update_norm/total", "clip/rate", "clip/rate_so_far",
+        "clip/rate_smoothed", "clip/coef", "clip/nonfinite_steps", "lr", "loss", "Gradwatch/loss",
+        "Gradwatch/norm_before",
     )} | {"val_accuracy/G"}  # fmt: skip
     own |= {f"Gradwatch/{name}/G" for name in ("norm_after", "norm_threshold", "clip_rate_so_far")}  # D has no policy
     layers = {key for key in run.data.metrics if key.split("/")[-1].startswith(("G.", "D."))}

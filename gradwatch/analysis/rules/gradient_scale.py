@@ -86,15 +86,14 @@ def _path(history: History) -> Floats | None:
 
     Steps that take each other back count as far as they lead: by the weights' net displacement, where it is known.
     """
-    ratio, weight = history.layer("update_ratio").astype(np.float64), history.layer("weight_norm").astype(np.float64)
+    moved = history.total("update_norm")
+    rows = np.flatnonzero(np.isfinite(moved) & (moved > 0))
+    if not len(rows):
+        return None
+    direct = middle(directness(history)[1])
     with np.errstate(over="ignore", invalid="ignore"):
-        moved = np.sqrt(np.nansum((ratio * weight) ** 2, axis=1))
-        rows = np.flatnonzero(np.isfinite(moved) & (moved > 0))
-        if not len(rows):
-            return None
-        direct = middle(directness(history)[1])
-        moved *= min(1.0, direct) if direct > 0 else 1.0
-        return np.asarray(incoming(history) * np.interp(np.arange(len(history)), history.layer_rows[rows], moved[rows]))
+        moved = moved * (min(1.0, direct) if direct > 0 else 1.0)
+        return np.asarray(incoming(history) * np.interp(np.arange(len(history)), rows, moved[rows]))
 
 
 def gradients_accumulate(

@@ -1,0 +1,64 @@
+"""`total("update_norm")`: how far a step moved all weights together, beside float64 of the weights before and after."""
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from training import watch
+
+from gradwatch import open_history
+from gradwatch.tracking.metric_keys import windows
+
+
+def train(folder, optimizer, width=8, steps=6, **options):
+    """Train; what was recorded, and the joint norm of each step's update in float64."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(6, width), nn.Tanh(), nn.Linear(width, 3))
+    made, wanted = optimizer(model.parameters()), []
+    with watch(model, made, folder, **options) as handle:
+        for _ in range(steps):
+            made.zero_grad()
+            model(torch.randn(4, 6)).square().mean().backward()
+            before = [p.detach().double() for p in model.parameters()]
+            made.step()
+            moved = [p.detach().double() - w for p, w in zip(model.parameters(), before, strict=True)]
+            wanted.append(float(torch.stack([m.square().sum() for m in moved]).sum().sqrt()))
+    return open_history(handle.dir), np.array(wanted)
+
+
+@pytest.mark.parametrize("lr", [0.01, 0.3])
+@pytest.mark.parametrize("kind", [torch.optim.SGD, torch.optim.Adam])
+def test_it_is_the_oracles_to_within_the_update_ratio(kind, lr, tmp_path):
+    for options in ({}, {"renorm": "MaxNorm(0.3)"}):
+        history, wanted = train(tmp_path / str(len(options)), lambda p: kind(p, lr=lr), every=1, **options)
+        bound = history.layer("update_ratio").max(axis=1)
+        assert (np.abs(history.total("update_norm") - wanted) <= (bound + 1e-5) * wanted).all()
+
+
+def test_of_large_layers_it_is_an_estimate(tmp_path):
+    history, wanted = train(tmp_path, lambda p: torch.optim.SGD(p, lr=0.01), width=2000, every=1)
+    np.testing.assert_allclose(history.total("update_norm"), wanted, rtol=0.05)
+
+
+def test_it_stands_where_it_was_measured_and_is_sent(tmp_path):
+    history, wanted = train(tmp_path, lambda p: torch.optim.SGD(p, lr=0.001), every=3, steps=7)
+    found = history.total("update_norm")
+    np.testing.assert_array_equal(np.flatnonzero(np.isfinite(found)), [0, 3, 6])
+    np.testing.assert_allclose(found[::3], wanted[::3], rtol=0.01)
+    points = [p for w in windows(history, 7, 16, ended=True) for p in w.points if p.key == "update_norm/total"]
+    assert [(p.step, p.value) for p in points] == [(6, found[::3].max())]
+
+
+def test_a_layer_that_was_zero_before_the_step_is_left_out(tmp_path):
+    model = nn.Linear(3, 2)
+    nn.init.zeros_(model.bias)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    with watch(model, optimizer, tmp_path, every=1) as handle:
+        for _ in range(2):
+            optimizer.zero_grad()
+            model(torch.ones(4, 3)).sum().backward()
+            optimizer.step()
+    history = open_history(handle.dir)
+    first, second = history.total("update_norm")
+    assert first == pytest.approx(history.layer("update_norm")[0, 0])
+    assert second == pytest.approx(np.hypot(*history.layer("update_norm")[1].astype(np.float64)))
