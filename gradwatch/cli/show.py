@@ -14,7 +14,9 @@ if TYPE_CHECKING:
 @click.argument("run", metavar="RUN")
 @click.option("--follow", "following", is_flag=True,
               help="Stay and show the run in folder RUN as it goes on, until it ends or Ctrl-C.")  # fmt: skip
-def show(run: str, following: bool) -> None:
+@click.option("--all-layers", "every_layer", is_flag=True,
+              help="List every layer; of many, a terminal shows those that stand out.")  # fmt: skip
+def show(run: str, following: bool, every_layer: bool) -> None:
     """Show one run: verdict, layers, norms, clip rates.
 
     \b
@@ -22,11 +24,12 @@ def show(run: str, following: bool) -> None:
       gradwatch show latest
       gradwatch show gradwatch-runs/20260131-120000-mlp
       gradwatch show latest --follow
+      gradwatch show latest --all-layers
     """  # noqa: D301  (click reads the backspace)
     from gradwatch.errors import RunError
     from gradwatch.open_run import folder_to_follow, open_histories
     from gradwatch.report.model import build_report
-    from gradwatch.report.terminal import make_console, print_shown, show_run
+    from gradwatch.report.terminal import PIPE, make_console, print_shown, show_run
 
     if following:
         folder = folder_to_follow(run)
@@ -35,7 +38,8 @@ def show(run: str, following: bool) -> None:
     histories = open_histories([run], empty=True)
     if len(histories) != 1:
         raise RunError(f"{run} is {len(histories)} runs, and show wants one: use gradwatch compare {run}")
-    print_shown(show_run(build_report(histories).runs[0]))
+    into_a_pipe = make_console().width == PIPE
+    print_shown(show_run(build_report(histories).runs[0], run, every_layer or into_a_pipe))
 
 
 def _screen(folder: Path) -> None:

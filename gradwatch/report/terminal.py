@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import os
+import shlex
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
@@ -14,7 +16,7 @@ from gradwatch.analysis.verdict import Winner
 from gradwatch.report.activations import HEADERS, RANKS, module_cells, outlying
 from gradwatch.report.comparison_table import Column, columns, conclusion, reasons
 from gradwatch.report.fitted_table import Facts, FittedTable, Lines
-from gradwatch.report.model import RunSummary
+from gradwatch.report.model import LayerSummary, RunSummary
 from gradwatch.report.text import LAYER_HEADERS, layer_cells
 from gradwatch.report.wording import (
     WHAT_IF_HEADERS,
@@ -31,7 +33,9 @@ if TYPE_CHECKING:
 
 PIPE = 10_000  # columns: into a pipe or a file nothing is wrapped or left out
 MAX_LAYER_ROWS = 1_000
+FEW_LAYERS = 20  # that many a terminal shows
 LAYER_RANKS = (0, 0, 2, 1, 3, 5, 4)  # of LAYER_HEADERS
+MEASURES = ("median_grad_norm", "max_grad_norm", "update_ratio")  # of a layer, that tell whether it stands out
 WHAT_IF_RANKS = (0, 2, 0, 1)
 IN_CSV = "gradwatch report --format csv has them."
 
@@ -54,28 +58,65 @@ def print_text(text: str) -> None:
     print_shown(Lines(text.splitlines()))
 
 
-def show_run(run: RunSummary) -> RenderableType:
-    """One run: findings first, the suggestion, head, problems, what-if, layers."""
+def show_run(run: RunSummary, ref: str = "RUN", every_layer: bool = True) -> RenderableType:
+    """One run: findings first, the suggestion, head, problems, layers, what-if.
+
+    Of many layers only those that stand out, unless `every_layer`; then what scrolled away stands at the end again.
+    `ref` is what the user calls the run.
+    """
     style = "" if is_healthy(run.verdict) else "yellow" if run.verdict == TOO_SHORT else "bold red"
     verdict = ("verdict", run.verdict, style)
     head = Facts([verdict, *((word, value, "") for word, value in facts(run))])
     findings = [line for finding in run.findings for line in ("", *finding_lines(finding))]
     advice = [line for suggestion in run.suggestions for line in ("", *suggestion_lines(suggestion))]
     problems = Lines([f"incomplete: {problem}" for problem in run.problems], "yellow")
+    again: list[RenderableType] = []
+    if len(run.layers) > FEW_LAYERS:
+        again = [Lines(["", f"verdict: {run.verdict}"], style), Lines([f"charts: gradwatch report {shlex.quote(ref)}"])]
     return Group(
         Lines([run.name], "bold"), head, Lines([*findings, *advice]), problems, *_notes(run.reduced), Lines([""]),
-        *_layers(run), *_modules(run), *_what_if(run),
+        *_layers(run, ref, every_layer), *_modules(run), *_what_if(run), *again,
     )  # fmt: skip
 
 
-def _layers(run: RunSummary) -> Iterable[RenderableType]:
-    cells = layer_cells(run.layers[:MAX_LAYER_ROWS])
-    if cells:
-        yield FittedTable(LAYER_HEADERS, cells, LAYER_RANKS, elsewhere=IN_CSV)
+def _layers(run: RunSummary, ref: str, every: bool) -> Iterable[RenderableType]:
+    few = not every and len(run.layers) > FEW_LAYERS
+    shown = standing_out(run) if few else run.layers[:MAX_LAYER_ROWS]
+    left = len(run.layers) - len(shown)
+    if few:
+        yield Lines([f"The {len(shown)} layers that stand out most, in model order"], "bold")
+    if shown:
+        yield FittedTable(LAYER_HEADERS, layer_cells(shown), LAYER_RANKS, elsewhere=IN_CSV)
     yield from _notes(layer_note(run))
-    if len(run.layers) > MAX_LAYER_ROWS:
-        left = len(run.layers) - MAX_LAYER_ROWS
+    if few:
+        yield from _notes(f"{left:,} more layers: gradwatch show --all-layers {shlex.quote(ref)}")
+    elif left:
         yield from _notes(f"{left:,} more layers are left out here; gradwatch report --format csv lists all.")
+
+
+def standing_out(run: RunSummary, most: int = FEW_LAYERS) -> tuple[LayerSummary, ...]:
+    """The layers, in model order, with inf or NaN, of a finding, or farthest in decades from the other layers."""
+    found = {name for finding in run.findings for name in finding.layers}
+    usual = {column: _median(getattr(layer, column) for layer in run.layers) for column in MEASURES}
+
+    def badness(layer: LayerSummary) -> tuple[bool, bool, float]:
+        apart = sum(_decades(getattr(layer, column), usual[column]) for column in MEASURES)
+        return layer.nonfinite > 0, layer.name in found, apart
+
+    worst = {layer.name for layer in sorted(run.layers, key=badness, reverse=True)[:most]}
+    return tuple(layer for layer in run.layers if layer.name in worst)
+
+
+def _median(values: Iterable[float]) -> float:
+    known = sorted(value for value in values if 0 < value < math.inf)
+    return known[len(known) // 2] if known else math.nan
+
+
+def _decades(value: float, usual: float) -> float:
+    """How many powers of ten lie between them; 10 for an exact zero, 0 where one is not known."""
+    if value == 0:
+        return 10.0
+    return abs(math.log10(value / usual)) if 0 < value < math.inf and usual > 0 else 0.0
 
 
 def _modules(run: RunSummary) -> Iterable[RenderableType]:

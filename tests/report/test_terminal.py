@@ -1,6 +1,7 @@
 """What commands print fits the terminal: no line is wider, no word and no number is broken."""
 
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,11 +11,12 @@ from rich.cells import cell_len
 from rich.console import Console
 
 from gradwatch.analysis.comparison import settle
+from gradwatch.analysis.rules import Finding
 from gradwatch.cli import main
 from gradwatch.open_run import open_history
 from gradwatch.report import build_report
 from gradwatch.report.fitted_table import Facts, FittedTable, Lines, wrapped
-from gradwatch.report.terminal import PIPE, show_comparison, show_run
+from gradwatch.report.terminal import PIPE, show_comparison, show_run, standing_out
 from gradwatch.report.text import render_check_text
 
 RECORDED = sorted((Path(__file__).parents[1] / "scenarios" / "recorded").iterdir())
@@ -83,6 +85,38 @@ def test_each_command_takes_the_width_of_the_terminal(command, width, tmp_path):
     wide = [line for line in text.splitlines() if cell_len(line) > width]
     assert [line for line in wide if len(line.split()) > 2] == []  # `More: file:///...` is longer than it is wide
     assert max(map(cell_len, text.splitlines())) > 0.6 * width
+
+
+def test_of_many_layers_a_terminal_shows_those_that_stand_out_and_ends_with_the_verdict(tmp_path):
+    layers = tuple(f"blocks.{i}.weight" for i in range(300))
+    folder = str(make_run(tmp_path, steps=60, layers=layers, nan_at=50))
+    run = build_report([open_history(folder)]).runs[0]
+    sick = [layer.name for layer in run.layers if layer.nonfinite]
+    assert 0 < len(sick) < 20
+
+    def shown(*words, columns="80"):
+        return CliRunner().invoke(main, ["show", folder, *words], env={"COLUMNS": columns}).stdout
+
+    def listed(text):
+        return [line.split()[0] for line in text.splitlines() if re.match(r"blocks\.\d+\.weight ", line)]
+
+    few = listed(shown())
+    assert len(few) == 20
+    assert few == [name for name in layers if name in few]  # in model order
+    assert set(sick) <= set(few)
+    assert "280 more layers: gradwatch show --all-layers" in shown()
+    assert run.verdict in " ".join(" ".join(shown().splitlines()[-5:]).split())
+    assert listed(shown("--all-layers")) == listed(shown(columns="")) == list(layers)
+
+
+def test_dead_layers_and_those_of_a_finding_stand_out():
+    history = make_history(60, tuple(f"l{i}" for i in range(100)))
+    history.layer("grad_norm")[:, 70] = 0
+    history.layer("grad_norm")[:, 30] *= 1e5
+    (run,) = build_report([history]).runs
+    found = Finding("vanishing", "warning", ("l50",), 0, 59, {}, "Small.", "Why.", "How.")
+    named = [layer.name for layer in standing_out(replace(run, findings=(found,)), 3)]
+    assert named == ["l30", "l50", "l70"]
 
 
 def test_a_pipe_gets_all_columns_and_no_wrapped_line(tmp_path):
