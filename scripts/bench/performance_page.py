@@ -19,7 +19,7 @@ Report = Mapping[str, Any]
 INTRO = """\
 # Performance
 
-What gradwatch costs, next to torch's own `clip_grad_norm_` and next to other tools. The numbers were measured by the
+What gradwatch costs, next to torch's own `clip_grad_norm_`. The numbers were measured by the
 scripts named below, which anyone can run; `scripts/bench/performance_page.py` prints this page from their results in
 [measurements](measurements). Every benchmark interleaves what it compares, in a new order each round, and reports
 medians over rounds. Ratios of one run on one machine are comparable; absolute times are not. *Load* is the number of
