@@ -48,7 +48,10 @@ class AccessError(RunError):
 
 
 class TrainingHalted(GradwatchError):  # noqa: N818  (a training that is asked to stop is no error of its own)
-    """Raised by `optimizer.step()` where `watch(..., halt_on=...)` asked for it; `finding` says why."""
+    """Raised by `optimizer.step()` where `watch(..., halt_on=...)` or a policy's `at_most` asked for it.
+
+    `finding` says why `halt_on` did.
+    """
 
     def __init__(self, message: str, finding: Any = None) -> None:
         super().__init__(message)

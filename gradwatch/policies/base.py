@@ -28,6 +28,7 @@ State = dict[str, "Tensor"]
 MAX_WINDOW = 1_000_000  # norms that a policy remembers, and sorts or sums on every step
 MAX_WARMUP = 1_000_000_000  # steps
 MAX_DIM = 8
+SKIPS = "skips"  # in a State: how many steps the policy has left out one after the other, 0-d
 
 
 class Decision(NamedTuple):
@@ -46,6 +47,7 @@ class Policy:
     can_skip: ClassVar[bool] = False
     stateful: ClassVar[bool] = False
     per_layer: ClassVar[bool] = False  # whether a layer's fate depends on that layer alone
+    at_most: int | None = None  # so many steps that it leaves out one after the other end the training
 
     def init(self, batch: Batch) -> State:
         """The state before the first step."""
@@ -55,10 +57,16 @@ class Policy:
         """Act on one step's batch; returns the new state. No host read."""
         raise NotImplementedError(f"{type(self).__name__} must define apply(batch, state), or subclass NormPolicy")
 
+    def limits(self) -> dict[str, Policy]:
+        """Where its state counts the steps left out in a row, and the policy whose `at_most` bounds them."""
+        return {} if self.at_most is None else {SKIPS: self}
+
     def __repr__(self) -> str:
-        fields = dataclasses.fields(self)  # type: ignore[arg-type]  # every subclass is a dataclass
-        arguments = [_literal(getattr(self, f.name)) for f in fields[:1]]
-        values = {f.name: getattr(self, f.name) for f in fields[1:] if getattr(self, f.name) != f.default}
+        fields = sorted(dataclasses.fields(self), key=lambda f: f.kw_only is True)  # type: ignore[arg-type]
+        first = [f for f in fields[:1] if not f.kw_only]
+        arguments = [_literal(getattr(self, f.name)) for f in first]
+        rest = fields[len(first) :]
+        values = {f.name: getattr(self, f.name) for f in rest if getattr(self, f.name) != f.default}
         arguments += [f"{name}={_literal(value)}" for name, value in values.items()]
         return f"{type(self).__name__}({', '.join(arguments)})"
 
@@ -102,6 +110,10 @@ class Chain(Policy):
             new.update({prefix + k: v for k, v in policy.apply(batch, own).items()})
         return new
 
+    def limits(self) -> dict[str, Policy]:
+        """Those of the members, each key behind the member's place."""
+        return {f"{i}.{k}": p for i, policy in enumerate(self.policies) for k, p in policy.limits().items()}
+
     def __repr__(self) -> str:
         return f"chain({', '.join(map(repr, self.policies))})"
 
@@ -127,6 +139,10 @@ class Only(Policy):
     def apply(self, batch: Batch, state: State) -> State:
         """Apply the policy to the layers that match."""
         return self.policy.apply(batch.only(self.pattern), state)
+
+    def limits(self) -> dict[str, Policy]:
+        """Those of the policy."""
+        return self.policy.limits()
 
     def __repr__(self) -> str:
         return f"only({self.pattern!r}, {self.policy!r})"

@@ -18,6 +18,7 @@ from gradwatch.analysis.rules.nonfinite import nonfinite
 from gradwatch.errors import TrainingHalted
 from gradwatch.history import concat
 from gradwatch.measure.distributed import rank, world_size
+from gradwatch.policies import Policy
 from gradwatch.recording import courier_process
 from gradwatch.sanitize import read_json
 from gradwatch.storage.folder import FINDINGS, read_manifest
@@ -198,12 +199,20 @@ class Live:
 
     # ------------------------------------------------------------------------------------------------------ speaking
 
-    def between(self, steps: int) -> None:
+    def between(self, steps: int, ended_by: Policy | None = None) -> None:
         """Between two steps: say what is new, and halt if that is asked for. `steps` were taken, as many on each rank.
 
         Raises:
-            TrainingHalted: a finding is as severe as `halt_on`. Of several ranks all raise, at the same step.
+            TrainingHalted: a finding is as severe as `halt_on`, or the policy `ended_by` has left out as many steps in
+                a row as its `at_most` allows. Of several ranks all raise, at the same step.
         """
+        if ended_by is not None:
+            self.speak()
+            self.halted = True
+            raise TrainingHalted(
+                f"training halted: {ended_by!r} left out {ended_by.at_most} steps in a row.{self._where} "
+                "Look at the gradients of those steps, lower the learning rate, or raise at_most or the policy's limit."
+            )
         halts = self.halting if self.halt_on is not None and world_size() == 1 else None
         if self._news:
             self.speak(raised=halts)
@@ -250,10 +259,14 @@ class Live:
             self.halting = told[0]
             self._halt(told[0])
 
+    @property
+    def _where(self) -> str:
+        return f" The record is in {self.home}." if self.home is not None else ""
+
     def _halt(self, finding: Finding | None) -> None:
         if finding is None:
             return
-        where = f" The record is in {self.home}." if self.home is not None else ""
-        text = f"training halted (halt_on={self.halt_on!r}): {finding.summary}. {finding.cause} {finding.cure}{where}"
+        said = f"{finding.summary}. {finding.cause} {finding.cure}{self._where}"
+        text = f"training halted (halt_on={self.halt_on!r}): {said}"
         self.halted = True
         raise TrainingHalted(text, finding)

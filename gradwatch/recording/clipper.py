@@ -20,6 +20,8 @@ from gradwatch.policies import Policy
 from gradwatch.policies.base import State
 from gradwatch.recording.layers import held
 
+READ_STEPS = 16  # how often skips in a row are looked at where the kernel leaves steps out
+
 
 class Clipped(NamedTuple):
     """What came of the gradients of a step, as it is recorded."""
@@ -46,6 +48,9 @@ class Clipper:
         self.policy = policy
         self._parts: dict[Optimizer, Layout] = {}
         self.state = self._first_state(layout)
+        self._limits = {} if policy is None else policy.limits()
+        self._most: State = {}  # of what they bound, the most so far that nobody has read
+        self._ended_by: Policy | None = None
         self.own_fields = self._own_fields()
         # Under sharding this rank may lack a gradient that another has
         self.fields = self.own_fields if layout.sharding is None else ("present", *self.own_fields)
@@ -84,7 +89,9 @@ class Clipper:
         skipped = lost if skips is None else skips if lost is None else skips | lost
         if keep_state and self.policy is not None and self.policy.stateful:
             good = before.isfinite().all()
-            self.state = keep_if(good if skipped is None else good & ~skipped, new, self.state)
+            old, self.state = self.state, keep_if(good if skipped is None else good & ~skipped, new, self.state)
+            for key in self._limits:  # skips are counted in the steps that leave no other trace; not those of a scaler
+                self.state[key] = new[key] if lost is None else torch.where(lost, old[key], new[key])
         coef, extra = self._scale(batch, before, row)
         unscaled = scaled is not None and any(scaled.carries) and batch.unscale is None
         if scaled is not None and unscaled:
@@ -108,8 +115,24 @@ class Clipper:
         assert skipped is not None
         if not can_be_read(flag) and not fused.why_not_left_out(self.optimizers, self.layout):
             fused.leave_out(lead, skipped)
+            self._most = {key: self.state[key].maximum(self._most.get(key, self.state[key])) for key in self._limits}
         elif bool(flag):
             drop(self.layout.params)
+            self._ended_by = self._beyond(self.state)
+
+    def ended_by(self, steps: int) -> Policy | None:
+        """The policy whose `at_most` skips in a row have come, known at the latest `READ_STEPS` of the `steps` later.
+
+        Where the bool of each step is read, this is known with it. Where the kernel leaves steps out, one number is
+        read every few steps, at the same ones on all ranks.
+        """
+        if self._most and steps % READ_STEPS == 0:
+            self._ended_by, self._most = self._ended_by or self._beyond(self._most), {}
+        return self._ended_by
+
+    def _beyond(self, counts: State) -> Policy | None:
+        found = (p for key, p in self._limits.items() if p.at_most is not None and int(counts[key]) >= p.at_most)
+        return next(found, None)
 
     def no_gradients(self) -> Batch:
         """A batch in which no layer has a gradient: it shows what a policy is going to do."""

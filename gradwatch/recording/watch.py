@@ -273,7 +273,7 @@ class Watch:
             self._relayout(layout)
         elif self._recorder.due:
             self._drain(waits=False)
-        self._live.between(self._stepper.steps)
+        self._live.between(self._stepper.steps, self._stepper.clipper.ended_by(self._stepper.steps))
 
     def _after(self) -> None:
         """A step has ended, or something was logged: a long step or validation must not hold the rows back."""

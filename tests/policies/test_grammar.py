@@ -144,6 +144,8 @@ def test_the_parser_never_evaluates():
         ("ClipByGlobalNorm(1.0, norm_type=inf)", "write it as text, 'inf'"),
         ("ZClip(option=[])", "unhashable"),
         ("AutoClip(10, 1000000000000)", "window=1000000000000: wanted a whole number from 1 to 1,000,000"),
+        ("SkipNonfinite(at_most=0)", "at_most=0: wanted a whole number from 1 to"),
+        ("SkipNorm(1.0, 8)", "too many positional arguments"),
         ("SkipNorm(0)", "max_norm=0: wanted a number above 0"),
         ("SkipSpike(window=1000001)", "window=1000001: wanted a whole number from 4 to 1,000,000"),
         (f"ZClip(warmup=1{'0' * 60})", "wanted a whole number from 2 to 1,000,000,000"),

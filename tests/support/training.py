@@ -38,6 +38,7 @@ SKIP_POLICIES = [
     SkipNonfinite(),
     SkipNorm(0.5),
     SkipSpike(3.0, window=8),
+    chain(SkipNonfinite(at_most=8), SkipNorm(0.5, at_most=8), SkipSpike(3.0, window=8, at_most=8)),
     chain(SkipNonfinite(), ClipByGlobalNorm(0.1)),
 ]
 ELEMENT_POLICIES = [
