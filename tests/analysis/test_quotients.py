@@ -48,6 +48,7 @@ def test_without_a_bias_or_behind_an_embedding_the_size_of_the_inputs_is_not_kno
         (-np.log(10) - np.arange(STEPS) / 10, "the wrong sign"),
         (-0.1 - 0.8 * np.arange(STEPS) / STEPS, "without their logarithm"),
         (-0.5 - np.arange(STEPS) ** 2 / 1000, "falls ever faster"),
+        (0.69 - np.arange(STEPS) / 10, "targets that are not between 0 and 1"),
         (-2 - np.sqrt(np.arange(STEPS)), None),  # a likelihood of densities
         (np.log(10) - np.arange(STEPS) / 100, None),  # some are above 0
     ],

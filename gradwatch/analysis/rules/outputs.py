@@ -148,19 +148,26 @@ def negative_loss(
     With C rows in the last matrix, three at least, a cross-entropy begins at log C. Alarm: none of `min_steps` or more
     values of a training loss is above 0, and the first ones are within the share `near` of -log C (it has the wrong
     sign), or within `close` of -1 / C and none is below -1 (probabilities were given in place of their logarithms). Of
-    any model: it fell to `times` its first value, the second half of the steps by more than the first (then a loss
-    without a lower bound is the alternative). Not of parts that train against each other.
+    any model: it began within `near` of log 2, the cross-entropy of even odds, and fell to `times` that below 0 (its
+    targets are none); or, below 0 throughout, it fell to `times` its first value, the second half of the steps
+    by more than the first (then a loss without a lower bound is the alternative). Not of parts that train against each
+    other.
     Source: the definition of cross_entropy; torch's documentation of NLLLoss wants log-probabilities.
     """
     chance, last = chance_loss(history), last_matrix(history)
     for name in training_losses(history):
         values = history.total(name)
         values = values[np.isfinite(values)]
-        if len(values) < min_steps or values.max() > 0 or has_rivals(history):
+        if len(values) < min_steps or has_rivals(history):
             continue
         first, classes = float(np.median(values[:3])), last.shape[0] if last is not None else 0
         half, end = float(values[len(values) // 2]), float(np.median(values[-3:]))
-        if abs(first + chance) < near * chance:
+        if values.max() > 0:
+            if not (end < -times * values[0] and abs(values[0] - math.log(2)) < near * math.log(2)):
+                continue
+            falls = f"{name} begins at the {values[0]:.2g} of even odds and falls to {end:.3g}. "
+            why = Why(falls + either(_ODD), _TARGETS, {}, alternatives=_ODD)
+        elif abs(first + chance) < near * chance:
             why = Why(_where(name, f"minus the logarithm of {classes}", classes) + _TURNED, _TURN, {})
         elif abs(first * classes + 1) < close and values.min() >= -1 and chance > 0:
             words = _where(name, f"minus 1 / {classes}", classes)
@@ -194,4 +201,6 @@ def _where(name: str, begins: str, classes: int) -> str:
 _TURNED = "it has the wrong sign, and the training makes it worse."
 _TURN = "Look at the sign of the loss: take the minus away, or minimise what is maximised now."
 _LOGARITHM = "Give nll_loss log_softmax(logits), or cross_entropy the logits."
+_ODD = ("binary_cross_entropy was given targets that are not between 0 and 1", "it is no cross-entropy")
+_TARGETS = "Look at the targets: 0 and 1, not -1 and 1. A cross-entropy of these is never below 0."
 _UNBOUNDED = ("it has the wrong sign", "it has no lower bound, and outputs or weights that grow lower it")
