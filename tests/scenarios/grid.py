@@ -1,7 +1,8 @@
 """Every ordinary disease on every ordinary task, and what is well although it looks unusual: some thousand trainings.
 
 A disease changes the recipe of a task and names the root findings that an expert would accept. Whether the training is
-sick of it is judged by its score beside that of the untouched recipe. `scripts/bench/grid.py` trains and judges them.
+sick of it is judged by its score beside that of the untouched recipe. `scripts/bench/judgement_grid.py` trains and
+judges them.
 """
 
 from __future__ import annotations
