@@ -60,10 +60,8 @@ READINGS = {
     ("all-weights-begin-at-zero", "dead-layer"): Reading(
         "the weights begin at random, as torch makes them", as_expert=True
     ),
-    ("average-loaded-after-each-step", "no-progress"): Reading(
-        "a tenth of the rate does not help, so the average is what writes the weights: it is loaded no more",
-        as_expert=True,
-        beyond=True,
+    ("average-loaded-after-each-step", "weights-unchanged"): Reading(
+        "the average is found that is loaded after the step: it is loaded no more", as_expert=True
     ),
     ("body-left-frozen", "no-gradient"): Reading("the body is unfrozen", as_expert=True),
     ("division-by-no-deviation", "nonfinite"): Reading(
@@ -129,6 +127,9 @@ READINGS = {
     ),
     ("below-epsilon: eps=10", "below-epsilon"): Reading("eps is 1e-05, as the cure says", small_eps),
     ("softmax-twice: a softmax before cross_entropy", "softmax-twice"): Reading("the softmax is gone", as_expert=True),
+    ("activation-outlier: one example grows by 5 % a step", "activation-outlier"): Reading(
+        "the example that is far out of scale is mended where it comes in", as_expert=True
+    ),
     ("dead-units: most biases begin at -20", "dead-units"): Reading("the biases begin at 0", zero_biases),
     ("saturated: inputs from 0 to 1000", "saturated"): Reading("the inputs are scaled to unit size", as_expert=True),
     ("bad-initialisation: weights ten times as large", "bad-initialisation"): Reading(
