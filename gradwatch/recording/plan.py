@@ -13,6 +13,7 @@ from gradwatch.history import Run
 from gradwatch.measure.autograd import without_autograd
 from gradwatch.measure.fused import why_not_folded, why_not_left_out
 from gradwatch.policies.intervention import Intervention
+from gradwatch.recording.clipper import READ_STEPS
 from gradwatch.recording.learning_rate import RateScale
 
 if TYPE_CHECKING:
@@ -47,7 +48,10 @@ def _skipping(stepper: Stepper) -> list[str]:
     if stepper.layout.device.type == "cpu" or why:
         because = f": {why}" if why and stepper.layout.device.type != "cpu" else ""
         return [f"one bool is read from the device on each step: this policy can skip steps{because}"]
-    return ["steps that the policy skips are left out by the fused kernel (found_inf): nothing is read"]
+    policy = stepper.clipper.policy
+    counts = policy is not None and policy.limits()
+    read = f"one number is read every {READ_STEPS} steps, for at_most" if counts else "nothing is read"
+    return [f"steps that the policy skips are left out by the fused kernel (found_inf): {read}"]
 
 
 @without_autograd

@@ -269,6 +269,14 @@ SKIPS = [
 ]
 
 
+def test_the_plan_says_that_skips_in_a_row_are_read_now_and_then():
+    with fake_cuda():
+        params = parameters({"a": (3, 2)}, torch.float32)
+        optimizer = torch.optim.AdamW(params.values(), fused=True)
+        stepper = step_of(params, optimizer, parse("chain(SkipNonfinite(at_most=4), ClipByGlobalNorm(1.0))"), every=100)
+        assert "one number is read every 16 steps, for at_most" in stepper_plan(stepper)
+
+
 @pytest.mark.parametrize("settings", [{"fused": True}, {"foreach": True}], ids=str)
 @pytest.mark.parametrize("policy", SKIPS, ids=repr)
 def test_a_fused_kernel_leaves_steps_out_and_nobody_reads_whether(policy, settings):
