@@ -10,6 +10,7 @@ import oracle
 import torch
 
 import gradwatch
+from gradwatch.storage.lazy_block import history_of
 from gradwatch.storage.null_writer import NullWriter
 
 
@@ -21,7 +22,7 @@ class Kept(NullWriter):
         self.blocks = []
 
     def append(self, block):
-        self.blocks.append(block)
+        self.blocks.append(history_of(block))
 
 
 def attach(model, optimizer, clip, **options):
