@@ -118,6 +118,7 @@ def _is_command(value: Any) -> bool:
         and _optional(_is_count())(value.get("seed"))
         and _is_count(1)(value.get("ranks"))
         and is_text(value.get("log"), 100)
+        and {*value["log"].split(",")} <= {"mlflow", "tensorboard", "none"}
         and _optional(is_text)(value.get("experiment"))
     )
 

@@ -39,7 +39,7 @@ def sent():
 
 
 def test_a_courier_that_was_killed_is_replaced_but_not_again_and_again(tmp_path, sent, monkeypatch):
-    courier = CourierProcess(True, sent)
+    courier = CourierProcess(True, launch=sent)
     courier.start(tmp_path)
     courier.start(tmp_path)
     courier.restart_if_killed(tmp_path)
@@ -68,7 +68,7 @@ def test_a_courier_that_ended_by_itself_is_not_replaced(tmp_path):
         ended[-1].wait()
         return ended[-1]
 
-    courier = CourierProcess(True, start)
+    courier = CourierProcess(True, launch=start)
     courier.start(tmp_path)
     courier.restart_if_killed(tmp_path, at_once=True)
     assert len(ended) == 1
@@ -77,7 +77,7 @@ def test_a_courier_that_ended_by_itself_is_not_replaced(tmp_path):
 
 
 def test_who_wants_no_courier_gets_none_and_waits_for_none(tmp_path, sent):
-    courier = CourierProcess(False, sent)
+    courier = CourierProcess(False, launch=sent)
     courier.start(tmp_path)
     courier.restart_if_killed(tmp_path, at_once=True)
     started = time.monotonic()
@@ -95,7 +95,7 @@ def looks(monkeypatch):
 
 
 def test_a_courier_that_is_still_importing_mlflow_is_not_waited_for(tmp_path, sent, looks):
-    courier = CourierProcess(True, sent)
+    courier = CourierProcess(True, launch=sent)
     courier.start(tmp_path)
     cursor, missing = courier.wait(tmp_path, 5, to="sqlite:///m.db, experiment mnist")
     assert not looks
@@ -107,7 +107,7 @@ def test_a_courier_that_is_still_importing_mlflow_is_not_waited_for(tmp_path, se
 
 
 def test_one_that_has_begun_is_waited_for(tmp_path, sent, looks, monkeypatch):
-    courier = CourierProcess(True, sent)
+    courier = CourierProcess(True, launch=sent)
     courier.start(tmp_path)
     (tmp_path / "cursor.json").write_text("{}")  # nothing in it is no beginning either
     courier.wait(tmp_path, 5)
