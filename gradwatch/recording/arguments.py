@@ -82,7 +82,8 @@ class Settings:
 
     def _check_log(self) -> None:
         given = self.log
-        if given is not None and (not isinstance(given, Sequence) or not {*self.trackers} <= {*TRACKERS}):
+        known = isinstance(given, Sequence) and all(isinstance(t, str) and t in TRACKERS for t in self.trackers)
+        if given is not None and not known:
             wanted = ", ".join(map(repr, TRACKERS))
             raise WatchError(f"log={given!r:.80}: wanted None, one of {wanted}, or several of them in a tuple")
         if "tensorboard" in self.trackers and importlib.util.find_spec("tensorboard") is None:
