@@ -456,6 +456,7 @@ def test_scripts_that_leave_their_command_line_to_a_library(run, tmp_path, libra
     pytest.importorskip(library)
     (tmp_path / "script.py").write_text(
         "import torch\ndef train(lr):\n    model = torch.nn.Linear(2, 1)\n"
+        "    torch.nn.init.constant_(model.weight, 10.0)  # usual steps: Hydra prints what is found\n"
         "    optimizer = torch.optim.SGD(model.parameters(), lr=lr)\n    for _ in range(4):\n"
         "        optimizer.zero_grad(); model(torch.ones(1, 2)).sum().backward(); optimizer.step()\n"
         "    print('trained')\n" + COMMAND_LINES[library]
