@@ -43,7 +43,8 @@ def test_a_part_that_raises_is_a_line():
 def test_a_run_writes_what_it_found_and_needs_neither_mlflow_nor_plotly(tmp_path):
     for name in ("mlflow", "plotly"):
         (tmp_path / f"{name}.py").write_text("raise ImportError('not here')")
-    env = {**os.environ, "PYTHON": sys.executable, "PYTHONPATH": str(tmp_path), "OMP_NUM_THREADS": "1"}
+    own = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}  # it is no worker
+    env = {**own, "PYTHON": sys.executable, "PYTHONPATH": str(tmp_path), "OMP_NUM_THREADS": "1"}
     command = [ROOT / "scripts" / "bench" / "gpu", "--tiny", "--only", "drains,tests", "-o", tmp_path / "gpu.json"]
     done = subprocess.run(command, capture_output=True, text=True, env=env, check=False)
     report = json.loads((tmp_path / "gpu.json").read_text())
