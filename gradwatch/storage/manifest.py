@@ -17,6 +17,7 @@ from gradwatch.sanitize import MAX_COUNT, MAX_JSON, MAX_LAYERS, MAX_NAME, MAX_ST
 MAX_DIMENSIONS = 64
 MAX_SETTINGS = 10_000  # of an optimizer, params, tags
 MAX_ITEMS = 100  # of a setting that is a list or a table
+TRACKERS = ("mlflow", "tensorboard")  # what a run can be delivered to while it goes on
 Check = Callable[[Any], bool]
 
 
@@ -118,7 +119,7 @@ def _is_command(value: Any) -> bool:
         and _optional(_is_count())(value.get("seed"))
         and _is_count(1)(value.get("ranks"))
         and is_text(value.get("log"), 100)
-        and {*value["log"].split(",")} <= {"mlflow", "tensorboard", "none"}
+        and {*value["log"].split(",")} <= {*TRACKERS, "none"}
         and _optional(is_text)(value.get("experiment"))
     )
 
