@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import TYPE_CHECKING
 
 import click
@@ -14,9 +15,11 @@ if TYPE_CHECKING:
 @click.argument("run", metavar="RUN")
 @click.option("--follow", "following", is_flag=True,
               help="Stay and show the run in folder RUN as it goes on, until it ends or Ctrl-C.")  # fmt: skip
+@click.option("--frames", is_flag=True,
+              help="As --follow, for a notebook: each look is a line of JSON, a MIME bundle.")  # fmt: skip
 @click.option("--all-layers", "every_layer", is_flag=True,
               help="List every layer; of many, a terminal shows those that stand out.")  # fmt: skip
-def show(run: str, following: bool, every_layer: bool) -> None:
+def show(run: str, following: bool, frames: bool, every_layer: bool) -> None:
     """Show one run: verdict, layers, norms, clip rates.
 
     \b
@@ -31,9 +34,9 @@ def show(run: str, following: bool, every_layer: bool) -> None:
     from gradwatch.report.model import build_report
     from gradwatch.report.terminal import PIPE, make_console, print_shown, show_run
 
-    if following:
+    if following or frames:
         folder = folder_to_follow(run)
-        (_screen if make_console().is_terminal else _lines)(folder)
+        (_frames if frames else _screen if make_console().is_terminal else _lines)(folder)
         return
     histories = open_histories([run], empty=True)
     if len(histories) != 1:
@@ -62,6 +65,25 @@ def _screen(folder: Path) -> None:
                     live.update(shown)
     finally:
         console.print(shown)
+
+
+def _frames(folder: Path) -> None:
+    """What a notebook displays of each look that shows something new."""
+    from rich.console import RenderableType
+    from rich.text import Text
+
+    from gradwatch.report.live_view import LiveView, mime_bundle
+    from gradwatch.tracking.live_findings import looks
+
+    shown: RenderableType = Text(f"{folder}: no step is on disk yet.")
+    before = ""
+    for look in looks(folder, writes=False):
+        if look.history is not None and len(look.history):
+            shown = LiveView(look.history, look.findings or ())
+        line = json.dumps(mime_bundle(shown))
+        if line != before:
+            print(line, flush=True)
+        before = line
 
 
 def _lines(folder: Path) -> None:

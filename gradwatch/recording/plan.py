@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -18,7 +17,6 @@ from gradwatch.recording.learning_rate import RateScale
 
 if TYPE_CHECKING:
     from gradwatch.recording.stepper import Stepper
-    from gradwatch.recording.watch import Watch
 
 
 def plan(stepper: Stepper) -> str:
@@ -87,18 +85,6 @@ def outcome(steps: int, lost: int, folder: Path) -> str:
     """What a training that took `steps` has recorded: what is on disk, and not what was taken."""
     where = f"{steps - lost:,} steps recorded in {folder}"
     return f"{where}; the other {lost:,} could not be written" if lost else where
-
-
-def in_a_line(watch: Watch) -> str:
-    """A Watch as its repr: `Watch('mlp', 120 steps, open, gradwatch-runs/20260131-120000-mlp)`."""
-    state = "closed" if watch.closed else "open"
-    return f"Watch({watch._writer.run.name!r}, {watch._stepper.steps:,} steps, {state}, {watch.dir})"
-
-
-def in_a_notebook(watch: Watch) -> str:
-    """A Watch in a notebook: the same, what happens on each step, and how to look at what it recorded."""
-    more = f"gradwatch.open_history({str(watch.dir)!r}).plot()" if watch._writes else ""
-    return f"<b>{escape(repr(watch))}</b><pre>{escape(watch.plan())}</pre><code>{escape(more)}</code>"
 
 
 def nothing_seen(run: Run, folder: Path) -> str:

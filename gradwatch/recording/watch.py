@@ -18,7 +18,7 @@ from gradwatch.measure.activations import Activations
 from gradwatch.measure.ddp_rank_norms import RankNorms
 from gradwatch.measure.layout import Layout
 from gradwatch.measure.weight_updates import Weights
-from gradwatch.recording import mlflow_target, open_watches, resume, signals, torch_patches
+from gradwatch.recording import mlflow_target, notebook_view, open_watches, resume, signals, torch_patches
 from gradwatch.recording.arguments import Settings
 from gradwatch.recording.callbacks import Live
 from gradwatch.recording.clipper import Clipper
@@ -27,7 +27,7 @@ from gradwatch.recording.hooks import untraced
 from gradwatch.recording.layers import Source, describe
 from gradwatch.recording.learning_rate import RateScale
 from gradwatch.recording.loop_clips import Clip
-from gradwatch.recording.plan import in_a_line, in_a_notebook, nothing_seen, outcome, plan
+from gradwatch.recording.plan import nothing_seen, outcome, plan
 from gradwatch.recording.recorder import Recorder
 from gradwatch.recording.refusal import refusal
 from gradwatch.recording.shared_run import Shared
@@ -219,7 +219,7 @@ class Watch:
         """What happens on each step, in words: which way each optimizer's gradients are scaled, and why."""
         return plan(self._stepper)
 
-    __repr__, _repr_html_ = in_a_line, in_a_notebook
+    __repr__, _repr_html_, show = notebook_view.in_a_line, notebook_view.in_a_notebook, notebook_view.show
 
     def __enter__(self) -> Watch:
         return self

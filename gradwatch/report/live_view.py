@@ -5,6 +5,7 @@ Legend: T recorded steps, R rows of the layers, L layers.
 
 from __future__ import annotations
 
+import io
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -12,6 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 from rich.cells import cell_len
+from rich.terminal_theme import TerminalTheme
 from rich.text import Text
 
 from gradwatch.analysis.clips import as_one, clips_itself
@@ -28,7 +30,7 @@ from gradwatch.sanitize import terminal
 from gradwatch.table import nanmean
 
 if TYPE_CHECKING:
-    from rich.console import Console, ConsoleOptions
+    from rich.console import Console, ConsoleOptions, RenderableType
 
 BARS = "▁▂▃▄▅▆▇█"
 LOST = "×"  # in a curve: steps that held nothing finite
@@ -38,6 +40,10 @@ MOST_CURVES = 4  # of what was logged
 MOST_WORDS = 24  # columns for the name of a curve
 LEAST_CURVE, MOST_CURVE = 8, 60  # and for the curve
 COLORS = {"error": "bold red", "warning": "yellow", "note": ""}
+NOTEBOOK_COLUMNS, NOTEBOOK_LINES = 110, 45
+NOTEBOOK_PAGE = '<pre style="line-height: 1.3; white-space: pre; overflow-x: auto">{code}</pre>'
+PLAIN, RED, AMBER = (127, 127, 127), (214, 34, 70), (180, 120, 0)  # on a light page and on a dark one
+NOTEBOOK_COLORS = TerminalTheme((255, 255, 255), (0, 0, 0), [PLAIN, RED, PLAIN, AMBER, *[PLAIN] * 4])
 
 
 @dataclass(frozen=True)
@@ -221,6 +227,17 @@ def _cut(line: str, width: int, style: str = "") -> Text:
     text = Text(terminal(line), style=style, no_wrap=True, overflow="ellipsis")
     text.truncate(width, overflow="ellipsis")
     return text
+
+
+def mime_bundle(shown: RenderableType) -> dict[str, str]:
+    """What a notebook displays of one look: the screen as HTML, and as text where that is not drawn."""
+    from rich.console import Console
+
+    console = Console(record=True, file=io.StringIO(), width=NOTEBOOK_COLUMNS, height=NOTEBOOK_LINES, highlight=False)
+    console.print(shown, height=NOTEBOOK_LINES)
+    text = console.export_text(clear=False).rstrip()
+    styled = console.export_html(code_format=NOTEBOOK_PAGE, inline_styles=True, theme=NOTEBOOK_COLORS)
+    return {"text/html": styled, "text/plain": text}
 
 
 # --------------------------------------------------------------------------------------------------------- plain lines

@@ -1,5 +1,8 @@
 """The screen of a run that goes on: it fits, it says what is so, and it says each finding once."""
 
+import re
+from html import unescape
+
 import numpy as np
 import pytest
 from make_run import changed, make_history
@@ -7,7 +10,7 @@ from rich.cells import cell_len
 from rich.console import Console
 
 from gradwatch.analysis.rules import diagnose
-from gradwatch.report.live_view import BARS, LiveView, curves, news, plain_line, sparkline, standing_out
+from gradwatch.report.live_view import BARS, LiveView, curves, mime_bundle, news, plain_line, sparkline, standing_out
 
 NAMES = tuple(f"a.very.long.name.of.a.layer.that.is.deep.in.some.network.{i}.weight" for i in range(40))
 
@@ -92,3 +95,12 @@ def test_a_line_for_a_log_and_each_finding_once():
 def test_names_of_strangers_do_not_steer_the_terminal():
     lines = screen(make_history(100, ("a\x1b[2Jb", "c"), logged=("lo\x1bss",), nan_at=None, name="n\x1b[31m"), 80, 24)
     assert not any("\x1b" in line for line in lines)
+
+
+def test_a_notebook_gets_the_screen_as_html_and_as_text():
+    history = make_history(200, nan_at=150, name="<script>alert(1)</script>")
+    shown = mime_bundle(LiveView(history, diagnose(history)))
+    text = re.sub("<[^>]+>", "", shown["text/html"])
+    assert unescape(text).split() == shown["text/plain"].split()
+    assert "error: nonfinite at step 150" in shown["text/plain"]
+    assert "<script" not in shown["text/html"]
