@@ -234,6 +234,7 @@ SECTIONS: list[tuple[str, str, str, Callable[[Report, str], str]]] = [
     ("Side by side", "scripts/bench/bench_peers.py", "bench_peers_cpu.json", side_by_side),
     ("Writing", "scripts/bench/bench_store.py", "bench_store_cpu.json", plain("bench_store.py")),
     ("Reports of long histories", "scripts/bench/bench_report.py", "bench_report_cpu.json", plain("bench_report.py")),
+    ("A large report in a browser", "scripts/bench/bench_page.py", "bench_page_cpu.json", plain("bench_page.py")),
     ("Start-up", "scripts/bench/bench_startup.py", "bench_startup_cpu.json", start_up),
     ("On a GPU", "scripts/bench/bench_step.py --device cuda", "bench_step_cuda.json", gpts),
 ]

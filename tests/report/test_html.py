@@ -99,6 +99,19 @@ def test_each_chart_is_seen_before_the_next_is_drawn(view):
     assert complaints == []
 
 
+def test_the_words_are_seen_before_plotly_runs(view):
+    page, complaints = view("<!doctype html>")
+    page.add_init_script("""(function look() {  // before each paint
+        if (typeof Plotly !== "undefined") window.ran ??= performance.now();
+        requestAnimationFrame(look);
+    })()""")
+    view(render_html(build_report([make_history(steps=20)])))
+    wait_until_drawn(page)
+    painted = page.evaluate("performance.getEntriesByName('first-contentful-paint')[0].startTime")
+    assert painted < page.evaluate("window.ran")
+    assert complaints == []
+
+
 FOLLOWS = "summary:has-text('What follows from it')"
 
 

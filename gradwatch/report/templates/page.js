@@ -8,6 +8,8 @@ async function loadPlotly() {
   const stream = new Blob([packed]).stream().pipeThrough(new DecompressionStream("gzip"));
   const script = document.createElement("script");
   script.textContent = await new Response(stream).text();
+  // To run it takes half a second or more: the words of the page are seen before.
+  if (!document.hidden) await new Promise(seen => requestAnimationFrame(() => setTimeout(seen)));
   document.head.append(script);
 }
 
