@@ -17,9 +17,9 @@ if TYPE_CHECKING:
               help="Stay and show the run in folder RUN as it goes on, until it ends or Ctrl-C.")  # fmt: skip
 @click.option("--frames", is_flag=True,
               help="As --follow, for a notebook: each look is a line of JSON, a MIME bundle.")  # fmt: skip
-@click.option("--all-layers", "every_layer", is_flag=True,
-              help="List every layer; of many, a terminal shows those that stand out.")  # fmt: skip
-def show(run: str, following: bool, frames: bool, every_layer: bool) -> None:
+@click.option("--all", "everything", is_flag=True,
+              help="List every layer and threshold; of many, a terminal shows those that say most.")  # fmt: skip
+def show(run: str, following: bool, frames: bool, everything: bool) -> None:
     """Show one run: verdict, layers, norms, clip rates.
 
     \b
@@ -27,7 +27,7 @@ def show(run: str, following: bool, frames: bool, every_layer: bool) -> None:
       gradwatch show latest
       gradwatch show gradwatch-runs/20260131-120000-mlp
       gradwatch show latest --follow
-      gradwatch show latest --all-layers
+      gradwatch show latest --all
     """  # noqa: D301  (click reads the backspace)
     from gradwatch.errors import RunError
     from gradwatch.open_run import folder_to_follow, open_histories
@@ -42,7 +42,7 @@ def show(run: str, following: bool, frames: bool, every_layer: bool) -> None:
     if len(histories) != 1:
         raise RunError(f"{run} is {len(histories)} runs, and show wants one: use gradwatch compare {run}")
     into_a_pipe = make_console().width == PIPE
-    print_shown(show_run(build_report(histories).runs[0], run, every_layer or into_a_pipe))
+    print_shown(show_run(build_report(histories).runs[0], run, everything or into_a_pipe))
 
 
 def _screen(folder: Path) -> None:

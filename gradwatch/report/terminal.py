@@ -13,6 +13,7 @@ from rich.console import Console, Group
 from gradwatch.analysis.comparison import Comparison
 from gradwatch.analysis.rules import TOO_SHORT, is_healthy
 from gradwatch.analysis.verdict import Winner
+from gradwatch.analysis.whatif import Outcome
 from gradwatch.report.activations import HEADERS, RANKS, module_cells, outlying
 from gradwatch.report.comparison_table import Column, columns, conclusion, reasons
 from gradwatch.report.fitted_table import Facts, FittedTable, Lines
@@ -37,6 +38,7 @@ FEW_LAYERS = 20  # that many a terminal shows
 LAYER_RANKS = (0, 0, 2, 1, 3, 5, 4)  # of LAYER_HEADERS
 MEASURES = ("median_grad_norm", "max_grad_norm", "update_ratio")  # of a layer, that tell whether it stands out
 WHAT_IF_RANKS = (0, 2, 0, 1)
+MILD = 0.01  # of the steps: what a threshold changes that leaves healthy ones alone
 IN_CSV = "gradwatch report --format csv has them."
 
 
@@ -58,10 +60,11 @@ def print_text(text: str) -> None:
     print_shown(Lines(text.splitlines()))
 
 
-def show_run(run: RunSummary, ref: str = "RUN", every_layer: bool = True) -> RenderableType:
+def show_run(run: RunSummary, ref: str = "RUN", everything: bool = True) -> RenderableType:
     """One run: findings first, the suggestion, head, problems, layers, what-if.
 
-    Of many layers only those that stand out, unless `every_layer`; then what scrolled away stands at the end again.
+    Without `everything`, of many layers those that stand out, and of what-if a line for each kind of policy; what
+    scrolled away stands at the end again.
     `ref` is what the user calls the run.
     """
     style = "" if is_healthy(run.verdict) else "yellow" if run.verdict == TOO_SHORT else "bold red"
@@ -75,7 +78,7 @@ def show_run(run: RunSummary, ref: str = "RUN", every_layer: bool = True) -> Ren
         again = [Lines(["", f"verdict: {run.verdict}"], style), Lines([f"charts: gradwatch report {shlex.quote(ref)}"])]
     return Group(
         Lines([run.name], "bold"), head, Lines([*findings, *advice]), problems, *_notes(run.reduced), Lines([""]),
-        *_layers(run, ref, every_layer), *_modules(run), *_what_if(run), *again,
+        *_layers(run, ref, everything), *_modules(run), *_what_if(run, ref, everything), *again,
     )  # fmt: skip
 
 
@@ -89,7 +92,7 @@ def _layers(run: RunSummary, ref: str, every: bool) -> Iterable[RenderableType]:
         yield FittedTable(LAYER_HEADERS, layer_cells(shown), LAYER_RANKS, elsewhere=IN_CSV)
     yield from _notes(layer_note(run))
     if few:
-        yield from _notes(f"{left:,} more layers: gradwatch show --all-layers {shlex.quote(ref)}")
+        yield from _notes(f"{left:,} more layers: gradwatch show --all {shlex.quote(ref)}")
     elif left:
         yield from _notes(f"{left:,} more layers are left out here; gradwatch report --format csv lists all.")
 
@@ -128,11 +131,22 @@ def _modules(run: RunSummary) -> Iterable[RenderableType]:
             yield from _notes(f"{len(shown)} of {len(run.modules)} modules; gradwatch report --format json has all.")
 
 
-def _what_if(run: RunSummary) -> Iterable[RenderableType]:
-    if run.what_if:
-        yield Lines(["", "What another threshold would have done"], "bold")
-        yield FittedTable(WHAT_IF_HEADERS, what_if_cells(run.what_if), WHAT_IF_RANKS, left=2)
-        yield from _notes(caveat(run))
+def _what_if(run: RunSummary, ref: str, everything: bool) -> Iterable[RenderableType]:
+    if not run.what_if:
+        return
+    shown = run.what_if if everything else mildest(run.what_if)
+    yield Lines(["", "What another threshold would have done"], "bold")
+    yield FittedTable(WHAT_IF_HEADERS, what_if_cells(shown), WHAT_IF_RANKS, left=2)
+    left = len(run.what_if) - len(shown)
+    yield from _notes(caveat(run), f"{left} more thresholds: gradwatch show --all {shlex.quote(ref)}" if left else "")
+
+
+def mildest(outcomes: Sequence[Outcome]) -> tuple[Outcome, ...]:
+    """Of each kind of policy, and of each optimizer, the one that changes the share of steps nearest to `MILD`."""
+    nearest: dict[tuple[str, str], Outcome] = {}
+    for one in sorted(outcomes, key=lambda one: abs(one.clip_rate - MILD)):
+        nearest.setdefault((one.optimizer, one.kind), one)
+    return tuple(one for one in outcomes if one in nearest.values())
 
 
 def _notes(*notes: str) -> Iterable[RenderableType]:

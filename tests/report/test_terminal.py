@@ -16,7 +16,7 @@ from gradwatch.cli import main
 from gradwatch.open_run import open_history
 from gradwatch.report import build_report
 from gradwatch.report.fitted_table import Facts, FittedTable, Lines, wrapped
-from gradwatch.report.terminal import PIPE, show_comparison, show_run, standing_out
+from gradwatch.report.terminal import PIPE, mildest, show_comparison, show_run, standing_out
 from gradwatch.report.text import render_check_text
 
 RECORDED = sorted((Path(__file__).parents[1] / "scenarios" / "recorded").iterdir())
@@ -104,9 +104,25 @@ def test_of_many_layers_a_terminal_shows_those_that_stand_out_and_ends_with_the_
     assert len(few) == 20
     assert few == [name for name in layers if name in few]  # in model order
     assert set(sick) <= set(few)
-    assert "280 more layers: gradwatch show --all-layers" in shown()
+    assert "280 more layers: gradwatch show --all" in shown()
     assert run.verdict in " ".join(" ".join(shown().splitlines()[-5:]).split())
-    assert listed(shown("--all-layers")) == listed(shown(columns="")) == list(layers)
+    assert listed(shown("--all")) == listed(shown(columns="")) == list(layers)
+
+
+def test_of_other_thresholds_a_terminal_shows_one_of_each_kind(tmp_path):
+    folder = str(make_run(tmp_path, steps=200))
+    (run,) = build_report([open_history(folder)]).runs
+    shown = mildest(run.what_if)
+    assert [one.kind for one in shown] == list(dict.fromkeys(one.kind for one in run.what_if))
+    for one in shown:
+        same = [other.clip_rate for other in run.what_if if other.kind == one.kind]
+        assert min(abs(rate - 0.01) for rate in same) == abs(one.clip_rate - 0.01)
+    text, whole = (
+        CliRunner().invoke(main, ["show", folder, *words], env={"COLUMNS": "80"}).stdout for words in ([], ["--all"])
+    )
+    assert [one.policy in text for one in run.what_if] == [one in shown for one in run.what_if]
+    assert all(one.policy in whole for one in run.what_if)
+    assert f"{len(run.what_if) - len(shown)} more thresholds: gradwatch show --all {folder}" in " ".join(text.split())
 
 
 def test_dead_layers_and_those_of_a_finding_stand_out():
