@@ -1,26 +1,36 @@
 """Counts what clipping and recording make the host do beyond the optimizer's own step: Python's work, not the clock's.
 
     python scripts/bench/host_time.py -o docs/measurements/host_work.json
+    python scripts/bench/host_time.py --clock -o docs/measurements/host_time_cpu.json     # only on a quiet machine
 
 Counted are the bytecode instructions that Python executes, and its calls into C, in a step of fused AdamW on tensors of
 two elements, beside `clip_grad_norm_`. They are the same on every machine; what C does within a call is not counted.
 The steps are those of a device whose values cannot be read for nothing, on the CPU's tensors.
+
+`--clock` asks the clock instead, with the calls that a GPU would be given (`STUBBED`) answered at once: what is left is
+Python's work and that of the small operations. The shortest of some rounds, as what disturbs only adds.
 """
 
 from __future__ import annotations
 
 import argparse
+import functools
 import gc
 import json
+import math
+import os
 import platform
 import sys
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from types import FrameType
 from typing import Any
 from unittest.mock import patch
 
 import torch
+from bench_output import cpu_name
 from fake_cuda import step_of
 from torch import nn
 
@@ -29,6 +39,18 @@ from gradwatch.policies import parse
 TENSORS = (6, 74, 147, 1000)
 WAYS = ("torch clip", "none", "ClipByGlobalNorm(1.0)")
 FIRST = 3  # steps after which constants and state are made
+STEPS, ROUNDS = 100, 9
+COUNTED = "Python's work of a step beyond fused AdamW's own: bytecode instructions, and calls into C"
+TIMED = "microseconds of the host in a step beyond fused AdamW's own, the calls that a GPU would be given left out"
+STUBBED = (
+    "_fused_adamw_",
+    "_foreach_mul_",
+    "_foreach_add_",
+    "_foreach_sub_",
+    "_foreach_copy_",
+    "_foreach_norm",
+    "stack",
+)
 
 
 def work(step: Callable[[], Any]) -> tuple[int, int]:
@@ -60,14 +82,16 @@ def work(step: Callable[[], Any]) -> tuple[int, int]:
     return instructions, calls
 
 
-def of_a_step(tensors: int, way: str | None) -> tuple[int, int]:
-    """The work of a step of so many tensors; `way` None is the optimizer alone."""
+@contextmanager
+def taking_steps(tensors: int, way: str | None) -> Iterator[Callable[[], Any]]:
+    """A step of so many tensors, after the first few; `way` None is the optimizer alone."""
     params = {str(i): nn.Parameter(torch.randn(2)) for i in range(tensors)}
     optimizer = torch.optim.AdamW(params.values(), fused=True)
     for p in params.values():
         p.grad = torch.ones_like(p)
     watched = way not in (None, "torch clip")
-    stepper = step_of(params, optimizer, None if way == "none" else parse(str(way)), every=1000) if watched else None
+    policy = parse(way) if way in WAYS[2:] else None
+    stepper = step_of(params, optimizer, policy, every=1_000_000) if watched else None
 
     def step() -> None:
         if way == "torch clip":
@@ -80,10 +104,42 @@ def of_a_step(tensors: int, way: str | None) -> tuple[int, int]:
     with on_device[0], on_device[1]:
         for _ in range(FIRST):
             step()
-        found = work(step)
+        yield step
     if stepper is not None:
         stepper.detach(finish=False)  # else torch's clips stay wrapped
-    return found
+
+
+def of_a_step(tensors: int, way: str | None) -> tuple[int, int]:
+    """The work of a step."""
+    with taking_steps(tensors, way) as step:
+        return work(step)
+
+
+@contextmanager
+def answered_at_once() -> Iterator[None]:
+    """Within, the calls that a GPU would be given do nothing: norms are ones."""
+    ones = functools.cache(torch.ones)
+    each = functools.cache(lambda size: tuple(torch.ones(()) for _ in range(size)))
+    answers: dict[str, Callable[..., Any]] = dict.fromkeys(STUBBED, lambda *args, **words: None)
+    answers["_foreach_norm"] = lambda tensors, *args, **words: each(len(tensors))
+    answers["stack"] = lambda tensors, dim=0, out=None: ones(len(tensors)) if out is None else out
+    with ExitStack() as stack:
+        for name, answer in answers.items():
+            stack.enter_context(patch.object(torch, name, answer))
+        yield
+
+
+def microseconds(tensors: int) -> list[dict[str, Any]]:
+    """What a step of each way adds to the optimizer's own; the ways take turns."""
+    found: dict[str | None, float] = {}
+    for way in (None, *WAYS) * ROUNDS:
+        with taking_steps(tensors, way) as step, answered_at_once():
+            step()
+            begun = time.perf_counter()
+            for _ in range(STEPS):
+                step()
+            found[way] = min(found.get(way, math.inf), (time.perf_counter() - begun) / STEPS * 1e6)
+    return [{"tensors": tensors, "way": way, "microseconds": round(found[way] - found[None], 1)} for way in WAYS]
 
 
 def row(tensors: int, way: str) -> dict[str, Any]:
@@ -95,13 +151,19 @@ def row(tensors: int, way: str) -> dict[str, Any]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("-o", "--output", type=Path, help="write the table to this JSON file")
+    parser.add_argument("--clock", action="store_true", help="microseconds instead of counts")
     args = parser.parse_args()
-    rows = [row(tensors, way) for tensors in TENSORS for way in WAYS]
+    about: dict[str, Any] = {"python": platform.python_version(), "torch": torch.__version__}
+    if args.clock:
+        torch.set_num_threads(1)
+        about = {"what": TIMED, "machine": cpu_name(), "load": round(os.getloadavg()[0], 1), **about}
+        rows = [one for tensors in TENSORS for one in microseconds(tensors)]
+    else:
+        about = {"what": COUNTED, **about}
+        rows = [row(tensors, way) for tensors in TENSORS for way in WAYS]
     for one in rows:
         print(*one.values(), sep="  ")
     if args.output:
-        what = "Python's work of a step beyond fused AdamW's own: bytecode instructions, and calls into C"
-        about = {"what": what, "python": platform.python_version(), "torch": torch.__version__}
         text = ",\n".join(json.dumps(r) for r in rows)
         args.output.write_text(f'{json.dumps(about)[:-1]}, "rows": [\n{text}\n]}}\n')
 

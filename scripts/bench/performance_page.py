@@ -133,6 +133,22 @@ def host_work(report: Report, name: str) -> str:
     )
 
 
+def host_clock(report: Report, name: str) -> str:
+    """host_time.py --clock."""
+    ways, sizes = (list(dict.fromkeys(row[key] for row in report["rows"])) for key in ("way", "tensors"))
+    found = {(row["tensors"], row["way"]): row["microseconds"] for row in report["rows"]}
+    shown = [
+        [str(size), *(f"{found[size, way]:,.0f} ({found[size, way] / found[size, ways[0]]:.2f})" for way in ways)]
+        for size in sizes
+    ]
+    return (
+        "Microseconds of the host in a step beyond fused AdamW's own, where what a GPU would be given costs nothing,\n"
+        "and their ratio to torch's clip. That many tensors have gradients, which has to be asked of each.\n\n"
+        + table(["tensors", *ways], shown)
+        + _source(report, "host_time.py --clock", name)
+    )
+
+
 def launches(report: Report, name: str) -> str:
     """launches.py: of fp32 parameters."""
     rows = [row for row in report["rows"] if row["dtype"] == "float32"]
@@ -230,6 +246,7 @@ SECTIONS: list[tuple[str, str, str, Callable[[Report, str], str]]] = [
     ("Optimizer phase", "scripts/bench/bench_step.py", "bench_step_cpu.json", optimizer_phase),
     ("Instructions", "scripts/bench/bench_step.py --instructions", "bench_instructions_cpu.json", instruction_counts),
     ("Python's work", "scripts/bench/host_time.py", "host_work.json", host_work),
+    ("The host's time", "scripts/bench/host_time.py --clock", "host_time_cpu.json", host_clock),
     ("Launches", "scripts/bench/launches.py", "launches_fake_cuda.json", launches),
     ("Side by side", "scripts/bench/bench_peers.py", "bench_peers_cpu.json", side_by_side),
     ("Writing", "scripts/bench/bench_store.py", "bench_store_cpu.json", plain("bench_store.py")),
