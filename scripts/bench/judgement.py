@@ -5,7 +5,8 @@
     python scripts/bench/judgement.py --held-out      # the totals of the other half: once, when the rules are done
     python scripts/bench/judgement.py --blind         # the totals of those by somebody who had not read the rules
     python scripts/bench/judgement.py --fresh         # of those written in the same way later
-    python scripts/bench/judgement.py --novel         # of those written so last
+    python scripts/bench/judgement.py --novel         # of those written so after them
+    python scripts/bench/judgement.py --reported      # of those drawn from what people asked about
     python scripts/bench/judgement.py --check         # that all are what they are said to be, by their scores alone
 
 It takes some minutes. The exit code is 0 whatever was found.
@@ -46,7 +47,9 @@ and no finding has it yet. A finding is **likely** when the record leaves one ca
 Half of the trainings may be looked at while the rules change: they are below. The others, `HELD_OUT` in
 [tests/scenarios/unseen.py](../../tests/scenarios/unseen.py), only count, once: `scripts/bench/judgement.py --held-out`.
 Three more groups, the files `blind_*`, `fresh_*` and `novel_*` beside it, were written by somebody who had not read the
-rules (`--blind`, `--fresh` and `--novel` print their totals). Each was read once, with the rules frozen:
+rules (`--blind`, `--fresh` and `--novel` print their totals). A fourth, `reported_*`, was written in the same way; its
+sick ones are mistakes that people asked about in public, and nobody has read it yet (`--reported`). Each of the others
+was read once, with the rules frozen:
 
 | read once | sick | right | named | nothing said | healthy | with an error | with a warning | likely ones right |
 |---|---|---|---|---|---|---|---|---|

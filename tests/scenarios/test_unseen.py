@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import unseen_all  # noqa: F401
-from unseen import HEALTHY, HELD_OUT, SICK, blind, fault, fresh, held_out, label, novel, tuning
+from unseen import HEALTHY, HELD_OUT, SICK, blind, fault, fresh, held_out, label, novel, reported, tuning
 
 FOLDER = Path(__file__).parents[2] / "docs" / "findings"
 PAGES = {page.stem for page in FOLDER.glob("*.md")} - {"index", "false_alarms", "judgement", "cures"}
@@ -55,15 +55,16 @@ def test_a_healthy_training_learns(training, tmp_path):
 def test_the_groups_are_disjoint_and_whole_and_two_of_one_size():
     assert set(SICK) | set(HEALTHY) >= HELD_OUT, "a name in HELD_OUT that no training has"
     for of in (SICK, HEALTHY):
-        groups = [[t.name for t in group(of)] for group in (tuning, held_out, blind, fresh, novel)]
+        groups = [[t.name for t in group(of)] for group in (tuning, held_out, blind, fresh, novel, reported)]
         assert sorted(name for names in groups for name in names) == sorted(of)
         assert abs(len(groups[0]) - len(groups[1])) <= 2
         assert len(groups[2]) >= 24
         assert len(groups[3]) == 28
         assert len(groups[4]) == 30
+        assert len(groups[5]) == 30
 
 
-@pytest.mark.parametrize("group", [blind, fresh, novel])
+@pytest.mark.parametrize("group", [blind, fresh, novel, reported])
 def test_an_unnamed_one_stands_in_a_file_of_its_own_and_is_shown_without_its_name(group):
     for of in (SICK, HEALTHY):
         shown = [label(t) for t in group(of)]

@@ -4,7 +4,8 @@ Whether one is sick is judged by its loss against that of its cured twin, never 
 while rules are changed (`tuning`); as many, which `HELD_OUT` names, are counted once (`held_out`); those of the files
 `blind_*` were written by somebody who had not read the rules, and counted once before whoever changes rules looked at
 them (`blind`); those of the files `fresh_*` and then `novel_*` were written in the same way later, and counted in
-the same way (`fresh`, `novel`); the next have to be written anew. `unseen_all` imports every one.
+the same way (`fresh`, `novel`); so were those of the files `reported_*`, whose sick ones are mistakes that people made
+and asked about in public (`reported`). The next have to be written anew. `unseen_all` imports every one.
 """
 
 from __future__ import annotations
@@ -109,11 +110,11 @@ def healthy(gain: float = 0.3):
     return register
 
 
-UNNAMED = ("blind", "fresh", "novel")  # the groups that have files of their own, by how these begin
+UNNAMED = ("blind", "fresh", "novel", "reported")  # the groups that have files of their own, by how these begin
 
 
 def group(training: Sick | Healthy) -> str:
-    """Which of the five it belongs to."""
+    """Which of the groups it belongs to."""
     file = training.train.__module__.partition("_")[0]
     if file in UNNAMED:
         return file
@@ -150,8 +151,13 @@ def novel(of: dict[str, Of]) -> list[Of]:
     return of_group(of, "novel")
 
 
+def reported(of: dict[str, Of]) -> list[Of]:
+    """Those that only count, later than the novel ones; their names are not shown either."""
+    return of_group(of, "reported")
+
+
 def label(training: Sick | Healthy) -> str:
-    """Its name; of a blind, fresh or novel one, whose name would say what is wrong with it, its place among them."""
+    """Its name; of one in `UNNAMED`, whose name would say what is wrong with it, its place among them."""
     its_group = group(training)
     if its_group not in UNNAMED:
         return training.name

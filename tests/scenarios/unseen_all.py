@@ -15,6 +15,12 @@ import novel_healthy_tasks  # noqa: F401
 import novel_sick  # noqa: F401
 import novel_sick_models  # noqa: F401
 import novel_sick_tasks  # noqa: F401
+import reported_healthy  # noqa: F401
+import reported_healthy_models  # noqa: F401
+import reported_healthy_tasks  # noqa: F401
+import reported_sick  # noqa: F401
+import reported_sick_losses  # noqa: F401
+import reported_sick_models  # noqa: F401
 import unseen_healthy  # noqa: F401
 import unseen_healthy_models  # noqa: F401
 import unseen_healthy_more  # noqa: F401

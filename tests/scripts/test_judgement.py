@@ -2,7 +2,12 @@
 
 import judgement
 import pytest
-from unseen import HEALTHY, SICK, blind, fresh, novel, tuning
+from unseen import HEALTHY, SICK, UNNAMED, of_group, tuning
+
+
+def without_a_name():
+    """Those whose names nobody is to see."""
+    return [training for of in (SICK, HEALTHY) for group in UNNAMED for training in of_group(of, group)]
 
 
 @pytest.fixture
@@ -18,7 +23,7 @@ def few(monkeypatch):
     return [training.name for of in (SICK, HEALTHY) for training in tuning(of)[:3]]
 
 
-@pytest.mark.parametrize("group", ["blind", "fresh", "novel"])
+@pytest.mark.parametrize("group", UNNAMED)
 def test_of_those_without_a_name_the_totals_are_printed(group, few, nothing_found, capsys):
     assert judgement.main([f"--{group}"]) == 0
     out, err = capsys.readouterr()
@@ -27,7 +32,7 @@ def test_of_those_without_a_name_the_totals_are_printed(group, few, nothing_foun
     assert not [name for name in few if name in out + err]
 
 
-@pytest.mark.parametrize("group", ["blind", "fresh", "novel"])
+@pytest.mark.parametrize("group", UNNAMED)
 def test_some_of_them_cannot_be_asked_for(group, few, nothing_found, capsys):
     with pytest.raises(SystemExit) as ended:
         judgement.main([f"--{group}", "--only", few[0]])
@@ -36,7 +41,7 @@ def test_some_of_them_cannot_be_asked_for(group, few, nothing_found, capsys):
 
 
 def test_the_page_and_the_held_out_totals_leave_them_out(nothing_found, capsys):
-    names = [training.name for of in (SICK, HEALTHY) for training in (*blind(of), *fresh(of), *novel(of))]
+    names = [training.name for training in without_a_name()]
     for arguments in ([], ["--held-out"]):
         assert judgement.main(arguments) == 0
         out = capsys.readouterr().out
@@ -48,9 +53,4 @@ def test_the_check_covers_all_and_names_none_of_them(monkeypatch, capsys):
     assert judgement.main(["--check"]) == 1
     lines = capsys.readouterr().out.splitlines()
     assert len(lines) == len(SICK) + len(HEALTHY)
-    assert not [
-        t.name
-        for of in (SICK, HEALTHY)
-        for t in (*blind(of), *fresh(of), *novel(of))
-        if any(line.startswith(t.name) for line in lines)
-    ]
+    assert not [t.name for t in without_a_name() if any(line.startswith(t.name) for line in lines)]
