@@ -7,17 +7,17 @@ from __future__ import annotations
 
 import numpy as np
 
+from gradwatch.analysis.rules.activations import still_grows
 from gradwatch.analysis.rules.finding import Finding, Severity
 from gradwatch.analysis.rules.progress import succeeds
-from gradwatch.history import Floats, History
+from gradwatch.history import History
 
 
 def activation_outlier(history: History, peak: float = 20.0, growth: float = 3.0, min_rows: int = 6) -> list[Finding]:
     """Modules whose largest |a| has grown to more than `peak` times their root mean square, and still grows.
 
-    By the ratio of `max` and `rms` in thirds of the sampled steps: the median of the last is above `peak`, more than
-    `growth` times that of the first steps, and above that of the middle third. Of normally distributed values, a
-    million of them, the ratio is 5.
+    By the ratio of `max` and `rms`, and `growth` times what it was at first (`still_grows`). Of normally distributed
+    values, a million of them, the ratio is 5.
     Source: Sun et al. 2024, "Massive Activations in Large Language Models", arXiv:2402.17762; Dettmers et al. 2022,
     arXiv:2208.07339 (features beyond 20 times the others).
     """
@@ -27,13 +27,11 @@ def activation_outlier(history: History, peak: float = 20.0, growth: float = 3.0
     largest, rms = table.values["max"].astype(np.float64), table.values["rms"].astype(np.float64)
     known = np.isfinite(largest) & (rms > 0)
     ratio = np.divide(largest, rms, out=np.full(largest.shape, np.nan), where=known)  # [T, M]
-    third = len(table) // 3
-    first, middle, last = _median(ratio[: max(1, third // 2)]), _median(ratio[third:-third]), _median(ratio[-third:])
-    with np.errstate(invalid="ignore"):
-        hit = np.flatnonzero((last > peak) & (last > growth * first) & (last > middle))
-        held = ~np.any(ratio[:, hit] > peak, axis=1)
+    hit, first, last = still_grows(ratio, peak, growth)
     if not len(hit):
         return []
+    with np.errstate(invalid="ignore"):
+        held = ~np.any(ratio[:, hit] > peak, axis=1)
     began = int(np.flatnonzero(held)[-1]) + 1 if held.any() else 0
     worst = hit[np.argmax(last[hit])]
     name = table.layers[worst]
@@ -56,11 +54,3 @@ def activation_outlier(history: History, peak: float = 20.0, growth: float = 3.0
         "and is mended or bounded where it comes in. If the inputs are in order, single units of the weights run away."
     )
     return [Finding("activation-outlier", severity, names, since, int(history.step[-1]), evidence, cause, cure)]
-
-
-def _median(values: Floats) -> Floats:
-    """`[T, M]` -> `[M]` of the finite ones; NaN where there is none."""
-    out = np.full(values.shape[1], np.nan)
-    seen = ~np.isnan(values).all(axis=0)
-    out[seen] = np.nanmedian(values[:, seen], axis=0)
-    return out

@@ -8,10 +8,11 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import numpy as np
+from numpy.typing import NDArray
 
 from gradwatch.analysis.rules.finding import Finding, Severity
 from gradwatch.analysis.rules.progress import succeeds
-from gradwatch.history import History
+from gradwatch.history import Floats, History
 from gradwatch.table import Table
 
 
@@ -27,6 +28,28 @@ def birthplace(activations: Table, step: int) -> str:
         return ""
     order = np.where(bad[rows[0]], activations.values["order"][rows[0]], np.inf)
     return activations.layers[int(order.argmin())]
+
+
+def medians(values: Floats) -> Floats:
+    """Of each column, `[T, M]` -> `[M]`, of what is no NaN; inf counts. NaN where there is nothing else."""
+    out = np.full(values.shape[1], np.nan)
+    seen = ~np.isnan(values).all(axis=0)
+    out[seen] = np.nanmedian(values[:, seen], axis=0)
+    return out
+
+
+def still_grows(values: Floats, limit: float, growth: float) -> tuple[NDArray[np.intp], Floats, Floats]:
+    """Which columns of `[T, M]` have grown beyond a limit and still grow, and what all were at first and are at last.
+
+    By thirds of the sampled steps: the median of the last is above `limit`, more than `growth` times that of the first
+    steps, and above that of the middle third.
+    """
+    third = len(values) // 3
+    first, middle, last = (
+        medians(part) for part in (values[: max(1, third // 2)], values[third:-third], values[-third:])
+    )
+    with np.errstate(invalid="ignore"):
+        return np.flatnonzero((last > limit) & (last > growth * first) & (last > middle)), first, last
 
 
 def dead_units(history: History, share: float = 0.5, min_rows: int = 3) -> list[Finding]:

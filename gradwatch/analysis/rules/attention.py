@@ -8,9 +8,10 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
+from gradwatch.analysis.rules.activations import medians, still_grows
 from gradwatch.analysis.rules.finding import Finding, Severity
 from gradwatch.analysis.rules.progress import succeeds
-from gradwatch.history import Bools, Floats, History
+from gradwatch.history import Bools, History
 from gradwatch.table import Table
 
 
@@ -19,8 +20,7 @@ def attention_logits_grow(
 ) -> list[Finding]:
     """Heads whose logits have grown beyond `limit`, to more than `growth` times what they were, and still grow.
 
-    By the largest |logit| of the sampled rows, in thirds of the sampled steps: the median of the last is above `limit`,
-    more than `growth` times that of the first steps, and above that of the middle third.
+    By the largest |logit| of the sampled rows (`still_grows`).
     Source: Dehghani et al. 2023, "Scaling Vision Transformers to 22 Billion Parameters" (logits that grow end in a
     divergence; normalised queries and keys prevent it); the limit is that of QK-Clip, Kimi K2, arXiv:2507.20534.
     """
@@ -28,10 +28,7 @@ def attention_logits_grow(
     if len(heads) < min_rows or not heads.layers:
         return []
     values = heads.values["logit_max"]
-    third = len(heads) // 3
-    first, middle, last = _median(values[: max(1, third // 2)]), _median(values[third:-third]), _median(values[-third:])
-    with np.errstate(invalid="ignore"):
-        hit = np.flatnonzero((last > limit) & (last > growth * first) & (last > middle))
+    hit, first, last = still_grows(values, limit, growth)
     if not len(hit):
         return []
     above = np.any(values[:, hit] > limit, axis=1)
@@ -64,7 +61,7 @@ def attention_collapsed(history: History, below: float = 0.05, share: float = 0.
     if len(heads) < min_rows or not heads.layers:
         return []
     values = heads.values["entropy"]
-    last = _median(values[-max(min_rows, len(heads) // 3) :])
+    last = medians(values[-max(min_rows, len(heads) // 3) :])
     with np.errstate(invalid="ignore"):
         low = last < below
     modules = np.array([name.rpartition("[")[0] for name in heads.layers])
@@ -111,14 +108,6 @@ def _since(heads: Table, holds: Bools) -> int:
     """The first sampled step from which on it held to the end, or the last."""
     clear = np.flatnonzero(~holds)
     return int(heads.step[min(clear[-1] + 1 if len(clear) else 0, len(heads) - 1)])
-
-
-def _median(values: Floats) -> Floats:
-    """`[T, H]` -> `[H]`, of what is no NaN; inf counts."""
-    out = np.full(values.shape[1], np.nan)
-    seen = ~np.isnan(values).all(axis=0)
-    out[seen] = np.nanmedian(values[:, seen], axis=0)
-    return out
 
 
 def _heads(count: int) -> str:

@@ -14,18 +14,20 @@ from gradwatch.analysis.optimizers import groups
 from gradwatch.analysis.rules.facts import middle, numel, own_optimizers, pick, root_mean_square
 from gradwatch.analysis.rules.finding import Finding
 from gradwatch.analysis.rules.losses import learnt
+from gradwatch.analysis.rules.progress import hardly_moves, progress
 from gradwatch.history import Floats, History
 
 _DIVIDED = ("Adam", "RMSprop", "Muon")  # in a class's name: it divides by the size of the gradients + eps
 
 
-def below_epsilon(history: History, most: float = 0.5, min_steps: int = 50) -> list[Finding]:
+def below_epsilon(history: History, most: float = 0.5, min_steps: int = 50, usual: float = 1e-7) -> list[Finding]:
     """What reaches the optimizer is smaller than what its denominator begins with, in most of the weights.
 
     Adam and its kin divide by sqrt(v) + eps, Muon by the norm of the whole matrix + eps. Where the gradient's root mean
     square (clipped_norm / sqrt(numel); for Muon its norm) is below that, the step is shorter than the learning rate
     says and no longer of one size. Alarm: it was so over the second half of the run, by the median step, in layers that
-    hold the share `most` of the elements. Steps in which nothing was left to learn do not count.
+    hold the share `most` of the elements. Steps in which nothing was left to learn do not count. Not said of an eps of
+    `usual` size or below where a loss of a usual size does not move: `update-too-small` says what is small then.
     Source: Wortsman et al., arXiv:2309.14322, section 3.4 (eps against the gradient's RMS).
     """
     floor = _floors(history)
@@ -46,6 +48,8 @@ def below_epsilon(history: History, most: float = 0.5, min_steps: int = 50) -> l
     if not hit.any() or elements[hit].sum() <= most * elements[known].sum():
         return []
     added, seen = float(np.median(floor[hit])), float(np.median(typical[hit]))
+    if added <= usual and _is_of_usual_size(history) and hardly_moves(history):
+        return []  # nobody raised eps: the gradients are what is small (`updates.weak_gradients`)
     return [
         Finding(
             "below-epsilon",
@@ -60,6 +64,12 @@ def below_epsilon(history: History, most: float = 0.5, min_steps: int = 50) -> l
             f"Lower eps to about {10 ** np.floor(np.log10(seen) - 2):.0e}, or scale the loss up.",
         )
     ]
+
+
+def _is_of_usual_size(history: History, least: float = 1e-2) -> bool:
+    """Whether the losses began above `least`: a loss that is scaled down is small itself, and so are its gradients."""
+    losses = [p for p in progress(history) if p.is_loss]
+    return bool(losses) and all(p.first > least for p in losses)
 
 
 def _floors(history: History) -> Floats:

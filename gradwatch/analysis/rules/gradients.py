@@ -29,7 +29,7 @@ from gradwatch.analysis.rules.facts import (
     to_usual,
 )
 from gradwatch.analysis.rules.finding import Finding, Why, either
-from gradwatch.analysis.rules.losses import first_quarter, has_rivals, odd_batch, scaled_losses
+from gradwatch.analysis.rules.losses import first_quarter, has_rivals, odd_batch, scaled_losses, training_losses
 from gradwatch.analysis.rules.nonfinite import growth_before
 from gradwatch.analysis.rules.schedule import raised_before
 from gradwatch.analysis.rules.tries import LOWER, clip_with, rate_times, warm_up
@@ -66,6 +66,13 @@ def exploding(history: History, decades: float = 2.0, blind_decades: float = 3.0
         if jump:
             row, evidence = jump
             return [_explosion(history, row, {"metric": name, **evidence})]
+    for name in [] if alone else training_losses(history):
+        jump = _ran_off(history.total(name), width)
+        if jump:
+            row, evidence = jump
+            return [_explosion(history, row, {"metric": name, **evidence})]
+    if _begins_out_of_scale(history):
+        return [_explosion(history, 0, {"first_grad_norm": middle(history.total("grad_norm")[:3])})]
     bad = np.flatnonzero(nonfinite_rows(history))
     begin = growth_before(history, int(bad[0])) if len(bad) and not history.total("skipped")[bad[0]] > 0 else None
     if begin is not None:
@@ -77,6 +84,18 @@ def exploding(history: History, decades: float = 2.0, blind_decades: float = 3.0
 
 
 _RECURRENT = re.compile(r"(^|[._])(weight|bias)_(hh|ih)($|[._])|recurrent|(^|[._])(rnn|lstm|gru)\w*[._]", re.IGNORECASE)
+
+
+def _begins_out_of_scale(history: History, large: float = 1e4) -> bool:
+    """Whether a recurrent network's loss and norm begin above `large`, and its recurrent weights have most of the norm.
+
+    Later steps may bring them down: then it was slow for nothing. Healthy trainings of the tests begin below 50.
+    """
+    norm, began = (
+        middle(history.total("grad_norm")[:3]),
+        [v[0] for v in map(first_quarter, scaled_losses(history).values())],
+    )
+    return norm > large and bool(began) and max(began) > large and _along(history, 0)[0] == "time"
 
 
 def _explosion(history: History, row: int, evidence: dict[str, float | str]) -> Finding:
@@ -254,6 +273,25 @@ def _loss_jump(
     lowest = int(smooth.argmin())
     left = lowest + int(np.argmax(smooth[lowest:] > (low + end) / 2))
     return int(rows[left * block]), {"start": start, "lowest": low, "end": end}
+
+
+def _ran_off(
+    values: Floats, width: int, times: float = 20.0, least: float = 0.1
+) -> tuple[int, dict[str, float | str]] | None:
+    """The row at which a rival's loss left the size it began with for good, and the numbers.
+
+    Alarm: in the last quarter of the run it is `times` its first values, by the median, and these say something: above
+    `least`. In healthy trainings of the tests it is 3 times them at most.
+    """
+    rows = np.flatnonzero(np.isfinite(values))
+    if len(rows) < 4 * width:
+        return None
+    finite = np.abs(values[rows])
+    start, end = float(np.median(finite[:3])), float(np.median(finite[-(len(rows) // 4) :]))
+    if start < least or end <= times * start:
+        return None
+    row = rows[int(np.argmax(finite > np.sqrt(times) * start))]
+    return int(row), {"start": start, "highest": float(finite.max()), "end": end}
 
 
 def _thrown_out(

@@ -41,7 +41,8 @@ def lr_too_high(history: History, jump: float = 0.35, sigmas: float = 6.0, width
     than `sigmas` robust standard deviations of its noise (in its quietest quarter). The first step is the one after
     it was last within half of `jump`. An error, to the end of the run, when the loss also ended no lower than it began;
     a note where the loss fell to a tenth of where it began all the same, or where it was over within a tenth of the
-    steps, and the loss then fell on, to less than half of where it began. Not judged where parts of a run train against
+    steps, and the loss then fell on, to less than half of where it began, if it did not throw the weights out either
+    (`_ran_away`). Not judged where parts of a run train against
     each other, or where the loss is below 0 early or begins in its own noise (a policy gradient's): it has no scale.
     First steps that were far too long show in the weights (`_ran_away`), which is said where the loss shows nothing by
     the first 50 steps.
@@ -61,12 +62,16 @@ def lr_too_high(history: History, jump: float = 0.35, sigmas: float = 6.0, width
             first, last, evidence = found
             end = float(np.median(values[rows[-width:]]))
             began, lowest = float(evidence["begin"]), float(evidence["lowest_before"])
-            well = end < began / 10
+            well = end < min(began, values[rows[0]]) / 10
             brief = last - first < len(rows) / 10 and end < min(lowest, began / 2)
             shifted = _shifted(history, values, rows, int(rows[first]))
             severity: Severity = "note" if shifted or brief or well else "warning"
             if end >= began and not shifted:
                 severity = "error"
+            if severity == "note" and not shifted:
+                away = away or _ran_away(history, jumped=True)
+                if away:
+                    return away
             numbers: dict[str, float | str] = {"metric": name, **evidence, "end": end}
             end_row = len(history) - 1 if severity == "error" else int(rows[last])
             return [_too_high(history, severity, int(rows[first]), end_row, numbers, shifted)]
@@ -76,12 +81,14 @@ def lr_too_high(history: History, jump: float = 0.35, sigmas: float = 6.0, width
 _BY_THEN = 50
 
 
-def _ran_away(history: History, soon: float = 3.0, later: float = 4.0, own: float = 0.5) -> list[Finding]:
+def _ran_away(
+    history: History, soon: float = 3.0, later: float = 4.0, own: float = 0.5, jumped: bool = False
+) -> list[Finding]:
     """First steps that threw the weights out: most matrices grew `soon` times in 20 steps, or `later` times in 50.
 
     Or, where the rate sets the length of a step, the first one changed them by the share `own` of their size, and the
     loss rose by half within ten. Not said of weights that begin next to 0 (`initial_gains`), nor of a training that
-    succeeds all the same; of such a first step where its loss came down to a tenth.
+    succeeds all the same, but where its loss `jumped` too; of such a first step where its loss came down to a tenth.
     The healthy trainings of the tests grow up to 2.9 times in 20 steps, or succeed; Adam's first steps are below .25.
     """
     at, norm = measured(history, "weight_norm")
@@ -101,7 +108,7 @@ def _ran_away(history: History, soon: float = 3.0, later: float = 4.0, own: floa
     up = [float(history.total(p.metric)[:10].max()) > 1.5 * p.first for p in losses]
     if first > own and losses and all(up) and not any(p.ended < p.first / 10 for p in losses):
         row = 0
-    elif fast.any() and not succeeds(history):
+    elif fast.any() and (jumped or not succeeds(history)):
         row = max(0, int(np.argmax(grown > soon**0.5)) - 1)  # in between two measurements
     else:
         return []
@@ -207,7 +214,8 @@ def _too_high(
     if shifted:
         words = "The loss rose from one step to the next, after steps and gradients of a usual size"
         return Finding(
-            "lr-too-high", severity, (), int(history.step[row]), int(history.step[last]), {**evidence, **known},
+            "lr-too-high", severity, (), int(history.step[row]), int(history.step[last]),
+            {**evidence, **known, "began_anew": int(history.step[row])},
             f"{words}. {either(_OF_A_SHIFT)}", "Look at what changed in that step: the data, the task, a weight of the "
             "loss. If nothing did, lower the learning rate.", tries=(LOWER,), alternatives=_OF_A_SHIFT,
         )  # fmt: skip

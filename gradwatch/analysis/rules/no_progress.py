@@ -18,6 +18,7 @@ from gradwatch.analysis.rules.facts import (
     initial_sum,
     is_adaptive,
     largest_ratio,
+    last_matrix,
     matrices,
     measured,
     optimizer_kind,
@@ -25,8 +26,9 @@ from gradwatch.analysis.rules.facts import (
     to_usual,
 )
 from gradwatch.analysis.rules.finding import Finding, Why, either
+from gradwatch.analysis.rules.long_steps import lr_too_high
 from gradwatch.analysis.rules.losses import HELD_OUT
-from gradwatch.analysis.rules.progress import Progress, can_be_judged, progress, unmoved, went
+from gradwatch.analysis.rules.progress import Progress, can_be_judged, progress, reaches_its_goal, unmoved, went
 from gradwatch.analysis.rules.schedule import ran_out
 from gradwatch.analysis.rules.tries import LOWER, rate_times
 from gradwatch.analysis.rules.unchanged import TAKEN_BACK
@@ -42,8 +44,9 @@ def no_progress(
 
     Each of them ended within its noise of where it began (four standard errors), or by less than `share` of it better;
     and that it won more than the share `most` is out of the question for a loss (two standard errors). Or the losses
-    came to what equal probabilities for all classes give, from above, and no further (`_at_chance`); or they fell to
-    less than half, and nothing that is measured on other data was ever better (`_not_held_out`).
+    came to what equal probabilities for all classes give, from above, and no further (`_at_chance`), or stand next to
+    it (`_stands`); or they fell to less than half, and nothing that is measured on other data was ever better
+    (`_not_held_out`); or nothing that is meant to rise ever did (`_not_its_goal`).
     A run that is under way is judged from `running` steps on, and after a tenth of its `total_steps`. Not judged: a run
     that was resumed (it may have learnt before), parts that train against each other, a loss that is below 0 early.
     The cause is the first of these that the record shows: a schedule that ran out, or never got where it should; steps
@@ -51,16 +54,25 @@ def no_progress(
     Source: the standard error of a median; the sizes of steps as in `update-too-small`.
     """
     losses = unmoved(history, min_steps, running, share)
+    if any(found.evidence.get("began_anew") for found in lr_too_high(history)):
+        return []  # other data or another loss came: where that began says nothing
     if not losses or not all(p.is_flat(most) for p in losses):
-        losses = [p for p in unmoved(history, min_steps, running, math.inf) if _at_chance(history, p)]
+        losses = unmoved(history, min_steps, running, math.inf)
+        losses = [p for p in losses if _at_chance(history, p) or _stands(history, p)]
     if not losses:
-        return _not_held_out(history, min_steps, running, share)
-    shown = losses[0]
-    chance = ""
+        return (
+            _not_held_out(history, min_steps, running, share)
+            or _not_its_goal(history, min_steps, running)
+            or _shut_at_its_end(history, min_steps, running)
+        )
+    shown, said = losses[0], f"{_no_better(losses[0])}."
     if _at_chance(history, shown):
-        chance = " That is what equal probabilities for all classes give: nothing was learnt of them."
+        said += " That is what equal probabilities for all classes give: nothing was learnt of them."
+    elif _stands(history, shown):
+        said = f"{shown.metric} stands at {shown.ended:.4g} since the first half of the run, hardly below the "
+        said += f"{chance_loss(history):.4g} that equal probabilities for all classes give."
     why = _why(history)
-    return _finding(history, shown, why._replace(cause=f"{_no_better(shown)}.{chance} {why.cause}"))
+    return _finding(history, shown, why._replace(cause=f"{said} {why.cause}"))
 
 
 def _finding(history: History, shown: Progress, why: Why) -> list[Finding]:
@@ -120,17 +132,98 @@ _BY_HEART = (
 )
 
 
+def _not_its_goal(history: History, min_steps: int, running: int, good: float = 0.9) -> list[Finding]:
+    """What is meant to rise never did, an accuracy or a return, whatever the training losses do.
+
+    Of the training data, and not above `good` from the start. Said where the losses got better, or have no scale.
+    """
+    known = progress(history) if can_be_judged(history, min_steps, running) else []
+    known = [p for p in known if not HELD_OUT.search(p.metric)]
+    losses = [p for p in known if p.is_loss]
+    goals = [p for p in known if higher_is_better(p.metric, [history])]
+    better = [p.is_real() or p.began > good or p.best - p.began > 2 * p.noise for p in goals]
+    if not goals or any(better) or not all(p.is_real() for p in losses):
+        return []
+    shown = goals[0]
+    falls = f"{losses[0].metric} falls from {losses[0].began:.4g} to {losses[0].ended:.4g}, and " if losses else ""
+    causes = _BESIDE_IT if losses else _AGAINST_IT
+    why = Why(
+        f"{falls}{_no_better(shown)}. {either(causes)}",
+        "Look at what the model gives out: if it is alike for all inputs, at these and at the last layer; if not, at "
+        f"the sign of the loss and at how {shown.metric} is computed.",
+        {},
+        alternatives=causes,
+    )
+    return _finding(history, shown, why)
+
+
+_AGAINST_IT = (
+    "the loss does not ask for it (its sign, what is detached, its baseline)",
+    "the noise of what is sampled hides what the steps win",
+)
+_BESIDE_IT = (
+    "the outputs become alike for all inputs, which lowers the loss as well",
+    "what is measured is not what the loss asks for",
+)
+
+
+def _shut_at_its_end(history: History, min_steps: int, running: int, left: float = 0.25) -> list[Finding]:
+    """The loss stands at more than `left` of its first value, and the model's last module takes part of the outputs.
+
+    A ReLU cuts off all below 0, and no gradient comes back from there; a dropout sets outputs to 0 by chance. It stands
+    where the second half of the run won less than a quarter of the whole.
+    """
+    taken = next((kind for kind in ("ReLU", "Dropout") if ends_in(history, kind)), "")
+    losses = [p for p in progress(history) if p.is_loss] if can_be_judged(history, min_steps, running) else []
+    if not taken or not losses or reaches_its_goal(history):
+        return []
+    for p in losses:
+        values = history.total(p.metric)
+        second = float(np.median(np.array_split(values[np.isfinite(values)], 4)[1]))
+        if p.ended < left * p.first or second - p.ended > p.won / 4:
+            return []
+    shown = losses[0]
+    causes = (f"its last module, a {taken}, takes away what the loss asks for", "there is no more to be learnt")
+    why = Why(
+        f"{shown.metric} falls from {shown.first:.4g} to {shown.ended:.4g} and hardly further. {either(causes)}",
+        f"Take the {taken} out from behind the last layer of weights.",
+        {"last_module": taken},
+        alternatives=causes,
+    )
+    return _finding(history, shown, why)
+
+
 def _at_chance(history: History, loss: Progress, near: float = 0.01) -> bool:
     """Whether a loss ended at log C and was never lower by more than twice `near`.
 
-    C are the rows of the last matrix, three at least; two where a Sigmoid ends the model. Any power of two, as a batch
-    is large whose pairs are told apart, where the loss hardly differs from it, nor from step to step.
+    C are the rows of the last matrix, three at least; two where it has one, or a Sigmoid ends the model. Any power of
+    two, as a batch is large whose pairs are told apart, where the loss hardly differs from it, nor from step to step.
     """
     pairs = round(loss.ended / math.log(2)) * math.log(2) if math.isfinite(loss.ended) else 0.0
     if pairs > 0 and abs(loss.ended - pairs) < near / 10 * pairs and loss.noise < near * pairs:
         return min(loss.best, loss.began) > (1 - 2 * near) * pairs
-    chance = math.log(2) if ends_in(history, "Sigmoid") else chance_loss(history)  # where it is NaN, nothing is near it
-    return abs(loss.ended - chance) < near * chance and min(loss.best, loss.began) > (1 - 2 * near) * chance
+    last = last_matrix(history)
+    of_two = ends_in(history, "Sigmoid") or (last is not None and last.shape[0] == 1)
+    chance = math.log(2) if of_two else chance_loss(history)  # where it is NaN, nothing is near it
+    high = 6 * near if loss.noise > near * chance else near  # what is drawn anew in each step adds to it: dropout
+    there = -near * chance < loss.ended - chance < high * chance
+    return there and min(loss.best, loss.began) > (1 - 2 * near) * chance
+
+
+def _stands(history: History, loss: Progress, high: float = 0.8, late: float = 0.02) -> bool:
+    """Whether a loss that began at log C or somewhat above ended above `high` of it, and has stopped to fall.
+
+    From the second quarter of the run to the last it won less than the share `late` of log C, it was never better than
+    at its end by twice that, and no other metric got better. Of healthy trainings of the tests the highest ended at
+    0.72 of it, and still fell.
+    """
+    chance = chance_loss(history)
+    if not (0.9 * chance < loss.began < 1.3 * chance and high * chance < loss.ended < 1.05 * chance):
+        return False
+    values = history.total(loss.metric)
+    second, last = (float(np.median(part)) for part in np.array_split(values[np.isfinite(values)], 4)[1::2])
+    was_better = loss.ended - loss.best > 2 * late * chance
+    return second - last < late * chance and not was_better and not reaches_its_goal(history)
 
 
 def _why(history: History) -> Why:

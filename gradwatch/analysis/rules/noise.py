@@ -5,11 +5,14 @@ Legend: T recorded steps, R ranks.
 
 from __future__ import annotations
 
+import re
+
 import numpy as np
 
 from gradwatch.analysis.clips import incoming
+from gradwatch.analysis.rules.facts import optimizer_kind
 from gradwatch.analysis.rules.finding import Finding
-from gradwatch.analysis.rules.progress import unmoved
+from gradwatch.analysis.rules.progress import progress, unmoved
 from gradwatch.analysis.rules.tries import LOWER, OWN_PAST, clip_with
 from gradwatch.formatting import setting_text
 from gradwatch.history import History
@@ -22,8 +25,12 @@ def noise_dominated(
     noise: float = 0.5,
     min_losses: int = 200,
     running: int = 1000,
+    share: float = 0.3,
 ) -> list[Finding]:
     """A batch is mostly noise: by the losses of a run that gets nowhere, or by the gradients of several ranks.
+
+    Or each batch has a loss of its own, and the optimizer takes each for the whole of the data (`_of_whole_batches`):
+    its standard deviation is above `share` of where the loss ended.
 
     By the losses, a warning: nothing that was logged gets better, as in `no_progress` (from `min_losses` steps on, of a
     run under way from `running`), and the standard deviation of one training loss, by the differences of neighbours,
@@ -35,11 +42,17 @@ def noise_dominated(
     ranks. Where the signal is lost in the noise of the estimate the scale is inf.
     Source: McCandlish et al. 2018, appendix A.1; the standard error of a median.
     """
-    return _by_losses(history, noise, min_losses, running) or _by_ranks(history, times, min_steps)
+    return (
+        _by_losses(history, noise, min_losses, running)
+        or _of_whole_batches(history, share, min_steps)
+        or _by_ranks(history, times, min_steps)
+    )
 
 
 def _by_losses(history: History, noise: float, min_steps: int, running: int) -> list[Finding]:
     losses = unmoved(history, min_steps, running)
+    if any(p.won > max(6 * p.noise, 0.8 * abs(p.first)) for p in losses):
+        return []  # it was learnt within the first steps
     if not losses or not all(p.noise > noise * max(abs(p.began), abs(p.ended)) for p in losses):
         return []
     shown = losses[0]
@@ -59,6 +72,35 @@ def _by_losses(history: History, noise: float, min_steps: int, running: int) -> 
             tries=(clip_with(OWN_PAST), LOWER),
         )
     ]
+
+
+def _of_whole_batches(history: History, share: float, min_steps: int) -> list[Finding]:
+    """Rprop goes by the signs of gradients and L-BFGS by their differences: between small batches both are noise.
+
+    Source: Riedmiller & Braun 1993; Liu & Nocedal 1989: of the gradient of all data.
+    """
+    kind = optimizer_kind(history)
+    losses = [p for p in progress(history) if p.is_loss] if _WHOLE.fullmatch(kind) and len(history) >= min_steps else []
+    if not losses or not all(p.noise > share * abs(p.ended) for p in losses):
+        return []
+    shown = losses[0]
+    times = shown.noise / abs(shown.ended)
+    return [
+        Finding(
+            "noise-dominated",
+            "warning",
+            (),
+            int(history.step[0]),
+            int(history.step[-1]),
+            {"noise_of_a_batch": times, "metric": shown.metric, "began": shown.began, "ended": shown.ended},
+            f"From batch to batch {shown.metric} differs by {times:.2g} times its own level, and {kind} takes the "
+            "gradient of each for that of all the data.",
+            f"Give {kind} all of the data in each step, or use Adam or SGD.",
+        )
+    ]
+
+
+_WHOLE = re.compile("L?BFGS|Rprop")
 
 
 def _by_ranks(history: History, times: float, min_steps: int) -> list[Finding]:

@@ -9,7 +9,7 @@ import math
 
 import numpy as np
 
-from gradwatch.analysis.rules.facts import chance_loss, ends_in, initial_gains, last_matrix
+from gradwatch.analysis.rules.facts import beside_bias, chance_loss, ends_in, initial_gains, last_matrix, middle
 from gradwatch.analysis.rules.finding import Finding, Why, either
 from gradwatch.analysis.rules.losses import has_rivals, scaled_losses, training_losses
 from gradwatch.formatting import percent
@@ -51,6 +51,8 @@ def softmax_twice(
             continue
         if ends_in(history, "Sigmoid") and _of_two_sigmoids(values, tiny):
             return [_finding(history, name, values, _SIGMOID)]
+        if _over_the_batch(history, values, tight):
+            return [_finding(history, name, values, _OVER_THE_BATCH)]
         if classes < 2 or values.min() < floor - tiny or values.max() > ceiling + tiny:
             continue
         if abs(float(np.median(values[:5])) - math.log(classes)) > uniform:
@@ -77,6 +79,31 @@ def _finding(history: History, metric: str, values: Floats, why: Why) -> Finding
         why.cure,
         alternatives=why.alternatives,
     )
+
+
+def _over_the_batch(history: History, values: Floats, tight: float, no_gradient: float = 1e-4) -> bool:
+    """Whether what the last layer gives out is set beside the other rows of the batch, not beside the other classes.
+
+    Then its bias falls out, whose gradient is nothing but rounding: below `no_gradient` of its weight's. And the loss
+    begins at the logarithm of the batch's rows, a power of two, within ten times `tight`; C is another.
+    """
+    last, places = last_matrix(history), {name: i for i, name in enumerate(history.layers)}
+    bias = beside_bias(last.name) if last is not None else ""
+    if last is None or bias == last.name or last.shape[0] < 3 or not {bias, last.name} <= places.keys():
+        return False
+    norm = history.layer("grad_norm").astype(np.float64)
+    share = middle(norm[:, places[bias]] / norm[:, places[last.name]])
+    power = float(np.median(values[:3])) / math.log(2)
+    is_power = round(power) >= 3 and abs(power - round(power)) < 10 * tight * power
+    return share < no_gradient and is_power and abs(power * math.log(2) - math.log(last.shape[0])) > 0.1
+
+
+_OVER_THE_BATCH = Why(
+    "The loss begins at the logarithm of a power of two that is not the number of classes, and the bias of the last "
+    "layer gets no gradient: it adds the same to all rows of the batch, and a softmax over these takes that away.",
+    "Take the softmax over the classes: dim=1 (or -1) in the place of dim=0; or give cross_entropy the logits.",
+    {},
+)
 
 
 def _of_two_sigmoids(values: Floats, tiny: float, even: float = 0.7) -> bool:

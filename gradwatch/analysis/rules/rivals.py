@@ -9,19 +9,26 @@ import numpy as np
 
 from gradwatch.analysis.rules.facts import USUAL_RATIO, is_adaptive, matrices, measured, middle, optimizer_kind
 from gradwatch.analysis.rules.finding import Finding
-from gradwatch.analysis.rules.losses import has_rivals
+from gradwatch.analysis.rules.losses import has_rivals, training_losses
 from gradwatch.analysis.rules.progress import progress
 from gradwatch.history import History
 
 
 def generator_starves(
-    history: History, fall: float = 30.0, small: float = 100.0, min_steps: int = 100, first: int = 5
+    history: History,
+    fall: float = 30.0,
+    small: float = 100.0,
+    min_steps: int = 100,
+    first: int = 5,
+    times: float = 4.0,
+    high: float = 2.5,
 ) -> list[Finding]:
     """A part whose gradient died away against its rival, and whose weights stand all but still since. A warning.
 
     In the second half of the run the median gradient norm is below 1/`fall` of the median of its `first` steps, no
     matrix changes in a typical step by more than 1/`small` of what is usual, and nothing that the part logs got better.
-    Asked of runs whose parts log losses of their own.
+    Asked of runs whose parts log losses of their own. Or its gradient is there, and its loss has risen to `times` what
+    it was, and above `high`: the answers of its rival are as sure as they can be (`_lost`).
     Source: Goodfellow et al. 2014, section 3 (log(1 - D(G(z))) saturates); Arjovsky & Bottou, arXiv:1701.04862 (a
     perfect discriminator leaves no gradient).
     """
@@ -33,7 +40,7 @@ def generator_starves(
     at, ratio = measured(history, "update_ratio")
     ratio = ratio[history.layer_rows[at] >= len(history) // 2][:, matrices(history)]
     if not late < begun / fall or not np.isfinite(ratio).any():
-        return []
+        return _lost(history, times, high, first)
     usual = USUAL_RATIO[is_adaptive(history)]
     moves = float(np.nanmax(np.nanmedian(ratio, axis=0)))
     if not moves < usual / small:
@@ -54,3 +61,29 @@ def generator_starves(
             "penalty), and its rival fewer or shorter steps.",
         )
     ]
+
+
+def _lost(history: History, times: float, high: float, first: int, even: float = 0.5) -> list[Finding]:
+    """A part whose loss began near the log 2 of even odds (within the share `even`), and has risen for good since."""
+    for name in training_losses(history):
+        values = history.total(name)
+        values = values[np.isfinite(values)]
+        begun, late = middle(values[:first]), middle(values[-max(first, len(values) // 4) :])
+        if abs(begun - np.log(2)) > even * np.log(2) or not late > max(high, times * begun):
+            continue
+        row = int(np.flatnonzero(history.total(name) > max(high, times * begun))[0])
+        return [
+            Finding(
+                "generator-starves",
+                "warning",
+                (),
+                int(history.step[row]),
+                int(history.step[-1]),
+                {"metric": name, "began": begun, "ended": late},
+                f"{name} rose from {begun:.3g}, that of even odds, to {late:.3g}: the rival of this part has won, and "
+                "is sure of its answers whatever this part does.",
+                "Give the rival fewer or shorter steps, or less to go by: labels that are smoothed, noise on what it "
+                "sees, a gradient penalty.",
+            )
+        ]
+    return []

@@ -51,23 +51,14 @@ def spike(
     Source: OLMo 2's spike score (seven standard deviations from the average of the last 1,000 values) and OLMo-core's
     stability monitor (six, of the last 128), made robust; the healthy trainings of the tests reach a ratio of 9.8.
     """
-    norm = incoming(history)
-    up, times = _norm_spikes(norm, z, ratio, window)
     losses = {} if has_rivals(history) else scaled_losses(history)
-    in_loss = np.zeros(len(history), bool)
-    for values in losses.values():
-        found = np.flatnonzero(_loss_spikes(values, loss_z, window))
-        in_loss[found if up.any() else found[_passes(values, found, window)]] = True
-    batch = odd_batch(history)
-    if batch is not None:
-        in_loss[batch] = True
-        up[batch] = np.isfinite(norm[batch])
-        times[batch] = norm[batch] / np.max(norm[max(0, batch - 16) : batch])
+    up, in_loss, times, batch = _found(history, losses, z, ratio, loss_z, window)
     rows = np.flatnonzero(up | in_loss)
     if not len(rows):
         return []
     worst = rows[np.argmax(np.where(up[rows], times[rows], 0))]
     caught = _caught(history, rows[up[rows]], window)
+    norm = incoming(history)
     judged = list(losses.values()) or [np.log10(np.maximum(norm, 1e-30))]
     back = [_recovered(values, rows) for values in judged]
     after = np.isfinite(norm[rows[-1] + 1 :])
@@ -102,6 +93,24 @@ def spike(
             alternatives=_OF_SPIKES if up.any() and batch is None else (),
         )
     ]
+
+
+def _found(
+    history: History, losses: dict[str, Floats], z: float, ratio: float, loss_z: float, window: int
+) -> tuple[Bools, Bools, Floats, int | None]:
+    """In which rows the norm spikes and a loss does, `[T]`, how many times the usual norm it is, an odd batch."""
+    norm = incoming(history)
+    up, times = _norm_spikes(norm, z, ratio, window)
+    in_loss = np.zeros(len(history), bool)
+    for values in losses.values():
+        found = np.flatnonzero(_loss_spikes(values, loss_z, window))
+        in_loss[found if up.any() else found[_passes(values, found, window)]] = True
+    batch = odd_batch(history)
+    if batch is not None:
+        in_loss[batch] = True
+        up[batch] = np.isfinite(norm[batch])
+        times[batch] = norm[batch] / np.max(norm[max(0, batch - 16) : batch])
+    return up, in_loss, times, batch
 
 
 def _spike_cause(history: History, evidence: dict[str, float | str], batch: int | None, caught: bool) -> str:
@@ -150,7 +159,9 @@ def _norm_spikes(norm: Floats, z: float, ratio: float, window: int, least: int =
     for row in np.flatnonzero(hit):
         after = logs[row + 1 : row + 17]
         after = after[np.isfinite(after)]
-        hit[row] = len(after) >= least and logs[row] - np.median(after) > np.log10(3)
+        before = logs[max(0, row - 16) : row]
+        leaps = logs[row] - np.median(before[np.isfinite(before)]) > np.log10(ratio / 2)  # not out of a rise
+        hit[row] = leaps and len(after) >= least and logs[row] - np.median(after) > np.log10(3)
     return hit, 10.0**above
 
 

@@ -18,8 +18,11 @@ from gradwatch.analysis.rules.facts import (
     matrices,
     measured,
     middle,
+    numel,
     optimizer_kind,
     pick,
+    rates,
+    root_mean_square,
     set_rate,
     steps_taken,
     to_usual,
@@ -99,16 +102,27 @@ def _spells(rows: Rows, mask: Bools, steps: int) -> list[tuple[int, int]]:
     return [(int(a), int(b)) for a, b in spells if b - a >= 2 and rows[b] - rows[a] > steps]
 
 
-def weak_gradients(history: History, moves: float, wanted: float, highest: float = 10.0) -> Why | None:
+def weak_gradients(
+    history: History, moves: float, wanted: float, highest: float = 10.0, tiny: float = 1e-8
+) -> Why | None:
     """Why steps of `moves` are so small where no rate mends it: the one `wanted` is above all that SGD is used with.
 
-    Under Adam and its kin the size of a step hardly depends on the gradients. Source: CS231n searches rates up to 10.
+    Under Adam and its kin, whose steps hardly depend on the size of the gradients while that is above their eps: where
+    the root mean square of most layers' gradients is below `tiny`, which is Adam's.
+    Source: CS231n searches rates up to 10.
     """
-    if is_adaptive(history) or not wanted > highest:
+    if is_adaptive(history):
+        sizes = root_mean_square(history, history.layer("clipped_norm").astype(np.float64))
+        if not middle(sizes[sizes > 0]) < tiny:
+            return None
+        reason = "the gradients are below what Adam adds to their size (its eps)"
+    elif wanted > highest:
+        reason = f"usual steps would take one of {setting_text(wanted)}"
+    else:
         return None
     return Why(
-        f"No layer changes by more than {moves:.1e} of its size in a step, and not for the learning rate: usual steps "
-        f"would take one of {setting_text(wanted)}. The gradients are what is small.",
+        f"No layer changes by more than {moves:.1e} of its size in a step, and not for the learning rate: {reason}. "
+        "The gradients are what is small.",
         "Look at what stands between the weights and the loss: an output that is saturated (a sigmoid or a softmax far "
         "out, by its bias or its scale), a temperature, a factor of the loss. A higher rate would throw the weights "
         "out as soon as the gradients come back.",
@@ -132,7 +146,8 @@ def update_too_small(
     `slow` or `slow_sgd` of what is usual, while the loss falls as slowly at the end as at first, or hardly (`creeps`,
     `hardly_moves`); or a very high loss does so while usual steps get the share `direct` of their way in a straight
     line; or a schedule left next to no rate for more than half of the run (`ran_out`), from where on it is asked, and
-    three measurements do. (One quiet layer among others is `vanishing`.)
+    three measurements do. Or most of the weights are so, in a param group with a rate of its own (`_held_back`). (One
+    quiet layer among others is `vanishing`.)
     Source: CS231n; SageMaker Debugger's WeightUpdateRatio (1e-8). The healthy trainings of the tests are above 3e-4.
     """
     kind = is_adaptive(history)
@@ -147,6 +162,9 @@ def update_too_small(
     skipped = history.total("skipped") > 0
     if len(rows) < (3 if scheduled else min_measured) or not which.any() or skipped.all():
         return []
+    held = _held_back(history, ratio, which, limit)
+    if held:
+        return held
     high = np.nanquantile(ratio[:, which], 0.9, axis=0)
     rate, found = set_rate(history), float(high.max())
     typical = max(middle(column) for column in ratio[:, which].T)
@@ -156,20 +174,7 @@ def update_too_small(
     if not (high > 0).all() or not (found < limit or scheduled or too_slow or far):
         return []
     found = typical if too_slow else found
-    factor = to_usual(history, found)
-    why = (
-        scheduled
-        or (_FAR if far else None)
-        or weak_gradients(history, found, rate * factor)
-        or Why(
-            f"No layer changes by more than {found:.1e} of its size in a step; under {optimizer_kind(history)} "
-            f"{USUAL_RATIO[kind]:g} is usual.",
-            f"Raise the learning rate by decades: {setting_text(rate * factor)} would give usual steps; try "
-            f"{setting_text(rate * factor / 10)}.",
-            {},
-            (rate_times(factor), rate_times(factor / 10)),
-        )
-    )
+    why = scheduled or (_FAR if far else None) or _of_small_steps(history, found, rate)
     return [
         Finding(
             "update-too-small",
@@ -182,6 +187,50 @@ def update_too_small(
             why.cure,
             tries=why.tries,
             alternatives=why.alternatives,
+        )
+    ]
+
+
+def _of_small_steps(history: History, found: float, rate: float) -> Why:
+    """Why no step changes a layer by more than `found` of its size: the gradients, or the rate."""
+    factor = to_usual(history, found)
+    return weak_gradients(history, found, rate * factor) or Why(
+        f"No layer changes by more than {found:.1e} of its size in a step; under {optimizer_kind(history)} "
+        f"{USUAL_RATIO[is_adaptive(history)]:g} is usual.",
+        f"Raise the learning rate by decades: {setting_text(rate * factor)} would give usual steps; try "
+        f"{setting_text(rate * factor / 10)}.",
+        {},
+        (rate_times(factor), rate_times(factor / 10)),
+    )
+
+
+def _held_back(history: History, ratio: Floats, which: Bools, limit: float, apart: float = 1000.0) -> list[Finding]:
+    """Most of the weights as good as stand still, others step as usual, and a group's rate is `apart` times another's.
+
+    Source: Howard & Ruder, arXiv:1801.06146 (rates of groups apart: 2.6 from one to the next).
+    """
+    high = np.zeros(len(which))
+    high[which] = np.nanquantile(ratio[:, which], 0.9, axis=0)
+    slow, usual = (high > 0) & (high < limit), high > 100 * limit
+    group = np.nanmax(np.nan_to_num(rates(history)), axis=0)
+    if not usual.any() or not group.min() > 0 or group.max() < apart * group.min():
+        return []
+    elements = numel(history)
+    if elements[slow].sum() <= elements[which].sum() / 2:
+        return []
+    low, highest, found = float(group.min()), float(group.max()), float(high[slow].max())
+    return [
+        Finding(
+            "update-too-small",
+            "warning",
+            pick(history, slow),
+            int(history.step[0]),
+            int(history.step[-1]),
+            {"update_ratio": found, "limit": limit, "usual": USUAL_RATIO[is_adaptive(history)], "lr": low},
+            f"These weights change by no more than {found:.1e} of their size in a step. The learning rate of a param "
+            f"group is {setting_text(low)}, of another {setting_text(highest)}.",
+            f"Raise the rate of param group {int(group.argmin())} to a tenth of the other's, or freeze its weights "
+            "(requires_grad=False) if they are meant to rest.",
         )
     ]
 

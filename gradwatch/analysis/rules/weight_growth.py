@@ -9,7 +9,17 @@ from dataclasses import replace
 
 import numpy as np
 
-from gradwatch.analysis.rules.facts import lengthened, matrices, measured, pick, root_mean_square, set_rate, settings
+from gradwatch.analysis.rules.facts import (
+    is_adaptive,
+    lengthened,
+    matrices,
+    measured,
+    optimizer_kind,
+    pick,
+    root_mean_square,
+    set_rate,
+    settings,
+)
 from gradwatch.analysis.rules.finding import Finding, either
 from gradwatch.analysis.rules.progress import succeeds
 from gradwatch.analysis.rules.tries import LOWER, renorm_with
@@ -77,12 +87,15 @@ def _bound(history: History, begin: Floats, which: Bools, factor: float) -> str:
 _OF_GROWTH = ("the loss can be lowered without end by larger weights", "the steps are too large")
 
 
-def weights_shrink(history: History, share: float = 0.1, min_measured: int = 5) -> list[Finding]:
+def weights_shrink(
+    history: History, share: float = 0.1, min_measured: int = 5, half: float = 0.5, pull: float = 0.01
+) -> list[Finding]:
     """Weights that fade away: most matrices ended below `share` of their first norm. A warning.
 
-    Of those that did not begin near 0. Weight decay takes lr x weight_decay of the weights in each step.
+    Or below `half` of it, where a decay takes the share `pull` of them or more in each step. Of those that did not
+    begin near 0. Weight decay takes lr x weight_decay of the weights in each step.
     Source: Loshchilov & Hutter, arXiv:1711.05101: what decay takes in a step; 0.01 to 0.1 is usual for AdamW, 1e-4 for
-    SGD.
+    SGD: with their rates less than 1e-3 of the weights in a step.
     """
     at, norm = measured(history, "weight_norm")
     norm = norm.astype(np.float64)
@@ -91,7 +104,7 @@ def weights_shrink(history: History, share: float = 0.1, min_measured: int = 5) 
     with np.errstate(invalid="ignore", divide="ignore"):
         left = norm[-1] / norm[0]
         wide = matrices(history) & ~_near_zero(history, norm[0])
-        which = wide & (left < share)
+        which = wide & (left < (half if _taken_by_decay(history) > pull else share))
     if which.sum() <= wide.sum() / 2:
         return []
     decay = max((float(g["weight_decay"]) for g in settings(history) if _decays(g.get("weight_decay"))), default=0.0)
@@ -115,6 +128,14 @@ def weights_shrink(history: History, share: float = 0.1, min_measured: int = 5) 
             alternatives=() if decay else _OF_SHRINKING,
         )
     ]
+
+
+def _taken_by_decay(history: History) -> float:
+    """The share of the weights that a decay takes in a step: rate x decay, where no second moment divides it."""
+    if is_adaptive(history) and "AdamW" not in optimizer_kind(history):
+        return 0.0
+    decays = [float(g["weight_decay"]) for g in settings(history) if _decays(g.get("weight_decay"))]
+    return max(decays, default=0.0) * set_rate(history)
 
 
 _OF_SHRINKING = ("it is a penalty in the loss", "something changes them after the step")

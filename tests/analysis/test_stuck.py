@@ -1,0 +1,192 @@
+"""What is said of trainings that get nowhere, or not where they should: each by the record that shows it."""
+
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from make_run import changed, make_history
+
+from gradwatch.analysis.rules.depth import vanishing
+from gradwatch.analysis.rules.epsilon import below_epsilon
+from gradwatch.analysis.rules.gradients import exploding
+from gradwatch.analysis.rules.no_progress import no_progress
+from gradwatch.analysis.rules.noise import noise_dominated
+from gradwatch.analysis.rules.outputs import softmax_twice
+from gradwatch.analysis.rules.registry import diagnose
+from gradwatch.analysis.rules.rivals import generator_starves
+from gradwatch.analysis.rules.spikes import spike
+from gradwatch.analysis.rules.updates import update_too_small
+from gradwatch.analysis.rules.weight_growth import weights_shrink
+
+STEPS = 400
+ROW = np.arange(STEPS)
+NOISE = np.sin(ROW * 1.7)
+CHANCE = math.log(4)  # the last layer of `make_history` has four rows
+FALLS = np.exp(-ROW / 60)
+
+
+def run(optimizer="SGD", modules=None, part=None, layers=None, per_layer=None, settings=None, **columns):
+    """A calm run with these columns of its steps and layers."""
+    made = {"name": optimizer, "class": optimizer, "settings": {"lr": 0.1, **(settings or {})}}
+    names = {} if layers is None else {"layers": layers}
+    history = make_history(
+        STEPS,
+        clip=None,
+        logged=(),
+        optimizers=(made,),
+        status="FINISHED",
+        modules=dict(modules or {}),
+        part=part,
+        **names,
+    )
+    per_step = {**history.per_step, "lr": np.full(STEPS, 0.1), **columns}
+    per_layer = {**history.per_layer, **(per_layer or {})}
+    return changed(history, per_layer=per_layer, per_step=per_step)
+
+
+def test_a_loss_that_stands_next_to_chance_is_no_progress_and_one_that_falls_on_is_not():
+    (found,) = no_progress(run(loss=0.87 * CHANCE + 0.13 * CHANCE * FALLS + 0.005 * NOISE))
+    assert found.cause.startswith("loss stands at 1.207 since the first half of the run")
+    assert no_progress(run(loss=CHANCE * (1 - 0.2 * ROW / STEPS) + 0.005 * NOISE)) == []
+    assert no_progress(run(loss=0.7 * CHANCE + 0.3 * CHANCE * FALLS + 0.005 * NOISE)) == []
+
+
+def test_an_accuracy_that_never_rises_is_no_progress_whatever_the_loss_does():
+    flat, rising = 0.25 + 0.03 * NOISE, 0.25 + 0.6 * ROW / STEPS + 0.03 * NOISE
+    (found,) = no_progress(run(loss=3 * FALLS + 0.3, accuracy=flat))
+    assert found.evidence["metric"] == "accuracy"
+    assert len(found.alternatives) == 2
+    (found,) = no_progress(run(loss=NOISE - 3 * ROW, reward=flat))  # the loss has no scale
+    assert found.evidence["metric"] == "reward"
+    assert no_progress(run(loss=3 * FALLS + 0.3, accuracy=rising)) == []
+    assert no_progress(run(loss=3 * FALLS + 0.3, accuracy=0.95 + 0.003 * NOISE)) == []  # it was good from the start
+
+
+@pytest.mark.parametrize("last", ["ReLU", "Dropout"])
+def test_a_last_module_that_takes_outputs_away_is_named_where_the_loss_stands(last):
+    stands = 4 + 4 * np.exp(-ROW / 20)
+    (found,) = no_progress(run(loss=stands, modules={"0": "Linear", "1": last}))
+    assert found.evidence["last_module"] == last
+    assert f"a {last}, takes away" in found.cause
+    assert no_progress(run(loss=stands, modules={"0": last, "1": "Linear"})) == []
+    assert no_progress(run(loss=8 * FALLS + 0.01, modules={"0": "Linear", "1": last})) == []
+
+
+def test_most_matrices_with_next_to_no_gradient_are_vanishing_though_there_is_no_line():
+    names = ("memory.weight_ih", "memory.weight_hh", "head.weight")
+    sizes = np.array([2e-7, 3e-7, 1.0], np.float32) * (1 + 0.1 * NOISE[:, None])
+    stuck = {"loss": 2 + 0.1 * NOISE, "layers": names}
+    (found,) = vanishing(run(**stuck, per_layer={"grad_norm": sizes.astype(np.float32)}))
+    assert found.layers == names[:2]
+    assert found.evidence["share_of_the_last"] == pytest.approx(3e-7, rel=0.1)
+    even = {"grad_norm": (sizes**0.1).astype(np.float32)}
+    assert vanishing(run(**stuck, per_layer=even)) == []
+    learns = {"loss": 2 * FALLS, "layers": names}
+    assert vanishing(run(**learns, per_layer={"grad_norm": sizes.astype(np.float32)})) == []
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "decay", "said"), [("AdamW", 30.0, True), ("AdamW", 0.01, False), ("Adam", 30.0, False)]
+)
+def test_weights_that_a_strong_decay_halves_shrink(optimizer, decay, said):
+    fades = make_history(STEPS).per_layer["weight_norm"] * (0.1 + 0.9 * FALLS[:, None]).astype(np.float32)
+    history = run(optimizer, settings={"weight_decay": decay}, per_layer={"weight_norm": fades})
+    assert [f.rule for f in weights_shrink(history)] == ["weights-shrink"] * said
+
+
+def apart(rates, slow=1e-8):
+    """Weights of which most move by `slow` in a step and others as usual, with these rates of the groups."""
+    ratio = make_history(STEPS).per_layer["update_ratio"]
+    measured = np.where(np.isnan(ratio), np.nan, np.array([slow] * 5 + [0.01, 0.01])).astype(np.float32)
+    columns = dict(zip(("lr", "lr/1"), (np.full(STEPS, rate) for rate in rates), strict=True))
+    return run("Adam", per_layer={"update_ratio": measured}, loss=3 - ROW / STEPS, settings={"lr": 1e-3}, **columns)
+
+
+def test_a_param_group_that_is_held_back_is_named_with_both_rates():
+    (found,) = update_too_small(apart((1e-9, 1e-3)))
+    assert len(found.layers) == 5
+    assert "is 1e-09, of another 0.001" in found.cause
+    assert update_too_small(apart((1e-3, 1e-3))) == []
+    assert update_too_small(apart((1e-9, 1e-3), slow=1e-4)) == []
+
+
+@pytest.mark.parametrize(("optimizer", "said"), [("Rprop", True), ("LBFGS", True), ("Adam", False)])
+def test_an_optimizer_of_whole_batches_on_noisy_ones(optimizer, said):
+    history = run(optimizer, loss=3 * FALLS + 1 + 0.5 * NOISE)
+    assert [f.rule for f in noise_dominated(history)] == ["noise-dominated"] * said
+
+
+def test_gradients_below_an_eps_that_nobody_raised_are_what_is_small():
+    tiny = {name: np.full((STEPS, 7), 1e-10, np.float32) for name in ("grad_norm", "clipped_norm")}
+    ratio = np.where(np.isnan(make_history(STEPS).per_layer["update_ratio"]), np.nan, 1e-5).astype(np.float32)
+
+    def with_loss(loss):
+        settings = {"eps": 1e-8, "betas": [0.9, 0.999]}
+        return run("Adam", loss=loss, settings=settings, per_layer={**tiny, "update_ratio": ratio})
+
+    still = with_loss(1 + 0.001 * NOISE)
+    assert below_epsilon(still) == []
+    (found,) = update_too_small(still)
+    assert "The gradients are what is small" in found.cause
+    assert [f.rule for f in below_epsilon(with_loss(1e-4 * (1 + 0.001 * NOISE)))] == ["below-epsilon"]  # scaled down
+
+
+def test_a_rival_whose_loss_runs_off_has_come_apart():
+    (found,) = exploding(run(part="critic", loss=8 + 40 * np.maximum(ROW - 100, 0) / 10 + NOISE))
+    assert found.evidence["start"] == pytest.approx(8, abs=1.5)
+    assert exploding(run(part="critic", loss=8 + ROW / 40 + NOISE)) == []
+
+
+def test_a_recurrent_network_that_begins_out_of_scale_explodes_along_time():
+    sizes = np.where(np.arange(2) == 0, 1.0, 0.1) * (1e8 * np.exp(-ROW / 10) + 1)[:, None]
+    columns = {"grad_norm": sizes[:, 0], "loss": 1e6 * np.exp(-ROW / 10) + 3}
+    names = ("rnn.weight_hh_l0", "head.weight")
+    (found,) = exploding(run(layers=names, per_layer={"grad_norm": sizes.astype(np.float32)}, **columns))
+    assert (found.first_step, found.evidence["along"]) == (0, "time")
+    other = ("body.weight", "head.weight")
+    assert exploding(run(layers=other, per_layer={"grad_norm": sizes.astype(np.float32)}, **columns)) == []
+
+
+def test_a_norm_that_rises_out_of_a_plateau_over_some_steps_is_no_spike():
+    rises = np.where(ROW < 300, 1.0, np.minimum(1.2 ** np.maximum(ROW - 300, 0), 15.0))
+    falls = np.where(ROW > 330, 2.0, rises) * (1 + 0.05 * NOISE)
+    assert spike(run(grad_norm=falls)) == []
+    assert len(spike(run(grad_norm=np.where(ROW == 330, 30.0, 1.0) * (1 + 0.05 * NOISE)))) == 1
+
+
+def test_a_spike_that_passed_does_not_explain_that_nothing_got_better():
+    norm = np.where(ROW == 200, 100.0, 1.0) * (1 + 0.05 * NOISE)
+    ratio = np.where(np.isnan(make_history(STEPS).per_layer["update_ratio"]), np.nan, 0.03).astype(np.float32)
+    per_layer = {"update_ratio": ratio}
+    found = diagnose(run(grad_norm=norm, clipped_norm=norm, loss=2.5 + 0.05 * NOISE, per_layer=per_layer))
+    assert {f.rule for f in found} == {"spike", "no-progress"}
+
+
+def test_a_loss_that_fell_within_the_first_steps_is_not_dominated_by_noise():
+    noisy = 0.2 * (1 + 0.9 * np.sign(NOISE))
+    assert [f.rule for f in noise_dominated(run(loss=noisy))] == ["noise-dominated"]
+    assert noise_dominated(run(loss=np.where(ROW == 0, 3.0, noisy))) == []
+
+
+def test_a_softmax_over_the_batch_is_told_by_where_the_loss_begins_and_by_the_last_bias():
+    names, norms = ("body.weight", "head.weight", "head.bias"), np.array([0.1, 0.1, 1e-8], np.float32)
+    loss = math.log(2) + (math.log(64) - math.log(2)) * np.exp(-((ROW / 100) ** 2))
+
+    def with_norms(norms, loss=loss):
+        history = run(layers=names, per_layer={"grad_norm": np.tile(norms, (STEPS, 1)).astype(np.float32)}, loss=loss)
+        flat = tuple(replace(at, shape=(4,)) if at.name == "head.bias" else at for at in history.run.layers)
+        return replace(history, run=replace(history.run, layers=flat))
+
+    (found,) = softmax_twice(with_norms(norms))
+    assert "dim=1" in found.cure
+    assert softmax_twice(with_norms(np.array([0.1, 0.1, 0.1]))) == []
+    assert softmax_twice(with_norms(norms, loss=3 * FALLS + 0.1)) == []
+
+
+def test_a_part_whose_loss_rose_far_above_that_of_even_odds_has_lost():
+    lost = 0.7 + 5 * np.minimum(ROW / 200, 1) + 0.05 * NOISE
+    (found,) = generator_starves(run(part="G", loss=lost))
+    assert found.evidence["ended"] == pytest.approx(5.7, abs=0.1)
+    assert generator_starves(run(part="G", loss=0.7 + 0.5 * ROW / STEPS + 0.05 * NOISE)) == []
+    assert generator_starves(run(loss=lost)) == []  # it has no rival
