@@ -15,6 +15,7 @@ import tempfile
 import threading
 import time
 import uuid
+import zlib
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -45,6 +46,7 @@ FIRST_PAUSE, LONGEST_PAUSE = 5.0, 900.0  # seconds between two attempts to send
 SEND_SECONDS = 15.0
 MOST_ALERTS = 50  # of one run
 MOST_LAYERS = 20  # that an alert names
+KEPT_LAYERS = 6  # of a finding, by which it is known again as it spreads: 50 alerts fit in the 8,000 bytes of a tag
 _ERROR = re.compile(r"(?:^|; )error ")
 SLACK = """{"text": {{ (":rotating_light: *" ~ rule|mrkdwn ~ "* in <" ~ url ~ "|" ~ run|mrkdwn ~ ">: " ~ summary|mrkdwn
 ~ "\\n" ~ cause|mrkdwn ~ "\\n*What to do:* " ~ cure|mrkdwn)|tojson }} }"""
@@ -57,7 +59,7 @@ class AlertError(GradwatchError):
 
 
 class Alerts:
-    """Sends alerts of new errors, once for each run, rule and optimizer: a tag on the run remembers it.
+    """Sends alerts of new errors, once for each run, rule, optimizer and layers: a tag on the run remembers it.
 
     `send` delivers one message or raises `AlertError`; then the run's turn comes again after growing pauses.
     """
@@ -77,12 +79,13 @@ class Alerts:
         due, backoff = self._retries.get(run_id) or (0.0, Backoff(FIRST_PAUSE, LONGEST_PAUSE))
         if not _ERROR.search(text) or self._sent.get(run_id) == text or _is_old(run) or time.monotonic() < due:
             return
-        errors = {_key(f): f for f in _read_findings(client, run_id) if f.severity == "error"}
-        if not errors.keys() <= _keys(run) and not self._claim(client, run_id):
+        errors = [f for f in _read_findings(client, run_id) if f.severity == "error"][:MOST_ALERTS]
+        if any(_is_new(_key(f), _keys(run)) for f in errors) and not self._claim(client, run_id):
             return
         sent = _keys(client.get_run(run_id))
-        for key, finding in list(errors.items())[:MOST_ALERTS]:
-            if key in sent:
+        for finding in errors:
+            key = _key(finding)
+            if not _is_new(key, sent) or len(sent) >= MOST_ALERTS:
                 continue
             try:
                 self.send(message(finding, run, run_url(self.uri, run.info.experiment_id, run_id)))
@@ -122,7 +125,22 @@ def _is_old(run: Any) -> bool:
 
 
 def _key(finding: Finding) -> str:
-    return re.sub(r"[^\w./-]", "_", f"{finding.rule}/{finding.optimizer}".rstrip("/"))[:80]
+    """The rule, the optimizer, and behind a # the layers: the least few of their hashes, as a tag has not much room."""
+    what = re.sub(r"[^\w./-]", "_", f"{finding.rule}/{finding.optimizer}".rstrip("/"))[:80]
+    hashes = sorted(f"{zlib.crc32(layer.encode()):08x}" for layer in finding.layers)
+    return f"{what}#{','.join(hashes[:KEPT_LAYERS])}" if hashes else what
+
+
+def _is_new(key: str, sent: set[str]) -> bool:
+    """Whether no alert was sent for this finding: of its rule and optimizer, with one of its layers or of all."""
+    what, _, own = key.partition("#")
+
+    def is_same(other: str) -> bool:
+        rule, _, layers = other.partition("#")
+        apart = own and layers and set(own.split(",")).isdisjoint(layers.split(","))
+        return rule == what and not apart
+
+    return not any(map(is_same, sent))
 
 
 def _keys(run: Any) -> set[str]:

@@ -91,7 +91,7 @@ def test_an_error_is_told_once_even_after_a_restart(store, sick, hook):
     assert body["cure"]
     assert body["cause"]
     assert abs(body["time"] - time.time()) < 60
-    assert mlflow.MlflowClient(store).get_run(run_id).data.tags["gradwatch.notified"] == "nonfinite"
+    assert mlflow.MlflowClient(store).get_run(run_id).data.tags["gradwatch.notified"].startswith("nonfinite#")
     assert hook.headers[0]["Content-Type"] == "application/json"
     assert SIGNATURE not in hook.headers[0]
 
@@ -100,17 +100,30 @@ def test_a_new_error_of_a_known_run_is_told(store, sick, hook, tmp_path):
     run_id = sick()
     monitor = Monitor(store, alerts=Alerts(notifier(hook.url), store))
     monitor.run_once()
-    client = mlflow.MlflowClient(store)
-    text = (tmp_path / "findings.json", json.loads(json.dumps({"run": "mlp", "findings": []})))[1]
-    text["findings"] = [
-        Finding(rule, severity, ("a.weight",), 1, 2).to_json()
-        for rule, severity in [("nonfinite", "error"), ("exploding", "error"), ("spike", "warning")]
+    known = ("blocks.0.mlp.weight", "z.weight")  # it has spread since
+    found = [
+        Finding(rule, severity, layers, 1, 2, optimizer=optimizer).to_json()
+        for rule, severity, layers, optimizer in [
+            ("nonfinite", "error", known, ""),
+            ("nonfinite", "error", ("other.weight",), ""),
+            ("nonfinite", "error", known, "SGD"),
+            ("exploding", "error", (), ""),
+            ("spike", "warning", (), ""),
+        ]
     ]
-    (tmp_path / "findings.json").write_text(json.dumps(text))
+    (tmp_path / "findings.json").write_text(json.dumps({"run": "mlp", "findings": found}))
+    client = mlflow.MlflowClient(store)
     client.log_artifact(run_id, str(tmp_path / "findings.json"), "gradwatch")
-    client.set_tag(run_id, "gradwatch.findings", "error nonfinite at step 1; error exploding at step 1; warning spike")
-    monitor.run_once()
-    assert [json.loads(body)["rule"] for body in hook.bodies] == ["nonfinite", "exploding"]
+    for text in ("error nonfinite at step 1; error exploding at step 1", "error exploding at step 1"):
+        client.set_tag(run_id, "gradwatch.findings", text)
+        monitor.run_once()
+    told = [json.loads(body) for body in hook.bodies]
+    assert [(one["rule"], one["layers"][:1], one["optimizer"]) for one in told] == [
+        ("nonfinite", ["blocks.0.mlp.weight"], ""),
+        ("nonfinite", ["other.weight"], ""),
+        ("nonfinite", ["blocks.0.mlp.weight"], "SGD"),
+        ("exploding", [], ""),
+    ]
 
 
 def test_an_alert_that_did_not_arrive_is_sent_again_later_and_later(store, sick, hook, caplog, monkeypatch):
