@@ -97,8 +97,10 @@ def _guard(history: History, roots: list[Finding]) -> tuple[str, tuple[str, ...]
     rules = {finding.rule for finding in roots}
     limit = limit_of(norms)
     if limit is None and not rules & TOO_LARGE_STEPS:
-        return "", (f"Only {len(norms)} of {steps:,} steps were healthy, and {ENOUGH} are wanted to take a threshold "
-                    "from.",)  # fmt: skip
+        few = f"Only {len(norms)} of {steps:,} steps were healthy, and {ENOUGH} are wanted to take a threshold from."
+        if "spike" in rules:
+            return "SkipSpike()", (few, "SkipSpike needs none: it leaves out a step far above those before it.")
+        return "", (few,)
     if limit is None:
         first = finite_norms(history)[:1]
         was = f" Its first norm was {first[0]:.3g}." if len(first) else ""

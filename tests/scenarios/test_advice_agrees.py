@@ -1,8 +1,10 @@
-"""What a page advises is one thing: its findings, its suggestion and its what-if name the same threshold.
+"""What a page advises is one thing: its findings, its suggestion and its what-if name the same threshold, and one
+learning rate.
 
-All three take it from `analysis.rules.guard`; here the pages of all recorded trainings are read for it.
+They take it from `analysis.rules.guard`; here the pages of all recorded trainings are read for it.
 """
 
+import fnmatch
 import re
 from collections import defaultdict
 from pathlib import Path
@@ -62,3 +64,45 @@ def test_no_clip_is_suggested_where_a_finding_says_that_clipping_does_not_help(p
     refused = {name for name, run in pages.items() if any(NO_CLIP.search(f.cure) for f in all_of(run.findings))}
     assert refused
     assert [name for name in refused if any(one.policy for one in pages[name].suggestions)] == []
+
+
+LOWER, RAISE = re.compile(r"\b[Ll]ower (?:the )?learning rate"), re.compile(r"\b(?:[Rr]aise the|higher) learning rate")
+RATES = re.compile(r"(?:\blr=|learning rate to about )(\d[\d.e+-]*\d|\d)")
+
+
+@pytest.mark.slow
+def test_no_page_asks_for_two_learning_rates(pages):
+    """Of what follows from one root; another root is another disease, and may need its own."""
+    named, both = {}, {}
+    for name, run in pages.items():
+        for root in run.findings:
+            cures = {f.rule: f.cure for f in all_of([root])}
+            rates = {rate for cure in cures.values() for rate in RATES.findall(cure)}
+            ways = {one.pattern for cure in cures.values() for one in (LOWER, RAISE) if one.search(cure)}
+            named[name, root.rule] = rates
+            if len(rates) > 1 or (
+                len(ways) > 1 and not any(LOWER.search(c) and RAISE.search(c) for c in cures.values())
+            ):
+                both[name, root.rule] = cures
+    assert sum(map(bool, named.values())) > 20
+    assert both == {}
+
+
+@pytest.mark.slow
+def test_a_clip_of_a_root_is_suggested_too(pages):
+    """Or the suggestion says why none is: the norms are wrong, or a clip is no cure."""
+    silent = []
+    for name, run in pages.items():
+        named = any(THRESHOLD.search(root.cure) for root in run.findings if root.severity != "note")
+        said = " ".join(f"{one.policy} {' '.join(one.reasons)}" for one in run.suggestions)
+        silent += [name] if named and not re.search(r"ClipByGlobalNorm|ZClip|SkipSpike|would be wrong", said) else []
+    assert silent == []
+
+
+@pytest.mark.slow
+def test_layers_that_a_cure_names_are_the_runs(pages):
+    patterns = {(name, pattern) for name, run in pages.items() for f in all_of(run.findings)
+                for pattern in re.findall(r"only\('([^']+)'", f"{f.cure} {' '.join(f.tries)}")}  # fmt: skip
+    assert patterns
+    layers = {name: [layer.name for layer in run.layers] for name, run in pages.items()}
+    assert [(name, pattern) for name, pattern in patterns if not fnmatch.filter(layers[name], pattern)] == []

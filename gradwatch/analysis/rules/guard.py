@@ -1,10 +1,11 @@
-"""The thresholds that findings, the suggestion and what-if name: from the healthy steps of a run, and said to be.
+"""What a page advises is one thing: a threshold, from its run's healthy steps and said to be, and a learning rate.
 
 Legend: T recorded steps.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
@@ -86,4 +87,32 @@ def with_guard(history: History, roots: Sequence[Finding]) -> list[Finding]:
             whence = f"The threshold is the 99th percentile of the norms of {len(norms):,} healthy steps."
         return replace(finding, cure=f"{finding.cure.replace(GUARD, text)} {whence}")
 
-    return [replace(filled(root), consequences=tuple(map(filled, root.consequences))) for root in roots]
+    return [with_one_rate(replace(filled(root), consequences=tuple(map(filled, root.consequences)))) for root in roots]
+
+
+RAISED, LOWERED = re.compile(r"\b[Rr]aise the learning rate"), re.compile(r"\b[Ll]ower (the )?learning rate")
+RATE = re.compile(r"(?:lr=|learning rate to about )([\d.e+-]*\d)")
+
+
+def with_one_rate(root: Finding) -> Finding:
+    """The finding, below which no cure asks for another learning rate than one before it; `tries` stay."""
+    said, below = [root], []
+    for finding in root.consequences:
+        other = next((one for one in said if other_rate(one.cure, finding.cure)), None)
+        if other is None:
+            said.append(finding)
+            below.append(finding)
+        else:
+            below.append(replace(finding, cure=f"Cure {other.rule} first: this is about the same learning rate."))
+    return replace(root, consequences=tuple(below))
+
+
+def other_rate(cure: str, below: str) -> bool:
+    """Whether two cures turn the learning rate in two directions, or name two of them."""
+    one, two = (set(RATE.findall(text)) for text in (cure, below))
+    return _turned(cure) * _turned(below) < 0 or bool(one and two and one != two)
+
+
+def _turned(cure: str) -> int:
+    """1 where a cure raises the learning rate, -1 where it lowers it, 0 where it does neither or leaves it open."""
+    return bool(RAISED.search(cure)) - bool(LOWERED.search(cure))
