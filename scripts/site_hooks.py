@@ -4,6 +4,7 @@ The pages are written for the code host, where a link into the code or the tests
 a link is its text. Run as a script this prints docs/llms.txt, the list of all pages for a language model.
 """
 
+import logging
 import posixpath
 import re
 import shutil
@@ -16,6 +17,8 @@ ROOT = Path(__file__).parents[1]
 FINDINGS = "FINDINGS"  # in the nav of site.yml
 OWN_PAGES = {"findings/judgement.md", "findings/cures.md", "findings/false_alarms.md"}  # have a place of their own
 LINK = re.compile(r"(?<!!)\[((?:[^\[\]]|\[[^\]]*\])+)\]\(([^)\s]+)\)")
+log = logging.getLogger("mkdocs.hooks")
+LOADED = re.compile(r"""<(?:script|link|img|iframe)\b[^>]*?\b(?:src|href)=["']((?:https?:)?//[^"']+)""")
 REFERENCE = "reference.md"
 CALLBACKS = ("lightning.GradWatch", "transformers.GradWatchCallback")
 
@@ -118,6 +121,13 @@ def on_files(files: Any, config: Any) -> Any:
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
     """Take out of a page the links that the site cannot follow."""
     return without_links_out(markdown, page.file.src_uri)
+
+
+def on_post_page(output: str, page: Any, **_: Any) -> str:
+    """Warn of a page that would load something from elsewhere: the site has all that it needs."""
+    for address in LOADED.findall(output):
+        log.warning("%s loads %s", page.file.src_uri, address)
+    return output
 
 
 def on_post_build(config: Any) -> None:

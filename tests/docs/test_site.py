@@ -5,6 +5,7 @@ That it builds without a warning is what `scripts/site` says, which `scripts/tes
 
 import importlib.util
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import yaml
@@ -51,3 +52,17 @@ def test_the_list_of_pages_is_that_of_the_nav(hooks, config):
 )
 def test_a_link_that_leads_out_of_the_site_is_its_text(hooks, text, shown):
     assert hooks.without_links_out(text, "run.md") == shown
+
+
+@pytest.mark.parametrize(
+    ("html", "loads"),
+    [
+        ('<script src="https://unpkg.com/shim"></script>', ["index.md loads https://unpkg.com/shim"]),
+        ('<link rel="stylesheet" href="//fonts.example.org/a.css">', ["index.md loads //fonts.example.org/a.css"]),
+        ('<script src="assets/bundle.js"></script><a href="https://example.org">a link</a>', []),
+    ],
+)
+def test_what_a_page_would_load_from_elsewhere_is_a_warning(hooks, caplog, html, loads):
+    page = SimpleNamespace(file=SimpleNamespace(src_uri="index.md"))
+    assert hooks.on_post_page(html, page) == html
+    assert caplog.messages == loads

@@ -6,10 +6,11 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from make_run import make_history
+from make_run import make_history, make_run
 from pages import hostile_history
 
 from gradwatch.analysis.rules import Finding
+from gradwatch.launcher.demo.summary import write_reports
 from gradwatch.report import build_report, render_html
 
 playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
@@ -421,4 +422,24 @@ def test_a_layer_is_found_in_the_maps_and_in_the_table(view):
     page.wait_for_function("() => document.querySelectorAll('.layers tbody tr:not([hidden])').length === 401")
     (low, high), _ = page.evaluate(state)
     assert low > high  # all of them again, the first layer above
+    assert complaints == []
+
+
+def test_the_links_of_a_demos_page_lead_to_its_reports_and_back(view, tmp_path):
+    for workload in ("mlp", "rnn"):
+        for seed in range(2):
+            sick = 20 if workload == "rnn" else None
+            make_run(tmp_path / "runs", steps=60, nan_at=sick, name=f"{workload}-{seed}", seed=seed, clip=None,
+                     params={"workload": workload, "data": "digits", "seed": str(seed)})  # fmt: skip
+    reports = write_reports(tmp_path)
+    page, complaints = view((tmp_path / "report.html").read_text())
+    links = page.eval_on_selector_all("main a", "found => found.map(a => a.getAttribute('href'))")
+    assert links[:2] == ["report-mlp.html", "report-rnn.html"]
+    for i, name in enumerate(links):
+        page.locator("main a").nth(i).click()
+        page.wait_for_selector(".plot .xaxislayer-above")
+        assert page.url == (tmp_path / name).as_uri()
+        if name == "report-mlp.html":
+            assert page.inner_text("h1") == reports["mlp"].title
+        page.go_back()
     assert complaints == []
