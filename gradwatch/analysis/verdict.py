@@ -114,6 +114,8 @@ def winner(
 ) -> Winner:
     """The winner among the contenders of one setting, the best mean first; against the baseline if there is one."""
     best = ranked[0]
+    if base is not None and base.mean(metric) == best.mean(metric):  # a policy that never acted is not better
+        best = base
     if all(np.isnan(one.mean(metric)) for one in ranked):
         said = f"No run here has a final value of {metric}: there is no verdict."
         return _named(setting, None, (said,), "log it in every run, or compare by another: --metric NAME")

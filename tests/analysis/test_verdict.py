@@ -155,6 +155,13 @@ def test_one_seed_has_no_verdict_and_says_so():
     assert not any("±" in note for note in settled.notes)
 
 
+def test_a_policy_that_ends_as_the_baseline_does_is_not_the_best():
+    """It may never have acted: `ClipByValue(1.0)` on small gradients."""
+    (winner,) = settle([*runs([1.0], CLIP), *runs([1.0]), *runs([2.0], "AGC(0.01)")]).winners
+    assert winner.sentences[0].startswith("none has the best val_loss, 1")
+    assert conclusion(winner) == "No winner: train three seeds or more of each."
+
+
 def test_two_runs_of_one_seed_are_no_sample_of_two():
     table = compare([*runs([2.0, 2.2], seeds=[0, 0]), *runs([1.0, 1.3], CLIP, seeds=[0, 0])])
     assert (row(table)["runs"], row(table)["val_loss"], row(table)["val_loss_verdict"]) == (2, 1.15, "not judged")
