@@ -38,7 +38,7 @@ HEAD = """\
 
 What the rules say of trainings that they were not written for, beside what an expert said before a rule saw them. A
 sick training has a cured twin, and its loss is clearly worse; a healthy one learns. Both are checked without any rule
-(`scripts/bench/judgement.py --check`; an eighth of them in the tests). Of the errors and warnings that no other
+(`scripts/bench/judgement.py --check`; a twelfth of them in the tests). Of the errors and warnings that no other
 finding explains (the roots), the first is **right** when an expert would accept it; **named** counts an accepted one in
 any place; **beside** counts sick trainings with a root that an expert would not accept. A name in *italics* is wanted,
 and no finding has it yet. A finding is **likely** when the record leaves one cause, **possible** when it leaves several
