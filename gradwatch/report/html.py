@@ -16,7 +16,7 @@ from typing import Any
 from markupsafe import Markup
 
 from gradwatch._version import __version__
-from gradwatch.analysis.final_values import ARGS, is_seed, policy_text
+from gradwatch.analysis.final_values import policy_text
 from gradwatch.analysis.groups import settings
 from gradwatch.analysis.rules import TOO_SHORT, Finding, is_healthy
 from gradwatch.history import History
@@ -40,6 +40,7 @@ from gradwatch.report.wording import (
     evidence_cells,
     facts,
     layer_note,
+    seeds,
     suggestion_head,
     what_if_cells,
     where_text,
@@ -186,12 +187,9 @@ def _sortable(column: Column) -> list[dict[str, Any]]:
 
 
 def _settings(report: Report) -> list[dict[str, str]]:
-    seeds = [{key: value for key, value in run.params.items() if is_seed(key)} for run in report.runs]
-    told = [
-        {key: value for key, value in one.items() if not (key.startswith(ARGS) and one.get(key[len(ARGS) :]) == value)}
-        for one in seeds
+    return [
+        {**setting, **seeds(run.params)} for setting, run in zip(settings(report.histories), report.runs, strict=True)
     ]
-    return [{**setting, **seed} for setting, seed in zip(settings(report.histories), told, strict=True)]
 
 
 def _subtitle(runs: int, policies: int, settings: int) -> str:

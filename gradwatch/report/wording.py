@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
-from gradwatch.analysis.final_values import NO_POLICY, is_seed
+from gradwatch.analysis.final_values import ARGS, NO_POLICY, is_seed
 from gradwatch.analysis.rules import TOO_SHORT, Finding
 from gradwatch.analysis.rules.facts import LEAST_STEPS
 from gradwatch.analysis.rules.finding import RANK
@@ -169,9 +169,15 @@ def facts(run: RunSummary) -> list[tuple[str, str]]:
         *((("note", run.loop_clips_note),) if run.loop_clips_note else ()),
         ("non-finite steps", f"{run.nonfinite_steps:,}"),
         *((f"final {name}", _final(run, value)) for name, value in run.final.items()),
-        *((key, value) for key, value in run.params.items() if is_seed(key)),
+        *seeds(run.params).items(),
         ("started", run.created[:16].replace("T", " ") + " UTC"),
     ]
+
+
+def seeds(params: Mapping[str, str]) -> dict[str, str]:
+    """The params that tell runs of one setting apart, each once: not `args.seed` beside a `seed` that is the same."""
+    found = {key: value for key, value in params.items() if is_seed(key)}
+    return {k: v for k, v in found.items() if not (k.startswith(ARGS) and found.get(k.removeprefix(ARGS)) == v)}
 
 
 def _final(run: RunSummary, value: float) -> str:

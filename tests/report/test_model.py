@@ -351,3 +351,9 @@ def test_a_seed_that_the_script_was_given_stands_in_a_row_once():
         make_history(60, seed=i, params={"seed": str(i), "args.seed": str(i), "args.data_seed": "7"}) for i in (0, 1)
     ]
     assert ">seed 1 · args.data_seed 7<" in render_html(build_report(runs))
+
+
+def test_a_seed_is_said_once():
+    params = {"args.seed": "3", "seed": "3", "args.data_seed": "4", "lr": "0.1"}
+    (run,) = build_report([make_history(40, params=params)]).runs
+    assert [pair for pair in facts(run) if "seed" in pair[0]] == [("seed", "3"), ("args.data_seed", "4")]
