@@ -42,6 +42,8 @@ if TYPE_CHECKING:
     from gradwatch.policies import parse as parse
     from gradwatch.recording.attach import watch as watch
     from gradwatch.recording.open_watches import log as log
+    from gradwatch.recording.rewind import Rewind as Rewind
+    from gradwatch.recording.skip_batches import skip as skip
     from gradwatch.recording.watch import Watch as Watch
 
 # Where the public names live. They are imported on first use, so that the command line never waits for torch.
@@ -81,6 +83,8 @@ _HOMES = {
     ),
     "gradwatch.recording.open_watches": ("log",),
     "gradwatch.open_run": ("open_history",),
+    "gradwatch.recording.rewind": ("Rewind",),
+    "gradwatch.recording.skip_batches": ("skip",),
     "gradwatch.recording.watch": ("Watch",),
     "gradwatch.recording.attach": ("watch",),
 }

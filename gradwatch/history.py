@@ -26,7 +26,7 @@ Bools = table.Bools
 FORMAT = 1
 KEY_COLUMNS = ("attempt", "optimizer", "step")
 SETTING = "setting/"  # before the column of an optimizer's setting that changes during the run
-RECORDED = ("lr/", "rank_grad_norm/", SETTING)  # how columns begin that gradwatch records itself
+RECORDED = ("lr/", "rank_grad_norm/", SETTING, *table.ITEMS)  # how columns begin that gradwatch records itself
 SEEN = "steps"  # in a reduced History: how many steps a row stands for, [R, L]
 
 
@@ -293,10 +293,11 @@ class History:
 
 
 MAIN_QUANTITIES = ("grad_norm", "clip_coef", "clipped_norm", "clip_rate", "nonfinite", "weight_norm", "update_ratio")
+REWINDS = ("rewound_to", "rewound_for", "left_out")  # of the step after which a training was taken back
 STEP_COLUMNS = (
     *KEY_COLUMNS, "time", "grad_norm", "clipped_norm", "clip_coef", "clip_rate", "skipped", "nonfinite", "lr",
     "loss_scale", "evaluations", "user_max_norm", "user_grad_norm", "user_clip_value",
-    "user_clip_coef", "user_clip_share", "user_early_coef", "user_step_coef",
+    "user_clip_coef", "user_clip_share", "user_early_coef", "user_step_coef", *REWINDS,
 )  # fmt: skip
 
 

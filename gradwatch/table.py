@@ -19,6 +19,8 @@ Floats = NDArray[np.floating[Any]]
 Bools = NDArray[np.bool_]
 # What is not recorded where it is a norm times a factor; it is NaN where they are inf and 0.
 PRODUCTS = {"clipped_norm": ("grad_norm", "clip_coef"), "update_norm": ("weight_norm", "update_ratio")}
+LISTED = ("batch", "sample", "shard")  # what data a step saw, a number or a list
+ITEMS = tuple(f"{name}[" for name in LISTED)  # how the columns of a list begin: `sample[3]`
 
 
 @dataclass(frozen=True, repr=False)

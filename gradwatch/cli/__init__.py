@@ -24,6 +24,7 @@ COMMANDS = {
     "compare": "Compare runs: one row per policy, and which one is better.",
     "check": "Check one run for findings, as a gate for CI.",
     "show": "Show one run: verdict, layers, norms, clip rates.",
+    "batches": "List the batches that a run's trouble came with.",
     "export": "Export one run to TensorBoard, CSV, Parquet, W&B or Trackio.",
     "import": "Make a run of what another tool logged, and judge it.",
     "sync": "Deliver recorded runs to MLflow.",

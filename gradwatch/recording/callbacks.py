@@ -91,6 +91,7 @@ class Live:
         self.on_finding, self.halt_on = on_finding, halt_on
         self.halting: Finding | None = None  # why it shall halt
         self.halted = False
+        self.cured_by: Callable[[Finding], bool] | None = None  # whether somebody mends what it would halt for
         self.home, self.part, self.device = home, part, device
         self.since = 0  # the first step that is this attempt's
         self._process_due = time.monotonic() + PROCESS_SECONDS if process and home is not None else None
@@ -213,7 +214,7 @@ class Live:
                 f"training halted: {ended_by!r} left out {ended_by.at_most} steps in a row.{self._where} "
                 "Look at the gradients of those steps, lower the learning rate, or raise at_most or the policy's limit."
             )
-        halts = self.halting if self.halt_on is not None and world_size() == 1 else None
+        halts = self._due_halt if world_size() == 1 else None
         if self._news:
             self.speak(raised=halts)
         if halts is not None:
@@ -250,7 +251,7 @@ class Live:
         """Every few steps: whether a rank halts, and why. A collective, and one number read from the device."""
         if steps == 0 or steps % AGREE_STEPS:
             return
-        flag = torch.full((), 0 if self.halting is None else rank() + 1, device=self.device)
+        flag = torch.full((), 0 if self._due_halt is None else rank() + 1, device=self.device)
         dist.all_reduce(flag, dist.ReduceOp.MAX)
         source = int(flag) - 1
         if source >= 0:
@@ -258,6 +259,12 @@ class Live:
             dist.broadcast_object_list(told, src=source, device=self.device)
             self.halting = told[0]
             self._halt(told[0])
+
+    @property
+    def _due_halt(self) -> Finding | None:
+        """Why it shall halt, unless somebody mends it."""
+        is_cured = self.halting is not None and self.cured_by is not None and self.cured_by(self.halting)
+        return None if is_cured else self.halting
 
     @property
     def _where(self) -> str:

@@ -61,6 +61,12 @@ class Clipper:
         self.layout, self.state = layout, carried(self.state, self._first_state(self.layout), first)
         self._parts = {}
 
+    def load_state(self, state: Mapping[str, Tensor]) -> None:
+        """Go on with a state that was saved."""
+        devices = {key: own.device for key, own in self.state.items()}
+        self.state = {k: v.to(devices.get(k, self.layout.device), copy=True) for k, v in state.items()}
+        self._most, self._ended_by = {}, None
+
     def held(self, optimizer: Optimizer) -> list[bool]:
         """Which layers the optimizer holds, `[L]`."""
         own = held(optimizer)

@@ -35,6 +35,7 @@ def plan(stepper: Stepper) -> str:
             *([f"learning rates: {rates!r}, around each step"] if rates != RateScale() else []),
             f"renorm: {renorm!r}{', after each step' if renorm else ''}",
             f"weight norms and update ratios every {stepper.weights.every} steps",
+            *stepper.notes.values(),
             *([f"activations of {len(inside.names)} modules every {inside.every} steps"] if inside.names else []),
         ]
     )

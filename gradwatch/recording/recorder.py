@@ -25,6 +25,7 @@ from gradwatch.measure.looking import Looking
 from gradwatch.measure.ring_buffer import Block, Ring
 from gradwatch.measure.staging import wait
 from gradwatch.recording.blocks import Row, history
+from gradwatch.recording.recent import Recent
 from gradwatch.storage.folder import ACTIVATIONS
 from gradwatch.storage.lazy_block import LazyBlock
 from gradwatch.storage.manifest import text_of
@@ -103,6 +104,7 @@ class Recorder:
         seen, known = slice(len(values)), np.asarray(kept, bool)
         with self._draining:
             self.run, self.kept, self.names, self.ring, self.values[seen] = run, known, names, ring, values
+            self.recent = Recent(ring)
 
     @property
     def count(self) -> int:
@@ -137,6 +139,7 @@ class Recorder:
         known = self._known(at, values)
         self.ring.write(at, *fields)
         self.rows.append(row)
+        self.recent.rows.append((at, row))
         self.values += known
         self.is_logged, self.was_logged = False, self.is_logged
         now = time.monotonic()
@@ -153,6 +156,7 @@ class Recorder:
         if fields:
             self.ring.write(self.count - 1, *fields)
         self.rows[-1] = self.rows[-1]._replace(**known)
+        self.recent.rows[-1] = self.count - 1, self.rows[-1]
 
     def measured(self, values: Mapping[str, Tensor]) -> None:
         """Add quantities `[L]` that are not measured on every step to the last row; nobody changes them later."""
@@ -209,6 +213,7 @@ class Recorder:
                     f"watch.log({name}=...): this value cannot be copied: {text_of(error):.200}"
                 ) from error
             out.append((at, name, kept))
+            self.recent.log(at, name, kept)
         return out
 
     def drain(self, upto: int | None = None, waits: bool = True) -> None:

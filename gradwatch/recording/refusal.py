@@ -3,23 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
+from typing import Any
 
 from torch import Tensor
 
 from gradwatch.history import RECORDED, STEP_COLUMNS
 from gradwatch.sanitize import MAX_LOGGED, MAX_LOGGED_NAME
 from gradwatch.storage.manifest import is_text, text_of
+from gradwatch.table import LISTED
 
 
 def refusal(values: Mapping[str, object], known: Collection[str] = ()) -> str | None:
     """Why these cannot be logged: a name that the record uses itself or that its reader refuses, one too many beside
     the names `known`, or a value that is not one number; else None.
     """
+    given, values = values, itemized(values)
     for name, value in values.items():
         if not is_text(name, MAX_LOGGED_NAME):
             found = f"{name[:40]!a}=...): a name of {len(name):,} characters"
             return f"{found}; wanted at most {MAX_LOGGED_NAME}, and such as UTF-8 can hold"
-        if name in STEP_COLUMNS or name.startswith(RECORDED):
+        if name in STEP_COLUMNS or (name.startswith(RECORDED) and name in given):
             return f"{name}=...): gradwatch records {name} itself; choose another name"
         if isinstance(value, Tensor):
             fits, found = value.numel() == 1 and not value.is_complex(), f"tensor of shape {tuple(value.shape)}"
@@ -35,3 +38,14 @@ def refusal(values: Mapping[str, object], known: Collection[str] = ()) -> str | 
             "log under fewer names, and what changes (an epoch, a batch) as a value"
         )
     return None
+
+
+def itemized(values: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The same, where a list was logged of the data that a step saw with a name for each item: `sample[0]`, ..."""
+    if not any(isinstance(values.get(name), list | tuple) for name in LISTED):
+        return values
+    out: dict[str, Any] = {}
+    for name, value in values.items():
+        is_list = name in LISTED and isinstance(value, list | tuple)
+        out.update({f"{name}[{i}]": item for i, item in enumerate(value)} if is_list else {name: value})
+    return out

@@ -37,6 +37,7 @@ def saved(stepper: Stepper, folder: Path, attempt: int) -> dict[str, Any]:
     """What `load` and `reopened` need to go on from here."""
     return {
         "steps": stepper.steps,
+        "taken_back": stepper.taken_back,
         "clip": repr(stepper.clipper.policy),
         "rates": repr(stepper.rate_scale),
         "layers": list(stepper.layout.names),
@@ -63,11 +64,14 @@ def load(state: Mapping[str, Any], stepper: Stepper) -> None:
                 f"this state was saved with other {name}: {found!r:.200}, and this Watch has "
                 f"{wanted!r:.200}; make the Watch as it was made then"
             )
-    clipper, device = stepper.clipper, stepper.layout.device
-    clipper.state = {
-        k: v.to(clipper.state[k].device if k in clipper.state else device) for k, v in state["policy_state"].items()
-    }
     stepper.resumed_at = int(state["steps"])
+    go_back(state, stepper)
+
+
+def go_back(state: Mapping[str, Any], stepper: Stepper) -> None:
+    """Give the stepper the policy's state, and let the schedules count from where it was saved; steps count on."""
+    stepper.clipper.load_state(state["policy_state"])
+    stepper.taken_back = stepper.steps - int(state["steps"]) + int(state.get("taken_back", 0))
 
 
 def reopened(folder: Path, attempt: int, empty: RunWriter) -> RunWriter:

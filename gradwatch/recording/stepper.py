@@ -56,6 +56,8 @@ class Stepper:
         self.activations = activations or Activations()
         self.between, self.after, self.optimizers = between, after, clipper.optimizers
         self.resumed_at, self.together = 0, True  # steps before the first row; whether the optimizers step as one
+        self.taken_back = 0  # steps that a rewind has undone: the schedules do not count them
+        self.notes: dict[str, str] = {}  # what others do around the steps, for the plan
         self.loop_clips, self._in_closure = LoopClips(self.optimizers), False
         self.settings = GroupSettings(dict(zip(clipper.names, clipper.optimizers, strict=True)))
         self._step: Step | None = None
@@ -217,7 +219,7 @@ class Stepper:
         """Begin a step that `optimizer` leads."""
         self._finish()
         self.between()
-        rate = self.rate_scale.at(self.steps) if self.rate_scale.acts else 1.0
+        rate = self.rate_scale.at(self.steps - self.taken_back) if self.rate_scale.acts else 1.0
         step = self._step = Step([optimizer], scaler, inside, rate)
         step.is_measured = self.weights.before_step(self.steps)
         return step

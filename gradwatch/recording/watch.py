@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import threading
 import weakref
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -29,7 +29,7 @@ from gradwatch.recording.learning_rate import RateScale
 from gradwatch.recording.loop_clips import Clip
 from gradwatch.recording.plan import nothing_seen, outcome, plan
 from gradwatch.recording.recorder import Recorder
-from gradwatch.recording.refusal import refusal
+from gradwatch.recording.refusal import itemized, refusal
 from gradwatch.recording.shared_run import Shared
 from gradwatch.recording.stepper import Stepper
 from gradwatch.storage.delivery_cursor import read_cursor
@@ -107,10 +107,10 @@ class Watch:
         return self._closed
 
     @untraced
-    def log(self, **values: float | Tensor) -> None:
+    def log(self, **values: float | Tensor | Sequence[int]) -> None:
         """Add scalars to the last step taken: numbers, or one-element tensors on any device (nothing waits for them).
 
-        Tensors are kept as float32. The last value of a name in a step counts.
+        Tensors are kept as float32. The last value of a name in a step counts. `batch`, `sample`, `shard` may be lists.
 
         Raises:
             WatchError: a value is not a scalar; or a name is one that gradwatch records itself, longer than 250
@@ -122,7 +122,7 @@ class Watch:
         problem = refusal(values, self._recorder.logged)
         if problem is not None:
             raise WatchError(f"watch.log({problem}")
-        self._recorder.log(values)
+        self._recorder.log(itemized(values))
         self._after()
 
     @untraced

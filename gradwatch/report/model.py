@@ -13,6 +13,7 @@ from gradwatch.analysis.comparison import settle
 from gradwatch.analysis.final_values import final, finite_norms, lost_since, nonfinite_steps, policy_text
 from gradwatch.analysis.groups import metric_names
 from gradwatch.analysis.optimizers import as_code, changes, group_texts
+from gradwatch.analysis.rewinds import Rewound, rewinds
 from gradwatch.analysis.rules import Finding, diagnose, verdict
 from gradwatch.analysis.rules.facts import middle
 from gradwatch.analysis.suggest import Suggestion, suggest
@@ -105,6 +106,7 @@ class RunSummary:
     loop_clip_coef: float = float("nan")
     median_left: float = float("nan")
     modules: tuple[ModuleSummary, ...] = ()  # whose activations were recorded
+    rewinds: tuple[Rewound, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -176,6 +178,7 @@ def summarize(history: History, metrics: Sequence[str]) -> RunSummary:
     return RunSummary(
         name=run.name,
         modules=module_summaries(history),
+        rewinds=tuple(rewinds(history)),
         created=run.created,
         state=state(history),
         policy=policy_text(run),

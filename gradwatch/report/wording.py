@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from gradwatch.analysis.final_values import ARGS, NO_POLICY, is_seed
+from gradwatch.analysis.rewinds import Rewound
 from gradwatch.analysis.rules import TOO_SHORT, Finding
 from gradwatch.analysis.rules.facts import LEAST_STEPS
 from gradwatch.analysis.rules.finding import RANK
@@ -168,6 +169,7 @@ def facts(run: RunSummary) -> list[tuple[str, str]]:
         *_norms(run),
         *((("note", run.loop_clips_note),) if run.loop_clips_note else ()),
         ("non-finite steps", f"{run.nonfinite_steps:,}"),
+        *((("rewinds", rewinds_text(run.rewinds)),) if run.rewinds else ()),
         *((f"final {name}", _final(run, value)) for name, value in run.final.items()),
         *seeds(run.params).items(),
         ("started", run.created[:16].replace("T", " ") + " UTC"),
@@ -178,6 +180,15 @@ def seeds(params: Mapping[str, str]) -> dict[str, str]:
     """The params that tell runs of one setting apart, each once: not `args.seed` beside a `seed` that is the same."""
     found = {key: value for key, value in params.items() if is_seed(key)}
     return {k: v for k, v in found.items() if not (k.startswith(ARGS) and found.get(k.removeprefix(ARGS)) == v)}
+
+
+def rewinds_text(rewinds: Sequence[Rewound]) -> str:
+    """`after step 87 back to the state before step 80, because of step 87, 1 batch left out`, of each."""
+    return "; ".join(
+        f"after step {one.after:,} back to the state before step {one.to:,}, because of step {one.cause:,}, "
+        f"{one.left_out:,} {'batch' if one.left_out == 1 else 'batches'} left out"
+        for one in rewinds
+    )
 
 
 def _final(run: RunSummary, value: float) -> str:

@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 
 from gradwatch.analysis.clips import as_one, incoming, loop_changed, loop_coef
 from gradwatch.analysis.rules.facts import limit_of
-from gradwatch.history import SETTING, Floats, History
+from gradwatch.history import REWINDS, SETTING, Floats, History
 from gradwatch.table import EMPTY, joint_norm, spread
 from gradwatch.tracking.clip_rates import NO_RATES, Rate, Rates
 from gradwatch.tracking.mlflow_names import (
@@ -209,6 +209,7 @@ def _series(history: History, limit: int) -> list[Series]:
     out += [(part_key(key, part), values, _max, False) for key, values in _of_modules(history)]
     rates = [name for name in history.per_step if name == "lr" or name.startswith(("lr/", SETTING))]
     out += [(part_key(safe_name(name), part), history.per_step[name], _last, False) for name in rates]
+    out += [(part_key(name, part), history.per_step[name], _last, True) for name in REWINDS if name in history.per_step]
     return out + [(logged_key(name, part), history.per_step[name], _last, True) for name in history.logged]
 
 

@@ -1,0 +1,84 @@
+"""Which batches a run's trouble came with: the steps at which it began, and what the loop logged of their data.
+
+Legend: T recorded steps.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import numpy as np
+
+from gradwatch.analysis.rewinds import rewinds
+from gradwatch.analysis.rules.finding import Finding
+from gradwatch.analysis.rules.losses import training_losses
+from gradwatch.history import Bools, History
+from gradwatch.table import LISTED
+
+_ITEM = re.compile(rf"({'|'.join(LISTED)})(?:\[(\d+)\])?")
+
+
+@dataclass(frozen=True)
+class Suspect:
+    """A step, why it is named, and what was logged for it as `batch`, `sample` and `shard`: numbers, in order."""
+
+    step: int
+    why: str
+    batch: tuple[int, ...] = ()
+    sample: tuple[int, ...] = ()
+    shard: tuple[int, ...] = ()
+
+    @property
+    def batches(self) -> tuple[int, ...]:
+        """The numbers of its batches: those that were logged; else the step's own, which is that of its batch in a loop
+        of one pass without accumulation.
+        """
+        return self.batch or (self.step,)
+
+
+def suspects(history: History, findings: Iterable[Finding]) -> list[Suspect]:
+    """The steps in which something went wrong at once, in order: where a norm or a training loss stopped being finite,
+    where a spike was largest, and those because of which the training was taken back.
+    """
+    found: dict[int, list[str]] = {}
+    for row in np.flatnonzero(_began(~_finite(history))):
+        found.setdefault(int(history.step[row]), []).append("not finite")
+    for finding in findings:
+        for one in (finding, *finding.consequences):
+            at = one.evidence.get("odd_batch", one.evidence.get("largest_step")) if one.rule == "spike" else None
+            if at is not None:
+                found.setdefault(int(at), []).append("spike")
+    for back in rewinds(history):
+        found.setdefault(back.cause, []).append("rewound")
+    return [
+        Suspect(step, ", ".join(dict.fromkeys(why)), **data_of(history, step)) for step, why in sorted(found.items())
+    ]
+
+
+def data_of(history: History, step: int) -> dict[str, tuple[int, ...]]:
+    """What was logged of the data of a step: `{"batch": (37,), "sample": (3, 5)}`, as far as it was."""
+    rows = np.flatnonzero(history.step == step)
+    out: dict[str, dict[int, int]] = {}
+    for name, values in history.per_step.items():
+        match = _ITEM.fullmatch(name)
+        for value in values[rows]:
+            if match and np.isfinite(value):
+                out.setdefault(match[1], {})[int(match[2] or 0)] = int(value)
+    return {name: tuple(items[place] for place in sorted(items)) for name, items in out.items()}
+
+
+def _finite(history: History) -> Bools:
+    """Steps whose gradients and training losses were finite, `[T]`; where nothing is known, they were."""
+    good: Bools = ~(history.total("nonfinite") > 0)
+    for name in training_losses(history):
+        values = history.total(name)
+        good &= ~np.isinf(values) & ~(np.isnan(values) & np.isnan(history.total("grad_norm")))
+    return good
+
+
+def _began(bad: Bools) -> Bools:
+    """The first of each stretch, `[T]`."""
+    began: Bools = bad & ~np.concatenate([[False], bad[:-1]])
+    return began

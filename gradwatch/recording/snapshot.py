@@ -1,0 +1,257 @@
+"""A training's whole state at one moment, in the host's memory: taken behind its back, put back in place.
+
+On CUDA the copies go into pinned memory on a stream of their own. Weights and the optimizer's state change in
+`optimizer.step()` alone, so the next one waits for the copies (`Copier.before_step`); all else is copied first.
+"""
+
+from __future__ import annotations
+
+import copy
+import random
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from gradwatch.errors import RunError, WatchError
+from gradwatch.measure.autograd import without_autograd
+from gradwatch.measure.distributed import is_sharded, local
+from gradwatch.storage.folder import put
+
+SCALER = ("_scale", "_growth_tracker")  # of a GradScaler; its state_dict() would wait for the device
+FORMAT = 1
+
+
+@dataclass
+class Snapshot:
+    """The state before a step. `state` is of dicts, lists, plain values and tensors on the host, once `ready`."""
+
+    step: int  # the number of the first step after it
+    place: int  # of the next batch, counted from the first of the pass through the loader
+    state: dict[str, Any]
+    ready: Any = None  # a CUDA event behind the copies
+
+    @property
+    def size(self) -> int:
+        """Bytes of its tensors."""
+        found: list[int] = []
+        mapped(self.state, lambda t: found.append(t.numel() * t.element_size()) or t)  # type: ignore[func-returns-value]
+        return sum(found)
+
+    def wait(self) -> None:
+        """Until the copies are there."""
+        if self.ready is not None:
+            self.ready.synchronize()
+            self.ready = None
+
+    def save(self, path: Path, more: Mapping[str, Any]) -> None:
+        """Write it to `path`, with what else is to be known when it is loaded; a reader sees all of it or nothing.
+
+        Raises:
+            OSError: the disk refuses.
+        """
+        self.wait()
+        path.parent.mkdir(parents=True, exist_ok=True)
+        temporary = path.with_name(f".{path.name}.tmp")
+        torch.save({"format": FORMAT, "step": self.step, "place": self.place, "state": self.state, **more}, temporary)
+        put(temporary, path)
+
+
+def load(path: Path) -> tuple[Snapshot, dict[str, Any]]:
+    """What `save` has written.
+
+    Raises:
+        RunError: it cannot be read.
+    """
+    try:
+        data = torch.load(path, map_location="cpu", weights_only=True)
+        if data.pop("format") != FORMAT:
+            raise ValueError("it is of another version of gradwatch")
+        return Snapshot(data.pop("step"), data.pop("place"), data.pop("state")), data
+    except Exception as error:  # a file that is cut or of something else fails in many ways
+        raise RunError(f"{path} cannot be read as a snapshot: {error}; remove it, and an older one is taken") from error
+
+
+class Copier:
+    """Copies tensors to the host: at once where they are there already, on a stream of its own from a GPU."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._cuda: Any = torch.cuda
+        self.stream = self._cuda.Stream(device) if device.type == "cuda" else None
+        self.pending: Any = None  # the event behind the last copies
+
+    def begin(self) -> None:
+        """What is copied from now on is what the training has written so far."""
+        if self.stream is not None:
+            self.stream.wait_stream(torch.cuda.current_stream(self.stream.device))
+
+    def end(self) -> Any:
+        """An event behind all copies; None where they are there."""
+        if self.stream is not None:
+            self.pending = self._cuda.Event()
+            self.pending.record(self.stream)
+        return self.pending
+
+    def before_step(self, *_: Any) -> None:
+        """Weights are about to change: the current stream waits for the copies. The host does not."""
+        if self.pending is not None:
+            torch.cuda.current_stream(self.stream.device).wait_event(self.pending)  # type: ignore[union-attr]
+            self.pending = None
+
+    def late(self, tensor: Tensor) -> Tensor:
+        """A copy of what changes in optimizer steps only."""
+        part = local(tensor).detach()
+        if self.stream is None or part.device.type != "cuda":
+            return part.to("cpu", copy=True)
+        with torch.cuda.stream(self.stream):
+            host = torch.empty(part.shape, dtype=part.dtype, pin_memory=True)
+            host.copy_(part, non_blocking=True)
+            part.record_stream(self.stream)
+        return host
+
+    def early(self, tensor: Tensor) -> Tensor:
+        """A copy of what may change at any time."""
+        part = local(tensor).detach()
+        if self.stream is None or part.device.type != "cuda":
+            return part.to("cpu", copy=True)
+        own = part.clone()
+        self.begin()
+        return self.late(own)
+
+
+class Training:
+    """What a snapshot holds of a training: weights and buffers, optimizers, schedulers, a scaler, random numbers."""
+
+    def __init__(
+        self, model: nn.Module, optimizers: Sequence[Optimizer], schedulers: Sequence[Any], scaler: Any, device: Any
+    ) -> None:
+        self.model, self.optimizers, self.schedulers, self.scaler = model, optimizers, schedulers, scaler
+        self.device = torch.device(device)
+        self.copier = Copier(self.device)
+
+    @without_autograd
+    def take(self, step: int, place: int, more: Mapping[str, Any]) -> Snapshot:
+        """A snapshot of now, with `more` of dicts, plain values and tensors."""
+        copier = self.copier
+        copier.begin()
+        state = {
+            "weights": {name: copier.late(p) for name, p in self.model.named_parameters()},
+            "buffers": {name: copier.early(b) for name, b in self.model.named_buffers()},
+            "optimizers": [self._optimizer(o) for o in self.optimizers],
+            "schedulers": [mapped(s.state_dict(), copier.early) for s in self.schedulers],
+            "scaler": {key: mapped(getattr(self.scaler, key, None), copier.early) for key in SCALER},
+            "random": random_state(self.device),
+            **mapped(more, copier.early),
+        }
+        return Snapshot(step, place, state, copier.end())
+
+    @without_autograd
+    def put_back(self, snapshot: Snapshot) -> None:
+        """Everything as it was; tensors stay the same objects.
+
+        Raises:
+            WatchError: the model or an optimizer has other parameters than then.
+        """
+        snapshot.wait()
+        state = snapshot.state
+        for kind, found in (("weights", self.model.named_parameters()), ("buffers", self.model.named_buffers())):
+            live, held = dict(found), state[kind]
+            if {n: local(t).shape for n, t in live.items()} != {n: t.shape for n, t in held.items()}:
+                raise WatchError(f"the model's {kind} are other ones than in the snapshot before step {snapshot.step}")
+            for name, tensor in live.items():
+                local(tensor).copy_(held[name])
+        for optimizer, held in zip(self.optimizers, state["optimizers"], strict=True):
+            self._put_back(optimizer, held)
+        for scheduler, held in zip(self.schedulers, state["schedulers"], strict=True):
+            scheduler.load_state_dict(copy.deepcopy(held))
+        for key, value in state["scaler"].items() if self.scaler is not None else ():
+            setattr(self.scaler, key, None if value is None else value.to(self.device))
+        set_random_state(state["random"], self.device)
+
+    def _optimizer(self, optimizer: Optimizer) -> dict[str, Any]:
+        """Of an optimizer: what it holds of each parameter, by place, and the settings of its groups."""
+        params = (p for group in optimizer.param_groups for p in group["params"])
+        return {
+            "state": [mapped(optimizer.state.get(p, {}), self.copier.late) for p in params],
+            "groups": [
+                mapped({k: v for k, v in group.items() if k != "params"}, self.copier.early)
+                for group in optimizer.param_groups
+            ],
+        }
+
+    def _put_back(self, optimizer: Optimizer, held: Mapping[str, Any]) -> None:
+        groups = optimizer.param_groups
+        params = [p for group in groups for p in group["params"]]
+        if len(groups) != len(held["groups"]) or len(params) != len(held["state"]):
+            raise WatchError("the optimizer has other parameters than in the snapshot")
+        for group, settings in zip(groups, held["groups"], strict=True):
+            for key, value in settings.items():
+                group[key] = _renewed(group.get(key), value, self.device)
+        owners = (group for group in groups for _ in group["params"])
+        for p, group, values in zip(params, owners, held["state"], strict=True):
+            if not values:
+                optimizer.state.pop(p, None)
+                continue
+            live = optimizer.state[p]
+            on_device = bool(group.get("fused") or group.get("capturable"))
+            new = {k: _renewed(live.get(k), v, p.device if on_device else "cpu", p) for k, v in values.items()}
+            live.clear()
+            live.update(new)
+
+
+def _renewed(live: Any, held: Any, device: Any, like: Tensor | None = None) -> Any:
+    """A value as it was: a tensor in its own memory, where it has one of its shape; else anew, spread as `like` is
+    where it has that shape, or on `device` (of the small ones an optimizer counts in, as torch has it).
+    """
+    if not isinstance(held, Tensor):
+        return copy.deepcopy(held)
+    if isinstance(live, Tensor) and local(live).shape == held.shape and live.dtype == held.dtype:
+        local(live).copy_(held)
+        return live
+    if like is not None and local(like).shape == held.shape:
+        own = held.to(local(like).device, copy=True)
+        if not is_sharded(like):
+            return own
+        from torch.distributed.tensor import DTensor
+
+        whole: Any = like
+        return DTensor.from_local(own, whole.device_mesh, whole.placements, shape=like.shape, stride=like.stride())
+    return held.to(device, copy=True)
+
+
+def mapped(value: Any, function: Callable[[Tensor], Tensor]) -> Any:
+    """A deep copy of dicts, lists, tuples and plain values, each tensor as `function` gives it."""
+    if isinstance(value, Tensor):
+        return function(value)
+    if isinstance(value, Mapping):
+        return {k: mapped(v, function) for k, v in value.items()}
+    if type(value) in (list, tuple):
+        return type(value)(mapped(v, function) for v in value)
+    return copy.deepcopy(value)
+
+
+def random_state(device: torch.device) -> dict[str, Any]:
+    """The states of the random numbers of torch (host, and this device), numpy and Python."""
+    name, keys, *rest = np.random.get_state(legacy=True)
+    return {
+        "torch": torch.get_rng_state(),
+        "cuda": torch.cuda.get_rng_state(device) if device.type == "cuda" else None,
+        "numpy": [str(name), torch.from_numpy(np.asarray(keys).astype(np.int64)), *map(float, rest)],
+        "python": random.getstate(),
+    }
+
+
+def set_random_state(state: Mapping[str, Any], device: torch.device) -> None:
+    """Draw from there again."""
+    torch.set_rng_state(state["torch"])
+    if state["cuda"] is not None:
+        torch.cuda.set_rng_state(state["cuda"], device)
+    name, keys, at, has_gauss, gauss = state["numpy"]
+    np.random.set_state((name, keys.numpy().astype(np.uint32), int(at), int(has_gauss), gauss))
+    version, numbers, gauss_next = state["python"]
+    random.setstate((version, tuple(numbers), gauss_next))

@@ -1,0 +1,409 @@
+"""`Rewind`: after a bad batch a training is, to the bit, the one that never saw it."""
+
+import logging
+import math
+import random
+from collections import deque
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, Dataset
+from training import state_tensors, watch
+
+import gradwatch
+from gradwatch import Rewind, SkipSpike, TrainingHalted, WatchError, open_history
+from gradwatch.analysis.rules import Finding
+from gradwatch.recording import open_watches
+from gradwatch.recording.snapshot import Training as Snapshots
+from gradwatch.recording.trouble import TroubleFinder, stands_out
+
+BAD = 87
+
+
+@pytest.fixture(autouse=True)
+def _closed():
+    yield
+    for each in [*open_watches.watches]:
+        each.close()
+
+
+class Data(Dataset):
+    """So many batches of 16; what is at the places in `bad` is multiplied."""
+
+    def __init__(self, batches=120, bad=(), factor=math.inf, sample=None):
+        generator = torch.Generator().manual_seed(0)
+        self.x = torch.randn(16 * batches, 6, generator=generator)
+        self.y = torch.randint(3, (16 * batches,), generator=generator)
+        self.bad, self.factor = {16 * place + i for place in bad for i in range(16)} | {sample}, factor
+
+    def __len__(self):
+        return len(self.x)
+
+    def __getitem__(self, i):
+        factor = self.factor if i in self.bad else 1.0
+        is_finite = math.isfinite(factor)  # batch norm would take a finite one out of the input
+        return {"x": self.x[i] * (1 if is_finite else factor), "y": self.y[i], "scale": factor if is_finite else 1.0}
+
+
+class Training:
+    """A loop with all that a snapshot holds: dropout and batch norm, AdamW, a schedule, a stateful policy, warm-up."""
+
+    def __init__(self, tmp_path, data=None, *, fused=False, workers=0, shuffle=False, accumulate=1, **options):
+        torch.manual_seed(0)
+        random.seed(0)
+        np.random.seed(0)
+        self.model = nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.Dropout(0.2), nn.ReLU(), nn.Linear(8, 3))
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=0.01, fused=fused)
+        self.scheduler = torch.optim.lr_scheduler.OneCycleLR(self.optimizer, 0.05, total_steps=1000)
+        self.loader = DataLoader(data or Data(bad=[BAD]), 16, shuffle=shuffle, num_workers=workers)
+        self.accumulate = accumulate
+        clip = "chain(AutoClip(50, 20), ClipByValue(1.0))"
+        self.watch = watch(self.model, self.optimizer, tmp_path, clip=clip, warmup=300, delivery="none", **options)
+
+    def rewind(self, **settings):
+        settings = {"every": 20, **settings}
+        return Rewind(self.model, self.optimizer, self.scheduler, **settings)
+
+    def run(self, batches, stop=None):
+        """The loop; ends before the batch at place `stop`."""
+        for i, batch in enumerate(batches):
+            if i == stop:
+                break
+            noise = random.random() + np.random.rand()  # a loop that draws from all of them
+            x, y = batch.pop("x"), batch.pop("y")
+            loss = nn.functional.cross_entropy(self.model(x + 1e-3 * noise), y) * batch["scale"].mean()
+            loss.backward()
+            if i % self.accumulate == self.accumulate - 1:
+                self.optimizer.step()
+                self.scheduler.step()
+                self.watch.log(loss=loss)
+                self.optimizer.zero_grad()
+        return self
+
+    def end(self):
+        self.watch.close()
+        return open_history(self.watch.dir)
+
+    def state(self):
+        """Everything that must be equal."""
+        own = self.watch.state_dict()["policy_state"]
+        numbers = torch.get_rng_state(), torch.from_numpy(np.random.get_state()[1].astype(np.int64))
+        plain = self.scheduler.state_dict(), random.getstate(), [g["lr"] for g in self.optimizer.param_groups]
+        return {**self.model.state_dict(), **state_tensors(self.optimizer), **own, **dict(enumerate(numbers))}, plain
+
+
+def same(a, b):
+    assert a[0].keys() == b[0].keys()
+    assert [k for k in a[0] if not torch.equal(a[0][k], b[0][k])] == []
+    assert a[1] == b[1]
+
+
+def without(loader, *places):
+    return (batch for i, batch in enumerate(loader) if i not in places)
+
+
+def never_saw(tmp_path, *places, stop=None, **options):
+    oracle = Training(tmp_path / "oracle", **options)
+    return oracle.run(without(oracle.loader, *places), stop).state()
+
+
+@pytest.mark.parametrize("factor", [math.inf, math.nan, 1e6])
+@pytest.mark.parametrize("fused", [False, True])
+def test_the_rest_is_that_of_a_run_that_never_saw_the_batch(factor, fused, tmp_path, caplog):
+    data = Data(bad=[BAD], factor=factor)
+    training = Training(tmp_path, data, fused=fused)
+    rewind = training.rewind()
+    training.run(rewind(training.loader))
+    same(training.state(), never_saw(tmp_path, BAD, data=data, fused=fused))
+    assert rewind.count == 1
+    history = training.end()
+    at = np.flatnonzero(np.isfinite(history.total("rewound_to")))
+    assert [history.step[at].tolist(), history.total("rewound_to")[at], history.total("rewound_for")[at]] == [
+        [BAD], [80.0], [BAD],
+    ]  # fmt: skip
+    assert "Back to the state before step 80" in caplog.text
+    assert len(history) == 120 - 1 + (BAD + 1 - 80)
+
+
+def test_without_trouble_nothing_is_changed(tmp_path):
+    data = Data()
+    training = Training(tmp_path, data)
+    training.run(training.rewind()(training.loader))
+    same(training.state(), never_saw(tmp_path, data=data))
+    assert not training.end().logged.count("rewound_to")
+
+
+def bad_places(training):
+    return [i for i, batch in enumerate(training.loader) if not batch["x"].isfinite().all()]
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_shuffled_loader_goes_on_in_its_order(workers, tmp_path):
+    options = {"data": Data(sample=300), "shuffle": True, "workers": workers}
+    bad = bad_places(Training(tmp_path, **options))
+    training = Training(tmp_path, **options)
+    training.run(training.rewind()(training.loader))
+    same(training.state(), never_saw(tmp_path, *bad, **options))
+
+
+@pytest.mark.parametrize("accumulate", [1, 4])
+def test_of_accumulated_steps_all_batches_are_left_out(accumulate, tmp_path):
+    data = Data(bad=[BAD])
+    training = Training(tmp_path, data, accumulate=accumulate)
+    training.run(training.rewind(every=5)(training.loader))
+    first = BAD - BAD % accumulate
+    same(training.state(), never_saw(tmp_path, *range(first, first + accumulate), data=data, accumulate=accumulate))
+    training.end()
+
+
+@pytest.mark.parametrize(("skip", "left_out"), [(3, range(85, 88)), (30, range(80, 110))])
+def test_more_batches_are_left_out_with_it(skip, left_out, tmp_path):
+    """Those before it; where the snapshot is nearer than that, those behind it."""
+    training = Training(tmp_path)
+    training.run(training.rewind(skip=skip)(training.loader))
+    same(training.state(), never_saw(tmp_path, *left_out))
+    assert training.end().total("left_out")[BAD] == skip
+
+
+def test_several_bad_batches_at_most_so_many_rewinds(tmp_path):
+    data = Data(bad=[70, 85, 100])
+    training = Training(tmp_path, data)
+    rewind = training.rewind()
+    training.run(rewind(training.loader))
+    assert rewind.count == 3
+    same(training.state(), never_saw(tmp_path, 70, 85, 100, data=data))
+    training.end()
+    training = Training(tmp_path / "again", data)
+    with pytest.raises(TrainingHalted, match=r"it went back 2 times.*Look at the batches"):
+        training.run(training.rewind(at_most=2)(training.loader))
+    assert training.end().run.status == "FAILED"
+
+
+def test_a_second_pass_begins_with_a_snapshot_of_its_own(tmp_path):
+    data, states = Data(batches=90, bad=[0]), []
+    for rewinds in (True, False):
+        training = Training(tmp_path / f"{rewinds}", data)
+        rewind = training.rewind(every=1000)
+        for _ in range(2):
+            training.run(rewind(training.loader) if rewinds else without(training.loader, 0))
+        states.append(training.state())
+        assert (rewind.count, rewind.epoch) == ((2, 2) if rewinds else (0, 0))
+    same(*states)
+
+
+def test_where_norms_are_read_now_and_then_it_is_the_same(tmp_path, monkeypatch):
+    """As on a GPU; the last batch of a pass is seen at its end."""
+    monkeypatch.setattr(Rewind, "_reads_each_step", False)
+    for bad in (BAD, 119):
+        data = Data(bad=[bad])
+        training = Training(tmp_path / f"{bad}", data)
+        training.run(training.rewind(every=5, keep=5)(training.loader))
+        same(training.state(), never_saw(tmp_path / f"{bad}", bad, data=data))
+        history = training.end()
+        assert np.nansum(history.total("rewound_for")) == bad
+        assert np.nansum(history.total("rewound_to")) == bad - bad % 5
+
+
+def test_no_snapshot_is_of_a_broken_training(tmp_path, monkeypatch):
+    """Where norms are read now and then they are read before each one, so that a single one is enough."""
+    monkeypatch.setattr(Rewind, "_reads_each_step", False)
+    data = Data(bad=[BAD])
+    training = Training(tmp_path, data)
+    training.run(training.rewind(every=9, keep=1)(training.loader))
+    same(training.state(), never_saw(tmp_path, BAD, data=data))
+    assert np.nansum(training.end().total("rewound_to")) == 81
+
+
+def test_a_step_that_was_left_out_is_no_reason(tmp_path):
+    training = Training(tmp_path)
+    training.watch.close()
+    training.watch = watch(training.model, training.optimizer, tmp_path, clip="SkipNonfinite()")
+    rewind = training.rewind()
+
+    for batch in rewind(training.loader):
+        training.optimizer.zero_grad()
+        nn.functional.cross_entropy(training.model[0](batch["x"]), batch["y"]).backward()
+        training.optimizer.step()
+    assert rewind.count == 0
+    training.end()
+
+
+def test_a_vanishing_or_slow_run_is_never_taken_back(tmp_path):
+    torch.manual_seed(0)
+    layers = [m for _ in range(12) for m in (nn.Linear(6, 6), nn.Sigmoid())]
+    model = nn.Sequential(*layers, nn.Linear(6, 3))
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-5)
+    with watch(model, optimizer, tmp_path, halt_on="warning") as handle:
+        rewind = Rewind(model, optimizer, every=10)
+        for batch in rewind(DataLoader(Data(300), 16)):
+            optimizer.zero_grad()
+            loss = nn.functional.cross_entropy(model(batch["x"]), batch["y"])
+            loss.backward()
+            optimizer.step()
+            handle.log(loss=loss)
+    assert rewind.count == 0
+
+
+def test_halt_on_is_what_happens_when_it_goes_back_no_more(tmp_path):
+    """One switch: what would halt takes the training back, as long as it may."""
+    for at_most in (0, 3):
+        training = Training(tmp_path / f"{at_most}", halt_on="error", flush_every=0.01)
+        batches = training.rewind(at_most=at_most)(training.loader)
+        if at_most:
+            training.run(batches)
+            same(training.state(), never_saw(tmp_path / f"{at_most}", BAD))
+        else:
+            with pytest.raises(TrainingHalted):
+                training.run(batches)
+        training.end()
+
+
+def test_a_finding_may_ask_for_it(tmp_path):
+    """One that another process found: here it is handed over after step 50."""
+    data = Data()
+    training = Training(tmp_path, data, halt_on="error")
+    rewind = training.rewind()
+
+    def handed():
+        for i, batch in enumerate(rewind(training.loader)):
+            if i == 50:
+                training.watch._live._hear([Finding("exploding", "error", (), 45, 49)])
+            yield batch
+
+    training.run(handed())
+    assert rewind.count == 1
+    same(training.state(), never_saw(tmp_path, 45, data=data))
+    training.end()
+
+
+def test_a_finding_that_no_rewind_helps_with_halts(tmp_path):
+    training = Training(tmp_path, Data(), halt_on="error")
+    rewind = training.rewind()
+
+    def handed():
+        for i, batch in enumerate(rewind(training.loader)):
+            if i == 50:
+                training.watch._live._hear([Finding("vanishing", "error", (), 45, 49)])
+            yield batch
+
+    with pytest.raises(TrainingHalted, match="vanishing"):
+        training.run(handed())
+    assert rewind.count == 0
+
+
+def test_stands_out_as_skip_spike_says(tmp_path):
+    """The same values through the policy's own formula."""
+    rng = np.random.default_rng(0)
+    values = rng.lognormal(0, 0.7, 600)
+    values[::37] *= 30
+    finder, policy = TroubleFinder(), SkipSpike()
+    state = {"norms": torch.full((128,), math.inf, dtype=torch.float64), "seen": torch.zeros((), dtype=torch.int64)}
+    window: deque[float] = deque(maxlen=128)
+    for value in values.tolist():
+        total = torch.tensor(value, dtype=torch.float64)
+        decision = policy.decide(SimpleNamespace(total=lambda total=total: total), state)
+        assert bool(decision.skip) == stands_out(value, window)
+        if not decision.skip:
+            state = decision.state
+            window.append(value)
+    assert finder.state_dict() == {}
+
+
+def test_a_batch_that_the_loop_changed_in_place_is_told_of(tmp_path):
+    training = Training(tmp_path)
+
+    def changing():
+        for batch in training.rewind()(training.loader):
+            batch["x"].add_(0.0)
+            yield batch
+
+    with pytest.warns(gradwatch.GradwatchWarning, match="changed in place by the loop"):
+        training.run(changing())
+    training.end()
+
+
+def test_what_is_kept_is_bounded(tmp_path):
+    training = Training(tmp_path, Data())
+    rewind = training.rewind(every=10, keep=2)
+    training.run(rewind(training.loader), stop=100)
+    assert [s.step for s in rewind._snapshots] == [90, 100]
+    assert "2 in the host's memory" in training.watch.plan()
+    training.end()
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"every": 0}, "every=0"), ({"keep": 1.5}, "keep=1.5"), ({"at_most": -1}, "at_most=-1"),
+        ({"skip": 0}, "skip=0"), ({"disk_every": True}, "disk_every=True"), ({"scheduler": 3}, "scheduler=3"),
+    ],
+)  # fmt: skip
+def test_settings_that_make_no_sense_are_refused(settings, said, tmp_path):
+    training = Training(tmp_path)
+    with pytest.raises(WatchError, match=said):
+        Rewind(training.model, training.optimizer, **settings)
+    training.watch.close()
+    with pytest.raises(WatchError, match="not watched"):
+        training.rewind()
+
+
+# -------------------------------------------------------------------------------------------------------------- on disk
+
+
+class KilledError(Exception):
+    """Stands for a signal."""
+
+
+@pytest.mark.parametrize("where", ["before", "within", "after"])
+@pytest.mark.parametrize("shuffle", [False, True])
+def test_killed_in_the_middle_of_a_rewind_it_resumes(where, shuffle, tmp_path, monkeypatch):
+    options = {"data": Data(sample=16 * BAD), "shuffle": shuffle}
+    bad = bad_places(Training(tmp_path, **options))
+    training = Training(tmp_path, **options)
+    put_back = Snapshots._put_back
+
+    def killed(self, *arguments):
+        if where == "after":
+            put_back(self, *arguments)
+        raise KilledError
+
+    batches = training.rewind(disk_every=1)(training.loader)
+    with monkeypatch.context() as patch:
+        patch.setattr(Snapshots, "put_back" if where == "before" else "_put_back", killed)
+        with pytest.raises(KilledError):
+            training.run(batches)
+    training.watch.close("KILLED")
+    folder = training.watch.dir
+    training = Training(tmp_path, **options)
+    torch.manual_seed(99)  # what it draws from now on is the snapshot's, and the order that of the pass
+    rewind = training.rewind(disk_every=1)
+    assert rewind.resume(folder)
+    training.run(rewind(training.loader))
+    assert rewind.count == 1
+    assert training.watch.dir == folder
+    same(training.state(), never_saw(tmp_path, *bad, **options))
+    history = training.end()
+    assert history.step.tolist() == [*range(len(history))]
+    assert len([*(folder / "snapshots").iterdir()]) == 2
+
+
+def test_without_a_snapshot_on_disk_there_is_nothing_to_resume(tmp_path):
+    training = Training(tmp_path)
+    assert training.rewind().resume(tmp_path) is False
+
+
+def test_a_disk_that_refuses_costs_the_training_nothing(tmp_path, monkeypatch, caplog):
+    monkeypatch.setattr("gradwatch.recording.snapshot.torch.save", _refused)
+    training = Training(tmp_path)
+    with caplog.at_level(logging.WARNING):
+        training.run(training.rewind(disk_every=1)(training.loader))
+    same(training.state(), never_saw(tmp_path, BAD))
+    assert caplog.text.count("cannot write a snapshot") == 1
+    training.end()
+
+
+def _refused(*_):
+    raise OSError("no space left on device")
