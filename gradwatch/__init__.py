@@ -37,9 +37,11 @@ if TYPE_CHECKING:
     from gradwatch.policies import SkipNorm as SkipNorm
     from gradwatch.policies import SkipSpike as SkipSpike
     from gradwatch.policies import ZClip as ZClip
+    from gradwatch.policies import after as after
     from gradwatch.policies import chain as chain
     from gradwatch.policies import only as only
     from gradwatch.policies import parse as parse
+    from gradwatch.policies import ramp as ramp
     from gradwatch.recording.attach import watch as watch
     from gradwatch.recording.open_watches import log as log
     from gradwatch.recording.rewind import Rewind as Rewind
@@ -77,9 +79,11 @@ _HOMES = {
         "SkipNorm",
         "SkipSpike",
         "ZClip",
+        "after",
         "chain",
         "only",
         "parse",
+        "ramp",
     ),
     "gradwatch.recording.open_watches": ("log",),
     "gradwatch.open_run": ("open_history",),

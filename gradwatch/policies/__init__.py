@@ -5,6 +5,7 @@ from gradwatch.policies.base import Decision, NormPolicy, Policy, chain, only
 from gradwatch.policies.clip import ClipByAverageNorm, ClipByGlobalNorm, ClipByNorm, ClipByValue, ClipWith
 from gradwatch.policies.constraint import MaxNorm, Renorm
 from gradwatch.policies.grammar import parse
+from gradwatch.policies.schedule import after, ramp
 from gradwatch.policies.skip import SkipNonfinite, SkipNorm, SkipSpike
 
 __all__ = [
@@ -26,7 +27,9 @@ __all__ = [
     "SkipNorm",
     "SkipSpike",
     "ZClip",
+    "after",
     "chain",
     "only",
     "parse",
+    "ramp",
 ]

@@ -16,6 +16,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 from gradwatch.errors import PolicyError
+from gradwatch.policies.threshold import Ramp
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -95,7 +96,7 @@ class Chain(Policy):
     policies: tuple[Policy, ...]
 
     def __post_init__(self) -> None:
-        _take_after(self, *self.policies)
+        take_after(self, *self.policies)
 
     def init(self, batch: Batch) -> State:
         """The members' states, each key behind the member's place."""
@@ -126,7 +127,7 @@ class Only(Policy):
     policy: Policy
 
     def __post_init__(self) -> None:
-        _take_after(self, self.policy)
+        take_after(self, self.policy)
 
     def init(self, batch: Batch) -> State:
         """The policy's state for the layers that match.
@@ -200,7 +201,7 @@ def number(
     Raises:
         PolicyError: it is not a number, NaN, or out of range.
     """
-    if isinstance(value, bool) or not isinstance(value, int | float | str):
+    if isinstance(value, bool | Ramp) or not isinstance(value, int | float | str):
         raise PolicyError(f"{name}={value!r}: wanted a number")
     try:
         out = float(value)
@@ -230,7 +231,8 @@ def set_fields(policy: Any, **values: object) -> None:
         object.__setattr__(policy, name, value)
 
 
-def _take_after(policy: Policy, *members: Policy) -> None:
+def take_after(policy: Policy, *members: Policy) -> None:
+    """Let a policy be of the kind of those that it is made of."""
     set_fields(
         policy,
         norm_types=tuple(dict.fromkeys(p for member in members for p in member.norm_types)),

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, ClassVar
 from gradwatch import formulas
 from gradwatch.errors import PolicyError
 from gradwatch.policies.base import Decision, NormPolicy, Policy, State, number, set_fields
+from gradwatch.policies.schedule import first_state, moved, now, threshold
+from gradwatch.policies.threshold import Ramp
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -31,7 +33,7 @@ class ClipByGlobalNorm(NormPolicy):
     Source: Pascanu et al. 2013, arXiv:1211.5063; `torch.nn.utils.clip_grad_norm_`.
 
     Raises:
-        PolicyError: `max_norm` is negative or not a number, or `norm_type` is not above 0.
+        PolicyError: `max_norm` is negative, or neither a number nor a ramp, or `norm_type` is not above 0.
     """
 
     max_norm: float
@@ -40,17 +42,23 @@ class ClipByGlobalNorm(NormPolicy):
     def __post_init__(self) -> None:
         norm_type = number(self.norm_type, "norm_type", low=0, strict=True)
         set_fields(
-            self, max_norm=number(self.max_norm, "max_norm", low=0), norm_type=norm_type, norm_types=(norm_type,)
-        )
+            self, max_norm=threshold(self.max_norm, "max_norm"), norm_type=norm_type, norm_types=(norm_type,),
+            stateful=isinstance(self.max_norm, Ramp),
+        )  # fmt: skip
+
+    def init(self, batch: Batch) -> State:
+        """The steps of a ramp."""
+        return first_state(self.max_norm, batch)
 
     def decide(self, norms: Norms, state: State) -> Decision:
         """One coefficient for all layers, 0-d."""
-        return Decision(formulas.clip_coef(norms.total(self.norm_type), self.max_norm))
+        limit = now(self.max_norm, state, norms.l2)
+        return Decision(formulas.clip_coef(norms.total(self.norm_type), limit), state=moved(self.max_norm, state))
 
     def apply(self, batch: Batch, state: State) -> State:
         """As it decides; a kernel that divides is given the reciprocal, which is fewer kernels."""
         norms, limit = batch.norms(), self.max_norm
-        if SMALLEST < limit < math.inf:
+        if SMALLEST < limit < math.inf and not isinstance(limit, Ramp):
             batch.scale_or_divide(
                 lambda: formulas.clip_coef(norms.total(self.norm_type), limit),
                 lambda: norms.excess(limit, formulas.TORCH_EPS, self.norm_type),
@@ -70,7 +78,7 @@ class ClipByNorm(Policy):
     Source: `tf.clip_by_norm`.
 
     Raises:
-        PolicyError: `max_norm` is negative or not a number, or `axes` are not whole numbers.
+        PolicyError: `max_norm` is negative, or neither a number nor a ramp, or `axes` are not whole numbers.
     """
 
     max_norm: float
@@ -83,17 +91,24 @@ class ClipByNorm(Policy):
             raise PolicyError(
                 f"axes={self.axes!r}: wanted dimension numbers such as (1,), or None for the whole tensor"
             )
-        set_fields(self, max_norm=number(self.max_norm, "max_norm", low=0), axes=axes and tuple(axes))
+        limit = threshold(self.max_norm, "max_norm")
+        set_fields(self, max_norm=limit, axes=axes and tuple(axes), stateful=isinstance(limit, Ramp))
+
+    def init(self, batch: Batch) -> State:
+        """The steps of a ramp."""
+        return first_state(self.max_norm, batch)
 
     def apply(self, batch: Batch, state: State) -> State:
         """Whole tensors need only their norms."""
         if self.axes is None:
-            batch.scale(formulas.clip_coef_exact(batch.norms().l2, self.max_norm))
+            norms = batch.norms().l2
+            batch.scale(formulas.clip_coef_exact(norms, now(self.max_norm, state, norms)))
         else:
             batch.scale_units(
-                lambda norms: formulas.clip_coef_exact(norms, self.max_norm), [batch.unit_norms(self._slices)]
+                lambda norms: formulas.clip_coef_exact(norms, now(self.max_norm, state, norms)),
+                [batch.unit_norms(self._slices)],
             )
-        return {}
+        return moved(self.max_norm, state)
 
     def _slices(self, grad: Tensor) -> tuple[int, ...] | None:
         axes = self.axes or ()
@@ -109,19 +124,25 @@ class ClipByAverageNorm(NormPolicy):
     Source: `tf.compat.v1.clip_by_average_norm`.
 
     Raises:
-        PolicyError: `max_norm` is negative or not a number.
+        PolicyError: `max_norm` is negative, or neither a number nor a ramp.
     """
 
     max_norm: float
     per_layer: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        set_fields(self, max_norm=number(self.max_norm, "max_norm", low=0))
+        limit = threshold(self.max_norm, "max_norm")
+        set_fields(self, max_norm=limit, stateful=isinstance(limit, Ramp))
+
+    def init(self, batch: Batch) -> State:
+        """The steps of a ramp."""
+        return first_state(self.max_norm, batch)
 
     def decide(self, norms: Norms, state: State) -> Decision:
         """One coefficient per layer, `[L]`."""
         average = norms.l2 / norms.numel.clip(min=1)
-        return Decision(formulas.clip_coef_exact(average, self.max_norm))
+        limit = now(self.max_norm, state, average)
+        return Decision(formulas.clip_coef_exact(average, limit), state=moved(self.max_norm, state))
 
 
 @dataclass(frozen=True, repr=False)

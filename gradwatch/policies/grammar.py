@@ -16,6 +16,7 @@ from gradwatch.policies.adaptive import AGC, AdaGC, AutoClip, ClipByHistory, ZCl
 from gradwatch.policies.base import Policy, chain, only
 from gradwatch.policies.clip import ClipByAverageNorm, ClipByGlobalNorm, ClipByNorm, ClipByValue
 from gradwatch.policies.constraint import MaxNorm, Renorm
+from gradwatch.policies.schedule import after, ramp
 from gradwatch.policies.skip import SkipNonfinite, SkipNorm, SkipSpike
 
 POLICIES: dict[str, Any] = {
@@ -37,10 +38,17 @@ POLICIES: dict[str, Any] = {
         Renorm,
         chain,
         only,
+        after,
+        ramp,
     )
 }
 MAX_TEXT = 10_000  # characters
-EXAMPLES = {"chain": "chain(SkipNonfinite(), ClipByGlobalNorm(1.0))", "only": "only('rnn.*', ClipByNorm(1.0))"}
+EXAMPLES = {  # of what is no policy by itself
+    "chain": "chain(SkipNonfinite(), ClipByGlobalNorm(1.0))",
+    "only": "only('rnn.*', ClipByNorm(1.0))",
+    "after": "after(1000, ClipByGlobalNorm(1.0))",
+    "ramp": "ClipByGlobalNorm(ramp(10.0, 1.0, 1000))",
+}
 
 
 def parse(text: str) -> Policy:

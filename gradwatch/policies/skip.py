@@ -17,6 +17,8 @@ from gradwatch.policies.base import (
     set_fields,
     whole,
 )
+from gradwatch.policies.schedule import first_state, moved, now, threshold
+from gradwatch.policies.threshold import Ramp
 
 if TYPE_CHECKING:
     from gradwatch.measure.gradients import Batch
@@ -74,19 +76,25 @@ class SkipNorm(Skip):
     `at_most`: so many skips in a row end the training.
 
     Raises:
-        PolicyError: `max_norm` is not above 0, or `at_most` not a whole number from 1 on.
+        PolicyError: `max_norm` is neither a ramp nor above 0, or `at_most` not a whole number from 1 on.
     """
 
     max_norm: float
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        set_fields(self, max_norm=number(self.max_norm, "max_norm", low=0, strict=True))
+        limit = threshold(self.max_norm, "max_norm", strict=True)
+        set_fields(self, max_norm=limit, stateful=self.stateful or isinstance(limit, Ramp))
+
+    def init(self, batch: Batch) -> State:
+        """The steps of a ramp, and `skips`."""
+        return {**first_state(self.max_norm, batch), **super().init(batch)}
 
     def decide(self, norms: Norms, state: State) -> Decision:
         """`skip` unless the global norm is finite and at most `max_norm`."""
         total = norms.total()
-        return Decision(skip=~(total.isfinite() & (total <= self.max_norm)))
+        skip = ~(total.isfinite() & (total <= now(self.max_norm, state, total)))
+        return Decision(skip=skip, state=moved(self.max_norm, state))
 
 
 @dataclass(frozen=True, repr=False)

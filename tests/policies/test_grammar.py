@@ -32,7 +32,7 @@ CONSTRAINTS = [MaxNorm(3.0), MaxNorm(3.0, dim=1), Renorm(1.0, 0, 2.0), Renorm(fl
 
 def test_public_names():
     assert set(gradwatch.__all__) == {
-        "__version__", "watch", "Watch", "log", "Rewind", "skip",
+        "__version__", "watch", "Watch", "log", "Rewind", "skip", "after", "ramp",
         "clip_grads_", "global_norm", "open_history", "History", "parse", "chain",
         "only", "Policy", "NormPolicy", "Decision", "ClipByValue", "ClipByNorm", "ClipByAverageNorm",
         "ClipByGlobalNorm", "ClipByHistory", "ClipWith", "AGC", "AutoClip", "ZClip", "AdaGC", "SkipNonfinite",
@@ -222,7 +222,7 @@ def test_a_call_is_seen_whoever_wrote_the_class():
 
 
 def test_the_examples_are_of_what_holds_other_policies():
-    assert [type(parse(text)).__name__.lower() for text in EXAMPLES.values()] == list(EXAMPLES)
+    assert [name for name, text in EXAMPLES.items() if f"{name}(" not in repr(parse(text))] == []
 
 
 def test_a_function_has_no_text():

@@ -18,8 +18,10 @@ from gradwatch import (
     SkipNorm,
     SkipSpike,
     ZClip,
+    after,
     chain,
     only,
+    ramp,
 )
 
 NORM_POLICIES = [
@@ -33,6 +35,7 @@ NORM_POLICIES = [
     AdaGC(warmup=5),
     only("0.*", ClipByGlobalNorm(0.05)),
     chain(ClipByNorm(0.05), ClipByGlobalNorm(0.06)),
+    chain(ClipByNorm(ramp(0.1, 0.05, 8)), after(4, ClipByGlobalNorm(ramp(0.2, 0.05, 10)))),
 ]
 SKIP_POLICIES = [
     SkipNonfinite(),
@@ -40,6 +43,7 @@ SKIP_POLICIES = [
     SkipSpike(3.0, window=8),
     chain(SkipNonfinite(at_most=8), SkipNorm(0.5, at_most=8), SkipSpike(3.0, window=8, at_most=8)),
     chain(SkipNonfinite(), ClipByGlobalNorm(0.1)),
+    after(4, SkipNorm(ramp(0.8, 0.4, 10), at_most=8)),
 ]
 ELEMENT_POLICIES = [
     ClipByValue(0.01),
@@ -48,6 +52,7 @@ ELEMENT_POLICIES = [
     AGC(0.01),
     ClipByHistory(),
     chain(ClipByGlobalNorm(0.1), ClipByValue(0.01), ClipByNorm(0.05)),
+    after(4, only("0.*", chain(ClipByValue(0.01), AGC(0.01)))),
 ]
 ALL_POLICIES = [*NORM_POLICIES, *SKIP_POLICIES, *ELEMENT_POLICIES]
 
