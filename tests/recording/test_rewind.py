@@ -9,6 +9,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from click.testing import CliRunner
 from torch import nn
 from torch.utils.data import DataLoader, Dataset
 from training import state_tensors, watch
@@ -16,9 +17,14 @@ from training import state_tensors, watch
 import gradwatch
 from gradwatch import Rewind, SkipSpike, TrainingHalted, WatchError, open_history
 from gradwatch.analysis.rules import Finding
+from gradwatch.cli import main
+from gradwatch.history import REWINDS
 from gradwatch.recording import open_watches
 from gradwatch.recording.snapshot import Training as Snapshots
 from gradwatch.recording.trouble import TroubleFinder, stands_out
+from gradwatch.report.model import build_report
+from gradwatch.report.wording import facts
+from gradwatch.tracking.metric_keys import windows
 
 BAD = 87
 
@@ -348,6 +354,21 @@ def test_settings_that_make_no_sense_are_refused(settings, said, tmp_path):
     training.watch.close()
     with pytest.raises(WatchError, match="not watched"):
         training.rewind()
+
+
+def test_a_rewind_is_in_the_report_in_show_and_in_mlflow(tmp_path):
+    training = Training(tmp_path)
+    training.run(training.rewind()(training.loader))
+    history = training.end()
+    (run,) = build_report([history]).runs
+    said = f"after step {BAD} back to the state before step 80, because of step {BAD}, 1 batch left out"
+    assert dict(facts(run))["rewinds"] == said
+    shown = CliRunner().invoke(main, ["show", str(training.watch.dir)])
+    assert said in shown.output
+    points = [p for window in windows(history, 50, 16, ended=True) for p in window.points]
+    told = {p.key: (p.step, p.value) for p in points if p.key in REWINDS}
+    assert told == {"rewound_to": (BAD, 80.0), "rewound_for": (BAD, BAD), "left_out": (BAD, 1.0)}
+    assert not set(history.logged) & set(REWINDS)
 
 
 # -------------------------------------------------------------------------------------------------------------- on disk
