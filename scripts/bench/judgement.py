@@ -60,7 +60,7 @@ was read once, with the rules frozen:
 
 The last line is what a new training can expect, not the table below. (Descriptions of some of those held out had been
 seen by then. Two findings were named after the novel ones were written; who had not read the rules added their names to
-four of these, before the reading.) The first three were looked at afterwards, and rules changed. The same script made
+four of these, before the reading.) All four were looked at afterwards, and rules changed. The same script made
 this page.
 
 """
