@@ -5,7 +5,6 @@ Legend: T recorded steps.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -14,10 +13,8 @@ import numpy as np
 from gradwatch.analysis.rewinds import rewinds
 from gradwatch.analysis.rules.finding import Finding
 from gradwatch.analysis.rules.losses import training_losses
+from gradwatch.analysis.rules.step_data import data_of, worst_step
 from gradwatch.history import Bools, History
-from gradwatch.table import LISTED
-
-_ITEM = re.compile(rf"({'|'.join(LISTED)})(?:\[(\d+)\])?")
 
 
 @dataclass(frozen=True)
@@ -47,26 +44,13 @@ def suspects(history: History, findings: Iterable[Finding]) -> list[Suspect]:
         found.setdefault(int(history.step[row]), []).append("not finite")
     for finding in findings:
         for one in (finding, *finding.consequences):
-            at = one.evidence.get("odd_batch", one.evidence.get("largest_step")) if one.rule == "spike" else None
-            if at is not None:
-                found.setdefault(int(at), []).append("spike")
+            if one.rule == "spike":
+                found.setdefault(worst_step(one), []).append("spike")
     for back in rewinds(history):
         found.setdefault(back.cause, []).append("rewound")
     return [
         Suspect(step, ", ".join(dict.fromkeys(why)), **data_of(history, step)) for step, why in sorted(found.items())
     ]
-
-
-def data_of(history: History, step: int) -> dict[str, tuple[int, ...]]:
-    """What was logged of the data of a step: `{"batch": (37,), "sample": (3, 5)}`, as far as it was."""
-    rows = np.flatnonzero(history.step == step)
-    out: dict[str, dict[int, int]] = {}
-    for name, values in history.per_step.items():
-        match = _ITEM.fullmatch(name)
-        for value in values[rows]:
-            if match and np.isfinite(value):
-                out.setdefault(match[1], {})[int(match[2] or 0)] = int(value)
-    return {name: tuple(items[place] for place in sorted(items)) for name, items in out.items()}
 
 
 def _finite(history: History) -> Bools:

@@ -13,7 +13,8 @@ from training import watch
 import gradwatch
 from gradwatch import WatchError, open_history
 from gradwatch.analysis.rules import diagnose
-from gradwatch.analysis.suspects import data_of, suspects
+from gradwatch.analysis.rules.step_data import data_of
+from gradwatch.analysis.suspects import suspects
 from gradwatch.cli import main
 
 
@@ -66,6 +67,14 @@ def test_a_spike_is_named_by_the_batch_of_its_largest_step(tmp_path):
     (spike,) = (f for f in diagnose(open_history(folder)) if f.rule == "spike")
     assert spike.first_step == 70
     assert 1070 in json.loads(asked(folder, "--format", "json"))
+
+
+def test_a_finding_says_which_data_its_step_saw(tmp_path):
+    for place, bad, rule in (("a", {40: math.nan}, "nonfinite"), ("b", {70: 200.0}, "spike")):
+        (finding,) = (f for f in diagnose(open_history(trained(tmp_path / place, bad))) if f.rule == rule)
+        (step,) = bad
+        told = {name: finding.evidence[name] for name in ("batch", "sample", "shard")}
+        assert told == {"batch": f"{1000 + step}", "sample": f"{2 * step}, {2 * step + 1}", "shard": f"{step // 50}"}
 
 
 def test_what_a_training_was_taken_back_for_is_named(tmp_path):

@@ -38,6 +38,7 @@ from gradwatch.analysis.rules.progress import reaches_its_goal, succeeds
 from gradwatch.analysis.rules.rivals import generator_starves
 from gradwatch.analysis.rules.second_moment import stale_second_moment
 from gradwatch.analysis.rules.spikes import spike
+from gradwatch.analysis.rules.step_data import with_data
 from gradwatch.analysis.rules.unchanged import weights_unchanged
 from gradwatch.analysis.rules.updates import update_too_large, update_too_small
 from gradwatch.analysis.rules.weight_growth import renorm_binds, weight_growth, weights_shrink
@@ -138,7 +139,7 @@ def diagnose(history: History) -> list[Finding]:
         findings = [
             root
             for name, lane in history.lanes().items()
-            for root in with_guard(lane, group(replace(f, optimizer=name) for f in _found(lane)))
+            for root in with_guard(lane, group(replace(with_data(lane, f), optimizer=name) for f in _found(lane)))
         ]
     return sorted(findings, key=lambda finding: (RANK[finding.severity], finding.first_step))
 
