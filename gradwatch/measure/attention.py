@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import functools
 import math
-import threading
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple, Protocol
 
@@ -21,7 +20,7 @@ from torch.nn.modules.module import register_module_forward_pre_hook
 from gradwatch.measure.autograd import without_autograd
 from gradwatch.measure.distributed import local
 from gradwatch.measure.looking import Looking
-from gradwatch.measure.patch import Function, Patch
+from gradwatch.measure.patch import Function, Patch, Wrapped
 
 QUANTITIES = ("logit_bound", "logit_max", "entropy")
 ROWS = 64  # queries of each example whose logits are looked at, evenly spread up to the last
@@ -60,13 +59,13 @@ class Attention:
         """Listen; nothing where no module can hold an attention."""
         if self.names and self._hook is None:
             self._hook = register_module_forward_pre_hook(self._entered)
-            _listen(self)
+            _heard.listen(self)
 
     def stop(self) -> None:
         """Listen no more, and forget what was heard."""
         if self._hook is not None:
             self._hook.remove()
-        _leave(self)
+        _heard.leave(self)
         self._hook, self._inside = None, []
         for heads in self.heads.values():
             heads.clear()
@@ -252,38 +251,15 @@ def _spread(
 # ------------------------------------------------------------------------------------------------------- who listens
 
 
-class _Heard:
-    """Who listens, and the wrappers that are on meanwhile."""
-
-    def __init__(self) -> None:
-        self.lock = threading.Lock()
-        self.listeners: tuple[Attention, ...] = ()  # replaced, never changed
-        self.patches: list[Patch] = []
-
-
-_heard = _Heard()
+def _patches() -> list[Patch]:
+    return [
+        Patch([(nn.functional, "scaled_dot_product_attention")], _tell_of_scores),
+        Patch([(torch.Tensor, "softmax")], _tell_of_softmax),  # nn.functional's goes through it
+        Patch([(torch, "softmax")], _tell_of_softmax),
+    ]
 
 
-def _listen(listener: Attention) -> None:
-    with _heard.lock:
-        is_first, _heard.listeners = not _heard.listeners, (*_heard.listeners, listener)
-        if is_first:
-            _heard.patches = [
-                Patch([(nn.functional, "scaled_dot_product_attention")], _tell_of_scores),
-                Patch([(torch.Tensor, "softmax")], _tell_of_softmax),  # nn.functional's goes through it
-                Patch([(torch, "softmax")], _tell_of_softmax),
-            ]
-            for patch in _heard.patches:
-                patch.on()
-
-
-def _leave(listener: Attention) -> None:
-    with _heard.lock:
-        _heard.listeners = tuple(other for other in _heard.listeners if other is not listener)
-        if not _heard.listeners:
-            for patch in _heard.patches:
-                patch.off()
-            _heard.patches = []
+_heard: Wrapped[Attention] = Wrapped(_patches)
 
 
 def _tell_of_scores(original: Function) -> Function:

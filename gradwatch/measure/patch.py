@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 Function = Callable[..., Any]
+L = TypeVar("L")
 
 
 class Patch:
@@ -39,3 +41,33 @@ class Patch:
             else:
                 setattr(holder, name, self._old)
         self._new = None
+
+
+class Wrapped(Generic[L]):
+    """Functions that carry wrappers while at least one listener wants to be told of their calls.
+
+    `patches` makes what is put on for the first listener and taken off with the last.
+    """
+
+    def __init__(self, patches: Callable[[], list[Patch]]) -> None:
+        self.listeners: tuple[L, ...] = ()  # replaced, never changed: a call may be walking through it
+        self._lock, self._make = threading.Lock(), patches
+        self._patches: list[Patch] = []
+
+    def listen(self, listener: L) -> None:
+        """Tell it of every call from now on, until `leave`."""
+        with self._lock:
+            is_first, self.listeners = not self.listeners, (*self.listeners, listener)
+            if is_first:
+                self._patches = self._make()
+                for patch in self._patches:
+                    patch.on()
+
+    def leave(self, listener: L) -> None:
+        """Tell it no more; harmless twice, and where it was never told."""
+        with self._lock:
+            self.listeners = tuple(other for other in self.listeners if other is not listener)
+            if not self.listeners:
+                for patch in self._patches:
+                    patch.off()
+                self._patches = []

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import functools
 import math
-import threading
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, ExitStack
 from types import CellType
@@ -19,7 +18,7 @@ from torch.nn import utils
 from torch.optim import Optimizer
 
 from gradwatch.formulas import clip_coef
-from gradwatch.measure.patch import Function, Patch
+from gradwatch.measure.patch import Function, Patch, Wrapped
 from gradwatch.recording.loop_clips import Clip, Witness
 
 Parameters: TypeAlias = "Tensor | Iterable[Tensor]"
@@ -37,14 +36,21 @@ class Listener(NamedTuple):
     clipped: Clipped
 
 
-class _Seen:
-    """Who listens, and the wrappers that are on meanwhile."""
+class _Seen(Wrapped[Listener]):
+    """Who listens; and whether the loop's own clips are left out meanwhile."""
 
     def __init__(self) -> None:
-        self.lock = threading.Lock()
-        self.listeners: tuple[Listener, ...] = ()  # replaced, never changed: a call may be walking through it
-        self.patches: list[Patch] = []
-        self.replaced = False  # whether the loop's own clips are left out
+        super().__init__(_patches)
+        self.replaced = False
+
+
+def _patches() -> list[Patch]:
+    return [
+        Patch([(torch.amp.GradScaler, "step")], _tell_of_step),
+        # clip_grad_norm_ goes through this one, so it is seen with the norm that it measured
+        Patch(_places(utils.clip_grads_with_norm_), _tell_of_norm),
+        Patch(_places(utils.clip_grad_value_), _tell_of_value),
+    ]
 
 
 _seen = _Seen()
@@ -52,27 +58,12 @@ _seen = _Seen()
 
 def listen(listener: Listener) -> None:
     """Tell it of every call from now on, until `leave`."""
-    with _seen.lock:
-        is_first, _seen.listeners = not _seen.listeners, (*_seen.listeners, listener)
-        if is_first:
-            _seen.patches = [
-                Patch([(torch.amp.GradScaler, "step")], _tell_of_step),
-                # clip_grad_norm_ goes through this one, so it is seen with the norm that it measured
-                Patch(_places(utils.clip_grads_with_norm_), _tell_of_norm),
-                Patch(_places(utils.clip_grad_value_), _tell_of_value),
-            ]
-            for patch in _seen.patches:
-                patch.on()
+    _seen.listen(listener)
 
 
 def leave(listener: Listener) -> None:
     """Tell it no more; harmless twice, and where it was never told."""
-    with _seen.lock:
-        _seen.listeners = tuple(other for other in _seen.listeners if other is not listener)
-        if not _seen.listeners:
-            for patch in _seen.patches:
-                patch.off()
-            _seen.patches = []
+    _seen.leave(listener)
 
 
 def replace_clips() -> None:
