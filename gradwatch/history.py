@@ -297,7 +297,8 @@ REWINDS = ("rewound_to", "rewound_for", "left_out")  # of the step after which a
 STEP_COLUMNS = (
     *KEY_COLUMNS, "time", "grad_norm", "clipped_norm", "clip_coef", "clip_rate", "skipped", "nonfinite", "lr",
     "loss_scale", "evaluations", "user_max_norm", "user_grad_norm", "user_clip_value",
-    "user_clip_coef", "user_clip_share", "user_early_coef", "user_step_coef", *REWINDS,
+    "user_clip_coef", "user_clip_share", "user_early_coef", "user_step_coef", *REWINDS, "micro_grad_norm",
+    "micro_batches",
 )  # fmt: skip
 
 

@@ -104,6 +104,37 @@ def intervening(many: bool = False) -> Callable[[Decorated], Decorated]:
     return decorate
 
 
+INSIDE = ("slots", "activations", "activations_of", "activations_every", "noise_scale")  # arguments of `watch`, too
+
+
+def looking_inside(as_for_run: bool = False) -> Callable[[Decorated], Decorated]:
+    """The options that record more of a training; `as_for_run`: of a command that sends its reader to `run`."""
+
+    def option(*names: str, said: str, **settings: Any) -> Callable[[Decorated], Decorated]:
+        default = settings.pop("default", None)
+        shown = f"As for run.{f'  [default: {default}]' if default else ''}" if as_for_run else said
+        settings |= {} if as_for_run or default is None else {"default": default, "show_default": True}
+        return click.option(*names, help=shown, **settings)
+
+    add = (
+        option("--slots", is_flag=True, said="Record the norms of the optimizer's own tensors too."),
+        option("--activations", is_flag=True, said="Record what the model's blocks and non-linearities give out."),
+        option("--activations-of", metavar="PATTERN", multiple=True,
+               said="The same of the modules with such names, as '*.attn'; again for more."),
+        option("--activations-every", metavar="N", type=click.IntRange(1), default=50,
+               said="Steps between two in which activations are measured."),
+        option("--noise-scale", is_flag=True,
+               said="Record the norm of each step's first micro-batch, for the gradient noise scale."),
+    )  # fmt: skip
+
+    def decorate(command: Decorated) -> Decorated:
+        for one in reversed(add):
+            command = one(command)
+        return command
+
+    return decorate
+
+
 def pairs(option: str, texts: Iterable[str]) -> dict[str, str]:
     """What was given of an option as KEY=VALUE.
 

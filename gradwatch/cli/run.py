@@ -10,7 +10,18 @@ from typing import Any
 
 import click
 
-from gradwatch.cli.options import Configured, Number, given, intervening, pairs, policy_text, show_config, trackers_text
+from gradwatch.cli.options import (
+    INSIDE,
+    Configured,
+    Number,
+    given,
+    intervening,
+    looking_inside,
+    pairs,
+    policy_text,
+    show_config,
+    trackers_text,
+)
 from gradwatch.errors import RunError
 
 # what a training is to be repeated with, beside what a sweep varies; what only delivers it is not
@@ -53,12 +64,7 @@ class RunCommand(Configured):
               help="The length of the run, if known: MLflow then gets about 300 points of each curve.")  # fmt: skip
 @click.option("--flush-every", metavar="SECONDS", type=Number(0, 86_400, min_open=True), default=5.0,
               show_default=True, help="Seconds of steps that a killed process may lose at most.")  # fmt: skip
-@click.option("--slots", is_flag=True, help="Record the norms of the optimizer's own tensors too.")
-@click.option("--activations", is_flag=True, help="Record what the model's blocks and non-linearities give out.")
-@click.option("--activations-of", metavar="PATTERN", multiple=True,
-              help="The same of the modules with such names, as '*.attn'; again for more.")  # fmt: skip
-@click.option("--activations-every", metavar="N", type=click.IntRange(1), default=50, show_default=True,
-              help="Steps between two in which activations are measured.")  # fmt: skip
+@looking_inside()
 @click.option("--metric-regex", "metric_regex", metavar="NAME=PATTERN", multiple=True,
               help="Log the number that PATTERN finds in a line of the script's output; again for more.")  # fmt: skip
 @click.option("--higher-is-better", metavar="NAME", multiple=True,
@@ -112,9 +118,8 @@ def run(ctx: click.Context, /, script: str | None, args: tuple[str, ...], module
         "every": options["every"],
         "total_steps": options["total_steps"],
         "flush_every": options["flush_every"],
-        "slots": options["slots"],
+        **{name: options[name] for name in INSIDE if name != "activations_of"},
         "activations": options["activations_of"] or options["activations"],
-        "activations_every": options["activations_every"],
         "log": None if options["log"] == "none" else options["log"].split(","),
         "delivery": options["delivery"],
         "dir": str(_folder(options["dir"])),
@@ -141,11 +146,12 @@ def _command(target: str, module: bool, options: dict[str, Any]) -> dict[str, An
     given = {flag: options[flag.strip("-").replace("-", "_")] for flag in REPEATED}
     words = [[flag, str(one)] for flag, value in given.items() if value is not None
              for one in (value if isinstance(value, tuple) else (value,))]  # fmt: skip
+    flags = [f"--{name.replace('_', '-')}" for name in INSIDE if options[name] is True]
     return {
         "target": target,
         "module": module,
         "folder": str(Path.cwd()),
-        "options": [*(f"--{flag}" for flag in ("slots", "activations") if options[flag]), *itertools.chain(*words)],
+        "options": [*flags, *itertools.chain(*words)],
         "seed": options["set_seed"],
         "ranks": int(os.environ.get("WORLD_SIZE") or 1),
         "log": options["log"],

@@ -16,7 +16,16 @@ import click
 from click.core import ParameterSource
 
 from gradwatch.cli.compare import compared_by
-from gradwatch.cli.options import Configured, Module, Number, intervening, policy_text, trackers_text
+from gradwatch.cli.options import (
+    INSIDE,
+    Configured,
+    Module,
+    Number,
+    intervening,
+    looking_inside,
+    policy_text,
+    trackers_text,
+)
 from gradwatch.errors import RunError
 from gradwatch.sanitize import public_error
 from gradwatch.tracking.settings import MLFLOW_SETTINGS
@@ -29,8 +38,7 @@ if TYPE_CHECKING:
 
 SETTINGS = {"ignore_unknown_options": False, "allow_interspersed_args": False}
 # options of `gradwatch run` that are handed on as they are
-HANDED_ON = ("script_clip", "every", "flush_every", "slots", "activations", "activations_of",
-             "activations_every", "metric_regex", "log", "experiment")  # fmt: skip
+HANDED_ON = ("script_clip", "every", "flush_every", *INSIDE, "metric_regex", "log", "experiment")
 
 
 @click.command(cls=Configured, context_settings=SETTINGS)
@@ -57,10 +65,7 @@ HANDED_ON = ("script_clip", "every", "flush_every", "slots", "activations", "act
 @click.option("--every", metavar="N", type=click.IntRange(1), help="As for run.  [default: 10]")
 @click.option("--flush-every", metavar="SECONDS", type=Number(0, 86_400, min_open=True),
               help="As for run.  [default: 5.0]")  # fmt: skip
-@click.option("--slots", is_flag=True, help="As for run.")
-@click.option("--activations", is_flag=True, help="As for run.")
-@click.option("--activations-of", metavar="PATTERN", multiple=True, help="As for run.")
-@click.option("--activations-every", metavar="N", type=click.IntRange(1), help="As for run.  [default: 50]")
+@looking_inside(as_for_run=True)
 @click.option("--metric-regex", metavar="NAME=PATTERN", multiple=True, help="As for run.")
 @click.option("--log", metavar="mlflow|tensorboard|none", callback=trackers_text, help="As for run.  [default: mlflow]")
 @click.option("--experiment", metavar="NAME", help="As for run.")

@@ -40,6 +40,9 @@ class Settings:
     warmup: int = 0
     activations: bool | Sequence[str] = False
     activations_every: int = 50
+    slots: bool = False
+    ranks: bool = False
+    noise_scale: bool = False
 
     def __post_init__(self) -> None:
         for name in ("every", "total_steps", "mlflow_layers", "activations_every"):

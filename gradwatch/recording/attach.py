@@ -11,14 +11,11 @@ from typing import Any, Literal
 
 import torch
 from torch import nn
-from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 from gradwatch.analysis.rules import Finding
 from gradwatch.errors import WatchError
 from gradwatch.history import Run
-from gradwatch.measure.activations import Activations, unit_dims
-from gradwatch.measure.ddp_rank_norms import RankNorms, rank_norms
 from gradwatch.measure.distributed import rank
 from gradwatch.measure.layout import Layout
 from gradwatch.measure.weight_updates import Weights
@@ -31,8 +28,8 @@ from gradwatch.recording.arguments import Settings, check_kinds, check_optimizer
 from gradwatch.recording.callbacks import Live
 from gradwatch.recording.clipper import Clipper
 from gradwatch.recording.hydra_params import hydra_params
+from gradwatch.recording.inside import inside
 from gradwatch.recording.learning_rate import RateScale
-from gradwatch.recording.modules import chosen
 from gradwatch.recording.notebook_cells import made_here, of_the_last_run
 from gradwatch.recording.optimizer_settings import GroupSettings
 from gradwatch.recording.shared_run import Shared, check_name, share
@@ -74,6 +71,7 @@ def watch(
     ranks: bool = False,
     activations: bool | Sequence[str] = False,
     activations_every: int = 50,
+    noise_scale: bool = False,
     mlflow_layers: int = 16,
     delivery: str = "courier",
     on_finding: Callable[[Finding], object] | None = None,
@@ -117,6 +115,8 @@ def watch(
         activations: also record what modules give out: True for the model's blocks, their parts and non-linearities; or
             shell-style patterns of modules' names, such as `("*.attn", "*.mlp")`.
         activations_every: steps between two in which activations are measured; the first two steps are, too.
+        noise_scale: also record the norm of the first micro-batch's gradient every `every` steps, in a loop that
+            accumulates gradients: reports make the gradient noise scale of it.
         mlflow_layers: how many curves per quantity go to MLflow; more layers are summed up by module block.
         delivery: `"courier"` starts a process that delivers the run to MLflow and diagnoses it (with `log=None`, one
             that only diagnoses it); `"none"` starts none and leaves both to `gradwatch sync` and `gradwatch check`.
@@ -138,7 +138,7 @@ def watch(
     policies = as_policy(clip, "clip"), as_policy(renorm, "renorm")
     settings = Settings(
         every, total_steps, log, delivery, mlflow_layers, halt_on, flush_every, higher_is_better or {}, lr_scale,
-        warmup, activations, activations_every,
+        warmup, activations, activations_every, slots, ranks, noise_scale,
     )  # fmt: skip
     check_optimizers(optimizers, policies[0], RateScale(lr_scale, warmup))
     check_kinds(run_name, dir, run_id, tracking_uri, tags, params, layers, ignore)
@@ -150,34 +150,18 @@ def watch(
     manifest = _manifest(text_of(run_name or type(model).__name__), source, named, by_name, asked)
     _replace_old(optimizers)
     clipper = Clipper(Layout(named), by_name, policies[0])
-    measured = _measured(model, settings, clipper.layout, policies[1], name, slots=slots, ranks=ranks)
+    weights = Weights(clipper.layout, policies[1], every, slots)
+    looked_at = inside(model, settings, clipper.layout, name, weights.looking)
     undo = ExitStack()
     try:
         writer, shared = _place(manifest, name, run, dir, model, SHARE * flush_every, undo)
         live = _live(on_finding, settings, writer, shared, clipper.layout.device)
-        made = Watch(clipper, *measured, writer, source, live, settings, verbose, shared)
+        made = Watch(clipper, weights, looked_at, writer, source, live, settings, verbose, shared)
         undo.callback(made._undo)
         return _begun(made, f"watching {len(named)} layers of {type(model).__name__}")
     except BaseException:  # also a Ctrl-C: half a Watch is none
         undo.close()
         raise
-
-
-def _measured(
-    model: nn.Module, settings: Settings, layout: Layout, renorm: Policy | None, part: str | None, *, slots: bool,
-    ranks: bool,
-) -> tuple[Weights, RankNorms | None, Activations]:  # fmt: skip
-    """What measures beside the gradients: the weights, each rank's own norm, and the activations that are asked for;
-    these over ranks, where the batch is known to be spread over them.
-    """
-    weights = Weights(layout, renorm, settings.every, slots)
-    modules = chosen(model, settings.activations, part)
-    group = getattr(model, "process_group", None) if isinstance(model, DistributedDataParallel) else None
-    if layout.sharding is not None:
-        group = layout.sharding.group or torch.distributed.group.WORLD
-    dims = unit_dims(model) if modules else {}
-    inside = Activations(modules, dims, settings.activations_every, group, weights.looking)
-    return weights, rank_norms(model) if ranks else None, inside
 
 
 def _begun(made: Watch, what: str) -> Watch:

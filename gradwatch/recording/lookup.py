@@ -26,7 +26,11 @@ def looked_up(stepper: Stepper, step: Step) -> tuple[Now, dict[str, Any]]:
     scale = None if step.scaler is None else step.scaler._scale  # get_scale() would wait for the device
     if scale is not None:
         values["loss_scale"] = scale
-    if stepper.rank_norms is not None:
+    inside = stepper.inside
+    if inside.rank_norms is not None:
         with looking.at("rank_grad_norm"):
-            values.update(stepper.rank_norms.values(scale))
+            values.update(inside.rank_norms.values(scale))
+    if inside.micro_batches is not None and stepper.together:  # apart, each steps on a part of what was measured
+        with looking.at("micro_grad_norm"):
+            values.update(inside.micro_batches.end(scale))
     return now, values

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 def plan(stepper: Stepper) -> str:
     """One line for each thing that happens on a step. Takes no step and reads nothing from the device."""
     clip, renorm, layout = stepper.clipper.policy, stepper.weights.renorm, stepper.layout
-    rates, inside = stepper.rate_scale, stepper.activations
+    rates = stepper.rate_scale
     own = loop_clips(stepper.loop_clips.last)
     collectives = ", and one all-reduce over the processes" if layout.sharding is not None else ""
     return "\n".join(
@@ -36,7 +36,7 @@ def plan(stepper: Stepper) -> str:
             f"renorm: {renorm!r}{', after each step' if renorm else ''}",
             f"weight norms and update ratios every {stepper.weights.every} steps",
             *stepper.notes.values(),
-            *([f"activations of {len(inside.names)} modules every {inside.every} steps"] if inside.names else []),
+            *stepper.inside.plan(),
         ]
     )
 

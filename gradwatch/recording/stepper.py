@@ -13,15 +13,14 @@ from torch.optim import Optimizer
 
 from gradwatch.errors import warn
 from gradwatch.measure import fused
-from gradwatch.measure.activations import Activations
 from gradwatch.measure.autograd import without_autograd
-from gradwatch.measure.ddp_rank_norms import RankNorms
 from gradwatch.measure.layout import Layout
 from gradwatch.measure.weight_updates import Weights
 from gradwatch.recording import learning_rate, multi_optimizer
 from gradwatch.recording.blocks import Row
 from gradwatch.recording.clipper import Clipped, Clipper
 from gradwatch.recording.hooks import Closure, Hooks, refuse_capture, untraced
+from gradwatch.recording.inside import Inside
 from gradwatch.recording.layers import held
 from gradwatch.recording.learning_rate import RateScale
 from gradwatch.recording.lookup import looked_up
@@ -48,12 +47,10 @@ class Stepper:
         rate_scale: RateScale,
         between: Callable[[], None],
         after: Callable[[], None],
-        rank_norms: RankNorms | None = None,
-        activations: Activations | None = None,
+        inside: Inside | None = None,
         owner: object = None,
     ) -> None:
-        self.clipper, self.weights, self.recorder, self.rank_norms = clipper, weights, recorder, rank_norms
-        self.activations = activations or Activations()
+        self.clipper, self.weights, self.recorder, self.inside = clipper, weights, recorder, inside or Inside()
         self.between, self.after, self.optimizers = between, after, clipper.optimizers
         self.resumed_at, self.together = 0, True  # steps before the first row; whether the optimizers step as one
         self.taken_back = 0  # steps that a rewind has undone: the schedules do not count them
@@ -74,7 +71,7 @@ class Stepper:
             learning_rate.guard(self.optimizers, self)
         self._hooks.attach()
         listen(self.listener)
-        self.activations.begin(self.steps)
+        self.inside.begin(self.steps, self.layout)
 
     @property
     def layout(self) -> Layout:
@@ -93,7 +90,7 @@ class Stepper:
 
     def detach(self, finish: bool = True) -> None:
         """Take the hooks off, and `finish` the step under way."""
-        self.activations.stop()
+        self.inside.stop()
         clear_up(*self.optimizers)
         learning_rate.unguard(self)
         self._hooks.remove()
@@ -307,11 +304,10 @@ class Stepper:
     def _finish(self) -> None:
         """After the last optimizer of a step: what is measured only every few steps."""
         step, self._step = self._step, None  # at once: whatever raises from here on, the step is over
-        inside = None
-        if step is not None and self.activations.names:
-            with self.weights.looking.at("activations"):
-                inside = self.activations.end(self.layout.device)
-            self.activations.begin(self.steps)
+        sample = None
+        if step is not None and self.inside.samples:
+            sample = self.inside.end(self.layout.device, self.weights.looking)
+            self.inside.begin(self.steps, self.layout)
         if step is None or step.here is None:
             return
         if step.pieces is not None:
@@ -319,8 +315,8 @@ class Stepper:
             self.recorder.amend([*fields, None], present=present)
         if step.is_measured:
             self.recorder.measured(self.weights.after_step(self.optimizers, step.renorm_rate))
-        if inside is not None:
-            self.recorder.sampled(inside)
+        if sample is not None:
+            self.recorder.sampled(sample)
 
     def _lane(self, step: Step) -> str:
         names = self.clipper.names

@@ -14,8 +14,6 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from gradwatch.errors import WatchError, status_of, tell, warn
-from gradwatch.measure.activations import Activations
-from gradwatch.measure.ddp_rank_norms import RankNorms
 from gradwatch.measure.layout import Layout
 from gradwatch.measure.weight_updates import Weights
 from gradwatch.recording import mlflow_target, notebook_view, open_watches, resume, signals, torch_patches
@@ -24,6 +22,7 @@ from gradwatch.recording.callbacks import Live
 from gradwatch.recording.clipper import Clipper
 from gradwatch.recording.courier_process import CourierProcess
 from gradwatch.recording.hooks import untraced
+from gradwatch.recording.inside import Inside
 from gradwatch.recording.layers import Source, describe
 from gradwatch.recording.learning_rate import RateScale
 from gradwatch.recording.loop_clips import Clip
@@ -49,8 +48,7 @@ class Watch:
         self,
         clipper: Clipper,
         weights: Weights,
-        rank_norms: RankNorms | None,
-        activations: Activations,
+        inside: Inside,
         writer: RunWriter | NullWriter,
         source: Source,
         live: Live,
@@ -71,7 +69,7 @@ class Watch:
         self._recorder = Recorder(run, kept, clipper.fields, device, self._keep, seconds, self._looking)
         rates = RateScale(run.lr_scale, run.warmup)
         told = self._between, self._after
-        self._stepper = Stepper(clipper, weights, self._recorder, rates, *told, rank_norms, activations, self)
+        self._stepper = Stepper(clipper, weights, self._recorder, rates, *told, inside, self)
 
     def _begin(self) -> None:
         """Watch from now on. Wherever this is interrupted, `_undo` takes it back."""

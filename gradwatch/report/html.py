@@ -28,7 +28,14 @@ from gradwatch.report.heatmaps import heatmap_charts
 from gradwatch.report.model import Report, RunSummary
 from gradwatch.report.pages import page_html
 from gradwatch.report.plotly_figures import Chart, Figure
-from gradwatch.report.run_charts import clip_charts, depth_charts, logged_charts, norm_chart, update_charts
+from gradwatch.report.run_charts import (
+    clip_charts,
+    depth_charts,
+    logged_charts,
+    noise_charts,
+    norm_chart,
+    update_charts,
+)
 from gradwatch.report.text import LAYER_HEADERS, layer_cells
 from gradwatch.report.wording import (
     WHAT_IF_HEADERS,
@@ -113,7 +120,7 @@ def _one(report: Report, page: Page) -> dict[str, Any]:
         "facts": facts(run),
         "heatmaps": page.add(heatmaps),
         "activations": page.add(activation_charts(history)),
-        "norm": page.add([norm_chart(history), *update_charts(history)]),
+        "norm": page.add([norm_chart(history), *update_charts(history), *noise_charts(history)]),
         "clip": page.add(clip),
         "logged": page.add(logged),
         "depth": page.add(depth_charts(history)),

@@ -15,7 +15,14 @@ from gradwatch.report.heatmaps import heatmap_charts
 from gradwatch.report.model import summarize
 from gradwatch.report.plotly_figures import Chart, unpacked
 from gradwatch.report.plotly_figures import text as plain_text
-from gradwatch.report.run_charts import clip_charts, depth_charts, logged_charts, norm_chart, update_charts
+from gradwatch.report.run_charts import (
+    clip_charts,
+    depth_charts,
+    logged_charts,
+    noise_charts,
+    norm_chart,
+    update_charts,
+)
 
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure
@@ -57,7 +64,8 @@ def _charts(history: History) -> list[Chart]:
     metrics = metric_names([history])
     heatmaps, _ = heatmap_charts(history, summarize(history, metrics))
     logged, clips = logged_charts(history, metrics)[0], clip_charts(history)[0]
-    return [*logged, norm_chart(history), *update_charts(history), *clips, *depth_charts(history), *heatmaps]
+    norms = [norm_chart(history), *update_charts(history), *noise_charts(history)]
+    return [*logged, *norms, *clips, *depth_charts(history), *heatmaps]
 
 
 def _figure(chart: Chart) -> Figure:

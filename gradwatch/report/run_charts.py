@@ -9,6 +9,7 @@ import numpy as np
 
 from gradwatch.analysis.clips import as_one, clips_itself
 from gradwatch.analysis.final_values import nonfinite_rows
+from gradwatch.analysis.noise_scale import estimates, noise_scale, trailing
 from gradwatch.analysis.rules.facts import limit_of
 from gradwatch.formatting import percent, quantity_text
 from gradwatch.history import Floats, History
@@ -143,6 +144,22 @@ def update_charts(history: History) -> list[Chart]:
     title += f"highest {quantity_text(moved[top])} at step {history.step[top]:,}"
     said = "‖Δw‖ of the steps that measured it: of each layer update ratio times weight norm, an estimate"
     return [Chart(title, drawn, 260, f"{said}. {_thinned(len(rows))}".strip())]
+
+
+def noise_charts(history: History) -> list[Chart]:
+    """The gradient noise scale over the steps that show it; none where no step does, or optimizers step apart."""
+    signal, noise = estimates(history)
+    rows = np.flatnonzero(np.isfinite(signal))
+    if len(rows) < 2 or len(history.lane_rows()) > 1:
+        return []
+    width = max(10, len(rows) // 10)
+    values = trailing(signal[rows], noise[rows], width)
+    whole = noise_scale(signal[rows[len(rows) // 2 :]], noise[rows[len(rows) // 2 :]])
+    drawn = figure([line(history.step[rows], values, "noise scale", AFTER)], "noise scale (batches)",
+                   max(decades(values), 0.01), legend=False)  # fmt: skip
+    shown = quantity_text(whole) if np.isfinite(whole) else "beyond what these steps can show"
+    note = f"Each point is of the last {width} sampled steps. Below 1 a smaller batch would do."
+    return [Chart(f"Gradient noise scale of the second half, in batches: {shown}", drawn, 260, note)]
 
 
 def lane_lines(history: History, values: Floats, name: str, color: str, **style: Any) -> list[dict[str, Any]]:

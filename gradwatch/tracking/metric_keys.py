@@ -22,6 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gradwatch.analysis.clips import as_one, incoming, loop_changed, loop_coef
+from gradwatch.analysis.noise_scale import estimates, noise_scale
 from gradwatch.analysis.rules.facts import limit_of
 from gradwatch.history import REWINDS, SETTING, Floats, History
 from gradwatch.table import EMPTY, joint_norm, spread
@@ -151,6 +152,7 @@ def windows(
         return
     state, count = nonfinite, part_key("clip/nonfinite_steps", history.run.part)
     own_series = [*_series(history, limit), *_brief_series(history, clipped=bool(history.run.clip))]
+    own_series += _noise_series(history, size)
     series = [*own_series, *_loop_series(history), *([] if history.run.clip else _clip_series(history))]
     totals = replace(history, by_layer=EMPTY, activations=EMPTY)  # the layers are not copied for each window
     bad = history.total("nonfinite") > 0
@@ -211,6 +213,16 @@ def _series(history: History, limit: int) -> list[Series]:
     out += [(part_key(safe_name(name), part), history.per_step[name], _last, False) for name in rates]
     out += [(part_key(name, part), history.per_step[name], _last, True) for name in REWINDS if name in history.per_step]
     return out + [(logged_key(name, part), history.per_step[name], _last, True) for name in history.logged]
+
+
+def _noise_series(history: History, size: int) -> list[Series]:
+    """The gradient noise scale of each window that has one."""
+    signal, noise = estimates(history)
+    values = np.full(len(history), np.nan)
+    number = history.step // size
+    for window in np.unique(number[np.isfinite(signal)]):
+        values[number == window] = noise_scale(signal[number == window], noise[number == window])
+    return [(part_key("noise_scale/batches", history.run.part), values, _last, False)]
 
 
 def _brief_series(history: History, clipped: bool) -> list[Series]:

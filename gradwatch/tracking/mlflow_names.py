@@ -39,6 +39,7 @@ OWN = tuple(
         "activation_dead",
         "attention_logit",
         "attention_entropy",
+        "noise_scale",
     )
 )
 _OWN_TOO = (*OWN, "lr/", SETTING)

@@ -49,7 +49,8 @@ CHARTS = {
 # section -> open; MLflow itself adds one chart a key to the section that is named like the key's prefix.
 SECTIONS = {"Training": True, "Gradients": True, "weight_norm": True, "grad_norm": False, "update_ratio": False,
             "update_norm": False, "clip_rate": False, BRIEF: False, "activation_rms": False, "activation_max": False,
-            "activation_dead": False, "attention_logit": False, "attention_entropy": False}  # fmt: skip
+            "activation_dead": False, "attention_logit": False, "attention_entropy": False,
+            "noise_scale": False}  # fmt: skip
 RATES = ("clip/rate_so_far", "loop_clip/rate_so_far")  # each a column too, where it is sent
 MAX_LOGGED = 20
 # column of the runs table -> width in pixels; MLflow's own 100 would cut every policy's name

@@ -1,0 +1,158 @@
+"""The norm of a step's first micro-batch, beside that of them all: the gradient noise scale is made of both.
+
+In the steps that are sampled `torch.autograd.backward` is heard as the loop calls it. Between the first and the second
+call the gradients are those of the first micro-batch alone, and are measured there.
+
+Legend: L layers.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+from gradwatch.measure.autograd import without_autograd
+from gradwatch.measure.foreach import measure
+from gradwatch.measure.gradients import Batch, gradients
+from gradwatch.measure.layout import Layout
+from gradwatch.measure.looking import Looking
+from gradwatch.measure.patch import Function, Patch, Wrapped
+from gradwatch.recording.hooks import untraced
+from gradwatch.recording.multi_optimizer import inside_backward
+
+WHAT = "the gradient noise scale"
+Marks = list[tuple[int, int]]  # of each parameter, what tells its gradient from an earlier one; holds no memory
+
+
+class MicroBatches:
+    """Hears the backward passes of each step whose number `every` divides, between `begin` and `end`.
+
+    Every call of backward that adds to the gradients is taken for a micro-batch.
+    """
+
+    def __init__(self, model: nn.Module, every: int, looking: Looking) -> None:
+        self.every, self._looking = every, looking
+        plain = getattr(model, "_orig_mod", model)  # of a compiled one
+        self._ddp = plain if isinstance(plain, DistributedDataParallel) else None
+        self._layout: Layout | None = None  # of the step that is heard
+        self._clear()
+
+    def _clear(self) -> None:
+        self._count, self._ranks = 0, 1  # backward passes so far; ranks whose gradients the whole has beside the first
+        self._then: Marks = []  # the gradients when they were looked at last
+        self._squares: Tensor | None = None  # [L], of the first micro-batch's norms
+        self._is_spoiled = False  # whether what is there cannot be told from the first micro-batch's own
+
+    def begin(self, step: int, layout: Layout) -> None:
+        """This step is about to begin."""
+        if step % self.every == 0 and self._layout is None:
+            self._layout, self._then = layout, _marks(layout.params)
+            _heard.listen(self)
+
+    def stop(self) -> None:
+        """Hear of no more, and forget what was heard."""
+        _heard.leave(self)
+        self._layout = None
+        self._clear()
+
+    @untraced
+    def before(self) -> None:
+        """Somebody is about to call backward."""
+        with self._looking.at(WHAT):
+            if self._layout is None or self._squares is not None or self._is_spoiled:
+                return
+            params = self._layout.params
+            if all(p.grad is None for p in params):
+                self._count = 0  # also where a first one was thrown away
+            elif self._count == 0:
+                # of a loop that zeroes its gradients all have been written to since the step before
+                same = zip(params, self._then, _marks(params), strict=True)
+                self._is_spoiled = any(then == now for p, then, now in same if p.grad is not None)
+            elif self._then != _marks(params):
+                self._is_spoiled = True  # clipped, say
+            else:
+                self._squares = _squares(self._layout)
+
+    @untraced
+    def after(self, before: Marks) -> None:
+        """A backward is over that found the gradients as they were `before`."""
+        with self._looking.at(WHAT):
+            now = self.marks()
+            if now == before:
+                return
+            self._count += 1
+            if self._count == 1:
+                self._then = now
+                alone = self._ddp is not None and not self._ddp.require_backward_grad_sync
+                self._ranks = dist.get_world_size(self._ddp.process_group) if alone and self._ddp else 1
+
+    def marks(self) -> Marks:
+        """What tells the gradients from others; nothing outside of a sampled step."""
+        return [] if self._layout is None else _marks(self._layout.params)
+
+    @without_autograd
+    def end(self, loss_scale: Tensor | None) -> dict[str, Tensor | float]:
+        """The optimizer's step is about to be taken: `micro_grad_norm`, the norm that the step's gradient would have if
+        all its micro-batches were like the first, and `micro_batches`, how many there were over all ranks.
+
+        Empty in a step that is not sampled, or of which it is not known; under sharding NaN, after one all-reduce.
+        """
+        layout, squares, count = self._layout, self._squares, self._count
+        if layout is None:
+            return {}
+        try:
+            if count == 1:
+                self._looking.miss(WHAT, "a step has one backward, and nothing to compare it with")
+            if layout.sharding is not None:
+                whole = layout.full((len(layout.params),), math.nan).to(torch.float64) if squares is None else squares
+                squares = layout.sharding.add(whole)
+            if squares is None:
+                return {}
+            norm = squares.sum().sqrt() * count
+            norm = norm if loss_scale is None else norm / loss_scale
+            return {"micro_grad_norm": norm, "micro_batches": float(count * self._ranks)}
+        finally:
+            self.stop()
+
+
+def _marks(params: Sequence[Tensor]) -> Marks:
+    grads = [p.grad for p in params]
+    return [(id(g), 0 if g is None else getattr(g, "_local_tensor", g)._version) for g in grads]
+
+
+@without_autograd
+def _squares(layout: Layout) -> Tensor:
+    """The squares of the norms of this rank's part of each gradient, `[L]` float64."""
+    for p in layout.params if layout.sharding is not None else ():
+        grad: Any = p.grad
+        if grad is not None and getattr(grad, "placements", None) != getattr(p, "placements", None):
+            raise ValueError("the ranks still hold addends of gradients (Partial), whose sum is made at the step")
+    batch = Batch(layout, gradients(layout, layout.held, will_change=False))
+    return measure(layout, batch.groups).to(torch.float32 if layout.device.type == "mps" else torch.float64).square()
+
+
+def _tell(original: Function) -> Function:
+    @functools.wraps(original)
+    def backward(*args: Any, **words: Any) -> Any:
+        if inside_backward():  # a reentrant checkpoint's
+            return original(*args, **words)
+        told = []
+        for listener in _heard.listeners:
+            listener.before()
+            told.append((listener, listener.marks()))
+        out = original(*args, **words)
+        for listener, before in told:
+            listener.after(before)
+        return out
+
+    return backward
+
+
+_heard: Wrapped[MicroBatches] = Wrapped(lambda: [Patch([(torch.autograd, "backward")], _tell)])

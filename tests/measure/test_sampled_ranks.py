@@ -1,0 +1,33 @@
+"""What is sampled in a loop that accumulates, over several processes: two ranks record what one process does."""
+
+import sys
+
+import numpy as np
+import pytest
+import torch
+from test_activations_ranks import recorded
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(sys.platform == "win32" or not torch.distributed.is_available(), reason="needs gloo"),
+]
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory):
+    return recorded(1, "one", tmp_path_factory.mktemp("ranks") / "one", "ranks_sampled.py")
+
+
+@pytest.mark.parametrize("kind", ["ddp", "ddp-no-sync", "fsdp", "tp"])
+def test_two_ranks_together_are_one_process(kind, alone, tmp_path):
+    together = recorded(2, kind, tmp_path / kind, "ranks_sampled.py")
+    np.testing.assert_allclose(together.total("grad_norm"), alone.total("grad_norm"), rtol=1e-5)
+    first, wanted = (history.total("micro_grad_norm") for history in (together, alone))
+    assert np.isfinite(wanted).tolist() == [True, False] * 3
+    if kind == "ddp-no-sync":  # this rank's own: half of the examples, and as large as that makes it
+        assert together.total("micro_batches")[0] == 6
+        np.testing.assert_allclose(first, wanted, rtol=0.5)
+        assert not np.allclose(first[::2], wanted[::2], rtol=1e-3)
+    else:
+        assert together.total("micro_batches")[0] == 3
+        np.testing.assert_allclose(first, wanted, rtol=1e-5)
