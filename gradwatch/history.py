@@ -5,7 +5,7 @@ Legend: T recorded steps, L layers, R rows of the layers.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from html import escape
@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gradwatch import table
-from gradwatch.table import EMPTY, Table, concat_tables, nanmean
+from gradwatch.table import EMPTY, RECORDED, SAMPLED, STEP_COLUMNS, Table, concat_tables, nanmean
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -24,9 +24,6 @@ Floats = table.Floats
 Bools = table.Bools
 
 FORMAT = 1
-KEY_COLUMNS = ("attempt", "optimizer", "step")
-SETTING = "setting/"  # before the column of an optimizer's setting that changes during the run
-RECORDED = ("lr/", "rank_grad_norm/", SETTING, *table.ITEMS)  # how columns begin that gradwatch records itself
 SEEN = "steps"  # in a reduced History: how many steps a row stands for, [R, L]
 
 
@@ -128,8 +125,8 @@ class History:
     `clip_rate` is the mean, and the quantity `steps` is how many a row stands for. Both ends and the first 256
     non-finite steps have a row each.
 
-    `activations` is a third table, of the steps that were sampled; its columns are modules, in the order in which their
-    outputs come. Empty where none were recorded.
+    Two more tables are of steps that were sampled, empty where none were: `activations`, whose columns are modules, in
+    the order in which their outputs come, and `histograms`, of how the elements of each layer's gradient are spread.
     """
 
     run: Run
@@ -137,6 +134,7 @@ class History:
     by_step: Table
     problems: tuple[str, ...] = ()
     activations: Table = EMPTY
+    histograms: Table = EMPTY
 
     @classmethod
     def of(
@@ -245,11 +243,10 @@ class History:
         """The steps picked by a mask or by row numbers, with the rows that the layers and modules have of them."""
         picked = np.zeros(len(self), bool)
         picked[rows] = True
-        inside = self.activations
-        inside = inside.take(picked[self.by_step.find(inside)]) if len(inside) else inside
+        inside = self._sampled(lambda table: table.take(picked[self.by_step.find(table)]))
         even = len(self.by_layer) == len(self) and (self.layer_rows == np.arange(len(self))).all()
         layers = self.by_layer.take(rows if even else picked[self.layer_rows])
-        return replace(self, by_layer=layers, by_step=self.by_step.take(rows), activations=inside)
+        return replace(self, by_layer=layers, by_step=self.by_step.take(rows), **inside)
 
     def lane_rows(self) -> dict[str, NDArray[np.intp]]:
         """The steps of each optimizer (or part) that steps on its own, as places in `[T]`; one entry for most runs."""
@@ -268,9 +265,18 @@ class History:
             known = np.any([~np.isnan(values).all(axis=0) for q, values in lane.values.items() if q != SEEN], axis=0)
             trained = lane.values.get("nonfinite", np.zeros((0, len(self.layers))))
             here = np.flatnonzero(~np.isnan(trained).all(axis=0) | (idle & known))
-            inside = self.activations.take(self.activations.optimizer == name)
-            out[name] = replace(self, by_layer=lane.of_layers(here), by_step=self.by_step.take(at), activations=inside)
+            inside = self._sampled(lambda table: table.take(table.optimizer == name))  # noqa: B023
+            out[name] = replace(self, by_layer=lane.of_layers(here), by_step=self.by_step.take(at), **inside)
         return out
+
+    @property
+    def sampled(self) -> tuple[str, ...]:
+        """The tables of sampled steps that are there."""
+        return tuple(name for name in SAMPLED if len(getattr(self, name)))
+
+    def _sampled(self, change: Callable[[Table], Table]) -> dict[str, Any]:
+        """The tables of sampled steps, each `change`d."""
+        return {name: change(getattr(self, name)) for name in self.sampled}
 
     def to_frame(self) -> pd.DataFrame:
         """Tidy pandas frame: one row per step and layer, by step, then model order."""
@@ -293,13 +299,6 @@ class History:
 
 
 MAIN_QUANTITIES = ("grad_norm", "clip_coef", "clipped_norm", "clip_rate", "nonfinite", "weight_norm", "update_ratio")
-REWINDS = ("rewound_to", "rewound_for", "left_out")  # of the step after which a training was taken back
-STEP_COLUMNS = (
-    *KEY_COLUMNS, "time", "grad_norm", "clipped_norm", "clip_coef", "clip_rate", "skipped", "nonfinite", "lr",
-    "loss_scale", "evaluations", "user_max_norm", "user_grad_norm", "user_clip_value",
-    "user_clip_coef", "user_clip_share", "user_early_coef", "user_step_coef", *REWINDS, "micro_grad_norm",
-    "micro_batches",
-)  # fmt: skip
 
 
 def concat(parts: Iterable[History]) -> History:
@@ -313,19 +312,19 @@ def concat(parts: Iterable[History]) -> History:
         raise ValueError("there is no History to join: at least one is needed")
     problems = tuple(dict.fromkeys(text for p in parts for text in p.problems))
     tables = concat_tables([p.by_layer for p in parts]), concat_tables([p.by_step for p in parts])
-    return join(parts[-1].run, *tables, problems, concat_tables([p.activations for p in parts]))
+    sampled = {name: concat_tables([getattr(p, name) for p in parts]) for name in SAMPLED}
+    return join(parts[-1].run, *tables, problems, **sampled)
 
 
-def join(
-    run: Run, by_layer: Table, by_step: Table, problems: Sequence[str] = (), activations: Table = EMPTY
-) -> History:
+def join(run: Run, by_layer: Table, by_step: Table, problems: Sequence[str] = (), **sampled: Table) -> History:
     """The History of these tables. Steps that only `by_layer` has get a row without values in `by_step`; where a
-    later attempt took them again, they go. So does what `activations` has of other steps or of an earlier attempt.
+    later attempt took them again, they go. So does what the `sampled` have of other steps or of an earlier attempt.
     """
     if (by_step.find(by_layer) < 0).any():
         by_step = concat_tables([replace(by_layer, values={}, layers=()), by_step])
         by_layer = by_layer.take(by_step.find(by_layer) >= 0)
-    if len(activations):
-        at = by_step.find(activations)
-        activations = activations.take((at >= 0) & (by_step.attempt[at] == activations.attempt))
-    return History(run, by_layer, by_step, tuple(problems), activations)
+    for name, one in sampled.items():
+        if len(one):
+            at = by_step.find(one)
+            sampled[name] = one.take((at >= 0) & (by_step.attempt[at] == one.attempt))
+    return History(run, by_layer, by_step, tuple(problems), **sampled)

@@ -17,10 +17,20 @@ if TYPE_CHECKING:
 
 Floats = NDArray[np.floating[Any]]
 Bools = NDArray[np.bool_]
-# What is not recorded where it is a norm times a factor; it is NaN where they are inf and 0.
-PRODUCTS = {"clipped_norm": ("grad_norm", "clip_coef"), "update_norm": ("weight_norm", "update_ratio")}
 LISTED = ("batch", "sample", "shard")  # what data a step saw, a number or a list
 ITEMS = tuple(f"{name}[" for name in LISTED)  # how the columns of a list begin: `sample[3]`
+REWINDS = ("rewound_to", "rewound_for", "left_out")  # of the step after which a training was taken back
+KEY_COLUMNS = ("attempt", "optimizer", "step")
+SETTING = "setting/"  # before the column of an optimizer's setting that changes during the run
+RECORDED = ("lr/", "rank_grad_norm/", SETTING, *ITEMS)  # how columns begin that gradwatch records itself
+STEP_COLUMNS = (
+    *KEY_COLUMNS, "time", "grad_norm", "clipped_norm", "clip_coef", "clip_rate", "skipped", "nonfinite", "lr",
+    "loss_scale", "evaluations", "user_max_norm", "user_grad_norm", "user_clip_value",
+    "user_clip_coef", "user_clip_share", "user_early_coef", "user_step_coef", *REWINDS, "micro_grad_norm",
+    "micro_batches",
+)  # fmt: skip
+# What is not recorded where it is a norm times a factor; it is NaN where they are inf and 0.
+PRODUCTS = {"clipped_norm": ("grad_norm", "clip_coef"), "update_norm": ("weight_norm", "update_ratio")}
 
 
 @dataclass(frozen=True, repr=False)
@@ -95,6 +105,8 @@ class Table:
 
 
 EMPTY = Table(np.zeros(0, np.int64), np.zeros(0, np.int64), np.zeros(0, object), {})
+SAMPLED = {"activations": "module", "histograms": "layer"}  # tables of sampled steps, and what their columns are
+NOT_SAMPLED: dict[str, Any] = dict.fromkeys(SAMPLED, EMPTY)
 
 
 def concat_tables(parts: Sequence[Table]) -> Table:

@@ -11,7 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from gradwatch.history import SETTING, History
+from gradwatch.history import History
+from gradwatch.table import SETTING
 
 MAX_SHOWN = 8  # values of one setting, or groups, that are written out
 Optimizer = Mapping[str, Any]

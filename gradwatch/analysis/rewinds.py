@@ -7,7 +7,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from gradwatch.history import REWINDS, History
+from gradwatch.history import History
+from gradwatch.table import REWINDS
 
 
 class Rewound(NamedTuple):

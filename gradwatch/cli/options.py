@@ -104,7 +104,14 @@ def intervening(many: bool = False) -> Callable[[Decorated], Decorated]:
     return decorate
 
 
-INSIDE = ("slots", "activations", "activations_of", "activations_every", "noise_scale")  # arguments of `watch`, too
+INSIDE = (
+    "slots",
+    "activations",
+    "activations_of",
+    "activations_every",
+    "noise_scale",
+    "histogram_every",
+)  # arguments of `watch`, too
 
 
 def looking_inside(as_for_run: bool = False) -> Callable[[Decorated], Decorated]:
@@ -123,6 +130,8 @@ def looking_inside(as_for_run: bool = False) -> Callable[[Decorated], Decorated]
                said="The same of the modules with such names, as '*.attn'; again for more."),
         option("--activations-every", metavar="N", type=click.IntRange(1), default=50,
                said="Steps between two in which activations are measured."),
+        option("--histogram-every", metavar="N", type=click.IntRange(1),
+               said="Record a histogram of each layer's gradient every N steps."),
         option("--noise-scale", is_flag=True,
                said="Record the norm of each step's first micro-batch, for the gradient noise scale."),
     )  # fmt: skip

@@ -26,7 +26,7 @@ from gradwatch.errors import RunError
 
 # what a training is to be repeated with, beside what a sweep varies; what only delivers it is not
 REPEATED = ("--script-clip", "--every", "--total-steps", "--metric-regex", "--higher-is-better", "--lower-is-better",
-            "--param", "--activations-of")  # fmt: skip
+            "--param", "--activations-of", "--histogram-every")  # fmt: skip
 
 
 class RunCommand(Configured):

@@ -159,7 +159,7 @@ class UpdateRatio:
         for (device, dtype), layers in self._groups.items():
             size = sum(self.sizes[i] for i in layers)
             part, start = samples[row].narrow(0, start, size), start + size
-            parts = [_sample(weights[i], self.sizes[i], self.steps[i]) for i in layers]
+            parts = [sample(weights[i], self.sizes[i], self.steps[i]) for i in layers]
             if (device, dtype) == (samples.device, samples.dtype):
                 torch.cat(parts, out=part)
             else:
@@ -173,11 +173,11 @@ class UpdateRatio:
         return self._buffers[name]
 
 
-def _sample(weight: Tensor, size: int, step: int) -> Tensor:
+def sample(tensor: Tensor, size: int, step: int) -> Tensor:
     """Every `step`-th element, `size` in all, where that is possible without a copy in the order of the memory."""
-    if torch.ops.aten.is_non_overlapping_and_dense(weight):
-        return weight.as_strided((size,), (step,), weight.storage_offset())
-    return weight.reshape(-1)[::step]
+    if torch.ops.aten.is_non_overlapping_and_dense(tensor):
+        return tensor.as_strided((size,), (step,), tensor.storage_offset())
+    return tensor.reshape(-1)[::step]
 
 
 @without_autograd

@@ -43,12 +43,14 @@ class Settings:
     slots: bool = False
     ranks: bool = False
     noise_scale: bool = False
+    histogram_every: int | None = None
 
     def __post_init__(self) -> None:
-        for name in ("every", "total_steps", "mlflow_layers", "activations_every"):
+        for name in ("every", "total_steps", "mlflow_layers", "activations_every", "histogram_every"):
             value = getattr(self, name)
             most = MAX_STEP if name == "total_steps" else MAX_COUNT
-            if not (value is None and name == "total_steps") and not (type(value) is int and 1 <= value <= most):
+            is_left_out = value is None and name in ("total_steps", "histogram_every")
+            if not is_left_out and not (type(value) is int and 1 <= value <= most):
                 raise WatchError(f"{name}={value!r:.80}: wanted a whole number from 1 to {most:,}")
         seconds = self.flush_every
         if isinstance(seconds, bool) or not isinstance(seconds, (int, float)) or not 0 < seconds <= DAY:

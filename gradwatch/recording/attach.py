@@ -28,7 +28,7 @@ from gradwatch.recording.arguments import Settings, check_kinds, check_optimizer
 from gradwatch.recording.callbacks import Live
 from gradwatch.recording.clipper import Clipper
 from gradwatch.recording.hydra_params import hydra_params
-from gradwatch.recording.inside import inside
+from gradwatch.recording.inside import Inside, inside
 from gradwatch.recording.learning_rate import RateScale
 from gradwatch.recording.notebook_cells import made_here, of_the_last_run
 from gradwatch.recording.optimizer_settings import GroupSettings
@@ -72,6 +72,7 @@ def watch(
     activations: bool | Sequence[str] = False,
     activations_every: int = 50,
     noise_scale: bool = False,
+    histogram_every: int | None = None,
     mlflow_layers: int = 16,
     delivery: str = "courier",
     on_finding: Callable[[Finding], object] | None = None,
@@ -117,6 +118,8 @@ def watch(
         activations_every: steps between two in which activations are measured; the first two steps are, too.
         noise_scale: also record the norm of the first micro-batch's gradient every `every` steps, in a loop that
             accumulates gradients: reports make the gradient noise scale of it.
+        histogram_every: steps between two in which a histogram of each layer's |g| is recorded, and what float16,
+            bfloat16 and float8 would lose of it; None for none.
         mlflow_layers: how many curves per quantity go to MLflow; more layers are summed up by module block.
         delivery: `"courier"` starts a process that delivers the run to MLflow and diagnoses it (with `log=None`, one
             that only diagnoses it); `"none"` starts none and leaves both to `gradwatch sync` and `gradwatch check`.
@@ -138,7 +141,7 @@ def watch(
     policies = as_policy(clip, "clip"), as_policy(renorm, "renorm")
     settings = Settings(
         every, total_steps, log, delivery, mlflow_layers, halt_on, flush_every, higher_is_better or {}, lr_scale,
-        warmup, activations, activations_every, slots, ranks, noise_scale,
+        warmup, activations, activations_every, slots, ranks, noise_scale, histogram_every,
     )  # fmt: skip
     check_optimizers(optimizers, policies[0], RateScale(lr_scale, warmup))
     check_kinds(run_name, dir, run_id, tracking_uri, tags, params, layers, ignore)
@@ -149,28 +152,38 @@ def watch(
     asked = _recorded(settings, policies, tags or {}, params or {}, run_id, tracking_uri)
     manifest = _manifest(text_of(run_name or type(model).__name__), source, named, by_name, asked)
     _replace_old(optimizers)
-    clipper = Clipper(Layout(named), by_name, policies[0])
-    weights = Weights(clipper.layout, policies[1], every, slots)
-    looked_at = inside(model, settings, clipper.layout, name, weights.looking)
-    undo = ExitStack()
-    try:
+    measured = clipper, *_ = _measured(model, settings, Layout(named), by_name, policies, name)
+    with ExitStack() as undo:  # whatever raises, also a Ctrl-C: half a Watch is none
         writer, shared = _place(manifest, name, run, dir, model, SHARE * flush_every, undo)
         live = _live(on_finding, settings, writer, shared, clipper.layout.device)
-        made = Watch(clipper, weights, looked_at, writer, source, live, settings, verbose, shared)
+        made = Watch(*measured, writer, source, live, settings, verbose, shared)
         undo.callback(made._undo)
-        return _begun(made, f"watching {len(named)} layers of {type(model).__name__}")
-    except BaseException:  # also a Ctrl-C: half a Watch is none
-        undo.close()
-        raise
+        _begin(made, f"watching {len(named)} layers of {type(model).__name__}")
+        undo.pop_all()
+        return made
 
 
-def _begun(made: Watch, what: str) -> Watch:
+def _measured(
+    model: nn.Module,
+    settings: Settings,
+    layout: Layout,
+    optimizers: Mapping[str, Optimizer],
+    policies: Sequence[Policy | None],
+    part: str | None,
+) -> tuple[Clipper, Weights, Inside]:
+    """What acts on the gradients and the weights, and looks at more than these."""
+    clip, renorm = policies
+    weights = Weights(layout, renorm, settings.every, settings.slots)
+    looked_at = inside(model, settings, layout, part, weights.looking)
+    return Clipper(layout, optimizers, clip, looked_at.histogram), weights, looked_at
+
+
+def _begin(made: Watch, what: str) -> None:
     made_here(made)
     made._writer.start()
     made._begin()
     settle_unheld()
     made._say(f"{what}, recording to {made.dir}")
-    return made
 
 
 def _manifest(

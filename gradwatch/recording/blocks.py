@@ -12,11 +12,15 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from gradwatch.history import History, Run
-from gradwatch.measure import attention
-from gradwatch.measure.activations import QUANTITIES
+from gradwatch.measure import activations, attention, gradient_histogram
 from gradwatch.recording.loop_clips import COEF, Applied, clip_columns
-from gradwatch.storage.folder import ACTIVATIONS
-from gradwatch.table import Table, stack
+from gradwatch.table import SAMPLED, Table, stack
+
+ACTIVATIONS, HISTOGRAMS = SAMPLED
+QUANTITIES = {
+    ACTIVATIONS: (*activations.QUANTITIES, *attention.QUANTITIES),
+    HISTOGRAMS: gradient_histogram.QUANTITIES,
+}
 
 
 class Row(NamedTuple):
@@ -31,7 +35,7 @@ class Row(NamedTuple):
     is_measured: bool = True  # whether the gradients could be looked at
     settings: Mapping[str, float] = {}  # by column, the optimizers' settings that have changed since the first step
     clips: tuple[Applied, ...] = ()  # of the loop's own; `COEF` and its number names the coefficient of each
-    sampled: tuple[str, ...] = ()  # the modules and heads whose activations were looked at
+    sampled: Mapping[str, tuple[str, ...]] = {}  # of each table of sampled steps: what was looked at, a column each
 
 
 def history(
@@ -54,13 +58,13 @@ def history(
     steps = _per_step(rows, layers, skipped[:, 0])
     for name in () if measured.all() else ("grad_norm", "clipped_norm", "clip_coef", "clip_rate", "nonfinite"):
         steps[name][~measured] = np.nan
-    inside: list[tuple[int, Any]] = []
+    inside: dict[str, list[tuple[int, Any]]] = {}
     for row, name, value in values:
         if row < 0:
             continue  # of the step that has left already
         array = np.asarray(value)
-        if name == ACTIVATIONS:
-            inside.append((row, array))
+        if name in SAMPLED:
+            inside.setdefault(name, []).append((row, array))
             continue
         table, empty = (layers, (t, len(kept))) if array.ndim else (steps, (t,))
         table.setdefault(name, np.full(empty, np.nan, array.dtype if array.ndim else np.float64))[row] = array
@@ -77,17 +81,20 @@ def history(
         {q: v[:, kept] for q, v in layers.items()},
         steps,
     )
-    return replace(block, activations=_activations(block.by_step, rows, inside))
+    tables: dict[str, Any] = {name: _sampled(name, block.by_step, rows, found) for name, found in inside.items()}
+    if HISTOGRAMS in tables:
+        tables[HISTOGRAMS] = tables[HISTOGRAMS].of_layers(np.flatnonzero(kept).tolist())
+    return replace(block, **tables)
 
 
-def _activations(steps: Table, rows: Sequence[Row], found: Sequence[tuple[int, Any]]) -> Table:
-    """The table of the sampled steps; without those in which no module was called, on any rank."""
+def _sampled(name: str, steps: Table, rows: Sequence[Row], found: Sequence[tuple[int, Any]]) -> Table:
+    """A table of sampled steps; without those in which nothing was seen (no module was called, on any rank)."""
     tables = []
     for row, values in found:
         if not np.isnan(values).all():
-            at, named = steps.take(np.array([row])), zip((*QUANTITIES, *attention.QUANTITIES), values, strict=False)
+            at, named = steps.take(np.array([row])), zip(QUANTITIES[name], values, strict=False)
             columns = {quantity: each[None].astype(np.float32) for quantity, each in named}
-            tables.append(replace(at, values=columns, layers=rows[row].sampled))
+            tables.append(replace(at, values=columns, layers=rows[row].sampled[name]))
     return stack(tables)
 
 

@@ -13,6 +13,7 @@ from torch.optim import Optimizer
 from gradwatch.measure import fused
 from gradwatch.measure.autograd import without_autograd
 from gradwatch.measure.foreach import can_be_read, is_seen_to_be_one
+from gradwatch.measure.gradient_histogram import GradientHistogram
 from gradwatch.measure.gradients import Batch, drop, gradients
 from gradwatch.measure.layout import Layout, at
 from gradwatch.measure.loss_scale import Scaled, find_scale
@@ -41,11 +42,17 @@ class Clipped(NamedTuple):
 
 
 class Clipper:
-    """A policy, its state, and the layers and optimizers whose gradients it acts on."""
+    """A policy, its state, and the layers and optimizers whose gradients it acts on. `histogram` sees them first."""
 
-    def __init__(self, layout: Layout, optimizers: Mapping[str, Optimizer], policy: Policy | None) -> None:
+    def __init__(
+        self,
+        layout: Layout,
+        optimizers: Mapping[str, Optimizer],
+        policy: Policy | None,
+        histogram: GradientHistogram | None = None,
+    ) -> None:
         self.layout, self.names, self.optimizers = layout, tuple(optimizers), tuple(optimizers.values())
-        self.policy = policy
+        self.policy, self.histogram = policy, histogram
         self._parts: dict[Optimizer, Layout] = {}
         self.state = self._first_state(layout)
         self._limits = {} if policy is None else policy.limits()
@@ -152,7 +159,10 @@ class Clipper:
         scaled = find_scale(layout, optimizers, lead, scaler, self.held)
         here = None if inside else self.held(lead) if alone else layout.held
         tensors = gradients(layout, here, will_change=self.policy is not None)
-        return scaled, self._batch(layout, tensors, scaled.inverse if scaled is not None else None)
+        batch = self._batch(layout, tensors, scaled.inverse if scaled is not None else None)
+        if self.histogram is not None:
+            self.histogram.look(batch)
+        return scaled, batch
 
     def _part(self, optimizer: Optimizer) -> Layout:
         """The layers of the optimizer alone."""

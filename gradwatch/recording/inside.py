@@ -11,6 +11,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from gradwatch.measure.activations import Activations, Sample, unit_dims
 from gradwatch.measure.ddp_rank_norms import RankNorms, rank_norms
+from gradwatch.measure.gradient_histogram import GradientHistogram, Shares
 from gradwatch.measure.layout import Layout
 from gradwatch.measure.looking import Looking
 from gradwatch.recording.arguments import Settings
@@ -23,27 +24,33 @@ class Inside:
     """Each part is there where it was asked for; without any of them nothing happens."""
 
     activations: Activations = field(default_factory=Activations)
+    histogram: GradientHistogram | None = None
     rank_norms: RankNorms | None = None
     micro_batches: MicroBatches | None = None
 
     @cached_property
     def samples(self) -> bool:
         """Whether anything happens in sampled steps."""
-        return bool(self.activations.names) or self.micro_batches is not None
+        return bool(self.activations.names) or self.histogram is not None or self.micro_batches is not None
 
     def begin(self, step: int, layout: Layout) -> None:
         """The forward pass of this step is about to begin."""
         self.activations.begin(step)
+        if self.histogram is not None:
+            self.histogram.begin(step)
         if self.micro_batches is not None:
             self.micro_batches.begin(step, layout)
 
-    def end(self, device: torch.device, looking: Looking) -> Sample | None:
-        """The step is over: what the modules gave out in it, if it was sampled."""
+    def end(self, device: torch.device, looking: Looking) -> dict[str, Sample | Shares | None]:
+        """The step is over: what it showed, by the table that it belongs to; None where it was not sampled."""
         if self.micro_batches is not None:
             self.micro_batches.stop()
+        found: dict[str, Sample | Shares | None] = {}
+        if self.histogram is not None:
+            found["histograms"] = self.histogram.end()
         with looking.at("activations"):
-            return self.activations.end(device)
-        return None
+            found["activations"] = self.activations.end(device)
+        return found
 
     def stop(self) -> None:
         """Look no more."""
@@ -53,14 +60,21 @@ class Inside:
 
     def plan(self) -> list[str]:
         """A line for each part that samples steps."""
-        found, passes = self.activations, self.micro_batches
+        found, shares, passes = self.activations, self.histogram, self.micro_batches
         return [
             *([f"activations of {len(found.names)} modules every {found.every} steps"] if found.names else []),
+            *([f"a histogram of each layer's gradient every {shares.every} steps"] if shares else []),
             *([f"the first micro-batch's gradient norm every {passes.every} steps"] if passes else []),
         ]
 
 
-def inside(model: nn.Module, settings: Settings, layout: Layout, part: str | None, looking: Looking) -> Inside:
+def inside(
+    model: nn.Module,
+    settings: Settings,
+    layout: Layout,
+    part: str | None,
+    looking: Looking,
+) -> Inside:
     """What the settings ask for; over ranks, where the batch is known to be spread over them.
 
     Raises:
@@ -73,6 +87,7 @@ def inside(model: nn.Module, settings: Settings, layout: Layout, part: str | Non
     dims = unit_dims(model) if modules else {}
     return Inside(
         Activations(modules, dims, settings.activations_every, group, looking),
+        GradientHistogram(settings.histogram_every, looking) if settings.histogram_every else None,
         rank_norms(model) if settings.ranks else None,
         MicroBatches(model, settings.every, looking) if settings.noise_scale else None,
     )

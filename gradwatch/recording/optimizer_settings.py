@@ -11,8 +11,8 @@ from typing import Any, NamedTuple
 from torch import Tensor
 from torch.optim import Optimizer
 
-from gradwatch.history import SETTING
 from gradwatch.storage.manifest import setting_of, text_of
+from gradwatch.table import SETTING
 
 _GROUPS = attrgetter("param_groups")
 _NO_SETTINGS = {"params", "param_names", "name", "group_name", "initial_lr"}

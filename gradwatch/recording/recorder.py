@@ -20,16 +20,14 @@ from torch import Tensor
 
 from gradwatch.errors import WatchError
 from gradwatch.history import History, Run
-from gradwatch.measure.activations import Sample
 from gradwatch.measure.looking import Looking
 from gradwatch.measure.ring_buffer import Block, Ring
 from gradwatch.measure.staging import wait
 from gradwatch.recording.blocks import Row, history
 from gradwatch.recording.recent import Recent
-from gradwatch.storage.folder import ACTIVATIONS
 from gradwatch.storage.lazy_block import LazyBlock
 from gradwatch.storage.manifest import text_of
-from gradwatch.table import EMPTY
+from gradwatch.table import NOT_SAMPLED, SAMPLED
 
 log = logging.getLogger("gradwatch")
 
@@ -58,7 +56,8 @@ class Sent(NamedTuple):
     def again(self) -> History:
         """The step alone, with all that was logged for it."""
         step = self.block.history().take(np.array([-1]))
-        return replace(step, activations=EMPTY, by_step=replace(step.by_step, values={**step.per_step, **self.late}))
+        by_step = replace(step.by_step, values={**step.per_step, **self.late})
+        return replace(step, by_step=by_step, **NOT_SAMPLED)
 
 
 class Recorder:
@@ -165,11 +164,11 @@ class Recorder:
             with self.looking.at(name):
                 self.values.append((at, name, self.ring.own(value)))
 
-    def sampled(self, sample: Sample) -> None:
-        """Add what modules gave out to the last row."""
-        values = self.ring.own(sample.values)
-        self.amend(sampled=sample.names)
-        self.values.append((self.count - 1, ACTIVATIONS, values))
+    def sampled(self, table: str, names: tuple[str, ...], found: Tensor) -> None:
+        """Add a row to a table of sampled steps: `[Q, M]` of what is so called, with the last step."""
+        values = self.ring.own(found)
+        self.amend(sampled={**self.rows[-1].sampled, table: names})
+        self.values.append((self.count - 1, table, values))
 
     def add(self, values: Mapping[str, Any], ahead: bool = False) -> None:
         """Add scalars (numbers, one-element tensors) to the last step, or to the one that is `ahead`.
@@ -272,7 +271,7 @@ class Recorder:
         if done:
             rows = self.rows[:done]
             make = partial(history, self.run, self.names, self.kept, rows, fields, values)
-            inside = [value for _, name, value in values if name == ACTIVATIONS]
+            inside = {name for _, name, _ in values if name in SAMPLED}
             suspect = not bool(np.isfinite(fields["grad_norm"]).all())
             sent = Sent(LazyBlock([row.step for row in rows], self.names, inside, suspect, make))
             self.sink(sent.block)

@@ -7,10 +7,9 @@ from typing import Any
 
 from torch import Tensor
 
-from gradwatch.history import RECORDED, STEP_COLUMNS
 from gradwatch.sanitize import MAX_LOGGED, MAX_LOGGED_NAME
 from gradwatch.storage.manifest import is_text, text_of
-from gradwatch.table import LISTED
+from gradwatch.table import LISTED, RECORDED, STEP_COLUMNS
 
 
 def refusal(values: Mapping[str, object], known: Collection[str] = ()) -> str | None:

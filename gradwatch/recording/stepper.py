@@ -13,7 +13,9 @@ from torch.optim import Optimizer
 
 from gradwatch.errors import warn
 from gradwatch.measure import fused
+from gradwatch.measure.activations import Sample
 from gradwatch.measure.autograd import without_autograd
+from gradwatch.measure.gradient_histogram import Shares
 from gradwatch.measure.layout import Layout
 from gradwatch.measure.weight_updates import Weights
 from gradwatch.recording import learning_rate, multi_optimizer
@@ -304,9 +306,9 @@ class Stepper:
     def _finish(self) -> None:
         """After the last optimizer of a step: what is measured only every few steps."""
         step, self._step = self._step, None  # at once: whatever raises from here on, the step is over
-        sample = None
+        samples: dict[str, Sample | Shares | None] = {}
         if step is not None and self.inside.samples:
-            sample = self.inside.end(self.layout.device, self.weights.looking)
+            samples = self.inside.end(self.layout.device, self.weights.looking)
             self.inside.begin(self.steps, self.layout)
         if step is None or step.here is None:
             return
@@ -315,8 +317,9 @@ class Stepper:
             self.recorder.amend([*fields, None], present=present)
         if step.is_measured:
             self.recorder.measured(self.weights.after_step(self.optimizers, step.renorm_rate))
-        if sample is not None:
-            self.recorder.sampled(sample)
+        for table, sample in samples.items():
+            if sample is not None:
+                self.recorder.sampled(table, *sample)
 
     def _lane(self, step: Step) -> str:
         names = self.clipper.names

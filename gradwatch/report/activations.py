@@ -84,9 +84,9 @@ def module_cells(modules: list[ModuleSummary]) -> Rows:
     ]  # fmt: skip
 
 
-def as_layers(history: History, quantity: str) -> History:
-    """The run with its modules in the layers' place, or the heads that `quantity` is of."""
-    table = history.activations.with_values(quantity)
+def as_layers(history: History, quantity: str, sampled: str = "activations") -> History:
+    """The run with its modules in the layers' place, or what else of a table of sampled steps `quantity` is of."""
+    table: Table = getattr(history, sampled).with_values(quantity)
     shown = {name: values for name, values in table.values.items() if name != "order"}
     return replace(history, by_layer=Table(table.step, table.attempt, table.optimizer, shown, table.layers))
 

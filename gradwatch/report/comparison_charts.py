@@ -13,13 +13,13 @@ from gradwatch.analysis.clips import as_one, clips_itself
 from gradwatch.analysis.final_values import final, finite_norms, nonfinite_rows, policy_text
 from gradwatch.analysis.groups import NO_POLICY, groups, higher_is_better, natural, telling
 from gradwatch.formatting import percent, quantity_text
-from gradwatch.history import STEP_COLUMNS, Floats, History
+from gradwatch.history import Floats, History
 from gradwatch.report.downsample import bucket_mean
 from gradwatch.report.heatmaps import heatmap_grid
 from gradwatch.report.model import clip_rate
 from gradwatch.report.plotly_figures import NO_POLICY_COLOR, PALETTE, Chart, decades, faded, figure, line, marks
 from gradwatch.sanitize import printable
-from gradwatch.table import stack
+from gradwatch.table import STEP_COLUMNS, stack
 
 POINTS_PER_CHART = 24_000
 DASHES = ("solid", "dash", "dot", "dashdot")

@@ -24,6 +24,7 @@ from gradwatch.report.activations import activation_charts
 from gradwatch.report.comparison_charts import Section, colors, sections
 from gradwatch.report.comparison_table import LAST, Column, columns, conclusion, paste, reasons
 from gradwatch.report.finding_charts import finding_chart
+from gradwatch.report.gradient_histograms import histogram_charts
 from gradwatch.report.heatmaps import heatmap_charts
 from gradwatch.report.model import Report, RunSummary
 from gradwatch.report.pages import page_html
@@ -119,6 +120,7 @@ def _one(report: Report, page: Page) -> dict[str, Any]:
         "caveat": caveat(run),
         "facts": facts(run),
         "heatmaps": page.add(heatmaps),
+        "histograms": page.add(histogram_charts(history)),
         "activations": page.add(activation_charts(history)),
         "norm": page.add([norm_chart(history), *update_charts(history), *noise_charts(history)]),
         "clip": page.add(clip),

@@ -15,8 +15,9 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from gradwatch.storage.folder import ACTIVATIONS, CLOSED_BYTES, FAN_IN, Part, is_closed, list_parts, put
+from gradwatch.storage.folder import CLOSED_BYTES, FAN_IN, Part, is_closed, list_parts, put
 from gradwatch.storage.parquet import opened
+from gradwatch.table import SAMPLED
 
 log = logging.getLogger("gradwatch")
 
@@ -26,7 +27,7 @@ GROUP_VALUES = 1 << 24  # rows x columns of one: where many scalars are logged i
 COLUMNS = {
     "layers": ["optimizer", "layer"],
     "steps": ["optimizer"],
-    ACTIVATIONS: ["optimizer", "module"],
+    **{table: ["optimizer", of] for table, of in SAMPLED.items()},
 }  # those that hold names
 
 
@@ -44,7 +45,7 @@ class Compactor:
     def compact(self) -> None:
         """Merge whatever is due. Parts that cannot be read stay as they are; readers name them."""
         while not self.cancelled():
-            parts = due(list_parts(self.folder), self.left_alone, self.folder.name == ACTIVATIONS)
+            parts = due(list_parts(self.folder), self.left_alone, self.folder.name in SAMPLED)
             if not parts:
                 return
             broken = [part.path for part in parts if not _opens(part.path)]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +12,7 @@ import pyarrow.parquet as pq
 
 from gradwatch.history import History
 from gradwatch.storage.compaction import group_rows, options
-from gradwatch.storage.folder import ACTIVATIONS
-from gradwatch.table import Table
+from gradwatch.table import SAMPLED, Table
 
 
 def wide_table(table: Table, of: str) -> pa.Table:
@@ -33,19 +32,20 @@ def steps_table(block: History) -> pa.Table:
 
 def write_part(path: Path, table: str, block: History) -> None:
     """Write what a table has of a block, as a Parquet file; its row groups hold whole steps."""
-    build, rows_per_step = _BUILDERS[table]
-    each = max(1, rows_per_step(block))
-    found = build(block)
+    if table in SAMPLED:
+        found, each = sampled_table(block, table), len(getattr(block, table).layers)
+    elif table == "layers":
+        found, each = wide_table(block.by_layer, "layer"), len(block.layers)
+    else:
+        found, each = steps_table(block), 1
+    each = max(1, each)
     rows = max(1, group_rows(found.num_columns) // each) * each
     pq.write_table(found, path, row_group_size=rows, **options(found.schema))
 
 
-# table -> (its rows out of a block, how many of them one step has)
-_BUILDERS: dict[str, tuple[Callable[[History], pa.Table], Callable[[History], int]]] = {
-    "layers": (lambda block: wide_table(block.by_layer, "layer"), lambda block: len(block.layers)),
-    "steps": (steps_table, lambda block: 1),
-    ACTIVATIONS: (lambda block: wide_table(block.activations, "module"), lambda block: len(block.activations.layers)),
-}
+def sampled_table(block: History, table: str) -> pa.Table:
+    """One row for each sampled step and module, or layer."""
+    return wide_table(getattr(block, table), SAMPLED[table])
 
 
 def _keys(table: Table, repeat: int) -> dict[str, pa.Array]:

@@ -6,6 +6,7 @@
     steps/part-*.parquet      one row per step
     activations/part-*        one row per sampled step and module, where activations are recorded: the flushes that have
                               any have a part
+    histograms/part-*         the same of sampled steps and layers, where histograms of gradients are
     cursor.json               how far the courier has come
     findings.json             what the diagnosis said last
 
@@ -35,14 +36,13 @@ from gradwatch.sanitize import is_plain_file, is_plain_folder, printable, read_j
 from gradwatch.storage.downsample import reduced
 from gradwatch.storage.manifest import run_of
 from gradwatch.storage.parquet import count_values, joined, layers_blocks, limited, steps_blocks
-from gradwatch.table import Table
+from gradwatch.table import SAMPLED, Table
 
 FSYNC = "GRADWATCH_FSYNC"  # the environment variable
 MANIFEST = "run.json"
 FINDINGS = "findings.json"
 TABLES = ("layers", "steps")  # each flush writes a part of these
-ACTIVATIONS = "activations"  # and first of this one, if it has any
-ALL_TABLES = (ACTIVATIONS, *TABLES)
+ALL_TABLES = (*SAMPLED, *TABLES)  # and first of those of sampled steps, if it has any
 FAN_IN = 64  # parts of one level that become one of the next
 CLOSED_BYTES = 64 << 20
 MAX_GAPS = 5  # that are named
@@ -197,8 +197,8 @@ def _read_cut(folder: Path, since: int, start: int, at_most: int | None) -> Hist
     problems: list[str] = []
     parts = list_tables(folder)
     whole = last_whole_part(folder, parts)
-    blocks, found, inside = (
-        _read_table(folder / t, parts[t], (since, whole), start, problems) for t in (*TABLES, ACTIVATIONS)
+    blocks, found, *inside = (
+        _read_table(folder / t, parts[t], (since, whole), start, problems) for t in (*TABLES, *SAMPLED)
     )
     steps = joined([*limited(found, folder)], folder)
     if at_most is not None and len(steps) and _values(parts["layers"]) > at_most:
@@ -209,7 +209,8 @@ def _read_cut(folder: Path, since: int, start: int, at_most: int | None) -> Hist
     places = sorted(range(len(layers.layers)), key=lambda i: order.get(layers.layers[i], len(order)))
     if places != [*range(len(places))]:
         layers = layers.of_layers(places)
-    history = join(run, layers, steps, activations=joined([*inside], folder))
+    sampled = {name: joined([*one], folder) for name, one in zip(SAMPLED, inside, strict=True)}
+    history = join(run, layers, steps, (), **sampled)
     if since < 0 and start <= 0 and run.source is None:
         problems += missing_steps(history.step, run.first_step, run.end_step)
     return replace(history, problems=tuple(sorted(problems)))
@@ -264,7 +265,7 @@ def _read_table(
     name, expected, (since, until) = table.name, 0, between
     problems += [f"{link.relative_to(table.parent)} is a link, and is not followed" for link in _links(table)]
     for part in parts:
-        if part.first > expected and name != ACTIVATIONS:
+        if part.first > expected and name not in SAMPLED:
             problems.append(f"{name}: parts {expected} to {part.first - 1} are missing")
         expected = part.last + 1
         if part.last <= since or (until is not None and part.last > until):
@@ -273,7 +274,7 @@ def _read_table(
             if name == "steps":
                 yield from steps_blocks(part.path, start)
             else:
-                yield from layers_blocks(part.path, start, "layer" if name == "layers" else "module")
+                yield from layers_blocks(part.path, start, SAMPLED.get(name, "layer"))
         except (OSError, KeyError, ValueError, pa.ArrowException) as error:
             if not part.path.exists():
                 raise _GoneError from error
@@ -312,7 +313,7 @@ def tidy(folder: Path) -> None:
         path.unlink()
     for table in ALL_TABLES:
         parts = list_parts(folder / table)
-        most = last_part(folder) if table == ACTIVATIONS else whole  # written first: the others may lack its last
+        most = last_part(folder) if table in SAMPLED else whole  # written first: the others may lack its last
         kept = {part.path for part in parts if most is None or part.last <= most}
         for path in [*(folder / table).glob(".part-*.tmp"), *(folder / table).glob("part-*.parquet")]:
             if path not in kept:

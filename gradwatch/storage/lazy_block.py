@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence, Sized
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import numpy as np
@@ -14,20 +14,20 @@ from gradwatch.history import History
 class LazyBlock:
     """`make()` as a History; what has to be known of it before is here. It is kept once it is made.
 
-    `is_suspect` says that a norm in it may be inf or NaN. Two threads may ask at once: then it is made twice, and no
-    lock is held in which a process might be forked.
+    `sampled` are the tables of sampled steps it has rows of. `is_suspect` says that a norm in it may be inf or NaN.
+    Two threads may ask at once: then it is made twice, and no lock is held in which a process might be forked.
     """
 
     def __init__(
         self,
         steps: Sequence[int],
         layers: Sequence[Any],
-        activations: Sized,
+        sampled: Collection[str],
         is_suspect: bool,
         make: Callable[[], History],
     ) -> None:
         self.step: NDArray[np.int64] = np.array(steps, np.int64)
-        self.layers, self.activations, self.is_suspect = layers, activations, is_suspect
+        self.layers, self.sampled, self.is_suspect = layers, sampled, is_suspect
         self._make: Callable[[], History] | None = make
         self._made: History | None = None
 

@@ -19,7 +19,7 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from gradwatch.errors import RunError
-from gradwatch.history import KEY_COLUMNS, SEEN
+from gradwatch.history import SEEN
 from gradwatch.sanitize import (
     MAX_COLUMNS,
     MAX_COUNT,
@@ -33,7 +33,7 @@ from gradwatch.sanitize import (
 )
 from gradwatch.storage.address_space import is_limited
 from gradwatch.storage.parquet_footer import Group, row_groups
-from gradwatch.table import Floats, Table, concat_tables
+from gradwatch.table import KEY_COLUMNS, Floats, Table, concat_tables
 
 BYTES = 8  # of a value, as a part holds it unpacked
 MAX_SPREAD = 8  # cells of a table for each row of a part

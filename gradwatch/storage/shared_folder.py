@@ -35,7 +35,7 @@ from gradwatch.storage.folder import (
 )
 from gradwatch.storage.manifest import run_of
 from gradwatch.storage.parquet import require_alike
-from gradwatch.table import stack
+from gradwatch.table import SAMPLED, stack
 
 log = logging.getLogger("gradwatch")
 
@@ -190,15 +190,9 @@ def read_whole(folder: Path, parts: Sequence[Path] | None = None, at_most: int |
     run = joint_run(read_facts(folder), [part.run for part in found])
     problems += [text for part in found for text in part.problems]
     require_alike([part.by_layer for part in found], folder)
-    by_layer, by_step, activations = (
-        table.take(np.argsort(table.step, kind="stable"))
-        for table in (
-            stack([part.by_layer for part in found]),
-            stack([part.by_step for part in found]),
-            stack([part.activations for part in found]),
-        )
-    )
-    return History(run, by_layer, by_step, tuple(problems), activations)
+    tables = {name: stack([getattr(part, name) for part in found]) for name in ("by_layer", "by_step", *SAMPLED)}
+    in_order = {name: table.take(np.argsort(table.step, kind="stable")) for name, table in tables.items()}
+    return History(run, problems=tuple(problems), **in_order)
 
 
 def read_with_parts(folder: Path, at_most: int | None = None) -> tuple[History, list[History]]:

@@ -22,7 +22,6 @@ from gradwatch.storage.answer import Answer
 from gradwatch.storage.compaction import Compactor
 from gradwatch.storage.encoding import write_part
 from gradwatch.storage.folder import (
-    ACTIVATIONS,
     ALL_TABLES,
     MANIFEST,
     TABLES,
@@ -34,6 +33,7 @@ from gradwatch.storage.folder import (
 )
 from gradwatch.storage.lazy_block import Block, history_of
 from gradwatch.storage.lock import Lock
+from gradwatch.table import SAMPLED
 
 log = logging.getLogger("gradwatch")
 
@@ -261,7 +261,7 @@ class RunWriter:
     def _write_part(self, blocks: list[Block]) -> None:
         """The first blocks of those that wait, as a part of each table."""
         block = concat([history_of(each) for each in blocks])
-        tables = [table for table in ALL_TABLES if table != ACTIVATIONS or len(block.activations)]
+        tables = [table for table in ALL_TABLES if table not in SAMPLED or len(getattr(block, table))]
         paths = [self.folder / table / f"part-{self.next_part:06d}.parquet" for table in tables]
         written = []
         try:
@@ -283,7 +283,7 @@ class RunWriter:
     def _restore(self) -> None:
         """The folder anew, where somebody removed it. What it lay in is not made: it may be a disk that went away."""
         refuse_links(self.folder / table for table in ALL_TABLES)
-        tables = (*TABLES, ACTIVATIONS) if any(len(block.activations) for block in self.pending) else TABLES
+        tables = {*TABLES, *(table for block in self.pending for table in block.sampled)}
         if all((self.folder / table).is_dir() for table in tables):
             return
         gone = not self.folder.is_dir()

@@ -24,8 +24,8 @@ from numpy.typing import NDArray
 from gradwatch.analysis.clips import as_one, incoming, loop_changed, loop_coef
 from gradwatch.analysis.noise_scale import estimates, noise_scale
 from gradwatch.analysis.rules.facts import limit_of
-from gradwatch.history import REWINDS, SETTING, Floats, History
-from gradwatch.table import EMPTY, joint_norm, spread
+from gradwatch.history import Floats, History
+from gradwatch.table import EMPTY, NOT_SAMPLED, REWINDS, SETTING, joint_norm, spread
 from gradwatch.tracking.clip_rates import NO_RATES, Rate, Rates
 from gradwatch.tracking.mlflow_names import (
     BEFORE_LOOP,
@@ -107,13 +107,15 @@ LAYER_QUANTITIES: dict[str, tuple[Callable[[Floats], Floats], Callable[[Floats],
     "update_ratio": (_largest, _max),
     "clip_rate": (_average, _mean),
 }
-# quantity of the modules or heads -> (what it is called, how all of them are summed up)
-MODULE_QUANTITIES = {
-    "rms": ("activation_rms", ("largest", "median")),
-    "max": ("activation_max", ("largest", "median")),
-    "dead": ("activation_dead", ("largest",)),
-    "logit_max": ("attention_logit", ("largest", "median")),
-    "entropy": ("attention_entropy", ("median",)),
+# table of sampled steps, quantity -> (what it is called, how all its modules, heads or layers are summed up)
+SAMPLED_QUANTITIES = {
+    ("histograms", "below_fp16"): ("grad_below_fp16", ("largest", "median")),
+    ("histograms", "below_e4m3"): ("grad_below_e4m3", ("median",)),
+    ("activations", "rms"): ("activation_rms", ("largest", "median")),
+    ("activations", "max"): ("activation_max", ("largest", "median")),
+    ("activations", "dead"): ("activation_dead", ("largest",)),
+    ("activations", "logit_max"): ("attention_logit", ("largest", "median")),
+    ("activations", "entropy"): ("attention_entropy", ("median",)),
 }
 # column of the steps table -> (key, how a window sums it up)
 STEP_QUANTITIES: dict[str, tuple[str, Callable[[Floats], float]]] = {
@@ -154,7 +156,7 @@ def windows(
     own_series = [*_series(history, limit), *_brief_series(history, clipped=bool(history.run.clip))]
     own_series += _noise_series(history, size)
     series = [*own_series, *_loop_series(history), *([] if history.run.clip else _clip_series(history))]
-    totals = replace(history, by_layer=EMPTY, activations=EMPTY)  # the layers are not copied for each window
+    totals = replace(history, by_layer=EMPTY, **NOT_SAMPLED)  # the layers are not copied for each window
     bad = history.total("nonfinite") > 0
     bad[history.layer_rows[(history.layer("nonfinite") > 0).any(axis=1)]] = True
     stamps = (history.total("time") * 1000).round().clip(0, LAST_TIME).astype(np.int64)
@@ -208,7 +210,7 @@ def _series(history: History, limit: int) -> list[Series]:
         for name, at in groups.items():
             curve = spread(block(values[:, at]), history.layer_rows, len(history))
             out.append((layer_key(quantity, name), curve, reduce, False))
-    out += [(part_key(key, part), values, _max, False) for key, values in _of_modules(history)]
+    out += [(part_key(key, part), values, _max, False) for key, values in _of_sampled(history)]
     rates = [name for name in history.per_step if name == "lr" or name.startswith(("lr/", SETTING))]
     out += [(part_key(safe_name(name), part), history.per_step[name], _last, False) for name in rates]
     out += [(part_key(name, part), history.per_step[name], _last, True) for name in REWINDS if name in history.per_step]
@@ -242,11 +244,11 @@ def _clip_series(history: History) -> list[Series]:
             (part_key(f"{BRIEF}/norm_threshold", part), bound, _last, False)]  # fmt: skip
 
 
-def _of_modules(history: History) -> Iterator[tuple[str, Floats]]:
-    """The largest and the median of all modules, or heads, at each sampled step, NaN at the others: `[T]` by key."""
-    table = history.activations
-    at = history.by_step.find(table) if len(table) else np.zeros(0, np.int64)
-    for quantity, (key, words) in MODULE_QUANTITIES.items():
+def _of_sampled(history: History) -> Iterator[tuple[str, Floats]]:
+    """The largest and the median of modules, heads or layers at each sampled step, NaN at the others: `[T]` by key."""
+    for (name, quantity), (key, words) in SAMPLED_QUANTITIES.items():
+        table = getattr(history, name)
+        at = history.by_step.find(table) if len(table) else np.zeros(0, np.int64)
         values = table.with_values(quantity).values.get(quantity)
         if values is None:
             continue

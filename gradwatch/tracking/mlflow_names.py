@@ -15,7 +15,7 @@ from itertools import takewhile
 
 import numpy as np
 
-from gradwatch.history import SETTING
+from gradwatch.table import SETTING
 
 MAX_NAME = 250
 FEW_BLOCKS = 8  # a grouping this coarse hides the model: the next finer level is merged into ranges instead
@@ -40,6 +40,8 @@ OWN = tuple(
         "attention_logit",
         "attention_entropy",
         "noise_scale",
+        "grad_below_fp16",
+        "grad_below_e4m3",
     )
 )
 _OWN_TOO = (*OWN, "lr/", SETTING)

@@ -151,7 +151,7 @@ def test_the_noise_scale_of_known_noise_is_found(tmp_path):
     """Gradients that are a vector and noise of known size: S / |G|^2 is the variance over the square."""
     model = nn.Linear(50, 1, bias=False)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
-    true, sigma = torch.full((50,), 0.1), 0.4
+    true, sigma = torch.full((50,), 0.1), 0.2
     generator = torch.Generator().manual_seed(0)
     with watch(model, optimizer, tmp_path, noise_scale=True, every=1) as handle:
         for _ in range(400):
@@ -161,5 +161,5 @@ def test_the_noise_scale_of_known_noise_is_found(tmp_path):
             optimizer.step()
             optimizer.zero_grad()
     found = noise_scale(*estimates(open_history(handle.dir)))
-    # of one micro-batch sigma^2 * 50 / |true|^2 = 16; a batch is four of them
-    assert found == pytest.approx(sigma**2 / 0.01 / PARTS, rel=0.1)
+    # of one micro-batch sigma^2 * 50 / |true|^2 = 4; a batch is four of them
+    assert found == pytest.approx(sigma**2 / 0.01 / PARTS, rel=0.15)

@@ -18,12 +18,12 @@ import gradwatch
 from gradwatch import Rewind, SkipSpike, TrainingHalted, WatchError, open_history
 from gradwatch.analysis.rules import Finding
 from gradwatch.cli import main
-from gradwatch.history import REWINDS
 from gradwatch.recording import open_watches
 from gradwatch.recording.snapshot import Training as Snapshots
 from gradwatch.recording.trouble import TroubleFinder, stands_out
 from gradwatch.report.model import build_report
 from gradwatch.report.wording import facts
+from gradwatch.table import REWINDS
 from gradwatch.tracking.metric_keys import windows
 
 BAD = 87

@@ -9,10 +9,11 @@ from make_run import make_history
 
 from gradwatch.history import concat
 from gradwatch.storage.compaction import Compactor, due
-from gradwatch.storage.folder import ACTIVATIONS, FAN_IN, list_parts, read_run, tidy
+from gradwatch.storage.folder import FAN_IN, list_parts, read_run, tidy
 from gradwatch.storage.writer import RunWriter
 from gradwatch.table import EMPTY, Table
 
+ACTIVATIONS = "activations"
 MODULES = ("h.0", "h.1")
 
 

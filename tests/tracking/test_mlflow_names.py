@@ -9,7 +9,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from make_run import LAYERS, make_history
 
-from gradwatch.history import RECORDED, STEP_COLUMNS
+from gradwatch.table import RECORDED, STEP_COLUMNS
 from gradwatch.tracking.client import run_params
 from gradwatch.tracking.metric_keys import LAYER_QUANTITIES, LOSS, windows
 from gradwatch.tracking.mlflow_names import OWN, blocks, safe_name

@@ -5,21 +5,20 @@ from __future__ import annotations
 from pathlib import Path
 
 from gradwatch.sanitize import formula_free
-from gradwatch.storage.encoding import wide_table, write_part
-from gradwatch.storage.folder import ACTIVATIONS, TABLES, put
+from gradwatch.storage.encoding import sampled_table, write_part
+from gradwatch.storage.folder import TABLES, put
 from gradwatch.tracking.export.run_export import RunExport
 
 
 def write_csv(run: RunExport, out: Path) -> list[str]:
-    """`steps.csv`, one row per step, `layers.csv`, one row per step and layer, and `activations.csv`, where there are.
+    """`steps.csv`, one row per step, `layers.csv`, one row per step and layer, and those of sampled steps.
 
     Numbers are written so that they are read back to the bit; a cell without a value is empty.
     """
     folder = out / run.name
     folder.mkdir(exist_ok=True)
     frames = {"steps": run.whole.steps_frame(), "layers": run.whole.to_frame()}
-    if len(run.whole.activations):
-        frames[ACTIVATIONS] = wide_table(run.whole.activations, "module").to_pandas()
+    frames |= {table: sampled_table(run.whole, table).to_pandas() for table in run.whole.sampled}
     for table, frame in frames.items():
         texts = [name for name in ("optimizer", "layer", "module") if name in frame]
         frame[texts] = frame[texts].astype(str).map(formula_free)
@@ -33,7 +32,7 @@ def write_parquet(run: RunExport, out: Path) -> list[str]:
     """The same tables as `steps.parquet`, ...: the columns of a run folder's parts, in one file each."""
     folder = out / run.name
     folder.mkdir(exist_ok=True)
-    for table in (*TABLES, ACTIVATIONS) if len(run.whole.activations) else TABLES:
+    for table in (*TABLES, *run.whole.sampled):
         temporary = folder / f".{table}.parquet.tmp"
         write_part(temporary, table, run.whole)
         put(temporary, folder / f"{table}.parquet")

@@ -12,12 +12,12 @@ import numpy as np
 
 from gradwatch.analysis.final_values import LOSS
 from gradwatch.errors import RunError
-from gradwatch.history import RECORDED, STEP_COLUMNS, Floats, History, Run
+from gradwatch.history import Floats, History, Run
 from gradwatch.sanitize import MAX_LOGGED, MAX_LOGGED_NAME, MAX_STEP, printable
 from gradwatch.storage.encoding import write_part
 from gradwatch.storage.folder import MANIFEST, TABLES, create_folder, now_iso, put, write_json
 from gradwatch.storage.manifest import check_run
-from gradwatch.table import Table, stack
+from gradwatch.table import RECORDED, STEP_COLUMNS, Table, stack
 from gradwatch.tracking.mlflow_names import OWN
 
 MAX_BYTES = 1 << 30  # of a file that is imported
