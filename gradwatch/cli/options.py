@@ -104,14 +104,9 @@ def intervening(many: bool = False) -> Callable[[Decorated], Decorated]:
     return decorate
 
 
-INSIDE = (
-    "slots",
-    "activations",
-    "activations_of",
-    "activations_every",
-    "noise_scale",
-    "histogram_every",
-)  # arguments of `watch`, too
+# What is recorded besides, by the names of the arguments of `watch`; that ending in _of is of the one before it
+INSIDE = ("slots", "activations", "activations_of", "activations_every", "noise_scale", "histogram_every",
+          "singular_values", "singular_values_of")  # fmt: skip
 
 
 def looking_inside(as_for_run: bool = False) -> Callable[[Decorated], Decorated]:
@@ -130,6 +125,10 @@ def looking_inside(as_for_run: bool = False) -> Callable[[Decorated], Decorated]
                said="The same of the modules with such names, as '*.attn'; again for more."),
         option("--activations-every", metavar="N", type=click.IntRange(1), default=50,
                said="Steps between two in which activations are measured."),
+        option("--singular-values", is_flag=True,
+               said="Record the largest singular value and the stable rank of all weight matrices."),
+        option("--singular-values-of", metavar="PATTERN", multiple=True,
+               said="The same of the weights with such names, as '*.attn.*'; again for more."),
         option("--histogram-every", metavar="N", type=click.IntRange(1),
                said="Record a histogram of each layer's gradient every N steps."),
         option("--noise-scale", is_flag=True,

@@ -26,7 +26,7 @@ from gradwatch.errors import RunError
 
 # what a training is to be repeated with, beside what a sweep varies; what only delivers it is not
 REPEATED = ("--script-clip", "--every", "--total-steps", "--metric-regex", "--higher-is-better", "--lower-is-better",
-            "--param", "--activations-of", "--histogram-every")  # fmt: skip
+            "--param", "--activations-of", "--histogram-every", "--singular-values-of")  # fmt: skip
 
 
 class RunCommand(Configured):
@@ -118,8 +118,7 @@ def run(ctx: click.Context, /, script: str | None, args: tuple[str, ...], module
         "every": options["every"],
         "total_steps": options["total_steps"],
         "flush_every": options["flush_every"],
-        **{name: options[name] for name in INSIDE if name != "activations_of"},
-        "activations": options["activations_of"] or options["activations"],
+        **{name: options.get(f"{name}_of") or options[name] for name in INSIDE if not name.endswith("_of")},
         "log": None if options["log"] == "none" else options["log"].split(","),
         "delivery": options["delivery"],
         "dir": str(_folder(options["dir"])),

@@ -23,6 +23,7 @@ from gradwatch.measure.gradients import Batch
 from gradwatch.measure.layout import Layout, real, stride
 from gradwatch.measure.looking import Looking
 from gradwatch.measure.second_moment import adam_rms
+from gradwatch.measure.singular_values import SingularValues
 
 if TYPE_CHECKING:
     from gradwatch.policies import Policy
@@ -37,18 +38,31 @@ class Weights:
     """
 
     def __init__(
-        self, layout: Layout, renorm: Policy | None, every: int, slots: bool, looking: Looking | None = None
+        self,
+        layout: Layout,
+        renorm: Policy | None,
+        every: int,
+        slots: bool,
+        looking: Looking | None = None,
+        singular_values: Sequence[str] = (),
     ) -> None:
         self.layout, self.renorm, self.every, self.slots = layout, renorm, every, slots
         self.looking = looking or Looking()
         self._update_ratio = UpdateRatio(layout)
+        self._singular_values = SingularValues(layout, singular_values) if singular_values else None
+        self._patterns = singular_values
         self._looked = False  # whether it has seen the weights before the step
         if renorm is not None:  # a pattern that fits no layer is named before training starts
             renorm.init(Batch(layout, [None] * len(layout.params)))
 
+    @property
+    def matrices(self) -> int:
+        """Of how many weights the largest singular value is measured."""
+        return 0 if self._singular_values is None else len(self._singular_values.places)
+
     def on(self, layout: Layout) -> Weights:
         """The same of other layers."""
-        return Weights(layout, self.renorm, self.every, self.slots, self.looking)
+        return Weights(layout, self.renorm, self.every, self.slots, self.looking, self._patterns)
 
     def before_step(self, number: int) -> bool:
         """Whether the weights are measured in this step; if so, they are looked at."""
@@ -75,6 +89,9 @@ class Weights:
         values = {} if renorm_rate is None else {"renorm_rate": renorm_rate}
         with self.looking.at("weight_norm"):
             values["weight_norm"] = weight_norms(self.layout)
+        if self._singular_values is not None:
+            with self.looking.at("sigma_max"):
+                values.update(self._singular_values.measure(values["weight_norm"]))
         with self.looking.at("update_ratio"):
             if self._looked:
                 values.update(self._update_ratio.after())

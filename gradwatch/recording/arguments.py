@@ -44,6 +44,7 @@ class Settings:
     ranks: bool = False
     noise_scale: bool = False
     histogram_every: int | None = None
+    singular_values: bool | Sequence[str] = False
 
     def __post_init__(self) -> None:
         for name in ("every", "total_steps", "mlflow_layers", "activations_every", "histogram_every"):
@@ -69,13 +70,12 @@ class Settings:
             if not isinstance(value, str | None) or value not in allowed:
                 raise WatchError(f"{name}={value!r:.80}: wanted {' or '.join(map(repr, allowed))}")
 
-        asked = self.activations
-        if not isinstance(asked, bool) and (
-            isinstance(asked, str) or not isinstance(asked, Sequence) or not all(isinstance(p, str) for p in asked)
-        ):
-            raise WatchError(
-                f"activations={text_of(asked):.80}: wanted True, or a list of patterns, such as ['*.attn', '*.mlp']"
-            )
+        for name, such in (("activations", ["*.attn", "*.mlp"]), ("singular_values", ["*.weight"])):
+            asked = getattr(self, name)
+            if not isinstance(asked, bool) and (
+                isinstance(asked, str) or not isinstance(asked, Sequence) or not all(isinstance(p, str) for p in asked)
+            ):
+                raise WatchError(f"{name}={text_of(asked):.80}: wanted True, or a list of patterns, such as {such}")
         told = self.higher_is_better
         if not isinstance(told, Mapping) or not all(
             isinstance(k, str) and isinstance(v, bool) for k, v in told.items()
@@ -94,6 +94,12 @@ class Settings:
             raise WatchError(
                 "tensorboard is not installed: pip install 'gradwatch[tensorboard]', or leave it out of log="
             )
+
+    @property
+    def matrices(self) -> tuple[str, ...]:
+        """The patterns of the weights whose singular values are recorded."""
+        asked = self.singular_values
+        return (("*",) if asked else ()) if isinstance(asked, bool) else tuple(asked)
 
     @property
     def trackers(self) -> tuple[str, ...]:

@@ -73,6 +73,7 @@ def watch(
     activations_every: int = 50,
     noise_scale: bool = False,
     histogram_every: int | None = None,
+    singular_values: bool | Sequence[str] = False,
     mlflow_layers: int = 16,
     delivery: str = "courier",
     on_finding: Callable[[Finding], object] | None = None,
@@ -120,6 +121,8 @@ def watch(
             accumulates gradients: reports make the gradient noise scale of it.
         histogram_every: steps between two in which a histogram of each layer's |g| is recorded, and what float16,
             bfloat16 and float8 would lose of it; None for none.
+        singular_values: also record, every `every` steps, the largest singular value of weights and their stable rank:
+            True for all matrices, or shell-style patterns of layers' names.
         mlflow_layers: how many curves per quantity go to MLflow; more layers are summed up by module block.
         delivery: `"courier"` starts a process that delivers the run to MLflow and diagnoses it (with `log=None`, one
             that only diagnoses it); `"none"` starts none and leaves both to `gradwatch sync` and `gradwatch check`.
@@ -141,7 +144,7 @@ def watch(
     policies = as_policy(clip, "clip"), as_policy(renorm, "renorm")
     settings = Settings(
         every, total_steps, log, delivery, mlflow_layers, halt_on, flush_every, higher_is_better or {}, lr_scale,
-        warmup, activations, activations_every, slots, ranks, noise_scale, histogram_every,
+        warmup, activations, activations_every, slots, ranks, noise_scale, histogram_every, singular_values,
     )  # fmt: skip
     check_optimizers(optimizers, policies[0], RateScale(lr_scale, warmup))
     check_kinds(run_name, dir, run_id, tracking_uri, tags, params, layers, ignore)
@@ -173,7 +176,7 @@ def _measured(
 ) -> tuple[Clipper, Weights, Inside]:
     """What acts on the gradients and the weights, and looks at more than these."""
     clip, renorm = policies
-    weights = Weights(layout, renorm, settings.every, settings.slots)
+    weights = Weights(layout, renorm, settings.every, settings.slots, singular_values=settings.matrices)
     looked_at = inside(model, settings, layout, part, weights.looking)
     return Clipper(layout, optimizers, clip, looked_at.histogram), weights, looked_at
 

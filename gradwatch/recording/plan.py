@@ -22,7 +22,8 @@ if TYPE_CHECKING:
 def plan(stepper: Stepper) -> str:
     """One line for each thing that happens on a step. Takes no step and reads nothing from the device."""
     clip, renorm, layout = stepper.clipper.policy, stepper.weights.renorm, stepper.layout
-    rates = stepper.rate_scale
+    rates, matrices = stepper.rate_scale, stepper.weights.matrices
+    spectra = f", and the largest singular value of {matrices} matrices," if matrices else ""
     own = loop_clips(stepper.loop_clips.last)
     collectives = ", and one all-reduce over the processes" if layout.sharding is not None else ""
     return "\n".join(
@@ -34,7 +35,7 @@ def plan(stepper: Stepper) -> str:
             *([f"the loop itself clips: {own}"] if own else []),
             *([f"learning rates: {rates!r}, around each step"] if rates != RateScale() else []),
             f"renorm: {renorm!r}{', after each step' if renorm else ''}",
-            f"weight norms and update ratios every {stepper.weights.every} steps",
+            f"weight norms and update ratios{spectra} every {stepper.weights.every} steps",
             *stepper.notes.values(),
             *stepper.inside.plan(),
         ]

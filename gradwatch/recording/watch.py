@@ -232,6 +232,7 @@ class Watch:
         was still there; if not, `close` is all that is left to do.
         """
         torch_patches.leave(self._stepper.listener)
+        self._stepper.inside.stop()
         self._stepper.keeps = self._source  # which holds the model
         found, steps = weakref.ref(self._stepper), self._stepper.steps
         del self._stepper, self._source
@@ -244,6 +245,7 @@ class Watch:
             self._stepper, self._source = stepper, stepper.keeps
             stepper.keeps = None
             torch_patches.listen(stepper.listener)
+            stepper.inside.begin(stepper.steps, stepper.layout)
             return True
 
         return hold

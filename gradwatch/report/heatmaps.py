@@ -5,6 +5,7 @@ Legend: R drawn rows (layers), C drawn columns (steps).
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -19,6 +20,7 @@ from gradwatch.report.plotly_figures import ABSENT, BAD, VIRIDIS, Chart, figure,
 from gradwatch.sanitize import printable
 
 HEATMAPS = {"grad_norm": "Gradient norm", "weight_norm": "Weight norm", "update_ratio": "Update ratio"}
+ASKED = {"sigma_max": "Largest singular value", "stable_rank": "Stable rank"}  # where they were asked for
 MOST = 12  # policies
 ROWS, COLUMNS = 60, 160  # cells of one map
 LABELS = 16
@@ -28,7 +30,7 @@ GAP_X, GAP_Y = 0.03, 52  # between two maps: a share of the width, pixels
 def heatmap_charts(history: History, run: RunSummary) -> tuple[list[Chart], list[str]]:
     """Layers x steps of each recorded quantity, and a sentence for each that this run does not hold."""
     charts, missing = [], []
-    for quantity, title in HEATMAPS.items():
+    for quantity, title in {**HEATMAPS, **{q: ASKED[q] for q in ASKED if q in history.per_layer}}.items():
         data = heatmap(history, quantity)
         if data is None:
             missing.append(f"{title} is not shown: this run did not record it.")
@@ -48,7 +50,8 @@ def heatmap_charts(history: History, run: RunSummary) -> tuple[list[Chart], list
 
 def _heatmap_title(layers: tuple[LayerSummary, ...], quantity: str, title: str) -> str:
     column = {"grad_norm": "median_grad_norm"}.get(quantity, quantity)
-    known = [(getattr(layer, column), layer.name) for layer in layers if getattr(layer, column) > 0]
+    known = [(getattr(layer, column, math.nan), layer.name) for layer in layers]
+    known = [pair for pair in known if pair[0] > 0]
     if len(known) < 2:
         return f"{title} per layer"
     (low, smallest), (high, largest) = min(known), max(known)

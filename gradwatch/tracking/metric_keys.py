@@ -107,10 +107,12 @@ LAYER_QUANTITIES: dict[str, tuple[Callable[[Floats], Floats], Callable[[Floats],
     "update_ratio": (_largest, _max),
     "clip_rate": (_average, _mean),
 }
-# table of sampled steps, quantity -> (what it is called, how all its modules, heads or layers are summed up)
+# table, quantity that is sampled -> (what it is called, how all its modules, heads or layers are summed up)
 SAMPLED_QUANTITIES = {
     ("histograms", "below_fp16"): ("grad_below_fp16", ("largest", "median")),
     ("histograms", "below_e4m3"): ("grad_below_e4m3", ("median",)),
+    ("by_layer", "sigma_max"): ("sigma_max", ("largest", "median")),
+    ("by_layer", "stable_rank"): ("stable_rank", ("median",)),
     ("activations", "rms"): ("activation_rms", ("largest", "median")),
     ("activations", "max"): ("activation_max", ("largest", "median")),
     ("activations", "dead"): ("activation_dead", ("largest",)),

@@ -42,6 +42,8 @@ OWN = tuple(
         "noise_scale",
         "grad_below_fp16",
         "grad_below_e4m3",
+        "sigma_max",
+        "stable_rank",
     )
 )
 _OWN_TOO = (*OWN, "lr/", SETTING)

@@ -31,8 +31,8 @@ class Count(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-def calls(**asked: Any) -> tuple[int, int]:
-    """Of a step that is sampled and measured, and of one that is neither."""
+def calls(parts: int = 1, **asked: Any) -> tuple[int, int]:
+    """Of a step of so many micro-batches that is sampled and measured, and of one that is neither."""
     torch.manual_seed(0)
     layer = nn.TransformerEncoderLayer(32, 4, 64, dropout=0.0, batch_first=True, norm_first=True)
     model = nn.TransformerEncoder(layer, 4, enable_nested_tensor=False)
@@ -44,7 +44,8 @@ def calls(**asked: Any) -> tuple[int, int]:
         for _ in range(STEPS):
             optimizer.zero_grad()
             with Count() as seen:
-                model(torch.ones(2, 8, 32)).square().mean().backward()
+                for _ in range(parts):
+                    model(torch.ones(2, 8, 32)).square().mean().backward()
                 optimizer.step()
             found.append(seen.calls)
         watch.close()
@@ -52,10 +53,13 @@ def calls(**asked: Any) -> tuple[int, int]:
 
 
 if __name__ == "__main__":
-    plain = calls()
     for name, asked in {
         "activations": {"activations": True, "activations_every": EVERY},
         "slots": {"slots": True},
+        "histogram_every": {"histogram_every": EVERY},
+        "singular_values": {"singular_values": True},
+        "noise_scale": {"noise_scale": True, "parts": 2},
     }.items():
+        plain = calls(int(asked.get("parts", 1)))
         more = [after - before for after, before in zip(calls(**asked), plain, strict=True)]
         print(json.dumps({"switch": name, "sampled": more[0], "other": more[1], "plain": plain}))

@@ -31,3 +31,13 @@ def test_two_ranks_together_are_one_process(kind, alone, tmp_path):
     else:
         assert together.total("micro_batches")[0] == 3
         np.testing.assert_allclose(first, wanted, rtol=1e-5)
+    assert together.histograms.layers == alone.histograms.layers == alone.layers
+    assert together.histograms.step.tolist() == [0, 2, 4]
+    for name, values in alone.histograms.values.items():
+        np.testing.assert_allclose(together.histograms.values[name], values, atol=0.04, err_msg=name)
+        assert (
+            np.isclose(together.histograms.values[name], values, atol=1e-6)
+        ).mean() > 0.9  # but for an element at an edge
+    for name in ("sigma_max", "stable_rank"):
+        assert np.isfinite(alone.layer(name)[::2, ::2]).all()
+        np.testing.assert_allclose(together.layer(name), alone.layer(name), rtol=1e-4, err_msg=name)

@@ -35,7 +35,7 @@ def main(kind, folder):
     model = wrap(nn.Sequential(nn.Linear(6, 12), nn.Tanh(), nn.Linear(12, 7), nn.Tanh(), nn.Linear(7, 3)), kind, size)
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-2)
     watch = gradwatch.watch(model, optimizer, dir=folder, run_name=kind, log=None, delivery="none", verbose=False,
-                            every=2, noise_scale=True)  # fmt: skip
+                            every=2, noise_scale=True, histogram_every=2, singular_values=True)  # fmt: skip
     generator = torch.Generator().manual_seed(1)
     for _ in range(6):
         for part in range(PARTS):

@@ -1,0 +1,120 @@
+"""The largest singular value of weights, by power iteration that goes on from one measurement to the next.
+
+Legend: L layers, in the order of the Layout. A weight W is a matrix, its first dimension the rows; v is the estimate of
+its first right singular vector.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from fnmatch import fnmatchcase
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from gradwatch.errors import WatchError
+from gradwatch.measure.autograd import without_autograd
+from gradwatch.measure.distributed import is_sharded, local
+from gradwatch.measure.layout import Layout, at
+
+FIRST, AGAIN = 30, 2  # iterations of the first measurement, and of each later one: weights move little in between
+
+
+class SingularValues:
+    """Of the matrices whose names fit one of the patterns: the largest singular value, from below, and what of the
+    weight norm it leaves to the others.
+
+    Raises:
+        WatchError: no matrix fits, or one is cut over ranks in a way that is not known here.
+    """
+
+    def __init__(self, layout: Layout, patterns: Sequence[str]) -> None:
+        self.layout = layout
+        self.places = [
+            i
+            for i, (name, p) in enumerate(zip(layout.names, layout.params, strict=True))
+            if p.dim() > 1 and p.numel() and not p.is_complex() and any(fnmatchcase(name, each) for each in patterns)
+        ]
+        if not self.places:
+            raise WatchError(
+                f"singular_values={tuple(patterns)!r:.200} fits no matrix: wanted patterns of layers of two or more "
+                f"dimensions; the layers are {', '.join(layout.names[:8])}"
+            )
+        self._blocks = {i: _block(layout.names[i], layout.params[i]) for i in self.places}
+        self._vectors: list[Tensor] = []  # v of each, of length 1
+
+    @without_autograd
+    def measure(self, weight_norms: Tensor) -> dict[str, Tensor]:
+        """`sigma_max` and `stable_rank` `[L]`, NaN for layers that are not asked for; `weight_norms` `[L]` are the
+        Frobenius norms.
+
+        sigma = |W^T W v|^(1/2) with |v| = 1 is at most the true value, and grows towards it. The stable rank is
+        |W|_F^2 / sigma^2 (Rudelson & Vershynin 2007, arXiv:math/0503442).
+        """
+        again = bool(self._vectors)
+        vectors = self._vectors or [self._start(i) for i in self.places]
+        with torch.autocast(self.layout.device.type, enabled=False):
+            for _ in range(AGAIN if again else FIRST):
+                products = self._times(self._times(vectors, transposed=False), transposed=True)
+                norms = torch._foreach_norm(products)
+                pairs = zip(torch._foreach_div(products, norms), vectors, norms, strict=True)
+                # what is 0 or not finite leaves v as it was, for weights that become something else
+                vectors = [torch.where((n > 0) & n.isfinite(), new, old) for new, old, n in pairs]
+        self._vectors = vectors
+        sigma = self.layout.full((len(self.layout.names),), math.nan)
+        where = self.layout.constant("matrices", lambda: self.layout.numbers(self.places, torch.int64))
+        found = torch.stack([at(self.layout.device, n) for n in norms]).to(sigma.dtype).sqrt()
+        sigma.index_copy_(0, where, found)
+        return {"sigma_max": sigma, "stable_rank": (weight_norms / sigma).square()}
+
+    def _start(self, place: int) -> Tensor:
+        """A fixed vector without a direction of its own, that costs the training no random number."""
+        weight = self.layout.params[place]
+        exact = torch.float32 if weight.device.type == "mps" else torch.float64
+        wave = torch.arange(1, weight[0].numel() + 1, dtype=exact, device=local(weight).device).square().sin()
+        start: Tensor = wave / torch.linalg.vector_norm(wave)
+        return start.to(torch.promote_types(weight.dtype, torch.float32))
+
+    def _times(self, vectors: list[Tensor], transposed: bool) -> list[Tensor]:
+        """W v of each, or W^T v; of weights that are spread over ranks the sum of what each adds: one all-reduce."""
+        spread, out = self.layout.sharding, []
+        for i, v in zip(self.places, vectors, strict=True):
+            weight = local(self.layout.params[i])
+            matrix = weight.flatten(1).to(v.dtype)  # of half precision one layer's copy at a time
+            if spread is None:
+                out.append(torch.mv(matrix.T if transposed else matrix, v))
+                continue
+            rows, columns = self._blocks[i]
+            here, there = (rows, columns) if transposed else (columns, rows)
+            whole = v.new_zeros(self._size(i, rows=not transposed))
+            whole[there] = torch.mv(matrix.T if transposed else matrix, v[here]) * spread.shares[i]
+            out.append(whole)
+        if spread is None:
+            return out
+        together = torch.cat([part.to(torch.float64) for part in out])
+        dist.all_reduce(together, group=spread.group)
+        parts = torch.split(together, [len(part) for part in out])
+        return [part.to(v.dtype) for part, v in zip(parts, vectors, strict=True)]
+
+    def _size(self, place: int, rows: bool) -> int:
+        weight = self.layout.params[place]
+        return len(weight) if rows else weight.numel() // len(weight)
+
+
+def _block(name: str, param: Any) -> tuple[slice, slice]:
+    """Which rows and columns of the matrix this rank holds."""
+    if not is_sharded(param):
+        return slice(None), slice(None)
+    from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
+
+    held, start = compute_local_shape_and_global_offset(param.shape, param.device_mesh, param.placements)
+    if tuple(held[2:]) != tuple(param.shape[2:]) or (param.dim() > 2 and held[1] != param.shape[1]):
+        raise WatchError(
+            f"singular_values=: {name} is cut over ranks along another dimension than its first: leave it out"
+        )
+    inner = math.prod(param.shape[2:])
+    rows, columns = (slice(s, s + n) for s, n in zip(start[:2], held[:2], strict=True))
+    return rows, slice(columns.start * inner, columns.stop * inner)
