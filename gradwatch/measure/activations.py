@@ -22,6 +22,7 @@ from gradwatch.measure import attention, eager
 from gradwatch.measure.autograd import without_autograd
 from gradwatch.measure.distributed import local
 from gradwatch.measure.looking import Looking
+from gradwatch.measure.routers import Router, Tokens
 from gradwatch.measure.saturation import Flat, flat_of
 
 QUANTITIES = ("rms", "max", "zeros", "saturated", "dead", "nonfinite", "order")
@@ -34,7 +35,8 @@ _CHANNELS = ("Conv", "BatchNorm", "GroupNorm", "InstanceNorm", "SyncBatchNorm", 
 
 class Sample(NamedTuple):
     """What was sampled in a step: `[Q, M]` float32 of `QUANTITIES`, for these modules; and where there is attention, of
-    `attention.QUANTITIES` too, and after the modules their heads, `h.0.attn[3]`. NaN for what does not apply.
+    `attention.QUANTITIES` and `routers.QUANTITIES` too, and after the modules their heads, `h.0.attn[3]`, and experts.
+    NaN for what does not apply.
     """
 
     names: tuple[str, ...]
@@ -56,12 +58,15 @@ class Activations:
         every: int = 50,
         group: dist.ProcessGroup | None = None,
         looking: Looking | None = None,
+        routers: Mapping[str, Router] | None = None,
     ) -> None:
         self.names, self.every, self.group = tuple(modules or ()), every, group
         self._looking = looking or Looking()
         known = dims or {}
         self._slots = {id(m): _Slot(m, flat_of(m), known.get(id(m))) for m in (modules or {}).values()}
         self._attention = attention.Attention(modules or {}, self._slots, self._looking)
+        self._tokens = Tokens(routers or {})
+        self._routers = {id(r.module): _Slot(r.module, None, None) for r in (routers or {}).values()}
         self._first: int | None = None
         self._hook: Any = None
         self._order: dict[int, None] = {}
@@ -85,8 +90,9 @@ class Activations:
         if self._hook is not None:
             self._hook.remove()
         self._attention.stop()
+        self._tokens.clear()
         self._hook, self._order = None, {}
-        for slot in self._slots.values():
+        for slot in (*self._slots.values(), *self._routers.values()):
             slot.clear()
         eager.leave(self)
 
@@ -108,6 +114,10 @@ class Activations:
 
     def _note(self, module: nn.Module, args: Any, output: Any) -> None:
         self._attention.left(module)
+        router = self._routers.get(id(module))
+        if router is not None and not torch.compiler.is_compiling() and router.counts():
+            with self._looking.at("tokens of experts"):
+                self._tokens.add(module, output)
         slot = self._slots.get(id(module))
         if slot is None or torch.compiler.is_compiling():
             return
@@ -125,16 +135,20 @@ class Activations:
         slots = list(self._slots.values())
         alive = [slot.alive_units(device) for slot in slots if slot.flat is not None]  # N of [U]
         heads, tops = self._attention.parts(device, _exact(device), self.group is not None)
-        sums = self._over_ranks([*(slot.sums(device) for slot in slots), *heads], dist.ReduceOp.SUM)
+        tokens = self._tokens.sums(device, _exact(device))
+        sums = self._over_ranks([*(slot.sums(device) for slot in slots), *heads, *tokens], dist.ReduceOp.SUM)
         most = self._over_ranks([*(slot.largest(device) for slot in slots), *alive, *tops], dist.ReduceOp.MAX)
-        m, n = len(slots), len(alive)
+        m, n, h = len(slots), len(alive), len(slots) + len(heads)
         own = self._of_modules(torch.stack(sums[:m]), torch.cat(most[:m]), most[m : m + n])
-        names, theirs = self._attention.joined(sums[m:], most[m + n :])
-        if not names:
-            return Sample(self.names, own)
-        values = own.new_full((len(own) + len(theirs), len(self.names) + len(names)), math.nan)
-        values[: len(own), : len(self.names)], values[len(own) :, len(self.names) :] = own, theirs
-        return Sample((*self.names, *names), values)
+        parts = [(self.names, own), self._attention.joined(sums[m:h], most[m + n :]), self._tokens.joined(sums[h:])]
+        while not parts[-1][0]:  # no experts; no heads
+            parts.pop()
+        names = tuple(name for names, _ in parts for name in names)
+        values, row, column = own.new_full((sum(len(found) for _, found in parts), len(names)), math.nan), 0, 0
+        for those, found in parts:  # each has rows and columns of its own
+            values[row : row + len(found), column : column + len(those)] = found
+            row, column = row + len(found), column + len(those)
+        return Sample(names, values)
 
     def _over_ranks(self, parts: list[Tensor], how: dist.ReduceOp.RedOpType) -> list[Tensor]:
         """The same vectors, joined with those of the other ranks that share the batch: one collective."""

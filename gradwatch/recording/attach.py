@@ -18,7 +18,6 @@ from gradwatch.errors import WatchError
 from gradwatch.history import Run
 from gradwatch.measure.distributed import rank
 from gradwatch.measure.layout import Layout
-from gradwatch.measure.weight_updates import Weights
 from gradwatch.policies import Policy
 from gradwatch.policies.grammar import as_policy
 from gradwatch.recording import layers as _layers
@@ -26,9 +25,8 @@ from gradwatch.recording import mlflow_target as _delivery
 from gradwatch.recording import open_watches
 from gradwatch.recording.arguments import Settings, check_kinds, check_optimizers, described, plain_optimizers
 from gradwatch.recording.callbacks import Live
-from gradwatch.recording.clipper import Clipper
 from gradwatch.recording.hydra_params import hydra_params
-from gradwatch.recording.inside import Inside, inside
+from gradwatch.recording.inside import measured
 from gradwatch.recording.learning_rate import RateScale
 from gradwatch.recording.notebook_cells import made_here, of_the_last_run
 from gradwatch.recording.optimizer_settings import GroupSettings
@@ -149,39 +147,34 @@ def watch(
     check_optimizers(optimizers, policies[0], RateScale(lr_scale, warmup))
     check_kinds(run_name, dir, run_id, tracking_uri, tags, params, layers, ignore)
     _check_run(optimizers, name, run, run_id, tracking_uri)
-    source = _layers.Source(model, optimizers, layers, ignore, name)
-    named = source.layers()
-    by_name = dict(zip(_layers.optimizer_names(optimizers, name), optimizers, strict=True))
+    source, named, by_name = _named(model, optimizers, layers, ignore, name)
     asked = _recorded(settings, policies, tags or {}, params or {}, run_id, tracking_uri)
     manifest = _manifest(text_of(run_name or type(model).__name__), source, named, by_name, asked)
     _replace_old(optimizers)
-    measured = clipper, *_ = _measured(model, settings, Layout(named), by_name, policies, name)
-    with ExitStack() as undo:  # whatever raises, also a Ctrl-C: half a Watch is none
+    parts = measured(model, settings, Layout(named), by_name, policies, name)
+    undo = ExitStack()
+    try:
         writer, shared = _place(manifest, name, run, dir, model, SHARE * flush_every, undo)
-        live = _live(on_finding, settings, writer, shared, clipper.layout.device)
-        made = Watch(*measured, writer, source, live, settings, verbose, shared)
-        undo.callback(made._undo)
-        _begin(made, f"watching {len(named)} layers of {type(model).__name__}")
-        undo.pop_all()
-        return made
+        live = _live(on_finding, settings, writer, shared, parts[0].layout.device)
+        made = Watch(*parts, writer, source, live, settings, verbose, shared)
+        _begin(made, f"watching {len(named)} layers of {type(model).__name__}", undo)
+    except BaseException:  # also a Ctrl-C: half a Watch is none
+        undo.close()
+        raise
+    return made
 
 
-def _measured(
-    model: nn.Module,
-    settings: Settings,
-    layout: Layout,
-    optimizers: Mapping[str, Optimizer],
-    policies: Sequence[Policy | None],
-    part: str | None,
-) -> tuple[Clipper, Weights, Inside]:
-    """What acts on the gradients and the weights, and looks at more than these."""
-    clip, renorm = policies
-    weights = Weights(layout, renorm, settings.every, settings.slots, singular_values=settings.matrices)
-    looked_at = inside(model, settings, layout, part, weights.looking)
-    return Clipper(layout, optimizers, clip, looked_at.histogram), weights, looked_at
+def _named(
+    model: nn.Module, optimizers: list[Optimizer], patterns: Sequence[str], ignored: Sequence[str], part: str | None
+) -> tuple[_layers.Source, dict[str, nn.Parameter], dict[str, Optimizer]]:
+    """Where the layers come from; these and the optimizers, by name."""
+    source = _layers.Source(model, optimizers, patterns, ignored, part)
+    named = source.layers()
+    return source, named, dict(zip(_layers.optimizer_names(optimizers, part), optimizers, strict=True))
 
 
-def _begin(made: Watch, what: str) -> None:
+def _begin(made: Watch, what: str, undo: ExitStack) -> None:
+    undo.callback(made._undo)
     made_here(made)
     made._writer.start()
     made._begin()

@@ -12,13 +12,13 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from gradwatch.history import History, Run
-from gradwatch.measure import activations, attention, gradient_histogram
+from gradwatch.measure import activations, attention, gradient_histogram, routers
 from gradwatch.recording.loop_clips import COEF, Applied, clip_columns
 from gradwatch.table import SAMPLED, Table, stack
 
 ACTIVATIONS, HISTOGRAMS = SAMPLED
 QUANTITIES = {
-    ACTIVATIONS: (*activations.QUANTITIES, *attention.QUANTITIES),
+    ACTIVATIONS: (*activations.QUANTITIES, *attention.QUANTITIES, *routers.QUANTITIES),
     HISTOGRAMS: gradient_histogram.QUANTITIES,
 }
 

@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
 import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
+from torch.optim import Optimizer
 
 from gradwatch.measure.activations import Activations, Sample, unit_dims
 from gradwatch.measure.ddp_rank_norms import RankNorms, rank_norms
 from gradwatch.measure.gradient_histogram import GradientHistogram, Shares
 from gradwatch.measure.layout import Layout
 from gradwatch.measure.looking import Looking
+from gradwatch.measure.weight_updates import Weights
+from gradwatch.policies import Policy
 from gradwatch.recording.arguments import Settings
+from gradwatch.recording.clipper import Clipper
 from gradwatch.recording.micro_batches import MicroBatches
-from gradwatch.recording.modules import chosen
+from gradwatch.recording.modules import chosen, chosen_routers
 
 
 @dataclass(frozen=True)
@@ -68,25 +73,41 @@ class Inside:
         ]
 
 
-def inside(
+def measured(
+    model: nn.Module,
+    settings: Settings,
+    layout: Layout,
+    optimizers: Mapping[str, Optimizer],
+    policies: Sequence[Policy | None],
+    part: str | None,
+) -> tuple[Clipper, Weights, Inside]:
+    """What acts on the gradients and the weights of these layers, and what looks at more than that.
+
+    Raises:
+        WatchError: no module, or no matrix, fits the patterns, or ranks' own norms cannot be seen.
+        PolicyError: a pattern of a policy fits no layer.
+    """
+    clip, renorm = policies
+    weights = Weights(layout, renorm, settings.every, settings.slots, singular_values=settings.matrices)
+    looked_at = _inside(model, settings, layout, part, weights.looking)
+    return Clipper(layout, optimizers, clip, looked_at.histogram), weights, looked_at
+
+
+def _inside(
     model: nn.Module,
     settings: Settings,
     layout: Layout,
     part: str | None,
     looking: Looking,
 ) -> Inside:
-    """What the settings ask for; over ranks, where the batch is known to be spread over them.
-
-    Raises:
-        WatchError: no module fits the patterns, or ranks' own norms cannot be seen.
-    """
+    """What the settings ask for; over ranks, where the batch is known to be spread over them."""
     modules = chosen(model, settings.activations, part)
     group = getattr(model, "process_group", None) if isinstance(model, DistributedDataParallel) else None
     if layout.sharding is not None:
         group = layout.sharding.group or torch.distributed.group.WORLD
-    dims = unit_dims(model) if modules else {}
+    dims, experts = unit_dims(model) if modules else {}, chosen_routers(model, settings.activations, part)
     return Inside(
-        Activations(modules, dims, settings.activations_every, group, looking),
+        Activations(modules, dims, settings.activations_every, group, looking, experts),
         GradientHistogram(settings.histogram_every, looking) if settings.histogram_every else None,
         rank_norms(model) if settings.ranks else None,
         MicroBatches(model, settings.every, looking) if settings.noise_scale else None,

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from torch import nn
 
 from gradwatch.errors import WatchError
+from gradwatch.measure.routers import Router, routers
 from gradwatch.measure.saturation import flat_of
 from gradwatch.recording.layers import clean_name, matches
 
@@ -38,6 +39,14 @@ def chosen(model: nn.Module, asked: bool | Sequence[str], part: str | None = Non
                 f"{type(model).__name__}: wanted patterns of 1 to {MOST_NAMED:,} names such as {shown:.200}"
             )
     return {f"{part}.{name}" if part else name: module for name, module in found.items()}
+
+
+def chosen_routers(model: nn.Module, asked: bool | Sequence[str], part: str | None = None) -> dict[str, Router]:
+    """What looks like a router of experts, by name: all for True, none for False, else those that fit the patterns."""
+    found = routers(model) if asked is not False else {}
+    named = {name: found[id(module)] for name, module in _by_output(model, "") if id(module) in found}
+    kept = {name: router for name, router in named.items() if asked is True or matches(name, asked or ())}
+    return {f"{part}.{name}" if part else name: router for name, router in kept.items()}
 
 
 def default_modules(model: nn.Module) -> set[int]:

@@ -18,10 +18,12 @@ from gradwatch.table import Table
 
 MAPS = {"rms": "RMS", "max": "largest |a|", "saturated": "saturated share", "dead": "dead units"}
 HEAD_MAPS = {"logit_max": "attention logits", "entropy": "attention entropy"}
-SHARES = ("saturated", "dead", "entropy")
-LOWEST = ("entropy",)  # of which a low value is the one to be seen
+EXPERT_MAPS = {"tokens": "tokens of experts"}
+SHARES = ("saturated", "dead", "entropy", "tokens")
+LOWEST = ("entropy", "tokens")  # of which a low value is the one to be seen
 HEADERS = ("module", "rms", "times as at first", "largest |a|", "zeros", "saturated", "dead units", "non-finite")
 RANKS = (0, 1, 4, 2, 6, 5, 3, 2)
+WHAT = ((MAPS, "module"), (HEAD_MAPS, "head"), (EXPERT_MAPS, "expert"))
 MOST = 12  # modules in the table of a terminal
 Rows = list[list[str]]
 
@@ -93,7 +95,7 @@ def as_layers(history: History, quantity: str, sampled: str = "activations") -> 
 
 def activation_charts(history: History) -> list[Chart]:
     """Modules and heads x steps of what was recorded; shares only where there are any."""
-    drawn = ((*pair, what) for maps, what in ((MAPS, "module"), (HEAD_MAPS, "head")) for pair in maps.items())
+    drawn = ((*pair, what) for maps, what in WHAT for pair in maps.items())
     return [chart for words in drawn if (chart := _map(history, *words))]
 
 

@@ -109,6 +109,7 @@ LAYER_QUANTITIES: dict[str, tuple[Callable[[Floats], Floats], Callable[[Floats],
 }
 # table, quantity that is sampled -> (what it is called, how all its modules, heads or layers are summed up)
 SAMPLED_QUANTITIES = {
+    ("activations", "tokens"): ("expert_tokens", ("largest", "median")),
     ("histograms", "below_fp16"): ("grad_below_fp16", ("largest", "median")),
     ("histograms", "below_e4m3"): ("grad_below_e4m3", ("median",)),
     ("by_layer", "sigma_max"): ("sigma_max", ("largest", "median")),

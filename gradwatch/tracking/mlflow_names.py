@@ -39,6 +39,7 @@ OWN = tuple(
         "activation_dead",
         "attention_logit",
         "attention_entropy",
+        "expert_tokens",
         "noise_scale",
         "grad_below_fp16",
         "grad_below_e4m3",

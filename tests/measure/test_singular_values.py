@@ -16,7 +16,7 @@ def spread(rows, columns, gap=0.8):
     generator = torch.Generator().manual_seed(0)
     few = min(rows, columns)
     q, p = (torch.linalg.qr(torch.randn(n, few, generator=generator, dtype=torch.float64))[0] for n in (rows, columns))
-    return 3.0 * q @ torch.diag(gap ** torch.arange(few)) @ p.T
+    return 3.0 * q @ torch.diag(gap ** torch.arange(few, dtype=torch.float64)) @ p.T
 
 
 def oracle(weight):

@@ -1,0 +1,96 @@
+"""Looks at routers of mixtures of experts, in the steps that are sampled: which share of the tokens each expert gets.
+
+Legend: E experts, k of them for each token, N tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from gradwatch.measure.autograd import without_autograd
+from gradwatch.measure.distributed import local
+
+QUANTITIES = ("tokens",)
+ROUTERS = ("gate", "router", "gating")  # what routers are called, beside a module called experts
+CHOICES = ("top_k", "num_experts_per_tok", "k")  # attributes that say how many experts a token gets
+EXPERTS = 512  # of a router that are told apart
+
+
+class Router(NamedTuple):
+    """A module whose output has a score for each expert, of which the `choices` highest get the token."""
+
+    module: nn.Module
+    experts: int
+    choices: int
+
+
+def routers(model: nn.Module) -> dict[int, Router]:
+    """What looks like a router in any model, by the module's id: it stands beside the `experts`, however many."""
+    found: dict[int, Router] = {}
+    for parent in model.modules():
+        children = dict(parent.named_children())
+        experts, router = children.get("experts"), next((children[n] for n in ROUTERS if n in children), None)
+        if experts is None or router is None:
+            continue
+        is_list = isinstance(experts, (nn.ModuleList, nn.ModuleDict))
+        count = len(experts) if is_list else _whole((experts, parent), ("num_experts",))  # type: ignore[arg-type]
+        choices = _whole((router, parent), CHOICES) or 1
+        if count and 1 < count <= EXPERTS and choices < count:
+            found[id(router)] = Router(router, count, choices)
+    return found
+
+
+def _whole(modules: tuple[nn.Module, ...], names: tuple[str, ...]) -> int:
+    values = (getattr(module, name, None) for module in modules for name in names)
+    return next((value for value in values if type(value) is int and value > 0), 0)
+
+
+class Tokens:
+    """Counts, of each of the routers (by name), the tokens of each expert in this step."""
+
+    def __init__(self, found: Mapping[str, Router]) -> None:
+        self.names = {id(router.module): name for name, router in found.items()}
+        self._routers = {id(router.module): router for router in found.values()}
+        self._counts: dict[int, Tensor] = {}
+
+    def clear(self) -> None:
+        """Forget what was counted."""
+        self._counts = {}
+
+    @without_autograd
+    def add(self, module: nn.Module, output: Any) -> None:
+        """One more call of a router that counts."""
+        router = self._routers[id(module)]
+        scores = _scores(output, router.experts)
+        if scores is not None:
+            edges = torch.arange(router.experts + 1, device=scores.device)
+            chosen = scores.topk(router.choices).indices.flatten().sort().values
+            counts = torch.searchsorted(chosen, edges).diff()
+            before = self._counts.get(id(module))
+            self._counts[id(module)] = counts if before is None else before + counts
+
+    def sums(self, device: torch.device, dtype: torch.dtype) -> list[Tensor]:
+        """What adds up over ranks, `[E]` of each router."""
+        found = ((self._counts.get(key), router.experts) for key, router in self._routers.items())
+        return [
+            torch.zeros(n, dtype=dtype, device=device) if counts is None else counts.to(device, dtype)
+            for counts, n in found
+        ]
+
+    def joined(self, sums: list[Tensor]) -> tuple[tuple[str, ...], Tensor]:
+        """Names such as `h.0.moe.gate[3]`, and `[1, E]` of `QUANTITIES` for the experts of all routers."""
+        names = [f"{self.names[key]}[{e}]" for key, router in self._routers.items() for e in range(router.experts)]
+        shares = [counts / counts.sum() for counts in sums]
+        return tuple(names), torch.cat(shares)[None] if shares else torch.zeros(1, 0)
+
+
+def _scores(output: Any, experts: int) -> Tensor | None:
+    """The first tensor in what a router gives that has a number for each expert, as `[N, E]`."""
+    for value in output if isinstance(output, (tuple, list)) else (output,):
+        if isinstance(value, Tensor) and value.is_floating_point() and value.dim() and value.shape[-1] == experts:
+            return local(value.detach()).reshape(-1, experts)
+    return None

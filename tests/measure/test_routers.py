@@ -1,0 +1,103 @@
+"""Tokens of experts: the shares that a router gives are those that are counted by hand, of each call that counts."""
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+from training import watch
+
+from gradwatch import open_history
+from gradwatch.measure.routers import routers
+
+EXPERTS, TOP = 5, 2
+
+
+class Experts(nn.Module):
+    """A mixture of experts as most write it: a linear gate beside a list."""
+
+    def __init__(self, notes):
+        super().__init__()
+        self.top_k, self.notes = TOP, notes
+        self.gate = nn.Linear(4, EXPERTS, bias=False)
+        self.experts = nn.ModuleList(nn.Linear(4, 4) for _ in range(EXPERTS))
+
+    def forward(self, x):
+        scores, chosen = self.gate(x).topk(TOP)
+        if torch.is_grad_enabled() and torch._C._current_graph_task_id() == -1:
+            self.notes.append(chosen.detach().clone())
+        out = torch.zeros_like(x)
+        for e, expert in enumerate(self.experts):
+            out = out + expert(x) * (scores.softmax(-1) * (chosen == e)).sum(-1, keepdim=True)
+        return x + out
+
+
+class Net(nn.Module):
+    def __init__(self, notes):
+        super().__init__()
+        self.blocks = nn.ModuleList(Experts(notes) for _ in range(2))
+
+    def forward(self, x, again=False):
+        for block in self.blocks:
+            x = checkpoint(block, x, use_reentrant=False) if again else block(x)
+        return x
+
+
+def train(folder, asked=True, again=False, **options):
+    torch.manual_seed(0)
+    notes, steps = [], []
+    model = Net(notes)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with watch(model, optimizer, folder, activations=asked, activations_every=2, **options) as handle:
+        for _ in range(5):
+            optimizer.zero_grad()
+            notes.clear()
+            for _ in range(2):  # micro-batches
+                model(torch.randn(3, 7, 4), again).square().mean().backward()
+            with torch.no_grad():
+                model(torch.randn(3, 7, 4))
+            optimizer.step()
+            steps.append([torch.cat([n.flatten() for n in notes[block::2]]).numpy() for block in (0, 1)])
+    return open_history(handle.dir).activations, steps, [p.detach().clone() for p in model.parameters()]
+
+
+@pytest.mark.parametrize("again", [False, True])
+def test_every_share_is_counted_by_hand(again, tmp_path):
+    table, steps, _ = train(tmp_path, again=again)
+    table = table.with_values("tokens")
+    assert table.layers == tuple(f"blocks.{b}.gate[{e}]" for b in (0, 1) for e in range(EXPERTS))
+    assert table.step.tolist() == [0, 1, 2, 4]
+    for row, step in enumerate(table.step):
+        wanted = [(chosen == e).mean() for chosen in steps[step] for e in range(EXPERTS)]
+        np.testing.assert_allclose(table.values["tokens"][row], wanted, rtol=1e-6)
+        assert len(steps[step][0]) == 2 * 3 * 7 * TOP
+
+
+def test_patterns_choose_routers_and_training_is_bit_identical(tmp_path):
+    table, _, weights = train(tmp_path / "a", asked=["blocks.1", "blocks.1.gate"])
+    assert table.with_values("tokens").layers == tuple(f"blocks.1.gate[{e}]" for e in range(EXPERTS))
+    without, _, same = train(tmp_path / "b", asked=False)
+    assert not len(without)
+    assert all(torch.equal(a, b) for a, b in zip(weights, same, strict=True))
+
+
+def test_routers_of_hugging_face_are_found(tmp_path):
+    transformers = pytest.importorskip("transformers")
+    config = transformers.MixtralConfig(vocab_size=50, hidden_size=16, intermediate_size=16, num_hidden_layers=2,
+                                        num_attention_heads=2, num_key_value_heads=2, num_local_experts=4)  # fmt: skip
+    torch.manual_seed(0)
+    model = transformers.MixtralForCausalLM(config)
+    assert {(router.experts, router.choices) for router in routers(model).values()} == {(4, 2)}
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with watch(model, optimizer, tmp_path, activations=True) as handle:
+        ids = torch.randint(50, (2, 12))
+        model(input_ids=ids, labels=ids).loss.backward()
+        optimizer.step()
+    table = open_history(handle.dir).activations.with_values("tokens")
+    assert len(table.layers) == 8
+    np.testing.assert_allclose(table.values["tokens"].reshape(2, 4).sum(axis=1), 1, rtol=1e-6)
+
+
+def test_a_gate_without_experts_is_no_router():
+    model = nn.ModuleDict({"gate": nn.Linear(2, 3), "mlp": nn.Linear(2, 2)})
+    assert routers(model) == {}
