@@ -143,7 +143,7 @@ def host_clock(report: Report, name: str) -> str:
     ]
     return (
         "Microseconds of the host in a step beyond fused AdamW's own, where what a GPU would be given costs nothing,\n"
-        "and their ratio to torch's clip. That many tensors have gradients, which has to be asked of each.\n\n"
+        "and their ratio to torch's clip. What grows is that each is asked for its gradient and dtype.\n\n"
         + table(["tensors", *ways], shown)
         + _source(report, "host_time.py --clock", name)
     )
@@ -218,13 +218,12 @@ def start_up(report: Report, name: str) -> str:
     """bench_startup.py."""
     text = (
         "Seconds from the start of an interpreter to its end, or until its training took its first step. `train.py`\n"
-        "takes five steps, so it ends before the courier has imported MLflow. When this was measured, `close()`\n"
-        "waited for that, up to 10 s; it no longer does, which has not been measured since.\n\n"
+        "takes five steps, so it ends before the courier has imported MLflow: nothing waits for that.\n\n"
     )
     text += table(["command", "seconds"], [[f"`{c}`", f"{s:.2f}"] for c, s in report["seconds"].items()])
     text += (
         "\nWhat gradwatch adds. torch imports its compiler when an optimizer is made, which takes seconds of its own;\n"
-        "`gradwatch.watch` needs it too and is held against that:\n\n"
+        "`gradwatch.watch` needs it too and is held against that. Of so few rounds, tenths of a second are noise:\n\n"
     )
     text += table(["", "seconds"], [[what, f"{s:.2f}"] for what, s in report["added"].items()])
     return text + _source(report, "bench_startup.py", name)
