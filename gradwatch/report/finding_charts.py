@@ -80,12 +80,12 @@ def scale_curve(history: History, finding: Finding) -> Chart | None:
     return _curve(history, finding, history.total("loss_scale"), "loss scale", log=True)
 
 
-def layer_curves(quantity: str, label: str, of: str = "layers") -> Draw:
-    """A chart of `quantity` in the layers of the finding, beside the median of all."""
+def layer_curves(quantity: str, label: str, of: str = "layers", log: bool = True) -> Draw:
+    """A chart of `quantity` in the layers of the finding, beside the median of all; without `log` with what is 0."""
 
     def draw(history: History, finding: Finding) -> Chart | None:
         values = history.layer(quantity)
-        values = np.where(values > 0, values, np.nan)
+        values = np.where(values > 0, values, np.nan) if log else values
         meant = [i for i, name in enumerate(history.layers) if name in finding.layers][:MOST_LAYERS]
         rows = np.flatnonzero(np.isfinite(values).any(axis=1))
         if not len(rows):
@@ -97,7 +97,7 @@ def layer_curves(quantity: str, label: str, of: str = "layers") -> Draw:
             for k, i in enumerate(meant)
         ]
         shown = np.concatenate([_median(seen), *(values[:, i] for i in meant)])
-        drawn = figure(traces, label, max(decades(shown), 0.01))
+        drawn = figure(traces, label, max(decades(shown), 0.01) if log else 0)
         return Chart(label.capitalize(), _marked(drawn, history, finding), HEIGHT)
 
     return draw
@@ -192,9 +192,9 @@ def depth_profile(history: History, finding: Finding) -> Chart | None:
 _NORMS = layer_heatmap("grad_norm", "Gradient norm per layer")
 
 
-def module_curves(quantity: str, label: str, of: str = "modules") -> Draw:
+def module_curves(quantity: str, label: str, of: str = "modules", log: bool = True) -> Draw:
     """A chart of `quantity` in the modules (or heads) of the finding, beside the median of all."""
-    return lambda history, finding: layer_curves(quantity, label, of)(as_layers(history, quantity), finding)
+    return lambda history, finding: layer_curves(quantity, label, of, log)(as_layers(history, quantity), finding)
 
 
 _UPDATES = layer_curves("update_ratio", "update ratio")
@@ -207,6 +207,7 @@ CHARTS: dict[str, Draw] = {
     "activation-outlier": module_curves("max", "largest |a|"),
     "attention-logits-grow": module_curves("logit_max", "largest attention logit", "heads"),
     "attention-collapsed": module_curves("entropy", "entropy of the attention, as a share of the largest", "heads"),
+    "expert-starved": module_curves("tokens", "share of the tokens", "experts", log=False),
     "nonfinite": layer_heatmap("grad_norm", "Gradient norm per layer", onset=True),
     "vanishing": depth_profile,
     "dead-layer": _NORMS,

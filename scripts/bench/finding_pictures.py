@@ -36,6 +36,7 @@ SHOWN = {  # what stands above the loss, where it is not each layer's grad_norm
     "attention-logits-grow": "logit_max",
     "attention-collapsed": "entropy",
     "activation-outlier": "max",
+    "expert-starved": "tokens",
     "stale-second-moment": "adam_rms",
 }
 TOTALS = {"clip-inert", "clip-is-your-learning-rate", "double-clip", "clip-before-unscale"}
@@ -70,7 +71,7 @@ def panel(above: Any, loss: Any, history: History, quantity: str, total: bool, f
     """
     values = history.total(quantity)[:, None] if total else history.layer(quantity)
     step = history.step if total else history.layer_step
-    straight = quantity in ("weight_norm", "renorm_rate")
+    straight = quantity in ("weight_norm", "renorm_rate", "tokens")
     shown = np.where(np.isfinite(values) & (straight | (values > 0)), values, np.nan)
     colors = mpl.colormaps["viridis"](np.linspace(0, 0.92, shown.shape[1]))
     for i, color in enumerate(colors):

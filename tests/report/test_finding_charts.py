@@ -20,6 +20,7 @@ from gradwatch.report.run_charts import depth_charts
 from gradwatch.report.terminal import show_run
 from gradwatch.report.text import render_json, render_markdown
 from gradwatch.report.wording import arguments, code_spans, evidence_text, where_text
+from gradwatch.table import Table
 
 LAYER = "blocks.1.mlp.weight"
 
@@ -88,6 +89,15 @@ def test_a_curve_shows_what_the_rule_is_about(rule, name):
     history = make_history(steps=200)
     chart = finding_chart(history, finding(rule))
     np.testing.assert_allclose(unpack(chart.figure["data"][0]["y"]), history.total(name), rtol=1e-6)
+
+
+def test_the_curve_of_an_expert_that_gets_no_tokens_lies_at_zero():
+    history = make_history(steps=60)
+    at, shares = np.arange(0, 60, 10), np.tile(np.float32([0.6, 0.4, 0.0]), (6, 1))
+    names = ("gate[0]", "gate[1]", "gate[2]")
+    table = Table(at, np.zeros(6, np.int64), history.optimizer[at], {"tokens": shares}, names)
+    chart = finding_chart(replace(history, activations=table), finding("expert-starved", 0, 59, ["gate[2]"]))
+    assert unpack(chart.figure["data"][1]["y"]).tolist() == [0.0] * 6
 
 
 def test_the_loss_that_the_evidence_names_is_drawn():

@@ -2,7 +2,7 @@
 
 import torch
 from diseases import dense
-from nets import Transformer, batches, classify, mlp, pieces, predict
+from nets import SEED, Transformer, batches, classify, mlp, pieces, predict
 from torch import nn, optim
 from torch.nn import functional as F
 from trainings import blobs, fit
@@ -101,3 +101,36 @@ def rare_gradient(folder, sick=True, at=140, times=800.0, steps=160):
     return fit(
         folder, net, optimizer, loss_of, steps, slots=True, layers=("gate*", "body.3*"), clip="ClipByGlobalNorm(1.0)"
     )
+
+
+class Experts(nn.Module):
+    """A block with a mixture of experts, of which each example gets one (Fedus et al. 2021, arXiv:2101.03961)."""
+
+    def __init__(self, width, count):
+        super().__init__()
+        self.norm, self.gate = nn.LayerNorm(width), nn.Linear(width, count, bias=False)
+        self.experts = nn.ModuleList(
+            nn.Sequential(nn.Linear(width, width), nn.GELU(), nn.Linear(width, width)) for _ in range(count)
+        )
+
+    def forward(self, x):
+        h = self.norm(x)
+        odds = self.gate(h).softmax(dim=1)
+        chosen = odds.argmax(dim=1)
+        sent = F.one_hot(chosen, len(self.experts)).float()
+        self.imbalance = len(self.experts) * (sent.mean(dim=0) * odds.mean(dim=0)).sum()  # 1 where all get alike
+        out = torch.stack([expert(h) for expert in self.experts], dim=1)  # [N, experts, width]
+        return x + (out * (sent * odds)[:, :, None]).sum(dim=1)
+
+
+def starved_experts(folder, sick=True, balance=0.1, count=4, steps=120):
+    """A mixture of four experts without a load-balancing loss (the twin: with one)."""
+    torch.manual_seed(SEED[0])
+    experts = Experts(24, count)
+    net, batch = nn.Sequential(nn.Flatten(), nn.Linear(64, 24), nn.ReLU(), experts, nn.Linear(24, 10)), batches()
+
+    def loss_of(step):
+        x, y = batch(step)
+        return F.cross_entropy(net(x), y) + (0.0 if sick else balance) * experts.imbalance
+
+    return fit(folder, net, optim.Adam(net.parameters(), 0.01), loss_of, steps, **FEW)

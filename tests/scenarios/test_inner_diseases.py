@@ -1,6 +1,9 @@
 """Diseases that only activations show: real trainings and their healthy twins."""
 
+from dataclasses import replace
+
 import inner_diseases
+import numpy as np
 import pytest
 from recordings import Recorded
 from trainings import one, serious
@@ -9,12 +12,15 @@ from gradwatch.analysis.rules import diagnose
 from gradwatch.analysis.rules.activation_outliers import activation_outlier
 from gradwatch.analysis.rules.activations import dead_units, saturated
 from gradwatch.analysis.rules.attention import attention_collapsed, attention_logits_grow
+from gradwatch.analysis.rules.experts import expert_starved, tokens_at_least
 from gradwatch.analysis.rules.second_moment import stale_second_moment
+from gradwatch.history import History, Run
+from gradwatch.table import Table
 
 d = Recorded(inner_diseases)
 
 
-SICK = [d.dead_units, d.saturated, d.growing_logits, d.collapsed_heads, d.drifting_sensor]
+SICK = [d.dead_units, d.saturated, d.growing_logits, d.collapsed_heads, d.drifting_sensor, d.starved_experts]
 
 
 @pytest.mark.parametrize("train", SICK, ids=lambda train: train.__name__)
@@ -95,3 +101,69 @@ def test_a_rare_gradient_that_adam_was_not_prepared_for_is_found_below_the_clip(
     assert stale_second_moment(twin) == []
     assert serious(diagnose(twin)) == serious(diagnose(history)) == []
     assert one(diagnose(history), "stale-second-moment").severity == "note"  # the digits are learned all the same
+
+
+def test_an_expert_that_gets_no_tokens_is_found_above_its_dead_layers(tmp_path):
+    history = d.starved_experts(tmp_path)
+    (finding,) = expert_starved(history)
+    assert finding.severity == "note"  # the digits are learned by the other three
+    (root,) = diagnose(history)
+    assert (root.rule, root.severity, root.layers, root.first_step) == ("expert-starved", "warning", ("3.gate[3]",), 0)
+    assert [below.rule for below in root.consequences] == ["dead-layer"]
+    assert all(name.startswith("3.experts.3.") for name in root.consequences[0].layers)
+    late = history.activations.with_values("tokens").values["tokens"][-4:].mean(axis=0)
+    assert root.evidence["fed_most"] == f"3.gate[{late.argmax()}]"
+    assert root.evidence["its_share"] == pytest.approx(late.max(), rel=1e-6)
+    assert "load-balancing loss" in root.cure
+
+
+def of_experts(shares, names="gate"):
+    """A history of T steps in which shares `[T, E]` were sampled."""
+    shares = np.asarray(shares, np.float32)
+    steps = np.arange(len(shares), dtype=np.int64)
+    none, optimizer = np.zeros(len(steps), np.int64), np.array(["Adam"] * len(steps), object)
+    layers = tuple(f"{names}[{e}]" for e in range(shares.shape[1]))
+    table = Table(steps, none, optimizer, {"tokens": shares}, layers)
+    history = History.of(Run("any", "2026-01-01"), (), steps, none, optimizer, {}, {})
+    return replace(history, activations=table)
+
+
+def drawn(odds, tokens, rows=60, seed=0):
+    """Shares of so many tokens a step, each sent to an expert by these odds."""
+    return np.random.default_rng(seed).multinomial(tokens, odds, size=rows) / tokens
+
+
+def test_where_all_experts_share_about_alike_nothing_is_said_however_few_the_tokens():
+    for tokens in (1, 2, 7, 64):
+        for seed in range(20):
+            assert expert_starved(of_experts(drawn([1 / 8] * 8, tokens, seed=seed))) == []
+    uneven = [0.4, 0.2, 0.15, 0.1, 0.05, 0.04, 0.03, 0.03]
+    assert expert_starved(of_experts(drawn(uneven, 64))) == []
+
+
+def test_an_expert_is_starved_where_enough_tokens_were_sampled_to_tell():
+    odds = [0.5, 0.25, 0.245, 0.005]
+    (finding,) = expert_starved(of_experts(drawn(odds, 64)))
+    assert finding.layers == ("gate[3]",)
+    assert expert_starved(of_experts(drawn(odds, 1, rows=90))) == []
+    assert expert_starved(of_experts(drawn(odds, 64)), least_tokens=1e6) == []
+
+
+def test_an_expert_that_gets_its_tokens_in_a_few_steps_is_not_starved():
+    shares = drawn([0.5, 0.3, 0.2, 0.0], 64)
+    shares[::8] = [0.0, 0.0, 0.2, 0.8]
+    assert expert_starved(of_experts(shares)) == []
+
+
+def test_a_router_that_comes_to_send_all_tokens_one_way_is_found_from_then_on():
+    shares = drawn([0.25] * 4, 64)
+    shares[25:] = [0.0, 1.0, 0.0, 0.0]
+    (finding,) = expert_starved(of_experts(shares))
+    assert (finding.layers, finding.first_step) == (("gate[0]", "gate[2]", "gate[3]"), 25)
+    assert (finding.evidence["fed_most"], finding.evidence["its_share"]) == ("gate[1]", 1.0)
+
+
+def test_the_tokens_of_a_step_are_never_put_higher_than_they_were():
+    for tokens in (1, 5, 64, 1000):
+        assert 1 <= tokens_at_least(drawn([0.4, 0.3, 0.2, 0.1], tokens).astype(np.float32)) <= tokens * (1 + 1e-5)
+    assert tokens_at_least(np.full((3, 4), np.nan)) == 0

@@ -62,6 +62,7 @@ TWINS: dict[str, tuple[tuple[str, Train], tuple[str, Train]]] = {
             ("attention-logits-grow", i.growing_logits, "Adam at 0.1", "Adam at 0.003"),
             ("attention-collapsed", i.collapsed_heads, "queries and keys begin 30 times as large", "as torch begins"),
             ("activation-outlier", i.drifting_sensor, "one example grows by 5 % a step", "as all others"),
+            ("expert-starved", i.starved_experts, "no load-balancing loss", "one of weight 0.1"),
             ("stale-second-moment", i.rare_gradient, "one gradient 800 times as large", "never"),
             ("no-progress", s.labels_apart, "labels apart from their images", "labels of their images"),
             ("renorm-binds", s.tight_norm, "MaxNorm(0.3)", "MaxNorm(4.0)"),
@@ -99,5 +100,6 @@ NOT_TOLD = {
     "clip-inert",
     "double-clip",
     "negative-loss",
+    "expert-starved",
 }
 TOLD_BY_LOSSES = [as_sick(rule) for rule in TWINS if rule not in NOT_TOLD]

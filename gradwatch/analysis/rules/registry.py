@@ -22,6 +22,7 @@ from gradwatch.analysis.rules.clipping import (
 from gradwatch.analysis.rules.dead_layers import dead_layer, no_gradient
 from gradwatch.analysis.rules.depth import imbalance, vanishing
 from gradwatch.analysis.rules.epsilon import below_epsilon
+from gradwatch.analysis.rules.experts import expert_starved
 from gradwatch.analysis.rules.facts import LEAST_STEPS, steps_taken
 from gradwatch.analysis.rules.finding import RANK, Finding, Rule
 from gradwatch.analysis.rules.gradient_scale import gradients_accumulate, scaled_gradients
@@ -49,14 +50,14 @@ RULES: tuple[Rule, ...] = (
     noise_dominated, weights_unchanged, update_too_large, update_too_small, below_epsilon, generator_starves,
     weight_growth, weights_shrink, renorm_binds, spike, lr_too_high, softmax_twice, no_progress, bad_initialisation,
     inputs_not_normalised, negative_loss, dead_units, saturated, attention_logits_grow, attention_collapsed,
-    activation_outlier, stale_second_moment,
+    activation_outlier, expert_starved, stale_second_moment,
     clip_before_unscale, double_clip, clip_is_your_learning_rate, clip_inert, policy_never_acts,
 )  # fmt: skip
 
 _RUINED = {"nonfinite", "dead-layer", "spike", "imbalance", "vanishing", "weight-growth", "renorm-binds"} | {
     "update-too-large", "update-too-small", "weights-unchanged", "clip-is-your-learning-rate", "noise-dominated",
     "policy-never-acts", "dead-units", "saturated",
-    "attention-logits-grow", "attention-collapsed", "activation-outlier",
+    "attention-logits-grow", "attention-collapsed", "activation-outlier", "expert-starved",
 }  # fmt: skip
 CONSEQUENCES: dict[str, set[str]] = {
     "negative-loss": _RUINED | {"exploding", "lr-too-high", "scaled-gradients", "gradients-accumulate"},
@@ -71,6 +72,8 @@ CONSEQUENCES: dict[str, set[str]] = {
     | {"noise-dominated"},
     "nonfinite": (_RUINED | {"exploding"}) - {"nonfinite"},
     "weight-growth": {"exploding", "nonfinite", "dead-layer", "vanishing", "update-too-small", "renorm-binds"},
+    "expert-starved": {"dead-layer", "dead-units", "no-gradient", "vanishing", "imbalance", "update-too-small"}
+    | {"weights-unchanged"},
     "dead-layer": {"vanishing", "imbalance", "update-too-small", "weights-unchanged", "noise-dominated"},
     "vanishing": {"dead-layer", "imbalance", "update-too-small", "weights-unchanged"},
     "no-gradient": {"weights-unchanged", "update-too-small", "policy-never-acts"},

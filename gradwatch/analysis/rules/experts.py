@@ -1,0 +1,87 @@
+"""What the routers of a mixture of experts show that no gradient tells apart: experts that get next to no tokens.
+
+Legend: T sampled steps, E experts of all routers.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from gradwatch.analysis.rules.activations import medians
+from gradwatch.analysis.rules.finding import Finding, Severity
+from gradwatch.analysis.rules.progress import succeeds
+from gradwatch.history import Floats, History
+from gradwatch.table import nanmean
+
+RESOLVED = 1e-7  # shares that differ by less are the same number in float32
+
+
+def expert_starved(
+    history: History, share: float = 0.1, least_tokens: float = 32.0, min_rows: int = 3
+) -> list[Finding]:
+    """Experts that get less than `share` of an equal share of their router's tokens, by mean and median alike.
+
+    Of the last third of the sampled steps. An expert that had an equal share would have got `least_tokens` tokens in
+    them at least: with fewer, chance alone leaves some out. From the first sampled step after which none of them had
+    half of an equal share again.
+    Source: Shazeer et al. 2017, "Outrageously Large Neural Networks", arXiv:1701.06538, 4 (a gate favours the same few
+    experts, and these learn faster); Fedus et al. 2021, "Switch Transformers", arXiv:2101.03961, 2.2.
+    """
+    table = history.activations.with_values("tokens")
+    if len(table) < min_rows or not table.layers:
+        return []
+    routers = np.array([name.rpartition("[")[0] for name in table.layers])
+    of_equal = np.empty((len(table), len(routers)))  # times an equal share, [T, E]
+    late, judged = -max(min_rows, len(table) // 3), np.zeros(len(routers), bool)
+    for router in dict.fromkeys(routers):
+        own = np.flatnonzero(routers == router)
+        shares = table.values["tokens"][:, own].astype(np.float64)
+        of_equal[:, own] = shares * len(own)
+        known = np.isfinite(shares[late:]).all(axis=1).sum()
+        judged[own] = known >= min_rows and known * tokens_at_least(shares) / len(own) >= least_tokens
+    mean = nanmean(of_equal[late:])
+    with np.errstate(invalid="ignore"):
+        hit = np.flatnonzero(judged & (np.maximum(mean, medians(of_equal[late:])) < share))
+    if not len(hit):
+        return []
+    fed = np.flatnonzero((of_equal[:, hit] >= 0.5).any(axis=1))
+    since = int(table.step[min(int(fed[-1]) + 1 if len(fed) else 0, len(table) - 1)])
+    theirs = np.flatnonzero(np.isin(routers, routers[hit]))
+    most = theirs[np.argmax(mean[theirs])]
+    evidence: dict[str, float | str] = {
+        "experts": len(hit), "of": int(judged.sum()), "most_of_equal_share": float(mean[hit].max()),
+        "fed_most": table.layers[most], "its_share": float(mean[most] / np.count_nonzero(routers == routers[most])),
+    }  # fmt: skip
+    severity: Severity = "note" if succeeds(history) else "warning"
+    names = tuple(table.layers[i] for i in hit)
+    cause, cure = _words(evidence, share, since)
+    return [Finding("expert-starved", severity, names, since, int(history.step[-1]), evidence, cause, cure)]
+
+
+def tokens_at_least(shares: Floats) -> float:
+    """How many tokens a router chose experts for in a sampled step, at least: from its shares `[T, E]` alone.
+
+    They are whole multiples of one token's, and so are their differences: the smallest of a step is one token's or
+    more. The step that tells most stands for all, as one in which all tokens go the same way tells nothing.
+    """
+    known = shares[np.isfinite(shares).all(axis=1)]
+    gaps = np.diff(np.sort(known, axis=1), axis=1, prepend=0.0)
+    seen = gaps[gaps > RESOLVED]
+    return 1.0 / float(seen.min()) if len(seen) else 0.0
+
+
+def _words(evidence: dict[str, float | str], share: float, since: int) -> tuple[str, str]:
+    count, of = evidence["experts"], evidence["of"]
+    cause = (
+        f"{count} of {of} experts {'gets' if count == 1 else 'get'} less than {share:.0%} of an equal share of the "
+        f"tokens, {f'from step {since} on' if since else 'from the first sampled step on'}, while "
+        f"`{evidence['fed_most']}` gets {evidence['its_share']:.0%} of its router's, by the router's scores. What gets "
+        "no tokens gets no gradient, learns nothing, and is not chosen later either."
+    )
+    cure = (
+        "Add a load-balancing loss (Switch Transformers: 0.01 times the number of experts times the sum over them of "
+        "share of tokens times mean probability); or add a bias to the scores, for the choice alone, and raise it for "
+        "experts with few tokens (arXiv:2408.15664). Where there is such a loss, raise its weight; a router z-loss "
+        "keeps the scores small. Where there is such a bias, look at what it chooses: these shares are without it."
+    )
+    return cause, cure
