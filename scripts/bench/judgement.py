@@ -60,8 +60,8 @@ about in public. Each was read once, with the rules frozen:
 
 The last line is what a new training can expect, not the table below. (Descriptions of some of those held out had been
 seen by then. Two findings were named after the novel ones were written; who had not read the rules added their names to
-four of these, before the reading.) The first four were looked at afterwards, and rules changed. The same script made
-this page.
+four of these, before the reading.) All five were looked at afterwards, and rules changed. The same script made this
+page.
 
 """
 

@@ -350,12 +350,61 @@ def test_the_gain_that_weights_began_with_is_said(times, loss, found):
     assert bool(told) == (times < 1)  # it succeeds, and began where it should
 
 
+def begun(norms, *, ratio=0.01, kinds, first, loss=None):
+    """A run of three layers of these root mean squares and classes; the first is a table of 40 rows and 64 columns."""
+    plain = run(ratio=ratio, loss=learns() if loss is None else loss, modules=kinds)
+    names, shapes = ("table.weight", "1.weight", "2.weight", "3.weight"), ((40, 64), (64,), (64,), first)
+    kept = [plain.layers.index(name) for name in plain.layers[: len(names)]]
+    layers = tuple(replace(plain.run.layers[i], name=n, shape=s) for i, n, s in zip(kept, names, shapes, strict=True))
+    sizes = np.array([np.sqrt(np.prod(shape)) for shape in shapes]) * norms
+    per_layer = {name: values[:, kept] for name, values in plain.per_layer.items()}
+    at = np.where(np.isnan(per_layer["weight_norm"]), np.nan, sizes).astype(np.float32)
+    made = changed(plain, layers=names, per_layer={**per_layer, "weight_norm": at})
+    return replace(made, run=replace(made.run, layers=layers))
+
+
+GAINS = {"table": "Embedding", "1": "LayerNorm", "2": "LayerNorm", "3": "BatchNorm2d"}
+
+
+@pytest.mark.parametrize(("gain", "ratio", "found"), [(0.02, 0.01, True), (1.0, 0.01, False), (0.02, 1.0, False)])
+def test_gains_of_normalisations_that_began_next_to_0_are_said_and_not_those_that_began_at_0(gain, ratio, found):
+    told = bad_initialisation(begun([0.02, gain, gain, gain], ratio=ratio, kinds=GAINS, first=(64,)))
+    assert [f.layers for f in told] == ([("1.weight", "2.weight", "3.weight")] if found else [])
+
+
+@pytest.mark.parametrize(
+    ("rms", "rows", "last", "loss", "found"),
+    [
+        (1.0, 192, "GRU", 120.0, True),
+        (0.02, 192, "GRU", 120.0, False),
+        (1.0, 192, "GRU", 3.7, False),  # it begins at the logarithm of 40
+        (1.0, 40, "GRU", 120.0, False),  # another matrix gives out the 40
+        (1.0, 192, "Linear", 120.0, False),  # something else is given out
+    ],
+)
+def test_a_table_of_unit_size_that_is_the_last_layer_too_is_said(rms, rows, last, loss, found):
+    kinds = {"table": "Embedding", "3": last}
+    began = begun([rms, 0.1, 0.1, 0.1], kinds=kinds, first=(rows, 64), loss=loss * np.exp(-np.arange(STEPS) / 150))
+    told = bad_initialisation(began)
+    assert [(f.layers, f.confidence) for f in told] == ([(("table.weight",), "possible")] if found else [])
+
+
 def test_a_sum_of_gradients_that_bends_is_still_one():
     bent = 2.5 * np.arange(1, STEPS + 1) ** 0.75
     (found,) = gradients_accumulate(run(loss=2.3 + NOISE, grad_norm=bent))
     assert found.evidence["first_grad_norm"] == 2.5
     multiplied = np.minimum(1.18 ** np.arange(STEPS), 60)
     assert gradients_accumulate(run(loss=2.3 + NOISE, grad_norm=multiplied)) == []
+
+
+def test_a_sum_of_gradients_that_grow_may_outrun_the_steps_if_it_is_smooth():
+    rows = np.arange(STEPS)
+    outruns = 0.3 + 0.001 * rows**1.8  # of gradients that grow too
+    (found,) = gradients_accumulate(run(loss=2.3 + 3 * NOISE, grad_norm=outruns))
+    assert found.first_step == 0
+    assert gradients_accumulate(run(loss=2.3 + 0.8 * NOISE, grad_norm=outruns)) == []  # the losses are as smooth
+    rough = outruns * np.exp(0.04 * np.cos(rows * 2.1))
+    assert gradients_accumulate(run(loss=2.3 + 3 * NOISE, grad_norm=rough)) == []
 
 
 def test_weights_grow_where_half_of_it_in_decades_is_done():
@@ -392,6 +441,7 @@ def test_a_loss_that_lies_where_two_sigmoids_have_it_may_have_two():
     assert (found.confidence, "two of them" in found.cause) == ("possible", True)
     assert softmax_twice(run(loss=comes_to_half, modules=LINEAR)) == []
     assert softmax_twice(run(loss=comes_to_half - 0.23, modules=sigmoid)) == []  # begins as one of a sigmoid does
+    assert softmax_twice(run(loss=comes_to_half + 0.1, modules=sigmoid)) == []  # above what even outputs give
     (rests,) = no_progress(run(loss=comes_to_half, modules=sigmoid))
     assert "equal probabilities" in rests.cause
 

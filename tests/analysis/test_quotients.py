@@ -7,6 +7,7 @@ import pytest
 from make_run import changed
 from test_causes import NOISE, STEPS, learns, run
 
+from gradwatch.analysis.rules import diagnose
 from gradwatch.analysis.rules.dead_layers import dead_layer
 from gradwatch.analysis.rules.gradient_scale import gradients_accumulate
 from gradwatch.analysis.rules.inputs import inputs_not_normalised
@@ -48,6 +49,8 @@ def test_without_a_bias_or_behind_an_embedding_the_size_of_the_inputs_is_not_kno
         (-np.log(10) - np.arange(STEPS) / 10, "the wrong sign"),
         (-0.1 - 0.8 * np.arange(STEPS) / STEPS, "without their logarithm"),
         (-0.5 - np.arange(STEPS) ** 2 / 1000, "falls ever faster"),
+        (-2.2 + 0.3 * np.exp(-np.arange(STEPS) / 20), "kl_div was given probabilities"),
+        (-0.9 + 0.3 * np.exp(-np.arange(STEPS) / 20), None),  # a cosine
         (0.69 - np.arange(STEPS) / 10, "targets that are not between 0 and 1"),
         (-2 - np.sqrt(np.arange(STEPS)), None),  # a likelihood of densities
         (np.log(10) - np.arange(STEPS) / 100, None),  # some are above 0
@@ -81,3 +84,28 @@ def test_a_weight_into_which_only_zeros_come_is_a_note():
     (found,) = dead_layer(changed(plain, per_layer={**plain.per_layer, "grad_norm": norm}))
     assert (found.severity, found.layers) == ("note", ("0.weight",))
     assert found.cause.startswith("Gradients reach the biases")
+
+
+@pytest.mark.parametrize(
+    ("kind", "weight", "found"), [("LSTM", 1.0, True), ("ReLU", 1.0, False), ("LSTM", 50.0, False)]
+)
+def test_units_that_stand_at_their_ends_from_the_start_are_given_what_is_too_large(kind, weight, found):
+    plain = renamed(run(loss=learns(), modules={"0": kind}))
+    norm, sizes = plain.layer("grad_norm").copy(), plain.layer("weight_norm") * weight
+    norm[:, :2] = 0
+    held = changed(plain, per_layer={**plain.per_layer, "grad_norm": norm, "weight_norm": sizes})
+    told = inputs_not_normalised(held)
+    assert [(f.layers, f.confidence) for f in told] == ([(("0.weight",), "possible")] if found else [])
+
+
+@pytest.mark.parametrize(("fades", "rules"), [(True, ["no-progress"]), (False, ["dead-layer"])])
+def test_gradients_that_fade_to_zero_are_no_dead_layer_and_those_that_stop_at_once_are(fades, rules):
+    rows = np.arange(STEPS)
+    level = np.where(rows < 180, np.exp(-rows / 10) if fades else 1.0, 0.0)
+    plain = run(ratio=0.01, loss=2.3 + NOISE)
+    norm = (plain.layer("grad_norm") * level[:, None]).astype(np.float32)
+    total = np.sqrt((norm.astype(np.float64) ** 2).sum(axis=1))
+    found = diagnose(changed(plain, per_layer={**plain.per_layer, "grad_norm": norm},
+                             per_step={**plain.per_step, "grad_norm": total, "clipped_norm": total}))  # fmt: skip
+    assert [f.rule for f in found] == rules
+    assert not fades or "depend on the weights" in found[0].cause

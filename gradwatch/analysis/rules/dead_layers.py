@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from gradwatch.analysis.rules.facts import are_zero, beside_bias, matrices, numel, pick, present
+from gradwatch.analysis.rules.facts import are_zero, beside_bias, matrices, middle, numel, pick, present
 from gradwatch.analysis.rules.finding import Finding, Why, either
 from gradwatch.analysis.rules.losses import learnt
 from gradwatch.analysis.rules.progress import all_learnt
@@ -26,8 +26,8 @@ def dead_layer(
     these layers: the biases beside them have gradients. A bias is not dead while the weight beside it has gradients:
     they reach the units and cancel (the last bias of a Wasserstein critic). Steps whose loss is below `done` times the
     first do not count: nothing is left to learn there; nor does a network whose loss came to rest at its lowest as they
-    became zero (`all_learnt`). Gradients that were all zero in every step of the run are no dead layers either, but
-    gradients that were zeroed before the step.
+    became zero (`all_learnt`), or whose gradients faded away all together (`faded`). Gradients that were all zero in
+    every step of the run are no dead layers either, but gradients that were zeroed before the step.
     Source: dead ReLU units give exact zeros (methods: S4); SageMaker Debugger's DyingReLU.
     """
     learnt_all = learnt(history, done)[history.layer_rows]
@@ -40,7 +40,7 @@ def dead_layer(
     zero_share = np.where(_cancels(history, norm[late]), 0, zero_share)
     dead = zero_share > often
     dying_network = dead.sum() > most * len(dead)
-    if dying_network and all_learnt(history):
+    if dying_network and (all_learnt(history) or faded(history)):
         return []
     if not dying_network:
         dead = (zero_share == 1) & ((norm[late] == 0) | ~there[late]).all(axis=0)
@@ -67,6 +67,20 @@ def dead_layer(
             alternatives=why.alternatives,
         )
     ]
+
+
+def faded(history: History, share: float = 1e-4, width: int = 10) -> bool:
+    """Whether the gradient of the whole network came to exactly zero, and was next to nothing before.
+
+    By the median of the `width` steps before the zeros that last: below `share` of the first ones. The weights came to
+    rest where they lower the loss no further; a step that kills units leaves no gradient at once.
+    """
+    norm = history.total("grad_norm")
+    alive = np.flatnonzero(norm > 0)
+    if len(alive) < 3 * width or alive[-1] == len(norm) - 1 or norm[alive[-1] + 1 :].any():
+        return False
+    before = norm[alive[-width:]]
+    return middle(before) < share * middle(norm[alive[:width]])
 
 
 def _why(history: History, dead: Bools, start: bool) -> Why:

@@ -33,7 +33,7 @@ from gradwatch.history import Bools, Floats, History
 from gradwatch.policies import AutoClip, ClipByGlobalNorm, ZClip
 
 LEAST_OF_ITS_OWN = 0.01  # of a layer's norm, below which a clip is no guard any more but takes nearly all away
-_SATURATING = {
+SATURATING = {
     "LSTM",
     "GRU",
     "RNN",
@@ -178,7 +178,7 @@ def _cut_off(history: History, which: Bools, share: float, min_steps: int) -> li
 def _of_vanishing(history: History) -> tuple[str, ...]:
     """What may make each layer pass on less than it is given, by what the network is made of."""
     kinds = set(history.run.modules.values())
-    units = ("the units saturate",) if not kinds or kinds & _SATURATING else ()
+    units = ("the units saturate",) if not kinds or kinds & SATURATING else ()
     weights = () if units and _is_he(history) else ("the initial weights do not suit this depth",)
     return units + weights
 
@@ -187,7 +187,7 @@ def remedies(history: History) -> list[str]:
     """What keeps the gradient's size along the depth, but for what the network has already."""
     kinds = set(history.run.modules.values())
     found = []
-    if not kinds or kinds & _SATURATING:
+    if not kinds or kinds & SATURATING:
         found.append("ReLU-like units")
     if not _is_he(history):
         found.append("He's initialisation")

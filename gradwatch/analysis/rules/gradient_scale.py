@@ -169,17 +169,18 @@ def _is_even(history: History, norm: Floats, even: float, times: float = 7.0, af
     """Whether a norm `[T]` is `times` what it was at first, and changes less from step to step than the loss does.
 
     From the row `after` on to half of the run it changes by less than the share `even` by its median: a batch adds
-    little to the sum of all before it, while each batch has a loss of its own.
+    little to the sum of all before it, while each batch has a loss of its own. A sum grows no faster than its steps, or
+    little faster where what is added grows too as the net learns: that counts where it changes far less than the loss.
     """
     late = norm[after : max(least, len(norm) // 2)]
     names = training_losses(history)
     if len(late) < least - after or not names or not np.median(late) >= times * np.median(norm[:3]):
         return False
-    fast = late[-1] > 1.5 * late[0] * (after + len(late)) / after  # a sum grows no faster than its steps
-    if fast or np.diff(norm[:least]).max() > 5 * norm[:3].max():  # what is multiplied adds ever more
+    if np.diff(norm[:least]).max() > 5 * norm[:3].max():  # what is multiplied adds ever more
         return False
     loss = history.total(names[0])[: after + len(late)]
     loss = loss[np.isfinite(loss)]
     noise = float(np.median(np.abs(np.diff(loss)))) / abs(float(np.median(loss))) if len(loss) > least // 2 else 0.0
     change = float(np.median(np.abs(np.diff(np.log(late)))))
-    return change < min(even, noise / 1.2)
+    pace = late[-1] / late[0] * after / (after + len(late))
+    return pace < (3 if change < noise / 4 else 1.5) and change < min(even, noise / 1.2)

@@ -5,12 +5,22 @@ Legend: L layers.
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 
 from gradwatch.analysis.rules.dead_layers import dead_layer
 from gradwatch.analysis.rules.depth import imbalance, vanishing
-from gradwatch.analysis.rules.facts import chance_loss, initial_gains, pick
-from gradwatch.analysis.rules.finding import Finding
+from gradwatch.analysis.rules.facts import (
+    chance_loss,
+    embeddings,
+    initial_gains,
+    matrices,
+    measured,
+    pick,
+    root_mean_square,
+)
+from gradwatch.analysis.rules.finding import Finding, either
 from gradwatch.analysis.rules.gradients import exploding, first_ratio
 from gradwatch.analysis.rules.losses import scaled_losses
 from gradwatch.analysis.rules.progress import succeeds
@@ -29,18 +39,29 @@ def bad_initialisation(
     `large` or below `small`; where normalisation stands between them or fewer are known, a large gain only counts where
     the training does not succeed, or its loss began at twice log C or more (C the rows of the last matrix). Not said
     where what follows from it is found: an explosion, gradients that vanish, layers that are dead or apart; nor large
-    ones where the first step already changed the weights by a third: their first norm is that after it.
+    ones where the first step already changed the weights by a third: their first norm is that after it. Or the
+    gains of its normalisations began next to 0 (`_shut_norms`), or a table that is the last layer too began as large as
+    one that is only read (`_tied_table`).
     Source: He et al., arXiv:1502.01852; of healthy trainings of the tests the median gain is 0.2 to 2.1.
     """
+    return _of_matrices(history, large, small, most, least) or _shut_norms(history, most, least) or _tied_table(history)
+
+
+def _of_matrices(history: History, large: float, small: float, most: float, least: int) -> list[Finding]:
+    """Most matrices began above `large`, or below `small`."""
     gain = initial_gains(history)
     known = np.isfinite(gain)
     if known.sum() < 2:
         return []
     too_large, too_small = gain > large, gain < small
     moved = first_ratio(history) > 1 / 3
-    kinds = " ".join(history.run.modules.values())
-    plain = known.sum() >= least and not any(norm in kinds for norm in _NORMS)
-    if not moved and too_large.sum() >= most * known.sum() and (plain or _far_off(history) or not succeeds(history)):
+    kinds = history.run.modules.values()
+    plain = known.sum() >= least and not any(norm in kind for norm in _NORMS for kind in kinds)
+    if (
+        not moved
+        and too_large.sum() >= most * known.sum()
+        and (plain or _far_off(history, chance_loss(history)) or not succeeds(history))
+    ):
         which, way = too_large, "many times"
     elif too_small.sum() >= most * known.sum() and known.sum() >= least:
         which, way = too_small, "a small part of"
@@ -49,16 +70,11 @@ def bad_initialisation(
     if any(rule(history) for rule in (exploding, vanishing, dead_layer, imbalance)):
         return []
     typical = float(np.median(gain[which]))
-    losses = scaled_losses(history)
-    began = {f"first_{name}": float(values[np.isfinite(values)][0]) for name, values in losses.items()}
     return [
-        Finding(
-            "bad-initialisation",
-            "warning",
+        _finding(
+            history,
             pick(history, which),
-            int(history.step[0]),
-            int(history.step[-1]),
-            {"gain": typical, "usual": "0.5 to 1.5", **began},
+            {"gain": typical, "usual": "0.5 to 1.5"},
             f"These weights began at {way} their usual size: each layer multiplies what passes through it by about "
             f"{typical:.2g}, where 0.5 to 1.5 is usual.",
             "Begin with torch's own initialisation, or with He's: nn.init.kaiming_normal_(weight). A lower or higher "
@@ -67,7 +83,84 @@ def bad_initialisation(
     ]
 
 
-def _far_off(history: History, times: float = 2.0) -> bool:
-    """Whether a training loss began at `times` what equal probabilities for all classes give, or above."""
-    limit = times * chance_loss(history)
-    return any(float(values[np.isfinite(values)][0]) > limit for values in scaled_losses(history).values())
+def _shut_norms(history: History, most: float, least: int, small: float = 0.1) -> list[Finding]:
+    """The gains of most of torch's own normalisations began below `small`, and not at 0 as in a residual branch.
+
+    Those that began at 0 were changed in the first step by all of their size.
+    """
+    kinds, vectors = history.run.modules, ~matrices(history)
+    own = [kinds.get(name.removesuffix(".weight"), "").startswith(_NORMS) for name in history.layers]
+    _, norm = measured(history, "weight_norm")
+    _, ratio = measured(history, "update_ratio")
+    known = vectors & np.array(own, bool)
+    if known.sum() < least or not len(norm) or not len(ratio):
+        return []
+    gain = root_mean_square(history, norm[0].astype(np.float64))
+    shut = known & (gain < small) & (ratio[0] < 0.5)
+    if shut.sum() < most * known.sum():
+        return []
+    typical = float(np.median(gain[shut]))
+    return [
+        _finding(
+            history,
+            pick(history, shut),
+            {"gain": typical, "usual": "1"},
+            f"The gains of these normalisations began at about {typical:.2g}, where 1 is usual: each takes most of the "
+            "signal away, and of the gradient that comes back through it.",
+            "Begin gains at 1, as torch does: nn.init.ones_(norm.weight). What draws the other weights around 0 must "
+            "leave them out.",
+        )
+    ]
+
+
+def _tied_table(history: History, unit: float = 0.9) -> list[Finding]:
+    """An embedding began at unit size, nothing else gives out its rows, and the loss began far above their logarithm.
+
+    So it is the last layer too, whose outputs are as large as the root of its width. Nothing else: the last module with
+    weights is no Linear of its own, and no other matrix has as many rows.
+    Source: Press & Wolf, arXiv:1608.05859 (tied tables); GPT-2's begins at a standard deviation of 0.02.
+    """
+    shapes, kinds = {layer.name: layer.shape for layer in history.run.layers}, history.run.modules
+    owners = {name.rpartition(".")[0] for name in history.layers}
+    last = next((name for name in reversed(kinds) if name in owners or kinds[name] == "Linear"), "")
+    _, norm = measured(history, "weight_norm")
+    if not len(norm) or (last in owners and kinds.get(last) == "Linear") or first_ratio(history) > 1 / 3:
+        return []
+    rms = root_mean_square(history, norm[0].astype(np.float64))
+    tables = [i for i in np.flatnonzero(embeddings(history) & (rms > unit)) if history.layers[i] in shapes]
+    for i in tables:
+        name = history.layers[i]
+        rows = shapes[name][0]
+        others = any(shape[:1] == (rows,) for other, shape in shapes.items() if other != name and len(shape) > 1)
+        if rows > 2 and not others and _far_off(history, math.log(rows)):
+            cause = f"{name} began at unit size, and the loss far above the {math.log(rows):.3g} that equal "
+            cause += f"probabilities for its {rows} rows give. {either(_TIED)}"
+            cure = f"Begin a table that is the last layer too at a standard deviation of 0.02: nn.init.normal_({name}, "
+            cure += "std=0.02). If it is not, look at the size of the first outputs."
+            return [_finding(history, (name,), {"root_mean_square": float(rms[i])}, cause, cure, _TIED)]
+    return []
+
+
+_TIED = (
+    "it is the last layer too, and its rows make the outputs as large as the root of their length",
+    "the outputs begin too large for another reason, or the loss is no cross-entropy over its rows",
+)
+
+
+def _finding(
+    history: History,
+    layers: tuple[str, ...],
+    evidence: dict[str, float | str],
+    cause: str,
+    cure: str,
+    alternatives: tuple[str, ...] = (),
+) -> Finding:
+    for name, values in scaled_losses(history).items():
+        evidence[f"first_{name}"] = float(values[np.isfinite(values)][0])
+    steps = int(history.step[0]), int(history.step[-1])
+    return Finding("bad-initialisation", "warning", layers, *steps, evidence, cause, cure, alternatives=alternatives)
+
+
+def _far_off(history: History, chance: float, times: float = 2.0) -> bool:
+    """Whether a training loss began at `times` what equal probabilities give, or above."""
+    return any(float(values[np.isfinite(values)][0]) > times * chance for values in scaled_losses(history).values())

@@ -7,8 +7,16 @@ from __future__ import annotations
 
 import numpy as np
 
-from gradwatch.analysis.rules.facts import beside_bias, chance_loss, embeddings, matrices
-from gradwatch.analysis.rules.finding import Finding
+from gradwatch.analysis.rules.depth import SATURATING
+from gradwatch.analysis.rules.facts import (
+    beside_bias,
+    chance_loss,
+    embeddings,
+    initial_gains,
+    matrices,
+    root_mean_square,
+)
+from gradwatch.analysis.rules.finding import Finding, either
 from gradwatch.analysis.rules.losses import scaled_losses
 from gradwatch.analysis.rules.progress import reaches_its_goal, succeeds
 from gradwatch.history import Floats, History
@@ -24,13 +32,17 @@ def inputs_not_normalised(
     the root mean square of its elements. Alarm: by the median step the latter is above `large`, or the former below
     `small`. Above `beyond` the bias's gradient is nothing but rounding, as before a batch norm. Asked of the first
     matrix, if it is no embedding and has a bias, in `least` steps at least. A note where the training succeeds and its
-    loss began where that of equal probabilities does, or where another metric reaches its goal.
+    loss began where that of equal probabilities does, or where another metric reaches its goal. Of units with two ends
+    that what comes in holds at these from the start, no gradient tells its size: see `_at_their_ends`.
     Source: LeCun et al. 1998, Efficient BackProp, section 4.3 (inputs of zero mean and unit variance).
     """
     found = _first_inputs(history)
     if found is None:
         return []
     layer, norm, elements = found
+    ended = _at_their_ends(history, layer)
+    if ended:
+        return ended
     norm = norm[np.isfinite(norm) & (norm > 0)]
     if len(norm) < least:
         return []
@@ -58,6 +70,41 @@ def inputs_not_normalised(
     ]
 
 
+def _at_their_ends(history: History, layer: str, usual: float = 2.0) -> list[Finding]:
+    """The first layer and its bias never had a gradient but 0, while others had, and its units have two ends.
+
+    Its weights began no larger than `usual` (as a gain, see `initial_gains`), and its bias with an element no larger:
+    they do not hold tanh or a sigmoid where it is flat, so what comes in does.
+    """
+    norm, names, kinds = history.layer("grad_norm"), list(history.layers), history.run.modules
+    own = [names.index(layer), names.index(beside_bias(layer))]
+    module = layer.rpartition(".")[0]
+    after = list(kinds)[list(kinds).index(module) :][:2] if module in kinds else []
+    two_ended = any(kinds[name] in SATURATING for name in after)
+    first = root_mean_square(history, history.layer("weight_norm")[0])[own[1]]
+    small = initial_gains(history)[own[0]] < usual and first < usual
+    if not (two_ended and small and (norm[:, own] == 0).all() and (norm > 0).any()):
+        return []
+    return [
+        Finding(
+            "inputs-not-normalised",
+            "warning",
+            (layer,),
+            int(history.step[0]),
+            int(history.step[-1]),
+            {"gain": float(initial_gains(history)[own[0]]), "grad_norm": 0.0},
+            f"No gradient ever came to {layer} or its bias, though their size is usual: its units stand at their ends "
+            f"for every example. {either(_OF_ENDS)}",
+            "Look at the size of what is given to the model, and normalise it: subtract the mean and divide by the "
+            "standard deviation of the training data.",
+            alternatives=_OF_ENDS,
+        )
+    ]
+
+
+_OF_ENDS = ("what comes in is far larger than 1", "its output is multiplied by 0 further on")
+
+
 def _first_inputs(history: History) -> tuple[str, Floats, int] | None:
     """The first matrix, the norm of what came into it in each row `[R]`, and the elements of that; None if unknown."""
     wide, names = np.flatnonzero(matrices(history)), list(history.layers)
@@ -69,4 +116,6 @@ def _first_inputs(history: History) -> tuple[str, Floats, int] | None:
     if bias == name or bias not in names or len(shape) < 2:
         return None
     norm = history.layer("grad_norm").astype(np.float64)
-    return name, np.asarray(norm[:, wide[0]] / norm[:, names.index(bias)]), int(np.prod(shape[1:]))
+    with np.errstate(invalid="ignore", divide="ignore"):
+        quotient = norm[:, wide[0]] / norm[:, names.index(bias)]
+    return name, np.asarray(quotient), int(np.prod(shape[1:]))

@@ -82,7 +82,7 @@ _BY_THEN = 50
 
 
 def _ran_away(
-    history: History, soon: float = 3.0, later: float = 4.0, own: float = 0.5, jumped: bool = False
+    history: History, soon: float = 3.0, later: float = 4.0, own: float = 0.35, jumped: bool = False
 ) -> list[Finding]:
     """First steps that threw the weights out: most matrices grew `soon` times in 20 steps, or `later` times in 50.
 

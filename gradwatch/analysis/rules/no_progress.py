@@ -10,6 +10,7 @@ import math
 import numpy as np
 
 from gradwatch.analysis.groups import higher_is_better
+from gradwatch.analysis.rules.dead_layers import faded
 from gradwatch.analysis.rules.facts import (
     USUAL_RATIO,
     chance_loss,
@@ -196,14 +197,14 @@ def _shut_at_its_end(history: History, min_steps: int, running: int, left: float
 def _at_chance(history: History, loss: Progress, near: float = 0.01) -> bool:
     """Whether a loss ended at log C and was never lower by more than twice `near`.
 
-    C are the rows of the last matrix, three at least; two where it has one, or a Sigmoid ends the model. Any power of
+    C are the rows of the last matrix; two where it has one, or a Sigmoid ends the model. Any power of
     two, as a batch is large whose pairs are told apart, where the loss hardly differs from it, nor from step to step.
     """
     pairs = round(loss.ended / math.log(2)) * math.log(2) if math.isfinite(loss.ended) else 0.0
     if pairs > 0 and abs(loss.ended - pairs) < near / 10 * pairs and loss.noise < near * pairs:
         return min(loss.best, loss.began) > (1 - 2 * near) * pairs
     last = last_matrix(history)
-    of_two = ends_in(history, "Sigmoid") or (last is not None and last.shape[0] == 1)
+    of_two = ends_in(history, "Sigmoid") or (last is not None and last.shape[0] <= 2)
     chance = math.log(2) if of_two else chance_loss(history)  # where it is NaN, nothing is near it
     high = 6 * near if loss.noise > near * chance else near  # what is drawn anew in each step adds to it: dropout
     there = -near * chance < loss.ended - chance < high * chance
@@ -231,6 +232,8 @@ def _why(history: History) -> Why:
     scheduled = ran_out(history)
     if scheduled:
         return scheduled
+    if faded(history):
+        return _FADED
     kind = is_adaptive(history)
     at, ratio = measured(history, "update_ratio")
     wide = matrices(history) & (~np.isnan(ratio)).any(axis=0)
@@ -290,4 +293,17 @@ _OPEN = Why(
     "dropout and augmentation; if not, at the loss, its sign, and what lies between it and the weights.",
     {},
     alternatives=_LEFT,
+)
+
+_NOTHING_LEFT = (
+    "what is left of it does not depend on the weights (it is detached, or its derivative is 0, as is the second one "
+    "of a net of ReLUs)",
+    "the outputs came to where they are saturated",
+)
+_FADED = Why(
+    f"The gradients of all layers faded away to exactly 0: the weights lower it no further. {either(_NOTHING_LEFT)}",
+    "Look at the gradient of each term of the loss by itself: one that gives none is constant, or cut off from the "
+    "weights. A learning rate does not help.",
+    {},
+    alternatives=_NOTHING_LEFT,
 )

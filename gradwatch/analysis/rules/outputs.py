@@ -109,11 +109,13 @@ _OVER_THE_BATCH = Why(
 def _of_two_sigmoids(values: Floats, tiny: float, even: float = 0.7) -> bool:
     """Whether a loss is as binary_cross_entropy_with_logits gives for numbers between 0 and 1 in place of logits.
 
-    For these it lies between log(1 + 1/e) and log(1 + e), and begins near 0.72 or, with few positives, up to 0.97;
-    binary_cross_entropy of what one sigmoid gives begins at log 2.
+    For these it lies between log(1 + 1/e) and log(1 + e), and begins near 0.72 or, with few positives, up to 0.974,
+    log(1 + e^0.5): what begins above that is another loss. binary_cross_entropy of what one sigmoid gives begins at
+    log 2.
     """
     low, high = math.log1p(1 / math.e) - tiny, math.log1p(math.e) + tiny
-    return bool(values.min() >= low and values.max() <= high and np.median(values[:5]) > even)
+    begins = even < np.median(values[:5]) < math.log1p(math.exp(0.5)) + tiny
+    return bool(begins and values.min() >= low and values.max() <= high)
 
 
 _TWO_SIGMOIDS = (
@@ -174,7 +176,8 @@ def negative_loss(
 
     With C rows in the last matrix, three at least, a cross-entropy begins at log C. Alarm: none of `min_steps` or more
     values of a training loss is above 0, and the first ones are within the share `near` of -log C (it has the wrong
-    sign), or within `close` of -1 / C and none is below -1 (probabilities were given in place of their logarithms). Of
+    sign), or within `close` of -1 / C and none is below -1 (probabilities were given in place of their logarithms), or
+    all lie where kl_div of probabilities in place of their logarithms does (`_of_no_logarithm`). Of
     any model: it began within `near` of log 2, the cross-entropy of even odds, and fell to `times` that below 0 (its
     targets are none); or, below 0 throughout, it fell to `times` its first value, the second half of the steps
     by more than the first (then a loss without a lower bound is the alternative). Not of parts that train against each
@@ -199,6 +202,9 @@ def negative_loss(
         elif abs(first * classes + 1) < close and values.min() >= -1 and chance > 0:
             words = _where(name, f"minus 1 / {classes}", classes)
             why = Why(f"{words}it is the mean of minus the probabilities, without their logarithm.", _LOGARITHM, {})
+        elif _of_no_logarithm(values, chance):
+            said = f"{name} is below 0 from the first step on, and never falls by as much as 1. {either(_DIVERGENCE)}"
+            why = Why(said, _GIVE_LOGARITHM, {}, alternatives=_DIVERGENCE)
         elif end < times * first < 0 and half - end > first - half:
             falls = f"{name} is below 0 from the first step on and falls ever faster, from {first:.3g} to {end:.3g}. "
             why = Why(falls + either(_UNBOUNDED), _TURN, {}, alternatives=_UNBOUNDED)
@@ -225,6 +231,22 @@ def _where(name: str, begins: str, classes: int) -> str:
     return f"{name} begins at {begins}, where a cross-entropy of {classes} classes begins at {usual}: "
 
 
+def _of_no_logarithm(values: Floats, chance: float) -> bool:
+    """Whether a loss is as kl_div gives it for C probabilities p in place of their logarithms.
+
+    The sum of t log t - t p lies between -H - 1 and -H, with H the entropy of the targets t, at most log C. Below -1 at
+    some time: a cosine is not.
+    Source: the definition of kl_div, whose first argument is a logarithm; a divergence is never below 0.
+    """
+    within = -chance - 1 < values.min() < -1 and values.max() < 0  # NaN, where C is not known, is not
+    return bool(within and np.ptp(values) < 1 and np.median(values[-3:]) < values[0])
+
+
+_DIVERGENCE = (
+    "kl_div was given probabilities, and its first argument is their logarithm",
+    "it is no divergence, and may be below 0",
+)
+_GIVE_LOGARITHM = "Give kl_div log_softmax(logits): a divergence of the logarithms is never below 0."
 _TURNED = "it has the wrong sign, and the training makes it worse."
 _TURN = "Look at the sign of the loss: take the minus away, or minimise what is maximised now."
 _LOGARITHM = "Give nll_loss log_softmax(logits), or cross_entropy the logits."

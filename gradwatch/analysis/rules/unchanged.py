@@ -94,11 +94,16 @@ def _no_gradients(history: History) -> list[Finding]:
         return [
             _finding(history, "error", (), 0, evidence, cause, "Begin with other weights than 0 in all but one factor.")
         ]
-    cause = f"Every gradient is {'absent' if absent else 'exactly 0'} when the optimizer steps. {either(_NO_GRADIENT)}"
+    causes = _NO_GRADIENT if absent else (*_NO_GRADIENT, _FLAT)
+    cause = f"Every gradient is {'absent' if absent else 'exactly 0'} when the optimizer steps. {either(causes)}"
     cure = "The order is optimizer.zero_grad(), loss.backward(), optimizer.step()."
-    return [_finding(history, "error", (), 0, evidence, cause, cure, _NO_GRADIENT)]
+    if not absent:
+        cure += " If it is kept, look at the outputs in the first step: where a ReLU or a clamp makes all of them 0, "
+        cure += "softplus in its place, or another bias."
+    return [_finding(history, "error", (), 0, evidence, cause, cure, causes)]
 
 
+_FLAT = "what the loss depends on is flat for all examples (a ReLU or a clamp at the output, a factor of 0)"
 _NO_GRADIENT = ("zero_grad() stands between backward() and step()", "the loss does not depend on the weights")
 
 
