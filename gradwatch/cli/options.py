@@ -16,6 +16,7 @@ from click.core import ParameterSource
 from gradwatch.cli.config import Config, find_config
 from gradwatch.errors import RunError
 from gradwatch.sanitize import MAX_STEP, public_text, public_uri
+from gradwatch.storage.places import TRACKERS
 
 Decorated = TypeVar("Decorated", bound=Callable[..., Any])
 ENVIRONMENT = ("MLFLOW_TRACKING_URI", "MLFLOW_EXPERIMENT_NAME", "MLFLOW_EXPERIMENT_ID", "MLFLOW_RUN_ID")
@@ -58,8 +59,6 @@ def trackers_text(ctx: click.Context, param: click.Parameter, value: str | None)
     """What a run is delivered to: `mlflow`, `tensorboard`, both with a comma between them, or `none`."""
     if value is None:
         return None
-    from gradwatch.storage.manifest import TRACKERS  # numpy comes with it, which --help does without
-
     words = [word.strip() for word in value.split(",")]
     if words != ["none"] and not {*words} <= {*TRACKERS}:
         raise click.BadParameter(f"{value!r}: wanted {', '.join(TRACKERS)}, both with a comma, or none")

@@ -18,8 +18,9 @@ from gradwatch.recording.hooks import fires_hooks
 from gradwatch.recording.learning_rate import RateScale
 from gradwatch.sanitize import MAX_COUNT, MAX_STEP
 from gradwatch.storage.folder import now_iso
-from gradwatch.storage.manifest import TRACKERS, check_run, text_of
+from gradwatch.storage.manifest import check_run, text_of
 from gradwatch.storage.owner import here
+from gradwatch.storage.places import TRACKERS
 
 DAY = 86_400.0
 

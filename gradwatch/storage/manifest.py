@@ -13,11 +13,11 @@ from typing import Any
 
 from gradwatch.history import Run
 from gradwatch.sanitize import MAX_COUNT, MAX_JSON, MAX_LAYERS, MAX_NAME, MAX_STEP
+from gradwatch.storage.places import TRACKERS
 
 MAX_DIMENSIONS = 64
 MAX_SETTINGS = 10_000  # of an optimizer, params, tags
 MAX_ITEMS = 100  # of a setting that is a list or a table
-TRACKERS = ("mlflow", "tensorboard")  # what a run can be delivered to while it goes on
 Check = Callable[[Any], bool]
 
 

@@ -10,6 +10,7 @@ from urllib.parse import unquote
 from gradwatch.errors import RunError
 from gradwatch.sanitize import one_line
 
+TRACKERS = ("mlflow", "tensorboard")  # where a run can be delivered to while it goes on
 _SQLITE = re.compile(r"(sqlite(?:\+\w+)?:///)(?!/|:memory:|file:)([^?]+)(.*)", re.DOTALL)
 _NAMES = ("databricks", "databricks-uc", "uc")  # what MLflow takes for a service, not for a folder
 
