@@ -287,6 +287,11 @@ def throttled(folder, sick=True, make=None, own=False):
     return fit(folder, net, optimizer, classify(net, batches()), 150, clip=f"ClipByGlobalNorm({threshold})")
 
 
+def left_out(folder, sick=True):
+    """A skip above a norm that the gradients of a training on its way have (the twin: above a hundred times that)."""
+    return digits(folder, sgd(0.1), 150, clip=f"SkipNorm({0.4 if sick else 40.0})")
+
+
 def clipped_twice(folder, sick=True, seen=True):
     """The loop clips to 0.5 by torch's function, or by its own lines, and the run's policy to 1.0."""
     net = mlp()

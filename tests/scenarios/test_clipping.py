@@ -2,6 +2,7 @@
 
 from functools import partial
 
+import diseases
 import numpy as np
 import pytest
 import step_diseases
@@ -12,6 +13,8 @@ import gradwatch
 from gradwatch import ClipByGlobalNorm
 from gradwatch.analysis.rules import diagnose
 from gradwatch.analysis.rules.clipping import _sits_at
+from gradwatch.analysis.rules.skips import skips_often
+from gradwatch.history import History, Run
 
 d = Recorded(step_diseases)
 
@@ -20,7 +23,7 @@ d = Recorded(step_diseases)
     "train",
     [
         d.inert, partial(d.inert, own=True), d.throttled, d.clipped_twice, partial(d.clipped_twice, seen=False),
-        d.clipped_while_scaled, partial(d.clipped_while_scaled, by_hand=True),
+        d.clipped_while_scaled, partial(d.clipped_while_scaled, by_hand=True), d.left_out,
     ],
 )  # fmt: skip
 def test_the_healthy_twin_has_no_error_and_no_warning(train, tmp_path):
@@ -115,3 +118,62 @@ def test_a_clip_of_scaled_gradients(by_hand, threshold, tmp_path):
 )
 def test_a_threshold_is_where_norms_sit(norms, found):
     assert _sits_at(np.array(norms), 0.3, 20) == found
+
+
+# ------------------------------------------------------------------------------------------------------------- skips
+
+
+def test_a_skip_below_the_norms_of_a_training_on_its_way_is_found_and_a_clip_is_named(tmp_path):
+    history = d.left_out(tmp_path)
+    (root,) = diagnose(history)
+    skipped = history.total("skipped") > 0
+    assert (root.rule, root.severity, root.first_step) == ("skips-often", "warning", np.flatnonzero(skipped)[0])
+    assert (root.evidence["policy"], root.evidence["steps"]) == ("SkipNorm(0.4)", skipped.sum())
+    assert root.evidence["in_a_row"] == max(map(len, "".join("x" if s else " " for s in skipped).split()))
+    assert root.evidence["skipped_norm"] > 0.4 > root.evidence["usual_norm"]
+    (policy,) = policies_in(root)
+    healthy = history.total("grad_norm")
+    assert f"{np.quantile(healthy, 0.99):.2g}" in repr(policy)
+    assert root.tries == (f"--clip '{policy!r}'",)
+
+
+def test_skips_of_numbers_that_are_not_finite_follow_from_these(tmp_path):
+    (root,) = diagnose(Recorded(diseases).square_root(tmp_path, until=35, clip="SkipNonfinite()"))
+    assert root.rule == "nonfinite"
+    (finding,) = [f for f in root.consequences if f.rule == "skips-often"]
+    assert (finding.layers, finding.first_step, finding.last_step) == (root.layers, 20, 34)
+    assert (finding.evidence["steps"], finding.evidence["nonfinite"], finding.tries) == (15, 15, ())
+
+
+def skipping(skipped, clip="SkipSpike()", **more):
+    """A history of steps of norm 1, these left out with a norm of 5."""
+    skipped = np.asarray(skipped, bool)
+    steps = np.arange(len(skipped), dtype=np.int64)
+    values = {"grad_norm": np.where(skipped, 5.0, 1.0), "skipped": skipped.astype(float), "nonfinite": 0.0 * steps}
+    names = np.array(["SGD"] * len(steps), object)
+    return History.of(Run("any", "2026-01-01", clip=clip), (), steps, 0 * steps, names, {}, values | more)
+
+
+def test_a_few_skips_or_short_rows_of_them_say_nothing():
+    steps = np.arange(1000)
+    assert skips_often(skipping(steps % 11 == 0)) == []
+    assert skips_often(skipping((steps > 100) & (steps <= 149))) == []
+    assert skips_often(skipping(steps[:40] % 5 == 0)) == []  # 8 of them
+    assert skips_often(skipping(steps % 2 == 0, clip="ClipByGlobalNorm(1.0)")) == []
+
+
+def test_a_tenth_of_the_steps_or_a_long_row_is_found():
+    steps = np.arange(1000)
+    (often,) = skips_often(skipping(steps % 10 == 0))
+    assert (often.evidence["steps"], often.evidence["in_a_row"], often.first_step) == (100, 1, 0)
+    (lasting,) = skips_often(skipping(steps >= 950, clip="chain(SkipNonfinite(), SkipSpike(at_most=60))"))
+    assert (lasting.evidence["in_a_row"], lasting.first_step, lasting.last_step) == (50, 950, 999)
+    assert lasting.evidence["policy"] == "SkipSpike(6.0, at_most=60)"
+    assert "rose for good" in lasting.cause
+
+
+def test_what_a_loss_scaler_drops_is_not_the_policys():
+    dropped = np.arange(100) < 30
+    lost = {"grad_norm": np.where(dropped, np.inf, 1.0), "nonfinite": dropped.astype(float)}
+    assert len(skips_often(skipping(dropped, clip="SkipNonfinite()", **lost))) == 1
+    assert skips_often(skipping(dropped, clip="SkipNonfinite()", **lost, loss_scale=np.full(100, 8.0))) == []

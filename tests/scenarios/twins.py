@@ -73,6 +73,10 @@ TWINS: dict[str, tuple[tuple[str, Train], tuple[str, Train]]] = {
             ("clip-before-unscale", s.clipped_while_scaled, "clip, then unscale_", "unscale_, then clip"),
         ]
     },
+    "skips-often": (
+        ("SkipNorm(0.4)", s.left_out),
+        ("SkipNorm(40.0)", partial(s.left_out, sick=False)),
+    ),
     "spike": (
         ("one odd batch, no clip", s.odd_batch),
         ("the same under ClipByGlobalNorm(1.0)", partial(s.odd_batch, clip="ClipByGlobalNorm(1.0)")),

@@ -38,6 +38,7 @@ from gradwatch.analysis.rules.outputs import negative_loss, softmax_twice
 from gradwatch.analysis.rules.progress import reaches_its_goal, succeeds
 from gradwatch.analysis.rules.rivals import generator_starves
 from gradwatch.analysis.rules.second_moment import stale_second_moment
+from gradwatch.analysis.rules.skips import skips_often
 from gradwatch.analysis.rules.spikes import spike
 from gradwatch.analysis.rules.step_data import with_data
 from gradwatch.analysis.rules.unchanged import weights_unchanged
@@ -52,12 +53,14 @@ RULES: tuple[Rule, ...] = (
     inputs_not_normalised, negative_loss, dead_units, saturated, attention_logits_grow, attention_collapsed,
     activation_outlier, expert_starved, stale_second_moment,
     clip_before_unscale, double_clip, clip_is_your_learning_rate, clip_inert, policy_never_acts,
+    skips_often,
 )  # fmt: skip
 
 _RUINED = {"nonfinite", "dead-layer", "spike", "imbalance", "vanishing", "weight-growth", "renorm-binds"} | {
     "update-too-large", "update-too-small", "weights-unchanged", "clip-is-your-learning-rate", "noise-dominated",
     "policy-never-acts", "dead-units", "saturated",
     "attention-logits-grow", "attention-collapsed", "activation-outlier", "expert-starved",
+    "skips-often",
 }  # fmt: skip
 CONSEQUENCES: dict[str, set[str]] = {
     "negative-loss": _RUINED | {"exploding", "lr-too-high", "scaled-gradients", "gradients-accumulate"},
@@ -69,7 +72,7 @@ CONSEQUENCES: dict[str, set[str]] = {
     "lr-too-high": _RUINED | {"exploding"},
     "update-too-large": (_RUINED | {"exploding", "lr-too-high"}) - {"update-too-large"},
     "spike": {"nonfinite", "exploding", "dead-layer", "lr-too-high", "update-too-large", "weight-growth"}
-    | {"noise-dominated"},
+    | {"noise-dominated", "skips-often"},
     "nonfinite": (_RUINED | {"exploding"}) - {"nonfinite"},
     "weight-growth": {"exploding", "nonfinite", "dead-layer", "vanishing", "update-too-small", "renorm-binds"},
     "expert-starved": {"dead-layer", "dead-units", "no-gradient", "vanishing", "imbalance", "update-too-small"}
@@ -110,6 +113,7 @@ CONSEQUENCES: dict[str, set[str]] = {
     | {"update-too-small"},
     "attention-collapsed": {"attention-logits-grow", "vanishing", "imbalance", "update-too-small"},
     "dead-units": {"dead-layer", "vanishing", "imbalance", "update-too-small", "weights-unchanged"},
+    "skips-often": {"weights-unchanged", "update-too-small"},
     "update-too-small": set(),
     "renorm-binds": set(),
 }
