@@ -16,8 +16,11 @@ from gradwatch.errors import WatchError
 from gradwatch.history import Layer
 from gradwatch.measure.layout import Layout
 from gradwatch.storage.manifest import text_of
+from gradwatch.storage.null_writer import NullWriter
+from gradwatch.storage.writer import RunWriter
 
 MAX_MODULES = 10_000  # whose classes are recorded
+MAX_LISTED = 1_000  # things in a plain list that are looked at: a longer one is of data
 _WRAPPERS = re.compile(r"(?:^|(?<=\.))(?:module|_orig_mod|_module|_forward_module)\.")
 
 
@@ -79,6 +82,32 @@ def _held(optimizer: Optimizer) -> Iterable[tuple[str, nn.Parameter]]:
         yield from zip((clean_name(n) for n in names), group["params"], strict=True)
 
 
+def tell_forgotten(source: Source | None, writer: RunWriter | NullWriter) -> None:
+    """Name in the manifest what got gradients and was trained by nobody."""
+    found = source.forgotten() if source is not None else ()
+    if found:
+        writer.update(unheld=tuple(dict.fromkeys((*writer.run.unheld, *found))))
+
+
+def _writes(p: nn.Parameter) -> int:
+    """How often it was written in place, as an optimizer does."""
+    return 0 if p.is_inference() else p._version
+
+
+def _hidden(model: nn.Module) -> Iterable[tuple[str, nn.Parameter]]:
+    """The parameters of modules that stand in a plain list, tuple or dict of one of the model's modules."""
+    known = {id(module) for module in model.modules()}
+    for path, module in model.named_modules():
+        for name, value in list(vars(module).items()):
+            if name.startswith("_") or not isinstance(value, list | tuple | dict):
+                continue
+            named = value.items() if isinstance(value, dict) else enumerate(value)
+            for key, part in islice(named, MAX_LISTED):
+                if isinstance(part, nn.Module) and id(part) not in known:
+                    prefix = ".".join(filter(None, (path, name, str(key))))
+                    yield from part.named_parameters(prefix)
+
+
 def _kinds(optimizers: Sequence[Optimizer]) -> str:
     return " or ".join(f"the given {type(o).__name__}" for o in optimizers)
 
@@ -97,6 +126,7 @@ class Source:
         self.model, self.optimizers, self.part = model, optimizers, part
         self.patterns, self.ignored = patterns, ignored
         self._of_model = {id(p) for p in model.parameters()}
+        self._at_rest = {id(p): _writes(p) for _, p in self._outside()}
         self._seen: object = None
 
     def layers(self) -> dict[str, nn.Parameter]:
@@ -135,6 +165,24 @@ class Source:
         found = [name for name, p in named.items() if p.requires_grad and id(p) not in held]
         found = [f"{self.part}.{name}" if self.part else name for name in found]
         return tuple(name for name, kept in zip(found, self.kept(found), strict=True) if kept)
+
+    def forgotten(self) -> tuple[str, ...]:
+        """What got gradients and nobody trains, and `watch()` could not see: parameters that were thawed since, and
+        those of modules in a plain list or dict, which the model's own parameters leave out. None was written since.
+        """
+        held = {id(p) for o in self.optimizers for _, p in _held(o)}
+        here = _unique_names((*self.model.named_parameters(), *_hidden(self.model)))
+        found = [
+            name
+            for name, p in here.items()
+            if p.grad is not None and id(p) not in held and self._at_rest.get(id(p)) == _writes(p)
+        ]
+        return tuple(name for name, kept in zip(found, self.kept(found), strict=True) if kept)
+
+    def _outside(self) -> Iterable[tuple[str, nn.Parameter]]:
+        """The parameters that no optimizer can be missed for yet: frozen ones, and hidden ones."""
+        yield from ((name, p) for name, p in self.model.named_parameters() if not p.requires_grad)
+        yield from _hidden(self.model)
 
     def changed(self, layout: Layout) -> Layout | None:
         """The layers from now on, where they are not those of `layout` any more; else None.

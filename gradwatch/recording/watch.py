@@ -23,7 +23,7 @@ from gradwatch.recording.clipper import Clipper
 from gradwatch.recording.courier_process import CourierProcess
 from gradwatch.recording.hooks import untraced
 from gradwatch.recording.inside import Inside
-from gradwatch.recording.layers import Source, describe
+from gradwatch.recording.layers import Source, describe, tell_forgotten
 from gradwatch.recording.learning_rate import RateScale
 from gradwatch.recording.loop_clips import Clip
 from gradwatch.recording.plan import nothing_seen, outcome, plan
@@ -39,10 +39,7 @@ from gradwatch.storage.writer import RunWriter
 
 
 class Watch:
-    """One training loop that is being recorded. Made by `gradwatch.watch`.
-
-    A context manager; `close()` also happens at interpreter exit.
-    """
+    """A training loop that is recorded, made by `gradwatch.watch`: a context manager, closed at exit at the latest."""
 
     def __init__(
         self,
@@ -162,6 +159,8 @@ class Watch:
         try:
             self._stepper.detach()
             self._drain()
+            with self._looking.at("what nobody trains"):
+                tell_forgotten(getattr(self, "_source", None), self._writer)
             self._courier.start(self.dir)
             self._courier.restart_if_killed(self.dir, at_once=True)
         except Exception:  # what was handed over before is written all the same

@@ -7,6 +7,7 @@ from torch import nn
 from training import batches, watch
 
 from gradwatch import open_history
+from gradwatch.analysis.rules import diagnose
 from gradwatch.storage.folder import read_manifest
 
 LIMIT = 0.05
@@ -105,3 +106,45 @@ def test_what_another_watch_trains_is_not_without_an_optimizer(tmp_path):
     first.close()
     second.close()
     assert read_manifest(first.dir).unheld == ("head.0.bias",)
+
+
+class Listed(nn.Module):
+    """A layer that the module knows, and one in a plain list, which it does not."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.parts = nn.Linear(6, 8), [nn.Linear(8, 3)]
+
+    def forward(self, x):
+        return self.parts[0](self.first(x).tanh())
+
+
+@pytest.mark.parametrize("trained", [False, True])
+def test_layers_in_a_plain_list_are_named_where_nobody_trains_them(trained, tmp_path):
+    model = Listed()
+    other = torch.optim.SGD(model.parts[0].parameters(), lr=0.1)
+    with watch(model, torch.optim.SGD(model.parameters(), lr=0.1), tmp_path) as made:
+        for x, y in batches(12, torch.float32):
+            nn.functional.cross_entropy(model(x), y).backward()
+            made._source.optimizers[0].step()
+            if trained:
+                other.step()
+    assert made._writer.run.unheld == (() if trained else ("parts.0.weight", "parts.0.bias"))
+    rules = [finding.rule for finding in diagnose(open_history(made.dir))]
+    assert ("no-gradient" in rules) != trained
+
+
+@pytest.mark.parametrize("given", [False, True])
+def test_a_part_that_is_thawed_and_given_to_no_optimizer_is_named(given, tmp_path):
+    model = net()
+    model[0].requires_grad_(False)
+    optimizer = torch.optim.SGD(model[2].parameters(), lr=0.1)
+    with watch(model, optimizer, tmp_path) as made:
+        for i, (x, y) in enumerate(batches(12, torch.float32)):
+            if i == 6:
+                model[0].requires_grad_(True)
+                if given:
+                    optimizer.add_param_group({"params": list(model[0].parameters())})
+            nn.functional.cross_entropy(model(x), y).backward()
+            optimizer.step()
+    assert made._writer.run.unheld == (() if given else ("0.weight", "0.bias"))
