@@ -266,7 +266,8 @@ def test_kill_9_ends_all_of_it(tmp_path):
     """The courier too, which follows a folder for new runs, and the server that trainings are forked from."""
     out = tmp_path / "demo"
     demo = start(out)
-    while not list(out.glob("runs/*/*/*/run.json")) and demo.poll() is None:
+    # the folder of a run that has recorded nothing goes when the run does
+    while not list(out.glob("runs/*/*/*/steps/part-*")) and demo.poll() is None:
         time.sleep(0.05)
     assert len(processes_of(tmp_path)) > 3
     demo.kill()
