@@ -40,7 +40,7 @@ MOST_CURVES = 4  # of what was logged
 MOST_WORDS = 24  # columns for the name of a curve
 LEAST_CURVE, MOST_CURVE = 8, 60  # and for the curve
 COLORS = {"error": "bold red", "warning": "yellow", "note": ""}
-NOTEBOOK_COLUMNS, NOTEBOOK_LINES = 110, 45
+NOTEBOOK_COLUMNS, NOTEBOOK_LINES = 90, 45  # what JupyterLab shows beside its sidebar on a small screen
 NOTEBOOK_PAGE = '<pre style="line-height: 1.3; white-space: pre; overflow-x: auto">{code}</pre>'
 PLAIN, RED, AMBER = (127, 127, 127), (214, 34, 70), (180, 120, 0)  # on a light page and on a dark one
 NOTEBOOK_COLORS = TerminalTheme((255, 255, 255), (0, 0, 0), [PLAIN, RED, PLAIN, AMBER, *[PLAIN] * 4])
