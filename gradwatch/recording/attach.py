@@ -158,10 +158,10 @@ def watch(
         live = _live(on_finding, settings, writer, shared, parts[0].layout.device)
         made = Watch(*parts, writer, source, live, settings, verbose, shared)
         _begin(made, f"watching {len(named)} layers of {type(model).__name__}", undo)
+        return made
     except BaseException:  # also a Ctrl-C: half a Watch is none
         undo.close()
         raise
-    return made
 
 
 def _named(
