@@ -12,7 +12,7 @@ import numpy as np
 from gradwatch.analysis.clips import incoming
 from gradwatch.analysis.rules.facts import optimizer_kind
 from gradwatch.analysis.rules.finding import Finding
-from gradwatch.analysis.rules.progress import progress, unmoved
+from gradwatch.analysis.rules.progress import Progress, progress, unmoved
 from gradwatch.analysis.rules.tries import LOWER, OWN_PAST, clip_with
 from gradwatch.formatting import setting_text
 from gradwatch.history import History
@@ -55,23 +55,14 @@ def _by_losses(history: History, noise: float, min_steps: int, running: int) -> 
         return []  # it was learnt within the first steps
     if not losses or not all(p.noise > noise * max(abs(p.began), abs(p.ended)) for p in losses):
         return []
-    shown = losses[0]
-    times = shown.noise / abs(shown.ended) if shown.ended else float("inf")
-    return [
-        Finding(
-            "noise-dominated",
-            "warning",
-            (),
-            int(history.step[0]),
-            int(history.step[-1]),
-            {"noise_of_a_batch": times, "metric": shown.metric, "began": shown.began, "ended": shown.ended},
-            f"From batch to batch {shown.metric} differs by {times:.2g} times its own level, and nothing that was "
-            "logged got better by more than that: a few examples decide each step.",
-            "Bound what one example can weigh (a weight, a target, a division by what may be near 0), or each layer's "
-            f'gradients by their own past, clip="{OWN_PAST}"; take larger batches, or lower the learning rate.',
-            tries=(clip_with(OWN_PAST), LOWER),
-        )
-    ]
+    return _from_batch_to_batch(
+        history,
+        losses[0],
+        "nothing that was logged got better by more than that: a few examples decide each step.",
+        "Bound what one example can weigh (a weight, a target, a division by what may be near 0), or each layer's "
+        f'gradients by their own past, clip="{OWN_PAST}"; take larger batches, or lower the learning rate.',
+        tries=(clip_with(OWN_PAST), LOWER),
+    )
 
 
 def _of_whole_batches(history: History, share: float, min_steps: int) -> list[Finding]:
@@ -83,8 +74,19 @@ def _of_whole_batches(history: History, share: float, min_steps: int) -> list[Fi
     losses = [p for p in progress(history) if p.is_loss] if _WHOLE.fullmatch(kind) and len(history) >= min_steps else []
     if not losses or not all(p.noise > share * abs(p.ended) for p in losses):
         return []
-    shown = losses[0]
-    times = shown.noise / abs(shown.ended)
+    return _from_batch_to_batch(
+        history,
+        losses[0],
+        f"{kind} takes the gradient of each for that of all the data.",
+        f"Give {kind} all of the data in each step, or use Adam or SGD.",
+    )
+
+
+def _from_batch_to_batch(
+    history: History, loss: Progress, why: str, cure: str, tries: tuple[str, ...] = ()
+) -> list[Finding]:
+    """The finding of a loss whose noise is large beside its level."""
+    times = loss.noise / abs(loss.ended) if loss.ended else float("inf")
     return [
         Finding(
             "noise-dominated",
@@ -92,10 +94,10 @@ def _of_whole_batches(history: History, share: float, min_steps: int) -> list[Fi
             (),
             int(history.step[0]),
             int(history.step[-1]),
-            {"noise_of_a_batch": times, "metric": shown.metric, "began": shown.began, "ended": shown.ended},
-            f"From batch to batch {shown.metric} differs by {times:.2g} times its own level, and {kind} takes the "
-            "gradient of each for that of all the data.",
-            f"Give {kind} all of the data in each step, or use Adam or SGD.",
+            {"noise_of_a_batch": times, "metric": loss.metric, "began": loss.began, "ended": loss.ended},
+            f"From batch to batch {loss.metric} differs by {times:.2g} times its own level, and {why}",
+            cure,
+            tries=tries,
         )
     ]
 
