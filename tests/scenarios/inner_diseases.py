@@ -134,3 +134,22 @@ def starved_experts(folder, sick=True, balance=0.1, count=4, steps=120):
         return F.cross_entropy(net(x), y) + (0.0 if sick else balance) * experts.imbalance
 
     return fit(folder, net, optim.Adam(net.parameters(), 0.01), loss_of, steps, **FEW)
+
+
+def noisy_micro_batches(folder, sick=True, parts=4, steps=120):
+    """A line through targets that are mostly noise, two at a time and four times a step (the twin: 32 clear ones)."""
+    torch.manual_seed(SEED[0])
+    net, wanted, g = nn.Linear(8, 1), torch.ones(8, 1), torch.Generator().manual_seed(7)
+    nn.init.zeros_(net.weight)
+    batch, noise = (2, 30.0) if sick else (32, 0.1)
+
+    def part():
+        x = torch.randn(batch, 8, generator=g)
+        return F.mse_loss(net(x), x @ wanted + noise * torch.randn(batch, 1, generator=g)) / parts
+
+    def loss_of(step):
+        for _ in range(parts - 1):
+            part().backward()
+        return part()
+
+    return fit(folder, net, optim.SGD(net.parameters(), 1e-3), loss_of, steps, noise_scale=True, every=2)

@@ -13,6 +13,7 @@ from gradwatch.analysis.rules.activation_outliers import activation_outlier
 from gradwatch.analysis.rules.activations import dead_units, saturated
 from gradwatch.analysis.rules.attention import attention_collapsed, attention_logits_grow
 from gradwatch.analysis.rules.experts import expert_starved, tokens_at_least
+from gradwatch.analysis.rules.noise import noise_dominated
 from gradwatch.analysis.rules.second_moment import stale_second_moment
 from gradwatch.history import History, Run
 from gradwatch.table import Table
@@ -167,3 +168,13 @@ def test_the_tokens_of_a_step_are_never_put_higher_than_they_were():
     for tokens in (1, 5, 64, 1000):
         assert 1 <= tokens_at_least(drawn([0.4, 0.3, 0.2, 0.1], tokens).astype(np.float32)) <= tokens * (1 + 1e-5)
     assert tokens_at_least(np.full((3, 4), np.nan)) == 0
+
+
+def test_micro_batches_that_are_mostly_noise_are_told_from_those_that_agree(tmp_path):
+    history = d.noisy_micro_batches(tmp_path)
+    (found,) = noise_dominated(history)
+    assert (found.severity, found.first_step, found.last_step) == ("note", 60, 119)
+    assert found.evidence["noise_scale_in_batches"] > 10
+    assert found.evidence["steps"] == 30
+    assert noise_dominated(history, min_steps=61) == []  # of 120 steps 60 were sampled
+    assert diagnose(d.noisy_micro_batches(tmp_path, sick=False)) == []

@@ -1,7 +1,4 @@
-"""Trainings in which noise decides the steps: by the gradients of ranks, or by the losses.
-
-Legend: T recorded steps, R ranks.
-"""
+"""Trainings in which noise decides the steps: by the gradients of parts of a batch, or by the losses."""
 
 from __future__ import annotations
 
@@ -9,7 +6,7 @@ import re
 
 import numpy as np
 
-from gradwatch.analysis.clips import incoming
+from gradwatch.analysis.noise_scale import estimates, noise_scale
 from gradwatch.analysis.rules.facts import optimizer_kind
 from gradwatch.analysis.rules.finding import Finding
 from gradwatch.analysis.rules.progress import Progress, progress, unmoved
@@ -27,7 +24,7 @@ def noise_dominated(
     running: int = 1000,
     share: float = 0.3,
 ) -> list[Finding]:
-    """A batch is mostly noise: by the losses of a run that gets nowhere, or by the gradients of several ranks.
+    """A batch is mostly noise: by the losses of a run that gets nowhere, or by the gradients.
 
     Or each batch has a loss of its own, and the optimizer takes each for the whole of the data (`_of_whole_batches`):
     its standard deviation is above `share` of where the loss ended.
@@ -35,17 +32,14 @@ def noise_dominated(
     By the losses, a warning: nothing that was logged gets better, as in `no_progress` (from `min_losses` steps on, of a
     run under way from `running`), and the standard deviation of one training loss, by the differences of neighbours,
     is above the share `noise` of where it began and ended: learning could not be seen.
-    By the gradients, a note, as late in a training it is usual: the noise scale is `times` the batch, over the second
-    half of the run. Two batch sizes are on record where each rank's own norm is (`watch(..., ranks=True)`): that of a
-    rank, b, and that of all R ranks, B = R b. Then |G|^2 = (B |G_B|^2 - b |G_b|^2) / (B - b), S = (|G_b|^2 - |G_B|^2) /
-    (1/b - 1/B), both averaged over the steps first and divided then: the noise scale S / |G|^2, here in batches of all
-    ranks. Where the signal is lost in the noise of the estimate the scale is inf.
+    By the gradients, a note, as late in a training it is usual: the noise scale (`analysis.noise_scale`, of ranks or of
+    micro-batches) is `times` the batch, over the later half of at least `min_steps` steps in which it is known.
     Source: McCandlish et al. 2018, appendix A.1; the standard error of a median.
     """
     return (
         _by_losses(history, noise, min_losses, running)
         or _of_whole_batches(history, share, min_steps)
-        or _by_ranks(history, times, min_steps)
+        or _by_gradients(history, times, min_steps)
     )
 
 
@@ -105,21 +99,13 @@ def _from_batch_to_batch(
 _WHOLE = re.compile("L?BFGS|Rprop")
 
 
-def _by_ranks(history: History, times: float, min_steps: int) -> list[Finding]:
-    names = sorted(name for name in history.per_step if name.startswith("rank_grad_norm/"))
-    if len(names) < 2 or len(history) < min_steps:
+def _by_gradients(history: History, times: float, min_steps: int) -> list[Finding]:
+    signal, noise = estimates(history)
+    known = np.flatnonzero(np.isfinite(signal))
+    if len(known) < min_steps:
         return []
-    ranks = len(names)
-    late = slice(len(history) // 2, None)
-    small = np.stack([history.total(name) for name in names], axis=1)[late] ** 2  # [T, R]
-    large = incoming(history)[late] ** 2
-    rows = np.isfinite(small).all(axis=1) & np.isfinite(large)
-    if rows.sum() < min_steps / 2:
-        return []
-    one, all_ = float(small[rows].mean()), float(large[rows].mean())
-    signal = (ranks * all_ - one) / (ranks - 1)
-    noise = (one - all_) / (1 - 1 / ranks)
-    scale = noise / signal / ranks if signal > 0 else float("inf")
+    late = known[len(known) // 2 :]
+    scale = noise_scale(signal[late], noise[late])
     if not scale >= times:
         return []
     return [
@@ -127,9 +113,9 @@ def _by_ranks(history: History, times: float, min_steps: int) -> list[Finding]:
             rule="noise-dominated",
             severity="note",
             layers=(),
-            first_step=int(history.step[late][0]),
+            first_step=int(history.step[late[0]]),
             last_step=int(history.step[-1]),
-            evidence={"noise_scale_in_batches": scale, "ranks": ranks, "steps": int(rows.sum())},
+            evidence={"noise_scale_in_batches": scale, "steps": len(late)},
             cause="Between batches the gradient differs by more than it has in common: a batch "
             f"{setting_text(scale)} times as large would still be worth its cost."
             if np.isfinite(scale)
