@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import importlib.util
-import math
 import os
 import shlex
 from collections.abc import Sequence
-from contextlib import closing
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -27,12 +25,8 @@ from gradwatch.cli.options import (
     trackers_text,
 )
 from gradwatch.errors import RunError
-from gradwatch.sanitize import public_error
-from gradwatch.tracking.settings import MLFLOW_SETTINGS
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
     from gradwatch.launcher.cures import Trial
     from gradwatch.launcher.sweep import Job, Sweep
 
@@ -87,6 +81,9 @@ def sweep(ctx: click.Context, /, script: str | None, args: tuple[str, ...], modu
     """  # noqa: D301  (click reads the backspace)
     from filelock import FileLock, Timeout
 
+    from gradwatch.cli.sweep_output import show_settled, show_training
+    from gradwatch.launcher.local_pool import run_here
+    from gradwatch.launcher.sweep import task
     from gradwatch.report.terminal import make_console
 
     tried = None
@@ -100,8 +97,9 @@ def sweep(ctx: click.Context, /, script: str | None, args: tuple[str, ...], modu
         with FileLock(asked.home / ".lock", timeout=0):
             todo = _todo(jobs, options["force"])
             if todo:
-                _train(jobs, todo, _slots(options["jobs"], bool(asked.prefix)), options["timeout"], console)
-            _settle(asked, jobs, options, console, tried)
+                pool = partial(run_here, slots=_slots(options["jobs"], bool(asked.prefix)))
+                show_training(jobs, todo, pool(task(job, options["timeout"]) for job in todo), console)
+            show_settled(asked, jobs, options, console, tried)
     except Timeout:
         raise RunError(f"another sweep is at work in {asked.home}: wait for it, or pass --dir another folder") from None
     except OSError as error:
@@ -237,66 +235,6 @@ def _failed(job: Job) -> bool:
 
     record = Record.read(job)
     return record is None or not record.over
-
-
-def _train(jobs: Sequence[Job], todo: Sequence[Job], slots: list[dict[str, str]], timeout: float | None,
-           console: Console) -> None:  # fmt: skip
-    """Run the jobs, with a line for each that is at work: its steps and its loss."""
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
-
-    from gradwatch.launcher.pool import run_all
-    from gradwatch.launcher.sweep import Record, task
-    from gradwatch.launcher.sweep_summary import look, said_of
-    from gradwatch.report.fitted_table import Lines
-
-    columns = (TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    going = run_all([task(job, timeout) for job in todo], slots)
-    lines: dict[int, TaskID] = {}
-    with closing(going), Progress(*columns, console=console, transient=True) as progress:
-        whole = progress.add_task("sweep", total=len(jobs), completed=len(jobs) - len(todo))
-        for working, ended in going:
-            for number in sorted(working):
-                if number not in lines:
-                    lines[number] = progress.add_task("", total=None)
-                run = todo[number].run()
-                steps, loss = look(run) if run is not None else (0, float("nan"))
-                known = "" if math.isnan(loss) else f", loss {loss:.4g}"
-                progress.update(lines[number], completed=steps, description=f"{todo[number].label}{known}")
-            for number in ended:
-                if number in lines:
-                    progress.remove_task(lines.pop(number))
-                progress.advance(whole)
-                record = Record.read(todo[number])
-                if record is not None:
-                    progress.console.print(Lines([said_of(todo[number], record)], hang=2), crop=False)
-
-
-def _settle(asked: Sweep, jobs: Sequence[Job], options: dict[str, Any], console: Console, tried: Trial | None) -> None:
-    """The comparison: in the terminal, as files in the sweep's folder, and in MLflow."""
-    from gradwatch.launcher import sweep_summary
-    from gradwatch.report.terminal import print_shown, print_text, show_comparison
-
-    by = (options["metric"], options["baseline"], options["target"], options["rises"])
-    found = sweep_summary.result(jobs, *by)
-    if found is None:
-        raise RunError(f"no run ended well: {asked.home} holds what each of them printed (output.log)")
-    if tried is not None:
-        found = replace(found, settled=tried.outcome(found.settled, found.histories))
-    paths = sweep_summary.write(found, asked.home, *by)
-    print_shown(show_comparison(found.settled))
-    print_text("\n".join(found.left_out))
-    click.echo(f"\nReport: {paths[0]}")
-    if "mlflow" not in (options["log"] or "mlflow").split(",") or importlib.util.find_spec("mlflow") is None:
-        return
-    for name, value in MLFLOW_SETTINGS.items():
-        os.environ.setdefault(name, value)
-    try:
-        with console.status("delivering to MLflow"):
-            sweep_summary.wait_for_couriers(jobs)
-            url = sweep_summary.publish(asked, jobs, found, paths)
-        click.echo(f"MLflow: {url}")
-    except Exception as error:  # a server that is down: the files are there, and the same command again delivers
-        click.echo(f"The summary is not in MLflow ({public_error(error)}).", err=True)
 
 
 def _say_stopped(jobs: Sequence[Job]) -> None:

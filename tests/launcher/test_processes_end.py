@@ -11,8 +11,9 @@ import pytest
 from processes import all_ended, kill, processes_of
 
 import gradwatch
+from gradwatch.launcher.local_pool import run_here
 from gradwatch.launcher.mlflow_run import Reservation
-from gradwatch.launcher.pool import Task, run_all
+from gradwatch.launcher.pool import Task
 
 ROOT = Path(gradwatch.__file__).parents[1]
 pytestmark = pytest.mark.skipif(not Path("/proc/self/environ").exists(), reason="looks into /proc")
@@ -20,10 +21,11 @@ pytestmark = pytest.mark.skipif(not Path("/proc/self/environ").exists(), reason=
 POOL = """
 import sys
 from pathlib import Path
-from gradwatch.launcher.pool import Task, run_all
+from gradwatch.launcher.local_pool import run_here
+from gradwatch.launcher.pool import Task
 
 folder = Path(sys.argv[1])
-for _ in run_all([Task([sys.executable, "-c", (folder / name).read_text()], {}, folder / f"{name}.log")
+for _ in run_here([Task([sys.executable, "-c", (folder / name).read_text()], {}, folder / f"{name}.log")
                   for name in ("plain", "deaf")], [{}, {}]):
     pass
 """
@@ -78,7 +80,7 @@ def test_a_killed_pool_takes_its_processes_with_it(mark, tmp_path):
     """Also those that do not hear SIGINT, and what they started; each is asked before it is ended."""
     (tmp_path / "plain").write_text(PLAIN)
     (tmp_path / "deaf").write_text(DEAF)
-    pool = start(mark, "-c", f"import gradwatch.launcher.pool as p; p.GRACE_SECONDS = 0.5\n{POOL}", tmp_path)
+    pool = start(mark, "-c", f"import gradwatch.launcher.local_pool as p; p.GRACE_SECONDS = 0.5\n{POOL}", tmp_path)
     logs = [tmp_path / "plain.log", tmp_path / "deaf.log"]
     wait_until(lambda: all(log.exists() and "there" in log.read_text() for log in logs), pool)
     pool.kill()
@@ -90,7 +92,7 @@ def test_a_killed_pool_takes_its_processes_with_it(mark, tmp_path):
 def test_a_pool_that_is_done_leaves_nobody_behind(tmp_path):
     """What a task left running goes on: a courier is in a session of its own; who waits for the pool's end does not."""
     before = processes_of("gradwatch.launcher.reaper")
-    for _ in run_all([Task([sys.executable, "-c", ""], {"MARK": str(tmp_path)}, tmp_path / "log")], [{}]):
+    for _ in run_here([Task([sys.executable, "-c", ""], {"MARK": str(tmp_path)}, tmp_path / "log")], [{}]):
         pass
     assert set(processes_of("gradwatch.launcher.reaper")) <= set(before)
     assert processes_of(tmp_path) == []

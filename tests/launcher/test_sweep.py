@@ -27,7 +27,8 @@ from gradwatch.cli import main
 from gradwatch.cli.sweep import _handed_on
 from gradwatch.errors import RunError
 from gradwatch.launcher.fork_server import can_fork
-from gradwatch.launcher.pool import End, Task, run_all
+from gradwatch.launcher.local_pool import run_here
+from gradwatch.launcher.pool import End, Task
 from gradwatch.launcher.sweep import THREADS, Record, Sweep, policies, slots, split
 from gradwatch.launcher.sweep import task as task_of
 from gradwatch.policies.intervention import Intervention
@@ -235,7 +236,7 @@ def task(tmp_path, name, code, **options):
 def test_the_pool_runs_as_many_at_a_time_as_it_has_slots(tmp_path):
     code = "import os, time; print(os.environ['NAME'], os.environ['SLOT']); time.sleep(0.4)"
     seen, ends = [], {}
-    for working, ended in run_all([task(tmp_path, str(i), code) for i in range(5)], [{"SLOT": "a"}, {"SLOT": "b"}]):
+    for working, ended in run_here([task(tmp_path, str(i), code) for i in range(5)], [{"SLOT": "a"}, {"SLOT": "b"}]):
         seen.append(len(working))
         ends |= ended
     assert sorted(ends) == [0, 1, 2, 3, 4]
@@ -244,20 +245,32 @@ def test_the_pool_runs_as_many_at_a_time_as_it_has_slots(tmp_path):
     assert all(end.code == 0 for end in ends.values())
 
 
+def test_the_pool_takes_a_task_when_a_slot_is_free_for_it(tmp_path):
+    """So that who gives the tasks may decide on the next one by what came of the last."""
+    ended = []
+
+    def tasks():
+        for number in range(3):
+            assert len(ended) >= number - 1
+            yield task(tmp_path, str(number), "", at_end=ended.append)
+
+    assert sorted(number for _, ends in run_here(tasks(), [{}, {}]) for number in ends) == [0, 1, 2]
+
+
 def test_the_pool_ends_what_takes_too_long_and_says_what_cannot_start(tmp_path):
     tasks = [
         task(tmp_path, "slow", "import time; time.sleep(100)", timeout=0.5),
         task(tmp_path, "bad", "raise SystemExit(3)"),
         Task(["no-such-command"], {}, tmp_path / "none"),
     ]
-    ends = {number: end for _, ended in run_all(tasks, [{}, {}]) for number, end in ended.items()}
+    ends = {number: end for _, ended in run_here(tasks, [{}, {}]) for number, end in ended.items()}
     assert (ends[0].cut, ends[0].code) == ("timeout", -signal.SIGINT)
     assert (ends[1].cut, ends[1].code) == ("", 3)
     assert ends[2].problem == "no-such-command: No such file or directory"
 
 
 def test_who_stops_the_pool_leaves_no_process_behind(tmp_path, monkeypatch):
-    monkeypatch.setattr("gradwatch.launcher.pool.GRACE_SECONDS", 0.3)
+    monkeypatch.setattr("gradwatch.launcher.local_pool.GRACE_SECONDS", 0.3)
     code = (
         "import os, signal, subprocess, sys, time\n"
         "signal.signal(signal.SIGINT, signal.SIG_IGN)\n"
@@ -266,7 +279,7 @@ def test_who_stops_the_pool_leaves_no_process_behind(tmp_path, monkeypatch):
         "time.sleep(100)\n"
     )
     ended = []
-    going = run_all([task(tmp_path, "deaf", code, at_end=ended.append), task(tmp_path, "next", code)], [{}])
+    going = run_here([task(tmp_path, "deaf", code, at_end=ended.append), task(tmp_path, "next", code)], [{}])
     while not (tmp_path / "deaf").exists() or not (tmp_path / "deaf").read_text():
         next(going)
     going.close()
@@ -300,7 +313,7 @@ def test_a_warm_process_lives_and_ends_as_a_fresh_one(tmp_path, server_of_our_ow
             command = [sys.executable, "-m", "gradwatch", "run", "--log", "none", str(tmp_path / f"{name}.py")]
             some.append(Task(command, {}, tmp_path / f"{name}-{warm}", 10.0 if name == "stays" else None, warm=warm))
     for warm, some in tasks.items():
-        ends = {number: end for _, ended in run_all(some, [{"SLOT": "a"}] * 4) for number, end in ended.items()}
+        ends = {number: end for _, ended in run_here(some, [{"SLOT": "a"}] * 4) for number, end in ended.items()}
         assert [(ends[i].cut, ends[i].code) for i in range(3)] == [("", 3), ("", 1), ("", 1)], warm
         assert ends[3].cut == "timeout"
         assert ends[3].code in (130, -signal.SIGINT)  # 130 while it starts

@@ -11,7 +11,8 @@ from typing import TypeAlias
 
 from gradwatch.errors import RunError
 from gradwatch.launcher.demo.data import find_mnist, find_text, load_images, load_text
-from gradwatch.launcher.pool import Task, run_all
+from gradwatch.launcher.local_pool import run_here
+from gradwatch.launcher.pool import Task
 from gradwatch.launcher.sweep import OUTPUT, THREADS, Job, Record, Sweep, task
 from gradwatch.policies.intervention import Intervention
 from gradwatch.recording.courier_process import child_environment
@@ -111,7 +112,7 @@ def run_jobs(jobs: Sequence[Job], runs: Path, tracking_uri: str) -> Generator[tu
     courier = Task(command, {**child_environment(), **store}, runs / "courier.log")
     slot = {**dict.fromkeys(THREADS, "1"), **store}
     trained, there, deadline = 0, 0, float("inf")
-    with closing(run_all([courier, *(task(job, None, warm=True) for job in jobs)], [slot] * (WORKERS + 1))) as going:
+    with closing(run_here([courier, *(task(job, None, warm=True) for job in jobs)], [slot] * (WORKERS + 1))) as going:
         for _, ended in going:
             for number in ended.keys() - {0}:
                 _check(jobs[number - 1])
