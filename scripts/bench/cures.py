@@ -32,7 +32,7 @@ from readings import READINGS, Reading
 from torch.optim import Optimizer
 from trainings import Treatment, policies_in, treated
 from twins import TOLD_BY_LOSSES
-from unseen import SICK, Sick, held_out, tuning
+from unseen import SICK, Sick, of_group
 
 from gradwatch.analysis.rules import Finding, diagnose
 from gradwatch.errors import WatchError
@@ -291,7 +291,7 @@ def main() -> int:
         return 0
     warnings.simplefilter("ignore")
     logging.getLogger("gradwatch").setLevel(logging.CRITICAL)
-    half = held_out(SICK) if args.held_out else [*tuning(SICK), *TOLD_BY_LOSSES]
+    half = of_group(SICK, "held out") if args.held_out else [*of_group(SICK, "tuning"), *TOLD_BY_LOSSES]
     chosen = [training for training in half if args.only in training.name]
     with tempfile.TemporaryDirectory() as folder:
         trained = Trained(args.keep or Path(folder))

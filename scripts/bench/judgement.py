@@ -7,6 +7,7 @@
     python scripts/bench/judgement.py --fresh         # of those written in the same way later
     python scripts/bench/judgement.py --novel         # of those written so after them
     python scripts/bench/judgement.py --reported      # of those drawn from what people asked about
+    python scripts/bench/judgement.py --asked         # of those drawn from other questions, later
     python scripts/bench/judgement.py --check         # that all are what they are said to be, by their scores alone
 
 It takes some minutes. The exit code is 0 whatever was found.
@@ -46,9 +47,9 @@ and no finding has it yet. A finding is **likely** when the record leaves one ca
 
 Half of the trainings may be looked at while the rules change: they are below. The others, `HELD_OUT` in
 [tests/scenarios/unseen.py](../../tests/scenarios/unseen.py), only count, once: `scripts/bench/judgement.py --held-out`.
-Four more groups, the files `blind_*`, `fresh_*`, `novel_*` and `reported_*` beside it, were written by somebody who had
-not read the rules (`--blind` and so on print their totals); the sick ones of the last are mistakes that people asked
-about in public. Each was read once, with the rules frozen:
+Five more groups, the files `blind_*`, `fresh_*`, `novel_*`, `reported_*` and `asked_*` beside it, were written by
+somebody who had not read the rules (`--blind` and so on print their totals); the sick ones of the last two are mistakes
+that people asked about in public. Each is read once, with the rules frozen; `asked_*` has not been read yet:
 
 | read once | sick | right | named | nothing said | healthy | with an error | with a warning | likely ones right |
 |---|---|---|---|---|---|---|---|---|
@@ -60,8 +61,8 @@ about in public. Each was read once, with the rules frozen:
 
 The last line is what a new training can expect, not the table below. (Descriptions of some of those held out had been
 seen by then. Two findings were named after the novel ones were written; who had not read the rules added their names to
-four of these, before the reading.) All five were looked at afterwards, and rules changed. The same script made this
-page.
+four of these, before the reading.) Those that were read were looked at afterwards, and rules
+changed. The same script made this page.
 
 """
 

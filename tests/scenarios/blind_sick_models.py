@@ -1,6 +1,6 @@
 """Blind sick trainings, second part: architectures and how they begin.
 
-They only count (`unseen.blind`). Whoever writes or changes a rule does not read this file.
+They only count (the group `blind`). Whoever writes or changes a rule does not read this file.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Fresh healthy trainings, first part: tasks, games and optimizers. An expert has nothing to say of any of them.
 
-They only count (`unseen.fresh`). Whoever writes or changes a rule does not read this file.
+They only count (the group `fresh`). Whoever writes or changes a rule does not read this file.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Fresh healthy trainings, second part: small data, schedules and constraints. An expert has nothing to say of any.
 
-They only count (`unseen.fresh`). Whoever writes or changes a rule does not read this file.
+They only count (the group `fresh`). Whoever writes or changes a rule does not read this file.
 """
 
 from __future__ import annotations

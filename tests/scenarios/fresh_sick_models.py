@@ -1,6 +1,6 @@
 """Fresh sick trainings, second part: data, losses, architectures and games.
 
-They only count (`unseen.fresh`). Whoever writes or changes a rule does not read this file.
+They only count (the group `fresh`). Whoever writes or changes a rule does not read this file.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Novel healthy trainings, first part: architectures as they are mostly trained. An expert has nothing to say of any.
 
-They only count (`unseen.novel`). Whoever writes or changes a rule does not read this file.
+They only count (the group `novel`). Whoever writes or changes a rule does not read this file.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Novel healthy trainings, second part: games, odd losses and optimizers. An expert has nothing to say of any of them.
 
-They only count (`unseen.novel`). Whoever writes or changes a rule does not read this file.
+They only count (the group `novel`). Whoever writes or changes a rule does not read this file.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Novel healthy trainings, third part: little data, large and small numbers, noise. An expert has nothing to say.
 
-They only count (`unseen.novel`). Whoever writes or changes a rule does not read this file.
+They only count (the group `novel`). Whoever writes or changes a rule does not read this file.
 """
 
 from __future__ import annotations

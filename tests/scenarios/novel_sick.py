@@ -1,6 +1,6 @@
 """Novel sick trainings, first part: what the loop, the schedule and the optimizer do wrong.
 
-They only count (`unseen.novel`). Whoever writes or changes a rule does not read this file.
+They only count (the group `novel`). Whoever writes or changes a rule does not read this file.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Reported healthy trainings, first part: optimizers, schedules, precisions. An expert has nothing to say of any.
 
-They only count (`unseen.reported`). Whoever writes or changes a rule does not read this file.
+They only count (the group `reported`). Whoever writes or changes a rule does not read this file.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Reported sick trainings, first part: what the loop, the optimizer and the schedule do wrong.
 
 Mistakes that people made and asked about; a comment names the thread that each was drawn from. They only count
-(`unseen.reported`). Whoever writes or changes a rule does not read this file.
+(the group `reported`). Whoever writes or changes a rule does not read this file.
 """
 
 from __future__ import annotations

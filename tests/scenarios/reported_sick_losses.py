@@ -1,7 +1,7 @@
 """Reported sick trainings, second part: losses that are fed with what they were not made for, or break at a point.
 
 Mistakes that people made and asked about; a comment names the thread that each was drawn from. They only count
-(`unseen.reported`). Whoever writes or changes a rule does not read this file.
+(the group `reported`). Whoever writes or changes a rule does not read this file.
 """
 
 from __future__ import annotations

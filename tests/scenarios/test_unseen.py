@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import unseen_all  # noqa: F401
-from unseen import HEALTHY, HELD_OUT, SICK, blind, fault, fresh, held_out, label, novel, reported, tuning
+from unseen import HEALTHY, HELD_OUT, SICK, UNNAMED, fault, label, of_group
 
 FOLDER = Path(__file__).parents[2] / "docs" / "findings"
 PAGES = {page.stem for page in FOLDER.glob("*.md")} - {"index", "false_alarms", "judgement", "cures"}
@@ -52,26 +52,30 @@ def test_a_healthy_training_learns(training, tmp_path):
     assert fault(training, tmp_path) is None
 
 
+NAMED = ("tuning", "held out")
+
+
 def test_the_groups_are_disjoint_and_whole_and_two_of_one_size():
     assert set(SICK) | set(HEALTHY) >= HELD_OUT, "a name in HELD_OUT that no training has"
     for of in (SICK, HEALTHY):
-        groups = [[t.name for t in group(of)] for group in (tuning, held_out, blind, fresh, novel, reported)]
-        assert sorted(name for names in groups for name in names) == sorted(of)
-        assert abs(len(groups[0]) - len(groups[1])) <= 2
-        assert len(groups[2]) >= 24
-        assert len(groups[3]) == 28
-        assert len(groups[4]) == 30
-        assert len(groups[5]) == 30
+        groups = {name: [t.name for t in of_group(of, name)] for name in (*NAMED, *UNNAMED)}
+        assert sorted(name for names in groups.values() for name in names) == sorted(of)
+        assert abs(len(groups["tuning"]) - len(groups["held out"])) <= 2
+        assert len(groups["blind"]) >= 24
+        assert len(groups["fresh"]) == 28
+        assert [len(groups[name]) for name in ("novel", "reported", "asked")] == [30, 30, 30]
 
 
-@pytest.mark.parametrize("group", [blind, fresh, novel, reported])
+@pytest.mark.parametrize("group", UNNAMED)
 def test_an_unnamed_one_stands_in_a_file_of_its_own_and_is_shown_without_its_name(group):
     for of in (SICK, HEALTHY):
-        shown = [label(t) for t in group(of)]
+        shown = [label(t) for t in of_group(of, group)]
         assert len(set(shown)) == len(shown)
-        assert not {t.name for t in group(of)} & set(shown)
-        assert {t.train.__module__.split("_")[0] for t in group(of)} == {group.__name__}
-        assert [label(t) for t in (*tuning(of), *held_out(of))] == [t.name for t in (*tuning(of), *held_out(of))]
+        assert not {t.name for t in of_group(of, group)} & set(shown)
+        assert {t.train.__module__.split("_")[0] for t in of_group(of, group)} == {group}
+        assert [label(t) for name in NAMED for t in of_group(of, name)] == [
+            t.name for name in NAMED for t in of_group(of, name)
+        ]
 
 
 def test_what_is_expected_is_a_finding_or_a_name_that_is_wanted():

@@ -4,8 +4,9 @@ Whether one is sick is judged by its loss against that of its cured twin, never 
 while rules are changed (`tuning`); as many, which `HELD_OUT` names, are counted once (`held_out`); those of the files
 `blind_*` were written by somebody who had not read the rules, and counted once before whoever changes rules looked at
 them (`blind`); those of the files `fresh_*` and then `novel_*` were written in the same way later, and counted in
-the same way (`fresh`, `novel`); so were those of the files `reported_*`, whose sick ones are mistakes that people made
-and asked about in public (`reported`). The next have to be written anew. `unseen_all` imports every one.
+the same way (`fresh`, `novel`); so were those of the files `reported_*` and then `asked_*`, whose sick ones are
+mistakes that people made and asked about in public (`reported`, `asked`). The next have to be written anew.
+`unseen_all` imports every one.
 """
 
 from __future__ import annotations
@@ -110,7 +111,7 @@ def healthy(gain: float = 0.3):
     return register
 
 
-UNNAMED = ("blind", "fresh", "novel", "reported")  # the groups that have files of their own, by how these begin
+UNNAMED = ("blind", "fresh", "novel", "reported", "asked")  # the groups with files of their own, by how these begin
 
 
 def group(training: Sick | Healthy) -> str:
@@ -122,38 +123,11 @@ def group(training: Sick | Healthy) -> str:
 
 
 def of_group(of: dict[str, Of], wanted: str) -> list[Of]:
-    """In the order of their names."""
+    """In the order of their names. Only those of "tuning" may be looked at while rules are changed; others only count.
+
+    Nor are the names of those in `UNNAMED` shown: `label`.
+    """
     return [training for _, training in sorted(of.items()) if group(training) == wanted]
-
-
-def tuning(of: dict[str, Of]) -> list[Of]:
-    """Those that may be looked at while rules are changed."""
-    return of_group(of, "tuning")
-
-
-def held_out(of: dict[str, Of]) -> list[Of]:
-    """Those that only count."""
-    return of_group(of, "held out")
-
-
-def blind(of: dict[str, Of]) -> list[Of]:
-    """Those that only count, and whose names are not shown either: `label`."""
-    return of_group(of, "blind")
-
-
-def fresh(of: dict[str, Of]) -> list[Of]:
-    """Those that only count, later than the blind ones; their names are not shown either."""
-    return of_group(of, "fresh")
-
-
-def novel(of: dict[str, Of]) -> list[Of]:
-    """Those that only count, later than the fresh ones; their names are not shown either."""
-    return of_group(of, "novel")
-
-
-def reported(of: dict[str, Of]) -> list[Of]:
-    """Those that only count, later than the novel ones; their names are not shown either."""
-    return of_group(of, "reported")
 
 
 def label(training: Sick | Healthy) -> str:

@@ -1,5 +1,11 @@
 """Importing it makes all the unseen trainings known: `unseen.SICK`, `unseen.HEALTHY`."""
 
+import asked_healthy  # noqa: F401
+import asked_healthy_models  # noqa: F401
+import asked_healthy_tasks  # noqa: F401
+import asked_sick  # noqa: F401
+import asked_sick_losses  # noqa: F401
+import asked_sick_models  # noqa: F401
 import blind_healthy  # noqa: F401
 import blind_healthy_models  # noqa: F401
 import blind_sick  # noqa: F401

@@ -8,7 +8,7 @@ import torch
 from readings import READINGS
 from trainings import Treatment, fit, treated
 from twins import TOLD_BY_LOSSES
-from unseen import SICK, tuning
+from unseen import SICK, of_group
 
 RESULTS = json.loads(cures.RESULTS.read_text(encoding="utf-8"))
 
@@ -19,7 +19,7 @@ def test_the_page_is_printed_from_the_results():
 
 
 def test_all_of_the_tuning_half_was_tried_and_nothing_of_the_other():
-    assert list(RESULTS) == [training.name for training in [*tuning(SICK), *TOLD_BY_LOSSES]]
+    assert list(RESULTS) == [training.name for training in [*of_group(SICK, "tuning"), *TOLD_BY_LOSSES]]
     assert {len(rows) for rows in RESULTS.values()} == {cures.SEEDS}
 
 

@@ -2,7 +2,7 @@
 
 import judgement
 import pytest
-from unseen import HEALTHY, SICK, UNNAMED, of_group, tuning
+from unseen import HEALTHY, SICK, UNNAMED, of_group
 
 
 def without_a_name():
@@ -19,8 +19,8 @@ def nothing_found(monkeypatch):
 @pytest.fixture
 def few(monkeypatch):
     """Three of the tuning half in the place of any group."""
-    monkeypatch.setattr(judgement, "of_group", lambda of, group: tuning(of)[:3])
-    return [training.name for of in (SICK, HEALTHY) for training in tuning(of)[:3]]
+    monkeypatch.setattr(judgement, "of_group", lambda of, group: of_group(of, "tuning")[:3])
+    return [training.name for of in (SICK, HEALTHY) for training in of_group(of, "tuning")[:3]]
 
 
 @pytest.mark.parametrize("group", UNNAMED)
