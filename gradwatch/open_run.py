@@ -15,12 +15,14 @@ from gradwatch.report import notebook  # noqa: F401  a History that is opened ca
 from gradwatch.storage.downsample import MAX_VALUES
 from gradwatch.storage.run_state import run_state
 from gradwatch.storage.shared_folder import run_folders
+from gradwatch.storage.workers import each
 
 if TYPE_CHECKING:
     from types import ModuleType
 
     from gradwatch.analysis.rules import Finding
     from gradwatch.history import History, Run
+    from gradwatch.report.build import Condensed, Report
 
 Read = TypeVar("Read")
 RUNS = Path("gradwatch-runs")
@@ -43,15 +45,15 @@ def open_history(ref: str | Path, at_most: int | None = None) -> History:
         RunError: no such run, it has no recorded step yet, or there is no memory to load what reads it.
     """
     with no_room_said():
-        return _opened(ref, at_most, empty=False)
+        return _opened(ref, at_most)
 
 
-def _opened(ref: str | Path, at_most: int | None, empty: bool) -> History:
-    """`open_history`; with `empty` one without a step too, where that alone is a finding."""
+def _opened(ref: str | Path, at_most: int | None = None, empty: bool = False, steps_only: bool = False) -> History:
+    """`open_history`, or its steps alone; with `empty` one without a step too, where that alone is a finding."""
     from gradwatch.analysis.rules import diagnose
     from gradwatch.storage.shared_folder import read_whole
 
-    history = _read(ref, lambda folder: read_whole(folder, at_most=at_most))
+    history = _read(ref, lambda folder: read_whole(folder, at_most=at_most, steps_only=steps_only))
     found = [] if len(history) else diagnose(history)
     if not len(history) and not (empty and found):
         why = f" ({'; '.join(history.problems[:2])})" if history.problems else ""
@@ -104,35 +106,90 @@ def _why_empty(run: Run, found: Sequence[Finding]) -> str:
     return "".join(["it ended before its first step", *(f". {finding.cause}" for finding in found)])
 
 
-def open_histories(
-    refs: Sequence[str], directory: Path = RUNS, below: bool = False, empty: bool = False
-) -> list[History]:
+def open_histories(refs: Sequence[str], directory: Path = RUNS, empty: bool = False) -> list[History]:
     """The histories of several runs. A ref is a run folder, an MLflow run id, `experiment:NAME` or `latest`.
 
-    With `below` also a folder that holds run folders: all of them that recorded a step, of a sweep's trainings the last
-    attempt of each. With `empty` a single run may lack any step, where that alone is a finding.
-
-    `latest` is the newest run folder under `directory`, else of the demo, else the newest watched run in MLflow. Runs
-    of more than `MAX_VALUES` values are reduced (see `open_history`).
+    With `empty` a single run may lack any step, where that alone is a finding. `latest` is the newest run folder under
+    `directory`, else of the demo, else the newest watched run in MLflow. Runs of more than `MAX_VALUES` values are
+    reduced (see `open_history`).
 
     Raises:
         RunError: a ref names no run, or a run without a recorded step.
     """
-    found: list[str | Path] = []
-    histories: list[History] = []
-    for ref in refs:
-        if below and (folders := _below(Path(ref))):
-            for folder in folders:
-                with contextlib.suppress(RunError):
-                    histories.append(open_history(folder, MAX_VALUES))
-        elif ref.startswith(_EXPERIMENT):
-            found += _remote().watched_runs(ref[len(_EXPERIMENT) :])
-        elif ref == "latest":
-            found.append(_latest(directory))
-        else:
-            found.append(ref)
-    empty = empty and len(found) == 1 and not histories
-    return histories + [_opened(ref, MAX_VALUES, empty) for ref in found]
+    found = [run for ref in refs for run in _runs(ref, directory)]
+    return [_opened(run, MAX_VALUES, empty and len(found) == 1) for run in found]
+
+
+def open_steps(refs: Sequence[str]) -> list[History]:
+    """What a comparison needs of several runs: their steps, without what each layer did in them.
+
+    A ref is one of `open_histories`, or a folder that holds run folders: all of them that recorded a step, of a sweep's
+    trainings the last attempt of each.
+
+    Raises:
+        RunError: a ref names no run, or a run without a recorded step.
+    """
+    below, named = _sorted(refs)
+    found = []
+    for folder in below:
+        with contextlib.suppress(RunError):
+            found.append(_opened(folder, steps_only=True))
+    return found + [_opened(run, steps_only=True) for run in named]
+
+
+def open_report(
+    refs: Sequence[str],
+    metric: str | None = None,
+    baseline: str | None = None,
+    target: float | None = None,
+    rises: bool | None = None,
+) -> Report:
+    """The report of one run, or of many, which are never in memory as a whole together; the refs of `open_steps`.
+
+    The other arguments are those of `build_report`. A single run may lack any step, where that alone is a finding.
+
+    Raises:
+        RunError: as `open_steps` and `build_report` raise it.
+    """
+    from gradwatch.report.build import build_comparison, build_report
+
+    by = (metric, baseline, target, rises)
+    below, named = _sorted(refs)
+    found: list[str | Path] = [*below, *named]
+    if len(found) > 1:
+        runs = [*each(below, _condensed_if_any), *each(named, _condensed)]
+        known = [run for run in runs if run is not None]
+        if len(known) > 1:
+            return build_comparison(known, *by)
+        found = [ref for ref, run in zip(found, runs, strict=True) if run is not None]
+    return build_report([_opened(ref, MAX_VALUES, empty=ref in named) for ref in found], *by)
+
+
+def _condensed(ref: str | Path) -> Condensed:
+    from gradwatch.report.build import condense
+
+    return condense(_opened(ref, MAX_VALUES))
+
+
+def _condensed_if_any(folder: Path) -> Condensed | None:
+    """One of a folder of runs; None where it recorded nothing."""
+    with contextlib.suppress(RunError):
+        return _condensed(folder)
+    return None
+
+
+def _sorted(refs: Sequence[str]) -> tuple[list[Path], list[str | Path]]:
+    """The runs in the folders among `refs`, and those that are named one by one."""
+    below = {ref: _below(Path(ref)) for ref in refs}
+    named = [run for ref in refs if not below[ref] for run in _runs(ref, RUNS)]
+    return [folder for ref in refs for folder in below[ref]], named
+
+
+def _runs(ref: str, directory: Path) -> Sequence[str | Path]:
+    """What a ref stands for."""
+    if ref.startswith(_EXPERIMENT):
+        return cast(list[str], _remote().watched_runs(ref[len(_EXPERIMENT) :]))
+    return [_latest(directory) if ref == "latest" else ref]
 
 
 def folder_to_follow(ref: str, directory: Path = RUNS) -> Path:

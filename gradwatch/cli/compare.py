@@ -48,11 +48,11 @@ def compare(
       gradwatch compare gradwatch-runs/* --format json
     """  # noqa: D301  (click reads the backspace)
     from gradwatch.analysis.comparison import settle
-    from gradwatch.open_run import open_histories
+    from gradwatch.open_run import open_steps
     from gradwatch.report.terminal import print_shown, show_comparison
     from gradwatch.report.text import comparison_text
 
-    settled = settle(open_histories(runs, below=True), metric, baseline, target, rises)
+    settled = settle(open_steps(runs), metric, baseline, target, rises)
     if kind == "text":
         print_shown(show_comparison(settled))
     else:

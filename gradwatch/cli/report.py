@@ -43,14 +43,14 @@ def report(
       gradwatch report gradwatch-runs/* --format md -o -
     """  # noqa: D301  (click reads the backspace)
     from gradwatch.errors import RunError
-    from gradwatch.open_run import open_histories
-    from gradwatch.report import build_report, render_html
+    from gradwatch.open_run import open_report
+    from gradwatch.report import render_html
     from gradwatch.report.comparison_table import conclusion
     from gradwatch.report.terminal import print_text
     from gradwatch.report.text import render_csv, render_json, render_markdown
 
     render = {"html": render_html, "md": render_markdown, "json": render_json, "csv": render_csv}[kind]
-    report = build_report(open_histories(runs, below=True, empty=True), metric, baseline, target, rises)
+    report = open_report(runs, metric, baseline, target, rises)
     text = render(report)
     if output == "-":
         click.echo(text, nl=False)

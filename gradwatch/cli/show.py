@@ -31,7 +31,7 @@ def show(run: str, following: bool, frames: bool, everything: bool) -> None:
     """  # noqa: D301  (click reads the backspace)
     from gradwatch.errors import RunError
     from gradwatch.open_run import folder_to_follow, open_histories
-    from gradwatch.report.model import build_report
+    from gradwatch.report.build import build_report
     from gradwatch.report.terminal import PIPE, make_console, print_shown, show_run
 
     if following or frames:

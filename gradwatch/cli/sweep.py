@@ -201,7 +201,8 @@ def _handed_on(options: dict[str, Any]) -> list[str]:
 
 
 def _slots(jobs: int | None, launched: bool) -> list[dict[str, str]]:
-    from gradwatch.launcher.sweep import cpus, slots, visible_devices
+    from gradwatch.launcher.sweep import slots, visible_devices
+    from gradwatch.storage.workers import cpus
 
     devices = visible_devices()
     count = jobs or (len(devices) if len(devices) > 1 else 1)

@@ -24,6 +24,7 @@ from gradwatch.recording.courier_process import wait_delivered
 from gradwatch.storage.folder import read_manifest, write_json
 from gradwatch.storage.run_state import run_state
 from gradwatch.storage.shared_folder import deliverable_parts, run_folders
+from gradwatch.storage.workers import cpus
 from gradwatch.tracking.tags import Tag
 
 RECORD, OUTPUT = "job.json", "output.log"
@@ -244,11 +245,6 @@ def visible_devices() -> list[str]:
     import torch
 
     return [str(i) for i in range(torch.cuda.device_count())]
-
-
-def cpus() -> int:
-    """The number of CPUs that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _count(text: str | None, otherwise: int) -> int:

@@ -14,7 +14,7 @@ from gradwatch.analysis.final_values import final, finite_norms, nonfinite_rows,
 from gradwatch.analysis.groups import NO_POLICY, groups, higher_is_better, natural, telling
 from gradwatch.formatting import percent, quantity_text
 from gradwatch.history import Floats, History
-from gradwatch.report.downsample import bucket_mean
+from gradwatch.report.downsample import Heatmap, bucket_mean
 from gradwatch.report.heatmaps import heatmap_grid
 from gradwatch.report.model import clip_rate
 from gradwatch.report.plotly_figures import NO_POLICY_COLOR, PALETTE, Chart, decades, faded, figure, line, marks
@@ -45,8 +45,9 @@ def _shade(i: int) -> str:
     return PALETTE[i] if i < len(PALETTE) else f"hsl({round(i * 137.5) % 360}, 55%, 42%)"  # the golden angle
 
 
-def sections(histories: Sequence[History], metrics: Sequence[str]) -> list[Section]:
+def sections(histories: Sequence[History], metrics: Sequence[str], heatmaps: Sequence[Heatmap | None]) -> list[Section]:
     """One section for each combination of the settings that differ, with a chart for each metric and norm."""
+    drawn = {id(history): one for history, one in zip(histories, heatmaps, strict=True)}
     by_setting: dict[tuple[tuple[str, str], ...], dict[str, list[History]]] = {}
     for (policy, setting), runs in groups(histories).items():
         by_setting.setdefault(setting, {})[policy] = runs
@@ -56,7 +57,7 @@ def sections(histories: Sequence[History], metrics: Sequence[str]) -> list[Secti
     told = telling([dict(setting) for setting in by_setting])
     for setting, members in ordered:
         title = ", ".join(f"{key} = {value}" for key, value in setting if key in told)
-        maps = heatmap_grid(members)
+        maps = heatmap_grid(members, drawn)
         found.append(Section(title, members, (*_charts(members, metrics, shades), *([maps] if maps else []))))
     return found
 

@@ -12,6 +12,8 @@ from numpy.typing import NDArray
 
 from gradwatch.history import Bools, Floats, History
 
+GRID = (60, 160)  # rows and columns of one map among several
+
 
 @dataclass(frozen=True)
 class Heatmap:

@@ -6,6 +6,7 @@ Legend: R drawn rows (layers), C drawn columns (steps).
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -22,7 +23,6 @@ from gradwatch.sanitize import printable
 HEATMAPS = {"grad_norm": "Gradient norm", "weight_norm": "Weight norm", "update_ratio": "Update ratio"}
 ASKED = {"sigma_max": "Largest singular value", "stable_rank": "Stable rank"}  # where they were asked for
 MOST = 12  # policies
-ROWS, COLUMNS = 60, 160  # cells of one map
 LABELS = 16
 GAP_X, GAP_Y = 0.03, 52  # between two maps: a share of the width, pixels
 
@@ -58,13 +58,15 @@ def _heatmap_title(layers: tuple[LayerSummary, ...], quantity: str, title: str) 
     return f"{title}: largest in {largest} ({quantity_text(high)}), smallest in {smallest} ({quantity_text(low)})"
 
 
-def heatmap_grid(members: dict[str, list[History]]) -> Chart | None:
-    """The gradient norm over layers and steps of one run of each policy; None where fewer than two recorded it."""
+def heatmap_grid(members: dict[str, list[History]], found: Mapping[int, Heatmap | None]) -> Chart | None:
+    """The gradient norm over layers and steps of one run of each policy; None where fewer than two recorded it.
+
+    `found` are the maps of the runs, by `id()`.
+    """
     chosen = {
         policy: min(runs, key=lambda history: natural(seed_text(history.run))) for policy, runs in members.items()
     }
-    maps = {policy: heatmap(history, "grad_norm", ROWS, COLUMNS) for policy, history in chosen.items()}
-    drawn = {policy: data for policy, data in maps.items() if data is not None}
+    drawn = {policy: data for policy, history in chosen.items() if (data := found[id(history)]) is not None}
     shown = dict(list(drawn.items())[:MOST])
     if len(shown) < 2:
         return None

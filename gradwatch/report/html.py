@@ -21,12 +21,13 @@ from gradwatch.analysis.groups import settings
 from gradwatch.analysis.rules import TOO_SHORT, Finding, is_healthy
 from gradwatch.history import History
 from gradwatch.report.activations import activation_charts
+from gradwatch.report.build import Report
 from gradwatch.report.comparison_charts import Section, colors, sections
 from gradwatch.report.comparison_table import LAST, Column, columns, conclusion, paste, reasons
 from gradwatch.report.finding_charts import finding_chart
 from gradwatch.report.gradient_histograms import histogram_charts
 from gradwatch.report.heatmaps import heatmap_charts
-from gradwatch.report.model import Report, RunSummary
+from gradwatch.report.model import RunSummary
 from gradwatch.report.pages import page_html
 from gradwatch.report.plotly_figures import Chart, Figure
 from gradwatch.report.run_charts import (
@@ -166,7 +167,7 @@ def _many(report: Report, page: Page) -> dict[str, Any]:
     shown = columns(report.comparison)
     headers = [column.header for column in shown]
     shades = colors(report.histories)
-    parts = sections(report.histories, report.metrics)
+    parts = sections(report.histories, report.metrics, report.heatmaps)
     policies = len({policy_text(history.run) for history in report.histories})
     return {
         "headers": headers,

@@ -1,33 +1,25 @@
-"""What a report says, as plain data: each run's head, findings and layers, and the table that compares them."""
+"""What a report says of one run, as plain data: its head, findings and layers."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
 
 import numpy as np
 
 from gradwatch.analysis.clips import clips_itself, incoming, loop_coef, loop_rate, summed_up
-from gradwatch.analysis.comparison import settle
 from gradwatch.analysis.final_values import final, finite_norms, lost_since, nonfinite_steps, policy_text
-from gradwatch.analysis.groups import metric_names
 from gradwatch.analysis.optimizers import as_code, changes, group_texts
 from gradwatch.analysis.rewinds import Rewound, rewinds
 from gradwatch.analysis.rules import Finding, diagnose, verdict
 from gradwatch.analysis.rules.facts import middle
-from gradwatch.analysis.suggest import Suggestion, suggest
-from gradwatch.analysis.verdict import Winner
-from gradwatch.analysis.whatif import Outcome, caveat, what_if
-from gradwatch.errors import RunError
+from gradwatch.analysis.suggest import Suggestion
+from gradwatch.analysis.whatif import Outcome
 from gradwatch.formatting import loop_clips, percent
 from gradwatch.history import Floats, History
 from gradwatch.report.activations import ModuleSummary, module_summaries
 from gradwatch.storage.run_state import run_state
 from gradwatch.table import nanmean
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 CRASHED = "ended without close"
 
@@ -107,59 +99,6 @@ class RunSummary:
     median_left: float = float("nan")
     modules: tuple[ModuleSummary, ...] = ()  # whose activations were recorded
     rewinds: tuple[Rewound, ...] = ()
-
-
-@dataclass(frozen=True)
-class Report:
-    """One run or many. Renderers turn this into text.
-
-    `comparison` is `compare.compare`'s table, None for one run; `winners` and `notes` are what follows from it.
-    """
-
-    title: str
-    runs: tuple[RunSummary, ...]
-    histories: tuple[History, ...]
-    metrics: tuple[str, ...]
-    comparison: pd.DataFrame | None
-    winners: tuple[Winner, ...] = ()
-    notes: tuple[str, ...] = ()
-
-
-def build_report(
-    histories: Sequence[History],
-    metric: str | None = None,
-    baseline: str | None = None,
-    target: float | None = None,
-    rises: bool | None = None,
-) -> Report:
-    """A report of one run, or one that compares many; the other arguments are those of `compare.compare`.
-
-    Raises:
-        RunError: there are no runs, none of them recorded a step (and that is no finding of a single one), none logged
-            `metric`, or had the policy `baseline`.
-
-    """
-    many = len(histories) > 1
-    if not any(len(history) or (not many and diagnose(history)) for history in histories):
-        names = ", ".join(history.run.name for history in histories) or "no runs were given"
-        raise RunError(f"nothing to report, no steps are recorded: {names}")
-    metrics = metric_names(histories, metric)
-    runs = tuple(summarize(history, metrics) for history in histories)
-    if not many and len(histories[0]):
-        (run,), (history,) = runs, histories
-        found = run.findings
-        note, outcomes = caveat(history, found), what_if(history, found)
-        runs = (replace(run, suggestions=suggest(history, found), what_if=outcomes, what_if_note=note),)
-    settled = settle(histories, metric, baseline, target, rises) if many else None
-    return Report(
-        title=f"{len(histories)} runs compared" if many else histories[0].run.name,
-        runs=runs,
-        histories=tuple(histories),
-        metrics=tuple(metrics),
-        comparison=settled.table if settled else None,
-        winners=settled.winners if settled else (),
-        notes=settled.notes if settled else (),
-    )
 
 
 def summarize(history: History, metrics: Sequence[str]) -> RunSummary:

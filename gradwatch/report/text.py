@@ -12,8 +12,9 @@ from gradwatch.analysis.rules import HEALTHY, TOO_SHORT, Finding, headline, is_h
 from gradwatch.analysis.rules.facts import LEAST_STEPS
 from gradwatch.analysis.verdict import Winner
 from gradwatch.formatting import percent, quantity_text
+from gradwatch.report.build import Report
 from gradwatch.report.comparison_table import comparison_cells, winner_lines
-from gradwatch.report.model import LayerSummary, Report
+from gradwatch.report.model import LayerSummary
 from gradwatch.report.wording import (
     WHAT_IF_HEADERS,
     caveat,

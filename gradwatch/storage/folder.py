@@ -167,7 +167,9 @@ def read_manifest(folder: Path) -> Run:
         raise RunError(f"{path} cannot be read as a run's manifest: {error}") from error
 
 
-def read_run(folder: Path, since: int = -1, start: int = 0, at_most: int | None = None) -> History:
+def read_run(
+    folder: Path, since: int = -1, start: int = 0, at_most: int | None = None, steps_only: bool = False
+) -> History:
     """The run in `folder`, or those of its parts numbered above `since`.
 
     Missing and unreadable parts are named in `History.problems`; the rest is read.
@@ -178,13 +180,14 @@ def read_run(folder: Path, since: int = -1, start: int = 0, at_most: int | None 
         start: steps below this one may be left out.
         at_most: a run that holds more values than this, all layers, steps and quantities, is reduced as it is read:
             see `History`.
+        steps_only: only the table of the steps is read, one of a hundred bytes or so.
 
     Raises:
         RunError: the folder holds no readable manifest.
     """
     for _ in range(LOOKS):
         with contextlib.suppress(_GoneError):
-            return _read_cut(folder, since, start, at_most)
+            return _read_cut(folder, since, start, at_most, steps_only)
     raise RunError(f"{folder}: its parts went away {LOOKS} times while they were read; does a program remove them?")
 
 
@@ -192,11 +195,12 @@ class _GoneError(Exception):
     """A part was there when the folder was listed and is no more: the writer has merged it meanwhile."""
 
 
-def _read_cut(folder: Path, since: int, start: int, at_most: int | None) -> History:
+def _read_cut(folder: Path, since: int, start: int, at_most: int | None, steps_only: bool) -> History:
     run = read_manifest(folder)
     problems: list[str] = []
     parts = list_tables(folder)
     whole = last_whole_part(folder, parts)
+    parts |= {key: [] for key in (("layers", *SAMPLED) if steps_only else ())}
     blocks, found, *inside = (
         _read_table(folder / t, parts[t], (since, whole), start, problems) for t in (*TABLES, *SAMPLED)
     )

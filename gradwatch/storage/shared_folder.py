@@ -163,11 +163,14 @@ def read_joint_manifest(folder: Path) -> Run:
     return joint_run(read_facts(folder), [read_manifest(part) for part in deliverable_parts(folder)])
 
 
-def read_whole(folder: Path, parts: Sequence[Path] | None = None, at_most: int | None = None) -> History:
+def read_whole(
+    folder: Path, parts: Sequence[Path] | None = None, at_most: int | None = None, steps_only: bool = False
+) -> History:
     """The run in `folder`; of one with several parts, all of them, or those in the folders `parts`.
 
     A run of more than `at_most` values is reduced, or those of its parts that hold more than their share: of N parts
-    the N-th of the steps and the N-th of the layers, for a row of one part has all layers.
+    the N-th of the steps and the N-th of the layers, for a row of one part has all layers. With `steps_only` the
+    layers are not read at all.
 
     Rows are by step, then part: each part counts its own steps, and a row's `optimizer` names its part. What a part
     logged is called after it (`loss/G`). Parts that cannot be read are named in `problems`.
@@ -176,13 +179,14 @@ def read_whole(folder: Path, parts: Sequence[Path] | None = None, at_most: int |
         RunError: the folder is no run's, or not one of its manifests can be read.
     """
     if not is_shared(folder):
-        return read_run(folder, at_most=at_most)
+        return read_run(folder, at_most=at_most, steps_only=steps_only)
     problems: list[str] = []
     found: list[History] = []
     folders = part_folders(folder) if parts is None else parts
     for path in folders:
         try:
-            found.append(_named(read_run(path, at_most=at_most and at_most // len(folders) ** 2)))
+            part = read_run(path, at_most=at_most and at_most // len(folders) ** 2, steps_only=steps_only)
+            found.append(_named(part))
         except RunError as error:
             problems.append(str(error))
     if not found:

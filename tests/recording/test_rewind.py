@@ -21,7 +21,7 @@ from gradwatch.cli import main
 from gradwatch.recording import open_watches
 from gradwatch.recording.snapshot import Training as Snapshots
 from gradwatch.recording.trouble import TroubleFinder, stands_out
-from gradwatch.report.model import build_report
+from gradwatch.report.build import build_report
 from gradwatch.report.wording import facts
 from gradwatch.table import REWINDS
 from gradwatch.tracking.metric_keys import windows

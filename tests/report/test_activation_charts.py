@@ -8,9 +8,9 @@ from make_run import make_history
 
 from gradwatch.analysis.rules import diagnose
 from gradwatch.report.activations import activation_charts, as_layers, module_summaries, outlying
+from gradwatch.report.build import build_report
 from gradwatch.report.downsample import heatmap
 from gradwatch.report.html import render_html
-from gradwatch.report.model import build_report
 from gradwatch.report.terminal import make_console, show_run
 from gradwatch.table import Table, stack
 from gradwatch.tracking.metric_keys import windows

@@ -5,9 +5,9 @@ from dataclasses import replace
 import numpy as np
 from make_run import make_history
 
+from gradwatch.report.build import build_report
 from gradwatch.report.gradient_histograms import histogram_charts
 from gradwatch.report.html import render_html
-from gradwatch.report.model import build_report
 from gradwatch.report.plotly_figures import unpacked
 from gradwatch.table import Table
 from gradwatch.tracking.metric_keys import windows

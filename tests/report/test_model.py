@@ -20,7 +20,7 @@ from gradwatch.analysis.rules.facts import threshold
 from gradwatch.errors import RunError
 from gradwatch.formatting import percent, plus_minus, quantity_text
 from gradwatch.report import build_report, render_html, write_overview
-from gradwatch.report.downsample import bucket_mean, heatmap, thin
+from gradwatch.report.downsample import GRID, bucket_mean, heatmap, thin
 from gradwatch.report.heatmaps import heatmap_grid
 from gradwatch.report.model import changed
 from gradwatch.report.run_charts import norm_chart
@@ -342,7 +342,8 @@ def test_a_notebook_shows_the_page_in_a_frame_of_its_own(tmp_path):
 
 def test_the_maps_of_a_comparison_fill_their_chart():
     members = {clip: [make_history(60, clip=clip)] for clip in ("ClipByNorm(1.0)", "ClipByNorm(2.0)", "AGC(0.01)")}
-    layout = heatmap_grid(members).figure["layout"]
+    maps = {id(run): heatmap(run, "grad_norm", *GRID) for (run,) in members.values()}
+    layout = heatmap_grid(members, maps).figure["layout"]
     assert min(axis["domain"][0] for name, axis in layout.items() if name.startswith("yaxis")) == pytest.approx(0)
 
 

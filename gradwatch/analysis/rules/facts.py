@@ -29,6 +29,7 @@ from gradwatch.policies.grammar import members
 
 _ADAPTIVE = re.compile(r"^ada|adam|rmsprop|rprop|lion|lamb|lars|muon|sophia|shampoo|soap|prodigy|came", re.IGNORECASE)
 _OWN_LENGTH = re.compile(r"^rprop|adadelta|prodigy|dadapt", re.IGNORECASE)
+TOGETHER = 8_192  # medians of `trailing` that are taken at once: 8 MB of windows
 LEAST_STEPS = 32  # from so many on `trailing` knows what is usual: the least that a verdict can rest on
 USUAL_RATIO = {True: 0.008, False: 0.04}  # measured update ratios: Adam at 1e-3, SGD at 0.5
 GUARD = "{guard}"  # in a cure: a clip that leaves healthy steps alone (`guard.with_guard` fills it in)
@@ -214,10 +215,12 @@ def measured(history: History, quantity: str) -> tuple[np.ndarray[Any, np.dtype[
     Only layers that a gradient had reached by then count: of others (frozen ones) it is NaN.
     """
     values = history.layer(quantity)
-    reached = np.maximum.accumulate(present(history), axis=0)
-    values = np.where(reached, values, np.nan)
     rows = np.flatnonzero(~np.isnan(values).all(axis=1))
-    return rows, values[rows]
+    had = present(history)
+    first = np.where(had.any(axis=0), had.argmax(axis=0), len(had)) if len(had) else np.zeros(had.shape[1])
+    values = np.where(rows[:, None] >= first, values[rows], np.nan)
+    known = ~np.isnan(values).all(axis=1)
+    return rows[known], values[known]
 
 
 def largest_ratio(history: History) -> float:
@@ -267,15 +270,19 @@ def trailing(values: Floats, window: int = 128, least: int = LEAST_STEPS, block:
     NaN until there are `least` of them. Taken once in `block` steps: a median hardly moves in so few. Robust: 1.4826
     times the median distance from the median, so that what stands out does not hide itself.
     """
-    centre, spread = np.full(len(values), np.nan), np.full(len(values), np.nan)
     finite = np.flatnonzero(np.isfinite(values))
-    for start in range(0, len(values), block):
-        past = values[finite[: np.searchsorted(finite, start)][-window:]]
-        if len(past) >= least:
-            m = float(np.median(past))
-            centre[start : start + block] = m
-            spread[start : start + block] = 1.4826 * float(np.median(np.abs(past - m)))
-    return centre, spread
+    known = values[finite]
+    ends = np.searchsorted(finite, np.arange(0, len(values), block))  # how many finite values lie before each block
+    centre, spread = np.full(len(ends), np.nan), np.full(len(ends), np.nan)
+    full = np.flatnonzero(ends >= window)
+    for at in np.array_split(full, -(-len(full) // TOGETHER)) if len(full) else ():
+        past = np.lib.stride_tricks.sliding_window_view(known, window)[ends[at] - window]
+        centre[at] = np.median(past, axis=1)
+        spread[at] = np.median(np.abs(past - centre[at, None]), axis=1)
+    for i in np.flatnonzero((least <= ends) & (ends < window)):
+        centre[i] = np.median(known[: ends[i]])
+        spread[i] = np.median(np.abs(known[: ends[i]] - centre[i]))
+    return np.repeat(centre, block)[: len(values)], 1.4826 * np.repeat(spread, block)[: len(values)]
 
 
 def smooth(values: Floats, width: int = 9) -> Floats:

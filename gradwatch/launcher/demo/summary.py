@@ -113,7 +113,7 @@ def _part(name: str, report: Report, page: Page) -> dict[str, Any]:
         "winners": [conclusion(one) for one in report.winners],
         "sections": [
             {"title": section.title, "charts": page.add([replace(chart, height=SMALL, note="") for chart in charts])}
-            for section in sections(report.histories, report.metrics[:1])
+            for section in sections(report.histories, report.metrics[:1], report.heatmaps)
             if (charts := section.charts[:COMPARED])
         ],
     }

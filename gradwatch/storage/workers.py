@@ -1,0 +1,62 @@
+"""Does the same with each of many runs, in as many processes as there are CPUs once it takes long."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from typing import TypeVar
+
+from gradwatch.errors import RunError
+
+Item = TypeVar("Item")
+Made = TypeVar("Made")
+
+ALONE_SECONDS = 2.0  # before others are started, which need a second of processor time each to begin
+MOST = 32  # processes: each holds one run
+CHUNK = 4  # runs that a process is handed at a time
+
+
+def each(items: Sequence[Item], make: Callable[[Item], Made]) -> list[Made]:
+    """What `make` makes of each, in their order; a function of a module, as other processes must find it.
+
+    Raises:
+        RunError: one of the processes was killed.
+        Exception: what `make` raises.
+    """
+    made, began = list[Made](), time.monotonic()
+    while len(made) < len(items) and (cpus() == 1 or time.monotonic() - began < ALONE_SECONDS):
+        made.append(make(items[len(made)]))
+    left = items[len(made) :]
+    if not left:
+        return made
+    count = min(cpus(), MOST, -(-len(left) // CHUNK))
+    # not forked: this process has threads, of Arrow at the least
+    pool = ProcessPoolExecutor(count, multiprocessing.get_context("spawn"), initializer=_begin)
+    try:
+        made += pool.map(make, left, chunksize=CHUNK)
+    except BrokenProcessPool:
+        raise RunError(
+            f"a process that read runs was killed, as the system does when memory runs out: {count} of them held a run "
+            f"each; read fewer runs at a time, or use fewer CPUs (taskset)"
+        ) from None
+    finally:
+        pool.shutdown(cancel_futures=True)
+    return made
+
+
+def cpus() -> int:
+    """The number of CPUs that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _begin() -> None:
+    """A process of the pool: it leaves Ctrl-C to its parent, and the other CPUs to the others."""
+    import pyarrow as pa
+
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    pa.set_cpu_count(1)
