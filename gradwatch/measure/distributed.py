@@ -7,14 +7,25 @@ holds or lacks: a rank that left one out would hang the others.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from gradwatch.errors import PolicyError
 from gradwatch.measure.autograd import without_autograd
+
+_FLAT = (
+    "FullyShardedDataParallel cuts flattened layers, so that no rank sees whose row an element is of: constraints and "
+    "policies of units (MaxNorm, Renorm, AGC, ClipByNorm(axes=...)) cannot act. Use a policy of whole layers' norms or "
+    "of elements, or fully_shard (FSDP2), which cuts along rows"
+)
+_BESIDE = (
+    "experts= says that ranks hold slices of these layers, cut along the first dimension: a unit that lies across it "
+    "(AGC of a bias, ClipByNorm(axes=(0,))) cannot be told. Leave these layers out with only(...)"
+)
 
 
 def is_sharded(tensor: Tensor) -> bool:
@@ -42,21 +53,90 @@ def local(tensor: Tensor) -> Tensor:
     return part
 
 
-class Sharding:
-    """How L parameters, some of them DTensors, are spread over the ranks of one group.
+class Spread(NamedTuple):
+    """How one layer is spread over processes, where the tensor itself does not say it as a DTensor does.
 
-    `shares[i]` is 1 / the number of ranks that hold the same part of layer i: sums over ranks count each part once.
-    A plain tensor beside DTensors is a copy on every rank.
+    `beside` is a group whose ranks hold, under this name, other slices of the layer: along its first dimension.
     """
 
-    def __init__(self, params: Sequence[Tensor], device: torch.device) -> None:
-        self.params = params
-        self.group, size = _group([p.device_mesh for p in params if is_sharded(p)])  # type: ignore[attr-defined]
-        shares = [1 / _copies(p, size) for p in params]
-        held = [share * local(p).numel() / max(p.numel(), 1) for p, share in zip(params, shares, strict=True)]
+    shape: tuple[int, ...]  # of the whole layer
+    ranks: frozenset[int] = frozenset()  # that hold this layer's parts together; none: this rank holds all, but for ...
+    group: Any = None  # ... the `beside`; their process group
+    beside: Any = None
+    is_flat: bool = False  # whether a part is cut from the flattened layer: its units cannot be told
+
+
+class Sharding:
+    """How L parameters, some of them DTensors or otherwise `spreads` (by id), are spread over ranks.
+
+    `shares[i]` is 1 / the number of ranks that hold the same part of layer i: sums over ranks count each part once.
+    A plain tensor beside spread ones is a copy on every rank. A layer's parts are added up over its own group, or over
+    one that holds that whole: under pipeline parallelism each stage has a mesh, and layers, of its own.
+    """
+
+    def __init__(self, params: Sequence[Tensor], device: torch.device, spreads: Mapping[int, Spread]) -> None:
+        self.params, self.spreads = params, spreads
+        self.shapes = [spreads[id(p)].shape if id(p) in spreads else tuple(p.shape) for p in params]
+        self.is_flat = any(spread.is_flat for spread in spreads.values())
+        groups, shares = self._joined()
+        held = [
+            share * local(p).numel() / max(math.prod(shape), 1)
+            for p, share, shape in zip(params, shares, self.shapes, strict=True)
+        ]
         self.shares = torch.tensor(shares, dtype=torch.float64, device=device)
         self.held = torch.tensor(held, dtype=torch.float64, device=device)
+        everything = list(range(len(params)))
+        self._sums = [
+            (group, None if places == everything else torch.tensor(places, device=device), frozenset(places))
+            for group, places in groups
+        ]
         self._known_blocks: dict[object, dict[int, _Block]] = {}
+
+    @property
+    def group(self) -> Any:
+        """The group of the ranks that hold the first layers together."""
+        return self._sums[0][0] or dist.group.WORLD
+
+    def _joined(self) -> tuple[list[tuple[Any, list[int]]], list[float]]:
+        """The process groups over which parts are added up, one after the other, with their layers; and the shares."""
+        ranks = [_ranks(p, self.spreads.get(id(p))) for p in self.params]
+        widest: list[frozenset[int]] = []  # of these, none holds another
+        for each in sorted(dict.fromkeys(r for r in ranks if r), key=len, reverse=True):
+            if not any(each <= other for other in widest):
+                widest.append(each)
+        places: dict[frozenset[int], list[int]] = {each: [] for each in widest}
+        shares = [1.0] * len(self.params)
+        for i, (p, own) in enumerate(zip(self.params, ranks, strict=True)):
+            spread = self.spreads.get(id(p))
+            if not widest or (not own and spread is not None):
+                continue
+            joined = next(each for each in widest if own <= each)
+            copies = _copies(p) if own else 1
+            # of several slices beside each other it is not known which rank of a wider group holds which
+            home = own if spread is not None and spread.beside is not None else joined
+            shares[i] = 1 / (copies * (len(home) // max(len(own), 1)))
+            places.setdefault(home, []).append(i)
+        groups = [(self._group(each), own) for each, own in places.items() if own]
+        beside: dict[Any, list[int]] = {}
+        for i, p in enumerate(self.params):
+            spread = self.spreads.get(id(p))
+            if spread is not None and spread.beside is not None:
+                beside.setdefault(spread.beside, []).append(i)
+        return [*groups, *beside.items()], shares
+
+    def _group(self, ranks: frozenset[int]) -> Any:
+        """The process group of these ranks, None for the default one."""
+        if len(ranks) == dist.get_world_size():
+            return None
+        for p in self.params:
+            spread = self.spreads.get(id(p))
+            if _ranks(p, spread) == ranks:
+                if spread is not None and spread.group is not None:
+                    return spread.group
+                mesh = p.device_mesh  # type: ignore[attr-defined]
+                if mesh.ndim == 1:
+                    return mesh.get_group()
+        return dist.new_group(sorted(ranks), use_local_synchronization=True)
 
     def gradient(self, param: Tensor, grad: Tensor, keep: bool) -> Tensor:
         """This rank's part of the gradient of `param`, spread as the parameter is.
@@ -73,16 +153,33 @@ class Sharding:
         return part
 
     def add(self, parts: Tensor) -> Tensor:
-        """The sum over ranks of `[..., L]` float64, every part counted once: one all-reduce."""
-        whole = parts * self.shares
-        dist.all_reduce(whole, group=self.group)
-        return whole
+        """The sum over ranks of `[..., L]` float64, every part counted once: one all-reduce for each of the groups."""
+        return self.reduce(parts * self.shares)
+
+    def reduce(self, values: Tensor, op: Any = dist.ReduceOp.SUM) -> Tensor:
+        """Reduce `[..., L]` in place over the ranks of each layer; returns it."""
+        for group, places, _ in self._sums:
+            part = values if places is None else values.index_select(-1, places)
+            dist.all_reduce(part, op, group=group)
+            if places is not None:
+                values.index_copy_(-1, places, part)
+        return values
+
+    def reduce_each(self, tensors: dict[int, Tensor], op: Any = dist.ReduceOp.SUM) -> dict[int, Tensor]:
+        """Reduce tensors of any shape, each over the ranks of its layer, by which they are given."""
+        out = dict(tensors)
+        for group, _, places in self._sums:
+            own = {i: t for i, t in out.items() if i in places}
+            if own:
+                flat = torch.cat([t.flatten() for t in own.values()])
+                dist.all_reduce(flat, op, group=group)
+                parts = torch.split(flat, [t.numel() for t in own.values()])
+                out.update({i: part.view(t.shape) for (i, t), part in zip(own.items(), parts, strict=True)})
+        return out
 
     def mean(self, values: Tensor) -> Tensor:
         """The mean over all elements of each layer, `[L]`, from the mean over those on each rank. One all-reduce."""
-        whole = values * self.held
-        dist.all_reduce(whole, group=self.group)
-        return whole.to(values.dtype)
+        return self.reduce(values * self.held).to(values.dtype)
 
     def join(self, norms: Tensor, present: Tensor, p: float) -> tuple[Tensor, Tensor]:
         """The p-norms `[L]` of whole layers from those of this rank's parts, and which layers any rank has: `[L]` bool.
@@ -93,20 +190,30 @@ class Sharding:
         if math.isinf(p):
             # A maximum over ranks may lose a NaN: it travels as a flag
             both = torch.stack([parts.nan_to_num(nan=torch.inf, posinf=torch.inf), parts.isnan(), present])
-            dist.all_reduce(both, dist.ReduceOp.MAX, group=self.group)
+            self.reduce(both, dist.ReduceOp.MAX)
             return torch.where(both[1] > 0, torch.nan, both[0]).to(norms.dtype), both[2] > 0
         both = self.add(torch.stack([parts**p, present.to(torch.float64)]))
         return (both[0] ** (1 / p)).to(norms.dtype), both[1] > 0
+
+    def check_units(self) -> None:
+        """Refuse what looks at units (rows, ...) where this rank cannot tell them.
+
+        Raises:
+            PolicyError: parts are cut from flattened layers.
+        """
+        if self.is_flat:
+            raise PolicyError(_FLAT)
 
     def join_units(self, norms: dict[int, Tensor], dims: dict[int, tuple[int, ...]], p: float) -> dict[int, Tensor]:
         """The p-norms of whole units from those of this rank's parts.
 
         `norms[i]` are the norms of layer i over `dims[i]`, those kept with length 1 (no dims: of the whole layer).
-        One all-reduce for all layers whose units are split over ranks, none where there are no such layers.
+        One all-reduce for all layers whose units are split over a group's ranks, none where there are no such layers.
+
+        Raises:
+            PolicyError: units are split over ranks in a way that cannot be told.
         """
         blocks = self._blocks(dims)
-        if not blocks:
-            return norms
         sums = not math.isinf(p)
         whole = {i: self.shares.new_zeros((2, *block.shape)) for i, block in blocks.items()}
         for i, block in blocks.items():
@@ -115,15 +222,11 @@ class Sharding:
             part = norms[i].to(torch.float64)
             whole[i][0][block.place] = part**p * self.shares[i] if sums else part.nan_to_num(nan=0.0, posinf=torch.inf)
             whole[i][1][block.place] = part.isnan()
-        flat = torch.cat([w.flatten() for w in whole.values()])
-        dist.all_reduce(flat, dist.ReduceOp.SUM if sums else dist.ReduceOp.MAX, group=self.group)
         joined = {}
-        for (i, block), both in zip(
-            blocks.items(), torch.split(flat, [w.numel() for w in whole.values()]), strict=True
-        ):
+        for i, both in self.reduce_each(whole, dist.ReduceOp.SUM if sums else dist.ReduceOp.MAX).items():
             if i not in norms:
                 continue
-            values, bad = (half.view(block.shape)[block.place] for half in both.chunk(2))
+            values, bad = (half[blocks[i].place] for half in both)
             joined[i] = torch.where(bad > 0, torch.nan, values ** (1 / p) if sums else values).to(norms[i].dtype)
         return {**norms, **joined}
 
@@ -132,6 +235,10 @@ class Sharding:
         key = tuple(dims.items())
         if key not in self._known_blocks:
             split = {i: over for i, over in dims.items() if _splits(self.params[i], over)}
+            for i, over in dims.items():
+                spread = self.spreads.get(id(self.params[i]))
+                if spread is not None and spread.beside is not None and (0 in over or not over):
+                    raise PolicyError(_BESIDE)
             self._known_blocks[key] = {i: _block(self.params[i], over) for i, over in split.items()}
         return self._known_blocks[key]
 
@@ -169,31 +276,16 @@ def _block(param: Any, dims: tuple[int, ...]) -> _Block:
     return _Block(shape, place)
 
 
-def _group(meshes: Sequence[Any]) -> tuple[Any, int]:
-    """The process group that holds all of these meshes' ranks, None for the default one, and its size.
-
-    Not simply all processes: under pipeline parallelism each stage has a mesh, and layers, of its own.
-    """
-    widest = max(meshes, key=lambda mesh: mesh.size())
-    if any(not _ranks(mesh) <= _ranks(widest) for mesh in meshes):
-        widest = widest._get_root_mesh()
-    ranks = _ranks(widest)
-    if len(ranks) == dist.get_world_size():
-        return None, len(ranks)
-    if widest.ndim == 1:
-        return widest.get_group(), len(ranks)
-    return dist.new_group(sorted(ranks), use_local_synchronization=True), len(ranks)
+def _ranks(param: Any, spread: Spread | None) -> frozenset[int]:
+    """The ranks that hold the parts of this parameter together; none of a plain one."""
+    if is_sharded(param):
+        return frozenset(param.device_mesh.mesh.flatten().tolist())
+    return frozenset() if spread is None else spread.ranks
 
 
-def _ranks(mesh: Any) -> set[int]:
-    return set(mesh.mesh.flatten().tolist())
-
-
-def _copies(param: Tensor, size: int) -> int:
-    """How many of `size` ranks hold the same part of `param`."""
+def _copies(param: Any) -> int:
+    """How many of the ranks of its mesh hold the same part of `param`."""
     if not is_sharded(param):
-        return size
-    sharded: Any = param
-    sizes = zip(sharded.placements, sharded.device_mesh.shape, strict=True)
-    within = math.prod(int(n) for placement, n in sizes if placement.is_replicate())
-    return within * (size // int(sharded.device_mesh.size()))
+        return 1
+    sizes = zip(param.placements, param.device_mesh.shape, strict=True)
+    return math.prod(int(n) for placement, n in sizes if placement.is_replicate())

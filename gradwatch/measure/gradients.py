@@ -130,6 +130,15 @@ class Batch:
         weights = self.layout.weights()
         return [weights[i] for i in self.places]
 
+    def check_units(self) -> None:
+        """Refuse what looks at units of layers that are spread over ranks in a way that hides them.
+
+        Raises:
+            PolicyError: they are.
+        """
+        if self.layout.sharding is not None:
+            self.layout.sharding.check_units()
+
     def unit_norms(
         self, dims: Callable[[Tensor], tuple[int, ...] | None], p: float = 2.0, *, weights: bool = False
     ) -> list[Tensor | None]:
@@ -138,6 +147,7 @@ class Batch:
         A unit is what `dims(tensor)` norms over: those dimensions stay, with length 1; no dims give the norm of the
         whole tensor, None leaves the layer out. Of units that are split over ranks, the norm of the whole unit.
         """
+        self.check_units()
         self.apply_pending()
         shapes = self.weights
         tensors: MaybeTensors = shapes if weights else self.tensors

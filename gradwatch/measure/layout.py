@@ -12,7 +12,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from gradwatch.measure.distributed import Sharding, is_sharded, local
+from gradwatch.measure.distributed import Sharding, Spread, is_sharded, local
 
 SAMPLE = 4096  # elements of a layer that the update ratio looks at
 WIDE, WIDE_ROW = 2**15, 64  # elements from which a second thread pays, and of a row
@@ -24,13 +24,18 @@ class Layout:
 
     Constants are made once and kept as long as it: what they depend on must not change from step to step.
     `held` says which of them the optimizers still step, None for all: a param group may have been taken out. Of a part
-    of another layout, `places` says where its layers are in that one.
+    of another layout, `places` says where its layers are in that one. `spreads` says how layers (by id) are spread over
+    processes, where their tensors do not. `shapes` are those of whole layers.
     """
 
     def __init__(
-        self, params: Mapping[str, Tensor], held: Sequence[bool] | None = None, places: Sequence[int] | None = None
+        self,
+        params: Mapping[str, Tensor],
+        held: Sequence[bool] | None = None,
+        places: Sequence[int] | None = None,
+        spreads: Mapping[int, Spread] | None = None,
     ) -> None:
-        self.held, self.places = held, places
+        self.held, self.places, self.spreads = held, places, spreads or {}
         self.names = tuple(params)
         self.params = tuple(params.values())
         devices = [p.device for p in self.params]  # an accelerator, if any: what waits for none lives there
@@ -42,7 +47,9 @@ class Layout:
         self.dtypes = {p.dtype for p in self.params}
         self.is_float32 = self.dtypes == {torch.float32}
         self.has_complex = any(dtype.is_complex for dtype in self.dtypes)
-        self.sharding = Sharding(self.params, self.device) if any(map(is_sharded, self.params)) else None
+        is_spread = any(is_sharded(p) or id(p) in self.spreads for p in self.params)
+        self.sharding = Sharding(self.params, self.device, self.spreads) if is_spread else None
+        self.shapes = self.sharding.shapes if self.sharding is not None else [tuple(p.shape) for p in self.params]
         self.wide = frozenset(i for i, p in enumerate(self.params) if is_wide(local(p)))
         self.has_empty = not all(local(p).numel() for p in self.params)
         self.dtype = torch.float64 if self.dtypes & {torch.float64, torch.complex128} else torch.float32
@@ -56,7 +63,7 @@ class Layout:
 
     def part(self, places: Sequence[int]) -> Layout:
         """The layers at these places, alone."""
-        return Layout({self.names[i]: self.params[i] for i in places}, places=places)
+        return Layout({self.names[i]: self.params[i] for i in places}, places=places, spreads=self.spreads)
 
     def constant(self, key: object, make: Callable[[], Tensor]) -> Tensor:
         """The constant called `key`, made on first use."""
@@ -81,7 +88,7 @@ class Layout:
 
     def numel(self) -> Tensor:
         """Number of elements of each layer, `[L]`."""
-        return self.constant("numel", lambda: self.numbers([p.numel() for p in self.params], self.dtype))
+        return self.constant("numel", lambda: self.numbers([math.prod(shape) for shape in self.shapes], self.dtype))
 
     def full(self, shape: tuple[int, ...], value: float) -> Tensor:
         """A tensor full of `value`, like the norms."""

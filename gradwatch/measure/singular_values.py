@@ -12,7 +12,6 @@ from fnmatch import fnmatchcase
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
 from gradwatch.errors import WatchError
@@ -33,6 +32,11 @@ class SingularValues:
 
     def __init__(self, layout: Layout, patterns: Sequence[str]) -> None:
         self.layout = layout
+        if layout.spreads:
+            raise WatchError(
+                "singular_values=: FullyShardedDataParallel and experts= spread these layers in a way that hides their "
+                "rows; leave it out, or use fully_shard (FSDP2)"
+            )
         self.places = [
             i
             for i, (name, p) in enumerate(zip(layout.names, layout.params, strict=True))
@@ -94,10 +98,8 @@ class SingularValues:
             out.append(whole)
         if spread is None:
             return out
-        together = torch.cat([part.to(torch.float64) for part in out])
-        dist.all_reduce(together, group=spread.group)
-        parts = torch.split(together, [len(part) for part in out])
-        return [part.to(v.dtype) for part, v in zip(parts, vectors, strict=True)]
+        sums = spread.reduce_each({i: part.to(torch.float64) for i, part in zip(self.places, out, strict=True)})
+        return [sums[i].to(v.dtype) for i, v in zip(self.places, vectors, strict=True)]
 
     def _size(self, place: int, rows: bool) -> int:
         weight = self.layout.params[place]

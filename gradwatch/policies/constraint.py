@@ -41,6 +41,15 @@ class Renorm(Policy):
             maxnorm=number(self.maxnorm, "maxnorm", low=0),
         )
 
+    def init(self, batch: Batch) -> State:
+        """No state.
+
+        Raises:
+            PolicyError: the slices are spread over ranks in a way that hides them.
+        """
+        batch.check_units()
+        return {}
+
     def __repr__(self) -> str:
         return f"Renorm({_text(self.p)}, {self.dim}, {self.maxnorm})"
 
@@ -74,6 +83,15 @@ class MaxNorm(Policy):
             max_value=number(self.max_value, "max_value", low=0),
             dim=whole(self.dim, "dim", low=-MAX_DIM, high=MAX_DIM - 1),
         )
+
+    def init(self, batch: Batch) -> State:
+        """No state.
+
+        Raises:
+            PolicyError: the units are spread over ranks in a way that hides them.
+        """
+        batch.check_units()
+        return {}
 
     def apply(self, batch: Batch, state: State) -> State:
         """Scale the units in place; the share that was scaled is the layer's `renorm_rate`."""

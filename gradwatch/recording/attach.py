@@ -147,17 +147,17 @@ def watch(
     check_optimizers(optimizers, policies[0], RateScale(lr_scale, warmup))
     check_kinds(run_name, dir, run_id, tracking_uri, tags, params, layers, ignore)
     _check_run(optimizers, name, run, run_id, tracking_uri)
-    source, named, by_name = _named(model, optimizers, layers, ignore, name)
+    source, layout, by_name = _named(model, optimizers, layers, ignore, name)
     asked = _recorded(settings, policies, tags or {}, params or {}, run_id, tracking_uri)
-    manifest = _manifest(text_of(run_name or type(model).__name__), source, named, by_name, asked)
+    manifest = _manifest(text_of(run_name or type(model).__name__), source, layout, by_name, asked)
     _replace_old(optimizers)
-    parts = measured(model, settings, Layout(named), by_name, policies, name)
+    parts = measured(model, settings, layout, by_name, policies, name)
     undo = ExitStack()
     try:
         writer, shared = _place(manifest, name, run, dir, model, SHARE * flush_every, undo)
         live = _live(on_finding, settings, writer, shared, parts[0].layout.device)
         made = Watch(*parts, writer, source, live, settings, verbose, shared)
-        _begin(made, f"watching {len(named)} layers of {type(model).__name__}", undo)
+        _begin(made, f"watching {len(layout.names)} layers of {type(model).__name__}", undo)
         return made
     except BaseException:  # also a Ctrl-C: half a Watch is none
         undo.close()
@@ -166,11 +166,14 @@ def watch(
 
 def _named(
     model: nn.Module, optimizers: list[Optimizer], patterns: Sequence[str], ignored: Sequence[str], part: str | None
-) -> tuple[_layers.Source, dict[str, nn.Parameter], dict[str, Optimizer]]:
+) -> tuple[_layers.Source, Layout, dict[str, Optimizer]]:
     """Where the layers come from; these and the optimizers, by name."""
     source = _layers.Source(model, optimizers, patterns, ignored, part)
-    named = source.layers()
-    return source, named, dict(zip(_layers.optimizer_names(optimizers, part), optimizers, strict=True))
+    return (
+        source,
+        source.layout(source.layers()),
+        dict(zip(_layers.optimizer_names(optimizers, part), optimizers, strict=True)),
+    )
 
 
 def _begin(made: Watch, what: str, undo: ExitStack) -> None:
@@ -185,15 +188,15 @@ def _begin(made: Watch, what: str, undo: ExitStack) -> None:
 def _manifest(
     name: str,
     source: _layers.Source,
-    named: Mapping[str, nn.Parameter],
+    layout: Layout,
     by_name: Mapping[str, Optimizer],
     asked: Mapping[str, Any],
 ) -> Run:
     """What is recorded of the run itself."""
     return described(
         name=name,
-        layers=_layers.describe(named),
-        optimizers=GroupSettings(by_name).describe(named),
+        layers=_layers.describe(layout),
+        optimizers=GroupSettings(by_name).describe(layout),
         **source.recorded(),
         **asked,
     )

@@ -104,7 +104,7 @@ def _inside(
     modules = chosen(model, settings.activations, part)
     group = getattr(model, "process_group", None) if isinstance(model, DistributedDataParallel) else None
     if layout.sharding is not None:
-        group = layout.sharding.group or torch.distributed.group.WORLD
+        group = layout.sharding.group
     dims, experts = unit_dims(model) if modules else {}, chosen_routers(model, settings.activations, part)
     return Inside(
         Activations(modules, dims, settings.activations_every, group, looking, experts),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import sys
 from collections.abc import Iterable, Mapping, Sequence
 from fnmatch import fnmatchcase
 from itertools import islice
@@ -14,6 +13,7 @@ from torch.optim import Optimizer
 
 from gradwatch.errors import WatchError
 from gradwatch.history import Layer
+from gradwatch.measure.fsdp1 import flat_spreads
 from gradwatch.measure.layout import Layout
 from gradwatch.storage.manifest import text_of
 from gradwatch.storage.null_writer import NullWriter
@@ -21,7 +21,7 @@ from gradwatch.storage.writer import RunWriter
 
 MAX_MODULES = 10_000  # whose classes are recorded
 MAX_LISTED = 1_000  # things in a plain list that are looked at: a longer one is of data
-_WRAPPERS = re.compile(r"(?:^|(?<=\.))(?:module|_orig_mod|_module|_forward_module)\.")
+_WRAPPERS = re.compile(r"(?:^|(?<=\.))(?:module|_orig_mod|_module|_forward_module|_fsdp_wrapped_module)\.")
 
 
 def clean_name(name: str) -> str:
@@ -37,9 +37,8 @@ def named_layers(model: nn.Module, optimizers: Sequence[Optimizer], part: str | 
     The name of the `part`, if any, is the first component of all.
 
     Raises:
-        WatchError: no parameter of the model is in an optimizer, or the model holds flat buffers of parameters.
+        WatchError: no parameter of the model is in an optimizer.
     """
-    _refuse_flat(model)
     held = {id(p): name for o in optimizers for name, p in _held(o)}
     names = _unique_names(model.named_parameters())
     layers = {name: p for name, p in names.items() if id(p) in held}
@@ -53,16 +52,6 @@ def named_layers(model: nn.Module, optimizers: Sequence[Optimizer], part: str | 
     extra = {name: p for o in optimizers for name, p in _held(o) if id(p) not in known}
     layers.update({name if name not in layers else f"optimizer.{name}": p for name, p in extra.items()})
     return {f"{part}.{name}": p for name, p in layers.items()} if part else layers
-
-
-def _refuse_flat(model: nn.Module) -> None:
-    """Refuse a model whose parameters are pieces of flat buffers: they are no layers, and their norms mean nothing."""
-    fsdp = sys.modules.get("torch.distributed.fsdp")
-    if fsdp is not None and any(isinstance(module, fsdp.FullyShardedDataParallel) for module in model.modules()):
-        raise WatchError(
-            "FullyShardedDataParallel cuts flat buffers, not layers, into shards: gradwatch cannot tell whose gradient "
-            "a rank holds. Use fully_shard (FSDP2), which keeps every parameter"
-        )
 
 
 def _unique_names(named: Iterable[tuple[str, nn.Parameter]]) -> dict[str, nn.Parameter]:
@@ -210,7 +199,15 @@ class Source:
             while free in known:  # the place of one that was taken out
                 free = f"optimizer.{free}"
             known[free] = p
-        return Layout(known, [id(p) in held for p in known.values()] if any(stray) else None)
+        return self.layout(known, [id(p) in held for p in known.values()] if any(stray) else None)
+
+    def layout(self, layers: Mapping[str, Tensor], held: Sequence[bool] | None = None) -> Layout:
+        """These layers, and how they are spread over processes.
+
+        Raises:
+            WatchError: of layers that are cut, only a flat buffer is there.
+        """
+        return Layout(layers, held, spreads=flat_spreads(self.model))
 
     def _refuse_replaced(self, known: dict[str, Tensor], held: set[int], first: bool) -> None:
         model = {
@@ -244,11 +241,11 @@ def matches(name: str, patterns: Sequence[str]) -> bool:
     return any(fnmatchcase(name, pattern) for pattern in patterns)
 
 
-def describe(layers: Mapping[str, Tensor]) -> tuple[Layer, ...]:
+def describe(layout: Layout) -> tuple[Layer, ...]:
     """The layers as plain data, for the manifest."""
     return tuple(
-        Layer(name, tuple(p.shape), str(p.dtype).removeprefix("torch."), not p.requires_grad)
-        for name, p in layers.items()
+        Layer(name, tuple(shape), str(p.dtype).removeprefix("torch."), not p.requires_grad)
+        for name, p, shape in zip(layout.names, layout.params, layout.shapes, strict=True)
     )
 
 

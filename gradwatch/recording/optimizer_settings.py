@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 from torch import Tensor
 from torch.optim import Optimizer
 
+from gradwatch.measure.layout import Layout
 from gradwatch.storage.manifest import setting_of, text_of
 from gradwatch.table import SETTING
 
@@ -54,13 +55,16 @@ class GroupSettings:
         self._tensors: dict[str, Tensor] = {}
         self._meet()
 
-    def describe(self, layers: Mapping[str, Tensor]) -> tuple[dict[str, Any], ...]:
+    def describe(self, layout: Layout) -> tuple[dict[str, Any], ...]:
         """The optimizers for the manifest, with groups that have come since: `settings` is what all groups have in
         common, and each of `groups` says which `layers` it holds and in which settings it differs.
         """
         self._meet()
-        names = {id(p): name for name, p in layers.items()}
-        return tuple(_described(name, o, self._first[name], names) for name, o in self.optimizers.items())
+        layers = {
+            id(p): (name, math.prod(shape))
+            for name, p, shape in zip(layout.names, layout.params, layout.shapes, strict=True)
+        }
+        return tuple(_described(name, o, self._first[name], layers) for name, o in self.optimizers.items())
 
     def now(self, scale: float = 1.0) -> Now:
         """The settings as they are now, learning rates times `scale`."""
@@ -150,7 +154,9 @@ def _plain(value: Any) -> Any:
     return value if isinstance(value, bool | int | float | str) else None
 
 
-def _described(name: str, optimizer: Optimizer, first: list[Group], names: Mapping[int, str]) -> dict[str, Any]:
+def _described(
+    name: str, optimizer: Optimizer, first: list[Group], layers: Mapping[int, tuple[str, int]]
+) -> dict[str, Any]:
     common = {
         key: value
         for key, value in (first[0] if first else {}).items()
@@ -159,8 +165,8 @@ def _described(name: str, optimizer: Optimizer, first: list[Group], names: Mappi
     groups = [
         {
             "name": text_of(group.get("name", group.get("group_name", i))),
-            "layers": [names[id(p)] for p in group["params"] if id(p) in names],
-            "parameters": sum(p.numel() for p in group["params"]),
+            "layers": [layers[id(p)][0] for p in group["params"] if id(p) in layers],
+            "parameters": sum(layers[id(p)][1] if id(p) in layers else p.numel() for p in group["params"]),
             "settings": {key: value for key, value in settings.items() if key not in common},
         }
         for i, (group, settings) in enumerate(zip(optimizer.param_groups, first, strict=False))

@@ -30,7 +30,7 @@ def other_order(state: Mapping[str, Any], stepper: Stepper) -> Layout | None:
     places = dict(zip(stepper.layout.names, stepper.layout.params, strict=True))
     saved = list(state["layers"])
     same = saved == list(places) or sorted(saved) != sorted(places)
-    return None if same else Layout({name: places[name] for name in saved})
+    return None if same else Layout({name: places[name] for name in saved}, spreads=stepper.layout.spreads)
 
 
 def saved(stepper: Stepper, folder: Path, attempt: int) -> dict[str, Any]:

@@ -282,8 +282,7 @@ class Watch:
     def _relayout(self, layout: Layout) -> None:
         """Go on with other layers, or with the same ones elsewhere; what is recorded so far is handed over first."""
         self._drain()
-        named = dict(zip(layout.names, layout.params, strict=True))
-        self._writer.update(layers=describe(named), optimizers=self._stepper.settings.describe(named))
+        self._writer.update(layers=describe(layout), optimizers=self._stepper.settings.describe(layout))
         self._restart(layout)
         self._stepper.relayout(layout)
 

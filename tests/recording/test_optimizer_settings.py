@@ -11,6 +11,7 @@ from training import mlp, train, watch
 import gradwatch
 from gradwatch.analysis.groups import groups
 from gradwatch.analysis.optimizers import as_code, differing, group_texts, settings
+from gradwatch.measure.layout import Layout
 from gradwatch.recording.optimizer_settings import GroupSettings
 from gradwatch.storage.manifest import run_of
 
@@ -148,7 +149,7 @@ def test_settings_on_a_device_that_holds_no_values_are_not_read():
     now = found.now()
     assert set(now.tensors) == {"lr", "setting/momentum"}
     assert np.isnan(now.rates[0])
-    assert GroupSettings({"SGD": optimizer}).describe({})[0]["settings"]["momentum"] == "tensor ()"
+    assert GroupSettings({"SGD": optimizer}).describe(Layout({}))[0]["settings"]["momentum"] == "tensor ()"
 
 
 def test_a_group_that_is_added_is_in_the_manifest_and_the_others_are_as_they_were(tmp_path):

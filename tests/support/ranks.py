@@ -5,6 +5,7 @@
 The oracle gathers whole gradients with `full_tensor()`, a collective per layer, and takes their norms in float64.
 """
 
+import copy
 import os
 import sys
 from functools import partial
@@ -15,7 +16,13 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, fully_shard
+from torch.distributed.fsdp import (
+    CPUOffloadPolicy,
+    FullyShardedDataParallel,
+    MixedPrecisionPolicy,
+    ShardingStrategy,
+    fully_shard,
+)
 from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.distributed.tensor.parallel import (
@@ -30,6 +37,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import gradwatch
 from gradwatch.analysis.rules import Finding
+from gradwatch.recording.layers import clean_name
 from gradwatch.tracking.live_findings import write_findings
 
 STEPS = 6
@@ -52,6 +60,8 @@ CLIPS = [
 RENORMS = ["MaxNorm(0.5)", "MaxNorm(0.5, dim=1)", "Renorm(1.0, 0, 0.8)", "Renorm('inf', 1, 0.2)"]
 MIXED = [(None, None), ("ClipByGlobalNorm(0.1)", None)]
 FEW = [*MIXED, ("AGC(0.05)", None), ("ClipByNorm(0.02, axes=(0,))", None), (None, RENORMS[1]), (None, RENORMS[3])]
+UNITS = ("axes", "AGC")  # what looks at rows and columns
+WHOLE = [(clip, None) for clip in CLIPS if not any(unit in (clip or "") for unit in UNITS)]
 ALL = [(clip, None) for clip in CLIPS] + [(None, renorm) for renorm in RENORMS]
 
 
@@ -123,6 +133,17 @@ class Spread(DistributedDataParallel):
     """Each rank moves a part of the weights, and keeps the optimizer's state of that part alone."""
 
 
+def fsdp1(model, strategy=ShardingStrategy.FULL_SHARD, **settings):
+    """A flat buffer for the first layers, one for the rest: pieces that lie on one rank, on both, and on the other."""
+    settings = {"use_orig_params": True, "device_id": torch.device("cpu"), "sharding_strategy": strategy, **settings}
+    model.body = FullyShardedDataParallel(model.body, **settings)
+    return FullyShardedDataParallel(model, **settings)
+
+
+def hybrid(model):
+    return fsdp1(model, ShardingStrategy.HYBRID_SHARD, device_mesh=mesh(2, 2))
+
+
 # name: how the model is wrapped, over how many ranks the batch is split, dtype, whether rank 1 leaves a layer out, what
 SCENARIOS = {
     2: {
@@ -130,12 +151,17 @@ SCENARIOS = {
         "ddp-unused": (partial(DistributedDataParallel, find_unused_parameters=True), 2, torch.float64, True, MIXED),
         "zero-redundancy": (Spread, 2, torch.float64, False, MIXED),
         "fsdp2": (lambda m: shard_all(m, mesh(2)), 2, torch.float64, False, ALL),
+        "fsdp1": (fsdp1, 2, torch.float64, False, WHOLE),
+        "fsdp1-grad-op": (partial(fsdp1, strategy=ShardingStrategy.SHARD_GRAD_OP), 2, torch.float64, False, MIXED),
+        "fsdp1-no-shard": (partial(fsdp1, strategy=ShardingStrategy.NO_SHARD), 2, torch.float64, False, FEW),
         "fsdp2-bf16": (mixed_precision, 2, torch.float32, False, MIXED),
         "tensor-parallel": (lambda m: tensor_parallel(m, mesh(2)), 1, torch.float64, False, ALL),
         "sequence-parallel": (lambda m: sequence_parallel(m, mesh(2)), 1, torch.float64, False, FEW),
     },
     4: {
         "fsdp2": (lambda m: shard_all(m, mesh(4)), 4, torch.float64, False, FEW),
+        "fsdp1": (fsdp1, 4, torch.float64, False, MIXED),
+        "fsdp1-hybrid": (hybrid, 4, torch.float64, False, MIXED),
         "hsdp": (lambda m: shard_all(m, mesh(2, 2)), 4, torch.float64, False, FEW),
         "fsdp2-tensor-parallel": (sharded_both_ways, 2, torch.float64, False, ALL),
     },
@@ -144,6 +170,15 @@ SCENARIOS = {
 
 def whole(tensor):
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+
+
+def whole_ones(model):
+    """The weights and gradients of whole layers, by name: a collective per layer."""
+    if isinstance(model, FullyShardedDataParallel):
+        with FullyShardedDataParallel.summon_full_params(model, with_grads=True):
+            return {clean_name(n): (p.detach().clone(), copy.copy(p.grad)) for n, p in model.named_parameters()}
+    pairs = ((n, p, p.grad) for n, p in model.named_parameters())
+    return {clean_name(n): (whole(p.detach()), None if g is None else whole(g)) for n, p, g in pairs}
 
 
 def make_optimizer(model):
@@ -185,13 +220,13 @@ def train(folder, wrap, split, dtype, unused, clip, renorm, device="cpu"):
         scores = model(x[here].to(device), extra)
         nn.functional.cross_entropy(scores.to(dtype), y[here].to(device)).backward()
         if (clip, renorm) in MIXED:  # a collective per layer; the others are held against a single process
-            grads = {n: None if p.grad is None else whole(p.grad) for n, p in model.named_parameters()}
+            grads = {n: g for n, (_, g) in whole_ones(model).items()}
             oracle.append({n: None if g is None else g.double().norm().item() for n, g in grads.items()})
         with Collectives() as collectives:
             optimizer.step()
         watch.log(collectives=len(collectives.calls))
     watch.close()
-    weights = {n.removeprefix("module."): whole(p.detach()) for n, p in model.named_parameters()}
+    weights = {n: w for n, (w, _) in whole_ones(model).items()}
     return {"oracle": oracle, "weights": weights}
 
 
@@ -229,7 +264,12 @@ def refusals(root):
         return None
 
     sharded = shard_all(net(), mesh(world()))
+    cut = fsdp1(net())
     texts = {
+        "buffers": message(fsdp1(net(), use_orig_params=False)),
+        "rows": message(cut, renorm="MaxNorm(0.5)"),
+        "units": message(cut, clip="AGC(0.05)"),
+        "matrices": message(cut, singular_values=True),
         "function": message(sharded, clip=gradwatch.ClipWith(torch.sign)),
         "ranks": message(sharded, ranks=True),
         "hook": message(hooked(DistributedDataParallel(net())), ranks=True),
