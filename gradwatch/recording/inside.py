@@ -11,6 +11,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
+from gradwatch.errors import WatchError
 from gradwatch.measure.activations import Activations, Sample, unit_dims
 from gradwatch.measure.ddp_rank_norms import RankNorms, rank_norms
 from gradwatch.measure.gradient_histogram import GradientHistogram, Shares
@@ -100,7 +101,16 @@ def _inside(
     part: str | None,
     looking: Looking,
 ) -> Inside:
-    """What the settings ask for; over ranks, where the batch is known to be spread over them."""
+    """What the settings ask for; over ranks, where the batch is known to be spread over them.
+
+    Raises:
+        WatchError: what is asked for cannot be seen under this kind of sharding.
+    """
+    if settings.noise_scale and layout.spreads:
+        raise WatchError(
+            "noise_scale=True: FullyShardedDataParallel and experts= hide which gradients are of one micro-batch; "
+            "leave it out, or use fully_shard (FSDP2)"
+        )
     modules = chosen(model, settings.activations, part)
     group = getattr(model, "process_group", None) if isinstance(model, DistributedDataParallel) else None
     if layout.sharding is not None:

@@ -150,6 +150,7 @@ def test_what_cannot_be_told_is_refused(launched):
         assert "Pass use_orig_params=True" in texts["buffers"]
         assert all("cuts flattened layers" in texts[name] for name in ("rows", "units"))
         assert "hides their rows" in texts["matrices"]
+        assert "hide which gradients" in texts["micro-batches"]
 
 
 def test_a_rank_that_raises_ends_the_run_and_waits_for_nobody(tmp_path):

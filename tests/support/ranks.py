@@ -269,6 +269,7 @@ def refusals(root):
         "buffers": message(fsdp1(net(), use_orig_params=False)),
         "rows": message(cut, renorm="MaxNorm(0.5)"),
         "units": message(cut, clip="AGC(0.05)"),
+        "micro-batches": message(cut, noise_scale=True),
         "matrices": message(cut, singular_values=True),
         "function": message(sharded, clip=gradwatch.ClipWith(torch.sign)),
         "ranks": message(sharded, ranks=True),
