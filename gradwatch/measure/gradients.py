@@ -74,9 +74,8 @@ class Batch:
             others = {p: self.measure(p) for p in self.norm_types if p != 2.0} if self.norm_types else {}
             whole, ours = self._present, partial(self.layout.which, self.here)  # no method of this: it holds the norms
             present = ours if whole is None else lambda: whole
-            self._norms = Norms(l2, self.names, others, present, self.layout.numel)
-            if self.unscale is not None or self.pending is not None:
-                self._ahead = [factor for factor in (self.unscale, self.pending) if factor is not None]
+            self._norms = Norms(l2, self.names, others, present, self.layout.numel, self.layout.stages, {})
+            self._ahead = [factor for factor in (self.unscale, self.pending) if factor is not None]
         while self._ahead:
             self._norms = self._norms.scaled(self._ahead.pop(0))
         return self._norms
@@ -103,7 +102,8 @@ class Batch:
             self.scale(coef())
 
     def skip(self, flag: Tensor) -> None:
-        """Say that this step must not happen where `flag` (0-d bool) is true."""
+        """Say that this step must not happen where `flag` (0-d bool) is true: of a pipeline, on any of its ranks."""
+        flag = flag if self.layout.stages is None else self.layout.stages.any(flag)
         self.skipped = flag if self.skipped is None else self.skipped | flag
 
     def only(self, pattern: str) -> Batch:
@@ -130,15 +130,6 @@ class Batch:
         weights = self.layout.weights()
         return [weights[i] for i in self.places]
 
-    def check_units(self) -> None:
-        """Refuse what looks at units of layers that are spread over ranks in a way that hides them.
-
-        Raises:
-            PolicyError: they are.
-        """
-        if self.layout.sharding is not None:
-            self.layout.sharding.check_units()
-
     def unit_norms(
         self, dims: Callable[[Tensor], tuple[int, ...] | None], p: float = 2.0, *, weights: bool = False
     ) -> list[Tensor | None]:
@@ -147,7 +138,7 @@ class Batch:
         A unit is what `dims(tensor)` norms over: those dimensions stay, with length 1; no dims give the norm of the
         whole tensor, None leaves the layer out. Of units that are split over ranks, the norm of the whole unit.
         """
-        self.check_units()
+        self.layout.check_units()
         self.apply_pending()
         shapes = self.weights
         tensors: MaybeTensors = shapes if weights else self.tensors

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from gradwatch.measure.distributed import Sharding, Spread, is_sharded, local
+from gradwatch.measure.pipeline import Stages
 
 SAMPLE = 4096  # elements of a layer that the update ratio looks at
 WIDE, WIDE_ROW = 2**15, 64  # elements from which a second thread pays, and of a row
@@ -25,7 +26,8 @@ class Layout:
     Constants are made once and kept as long as it: what they depend on must not change from step to step.
     `held` says which of them the optimizers still step, None for all: a param group may have been taken out. Of a part
     of another layout, `places` says where its layers are in that one. `spreads` says how layers (by id) are spread over
-    processes, where their tensors do not. `shapes` are those of whole layers.
+    processes, where their tensors do not; `stages` that other ranks hold the other stages of a pipeline. `shapes` are
+    those of whole layers.
     """
 
     def __init__(
@@ -34,8 +36,9 @@ class Layout:
         held: Sequence[bool] | None = None,
         places: Sequence[int] | None = None,
         spreads: Mapping[int, Spread] | None = None,
+        stages: Stages | None = None,
     ) -> None:
-        self.held, self.places, self.spreads = held, places, spreads or {}
+        self.held, self.places, self.spreads, self.stages = held, places, spreads or {}, stages
         self.names = tuple(params)
         self.params = tuple(params.values())
         devices = [p.device for p in self.params]  # an accelerator, if any: what waits for none lives there
@@ -60,6 +63,15 @@ class Layout:
         if self.sharding is None and not self.has_complex:
             return list(self.params)
         return [real(local(p)) for p in self.params]
+
+    def check_units(self) -> None:
+        """Refuse what looks at units (rows, ...) of layers that are spread over ranks in a way that hides them.
+
+        Raises:
+            PolicyError: they are.
+        """
+        if self.sharding is not None:
+            self.sharding.check_units()
 
     def part(self, places: Sequence[int]) -> Layout:
         """The layers at these places, alone."""
@@ -108,6 +120,8 @@ class Norms(NamedTuple):
     others: dict[float, Tensor]
     here: Callable[[], Tensor]  # these two cost kernels, and few policies ask for them
     sizes: Callable[[], Tensor]
+    stages: Stages | None = None  # of a pipeline, over which the norm over all layers is one
+    known: dict[float, Tensor] | None = None  # such norms, by p: each is joined once; None without stages
 
     @property
     def present(self) -> Tensor:
@@ -124,8 +138,14 @@ class Norms(NamedTuple):
         return self.l2 if p == 2.0 else self.others[p]
 
     def total(self, p: float = 2.0) -> Tensor:
-        """The p-norm over all layers, 0-d: the p-norm of the layers' norms, as in torch."""
-        return torch.linalg.vector_norm(self.layer(p), p) if self.l2.numel() else self.l2.sum()
+        """The p-norm over all layers, 0-d, those of all stages: the p-norm of the layers' norms, as in torch."""
+        if self.known and p in self.known:
+            return self.known[p]
+        own = torch.linalg.vector_norm(self.layer(p), p) if self.l2.numel() else self.l2.sum()
+        if self.stages is None or self.known is None:
+            return own
+        self.known[p] = self.stages.norm(own, p)
+        return self.known[p]
 
     def excess(self, limit: float, eps: float, p: float = 2.0) -> Tensor:
         """How many times `limit` the p-norm over all layers plus `eps` is, at least 1; 0-d, in two kernels."""
@@ -133,7 +153,10 @@ class Norms(NamedTuple):
 
     def scaled(self, coef: Tensor) -> Norms:
         """The norms after multiplying the gradients by `coef` (`[]` or `[L]`, not negative)."""
-        return self._replace(l2=self.l2 * coef, others={p: n * coef for p, n in self.others.items()})
+        scaled = self._replace(l2=self.l2 * coef, others={p: n * coef for p, n in self.others.items()})
+        if self.known is None:
+            return scaled
+        return scaled._replace(known={} if coef.dim() else {p: n * coef for p, n in self.known.items()})
 
     def take(self, index: Tensor, names: tuple[str, ...]) -> Norms:
         """The norms of some layers."""
@@ -143,6 +166,8 @@ class Norms(NamedTuple):
             {p: n.index_select(0, index) for p, n in self.others.items()},
             lambda: self.present.index_select(0, index),
             lambda: self.numel.index_select(0, index),
+            self.stages,
+            {},
         )
 
 

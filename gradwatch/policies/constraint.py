@@ -47,7 +47,7 @@ class Renorm(Policy):
         Raises:
             PolicyError: the slices are spread over ranks in a way that hides them.
         """
-        batch.check_units()
+        batch.layout.check_units()
         return {}
 
     def __repr__(self) -> str:
@@ -90,7 +90,7 @@ class MaxNorm(Policy):
         Raises:
             PolicyError: the units are spread over ranks in a way that hides them.
         """
-        batch.check_units()
+        batch.layout.check_units()
         return {}
 
     def apply(self, batch: Batch, state: State) -> State:

@@ -196,12 +196,15 @@ def plain_optimizers(given: Optimizer | Iterable[Optimizer]) -> list[Optimizer]:
     return optimizers
 
 
-def check_optimizers(optimizers: list[Optimizer], clip: Policy | None, rates: RateScale) -> None:
-    """Refuse optimizers whose rates cannot be scaled, and warn of a clip that a line search is misled by.
+def checked_optimizers(
+    given: Optimizer | Iterable[Optimizer], clip: Policy | None, rates: RateScale
+) -> list[Optimizer]:
+    """The optimizers, without wrappers; warns of a clip that a line search is misled by.
 
     Raises:
-        WatchError: as `RateScale.check`.
+        WatchError: as `plain_optimizers`, or as `RateScale.check`.
     """
+    optimizers = plain_optimizers(given)
     rates.check(optimizers)
     for o in optimizers:
         search = next((g["line_search_fn"] for g in o.param_groups if g.get("line_search_fn")), None)
@@ -211,3 +214,4 @@ def check_optimizers(optimizers: list[Optimizer], clip: Policy | None, rates: Ra
                 "be the slope of the loss, which a clipped gradient is not, so it may take steps of the wrong length "
                 "or stop early; leave out clip=, or set line_search_fn=None"
             )
+    return optimizers

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import nn
@@ -23,13 +23,14 @@ from gradwatch.policies.grammar import as_policy
 from gradwatch.recording import layers as _layers
 from gradwatch.recording import mlflow_target as _delivery
 from gradwatch.recording import open_watches
-from gradwatch.recording.arguments import Settings, check_kinds, check_optimizers, described, plain_optimizers
+from gradwatch.recording.arguments import Settings, check_kinds, checked_optimizers, described
 from gradwatch.recording.callbacks import Live
 from gradwatch.recording.hydra_params import hydra_params
 from gradwatch.recording.inside import measured
 from gradwatch.recording.learning_rate import RateScale
 from gradwatch.recording.notebook_cells import made_here, of_the_last_run
 from gradwatch.recording.optimizer_settings import GroupSettings
+from gradwatch.recording.parallel import Parallel
 from gradwatch.recording.shared_run import Shared, check_name, share
 from gradwatch.recording.watch import Watch
 from gradwatch.sanitize import check_uri, public_uri
@@ -39,6 +40,10 @@ from gradwatch.storage.null_writer import NullWriter
 from gradwatch.storage.places import absolute_folder
 from gradwatch.storage.shared_folder import create_part, discard
 from gradwatch.storage.writer import RunWriter
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
+    from torch.distributed.device_mesh import DeviceMesh
 
 SHARE = 0.4  # of flush_every: how long rows wait on the device, and as long for the writer; the rest is for the writing
 
@@ -72,6 +77,8 @@ def watch(
     noise_scale: bool = False,
     histogram_every: int | None = None,
     singular_values: bool | Sequence[str] = False,
+    pipeline: ProcessGroup | DeviceMesh | None = None,
+    experts: Mapping[str, ProcessGroup | DeviceMesh] | None = None,
     mlflow_layers: int = 16,
     delivery: str = "courier",
     on_finding: Callable[[Finding], object] | None = None,
@@ -121,6 +128,9 @@ def watch(
             bfloat16 and float8 would lose of it; None for none.
         singular_values: also record, every `every` steps, the largest singular value of weights and their stable rank:
             True for all matrices, or shell-style patterns of layers' names.
+        pipeline: the ranks that hold the stages of a pipeline: one global norm over all of them, with `name=` on each.
+        experts: patterns of layers of which each rank of a group holds other slices, such as
+            `{"*.experts.*": mesh["ep"]}`, where they are no DTensors that say so: a layer is all its slices.
         mlflow_layers: how many curves per quantity go to MLflow; more layers are summed up by module block.
         delivery: `"courier"` starts a process that delivers the run to MLflow and diagnoses it (with `log=None`, one
             that only diagnoses it); `"none"` starts none and leaves both to `gradwatch sync` and `gradwatch check`.
@@ -138,65 +148,46 @@ def watch(
         PolicyError: an unknown policy or a setting out of range.
         RunError: the run's folder cannot be made.
     """
-    optimizers = plain_optimizers(optimizer)
     policies = as_policy(clip, "clip"), as_policy(renorm, "renorm")
     settings = Settings(
         every, total_steps, log, delivery, mlflow_layers, halt_on, flush_every, higher_is_better or {}, lr_scale,
         warmup, activations, activations_every, slots, ranks, noise_scale, histogram_every, singular_values,
     )  # fmt: skip
-    check_optimizers(optimizers, policies[0], RateScale(lr_scale, warmup))
+    optimizers = checked_optimizers(optimizer, policies[0], RateScale(lr_scale, warmup))
     check_kinds(run_name, dir, run_id, tracking_uri, tags, params, layers, ignore)
     _check_run(optimizers, name, run, run_id, tracking_uri)
-    source, layout, by_name = _named(model, optimizers, layers, ignore, name)
-    asked = _recorded(settings, policies, tags or {}, params or {}, run_id, tracking_uri)
-    manifest = _manifest(text_of(run_name or type(model).__name__), source, layout, by_name, asked)
+    source = _layers.Source(model, optimizers, layers, ignore, name, Parallel.of(experts, pipeline, name))
+    layout = source.layout(source.layers())
+    manifest = _manifest(run_name, source, layout, _recorded(settings, policies, tags, params, run_id, tracking_uri))
     _replace_old(optimizers)
-    parts = measured(model, settings, layout, by_name, policies, name)
+    parts = measured(model, settings, layout, source.by_name, policies, name)
     undo = ExitStack()
     try:
         writer, shared = _place(manifest, name, run, dir, model, SHARE * flush_every, undo)
         live = _live(on_finding, settings, writer, shared, parts[0].layout.device)
         made = Watch(*parts, writer, source, live, settings, verbose, shared)
-        _begin(made, f"watching {len(layout.names)} layers of {type(model).__name__}", undo)
-        return made
+        return _begin(made, f"watching {len(layout.names)} layers of {type(model).__name__}", undo)
     except BaseException:  # also a Ctrl-C: half a Watch is none
         undo.close()
         raise
 
 
-def _named(
-    model: nn.Module, optimizers: list[Optimizer], patterns: Sequence[str], ignored: Sequence[str], part: str | None
-) -> tuple[_layers.Source, Layout, dict[str, Optimizer]]:
-    """Where the layers come from; these and the optimizers, by name."""
-    source = _layers.Source(model, optimizers, patterns, ignored, part)
-    return (
-        source,
-        source.layout(source.layers()),
-        dict(zip(_layers.optimizer_names(optimizers, part), optimizers, strict=True)),
-    )
-
-
-def _begin(made: Watch, what: str, undo: ExitStack) -> None:
+def _begin(made: Watch, what: str, undo: ExitStack) -> Watch:
     undo.callback(made._undo)
     made_here(made)
     made._writer.start()
     made._begin()
     settle_unheld()
     made._say(f"{what}, recording to {made.dir}")
+    return made
 
 
-def _manifest(
-    name: str,
-    source: _layers.Source,
-    layout: Layout,
-    by_name: Mapping[str, Optimizer],
-    asked: Mapping[str, Any],
-) -> Run:
+def _manifest(run_name: str | None, source: _layers.Source, layout: Layout, asked: Mapping[str, Any]) -> Run:
     """What is recorded of the run itself."""
     return described(
-        name=name,
+        name=text_of(run_name or type(source.model).__name__),
         layers=_layers.describe(layout),
-        optimizers=GroupSettings(by_name).describe(layout),
+        optimizers=GroupSettings(source.by_name).describe(layout),
         **source.recorded(),
         **asked,
     )
@@ -205,20 +196,21 @@ def _manifest(
 def _recorded(
     settings: Settings,
     policies: Iterable[Policy | None],
-    tags: Mapping[str, object],
-    params: Mapping[str, object],
+    tags: Mapping[str, object] | None,
+    params: Mapping[str, object] | None,
     run_id: str | None,
     tracking_uri: str | None,
 ) -> dict[str, Any]:
     """What the manifest says of these."""
     clip, renorm = (repr(policy) if policy else None for policy in policies)
+    given = {text_of(k): text_of(v) for k, v in (params or {}).items()}
     return {
         "mlflow": _delivery.target(run_id, tracking_uri) if "mlflow" in settings.trackers else None,
         **settings.recorded(),
         "clip": clip,
         "renorm": renorm,
-        "tags": {text_of(k): scalar_of(v) for k, v in tags.items()},
-        "params": {**hydra_params(), **{text_of(k): text_of(v) for k, v in params.items()}, "torch": torch.__version__},
+        "tags": {text_of(k): scalar_of(v) for k, v in (tags or {}).items()},
+        "params": {**hydra_params(), **given, "torch": torch.__version__},
     }
 
 

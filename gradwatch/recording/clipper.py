@@ -33,6 +33,7 @@ class Clipped(NamedTuple):
     extra: list[Tensor]  # the policy's own fields, [L] each
     skipped: Tensor | None  # 0-d bool; None: nothing can skip this step
     unscaled: bool = False  # whether the loss scale was taken out of all of them
+    totals: Mapping[str, Tensor] = {}  # of all stages of a pipeline, by column
 
     @property
     def fields(self) -> list[Tensor | None]:
@@ -96,12 +97,13 @@ class Clipper:
         """
         scaled, batch = self._look(lead, alone, scaler, inside)
         batch.row = row[0] if row else None
-        before = batch.norms().l2
+        norms = batch.norms()
+        before, total = norms.l2, norms.total() if self.layout.stages is not None else None
         new = self.policy.apply(batch, self.state) if self.policy is not None else {}
         lost, skips = fused.dropped(lead), batch.skipped
         skipped = lost if skips is None else skips if lost is None else skips | lost
         if keep_state and self.policy is not None and self.policy.stateful:
-            good = before.isfinite().all()
+            good = before.isfinite().all() if total is None else total.isfinite()
             old, self.state = self.state, keep_if(good if skipped is None else good & ~skipped, new, self.state)
             for key in self._limits:  # skips are counted in the steps that leave no other trace; not those of a scaler
                 self.state[key] = new[key] if lost is None else torch.where(lost, old[key], new[key])
@@ -109,7 +111,23 @@ class Clipper:
         unscaled = scaled is not None and any(scaled.carries) and batch.unscale is None
         if scaled is not None and unscaled:
             scaled.taken_out(batch.groups)
-        return Clipped(batch, before, coef, extra, skipped, unscaled)
+        clipped = Clipped(batch, before, coef, extra, skipped, unscaled)
+        return clipped if total is None else clipped._replace(totals=self._totals(clipped, total))
+
+    def _totals(self, clipped: Clipped, before: Tensor) -> dict[str, Tensor]:
+        """Of all stages of a pipeline: the norm before the policy, after it, and their ratio, 0-d."""
+        coef, extra, skipped = clipped.coef, clipped.extra, clipped.skipped
+        if coef is None or (not coef.dim() and not extra):
+            ratio = self._constant("one", 1.0) if coef is None else coef
+            after = before * ratio
+        else:
+            assert self.layout.stages is not None
+            own = torch.linalg.vector_norm(extra[0] if extra else clipped.norms * coef)
+            after = self.layout.stages.norm(own)
+            ratio = torch.where(before == 0, 1.0, after / before)
+        if skipped is not None:
+            after, ratio = torch.where(skipped, 0.0, after), torch.where(skipped, 0.0, ratio)
+        return {"grad_norm": before, "clipped_norm": after, "clip_coef": ratio}
 
     def dropped(self, lead: Optimizer, alone: bool, scaler: GradScaler) -> Clipped:
         """The same of a step that the scaler drops: its gradients are measured, and nothing else happens."""

@@ -13,8 +13,8 @@ from torch.optim import Optimizer
 
 from gradwatch.errors import WatchError
 from gradwatch.history import Layer
-from gradwatch.measure.fsdp1 import flat_spreads
 from gradwatch.measure.layout import Layout
+from gradwatch.recording.parallel import Parallel
 from gradwatch.storage.manifest import text_of
 from gradwatch.storage.null_writer import NullWriter
 from gradwatch.storage.writer import RunWriter
@@ -111,8 +111,10 @@ class Source:
         patterns: Sequence[str] = ("*",),
         ignored: Sequence[str] = (),
         part: str | None = None,
+        parallel: Parallel | None = None,
     ) -> None:
         self.model, self.optimizers, self.part = model, optimizers, part
+        self.parallel, self.by_name = parallel or Parallel(), by_name(optimizers, part)
         self.patterns, self.ignored = patterns, ignored
         self._of_model = {id(p) for p in model.parameters()}
         self._at_rest = {id(p): _writes(p) for _, p in self._outside()}
@@ -205,9 +207,9 @@ class Source:
         """These layers, and how they are spread over processes.
 
         Raises:
-            WatchError: of layers that are cut, only a flat buffer is there.
+            WatchError: it is not known how.
         """
-        return Layout(layers, held, spreads=flat_spreads(self.model))
+        return self.parallel.layout(self.model, layers, held)
 
     def _refuse_replaced(self, known: dict[str, Tensor], held: set[int], first: bool) -> None:
         model = {
@@ -249,13 +251,15 @@ def describe(layout: Layout) -> tuple[Layer, ...]:
     )
 
 
-def optimizer_names(optimizers: Sequence[Optimizer], part: str | None = None) -> list[str]:
-    """The optimizers' classes, numbered where one occurs twice; of a named part `part`, or `part.Adam` of several."""
+def by_name(optimizers: Sequence[Optimizer], part: str | None = None) -> dict[str, Optimizer]:
+    """The optimizers by their classes, numbered where one occurs twice; of a named part `part`, or `part.Adam` of
+    several.
+    """
     if part and len(optimizers) == 1:
-        return [part]
+        return {part: optimizers[0]}
     kinds = [type(o).__name__ for o in optimizers]
     names = [kind if kinds.count(kind) == 1 else f"{kind}.{i}" for i, kind in enumerate(kinds)]
-    return [f"{part}.{name}" for name in names] if part else names
+    return {f"{part}.{name}" if part else name: o for name, o in zip(names, optimizers, strict=True)}
 
 
 def held(optimizer: Optimizer) -> dict[int, Tensor]:

@@ -26,6 +26,7 @@ def plan(stepper: Stepper) -> str:
     spectra = f", and the largest singular value of {matrices} matrices," if matrices else ""
     own = loop_clips(stepper.loop_clips.last)
     collectives = ", and one all-reduce over the processes" if layout.sharding is not None else ""
+    collectives += ", and the norm joined over the stages of the pipeline" if layout.stages is not None else ""
     return "\n".join(
         [
             f"{len(layout.names)} layers, one norm pass a step on {layout.device}{collectives}",

@@ -273,6 +273,7 @@ class Stepper:
         """The step's row, and the scalars that are known of it by now; without norms where they are not `clipped`."""
         now, values = looked_up(self, step)
         skipped = None if clipped is None else clipped.skipped
+        values.update({} if clipped is None else clipped.totals)
         if clipped is None or step.inside:  # inside backward they come when it has ended
             here = (False,) * len(self.layout.params)
             fields: list[Tensor | None] = [None] * (len(self.recorder.ring.fields) - 1)

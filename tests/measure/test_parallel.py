@@ -1,0 +1,104 @@
+"""Experts on meshes of their own, and stages of a pipeline: all ranks together are one process (ranks_parallel.py)."""
+
+import sys
+
+import numpy as np
+import pytest
+import ranks_parallel
+import torch
+from filelock import FileLock
+from test_distributed import SUPPORT, torchrun
+
+from gradwatch import open_history
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(sys.platform == "win32" or not torch.distributed.is_available(), reason="needs gloo"),
+]
+LAYOUTS = [
+    "alone",
+    "plain slices",
+    "plain slices, dense sharded",
+    "slices that are sharded",
+    "a mesh inside another",
+    "meshes side by side",
+]
+TOTALS = ("grad_norm", "clipped_norm", "clip_coef", "skipped")
+
+
+@pytest.fixture(scope="session")
+def launched(tmp_path_factory, worker_id):
+    """The folder in which the four ranks left what they saw; pytest's own workers share it."""
+    root = tmp_path_factory.getbasetemp()
+    folder = (root if worker_id == "master" else root.parent) / "parallel"
+    with FileLock(f"{folder}.lock"):
+        if not folder.exists():
+            folder.mkdir()
+            done = torchrun(4, SUPPORT / "ranks_parallel.py", folder)
+            (folder / "said").write_text(f"{done.returncode}\n{done.stderr}")
+        said = (folder / "said").read_text()
+        assert said.startswith("0\n"), said[-3000:]
+    return folder
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_experts_count_once_however_their_mesh_lies(name, launched):
+    """NVIDIA-NeMo/Automodel#3816: each expert-parallel group had a norm, and a coefficient, of its own."""
+    folder, grads = launched / "experts", ranks_parallel.gradients()
+    (run,) = (folder / name).iterdir()
+    history = open_history(run)
+    want = {layer: grad.norm().item() for layer, grad in grads.items()}
+    total = np.hypot(*want.values())
+    np.testing.assert_allclose(history.layer("grad_norm")[0], [want[layer] for layer in history.layers], rtol=1e-6)
+    np.testing.assert_allclose(history.total("grad_norm")[0], total, rtol=1e-6)
+    assert [layer.shape for layer in history.run.layers] == [tuple(grads[layer].shape) for layer in history.layers]
+    seen = [torch.load(folder / f"{name}-{rank}.pt") for rank in range(4)]
+    for ones in seen:
+        assert ones["moved"]["dense"] == pytest.approx(want["dense"] / total, rel=1e-5)
+    if seen[0]["dense"] is not None:
+        assert all(torch.equal(seen[0]["dense"], other["dense"]) for other in seen[1:])
+
+
+def test_what_is_said_of_experts_and_stages_is_checked(launched):
+    for rank in range(4):
+        said = torch.load(launched / "experts" / f"refused-{rank}.pt")
+        assert "fits no layer" in said["pattern"]
+        assert "wanted a process group" in said["kind"]
+        assert "a unit that lies across it" in said["unit"]
+        assert "pipeline= without name=" in said["no name"]
+
+
+@pytest.mark.parametrize("i", range(len(ranks_parallel.CLIPS)), ids=[str(clip) for clip in ranks_parallel.CLIPS])
+def test_the_stages_of_a_pipeline_have_one_norm(i, launched, tmp_path):
+    folder, clip = launched / "pipeline", ranks_parallel.CLIPS[i]
+    own, weights = ranks_parallel.alone(tmp_path, clip)
+    want = open_history(own)
+    (run,) = (folder / str(i)).iterdir()
+    stages = [open_history(run / f"stage{place}") for place in (0, 1)]
+    for stage in stages:
+        for name in TOTALS:
+            np.testing.assert_allclose(stage.total(name), want.total(name), rtol=1e-5, atol=1e-7, err_msg=name)
+    got = np.concatenate([stage.layer("grad_norm") for stage in stages], axis=1)
+    np.testing.assert_allclose(got, want.layer("grad_norm"), rtol=1e-5)
+    seen = [torch.load(folder / f"weights-{i}-{rank}.pt") for rank in range(4)]
+    for replica in (seen[0] + seen[1], seen[2] + seen[3]):
+        for whole, part in zip(weights, replica, strict=True):
+            torch.testing.assert_close(part, whole, rtol=1e-8, atol=1e-10)
+
+
+def test_the_policies_of_the_pipeline_act_and_skip(launched):
+    skipped = {}
+    for i, clip in enumerate(ranks_parallel.CLIPS):
+        (run,) = (launched / "pipeline" / str(i)).iterdir()
+        stage = open_history(run / "stage0")
+        skipped[clip] = int(stage.total("skipped").sum())
+        assert clip is None or skipped[clip] or (stage.total("clip_coef") < 1).any(), clip
+    assert skipped["chain(SkipNonfinite(), ClipByGlobalNorm(0.3))"] == 1
+    assert 0 < skipped["SkipNorm(0.43)"] < ranks_parallel.STEPS
+
+
+def test_a_stage_of_which_the_others_are_not_known_is_refused(launched):
+    for rank in range(4):
+        said = torch.load(launched / "pipeline" / f"lone-{rank}.pt")
+        assert f"is stage {rank % 2} of 2 of a pipeline" in said
+        assert "with pipeline=" in said
