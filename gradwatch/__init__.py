@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from gradwatch.errors import TrainingHalted as TrainingHalted
     from gradwatch.errors import WatchError as WatchError
     from gradwatch.history import History as History
+    from gradwatch.launcher.objective import objective as objective
     from gradwatch.measure.functional import clip_grads_ as clip_grads_
     from gradwatch.measure.functional import global_norm as global_norm
     from gradwatch.open_run import open_history as open_history
@@ -59,6 +60,7 @@ _HOMES = {
         "WatchError",
     ),
     "gradwatch.history": ("History",),
+    "gradwatch.launcher.objective": ("objective",),
     "gradwatch.measure.functional": ("clip_grads_", "global_norm"),
     "gradwatch.policies": (
         "AGC",

@@ -46,6 +46,7 @@ _NAMES = re.compile(
     r"|host(name)?|port|(master|main_process)_(addr|ip|port)|dist_url|init_method|(local_|node_)?rank|machine_rank"
 )
 
+SEARCHED = "search."  # before the params that a search drew: they are in the policy's text as well
 Group = tuple[str, tuple[tuple[str, str], ...]]
 
 
@@ -180,7 +181,7 @@ def _all_settings(run: Run) -> dict[str, str]:
         sizes = [len(group.get("layers", ())) for group in optimizer.get("groups", ())]
         found[f"{prefix}layers of the param groups"] = ", ".join(map(str, sizes)) if len(sizes) > 1 else ""
     for key, value in run.params.items():
-        if names_the_run(key, str(value)):
+        if key.startswith(SEARCHED) or names_the_run(key, str(value)):
             continue
         if not _says_the_same(found.setdefault(key, str(value)), str(value)):
             found[f"param {key}"] = str(value)

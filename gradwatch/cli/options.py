@@ -55,6 +55,27 @@ class Number(click.FloatRange):
         return "" if self.min is None and self.max is None else super()._describe_range()
 
 
+class NumberOrRange(click.ParamType):  # type: ignore[type-arg]  # has none in earlier releases of click
+    """A number of the type `number`, or a range of such."""
+
+    name = "number"
+
+    def __init__(self, number: Number | click.IntRange, whole: bool = False) -> None:
+        self.number, self.whole = number, whole
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """The number, or the `Range`."""
+        from gradwatch.launcher.search_space import Range
+
+        found = Range.read(value, self.whole) if isinstance(value, str) else None
+        if found is None:
+            return self.number.convert(value, param, ctx)
+        ends: Any = (found.low, found.high)
+        for end in ends:
+            self.number.convert(int(end) if self.whole else end, param, ctx)
+        return found
+
+
 def trackers_text(ctx: click.Context, param: click.Parameter, value: str | None) -> str | None:
     """What a run is delivered to: `mlflow`, `tensorboard`, both with a comma between them, or `none`."""
     if value is None:
@@ -81,15 +102,33 @@ def policy_text(ctx: click.Context, param: click.Parameter, value: Any) -> Any:
     return value
 
 
+def template_text(ctx: click.Context, param: click.Parameter, value: tuple[str, ...]) -> tuple[str, ...]:
+    """The texts of policies, which may have ranges in the place of numbers, as they are.
+
+    Raises:
+        PolicyError: one is no policy, or one for the other role.
+        RunError: the ends of a range are not in order.
+    """
+    from gradwatch.launcher.search_space import Template
+
+    for text in value:
+        Template.read(text, str(param.name).removesuffix("s"))  # `clips`
+    return value
+
+
 def intervening(many: bool = False) -> Callable[[Decorated], Decorated]:
     """The options that change a training, beside --clip and --renorm; `many`: once for each that is compared."""
     again, ends = ("; again for each", "s") if many else ("", "")
-    scale: dict[str, Any] = {"multiple": True} if many else {"show_default": True, "default": 1.0}
-    steps: dict[str, Any] = {"multiple": True} if many else {"show_default": True, "default": 0}
+    factor, count = Number(0, min_open=True), click.IntRange(0, MAX_STEP)
+    scale: dict[str, Any] = {"type": factor, "show_default": True, "default": 1.0}
+    steps: dict[str, Any] = {"type": count, "show_default": True, "default": 0}
+    if many:
+        scale = {"type": NumberOrRange(factor), "multiple": True}
+        steps = {"type": NumberOrRange(count, whole=True), "multiple": True}
     add = (
-        click.option("--lr-scale", "lr_scale" + ends, metavar="F", type=Number(0, min_open=True),
+        click.option("--lr-scale", "lr_scale" + ends, metavar="F",
                      help=f"Learning rates times F in each step, beside the script's own schedule{again}.", **scale),
-        click.option("--warmup", "warmup" + ends, metavar="N", type=click.IntRange(0, MAX_STEP),
+        click.option("--warmup", "warmup" + ends, metavar="N",
                      help=f"Learning rates that rise linearly over the first N steps, beside that{again}.", **steps),
         click.option("--skip/--no-skip", help="Leave out steps that are non-finite or a spike: SkipNonfinite() and "
                      f"SkipSpike(), before {'each' if many else 'the'} --clip."),

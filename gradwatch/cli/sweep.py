@@ -21,16 +21,18 @@ from gradwatch.cli.options import (
     Number,
     intervening,
     looking_inside,
-    policy_text,
+    template_text,
     trackers_text,
 )
 from gradwatch.errors import RunError
 
 if TYPE_CHECKING:
     from gradwatch.launcher.cures import Trial
+    from gradwatch.launcher.search import Search
     from gradwatch.launcher.sweep import Job, Sweep
 
 SETTINGS = {"ignore_unknown_options": False, "allow_interspersed_args": False}
+VARIED = ("clips", "renorms", "lr_scales", "warmups", "skip")
 # options of `gradwatch run` that are handed on as they are
 HANDED_ON = ("script_clip", "every", "flush_every", *INSIDE, "metric_regex", "log", "experiment")
 
@@ -40,11 +42,13 @@ HANDED_ON = ("script_clip", "every", "flush_every", *INSIDE, "metric_regex", "lo
 @click.argument("args", metavar="[ARGS...]", nargs=-1, type=click.UNPROCESSED)
 @click.option("-m", "module", cls=Module, metavar="MODULE",
               help="Run a module, as python -m does; what follows is for it.")  # fmt: skip
-@click.option("--clip", "clips", metavar="TEXT", multiple=True, callback=policy_text,
+@click.option("--clip", "clips", metavar="TEXT", multiple=True, callback=template_text,
               help="A gradient policy, or none; again for each.")  # fmt: skip
-@click.option("--renorm", "renorms", metavar="TEXT", multiple=True, callback=policy_text,
+@click.option("--renorm", "renorms", metavar="TEXT", multiple=True, callback=template_text,
               help="A weight constraint, or none; with each clip.")  # fmt: skip
 @intervening(many=True)
+@click.option("--search", metavar="N", type=click.IntRange(1), help="Have Optuna draw N trials, by --metric, from "
+              "ranges in the options above, as 'ClipByGlobalNorm(0.1..10)' or --lr-scale 0.1..10.")  # fmt: skip
 @click.option("--cures", metavar="RUN", help="Train RUN's own script again, unchanged and with each cure that its "
               "findings name, instead of policies; SCRIPT where RUN does not say how it was started.")  # fmt: skip
 @click.option("--seed", "seeds", metavar="N", type=click.IntRange(0, 2**32 - 1), multiple=True,
@@ -82,23 +86,29 @@ def sweep(ctx: click.Context, /, script: str | None, args: tuple[str, ...], modu
     from filelock import FileLock, Timeout
 
     from gradwatch.cli.sweep_output import show_settled, show_training
+    from gradwatch.cli.sweep_search import begin_search
     from gradwatch.launcher.local_pool import run_here
     from gradwatch.launcher.sweep import task
     from gradwatch.report.terminal import make_console
 
-    tried = None
+    tried: Trial | Search | None = None
     if options["cures"]:
         asked, tried = _cures(ctx, script, args, module, options)
     else:
         asked = _asked(script, args, module, options)
-    jobs, console = asked.jobs(), make_console()
+    jobs, console, search = asked.jobs(), make_console(), None
     try:
         asked.home.mkdir(parents=True, exist_ok=True)
         with FileLock(asked.home / ".lock", timeout=0):
-            todo = _todo(jobs, options["force"])
-            if todo:
-                pool = partial(run_here, slots=_slots(options["jobs"], bool(asked.prefix)))
-                show_training(jobs, todo, pool(task(job, options["timeout"]) for job in todo), console)
+            pool = partial(run_here, slots=_slots(options["jobs"], bool(asked.prefix)))
+            if options["search"]:
+                tried = search = begin_search(asked, options)
+                going = pool(search.tasks(options["timeout"], options["force"]))
+                show_training(search.total, search.done, search.todo, going, console)
+                jobs = search.jobs
+            elif todo := _todo(jobs, options["force"]):
+                going = pool(task(job, options["timeout"]) for job in todo)
+                show_training(len(jobs), len(jobs) - len(todo), todo, going, console)
             show_settled(asked, jobs, options, console, tried)
     except Timeout:
         raise RunError(f"another sweep is at work in {asked.home}: wait for it, or pass --dir another folder") from None
@@ -107,9 +117,9 @@ def sweep(ctx: click.Context, /, script: str | None, args: tuple[str, ...], modu
             f"cannot write to {asked.home}: {error.strerror}; pass --dir a folder you can write to"
         ) from error
     except KeyboardInterrupt:
-        _say_stopped(jobs)
+        _say_stopped(search.jobs if search else jobs)
         raise
-    ctx.exit(int(any(_failed(job) for job in jobs)))
+    ctx.exit(int(search.has_failed if search else any(_failed(job) for job in jobs)))
 
 
 def _cures(
@@ -123,7 +133,7 @@ def _cures(
     from gradwatch.launcher import cures
 
     ref = options["cures"]
-    for name in ("clips", "renorms", "lr_scales", "warmups", "skip"):
+    for name in (*VARIED, "search"):
         if ctx.get_parameter_source(name) is ParameterSource.COMMANDLINE:
             flag = "--" + name.removesuffix("s").replace("_", "-")
             raise RunError(f"--cures and {flag}: the findings of {ref} say what is tried; leave one of them out")
@@ -156,8 +166,10 @@ def _asked(
     Raises:
         RunError: there is no script, or options that do not go together.
     """
+    from gradwatch.cli.sweep_search import space_of
     from gradwatch.launcher.sweep import SEED, Sweep, policies, split
 
+    space_of(options)
     target = module or script
     if target is None:
         raise RunError("no script: wanted gradwatch sweep [OPTIONS] SCRIPT [ARGS...], or -m MODULE")
@@ -179,7 +191,7 @@ def _asked(
         target,
         args,
         module is not None,
-        tuple(policies(*(options[key] for key in ("clips", "renorms", "lr_scales", "warmups", "skip")))),
+        () if options["search"] else tuple(policies(*(options[key] for key in VARIED))),
         seeds or (None,),
         options["set_seeds"],
         tuple(_handed_on(options)),

@@ -26,17 +26,20 @@ if TYPE_CHECKING:
 
     from gradwatch.launcher.cures import Trial
     from gradwatch.launcher.pool import Moment
+    from gradwatch.launcher.search import Search
     from gradwatch.launcher.sweep import Job, Sweep
 
 
 def show_training(
-    jobs: Sequence[Job], todo: Sequence[Job], going: Generator[Moment, None, None], console: Console
+    total: int, done: int, todo: Sequence[Job], going: Generator[Moment, None, None], console: Console
 ) -> None:
-    """What a pool says of `todo`: a line for each job that is at work, its steps and its loss, and one for its end."""
+    """What a pool says of `todo`, which may grow meanwhile: a line for each job that is at work, its steps and its
+    loss, and one for its end. `done` of the `total` were trained before.
+    """
     columns = (TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     lines: dict[int, TaskID] = {}
     with closing(going), Progress(*columns, console=console, transient=True) as progress:
-        whole = progress.add_task("sweep", total=len(jobs), completed=len(jobs) - len(todo))
+        whole = progress.add_task("sweep", total=total, completed=done)
         for working, ended in going:
             for number in sorted(working):
                 if number not in lines:
@@ -55,7 +58,7 @@ def show_training(
 
 
 def show_settled(
-    asked: Sweep, jobs: Sequence[Job], options: dict[str, Any], console: Console, tried: Trial | None
+    asked: Sweep, jobs: Sequence[Job], options: dict[str, Any], console: Console, tried: Trial | Search | None
 ) -> None:
     """The comparison: in the terminal, as files in the sweep's folder, and in MLflow."""
     by = (options["metric"], options["baseline"], options["target"], options["rises"])

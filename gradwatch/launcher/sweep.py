@@ -57,7 +57,7 @@ class Sweep:
     def name(self) -> str:
         """`train-3f2a9c41`: the script, and a digest of it with its arguments; not of policies and seeds."""
         stem = self.title or self.stem
-        return f"{stem}-{_digest([self.target if self.module else str(self._script.resolve()), self.args])}"
+        return f"{stem}-{digest([self.target if self.module else str(self._script.resolve()), self.args])}"
 
     @property
     def stem(self) -> str:
@@ -75,15 +75,15 @@ class Sweep:
 
     def jobs(self) -> list[Job]:
         """One job for each policy and seed, seeds outermost: an early stop leaves whole seeds."""
+        return [self.job(policy, seed) for seed in self.seeds for policy in self.policies]
+
+    def job(self, policy: Intervention, seed: int | None, options: tuple[str, ...] = ()) -> Job:
+        """The training of one policy with one seed; `options` of its own do not decide how it goes."""
         source = "" if self.module or not self._script.is_file() else self._script.read_bytes().hex()
-        made = []
-        for seed in self.seeds:
-            for policy in self.policies:
-                key = _digest([*_parts(policy), seed, self.set_seed, self.options, source])
-                end = "" if seed is None else f"-seed{seed}"
-                folder = self.home / f"{re.sub(r'[^A-Za-z0-9.]+', '-', policy.label).strip('-')[:60]}{end}-{key}"
-                made.append(Job(self, policy, seed, folder))
-        return made
+        key = digest([*_parts(policy), seed, self.set_seed, self.options, source])
+        end = "" if seed is None else f"-seed{seed}"
+        folder = self.home / f"{re.sub(r'[^A-Za-z0-9.]+', '-', policy.label).strip('-')[:60]}{end}-{key}"
+        return Job(self, policy, seed, folder, options)
 
 
 @dataclass(frozen=True)
@@ -94,6 +94,7 @@ class Job:
     policy: Intervention
     seed: int | None
     folder: Path
+    options: tuple[str, ...] = ()  # of `gradwatch run`, beside those of the sweep
 
     @property
     def label(self) -> str:
@@ -118,7 +119,7 @@ class Job:
             options += ["--set-seed", str(self.seed)] if sweep.set_seed else []
         seed = "" if self.seed is None else str(self.seed)
         script = [*(["-m"] if sweep.module else []), sweep.target, *(arg.replace(SEED, seed) for arg in sweep.args)]
-        return [*_launched(sweep.prefix), *options, *sweep.options, *script]
+        return [*_launched(sweep.prefix), *options, *sweep.options, *self.options, *script]
 
     def environment(self) -> dict[str, str]:
         """What is set for it beside this process' own environment."""
@@ -298,5 +299,6 @@ def split(prefix: str | None) -> tuple[str, ...]:
         raise RunError(f"--prefix {prefix!r} cannot be split into words: {error}") from error
 
 
-def _digest(parts: Any) -> str:
+def digest(parts: Any) -> str:
+    """Eight letters that tell these parts, what JSON can hold, from others."""
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:8]

@@ -92,7 +92,7 @@ def result(
     histories, left_out = [], []
     for job in jobs:
         record = Record.read(job)
-        history = _history(job)
+        history = history_of(job)
         if record is None or history is None:
             left_out.append(f"{job.label} has no run to compare.")
         elif record.over or diverged(history):
@@ -104,7 +104,7 @@ def result(
     return Result(settle(histories, metric, baseline, target, rises), tuple(histories), tuple(left_out))
 
 
-def _history(job: Job) -> History | None:
+def history_of(job: Job) -> History | None:
     """The run of a job: its folder, or where a launcher ran it on another machine, what arrived in MLflow."""
     folder = job.run()
     try:

@@ -26,6 +26,7 @@ class Tag:
     NOTIFYING = "gradwatch.notifying"  # which monitor is about to send one, and since when
     SWEEP = "gradwatch.sweep"
     SWEEP_JOB = "gradwatch.sweep_job"
+    TRIAL = "gradwatch.trial"  # the number of the trial in its search
     DESCRIPTION = "mlflow.note.content"
 
 

@@ -68,9 +68,9 @@ FRAMEWORKS = {f"docs/{name}.md" for name in ("accelerate", "lightning", "mlflow"
 )
 def test_the_python_of_a_page_runs_from_top_to_bottom(page, desk, request):
     code = "".join(blocks(page, "python"))
-    for extra in re.findall(r"^(?:import|from) (lightning|transformers|accelerate)\b", code, re.MULTILINE):
+    for extra in re.findall(r"^(?:import|from) (lightning|transformers|accelerate|optuna)\b", code, re.MULTILINE):
         pytest.importorskip(extra)
-        if extra != "lightning":
+        if extra in ("transformers", "accelerate"):
             request.getfixturevalue("own_accelerator")
     if "mlflow" in code:
         request.getfixturevalue("store")

@@ -234,7 +234,7 @@ def task(tmp_path, name, code, **options):
 
 
 def test_the_pool_runs_as_many_at_a_time_as_it_has_slots(tmp_path):
-    code = "import os, time; print(os.environ['NAME'], os.environ['SLOT']); time.sleep(0.4)"
+    code = "import os, time; print(os.environ['NAME'], os.environ['SLOT']); time.sleep(1)"
     seen, ends = [], {}
     for working, ended in run_here([task(tmp_path, str(i), code) for i in range(5)], [{"SLOT": "a"}, {"SLOT": "b"}]):
         seen.append(len(working))

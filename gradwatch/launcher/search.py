@@ -1,0 +1,212 @@
+"""`gradwatch sweep --search N`: trials that Optuna draws, each trained with every seed, pruned by severe findings."""
+
+from __future__ import annotations
+
+import importlib
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from types import ModuleType
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from gradwatch.analysis.comparison import Comparison
+from gradwatch.analysis.groups import SEARCHED, values_by_seed
+from gradwatch.analysis.rules import diagnose
+from gradwatch.errors import RunError
+from gradwatch.history import History
+from gradwatch.launcher.pool import End, Task
+from gradwatch.launcher.search_space import Space
+from gradwatch.launcher.sweep import Job, Record, Sweep, digest, task
+from gradwatch.launcher.sweep_summary import history_of
+from gradwatch.policies.intervention import Intervention
+from gradwatch.tracking.tags import Tag
+
+if TYPE_CHECKING:
+    from optuna.trial import FrozenTrial, Trial
+
+STUDY = "study.log"  # Optuna's journal, in the sweep's folder
+POLICY, WHY = "policy", "why"  # what we note of a trial: what it trained with, why it has no value
+
+
+def load_optuna() -> ModuleType:
+    """Optuna.
+
+    Raises:
+        RunError: it is not installed.
+    """
+    try:
+        return importlib.import_module("optuna")
+    except ImportError as error:
+        raise RunError(f"optuna cannot be loaded ({error}): pip install 'gradwatch[optuna]'") from error
+
+
+@dataclass
+class _Running:
+    """A trial whose seeds are being trained; `values` are those of the seeds that ended."""
+
+    trial: Trial
+    values: list[float] = field(default_factory=list)
+    is_over: bool = False
+
+
+class Search:
+    """A study of Optuna in the folder of a sweep; the same again goes on with it.
+
+    A trial is pruned when one of its runs is halted by a severe finding, or diverged; it failed when one of them ended
+    with another error, and else has the mean of the final values over its seeds. Whatever ended counts as one of the
+    `wanted`. The script as it is, without a policy, is trained first, to compare with; it is no trial.
+    """
+
+    def __init__(self, asked: Sweep, space: Space, wanted: int, metric: str, rises: bool) -> None:
+        optuna = load_optuna()
+        optuna.logging.set_verbosity(optuna.logging.WARNING)
+        from optuna.storages import JournalStorage
+        from optuna.storages.journal import JournalFileBackend
+
+        self.asked, self.space, self.wanted, self.metric, self.rises = asked, space, wanted, metric, rises
+        self.states = optuna.trial.TrialState
+        self.lock = threading.Lock()  # trials are told in the pool's threads
+        name = f"{metric}-{digest([repr(space), metric, rises, asked.seeds, asked.set_seed, asked.options])}"
+        self.study = optuna.create_study(
+            storage=JournalStorage(JournalFileBackend(str(asked.home / STUDY))), study_name=name,
+            direction="maximize" if rises else "minimize", load_if_exists=True,
+        )  # fmt: skip
+        for trial in self.study.get_trials(states=[self.states.RUNNING]):  # interrupted: the same is trained again
+            self.study.tell(trial.number, state=self.states.FAIL)
+            self.study.enqueue_trial(trial.params)
+        # not the same numbers again that the study began with
+        self.study.sampler = optuna.samplers.TPESampler(seed=len(self.study.trials), constant_liar=True)
+        self.unchanged = [asked.job(Intervention(), seed) for seed in asked.seeds]
+        self.todo: list[Job] = []  # what was handed to the pool, in its order
+
+    @property
+    def ended(self) -> list[FrozenTrial]:
+        """The trials that ended, not those that were interrupted."""
+        over = (self.states.COMPLETE, self.states.PRUNED, self.states.FAIL)
+        return [
+            trial for trial in self.study.get_trials(states=over) if trial.value is not None or WHY in trial.user_attrs
+        ]
+
+    @property
+    def jobs(self) -> list[Job]:
+        """All trainings so far: the script as it is, and those of the trials that ended, each once."""
+        policies = dict.fromkeys(_policy(trial) for trial in self.ended)
+        made = [*self.unchanged, *(self._job(policy, seed) for policy in policies for seed in self.asked.seeds)]
+        return [job for job in {job.folder: job for job in made}.values() if job.folder.exists()]
+
+    @property
+    def total(self) -> int:
+        """How many trainings there are at most."""
+        return (self.wanted + 1) * len(self.asked.seeds)
+
+    @property
+    def done(self) -> int:
+        """How many of them were over when this began, those of trials that were given up as well."""
+        return min(self.wanted, len(self.ended)) * len(self.asked.seeds) + sum(map(_is_over, self.unchanged))
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether a training ended with an error that no finding explains."""
+        return any(trial.state == self.states.FAIL for trial in self.ended)
+
+    def tasks(self, timeout: float | None, force: bool) -> Iterator[Task]:
+        """What is to be trained, a trial drawn when a slot is free; what is finished already is not trained again."""
+        for job in self.unchanged:
+            if force or not _is_over(job):
+                self.todo.append(job)
+                yield task(job, timeout)
+        for _ in range(self.wanted - len(self.ended)):
+            running = _Running(self.study.ask())
+            policy = self.space.draw(running.trial)
+            running.trial.set_user_attr(POLICY, policy.arguments)
+            for seed in self.asked.seeds:
+                job = self._job(policy, seed, running.trial)
+                if _is_over(job) and not force:
+                    self._tell(running, job)
+                elif not running.is_over:
+                    self.todo.append(job)
+                    yield self._task(running, job, timeout)
+
+    def outcome(self, settled: Comparison, histories: object) -> Comparison:
+        """The comparison with what came of the search ahead of its notes."""
+        ended = self.ended
+        done = [trial for trial in ended if trial.state == self.states.COMPLETE]
+        lines = [
+            f"A search of {len(ended)} trials by {self.metric}: {len(done)} trained to their end{self._cut(ended)}."
+        ]
+        if done:
+            best = self.study.best_trial
+            policy = _policy(best)
+            lines.append(
+                f"Best: trial {best.number}, {policy.label}, {self.metric} {best.value:.4g}. The best of many is "
+                "partly the luckiest: train it again, with seeds that the search did not have, and beside none."
+            )
+        return replace(settled, notes=(*lines, *settled.notes))
+
+    def _cut(self, ended: list[FrozenTrial]) -> str:
+        """`, 3 pruned (exploding 2, nonfinite 1), 1 failed`."""
+        said = ""
+        for state, word in ((self.states.PRUNED, "pruned"), (self.states.FAIL, "failed")):
+            found = [trial.user_attrs.get(WHY, "") for trial in ended if trial.state == state]
+            whys = ", ".join(f"{why} {found.count(why)}" for why in dict.fromkeys(found))
+            said += f", {len(found)} {word} ({whys})" if found else ""
+        return said
+
+    def _job(self, policy: Intervention, seed: int | None, trial: Trial | None = None) -> Job:
+        words: tuple[str, ...] = ("--halt-on", "error")
+        if trial is not None:
+            pairs = {f"{SEARCHED}{name}": value for name, value in trial.params.items()}
+            words += ("--tag", f"{Tag.TRIAL}={trial.number}")
+            words += tuple(word for name, value in pairs.items() for word in ("--param", f"{name}={value}"))
+        return self.asked.job(policy, seed, words)
+
+    def _task(self, running: _Running, job: Job, timeout: float | None) -> Task:
+        made = task(job, timeout)
+
+        def at_end(end: End) -> None:
+            made.at_end(end)
+            if end.cut != "interrupted":
+                self._tell(running, job)
+
+        return replace(made, at_end=at_end)
+
+    def _tell(self, running: _Running, job: Job) -> None:
+        """A training of a trial ended: end the trial, if it is over with that."""
+        history = history_of(job)
+        value = _value(history, self.metric)
+        with self.lock:
+            if running.is_over:
+                return
+            running.values.append(value)
+            if _is_over(job) and np.isfinite(value):
+                if len(running.values) == len(self.asked.seeds):
+                    self._end(running, float(np.mean(running.values)))
+                return
+            found = [finding.rule for finding in diagnose(history) if finding.severity == "error"] if history else []
+            record = Record.read(job)
+            why = found[0] if found else "no value" if _is_over(job) else record.status if record else "not started"
+            self._end(running, None, why, pruned=bool(found))
+
+    def _end(self, running: _Running, value: float | None, why: str = "", pruned: bool = False) -> None:
+        running.is_over = True
+        if value is None:
+            running.trial.set_user_attr(WHY, why)
+            self.study.tell(running.trial, state=self.states.PRUNED if pruned else self.states.FAIL)
+        else:
+            self.study.tell(running.trial, value)
+
+
+def _policy(trial: FrozenTrial) -> Intervention:
+    return Intervention.of(trial.user_attrs[POLICY])
+
+
+def _is_over(job: Job) -> bool:
+    record = Record.read(job)
+    return record is not None and record.over
+
+
+def _value(history: History | None, metric: str) -> float:
+    """What the final value of a run counts as; NaN where there is none."""
+    return float("nan") if history is None else next(iter(values_by_seed([history], metric).values()))
