@@ -23,6 +23,7 @@ from gradwatch.storage.owner import here
 from gradwatch.storage.places import TRACKERS
 
 DAY = 86_400.0
+FLAT_ENGINES = ("deepspeed.runtime.", "megatron.core.optimizer.")  # modules of wrappers that step flat copies
 
 
 @dataclass(frozen=True)
@@ -171,8 +172,18 @@ def described(**fields: Any) -> Run:
 
 
 def _unwrapped(optimizer: Any) -> Any:
-    """The optimizer whose steps fire hooks: a wrapper (Accelerate's) hands each real step on to its `.optimizer`."""
+    """The optimizer whose steps fire hooks: a wrapper (Accelerate's) hands each real step on to its `.optimizer`.
+
+    Raises:
+        WatchError: a wrapper's optimizer inside steps flat copies of the parameters.
+    """
     while not fires_hooks(optimizer) and hasattr(optimizer, "optimizer"):
+        if type(optimizer).__module__.startswith(FLAT_ENGINES):
+            raise WatchError(
+                f"{type(optimizer).__name__} steps flat copies of the parameters, of which each rank has a share: the "
+                "gradients of layers do not reach an optimizer. Use that library's own clipping (DeepSpeed's "
+                '"gradient_clipping", Megatron\'s clip_grad), or DDP or fully_shard (FSDP2)'
+            )
         optimizer = optimizer.optimizer
     return optimizer
 

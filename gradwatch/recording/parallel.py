@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from gradwatch.errors import WatchError
-from gradwatch.measure.distributed import Spread
+from gradwatch.measure.distributed import Spread, world_size
 from gradwatch.measure.fsdp1 import flat_spreads
 from gradwatch.measure.layout import Layout
 from gradwatch.measure.pipeline import Stages, refuse_lone_stage
@@ -66,7 +66,30 @@ class Parallel:
             for _, p in slices:
                 first, *rest = p.shape or (1,)
                 spreads[id(p)] = Spread((first * size, *rest), beside=group)
+        _refuse_unsaid({name: p for name, p in layers.items() if id(p) not in spreads})
         return Layout(layers, held, spreads=spreads, stages=self.stages)
+
+
+def _refuse_unsaid(layers: Mapping[str, Tensor]) -> None:
+    """Refuse plain tensors that say of themselves that other ranks hold other slices, as Megatron and DeepSpeed mark.
+
+    Raises:
+        WatchError: one does.
+    """
+    if world_size() == 1:
+        return
+    for name, p in layers.items():
+        if getattr(p, "allreduce", True) is False:
+            raise WatchError(
+                f"{name} is marked as an expert's (allreduce=False): each rank of an expert-parallel group holds "
+                "another, and the norm would be that of one rank's. Say which group, with experts="
+            )
+        if getattr(p, "tensor_model_parallel", False):
+            raise WatchError(
+                f"{name} is one rank's slice of a tensor-parallel layer (tensor_model_parallel=True), and no DTensor "
+                "that says who holds the others: the norm would be that of one slice. Use Megatron's own clipping, or "
+                "parallelize_module"
+            )
 
 
 def _group(given: Any, name: str) -> Any:
