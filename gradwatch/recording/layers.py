@@ -166,7 +166,7 @@ class Source:
         found = [
             name
             for name, p in here.items()
-            if p.grad is not None and id(p) not in held and self._at_rest.get(id(p)) == _writes(p)
+            if p.requires_grad and p.grad is not None and id(p) not in held and self._at_rest.get(id(p)) == _writes(p)
         ]
         return tuple(name for name, kept in zip(found, self.kept(found), strict=True) if kept)
 

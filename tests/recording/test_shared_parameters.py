@@ -134,6 +134,19 @@ def test_layers_in_a_plain_list_are_named_where_nobody_trains_them(trained, tmp_
     assert ("no-gradient" in rules) != trained
 
 
+def test_what_is_frozen_and_has_a_gradient_of_its_training_before_is_meant_to_rest(tmp_path):
+    model = net()
+    x, y = next(iter(batches(1, torch.float32)))
+    nn.functional.cross_entropy(model(x), y).backward()
+    model[0].requires_grad_(False)
+    optimizer = torch.optim.SGD(model[2].parameters(), lr=0.1)
+    with watch(model, optimizer, tmp_path) as made:
+        for x, y in batches(3, torch.float32):
+            nn.functional.cross_entropy(model(x), y).backward()
+            optimizer.step()
+    assert made._writer.run.unheld == ()
+
+
 @pytest.mark.parametrize("given", [False, True])
 def test_a_part_that_is_thawed_and_given_to_no_optimizer_is_named(given, tmp_path):
     model = net()
