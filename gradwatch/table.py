@@ -22,7 +22,8 @@ ITEMS = tuple(f"{name}[" for name in LISTED)  # how the columns of a list begin:
 REWINDS = ("rewound_to", "rewound_for", "left_out")  # of the step after which a training was taken back
 KEY_COLUMNS = ("attempt", "optimizer", "step")
 SETTING = "setting/"  # before the column of an optimizer's setting that changes during the run
-RECORDED = ("lr/", "rank_grad_norm/", SETTING, *ITEMS)  # how columns begin that gradwatch records itself
+WAS_NAN = "was_nan/"  # before the name of a logged scalar: 1 in the steps in which it was NaN, not left out
+RECORDED = ("lr/", "rank_grad_norm/", SETTING, WAS_NAN, *ITEMS)  # how columns begin that gradwatch records itself
 STEP_COLUMNS = (
     *KEY_COLUMNS, "time", "grad_norm", "clipped_norm", "clip_coef", "clip_rate", "skipped", "nonfinite", "lr",
     "loss_scale", "evaluations", "user_max_norm", "user_grad_norm", "user_clip_value",

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from gradwatch.analysis.clips import incoming
 from gradwatch.history import Floats, History, Run
 from gradwatch.policies.intervention import NONE, Intervention
+from gradwatch.table import WAS_NAN
 
 NO_POLICY = NONE
 ARGS = "args."  # before the params that are the script's own arguments
@@ -44,11 +45,23 @@ def final(history: History, name: str) -> float:
     """
     values, width = _logged(history, name)
     known, lost = np.flatnonzero(np.isfinite(values)), lost_since(history)
-    if np.isinf(values[~np.isnan(values)][-1:]).any():
-        return float("inf")
+    ended = told(history, name)[-1:]
+    if len(ended) and not np.isfinite(ended[0]):
+        return float(ended[0])
     if not len(known) or (lost is not None and history.step[known[-1]] <= lost):
         return float("nan")
     return float(values[known[-width:]].mean())
+
+
+def told(history: History, name: str) -> Floats:
+    """The values of a scalar that were logged, NaN and inf among them."""
+    values = history.total(name)
+    return values[~np.isnan(values) | was_nan(history, name)]
+
+
+def was_nan(history: History, name: str) -> NDArray[np.bool_]:
+    """In which steps a scalar was logged as NaN, `[T]`; elsewhere a NaN in its column is a step in which it was not."""
+    return np.asarray((history.total(f"{WAS_NAN}{name}") > 0) & np.isnan(history.total(name)))
 
 
 def steps_to(history: History, name: str, target: float, high: bool) -> float:
@@ -129,9 +142,8 @@ def diverged(history: History, metric: str = "") -> bool:
     """
     if final(history, metric) > ABOVE * untrained(history, metric):
         return True
-    losses = [history.total(name) for name in history.logged if LOSS.search(name)]
-    ended = [values[~np.isnan(values)][-1:] for values in losses]
-    return lost_since(history) is not None or any(np.isinf(values).any() for values in ended)
+    ended = [told(history, name)[-1:] for name in history.logged if LOSS.search(name)]
+    return lost_since(history) is not None or any((~np.isfinite(values)).any() for values in ended)
 
 
 def are_alike(histories: Sequence[History]) -> bool:

@@ -14,7 +14,7 @@ import numpy as np
 from gradwatch.history import History, Run
 from gradwatch.measure import activations, attention, gradient_histogram, routers
 from gradwatch.recording.loop_clips import COEF, Applied, clip_columns
-from gradwatch.table import SAMPLED, Table, stack
+from gradwatch.table import RECORDED, SAMPLED, STEP_COLUMNS, WAS_NAN, Table, stack
 
 ACTIVATIONS, HISTOGRAMS = SAMPLED
 QUANTITIES = {
@@ -70,6 +70,9 @@ def history(
         table.setdefault(name, np.full(empty, np.nan, array.dtype if array.ndim else np.float64))[row] = array
     coefs = {name: steps.pop(name) for name in [*steps] if name.startswith(COEF)}
     steps.update(clip_columns([row.clips for row in rows], coefs, layers))
+    for row, name, value in values:
+        if row >= 0 and name in steps and is_nan(name, value):
+            steps.setdefault(f"{WAS_NAN}{name}", np.full(t, np.nan))[row] = 1
     attempt = np.full(t, run.attempt, np.int64)
     optimizer = np.array([row.optimizer for row in rows], dtype=object)
     block = History.of(
@@ -85,6 +88,12 @@ def history(
     if HISTOGRAMS in tables:
         tables[HISTOGRAMS] = tables[HISTOGRAMS].of_layers(np.flatnonzero(kept).tolist())
     return replace(block, **tables)
+
+
+def is_nan(name: str, value: Any) -> bool:
+    """Whether this is a NaN that the loop logged under the name: a step without it looks the same in its column."""
+    logged = name not in STEP_COLUMNS and not name.startswith(RECORDED)
+    return logged and np.ndim(value) == 0 and bool(np.isnan(value))
 
 
 def _sampled(name: str, steps: Table, rows: Sequence[Row], found: Sequence[tuple[int, Any]]) -> Table:

@@ -23,11 +23,11 @@ from gradwatch.history import History, Run
 from gradwatch.measure.looking import Looking
 from gradwatch.measure.ring_buffer import Block, Ring
 from gradwatch.measure.staging import wait
-from gradwatch.recording.blocks import Row, history
+from gradwatch.recording.blocks import Row, history, is_nan
 from gradwatch.recording.recent import Recent
 from gradwatch.storage.lazy_block import LazyBlock
 from gradwatch.storage.manifest import text_of
-from gradwatch.table import NOT_SAMPLED, SAMPLED
+from gradwatch.table import NOT_SAMPLED, SAMPLED, WAS_NAN
 
 log = logging.getLogger("gradwatch")
 
@@ -284,6 +284,7 @@ class Recorder:
         """The step that has left, with what was logged for it since; if that is anything, it is handed over again."""
         late = {name: np.full(1, value, np.float64) for row, name, value in values if row < 0 and np.ndim(value) == 0}
         if late:
+            late |= {f"{WAS_NAN}{name}": np.ones(1) for name, value in late.items() if is_nan(name, value[0])}
             sent = Sent(sent.block, {**sent.late, **late})
             last, layers = sent.block.step[-1:].tolist(), sent.block.layers
             self.sink(LazyBlock(last, layers, (), sent.block.is_suspect, sent.again))

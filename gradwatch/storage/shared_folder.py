@@ -35,7 +35,7 @@ from gradwatch.storage.folder import (
 )
 from gradwatch.storage.manifest import run_of
 from gradwatch.storage.parquet import require_alike
-from gradwatch.table import SAMPLED, stack
+from gradwatch.table import SAMPLED, WAS_NAN, stack
 
 log = logging.getLogger("gradwatch")
 
@@ -213,7 +213,8 @@ def read_with_parts(folder: Path, at_most: int | None = None) -> tuple[History, 
 
 def _named(part: History) -> History:
     name = part.run.part
-    per_step = {f"{key}/{name}" if key in part.logged else key: values for key, values in part.per_step.items()}
+    own = {*part.logged, *(f"{WAS_NAN}{key}" for key in part.logged)}
+    per_step = {f"{key}/{name}" if key in own else key: values for key, values in part.per_step.items()}
     problems = tuple(f"{name}: {text}" for text in part.problems)
     return replace(part, by_step=replace(part.by_step, values=per_step), problems=problems)
 

@@ -63,13 +63,48 @@ def test_an_accuracy_that_never_rises_is_no_progress_whatever_the_loss_does():
     assert no_progress(run(loss=3 * FALLS + 0.3, accuracy=0.95 + 0.003 * NOISE)) == []  # it was good from the start
 
 
-@pytest.mark.parametrize("last", ["ReLU", "Dropout"])
+def test_a_loss_that_fell_and_rests_far_above_nothing_is_no_progress_and_one_that_falls_on_is_not():
+    quick, small = np.exp(-ROW / 10), 0.02 * NOISE
+    (found,) = no_progress(run(loss=3 + 6 * quick + small))
+    assert found.cause.startswith("loss falls from 9 to ")
+    assert "only the mean is learnt" in found.cause
+    assert len(found.alternatives) == 2
+    for fine in (3 + 6 * np.exp(-ROW / 150), 0.4 + 6 * quick, 3 + 6 * quick - 0.002 * ROW):  # slower; nearer to 0; on
+        assert no_progress(run(loss=fine + small)) == []
+    assert no_progress(run(loss=3 + 6 * quick + small, accuracy=1 - quick + small)) == []  # it got there
+    (found,) = no_progress(run(loss=3 + 6 * quick + small, kl=0.1 * quick + 1e-5))  # a term that vanished is no goal
+    assert found.evidence["metric"] == "loss"
+
+
+def test_a_loss_that_rests_explains_no_more_than_spikes_that_went_on():
+    spiky = np.where(ROW % 60 == 59, 40.0, 3 + 6 * np.exp(-ROW / 10)) + 0.02 * NOISE
+    norm = np.where(ROW % 60 == 59, 100.0, 1.0) + 0.02 * NOISE
+    (root,) = [f for f in diagnose(run(loss=spiky, grad_norm=norm)) if f.severity != "note"]
+    assert root.rule == "spike"
+    assert "no-progress" in [f.rule for f in root.consequences]
+
+
+@pytest.mark.parametrize(("began", "high"), [(1.3, 0.04), (1.3, 0.1), (4.0, 0.04)])
+def test_noise_that_is_drawn_anew_holds_a_loss_somewhat_above_chance(began, high):
+    above = CHANCE * (1 + high) + (began - 1 - high) * CHANCE * np.exp(-ROW / 30) + 0.1 * NOISE
+    (found,) = no_progress(run(loss=above))
+    assert "equal probabilities for all classes" in found.cause
+
+
+def test_a_loss_next_to_log_2_is_chance_whatever_the_rows_of_the_last_layer():
+    (found,) = no_progress(run(loss=math.log(2) * (1 + 0.1 * FALLS) + 0.01 * NOISE))
+    assert "equal probabilities" in found.cause
+    assert no_progress(run(loss=math.log(2) + 2 * np.exp(-ROW / 60) - 0.0004 * ROW)) == []  # it only passes by
+
+
+@pytest.mark.parametrize("last", ["ReLU", "Dropout", "Sigmoid", "Tanh"])
 def test_a_last_module_that_takes_outputs_away_is_named_where_the_loss_stands(last):
     stands = 4 + 4 * np.exp(-ROW / 20)
     (found,) = no_progress(run(loss=stands, modules={"0": "Linear", "1": last}))
     assert found.evidence["last_module"] == last
     assert f"a {last}, takes away" in found.cause
-    assert no_progress(run(loss=stands, modules={"0": last, "1": "Linear"})) == []
+    (found,) = no_progress(run(loss=stands, modules={"0": last, "1": "Linear"}))
+    assert "last_module" not in found.evidence
     assert no_progress(run(loss=8 * FALLS + 0.01, modules={"0": "Linear", "1": last})) == []
 
 
@@ -190,3 +225,11 @@ def test_a_part_whose_loss_rose_far_above_that_of_even_odds_has_lost():
     assert found.evidence["ended"] == pytest.approx(5.7, abs=0.1)
     assert generator_starves(run(part="G", loss=0.7 + 0.5 * ROW / STEPS + 0.05 * NOISE)) == []
     assert generator_starves(run(loss=lost)) == []  # it has no rival
+
+
+def test_a_discriminator_that_is_sure_starves_its_rival_whatever_the_rival_logs():
+    sure = 1e-5 + 1.38 * np.exp(-ROW / 8)
+    (found,) = generator_starves(run(part="D", **{"loss/D": sure}))
+    assert "tells all that its rival makes" in found.cause
+    for fine in (sure + 0.4, 5.0 * np.exp(-ROW / 8)):  # it is in doubt; it is another loss
+        assert generator_starves(run(part="D", **{"loss/D": fine})) == []

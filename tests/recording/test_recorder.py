@@ -13,6 +13,8 @@ from training import ELEMENT_POLICIES, mlp, train, watch
 
 import gradwatch
 from gradwatch import WatchError, open_history
+from gradwatch.analysis.final_values import diverged, was_nan
+from gradwatch.analysis.rules import diagnose
 from gradwatch.measure.gradients import Batch, gradients
 from gradwatch.measure.layout import SAMPLE, Layout, stride
 from gradwatch.measure.weight_updates import UpdateRatio
@@ -260,6 +262,24 @@ def test_layers_and_ignore_choose_what_is_recorded_not_what_is_clipped(tmp_path)
     assert history.layers == ("0.weight",)
     np.testing.assert_array_equal(history.total("grad_norm"), everything.total("grad_norm"))
     assert all(torch.equal(a, b) for a, b in zip(model.parameters(), same.parameters(), strict=True))
+
+
+def test_a_nan_that_is_logged_is_told_from_a_step_without_a_value(tmp_path):
+    model = mlp(torch.float32)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    values = [1.0, math.nan, None, torch.tensor(math.nan), math.inf, (math.nan, 2.0), math.nan]
+    with watch(model, optimizer, tmp_path) as handle:
+        for value in values:
+            train(model, optimizer, 1, dtype=torch.float32)
+            for each in value if isinstance(value, tuple) else () if value is None else (value,):
+                handle.log(loss=each)
+            handle._drain()  # what is logged for the last step of a block leaves after it
+    history = open_history(handle.dir)
+    assert history.logged == ("loss",)
+    assert was_nan(history, "loss").tolist() == [False, True, False, True, False, False, True]
+    assert diverged(history)
+    (found,) = [f for f in diagnose(history) if f.rule == "nonfinite"]
+    assert (found.evidence["metric"], found.evidence["steps"], found.first_step) == ("loss", 4, 1)
 
 
 def test_what_is_logged_belongs_to_the_last_step_taken(tmp_path):

@@ -48,7 +48,8 @@ def inputs_not_normalised(
         return []
     size = float(np.median(norm))
     rms = size / float(np.sqrt(elements))
-    if not (large < rms < beyond or size < small):
+    first = float(np.median(norm[:least]))  # what another net gives to this one may grow: then that is what is wrong
+    if not ((large < min(rms, first / float(np.sqrt(elements))) and rms < beyond) or max(size, first) < small):
         return []
     began = [float(values[np.isfinite(values)][0]) for values in scaled_losses(history).values()]
     usual = bool(began) and all(value < 3 * chance_loss(history) for value in began)

@@ -13,13 +13,11 @@ from gradwatch.analysis.groups import higher_is_better
 from gradwatch.analysis.rules.dead_layers import faded
 from gradwatch.analysis.rules.facts import (
     USUAL_RATIO,
-    chance_loss,
     directness,
     ends_in,
     initial_sum,
     is_adaptive,
     largest_ratio,
-    last_matrix,
     matrices,
     measured,
     optimizer_kind,
@@ -31,6 +29,7 @@ from gradwatch.analysis.rules.long_steps import lr_too_high
 from gradwatch.analysis.rules.losses import HELD_OUT
 from gradwatch.analysis.rules.progress import Progress, can_be_judged, progress, reaches_its_goal, unmoved, went
 from gradwatch.analysis.rules.schedule import ran_out
+from gradwatch.analysis.rules.standstill import at_chance, equal_odds, rests_since, stands
 from gradwatch.analysis.rules.tries import LOWER, rate_times
 from gradwatch.analysis.rules.unchanged import TAKEN_BACK
 from gradwatch.analysis.rules.updates import weak_gradients
@@ -44,10 +43,11 @@ def no_progress(
     """Nothing that was logged gets better: neither a training loss, nor a metric whose direction is known.
 
     Each of them ended within its noise of where it began (four standard errors), or by less than `share` of it better;
-    and that it won more than the share `most` is out of the question for a loss (two standard errors). Or the losses
-    came to what equal probabilities for all classes give, from above, and no further (`_at_chance`), or stand next to
-    it (`_stands`); or they fell to less than half, and nothing that is measured on other data was ever better
-    (`_not_held_out`); or nothing that is meant to rise ever did (`_not_its_goal`).
+    and that it won more than the share `most` is out of the question for a loss (two standard errors; twice that share
+    where it did not clearly get better). Or the losses came to what equal probabilities for all classes give, from
+    above, and no further (`at_chance`), or stand next to it (`stands`); or they fell to less than half, and nothing
+    that is measured on other data was ever better (`_not_held_out`); or nothing that is meant to rise ever did
+    (`_not_its_goal`); or they fell within the first quarter of the run, and stand since, far above 0 (`_rests`).
     A run that is under way is judged from `running` steps on, and after a tenth of its `total_steps`. Not judged: a run
     that was resumed (it may have learnt before), parts that train against each other, a loss that is below 0 early.
     The cause is the first of these that the record shows: a schedule that ran out, or never got where it should; steps
@@ -57,21 +57,21 @@ def no_progress(
     losses = unmoved(history, min_steps, running, share)
     if any(found.evidence.get("began_anew") for found in lr_too_high(history)):
         return []  # other data or another loss came: where that began says nothing
-    if not losses or not all(p.is_flat(most) for p in losses):
+    if not losses or not all(p.is_flat(most if p.is_real() else 2 * most) for p in losses):
         losses = unmoved(history, min_steps, running, math.inf)
-        losses = [p for p in losses if _at_chance(history, p) or _stands(history, p)]
+        losses = [p for p in losses if at_chance(history, p) or stands(history, p)]
     if not losses:
         return (
             _not_held_out(history, min_steps, running, share)
             or _not_its_goal(history, min_steps, running)
-            or _shut_at_its_end(history, min_steps, running)
+            or _rests(history, min_steps, running)
         )
     shown, said = losses[0], f"{_no_better(losses[0])}."
-    if _at_chance(history, shown):
+    if at_chance(history, shown):
         said += " That is what equal probabilities for all classes give: nothing was learnt of them."
-    elif _stands(history, shown):
+    elif stands(history, shown):
         said = f"{shown.metric} stands at {shown.ended:.4g} since the first half of the run, hardly below the "
-        said += f"{chance_loss(history):.4g} that equal probabilities for all classes give."
+        said += f"{equal_odds(history):.4g} of a cross-entropy whose probabilities are all equal."
     why = _why(history)
     return _finding(history, shown, why._replace(cause=f"{said} {why.cause}"))
 
@@ -168,63 +168,41 @@ _BESIDE_IT = (
 )
 
 
-def _shut_at_its_end(history: History, min_steps: int, running: int, left: float = 0.25) -> list[Finding]:
-    """The loss stands at more than `left` of its first value, and the model's last module takes part of the outputs.
+def _rests(history: History, min_steps: int, running: int, left: float = 0.25) -> list[Finding]:
+    """Each loss fell at first and stands since, at a large part of where it began, and nothing else got better.
 
-    A ReLU cuts off all below 0, and no gradient comes back from there; a dropout sets outputs to 0 by chance. It stands
-    where the second half of the run won less than a quarter of the whole.
+    The share `left` of the first value is left at least, and from the second quarter of the run to the last it won
+    nothing that is clear of its noise; or less than a quarter of the whole, where the last module bounds or drops what
+    is given out: a ReLU cuts off all below 0, a dropout sets outputs to 0 by chance (`rests_since`).
     """
-    taken = next((kind for kind in ("ReLU", "Dropout") if ends_in(history, kind)), "")
+    taken = next((kind for kind in ("ReLU", "Dropout", "Sigmoid", "Tanh") if ends_in(history, kind)), "")
     losses = [p for p in progress(history) if p.is_loss] if can_be_judged(history, min_steps, running) else []
-    if not taken or not losses or reaches_its_goal(history):
+    if not losses or reaches_its_goal(history):
         return []
-    for p in losses:
-        values = history.total(p.metric)
-        second = float(np.median(np.array_split(values[np.isfinite(values)], 4)[1]))
-        if p.ended < left * p.first or second - p.ended > p.won / 4:
-            return []
+    if not all(rests_since(history, p, left, bool(taken)) for p in losses):
+        return []
     shown = losses[0]
-    causes = (f"its last module, a {taken}, takes away what the loss asks for", "there is no more to be learnt")
+    causes = (f"its last module, a {taken}, takes away what the loss asks for", _NO_MORE) if taken else _AT_A_FLOOR
     why = Why(
-        f"{shown.metric} falls from {shown.first:.4g} to {shown.ended:.4g} and hardly further. {either(causes)}",
-        f"Take the {taken} out from behind the last layer of weights.",
-        {"last_module": taken},
+        f"{shown.metric} falls from {shown.first:.4g} to {shown.ended:.4g}, the most of it in the first quarter of the "
+        f"run, and stands there since. {either(causes)}",
+        f"Take the {taken} out from behind the last layer of weights."
+        if taken
+        else "Look at the outputs for two unlike inputs. If they are alike, what is learnt is the mean: look at what "
+        "lies between inputs and outputs, at the shapes that the loss is given, at how inputs and targets are put "
+        "together, and at each term of the loss by itself.",
+        {"left": shown.ended / shown.first, **({"last_module": taken} if taken else {})},
         alternatives=causes,
     )
     return _finding(history, shown, why)
 
 
-def _at_chance(history: History, loss: Progress, near: float = 0.01) -> bool:
-    """Whether a loss ended at log C and was never lower by more than twice `near`.
-
-    C are the rows of the last matrix; two where it has one, or a Sigmoid ends the model. Any power of
-    two, as a batch is large whose pairs are told apart, where the loss hardly differs from it, nor from step to step.
-    """
-    pairs = round(loss.ended / math.log(2)) * math.log(2) if math.isfinite(loss.ended) else 0.0
-    if pairs > 0 and abs(loss.ended - pairs) < near / 10 * pairs and loss.noise < near * pairs:
-        return min(loss.best, loss.began) > (1 - 2 * near) * pairs
-    last = last_matrix(history)
-    of_two = ends_in(history, "Sigmoid") or (last is not None and last.shape[0] <= 2)
-    chance = math.log(2) if of_two else chance_loss(history)  # where it is NaN, nothing is near it
-    high = 6 * near if loss.noise > near * chance else near  # what is drawn anew in each step adds to it: dropout
-    there = -near * chance < loss.ended - chance < high * chance
-    return there and min(loss.best, loss.began) > (1 - 2 * near) * chance
-
-
-def _stands(history: History, loss: Progress, high: float = 0.8, late: float = 0.02) -> bool:
-    """Whether a loss that began at log C or somewhat above ended above `high` of it, and has stopped to fall.
-
-    From the second quarter of the run to the last it won less than the share `late` of log C, it was never better than
-    at its end by twice that, and no other metric got better. Of healthy trainings of the tests the highest ended at
-    0.72 of it, and still fell.
-    """
-    chance = chance_loss(history)
-    if not (0.9 * chance < loss.began < 1.3 * chance and high * chance < loss.ended < 1.05 * chance):
-        return False
-    values = history.total(loss.metric)
-    second, last = (float(np.median(part)) for part in np.array_split(values[np.isfinite(values)], 4)[1::2])
-    was_better = loss.ended - loss.best > 2 * late * chance
-    return second - last < late * chance and not was_better and not reaches_its_goal(history)
+_NO_MORE = "there is no more to be learnt"
+_AT_A_FLOOR = (
+    "the outputs are alike for all inputs: of the targets only the mean is learnt, or one term of the loss outweighs "
+    "the others",
+    f"{_NO_MORE} (noise in the targets)",
+)
 
 
 def _why(history: History) -> Why:

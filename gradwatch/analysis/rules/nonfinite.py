@@ -8,11 +8,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
+from numpy.typing import NDArray
 
-from gradwatch.analysis.final_values import nonfinite_rows
+from gradwatch.analysis.final_values import LOSS as LOSS_NAME
+from gradwatch.analysis.final_values import nonfinite_rows, was_nan
 from gradwatch.analysis.rules.activations import birthplace
 from gradwatch.analysis.rules.facts import matrices, pick
-from gradwatch.analysis.rules.finding import Finding, Severity
+from gradwatch.analysis.rules.finding import Finding, Severity, either
+from gradwatch.analysis.rules.losses import HELD_OUT
 from gradwatch.analysis.rules.tries import LOWER, warm_up
 from gradwatch.history import Bools, History
 
@@ -33,7 +36,7 @@ def nonfinite(
     Of an imported run, whose rows are not all steps, `unknown`.
 
     Where activations were recorded in that step or before, `first_activation` is the module whose output was not finite
-    first in the forward pass.
+    first in the forward pass. Where no gradient was so and a training loss that was logged is, see `_of_losses`.
 
     Under a GradScaler dropped steps are its way to find the scale: a note, when there were at most `few` of them or a
     share of `seldom`.
@@ -41,15 +44,12 @@ def nonfinite(
     """
     rows = np.flatnonzero(nonfinite_rows(history))
     if not len(rows):
-        return []
+        return _of_losses(history)
     first = int(rows[0])
     counts = history.layer("nonfinite")  # [R, L]
     begin = counts[history.layer_rows == first]  # of the first such step, where its layers are recorded
     bad = (begin > 0).any(axis=0)
     skipped = bool((history.total("skipped")[rows] > 0).all())
-    scaled = np.isfinite(history.total("loss_scale")).any()
-    usual = skipped and scaled and len(rows) <= max(few, seldom * len(history))
-    severity: Severity = "note" if usual else "warning" if skipped else "error"
     went_first = _went_first(history, first)
     after = _after(history, first, growth, update)
     if history.run.source and after != "growth":  # between two rows of a log anything may have happened
@@ -64,7 +64,7 @@ def nonfinite(
     return [
         Finding(
             rule="nonfinite",
-            severity=severity,
+            severity=_severity(history, rows, skipped, few, seldom),
             layers=pick(history, bad),
             first_step=int(history.step[first]),
             last_step=int(history.step[rows[-1]]),
@@ -82,6 +82,49 @@ def nonfinite(
             tries=(LOWER, warm_up(history)) if after == "growth" else (),
         )
     ]
+
+
+def _severity(history: History, rows: NDArray[np.intp], skipped: bool, few: int, seldom: float) -> Severity:
+    """An error; a warning where all these steps were skipped, a note where a GradScaler did so, and seldom."""
+    scaled = np.isfinite(history.total("loss_scale")).any()
+    if skipped and scaled and len(rows) <= max(few, seldom * len(history)):
+        return "note"
+    return "warning" if skipped else "error"
+
+
+def _of_losses(history: History) -> list[Finding]:
+    """A training loss that was logged as NaN or inf, while every gradient was finite. A warning.
+
+    Such a step may have had no gradient at all: the mean over nothing is 0/0, and no example asks for anything.
+    """
+    for name in (name for name in history.logged if LOSS_NAME.search(name) and not HELD_OUT.search(name)):
+        rows = np.flatnonzero(was_nan(history, name) | np.isinf(history.total(name)))
+        if not len(rows):
+            continue
+        norm = history.total("grad_norm")[rows]
+        empty = bool((norm == 0).all())
+        return [
+            Finding(
+                "nonfinite",
+                "warning",
+                (),
+                int(history.step[rows[0]]),
+                int(history.step[rows[-1]]),
+                {"metric": name, "steps": len(rows), "first": "loss", "grad_norm": float(np.nanmax(norm, initial=0.0))},
+                f"{name} is inf or NaN in {len(rows)} steps, and every gradient is finite: "
+                + (f"exactly 0 there. {either(_NOTHING_ASKED)}" if empty else "that part of it leads to no weight."),
+                "Look at the batch of that step, and at how the loss is averaged: divide by max(count, 1), or leave a "
+                "step out whose batch has no target (all ignore_index, an empty mask).",
+                alternatives=_NOTHING_ASKED if empty else (),
+            )
+        ]
+    return []
+
+
+_NOTHING_ASKED = (
+    "the loss is a mean over no target at all, 0 / 0",
+    "what is not finite is cut off from the weights (a clamp, a where, zero_infinity)",
+)
 
 
 def _of_the_scale(history: History, times: int = 3) -> tuple[str, str] | None:
@@ -141,6 +184,8 @@ def growth_before(history: History, row: int, growth: float = 100.0, update: flo
 def _went_first(history: History, row: int) -> str:
     """`loss`, `gradient`, or `unknown` where the loss of that step was not logged."""
     names = [name for name in history.logged if "loss" in name.lower()]
+    if any(was_nan(history, name)[row] for name in names):
+        return "loss"
     here = [history.total(name)[row] for name in names if not np.isnan(history.total(name)[:row]).any()]
     if any(not np.isfinite(value) for value in here):
         return "loss"

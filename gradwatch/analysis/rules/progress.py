@@ -5,6 +5,7 @@ Legend: T recorded steps, N logged values of a scalar.
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 
 import numpy as np
@@ -19,6 +20,8 @@ from gradwatch.analysis.rules.facts import (
 )
 from gradwatch.analysis.rules.losses import has_rivals, scaled_losses
 from gradwatch.history import Floats, History
+
+_DIVERGENCE = re.compile(r"(^|[^a-z])kld?([^a-z]|$)", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
@@ -67,10 +70,16 @@ class Progress:
 
 
 def progress(history: History, least: int = 20) -> list[Progress]:
-    """How each scalar of known direction went that was logged `least` times; losses without a scale are left out."""
+    """How each scalar of known direction went that was logged `least` times; losses without a scale are left out.
+
+    So is a divergence beside another loss: it falls to 0 as well where its term outweighs all others.
+    """
     losses = scaled_losses(history)
+    beside = [name for name in losses if _DIVERGENCE.search(name)] if len(losses) > 1 else []
     found = []
     for name in history.logged:
+        if name in beside or (losses and name not in losses and _DIVERGENCE.search(name)):
+            continue
         rises = higher_is_better(name, [history])
         values = history.total(name)
         values = values[np.isfinite(values)]

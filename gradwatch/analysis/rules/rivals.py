@@ -27,15 +27,18 @@ def generator_starves(
 
     In the second half of the run the median gradient norm is below 1/`fall` of the median of its `first` steps, no
     matrix changes in a typical step by more than 1/`small` of what is usual, and nothing that the part logs got better.
-    Asked of runs whose parts log losses of their own. Or its gradient is there, and its loss has risen to `times` what
-    it was, and above `high`: the answers of its rival are as sure as they can be (`_lost`).
+    Asked of runs whose parts log losses of their own. Or its rival's loss is next to nothing (`_sure`). Or its gradient
+    is there, and its loss has risen to `times` what it was, and above `high`: the answers of its rival are as sure as
+    they can be (`_lost`).
     Source: Goodfellow et al. 2014, section 3 (log(1 - D(G(z))) saturates); Arjovsky & Bottou, arXiv:1701.04862 (a
     perfect discriminator leaves no gradient).
     """
     total = history.total("grad_norm")
     norm = total[np.isfinite(total) & (total > 0)]
-    if len(norm) < min_steps or not has_rivals(history) or any(p.is_large(0.2) for p in progress(history)):
+    if len(norm) < min_steps or not has_rivals(history):
         return []
+    if any(p.is_large(0.2) for p in progress(history)):
+        return _sure(history, first)
     begun, late = middle(norm[:first]), middle(norm[len(norm) // 2 :])
     at, ratio = measured(history, "update_ratio")
     ratio = ratio[history.layer_rows[at] >= len(history) // 2][:, matrices(history)]
@@ -61,6 +64,36 @@ def generator_starves(
             "penalty), and its rival fewer or shorter steps.",
         )
     ]
+
+
+def _sure(history: History, first: int, nothing: float = 0.02) -> list[Finding]:
+    """A part whose loss began where that of even odds does, one or two times log 2, and is next to `nothing` since.
+
+    Source: Goodfellow et al. 2014, section 4: at the best of both the discriminator's loss is 2 log 2.
+    """
+    for name in training_losses(history):
+        values = history.total(name)
+        values = values[np.isfinite(values)]
+        begun, late = middle(values[:1]) / np.log(2), values[len(values) // 2 :]
+        if not (0.7 < begun < 1.4 or 1.7 < begun < 2.4) or not (len(late) > first and (late >= 0).all()):
+            continue
+        if middle(late) > nothing * values[0]:
+            continue
+        return [
+            Finding(
+                "generator-starves",
+                "warning",
+                (),
+                int(history.step[len(history) // 2]),
+                int(history.step[-1]),
+                {"metric": name, "began": float(values[0]), "ended": middle(late)},
+                f"{name} fell from {values[0]:.3g}, that of even odds, to {middle(late):.2g}: this part tells all that "
+                "its rival makes, and leaves it next to no gradient to learn by.",
+                "Give this part fewer or shorter steps, or less to go by: labels that are smoothed, noise on what it "
+                "sees, a gradient penalty; and its rival the loss that does not saturate.",
+            )
+        ]
+    return []
 
 
 def _lost(history: History, times: float, high: float, first: int, even: float = 0.5) -> list[Finding]:

@@ -147,6 +147,8 @@ def _put_back(history: History, share: float = 0.02, least: int = 5) -> list[Fin
         return []
     which = wide & (direct < share)
     moves = largest_ratio(history)
+    if not moves > _eps(history).max():
+        return []  # a step is no longer than rounding: of weights that grew huge, what is left of it is chance
     long = moves > 5 * USUAL_RATIO[is_adaptive(history)]
     return [
         _finding(
