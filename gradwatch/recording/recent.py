@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import deque
 from functools import lru_cache
 from typing import NamedTuple
@@ -13,6 +14,7 @@ from gradwatch.analysis.rules.losses import HELD_OUT
 from gradwatch.measure.ring_buffer import Ring
 from gradwatch.recording.blocks import Row
 
+_FACTOR = re.compile(r"loss[ _./-]?(scale|weight|coef)", re.IGNORECASE)  # what a loss is multiplied by
 GRAD_NORM, SKIPPED = "grad_norm", "skipped"
 
 
@@ -67,5 +69,5 @@ class Recent:
 
 @lru_cache(maxsize=1024)
 def is_loss(name: str) -> bool:
-    """Whether what is logged under this name is a loss of the training itself."""
-    return "loss" in name.lower() and not HELD_OUT.search(name)
+    """Whether what is logged under this name is a loss of the training itself; a loss scale is none."""
+    return "loss" in name.lower() and not HELD_OUT.search(name) and not _FACTOR.search(name)

@@ -2,8 +2,13 @@
 
 import logging
 import math
+import os
 import random
+import signal
+import subprocess
+import sys
 from collections import deque
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -409,6 +414,63 @@ def test_killed_in_the_middle_of_a_rewind_it_resumes(where, shuffle, tmp_path, m
     history = training.end()
     assert history.step.tolist() == [*range(len(history))]
     assert len([*(folder / "snapshots").iterdir()]) == 2
+
+
+DYING = """
+import os, signal, sys
+from pathlib import Path
+from test_rewind import BAD, Data, Snapshots, Training
+Snapshots._put_back = lambda *_: os.kill(os.getpid(), signal.SIGKILL)  # the weights are back, the optimizer is not
+training = Training(Path(sys.argv[1]), Data(bad=[BAD]))
+training.run(training.rewind(disk_every=1)(training.loader))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform == "win32", reason="no SIGKILL")
+def test_after_sigkill_in_the_middle_of_a_rewind_the_loss_is_that_of_a_run_that_never_met_the_batch(tmp_path):
+    here = Path(__file__).parent
+    places = [here.parents[1], here.parent / "support", here]
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, places)), "OMP_NUM_THREADS": "1"}
+    done = subprocess.run([sys.executable, "-c", DYING, str(tmp_path)], env=env, capture_output=True, check=False)
+    assert done.returncode == -signal.SIGKILL, done.stderr.decode()[-2000:]
+    (folder,) = tmp_path.iterdir()
+    training = Training(tmp_path, Data(bad=[BAD]))
+    rewind = training.rewind(disk_every=1)
+    assert rewind.resume(folder)
+    training.run(rewind(training.loader))
+    oracle = Training(tmp_path / "oracle")
+    oracle.run(without(oracle.loader, BAD))
+    same(training.state(), oracle.state())
+    assert rewind.count == 1
+    assert training.end().total("loss")[-1] == oracle.end().total("loss")[-1]
+
+
+def test_a_scaler_goes_back_too(tmp_path):
+    def train(bad, rewinds):
+        torch.manual_seed(0)
+        model = nn.Linear(6, 3)
+        optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+        scaler = torch.amp.GradScaler("cpu", init_scale=2.0, growth_interval=7)
+        own = watch(model, optimizer, tmp_path / str(rewinds), delivery="none")
+        rewind = Rewind(model, optimizer, scaler=scaler, every=20)
+        batches = DataLoader(Data(bad=bad, factor=1e6), 16)
+        for batch in rewind(batches) if rewinds else without(batches, BAD):
+            optimizer.zero_grad()
+            loss = nn.functional.cross_entropy(model(batch["x"]), batch["y"]) * batch["scale"].mean()
+            scaler.scale(loss).backward()
+            scaler.step(optimizer)
+            scaler.update()
+            own.log(loss=loss)
+        own.close()
+        return [*model.parameters(), *state_tensors(optimizer).values()], scaler.state_dict(), rewind.count
+
+    found, scale, count = train([BAD], rewinds=True)
+    expected, expected_scale, _ = train([BAD], rewinds=False)
+    assert count == 1
+    assert scale == expected_scale
+    assert scale["scale"] == 2.0 ** (1 + 119 // 7), "it grew, before the batch and after it"
+    assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
 
 
 def test_without_a_snapshot_on_disk_there_is_nothing_to_resume(tmp_path):
