@@ -28,6 +28,7 @@ from gradwatch.errors import RunError
 
 if TYPE_CHECKING:
     from gradwatch.launcher.cures import Trial
+    from gradwatch.launcher.race import Race
     from gradwatch.launcher.search import Search
     from gradwatch.launcher.sweep import Job, Sweep
 
@@ -58,6 +59,8 @@ HANDED_ON = ("script_clip", "every", "flush_every", *INSIDE, "metric_regex", "lo
               help="Trainings at a time, sharing the CPU's threads. [default: the number of GPUs, or 1]")  # fmt: skip
 @click.option("--prefix", metavar="WORDS", help="A launcher in front of each training, such as 'srun -n1'.")
 @click.option("--timeout", metavar="SECONDS", type=Number(0, min_open=True), help="End a training after it.")
+@click.option("--stop-losers", is_flag=True, help="Give a policy no more seeds once the interval over its seeds "
+              "lies wholly beyond that of the best.")  # fmt: skip
 @click.option("--force", is_flag=True, help="Train again what is finished.")
 @click.option("--script-clip", type=click.Choice(("keep", "replace")), help="As for run.  [default: keep]")
 @click.option("--every", metavar="N", type=click.IntRange(1), help="As for run.  [default: 10]")
@@ -88,10 +91,11 @@ def sweep(ctx: click.Context, /, script: str | None, args: tuple[str, ...], modu
     from gradwatch.cli.sweep_output import show_settled, show_training
     from gradwatch.cli.sweep_search import begin_search
     from gradwatch.launcher.local_pool import run_here
+    from gradwatch.launcher.race import Race
     from gradwatch.launcher.sweep import task
     from gradwatch.report.terminal import make_console
 
-    tried: Trial | Search | None = None
+    tried: Trial | Search | Race | None = None
     if options["cures"]:
         asked, tried = _cures(ctx, script, args, module, options)
     else:
@@ -106,6 +110,12 @@ def sweep(ctx: click.Context, /, script: str | None, args: tuple[str, ...], modu
                 going = pool(search.tasks(options["timeout"], options["force"]))
                 show_training(search.total, search.done, search.todo, going, console)
                 jobs = search.jobs
+            elif options["stop_losers"]:
+                tried = race = Race(jobs, options["metric"], options["rises"], options["baseline"])
+                todo = _todo(jobs, options["force"])
+                going = pool(race.tasks(todo, options["timeout"]))
+                show_training(len(jobs), len(jobs) - len(todo), race.todo, going, console)
+                jobs = race.jobs
             elif todo := _todo(jobs, options["force"]):
                 going = pool(task(job, options["timeout"]) for job in todo)
                 show_training(len(jobs), len(jobs) - len(todo), todo, going, console)
@@ -170,6 +180,8 @@ def _asked(
     from gradwatch.launcher.sweep import SEED, Sweep, policies, split
 
     space_of(options)
+    if options["stop_losers"] and (options["search"] or options["cures"]):
+        raise RunError("--stop-losers is for policies that are given one by one: leave --search or --cures out")
     target = module or script
     if target is None:
         raise RunError("no script: wanted gradwatch sweep [OPTIONS] SCRIPT [ARGS...], or -m MODULE")
@@ -230,14 +242,11 @@ def _todo(jobs: Sequence[Job], force: bool) -> list[Job]:
     Raises:
         RunError: one of them is still being trained.
     """
-    from gradwatch.launcher.sweep import Record, is_alive
+    from gradwatch.launcher.sweep import Record, require_ended
 
     todo = [job for job in jobs if force or not ((record := Record.read(job)) and record.over)]
     for job in todo:
-        if is_alive(job):
-            raise RunError(
-                f"{job.label} is still being trained, by a sweep that was killed: end it, or wait for {job.run()}"
-            )
+        require_ended(job)
     if len(todo) < len(jobs):
         click.echo(f"{len(jobs) - len(todo)} of {len(jobs)} runs are finished already.")
     return todo

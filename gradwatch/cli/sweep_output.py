@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
     from gradwatch.launcher.cures import Trial
     from gradwatch.launcher.pool import Moment
+    from gradwatch.launcher.race import Race
     from gradwatch.launcher.search import Search
     from gradwatch.launcher.sweep import Job, Sweep
 
@@ -58,7 +59,7 @@ def show_training(
 
 
 def show_settled(
-    asked: Sweep, jobs: Sequence[Job], options: dict[str, Any], console: Console, tried: Trial | Search | None
+    asked: Sweep, jobs: Sequence[Job], options: dict[str, Any], console: Console, tried: Trial | Search | Race | None
 ) -> None:
     """The comparison: in the terminal, as files in the sweep's folder, and in MLflow."""
     by = (options["metric"], options["baseline"], options["target"], options["rises"])

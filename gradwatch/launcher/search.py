@@ -18,7 +18,7 @@ from gradwatch.errors import RunError
 from gradwatch.history import History
 from gradwatch.launcher.pool import End, Task
 from gradwatch.launcher.search_space import Space
-from gradwatch.launcher.sweep import Job, Record, Sweep, digest, task
+from gradwatch.launcher.sweep import Job, Record, Sweep, digest, require_ended, task
 from gradwatch.launcher.sweep_summary import history_of
 from gradwatch.policies.intervention import Intervention
 from gradwatch.tracking.tags import Tag
@@ -74,6 +74,8 @@ class Search:
             direction="maximize" if rises else "minimize", load_if_exists=True,
         )  # fmt: skip
         for trial in self.study.get_trials(states=[self.states.RUNNING]):  # interrupted: the same is trained again
+            for seed in asked.seeds if POLICY in trial.user_attrs else ():
+                require_ended(asked.job(_policy(trial), seed))
             self.study.tell(trial.number, state=self.states.FAIL)
             self.study.enqueue_trial(trial.params)
         # not the same numbers again that the study began with
@@ -109,7 +111,8 @@ class Search:
     @property
     def has_failed(self) -> bool:
         """Whether a training ended with an error that no finding explains."""
-        return any(trial.state == self.states.FAIL for trial in self.ended)
+        failed = any(trial.state == self.states.FAIL for trial in self.ended)
+        return failed or not all(map(_is_over, self.unchanged))
 
     def tasks(self, timeout: float | None, force: bool) -> Iterator[Task]:
         """What is to be trained, a trial drawn when a slot is free; what is finished already is not trained again."""

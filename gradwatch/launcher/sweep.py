@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import itertools
 import json
@@ -185,13 +184,19 @@ def _let_deliver(job: Job) -> None:
             wait_delivered(part, deadline - time.monotonic())
 
 
-def is_alive(job: Job) -> bool:
-    """Whether a process on this machine still trains it: one that an earlier sweep left behind when it was killed."""
-    with contextlib.suppress(RunError):
-        folder = job.run()
+def require_ended(job: Job) -> None:
+    """Refuse a job that a process on this machine still trains: one that an earlier sweep left behind, killed.
+
+    Raises:
+        RunError: so it is.
+    """
+    folder = job.run()
+    try:
         run = read_manifest(folder) if folder is not None else None
-        return run is not None and run.host == socket.gethostname() and not run_state(run).over
-    return False
+    except RunError:
+        return
+    if run is not None and run.host == socket.gethostname() and not run_state(run).over:
+        raise RunError(f"{job.label} is still being trained, by a sweep that was killed: end it, or wait for {folder}")
 
 
 def _last_words(job: Job) -> str:
