@@ -6,8 +6,9 @@ import importlib.util
 import logging
 import math
 import os
+import re
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
 import click
@@ -144,7 +145,7 @@ def intervening(many: bool = False) -> Callable[[Decorated], Decorated]:
 
 # What is recorded besides, by the names of the arguments of `watch`; that ending in _of is of the one before it
 INSIDE = ("slots", "activations", "activations_of", "activations_every", "noise_scale", "histogram_every",
-          "singular_values", "singular_values_of")  # fmt: skip
+          "singular_values", "singular_values_of", "split")  # fmt: skip
 
 
 def looking_inside(as_for_run: bool = False) -> Callable[[Decorated], Decorated]:
@@ -171,6 +172,8 @@ def looking_inside(as_for_run: bool = False) -> Callable[[Decorated], Decorated]
                said="Record a histogram of each layer's gradient every N steps."),
         option("--noise-scale", is_flag=True,
                said="Record the norm of each step's first micro-batch, for the gradient noise scale."),
+        option("--split", metavar="PATTERN=DIM[/PIECES]", multiple=True, callback=split_texts,
+               said="Take the slices of such tensors for layers, as '*.experts.*=0'; again for more."),
     )  # fmt: skip
 
     def decorate(command: Decorated) -> Decorated:
@@ -179,6 +182,31 @@ def looking_inside(as_for_run: bool = False) -> Callable[[Decorated], Decorated]
         return command
 
     return decorate
+
+
+def split_texts(ctx: click.Context, param: click.Parameter, value: Sequence[str]) -> Sequence[str]:
+    """Texts that `as_split` takes, as they are."""
+    try:
+        as_split(value)
+    except RunError as error:
+        raise click.BadParameter(str(error)) from None
+    return value
+
+
+def as_split(texts: Iterable[str]) -> dict[str, int | tuple[int, int]]:
+    """What was given of --split, as watch() takes it: `*.experts.*=0`, `*.q_proj.weight=0/12`.
+
+    Raises:
+        RunError: a text is no such.
+    """
+    found: dict[str, int | tuple[int, int]] = {}
+    for text in texts:
+        known = re.fullmatch(r"(.+)=(-?\d{1,4})(?:/(\d{1,9}))?", text)
+        if known is None:
+            raise RunError(f"{text!r}: wanted PATTERN=DIM, such as '*.experts.*=0', or PATTERN=DIM/PIECES")
+        pattern, dim, pieces = known.groups()
+        found[pattern] = int(dim) if pieces is None else (int(dim), int(pieces))
+    return found
 
 
 def pairs(option: str, texts: Iterable[str]) -> dict[str, str]:

@@ -14,6 +14,7 @@ from gradwatch.cli.options import (
     INSIDE,
     Configured,
     Number,
+    as_split,
     given,
     intervening,
     looking_inside,
@@ -26,7 +27,8 @@ from gradwatch.errors import RunError
 
 # what a training is to be repeated with, beside what a sweep varies; what only delivers it is not
 REPEATED = ("--script-clip", "--every", "--total-steps", "--metric-regex", "--higher-is-better", "--lower-is-better",
-            "--param", "--activations-of", "--histogram-every", "--singular-values-of")  # fmt: skip
+            "--param", "--activations-of", "--histogram-every", "--singular-values-of",
+            "--split")  # fmt: skip
 
 
 class RunCommand(Configured):
@@ -119,6 +121,7 @@ def run(ctx: click.Context, /, script: str | None, args: tuple[str, ...], module
         "total_steps": options["total_steps"],
         "flush_every": options["flush_every"],
         **{name: options.get(f"{name}_of") or options[name] for name in INSIDE if not name.endswith("_of")},
+        "split": as_split(options["split"]),
         "log": None if options["log"] == "none" else options["log"].split(","),
         "delivery": options["delivery"],
         "dir": str(_folder(options["dir"])),

@@ -72,19 +72,24 @@ class Sharding:
     `shares[i]` is 1 / the number of ranks that hold the same part of layer i: sums over ranks count each part once.
     A plain tensor beside spread ones is a copy on every rank. A layer's parts are added up over its own group, or over
     one that holds that whole: under pipeline parallelism each stage has a mesh, and layers, of its own.
+
+    `held[i]` is how much of layer i this rank has. Of a layer that is a slice, `params[i]` is the parameter, and
+    `cuts[i]` the dimension along which it is cut, and whether the slice lacks that.
     """
 
-    def __init__(self, params: Sequence[Tensor], device: torch.device, spreads: Mapping[int, Spread]) -> None:
-        self.params, self.spreads = params, spreads
-        self.shapes = [spreads[id(p)].shape if id(p) in spreads else tuple(p.shape) for p in params]
+    def __init__(
+        self,
+        params: Sequence[Tensor],
+        device: torch.device,
+        spreads: Mapping[int, Spread],
+        held: Sequence[float],
+        cuts: Sequence[tuple[int, bool] | None],
+    ) -> None:
+        self.params, self.spreads, self.cuts = params, spreads, cuts
         self.is_flat = any(spread.is_flat for spread in spreads.values())
         groups, shares = self._joined()
-        held = [
-            share * local(p).numel() / max(math.prod(shape), 1)
-            for p, share, shape in zip(params, shares, self.shapes, strict=True)
-        ]
         self.shares = torch.tensor(shares, dtype=torch.float64, device=device)
-        self.held = torch.tensor(held, dtype=torch.float64, device=device)
+        self.held = self.shares * torch.tensor(held, dtype=torch.float64, device=device)
         everything = list(range(len(params)))
         self._sums = [
             (group, None if places == everything else torch.tensor(places, device=device), frozenset(places))
@@ -234,7 +239,7 @@ class Sharding:
         """This rank's place among the units of each layer that has units split over ranks."""
         key = tuple(dims.items())
         if key not in self._known_blocks:
-            split = {i: over for i, over in dims.items() if _splits(self.params[i], over)}
+            split = {i: over for i, over in dims.items() if _splits(self.params[i], over, self.cuts[i])}
             for i, over in dims.items():
                 spread = self.spreads.get(id(self.params[i]))
                 if spread is not None and spread.beside is not None and (0 in over or not over):
@@ -250,16 +255,28 @@ class _Block(NamedTuple):
     place: tuple[slice, ...]
 
 
-def _splits(param: Tensor, dims: tuple[int, ...]) -> bool:
-    """Whether the norm over `dims` (none: all) needs several ranks."""
+def _splits(param: Tensor, dims: tuple[int, ...], cut: tuple[int, bool] | None) -> bool:
+    """Whether the norm over `dims` (none: all) of a parameter, or of its slices, needs several ranks.
+
+    Raises:
+        PolicyError: it does, of units of a slice.
+    """
     if not is_sharded(param):
         return False
-    over = {d % param.dim() for d in dims} or set(range(param.dim()))
+    along, lacks = cut or (0, False)
+    own = [d for d in range(param.dim()) if not (lacks and d == along)]  # the dimensions of the layer
+    over = {own[d] for d in dims} or set(range(param.dim()))
     sharded: Any = param
-    return any(
+    found = any(
         placement.is_shard() and placement.dim in over and size > 1
         for placement, size in zip(sharded.placements, sharded.device_mesh.shape, strict=True)
     )
+    if found and dims and cut is not None:
+        raise PolicyError(
+            f"a policy that looks at units, of slices of a parameter of shape {tuple(param.shape)}: its units are "
+            f"spread over ranks ({sharded.placements}); leave it out of split=, or out of the policy with only()"
+        )
+    return found
 
 
 def _block(param: Any, dims: tuple[int, ...]) -> _Block:

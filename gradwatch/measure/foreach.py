@@ -6,7 +6,7 @@ Legend: L layers, in the order of the Layout. Everything here is device arithmet
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from itertools import accumulate, repeat
 from typing import Any, cast
 
@@ -44,11 +44,23 @@ def grouped(layout: Layout, tensors: MaybeTensors, here: Sequence[bool]) -> list
     present = [*tensors] if everything else [*there(tensors)]
     if not present:
         return []
-    if everything and layout.one_device and len(set(map(_DTYPE, present))) == 1:
+    if everything and layout.one_device and not layout.strided and len(set(map(_DTYPE, present))) == 1:
         return [(cast("list[Tensor]", present), layout.every)]  # the usual case, at a tenth of the price
     index = layout.every if everything else [i for i, t in enumerate(tensors) if t is not None]
     groups: dict[Any, tuple[Any, list[int]]] = _group_tensors_by_device_and_dtype([[*present]], with_indices=True)
-    return [(lists[0], tuple(index[i] for i in places)) for lists, places in groups.values()]
+    found = [(lists[0], tuple(index[i] for i in places)) for lists, places in groups.values()]
+    return _apart(found, layout.strided) if layout.strided else found
+
+
+def _apart(groups: Sequence[Group], strided: Collection[int]) -> list[Group]:
+    """The same with the strided layers of each group in one of their own: the others are taken together."""
+    out = []
+    for tensors, index in groups:
+        for which in (False, True):
+            own = [(t, i) for t, i in zip(tensors, index, strict=True) if (i in strided) is which]
+            if own:
+                out.append(([t for t, _ in own], tuple(i for _, i in own)))
+    return out
 
 
 def measure(layout: Layout, groups: Sequence[Group], p: float = 2.0, into: Tensor | None = None) -> Tensor:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Iterable, Sequence
-from fnmatch import fnmatchcase
 from functools import partial
 from typing import cast
 
@@ -28,6 +27,7 @@ from gradwatch.measure.foreach import (
     which_are_there,
 )
 from gradwatch.measure.layout import Layout, Norms, at, real, share
+from gradwatch.measure.slices import fits
 
 
 class Batch:
@@ -112,7 +112,7 @@ class Batch:
         Raises:
             PolicyError: no layer fits.
         """
-        index = tuple(i for i, name in enumerate(self.names) if fnmatchcase(name, pattern))
+        index = tuple(i for i, name in enumerate(self.names) if fits(name, pattern))
         if not index and self.layout.places is None:  # a part may well have none of them
             raise PolicyError(
                 f"only({pattern!r}, ...): no layer fits; the layers are {', '.join(self.names[:8])}"
@@ -122,7 +122,7 @@ class Batch:
 
     def slot(self, name: str) -> MaybeTensors:
         """The optimizer's state tensor `name` of each layer, None where there is none."""
-        return [_slot(self.optimizers, p, name) for p in self.params]
+        return self.layout.slices([_slot(self.optimizers, p, name) for p in self.layout.whole.values()])
 
     @property
     def weights(self) -> list[Tensor]:
@@ -291,23 +291,22 @@ _GRAD, _IS_SPARSE = operator.attrgetter("grad"), operator.attrgetter("is_sparse"
 
 
 def gradients(layout: Layout, held: Sequence[bool] | None = None, will_change: bool = True) -> list[Tensor | None]:
-    """The gradient of each parameter as a dense real tensor that shares its memory; None where there is none.
+    """The gradient of each layer as a dense real tensor that shares its memory; None where there is none.
 
     Of a sparse gradient it is the coalesced values (coalesced in place if it `will_change`), of a complex one its view
-    as real, of a DTensor this rank's part. `held[i]` False leaves parameter i out. `will_change` False says that the
+    as real, of a DTensor this rank's part. `held[i]` False leaves layer i out. `will_change` False says that the
     gradients are only looked at.
     """
-    grads: list[Tensor | None] = list(map(_GRAD, layout.params))
+    params = layout.whole.values()
+    grads: list[Tensor | None] = list(map(_GRAD, params))
     if held is not None:
-        grads = [g if h else None for g, h in zip(grads, held, strict=True)]
+        grads = [g if h else None for g, h in zip(grads, layout.of_whole(held), strict=True)]
     spread = layout.sharding
     if spread is not None:
-        grads = [
-            None if g is None else spread.gradient(p, g, will_change) for p, g in zip(layout.params, grads, strict=True)
-        ]
+        grads = [None if g is None else spread.gradient(p, g, will_change) for p, g in zip(params, grads, strict=True)]
     if layout.has_complex or True in map(_IS_SPARSE, there(grads)):
-        return [None if g is None else _dense(p, g, will_change) for p, g in zip(layout.params, grads, strict=True)]
-    return grads
+        grads = [None if g is None else _dense(p, g, will_change) for p, g in zip(params, grads, strict=True)]
+    return layout.slices(grads)
 
 
 def drop(params: Iterable[Tensor]) -> None:

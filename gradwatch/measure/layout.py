@@ -6,15 +6,17 @@ Legend: L layers, in the order of the Layout.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
 
 from gradwatch.measure.distributed import Sharding, Spread, is_sharded, local
 from gradwatch.measure.pipeline import Stages
+from gradwatch.measure.slices import Cut, Split, cuts
 
+T = TypeVar("T")
 SAMPLE = 4096  # elements of a layer that the update ratio looks at
 WIDE, WIDE_ROW = 2**15, 64  # elements from which a second thread pays, and of a row
 SUM_IN_ROWS = 2**17  # elements from which one thread takes rows too, for the digits: 4e-6 is what it forgoes below
@@ -23,24 +25,36 @@ SUM_IN_ROWS = 2**17  # elements from which one thread takes rows too, for the di
 class Layout:
     """The watched parameters in model order, and the small constant tensors that measuring them needs.
 
+    Each of the parameters, `whole`, is a layer, but for those that are cut as `split` says: there each slice is one.
+    `names`, `shapes` (over all processes) and `params` are of the layers; a slice's is the parameter that it is of.
+
     Constants are made once and kept as long as it: what they depend on must not change from step to step.
-    `held` says which of them the optimizers still step, None for all: a param group may have been taken out. Of a part
-    of another layout, `places` says where its layers are in that one. `spreads` says how layers (by id) are spread over
-    processes, where their tensors do not; `stages` that other ranks hold the other stages of a pipeline. `shapes` are
-    those of whole layers.
+    `held` says which parameters the optimizers still step, None for all: a param group may have been taken out. Of a
+    part of another layout, `places` says where its layers are in that one. `spreads` says how parameters (by id) are
+    spread over processes, where their tensors do not; `stages` that other ranks hold the other stages of a pipeline.
+
+    Raises:
+        WatchError: a parameter cannot be cut so.
     """
 
     def __init__(
         self,
-        params: Mapping[str, Tensor],
+        whole: Mapping[str, Tensor],
         held: Sequence[bool] | None = None,
         places: Sequence[int] | None = None,
         spreads: Mapping[int, Spread] | None = None,
         stages: Stages | None = None,
+        split: Split | None = None,
     ) -> None:
-        self.held, self.places, self.spreads, self.stages = held, places, spreads or {}, stages
-        self.names = tuple(params)
-        self.params = tuple(params.values())
+        self.whole, self.places, self.spreads, self.stages = dict(whole), places, spreads or {}, stages
+        self.split = split or {}
+        known = cuts(whole, self.split, self.spreads) if split else {}
+        self._cuts = [known.get(name) for name in whole] if known else None
+        self.names = tuple(self._each(whole, lambda name, cut: [f"{name}[{i}]" for i in range(len(cut.lengths))]))
+        self.params = tuple(self._each(whole.values(), lambda p, cut: [p] * len(cut.lengths)))
+        self.held = None if held is None else self._each(held, lambda own, cut: [own] * len(cut.lengths))
+        shapes = [self.spreads[id(p)].shape if id(p) in self.spreads else tuple(p.shape) for p in whole.values()]
+        self.shapes = self._each(shapes, lambda _, cut: [cut.shape] * len(cut.lengths))
         devices = [p.device for p in self.params]  # an accelerator, if any: what waits for none lives there
         self.device = next((d for d in devices if d.type != "cpu"), devices[0] if devices else torch.device("cpu"))
         self.every = tuple(range(len(self.params)))  # the index of all layers
@@ -50,19 +64,54 @@ class Layout:
         self.dtypes = {p.dtype for p in self.params}
         self.is_float32 = self.dtypes == {torch.float32}
         self.has_complex = any(dtype.is_complex for dtype in self.dtypes)
-        is_spread = any(is_sharded(p) or id(p) in self.spreads for p in self.params)
-        self.sharding = Sharding(self.params, self.device, self.spreads) if is_spread else None
-        self.shapes = self.sharding.shapes if self.sharding is not None else [tuple(p.shape) for p in self.params]
-        self.wide = frozenset(i for i, p in enumerate(self.params) if is_wide(local(p)))
-        self.has_empty = not all(local(p).numel() for p in self.params)
+        parts = self._parts()
+        self.wide = frozenset(i for i, part in enumerate(parts) if is_wide(part))
+        self.has_empty = not all(part.numel() for part in parts)
+        # Slices whose elements do not lie side by side: torch takes them, and a list with one of them, one by one
+        along = self._each([None] * len(whole), lambda _, cut: [(cut.dim, cut.is_index)] * len(cut.lengths))
+        self.strided = frozenset(i for i, cut in enumerate(along) if cut is not None and cut[0] > 0)
+        self.sharding: Sharding | None = None
+        if any(is_sharded(p) or id(p) in self.spreads for p in self.params):
+            held_here = [part.numel() / max(n, 1) for part, n in zip(parts, self._sizes(), strict=True)]
+            self.sharding = Sharding(self.params, self.device, self.spreads, held_here, along)
         self.dtype = torch.float64 if self.dtypes & {torch.float64, torch.complex128} else torch.float32
         self._constants: dict[object, Tensor] = {}
 
     def weights(self) -> list[Tensor]:
         """The weights as real tensors that share their memory; of a DTensor the part that this rank holds."""
-        if self.sharding is None and not self.has_complex:
+        if self.sharding is None and not self.has_complex and self._cuts is None:
             return list(self.params)
-        return [real(local(p)) for p in self.params]
+        return [real(part) for part in self._parts()]
+
+    def _parts(self) -> list[Tensor]:
+        return self.slices([local(p) for p in self.whole.values()])
+
+    def slices(self, tensors: list[Any]) -> list[Any]:
+        """A tensor or None of each parameter, shaped like this rank's part of it -> of each layer. Views."""
+        if self._cuts is None:
+            return tensors
+        return self._each(tensors, lambda t, cut: [None] * len(cut.lengths) if t is None else cut.slices(t))
+
+    def of_whole(self, each: Sequence[T]) -> Sequence[T]:
+        """What is known of each layer and the same for all slices of a parameter -> of each parameter."""
+        if self._cuts is None:
+            return each
+        known = {id(p): value for p, value in zip(self.params, each, strict=True)}
+        return [known[id(p)] for p in self.whole.values()]
+
+    def _each(self, of_whole: Iterable[Any], of_slices: Callable[[Any, Cut], Iterable[Any]]) -> list[Any]:
+        """What is known of each parameter -> of each layer."""
+        if self._cuts is None:
+            return [*of_whole]
+        pairs = zip(of_whole, self._cuts, strict=True)
+        return [one for value, cut in pairs for one in ([value] if cut is None else of_slices(value, cut))]
+
+    def places_of(self) -> dict[int, list[int]]:
+        """Where the layers of each parameter are, by the parameter's id."""
+        found: dict[int, list[int]] = {}
+        for i, p in enumerate(self.params):
+            found.setdefault(id(p), []).append(i)
+        return found
 
     def check_units(self) -> None:
         """Refuse what looks at units (rows, ...) of layers that are spread over ranks in a way that hides them.
@@ -74,8 +123,17 @@ class Layout:
             self.sharding.check_units()
 
     def part(self, places: Sequence[int]) -> Layout:
-        """The layers at these places, alone."""
-        return Layout({self.names[i]: self.params[i] for i in places}, places=places, spreads=self.spreads)
+        """The layers at these places, alone: all slices of a parameter, or none."""
+        own = {id(self.params[i]) for i in places}
+        whole = {name: p for name, p in self.whole.items() if id(p) in own}
+        return Layout(whole, places=places, spreads=self.spreads, split=self.split)
+
+    def ordered(self, names: Sequence[str]) -> Layout:
+        """The same layers in this order; the slices of a parameter stay together."""
+        known, params = {id(p): n for n, p in self.whole.items()}, dict(zip(self.names, self.params, strict=True))
+        order = dict.fromkeys(known[id(params[name])] for name in names)
+        whole = {name: self.whole[name] for name in order}
+        return Layout(whole, spreads=self.spreads, stages=self.stages, split=self.split)
 
     def constant(self, key: object, make: Callable[[], Tensor]) -> Tensor:
         """The constant called `key`, made on first use."""
@@ -100,7 +158,10 @@ class Layout:
 
     def numel(self) -> Tensor:
         """Number of elements of each layer, `[L]`."""
-        return self.constant("numel", lambda: self.numbers([math.prod(shape) for shape in self.shapes], self.dtype))
+        return self.constant("numel", lambda: self.numbers(self._sizes(), self.dtype))
+
+    def _sizes(self) -> list[int]:
+        return [math.prod(shape) for shape in self.shapes]
 
     def full(self, shape: tuple[int, ...], value: float) -> Tensor:
         """A tensor full of `value`, like the norms."""

@@ -56,19 +56,22 @@ def adam_rms(layout: Layout, optimizers: Sequence[Optimizer]) -> Tensor | None:
 
 
 def _moments(layout: Layout, optimizers: Sequence[Optimizer]) -> Iterator[_Moment]:
-    place_of = {id(p): i for i, p in enumerate(layout.params)}
-    grads = gradients(layout, layout.held, will_change=False)
+    kept: dict[int, tuple[Tensor, float, float, Any]] = {}  # by parameter: v on this rank, beta2, eps and the step
     for optimizer in optimizers:
         for group in optimizer.param_groups:
             for p in group["params"] if "betas" in group else ():
-                state, place = optimizer.state.get(p, {}), place_of.get(id(p))
+                state = optimizer.state.get(p, {})
                 v = state.get("exp_avg_sq")
-                if place is None or not isinstance(v, Tensor) or v.shape != p.shape or "step" not in state:
+                if not isinstance(v, Tensor) or v.shape != p.shape or "step" not in state:
                     continue
-                gradient, v = grads[place], local(v)
-                if gradient is None or gradient.shape != v.shape or type(v) is not Tensor or not v.is_floating_point():
-                    continue  # sparse, complex, or kept as codes
-                yield _Moment(place, gradient, v, float(group["betas"][1]), float(group.get("eps", 0.0)), state["step"])
+                v = local(v)
+                if type(v) is Tensor and v.is_floating_point():  # not kept as codes
+                    kept[id(p)] = v, float(group["betas"][1]), float(group.get("eps", 0.0)), state["step"]
+    squares = layout.slices([kept[id(p)][0] if id(p) in kept else None for p in layout.whole.values()])
+    grads = gradients(layout, layout.held, will_change=False)
+    for place, (p, gradient, v) in enumerate(zip(layout.params, grads, squares, strict=True)):
+        if v is not None and gradient is not None and gradient.shape == v.shape:  # not sparse, nor complex
+            yield _Moment(place, gradient, v, *kept[id(p)][1:])
 
 
 def _pieces(moments: list[_Moment]) -> Iterator[list[_Moment]]:

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from fnmatch import fnmatchcase
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -18,6 +17,7 @@ from gradwatch.errors import WatchError
 from gradwatch.measure.autograd import without_autograd
 from gradwatch.measure.distributed import is_sharded, local
 from gradwatch.measure.layout import Layout, at
+from gradwatch.measure.slices import fits
 
 FIRST, AGAIN = 30, 2  # iterations of the first measurement, and of each later one: weights move little in between
 
@@ -39,15 +39,16 @@ class SingularValues:
             )
         self.places = [
             i
-            for i, (name, p) in enumerate(zip(layout.names, layout.params, strict=True))
-            if p.dim() > 1 and p.numel() and not p.is_complex() and any(fnmatchcase(name, each) for each in patterns)
+            for i, (name, shape) in enumerate(zip(layout.names, layout.shapes, strict=True))
+            if len(shape) > 1 and math.prod(shape) and not layout.params[i].is_complex()
+            if any(fits(name, each) for each in patterns)
         ]
         if not self.places:
             raise WatchError(
                 f"singular_values={tuple(patterns)!r:.200} fits no matrix: wanted patterns of layers of two or more "
                 f"dimensions; the layers are {', '.join(layout.names[:8])}"
             )
-        self._blocks = {i: _block(layout.names[i], layout.params[i]) for i in self.places}
+        self._blocks = {i: _block(layout, i) for i in self.places}
         self._vectors: list[Tensor] = []  # v of each, of length 1
 
     @without_autograd
@@ -78,16 +79,16 @@ class SingularValues:
         """A fixed vector without a direction of its own, that costs the training no random number."""
         weight = self.layout.params[place]
         exact = torch.float32 if weight.device.type == "mps" else torch.float64
-        wave = torch.arange(1, weight[0].numel() + 1, dtype=exact, device=local(weight).device).square().sin()
+        columns = self._size(place, rows=False)
+        wave = torch.arange(1, columns + 1, dtype=exact, device=local(weight).device).square().sin()
         start: Tensor = wave / torch.linalg.vector_norm(wave)
         return start.to(torch.promote_types(weight.dtype, torch.float32))
 
     def _times(self, vectors: list[Tensor], transposed: bool) -> list[Tensor]:
         """W v of each, or W^T v; of weights that are spread over ranks the sum of what each adds: one all-reduce."""
-        spread, out = self.layout.sharding, []
+        spread, out, weights = self.layout.sharding, [], self.layout.weights()
         for i, v in zip(self.places, vectors, strict=True):
-            weight = local(self.layout.params[i])
-            matrix = weight.flatten(1).to(v.dtype)  # of half precision one layer's copy at a time
+            matrix = weights[i].flatten(1).to(v.dtype)  # of half precision one layer's copy at a time
             if spread is None:
                 out.append(torch.mv(matrix.T if transposed else matrix, v))
                 continue
@@ -102,14 +103,17 @@ class SingularValues:
         return [sums[i].to(v.dtype) for i, v in zip(self.places, vectors, strict=True)]
 
     def _size(self, place: int, rows: bool) -> int:
-        weight = self.layout.params[place]
-        return len(weight) if rows else weight.numel() // len(weight)
+        shape = self.layout.shapes[place]
+        return shape[0] if rows else math.prod(shape[1:])
 
 
-def _block(name: str, param: Any) -> tuple[slice, slice]:
+def _block(layout: Layout, place: int) -> tuple[slice, slice]:
     """Which rows and columns of the matrix this rank holds."""
+    name, param = layout.names[place], cast("Any", layout.params[place])
     if not is_sharded(param):
         return slice(None), slice(None)
+    if name not in layout.whole:
+        raise WatchError(f"singular_values=: {name} is a slice of a tensor that is cut over ranks: leave it out")
     from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
     held, start = compute_local_shape_and_global_offset(param.shape, param.device_mesh, param.placements)

@@ -209,11 +209,10 @@ def slot_norms(layout: Layout, optimizers: Sequence[Optimizer], looking: Looking
 
     Of one that is kept quantised (bitsandbytes' 8-bit codes, torchao's tensors) there is none: its elements are codes.
     """
-    states: list[Mapping[str, object]] = [
-        next((o.state[p] for o in optimizers if p in o.state), {}) for p in layout.params
-    ]
+    whole = layout.whole.values()
+    states: list[Mapping[str, object]] = [next((o.state[p] for o in optimizers if p in o.state), {}) for p in whole]
     found: dict[str, list[Tensor | None]] = {}
-    for i, (p, state) in enumerate(zip(layout.params, states, strict=True)):
+    for i, (p, state) in enumerate(zip(whole, states, strict=True)):
         for name, value in state.items():
             if not isinstance(value, Tensor) or value.shape != p.shape or name == "step":
                 continue
@@ -229,7 +228,7 @@ def slot_norms(layout: Layout, optimizers: Sequence[Optimizer], looking: Looking
     norms: dict[str, Tensor] = {}
     for name, tensors in found.items():
         with looking.at(f"slot_norm/{name}"):
-            batch = Batch(layout, tensors)
+            batch = Batch(layout, layout.slices(tensors))
             measured = batch.measure()
             norms[name] = torch.where(batch.present(), measured, torch.nan)
     return norms

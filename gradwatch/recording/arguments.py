@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib.util
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
@@ -13,6 +13,7 @@ from torch.optim import Optimizer
 
 from gradwatch.errors import WatchError, warn
 from gradwatch.history import Run
+from gradwatch.measure.slices import Split
 from gradwatch.policies import Policy
 from gradwatch.recording.hooks import fires_hooks
 from gradwatch.recording.learning_rate import RateScale
@@ -47,6 +48,7 @@ class Settings:
     noise_scale: bool = False
     histogram_every: int | None = None
     singular_values: bool | Sequence[str] = False
+    split: Split = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         for name in ("every", "total_steps", "mlflow_layers", "activations_every", "histogram_every"):
@@ -78,12 +80,24 @@ class Settings:
                 isinstance(asked, str) or not isinstance(asked, Sequence) or not all(isinstance(p, str) for p in asked)
             ):
                 raise WatchError(f"{name}={text_of(asked):.80}: wanted True, or a list of patterns, such as {such}")
+        self._check_split()
         told = self.higher_is_better
         if not isinstance(told, Mapping) or not all(
             isinstance(k, str) and isinstance(v, bool) for k, v in told.items()
         ):
             raise WatchError(
                 f"higher_is_better={text_of(told):.80}: wanted names with True or False, such as {{'elo': True}}"
+            )
+
+    def _check_split(self) -> None:
+        if not isinstance(self.split, Mapping) or not all(
+            isinstance(pattern, str)
+            and (type(how) is int or (isinstance(how, tuple) and [*map(type, how)] == [int, int]))
+            for pattern, how in self.split.items()
+        ):
+            raise WatchError(
+                f"split={text_of(self.split):.80}: wanted patterns of layers with a dimension, or a dimension and a "
+                "number of pieces, such as {'*.experts.*': 0, '*.q_proj.weight': (0, 12)}"
             )
 
     def _check_log(self) -> None:

@@ -20,13 +20,13 @@ from gradwatch.measure.distributed import rank
 from gradwatch.measure.layout import Layout
 from gradwatch.policies import Policy
 from gradwatch.policies.grammar import as_policy
-from gradwatch.recording import layers as _layers
 from gradwatch.recording import mlflow_target as _delivery
 from gradwatch.recording import open_watches
 from gradwatch.recording.arguments import Settings, check_kinds, checked_optimizers, described
 from gradwatch.recording.callbacks import Live
 from gradwatch.recording.hydra_params import hydra_params
 from gradwatch.recording.inside import measured
+from gradwatch.recording.layers import Source, describe
 from gradwatch.recording.learning_rate import RateScale
 from gradwatch.recording.notebook_cells import made_here, of_the_last_run
 from gradwatch.recording.optimizer_settings import GroupSettings
@@ -69,6 +69,7 @@ def watch(
     params: Mapping[str, object] | None = None,
     layers: Sequence[str] = ("*",),
     ignore: Sequence[str] = (),
+    split: Mapping[str, int | tuple[int, int]] | None = None,
     higher_is_better: Mapping[str, bool] | None = None,
     slots: bool = False,
     ranks: bool = False,
@@ -114,6 +115,8 @@ def watch(
         params: settings worth comparing (seed, batch size, ...): they become MLflow params and columns of reports.
         layers: shell-style patterns of layers to record; policies act on all layers whatever this says.
         ignore: patterns of layers not to record.
+        split: parameters whose slices are layers of their own, `w[0]`, `w[1]`, ...: by pattern the dimension, such as
+            `{"*.experts.*": 0}`, or the dimension and how many equal pieces it has, `{"*.q_proj.weight": (0, 12)}`.
         higher_is_better: which way the scalars that you log are better, where their names do not say it, such as
             `{"elo": True}`; comparisons judge by it.
         slots: also record the norms of the optimizer's own tensors (`slot_norm/exp_avg`, ...).
@@ -149,14 +152,13 @@ def watch(
         RunError: the run's folder cannot be made.
     """
     policies = as_policy(clip, "clip"), as_policy(renorm, "renorm")
-    settings = Settings(
-        every, total_steps, log, delivery, mlflow_layers, halt_on, flush_every, higher_is_better or {}, lr_scale,
-        warmup, activations, activations_every, slots, ranks, noise_scale, histogram_every, singular_values,
-    )  # fmt: skip
+    settings = Settings(every, total_steps, log, delivery, mlflow_layers, halt_on, flush_every, higher_is_better or {},
+                        lr_scale, warmup, activations, activations_every, slots, ranks, noise_scale, histogram_every,
+                        singular_values, {} if split is None else split)  # fmt: skip
     optimizers = checked_optimizers(optimizer, policies[0], RateScale(lr_scale, warmup))
     check_kinds(run_name, dir, run_id, tracking_uri, tags, params, layers, ignore)
     _check_run(optimizers, name, run, run_id, tracking_uri)
-    source = _layers.Source(model, optimizers, layers, ignore, name, Parallel.of(experts, pipeline, name))
+    source = Source(model, optimizers, layers, ignore, name, Parallel.of(experts, pipeline, name), settings)
     layout = source.layout(source.layers())
     manifest = _manifest(run_name, source, layout, _recorded(settings, policies, tags, params, run_id, tracking_uri))
     _replace_old(optimizers)
@@ -164,7 +166,7 @@ def watch(
     undo = ExitStack()
     try:
         writer, shared = _place(manifest, name, run, dir, model, SHARE * flush_every, undo)
-        live = _live(on_finding, settings, writer, shared, parts[0].layout.device)
+        live = _live(on_finding, settings, writer, shared, layout.device)
         made = Watch(*parts, writer, source, live, settings, verbose, shared)
         return _begin(made, f"watching {len(layout.names)} layers of {type(model).__name__}", undo)
     except BaseException:  # also a Ctrl-C: half a Watch is none
@@ -182,11 +184,11 @@ def _begin(made: Watch, what: str, undo: ExitStack) -> Watch:
     return made
 
 
-def _manifest(run_name: str | None, source: _layers.Source, layout: Layout, asked: Mapping[str, Any]) -> Run:
+def _manifest(run_name: str | None, source: Source, layout: Layout, asked: Mapping[str, Any]) -> Run:
     """What is recorded of the run itself."""
     return described(
         name=text_of(run_name or type(source.model).__name__),
-        layers=_layers.describe(layout),
+        layers=describe(layout),
         optimizers=GroupSettings(source.by_name).describe(layout),
         **source.recorded(),
         **asked,

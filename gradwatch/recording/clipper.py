@@ -185,8 +185,8 @@ class Clipper:
     def _part(self, optimizer: Optimizer) -> Layout:
         """The layers of the optimizer alone."""
         if not self._parts:
-            places = {id(p): i for i, p in enumerate(self.layout.params)}
-            own = {o: sorted(places[key] for key in held(o) if key in places) for o in self.optimizers}
+            places = self.layout.places_of()
+            own = {o: sorted(i for key in held(o) for i in places.get(key, ())) for o in self.optimizers}
             self._parts = {o: self.layout.part(each) for o, each in own.items()}
         return self._parts[optimizer]
 

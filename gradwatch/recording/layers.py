@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from fnmatch import fnmatchcase
 from itertools import islice
 from typing import Any
 
@@ -14,6 +13,8 @@ from torch.optim import Optimizer
 from gradwatch.errors import WatchError
 from gradwatch.history import Layer
 from gradwatch.measure.layout import Layout
+from gradwatch.measure.slices import Split, fits
+from gradwatch.recording.arguments import Settings
 from gradwatch.recording.parallel import Parallel
 from gradwatch.storage.manifest import text_of
 from gradwatch.storage.null_writer import NullWriter
@@ -112,26 +113,26 @@ class Source:
         ignored: Sequence[str] = (),
         part: str | None = None,
         parallel: Parallel | None = None,
+        settings: Settings | None = None,
     ) -> None:
         self.model, self.optimizers, self.part = model, optimizers, part
         self.parallel, self.by_name = parallel or Parallel(), by_name(optimizers, part)
+        self.split: Split = {} if settings is None else settings.split
         self.patterns, self.ignored = patterns, ignored
         self._of_model = {id(p) for p in model.parameters()}
         self._at_rest = {id(p): _writes(p) for _, p in self._outside()}
         self._seen: object = None
 
     def layers(self) -> dict[str, nn.Parameter]:
-        """The layers as they are now, in model order.
+        """The parameters that are layers, or hold some, as they are now, in model order.
 
         Raises:
-            WatchError: as `named_layers`, or the patterns leave nothing to record.
+            WatchError: as `named_layers`, or a pattern finds none to split.
         """
         named = named_layers(self.model, self.optimizers, self.part)
-        if not any(self.kept(named)):
-            raise WatchError(
-                f"layers={self.patterns!r} and ignore={self.ignored!r} leave nothing to record; the layers are "
-                f"{_few(list(named))}"
-            )
+        vain = next((each for each in self.split if not any(matches(name, [each]) for name in named)), None)
+        if vain is not None:
+            raise WatchError(f"split={{{vain!r}: ...}} fits no layer; the layers are {_few(list(named))}")
         return named
 
     def kept(self, names: Iterable[str]) -> list[bool]:
@@ -186,14 +187,14 @@ class Source:
         looks = tuple(_look(group["params"]) for o in self.optimizers for group in o.param_groups)
         if looks == self._seen:
             return None
-        known = dict(zip(layout.names, layout.params, strict=True))
+        known = dict(layout.whole)
         held = {id(p) for o in self.optimizers for group in o.param_groups for p in group["params"]}
         self._refuse_replaced(known, held, first=self._seen is None)
         self._seen = looks
         ids = {id(p) for p in layout.params}
         new = {n: p for n, p in named_layers(self.model, self.optimizers, self.part).items() if id(p) not in ids}
         moved = {p.device for p in layout.params} != layout.devices or {p.dtype for p in layout.params} != layout.dtypes
-        stray = [id(p) not in held for p in layout.params]
+        stray = [id(p) not in held for p in known.values()]
         if not new and not moved and any(stray) == (layout.held is not None):
             return None
         for name, p in new.items():
@@ -204,12 +205,19 @@ class Source:
         return self.layout(known, [id(p) in held for p in known.values()] if any(stray) else None)
 
     def layout(self, layers: Mapping[str, Tensor], held: Sequence[bool] | None = None) -> Layout:
-        """These layers, and how they are spread over processes.
+        """The layers of these parameters, and how they are spread over processes.
 
         Raises:
-            WatchError: it is not known how.
+            WatchError: it is not known how, they cannot be split as asked, or the patterns leave nothing to record.
         """
-        return self.parallel.layout(self.model, layers, held)
+        spreads, stages = self.parallel.spreads(self.model, layers), self.parallel.stages
+        layout = Layout(layers, held, spreads=spreads, stages=stages, split=self.split)
+        if not any(self.kept(layout.names)):
+            raise WatchError(
+                f"layers={self.patterns!r} and ignore={self.ignored!r} leave nothing to record; the layers are "
+                f"{_few(layout.names)}"
+            )
+        return layout
 
     def _refuse_replaced(self, known: dict[str, Tensor], held: set[int], first: bool) -> None:
         model = {
@@ -240,7 +248,7 @@ def _few(names: Sequence[str]) -> str:
 
 def matches(name: str, patterns: Sequence[str]) -> bool:
     """Whether a layer's name fits one of the shell-style patterns (`*` crosses dots)."""
-    return any(fnmatchcase(name, pattern) for pattern in patterns)
+    return any(fits(name, pattern) for pattern in patterns)
 
 
 def describe(layout: Layout) -> tuple[Layer, ...]:

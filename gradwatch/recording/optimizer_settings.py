@@ -60,10 +60,9 @@ class GroupSettings:
         common, and each of `groups` says which `layers` it holds and in which settings it differs.
         """
         self._meet()
-        layers = {
-            id(p): (name, math.prod(shape))
-            for name, p, shape in zip(layout.names, layout.params, layout.shapes, strict=True)
-        }
+        layers: dict[int, list[tuple[str, int]]] = {}  # of each parameter the layers, with their numbers of elements
+        for name, p, shape in zip(layout.names, layout.params, layout.shapes, strict=True):
+            layers.setdefault(id(p), []).append((name, math.prod(shape)))
         return tuple(_described(name, o, self._first[name], layers) for name, o in self.optimizers.items())
 
     def now(self, scale: float = 1.0) -> Now:
@@ -155,7 +154,7 @@ def _plain(value: Any) -> Any:
 
 
 def _described(
-    name: str, optimizer: Optimizer, first: list[Group], layers: Mapping[int, tuple[str, int]]
+    name: str, optimizer: Optimizer, first: list[Group], layers: Mapping[int, list[tuple[str, int]]]
 ) -> dict[str, Any]:
     common = {
         key: value
@@ -165,8 +164,8 @@ def _described(
     groups = [
         {
             "name": text_of(group.get("name", group.get("group_name", i))),
-            "layers": [layers[id(p)][0] for p in group["params"] if id(p) in layers],
-            "parameters": sum(layers[id(p)][1] if id(p) in layers else p.numel() for p in group["params"]),
+            "layers": [layer for p in group["params"] for layer, _ in layers.get(id(p), ())],
+            "parameters": sum(n for p in group["params"] for _, n in layers.get(id(p), [("", p.numel())])),
             "settings": {key: value for key, value in settings.items() if key not in common},
         }
         for i, (group, settings) in enumerate(zip(optimizer.param_groups, first, strict=False))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from typing import Any
@@ -13,7 +13,6 @@ from torch import Tensor, nn
 from gradwatch.errors import WatchError
 from gradwatch.measure.distributed import Spread, world_size
 from gradwatch.measure.fsdp1 import flat_spreads
-from gradwatch.measure.layout import Layout
 from gradwatch.measure.pipeline import Stages, refuse_lone_stage
 
 
@@ -45,8 +44,8 @@ class Parallel:
         groups = {pattern: _group(given, "experts") for pattern, given in (experts or {}).items()}
         return cls(groups, None if pipeline is None else Stages(_group(pipeline, "pipeline")))
 
-    def layout(self, model: nn.Module, layers: Mapping[str, Tensor], held: Sequence[bool] | None = None) -> Layout:
-        """These layers of the model, and how they are spread.
+    def spreads(self, model: nn.Module, layers: Mapping[str, Tensor]) -> dict[int, Spread]:
+        """How these layers of the model are spread, by their ids, where their tensors do not say it.
 
         Raises:
             WatchError: it is not known how, or a pattern fits no layer.
@@ -67,7 +66,7 @@ class Parallel:
                 first, *rest = p.shape or (1,)
                 spreads[id(p)] = Spread((first * size, *rest), beside=group)
         _refuse_unsaid({name: p for name, p in layers.items() if id(p) not in spreads})
-        return Layout(layers, held, spreads=spreads, stages=self.stages)
+        return spreads
 
 
 def _refuse_unsaid(layers: Mapping[str, Tensor]) -> None:

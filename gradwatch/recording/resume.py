@@ -27,10 +27,8 @@ def other_order(state: Mapping[str, Any], stepper: Stepper) -> Layout | None:
     """
     if stepper.steps:
         raise WatchError(f"load_state_dict() after {stepper.steps} steps: load before the first optimizer.step()")
-    places = dict(zip(stepper.layout.names, stepper.layout.params, strict=True))
-    saved = list(state["layers"])
-    same = saved == list(places) or sorted(saved) != sorted(places)
-    return None if same else Layout({name: places[name] for name in saved}, spreads=stepper.layout.spreads)
+    saved, here = list(state["layers"]), list(stepper.layout.names)
+    return None if saved == here or sorted(saved) != sorted(here) else stepper.layout.ordered(saved)
 
 
 def saved(stepper: Stepper, folder: Path, attempt: int) -> dict[str, Any]:
