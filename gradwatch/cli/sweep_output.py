@@ -67,7 +67,7 @@ def show_settled(
     if found is None:
         raise RunError(f"no run ended well: {asked.home} holds what each of them printed (output.log)")
     if tried is not None:
-        found = replace(found, settled=tried.outcome(found.settled, found.histories))
+        found = replace(found, settled=tried.outcome(found.settled, [run.summary for run in found.runs]))
     paths = sweep_summary.write(found, asked.home, *by)
     print_shown(show_comparison(found.settled))
     print_text("\n".join(found.left_out))

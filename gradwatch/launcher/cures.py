@@ -10,15 +10,16 @@ from pathlib import Path
 from typing import Any
 
 from gradwatch.analysis.comparison import Comparison
-from gradwatch.analysis.final_values import is_seed, policy_text
+from gradwatch.analysis.final_values import is_seed
 from gradwatch.analysis.rules import Finding, diagnose
 from gradwatch.analysis.verdict import BETTER, NOT_JUDGED, WORSE
 from gradwatch.errors import RunError
-from gradwatch.history import History, Run
+from gradwatch.history import Run
 from gradwatch.launcher.sweep import SEED
 from gradwatch.open_run import open_histories
 from gradwatch.policies.grammar import as_policy
 from gradwatch.policies.intervention import NONE, Intervention, skipping
+from gradwatch.report.model import RunSummary
 
 MOST = 6  # cures that are tried beside the unchanged script
 
@@ -62,12 +63,11 @@ class Trial:
         """All that is trained."""
         return (self.unchanged, *self.cures)
 
-    def outcome(self, settled: Comparison, histories: Sequence[History]) -> Comparison:
+    def outcome(self, settled: Comparison, runs: Sequence[RunSummary]) -> Comparison:
         """The comparison with a line for each cure ahead of its notes: is the finding gone, and the metric better."""
         rules: dict[str, list[set[str]]] = {}
-        for history in histories:
-            found = {rule for root in diagnose(history) for rule in _rules(root)}
-            rules.setdefault(policy_text(history.run), []).append(found)
+        for run in runs:
+            rules.setdefault(run.policy, []).append({rule for root in run.findings for rule in _rules(root)})
         metric = settled.metrics[0] if settled.metrics else None
         said = settled.table[f"{metric}_verdict"] if metric else ()
         verdicts = dict(zip(settled.table["policy"], said, strict=False))

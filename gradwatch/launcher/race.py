@@ -18,6 +18,7 @@ from gradwatch.launcher.pool import Task
 from gradwatch.launcher.sweep import Job, Record, task
 from gradwatch.launcher.sweep_summary import history_of
 from gradwatch.policies.intervention import NONE, Intervention
+from gradwatch.report.model import RunSummary
 
 
 class Race:
@@ -48,7 +49,7 @@ class Race:
                 self._waiting.discard(job.folder)
                 yield begun
 
-    def outcome(self, settled: Comparison, histories: Sequence[History]) -> Comparison:
+    def outcome(self, settled: Comparison, runs: Sequence[RunSummary]) -> Comparison:
         """The comparison with what was stopped ahead of its notes."""
         if not self.stopped:
             return settled

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from types import ModuleType
 from typing import TYPE_CHECKING
@@ -21,6 +21,7 @@ from gradwatch.launcher.search_space import Space
 from gradwatch.launcher.sweep import Job, Record, Sweep, digest, require_ended, task
 from gradwatch.launcher.sweep_summary import history_of
 from gradwatch.policies.intervention import Intervention
+from gradwatch.report.model import RunSummary
 from gradwatch.tracking.tags import Tag
 
 if TYPE_CHECKING:
@@ -132,7 +133,7 @@ class Search:
                     self.todo.append(job)
                     yield self._task(running, job, timeout)
 
-    def outcome(self, settled: Comparison, histories: object) -> Comparison:
+    def outcome(self, settled: Comparison, runs: Sequence[RunSummary]) -> Comparison:
         """The comparison with what came of the search ahead of its notes."""
         ended = self.ended
         done = [trial for trial in ended if trial.state == self.states.COMPLETE]

@@ -18,12 +18,14 @@ from gradwatch.history import History
 from gradwatch.launcher.sweep import Job, Record, Sweep
 from gradwatch.open_run import open_history
 from gradwatch.recording.courier_process import wait_delivered
-from gradwatch.report import build_report, render_html
+from gradwatch.report import render_html
+from gradwatch.report.build import Condensed, build_comparison, condense
 from gradwatch.report.text import comparison_text, markdown_comparison
 from gradwatch.storage.delivery_cursor import read_cursor
 from gradwatch.storage.downsample import MAX_VALUES
 from gradwatch.storage.folder import list_parts
 from gradwatch.storage.shared_folder import deliverable_parts, run_folders
+from gradwatch.storage.workers import each
 from gradwatch.tracking.tags import Tag
 from gradwatch.tracking.views import run_url
 
@@ -37,7 +39,7 @@ class Result:
     """A sweep that is over: the comparison of the runs that count, and a sentence for each that does not."""
 
     settled: Comparison
-    histories: tuple[History, ...]
+    runs: tuple[Condensed, ...]
     left_out: tuple[str, ...]
 
 
@@ -89,19 +91,24 @@ def result(
     Raises:
         RunError: none of the runs logged `metric`, or had the policy `baseline`.
     """
-    histories, left_out = [], []
-    for job in jobs:
+    runs, left_out = [], []
+    for job, run in zip(jobs, each(jobs, _condensed), strict=True):
         record = Record.read(job)
-        history = history_of(job)
-        if record is None or history is None:
+        if record is None or run is None:
             left_out.append(f"{job.label} has no run to compare.")
-        elif record.over or diverged(history):
-            histories.append(history)
+        elif record.over or diverged(run.history):
+            runs.append(run)
         else:
-            left_out.append(f"{job.label} is not compared: {record.status} after {len(history):,} steps.")
-    if not histories:
+            left_out.append(f"{job.label} is not compared: {record.status} after {len(run.history):,} steps.")
+    if not runs:
         return None
-    return Result(settle(histories, metric, baseline, target, rises), tuple(histories), tuple(left_out))
+    settled = settle([run.history for run in runs], metric, baseline, target, rises)
+    return Result(settled, tuple(runs), tuple(left_out))
+
+
+def _condensed(job: Job) -> Condensed | None:
+    history = history_of(job)
+    return None if history is None else condense(history)
 
 
 def history_of(job: Job) -> History | None:
@@ -123,9 +130,9 @@ def write(
 ) -> list[Path]:
     """`report.html` and the comparison as `comparison.csv`, `.md` and `.json` in `folder`."""
     paths = []
-    if len(found.histories) > 1:
+    if len(found.runs) > 1:
         paths.append(folder / "report.html")
-        report = replace(build_report(found.histories, metric, baseline, target, rises), notes=found.settled.notes)
+        report = replace(build_comparison(found.runs, metric, baseline, target, rises), notes=found.settled.notes)
         page = render_html(report)
         paths[-1].write_text(page, encoding="utf-8")
     for kind in FORMATS:
