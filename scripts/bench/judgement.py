@@ -49,7 +49,7 @@ Half of the trainings may be looked at while the rules change: they are below. T
 [tests/scenarios/unseen.py](../../tests/scenarios/unseen.py), only count, once: `scripts/bench/judgement.py --held-out`.
 Five more groups, the files `blind_*`, `fresh_*`, `novel_*`, `reported_*` and `asked_*` beside it, were written by
 somebody who had not read the rules (`--blind` and so on print their totals); the sick ones of the last two are mistakes
-that people asked about in public. Each is read once, with the rules frozen; `asked_*` has not been read yet:
+that people asked about in public. Each was read once, with the rules frozen:
 
 | read once | sick | right | named | nothing said | healthy | with an error | with a warning | likely ones right |
 |---|---|---|---|---|---|---|---|---|
@@ -57,7 +57,8 @@ that people asked about in public. Each is read once, with the rules frozen; `as
 | blind | 28 | 15 | 17 | 8 | 35 | 1 | 2 | 10 of 14 |
 | fresh, later | 28 | 21 | 22 | 6 | 28 | 2 | 1 | 15 of 18 |
 | novel | 30 | 23 | 23 | 6 | 30 | 0 | 2 | 19 of 20 |
-| reported, the latest | 30 | **17** | 17 | 8 | 30 | 0 | 0 | 11 of 12 |
+| reported | 30 | 17 | 17 | 8 | 30 | 0 | 0 | 11 of 12 |
+| asked, the latest | 30 | **22** | 22 | 4 | 30 | 0 | 1 | 14 of 16 |
 
 The last line is what a new training can expect, not the table below. (Descriptions of some of those held out had been
 seen by then. Two findings were named after the novel ones were written; who had not read the rules added their names to
@@ -103,7 +104,7 @@ class Judged:
 
 def judged(training: Sick | Healthy) -> Judged:
     """Train it and ask the rules."""
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
         place = Path(folder)
         outcome: Outcome = training.train(place, True) if isinstance(training, Sick) else training.train(place)
         return Judged(training, diagnose(outcome.history))
@@ -161,7 +162,7 @@ def check(only: str) -> int:
     """Print what the scores of the trainings say against them; 1 where they say something."""
     faults = 0
     for training in (*SICK.values(), *HEALTHY.values()):
-        with tempfile.TemporaryDirectory() as folder:
+        with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
             said = fault(training, Path(folder)) if only in training.name else None
         if said:
             print(f"{label(training)}: {said}")
