@@ -14,7 +14,6 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from gradwatch.errors import PolicyError
 from gradwatch.measure.distributed import local
 from gradwatch.measure.foreach import (
     MaybeTensors,
@@ -27,7 +26,7 @@ from gradwatch.measure.foreach import (
     which_are_there,
 )
 from gradwatch.measure.layout import Layout, Norms, at, real, share
-from gradwatch.measure.slices import fits
+from gradwatch.measure.scopes import scope
 
 
 class Batch:
@@ -107,18 +106,13 @@ class Batch:
         self.skipped = flag if self.skipped is None else self.skipped | flag
 
     def only(self, pattern: str) -> Batch:
-        """The layers whose name fits `pattern`, as a batch that acts on this one.
+        """The layers that `pattern` means, as a batch that acts on this one.
 
         Raises:
             PolicyError: no layer fits.
         """
-        index = tuple(i for i, name in enumerate(self.names) if fits(name, pattern))
-        if not index and self.layout.places is None:  # a part may well have none of them
-            raise PolicyError(
-                f"only({pattern!r}, ...): no layer fits; the layers are {', '.join(self.names[:8])}"
-                f"{', ...' if len(self.names) > 8 else ''}"
-            )
-        return Subset(self, index)
+        is_part = self.layout.places is not None
+        return Subset(self, scope(pattern, self.names, self.params, self.optimizers, is_part))
 
     def slot(self, name: str) -> MaybeTensors:
         """The optimizer's state tensor `name` of each layer, None where there is none."""

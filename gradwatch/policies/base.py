@@ -175,6 +175,8 @@ def chain(*policies: Policy) -> Policy:
 def only(pattern: str, policy: Policy) -> Policy:
     """The policy on the layers whose name fits the shell-style `pattern` (`rnn.*`); the others stay untouched.
 
+    `optimizer:Muon*` means the layers of the optimizers whose class fits, of those that a Watch was given.
+
     A skip inside it skips the whole step: half an optimizer step cannot be taken.
 
     Raises:

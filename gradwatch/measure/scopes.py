@@ -1,0 +1,36 @@
+"""Which layers a pattern of `only(...)` means: those of such names, or those that such an optimizer steps."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from fnmatch import fnmatchcase
+
+from torch import Tensor
+from torch.optim import Optimizer
+
+from gradwatch.errors import PolicyError
+from gradwatch.measure.slices import fits
+
+OPTIMIZER = "optimizer:"
+
+
+def scope(
+    pattern: str, names: Sequence[str], params: Sequence[Tensor], optimizers: Sequence[Optimizer], is_part: bool
+) -> tuple[int, ...]:
+    """The places of the layers that the shell-style `pattern` means, `optimizer:Muon*` by their optimizer's class.
+
+    Raises:
+        PolicyError: none, and this is not but a part of the layers, which may well have none of them.
+    """
+    if pattern.startswith(OPTIMIZER):
+        kinds = {o: type(o).__name__ for o in optimizers}
+        chosen = [o for o, kind in kinds.items() if fnmatchcase(kind, pattern.removeprefix(OPTIMIZER))]
+        own = {id(p) for o in chosen for group in o.param_groups for p in group["params"]}
+        found = tuple(i for i, p in enumerate(params) if id(p) in own)
+        known = f"the optimizers are {', '.join(kinds.values())}" if kinds else "a constraint knows no optimizers"
+    else:
+        found = tuple(i for i, name in enumerate(names) if fits(name, pattern))
+        known = f"the layers are {', '.join(names[:8])}{', ...' if len(names) > 8 else ''}"
+    if not found and not is_part:
+        raise PolicyError(f"only({pattern!r}, ...): no layer fits; {known}")
+    return found
