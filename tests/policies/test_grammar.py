@@ -32,7 +32,7 @@ CONSTRAINTS = [MaxNorm(3.0), MaxNorm(3.0, dim=1), Renorm(1.0, 0, 2.0), Renorm(fl
 
 def test_public_names():
     assert set(gradwatch.__all__) == {
-        "__version__", "watch", "Watch", "log", "Rewind", "skip", "after", "ramp",
+        "__version__", "watch", "Watch", "log", "Rewind", "skip", "after", "ramp", "objective",
         "clip_grads_", "global_norm", "open_history", "History", "parse", "chain",
         "only", "Policy", "NormPolicy", "Decision", "ClipByValue", "ClipByNorm", "ClipByAverageNorm",
         "ClipByGlobalNorm", "ClipByHistory", "ClipWith", "AGC", "AutoClip", "ZClip", "AdaGC", "SkipNonfinite",
