@@ -92,6 +92,7 @@ class Recorder:
         self.is_logged = self.was_logged = True  # whether something was logged for the last step, and the one before
         self.drained, self.begun, self.pace = time.monotonic(), -math.inf, math.inf  # pace: between two steps
         self.pause = min(FIRST_SECONDS, seconds)  # between two drains
+        self.recent: Recent | None = None  # the last rows, from `remember` on
         self._draining = threading.RLock()  # a signal's handler may close a Watch that is draining
         self.restart(run, kept, fields, device)
 
@@ -103,7 +104,12 @@ class Recorder:
         seen, known = slice(len(values)), np.asarray(kept, bool)
         with self._draining:
             self.run, self.kept, self.names, self.ring, self.values[seen] = run, known, names, ring, values
-            self.recent = Recent(ring)
+            self.recent = None if self.recent is None else Recent(ring)
+
+    def remember(self) -> Recent:
+        """Keep the last rows at hand from now on, also those that have left."""
+        self.recent = self.recent or Recent(self.ring)
+        return self.recent
 
     @property
     def count(self) -> int:
@@ -138,7 +144,8 @@ class Recorder:
         known = self._known(at, values)
         self.ring.write(at, *fields)
         self.rows.append(row)
-        self.recent.rows.append((at, row))
+        if self.recent is not None:
+            self.recent.rows.append((at, row))
         self.values += known
         self.is_logged, self.was_logged = False, self.is_logged
         now = time.monotonic()
@@ -155,7 +162,8 @@ class Recorder:
         if fields:
             self.ring.write(self.count - 1, *fields)
         self.rows[-1] = self.rows[-1]._replace(**known)
-        self.recent.rows[-1] = self.count - 1, self.rows[-1]
+        if self.recent is not None and self.recent.rows:
+            self.recent.rows[-1] = self.count - 1, self.rows[-1]
 
     def measured(self, values: Mapping[str, Tensor]) -> None:
         """Add quantities `[L]` that are not measured on every step to the last row; nobody changes them later."""
@@ -212,7 +220,8 @@ class Recorder:
                     f"watch.log({name}=...): this value cannot be copied: {text_of(error):.200}"
                 ) from error
             out.append((at, name, kept))
-            self.recent.log(at, name, kept)
+            if self.recent is not None:
+                self.recent.log(at, name, kept)
         return out
 
     def drain(self, upto: int | None = None, waits: bool = True) -> None:

@@ -185,6 +185,7 @@ class Rewind:
             tape.left_out.update(resumed[1]["left_out"])
             set_random_state(resumed[0].state["random"], device)
         self._snapshots.clear()
+        watch._recorder.remember()
         self._seen, self._looked = watch._recorder.count, watch._stepper.steps
         self._files.folder = self._folder(watch)
         watch._stepper.notes["rewind"] = self._plan()
@@ -246,7 +247,7 @@ class Rewind:
         if watch._stepper.is_open or not due:
             return False
         self._looked = steps
-        found = [self._finder.find(watch._recorder.recent.read(self._seen)), self._asked(watch)]
+        found = [self._finder.find(watch._recorder.remember().read(self._seen)), self._asked(watch)]
         self._seen = watch._recorder.count
         trouble = agreed(min((t for t in found if t is not None), default=None), self._training.device)
         if trouble is None:

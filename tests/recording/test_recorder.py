@@ -507,3 +507,14 @@ def test_a_block_that_cannot_be_made_costs_its_own_steps_alone(tmp_path, monkeyp
     handle.close()
     assert gradwatch.open_history(handle.dir).step.tolist() == [*range(10), *range(20, 30)]
     assert "10 steps from 10 on cannot be written: ValueError('of these rows')" in caplog.text
+
+
+def test_the_last_rows_are_kept_at_hand_for_who_asks_for_them_alone(tmp_path):
+    model = mlp(torch.float32)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with watch(model, optimizer, tmp_path) as handle:
+        train(model, optimizer, 2, dtype=torch.float32)
+        assert handle._recorder.recent is None
+        handle._recorder.remember()
+        train(model, optimizer, 3, dtype=torch.float32)
+        assert [seen.step for seen in handle._recorder.remember().read(0)] == [2, 3, 4]
