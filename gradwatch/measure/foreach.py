@@ -6,7 +6,7 @@ Legend: L layers, in the order of the Layout. Everything here is device arithmet
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from itertools import accumulate, repeat
 from typing import Any, cast
 
@@ -22,11 +22,21 @@ Pair = tuple[Tensor, Tensor]  # a tensor and its factor, 0-d
 HALVES = (torch.float16, torch.bfloat16)
 SMALL = 2**14  # elements up to which a launch of its own costs more than the work
 FEW, TOGETHER = 8, 1024  # tensors from which, and up to which, it pays to scale small ones together
-_DTYPE = operator.attrgetter("dtype")
+_DTYPE, _GRAD, _IS_SPARSE = map(operator.attrgetter, ("dtype", "grad", "is_sparse"))
+
+
+def grads_of(params: Iterable[Tensor]) -> list[Tensor | None]:
+    """Their gradients. This and what follows is asked on every step: no Python instruction per tensor."""
+    return list(map(_GRAD, params))
+
+
+def has_sparse(tensors: MaybeTensors) -> bool:
+    """Whether one of them is sparse."""
+    return True in map(_IS_SPARSE, there(tensors))
 
 
 def which_are_there(tensors: MaybeTensors) -> tuple[bool, ...]:
-    """Whether each is a tensor and not None. Asked on every step: no Python instruction per tensor."""
+    """Whether each is a tensor and not None."""
     return tuple(map(operator.is_not, tensors, repeat(None)))
 
 
@@ -80,6 +90,26 @@ def measure(layout: Layout, groups: Sequence[Group], p: float = 2.0, into: Tenso
     return torch.stack(placed, out=into) if placed else layout.full((0,), 0.0)
 
 
+def measure_plain(layout: Layout, tensors: MaybeTensors, into: Tensor | None) -> Tensor | None:
+    """The 2-norms of the gradients of a layout that `is_plain`, `[L]`, as `measure`; None where one of them is special.
+
+    torch takes no list in which a gradient is missing, sparse or of a wider dtype, and what it takes is added up in
+    the layout's dtype: so nobody need look at each of them on every step.
+    """
+    try:
+        norms = _norms(layout, (cast("list[Tensor]", tensors), layout.every), 2.0, layout.dtype)
+        return torch.stack(list(norms), out=into)
+    except (AttributeError, TypeError, RuntimeError):  # of a None, and of what an operation is not there for
+        return None
+
+
+def are_plain(layout: Layout, tensors: MaybeTensors) -> bool:
+    """Whether `measure_plain` is going to measure gradients like these, as far as that can be seen."""
+    grads = grads_of(layout.params)
+    whole = len(tensors) == len(grads) and all(map(operator.is_not, tensors, repeat(None)))
+    return whole and all(map(operator.is_, tensors, grads)) and set(map(_DTYPE, grads)) == layout.dtypes
+
+
 def _like(layout: Layout, norms: Sequence[Tensor]) -> Sequence[Tensor]:
     """The norms of one group as the layout keeps norms."""
     if norms[0].dtype is layout.dtype and norms[0].device == layout.device:
@@ -87,10 +117,10 @@ def _like(layout: Layout, norms: Sequence[Tensor]) -> Sequence[Tensor]:
     return at(layout.device, torch.stack(list(norms)).to(layout.dtype)).unbind()
 
 
-def _norms(layout: Layout, group: Group, p: float) -> Sequence[Tensor]:
+def _norms(layout: Layout, group: Group, p: float, dtype: torch.dtype | None = None) -> Sequence[Tensor]:
     """The p-norm of each tensor of a group, 0-d; of wide ones by rows: the p-norm of the rows' p-norms."""
     tensors, index = group
-    dtype = _accumulate(tensors[0].dtype)
+    dtype = dtype or _accumulate(tensors[0].dtype)
     wide = {k for k, i in enumerate(index) if i in layout.wide and tensors[k].is_contiguous()} if layout.wide else None
     if not wide:
         return torch._foreach_norm(tensors, p, dtype=dtype)

@@ -5,9 +5,8 @@ Legend: L layers, in the order of the Layout. Everything here is device arithmet
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Callable, Iterable, Sequence
-from functools import partial
+from functools import cached_property, partial
 from typing import cast
 
 import torch
@@ -16,12 +15,14 @@ from torch.optim import Optimizer
 
 from gradwatch.measure.distributed import local
 from gradwatch.measure.foreach import (
+    Group,
     MaybeTensors,
+    grads_of,
     grouped,
+    has_sparse,
     measure,
     scale_,
     scale_units_,
-    there,
     unit_norms,
     which_are_there,
 )
@@ -41,7 +42,7 @@ class Batch:
     # Until something is known or asked: most steps set few of these
     pending: Tensor | None = None
     choice: tuple[Callable[[], Tensor], Callable[[], Tensor]] | None = None  # see scale_or_divide
-    row: Tensor | None = None  # where the first norms go, if they are of its dtype: they need no copy then
+    measured: Tensor | None = None  # the L2 norms of the tensors as they are, `[L]`, where they are known
     skipped: Tensor | None = None
     fraction: Tensor | None = None  # [L] share of elements that an element-wise change touched
     _norms: Norms | None = None
@@ -54,13 +55,18 @@ class Batch:
         optimizers: Sequence[Optimizer] = (),
         norm_types: tuple[float, ...] = (),
         unscale: Tensor | None = None,
+        here: tuple[bool, ...] | None = None,
     ) -> None:
         self.layout, self.tensors, self.optimizers, self.norm_types = layout, tensors, optimizers, norm_types
         self.names, self.params, self.places = layout.names, layout.params, layout.every
-        self.here = which_are_there(tensors)
-        self.groups = grouped(layout, tensors, self.here)
+        self.here = here or which_are_there(tensors)
         self.unscale = unscale
         self._ahead: list[Tensor] = []  # coefficients that the norms do not count in yet
+
+    @cached_property
+    def groups(self) -> list[Group]:
+        """The tensors by device and dtype."""
+        return grouped(self.layout, self.tensors, self.here)
 
     # ------------------------------------------------------------------------------------------- what policies use
 
@@ -68,8 +74,7 @@ class Batch:
         """The norms as they are now, with pending coefficients counted in; measured when first asked for."""
         self.settle()
         if self._norms is None:
-            into, self.row = self.row, None  # the first norms stay: they are recorded
-            l2 = self.measure(into=into)
+            l2 = self.measure() if self.measured is None else self.measured
             others = {p: self.measure(p) for p in self.norm_types if p != 2.0} if self.norm_types else {}
             whole, ours = self._present, partial(self.layout.which, self.here)  # no method of this: it holds the norms
             present = ours if whole is None else lambda: whole
@@ -183,7 +188,7 @@ class Batch:
 
     def _changed(self, shares: Sequence[Tensor]) -> None:
         """The tensors are other ones, in these shares of their elements, 0-d each."""
-        self._norms = None
+        self._norms = self.measured = None
         found = torch.stack(list(shares))
         if self.layout.sharding is not None:
             found = self.layout.sharding.mean(found)
@@ -237,10 +242,7 @@ class Subset(Batch):
 
     def scale(self, coef: Tensor) -> None:
         """Scale these layers of the parent; the others by 1."""
-        ones = self.layout.constant(
-            ("ones", len(self.parent.names)),
-            lambda: torch.ones(len(self.parent.names), dtype=self.layout.dtype, device=self.layout.device),
-        )
+        ones = self.layout.ones(len(self.parent.names))
         self.parent.scale(ones.index_copy(0, self._index(), coef.to(ones.dtype).expand(len(self.index))))
 
     def scale_or_divide(self, coef: Callable[[], Tensor], divisor: Callable[[], Tensor]) -> None:
@@ -281,9 +283,6 @@ class Subset(Batch):
 # ------------------------------------------------------------------------------------------------------- gradients
 
 
-_GRAD, _IS_SPARSE = operator.attrgetter("grad"), operator.attrgetter("is_sparse")
-
-
 def gradients(layout: Layout, held: Sequence[bool] | None = None, will_change: bool = True) -> list[Tensor | None]:
     """The gradient of each layer as a dense real tensor that shares its memory; None where there is none.
 
@@ -292,13 +291,13 @@ def gradients(layout: Layout, held: Sequence[bool] | None = None, will_change: b
     gradients are only looked at.
     """
     params = layout.whole.values()
-    grads: list[Tensor | None] = list(map(_GRAD, params))
+    grads = grads_of(params)
     if held is not None:
         grads = [g if h else None for g, h in zip(grads, layout.of_whole(held), strict=True)]
     spread = layout.sharding
     if spread is not None:
         grads = [None if g is None else spread.gradient(p, g, will_change) for p, g in zip(params, grads, strict=True)]
-    if layout.has_complex or True in map(_IS_SPARSE, there(grads)):
+    if layout.has_complex or has_sparse(grads):
         grads = [None if g is None else _dense(p, g, will_change) for p, g in zip(params, grads, strict=True)]
     return layout.slices(grads)
 

@@ -75,6 +75,9 @@ class Layout:
             held_here = [part.numel() / max(n, 1) for part, n in zip(parts, self._sizes(), strict=True)]
             self.sharding = Sharding(self.params, self.device, self.spreads, held_here, along)
         self.dtype = torch.float64 if self.dtypes & {torch.float64, torch.complex128} else torch.float32
+        self.all_here = (True,) * len(self.params)  # what a step has in which every layer has a gradient
+        as_they_are = self.sharding is None and self._cuts is None and not self.has_complex and not self.has_empty
+        self.is_plain = as_they_are and self.one_device and len(self.dtypes) == 1  # see `measure_plain`
         self._constants: dict[object, Tensor] = {}
 
     def weights(self) -> list[Tensor]:
@@ -163,6 +166,15 @@ class Layout:
     def _sizes(self) -> list[int]:
         return [math.prod(shape) for shape in self.shapes]
 
+    def ones(self, count: int) -> Tensor:
+        """So many ones, like the norms."""
+        return self.constant(("ones", count), lambda: self.full((count,), 1.0))
+
+    def excess(self, total: Tensor, limit: float, eps: float) -> Tensor:
+        """How many times `limit` a norm, 0-d, plus `eps` is, at least 1; in two kernels."""
+        start = self.constant(("excess", limit, eps), lambda: self.full((), eps / limit))  # a number would be a copy
+        return torch.add(start, total, alpha=1 / limit).clamp_min_(1.0)
+
     def full(self, shape: tuple[int, ...], value: float) -> Tensor:
         """A tensor full of `value`, like the norms."""
         return torch.full(shape, value, dtype=self.dtype, device=self.device)
@@ -207,10 +219,6 @@ class Norms(NamedTuple):
             return own
         self.known[p] = self.stages.norm(own, p)
         return self.known[p]
-
-    def excess(self, limit: float, eps: float, p: float = 2.0) -> Tensor:
-        """How many times `limit` the p-norm over all layers plus `eps` is, at least 1; 0-d, in two kernels."""
-        return torch.add(eps / limit, self.total(p), alpha=1 / limit).clamp(min=1.0)
 
     def scaled(self, coef: Tensor) -> Norms:
         """The norms after multiplying the gradients by `coef` (`[]` or `[L]`, not negative)."""

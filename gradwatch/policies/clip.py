@@ -57,11 +57,11 @@ class ClipByGlobalNorm(NormPolicy):
 
     def apply(self, batch: Batch, state: State) -> State:
         """As it decides; a kernel that divides is given the reciprocal, which is fewer kernels."""
-        norms, limit = batch.norms(), self.max_norm
+        norms, limit, layout = batch.norms(), self.max_norm, batch.layout
         if SMALLEST < limit < math.inf and not isinstance(limit, Ramp):
             batch.scale_or_divide(
                 lambda: formulas.clip_coef(norms.total(self.norm_type), limit),
-                lambda: norms.excess(limit, formulas.TORCH_EPS, self.norm_type),
+                lambda: layout.excess(norms.total(self.norm_type), limit, formulas.TORCH_EPS),
             )
             return {}
         return super().apply(batch, state)

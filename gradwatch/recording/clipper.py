@@ -12,7 +12,14 @@ from torch.optim import Optimizer
 
 from gradwatch.measure import fused
 from gradwatch.measure.autograd import without_autograd
-from gradwatch.measure.foreach import can_be_read, is_seen_to_be_one
+from gradwatch.measure.foreach import (
+    MaybeTensors,
+    are_plain,
+    can_be_read,
+    grads_of,
+    is_seen_to_be_one,
+    measure_plain,
+)
 from gradwatch.measure.gradient_histogram import GradientHistogram
 from gradwatch.measure.gradients import Batch, drop, gradients
 from gradwatch.measure.layout import Layout, at
@@ -55,6 +62,7 @@ class Clipper:
         self.layout, self.names, self.optimizers = layout, tuple(optimizers), tuple(optimizers.values())
         self.policy, self.histogram = policy, histogram
         self._parts: dict[Optimizer, Layout] = {}
+        self._are_plain = True  # the gradients, when they were last looked through
         self.state = self._first_state(layout)
         self._limits = {} if policy is None else policy.limits()
         self._most: State = {}  # of what they bound, the most so far that nobody has read
@@ -95,12 +103,13 @@ class Clipper:
         memory of the norms and coefficients, `[L]` each, that the step is going to be recorded in. `inside` backward
         all is of the lead's own layers: were it of every layer, a backward would be quadratic in them.
         """
-        scaled, batch = self._look(lead, alone, scaler, inside)
-        batch.row = row[0] if row else None
-        norms = batch.norms()
-        before, total = norms.l2, norms.total() if self.layout.stages is not None else None
+        scaled, batch, before = self._look(lead, alone, scaler, row, inside)
+        lost, stages = fused.dropped(lead), self.layout.stages
+        if self.policy is None and stages is None:
+            return Clipped(batch, before, None, [], lost)
+        total = None if stages is None else batch.norms().total()
         new = self.policy.apply(batch, self.state) if self.policy is not None else {}
-        lost, skips = fused.dropped(lead), batch.skipped
+        skips = batch.skipped
         skipped = lost if skips is None else skips if lost is None else skips | lost
         if keep_state and self.policy is not None and self.policy.stateful:
             good = before.isfinite().all() if total is None else total.isfinite()
@@ -131,9 +140,9 @@ class Clipper:
 
     def dropped(self, lead: Optimizer, alone: bool, scaler: GradScaler) -> Clipped:
         """The same of a step that the scaler drops: its gradients are measured, and nothing else happens."""
-        batch = self._look(lead, alone, scaler)[1]
+        _, batch, before = self._look(lead, alone, scaler)
         extra = [self._constant("zero", 0.0) for _ in self.own_fields]
-        return Clipped(batch, batch.norms().l2, self._constant("one", 1.0), extra, self._constant("true", True))
+        return Clipped(batch, before, self._constant("one", 1.0), extra, self._constant("true", True))
 
     def leave_out(self, lead: Optimizer, clipped: Clipped) -> None:
         """Let the coming step happen only where the policy does not skip it.
@@ -170,17 +179,31 @@ class Clipper:
         return self._batch(self.layout, [None] * len(self.layout.params))
 
     def _look(
-        self, lead: Optimizer, alone: bool, scaler: GradScaler | None, inside: bool = False
-    ) -> tuple[Scaled | None, Batch]:
+        self,
+        lead: Optimizer,
+        alone: bool,
+        scaler: GradScaler | None,
+        row: Sequence[Tensor] = (),
+        inside: bool = False,
+    ) -> tuple[Scaled | None, Batch, Tensor]:
+        """What of the loss scale is in the gradients, they themselves, and their norms `[L]` without it."""
         optimizers = (lead,) if alone else self.optimizers
         layout = self._part(lead) if inside else self.layout
         scaled = find_scale(layout, optimizers, lead, scaler, self.held)
         here = None if inside else self.held(lead) if alone else layout.held
-        tensors = gradients(layout, here, will_change=self.policy is not None)
-        batch = self._batch(layout, tensors, scaled.inverse if scaled is not None else None)
+        tensors: MaybeTensors = grads_of(layout.params)
+        inverse, measured = scaled.inverse if scaled is not None else None, None
+        into = row[0] if row and layout.dtype is row[0].dtype else None  # where they are recorded: they need no copy
+        if self._are_plain and layout.is_plain and here is None:
+            measured = measure_plain(layout, tensors, into)
+        if measured is None:
+            tensors = gradients(layout, here, will_change=self.policy is not None)
+            self._are_plain = are_plain(layout, tensors)
+        batch = self._batch(layout, tensors, inverse, None if measured is None else layout.all_here)
+        batch.measured = batch.measure(into=into) if measured is None else measured
         if self.histogram is not None:
             self.histogram.look(batch)
-        return scaled, batch
+        return scaled, batch, batch.measured if self.policy is None and inverse is None else batch.norms().l2
 
     def _part(self, optimizer: Optimizer) -> Layout:
         """The layers of the optimizer alone."""
@@ -197,7 +220,7 @@ class Clipper:
             if is_seen_to_be_one(divisor):
                 return self._constant("one", 1.0), []
             fused.fold(self.optimizers[0], divisor)
-            return (torch.reciprocal(divisor.expand_as(row[1]), out=row[1]) if row else None), []
+            return (torch.div(self.layout.ones(len(self.layout.params)), divisor, out=row[1]) if row else None), []
         batch.settle()
         coef = batch.pending
         if batch.fraction is not None:
@@ -226,9 +249,15 @@ class Clipper:
         without_autograd(self.policy.apply)(batch, self.state)
         return ("clipped_norm", "clip_fraction") if batch.fraction is not None else ()
 
-    def _batch(self, layout: Layout, tensors: Sequence[Tensor | None], inverse: Tensor | None = None) -> Batch:
+    def _batch(
+        self,
+        layout: Layout,
+        tensors: MaybeTensors,
+        inverse: Tensor | None = None,
+        here: tuple[bool, ...] | None = None,
+    ) -> Batch:
         norm_types = self.policy.norm_types if self.policy is not None else ()
-        return Batch(layout, tensors, self.optimizers, norm_types, inverse)
+        return Batch(layout, tensors, self.optimizers, norm_types, inverse, here)
 
     def _constant(self, name: str, value: float) -> Tensor:
         return self.layout.constant(name, lambda: torch.full((), value, device=self.layout.device))

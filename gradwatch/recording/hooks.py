@@ -18,6 +18,7 @@ from gradwatch.measure.autograd import without_autograd
 Closure = Callable[[], Any]
 P = ParamSpec("P")
 R = TypeVar("R")
+_TORCHS = Optimizer.profile_hook_step.__globals__  # where the wrapper of a step is written
 
 
 def untraced(function: Callable[P, R]) -> Callable[P, R]:
@@ -119,6 +120,10 @@ class Hooks:
 def _caller() -> FrameType | None:
     """The frame that called the hook: torch's wrapper of `step`. `untraced` and the compiler lie in between."""
     frame: FrameType | None = sys._getframe(3)  # 1 is the hook, 2 is what `untraced` made of it
-    while frame is not None and str(frame.f_globals.get("__name__")).startswith((__name__, "torch._dynamo")):
+    while frame is not None and frame.f_globals is not _TORCHS and _is_between(frame):
         frame = frame.f_back
     return frame
+
+
+def _is_between(frame: FrameType) -> bool:
+    return str(frame.f_globals.get("__name__")).startswith((__name__, "torch._dynamo"))
