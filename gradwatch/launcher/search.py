@@ -17,7 +17,7 @@ from gradwatch.analysis.rules import diagnose
 from gradwatch.errors import RunError
 from gradwatch.history import History
 from gradwatch.launcher.pool import End, Task
-from gradwatch.launcher.search_space import Space
+from gradwatch.launcher.search_space import Space, rounded
 from gradwatch.launcher.sweep import Job, Record, Sweep, digest, require_ended, task
 from gradwatch.launcher.sweep_summary import history_of
 from gradwatch.policies.intervention import Intervention
@@ -137,9 +137,8 @@ class Search:
         """The comparison with what came of the search ahead of its notes."""
         ended = self.ended
         done = [trial for trial in ended if trial.state == self.states.COMPLETE]
-        lines = [
-            f"A search of {len(ended)} trials by {self.metric}: {len(done)} trained to their end{self._cut(ended)}."
-        ]
+        trials = f"{len(ended)} trial{'s' * (len(ended) != 1)}"
+        lines = [f"A search of {trials} by {self.metric}: {len(done)} trained to their end{self._cut(ended)}."]
         if done:
             best = self.study.best_trial
             policy = _policy(best)
@@ -161,7 +160,7 @@ class Search:
     def _job(self, policy: Intervention, seed: int | None, trial: Trial | None = None) -> Job:
         words: tuple[str, ...] = ("--halt-on", "error")
         if trial is not None:
-            pairs = {f"{SEARCHED}{name}": value for name, value in trial.params.items()}
+            pairs = {f"{SEARCHED}{name}": rounded(value) for name, value in trial.params.items()}
             words += ("--tag", f"{Tag.TRIAL}={trial.number}")
             words += tuple(word for name, value in pairs.items() for word in ("--param", f"{name}={value}"))
         return self.asked.job(policy, seed, words)

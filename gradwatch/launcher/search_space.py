@@ -7,7 +7,7 @@ import inspect
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from gradwatch.errors import PolicyError, RunError
 from gradwatch.policies.grammar import POLICIES, as_policy, parse
@@ -56,7 +56,12 @@ class Range:
         """A value of it, of the parameter `name` of a trial."""
         if self.whole:
             return int(trial.suggest_int(name, int(self.low), int(self.high), log=self.low > 0))
-        return float(f"{trial.suggest_float(name, self.low, self.high, log=self.low > 0):.{DIGITS}g}")
+        return float(rounded(trial.suggest_float(name, self.low, self.high, log=self.low > 0)))
+
+
+def rounded(value: Any) -> Any:
+    """A number that was drawn, as it is trained with; anything else as it is."""
+    return float(f"{value:.{DIGITS}g}") if isinstance(value, float) else value
 
 
 @dataclass(frozen=True)
