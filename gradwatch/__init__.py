@@ -31,8 +31,10 @@ if TYPE_CHECKING:
     from gradwatch.policies import ClipWith as ClipWith
     from gradwatch.policies import Decision as Decision
     from gradwatch.policies import MaxNorm as MaxNorm
+    from gradwatch.policies import MaxSpectral as MaxSpectral
     from gradwatch.policies import NormPolicy as NormPolicy
     from gradwatch.policies import Policy as Policy
+    from gradwatch.policies import QKClip as QKClip
     from gradwatch.policies import Renorm as Renorm
     from gradwatch.policies import SkipNonfinite as SkipNonfinite
     from gradwatch.policies import SkipNorm as SkipNorm
@@ -74,8 +76,10 @@ _HOMES = {
         "ClipWith",
         "Decision",
         "MaxNorm",
+        "MaxSpectral",
         "NormPolicy",
         "Policy",
+        "QKClip",
         "Renorm",
         "SkipNonfinite",
         "SkipNorm",

@@ -41,6 +41,15 @@ def renorm_coef(norm: Array, maxnorm: Any) -> Array:
     return _where(norm > maxnorm, maxnorm / (norm + RENORM_EPS), 1.0)
 
 
+def scale_back_coef(value: Array, limit: Any) -> Array:
+    """`limit / value` where a finite `value` is above the limit, else 1.
+
+    Sources: Kimi Team 2025, arXiv:2507.20534, section 2.2 (QK-Clip: the largest logit of a head); Gouk et al. 2021,
+    arXiv:1804.04368, eq. 16 (the projection: the largest singular value of a weight).
+    """
+    return _where((value > limit) & (value < float("inf")), limit / value, 1.0)
+
+
 def agc_coef(grad_norm: Array, weight_norm: Array, clipping: float, eps: float) -> Array:
     """Adaptive gradient clipping of one unit: its gradient may be `clipping` times its weights.
 

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from torch.nn.modules.module import register_module_forward_hook
 
 from gradwatch.measure import attention, eager
+from gradwatch.measure.attention_calls import Calls
 from gradwatch.measure.autograd import without_autograd
 from gradwatch.measure.distributed import local
 from gradwatch.measure.looking import Looking
@@ -113,7 +114,6 @@ class Activations:
     # ------------------------------------------------------------------------------------------------ during the step
 
     def _note(self, module: nn.Module, args: Any, output: Any) -> None:
-        self._attention.left(module)
         router = self._routers.get(id(module))
         if router is not None and not torch.compiler.is_compiling() and router.counts():
             with self._looking.at("tokens of experts"):
@@ -185,7 +185,7 @@ class Activations:
         return torch.where(called, torch.stack([f.to(count.dtype) for f in found]), math.nan).to(torch.float32)
 
 
-class _Slot:
+class _Slot(Calls):
     """What was seen of one module in this step."""
 
     def __init__(self, module: nn.Module, flat: Flat | None, dim: int | None) -> None:
@@ -193,19 +193,11 @@ class _Slot:
         self.clear()
 
     def clear(self) -> None:
-        self.outside = False  # whether a call of this step was outside of backward
+        super().clear()
         self._sums: Tensor | None = None  # [5]: squares, zeros, flat, non-finite, all
         self._largest: Tensor | None = None
         self.units = math.nan  # how many there are
         self._alive: Tensor | None = None  # [at most U] bool: units that were not flat somewhere
-
-    def counts(self) -> bool:
-        """Whether the call under way counts: not without autograd, and of a checkpointed part one of its two."""
-        again = torch._C._current_graph_task_id() != -1  # in backward: a checkpointed part is computed once more
-        if not torch.is_grad_enabled() or (again and self.outside):
-            return False
-        self.outside |= not again
-        return True
 
     @property
     def is_seen(self) -> bool:

@@ -1,39 +1,30 @@
 """Looks inside attention, in the steps that are sampled: how large each head's logits get, and how sharp their softmax.
 
-No attention runs in another way for it: `scaled_dot_product_attention` is heard as it is called, and so is the softmax
-of an attention that is written out. Of the logits a sample of rows is computed anew.
+No attention runs in another way for it: it is heard as it is called (`attention_calls`). Of the logits a sample of rows
+is computed anew.
 
 Legend: B examples, H heads, T queries, S keys, D features of a head; E examples and R rows of those that are sampled.
 """
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.module import register_module_forward_pre_hook
 
+from gradwatch.measure.attention_calls import AttentionCalls, Calls, by_head
 from gradwatch.measure.autograd import without_autograd
 from gradwatch.measure.distributed import local
 from gradwatch.measure.looking import Looking
-from gradwatch.measure.patch import Function, Patch, Wrapped
 
 QUANTITIES = ("logit_bound", "logit_max", "entropy")
 ROWS = 64  # queries of each example whose logits are looked at, evenly spread up to the last
 LOGITS = 1 << 22  # of one call that are looked at, at most: of too many fewer examples, and of one fewer rows
 HEADS = 128  # of a module that are told apart
 MASKED = -1e4  # a mask that is added is about -inf: float16 has -65504
-
-
-class Counted(Protocol):
-    """What knows whether the call under way counts: not an evaluation, and of a checkpointed part one of the two."""
-
-    def counts(self) -> bool:
-        """Whether it does."""
 
 
 class Logits(NamedTuple):
@@ -45,53 +36,33 @@ class Logits(NamedTuple):
     rows: Tensor
 
 
-class Attention:
-    """Hears, between `begin` and `stop`, of every attention inside the modules `slots` (by id), innermost first."""
+class Attention(AttentionCalls):
+    """Measures, between `begin` and `stop`, every attention inside the modules `slots` (by id), innermost first."""
 
-    def __init__(self, modules: Mapping[str, nn.Module], slots: Mapping[int, Counted], looking: Looking) -> None:
+    def __init__(self, modules: Mapping[str, nn.Module], slots: Mapping[int, Calls], looking: Looking) -> None:
         self.names = {id(m): name for name, m in modules.items() if any(True for _ in m.children())}
+        super().__init__(self.names)
         self.heads = {key: _Heads() for key in self.names}
         self._slots, self._looking = slots, looking
-        self._inside: list[nn.Module] = []  # the modules whose calls are under way
-        self._hook: Any = None
-
-    def begin(self) -> None:
-        """Listen; nothing where no module can hold an attention."""
-        if self.names and self._hook is None:
-            self._hook = register_module_forward_pre_hook(self._entered)
-            _heard.listen(self)
 
     def stop(self) -> None:
         """Listen no more, and forget what was heard."""
-        if self._hook is not None:
-            self._hook.remove()
-        _heard.leave(self)
-        self._hook, self._inside = None, []
+        super().stop()
         for heads in self.heads.values():
             heads.clear()
-
-    def _entered(self, module: nn.Module, args: Any) -> None:
-        self._inside.append(module)
-
-    def left(self, module: nn.Module) -> None:
-        """The module's forward pass is over, and so are those that began in it and never ended (a checkpoint's)."""
-        for at in range(len(self._inside) - 1, -1, -1):
-            if self._inside[at] is module:
-                del self._inside[at:]
-                return
 
     # ---------------------------------------------------------------------------------------------------- what it hears
 
     def scores(self, q: Tensor, k: Tensor, mask: Tensor | None, causal: bool, scale: float | None) -> None:
         """Somebody calls `scaled_dot_product_attention`."""
-        self._take(lambda: of_scores(_by_head(local(q)), _by_head(local(k)), mask, causal, scale))
+        self._take(lambda: of_scores(by_head(local(q)), by_head(local(k)), mask, causal, scale))
 
     def softmax(self, x: Tensor, dim: Any) -> None:
         """Somebody takes a softmax: of logits, if over the last of three or more dimensions inside an attention."""
         if not self._is_attention() or x.ndim < 3 or dim not in (-1, x.ndim - 1):
             return
         heads = getattr(self._inside[-1], "num_heads", None) if x.ndim == 3 else None  # nn.MultiheadAttention
-        self._take(lambda: of_softmax(_by_head(local(x), heads)))
+        self._take(lambda: of_softmax(by_head(local(x), heads)))
 
     def _is_attention(self) -> bool:
         for module in reversed(self._inside):
@@ -103,7 +74,7 @@ class Attention:
 
     def _take(self, look: Callable[[], Logits]) -> None:
         """One more call of the innermost of the modules, where it counts."""
-        module = next((m for m in reversed(self._inside) if id(m) in self.names), None)
+        module = self.innermost
         if module is None or torch.compiler.is_compiling() or not self._slots[id(module)].counts():
             return
         with self._looking.at("attention"):
@@ -216,13 +187,6 @@ def _sampled(examples: int, heads: int, queries: int, keys: int) -> tuple[slice,
     return slice(None, None, -(-examples // few)), slice((queries - 1) % every, None, every)
 
 
-def _by_head(x: Tensor, heads: int | None = None) -> Tensor:
-    """As `[B, H, T, ...]`: without heads there is one, and what stands before the heads are examples."""
-    if x.ndim == 3:
-        return x.reshape(-1, heads, *x.shape[1:]) if heads else x[:, None]
-    return x[None, None] if x.ndim == 2 else x.flatten(0, x.ndim - 4) if x.ndim > 4 else x
-
-
 def _number(x: Tensor) -> Tensor:
     return x.nan_to_num(nan=math.inf, posinf=math.inf)
 
@@ -246,39 +210,3 @@ def _spread(
     if values is not None:
         out[:, first : first + values.shape[1]] = values.to(device, dtype)
     return out.flatten()
-
-
-# ------------------------------------------------------------------------------------------------------- who listens
-
-
-def _patches() -> list[Patch]:
-    return [
-        Patch([(nn.functional, "scaled_dot_product_attention")], _tell_of_scores),
-        Patch([(torch.Tensor, "softmax")], _tell_of_softmax),  # nn.functional's goes through it
-        Patch([(torch, "softmax")], _tell_of_softmax),
-    ]
-
-
-_heard: Wrapped[Attention] = Wrapped(_patches)
-
-
-def _tell_of_scores(original: Function) -> Function:
-    @functools.wraps(original)
-    def attention(query: Tensor, key: Tensor, value: Tensor, *args: Any, **words: Any) -> Any:
-        given = {**dict(zip(("attn_mask", "dropout_p", "is_causal"), args, strict=False)), **words}
-        for listener in _heard.listeners:
-            listener.scores(query, key, given.get("attn_mask"), bool(given.get("is_causal", False)), given.get("scale"))
-        return original(query, key, value, *args, **words)
-
-    return attention
-
-
-def _tell_of_softmax(original: Function) -> Function:
-    @functools.wraps(original)
-    def softmax(*args: Any, **words: Any) -> Any:
-        x, dim = (*args, None, None)[:2] if args else (words.get("input"), None)
-        for listener in _heard.listeners if isinstance(x, Tensor) else ():
-            listener.softmax(x, words.get("dim", dim))
-        return original(*args, **words)
-
-    return softmax

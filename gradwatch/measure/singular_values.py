@@ -39,16 +39,15 @@ class SingularValues:
             )
         self.places = [
             i
-            for i, (name, shape) in enumerate(zip(layout.names, layout.shapes, strict=True))
-            if len(shape) > 1 and math.prod(shape) and not layout.params[i].is_complex()
-            if any(fits(name, each) for each in patterns)
+            for i, name in enumerate(layout.names)
+            if is_matrix(layout, i) and any(fits(name, each) for each in patterns)
         ]
         if not self.places:
             raise WatchError(
                 f"singular_values={tuple(patterns)!r:.200} fits no matrix: wanted patterns of layers of two or more "
                 f"dimensions; the layers are {', '.join(layout.names[:8])}"
             )
-        self._blocks = {i: _block(layout, i) for i in self.places}
+        self._iteration = PowerIteration(layout, self.places)
         self._vectors: list[Tensor] = []  # v of each, of length 1
 
     @without_autograd
@@ -56,26 +55,46 @@ class SingularValues:
         """`sigma_max` and `stable_rank` `[L]`, NaN for layers that are not asked for; `weight_norms` `[L]` are the
         Frobenius norms.
 
-        sigma = |W^T W v|^(1/2) with |v| = 1 is at most the true value, and grows towards it. The stable rank is
-        |W|_F^2 / sigma^2 (Rudelson & Vershynin 2007, arXiv:math/0503442).
+        The stable rank is |W|_F^2 / sigma^2 (Rudelson & Vershynin 2007, arXiv:math/0503442).
         """
-        again = bool(self._vectors)
-        vectors = self._vectors or [self._start(i) for i in self.places]
-        with torch.autocast(self.layout.device.type, enabled=False):
-            for _ in range(AGAIN if again else FIRST):
-                products = self._times(self._times(vectors, transposed=False), transposed=True)
-                norms = torch._foreach_norm(products)
-                pairs = zip(torch._foreach_div(products, norms), vectors, norms, strict=True)
-                # what is 0 or not finite leaves v as it was, for weights that become something else
-                vectors = [torch.where((n > 0) & n.isfinite(), new, old) for new, old, n in pairs]
-        self._vectors = vectors
+        times = AGAIN if self._vectors else FIRST
+        vectors = self._vectors or [self._iteration.start(i) for i in self.places]
+        self._vectors, values = self._iteration.advance(vectors, times)
         sigma = self.layout.full((len(self.layout.names),), math.nan)
         where = self.layout.constant("matrices", lambda: self.layout.numbers(self.places, torch.int64))
-        found = torch.stack([at(self.layout.device, n) for n in norms]).to(sigma.dtype).sqrt()
+        found = torch.stack([at(self.layout.device, value) for value in values]).to(sigma.dtype)
         sigma.index_copy_(0, where, found)
         return {"sigma_max": sigma, "stable_rank": (weight_norms / sigma).square()}
 
-    def _start(self, place: int) -> Tensor:
+
+class PowerIteration:
+    """Estimates of the first right singular vector v of the matrices at these `places`, of length 1.
+
+    Raises:
+        WatchError: one is cut over ranks in a way that is not known here.
+    """
+
+    def __init__(self, layout: Layout, places: Sequence[int]) -> None:
+        self.layout, self.places = layout, places
+        self._blocks = {i: _block(layout, i) for i in places}
+
+    @without_autograd
+    def advance(self, vectors: list[Tensor], times: int) -> tuple[list[Tensor], list[Tensor]]:
+        """The vectors after so many iterations, and the largest singular values by the last, 0-d each.
+
+        sigma = |W^T W v|^(1/2) with |v| = 1 is at most the true value, and grows towards it.
+        """
+        norms: list[Tensor] = []
+        with torch.autocast(self.layout.device.type, enabled=False):
+            for _ in range(times if vectors else 0):
+                products = self._times(self._times(vectors, transposed=False), transposed=True)
+                norms = list(torch._foreach_norm(products))
+                pairs = zip(torch._foreach_div(products, norms), vectors, norms, strict=True)
+                # what is 0 or not finite leaves v as it was, for weights that become something else
+                vectors = [torch.where((n > 0) & n.isfinite(), new, old) for new, old, n in pairs]
+        return vectors, [norm.sqrt() for norm in norms]
+
+    def start(self, place: int) -> Tensor:
         """A fixed vector without a direction of its own, that costs the training no random number."""
         weight = self.layout.params[place]
         exact = torch.float32 if weight.device.type == "mps" else torch.float64
@@ -105,6 +124,12 @@ class SingularValues:
     def _size(self, place: int, rows: bool) -> int:
         shape = self.layout.shapes[place]
         return shape[0] if rows else math.prod(shape[1:])
+
+
+def is_matrix(layout: Layout, place: int) -> bool:
+    """Whether a layer `[out, in, ...]` has a largest singular value, as a matrix of `out` rows."""
+    shape = layout.shapes[place]
+    return len(shape) > 1 and math.prod(shape) > 0 and not layout.params[place].is_complex()
 
 
 def _block(layout: Layout, place: int) -> tuple[slice, slice]:

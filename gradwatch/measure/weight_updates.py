@@ -19,14 +19,18 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from gradwatch.measure.autograd import without_autograd
 from gradwatch.measure.distributed import local
+from gradwatch.measure.foreach import MaybeTensors
 from gradwatch.measure.gradients import Batch
+from gradwatch.measure.largest_logits import LargestLogits
 from gradwatch.measure.layout import Layout, real, stride
 from gradwatch.measure.looking import Looking
 from gradwatch.measure.second_moment import adam_rms
 from gradwatch.measure.singular_values import SingularValues
+from gradwatch.measure.weight_batch import WeightBatch
 
 if TYPE_CHECKING:
     from gradwatch.policies import Policy
+    from gradwatch.policies.base import State
 
 FEW = 8  # layers that share one size of sample, on average, from which a kernel for each size is fewer
 
@@ -45,15 +49,16 @@ class Weights:
         slots: bool,
         looking: Looking | None = None,
         singular_values: Sequence[str] = (),
+        heads: LargestLogits | None = None,
     ) -> None:
         self.layout, self.renorm, self.every, self.slots = layout, renorm, every, slots
-        self.looking = looking or Looking()
+        self.looking, self.heads = looking or Looking(), heads
         self._update_ratio = UpdateRatio(layout)
         self._singular_values = SingularValues(layout, singular_values) if singular_values else None
         self._patterns = singular_values
         self._looked = False  # whether it has seen the weights before the step
-        if renorm is not None:  # a pattern that fits no layer is named before training starts
-            renorm.init(Batch(layout, [None] * len(layout.params)))
+        # a pattern that fits no layer is named before training starts
+        self.state = {} if renorm is None else renorm.init(self._batch([None] * len(layout.params)))
 
     @property
     def matrices(self) -> int:
@@ -61,8 +66,15 @@ class Weights:
         return 0 if self._singular_values is None else len(self._singular_values.places)
 
     def on(self, layout: Layout) -> Weights:
-        """The same of other layers."""
-        return Weights(layout, self.renorm, self.every, self.slots, self.looking, self._patterns)
+        """The same of other layers, with the constraint's state of those that stay."""
+        new = Weights(layout, self.renorm, self.every, self.slots, self.looking, self._patterns, self.heads)
+        new.load_state({key: value for key, value in self.state.items() if key in new.state})
+        return new
+
+    def load_state(self, state: State) -> None:
+        """Go on with a constraint's state that was saved."""
+        copied = {key: value.to(self.layout.device, copy=True) for key, value in state.items()}
+        self.state = self.state | copied
 
     def before_step(self, number: int) -> bool:
         """Whether the weights are measured in this step; if so, they are looked at."""
@@ -80,9 +92,12 @@ class Weights:
         if self.renorm is None:
             return None
         weights = [w if own else None for w, own in zip(self.layout.weights(), held, strict=True)]
-        batch = Batch(self.layout, weights)
-        self.renorm.apply(batch, {})
+        batch = self._batch(weights)
+        self.state = self.renorm.apply(batch, self.state)
         return None if batch.fraction is None else torch.where(batch.present(), batch.fraction, torch.nan)
+
+    def _batch(self, weights: MaybeTensors) -> WeightBatch:
+        return WeightBatch(self.layout, weights, self.heads)
 
     def after_step(self, optimizers: Sequence[Optimizer], renorm_rate: Tensor | None) -> dict[str, Tensor]:
         """What is measured after a step of which `before_step` said so, `[L]` each."""

@@ -3,7 +3,7 @@
 from gradwatch.policies.adaptive import AGC, AdaGC, AutoClip, ClipByHistory, ZClip
 from gradwatch.policies.base import Decision, NormPolicy, Policy, chain, only
 from gradwatch.policies.clip import ClipByAverageNorm, ClipByGlobalNorm, ClipByNorm, ClipByValue, ClipWith
-from gradwatch.policies.constraint import MaxNorm, Renorm
+from gradwatch.policies.constraint import MaxNorm, MaxSpectral, QKClip, Renorm
 from gradwatch.policies.grammar import parse
 from gradwatch.policies.schedule import after, ramp
 from gradwatch.policies.skip import SkipNonfinite, SkipNorm, SkipSpike
@@ -20,8 +20,10 @@ __all__ = [
     "ClipWith",
     "Decision",
     "MaxNorm",
+    "MaxSpectral",
     "NormPolicy",
     "Policy",
+    "QKClip",
     "Renorm",
     "SkipNonfinite",
     "SkipNorm",

@@ -45,6 +45,7 @@ class Policy:
 
     norm_types: ClassVar[tuple[float, ...]] = ()  # norms it needs besides L2
     acts_on_weights: ClassVar[bool] = False
+    hears_attention: ClassVar[bool] = False  # whether it goes by the logits of attention heads
     can_skip: ClassVar[bool] = False
     stateful: ClassVar[bool] = False
     per_layer: ClassVar[bool] = False  # whether a layer's fate depends on that layer alone
@@ -239,6 +240,7 @@ def take_after(policy: Policy, *members: Policy) -> None:
         policy,
         norm_types=tuple(dict.fromkeys(p for member in members for p in member.norm_types)),
         acts_on_weights=any(member.acts_on_weights for member in members),
+        hears_attention=any(member.hears_attention for member in members),
         can_skip=any(member.can_skip for member in members),
         stateful=any(member.stateful for member in members),
         per_layer=all(member.per_layer for member in members),

@@ -15,7 +15,7 @@ from gradwatch.errors import PolicyError
 from gradwatch.policies.adaptive import AGC, AdaGC, AutoClip, ClipByHistory, ZClip
 from gradwatch.policies.base import Policy, chain, only
 from gradwatch.policies.clip import ClipByAverageNorm, ClipByGlobalNorm, ClipByNorm, ClipByValue
-from gradwatch.policies.constraint import MaxNorm, Renorm
+from gradwatch.policies.constraint import MaxNorm, MaxSpectral, QKClip, Renorm
 from gradwatch.policies.schedule import after, ramp
 from gradwatch.policies.skip import SkipNonfinite, SkipNorm, SkipSpike
 
@@ -35,6 +35,8 @@ POLICIES: dict[str, Any] = {
         SkipNorm,
         SkipSpike,
         MaxNorm,
+        MaxSpectral,
+        QKClip,
         Renorm,
         chain,
         only,

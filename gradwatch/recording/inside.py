@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import torch
@@ -14,7 +14,9 @@ from torch.optim import Optimizer
 from gradwatch.errors import WatchError
 from gradwatch.measure.activations import Activations, Sample, unit_dims
 from gradwatch.measure.ddp_rank_norms import RankNorms, rank_norms
+from gradwatch.measure.distributed import world_size
 from gradwatch.measure.gradient_histogram import GradientHistogram, Shares
+from gradwatch.measure.largest_logits import LargestLogits
 from gradwatch.measure.layout import Layout
 from gradwatch.measure.looking import Looking
 from gradwatch.measure.weight_updates import Weights
@@ -33,15 +35,19 @@ class Inside:
     histogram: GradientHistogram | None = None
     rank_norms: RankNorms | None = None
     micro_batches: MicroBatches | None = None
+    logits: LargestLogits | None = None  # in all steps
 
     @cached_property
     def samples(self) -> bool:
-        """Whether anything happens in sampled steps."""
-        return bool(self.activations.names) or self.histogram is not None or self.micro_batches is not None
+        """Whether anything happens between steps."""
+        parts = self.histogram, self.micro_batches, self.logits
+        return bool(self.activations.names) or any(part is not None for part in parts)
 
     def begin(self, step: int, layout: Layout) -> None:
         """The forward pass of this step is about to begin."""
         self.activations.begin(step)
+        if self.logits is not None:
+            self.logits.begin()
         if self.histogram is not None:
             self.histogram.begin(step)
         if self.micro_batches is not None:
@@ -51,6 +57,8 @@ class Inside:
         """The step is over: what it showed, by the table that it belongs to; None where it was not sampled."""
         if self.micro_batches is not None:
             self.micro_batches.stop()
+        if self.logits is not None:
+            self.logits.clear()
         found: dict[str, Sample | Shares | None] = {}
         if self.histogram is not None:
             found["histograms"] = self.histogram.end()
@@ -61,6 +69,8 @@ class Inside:
     def stop(self) -> None:
         """Look no more."""
         self.activations.stop()
+        if self.logits is not None:
+            self.logits.stop()
         if self.micro_batches is not None:
             self.micro_batches.stop()
 
@@ -70,6 +80,7 @@ class Inside:
         return [
             *([f"activations of {len(found.names)} modules every {found.every} steps"] if found.names else []),
             *([f"a histogram of each layer's gradient every {shares.every} steps"] if shares else []),
+            *(["the largest logit of each attention head in every step"] if self.logits else []),
             *([f"the first micro-batch's gradient norm every {passes.every} steps"] if passes else []),
         ]
 
@@ -85,12 +96,13 @@ def measured(
     """What acts on the gradients and the weights of these layers, and what looks at more than that.
 
     Raises:
-        WatchError: no module, or no matrix, fits the patterns, or ranks' own norms cannot be seen.
+        WatchError: no module, or no matrix, fits the patterns, or ranks' own norms or the attention cannot be seen.
         PolicyError: a pattern of a policy fits no layer.
     """
     clip, renorm = policies
-    weights = Weights(layout, renorm, settings.every, settings.slots, singular_values=settings.matrices)
-    looked_at = _inside(model, settings, layout, part, weights.looking)
+    looking, logits = Looking(), _logits(model, layout) if renorm is not None and renorm.hears_attention else None
+    weights = Weights(layout, renorm, settings.every, settings.slots, looking, settings.matrices, logits)
+    looked_at = replace(_inside(model, settings, layout, part, looking), logits=logits)
     return Clipper(layout, optimizers, clip, looked_at.histogram), weights, looked_at
 
 
@@ -122,3 +134,14 @@ def _inside(
         rank_norms(model) if settings.ranks else None,
         MicroBatches(model, settings.every, looking) if settings.noise_scale else None,
     )
+
+
+def _logits(model: nn.Module, layout: Layout) -> LargestLogits:
+    """What a constraint on attention goes by, over the ranks that share the batch."""
+    group = model.process_group if isinstance(model, DistributedDataParallel) else None
+    if layout.sharding is not None or (group is None and world_size() > 1):
+        raise WatchError(
+            "QKClip: all ranks that share weights must scale them alike, which is known of one process and of "
+            "DistributedDataParallel only"
+        )
+    return LargestLogits(model, group)

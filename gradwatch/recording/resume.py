@@ -37,9 +37,11 @@ def saved(stepper: Stepper, folder: Path, attempt: int) -> dict[str, Any]:
         "steps": stepper.steps,
         "taken_back": stepper.taken_back,
         "clip": repr(stepper.clipper.policy),
+        "renorm": repr(stepper.weights.renorm),
         "rates": repr(stepper.rate_scale),
         "layers": list(stepper.layout.names),
         "policy_state": {k: v.clone() for k, v in stepper.clipper.state.items()},
+        "renorm_state": {k: v.clone() for k, v in stepper.weights.state.items()},
         "dir": str(folder.resolve()),
         "attempt": attempt,
     }
@@ -51,10 +53,11 @@ def load(state: Mapping[str, Any], stepper: Stepper) -> None:
     Raises:
         WatchError: the state belongs to other layers or another policy.
     """
-    rates = repr(stepper.rate_scale)
+    rates, renorm = repr(stepper.rate_scale), repr(stepper.weights.renorm)
     for name, found, wanted in (
         ("learning rates", state.get("rates", repr(RateScale())), rates),
         ("policy", state["clip"], repr(stepper.clipper.policy)),
+        ("constraint", state.get("renorm", renorm), renorm),
         ("layers", list(state["layers"]), list(stepper.layout.names)),
     ):
         if found != wanted:
@@ -69,6 +72,7 @@ def load(state: Mapping[str, Any], stepper: Stepper) -> None:
 def go_back(state: Mapping[str, Any], stepper: Stepper) -> None:
     """Give the stepper the policy's state, and let the schedules count from where it was saved; steps count on."""
     stepper.clipper.load_state(state["policy_state"])
+    stepper.weights.load_state(state.get("renorm_state", {}))
     stepper.taken_back = stepper.steps - int(state["steps"]) + int(state.get("taken_back", 0))
 
 

@@ -98,7 +98,7 @@ class Stepper:
         self._hooks.remove()
         leave(self.listener)
         if finish and self.layout.sharding is None:  # otherwise the other ranks may be elsewhere
-            self._finish()
+            self._finish(goes_on=False)
 
     def relayout(self, layout: Layout) -> None:
         """Go on with other layers, or the same on another device or of another dtype; only between two steps."""
@@ -304,13 +304,14 @@ class Stepper:
         if len(step.optimizers) == len(self.optimizers) or not self.together:
             self._finish()
 
-    def _finish(self) -> None:
+    def _finish(self, goes_on: bool = True) -> None:
         """After the last optimizer of a step: what is measured only every few steps."""
         step, self._step = self._step, None  # at once: whatever raises from here on, the step is over
         samples: dict[str, Sample | Shares | None] = {}
         if step is not None and self.inside.samples:
             samples = self.inside.end(self.layout.device, self.weights.looking)
-            self.inside.begin(self.steps, self.layout)
+            if goes_on:
+                self.inside.begin(self.steps, self.layout)
         if step is None or step.here is None:
             return
         if step.pieces is not None:

@@ -112,6 +112,31 @@ def test_a_script_that_watches_itself_is_not_watched_twice(run, tmp_path):
     )
 
 
+ATTENDS = """
+import torch
+torch.manual_seed(0)
+m = torch.nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)
+o = torch.optim.SGD(m.parameters(), lr=0.0)
+for step in range(3):
+    o.zero_grad()
+    m(torch.ones(2, 3, 8)).square().mean().backward()
+    o.step()
+"""
+
+
+@pytest.mark.slow
+def test_attention_is_clipped_in_a_script_as_it_is(run, tmp_path):
+    """From the second step on: the first forward pass is over when the optimizer is seen."""
+    (tmp_path / "attends.py").write_text(ATTENDS)
+    done = run(tmp_path, "--log", "none", "--every", "1", "--renorm", "QKClip(1e-3)", "attends.py")
+    assert done.returncode == 0, done.stderr
+    history = one(tmp_path)
+    assert history.run.renorm == "QKClip(0.001)"
+    rates = history.layer("renorm_rate")[:, history.layers.index("self_attn.in_proj_weight")]
+    assert rates[0] == 0
+    assert rates[1] > 0
+
+
 EXPLODES = """
 import time
 import torch

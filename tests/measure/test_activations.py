@@ -187,7 +187,7 @@ def test_without_activations_there_is_not_one_hook_and_outside_of_sampled_steps_
             model(torch.randn(2, 5)).sum().backward()
             optimizer.step()
         handle.close()
-    assert seen == [0] * 7 + [1, 1, 0, 0, 0, 1, 0]
+    assert seen == [0] * 7 + [2, 2, 0, 0, 0, 2, 0]  # of outputs, and of where attention is called
     assert hooks() == before
 
 

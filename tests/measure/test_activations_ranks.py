@@ -42,6 +42,21 @@ def test_the_heads_of_two_ranks_are_those_of_one_process(kind, tmp_path):
     np.testing.assert_allclose(*rms, rtol=1e-3, atol=1e-3)
 
 
+def test_logits_are_clipped_by_the_largest_of_all_ranks(tmp_path):
+    names = (2, "clipped-ddp"), (1, "clipped-one")
+    together, alone = (recorded(size, name, tmp_path / name, "ranks_attention.py") for size, name in names)
+    np.testing.assert_array_equal(together.layer("renorm_rate"), alone.layer("renorm_rate"))
+    assert np.nanmax(alone.layer("renorm_rate")) == 1
+    np.testing.assert_allclose(together.layer("weight_norm"), alone.layer("weight_norm"), rtol=1e-5)
+
+
+@pytest.mark.parametrize("kind", ["clipped-fsdp", "clipped-none"])
+def test_ranks_that_would_scale_their_weights_apart_are_refused(kind, tmp_path):
+    done = torchrun(2, SUPPORT / "ranks_attention.py", kind, tmp_path)
+    assert done.returncode != 0
+    assert "QKClip: all ranks that share weights must scale them alike" in done.stderr
+
+
 def recorded(size, kind, folder, script="ranks_inside.py"):
     done = torchrun(size, SUPPORT / script, kind, folder)
     assert done.returncode == 0, done.stderr[-3000:]

@@ -271,3 +271,20 @@ def test_what_cannot_be_looked_at_ends_no_training(tmp_path):
     handle.close()
     table = open_history(handle.dir).activations
     assert np.isfinite(heads_of(table, "blocks.1.attn", row=0)).all()
+
+
+def test_a_step_that_raised_and_a_close_leave_nothing_behind(tmp_path):
+    model = Net()
+    own = F.scaled_dot_product_attention
+
+    class Fails(torch.optim.SGD):
+        def step(self, closure=None):
+            raise RuntimeError("out of memory")
+
+    optimizer = Fails(model.parameters(), lr=1e-3)
+    with watch(model, optimizer, tmp_path, activations=True, activations_every=1):
+        model(torch.randn(B, T, WIDTH)).sum().backward()
+        with pytest.raises(RuntimeError, match="out of memory"):
+            optimizer.step()
+        assert F.scaled_dot_product_attention is not own
+    assert F.scaled_dot_product_attention is own

@@ -12,7 +12,7 @@ from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTens
 from torch.utils._python_dispatch import TorchDispatchMode
 from training import ELEMENT_POLICIES, NORM_POLICIES
 
-from gradwatch import ClipByGlobalNorm, MaxNorm, SkipNonfinite, SkipNorm, SkipSpike
+from gradwatch import ClipByGlobalNorm, MaxNorm, MaxSpectral, SkipNonfinite, SkipNorm, SkipSpike, chain
 from gradwatch.history import Layer, Run
 from gradwatch.measure.gradients import Batch
 from gradwatch.measure.layout import Layout
@@ -25,6 +25,7 @@ from gradwatch.recording.stepper import Stepper
 
 SHAPES = {"0.weight": (8, 6), "0.bias": (8,), "1.weight": (3, 8), "1.bias": (3,)}
 POLICIES = [None, *NORM_POLICIES, *ELEMENT_POLICIES]
+RENORM = chain(MaxNorm(1.0), MaxSpectral(1.0))
 
 
 def stepping(policy, model, renorm=None, every=2, **settings):
@@ -54,7 +55,7 @@ def test_a_step_runs_on_tensors_that_hold_no_values(policy):
     with fake_cuda():
         params = parameters(SHAPES, torch.float32)
         optimizer = torch.optim.SGD(params.values(), lr=0.1, momentum=0.9)
-        recorder = step_of(params, optimizer, policy, MaxNorm(1.0), every=2, slots=True).recorder
+        recorder = step_of(params, optimizer, policy, RENORM, every=2, slots=True).recorder
         for _ in range(5):
             take_step(params, optimizer)
             recorder.log({"loss": params["0.bias"].sum()})
@@ -88,7 +89,7 @@ def test_a_steady_step_copies_nothing_between_host_and_device(policy):
     with fake_cuda():
         params = parameters(SHAPES, torch.float32)
         optimizer = torch.optim.SGD(params.values(), lr=0.1, momentum=0.9, foreach=True)
-        recorder = step_of(params, optimizer, policy, MaxNorm(1.0), every=2, slots=True).recorder
+        recorder = step_of(params, optimizer, policy, RENORM, every=2, slots=True).recorder
         for _ in range(3):  # constants are made on the first steps
             take_step(params, optimizer)
         loss = torch.zeros((), device="cuda")

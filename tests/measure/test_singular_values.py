@@ -1,5 +1,7 @@
 """`singular_values=`: the largest singular value is that of LAPACK in float64, where power iteration has come to it."""
 
+import math
+
 import numpy as np
 import pytest
 import torch
@@ -7,6 +9,7 @@ from torch import nn
 from training import watch
 
 from gradwatch import WatchError, open_history
+from gradwatch.analysis.rules import diagnose
 from gradwatch.measure.layout import Layout
 from gradwatch.measure.singular_values import AGAIN, FIRST, SingularValues
 
@@ -110,3 +113,52 @@ def test_the_plan_says_what_is_sampled(tmp_path):
     assert "weight norms and update ratios, and the largest singular value of 1 matrices, every 10 steps" in text
     assert "a histogram of each layer's gradient every 7 steps" in text
     assert "the first micro-batch's gradient norm every 10 steps" in text
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_matrix_above_the_bound_is_scaled_back_and_no_other_is_touched(dtype, tmp_path):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv1d(4, 6, 3), nn.Flatten(), nn.Linear(24, 10), nn.Linear(10, 3)).to(dtype)
+    with torch.no_grad():
+        for p, largest in ((model[0].weight, 2.0), (model[2].weight, 0.4), (model[3].weight, 0.0)):
+            p.copy_(largest / 3 * spread(len(p), p[0].numel()).view(p.shape))
+    before = [p.detach().clone() for p in model.parameters()]
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+    with watch(model, optimizer, tmp_path, every=1, renorm="MaxSpectral(0.5)") as handle:
+        for _ in range(2):
+            model(torch.randn(5, 4, 6, dtype=dtype)).square().mean().backward()
+            optimizer.step()
+    assert oracle(model[0].weight)[0] == pytest.approx(0.5, rel=1e-4 if dtype == torch.float32 else 4e-3)
+    near = before[0].double() * (0.5 / oracle(before[0])[0])
+    torch.testing.assert_close(model[0].weight.double(), near, rtol=1e-4 if dtype == torch.float32 else 1e-2, atol=1e-9)
+    assert all(torch.equal(a, b) for a, b in zip([*model.parameters()][1:], before[1:], strict=True))
+    rates = open_history(handle.dir).layer("renorm_rate")
+    assert rates[0, [0, 2, 4]].tolist() == [1, 0, 0]
+    assert np.isnan(rates[:, [1, 3, 5]]).all()
+
+
+def test_weights_that_grow_are_held_at_the_bound_from_step_to_step(tmp_path):
+    torch.manual_seed(0)
+    model = nn.Linear(20, 15, bias=False)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.02)
+    found = []
+    with watch(model, optimizer, tmp_path, every=1, renorm="MaxSpectral(1.0)") as handle:
+        for _ in range(30):
+            model.weight.grad = -torch.randn(15, 20)
+            optimizer.step()
+            found.append(oracle(model.weight)[0])
+    assert max(found) < 1.02
+    assert found[-1] > 0.98
+    assert [f for f in diagnose(open_history(handle.dir)) if f.rule == "renorm-binds"] == []
+
+
+def test_a_matrix_that_holds_a_nan_is_left_as_it_is(tmp_path):
+    model = nn.Linear(3, 2, bias=False)
+    with torch.no_grad():
+        model.weight.copy_(torch.tensor([[math.nan, 5.0, 1.0], [2.0, 3.0, 4.0]]))
+    before = model.weight.detach().clone()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+    with watch(model, optimizer, tmp_path, renorm="MaxSpectral(1.0)"):
+        model.weight.grad = torch.zeros(2, 3)
+        optimizer.step()
+    np.testing.assert_array_equal(model.weight.detach(), before)

@@ -17,7 +17,9 @@ from gradwatch import (  # fmt: skip
     ClipByGlobalNorm,
     ClipByNorm,
     MaxNorm,
+    MaxSpectral,
     PolicyError,
+    QKClip,
     Renorm,
     SkipNonfinite,
     ZClip,
@@ -27,7 +29,15 @@ from gradwatch import (  # fmt: skip
 )
 from gradwatch.policies.grammar import EXAMPLES, POLICIES, as_policy, is_call, members
 
-CONSTRAINTS = [MaxNorm(3.0), MaxNorm(3.0, dim=1), Renorm(1.0, 0, 2.0), Renorm(float("inf"), 1, 2.0)]
+CONSTRAINTS = [
+    MaxNorm(3.0),
+    MaxNorm(3.0, dim=1),
+    Renorm(1.0, 0, 2.0),
+    Renorm(float("inf"), 1, 2.0),
+    MaxSpectral(2.0),
+    QKClip(),
+    chain(only("*.attn.*", QKClip(50.0)), MaxSpectral(3.0)),
+]
 
 
 def test_public_names():
@@ -36,8 +46,8 @@ def test_public_names():
         "clip_grads_", "global_norm", "open_history", "History", "parse", "chain",
         "only", "Policy", "NormPolicy", "Decision", "ClipByValue", "ClipByNorm", "ClipByAverageNorm",
         "ClipByGlobalNorm", "ClipByHistory", "ClipWith", "AGC", "AutoClip", "ZClip", "AdaGC", "SkipNonfinite",
-        "SkipNorm", "SkipSpike", "MaxNorm", "Renorm", "GradwatchError", "GradwatchWarning", "PolicyError", "RunError",
-        "TrainingHalted", "WatchError",
+        "SkipNorm", "SkipSpike", "MaxNorm", "MaxSpectral", "QKClip", "Renorm", "GradwatchError", "GradwatchWarning",
+        "PolicyError", "RunError", "TrainingHalted", "WatchError",
     }  # fmt: skip
     for name in gradwatch.__all__:
         assert getattr(gradwatch, name) is not None
@@ -151,6 +161,8 @@ def test_the_parser_never_evaluates():
         (f"ZClip(warmup=1{'0' * 60})", "wanted a whole number from 2 to 1,000,000,000"),
         ("AdaGC(warmup=1000000001)", "wanted a whole number from 0 to 1,000,000,000"),
         ("MaxNorm(1.0, dim=8)", "dim=8: wanted a whole number from -8 to 7"),
+        ("MaxSpectral(0)", "max_value=0: wanted a number above 0"),
+        ("QKClip(tau=-1)", "tau=-1: wanted a number above 0"),
     ],
 )
 def test_a_refusal_says_what_to_write(text, advice):

@@ -448,20 +448,22 @@ def test_a_resumed_watch_says_where_it_records(pair, tmp_path, capsys):
 
 
 @pytest.mark.parametrize(
-    "clip",
+    "policy",
     [
-        "AutoClip(50)",
-        "ZClip(warmup=4)",
-        "AdaGC(warmup=4)",
-        "ClipByHistory()",
-        "chain(SkipNonfinite(), SkipSpike(3, window=8), ClipByNorm(0.1))",
+        {"clip": "AutoClip(50)"},
+        {"clip": "ZClip(warmup=4)"},
+        {"clip": "AdaGC(warmup=4)"},
+        {"clip": "ClipByHistory()"},
+        {"clip": "chain(SkipNonfinite(), SkipSpike(3, window=8), ClipByNorm(0.1))"},
+        {"renorm": "chain(MaxNorm(0.9), only('0.*', MaxSpectral(0.7)))"},
     ],
+    ids=lambda policy: "".join(policy.values()),
 )
-def test_resuming_goes_on_as_if_nothing_happened(clip, tmp_path):
+def test_resuming_goes_on_as_if_nothing_happened(policy, tmp_path):
     def start():
         model = mlp()
         optimizer = torch.optim.SGD(model.parameters(), lr=0.5, momentum=0.9)
-        return model, optimizer, watch(model, optimizer, tmp_path, clip=clip)
+        return model, optimizer, watch(model, optimizer, tmp_path, **policy)
 
     model, optimizer, handle = start()
     train(model, optimizer, 12)
@@ -469,7 +471,7 @@ def test_resuming_goes_on_as_if_nothing_happened(clip, tmp_path):
     saved = copy.deepcopy((model.state_dict(), optimizer.state_dict(), handle.state_dict()))
     train(model, optimizer, 12, seed=2)
     handle.close()
-    want = open_history(whole)
+    want, trained = open_history(whole), model
 
     model, optimizer, handle = start()
     torch.save(saved, tmp_path / "checkpoint.pt")
@@ -485,6 +487,7 @@ def test_resuming_goes_on_as_if_nothing_happened(clip, tmp_path):
     assert got.step.tolist() == list(range(24))
     assert got.attempt.tolist() == [0] * 12 + [1] * 12
     np.testing.assert_array_equal(got.layer("clip_coef"), want.layer("clip_coef"))
+    assert all(torch.equal(a, b) for a, b in zip(model.parameters(), trained.parameters(), strict=True))
     assert sorted(p.name for p in tmp_path.iterdir()) == sorted([whole.name, "checkpoint.pt"])
 
 
@@ -492,6 +495,9 @@ def test_state_of_another_policy_is_refused(pair, tmp_path):
     model, optimizer = pair
     state = watch(model, optimizer, tmp_path, clip="AutoClip(50)").state_dict()
     with watch(model, optimizer, tmp_path, clip="ZClip()") as other, pytest.raises(WatchError, match="other policy"):
+        other.load_state_dict(state)
+    bound = {"clip": "AutoClip(50)", "renorm": "MaxNorm(1)"}
+    with watch(model, optimizer, tmp_path, **bound) as other, pytest.raises(WatchError, match="other constraint"):
         other.load_state_dict(state)
 
 

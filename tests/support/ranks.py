@@ -57,7 +57,7 @@ CLIPS = [
     "chain(SkipNonfinite(), ClipByGlobalNorm(0.1), ClipByValue(0.01))",
     "only('body.*', chain(AGC(0.05), ClipByNorm(0.02)))",
 ]
-RENORMS = ["MaxNorm(0.5)", "MaxNorm(0.5, dim=1)", "Renorm(1.0, 0, 0.8)", "Renorm('inf', 1, 0.2)"]
+RENORMS = ["MaxNorm(0.5)", "MaxNorm(0.5, dim=1)", "Renorm(1.0, 0, 0.8)", "Renorm('inf', 1, 0.2)", "MaxSpectral(0.5)"]
 MIXED = [(None, None), ("ClipByGlobalNorm(0.1)", None)]
 FEW = [*MIXED, ("AGC(0.05)", None), ("ClipByNorm(0.02, axes=(0,))", None), (None, RENORMS[1]), (None, RENORMS[3])]
 UNITS = ("axes", "AGC")  # what looks at rows and columns

@@ -22,6 +22,7 @@ HEADS, WIDTH = 4, 8
 class SelfAttention(nn.Module):
     def __init__(self):
         super().__init__()
+        self.num_heads = HEADS
         self.q, self.k, self.v, self.out = (nn.Linear(WIDTH, WIDTH) for _ in range(4))
 
     def forward(self, x):
@@ -44,7 +45,7 @@ def main(kind, folder):
     torch.manual_seed(0)
     model = nn.Sequential(Block(), Block())
     mesh = init_device_mesh("cpu", (size,))
-    if kind == "fsdp":
+    if "fsdp" in kind:
         for block in model:
             fully_shard(block, mesh=mesh)
         fully_shard(model, mesh=mesh)
@@ -52,10 +53,11 @@ def main(kind, folder):
         for block in model:
             spread = {"q": ColwiseParallel(), "k": ColwiseParallel(), "v": ColwiseParallel(), "out": RowwiseParallel()}
             parallelize_module(block.attn, mesh, spread)
-    wrapped = DistributedDataParallel(model) if kind == "ddp" else model
+    wrapped = DistributedDataParallel(model) if "ddp" in kind else model
     optimizer = torch.optim.Adam(wrapped.parameters(), lr=1e-3, eps=1e-4)  # the gradients of k.bias are noise
     watch = gradwatch.watch(wrapped, optimizer, dir=folder, run_name=kind, log=None, delivery="none", verbose=False,
-                            activations=("*.attn", "*.mlp"), activations_every=2, slots=True, every=1)  # fmt: skip
+                            activations=("*.attn", "*.mlp"), activations_every=2, slots=True, every=1,
+                            renorm="QKClip(0.01)" if "clipped" in kind else None)  # fmt: skip
     generator = torch.Generator().manual_seed(1)
     for _ in range(3):
         batch = torch.randn(6, 5, WIDTH, generator=generator)

@@ -25,7 +25,7 @@ from gradwatch.analysis.rules.progress import succeeds
 from gradwatch.analysis.rules.tries import LOWER, renorm_with
 from gradwatch.formatting import percent, setting_text
 from gradwatch.history import Bools, Floats, History
-from gradwatch.policies import MaxNorm, Renorm
+from gradwatch.policies import MaxNorm, MaxSpectral, QKClip, Renorm
 from gradwatch.policies.grammar import members
 
 
@@ -151,12 +151,12 @@ def renorm_binds(history: History, often: float = 0.5, min_measured: int = 5) ->
     """A constraint that scales most units back in most steps: it sets the weights' size, not a bound on it.
 
     A layer's mean `renorm_rate` over the second half of the measured steps is above `often`: a note, and in most of
-    the constrained layers a warning.
+    the constrained layers a warning. Not of bounds on singular values and logits, which are meant to be met.
     Source: Srivastava et al. 2014 (typical bounds of 3 to 4, which few units reach).
     """
     at, rate = measured(history, "renorm_rate")
-    rows = history.layer_rows[at]
-    if len(rows) < min_measured:
+    rows, bounds = history.layer_rows[at], members(history.run.renorm)
+    if len(rows) < min_measured or (bounds and all(isinstance(p, MaxSpectral | QKClip) for p in bounds)):
         return []
     late = rate[len(rows) // 2 :]
     seen = ~np.isnan(late).all(axis=0)
