@@ -20,6 +20,7 @@ from gradwatch.sanitize import MAX_STEP, public_text, public_uri
 from gradwatch.storage.places import TRACKERS
 
 Decorated = TypeVar("Decorated", bound=Callable[..., Any])
+WORDS = "gradwatch.words"  # in a context's meta: what stands behind the command, as it was given
 ENVIRONMENT = ("MLFLOW_TRACKING_URI", "MLFLOW_EXPERIMENT_NAME", "MLFLOW_EXPERIMENT_ID", "MLFLOW_RUN_ID")
 
 
@@ -235,6 +236,7 @@ class Configured(click.Command):
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Take the file's settings for what the command line leaves out. `--help` needs none, so it ends before."""
         problem = None
+        ctx.meta[WORDS] = tuple(args)
         try:
             self.config = find_config()
             values = self.config.settings(str(self.name), self.settable())

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import os
+import re
 import shlex
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -38,6 +37,14 @@ VARIED = ("clips", "renorms", "lr_scales", "warmups", "skip")
 HANDED_ON = ("script_clip", "every", "flush_every", *INSIDE, "metric_regex", "log", "experiment")
 
 
+def byte_size(ctx: click.Context, param: click.Parameter, value: Any) -> int | None:
+    """The bytes of a size as SLURM and Kubernetes take it: `16G`, `512M`; 1K is 1,024."""
+    found = re.fullmatch(r"([1-9]\d*)([KMGT]?)(i?B)?", str(value), re.IGNORECASE)
+    if value is not None and found is None:
+        raise click.BadParameter(f"{value!r}: wanted a size such as 16G or 512M")
+    return None if found is None else int(found[1]) << 10 * " KMGT".index(found[2].upper() or " ")
+
+
 @click.command(cls=Configured, context_settings=SETTINGS)
 @click.argument("script", metavar="SCRIPT", required=False)
 @click.argument("args", metavar="[ARGS...]", nargs=-1, type=click.UNPROCESSED)
@@ -57,6 +64,14 @@ HANDED_ON = ("script_clip", "every", "flush_every", *INSIDE, "metric_regex", "lo
 @click.option("--set-seed", "set_seeds", is_flag=True, help="Seed random, numpy and torch in the script.")
 @click.option("--jobs", metavar="N", type=click.IntRange(1),
               help="Trainings at a time, sharing the CPU's threads. [default: the number of GPUs, or 1]")  # fmt: skip
+@click.option("--on", "where", type=click.Choice(("ray", "slurm")),
+              help="Train on the Ray cluster at RAY_ADDRESS or of this machine; print a SLURM array.")  # fmt: skip
+@click.option("--submit", is_flag=True, help="With --on slurm: submit the array, and wait for its trainings.")
+@click.option("--only", metavar="K", type=click.IntRange(1),
+              help="Train the K-th alone, from 1, here: for the array of any scheduler.")  # fmt: skip
+@click.option("--cpus", metavar="N", type=click.IntRange(1), help="With --on: of each training.")
+@click.option("--gpus", metavar="N", type=Number(0), help="With --on: of each training; 0.5 shares one.")
+@click.option("--memory", metavar="SIZE", callback=byte_size, help="With --on: of each training, such as 16G.")
 @click.option("--prefix", metavar="WORDS", help="A launcher in front of each training, such as 'srun -n1'.")
 @click.option("--timeout", metavar="SECONDS", type=Number(0, min_open=True), help="End a training after it.")
 @click.option("--stop-losers", is_flag=True, help="Give a policy no more seeds once the interval over its seeds "
@@ -89,8 +104,8 @@ def sweep(ctx: click.Context, /, script: str | None, args: tuple[str, ...], modu
     from filelock import FileLock, Timeout
 
     from gradwatch.cli.sweep_output import show_settled, show_training
+    from gradwatch.cli.sweep_places import as_array, check_places, chosen, on_slurm, pool
     from gradwatch.cli.sweep_search import begin_search
-    from gradwatch.launcher.local_pool import run_here
     from gradwatch.launcher.race import Race
     from gradwatch.launcher.sweep import task
     from gradwatch.report.terminal import make_console
@@ -100,34 +115,39 @@ def sweep(ctx: click.Context, /, script: str | None, args: tuple[str, ...], modu
         asked, tried = _cures(ctx, script, args, module, options)
     else:
         asked = _asked(script, args, module, options)
+    check_places(options)
     jobs, console, search = asked.jobs(), make_console(), None
+    if options["only"]:
+        jobs = [chosen(jobs, options["only"])]
+    home = jobs[0].folder if options["only"] else asked.home
     try:
-        asked.home.mkdir(parents=True, exist_ok=True)
-        with FileLock(asked.home / ".lock", timeout=0):
-            pool = partial(run_here, slots=_slots(options["jobs"], bool(asked.prefix)))
+        home.mkdir(parents=True, exist_ok=True)
+        with FileLock(home / ".lock", timeout=0):
             if options["search"]:
                 tried = search = begin_search(asked, options)
-                going = pool(search.tasks(options["timeout"], options["force"]))
+                going = pool(1, asked, options)(search.tasks(options["timeout"], options["force"]))
                 show_training(search.total, search.done, search.todo, going, console)
                 jobs = search.jobs
             elif options["stop_losers"]:
                 tried = race = Race(jobs, options["metric"], options["rises"], options["baseline"])
-                todo = _todo(jobs, options["force"])
-                going = pool(race.tasks(todo, options["timeout"]))
+                todo = _todo(jobs, options)
+                going = pool(1, asked, options)(race.tasks(todo, options["timeout"]))
                 show_training(len(jobs), len(jobs) - len(todo), race.todo, going, console)
                 jobs = race.jobs
-            elif todo := _todo(jobs, options["force"]):
-                going = pool(task(job, options["timeout"]) for job in todo)
+            elif (todo := _todo(jobs, options)) and as_array(options):
+                going = on_slurm(ctx, jobs, todo, options)
                 show_training(len(jobs), len(jobs) - len(todo), todo, going, console)
-            show_settled(asked, jobs, options, console, tried)
+            elif todo:
+                going = pool(len(todo), asked, options)(task(job, options["timeout"]) for job in todo)
+                show_training(len(jobs), len(jobs) - len(todo), todo, going, console)
+            if not options["only"]:
+                show_settled(asked, jobs, options, console, tried)
     except Timeout:
-        raise RunError(f"another sweep is at work in {asked.home}: wait for it, or pass --dir another folder") from None
+        raise RunError(f"another sweep is at work in {home}: wait for it, or pass --dir another folder") from None
     except OSError as error:
-        raise RunError(
-            f"cannot write to {asked.home}: {error.strerror}; pass --dir a folder you can write to"
-        ) from error
+        raise RunError(f"cannot write to {home}: {error.strerror}; pass --dir a folder you can write to") from error
     except KeyboardInterrupt:
-        _say_stopped(search.jobs if search else jobs)
+        _say_stopped(search.jobs if search else jobs, as_array(options))
         raise
     ctx.exit(int(search.has_failed if search else any(_failed(job) for job in jobs)))
 
@@ -224,31 +244,23 @@ def _handed_on(options: dict[str, Any]) -> list[str]:
     return words
 
 
-def _slots(jobs: int | None, launched: bool) -> list[dict[str, str]]:
-    from gradwatch.launcher.sweep import slots, visible_devices
-    from gradwatch.storage.workers import cpus
-
-    devices = visible_devices()
-    count = jobs or (len(devices) if len(devices) > 1 else 1)
-    if not launched and count > cpus():
-        click.echo(f"Note: --jobs {count} is more than the {cpus()} CPUs; {cpus()} trainings at a time.", err=True)
-        count = cpus()
-    return slots(count, devices, dict(os.environ))
-
-
-def _todo(jobs: Sequence[Job], force: bool) -> list[Job]:
+def _todo(jobs: Sequence[Job], options: dict[str, Any]) -> list[Job]:
     """The jobs that are not finished.
 
     Raises:
-        RunError: one of them is still being trained.
+        RunError: one of them is still being trained, and not by a job array, which is followed.
     """
+    from gradwatch.cli.sweep_places import as_array
     from gradwatch.launcher.sweep import Record, require_ended
 
-    todo = [job for job in jobs if force or not ((record := Record.read(job)) and record.over)]
+    array = as_array(options)
+    todo = [job for job in jobs if options["force"] or not ((record := Record.read(job)) and record.over)]
     for job in todo:
-        require_ended(job)
+        if not array:
+            require_ended(job)
     if len(todo) < len(jobs):
-        click.echo(f"{len(jobs) - len(todo)} of {len(jobs)} runs are finished already.")
+        printed = array and not options["submit"]  # what is printed is a script
+        click.echo(f"{len(jobs) - len(todo)} of {len(jobs)} runs are finished already.", err=printed)
     return todo
 
 
@@ -259,6 +271,10 @@ def _failed(job: Job) -> bool:
     return record is None or not record.over
 
 
-def _say_stopped(jobs: Sequence[Job]) -> None:
-    done = sum(not _failed(job) for job in jobs)
-    click.echo(f"Stopped: {done} of {len(jobs)} runs are finished and kept; the same command goes on.", err=True)
+def _say_stopped(jobs: Sequence[Job], array: bool) -> None:
+    from gradwatch.launcher.slurm import array_name
+
+    done, goes_on = sum(not _failed(job) for job in jobs), "the same command goes on"
+    if array:
+        goes_on = f"SLURM trains on, and the same command follows it (scancel --name {array_name(jobs)} ends it)"
+    click.echo(f"Stopped: {done} of {len(jobs)} runs are finished and kept; {goes_on}.", err=True)

@@ -42,6 +42,15 @@ class End:
 
 
 @dataclass(frozen=True)
+class Resources:
+    """What each task asks a cluster for: CPUs, GPUs (a share of one below 1), bytes of memory; None is not said."""
+
+    cpus: int | None = None
+    gpus: float | None = None
+    memory: int | None = None
+
+
+@dataclass(frozen=True)
 class Control:
     """What the pool and the slot of a task tell each other."""
 
@@ -61,7 +70,7 @@ def run_all(tasks: Iterable[Task], slots: Sequence[Slot]) -> Generator[Moment, N
     Yields the numbers of the tasks at work, and the ends of those that ended, about twice a second. Whoever stops
     early (Ctrl-C, SIGTERM, `close()`) has all tasks ended first.
     """
-    with _terminable(), ThreadPoolExecutor(len(slots), thread_name_prefix="gradwatch-sweep") as executor:
+    with _terminable() as told, ThreadPoolExecutor(len(slots), thread_name_prefix="gradwatch-sweep") as executor:
         crew, coming = _Crew(slots), enumerate(tasks)
         left: dict[Future[End], int] = {}
         try:
@@ -71,6 +80,8 @@ def run_all(tasks: Iterable[Task], slots: Sequence[Slot]) -> Generator[Moment, N
                 if not left:
                     return
                 done, _ = wait(left, POLL_SECONDS, FIRST_COMPLETED)
+                if told.is_set():
+                    raise KeyboardInterrupt
                 yield set(crew.working), {left.pop(future): future.result() for future in done}
         finally:
             _end(crew, executor)
@@ -114,18 +125,23 @@ class _Crew:
 
 
 @contextlib.contextmanager
-def _terminable() -> Iterator[None]:
-    """SIGTERM and SIGHUP end us as Ctrl-C does, so that no training is left behind."""
+def _terminable() -> Iterator[threading.Event]:
+    """SIGTERM and SIGHUP end us as Ctrl-C does, so that no training is left behind.
+
+    The event is set then: an exception alone is lost where it is raised in a callback of C code, or in some imports.
+    """
+    told = threading.Event()
 
     def interrupt(number: int, frame: FrameType | None) -> Any:
+        told.set()
         raise KeyboardInterrupt
 
     if threading.current_thread() is not threading.main_thread():
-        yield
+        yield told
         return
     before = {number: signal.signal(number, interrupt) for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)}
     try:
-        yield
+        yield told
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)

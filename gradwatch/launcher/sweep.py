@@ -166,20 +166,18 @@ def task(job: Job, timeout: float | None, warm: bool = False) -> Task:
         if end.cut == "interrupted":
             return
         status = end.cut or ("finished" if end.code == 0 else "failed")
-        Record(status, end.code, round(end.seconds, 1), "" if end.code == 0 else end.problem or _last_words(job)).write(
-            job
-        )
+        words = "" if end.code in (0, None) else _last_words(job)
+        Record(status, end.code, round(end.seconds, 1), ", ".join(filter(None, [end.problem, words]))).write(job)
         if not end.cut:
-            _let_deliver(job)
+            let_deliver(job.folder)
 
     return Task(job.command(), job.environment(), job.folder / OUTPUT, timeout, at_end, warm, job.sweep.place)
 
 
-def _let_deliver(job: Job) -> None:
+def let_deliver(home: Path) -> None:
     """Give the couriers of a job some time, so that those of many short trainings are not all at work at once."""
-    folder = job.run()
     deadline = time.monotonic() + COURIER_SECONDS
-    for part in deliverable_parts(folder) if folder is not None else []:
+    for part in [part for folder in run_folders(home)[-1:] for part in deliverable_parts(folder)]:
         if any((place / "courier.log").exists() for place in (part, part.parent)):
             wait_delivered(part, deadline - time.monotonic())
 
@@ -233,14 +231,18 @@ def slots(jobs: int, devices: Sequence[str], environment: dict[str, str]) -> lis
 
     A thread count that the user set is kept where it is smaller. One GPU is everybody's; of several, each has its own.
     """
-    share = max(1, cpus() // jobs)
-    threads = {name: str(min(share, _count(environment.get(name), share))) for name in THREADS}
+    threads = thread_counts(max(1, cpus() // jobs), environment)
     each = max(1, len(devices) // jobs)
     made = []
     for i in range(jobs):
         own = [devices[(i * each + k) % len(devices)] for k in range(each)] if len(devices) > 1 else []
         made.append({**(threads if jobs > 1 else {}), **({DEVICES: ",".join(own)} if own and jobs > 1 else {})})
     return made
+
+
+def thread_counts(share: int, environment: dict[str, str]) -> dict[str, str]:
+    """What gives a process `share` threads, or as many as `environment` says where that is less."""
+    return {name: str(min(share, _count(environment.get(name), share))) for name in THREADS}
 
 
 def visible_devices() -> list[str]:
