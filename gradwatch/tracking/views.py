@@ -60,7 +60,7 @@ COLUMNS = {"params.`gradwatch.clip`": 230, "tags.`gradwatch.verdict`": 230, "met
 # A mean and a band for each policy and learning rate, all runs that MLflow loads (100, and more by a button).
 GROUP_BY = {"aggregateFunction": "average", "groupByKeys": [{"mode": "tag", "groupByData": Tag.GROUP}]}
 NEWEST = "attributes.start_time"
-VERSION = 2  # of what is above; beside the state, where MLflow does not look
+VERSION = 3  # of what is above; beside the state, where MLflow does not look
 
 
 def view_url(tracking_uri: str, experiment_id: str, ui: str = UI) -> str:

@@ -420,6 +420,18 @@ def test_a_view_of_an_older_version_is_brought_up_to_date():
     assert view_tag(["loss"], text) is None
 
 
+def test_sections_that_came_later_join_a_view_of_the_version_before():
+    """Of activations, attention, experts and the like: without them MLflow opens a section for each."""
+    tag = json.loads(view_tag(["loss"]))
+    new = json.loads(tag["state"])
+    known = [{**one, "display": False} for one in new["compareRunSections"] if one["name"] in ("Training", "grad_norm")]
+    old = {**tag, "version": 2, "state": json.dumps({**new, "compareRunSections": known})}
+    sections = state_of(view_tag(["loss"], json.dumps(old)))["compareRunSections"]
+    assert sections[:2] == known  # closed by hand
+    assert sorted(one["name"] for one in sections) == sorted(one["name"] for one in new["compareRunSections"])
+    assert not [one for one in sections if one["name"].startswith(("attention", "expert")) and one["display"]]
+
+
 def test_a_view_changed_by_hand_is_kept():
     tag = json.loads(view_tag(["loss", "lr"]))
     state = json.loads(tag["state"])
