@@ -31,7 +31,11 @@ STEP_COLUMNS = (
     "micro_batches",
 )  # fmt: skip
 # What is not recorded where it is a norm times a factor; it is NaN where they are inf and 0.
-PRODUCTS = {"clipped_norm": ("grad_norm", "clip_coef"), "update_norm": ("weight_norm", "update_ratio")}
+PRODUCTS = {
+    "clipped_norm": ("grad_norm", "clip_coef"),
+    "update_norm": ("weight_norm", "update_ratio"),
+    "row_norm": ("grad_norm", "row_share"),
+}
 
 
 @dataclass(frozen=True, repr=False)

@@ -146,7 +146,7 @@ def intervening(many: bool = False) -> Callable[[Decorated], Decorated]:
 
 # What is recorded besides, by the names of the arguments of `watch`; that ending in _of is of the one before it
 INSIDE = ("slots", "activations", "activations_of", "activations_every", "noise_scale", "histogram_every",
-          "singular_values", "singular_values_of", "split")  # fmt: skip
+          "singular_values", "singular_values_of", "split", "rows")  # fmt: skip
 
 
 def looking_inside(as_for_run: bool = False) -> Callable[[Decorated], Decorated]:
@@ -175,6 +175,8 @@ def looking_inside(as_for_run: bool = False) -> Callable[[Decorated], Decorated]
                said="Record the norm of each step's first micro-batch, for the gradient noise scale."),
         option("--split", metavar="PATTERN=DIM[/PIECES]", multiple=True, callback=split_texts,
                said="Take the slices of such tensors for layers, as '*.experts.*=0'; again for more."),
+        option("--rows", metavar="PATTERN", multiple=True,
+               said="Record the largest row of the gradients of such layers, as '*embed*'; again for more."),
     )  # fmt: skip
 
     def decorate(command: Decorated) -> Decorated:

@@ -28,7 +28,7 @@ from gradwatch.errors import RunError
 # what a training is to be repeated with, beside what a sweep varies; what only delivers it is not
 REPEATED = ("--script-clip", "--every", "--total-steps", "--metric-regex", "--higher-is-better", "--lower-is-better",
             "--param", "--activations-of", "--histogram-every", "--singular-values-of",
-            "--split")  # fmt: skip
+            "--split", "--rows")  # fmt: skip
 
 
 class RunCommand(Configured):

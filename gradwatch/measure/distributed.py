@@ -182,6 +182,13 @@ class Sharding:
                 out.update({i: part.view(t.shape) for (i, t), part in zip(own.items(), parts, strict=True)})
         return out
 
+    def of_each_rank(self, own: dict[int, Tensor]) -> dict[int, Tensor]:
+        """What each of the W ranks knows of these layers, `[W, ...]` float64; all know the same ones."""
+        whole = {i: t.new_zeros((world_size(), *t.shape), dtype=torch.float64) for i, t in own.items()}
+        for i, t in own.items():
+            whole[i][rank()] = t
+        return self.reduce_each(whole)
+
     def mean(self, values: Tensor) -> Tensor:
         """The mean over all elements of each layer, `[L]`, from the mean over those on each rank. One all-reduce."""
         return self.reduce(values * self.held).to(values.dtype)

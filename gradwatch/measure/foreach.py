@@ -73,19 +73,26 @@ def _apart(groups: Sequence[Group], strided: Collection[int]) -> list[Group]:
     return out
 
 
-def measure(layout: Layout, groups: Sequence[Group], p: float = 2.0, into: Tensor | None = None) -> Tensor:
+def measure(
+    layout: Layout,
+    groups: Sequence[Group],
+    p: float = 2.0,
+    into: Tensor | None = None,
+    rows: dict[int, Tensor] | None = None,
+) -> Tensor:
     """The p-norm of each layer's part on this rank, `[L]`, accumulated in at least float32; 0 for one in no group.
 
-    They are put `into` a tensor that is like them, which is returned.
+    They are put `into` a tensor that is like them, which is returned. `rows` is given the norms of the rows of those
+    layers whose rows are looked at.
     """
     if len(groups) == 1 and len(groups[0][1]) == len(layout.names):
-        norms = _norms(layout, groups[0], p)
+        norms = _norms(layout, groups[0], p, rows=rows)
         if norms[0].dtype is layout.dtype:
             return torch.stack(list(norms), out=into)
         return torch.stack(list(norms)).to(layout.dtype)
     placed = [layout.constant("nothing", lambda: layout.full((), 0.0))] * len(layout.names)
     for group in groups:
-        for i, norm in zip(group[1], _like(layout, _norms(layout, group, p)), strict=True):
+        for i, norm in zip(group[1], _like(layout, _norms(layout, group, p, rows=rows)), strict=True):
             placed[i] = norm
     return torch.stack(placed, out=into) if placed else layout.full((0,), 0.0)
 
@@ -117,18 +124,32 @@ def _like(layout: Layout, norms: Sequence[Tensor]) -> Sequence[Tensor]:
     return at(layout.device, torch.stack(list(norms)).to(layout.dtype)).unbind()
 
 
-def _norms(layout: Layout, group: Group, p: float, dtype: torch.dtype | None = None) -> Sequence[Tensor]:
+def _norms(
+    layout: Layout,
+    group: Group,
+    p: float,
+    dtype: torch.dtype | None = None,
+    rows: dict[int, Tensor] | None = None,
+) -> Sequence[Tensor]:
     """The p-norm of each tensor of a group, 0-d; of wide ones by rows: the p-norm of the rows' p-norms."""
     tensors, index = group
     dtype = dtype or _accumulate(tensors[0].dtype)
-    wide = {k for k, i in enumerate(index) if i in layout.wide and tensors[k].is_contiguous()} if layout.wide else None
+    wide = _by_rows(layout, group) if layout.by_rows else None
     if not wide:
         return torch._foreach_norm(tensors, p, dtype=dtype)
     rest = [t for k, t in enumerate(tensors) if k not in wide]
     norms = iter(torch._foreach_norm(rest, p, dtype=dtype) if rest else ())
-    norm = torch.linalg.vector_norm
+    each = {k: torch.linalg.vector_norm(tensors[k].flatten(1), p, dim=1, dtype=dtype) for k in wide}
+    if rows is not None:
+        rows.update({index[k]: norm for k, norm in each.items() if index[k] in layout.first_rows})
+    return [torch.linalg.vector_norm(each[k], p) if k in wide else next(norms) for k in range(len(tensors))]
+
+
+def _by_rows(layout: Layout, group: Group) -> list[int]:
+    """Which tensors of a group are measured row by row."""
+    tensors, index = group
     return [
-        norm(norm(t.flatten(1), p, dim=1, dtype=dtype), p) if k in wide else next(norms) for k, t in enumerate(tensors)
+        k for k, i in enumerate(index) if i in layout.first_rows or (i in layout.wide and tensors[k].is_contiguous())
     ]
 
 

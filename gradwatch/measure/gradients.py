@@ -27,6 +27,7 @@ from gradwatch.measure.foreach import (
     which_are_there,
 )
 from gradwatch.measure.layout import Layout, Norms, at, real, share
+from gradwatch.measure.rows import LargestRows
 from gradwatch.measure.scopes import scope
 
 
@@ -45,6 +46,7 @@ class Batch:
     measured: Tensor | None = None  # the L2 norms of the tensors as they are, `[L]`, where they are known
     skipped: Tensor | None = None
     fraction: Tensor | None = None  # [L] share of elements that an element-wise change touched
+    largest_rows: Sequence[Tensor] = ()  # the fields of `LargestRows`, where rows are looked at: of the first norms
     _norms: Norms | None = None
     _present: Tensor | None = None
 
@@ -121,7 +123,11 @@ class Batch:
 
     def slot(self, name: str) -> MaybeTensors:
         """The optimizer's state tensor `name` of each layer, None where there is none."""
-        return self.layout.slices([_slot(self.optimizers, p, name) for p in self.layout.whole.values()])
+        found: list[Tensor | None] = []
+        for p in self.layout.whole.values():
+            value = next((o.state[p].get(name) for o in self.optimizers if p in o.state), None)
+            found.append(local(value) if isinstance(value, Tensor) and value.shape == p.shape else None)
+        return self.layout.slices(found)
 
     @property
     def weights(self) -> list[Tensor]:
@@ -196,12 +202,14 @@ class Batch:
 
     # --------------------------------------------------------------------------------------------- what the Watch uses
 
-    def measure(self, p: float = 2.0, into: Tensor | None = None) -> Tensor:
+    def measure(self, p: float = 2.0, into: Tensor | None = None, rows: LargestRows | None = None) -> Tensor:
         """The p-norms of the tensors as they are, `[L]`; under sharding of the whole layers, by one all-reduce."""
         fits = into is not None and into.dtype is self.layout.dtype and self.layout.sharding is None
-        norms = measure(self.layout, self.groups, p, into if fits else None)
+        norms = measure(self.layout, self.groups, p, into if fits else None, None if rows is None else rows.norms)
         if self.layout.sharding is not None:
             norms, self._present = self.layout.sharding.join(norms, self.layout.which(self.here), p)
+        if rows is not None:
+            self.largest_rows = rows.fields(norms)
         return norms
 
     def present(self) -> Tensor:
@@ -315,8 +323,3 @@ def _dense(param: Tensor, grad: Tensor, will_change: bool) -> Tensor:
             param.grad = whole  # otherwise left as it is: adding up its entries in another order rounds otherwise
         grad = whole._values()
     return real(grad)
-
-
-def _slot(optimizers: Sequence[Optimizer], param: Tensor, name: str) -> Tensor | None:
-    value = next((o.state[param].get(name) for o in optimizers if param in o.state), None)
-    return local(value) if isinstance(value, Tensor) and value.shape == param.shape else None

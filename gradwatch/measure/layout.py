@@ -14,6 +14,7 @@ from torch import Tensor
 
 from gradwatch.measure.distributed import Sharding, Spread, is_sharded, local
 from gradwatch.measure.pipeline import Stages
+from gradwatch.measure.rows import first_rows
 from gradwatch.measure.slices import Cut, Split, cuts
 
 T = TypeVar("T")
@@ -32,9 +33,10 @@ class Layout:
     `held` says which parameters the optimizers still step, None for all: a param group may have been taken out. Of a
     part of another layout, `places` says where its layers are in that one. `spreads` says how parameters (by id) are
     spread over processes, where their tensors do not; `stages` that other ranks hold the other stages of a pipeline.
+    `rows` are the patterns of the layers whose largest row is looked for.
 
     Raises:
-        WatchError: a parameter cannot be cut so.
+        WatchError: a parameter cannot be cut so, or its rows cannot be looked at.
     """
 
     def __init__(
@@ -45,9 +47,10 @@ class Layout:
         spreads: Mapping[int, Spread] | None = None,
         stages: Stages | None = None,
         split: Split | None = None,
+        rows: Sequence[str] = (),
     ) -> None:
         self.whole, self.places, self.spreads, self.stages = dict(whole), places, spreads or {}, stages
-        self.split = split or {}
+        self.split, self.rows = split or {}, rows
         known = cuts(whole, self.split, self.spreads) if split else {}
         self._cuts = [known.get(name) for name in whole] if known else None
         self.names = tuple(self._each(whole, lambda name, cut: [f"{name}[{i}]" for i in range(len(cut.lengths))]))
@@ -66,6 +69,8 @@ class Layout:
         self.has_complex = any(dtype.is_complex for dtype in self.dtypes)
         parts = self._parts()
         self.wide = frozenset(i for i, part in enumerate(parts) if is_wide(part))
+        self.first_rows = first_rows(self, rows) if rows else {}
+        self.by_rows = self.wide | {*self.first_rows}  # whose norms are taken row by row
         self.has_empty = not all(part.numel() for part in parts)
         # Slices whose elements do not lie side by side: torch takes them, and a list with one of them, one by one
         along = self._each([None] * len(whole), lambda _, cut: [(cut.dim, cut.is_index)] * len(cut.lengths))
@@ -76,7 +81,7 @@ class Layout:
             self.sharding = Sharding(self.params, self.device, self.spreads, held_here, along)
         self.dtype = torch.float64 if self.dtypes & {torch.float64, torch.complex128} else torch.float32
         self.all_here = (True,) * len(self.params)  # what a step has in which every layer has a gradient
-        as_they_are = self.sharding is None and self._cuts is None and not self.has_complex and not self.has_empty
+        as_they_are = self.sharding is None and self._cuts is None and not (self.has_complex or self.has_empty or rows)
         self.is_plain = as_they_are and self.one_device and len(self.dtypes) == 1  # see `measure_plain`
         self._constants: dict[object, Tensor] = {}
 
@@ -129,14 +134,14 @@ class Layout:
         """The layers at these places, alone: all slices of a parameter, or none."""
         own = {id(self.params[i]) for i in places}
         whole = {name: p for name, p in self.whole.items() if id(p) in own}
-        return Layout(whole, places=places, spreads=self.spreads, split=self.split)
+        return Layout(whole, places=places, spreads=self.spreads, split=self.split, rows=self.rows)
 
     def ordered(self, names: Sequence[str]) -> Layout:
         """The same layers in this order; the slices of a parameter stay together."""
         known, params = {id(p): n for n, p in self.whole.items()}, dict(zip(self.names, self.params, strict=True))
         order = dict.fromkeys(known[id(params[name])] for name in names)
         whole = {name: self.whole[name] for name in order}
-        return Layout(whole, spreads=self.spreads, stages=self.stages, split=self.split)
+        return Layout(whole, spreads=self.spreads, stages=self.stages, split=self.split, rows=self.rows)
 
     def constant(self, key: object, make: Callable[[], Tensor]) -> Tensor:
         """The constant called `key`, made on first use."""

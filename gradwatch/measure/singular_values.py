@@ -17,7 +17,7 @@ from gradwatch.errors import WatchError
 from gradwatch.measure.autograd import without_autograd
 from gradwatch.measure.distributed import is_sharded, local
 from gradwatch.measure.layout import Layout, at
-from gradwatch.measure.slices import fits
+from gradwatch.measure.slices import few, fits
 
 FIRST, AGAIN = 30, 2  # iterations of the first measurement, and of each later one: weights move little in between
 
@@ -45,7 +45,7 @@ class SingularValues:
         if not self.places:
             raise WatchError(
                 f"singular_values={tuple(patterns)!r:.200} fits no matrix: wanted patterns of layers of two or more "
-                f"dimensions; the layers are {', '.join(layout.names[:8])}"
+                f"dimensions; the layers are {few(layout.names)}"
             )
         self._iteration = PowerIteration(layout, self.places)
         self._vectors: list[Tensor] = []  # v of each, of length 1

@@ -108,3 +108,8 @@ def fits(name: str, pattern: str) -> bool:
     found = _SLICE.search(name)
     literal = _SLICE.sub(r"[[]\1]", pattern)
     return found is not None and (fnmatchcase(name[: found.start()], pattern) or fnmatchcase(name, literal))
+
+
+def few(names: Sequence[str]) -> str:
+    """The first of these names, for an error."""
+    return f"{', '.join(names[:8])}{', ...' if len(names) > 8 else ''}"

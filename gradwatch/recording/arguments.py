@@ -49,6 +49,7 @@ class Settings:
     histogram_every: int | None = None
     singular_values: bool | Sequence[str] = False
     split: Split = field(default_factory=dict)
+    rows: Sequence[str] = ()
 
     def __post_init__(self) -> None:
         for name in ("every", "total_steps", "mlflow_layers", "activations_every", "histogram_every"):
@@ -76,10 +77,10 @@ class Settings:
 
         for name, such in (("activations", ["*.attn", "*.mlp"]), ("singular_values", ["*.weight"])):
             asked = getattr(self, name)
-            if not isinstance(asked, bool) and (
-                isinstance(asked, str) or not isinstance(asked, Sequence) or not all(isinstance(p, str) for p in asked)
-            ):
+            if not isinstance(asked, bool) and not _are_patterns(asked):
                 raise WatchError(f"{name}={text_of(asked):.80}: wanted True, or a list of patterns, such as {such}")
+        if not _are_patterns(self.rows):
+            raise WatchError(f"rows={text_of(self.rows):.80}: wanted a list of patterns, such as ['*embed*']")
         self._check_split()
         told = self.higher_is_better
         if not isinstance(told, Mapping) or not all(
@@ -147,6 +148,10 @@ class Settings:
         if self.delivery == "none":
             return None
         return "courier" if "mlflow" in self.trackers else "diagnosis"
+
+
+def _are_patterns(value: object) -> bool:
+    return isinstance(value, Sequence) and not isinstance(value, str) and all(isinstance(each, str) for each in value)
 
 
 def check_kinds(

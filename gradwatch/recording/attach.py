@@ -70,6 +70,7 @@ def watch(
     layers: Sequence[str] = ("*",),
     ignore: Sequence[str] = (),
     split: Mapping[str, int | tuple[int, int]] | None = None,
+    rows: Sequence[str] = (),
     higher_is_better: Mapping[str, bool] | None = None,
     slots: bool = False,
     ranks: bool = False,
@@ -117,6 +118,7 @@ def watch(
         ignore: patterns of layers not to record.
         split: parameters whose slices are layers of their own, `w[0]`, `w[1]`, ...: by pattern the dimension, such as
             `{"*.experts.*": 0}`, or the dimension and how many equal pieces it has, `{"*.q_proj.weight": (0, 12)}`.
+        rows: patterns of layers, such as `("*embed*",)`, of which each step's largest row is recorded too.
         higher_is_better: which way the scalars that you log are better, where their names do not say it, such as
             `{"elo": True}`; comparisons judge by it.
         slots: also record the norms of the optimizer's own tensors (`slot_norm/exp_avg`, ...).
@@ -154,7 +156,7 @@ def watch(
     policies = as_policy(clip, "clip"), as_policy(renorm, "renorm")
     settings = Settings(every, total_steps, log, delivery, mlflow_layers, halt_on, flush_every, higher_is_better or {},
                         lr_scale, warmup, activations, activations_every, slots, ranks, noise_scale, histogram_every,
-                        singular_values, {} if split is None else split)  # fmt: skip
+                        singular_values, {} if split is None else split, rows)  # fmt: skip
     optimizers = checked_optimizers(optimizer, policies[0], RateScale(lr_scale, warmup))
     check_kinds(run_name, dir, run_id, tracking_uri, tags, params, layers, ignore)
     _check_run(optimizers, name, run, run_id, tracking_uri)
@@ -167,20 +169,20 @@ def watch(
     try:
         writer, shared = _place(manifest, name, run, dir, model, SHARE * flush_every, undo)
         live = _live(on_finding, settings, writer, shared, layout.device)
-        made = Watch(*parts, writer, source, live, settings, verbose, shared)
-        return _begin(made, f"watching {len(layout.names)} layers of {type(model).__name__}", undo)
+        return _begin(Watch(*parts, writer, source, live, settings, verbose, shared), undo)
     except BaseException:  # also a Ctrl-C: half a Watch is none
         undo.close()
         raise
 
 
-def _begin(made: Watch, what: str, undo: ExitStack) -> Watch:
+def _begin(made: Watch, undo: ExitStack) -> Watch:
     undo.callback(made._undo)
     made_here(made)
     made._writer.start()
     made._begin()
     settle_unheld()
-    made._say(f"{what}, recording to {made.dir}")
+    layers, model = len(made._stepper.layout.names), type(made._source.model).__name__
+    made._say(f"watching {layers} layers of {model}, recording to {made.dir}")
     return made
 
 

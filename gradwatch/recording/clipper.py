@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.amp import GradScaler
 from torch.optim import Optimizer
 
-from gradwatch.measure import fused
+from gradwatch.measure import fused, rows
 from gradwatch.measure.autograd import without_autograd
 from gradwatch.measure.foreach import (
     MaybeTensors,
@@ -46,7 +46,7 @@ class Clipped(NamedTuple):
     def fields(self) -> list[Tensor | None]:
         """What is recorded of each layer, in the order of `Clipper.fields`."""
         present = [] if self.batch.layout.sharding is None else [self.batch.present()]
-        return [self.norms, self.coef, *present, *self.extra]
+        return [self.norms, self.coef, *present, *self.batch.largest_rows, *self.extra]
 
 
 class Clipper:
@@ -69,7 +69,8 @@ class Clipper:
         self._ended_by: Policy | None = None
         self.own_fields = self._own_fields()
         # Under sharding this rank may lack a gradient that another has
-        self.fields = self.own_fields if layout.sharding is None else ("present", *self.own_fields)
+        present, looked_at = ("present",) if layout.sharding is not None else (), rows.QUANTITIES if layout.rows else ()
+        self.fields = (*present, *looked_at, *self.own_fields)
 
     def relayout(self, layout: Layout) -> None:
         """Go on with other layers: the state of those that stay is kept."""
@@ -200,7 +201,9 @@ class Clipper:
             tensors = gradients(layout, here, will_change=self.policy is not None)
             self._are_plain = are_plain(layout, tensors)
         batch = self._batch(layout, tensors, inverse, None if measured is None else layout.all_here)
-        batch.measured = batch.measure(into=into) if measured is None else measured
+        if measured is None:
+            measured = batch.measure(into=into, rows=rows.LargestRows(layout) if layout.rows else None)
+        batch.measured = measured
         if self.histogram is not None:
             self.histogram.look(batch)
         return scaled, batch, batch.measured if self.policy is None and inverse is None else batch.norms().l2

@@ -13,7 +13,7 @@ from torch.optim import Optimizer
 from gradwatch.errors import WatchError
 from gradwatch.history import Layer
 from gradwatch.measure.layout import Layout
-from gradwatch.measure.slices import Split, fits
+from gradwatch.measure.slices import Split, few, fits
 from gradwatch.recording.arguments import Settings
 from gradwatch.recording.parallel import Parallel
 from gradwatch.storage.manifest import text_of
@@ -118,6 +118,7 @@ class Source:
         self.model, self.optimizers, self.part = model, optimizers, part
         self.parallel, self.by_name = parallel or Parallel(), by_name(optimizers, part)
         self.split: Split = {} if settings is None else settings.split
+        self.rows = () if settings is None else settings.rows
         self.patterns, self.ignored = patterns, ignored
         self._of_model = {id(p) for p in model.parameters()}
         self._at_rest = {id(p): _writes(p) for _, p in self._outside()}
@@ -132,7 +133,7 @@ class Source:
         named = named_layers(self.model, self.optimizers, self.part)
         vain = next((each for each in self.split if not any(matches(name, [each]) for name in named)), None)
         if vain is not None:
-            raise WatchError(f"split={{{vain!r}: ...}} fits no layer; the layers are {_few(list(named))}")
+            raise WatchError(f"split={{{vain!r}: ...}} fits no layer; the layers are {few(list(named))}")
         return named
 
     def kept(self, names: Iterable[str]) -> list[bool]:
@@ -211,11 +212,15 @@ class Source:
             WatchError: it is not known how, they cannot be split as asked, or the patterns leave nothing to record.
         """
         spreads, stages = self.parallel.spreads(self.model, layers), self.parallel.stages
-        layout = Layout(layers, held, spreads=spreads, stages=stages, split=self.split)
+        layout = Layout(layers, held, spreads=spreads, stages=stages, split=self.split, rows=self.rows)
+        if self.rows and not layout.first_rows:
+            raise WatchError(
+                f"rows={self.rows!r} fits no layer of two or more dimensions; the layers are {few(layout.names)}"
+            )
         if not any(self.kept(layout.names)):
             raise WatchError(
                 f"layers={self.patterns!r} and ignore={self.ignored!r} leave nothing to record; the layers are "
-                f"{_few(layout.names)}"
+                f"{few(layout.names)}"
             )
         return layout
 
@@ -229,7 +234,7 @@ class Source:
         if lost or len(stray) == len(known):
             owner = type(self.model).__name__ if lost else _kinds(self.optimizers)
             raise WatchError(
-                f"{owner} no longer holds the parameters that watch() was given, but others: {_few(lost or stray)} "
+                f"{owner} no longer holds the parameters that watch() was given, but others: {few(lost or stray)} "
                 "(fully_shard, to_empty, load_state_dict(assign=True) and replacing a module do this); build the "
                 "optimizer from the parameters as they are now, and call watch() after that"
             )
@@ -240,10 +245,6 @@ def _look(params: Sequence[Tensor]) -> object:
     if not params:
         return None
     return len(params), id(params[0]), id(params[-1]), params[0].device, params[0].dtype
-
-
-def _few(names: Sequence[str]) -> str:
-    return f"{', '.join(names[:8])}{', ...' if len(names) > 8 else ''}"
 
 
 def matches(name: str, patterns: Sequence[str]) -> bool:

@@ -21,7 +21,11 @@ from gradwatch.report.plotly_figures import ABSENT, BAD, VIRIDIS, Chart, figure,
 from gradwatch.sanitize import printable
 
 HEATMAPS = {"grad_norm": "Gradient norm", "weight_norm": "Weight norm", "update_ratio": "Update ratio"}
-ASKED = {"sigma_max": "Largest singular value", "stable_rank": "Stable rank"}  # where they were asked for
+ASKED = {  # where they were asked for
+    "sigma_max": "Largest singular value",
+    "stable_rank": "Stable rank",
+    "row_share": "The largest row's share of the norm",
+}
 MOST = 12  # policies
 LABELS = 16
 GAP_X, GAP_Y = 0.03, 52  # between two maps: a share of the width, pixels

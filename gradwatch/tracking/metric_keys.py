@@ -114,6 +114,7 @@ SAMPLED_QUANTITIES = {
     ("histograms", "below_e4m3"): ("grad_below_e4m3", ("median",)),
     ("by_layer", "sigma_max"): ("sigma_max", ("largest", "median")),
     ("by_layer", "stable_rank"): ("stable_rank", ("median",)),
+    ("by_layer", "row_share"): ("row_share", ("largest",)),
     ("activations", "rms"): ("activation_rms", ("largest", "median")),
     ("activations", "max"): ("activation_max", ("largest", "median")),
     ("activations", "dead"): ("activation_dead", ("largest",)),

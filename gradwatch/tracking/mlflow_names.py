@@ -45,6 +45,7 @@ OWN = tuple(
         "grad_below_e4m3",
         "sigma_max",
         "stable_rank",
+        "row_share",
     )
 )
 _OWN_TOO = (*OWN, "lr/", SETTING)

@@ -59,6 +59,8 @@ if __name__ == "__main__":
         "histogram_every": {"histogram_every": EVERY},
         "singular_values": {"singular_values": True},
         "noise_scale": {"noise_scale": True, "parts": 2},
+        "split": {"split": {"*.in_proj_weight": (0, 12)}},
+        "rows": {"rows": ("*in_proj_weight",)},
     }.items():
         plain = calls(int(asked.get("parts", 1)))
         more = [after - before for after, before in zip(calls(**asked), plain, strict=True)]

@@ -17,7 +17,7 @@ pytestmark = [
 @pytest.fixture(scope="module")
 def alone(tmp_path_factory):
     folder = tmp_path_factory.mktemp("ranks")
-    return {kind: recorded(1, kind, folder / kind, "ranks_slices.py") for kind in ("one", "one-units")}
+    return {kind: recorded(1, kind, folder / kind, "ranks_slices.py") for kind in ("one", "one-units", "one-rows")}
 
 
 @pytest.mark.parametrize("kind", ["ddp", "fsdp", "tp", "fsdp-units"])
@@ -36,6 +36,21 @@ def test_two_ranks_together_are_one_process(kind, alone, tmp_path):
         np.testing.assert_allclose(together.layer(name), one.layer(name), rtol=1e-5, atol=1e-7, err_msg=name)
     assert (one.layer("clip_coef") < 1).any()
     assert set(together.per_layer) == set(one.per_layer)
+
+
+@pytest.mark.parametrize("kind", ["ddp-rows", "fsdp-rows"])
+def test_the_largest_row_of_two_ranks_is_that_of_one_process(kind, alone, tmp_path):
+    together, one = recorded(2, kind, tmp_path / kind, "ranks_slices.py"), alone["one-rows"]
+    assert np.isfinite(one.layer("row_index")[:, :2]).all()
+    assert one.layer("row_index")[:, :2].max() >= 2  # a row of the other rank, too
+    for name in ("row_index", "row_share", "grad_norm"):
+        np.testing.assert_allclose(together.layer(name), one.layer(name), rtol=1e-5, err_msg=name)
+
+
+def test_rows_that_are_cut_over_ranks_are_refused(tmp_path):
+    done = torchrun(2, SUPPORT / "ranks_slices.py", "tp-rows", tmp_path / "tp")
+    assert done.returncode != 0
+    assert "rows are spread over ranks" in done.stdout
 
 
 def test_units_of_slices_that_are_spread_over_ranks_are_refused(tmp_path):

@@ -153,3 +153,47 @@ def noisy_micro_batches(folder, sick=True, parts=4, steps=120):
         return part()
 
     return fit(folder, net, optim.SGD(net.parameters(), 1e-3), loss_of, steps, noise_scale=True, every=2)
+
+
+def one_row(folder, sick=True, times=1000.0, words=50, steps=200, clip="ClipByGlobalNorm(1.0)"):
+    """Word 7's row of the embedding gets a gradient 1000 times too large in one step of twenty, as a broken reduction
+    leaves it (the twin: never).
+    """
+    torch.manual_seed(SEED[0])
+    net = nn.Sequential(nn.Embedding(words, 16), nn.Flatten(), nn.Linear(64, 32), nn.Tanh(), nn.Linear(32, 5))
+
+    def loss_of(step):
+        x = torch.randint(words, (32, 4), generator=torch.Generator().manual_seed(step))
+        x[0, 0] = 7
+        return F.cross_entropy(net(x), x[:, 0] % 5)
+
+    def broken(step):
+        if sick and step % 20 == 19:
+            net[0].weight.grad[7] *= times
+
+    optimizer = optim.SGD(net.parameters(), 0.1, momentum=0.9)
+    return fit(folder, net, optimizer, loss_of, steps, broken, clip=clip, rows=("0.weight",))
+
+
+class Mixture(nn.Module):
+    """Experts in one tensor, `[experts, width, width]`, all of which each example gets, weighed by a gate."""
+
+    def __init__(self, width, count):
+        super().__init__()
+        self.gate, self.experts = nn.Linear(width, count), nn.Parameter(torch.randn(count, width, width) / width**0.5)
+
+    def forward(self, x):
+        return x + (torch.einsum("nd,edf->nef", x, self.experts) * self.gate(x).softmax(dim=1)[:, :, None]).sum(dim=1)
+
+
+def one_expert(folder, sick=True, times=300.0, steps=120):
+    """The third of four experts gets a gradient 300 times too large in step 60 (the twin: never)."""
+    torch.manual_seed(SEED[0])
+    net = nn.Sequential(nn.Flatten(), nn.Linear(64, 24), nn.ReLU(), Mixture(24, 4), nn.Linear(24, 10))
+
+    def broken(step):
+        if sick and step == 60:
+            net[3].experts.grad[2] *= times
+
+    optimizer = optim.SGD(net.parameters(), 0.05)
+    return fit(folder, net, optimizer, classify(net, batches()), steps, broken, split={"*.experts": 0})

@@ -6,7 +6,7 @@ import inner_diseases
 import numpy as np
 import pytest
 from recordings import Recorded
-from trainings import one, serious
+from trainings import one, policies_in, serious
 
 from gradwatch.analysis.rules import diagnose
 from gradwatch.analysis.rules.activation_outliers import activation_outlier
@@ -178,3 +178,40 @@ def test_micro_batches_that_are_mostly_noise_are_told_from_those_that_agree(tmp_
     assert found.evidence["steps"] == 30
     assert noise_dominated(history, min_steps=61) == []  # of 120 steps 60 were sampled
     assert diagnose(d.noisy_micro_batches(tmp_path, sick=False)) == []
+
+
+@pytest.mark.parametrize("train", [d.one_row, d.one_expert], ids=lambda train: train.__name__)
+def test_the_healthy_twins_of_a_row_and_of_an_expert_have_no_finding(train, tmp_path):
+    assert diagnose(train(tmp_path, sick=False)) == []
+
+
+@pytest.mark.parametrize("clip", ["ClipByGlobalNorm(1.0)", None])
+def test_a_row_that_is_a_spike_is_named_and_bounded_by_itself(clip, tmp_path):
+    history = d.one_row(tmp_path, clip=clip)
+    finding = one(diagnose(history), "spike")
+    worst = history.layer_rows == int(np.flatnonzero(history.step == finding.evidence["largest_step"])[0])
+    coef = history.layer("clip_coef")[worst][0, 1:]
+    assert finding.layers == ("0.weight",)
+    assert (finding.evidence["row"], finding.evidence["row_share"] > 0.99) == (7, True)
+    assert finding.evidence["others_kept"] == pytest.approx(np.median(coef))
+    assert "Row 7 of 0.weight alone is" in finding.cause
+    assert ("every other layer's gradient" in finding.cause) == (clip is not None)
+    (policy,) = policies_in(finding)
+    rows = history.layer("row_norm")[:, 0]
+    assert policy.policies[1].pattern == "0.weight"
+    assert policy.policies[1].policy.axes == (1,)
+    assert np.median(rows) < policy.policies[1].policy.max_norm < rows.max() / 5
+
+
+def test_what_the_cure_of_a_row_says_leaves_nothing_to_find(tmp_path):
+    bounded = "chain(SkipNonfinite(), only('0.weight', ClipByNorm(0.2, axes=(1,))), ClipByGlobalNorm(7.7))"
+    history, healthy = d.one_row(tmp_path, clip=bounded), d.one_row(tmp_path, sick=False)
+    assert serious(diagnose(history)) == []
+    kept = history.layer("clip_coef")[history.step % 20 == 19, 1:]
+    assert (kept == 1).all()
+    assert history.total("loss")[-20:].mean() == pytest.approx(healthy.total("loss")[-20:].mean(), rel=0.1)
+
+
+def test_an_expert_that_is_a_spike_is_named(tmp_path):
+    finding = one(diagnose(d.one_expert(tmp_path)), "spike")
+    assert (finding.layers, finding.evidence["largest_step"]) == (("3.experts[2]",), 60)

@@ -1,4 +1,4 @@
-"""One rank of the test of slices: parameters that hold several layers, over ranks or in one process.
+"""One rank of the tests of slices and rows: parameters that hold several layers, over ranks or in one process.
 
 torchrun --nproc-per-node N tests/support/ranks_slices.py KIND FOLDER
 """
@@ -34,7 +34,7 @@ class Model(nn.Module):
 
 
 def wrap(model, kind, size):
-    if kind == "ddp":
+    if kind.startswith("ddp"):
         return DistributedDataParallel(model)
     mesh = init_device_mesh("cpu", (size,))
     if kind.startswith("fsdp"):
@@ -54,8 +54,9 @@ def main(kind, folder):
     clip = chain(AGC(0.1), ClipByNorm(0.5)) if kind.endswith("-units") else ClipByNorm(0.5)
     try:
         watch = gradwatch.watch(model, optimizer, clip=clip, dir=folder, run_name=kind, log=None, delivery="none",
-                                verbose=False, every=1, slots=True, split=SPLIT)  # fmt: skip
-    except gradwatch.PolicyError as error:
+                                verbose=False, every=1, slots=True,
+                                **({"rows": ("experts", "heads")} if "rows" in kind else {"split": SPLIT}))  # fmt: skip
+    except gradwatch.GradwatchError as error:
         print(f"refused: {error}")
         raise SystemExit(7) from None
     for step in range(5):

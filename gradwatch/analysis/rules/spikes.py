@@ -5,6 +5,8 @@ Legend: T recorded steps, L layers.
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -18,6 +20,7 @@ from gradwatch.analysis.rules.facts import (
     trailing,
 )
 from gradwatch.analysis.rules.finding import Finding, Severity, either
+from gradwatch.analysis.rules.largest_row import LargestRow, largest_row
 from gradwatch.analysis.rules.losses import has_rivals, odd_batch, scaled_losses
 from gradwatch.analysis.rules.progress import succeeds
 from gradwatch.analysis.rules.schedule import raised_before
@@ -25,6 +28,7 @@ from gradwatch.analysis.rules.tries import OWN_PAST, clip_with
 from gradwatch.history import Bools, Floats, History
 
 Rows = NDArray[np.intp]
+SPARED = 0.5  # of the other layers' gradients, which a clip leaves where one row stands out: below it they lose much
 
 
 def spike(
@@ -69,7 +73,8 @@ def spike(
     passed = quiet or (batch is None and np.nanmax(times[rows], initial=1.0) < mild and succeeds(history))
     severity: Severity = "error" if losses and not recovered else "note" if passed and recovered else "warning"
     many = len(rows) > often * len(history)
-    cure, tries = _spike_cure(history, many, quiet and recovered)
+    one_row = largest_row(history, int(worst)) if up[worst] else None
+    cure, tries = _spike_cure(history, many, quiet and recovered, one_row)
     evidence: dict[str, float | str] = {
         "spikes": len(rows),
         "times_usual": float(times[worst]) if up[worst] else 1.0,
@@ -78,6 +83,7 @@ def spike(
         "caught": int(caught.sum()),
         "recovered": "no" if not recovered else "unknown" if "unknown" in back else "yes",
         **({} if batch is None else {"odd_batch": int(history.step[batch])}),
+        **({} if one_row is None else one_row.evidence),
     }
     return [
         Finding(
@@ -87,7 +93,9 @@ def spike(
             int(history.step[rows[0]]),
             int(history.step[rows[-1] if recovered else -1]),
             evidence,
-            _spike_cause(history, evidence, batch, all_caught) + raised_before(history, int(rows[0])),
+            _spike_cause(history, evidence, batch, all_caught)
+            + ("" if one_row is None else one_row.said)
+            + raised_before(history, int(rows[0])),
             cure,
             tries=tries,
             alternatives=_OF_SPIKES if up.any() and batch is None else (),
@@ -134,8 +142,13 @@ def _spike_cause(history: History, evidence: dict[str, float | str], batch: int 
 _OF_SPIKES = ("the batches of these steps are odd", "the learning rate is too high")
 
 
-def _spike_cure(history: History, many: bool, passed: bool) -> tuple[str, tuple[str, ...]]:
+def _spike_cure(history: History, many: bool, passed: bool, row: LargestRow | None) -> tuple[str, tuple[str, ...]]:
     """The words, and what can be tried."""
+    if row is not None and math.isfinite(row.usual) and (not passed or row.others_kept < SPARED):
+        limit = f"chain(SkipNonfinite(), {row.bound}, {GUARD})"
+        return f'Bound each row by itself, which spares all others: clip="{limit}". Look at where that row is used.', (
+            clip_with(limit),
+        )
     if passed and not many:
         return "Nothing needs to change; look at the batch of that step if it comes back.", ()
     leave_out = 'or leave such steps out: clip="chain(SkipNonfinite(), SkipSpike())". Look at that step\'s batch.'
