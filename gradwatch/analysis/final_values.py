@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from gradwatch.analysis.clips import incoming
 from gradwatch.history import Floats, History, Run
 from gradwatch.policies.intervention import NONE, Intervention
+from gradwatch.storage.logged_names import is_loss, is_training_loss
 from gradwatch.table import WAS_NAN
 
 NO_POLICY = NONE
@@ -21,8 +22,6 @@ ARGS = "args."  # before the params that are the script's own arguments
 SMOOTH = 20  # values of a scalar of every step that are averaged: one batch's loss is mostly noise
 # `manualSeed`: a capital begins a word as well
 _SEED = re.compile(r"(^|[^a-z]|(?-i:(?<=[a-z])(?=S)))(seeds?|random_?state)(/[\w-]+)?$", re.IGNORECASE)
-LOSS = re.compile("loss", re.IGNORECASE)
-HELD_OUT = re.compile("val|test|eval|dev|hold", re.IGNORECASE)
 _TRAINING = re.compile(r"(train(ing)?\W?_?)?loss", re.IGNORECASE)
 ABOVE = 1.1  # times the loss before training: more than the noise of a batch in a run that learns nothing
 FEW = 10  # dropped steps in a row: a loss scale that finds its size again, not an end
@@ -119,7 +118,7 @@ def untrained(history: History, name: str) -> float:
     A held-out loss that is first logged later began where the training loss did, if the two are of one scale: within a
     factor of two of each other, in the median over the run. Of parts that train against each other it is not known.
     """
-    held_out = bool(LOSS.search(name) and HELD_OUT.search(name))
+    held_out = is_loss(name) and not is_training_loss(name)
     late = history.run.source is not None and len(history) > 0 and history.step[0] > 1  # its first row is no beginning
     if not (held_out or _TRAINING.fullmatch(name)) or len(history.lane_rows()) != 1 or not len(history) or late:
         return float("nan")
@@ -142,7 +141,7 @@ def diverged(history: History, metric: str = "") -> bool:
     """
     if final(history, metric) > ABOVE * untrained(history, metric):
         return True
-    ended = [told(history, name)[-1:] for name in history.logged if LOSS.search(name)]
+    ended = [told(history, name)[-1:] for name in history.logged if is_loss(name)]
     return lost_since(history) is not None or any((~np.isfinite(values)).any() for values in ended)
 
 

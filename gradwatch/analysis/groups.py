@@ -10,7 +10,6 @@ import numpy as np
 from gradwatch.analysis import optimizers
 from gradwatch.analysis.final_values import (
     ARGS,
-    HELD_OUT,
     NO_POLICY,
     diverged,
     final,
@@ -21,6 +20,7 @@ from gradwatch.analysis.final_values import (
 )
 from gradwatch.errors import RunError
 from gradwatch.history import History, Run
+from gradwatch.storage.logged_names import HELD_OUT, is_factor, is_loss
 
 __all__ = ["NO_POLICY", "Group", "groups", "higher_is_better", "metric_names", "natural", "settings", "values_by_seed"]
 
@@ -32,7 +32,7 @@ _HIGH = re.compile(
 )
 _NEGATED = re.compile(r"(^|[^a-z])(neg|negative|minus|1-)", re.IGNORECASE)
 _LOW = re.compile(
-    r"loss|(^|[^a-z])(neg(ative)?[^a-z]?log[^a-z]?likelihood|nll|bpb|bpc|bpd|perplexity|ppl|err|error|[wcpt]er|mse|rmse|mae|mape|smape|kl|kld|fid|kid|lpips|regret|"
+    r"(^|[^a-z])(neg(ative)?[^a-z]?log[^a-z]?likelihood|nll|bpb|bpc|bpd|perplexity|ppl|err|error|[wcpt]er|mse|rmse|mae|mape|smape|kl|kld|fid|kid|lpips|regret|"
     r"cross_?entropy|ce|bce|brier|ece|cost|energy|distance|divergence|residual)s?($|[^a-z])",
     re.IGNORECASE,
 )
@@ -78,12 +78,15 @@ def higher_is_better(metric: str, histories: Iterable[History] = ()) -> bool | N
     """Whether this scalar is meant to rise (an accuracy, a reward) or to fall (a loss, an error).
 
     What the runs were told by `watch(higher_is_better=)` counts, else the name. None where neither says: `temperature`,
-    `entropy`; or where two runs say different things. A loss of something falls, whatever it is a loss of.
+    `entropy`, the scale of a loss; or where two runs say different things. A loss of something falls, whatever it is a
+    loss of.
     """
     said = {h.run.higher_is_better[metric] for h in histories if metric in h.run.higher_is_better}
     if said:
         return said.pop() if len(said) == 1 else None
-    if _LOW.search(metric):
+    if is_factor(metric):
+        return None
+    if is_loss(metric) or _LOW.search(metric):
         return False
     return True if _HIGH.search(metric) and not _NEGATED.search(metric) else None
 

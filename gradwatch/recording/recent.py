@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import re
 from collections import deque
-from functools import lru_cache
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from gradwatch.analysis.rules.losses import HELD_OUT
 from gradwatch.measure.ring_buffer import Ring
 from gradwatch.recording.blocks import Row
+from gradwatch.storage.logged_names import is_training_loss
 
-_FACTOR = re.compile(r"loss[ _./-]?(scale|weight|coef)", re.IGNORECASE)  # what a loss is multiplied by
 GRAD_NORM, SKIPPED = "grad_norm", "skipped"
 
 
@@ -38,7 +35,7 @@ class Recent:
 
     def log(self, at: int, name: str, value: float | Tensor) -> None:
         """Something was logged for the row `at`."""
-        if is_loss(name):
+        if is_training_loss(name):
             self.losses.append((at, name, value))
 
     def read(self, since: int) -> list[Seen]:
@@ -65,9 +62,3 @@ class Recent:
                  by_row.get(at, {}))
             for i, (at, row) in enumerate(rows)
         ]  # fmt: skip
-
-
-@lru_cache(maxsize=1024)
-def is_loss(name: str) -> bool:
-    """Whether what is logged under this name is a loss of the training itself; a loss scale is none."""
-    return "loss" in name.lower() and not HELD_OUT.search(name) and not _FACTOR.search(name)

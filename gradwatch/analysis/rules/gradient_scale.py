@@ -107,8 +107,9 @@ def gradients_accumulate(
     """From the first step on the norm grows as a sum does: gradients are added up, because nothing zeroes them.
 
     After t steps a sum of t gradients that point the same way is t times as large. Alarm: the norm reaches `times` its
-    first value after about that many steps (0.6 to 2 times as many), until then its correlation with the number of
-    steps is `straight`, and no step adds more than `jump` times the first norm (an explosion adds more each time).
+    first value after about that many steps (0.6 to 2 times as many), the third is well above the first, until then its
+    correlation with the number of steps is `straight`, and no step adds more than `jump` times the first norm (an
+    explosion adds more each time).
     Gradients that soon point elsewhere add up to less: the norm may take up to four times as many steps where the
     first four of it rise as a sum does and it was near half of that height half way.
     Sums that bend sooner show by how little a single batch changes them (`_is_even`).
@@ -159,7 +160,8 @@ def _of_a_sum(norm: Floats, times: float, first: float, straight: float, jump: f
     end = int(above[0])
     rise = np.diff(norm[: end + 1])
     fit = float(np.corrcoef(np.arange(end + 1), norm[: end + 1])[0, 1])
-    counts = end + 1 <= 2 * times and fit >= straight
+    rose = len(norm) > 2 and norm[2] > 1.4 * norm[0]  # 3 of a sum in one direction, 1.7 of one in any
+    counts = rose and end + 1 <= 2 * times and fit >= straight
     bends = not rivals and (norm[1:4] > [1.4 * norm[0], 1.8 * norm[0], 2 * norm[0]]).all()
     bends = bends and norm[end // 2] > 0.36 * norm[end]  # 0.5 on a line, 0.32 where it is multiplied
     return end if (counts or bends) and not np.abs(rise).max() > jump * max(first, norm[0]) else None

@@ -5,21 +5,18 @@ Legend: T recorded steps.
 
 from __future__ import annotations
 
-import re
-
 import numpy as np
 
 from gradwatch.analysis.rules.schedule import raised_before
 from gradwatch.history import Bools, Floats, History
+from gradwatch.storage.logged_names import is_loss, is_training_loss
 
 EARLIEST = 4  # steps that tell a calm from the first ones of a training
-HELD_OUT = re.compile(r"val|test|eval|dev|hold", re.IGNORECASE)
 
 
 def training_losses(history: History) -> list[str]:
-    """Logged names that are losses of the training data (a validation loss also rises by over-fitting)."""
-    names = [name for name in history.logged if "loss" in name.lower() and not HELD_OUT.search(name)]
-    return [name for name in names if np.isfinite(history.total(name)).sum() > 1]
+    """The names of the losses of the training data, of two values at least."""
+    return [n for n in history.logged if is_training_loss(n) and np.isfinite(history.total(n)).sum() > 1]
 
 
 def learnt(history: History, share: float = 1e-6) -> Bools:
@@ -48,7 +45,7 @@ def first_quarter(values: Floats) -> Floats:
 
 def has_rivals(history: History) -> bool:
     """Whether this is a part of a run, or one lane of several and others have logged a loss (not once seen here)."""
-    losses = [history.total(name) for name in history.logged if "loss" in name.lower()]
+    losses = [history.total(name) for name in history.logged if is_loss(name)]
     return history.run.part is not None or any(np.isnan(values).all() for values in losses)
 
 

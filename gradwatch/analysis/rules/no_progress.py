@@ -24,9 +24,8 @@ from gradwatch.analysis.rules.facts import (
     set_rate,
     to_usual,
 )
-from gradwatch.analysis.rules.finding import Finding, Why, either
+from gradwatch.analysis.rules.finding import Finding, Severity, Why, either
 from gradwatch.analysis.rules.long_steps import lr_too_high
-from gradwatch.analysis.rules.losses import HELD_OUT
 from gradwatch.analysis.rules.progress import Progress, can_be_judged, progress, reaches_its_goal, unmoved, went
 from gradwatch.analysis.rules.schedule import ran_out
 from gradwatch.analysis.rules.standstill import at_chance, equal_odds, rests_since, stands
@@ -35,6 +34,7 @@ from gradwatch.analysis.rules.unchanged import TAKEN_BACK
 from gradwatch.analysis.rules.updates import weak_gradients
 from gradwatch.formatting import percent, setting_text
 from gradwatch.history import History
+from gradwatch.storage.logged_names import HELD_OUT
 
 
 def no_progress(
@@ -76,13 +76,13 @@ def no_progress(
     return _finding(history, shown, why._replace(cause=f"{said} {why.cause}"))
 
 
-def _finding(history: History, shown: Progress, why: Why) -> list[Finding]:
+def _finding(history: History, shown: Progress, why: Why, severity: Severity = "warning") -> list[Finding]:
     evidence: dict[str, float | str] = {"metric": shown.metric, "began": shown.began, "ended": shown.ended,
                                         "noise": shown.error}  # fmt: skip
     return [
         Finding(
             "no-progress",
-            "warning",
+            severity,
             (),
             int(history.step[0]),
             int(history.step[-1]),
@@ -168,12 +168,13 @@ _BESIDE_IT = (
 )
 
 
-def _rests(history: History, min_steps: int, running: int, left: float = 0.25) -> list[Finding]:
+def _rests(history: History, min_steps: int, running: int, left: float = 0.25, much: float = 0.6) -> list[Finding]:
     """Each loss fell at first and stands since, at a large part of where it began, and nothing else got better.
 
     The share `left` of the first value is left at least, and from the second quarter of the run to the last it won
     nothing that is clear of its noise; or less than a quarter of the whole, where the last module bounds or drops what
-    is given out: a ReLU cuts off all below 0, a dropout sets outputs to 0 by chance (`rests_since`).
+    is given out: a ReLU cuts off all below 0, a dropout sets outputs to 0 by chance (`rests_since`). Without such a
+    module and with less than the share `much` left it is a note: so end healthy trainings whose targets have noise.
     """
     taken = next((kind for kind in ("ReLU", "Dropout", "Sigmoid", "Tanh") if ends_in(history, kind)), "")
     losses = [p for p in progress(history) if p.is_loss] if can_be_judged(history, min_steps, running) else []
@@ -194,7 +195,7 @@ def _rests(history: History, min_steps: int, running: int, left: float = 0.25) -
         {"left": shown.ended / shown.first, **({"last_module": taken} if taken else {})},
         alternatives=causes,
     )
-    return _finding(history, shown, why)
+    return _finding(history, shown, why, "warning" if taken or shown.ended >= much * shown.first else "note")
 
 
 _NO_MORE = "there is no more to be learnt"

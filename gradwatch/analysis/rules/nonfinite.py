@@ -10,14 +10,14 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from gradwatch.analysis.final_values import LOSS as LOSS_NAME
 from gradwatch.analysis.final_values import nonfinite_rows, was_nan
 from gradwatch.analysis.rules.activations import birthplace
 from gradwatch.analysis.rules.facts import matrices, pick
 from gradwatch.analysis.rules.finding import Finding, Severity, either
-from gradwatch.analysis.rules.losses import HELD_OUT
+from gradwatch.analysis.rules.losses import scaled_losses
 from gradwatch.analysis.rules.tries import LOWER, warm_up
 from gradwatch.history import Bools, History
+from gradwatch.storage.logged_names import is_loss, is_training_loss
 
 LOSS = "the loss"  # where the next layer would stand, for the last one
 
@@ -97,7 +97,7 @@ def _of_losses(history: History) -> list[Finding]:
 
     Such a step may have had no gradient at all: the mean over nothing is 0/0, and no example asks for anything.
     """
-    for name in (name for name in history.logged if LOSS_NAME.search(name) and not HELD_OUT.search(name)):
+    for name in filter(is_training_loss, history.logged):
         rows = np.flatnonzero(was_nan(history, name) | np.isinf(history.total(name)))
         if not len(rows):
             continue
@@ -159,11 +159,11 @@ def _of_the_scale(history: History, times: int = 3) -> tuple[str, str] | None:
 def growth_before(history: History, row: int, growth: float = 100.0, update: float = 1.0) -> int | None:
     """The row in which what ended in `row` began to grow; None where nothing grew before it.
 
-    Growth: the norm or a loss rose to `growth` times the median of its first values, or a step changed the median
-    weight matrix by more than `update` times itself.
+    Growth: the norm or a loss with a scale (`scaled_losses`) rose to `growth` times the median of its first values, or
+    a step changed the median weight matrix by more than `update` times itself.
     """
     begins = []
-    names = ["grad_norm", *(name for name in history.logged if "loss" in name.lower())]
+    names = ["grad_norm", *scaled_losses(history)]
     for name in names:
         values = history.total(name)[:row]
         finite = np.flatnonzero(np.isfinite(values) & (values > 0))
@@ -183,7 +183,7 @@ def growth_before(history: History, row: int, growth: float = 100.0, update: flo
 
 def _went_first(history: History, row: int) -> str:
     """`loss`, `gradient`, or `unknown` where the loss of that step was not logged."""
-    names = [name for name in history.logged if "loss" in name.lower()]
+    names = list(filter(is_loss, history.logged))
     if any(was_nan(history, name)[row] for name in names):
         return "loss"
     here = [history.total(name)[row] for name in names if not np.isnan(history.total(name)[:row]).any()]

@@ -20,6 +20,7 @@ from gradwatch.analysis.rules.facts import (
 )
 from gradwatch.analysis.rules.losses import has_rivals, scaled_losses
 from gradwatch.history import Floats, History
+from gradwatch.storage.logged_names import is_loss
 
 _DIVERGENCE = re.compile(r"(^|[^a-z])kld?([^a-z]|$)", re.IGNORECASE)
 
@@ -45,7 +46,7 @@ class Progress:
     @property
     def is_loss(self) -> bool:
         """Whether it is a loss, by its name: another metric of known direction says what the training is for."""
-        return "loss" in self.metric.lower()
+        return is_loss(self.metric)
 
     def is_real(self, sigmas: float = 4.0) -> bool:
         """Whether it ended better than it began by more than its noise."""
@@ -83,7 +84,7 @@ def progress(history: History, least: int = 20) -> list[Progress]:
         rises = higher_is_better(name, [history])
         values = history.total(name)
         values = values[np.isfinite(values)]
-        if rises is None or len(values) < least or ("loss" in name.lower() and name not in losses):
+        if rises is None or len(values) < least or (is_loss(name) and name not in losses):
             continue
         found.append(went(name, -values if rises else values, -1 if rises else 1))
     return found

@@ -10,12 +10,12 @@ from pathlib import Path
 
 import numpy as np
 
-from gradwatch.analysis.final_values import LOSS
 from gradwatch.errors import RunError
 from gradwatch.history import Floats, History, Run
 from gradwatch.sanitize import MAX_LOGGED, MAX_LOGGED_NAME, MAX_STEP, printable
 from gradwatch.storage.encoding import write_part
 from gradwatch.storage.folder import MANIFEST, TABLES, create_folder, now_iso, put, write_json
+from gradwatch.storage.logged_names import is_loss
 from gradwatch.storage.manifest import check_run
 from gradwatch.table import RECORDED, STEP_COLUMNS, Table, stack
 from gradwatch.tracking.mlflow_names import OWN
@@ -130,7 +130,7 @@ def _columns(log: Log) -> dict[str, dict[int, float]]:
 
 def _nonfinite(columns: Mapping[str, Mapping[int, float]]) -> set[int]:
     """The steps at which the gradient norm or a loss was logged as inf or NaN: in a column alone, NaN is no value."""
-    told = [values for name, values in columns.items() if name == "grad_norm" or LOSS.search(name)]
+    told = [values for name, values in columns.items() if name == "grad_norm" or is_loss(name)]
     return {step for values in told for step, value in values.items() if not np.isfinite(value)}
 
 

@@ -1,0 +1,28 @@
+"""What a logged scalar is, as far as its name says it."""
+
+from __future__ import annotations
+
+import re
+from functools import lru_cache
+
+HELD_OUT = re.compile("val|test|eval|dev|hold", re.IGNORECASE)
+_FACTOR = re.compile(
+    r"loss[ _./-]?(scale|scaler|scaling|weights?|coeffs?|coefs?|coefficients?)($|[^a-z])", re.IGNORECASE
+)
+
+
+def is_factor(name: str) -> bool:
+    """Whether it is what a loss is multiplied by: `amp/loss_scale`, `kl_loss_weight`."""
+    return bool(_FACTOR.search(name))
+
+
+@lru_cache(maxsize=4096)
+def is_loss(name: str) -> bool:
+    """Whether it is a loss, of whatever data."""
+    return "loss" in name.lower() and not is_factor(name)
+
+
+@lru_cache(maxsize=4096)
+def is_training_loss(name: str) -> bool:
+    """Whether it is a loss of the training data (a validation loss also rises by over-fitting)."""
+    return is_loss(name) and not HELD_OUT.search(name)
