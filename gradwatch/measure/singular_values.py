@@ -32,11 +32,6 @@ class SingularValues:
 
     def __init__(self, layout: Layout, patterns: Sequence[str]) -> None:
         self.layout = layout
-        if layout.spreads:
-            raise WatchError(
-                "singular_values=: FullyShardedDataParallel and experts= spread these layers in a way that hides their "
-                "rows; leave it out, or use fully_shard (FSDP2)"
-            )
         self.places = [
             i
             for i, name in enumerate(layout.names)
@@ -135,16 +130,24 @@ def is_matrix(layout: Layout, place: int) -> bool:
 def _block(layout: Layout, place: int) -> tuple[slice, slice]:
     """Which rows and columns of the matrix this rank holds."""
     name, param = layout.names[place], cast("Any", layout.params[place])
+    if id(param) in layout.spreads:
+        raise WatchError(
+            f"the largest singular value of {name}: FullyShardedDataParallel and experts= spread a layer in a way that "
+            "hides its rows; leave it out, or use fully_shard (FSDP2)"
+        )
     if not is_sharded(param):
         return slice(None), slice(None)
     if name not in layout.whole:
-        raise WatchError(f"singular_values=: {name} is a slice of a tensor that is cut over ranks: leave it out")
+        raise WatchError(
+            f"the largest singular value of {name}: it is a slice of a tensor that is cut over ranks; leave it out"
+        )
     from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
     held, start = compute_local_shape_and_global_offset(param.shape, param.device_mesh, param.placements)
     if tuple(held[2:]) != tuple(param.shape[2:]) or (param.dim() > 2 and held[1] != param.shape[1]):
         raise WatchError(
-            f"singular_values=: {name} is cut over ranks along another dimension than its first: leave it out"
+            f"the largest singular value of {name}: it is cut over ranks along another dimension than its first; "
+            "leave it out"
         )
     inner = math.prod(param.shape[2:])
     rows, columns = (slice(s, s + n) for s, n in zip(start[:2], held[:2], strict=True))

@@ -122,7 +122,11 @@ class MaxSpectral(Policy):
         set_fields(self, max_value=number(self.max_value, "max_value", low=0, strict=True))
 
     def init(self, batch: Batch) -> State:
-        """The first right singular vector of each matrix, as it is now."""
+        """The first right singular vector of each matrix, as it is now.
+
+        Raises:
+            WatchError: a matrix is spread over ranks in a way that hides its rows.
+        """
         return cast("WeightBatch", batch).first_singular_vectors()
 
     def apply(self, batch: Batch, state: State) -> State:

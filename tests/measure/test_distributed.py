@@ -149,7 +149,7 @@ def test_what_cannot_be_told_is_refused(launched):
         assert "has one already" in texts["hook"]
         assert "Pass use_orig_params=True" in texts["buffers"]
         assert all("cuts flattened layers" in texts[name] for name in ("rows", "units"))
-        assert "hides their rows" in texts["matrices"]
+        assert all("hides its rows" in texts[name] for name in ("matrices", "spectral"))
         assert "hide which gradients" in texts["micro-batches"]
 
 

@@ -271,6 +271,7 @@ def refusals(root):
         "units": message(cut, clip="AGC(0.05)"),
         "micro-batches": message(cut, noise_scale=True),
         "matrices": message(cut, singular_values=True),
+        "spectral": message(cut, renorm="MaxSpectral(0.5)"),
         "function": message(sharded, clip=gradwatch.ClipWith(torch.sign)),
         "ranks": message(sharded, ranks=True),
         "hook": message(hooked(DistributedDataParallel(net())), ranks=True),
