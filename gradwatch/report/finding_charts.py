@@ -201,12 +201,14 @@ _UPDATES = layer_curves("update_ratio", "update ratio")
 _WEIGHTS = layer_curves("weight_norm", "weight norm")
 
 CHARTS: dict[str, Draw] = {
-    "dead-units": module_curves("dead", "share of dead units"),
-    "saturated": module_curves("saturated", "share of saturated elements"),
+    "dead-units": module_curves("dead", "share of dead units", log=False),
+    "saturated": module_curves("saturated", "share of saturated elements", log=False),
     "stale-second-moment": layer_curves("adam_rms", "gradient over Adam's estimate of it"),
     "activation-outlier": module_curves("max", "largest |a|"),
     "attention-logits-grow": module_curves("logit_max", "largest attention logit", "heads"),
-    "attention-collapsed": module_curves("entropy", "entropy of the attention, as a share of the largest", "heads"),
+    "attention-collapsed": module_curves(
+        "entropy", "entropy of the attention, as a share of the largest", "heads", log=False
+    ),
     "expert-starved": module_curves("tokens", "share of the tokens", "experts", log=False),
     "nonfinite": layer_heatmap("grad_norm", "Gradient norm per layer", onset=True),
     "vanishing": depth_profile,
@@ -219,7 +221,7 @@ CHARTS: dict[str, Draw] = {
     "scaled-gradients": scale_curve,
     "weight-growth": _WEIGHTS,
     "weights-shrink": _WEIGHTS,
-    "renorm-binds": layer_curves("renorm_rate", "share of units scaled back"),
+    "renorm-binds": layer_curves("renorm_rate", "share of units scaled back", log=False),
     "imbalance": layer_curves("grad_norm", "gradient norm"),
     "lr-too-high": loss_curve,
     "no-progress": loss_curve,

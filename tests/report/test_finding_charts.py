@@ -91,13 +91,25 @@ def test_a_curve_shows_what_the_rule_is_about(rule, name):
     np.testing.assert_allclose(unpack(chart.figure["data"][0]["y"]), history.total(name), rtol=1e-6)
 
 
-def test_the_curve_of_an_expert_that_gets_no_tokens_lies_at_zero():
+@pytest.mark.parametrize(
+    ("rule", "quantity"),
+    [("expert-starved", "tokens"), ("attention-collapsed", "entropy"), ("dead-units", "dead"),
+     ("saturated", "saturated")],
+)  # fmt: skip
+def test_the_curve_of_a_share_lies_at_zero_where_it_is(rule, quantity):
     history = make_history(steps=60)
     at, shares = np.arange(0, 60, 10), np.tile(np.float32([0.6, 0.4, 0.0]), (6, 1))
     names = ("gate[0]", "gate[1]", "gate[2]")
-    table = Table(at, np.zeros(6, np.int64), history.optimizer[at], {"tokens": shares}, names)
-    chart = finding_chart(replace(history, activations=table), finding("expert-starved", 0, 59, ["gate[2]"]))
+    table = Table(at, np.zeros(6, np.int64), history.optimizer[at], {quantity: shares}, names)
+    chart = finding_chart(replace(history, activations=table), finding(rule, 0, 59, ["gate[2]"]))
     assert unpack(chart.figure["data"][1]["y"]).tolist() == [0.0] * 6
+
+
+def test_a_constraint_that_scales_no_unit_at_all_has_a_curve_at_zero():
+    history = make_history(steps=60)
+    history.per_layer["renorm_rate"] = np.zeros_like(history.per_layer["grad_norm"])
+    chart = finding_chart(history, finding("renorm-binds", 0, 59, [LAYER]))
+    assert set(unpack(chart.figure["data"][1]["y"])) == {0.0}
 
 
 def test_the_loss_that_the_evidence_names_is_drawn():
