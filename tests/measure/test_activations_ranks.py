@@ -34,9 +34,14 @@ def test_the_heads_of_two_ranks_are_those_of_one_process(kind, tmp_path):
     both = [recorded(size, name, tmp_path / name, "ranks_attention.py") for size, name in ((2, kind), (1, "one"))]
     together, alone = (history.activations for history in both)
     assert together.layers == alone.layers
-    assert [name for name in alone.layers if "[" in name] == [f"{b}.attn[{i}]" for b in (0, 1) for i in range(4)]
+    assert [name for name in alone.layers if "attn[" in name] == [f"{b}.attn[{i}]" for b in (0, 1) for i in range(4)]
     for name in ("logit_bound", "logit_max", "entropy"):
         np.testing.assert_allclose(together.values[name], alone.values[name], rtol=1e-4, err_msg=name)
+    gates = alone.with_values("tokens")
+    assert gates.layers == tuple(f"{b}.mlp.2.gate[{e}]" for b in (0, 1) for e in range(3))
+    assert len(np.unique(gates.values["tokens"])) > 6  # a router that prefers one
+    # under tensor parallelism both ranks see all tokens, elsewhere each has half of them
+    np.testing.assert_allclose(together.values["tokens"], alone.values["tokens"], rtol=1e-6)
     rms = [history.layer("adam_rms") for history in both]
     assert np.isfinite(rms[1]).all()
     np.testing.assert_allclose(*rms, rtol=1e-3, atol=1e-3)

@@ -30,10 +30,21 @@ class SelfAttention(nn.Module):
         return self.out(F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).flatten(2))
 
 
+class Experts(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.gate, self.experts = nn.Linear(WIDTH, 3), nn.ModuleList(nn.Linear(WIDTH, WIDTH) for _ in range(3))
+
+    def forward(self, x):
+        odds = self.gate(x).softmax(-1)
+        sent = F.one_hot(odds.argmax(-1), 3)
+        return sum(expert(x) * (odds * sent)[..., e, None] for e, expert in enumerate(self.experts))
+
+
 class Block(nn.Module):
     def __init__(self):
         super().__init__()
-        self.attn, self.mlp = SelfAttention(), nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.ReLU())
+        self.attn, self.mlp = SelfAttention(), nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.ReLU(), Experts())
 
     def forward(self, x):
         return x + self.mlp(x + self.attn(x))
@@ -56,7 +67,7 @@ def main(kind, folder):
     wrapped = DistributedDataParallel(model) if "ddp" in kind else model
     optimizer = torch.optim.Adam(wrapped.parameters(), lr=1e-3, eps=1e-4)  # the gradients of k.bias are noise
     watch = gradwatch.watch(wrapped, optimizer, dir=folder, run_name=kind, log=None, delivery="none", verbose=False,
-                            activations=("*.attn", "*.mlp"), activations_every=2, slots=True, every=1,
+                            activations=("*.attn", "*.mlp", "*.gate"), activations_every=2, slots=True, every=1,
                             renorm="QKClip(0.01)" if "clipped" in kind else None)  # fmt: skip
     generator = torch.Generator().manual_seed(1)
     for _ in range(3):
