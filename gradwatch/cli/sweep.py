@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -101,8 +102,6 @@ def sweep(ctx: click.Context, /, script: str | None, args: tuple[str, ...], modu
       gradwatch sweep --clip none --clip 'ClipByGlobalNorm(1.0)' --seed 0 --seed 1 train.py --seed {seed}
       gradwatch sweep --cures latest --seed 0 --seed 1 --seed 2 --set-seed
     """  # noqa: D301  (click reads the backspace)
-    from filelock import FileLock, Timeout
-
     from gradwatch.cli.sweep_output import show_settled, show_training
     from gradwatch.cli.sweep_places import as_array, check_places, chosen, on_slurm, pool
     from gradwatch.cli.sweep_search import begin_search
@@ -121,8 +120,7 @@ def sweep(ctx: click.Context, /, script: str | None, args: tuple[str, ...], modu
         jobs = [chosen(jobs, options["only"])]
     home = jobs[0].folder if options["only"] else asked.home
     try:
-        home.mkdir(parents=True, exist_ok=True)
-        with FileLock(home / ".lock", timeout=0):
+        with _alone_in(home):
             if options["search"]:
                 tried = search = begin_search(asked, options)
                 going = pool(1, asked, options)(search.tasks(options["timeout"], options["force"]))
@@ -142,14 +140,31 @@ def sweep(ctx: click.Context, /, script: str | None, args: tuple[str, ...], modu
                 show_training(len(jobs), len(jobs) - len(todo), todo, going, console)
             if not options["only"]:
                 show_settled(asked, jobs, options, console, tried)
-    except Timeout:
-        raise RunError(f"another sweep is at work in {home}: wait for it, or pass --dir another folder") from None
-    except OSError as error:
-        raise RunError(f"cannot write to {home}: {error.strerror}; pass --dir a folder you can write to") from error
     except KeyboardInterrupt:
         _say_stopped(search.jobs if search else jobs, as_array(options))
         raise
     ctx.exit(int(search.has_failed if search else any(_failed(job) for job in jobs)))
+
+
+@contextmanager
+def _alone_in(home: Path) -> Iterator[None]:
+    """Make the folder of a sweep, and keep other sweeps out of it.
+
+    Raises:
+        RunError: another one is at work there, or what is to be in it cannot be written.
+    """
+    from filelock import FileLock, Timeout
+
+    try:
+        home.mkdir(parents=True, exist_ok=True)
+        with FileLock(home / ".lock", timeout=0):
+            yield
+    except Timeout:
+        raise RunError(f"another sweep is at work in {home}: wait for it, or pass --dir another folder") from None
+    except BrokenPipeError:  # standard output, as in `gradwatch sweep ... | head -1`: click ends quietly
+        raise
+    except OSError as error:
+        raise RunError(f"cannot write to {home}: {error.strerror}; pass --dir a folder you can write to") from error
 
 
 def _cures(

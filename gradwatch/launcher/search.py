@@ -6,25 +6,28 @@ import importlib
 import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from gradwatch.analysis.comparison import Comparison
-from gradwatch.analysis.groups import SEARCHED, values_by_seed
+from gradwatch.analysis.final_values import diverged
+from gradwatch.analysis.groups import SEARCHED, metric_names, values_by_seed
 from gradwatch.analysis.rules import diagnose
 from gradwatch.errors import RunError
 from gradwatch.history import History
 from gradwatch.launcher.pool import End, Task
 from gradwatch.launcher.search_space import Space, rounded
-from gradwatch.launcher.sweep import Job, Record, Sweep, digest, require_ended, task
+from gradwatch.launcher.sweep import OUTPUT, Job, Record, Sweep, digest, require_ended, task
 from gradwatch.launcher.sweep_summary import history_of
 from gradwatch.policies.intervention import Intervention
 from gradwatch.report.model import RunSummary
 from gradwatch.tracking.tags import Tag
 
 if TYPE_CHECKING:
+    from optuna.study import Study
     from optuna.trial import FrozenTrial, Trial
 
 STUDY = "study.log"  # Optuna's journal, in the sweep's folder
@@ -63,17 +66,11 @@ class Search:
     def __init__(self, asked: Sweep, space: Space, wanted: int, metric: str, rises: bool) -> None:
         optuna = load_optuna()
         optuna.logging.set_verbosity(optuna.logging.WARNING)
-        from optuna.storages import JournalStorage
-        from optuna.storages.journal import JournalFileBackend
-
         self.asked, self.space, self.wanted, self.metric, self.rises = asked, space, wanted, metric, rises
         self.states = optuna.trial.TrialState
         self.lock = threading.Lock()  # trials are told in the pool's threads
-        name = f"{metric}-{digest([repr(space), metric, rises, asked.seeds, asked.set_seed, asked.options])}"
-        self.study = optuna.create_study(
-            storage=JournalStorage(JournalFileBackend(str(asked.home / STUDY))), study_name=name,
-            direction="maximize" if rises else "minimize", load_if_exists=True,
-        )  # fmt: skip
+        parts = [repr(space), metric, rises, asked.seeds, asked.set_seed, asked.options, asked.source]
+        self.study = _open_study(asked.home / STUDY, f"{metric}-{digest(parts)}", rises)
         for trial in self.study.get_trials(states=[self.states.RUNNING]):  # interrupted: the same is trained again
             for seed in asked.seeds if POLICY in trial.user_attrs else ():
                 require_ended(asked.job(_policy(trial), seed))
@@ -121,7 +118,9 @@ class Search:
             if force or not _is_over(job):
                 self.todo.append(job)
                 yield task(job, timeout)
+        is_logged = False
         for _ in range(self.wanted - len(self.ended)):
+            is_logged = is_logged or self._is_logged()
             running = _Running(self.study.ask())
             policy = self.space.draw(running.trial)
             running.trial.set_user_attr(POLICY, policy.arguments)
@@ -156,6 +155,21 @@ class Search:
             whys = ", ".join(f"{why} {found.count(why)}" for why in dict.fromkeys(found))
             said += f", {len(found)} {word} ({whys})" if found else ""
         return said
+
+    def _is_logged(self) -> bool:
+        """Whether the script logs the metric; False while its training without a policy goes on or failed.
+
+        Raises:
+            RunError: that has ended well without it, and no trial would have a value.
+        """
+        for job in filter(_is_over, self.unchanged):
+            history = history_of(job)
+            if history is None:
+                raise RunError(f"the script trained nothing that a trial could be judged by: see {job.folder / OUTPUT}")
+            if not diverged(history):
+                metric_names([history], self.metric)
+                return True
+        return False
 
     def _job(self, policy: Intervention, seed: int | None, trial: Trial | None = None) -> Job:
         words: tuple[str, ...] = ("--halt-on", "error")
@@ -199,6 +213,33 @@ class Search:
             self.study.tell(running.trial, state=self.states.PRUNED if pruned else self.states.FAIL)
         else:
             self.study.tell(running.trial, value)
+
+
+def _open_study(path: Path, name: str, rises: bool) -> Study:
+    """Optuna's study of this name in a journal, a new one if there is none.
+
+    Raises:
+        RunError: the journal cannot be read.
+    """
+    import optuna
+    from optuna.storages import JournalStorage
+    from optuna.storages.journal import JournalFileBackend
+
+    if path.exists():
+        with open(path, "rb+") as file:  # without the line in which a sweep was killed: the next would be put behind it
+            file.truncate(file.read().rfind(b"\n") + 1)
+    try:
+        return optuna.create_study(
+            storage=JournalStorage(JournalFileBackend(str(path))), study_name=name,
+            direction="maximize" if rises else "minimize", load_if_exists=True,
+        )  # fmt: skip
+    except OSError:
+        raise
+    except Exception as error:  # whatever a line that is no record of Optuna's brings about in it
+        raise RunError(
+            f"{path} cannot be read as a study of Optuna ({type(error).__name__}: {error}): move it away, and the same "
+            "command begins another study; what is trained already is kept"
+        ) from error
 
 
 def _policy(trial: FrozenTrial) -> Intervention:

@@ -68,6 +68,11 @@ class Sweep:
         return (self.place or Path()) / self.target
 
     @property
+    def source(self) -> str:
+        """The script's text, in hexadecimal; empty for a module."""
+        return "" if self.module or not self._script.is_file() else self._script.read_bytes().hex()
+
+    @property
     def home(self) -> Path:
         """The folder that holds everything of this sweep."""
         return (self.folder / f"sweep-{self.name}").resolve()
@@ -78,8 +83,7 @@ class Sweep:
 
     def job(self, policy: Intervention, seed: int | None, options: tuple[str, ...] = ()) -> Job:
         """The training of one policy with one seed; `options` of its own do not decide how it goes."""
-        source = "" if self.module or not self._script.is_file() else self._script.read_bytes().hex()
-        key = digest([*_parts(policy), seed, self.set_seed, self.options, source])
+        key = digest([*_parts(policy), seed, self.set_seed, self.options, self.source])
         end = "" if seed is None else f"-seed{seed}"
         folder = self.home / f"{re.sub(r'[^A-Za-z0-9.]+', '-', policy.label).strip('-')[:60]}{end}-{key}"
         return Job(self, policy, seed, folder, options)

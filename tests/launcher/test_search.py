@@ -20,7 +20,7 @@ from gradwatch.cli import main
 from gradwatch.launcher import search as search_module
 from gradwatch.launcher.pool import End
 from gradwatch.launcher.search_space import Range, Space, Template
-from gradwatch.launcher.sweep import Record, Sweep
+from gradwatch.launcher.sweep import OUTPUT, Record, Sweep
 from gradwatch.storage.folder import read_manifest
 from gradwatch.storage.shared_folder import run_folders
 
@@ -200,6 +200,65 @@ def test_what_was_trained_before_is_not_trained_for_a_trial_of_the_same_policy(s
     monkeypatch.setattr(search_module, "history_of", lambda job: make_history(60, logged=("val_loss",)))
     assert [search.todo[-1].label for _ in search.tasks(None, False)] == ["none"]
     assert [trial.state.name for trial in search.ended] == ["COMPLETE"]
+
+
+@pytest.mark.parametrize(("loss", "said"), [(1.0, "no run logged 'val_dice'; logged: "), (None, "output.log")])
+def test_no_trial_is_trained_for_a_metric_that_the_script_does_not_log(searching, loss, said):
+    begin, end = searching
+    search = begin(3)
+    search.metric = "val_dice"
+    tasks = search.tasks(None, False)
+    end(search, next(tasks), loss)
+    with pytest.raises(RunError, match=said):
+        next(tasks)
+    assert not search.study.trials
+
+
+@pytest.mark.parametrize("how", [{"code": 1}, {"nan_at": 59}])
+def test_a_script_that_comes_apart_without_a_policy_is_searched_all_the_same(searching, how):
+    begin, end = searching
+    search = begin(1)
+    search.metric = "val_dice"
+    tasks = search.tasks(None, False)
+    end(search, next(tasks), **how)
+    assert next(tasks)
+
+
+def test_another_text_of_the_script_is_another_study(searching):
+    begin, end = searching
+    search = begin(1)
+    tasks = search.tasks(None, False)
+    for _ in range(2):
+        end(search, next(tasks))
+    assert (len(search.ended), next(tasks, None)) == (1, None)
+    Path(search.asked.target).write_text("# mended")
+    again = begin(1)
+    assert not again.ended
+    assert next(again.tasks(None, False)).output not in {job.folder / OUTPUT for job in search.unchanged}
+
+
+def test_a_study_goes_on_without_the_line_in_which_it_was_killed(searching):
+    begin, end = searching
+    search = begin(1)
+    tasks = search.tasks(None, False)
+    for _ in range(2):
+        end(search, next(tasks))
+    journal = search.asked.home / search_module.STUDY
+    journal.write_bytes(journal.read_bytes() + b'{"op_code": 4, "wor')
+    more = begin(2)
+    tasks = more.tasks(None, False)
+    end(more, next(tasks))
+    assert next(tasks, None) is None
+    assert len(begin(2).ended) == 2
+
+
+@pytest.mark.parametrize("text", [b"not json\n", b'{"a": 1}\n', b"\xbb\xff\n", b"[1]\n"])
+def test_a_file_that_is_no_study_is_refused_in_a_line(searching, text):
+    begin, _ = searching
+    home = begin(1).asked.home
+    (home / search_module.STUDY).write_bytes(text)
+    with pytest.raises(RunError, match="cannot be read as a study of Optuna"):
+        begin(1)
 
 
 # -------------------------------------------------------------------------------------------------------------- the CLI

@@ -1,6 +1,7 @@
 """`gradwatch sweep`: which trainings there are, how their processes live and end, and what comes of them."""
 
 import contextlib
+import errno
 import functools
 import json
 import multiprocessing.forkserver
@@ -560,6 +561,20 @@ def test_a_file_may_hold_the_settings(desk):
     assert (
         CliRunner().invoke(main, ["sweep", "--clip", "AGC(0.1)", "nothing.py"]).stderr.startswith("Error: there is no")
     )
+
+
+def test_a_pipe_that_nobody_reads_is_no_folder_that_cannot_be_written_to(desk, monkeypatch):
+    (job,) = asked(desk / "gradwatch-runs", policies=(Intervention(),), seeds=(None,), args=(),
+                   options=("--log", "none")).jobs()  # fmt: skip
+    job.folder.mkdir(parents=True)
+    Record("finished", 0, 1.0).write(job)
+
+    def echo(*args, **options):
+        raise BrokenPipeError(errno.EPIPE, os.strerror(errno.EPIPE))
+
+    monkeypatch.setattr("gradwatch.cli.sweep.click.echo", echo)
+    result = CliRunner().invoke(main, ["sweep", "--log", "none", "train.py"])
+    assert (result.exit_code, result.stderr) == (1, "")
 
 
 def test_a_run_that_an_earlier_sweep_left_at_work_is_not_started_twice(desk):
