@@ -293,7 +293,7 @@ def main() -> int:
     logging.getLogger("gradwatch").setLevel(logging.CRITICAL)
     half = of_group(SICK, "held out") if args.held_out else [*of_group(SICK, "tuning"), *TOLD_BY_LOSSES]
     chosen = [training for training in half if args.only in training.name]
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
         trained = Trained(args.keep or Path(folder))
         missing = [line for training in chosen for line in unread(training, trained)]
         if missing:

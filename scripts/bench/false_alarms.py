@@ -49,7 +49,7 @@ held out one had an error and none a warning, of 60 later ones none had an error
 
 def findings_of(training: Healthy) -> list[Finding]:
     """Everything that is found in it, the consequences too."""
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
         roots = diagnose(training.train(Path(folder)))
     return [f for root in roots for f in (root, *root.consequences)]
 

@@ -46,7 +46,7 @@ def draw(rule: str) -> None:
     """One picture: per-layer norms above, the loss below; the finding's steps are shaded."""
     figure, axes = plt.subplots(2, 2, figsize=(9, 4.2), sharey="row", sharex="col", height_ratios=(2, 1))
     for column, (title, train) in enumerate(TWINS[rule]):
-        with tempfile.TemporaryDirectory() as folder:
+        with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
             history = train(Path(folder))
         found = [f for root in diagnose(history) for f in (root, *root.consequences)]
         quantity = SHOWN.get(rule, "grad_norm")

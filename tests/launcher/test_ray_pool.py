@@ -1,11 +1,9 @@
 """`gradwatch sweep --on ray`: the same trainings and the same table on a cluster, whichever of its nodes die."""
 
 import csv
-import functools
 import os
 import re
 import signal
-import subprocess
 import sys
 import time
 from pathlib import Path
@@ -13,6 +11,7 @@ from types import SimpleNamespace
 
 import pytest
 from click.testing import CliRunner
+from processes import start_sweep
 
 import gradwatch
 from gradwatch.cli import main
@@ -74,15 +73,7 @@ def nodes():
 
 
 def start(*args):
-    return subprocess.Popen(
-        [sys.executable, "-m", "gradwatch", "sweep", *SWEEP, *args, *TRAIN],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        env={**os.environ, "PYTHONPATH": str(ROOT), "COLUMNS": "220"},
-        start_new_session=True,
-        preexec_fn=functools.partial(signal.signal, signal.SIGINT, signal.SIG_DFL),  # noqa: PLW1509
-    )
+    return start_sweep(*SWEEP, *args, *TRAIN)
 
 
 def waiting(desk, process):

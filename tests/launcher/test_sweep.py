@@ -21,6 +21,7 @@ import click
 import pytest
 from click.testing import CliRunner
 from make_run import make_run
+from processes import start_sweep
 
 import gradwatch
 from gradwatch.analysis.final_values import policy_text
@@ -76,22 +77,9 @@ def desk(tmp_path, monkeypatch):
     return tmp_path
 
 
-def start(*args):
-    """A sweep as a process of its own, as a shell starts it."""
-    return subprocess.Popen(
-        [sys.executable, "-m", "gradwatch", "sweep", *args],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        env={**os.environ, "PYTHONPATH": str(ROOT), "COLUMNS": "220"},
-        start_new_session=True,
-        preexec_fn=functools.partial(signal.signal, signal.SIGINT, signal.SIG_DFL),  # noqa: PLW1509
-    )
-
-
 def cold(*args):
     """A sweep as a shell starts it, to its end; what it printed."""
-    process = start(*args)
+    process = start_sweep(*args)
     out, err = process.communicate(timeout=200)
     assert process.returncode == 0, out + err
     return out
@@ -392,7 +380,7 @@ def test_a_crash_and_a_divergence_are_results(desk, sweep):
 def test_ctrl_c_keeps_what_is_done_and_the_same_command_goes_on(desk, sweep):
     args = ["--log", "none", "--clip", "none", "--clip", GLOBAL, "--seed", "0", "--seed", "1", "train.py", "--seed",
             "{seed}", "--wait", "go"]  # fmt: skip
-    process = start(*args)
+    process = start_sweep(*args)
     deadline = time.monotonic() + 120
     while not (desk / "waiting").exists() and time.monotonic() < deadline and process.poll() is None:
         time.sleep(0.05)

@@ -1,12 +1,30 @@
 """Which processes there are: whoever started them, whatever became of that one."""
 
 import contextlib
+import functools
 import os
 import signal
+import subprocess
+import sys
 import time
 from pathlib import Path
 
 import pytest
+
+ROOT = Path(__file__).parents[2]
+
+
+def start_sweep(*args):
+    """`gradwatch sweep` as a process of its own, as a shell starts it."""
+    return subprocess.Popen(
+        [sys.executable, "-m", "gradwatch", "sweep", *args],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONPATH": str(ROOT), "COLUMNS": "220"},
+        start_new_session=True,
+        preexec_fn=functools.partial(signal.signal, signal.SIGINT, signal.SIG_DFL),  # noqa: PLW1509
+    )
 
 
 def processes_of(mark):
