@@ -381,7 +381,7 @@ def test_ctrl_c_keeps_what_is_done_and_the_same_command_goes_on(desk, sweep):
     args = ["--log", "none", "--clip", "none", "--clip", GLOBAL, "--seed", "0", "--seed", "1", "train.py", "--seed",
             "{seed}", "--wait", "go"]  # fmt: skip
     process = start_sweep(*args)
-    deadline = time.monotonic() + 300
+    deadline = time.monotonic() + 200
     while not (desk / "waiting").exists() and time.monotonic() < deadline and process.poll() is None:
         time.sleep(0.05)
     assert (desk / "waiting").exists(), "no training of seed 1 began"
