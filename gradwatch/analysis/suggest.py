@@ -57,7 +57,7 @@ def suggest(history: History, findings: Sequence[Finding]) -> tuple[Suggestion, 
 
 def _counts(finding: Finding) -> bool:
     """A note counts only where it speaks of the threshold, or of the norms that one would be taken from."""
-    return finding.severity != "note" or finding.rule == "clip-inert" or finding.rule in WRONG_NORMS
+    return finding.severity != "note" or finding.rule in {"clip-inert", "clip-over-muon"} | WRONG_NORMS
 
 
 def _suggest(history: History, roots: list[Finding]) -> tuple[str, tuple[str, ...]]:

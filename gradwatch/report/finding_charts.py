@@ -218,6 +218,7 @@ CHARTS: dict[str, Draw] = {
     "update-too-large": _UPDATES,
     "update-too-small": _UPDATES,
     "clip-is-your-learning-rate": coef_curve,
+    "clip-over-muon": coef_curve,
     "scaled-gradients": scale_curve,
     "weight-growth": _WEIGHTS,
     "weights-shrink": _WEIGHTS,

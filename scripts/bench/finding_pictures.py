@@ -39,7 +39,9 @@ SHOWN = {  # what stands above the loss, where it is not each layer's grad_norm
     "expert-starved": "tokens",
     "stale-second-moment": "adam_rms",
 }
-TOTALS = {"clip-inert", "clip-is-your-learning-rate", "double-clip", "clip-before-unscale", "skips-often"}
+TOTALS = {"clip-inert", "clip-is-your-learning-rate", "clip-over-muon", "double-clip", "clip-before-unscale"} | {
+    "skips-often"
+}
 
 
 def draw(rule: str) -> None:

@@ -31,12 +31,13 @@ def any_history(seed):
     shapes = [(), (3,), (4, 5)]
     kinds = ("float32", "bfloat16", "int3")
     named = tuple(Layer(f"{i}.weight", shapes[i % 3], kinds[i % 3]) for i in range(n))
-    made = ({"name": "Adam", "class": "Adam", "settings": {"weight_decay": 0.1}},) if rng.random() < 0.5 else ()
+    kind = "Muon" if seed % 3 == 0 else "Adam"
+    made = ({"name": kind, "class": kind, "settings": {"weight_decay": 0.1}},) if rng.random() < 0.5 else ()
     renorm = [None, "MaxNorm(1.0)", "Renorm(2, 0, 1.0)", "only('a*', MaxNorm(2.0))"][int(rng.integers(4))]
     run = Run(
         "any", "2026-01-01", layers=named, optimizers=made, clip=CLIPS[int(rng.integers(len(CLIPS)))], renorm=renorm
     )
-    names = np.array(["Adam"] * t, dtype=object)
+    names = np.array([kind] * t, dtype=object)
     return History.of(
         run,
         tuple(layer.name for layer in named),

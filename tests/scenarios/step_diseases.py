@@ -287,6 +287,22 @@ def throttled(folder, sick=True, make=None, own=False):
     return fit(folder, net, optimizer, classify(net, batches()), 150, clip=f"ClipByGlobalNorm({threshold})")
 
 
+def muon_clipped(folder, sick=True, alone=False, lr=0.02, threshold=0.02, steps=150):
+    """A norm clip that every gradient exceeds, over Muon's matrices and AdamW's biases (the twin: over these alone).
+
+    With `alone` the biases are frozen (the twin: odd steps are left out).
+    """
+    net = mlp()
+    matrices = [p for p in net.parameters() if p.dim() == 2]
+    biases = [p for p in net.parameters() if p.dim() < 2]
+    optimizers = [optim.Muon(matrices, lr)] + ([] if alone else [optim.AdamW(biases, 3e-3)])
+    for p in biases:
+        p.requires_grad_(not alone)
+    clip = f"ClipByGlobalNorm({threshold})" if sick else "only('optimizer:AdamW', ClipByGlobalNorm(1.0))"
+    clip = "SkipSpike()" if alone and not sick else clip
+    return fit(folder, net, optimizers, classify(net, batches()), steps, clip=clip)
+
+
 def left_out(folder, sick=True):
     """A skip above a norm that the gradients of a training on its way have (the twin: above a hundred times that)."""
     return digits(folder, sgd(0.1), 150, clip=f"SkipNorm({0.4 if sick else 40.0})")

@@ -15,7 +15,8 @@ from gradwatch.open_run import open_history
 from gradwatch.report import build_report
 
 RECORDED = sorted((Path(__file__).parent / "recorded").iterdir())
-THRESHOLD = re.compile(r"ClipByGlobalNorm\(([\d.e+-]+)")
+# Not one in `only('optimizer:AdamW', ...)`: of another norm.
+THRESHOLD = re.compile(r"(?<!', )ClipByGlobalNorm\(([\d.e+-]+)")
 NO_CLIP = re.compile(r"[Cc]lipping does not help")
 
 

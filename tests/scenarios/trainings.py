@@ -52,20 +52,22 @@ def fit(folder, model, optimizer, loss_of, steps, before_step=None, zero_grad=Tr
     """Train `steps` steps and return their History.
 
     `loss_of(step)` gives the loss; `before_step(step)` stands between backward and the optimizer's step; `options` are
-    those of `gradwatch.watch` (`every=1` here unless told). With `read` False nothing is returned (ranks that record
-    nothing).
+    those of `gradwatch.watch` (`every=1` here unless told). `optimizer` may be a list of them. With `read` False
+    nothing is returned (ranks that record nothing).
     """
     options |= TREATMENT[-1].begin(model, optimizer)
+    optimizers = optimizer if isinstance(optimizer, list) else [optimizer]
     watch = gradwatch.watch(model, optimizer, **{"log": None, "dir": folder, "verbose": False, "every": 1, **options})
     with watch:
         for step in range(steps):
-            if zero_grad:
-                optimizer.zero_grad()
+            for one in optimizers if zero_grad else ():
+                one.zero_grad()
             loss = loss_of(step)
             loss.backward()
             if before_step:
                 before_step(step)
-            optimizer.step()
+            for one in optimizers:
+                one.step()
             watch.log(loss=loss)
     return gradwatch.open_history(watch.dir) if read else None
 

@@ -73,6 +73,10 @@ TWINS: dict[str, tuple[tuple[str, Train], tuple[str, Train]]] = {
             ("clip-before-unscale", s.clipped_while_scaled, "clip, then unscale_", "unscale_, then clip"),
         ]
     },
+    "clip-over-muon": (
+        ("Muon and AdamW: ClipByGlobalNorm(0.02)", s.muon_clipped),
+        ('only("optimizer:AdamW", ClipByGlobalNorm(1.0))', partial(s.muon_clipped, sick=False)),
+    ),
     "skips-often": (
         ("SkipNorm(0.4)", s.left_out),
         ("SkipNorm(40.0)", partial(s.left_out, sick=False)),
@@ -102,6 +106,7 @@ NOT_TOLD = {
     "weight-growth",
     "generator-starves",
     "clip-inert",
+    "clip-over-muon",
     "double-clip",
     "negative-loss",
     "expert-starved",

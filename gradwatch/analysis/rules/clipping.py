@@ -21,6 +21,7 @@ from gradwatch.analysis.rules.facts import (
     set_rate,
 )
 from gradwatch.analysis.rules.finding import Finding, Severity
+from gradwatch.analysis.rules.muon import clip_over_muon
 from gradwatch.analysis.rules.progress import succeeds
 from gradwatch.analysis.rules.tries import clip_with, rate_times
 from gradwatch.formatting import loop_clips, percent, setting_text
@@ -141,6 +142,8 @@ def clip_is_your_learning_rate(
     Source: methods, section 3 (above 50 %: a second learning rate); a run whose steps were 20 times too small (traps).
     """
     if clip_before_unscale(history):  # its coefficients are those of scaled gradients
+        return []
+    if is_adaptive(history) and clip_over_muon(history):  # which says it of each group of layers
         return []
     coef, threshold = _coefficients(history)
     known = np.isfinite(coef)

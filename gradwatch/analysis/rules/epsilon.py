@@ -10,10 +10,10 @@ from typing import Any
 
 import numpy as np
 
-from gradwatch.analysis.optimizers import groups
-from gradwatch.analysis.rules.facts import middle, numel, own_optimizers, pick, root_mean_square
+from gradwatch.analysis.rules.facts import middle, numel, pick, root_mean_square
 from gradwatch.analysis.rules.finding import Finding
 from gradwatch.analysis.rules.losses import learnt
+from gradwatch.analysis.rules.owners import of_muon, owners
 from gradwatch.analysis.rules.progress import hardly_moves, progress
 from gradwatch.history import Floats, History
 
@@ -35,8 +35,7 @@ def below_epsilon(history: History, most: float = 0.5, min_steps: int = 50, usua
         return []
     norm = history.layer("clipped_norm").astype(np.float64)
     late = (history.layer_rows >= len(history) // 2) & ~learnt(history)[history.layer_rows]
-    of_matrix = np.array(["Muon" in kind for kind, _ in _owners(history)], bool)
-    sizes = np.where(of_matrix, norm, root_mean_square(history, norm))
+    sizes = np.where(of_muon(history), norm, root_mean_square(history, norm))
     size = sizes[late]
     if len(size) < min_steps / 2:
         return []
@@ -74,7 +73,7 @@ def _is_of_usual_size(history: History, least: float = 1e-2) -> bool:
 
 def _floors(history: History) -> Floats:
     """What the denominator of each layer begins with, `[L]`; NaN where there is none or it is not known."""
-    return np.array([_floor(kind, own) for kind, own in _owners(history)])
+    return np.array([_floor(kind, own) for kind, own in owners(history)])
 
 
 def _floor(kind: str, settings: Mapping[str, Any]) -> float:
@@ -82,15 +81,3 @@ def _floor(kind: str, settings: Mapping[str, Any]) -> float:
     if isinstance(eps, int | float) and eps > 0 and any(name in kind for name in _DIVIDED):
         return float(eps)
     return float("nan")
-
-
-def _owners(history: History) -> list[tuple[str, dict[str, Any]]]:
-    """Of each layer the class of its optimizer and the settings of its group; those of the first where not known."""
-    found: dict[str, tuple[str, dict[str, Any]]] = {}
-    first: tuple[str, dict[str, Any]] = ("", {})
-    for optimizer in own_optimizers(history):
-        kind = str(optimizer.get("class", ""))
-        for group, settings in zip(optimizer.get("groups") or [{}], groups(optimizer).values(), strict=True):
-            first = first if first[0] else (kind, settings)
-            found.update(dict.fromkeys(group.get("layers", ()), (kind, settings)))
-    return [found.get(name, first) for name in history.layers]

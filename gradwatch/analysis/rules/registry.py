@@ -31,6 +31,7 @@ from gradwatch.analysis.rules.guard import with_guard
 from gradwatch.analysis.rules.initialisation import bad_initialisation
 from gradwatch.analysis.rules.inputs import inputs_not_normalised
 from gradwatch.analysis.rules.long_steps import lr_too_high
+from gradwatch.analysis.rules.muon import clip_over_muon
 from gradwatch.analysis.rules.no_progress import no_progress
 from gradwatch.analysis.rules.noise import noise_dominated
 from gradwatch.analysis.rules.nonfinite import nonfinite
@@ -52,22 +53,23 @@ RULES: tuple[Rule, ...] = (
     weight_growth, weights_shrink, renorm_binds, spike, lr_too_high, softmax_twice, no_progress, bad_initialisation,
     inputs_not_normalised, negative_loss, dead_units, saturated, attention_logits_grow, attention_collapsed,
     activation_outlier, expert_starved, stale_second_moment,
-    clip_before_unscale, double_clip, clip_is_your_learning_rate, clip_inert, policy_never_acts,
-    skips_often,
+    clip_before_unscale, double_clip, clip_is_your_learning_rate, clip_over_muon, clip_inert,
+    policy_never_acts, skips_often,
 )  # fmt: skip
 
 _RUINED = {"nonfinite", "dead-layer", "spike", "imbalance", "vanishing", "weight-growth", "renorm-binds"} | {
     "update-too-large", "update-too-small", "weights-unchanged", "clip-is-your-learning-rate", "noise-dominated",
     "policy-never-acts", "dead-units", "saturated",
     "attention-logits-grow", "attention-collapsed", "activation-outlier", "expert-starved",
-    "skips-often",
+    "skips-often", "clip-over-muon",
 }  # fmt: skip
 CONSEQUENCES: dict[str, set[str]] = {
     "negative-loss": _RUINED | {"exploding", "lr-too-high", "scaled-gradients", "gradients-accumulate"},
     "inputs-not-normalised": _RUINED | {"exploding", "lr-too-high", "bad-initialisation", "scaled-gradients"},
     "gradients-accumulate": _RUINED | {"exploding", "lr-too-high", "scaled-gradients"},
     "scaled-gradients": _RUINED | {"exploding", "lr-too-high"},
-    "clip-before-unscale": {"clip-is-your-learning-rate", "double-clip", "update-too-small", "weights-unchanged"},
+    "clip-before-unscale": {"clip-is-your-learning-rate", "double-clip", "update-too-small", "weights-unchanged"}
+    | {"clip-over-muon"},
     "exploding": _RUINED | {"lr-too-high"},
     "lr-too-high": _RUINED | {"exploding"},
     "update-too-large": (_RUINED | {"exploding", "lr-too-high"}) - {"update-too-large"},

@@ -1,0 +1,36 @@
+"""Which optimizer steps each layer, by which settings.
+
+Legend: L layers.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from gradwatch.analysis.optimizers import groups
+from gradwatch.analysis.rules.facts import matrices, own_optimizers
+from gradwatch.history import Bools, History
+
+
+def owners(history: History) -> list[tuple[str, dict[str, Any]]]:
+    """Of each layer the class of its optimizer and the settings of its group; those of the first where not known."""
+    found: dict[str, tuple[str, dict[str, Any]]] = {}
+    first: tuple[str, dict[str, Any]] = ("", {})
+    for optimizer in own_optimizers(history):
+        kind = str(optimizer.get("class", ""))
+        for group, settings in zip(optimizer.get("groups") or [{}], groups(optimizer).values(), strict=True):
+            first = first if first[0] else (kind, settings)
+            found.update(dict.fromkeys(group.get("layers", ()), (kind, settings)))
+    return [found.get(name, first) for name in history.layers]
+
+
+def of_muon(history: History) -> Bools:
+    """Which layers are matrices that Muon orthogonalises the steps of, `[L]`.
+
+    An optimizer of such a name may step the others by Adam: vectors, and the groups that say `use_muon=False`.
+    Source: Jordan 2024, https://kellerjordan.github.io/posts/muon (and its `MuonWithAuxAdam`).
+    """
+    named = ["Muon" in kind and bool(settings.get("use_muon", True)) for kind, settings in owners(history)]
+    return np.asarray(matrices(history) & np.array(named, bool))
