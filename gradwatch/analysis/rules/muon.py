@@ -48,7 +48,7 @@ def clip_over_muon(history: History, often: float = 0.5, min_steps: int = 100) -
         "says how much each gradient weighs in it."
     )
     cure = (
-        "The length of their steps is that of Muon's own lr. What grows is held by weight_decay, attention logits by "
+        "How long Muon's steps are is set by its own lr. What grows is held by weight_decay, attention logits by "
         'renorm="QKClip()"; an odd step is left out by clip="SkipSpike()".'
     )
     if others.any() and _is_joint(history):
