@@ -61,6 +61,8 @@ if __name__ == "__main__":
         "noise_scale": {"noise_scale": True, "parts": 2},
         "split": {"split": {"*.in_proj_weight": (0, 12)}},
         "rows": {"rows": ("*in_proj_weight",)},
+        "QKClip": {"renorm": "QKClip(100.0)"},
+        "MaxSpectral": {"renorm": "MaxSpectral(100.0)"},
     }.items():
         plain = calls(int(asked.get("parts", 1)))
         more = [after - before for after, before in zip(calls(**asked), plain, strict=True)]
