@@ -149,7 +149,9 @@ def _by_rows(layout: Layout, group: Group) -> list[int]:
     """Which tensors of a group are measured row by row."""
     tensors, index = group
     return [
-        k for k, i in enumerate(index) if i in layout.first_rows or (i in layout.wide and tensors[k].is_contiguous())
+        k
+        for k, i in enumerate(index)
+        if (i in layout.first_rows and tensors[k].dim() > 1) or (i in layout.wide and tensors[k].is_contiguous())
     ]
 
 

@@ -68,7 +68,9 @@ class LargestRows:
         which the `norms` are `[L]`, and its number. Under sharding one all-reduce, of two numbers a rank and layer.
         """
         layout = self.layout
-        nothing = layout.constant("no row", lambda: layout.full((2,), 0.0))
+        # Over ranks a smaller one than any other's; of one process there is none: it has no gradient, or one that is
+        # sparse in more than its rows
+        nothing = layout.constant("no row", lambda: layout.full((2,), math.nan if layout.sharding is None else 0.0))
         found = {i: self._largest(i) if i in self.norms else nothing for i in layout.first_rows}
         if layout.sharding is not None:
             found = {i: _largest_of(own).to(layout.dtype) for i, own in layout.sharding.of_each_rank(found).items()}
@@ -85,7 +87,7 @@ class LargestRows:
         layout = self.layout
         norm, number = self.norms[place].max(dim=0)  # NaN is larger than all
         grad = layout.params[place].grad
-        if grad is not None and grad.is_sparse:  # of the rows that it has
+        if grad is not None and grad.is_sparse and layout.names[place] in layout.whole:  # of the rows that it has
             number = grad.coalesce().indices()[0].index_select(0, number.view(1)).view(())
         pair = torch.stack([norm.to(layout.dtype), (number + layout.first_rows[place]).to(layout.dtype)])
         return pair.to(layout.device, non_blocking=layout.device.type != "cpu")

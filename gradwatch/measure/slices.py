@@ -31,13 +31,13 @@ class Cut(NamedTuple):
 
         One call takes them all: a hundred experts in each of many tensors are asked for on every step.
         """
+        if part.dim() <= self.dim or part.shape[self.dim] != sum(self.lengths):
+            raise WatchError(f"split= cannot cut a sparse gradient, {tuple(part.shape)}: leave its layer out of split=")
         if not self.is_index:
             return torch.split(part, [*self.lengths], self.dim)
         held = part.unbind(self.dim)
         if len(held) == len(self.lengths):
             return held
-        if len(held) != sum(self.lengths):
-            raise WatchError(f"split= cannot cut a sparse gradient, {tuple(part.shape)}: leave its layer out of split=")
         near, own = min(self.dim, part.dim() - 2), iter(held)
         nothing = part.narrow(self.dim, 0, 0).flatten(near, near + 1)
         return [next(own) if length else nothing for length in self.lengths]

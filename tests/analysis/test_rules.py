@@ -105,6 +105,13 @@ def test_nonfinite_names_the_first_step_and_layer():
     assert (finding.severity, finding.evidence["steps"]) == ("error", 1)
 
 
+def test_the_slices_of_a_tensor_are_not_taken_for_neighbours():
+    layers = tuple(f"experts.w[{i}]" for i in range(4))
+    for others, following in ((("head.weight",), "head.weight"), (("gate[0]", "gate[1]"), "gate[0]"), ((), "the loss")):
+        (finding,) = nonfinite(make_history(layers=(*layers, *others), nan_at=50))
+        assert (finding.evidence["last_nonfinite"], finding.evidence["next_finite"]) == ("experts.w[2]", following)
+
+
 def test_a_skipped_nonfinite_step_is_a_warning():
     history = make_history(nan_at=50)
     skipped = with_steps(history, skipped=(history.step == 50).astype(float))

@@ -9,6 +9,7 @@ from torch import nn
 from training import watch
 
 from gradwatch import ClipByGlobalNorm, ClipByNorm, WatchError, chain, only, open_history
+from gradwatch.analysis.rules.nonfinite import nonfinite
 from gradwatch.measure.layout import Layout
 from gradwatch.measure.rows import first_rows
 
@@ -133,7 +134,38 @@ def test_a_row_that_is_not_finite_is_named(value, tmp_path):
         model(torch.arange(WORDS).view(10, 4)).square().mean().backward()
         model.embed.weight.grad[17, 3] = value
         optimizer.step()
-    assert open_history(handle.dir).layer("row_index")[0, 0] == 17
+    history = open_history(handle.dir)
+    assert history.layer("row_index")[0, 0] == 17
+    (finding,) = nonfinite(history)
+    assert finding.evidence["row"] == 17
+    assert "Row 17 of embed.weight is not finite." in finding.cause
+
+
+def test_rows_that_are_finite_are_not_named_where_their_norm_is_not(tmp_path):
+    model = Tagger()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+    with watch(model, optimizer, tmp_path, rows=["embed*"]) as handle:
+        model(torch.arange(WORDS).view(10, 4)).square().mean().backward()
+        model.embed.weight.grad.zero_()[:, 0] = 1e19  # of all rows together its square is beyond float32
+        optimizer.step()
+    (finding,) = nonfinite(open_history(handle.dir))
+    assert "row" not in finding.evidence
+
+
+def test_a_gradient_that_is_sparse_in_more_than_its_rows_has_no_row(tmp_path):
+    model = Tagger()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with watch(model, optimizer, tmp_path, rows=["embed*"], clip=ClipByGlobalNorm(0.1)) as handle:
+        for dims in (1, 2):
+            optimizer.zero_grad()
+            model(torch.arange(WORDS).view(10, 4)).square().mean().backward()
+            whole = model.embed.weight.grad
+            model.embed.weight.grad = whole.to_sparse(dims)
+            optimizer.step()
+    history = open_history(handle.dir)
+    np.testing.assert_array_equal(np.isnan(history.layer("row_index")[:, 0]), [False, True])
+    np.testing.assert_array_equal(np.isnan(history.layer("row_share")[:, 0]), [False, True])
+    assert np.isfinite(history.layer("grad_norm")).all()
 
 
 def test_rows_of_slices_and_no_gradient(tmp_path):

@@ -267,3 +267,13 @@ def test_one_launch_takes_slices_that_lie_side_by_side():
     p = torch.randn(3, 4, 5)
     assert not Layout({"w": p}, split={"w": 0}).strided
     assert Layout({"w": p, "v": p}, split={"w": 1}).strided == {0, 1, 2, 3}
+
+
+@pytest.mark.parametrize("how", [0, (0, 2)])
+def test_a_sparse_gradient_of_a_tensor_that_is_cut_is_refused_with_the_reason(how, tmp_path):
+    model = nn.ParameterDict({"w": nn.Parameter(torch.ones(4, 3))})
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with watch(model, optimizer, tmp_path, split={"w": how}, clip="ClipByNorm(1.0)"):
+        model["w"].grad = torch.sparse_coo_tensor([[1, 3, 2]], torch.ones(3, 3), (4, 3))
+        with pytest.raises(WatchError, match="cannot cut a sparse gradient"):
+            optimizer.step()

@@ -49,26 +49,47 @@ def largest_row(history: History, row: int) -> LargestRow | None:
     """The one that is most of the joint norm in this row of the steps table; None where there is none, or it is not
     known.
     """
-    at = np.flatnonzero(history.layer_rows == row)
-    summed_up = history.by_layer.values.get(SEEN)
-    if "row_share" not in history.per_layer or not len(at) or (summed_up is not None and summed_up[at[0]].max() > 1):
+    at = _recorded(history, row)
+    if at is None:
         return None
     with np.errstate(invalid="ignore", divide="ignore"):
         norms = history.layer("row_norm").astype(np.float64)
         shares = norms / history.total("grad_norm")[history.layer_rows][:, None]
         is_most = np.nan_to_num(shares) >= MOST_OF_IT
-    if not is_most[at[0]].any():
+    if not is_most[at].any():
         return None
-    worst = int(np.nanargmax(shares[at[0]]))
-    coef = history.layer("clip_coef")[at[0]] * loop_coef(history)[row]
+    worst = int(np.nanargmax(shares[at]))
+    coef = history.layer("clip_coef")[at] * loop_coef(history)[row]
     others = np.delete(coef, worst)
     others = others[np.isfinite(others)]
     usual = norms[~is_most.any(axis=1), worst]
     usual = usual[np.isfinite(usual) & (usual > 0)]
     return LargestRow(
         history.layers[worst],
-        int(history.layer("row_index")[at[0], worst]),
-        float(shares[at[0], worst]),
+        int(history.layer("row_index")[at, worst]),
+        float(shares[at, worst]),
         float(np.median(others)) if len(others) else 1.0,
         float(np.quantile(usual, 0.99)) if len(usual) else float("nan"),
     )
+
+
+def nonfinite_row(history: History, row: int, layer: str) -> int | None:
+    """The number of a row of the layer's gradient that is not finite, in this row of the steps table; None where there
+    is none, or it is not known.
+    """
+    at = _recorded(history, row)
+    if at is None or layer not in history.layers:
+        return None
+    place = history.layers.index(layer)
+    number, share = (float(history.layer(name)[at, place]) for name in ("row_index", "row_share"))
+    # Where the rows are finite, and the norm of all of them is not, the share is 0
+    return int(number) if np.isfinite(number) and np.isnan(share) else None
+
+
+def _recorded(history: History, row: int) -> int | None:
+    """Where the layers of this row of the steps table are, if their rows were recorded, and not summed up."""
+    at = np.flatnonzero(history.layer_rows == row)
+    summed_up = history.by_layer.values.get(SEEN)
+    if "row_share" not in history.per_layer or not len(at) or (summed_up is not None and summed_up[at[0]].max() > 1):
+        return None
+    return int(at[0])

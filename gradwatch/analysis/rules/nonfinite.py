@@ -14,6 +14,7 @@ from gradwatch.analysis.final_values import nonfinite_rows, was_nan
 from gradwatch.analysis.rules.activations import birthplace
 from gradwatch.analysis.rules.facts import matrices, pick
 from gradwatch.analysis.rules.finding import Finding, Severity, either
+from gradwatch.analysis.rules.largest_row import nonfinite_row
 from gradwatch.analysis.rules.losses import scaled_losses
 from gradwatch.analysis.rules.tries import LOWER, warm_up
 from gradwatch.history import Bools, History
@@ -59,6 +60,8 @@ def nonfinite(
     cause, cure = said or _words(went_first, after, last, following, int(history.step[first]))
     born = birthplace(history.activations, int(history.step[first]))
     cause += f" In the forward pass the first output that was not finite is that of {born}." if born else ""
+    row = nonfinite_row(history, first, last or history.layers[-1]) if bad.any() else None
+    cause += "" if row is None else f" Row {row} of {last or history.layers[-1]} is not finite."
     if skipped:
         cure = "These steps were skipped. If they keep coming: " + cure[0].lower() + cure[1:]
     return [
@@ -75,6 +78,7 @@ def nonfinite(
                 "first": went_first,
                 "after": after,
                 **({"last_nonfinite": last, "next_finite": following} if last else {}),
+                **({"row": row} if row is not None else {}),
                 **({"first_activation": born} if born else {}),
             },
             cause=cause,
@@ -201,11 +205,16 @@ def _after(history: History, row: int, growth: float, update: float) -> str:
 
 
 def _bracket(layers: Sequence[str], seen: Bools, bad: Bools) -> tuple[str, str]:
-    """Of one step the last non-finite layer, and the next one that was finite; empty where all were bad."""
+    """Of one step the last non-finite layer, and the next one that was finite; empty where all were bad.
+
+    Slices of one tensor stand beside each other: no slice comes after another.
+    """
     if not bad.any() or bad[seen].all():
         return "", ""
     last = int(np.flatnonzero(bad)[-1])
-    after = [name for name, here in zip(layers[last + 1 :], seen[last + 1 :], strict=True) if here]
+    tensor = layers[last].rpartition("[")[0]
+    rest = zip(layers[last + 1 :], seen[last + 1 :], strict=True)
+    after = [name for name, here in rest if here and (not tensor or name.rpartition("[")[0] != tensor)]
     return layers[last], after[0] if after else LOSS
 
 
