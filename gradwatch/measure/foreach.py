@@ -104,8 +104,10 @@ def measure_plain(layout: Layout, tensors: MaybeTensors, into: Tensor | None) ->
     the layout's dtype: so nobody need look at each of them on every step.
     """
     try:
-        norms = _norms(layout, (cast("list[Tensor]", tensors), layout.every), 2.0, layout.dtype)
-        return torch.stack(list(norms), out=into)
+        if layout.by_rows:
+            norms = _norms(layout, (cast("list[Tensor]", tensors), layout.every), 2.0, layout.dtype)
+            return torch.stack(list(norms), out=into)
+        return torch.stack(torch._foreach_norm(cast("list[Tensor]", tensors), 2.0, dtype=layout.dtype), out=into)
     except (AttributeError, TypeError, RuntimeError):  # of a None, and of what an operation is not there for
         return None
 

@@ -97,7 +97,7 @@ def fold(optimizer: Optimizer, divisor: Tensor) -> None:
     Division by an inf gives 0, and NaN for an inf, as multiplication by 0 does.
     """
     scale, divisor = loss_scale(optimizer), divisor.float()  # a kernel takes no scale of another dtype
-    set_scale(optimizer, divisor if scale is None else scale * divisor)
+    _replace(optimizer, "grad_scale", divisor if scale is None else scale * divisor)
 
 
 def leave_out(optimizer: Optimizer, flag: Tensor) -> None:

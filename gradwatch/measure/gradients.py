@@ -74,14 +74,16 @@ class Batch:
 
     def norms(self) -> Norms:
         """The norms as they are now, with pending coefficients counted in; measured when first asked for."""
-        self.settle()
+        if self.choice is not None:
+            self.settle()
         if self._norms is None:
             l2 = self.measure() if self.measured is None else self.measured
             others = {p: self.measure(p) for p in self.norm_types if p != 2.0} if self.norm_types else {}
             whole, ours = self._present, partial(self.layout.which, self.here)  # no method of this: it holds the norms
             present = ours if whole is None else lambda: whole
             self._norms = Norms(l2, self.names, others, present, self.layout.numel, self.layout.stages, {})
-            self._ahead = [factor for factor in (self.unscale, self.pending) if factor is not None]
+            nothing = self.unscale is None and self.pending is None
+            self._ahead = [] if nothing else [f for f in (self.unscale, self.pending) if f is not None]
         while self._ahead:
             self._norms = self._norms.scaled(self._ahead.pop(0))
         return self._norms

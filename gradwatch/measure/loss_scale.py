@@ -67,18 +67,6 @@ class Scaled:
         return torch.where(self.layout.which([any(layer) for layer in zip(*held, strict=True)]), value, 1.0)
 
 
-def find_scale(
-    layout: Layout,
-    optimizers: Sequence[Optimizer],
-    lead: Optimizer,
-    scaler: GradScaler | None,
-    held: Callable[[Optimizer], list[bool]],
-) -> Scaled | None:
-    """What of the loss scale is in the gradients, as `Scaled` says; None where there is no loss scale."""
-    plain = scaler is None and loss_scale(lead) is None
-    return None if plain else Scaled(layout, optimizers, lead, scaler, held)
-
-
 def _is_unscaled(optimizer: Optimizer, scaler: GradScaler) -> bool:
     states = scaler._per_optimizer_states
     return id(optimizer) in states and states[id(optimizer)]["stage"] is not OptState.READY

@@ -41,9 +41,12 @@ class Ring:
 
     def write(self, row: int, *values: Tensor | None) -> None:
         """Fill a row: one tensor, `[]` or `[L]`, per field; None leaves what an older row had there."""
-        for view, value in zip(self.row(row), values, strict=True):
-            if value is not None and value is not view:
-                view.copy_(value, non_blocking=True)
+        pairs = zip(self._views[row % self.rows], values, strict=True)
+        new = [(view, value) for view, value in pairs if value is not None and value is not view]
+        if new:
+            self.staging.follow()
+        for view, value in new:
+            view.copy_(value, non_blocking=True)
 
     def copy(self, value: Tensor) -> Tensor:
         """A copy that may be read with the rows; the tensor may change afterwards."""

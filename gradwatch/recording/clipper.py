@@ -23,7 +23,7 @@ from gradwatch.measure.foreach import (
 from gradwatch.measure.gradient_histogram import GradientHistogram
 from gradwatch.measure.gradients import Batch, drop, gradients
 from gradwatch.measure.layout import Layout, at
-from gradwatch.measure.loss_scale import Scaled, find_scale
+from gradwatch.measure.loss_scale import Scaled
 from gradwatch.policies import Policy
 from gradwatch.policies.base import State
 from gradwatch.recording.layers import held
@@ -63,6 +63,8 @@ class Clipper:
         self.policy, self.histogram = policy, histogram
         self._parts: dict[Optimizer, Layout] = {}
         self._are_plain = True  # the gradients, when they were last looked through
+        # What the policy needs beside L2, which is measured for the record
+        self._norm_types = () if policy is None else tuple(p for p in policy.norm_types if p != 2.0)
         self.state = self._first_state(layout)
         self._limits = {} if policy is None else policy.limits()
         self._most: State = {}  # of what they bound, the most so far that nobody has read
@@ -190,7 +192,8 @@ class Clipper:
         """What of the loss scale is in the gradients, they themselves, and their norms `[L]` without it."""
         optimizers = (lead,) if alone else self.optimizers
         layout = self._part(lead) if inside else self.layout
-        scaled = find_scale(layout, optimizers, lead, scaler, self.held)
+        is_scaled = scaler is not None or fused.loss_scale(lead) is not None
+        scaled = Scaled(layout, optimizers, lead, scaler, self.held) if is_scaled else None
         here = None if inside else self.held(lead) if alone else layout.held
         tensors: MaybeTensors = grads_of(layout.params)
         inverse, measured = scaled.inverse if scaled is not None else None, None
@@ -259,8 +262,7 @@ class Clipper:
         inverse: Tensor | None = None,
         here: tuple[bool, ...] | None = None,
     ) -> Batch:
-        norm_types = self.policy.norm_types if self.policy is not None else ()
-        return Batch(layout, tensors, self.optimizers, norm_types, inverse, here)
+        return Batch(layout, tensors, self.optimizers, self._norm_types, inverse, here)
 
     def _constant(self, name: str, value: float) -> Tensor:
         return self.layout.constant(name, lambda: torch.full((), value, device=self.layout.device))

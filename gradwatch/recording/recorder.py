@@ -141,7 +141,7 @@ class Recorder:
         bool); and scalars that are known of it, as far as they can be copied.
         """
         at = self.count
-        known = self._known(at, values)
+        known = self._known(at, values) if values else ()
         self.ring.write(at, *fields)
         self.rows.append(row)
         if self.recent is not None:

@@ -24,6 +24,7 @@ class Step:
     scaler: GradScaler | None  # that the last of them runs under
     inside: bool  # whether the last of them steps inside backward
     rate: float  # by what the learning rates are multiplied in it
+    number: int  # of the steps before it
     # What follows comes later, and in most steps not at all: these are the class's until they are set
     is_measured: bool = field(default=False, init=False)  # whether the weights are measured in it
     running: Optimizer | None = field(default=None, init=False)  # whose step has begun and not ended

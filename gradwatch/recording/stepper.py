@@ -216,11 +216,13 @@ class Stepper:
 
     def _new_step(self, optimizer: Optimizer, scaler: GradScaler | None, inside: bool) -> Step:
         """Begin a step that `optimizer` leads."""
-        self._finish()
+        if self._step is not None:
+            self._finish()
         self.between()
-        rate = self.rate_scale.at(self.steps - self.taken_back) if self.rate_scale.acts else 1.0
-        step = self._step = Step([optimizer], scaler, inside, rate)
-        step.is_measured = self.weights.before_step(self.steps)
+        number = self.steps
+        rate = self.rate_scale.at(number - self.taken_back) if self.rate_scale.acts else 1.0
+        step = self._step = Step([optimizer], scaler, inside, rate, number)
+        step.is_measured = self.weights.before_step(number)
         return step
 
     def _part(self, optimizer: Optimizer, scaler: GradScaler | None, inside: bool) -> Step:
@@ -280,7 +282,7 @@ class Stepper:
         else:
             here, fields = clipped.batch.here, clipped.fields
         seen = skipped is not None, clipped is not None
-        row = Row(self.steps, time.time(), self._lane(step), now.rates, here, *seen, now.changed, step.clips.applied)
+        row = Row(step.number, time.time(), self._lane(step), now.rates, here, *seen, now.changed, step.clips.applied)
         self.recorder.begin(row, [*fields, skipped], values)
         step.here = here
 

@@ -101,6 +101,17 @@ def test_another_stream_writes_behind_the_one_before_and_its_copies(cuda):
     assert cuda.calls == ["event on default", "side waits for default", "event on side"]
 
 
+def test_a_row_that_was_written_in_place_asks_for_no_stream_again(cuda):
+    ring = ring_buffer.Ring(["norm", "coef"], 2, 4, CPU)
+    norm, coef = ring.row(0)
+    cuda.current = "side"
+    ring.write(0, norm, None)
+    assert cuda.calls == []
+    ring.write(0, norm, torch.ones(2))
+    assert cuda.calls == ["side waits for default"]
+    assert coef.tolist() == [1, 1]
+
+
 def test_where_memory_is_short_the_parts_are_copied_one_by_one(cuda, monkeypatch):
     def cat(_):
         raise torch.OutOfMemoryError
