@@ -6,6 +6,7 @@ They take it from `analysis.rules.guard`; here the pages of all recorded trainin
 
 import fnmatch
 import re
+import shlex
 from collections import defaultdict
 from pathlib import Path
 
@@ -101,9 +102,14 @@ def test_a_clip_of_a_root_is_suggested_too(pages):
 
 
 @pytest.mark.slow
-def test_layers_that_a_cure_names_are_the_runs(pages):
+def test_layers_and_optimizers_that_a_cure_names_are_the_runs(pages):
     patterns = {(name, pattern) for name, run in pages.items() for f in all_of(run.findings)
-                for pattern in re.findall(r"only\('([^']+)'", f"{f.cure} {' '.join(f.tries)}")}  # fmt: skip
+                for text in (f.cure, *(word for options in f.tries for word in shlex.split(options)))
+                for pattern in re.findall(r"only\('([^']+)'", text)}  # fmt: skip
     assert patterns
-    layers = {name: [layer.name for layer in run.layers] for name, run in pages.items()}
-    assert [(name, pattern) for name, pattern in patterns if not fnmatch.filter(layers[name], pattern)] == []
+    for name, pattern in patterns:
+        kind = pattern.partition("optimizer:")[2]
+        if kind:
+            assert kind in pages[name].optimizer
+        else:
+            assert fnmatch.filter([layer.name for layer in pages[name].layers], pattern), (name, pattern)
