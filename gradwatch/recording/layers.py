@@ -180,7 +180,7 @@ class Source:
     def changed(self, layout: Layout) -> Layout | None:
         """The layers from now on, where they are not those of `layout` any more; else None.
 
-        Looks at little on each step: the ends of the param groups, and where their first parameters are.
+        Looks on each step at which parameters the groups hold, and at where the first of each is.
 
         Raises:
             WatchError: parameters of the layout were replaced by others, in the model or in the optimizers.
@@ -242,9 +242,7 @@ class Source:
 
 def _look(params: Sequence[Tensor]) -> object:
     """What tells that a param group is as it was; the layout keeps the parameters alive, so ids are theirs alone."""
-    if not params:
-        return None
-    return len(params), id(params[0]), id(params[-1]), params[0].device, params[0].dtype
+    return (tuple(map(id, params)), params[0].device, params[0].dtype) if params else None
 
 
 def matches(name: str, patterns: Sequence[str]) -> bool:

@@ -282,6 +282,33 @@ def test_a_replaced_layer_is_named_when_its_group_is_added(tmp_path):
             optimizer.step()
 
 
+@pytest.mark.parametrize("place", [0, 1, 2, 3])
+def test_a_parameter_in_the_place_of_another_is_seen_wherever_it_stands(place, tmp_path):
+    model = mlp()
+    optimizer = sgd(model.parameters())
+    with watch(model, optimizer, tmp_path, clip="ClipByGlobalNorm(0.01)") as handle:
+        train(model, optimizer, 2)
+        new = nn.Parameter(torch.ones(5, dtype=torch.float64))
+        optimizer.param_groups[0]["params"][place] = new
+        new.grad = torch.ones_like(new)
+        optimizer.step()
+    history = open_history(handle.dir)
+    assert history.layers == (*NAMES, f"param_groups.0.{place}")
+    assert np.isnan(history.layer("grad_norm")[2, place])
+    assert history.layer("grad_norm")[2, 4] == pytest.approx(5**0.5)
+    assert new.grad.norm() < 0.011
+
+
+def test_a_parameter_replaced_in_model_and_optimizer_is_named_wherever_it_stands(tmp_path):
+    model = mlp()
+    optimizer = sgd(model.parameters())
+    with watch(model, optimizer, tmp_path):
+        train(model, optimizer, 2)
+        model[0].bias = optimizer.param_groups[0]["params"][1] = nn.Parameter(model[0].bias.detach().clone())
+        with pytest.raises(WatchError, match=r"Sequential no longer holds .*: 0.bias \("):
+            optimizer.step()
+
+
 def test_what_keeps_its_parameters_goes_on(tmp_path):
     """Wrapping, a parametrization, loading a checkpoint, a reloaded optimizer: the tensors are the same."""
     model = mlp()
