@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from gradwatch.analysis.clips import as_one, clips_itself
-from gradwatch.analysis.final_values import nonfinite_rows
+from gradwatch.analysis.final_values import final, nonfinite_rows
 from gradwatch.analysis.noise_scale import estimates, noise_scale, trailing
 from gradwatch.analysis.rules.facts import limit_of
 from gradwatch.formatting import percent, quantity_text
@@ -108,7 +108,8 @@ def norm_chart(history: History) -> Chart:
     limit, clips = limit_of(history), bool(history.run.clip) or clips_itself(history)
     history = as_one(history)
     before, after = history.total("grad_norm"), history.total("clipped_norm")
-    traces = lane_lines(history, np.where(before > 0, before, np.nan), "before the clip", BEFORE)
+    first = ("before the clip", BEFORE) if clips else ("gradient norm", AFTER)
+    traces = lane_lines(history, np.where(before > 0, before, np.nan), *first)
     if clips:
         traces += lane_lines(history, np.where(after > 0, after, np.nan), "after the clip", AFTER, width=1.2)
     bad = history.step[nonfinite_rows(history)]
@@ -252,7 +253,9 @@ def _logged_chart(history: History, name: str) -> Chart:
     bad = history.step[np.isinf(values)]
     if len(bad):
         traces.append(marks(bad, "infinite", BAD))
-    title = f"{name}: {quantity_text(finite[0])} at first, {quantity_text(finite[-1])} at the end"
+    ended = final(history, name)  # as the head of the page has it
+    ended = ended if np.isfinite(ended) else finite[-1]
+    title = f"{name}: {quantity_text(finite[0])} at first, {quantity_text(ended)} at the end"
     drawn = figure(traces, name, span if span > 1.7 else 0, legend=len(traces) > 1)
     return Chart(title, drawn, 260, _thinned(len(finite)))
 

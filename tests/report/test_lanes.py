@@ -193,4 +193,4 @@ def test_optimizers_of_one_watch_that_step_apart_are_lanes_too(tmp_path):
     history = open_history(handle.dir)
     assert {name: len(lane) for name, lane in history.lanes().items()} == {"SGD": 20, "Adam": 20}
     assert history.lanes()["Adam"].layers == ("2.weight", "2.bias")
-    assert [t["name"] for t in norm_chart(history).figure["data"]] == ["SGD: before the clip", "Adam: before the clip"]
+    assert [t["name"] for t in norm_chart(history).figure["data"]] == ["SGD: gradient norm", "Adam: gradient norm"]
