@@ -41,7 +41,7 @@ def _spread(table: Table, exponents: list[int]) -> Chart:
     rules = [{"type": "line", "x0": x, "x1": x, "yref": "paper", "y0": 0, "y1": 1,
               "line": {"color": BAD, "width": 1.5, "dash": "dash"}} for x in edges]  # fmt: skip
     notes = [{"x": x, "xanchor": "right", "yref": "paper", "y": 1, "yanchor": "bottom", "showarrow": False,
-              "text": f"below: lost in {name}", "font": {"size": 11}} for x, name in edges.items()]  # fmt: skip
+              "text": f"← {name}", "font": {"size": 11}} for x, name in edges.items()]  # fmt: skip
     lost = column_medians(table.values["below_fp16"][late])
     said = ""
     if np.isfinite(lost).any():
@@ -49,7 +49,8 @@ def _spread(table: Table, exponents: list[int]) -> Chart:
         said = f", below float16's normal numbers at most {percent(float(lost[worst]))} ({table.layers[worst]})"
     note = (
         "The last tenth of the sampled steps, before any clip: of the elements that are not zero, of at most 4,096 of "
-        "a layer. A loss scale of 2^k moves all by k to the right."
+        "a layer. What lies left of a dashed line is lost in the format that it names. A loss scale of 2^k moves all "
+        "by k to the right."
     )
     return Chart(f"Gradients: log2 |g|{said}", annotate(drawn, rules, notes), height, note, "log2 |g|")
 

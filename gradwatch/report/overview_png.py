@@ -19,7 +19,7 @@ from gradwatch.errors import RunError
 from gradwatch.history import History
 from gradwatch.report.downsample import Heatmap, heatmap, thin
 from gradwatch.report.model import changed
-from gradwatch.report.plotly_figures import ABSENT, AFTER, BAD, BEFORE, PALETTE, ZERO
+from gradwatch.report.plotly_figures import ABSENT, AFTER, BAD, BEFORE, PALETTE, ZERO, short
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -74,7 +74,7 @@ def _draw_heatmap(axes: Axes, data: Heatmap) -> None:
                 cmap=ListedColormap([ZERO, BAD]))  # fmt: skip
     axes.figure.colorbar(image, cax=axes.inset_axes((1.012, 0, 0.012, 1))).ax.tick_params(labelsize=7)
     ticks = range(0, len(data.rows), -(-len(data.rows) // MAX_LABELS))
-    labels = [name if len(name) <= 34 else f"{name[:14]}…{name[-19:]}" for name in (data.rows[i] for i in ticks)]
+    labels = [short(data.rows[i], 34) for i in ticks]
     axes.set_yticks(ticks, labels, fontsize=7.5, parse_math=False)
     axes.tick_params(axis="x", labelsize=8)
 

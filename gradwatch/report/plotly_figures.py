@@ -44,8 +44,14 @@ def text(name: str) -> str:
 
 
 def short(name: str, length: int = 30) -> str:
-    """A long name with its middle left out."""
-    return name if len(name) <= length else f"{name[: length // 2 - 2]}…{name[-(length // 2 + 1) :]}"
+    """A long name with its middle left out; of a layer's, what stands ahead of the block's number."""
+    words = name.split(".")
+    block = next((i for i, word in enumerate(words) if word.isdigit()), 0)
+    for left in range(block + 1):
+        name = ".".join(words) if not left else f"…{'.'.join(words[left:])}"
+        if len(name) <= length:
+            return name
+    return f"{name[: length // 2 - 2]}…{name[-(length // 2 + 1) :]}"
 
 
 def faded(color: str) -> str:

@@ -23,6 +23,7 @@ from gradwatch.report import build_report, render_html, write_overview
 from gradwatch.report.downsample import GRID, bucket_mean, heatmap, thin
 from gradwatch.report.heatmaps import heatmap_grid
 from gradwatch.report.model import changed
+from gradwatch.report.plotly_figures import short
 from gradwatch.report.run_charts import norm_chart
 from gradwatch.report.terminal import show_run
 from gradwatch.report.text import render_csv, render_json, render_markdown
@@ -358,3 +359,14 @@ def test_a_seed_is_said_once():
     params = {"args.seed": "3", "seed": "3", "args.data_seed": "4", "lr": "0.1"}
     (run,) = build_report([make_history(40, params=params)]).runs
     assert [pair for pair in facts(run) if "seed" in pair[0]] == [("seed", "3"), ("args.data_seed", "4")]
+
+
+@pytest.mark.parametrize(("name", "shown"), [
+    ("0.weight", "0.weight"),
+    ("transformer.h.10.attn.c_attn.weight", "…h.10.attn.c_attn.weight"),
+    ("model.layers.31.self_attention.query_key_value.weight", "…31.self_atte…key_value.weight"),
+    ("vit.embeddings.patch_embeddings.projection.weight", "vit.embedding…rojection.weight"),
+])  # fmt: skip
+def test_a_shortened_layer_keeps_the_number_of_its_block(name, shown):
+    assert short(name) == shown
+    assert len(shown) <= 30
