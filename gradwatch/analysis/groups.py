@@ -132,19 +132,27 @@ def groups(histories: Sequence[History]) -> dict[Group, list[History]]:
     return found
 
 
-def values_by_seed(members: Sequence[History], metric: str) -> dict[str, float]:
-    """The final value of each seed.
+def counted(history: History, metric: str) -> float:
+    """What the final value of a run counts as; NaN where there is none.
 
     Of a loss no more than it was before training: how far beyond that a run came apart says nothing of the policy. This
     is the min(l, l0) of Wortsman et al., arXiv:2309.14322, section 2. Where l0 is not known, and of other metrics, NaN
-    for a run that diverged. Runs of one seed count as one, with their mean: they are no independent sample. A run
-    without a seed is its own.
+    for a run that diverged.
+    """
+    begin = untrained(history, metric)
+    value = begin if diverged(history, metric) else float(np.fmin(final(history, metric), begin))
+    return value if np.isfinite(value) else float("nan")
+
+
+def values_by_seed(members: Sequence[History], metric: str) -> dict[str, float]:
+    """What each seed counts as (`counted`).
+
+    Runs of one seed count as one, with their mean: they are no independent sample. A run without a seed is its own.
     """
     found: dict[str, list[float]] = {}
     for i, history in enumerate(members):
-        begin = untrained(history, metric)
-        value = begin if diverged(history, metric) else float(np.fmin(final(history, metric), begin))
-        found.setdefault(seed_text(history.run) or f"run {i} of {policy_text(history.run)}", []).append(value)
+        seed = seed_text(history.run) or f"run {i} of {policy_text(history.run)}"
+        found.setdefault(seed, []).append(counted(history, metric))
     finite = {seed: [value for value in values if np.isfinite(value)] for seed, values in found.items()}
     return {seed: float(np.mean(values)) if values else float("nan") for seed, values in finite.items()}
 

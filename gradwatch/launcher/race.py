@@ -12,7 +12,7 @@ from pathlib import Path
 from gradwatch.analysis import intervals
 from gradwatch.analysis.comparison import Comparison
 from gradwatch.analysis.final_values import diverged
-from gradwatch.analysis.groups import higher_is_better, metric_names, values_by_seed
+from gradwatch.analysis.groups import counted, higher_is_better, metric_names
 from gradwatch.history import History
 from gradwatch.launcher.pool import Task
 from gradwatch.launcher.sweep import Job, Record, task
@@ -95,7 +95,7 @@ class Race:
             if self.metric is None:
                 return None
             counts = record.over or diverged(history, self.metric)
-            value = next(iter(values_by_seed([history], self.metric).values()))
+            value = counted(history, self.metric)
             self._values[job.folder] = value if counts else float("nan")
         return self._values[job.folder]
 

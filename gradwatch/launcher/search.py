@@ -14,10 +14,9 @@ import numpy as np
 
 from gradwatch.analysis.comparison import Comparison
 from gradwatch.analysis.final_values import diverged
-from gradwatch.analysis.groups import SEARCHED, metric_names, values_by_seed
+from gradwatch.analysis.groups import SEARCHED, counted, metric_names
 from gradwatch.analysis.rules import diagnose
 from gradwatch.errors import RunError
-from gradwatch.history import History
 from gradwatch.launcher.pool import End, Task
 from gradwatch.launcher.search_space import Space, rounded
 from gradwatch.launcher.sweep import OUTPUT, Job, Record, Sweep, digest, require_ended, task
@@ -192,7 +191,7 @@ class Search:
     def _tell(self, running: _Running, job: Job) -> None:
         """A training of a trial ended: end the trial, if it is over with that."""
         history = history_of(job)
-        value = _value(history, self.metric)
+        value = counted(history, self.metric) if history is not None else float("nan")
         with self.lock:
             if running.is_over:
                 return
@@ -249,8 +248,3 @@ def _policy(trial: FrozenTrial) -> Intervention:
 def _is_over(job: Job) -> bool:
     record = Record.read(job)
     return record is not None and record.over
-
-
-def _value(history: History | None, metric: str) -> float:
-    """What the final value of a run counts as; NaN where there is none."""
-    return float("nan") if history is None else next(iter(values_by_seed([history], metric).values()))
