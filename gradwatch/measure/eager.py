@@ -14,7 +14,7 @@ class _Eager:
     """Who wants it, and what is set meanwhile: once for all, whoever comes first and goes last."""
 
     def __init__(self) -> None:
-        self.lock = threading.Lock()
+        self.lock = threading.RLock()  # a signal or a garbage collection may call `leave` in the middle of `want`
         self.wanted: set[int] = set()
         self.stance: Any = None
         self.filter: Any = None

@@ -51,7 +51,8 @@ class Wrapped(Generic[L]):
 
     def __init__(self, patches: Callable[[], list[Patch]]) -> None:
         self.listeners: tuple[L, ...] = ()  # replaced, never changed: a call may be walking through it
-        self._lock, self._make = threading.Lock(), patches
+        # one that its own thread may take again: a signal or a garbage collection may end a listener in the middle
+        self._lock, self._make = threading.RLock(), patches
         self._patches: list[Patch] = []
 
     def listen(self, listener: L) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dis
 import sys
 from collections.abc import Collection
-from types import FrameType
+from types import CodeType, FrameType
 from typing import Any
 
 # In the place of the last instruction: it raised. Python goes to the handler without a look for signals. What is
@@ -52,7 +52,12 @@ class Injected:
         if event == "opcode":
             before, self._last[frame] = self._last.get(frame), frame.f_lasti
             here = frame.f_code.co_code
-            if before is None or (before != RAISED and _may_be_interrupted(here[before], frame.f_lasti < before)):
+            if before is None or (
+                before != RAISED
+                and _may_be_interrupted(here[before], frame.f_lasti < before)
+                # Python raises in the instruction before, and goes to its handler: from here it would go to another
+                and _handler(frame.f_code, before) == _handler(frame.f_code, frame.f_lasti)
+            ):
                 self._reached(frame)
         elif event == "exception":
             self._last[frame] = RAISED
@@ -75,6 +80,14 @@ class Injected:
 
 def _may_be_interrupted(opcode: int, back: bool) -> bool:
     return back or dis.opname[opcode].startswith(("CALL", "RESUME"))
+
+
+def _handler(code: CodeType, at: int) -> int | None:
+    """Where an exception of this instruction goes, in the code that it is in; None: to the caller."""
+    if not hasattr(code, "co_exceptiontable"):  # before Python 3.11 a stack of blocks says so
+        return None
+    regions = dis._parse_exception_table(code)  # type: ignore[attr-defined]
+    return next((region.target for region in regions if region.start <= at < region.end), None)
 
 
 class ExitFunctions(list[Any]):
