@@ -3,6 +3,7 @@
 python two_ranks.py FOLDER RANK
 """
 
+import gc
 import sys
 from pathlib import Path
 
@@ -37,3 +38,4 @@ if __name__ == "__main__":
     regression(root / "noisy", noise=30.0, batch=2)
     regression(root / "clear", noise=0.1, batch=32)
     dist.destroy_process_group()
+    gc.collect()  # ends gloo's threads: one that lets go of a tensor while Python ends aborts it (pytorch#179291)

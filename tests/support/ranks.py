@@ -6,6 +6,7 @@ The oracle gathers whole gradients with `full_tensor()`, a collective per layer,
 """
 
 import copy
+import gc
 import os
 import sys
 from functools import partial
@@ -370,3 +371,4 @@ def main(root):
 if __name__ == "__main__":
     torch.set_num_threads(1)
     {"main": main, "raise_on_one": raise_on_one, "cpu_offload": cpu_offload}[sys.argv[1]](Path(sys.argv[2]))
+    gc.collect()  # ends gloo's threads: one that lets go of a tensor while Python ends aborts it (pytorch#179291)

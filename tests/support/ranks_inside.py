@@ -3,6 +3,7 @@
 torchrun --nproc-per-node N tests/support/ranks_inside.py KIND FOLDER
 """
 
+import gc
 import sys
 
 import torch
@@ -40,3 +41,4 @@ def main(kind, folder):
 
 
 main(*sys.argv[1:])
+gc.collect()  # ends gloo's threads: one that lets go of a tensor while Python ends aborts it (pytorch#179291)

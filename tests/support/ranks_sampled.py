@@ -4,6 +4,7 @@ torchrun --nproc-per-node N tests/support/ranks_sampled.py KIND FOLDER
 """
 
 import contextlib
+import gc
 import sys
 
 import torch
@@ -51,3 +52,4 @@ def main(kind, folder):
 
 
 main(*sys.argv[1:])
+gc.collect()  # ends gloo's threads: one that lets go of a tensor while Python ends aborts it (pytorch#179291)
