@@ -125,8 +125,8 @@ class History:
     `clip_rate` is the mean, and the quantity `steps` is how many a row stands for. Both ends and the first 256
     non-finite steps have a row each.
 
-    Two more tables are of steps that were sampled, empty where none were: `activations`, whose columns are modules, in
-    the order in which their outputs come, and `histograms`, of how the elements of each layer's gradient are spread.
+    Two more tables are of steps that were sampled, empty where none were: `activations`, whose columns are modules as
+    the model defines them (`order`: of their outputs), and `histograms`, of how each layer's gradient is spread.
     """
 
     run: Run

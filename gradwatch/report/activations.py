@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from gradwatch.analysis.rules.activations import in_forward_order
 from gradwatch.formatting import percent, quantity_text
 from gradwatch.history import Floats, History
 from gradwatch.report.downsample import heatmap
@@ -48,7 +49,7 @@ class ModuleSummary:
 
 def module_summaries(history: History) -> tuple[ModuleSummary, ...]:
     """Every module whose activations were recorded, in the order of the forward pass."""
-    table = history.activations.with_values("rms")
+    table = in_forward_order(history.activations.with_values("rms"))
     if not len(table.layers):
         return ()
     late = slice(-max(1, len(table) // 10), None)
@@ -88,7 +89,7 @@ def module_cells(modules: list[ModuleSummary]) -> Rows:
 
 def as_layers(history: History, quantity: str, sampled: str = "activations") -> History:
     """The run with its modules in the layers' place, or what else of a table of sampled steps `quantity` is of."""
-    table: Table = getattr(history, sampled).with_values(quantity)
+    table: Table = in_forward_order(getattr(history, sampled).with_values(quantity))
     shown = {name: values for name, values in table.values.items() if name != "order"}
     return replace(history, by_layer=Table(table.step, table.attempt, table.optimizer, shown, table.layers))
 

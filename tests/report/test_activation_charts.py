@@ -50,6 +50,13 @@ def test_a_run_with_activations_has_maps_and_the_page_holds_them():
     assert "<b>head</b>" not in page
 
 
+def test_modules_stand_in_the_order_of_the_forward_pass_though_the_model_defines_them_in_another():
+    history = with_activations(make_history(), order={(..., 1): 7.0, (0, 0): 9.0})  # of the first step alone
+    wanted = ("h.0.act", "h.1.act", "h.1", "<b>head</b>", "h.0")
+    assert tuple(module.name for module in module_summaries(history)) == wanted
+    assert as_layers(history, "rms").layers == wanted
+
+
 def with_heads(history, entropy=0.5):
     """The run with activations of its modules and of three heads."""
     found = with_activations(history)

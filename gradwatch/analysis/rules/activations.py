@@ -10,6 +10,7 @@ from collections.abc import Callable
 import numpy as np
 from numpy.typing import NDArray
 
+from gradwatch.analysis.rules.facts import middle
 from gradwatch.analysis.rules.finding import Finding, Severity
 from gradwatch.analysis.rules.progress import succeeds
 from gradwatch.history import Floats, History
@@ -38,6 +39,16 @@ def medians(values: Floats) -> Floats:
     return out
 
 
+def in_forward_order(activations: Table) -> Table:
+    """The modules in the order in which their outputs came, by the median step; others as they stood, after these.
+
+    A model may define its parts in another order: a block of Llama its normalisations last.
+    """
+    if "order" not in activations.values:
+        return activations
+    return activations.of_layers(np.argsort(medians(activations.values["order"]), kind="stable"))
+
+
 def still_grows(values: Floats, limit: float, growth: float) -> tuple[NDArray[np.intp], Floats, Floats]:
     """Which columns of `[T, M]` have grown beyond a limit and still grow, and what all were at first and are at last.
 
@@ -45,11 +56,11 @@ def still_grows(values: Floats, limit: float, growth: float) -> tuple[NDArray[np
     steps, and above that of the middle third.
     """
     third = len(values) // 3
-    first, middle, last = (
+    first, second, last = (
         medians(part) for part in (values[: max(1, third // 2)], values[third:-third], values[-third:])
     )
     with np.errstate(invalid="ignore"):
-        return np.flatnonzero((last > limit) & (last > growth * first) & (last > middle)), first, last
+        return np.flatnonzero((last > limit) & (last > growth * first) & (last > second)), first, last
 
 
 def dead_units(history: History, share: float = 0.5, min_rows: int = 3) -> list[Finding]:
@@ -100,6 +111,16 @@ def _held(history: History, quantity: str, share: float, min_rows: int, rule: st
     return [Finding(rule, severity, names, first, int(history.step[-1]), evidence, cause, cure)]
 
 
+def at_the_ends(history: History) -> float:
+    """The share of saturated elements of the non-linearities with two ends, but the last module; NaN where unknown.
+
+    Of the median one, by the median of its sampled steps.
+    """
+    table = history.activations.with_values("saturated")
+    at = [i for i, name in enumerate(table.layers) if _is_meant(history, name, "saturated")]
+    return middle(medians(table.values["saturated"][:, at])) if at else float("nan")
+
+
 def _is_meant(history: History, name: str, rule: str) -> bool:
     if rule != "saturated":
         return True
@@ -125,9 +146,9 @@ def _saturated_words(worst: float, count: int, first: int) -> tuple[str, str]:
     begun = "from the first sampled step on" if first == 0 else f"from step {first} on"
     return (
         f"In {_modules(count)} up to {worst:.0%} of the elements lie where the slope is below 1 % of its largest, "
-        f"{begun}: what comes in is too large, and hardly any gradient passes.",
-        "Scale the inputs to unit size, begin with smaller weights (Xavier's initialisation), lower the learning rate, "
-        "or put a normalisation before the non-linearity.",
+        f"{begun}: what comes in is too large, or the biases are, and hardly any gradient passes.",
+        "Scale the inputs to unit size, begin with smaller weights (Xavier's initialisation) and biases at 0, lower "
+        "the learning rate, or put a normalisation before the non-linearity.",
     )
 
 
