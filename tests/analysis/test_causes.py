@@ -21,6 +21,7 @@ from gradwatch.analysis.rules.spikes import spike
 from gradwatch.analysis.rules.unchanged import weights_unchanged
 from gradwatch.analysis.rules.updates import update_too_small
 from gradwatch.analysis.rules.weight_growth import weight_growth
+from gradwatch.table import Table
 
 STEPS = 400
 NOISE = 0.1 * np.sin(np.arange(STEPS) * 1.7)
@@ -283,6 +284,19 @@ def test_a_loss_that_rises_in_one_step_and_is_learnt_again_is_other_data():
     norm = np.where((np.arange(STEPS) > 144) & (np.arange(STEPS) < 150), 20.0, 1.0)  # steps were long before
     (thrown_up,) = lr_too_high(run(loss=again, grad_norm=norm))
     assert thrown_up.alternatives == ()
+
+
+@pytest.mark.parametrize(("begins", "open_causes"), [(100, 0), (200, 2)])
+def test_attention_logits_that_had_grown_before_a_loss_rose_tell_of_the_steps(begins, open_causes):
+    again = np.where(np.arange(STEPS) < 150, learns()[0:STEPS], np.roll(learns(), 150))
+    history = run(loss=again)
+    step = np.arange(0, STEPS, 10)
+    logits = np.where(step < begins, 5.0, 300.0)[:, None].astype(np.float32)
+    none, optimizer = np.zeros(len(step), np.int64), np.full(len(step), "SGD", object)
+    table = Table(step, none, optimizer, {"logit_max": logits}, ("attn[0]",))
+    (found,) = lr_too_high(replace(history, activations=table))
+    assert len(found.alternatives) == open_causes
+    assert found.evidence.get("logits_since") == (begins if open_causes == 0 else None)
 
 
 def test_first_steps_of_half_the_weights_and_a_loss_that_comes_up_again_are_too_long():

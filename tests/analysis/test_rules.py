@@ -12,11 +12,12 @@ from training import batches, mlp, watch
 from gradwatch import open_history
 from gradwatch.analysis.rules import HEALTHY, TOO_SHORT, Finding, diagnose, verdict
 from gradwatch.analysis.rules.dead_layers import dead_layer
-from gradwatch.analysis.rules.depth import imbalance, remedies, vanishing
+from gradwatch.analysis.rules.depth import imbalance, vanishing
 from gradwatch.analysis.rules.gradient_scale import gradients_accumulate
 from gradwatch.analysis.rules.gradients import exploding
 from gradwatch.analysis.rules.nonfinite import nonfinite
 from gradwatch.analysis.rules.registry import CONSEQUENCES, group
+from gradwatch.analysis.rules.vanishing_causes import remedies
 from gradwatch.analysis.rules.weight_growth import renorm_binds
 from gradwatch.report.wording import where_text
 
@@ -368,6 +369,11 @@ def test_a_root_is_as_severe_as_its_worst_consequence_which_comes_first():
     findings = found("scaled-gradients", 0), found("spike", 5), found("nonfinite", 50, severity="error")
     (root,) = group(findings)
     assert (root.severity, [f.rule for f in root.consequences]) == ("error", ["nonfinite", "spike"])
+
+
+def test_what_another_explains_stands_under_it_though_both_began_at_once():
+    one_way = [(a, b) for a, effects in CONSEQUENCES.items() for b in effects if a not in CONSEQUENCES.get(b, ())]
+    assert [pair for pair in one_way if tree(*(found(rule, 0) for rule in pair)) != {pair[0]: [pair[1]]}] == []
 
 
 def test_nothing_follows_from_itself():

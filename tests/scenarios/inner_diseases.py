@@ -45,6 +45,23 @@ def saturated(folder, sick=True, times=1000.0, steps=200):
     return fit(folder, net, optim.SGD(net.parameters(), 0.05, momentum=0.9), classify(net, scaled), steps, **INSIDE)
 
 
+def shrinking(folder, act=nn.Tanh, gain=1.0, bias=0.0, depth=10, steps=100):
+    """Ten layers of 50 units with Xavier's weights times a gain, and biases of this size, half of them below 0."""
+    net = dense([16] + [50] * depth + [4], act)
+    with torch.no_grad():
+        for layer in net[::2]:
+            nn.init.xavier_normal_(layer.weight, gain)
+            layer.bias[:] = bias
+            layer.bias[::2] *= -1
+    batch = blobs()
+
+    def loss_of(step):
+        x, y = batch(step)
+        return F.cross_entropy(net(x), y)
+
+    return fit(folder, net, optim.SGD(net.parameters(), 0.1), loss_of, steps, **INSIDE)
+
+
 def growing_logits(folder, sick=True, steps=120):
     """A transformer that normalises after each block, under Adam at 0.1 (the twin: at 0.003)."""
     net = Transformer(pre=False)

@@ -6,17 +6,19 @@ import inner_diseases
 import numpy as np
 import pytest
 from recordings import Recorded
+from torch import nn
 from trainings import one, policies_in, serious
 
 from gradwatch.analysis.rules import diagnose
 from gradwatch.analysis.rules.activation_outliers import activation_outlier
 from gradwatch.analysis.rules.activations import dead_units, saturated
-from gradwatch.analysis.rules.attention import attention_collapsed, attention_logits_grow
+from gradwatch.analysis.rules.attention import attention_collapsed, attention_logits_grow, grown_logits
+from gradwatch.analysis.rules.depth import vanishing
 from gradwatch.analysis.rules.experts import expert_starved, tokens_at_least
 from gradwatch.analysis.rules.noise import noise_dominated
 from gradwatch.analysis.rules.second_moment import stale_second_moment
 from gradwatch.history import History, Run
-from gradwatch.table import Table
+from gradwatch.table import EMPTY, Table
 
 d = Recorded(inner_diseases)
 
@@ -54,6 +56,37 @@ def test_a_tanh_at_its_ends_is_found(tmp_path):
     assert (root.rule, one([root], "saturated").layers) == ("inputs-not-normalised", finding.layers)
 
 
+def test_a_gradient_that_vanishes_through_units_that_are_not_saturated_is_not_laid_on_them(tmp_path):
+    history = d.shrinking(tmp_path, act=nn.Sigmoid)
+    (root,) = diagnose(history)
+    assert (root.rule, root.confidence, root.evidence["saturated"]) == ("vanishing", "likely", 0)
+    assert "A sigmoid passes on a quarter of the gradient at most" in root.cause
+    first, last = (history.activations.values["rms"][0, history.activations.layers.index(name)] for name in ("0", "19"))
+    assert (root.evidence["first_rms"], root.evidence["last_rms"]) == (first, last)
+    (blind,) = vanishing(replace(history, activations=EMPTY))
+    assert blind.alternatives == ("the units saturate", "the initial weights do not suit this depth")
+
+
+def test_a_gradient_that_vanishes_through_saturated_units_stands_under_them(tmp_path):
+    (root,) = diagnose(d.shrinking(tmp_path, bias=4.0))
+    assert (root.rule, root.first_step) == ("saturated", 0)
+    below = one([root], "vanishing")
+    assert (below.alternatives, below.evidence["saturated"] > 0.5) == ((), True)
+    assert "The units saturate." in below.cause
+
+
+def test_what_vanishes_on_its_way_forward_is_found_where_activations_were_recorded(tmp_path):
+    """All layers get as little of a gradient, and no gradient shows it: the rate was blamed."""
+    history = d.shrinking(tmp_path, gain=0.3)
+    (root,) = diagnose(history)
+    assert (root.rule, one([root], "update-too-small").severity) == ("vanishing", "warning")
+    assert "root mean square of the activations falls from" in root.cause
+    rms = dict(zip(history.activations.layers, history.activations.values["rms"][0], strict=True))
+    assert root.layers == tuple(name for name, size in rms.items() if size < rms["0"] / 100 and name != "20")
+    assert serious(diagnose(replace(history, activations=EMPTY))) == ["update-too-small"]
+    assert serious(diagnose(d.shrinking(tmp_path))) == []
+
+
 def test_logits_that_grow_without_end_are_found_under_the_rate_that_makes_them(tmp_path):
     history = d.growing_logits(tmp_path)
     (finding,) = attention_logits_grow(history)
@@ -66,6 +99,11 @@ def test_logits_that_grow_without_end_are_found_under_the_rate_that_makes_them(t
     found = diagnose(history)
     assert serious(found) == ["lr-too-high"]
     assert one(found, "attention-logits-grow") in found[0].consequences
+    logits, steps = history.activations.with_values("logit_max"), history.activations.step
+    since = steps[(logits.values["logit_max"][:, logits.layers.index(found[0].evidence["head"])] > 100).argmax()]
+    assert found[0].evidence["largest_logit"] == np.nanmax(logits.values["logit_max"])
+    assert f"beyond 100 at step {since}." in found[0].cause
+    assert grown_logits(d.growing_logits(tmp_path, sick=False), 120) is None
 
 
 def test_heads_that_look_at_one_key_from_the_first_step_on_are_found(tmp_path):

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gradwatch.analysis.rules.activations import medians, still_grows
-from gradwatch.analysis.rules.finding import Finding, Severity
+from gradwatch.analysis.rules.finding import Finding, Severity, Why
 from gradwatch.analysis.rules.progress import succeeds
 from gradwatch.history import Bools, History
 from gradwatch.table import Table
@@ -93,6 +93,29 @@ def attention_collapsed(history: History, below: float = 0.05, share: float = 0.
         else "Lower the learning rate or warm it up; normalise queries and keys, which bounds the logits."
     )
     return [_finding(history, "attention-collapsed", heads, hit, since, evidence, cause, cure)]
+
+
+def grown_logits(history: History, step: int, limit: float = 100.0, growth: float = 3.0) -> Why | None:
+    """That logits had grown beyond `limit` by a step, to more than `growth` times what they were; None where not.
+
+    Of the head whose |logit| was largest in the steps sampled until then.
+    """
+    heads = history.activations.with_values("logit_max")
+    values = heads.values.get("logit_max", np.zeros((0, 0)))[heads.step <= step]
+    if not len(values) or not heads.layers:
+        return None
+    highest = np.fmax.reduce(np.where(np.isfinite(values), values, np.nan), axis=0)
+    grown = (highest > limit) & (highest > growth * values[0])
+    if not grown.any():
+        return None
+    worst = int(np.nanargmax(np.where(grown, highest, np.nan)))
+    since = int(heads.step[np.argmax(values[:, worst] > limit)])
+    return Why(
+        f" Attention logits grew with it: of `{heads.layers[worst]}` from {values[0, worst]:.3g} to "
+        f"{highest[worst]:.3g}, beyond {limit:g} at step {since}.",
+        "",
+        {"largest_logit": float(highest[worst]), "head": heads.layers[worst], "logits_since": since},
+    )
 
 
 def _finding(

@@ -25,28 +25,15 @@ from gradwatch.analysis.rules.facts import (
     set_rate,
     to_usual,
 )
-from gradwatch.analysis.rules.finding import Finding, Severity, either
+from gradwatch.analysis.rules.finding import Finding, Severity
 from gradwatch.analysis.rules.losses import scaled_losses
 from gradwatch.analysis.rules.progress import can_be_judged, succeeds
-from gradwatch.formatting import setting_text
+from gradwatch.analysis.rules.vanishing_causes import forward_rms, remedies, why_vanishing
+from gradwatch.formatting import quantity_text, setting_text
 from gradwatch.history import Bools, Floats, History
 from gradwatch.policies import AutoClip, ClipByGlobalNorm, ZClip
 
 LEAST_OF_ITS_OWN = 0.01  # of a layer's norm, below which a clip is no guard any more but takes nearly all away
-SATURATING = {
-    "LSTM",
-    "GRU",
-    "RNN",
-    "LSTMCell",
-    "GRUCell",
-    "RNNCell",
-    "Sigmoid",
-    "Tanh",
-    "Softsign",
-    "Hardsigmoid",
-    "Hardtanh",
-    "LogSigmoid",
-}
 
 
 @dataclass(frozen=True)
@@ -71,12 +58,16 @@ def profile(
     if quantity == "grad_norm":
         level = level - 0.5 * np.log10(numel(history)[which])
     seen = np.isfinite(level)
-    names_seen = tuple(history.layers[i] for i in np.flatnonzero(which)[seen])
-    if len(names_seen) < least or np.ptp(level[seen]) == 0:
-        return Profile(0.0, 0.0, names_seen)
-    place = np.arange(len(names_seen))
-    slope = np.polyfit(place, level[seen], 1)[0] * (len(names_seen) - 1)
-    return Profile(float(slope), float(abs(np.corrcoef(place, level[seen])[0, 1])), names_seen)
+    return _line(level[seen], tuple(history.layers[i] for i in np.flatnonzero(which)[seen]), least)
+
+
+def _line(level: Floats, names: tuple[str, ...], least: int = 4) -> Profile:
+    """The straight line through the log10 of these layers, in their order."""
+    if len(names) < least or np.ptp(level) == 0:
+        return Profile(0.0, 0.0, names)
+    place = np.arange(len(names))
+    slope = np.polyfit(place, level, 1)[0] * (len(names) - 1)
+    return Profile(float(slope), float(abs(np.corrcoef(place, level)[0, 1])), names)
 
 
 def vanishing(
@@ -90,6 +81,9 @@ def vanishing(
 
     What matters is whether the first layers learn: a note where the update ratios span less than `still` decades,
     because the optimizer rescales each layer (Adam), and the training is not known to get nowhere.
+
+    Where activations were recorded they tell the causes apart (`why_vanishing`), and what vanishes on its way forward
+    is found too, which leaves the gradients of all layers alike, and next to nothing (`_faded`).
     Source: SageMaker Debugger's VanishingGradient asks for an absolute mean; the ratio is that of methods S2 (x 0.24 a
     layer for sigmoids).
     """
@@ -98,14 +92,14 @@ def vanishing(
         return []
     whole = profile(history, which)
     if whole.decades < decades or whole.fit < fit:
-        return _cut_off(history, which, 10.0**-decades, min_steps)
+        return _cut_off(history, which, 10.0**-decades, min_steps) or _faded(history, decades, fit)
     ends = [name in whole.layers[:1] + whole.layers[-1:] for name in history.layers]
     logs = _log10(history.layer("grad_norm")[:, ends])
     gap = logs[:, 1] - logs[:, 0]
     rows = np.flatnonzero(gap >= decades / 2)
     if history.stands_for[rows].sum() < max(min_steps, len(history) / 2):
         return []
-    updates, causes = profile(history, which, quantity="update_ratio"), _of_vanishing(history)
+    updates, why = profile(history, which, quantity="update_ratio"), why_vanishing(history)
     rescaled = updates.fit > 0 and updates.decades < still
     stuck = can_be_judged(history, 100, 500) and bool(scaled_losses(history)) and not succeeds(history)
     severity: Severity = "note" if rescaled and not stuck else "warning"
@@ -127,12 +121,12 @@ def vanishing(
                 "decades": whole.decades,
                 "shrinks_per_layer_by": float(factor),
                 "update_ratio_decades": updates.decades if updates.fit > 0 else "not measured",
+                **why.evidence,
             },
             cause=f"Each layer passes on only 1/{factor:.1f} of the gradient that it is given, so that "
-            f"{'the first layers get next to none' if rescaled else 'the first layers hardly learn'}. "
-            + (either(causes) if len(causes) > 1 else f"{causes[0][0].upper()}{causes[0][1:]}."),
+            f"{'the first layers get next to none' if rescaled else 'the first layers hardly learn'}. {why.cause}",
             cure=cure,
-            alternatives=causes if len(causes) > 1 else (),
+            alternatives=why.alternatives,
         )
     ]
 
@@ -155,7 +149,7 @@ def _cut_off(history: History, which: Bools, share: float, min_steps: int) -> li
     if small.sum() <= known.sum() / 2:
         return []
     names = np.array(pick(history, which))
-    causes = _of_vanishing(history)
+    why = why_vanishing(history)
     row = int(np.argmax((norm[:, small] < share * last).sum(axis=1) > small.sum() / 2))
     weakest, lastly = float(level[small].max() / last), str(names[known][-1])
     cause = f"By the element, the gradients of these layers are below {weakest:.1e} of those of {lastly}: what lies "
@@ -167,45 +161,38 @@ def _cut_off(history: History, which: Bools, share: float, min_steps: int) -> li
             tuple(map(str, names[small])),
             int(history.layer_step[row]),
             int(history.step[-1]),
-            {"share_of_the_last": weakest, "layers": int(small.sum()), "of": int(known.sum())},
-            cause + (either(causes) if len(causes) > 1 else f"{causes[0][0].upper()}{causes[0][1:]}."),
+            {"share_of_the_last": weakest, "layers": int(small.sum()), "of": int(known.sum()), **why.evidence},
+            cause + why.cause,
             f"Use {', '.join(remedies(history))}. A clip can only make gradients smaller, and is no cure.",
-            alternatives=causes if len(causes) > 1 else (),
+            alternatives=why.alternatives,
         )
     ]
 
 
-def _of_vanishing(history: History) -> tuple[str, ...]:
-    """What may make each layer pass on less than it is given, by what the network is made of."""
-    kinds = set(history.run.modules.values())
-    units = ("the units saturate",) if not kinds or kinds & SATURATING else ()
-    weights = () if units and _is_he(history) else ("the initial weights do not suit this depth",)
-    return units + weights
+def _faded(history: History, decades: float, fit: float) -> list[Finding]:
+    """The activations of the first sampled step fall evenly by `decades` along the forward pass.
 
-
-def remedies(history: History) -> list[str]:
-    """What keeps the gradient's size along the depth, but for what the network has already."""
-    kinds = set(history.run.modules.values())
-    found = []
-    if not kinds or kinds & SATURATING:
-        found.append("ReLU-like units")
-    if not _is_he(history):
-        found.append("He's initialisation")
-    found.append("residual connections")
-    if not any("Norm" in kind for kind in kinds):
-        found.append("normalisation between the layers")
-    return found
-
-
-def _is_he(history: History) -> bool:
-    """Whether the matrices began with the root mean square of He et al. 2015, sqrt(2 / fan_in), by their median."""
-    shapes = {layer.name: layer.shape for layer in history.run.layers}
-    at, norm = measured(history, "weight_norm")
-    if not len(at) or at[0] > 0:
-        return False
-    sizes = [(norm[0, i], shapes.get(history.layers[i], ())) for i in np.flatnonzero(matrices(history))]
-    ratios = [first / np.sqrt(2 * shape[0]) for first, shape in sizes if len(shape) > 1]  # sqrt(numel * 2 / fan_in)
-    return bool(ratios) and bool(0.8 < np.nanmedian(ratios) < 1.25)
+    Not said where the training succeeds, as the outputs may be learnt by the last layers alone.
+    """
+    names, rms = forward_rms(history)
+    along = _line(np.log10(rms), names)
+    if along.decades > -decades or along.fit < fit or not can_be_judged(history, 50, 500) or succeeds(history):
+        return []
+    cause = "What comes in is lost on its way: the root mean square of the activations falls from "
+    cause += f"{quantity_text(rms[0])} in `{names[0]}` to {quantity_text(rms[-1])} in `{names[-1]}` in the first step, "
+    cause += "and as little of the gradient comes back. The initial weights are too small for this depth."
+    return [
+        Finding(
+            "vanishing",
+            "warning",
+            tuple(name for name, size in zip(names, rms, strict=True) if size < rms[0] / 100),
+            int(history.step[0]),
+            int(history.step[-1]),
+            {"activation_decades": -along.decades, "first_rms": float(rms[0]), "last_rms": float(rms[-1])},
+            cause,
+            f"Use {', '.join(remedies(history))}. A higher learning rate does not make up for it.",
+        )
+    ]
 
 
 def imbalance(

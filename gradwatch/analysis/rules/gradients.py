@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gradwatch.analysis.final_values import nonfinite_rows
-from gradwatch.analysis.rules.depth import profile, remedies
+from gradwatch.analysis.rules.depth import profile
 from gradwatch.analysis.rules.facts import (
     GUARD,
     LEAST_STEPS,
@@ -33,6 +33,7 @@ from gradwatch.analysis.rules.losses import first_quarter, has_rivals, odd_batch
 from gradwatch.analysis.rules.nonfinite import growth_before
 from gradwatch.analysis.rules.schedule import raised_before
 from gradwatch.analysis.rules.tries import LOWER, clip_with, rate_times, warm_up
+from gradwatch.analysis.rules.vanishing_causes import remedies
 from gradwatch.formatting import percent, setting_text
 from gradwatch.history import Bools, Floats, History
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import numpy as np
 
-from gradwatch.analysis.rules.depth import SATURATING
 from gradwatch.analysis.rules.facts import (
     beside_bias,
     chance_loss,
@@ -19,6 +18,7 @@ from gradwatch.analysis.rules.facts import (
 from gradwatch.analysis.rules.finding import Finding, either
 from gradwatch.analysis.rules.losses import scaled_losses
 from gradwatch.analysis.rules.progress import reaches_its_goal, succeeds
+from gradwatch.analysis.rules.vanishing_causes import SATURATING
 from gradwatch.history import Floats, History
 
 

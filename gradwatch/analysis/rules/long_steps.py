@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gradwatch.analysis.clips import incoming
+from gradwatch.analysis.rules.attention import grown_logits
 from gradwatch.analysis.rules.facts import (
     GUARD,
     LEAST_STEPS,
@@ -22,7 +23,7 @@ from gradwatch.analysis.rules.facts import (
     smooth,
     steps_by_rate,
 )
-from gradwatch.analysis.rules.finding import Finding, Severity, either
+from gradwatch.analysis.rules.finding import Finding, Severity, Why, either
 from gradwatch.analysis.rules.gradients import first_ratio, lowered
 from gradwatch.analysis.rules.losses import has_rivals, odd_batch, scaled_losses
 from gradwatch.analysis.rules.progress import progress, succeeds
@@ -172,9 +173,10 @@ def _shifted(history: History, values: Floats, rows: Rows, row: int, near: int =
     """Whether a loss rose from one step to the next near a row, and falls since, after `usual` usual steps.
 
     Steps that are too long throw a loss up over several of them, and the gradients grow ahead of it. Where nothing
-    did, other data or another loss came, and are learnt: a sixth of the rise is gone within 30 to 50 steps.
+    did, other data or another loss came, and are learnt: a sixth of the rise is gone within 30 to 50 steps. Attention
+    logits that had grown by then tell of the steps, too.
     """
-    if raised_before(history, row):
+    if raised_before(history, row) or grown_logits(history, int(history.step[row])):
         return False
     norm, finite = incoming(history), values[rows]
     at = int(np.searchsorted(rows, row))
@@ -220,14 +222,16 @@ def _too_high(
             "loss. If nothing did, lower the learning rate.", tries=(LOWER,), alternatives=_OF_A_SHIFT,
         )  # fmt: skip
     bound = warm_up(history) if is_adaptive(history) else clip_with(GUARD)
+    logits = grown_logits(history, int(history.step[last])) or Why("", "", {})
+    cause = why or f"The steps of {kind} are too long for this loss: {_THROWN}"
     return Finding(
         "lr-too-high",
         severity,
         (),
         int(history.step[row]),
         int(history.step[last]),
-        {**evidence, **known, "update_ratio": largest_ratio(history)},
-        (why or f"The steps of {kind} are too long for this loss: {_THROWN}") + longer[0] + raised_before(history, row),
+        {**evidence, **known, "update_ratio": largest_ratio(history), **logits.evidence},
+        cause + longer[0] + raised_before(history, row) + logits.cause,
         cure + longer[1],
         tries=(rate_times(lowered(history)), bound),
     )

@@ -71,24 +71,10 @@ CONSEQUENCES: dict[str, set[str]] = {
     "clip-before-unscale": {"clip-is-your-learning-rate", "double-clip", "update-too-small", "weights-unchanged"}
     | {"clip-over-muon"},
     "exploding": _RUINED | {"lr-too-high"},
-    "lr-too-high": _RUINED | {"exploding"},
-    "update-too-large": (_RUINED | {"exploding", "lr-too-high"}) - {"update-too-large"},
-    "spike": {"nonfinite", "exploding", "dead-layer", "lr-too-high", "update-too-large", "weight-growth"}
-    | {"noise-dominated", "skips-often"},
-    "nonfinite": (_RUINED | {"exploding"}) - {"nonfinite"},
-    "weight-growth": {"exploding", "nonfinite", "dead-layer", "vanishing", "update-too-small", "renorm-binds"},
-    "expert-starved": {"dead-layer", "dead-units", "no-gradient", "vanishing", "imbalance", "update-too-small"}
-    | {"weights-unchanged"},
-    "dead-layer": {"vanishing", "imbalance", "update-too-small", "weights-unchanged", "noise-dominated"},
-    "vanishing": {"dead-layer", "imbalance", "update-too-small", "weights-unchanged"},
-    "no-gradient": {"weights-unchanged", "update-too-small", "policy-never-acts"},
-    "below-epsilon": {"update-too-small", "weights-unchanged"},
-    "weights-unchanged": {"update-too-small", "policy-never-acts"},
-    "imbalance": {"clip-is-your-learning-rate", "update-too-small"},
-    "clip-is-your-learning-rate": {"update-too-small", "double-clip"},
     "weights-shrink": {"below-epsilon", "imbalance", "vanishing", "dead-layer", "update-too-small"}
     | {"update-too-large"},
     "generator-starves": {"below-epsilon", "update-too-small", "vanishing", "weights-unchanged"},
+    "below-epsilon": {"update-too-small", "weights-unchanged"},
     "softmax-twice": {"update-too-small", "vanishing"},
     "bad-initialisation": {
         "saturated",
@@ -100,7 +86,8 @@ CONSEQUENCES: dict[str, set[str]] = {
         "update-too-large",
         "spike",
     },
-    "saturated": {"dead-units", "vanishing", "imbalance", "update-too-small", "weights-unchanged", "dead-layer"},
+    "lr-too-high": _RUINED | {"exploding"},
+    "update-too-large": (_RUINED | {"exploding", "lr-too-high"}) - {"update-too-large"},
     "activation-outlier": {
         "spike",
         "exploding",
@@ -113,9 +100,22 @@ CONSEQUENCES: dict[str, set[str]] = {
     | {"attention-logits-grow", "attention-collapsed", "saturated", "imbalance", "noise-dominated"},
     "attention-logits-grow": {"attention-collapsed", "spike", "nonfinite", "vanishing", "imbalance"}
     | {"update-too-small"},
+    "spike": {"nonfinite", "exploding", "dead-layer", "lr-too-high", "update-too-large", "weight-growth"}
+    | {"noise-dominated", "skips-often"},
+    "nonfinite": (_RUINED | {"exploding"}) - {"nonfinite"},
+    "weight-growth": {"exploding", "nonfinite", "dead-layer", "vanishing", "update-too-small", "renorm-binds"},
+    "expert-starved": {"dead-layer", "dead-units", "no-gradient", "vanishing", "imbalance", "update-too-small"}
+    | {"weights-unchanged"},
+    "saturated": {"dead-units", "vanishing", "imbalance", "update-too-small", "weights-unchanged", "dead-layer"},
     "attention-collapsed": {"attention-logits-grow", "vanishing", "imbalance", "update-too-small"},
     "dead-units": {"dead-layer", "vanishing", "imbalance", "update-too-small", "weights-unchanged"},
+    "dead-layer": {"vanishing", "imbalance", "update-too-small", "weights-unchanged", "noise-dominated"},
+    "vanishing": {"dead-units", "dead-layer", "imbalance", "update-too-small", "weights-unchanged"},
+    "no-gradient": {"weights-unchanged", "update-too-small", "policy-never-acts"},
     "skips-often": {"weights-unchanged", "update-too-small"},
+    "weights-unchanged": {"update-too-small", "policy-never-acts"},
+    "imbalance": {"clip-is-your-learning-rate", "update-too-small"},
+    "clip-is-your-learning-rate": {"update-too-small", "double-clip"},
     "update-too-small": set(),
     "renorm-binds": set(),
 }
@@ -124,7 +124,7 @@ for _explained in CONSEQUENCES.values():
 """What may follow from what: the rules in a set are consequences of the rule they stand under, if that began first.
 
 Two rules may stand in each other's sets: then the one that began first is the root, and of those that began at the same
-step the one that stands higher here.
+step the one that stands higher here. So a rule stands above all that follow from it, and from which it does not.
 """
 HEALTHY, TOO_SHORT = "healthy", "too short to judge"
 SIGNS, SIGN_STEPS = {"spike", "lr-too-high", "update-too-large", "weight-growth"}, 50
