@@ -8,6 +8,7 @@
     python scripts/bench/judgement.py --novel         # of those written so after them
     python scripts/bench/judgement.py --reported      # of those drawn from what people asked about
     python scripts/bench/judgement.py --asked         # of those drawn from other questions, later
+    python scripts/bench/judgement.py --told          # of those drawn from others again, the latest
     python scripts/bench/judgement.py --check         # that all are what they are said to be, by their scores alone
 
 It takes some minutes. The exit code is 0 whatever was found.
@@ -47,9 +48,10 @@ and no finding has it yet. A finding is **likely** when the record leaves one ca
 
 Half of the trainings may be looked at while the rules change: they are below. The others, `HELD_OUT` in
 [tests/scenarios/unseen.py](../../tests/scenarios/unseen.py), only count, once: `scripts/bench/judgement.py --held-out`.
-Five more groups, the files `blind_*`, `fresh_*`, `novel_*`, `reported_*` and `asked_*` beside it, were written by
-somebody who had not read the rules (`--blind` and so on print their totals); the sick ones of the last two are mistakes
-that people asked about in public. Each was read once, with the rules frozen:
+Six more groups, the files `blind_*`, `fresh_*`, `novel_*`, `reported_*`, `asked_*` and `told_*` beside it, were written
+by somebody who had not read the rules (`--blind` and so on print their totals); the sick ones of the last three are
+mistakes that people asked or told about in public. Each is read once, with the rules frozen; `told_*` has not been read
+yet:
 
 | read once | sick | right | named | nothing said | healthy | with an error | with a warning | likely ones right |
 |---|---|---|---|---|---|---|---|---|

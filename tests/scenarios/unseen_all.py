@@ -27,6 +27,12 @@ import reported_healthy_tasks  # noqa: F401
 import reported_sick  # noqa: F401
 import reported_sick_losses  # noqa: F401
 import reported_sick_models  # noqa: F401
+import told_healthy  # noqa: F401
+import told_healthy_models  # noqa: F401
+import told_healthy_tasks  # noqa: F401
+import told_sick  # noqa: F401
+import told_sick_losses  # noqa: F401
+import told_sick_models  # noqa: F401
 import unseen_healthy  # noqa: F401
 import unseen_healthy_models  # noqa: F401
 import unseen_healthy_more  # noqa: F401
