@@ -13,26 +13,55 @@ from gradwatch import open_history
 
 pytestmark = [
     pytest.mark.slow,
+    pytest.mark.timeout(900),
     pytest.mark.skipif(sys.platform == "win32" or not torch.distributed.is_available(), reason="needs gloo"),
 ]
 ROOT = Path(__file__).parents[2]
 SUPPORT = ROOT / "tests" / "support"
 
 
-def test_two_ranks_go_back_together_and_resume_together(tmp_path):
+def ranks(*words):
+    """Two ranks that do what these words say, and how they ended."""
     env = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join([str(ROOT), str(SUPPORT)])}
     start = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
-    done = subprocess.run(
-        [*start, str(SUPPORT / "ranks_rewind.py"), str(tmp_path)],
+    return subprocess.run(
+        [*start, str(SUPPORT / "ranks_rewind.py"), *map(str, words)],
         env=env, capture_output=True, text=True, timeout=300, check=False,
     )  # fmt: skip
+
+
+def seen_by(tmp_path, *words):
+    """What both ranks saw, of each way of spreading a model."""
+    done = ranks(*words)
     assert done.returncode == 0, done.stderr[-4000:]
-    for rank in (0, 1):
-        seen = torch.load(tmp_path / f"rank-{rank}.pt")
-        assert seen == {name: {"equal": [True, True], "count": 1} for name in ("ddp", "fsdp2")}
+    one, other = (torch.load(tmp_path / f"rank-{rank}.pt") for rank in (0, 1))
+    assert one == other
+    return one
+
+
+def as_one_without_the_batch(*names):
+    return {name: {"equal": True, "count": 1} for name in names}
+
+
+def test_two_ranks_go_back_together(tmp_path):
+    assert seen_by(tmp_path, "go", tmp_path) == as_one_without_the_batch("ddp", "fsdp2")
     for name in ("ddp", "fsdp2"):
         (run,) = (tmp_path / name).iterdir()
         history = open_history(run)
         assert np.nansum(history.total("rewound_for")) == 37
         assert np.nansum(history.total("rewound_to")) == 35
         assert history.step[np.isfinite(history.total("rewound_to"))] == [39]  # before the snapshot of step 40
+
+
+@pytest.mark.parametrize(("place", "names"), [("within", ("ddp", "fsdp2")), ("unwritten", ("fsdp2",))])
+def test_after_sigkill_of_both_ranks_in_the_middle_of_a_rewind_they_end_as_if_they_had_never_met_the_batch(
+    place, names, tmp_path
+):
+    """Also where one of them was killed before it had written where they go back to."""
+    for name in names:
+        done = ranks("die", tmp_path, name, place)
+        assert done.stderr.count("Signal 9 (SIGKILL)") == 2, done.stderr[-4000:]
+    assert seen_by(tmp_path, "resume", tmp_path) == as_one_without_the_batch(*names)
+    for name in names:
+        (run,) = (tmp_path / name).iterdir()
+        assert (np.diff(open_history(run).step[-24:]) == 1).all(), "recorded from where they went on"

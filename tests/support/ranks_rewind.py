@@ -1,9 +1,12 @@
 """Two ranks of `Rewind`: a batch that is bad on one of them, beside the training that never saw it.
 
-torchrun --nproc-per-node 2 tests/support/ranks_rewind.py FOLDER
+torchrun --nproc-per-node 2 tests/support/ranks_rewind.py go FOLDER | die FOLDER WRAP PLACE | resume FOLDER
 """
 
+import os
+import signal
 import sys
+import time
 from pathlib import Path
 
 import torch
@@ -13,6 +16,8 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import gradwatch
+from gradwatch.recording.snapshot import Training
+from gradwatch.recording.snapshot_files import SnapshotFiles
 
 BAD, STEPS = 37, 60
 WRAPS = {"ddp": DistributedDataParallel, "fsdp2": lambda model: shard_all(model, mesh(2))}
@@ -29,7 +34,7 @@ def batches(bad):
             yield x * float("inf") if dist.get_rank() == 1 else x
 
 
-def train(root, wrap, bad, killed=False, resumed=None):
+def train(root, wrap, bad, resumed=None):
     """The weights, the optimizer's state and the random numbers at the end; how often it went back."""
     torch.manual_seed(0)
     model = wrap(nn.Sequential(Net(), nn.Dropout(0.1)) if wrap is DistributedDataParallel else Net())
@@ -40,42 +45,59 @@ def train(root, wrap, bad, killed=False, resumed=None):
     rewind = gradwatch.Rewind(model, optimizer, every=5, keep=6, disk_every=2)
     if resumed is not None:
         assert rewind.resume(resumed)
-    if killed:
-        rewind._training._put_back = None  # calling it raises, when the weights are back and the optimizer is not
-    try:
-        for x in rewind(batches(bad)) if bad else batches(bad):
-            optimizer.zero_grad()
-            loss = model(x).square().mean()
-            loss.backward()
-            optimizer.step()
-            watch.log(loss=loss)
-    except TypeError:
-        assert killed
+    for x in rewind(batches(bad)) if bad else batches(bad):
+        optimizer.zero_grad()
+        loss = model(x).square().mean()
+        loss.backward()
+        optimizer.step()
+        watch.log(loss=loss)
     watch.close()
     state = [whole(v) for p in model.parameters() for v in (p.detach(), *optimizer.state[p].values())]
-    told = [str(watch.dir)]
-    dist.broadcast_object_list(told, src=0)
-    return [*state, torch.get_rng_state()], rewind.count, Path(told[0])
+    return [*state, torch.get_rng_state()], rewind.count
 
 
-def main(root):
-    """Each way of spreading a model, with the batch, without it, and killed in the middle of going back."""
-    dist.init_process_group("gloo")
-    out = {}
-    for name, wrap in WRAPS.items():
-        got, count, _ = train(root / name, wrap, bad=True)
-        want, _, _ = train(root / f"{name}-oracle", wrap, bad=False)
-        _, _, folder = train(root / f"{name}-killed", wrap, bad=True, killed=True)
-        again, _, _ = train(root / f"{name}-killed", wrap, bad=True, resumed=folder)
-        equal = [
-            len(state) == len(want) and all(torch.equal(a, b) for a, b in zip(state, want, strict=True))
-            for state in (got, again)
-        ]
-        out[name] = {"equal": equal, "count": count}
-    torch.save(out, root / f"rank-{dist.get_rank()}.pt")
-    leave()
+def compare(root, name, **options):
+    """Whether the training ended, to the bit, as one that never saw the batch; how often it went back."""
+    got, count = train(root / name, WRAPS[name], bad=True, **options)
+    want, _ = train(root / f"{name}-oracle", WRAPS[name], bad=False)
+    equal = len(got) == len(want) and all(torch.equal(a, b) for a, b in zip(got, want, strict=True))
+    return {"equal": equal, "count": count}
+
+
+def go(root):
+    """Each way of spreading a model, with the batch and without it."""
+    return {name: compare(root, name) for name in WRAPS}
+
+
+def die(root, name, place):
+    """Both ranks get SIGKILL in the middle of going back, once both are there.
+
+    `within`: the weights are as they were, the optimizer is not. `unwritten`: rank 1 has not yet written the snapshot
+    that rank 0 has.
+    """
+
+    def killed(*_):
+        (root / f"{name}-there-{dist.get_rank()}").touch()
+        while len([*root.glob(f"{name}-there-*")]) < dist.get_world_size():
+            time.sleep(0.001)
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    Training._put_back = killed
+    if place == "unwritten" and dist.get_rank() == 1:
+        SnapshotFiles.write = killed
+    train(root / name, WRAPS[name], bad=True)
+
+
+def resume(root):
+    """What was killed goes on, in processes of their own."""
+    names = [name for name in WRAPS if (root / name).exists()]
+    return {name: compare(root, name, resumed=next((root / name).iterdir())) for name in names}
 
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    main(Path(sys.argv[1]))
+    how, root, *rest = sys.argv[1:]
+    dist.init_process_group("gloo")
+    out = {"go": go, "die": die, "resume": resume}[how](Path(root), *rest)
+    torch.save(out, Path(root) / f"rank-{dist.get_rank()}.pt")
+    leave()
