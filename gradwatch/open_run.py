@@ -6,6 +6,8 @@ import contextlib
 import importlib.util
 import re
 from collections.abc import Callable, Sequence
+from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar, cast
 
@@ -121,7 +123,7 @@ def open_histories(refs: Sequence[str], directory: Path = RUNS, empty: bool = Fa
 
 
 def open_steps(refs: Sequence[str]) -> list[History]:
-    """What a comparison needs of several runs: their steps, without what each layer did in them.
+    """What a comparison needs of several runs: of their steps what it reads, without what each layer did in them.
 
     A ref is one of `open_histories`, or a folder that holds run folders: all of them that recorded a step, of a sweep's
     trainings the last attempt of each.
@@ -129,12 +131,15 @@ def open_steps(refs: Sequence[str]) -> list[History]:
     Raises:
         RunError: a ref names no run, or a run without a recorded step.
     """
+    from gradwatch.analysis.kept_steps import Common, compared
+
     below, named = _sorted(refs)
-    found = []
+    found: list[History] = []
+    common = Common()
     for folder in below:
         with contextlib.suppress(RunError):
-            found.append(_opened(folder, steps_only=True))
-    return found + [_opened(run, steps_only=True) for run in named]
+            found.append(common.shared(compared(_opened(folder, steps_only=True))))
+    return found + [common.shared(compared(_opened(run, steps_only=True))) for run in named]
 
 
 def open_report(
@@ -151,13 +156,16 @@ def open_report(
     Raises:
         RunError: as `open_steps` and `build_report` raise it.
     """
+    from gradwatch.analysis.kept_steps import Common
     from gradwatch.report.build import build_comparison, build_report
 
     by = (metric, baseline, target, rises)
     below, named = _sorted(refs)
     found: list[str | Path] = [*below, *named]
     if len(found) > 1:
-        runs = [*each(below, _condensed_if_any), *each(named, _condensed)]
+        common = Common()
+        condensed = chain(each(below, _condensed_if_any), each(named, _condensed))
+        runs = [run and replace(run, history=common.shared(run.history)) for run in condensed]
         known = [run for run in runs if run is not None]
         if len(known) > 1:
             return build_comparison(known, *by)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from gradwatch.analysis.comparison import settle
 from gradwatch.analysis.final_values import final
 from gradwatch.analysis.groups import metric_names
+from gradwatch.analysis.kept_steps import compared
 from gradwatch.analysis.rules import diagnose
 from gradwatch.analysis.suggest import suggest
 from gradwatch.analysis.verdict import Winner
@@ -17,7 +18,6 @@ from gradwatch.errors import RunError
 from gradwatch.history import History
 from gradwatch.report.downsample import GRID, Heatmap, heatmap
 from gradwatch.report.model import RunSummary, summarize
-from gradwatch.table import EMPTY, NOT_SAMPLED
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -55,8 +55,7 @@ class Condensed:
 
 def condense(history: History) -> Condensed:
     """What a report of many runs needs of one of them."""
-    steps = replace(history, by_layer=EMPTY, **NOT_SAMPLED)
-    return Condensed(steps, summarize(history, ()), heatmap(history, "grad_norm", *GRID))
+    return Condensed(compared(history), summarize(history, ()), heatmap(history, "grad_norm", *GRID))
 
 
 def build_report(

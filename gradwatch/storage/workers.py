@@ -5,8 +5,9 @@ from __future__ import annotations
 import multiprocessing
 import os
 import signal
+import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from typing import TypeVar
@@ -21,24 +22,25 @@ MOST = 32  # processes: each holds one run
 CHUNK = 4  # runs that a process is handed at a time
 
 
-def each(items: Sequence[Item], make: Callable[[Item], Made]) -> list[Made]:
+def each(items: Sequence[Item], make: Callable[[Item], Made]) -> Iterator[Made]:
     """What `make` makes of each, in their order; a function of a module, as other processes must find it.
 
     Raises:
         RunError: one of the processes was killed.
         Exception: what `make` raises.
     """
-    made, began = list[Made](), time.monotonic()
-    while len(made) < len(items) and (cpus() == 1 or time.monotonic() - began < ALONE_SECONDS):
-        made.append(make(items[len(made)]))
-    left = items[len(made) :]
+    done, began = 0, time.monotonic()
+    while done < len(items) and (cpus() == 1 or time.monotonic() - began < ALONE_SECONDS):
+        yield make(items[done])
+        done += 1
+    left = items[done:]
     if not left:
-        return made
+        return
     count = min(cpus(), MOST, -(-len(left) // CHUNK))
     # not forked: this process has threads, of Arrow at the least
     pool = ProcessPoolExecutor(count, multiprocessing.get_context("spawn"), initializer=_begin)
     try:
-        made += pool.map(make, left, chunksize=CHUNK)
+        yield from pool.map(make, left, chunksize=CHUNK)
     except BrokenProcessPool:
         raise RunError(
             f"a process that read runs was killed, as the system does when memory runs out: {count} of them held a run "
@@ -46,7 +48,6 @@ def each(items: Sequence[Item], make: Callable[[Item], Made]) -> list[Made]:
         ) from None
     finally:
         pool.shutdown(cancel_futures=True)
-    return made
 
 
 def cpus() -> int:
@@ -59,4 +60,13 @@ def _begin() -> None:
     import pyarrow as pa
 
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    threading.Thread(target=_end_with_parent, daemon=True).start()
     pa.set_cpu_count(1)
+
+
+def _end_with_parent() -> None:
+    """A parent that was killed hands out nothing more, and the executor's processes would wait for it for good."""
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        parent.join()
+        os._exit(1)

@@ -1,11 +1,11 @@
 """What a comparison of very many runs costs: processor time and peak memory, of `compare` and of `report`.
 
 Writes one run of `--layers` x `--steps` (as `bench_store.py` does), then `--runs` folders that are that run with
-another seed, policy and loss: its layers' Parquet is linked and not copied, so that a thousand runs take the disk of
-one. `gradwatch compare` and `gradwatch report` read all of them, each in a process of its own. Counted are the seconds
-of processor time of the command with the processes it starts, and the peak of the memory that they hold together: the
-sum of what belongs to each alone and its share of what they share (PSS), looked at 20 times a second. With `--fewer`,
-the same over the first so many of the runs: what a run more adds.
+another seed, policy, loss, norm and time in each step: its layers' Parquet is linked and not copied, so that a
+thousand runs take the disk of one. `gradwatch compare` and `gradwatch report` read all of them, each in a process of
+its own. Counted are the seconds of processor time of the command with the processes it starts, and the peak of the
+memory that they hold together: the sum of what belongs to each alone and its share of what they share (PSS), looked at
+20 times a second. With `--fewer`, the same over the first so many of the runs: what a run more adds.
 
 Not in it: reading from a cold disk (the pages are in the cache; as the runs share their layers, those of one run).
 
@@ -45,7 +45,12 @@ def copies(first: Path, parent: Path, runs: int, seeds: int) -> None:
         run = replace(history.run, name=f"run-{i}", clip=clip, params={"seed": str(seed)})
         end = 0.5 - 0.0002 * policy + 0.02 * rng.normal()
         loss = end + 1.8 * np.exp(-np.arange(count) / (0.1 * count)) + 0.05 * rng.random(count)
-        steps = replace(history.by_step, values={**history.by_step.values, "loss": loss})
+        # of runs that are trained no two have these in common
+        norm = history.total("grad_norm") * rng.lognormal(0, 0.01, count)
+        time = history.total("time") + np.cumsum(0.01 * rng.random(count))
+        own = {"loss": loss, "grad_norm": norm, "time": time}
+        own |= {"clip_rate": (norm > 1 + policy / 10).astype(float)} if policy else {}
+        steps = replace(history.by_step, values={**history.by_step.values, **own})
         folder = parent / f"run-{i:05d}"
         for table in ("layers", "steps"):
             (folder / table).mkdir(parents=True)

@@ -1,12 +1,18 @@
 """Many runs: a comparison and a report say the same of them as of whole runs, and hold one whole run at a time."""
 
 import os
+import subprocess
+import sys
+import time
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
 from make_run import make_history, make_run
+from processes import all_ended
 
+import gradwatch
 from gradwatch.analysis.comparison import settle
 from gradwatch.errors import RunError
 from gradwatch.open_run import open_history, open_report, open_steps
@@ -14,6 +20,8 @@ from gradwatch.report.build import build_report
 from gradwatch.report.text import comparison_text, render_json
 from gradwatch.storage import workers
 from gradwatch.storage.writer import RunWriter
+
+ROOT = Path(gradwatch.__file__).parents[1]
 
 
 @pytest.fixture
@@ -38,6 +46,8 @@ def test_a_comparison_reads_the_steps_alone_and_says_the_same(place):
     assert [len(history.by_layer) for history in found] == [0] * 4
     assert comparison_text(settle(found), "json") == comparison_text(settle(whole(place)), "json")
     assert "diverged" in comparison_text(settle(found), "csv")
+    assert found[0].step is found[3].step
+    assert "lr" not in found[0].per_step
 
 
 def test_a_report_is_the_same_whichever_process_read_the_runs(place, monkeypatch):
@@ -51,6 +61,7 @@ def test_a_report_is_the_same_whichever_process_read_the_runs(place, monkeypatch
         np.testing.assert_array_equal(ours.value, theirs.value)
         np.testing.assert_array_equal(ours.nonfinite, theirs.nonfinite)
     assert [len(history.by_layer) for history in found.histories] == [0] * 4  # else a thousand runs fill the memory
+    assert found.histories[0].step is found.histories[3].step
 
 
 def test_of_a_folder_with_one_run_that_has_steps_the_whole_report_is_made(place):
@@ -63,9 +74,42 @@ def test_a_process_that_is_killed_is_said_and_ends_nothing_else(monkeypatch):
     monkeypatch.setattr(workers, "ALONE_SECONDS", 0.0)
     monkeypatch.setattr(workers, "cpus", lambda: 2)
     with pytest.raises(RunError, match=r"was killed.*read fewer runs"):
-        workers.each([1, 2, 3], os._exit)
+        [*workers.each([1, 2, 3], os._exit)]
+
+
+PARENT = """
+import os, sys, time
+from pathlib import Path
+from gradwatch.storage import workers
+
+def make(place):
+    Path(place, f"{os.getpid()}").touch()
+    time.sleep(600)
+
+if __name__ == "__main__":
+    workers.ALONE_SECONDS, workers.cpus = 0.0, lambda: 2
+    [*workers.each([sys.argv[1]] * 8, make)]
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform == "win32", reason="no SIGKILL")
+def test_processes_whose_parent_is_killed_end_with_it(tmp_path):
+    (tmp_path / "parent.py").write_text(PARENT)
+    place = tmp_path / "pids"
+    place.mkdir()
+    env = {**os.environ, "PYTHONPATH": str(ROOT)}
+    parent = subprocess.Popen([sys.executable, "parent.py", str(place)], env=env, cwd=tmp_path)
+    deadline = time.monotonic() + 200
+    while len([*place.iterdir()]) < 2:
+        assert parent.poll() is None
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    parent.kill()
+    parent.wait()
+    all_ended(tmp_path)
 
 
 def test_runs_that_are_read_soon_are_read_here(monkeypatch):
     monkeypatch.setattr(workers.multiprocessing, "get_context", None)
-    assert workers.each([3, 4], str) == ["3", "4"]
+    assert [*workers.each([3, 4], str)] == ["3", "4"]

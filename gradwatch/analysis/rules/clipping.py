@@ -22,6 +22,7 @@ from gradwatch.analysis.rules.facts import (
 )
 from gradwatch.analysis.rules.finding import Finding, Severity
 from gradwatch.analysis.rules.muon import clip_over_muon
+from gradwatch.analysis.rules.once import once
 from gradwatch.analysis.rules.progress import succeeds
 from gradwatch.analysis.rules.tries import clip_with, rate_times
 from gradwatch.formatting import loop_clips, percent, setting_text
@@ -278,6 +279,7 @@ def _sits_at(norm: Floats, often: float, min_steps: int) -> float | None:
     return round_number
 
 
+@once
 def clip_before_unscale(
     history: History, min_steps: int = 10, often: float = 0.8, least_power: int = 4
 ) -> list[Finding]:

@@ -10,10 +10,12 @@ import numpy as np
 from gradwatch.analysis.rules.facts import are_zero, beside_bias, matrices, middle, numel, pick, present
 from gradwatch.analysis.rules.finding import Finding, Why, either
 from gradwatch.analysis.rules.losses import learnt
+from gradwatch.analysis.rules.once import once
 from gradwatch.analysis.rules.progress import all_learnt
 from gradwatch.history import Bools, Floats, History
 
 
+@once
 def dead_layer(
     history: History, min_steps: int = 10, most: float = 0.5, often: float = 0.5, done: float = 1e-6
 ) -> list[Finding]:

@@ -27,6 +27,7 @@ from gradwatch.analysis.rules.facts import (
 )
 from gradwatch.analysis.rules.finding import Finding, Severity
 from gradwatch.analysis.rules.losses import scaled_losses
+from gradwatch.analysis.rules.once import once
 from gradwatch.analysis.rules.progress import can_be_judged, succeeds
 from gradwatch.analysis.rules.vanishing_causes import forward_rms, remedies, why_vanishing
 from gradwatch.formatting import quantity_text, setting_text
@@ -70,6 +71,7 @@ def _line(level: Floats, names: tuple[str, ...], least: int = 4) -> Profile:
     return Profile(float(slope), float(abs(np.corrcoef(place, level)[0, 1])), names)
 
 
+@once
 def vanishing(
     history: History, decades: float = 4.0, fit: float = 0.9, min_steps: int = 20, still: float = 2.0
 ) -> list[Finding]:
@@ -136,10 +138,12 @@ def _cut_off(history: History, which: Bools, share: float, min_steps: int) -> li
 
     Not said where the training succeeds. In healthy trainings of the tests it is a thousandth of it at least.
     """
+    if not can_be_judged(history, max(min_steps, 50), 500) or succeeds(history, 0.6):
+        return []
     norm = root_mean_square(history, history.layer("grad_norm").astype(np.float64))[:, which]
     level = np.array([middle(column[column > 0]) for column in norm.T])
     known, total = np.isfinite(level), incoming(history)
-    if not known.any() or not can_be_judged(history, max(min_steps, 50), 500) or succeeds(history, 0.6):
+    if not known.any():
         return []
     tenth = max(5, len(total) // 10)
     if lost_since(history) is not None or middle(total[-tenth:]) > 100 * middle(total[:tenth]):
@@ -195,6 +199,7 @@ def _faded(history: History, decades: float, fit: float) -> list[Finding]:
     ]
 
 
+@once
 def imbalance(
     history: History,
     share: float = 0.99,

@@ -31,6 +31,7 @@ from gradwatch.analysis.rules.facts import (
 from gradwatch.analysis.rules.finding import Finding, Why, either
 from gradwatch.analysis.rules.losses import first_quarter, has_rivals, odd_batch, scaled_losses, training_losses
 from gradwatch.analysis.rules.nonfinite import growth_before
+from gradwatch.analysis.rules.once import once
 from gradwatch.analysis.rules.schedule import raised_before
 from gradwatch.analysis.rules.tries import LOWER, clip_with, rate_times, warm_up
 from gradwatch.analysis.rules.vanishing_causes import remedies
@@ -38,6 +39,7 @@ from gradwatch.formatting import percent, setting_text
 from gradwatch.history import Bools, Floats, History
 
 
+@once
 def exploding(history: History, decades: float = 2.0, blind_decades: float = 3.0, width: int = 5) -> list[Finding]:
     """The training came apart: by the gradient norm, by the loss, or by running into inf or NaN.
 

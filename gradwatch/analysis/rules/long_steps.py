@@ -26,6 +26,7 @@ from gradwatch.analysis.rules.facts import (
 from gradwatch.analysis.rules.finding import Finding, Severity, Why, either
 from gradwatch.analysis.rules.gradients import first_ratio, lowered
 from gradwatch.analysis.rules.losses import has_rivals, odd_batch, scaled_losses
+from gradwatch.analysis.rules.once import once
 from gradwatch.analysis.rules.progress import progress, succeeds
 from gradwatch.analysis.rules.schedule import raised_before
 from gradwatch.analysis.rules.tries import LOWER, clip_with, rate_times, warm_up
@@ -35,6 +36,7 @@ from gradwatch.history import Floats, History
 Rows = NDArray[np.intp]
 
 
+@once
 def lr_too_high(history: History, jump: float = 0.35, sigmas: float = 6.0, width: int = 9) -> list[Finding]:
     """A loss that the steps throw about: it jumps over its running minimum.
 

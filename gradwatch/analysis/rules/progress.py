@@ -19,6 +19,7 @@ from gradwatch.analysis.rules.facts import (
     steps_taken,
 )
 from gradwatch.analysis.rules.losses import has_rivals, scaled_losses
+from gradwatch.analysis.rules.once import once
 from gradwatch.history import Floats, History
 from gradwatch.storage.logged_names import is_loss
 
@@ -70,6 +71,7 @@ class Progress:
         )
 
 
+@once
 def progress(history: History, least: int = 20) -> list[Progress]:
     """How each scalar of known direction went that was logged `least` times; losses without a scale are left out.
 

@@ -21,6 +21,7 @@ from gradwatch.analysis.rules.facts import (
     settings,
 )
 from gradwatch.analysis.rules.finding import Finding, either
+from gradwatch.analysis.rules.once import once
 from gradwatch.analysis.rules.progress import succeeds
 from gradwatch.analysis.rules.tries import LOWER, renorm_with
 from gradwatch.formatting import percent, setting_text
@@ -87,6 +88,7 @@ def _bound(history: History, begin: Floats, which: Bools, factor: float) -> str:
 _OF_GROWTH = ("the loss can be lowered without end by larger weights", "the steps are too large")
 
 
+@once
 def weights_shrink(
     history: History, share: float = 0.1, min_measured: int = 5, half: float = 0.5, pull: float = 0.01
 ) -> list[Finding]:
