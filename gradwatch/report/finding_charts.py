@@ -13,7 +13,7 @@ import numpy as np
 
 from gradwatch.analysis.clips import as_one
 from gradwatch.analysis.rules import Finding
-from gradwatch.analysis.rules.facts import limit_of
+from gradwatch.analysis.rules.facts import limits_of
 from gradwatch.analysis.rules.losses import training_losses
 from gradwatch.formatting import quantity_text
 from gradwatch.history import Floats, History
@@ -30,9 +30,9 @@ from gradwatch.report.plotly_figures import (
     decades,
     figure,
     heatmap_figure,
-    horizontal,
     line,
     marks,
+    with_limits,
 )
 from gradwatch.report.run_charts import depth_chart, drawn_layers
 
@@ -53,9 +53,9 @@ def norm_curve(history: History, finding: Finding) -> Chart | None:
     """The total gradient norm over the steps before any clip, with the threshold in force."""
     norms = as_one(history).total("grad_norm")
     drawn = _curve(history, finding, norms, "total gradient norm (L2)", log=True)
-    limit = limit_of(history)
-    if drawn and limit:
-        drawn = Chart(drawn.title, horizontal(drawn.figure, limit, f"threshold {limit:g}", log=True), HEIGHT)
+    limits = limits_of(history)
+    if drawn and limits is not None:
+        drawn = Chart(drawn.title, with_limits(drawn.figure, history.step, limits), HEIGHT)
     return drawn
 
 

@@ -20,7 +20,7 @@ from gradwatch.analysis.clips import as_one, clips_itself
 from gradwatch.analysis.final_values import lost_since, policy_text, seconds_per_step
 from gradwatch.analysis.groups import metric_names
 from gradwatch.analysis.rules import TOO_SHORT, Finding, is_healthy, verdict
-from gradwatch.analysis.rules.facts import limit_of
+from gradwatch.analysis.rules.facts import limits_of
 from gradwatch.formatting import percent, quantity_text
 from gradwatch.history import Floats, History
 from gradwatch.report.fitted_table import GAP, Lines, wrapped
@@ -128,11 +128,11 @@ def _logged(history: History, name: str) -> Curve:
 
 
 def _norms(lane: History, of: str) -> Iterator[Curve]:
-    limit, both = limit_of(lane), as_one(lane)
+    limits, both = limits_of(lane), as_one(lane)
     norm, rate = both.total("grad_norm"), both.total("clip_rate")
     known = norm[np.isfinite(norm)]
     median = f", median {quantity_text(float(np.median(known)))}" if len(known) else ""
-    threshold = f", threshold {limit:g}" if limit else ""
+    threshold = f", threshold {limits[-1]:g}" if limits is not None else ""
     now = quantity_text(float(norm[-1])) if np.isfinite(norm[-1:]).all() and len(norm) else "inf or NaN"
     yield Curve(f"total norm{of}", norm, f"{now}{threshold}{median}", log=True)
     if lane.run.clip or clips_itself(lane):

@@ -14,7 +14,7 @@ import numpy as np
 
 from gradwatch.analysis.clips import as_one
 from gradwatch.analysis.final_values import nonfinite_rows
-from gradwatch.analysis.rules.facts import limit_of
+from gradwatch.analysis.rules.facts import limits_of
 from gradwatch.errors import RunError
 from gradwatch.history import History
 from gradwatch.report.downsample import Heatmap, heatmap, thin
@@ -82,7 +82,7 @@ def _draw_heatmap(axes: Axes, data: Heatmap) -> None:
 def _draw_total(axes: Axes, history: History) -> None:
     from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
-    lanes, limit = history.lane_rows(), limit_of(history)
+    lanes, limits = history.lane_rows(), limits_of(history)
     history = as_one(history)
     for name, color, label in (("grad_norm", BEFORE, "before the clip"), ("clipped_norm", AFTER, "after the clip")):
         for i, (lane, at) in enumerate(lanes.items()):
@@ -93,8 +93,10 @@ def _draw_total(axes: Axes, history: History) -> None:
                 style |= {"color": PALETTE[i % len(PALETTE)], "label": f"{lane}: {label}"}
             pale = len(lanes) > 1 and name == "grad_norm"
             axes.plot(step[rows], values[rows], linewidth=0.9, markersize=3, alpha=0.4 if pale else 1, **style)
-    if limit:
-        axes.axhline(limit, color="#444", linewidth=0.8, linestyle=(0, (4, 3)), label=f"threshold {limit:g}")
+    if limits is not None:
+        ends = dict.fromkeys(f"{limit:g}" for limit in limits[[0, -1]])
+        axes.plot(history.step, limits, color="#444", linewidth=0.8, linestyle=(0, (4, 3)),
+                  label=f"threshold {' to '.join(ends)}")  # fmt: skip
     bad = history.step[nonfinite_rows(history)]
     if len(bad):
         axes.plot(bad, np.full(len(bad), 0.96), "x", color=BAD, markersize=4, label="non-finite",

@@ -157,6 +157,16 @@ def horizontal(figure: Figure, y: float, label: str, log: bool) -> Figure:
     return annotate(figure, [rule], [note])
 
 
+def with_limits(figure: Figure, step: NDArray[Any], limits: NDArray[Any]) -> Figure:
+    """The figure on a log scale with the threshold of each step `[T]`: a line across it, or one that moves."""
+    first, last = float(limits[0]), float(limits[-1])
+    if first == last:
+        return horizontal(figure, last, f"threshold {last:g}", log=True)
+    name = f"threshold {first:g} to {last:g}"
+    moving = line(step, limits, name, "#333", width=1, line={"dash": "dash"}, mode="lines")
+    return {**figure, "data": [*figure["data"], moving]}
+
+
 def annotate(figure: Figure, shapes: list[dict[str, Any]], notes: list[dict[str, Any]]) -> Figure:
     """The figure with more shapes and annotations, and room above for a line of text."""
     layout = figure["layout"]

@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 
 from gradwatch.analysis.clips import as_one, incoming, loop_changed, loop_coef
 from gradwatch.analysis.noise_scale import estimates, noise_scale
-from gradwatch.analysis.rules.facts import limit_of
+from gradwatch.analysis.rules.facts import limits_of
 from gradwatch.history import Floats, History
 from gradwatch.table import EMPTY, NOT_SAMPLED, REWINDS, SETTING, joint_norm, spread
 from gradwatch.tracking.clip_rates import NO_RATES, Rate, Rates
@@ -242,8 +242,9 @@ def _brief_series(history: History, clipped: bool) -> list[Series]:
 
 def _clip_series(history: History) -> list[Series]:
     """The rest of it where something clips: the norm that is left, and the threshold, of a clip that has one."""
-    part, limit = history.run.part, limit_of(history)
-    after, bound = as_one(history).total("clipped_norm"), np.full(len(history), limit or np.nan)
+    part, limits = history.run.part, limits_of(history)
+    after = as_one(history).total("clipped_norm")
+    bound = np.full(len(history), np.nan) if limits is None else limits
     return [(part_key(f"{BRIEF}/norm_after", part), after, _max, False),
             (part_key(f"{BRIEF}/norm_threshold", part), bound, _last, False)]  # fmt: skip
 

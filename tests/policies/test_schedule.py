@@ -19,6 +19,7 @@ from gradwatch import (
     ClipByValue,
     MaxNorm,
     PolicyError,
+    SkipNonfinite,
     SkipNorm,
     TrainingHalted,
     after,
@@ -28,8 +29,9 @@ from gradwatch import (
     parse,
     ramp,
 )
-from gradwatch.analysis.rules.facts import threshold
+from gradwatch.analysis.rules.facts import limits_of, threshold
 from gradwatch.policies.grammar import members
+from gradwatch.report.run_charts import norm_chart
 
 STEPS = 12
 
@@ -84,6 +86,25 @@ def test_a_ramp_is_in_each_step_that_number(kind, start, end, fused, tmp_path):
     for a, b in zip(got, want, strict=True):
         torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-6)
     assert len(np.unique(coefs[:, 0])) > 5
+
+
+def test_a_chart_has_the_threshold_of_each_step(tmp_path):
+    """Beside what the clip left: every gradient is above it. A step that is not finite moves no ramp."""
+    grads = gradients()
+    grads[3][0][0] = math.inf
+    model = mlp(torch.float32)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with watch(model, optimizer, tmp_path, clip=chain(SkipNonfinite(), ClipByGlobalNorm(ramp(2.0, 0.5, 8)))) as handle:
+        for step in grads:
+            for p, grad in zip(model.parameters(), step, strict=True):
+                p.grad = grad.clone()
+            optimizer.step()
+    history = open_history(handle.dir)
+    limits, finite = limits_of(history), np.isfinite(history.total("grad_norm"))
+    np.testing.assert_allclose(limits[finite], history.total("clipped_norm")[finite], rtol=1e-4)
+    assert limits[3] == limits[4] < limits[2]
+    (drawn,) = [trace for trace in norm_chart(history).figure["data"] if "threshold" in trace["name"]]
+    assert drawn["name"] == "threshold 2 to 0.5"
 
 
 def test_a_ramp_of_a_skip(tmp_path):
@@ -156,7 +177,7 @@ def test_as_text_as_copies_and_for_a_reader():
     assert parse(text) == policy == copy.deepcopy(policy) == pickle.loads(pickle.dumps(policy))
     assert ramp(10.0, 1.0, 1000) != ramp(5.0, 1.0, 1000)
     assert [type(one).__name__ for one in members(text)] == ["ClipByGlobalNorm", "SkipNorm"]
-    assert float(threshold("ClipByGlobalNorm(ramp(10.0, 1.0, 1000))")) == 1.0  # a line is drawn at its last value
+    assert float(threshold("ClipByGlobalNorm(ramp(10.0, 1.0, 1000))")) == 1.0
     assert threshold("after(100, ClipByGlobalNorm(1.0))") is None
 
 

@@ -13,6 +13,7 @@ import numpy as np
 
 from gradwatch.analysis.clips import of_all_layers
 from gradwatch.analysis.optimizers import groups
+from gradwatch.analysis.rules.once import once
 from gradwatch.history import Bools, Floats, History, Layer
 from gradwatch.policies import (
     AGC,
@@ -26,6 +27,7 @@ from gradwatch.policies import (
     SkipSpike,
 )
 from gradwatch.policies.grammar import members
+from gradwatch.policies.threshold import Ramp
 
 _ADAPTIVE = re.compile(r"^ada|adam|rmsprop|rprop|lion|lamb|lars|muon|sophia|shampoo|soap|prodigy|came", re.IGNORECASE)
 _OWN_LENGTH = re.compile(r"^rprop|adadelta|prodigy|dadapt", re.IGNORECASE)
@@ -204,11 +206,13 @@ def are_zero(history: History, which: Bools) -> bool:
     return bool(len(norm) and which.any() and (norm[0, which] == 0).all())
 
 
+@once
 def present(history: History) -> Bools:
     """Whether a layer had a gradient in a step, `[R, L]`. A NaN norm does not say: so has a gradient that is NaN."""
     return ~np.isnan(history.layer("nonfinite")) | ~np.isnan(history.layer("grad_norm"))
 
 
+@once
 def measured(history: History, quantity: str) -> tuple[np.ndarray[Any, np.dtype[np.intp]], Floats]:
     """The rows of the layers in which a quantity of every few steps was measured, and its values there, `[M, L]`.
 
@@ -303,9 +307,21 @@ def threshold(text: str | None) -> float | None:
     return next((limit for limit in limits if 0 < limit < float("inf")), None)
 
 
-def limit_of(history: History) -> float | None:
-    """The limit on the total norm that can be drawn as a line: the policy's, else that of the loop's own clip."""
+def limits_of(history: History) -> Floats | None:
+    """The limit on the total norm in each step, `[T]`: the policy's, else that of the loop's own clip; None where there
+    is none to be drawn.
+
+    A ramp moves with the steps that were taken; those before the first row count as such.
+    """
+    limit = threshold(history.run.clip)
+    if not len(history):
+        return None
+    if isinstance(limit, Ramp):
+        taken = np.isfinite(history.total("grad_norm")) & ~(history.total("nonfinite") > 0)
+        taken &= ~(history.total("skipped") > 0)
+        return np.asarray(limit.at(history.step[:1].sum() + np.cumsum(taken) - taken))
     limits = np.unique(history.total("user_max_norm"))
     limits = limits[np.isfinite(limits) & (limits > 0)]
     own = float(limits[0]) if len(limits) == 1 and of_all_layers(history).all() else None
-    return threshold(history.run.clip) or own
+    limit = limit or own
+    return np.full(len(history), limit) if limit else None
