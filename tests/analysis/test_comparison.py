@@ -179,6 +179,18 @@ def test_a_clip_that_never_acted_is_named():
     assert not any("never acted" in note for note in settle([skipped, other]).notes)
 
 
+def test_a_constraint_that_never_acted_is_named_by_its_runs_which_are_those_without_it():
+    """What a constraint scaled back is recorded of some steps only, so that the norms and losses have to tell."""
+    runs = [make_history(60, clip=None, params={"seed": str(seed)}, seed=seed) for seed in (0, 1)]
+    held = [replace(history, run=replace(history.run, renorm="MaxNorm(9.0)")) for history in runs]
+    said = "MaxNorm(9.0) changed nothing: its runs are those without it, to the bit."
+    assert said in settle([*runs, *held]).notes
+    norms = held[1].per_step["grad_norm"].copy()
+    norms[40] = np.nextafter(norms[40], np.inf)
+    acted = changed(held[1], per_step={**held[1].per_step, "grad_norm": norms})
+    assert said not in settle([*runs, held[0], acted]).notes
+
+
 def test_runs_of_which_no_two_policies_share_a_setting_are_said_not_to_be_judged():
     alone = settle([run(0.8, lr=0.1), run(0.9, lr=0.2, clip="ClipByNorm(1.0)")])
     assert any(note.startswith("No two policies share a setting here") for note in alone.notes)

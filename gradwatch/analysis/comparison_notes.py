@@ -1,0 +1,129 @@
+"""What a reader of a comparison must know beside its table, in sentences."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from gradwatch.analysis import final_values
+from gradwatch.analysis.groups import NO_POLICY, higher_is_better
+from gradwatch.analysis.rules.facts import LEAST_STEPS, steps_taken
+from gradwatch.analysis.verdict import Contender
+from gradwatch.history import History
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+
+def of_table(table: pd.DataFrame, better_high: Mapping[str, bool | None], target: float | None) -> tuple[str, ...]:
+    """What a reader must know of the numbers, in sentences."""
+    notes = []
+    metrics = list(better_high)
+    if metrics:
+        high = better_high[metrics[0]]
+        if high is None:
+            notes.append(
+                f"Whether {metrics[0]} is meant to rise or to fall is not known: there is no verdict. Say it with "
+                "--higher-is-better or --lower-is-better."
+            )
+        else:
+            word = "higher" if high else "lower"
+            spread = "; ± is the 95 % interval over the seeds" if table["runs"].gt(1).any() else ""
+            notes.append(f"The verdict is by {metrics[0]}, {word} is better{spread}.")
+        method = table[f"{metrics[0]}_method"]
+        if table["runs"].eq(1).all():
+            notes.append("One run each: there is no interval and no verdict. Repeat with more seeds (three or more).")
+        elif table["runs"].max() == 2:
+            notes.append("Two seeds give intervals that are rarely narrow enough: take three or more.")
+        elif method.str.contains("not paired").any():
+            notes.append("Where seeds differ or are unknown, runs are not paired, and the difference is Welch's.")
+        judged = table[f"{metrics[0]}_verdict"].isin(("better", "worse", "no difference shown")).sum()
+        if judged > 1:
+            notes.append(
+                "Verdicts against one baseline are held to 95 % together (Holm); each interval is 95 % on its own, so "
+                "one may leave out 0 and show no difference."
+            )
+    if table["alike"].any():
+        named = ", ".join(table["policy"][table["alike"]])
+        notes.append(f"The seeds of {named} change nothing: its runs are one run, and there is no verdict over it.")
+    if table["diverged"].any():
+        notes.append(
+            "A run counts as diverged if it ended in inf or NaN, or with its loss a tenth above that before training. "
+            "In means and differences it has the loss before training; where that is unknown, and for other metrics, "
+            "it is left out. A policy whose runs all diverged is worse than one of which none did."
+        )
+    if target is not None and metrics:
+        notes.append(f"Steps to target: the median over the runs until {metrics[0]} reached {target:g}.")
+    return tuple(notes)
+
+
+def of_policies(settings: Sequence[Mapping[str, Contender]]) -> list[str]:
+    """What makes policies alike by nature, of each setting's: that one never acted; or that none are comparable."""
+    still = [one.policy for found in settings for one in found.values() if all(map(_clip_rests, one.members))]
+    notes = []
+    if still:
+        notes.append(f"The clip of {' and '.join(dict.fromkeys(still))} never acted: it trained as without it.")
+    same = {one.policy for found in settings for one in found.values() if _is_none(one, found.get(NO_POLICY))}
+    for policy in sorted(same - {*still}):
+        notes.append(f"{policy} changed nothing: its runs are those without it, to the bit.")
+    if len(settings) == sum(map(len, settings)) > 1:
+        notes.append(
+            "No two policies share a setting here, so none is judged against another: the runs differ in their model, "
+            "optimizer or arguments as well."
+        )
+    return notes
+
+
+def _clip_rests(history: History) -> bool:
+    rates, skipped = history.total("clip_rate"), history.total("skipped")
+    return history.run.clip is not None and len(rates) > 0 and bool((rates == 0).all()) and not (skipped > 0).any()
+
+
+def _is_none(contender: Contender, none: Contender | None) -> bool:
+    """Whether each run trained as one without a policy did, to the bit: so does a constraint that never acts."""
+    if none is None or none is contender:
+        return False
+    norms = [np.isfinite(history.total("grad_norm")).any() for history in contender.members]
+    return all(norms) and all(
+        any(final_values.are_alike((history, other)) for other in none.members) for history in contender.members
+    )
+
+
+def without_direction(histories: Sequence[History], most: int = 5) -> list[str]:
+    """What was logged and is not compared."""
+    names = dict.fromkeys(name for history in histories for name in history.logged)
+    left = [name for name in names if higher_is_better(name, histories) is None]
+    if not left:
+        return []
+    more = f" and {len(left) - most} more" if len(left) > most else ""
+    return [
+        f"Not compared, as it is not known which way is better: {', '.join(left[:most])}{more}. "
+        "watch(higher_is_better=) says it, or --metric with --higher-is-better or --lower-is-better."
+    ]
+
+
+def odd_ones(histories: Sequence[History], metrics: Sequence[str], most: int = 5) -> list[str]:
+    """What else sets runs apart that are compared: how they ended, and how long they are."""
+    above = [m for m in metrics if any(final_values.final(h, m) > final_values.untrained(h, m) for h in histories)]
+    notes = [f"Of {', '.join(above)} a run counts at most with what it was before training."] if above else []
+    unheard = [h.run.name for h in histories if metrics and metrics[0] not in h.logged]
+    if unheard:
+        more = f" and {len(unheard) - most} more" if len(unheard) > most else ""
+        notes.append(f"These runs never logged {metrics[0]}: {', '.join(unheard[:most])}{more}.")
+    cut = [h for h in histories if h.run.status in ("FAILED", "KILLED") and not final_values.diverged(h)]
+    if cut:
+        named = [f"{h.run.name} ({h.run.status.lower()} after {len(h):,} steps)" for h in cut[:most]]
+        more = f" and {len(cut) - most} more" if len(cut) > most else ""
+        notes.append(f"These runs did not end well and count as they are: {', '.join(named)}{more}.")
+    short = [h.run.name for h in histories if steps_taken(h) < LEAST_STEPS]
+    if short:
+        more = f" and {len(short) - most} more" if len(short) > most else ""
+        notes.append(f"Fewer than {LEAST_STEPS} steps are too short to judge: {', '.join(short[:most])}{more}.")
+    lengths = {len(h) for h in histories}
+    if len(lengths) > 1:
+        notes.append(
+            f"The runs have from {min(lengths):,} to {max(lengths):,} steps; what is compared is how each ended."
+        )
+    return notes
