@@ -207,8 +207,10 @@ class History:
         """`quantity` as `[R, L]`; all NaN when this run did not record it.
 
         `clipped_norm` is `grad_norm * clip_coef` unless it was measured (element-wise policies); `update_norm`, how far
-        the step moved the layer, is `update_ratio * weight_norm`.
+        the step moved the layer, is `update_ratio * weight_norm`; `trust_ratio`, that of LARS and LAMB, as in `table`.
         """
+        if quantity == "trust_ratio":
+            return table.trust_ratio(self.by_layer, self.run.optimizers, lambda lr: self.total(lr)[self.layer_rows])
         return self.by_layer.quantity(quantity)
 
     def total(self, name: str) -> Floats:
@@ -280,7 +282,7 @@ class History:
 
     def to_frame(self) -> pd.DataFrame:
         """Tidy pandas frame: one row per step and layer, by step, then model order."""
-        quantities = dict.fromkeys([*MAIN_QUANTITIES, *self.per_layer])
+        quantities = dict.fromkeys([*table.MAIN, *self.per_layer])
         return replace(self.by_layer, values={q: self.layer(q) for q in quantities}).to_frame("layer")
 
     def steps_frame(self) -> pd.DataFrame:
@@ -296,9 +298,6 @@ class History:
 
         def plot(self, *words: str) -> Any:
             """The charts of the run's report as Plotly figures."""
-
-
-MAIN_QUANTITIES = ("grad_norm", "clip_coef", "clipped_norm", "clip_rate", "nonfinite", "weight_norm", "update_ratio")
 
 
 def concat(parts: Iterable[History]) -> History:

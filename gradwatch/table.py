@@ -5,7 +5,7 @@ Legend: T rows, L layers.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -30,6 +30,7 @@ STEP_COLUMNS = (
     "user_clip_coef", "user_clip_share", "user_early_coef", "user_step_coef", *REWINDS, "micro_grad_norm",
     "micro_batches",
 )  # fmt: skip
+MAIN = ("grad_norm", "clip_coef", "clipped_norm", "clip_rate", "nonfinite", "weight_norm", "update_ratio")
 # What is not recorded where it is a norm times a factor; it is NaN where they are inf and 0.
 PRODUCTS = {
     "clipped_norm": ("grad_norm", "clip_coef"),
@@ -173,6 +174,26 @@ def joint_norm(norms: Floats) -> Floats:
     finite = np.isfinite(norms)
     square = np.where(finite, norms, 0).astype(np.float64) ** 2
     return np.asarray(np.where(finite.any(axis=1), np.sqrt(square.sum(axis=1)), np.nan))
+
+
+def trust_ratio(table: Table, optimizers: Sequence[Mapping[str, Any]], rate: Callable[[str], Floats]) -> Floats:
+    """The norm of each layer's weights over that of its update before the learning rate, `[R, L]`, float32: ‖w‖ / ‖u‖.
+
+    Where it was measured: the learning rate of the layer's param group, over `update_ratio`. `optimizers` are those of
+    a manifest, and `rate` gives the column of a group's rates, `[R]`. A layer that is in none of several has NaN.
+
+    Source: LARS, You et al. 2017, arXiv:1708.03888, equation 6 (without its coefficient eta; for ‖u‖ it has the sum of
+    the norms of gradient and decay); LAMB, You et al. 2019, arXiv:1904.00962, algorithm 2 (u that of Adam). Under these
+    two themselves it is about 1.
+    """
+    own = np.full((len(table), len(table.layers)), np.nan, np.float32)
+    groups = [group.get("layers", ()) for one in optimizers for group in one.get("groups") or [{}]]
+    for i, names in enumerate(groups):
+        held = {*names} if names or len(groups) > 1 else {*table.layers}  # manifests of earlier versions name none
+        columns = [at for at, layer in enumerate(table.layers) if layer in held]
+        own[:, columns] = rate(f"lr/{i}" if i else "lr")[:, None]
+    with np.errstate(divide="ignore", invalid="ignore"):
+        return np.asarray(own / table.quantity("update_ratio"), np.float32)
 
 
 def spread(values: Floats, rows: NDArray[np.intp], length: int) -> Floats:

@@ -10,7 +10,7 @@ import numpy as np
 from gradwatch.analysis.clips import as_one, clips_itself
 from gradwatch.analysis.final_values import final, nonfinite_rows
 from gradwatch.analysis.noise_scale import estimates, noise_scale, trailing
-from gradwatch.analysis.rules.facts import limit_of
+from gradwatch.analysis.rules.facts import limits_of
 from gradwatch.formatting import percent, quantity_text
 from gradwatch.history import Floats, History
 from gradwatch.report.downsample import bucket_mean
@@ -24,16 +24,16 @@ from gradwatch.report.plotly_figures import (
     Chart,
     decades,
     figure,
-    horizontal,
     line,
     marks,
     pack,
     short,
     text,
+    with_limits,
 )
 from gradwatch.table import nanmean
 
-QUANTITIES = {"grad_norm": "gradient norm", "update_ratio": "update ratio"}
+QUANTITIES = {"grad_norm": "gradient norm", "update_ratio": "update ratio", "trust_ratio": "trust ratio"}
 MOST_LABELS = 16
 
 
@@ -105,7 +105,7 @@ def column_medians(values: Floats) -> Floats:
 
 def norm_chart(history: History) -> Chart:
     """The total norm before and after all clips, the threshold, and the steps that have no finite norm."""
-    limit, clips = limit_of(history), bool(history.run.clip) or clips_itself(history)
+    limits, clips = limits_of(history), bool(history.run.clip) or clips_itself(history)
     history = as_one(history)
     before, after = history.total("grad_norm"), history.total("clipped_norm")
     first = ("before the clip", BEFORE) if clips else ("gradient norm", AFTER)
@@ -116,8 +116,8 @@ def norm_chart(history: History) -> Chart:
     if len(bad):
         traces.append(marks(bad, f"non-finite ({len(bad):,} step{'s' if len(bad) > 1 else ''})"))
     drawn = figure(traces, "total gradient norm (L2)", max(decades(before), 0.01))
-    if limit:
-        drawn = horizontal(drawn, limit, f"threshold {limit:g}", log=True)
+    if limits is not None:
+        drawn = with_limits(drawn, history.step, limits)
     finite = np.isfinite(before)
     title = "Total gradient norm: no step had a finite one"
     if finite.any():

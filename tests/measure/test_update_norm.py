@@ -62,3 +62,30 @@ def test_a_layer_that_was_zero_before_the_step_is_left_out(tmp_path):
     first, second = history.total("update_norm")
     assert first == pytest.approx(history.layer("update_norm")[0, 0])
     assert second == pytest.approx(np.hypot(*history.layer("update_norm")[1].astype(np.float64)))
+
+
+@pytest.mark.parametrize("decay", [0.0, 0.1])
+def test_the_trust_ratio_is_that_of_lars_with_each_groups_rate(decay, tmp_path):
+    """Norm of the weights over that of gradient and decay, in float64; one layer has a group and a rate of its own."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(6, 8), nn.Linear(8, 3)).double()
+    groups = [{"params": model[0].parameters()}, {"params": model[1].parameters(), "lr": 1e-4}]
+    optimizer, wanted = torch.optim.SGD(groups, lr=0.01, weight_decay=decay), []
+    with watch(model, optimizer, tmp_path, every=2) as handle:
+        for step in range(5):
+            optimizer.zero_grad()
+            model(torch.randn(4, 6).double()).square().mean().backward()
+            if step % 2 == 0:
+                wanted.append([float(p.norm() / (p.grad + decay * p).norm()) for p in model.parameters()])
+            optimizer.step()
+            optimizer.param_groups[1]["lr"] *= 2
+    found = open_history(handle.dir).layer("trust_ratio")
+    np.testing.assert_allclose(found[::2], wanted, rtol=1e-5)
+    assert np.isnan(found[1::2]).all()
+
+
+def test_the_trust_ratio_of_adamw_is_lambs(tmp_path):
+    history, _ = train(tmp_path, lambda p: torch.optim.AdamW(p, lr=0.01, betas=(0.0, 0.0), eps=0.0), every=1, steps=2)
+    size = np.sqrt([layer.numel for layer in history.run.layers])  # the first update is 1 or -1 in each element
+    wanted = history.layer("weight_norm")[0] / size
+    np.testing.assert_allclose(history.layer("trust_ratio")[0], wanted, rtol=0.15)

@@ -76,8 +76,8 @@ def test_the_charts_of_one_run_are_drawn(view):
     wait_until_drawn(page)
     counts = page.evaluate("""[...document.querySelectorAll('.plot')].filter(div => div.data).map(div => [
         div.data.length, div.querySelectorAll('.scatterlayer .trace, .heatmaplayer image, .hm image').length])""")
-    # that of a finding (what follows from it is folded), a heatmap, six curves, two depth profiles
-    assert len(counts) == 10
+    # that of a finding (what follows from it is folded), a heatmap, six curves, three depth profiles
+    assert len(counts) == 11
     assert all(traces > 0 and shown > 0 for traces, shown in counts)
     names = page.evaluate("[...document.querySelectorAll('[id^=tab-] .ytick text')].map(t => [t.textContent, "
                           "t.getBoundingClientRect().y])")  # fmt: skip
