@@ -115,7 +115,7 @@ def sweep(ctx: click.Context, /, script: str | None, args: tuple[str, ...], modu
     else:
         asked = _asked(script, args, module, options)
     check_places(options)
-    jobs, console, search = asked.jobs(), make_console(), None
+    jobs, console, search, race = asked.jobs(), make_console(), None, None
     if options["only"]:
         jobs = [chosen(jobs, options["only"])]
     home = jobs[0].folder if options["only"] else asked.home
@@ -141,7 +141,7 @@ def sweep(ctx: click.Context, /, script: str | None, args: tuple[str, ...], modu
             if not options["only"]:
                 show_settled(asked, jobs, options, console, tried)
     except KeyboardInterrupt:
-        _say_stopped(search.jobs if search else jobs, as_array(options))
+        _say_stopped(search.begun if search else race.jobs if race else jobs, as_array(options))
         raise
     ctx.exit(int(search.has_failed if search else any(_failed(job) for job in jobs)))
 

@@ -39,7 +39,8 @@ def show_training(
     """
     columns = (TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     lines: dict[int, TaskID] = {}
-    with closing(going), Progress(*columns, console=console, transient=True) as progress:
+    progress = Progress(*columns, console=console, transient=True)
+    with closing(going), progress.live:  # not Progress itself, which ends a refusal with an empty line as well
         whole = progress.add_task("sweep", total=total, completed=done)
         for working, ended in going:
             for number in sorted(working):
@@ -56,6 +57,8 @@ def show_training(
                 record = Record.read(todo[number])
                 if record is not None:
                     progress.console.print(Lines([sweep_summary.said_of(todo[number], record)], hang=2), crop=False)
+    if not console.is_interactive:
+        console.print()
 
 
 def show_settled(

@@ -40,7 +40,7 @@ def run_on_ray(
     with this process.
 
     Raises:
-        RunError: Ray is not installed, or there is no cluster at that address.
+        RunError: Ray is not installed, there is no cluster at that address, or it is one of Ray Client.
     """
     ray = _import_ray()
     with _connected(ray):
@@ -54,18 +54,24 @@ def run_on_ray(
 def _import_ray() -> Any:
     try:
         import ray
-    except ImportError:
-        raise RunError("Ray is not installed: pip install 'gradwatch[ray]'") from None
+    except ImportError as error:
+        raise RunError(f"Ray cannot be loaded ({error}): pip install 'gradwatch[ray]'") from error
     return ray
 
 
 @contextlib.contextmanager
 def _connected(ray: Any) -> Iterator[None]:
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # a cluster of our own tells nobody of its use
+    address = os.environ.get("RAY_ADDRESS", "this machine")
+    if address.startswith("ray://"):
+        raise RunError(
+            f"RAY_ADDRESS={address} is Ray Client, which stays outside the cluster, and a sweep reads what its "
+            "trainings write to their folders. Start it on a node of the cluster, with RAY_ADDRESS=auto, or by ray job "
+            "submit -- gradwatch sweep --on ray ..."
+        )
     try:
         ray.init(include_dashboard=False, log_to_driver=False, logging_level="ERROR")
     except (ConnectionError, RuntimeError, ValueError) as error:
-        address = os.environ.get("RAY_ADDRESS", "this machine")
         said = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise RunError(
             f"no Ray cluster at {address}: {said}; start one, or set RAY_ADDRESS to one's address"

@@ -96,6 +96,11 @@ class Search:
         return [job for job in {job.folder: job for job in made}.values() if job.folder.exists()]
 
     @property
+    def begun(self) -> list[Job]:
+        """All trainings that were begun so far, with those of a trial that was interrupted."""
+        return [*{job.folder: job for job in (*self.jobs, *self.todo)}.values()]
+
+    @property
     def total(self) -> int:
         """How many trainings there are at most."""
         return (self.wanted + 1) * len(self.asked.seeds)

@@ -1,11 +1,13 @@
 """Search: what is drawn from ranges, how trials end, and that the same command goes on; `gradwatch.objective`."""
 
+import json
 import math
 import os
 import subprocess
 import sys
 from pathlib import Path
 
+import interrupted_search
 import numpy as np
 import pytest
 import torch
@@ -317,6 +319,15 @@ def test_a_run_that_explodes_does_not_train_to_its_end(tmp_path):
     assert sorted(run.tags.get("gradwatch.trial", "") for run in runs) == ["", "0", "1"]
 
 
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.skipif(not hasattr(os, "killpg"), reason="needs process groups")
+def test_ctrl_c_in_a_trial_and_the_same_command_goes_on_with_it(tmp_path, monkeypatch):
+    pytest.importorskip("optuna")
+    monkeypatch.chdir(tmp_path)
+    interrupted_search.check(tmp_path)
+
+
 # ------------------------------------------------------------------------------------------------ gradwatch.objective
 
 
@@ -347,6 +358,74 @@ def test_an_objective_reports_a_training_that_goes_on_and_prunes_one_that_explod
     assert good.value == good.intermediate_values[59]
     assert bad.state.name == "PRUNED"
     assert max(bad.intermediate_values, default=0) < 59
+
+
+RANKS = """
+import json, os, sys
+from pathlib import Path
+import optuna, torch
+import torch.distributed as dist
+import gradwatch
+dist.init_process_group("gloo")
+place = Path(sys.argv[1])
+seen = []
+
+def train(trial):
+    told = [trial and trial.suggest_categorical("lr", [0.1, 100.0])]
+    dist.broadcast_object_list(told, src=0)
+    model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(4, 1))
+    optimizer = torch.optim.SGD(model.parameters(), lr=told[0])
+    with gradwatch.watch(model, optimizer, log=None, dir=place / "runs", verbose=False) as watch:
+        for step in range(60):
+            loss = sum(p.square().sum() for p in model.parameters()) + 0 * model(torch.zeros(1, 4)).sum()
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            watch.log(train_loss=loss)
+            if step % 20 == 19:
+                try:
+                    value = gradwatch.objective(trial, watch, "train_loss")
+                except optuna.TrialPruned as why:
+                    seen.append([step, str(why)])
+                    raise
+    seen.append([step, value])
+    return value
+
+if dist.get_rank() == 0:
+    study = optuna.create_study()
+    for lr in (0.1, 100.0):
+        study.enqueue_trial({"lr": lr})
+    study.optimize(train, n_trials=2)
+    seen.append([trial.state.name for trial in study.trials])
+else:
+    for _ in range(2):
+        try:
+            train(None)
+        except optuna.TrialPruned:
+            pass
+(place / f"rank-{dist.get_rank()}.json").write_text(json.dumps(seen))
+dist.destroy_process_group()
+os._exit(0)  # as ranks.leave() does
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.skipif(sys.platform == "win32" or not torch.distributed.is_available(), reason="needs gloo")
+def test_all_ranks_of_a_trial_get_its_value_or_are_pruned_together(tmp_path):
+    pytest.importorskip("optuna")
+    (tmp_path / "train.py").write_text(RANKS)
+    start = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "train.py", "."]
+    env = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(start, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=500, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
+    first, other = (json.loads((tmp_path / f"rank-{rank}.json").read_text()) for rank in (0, 1))
+    assert first.pop() == ["COMPLETE", "PRUNED"]
+    assert first == other
+    (end, value), (cut, why) = first
+    assert (end, value >= 0) == (59, True)
+    assert cut < 59
+    assert why
 
 
 def test_an_objective_of_a_run_that_is_over(tmp_path):

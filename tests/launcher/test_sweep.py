@@ -3,6 +3,7 @@
 import contextlib
 import errno
 import functools
+import io
 import json
 import multiprocessing.forkserver
 import os
@@ -22,12 +23,14 @@ import pytest
 from click.testing import CliRunner
 from make_run import make_run
 from processes import start_sweep
+from rich.console import Console
 
 import gradwatch
 from gradwatch.analysis.final_values import policy_text
 from gradwatch.analysis.verdict import Winner
 from gradwatch.cli import main
 from gradwatch.cli.sweep import _handed_on
+from gradwatch.cli.sweep_output import show_training
 from gradwatch.errors import RunError
 from gradwatch.launcher.fork_server import can_fork
 from gradwatch.launcher.local_pool import run_here
@@ -574,3 +577,14 @@ def test_a_run_that_an_earlier_sweep_left_at_work_is_not_started_twice(desk):
     assert result.exit_code == 2
     assert f"none is still being trained, by a sweep that was killed: end it, or wait for {folder}" in result.stderr
     assert Record.read(job) is None
+
+
+def test_a_refusal_behind_the_bar_writes_no_empty_line():
+    def going():
+        yield set(), {}
+        raise RunError("no run logged 'val_dice'")
+
+    out = io.StringIO()
+    with pytest.raises(RunError):
+        show_training(1, 0, [], going(), Console(file=out))
+    assert out.getvalue() == ""
