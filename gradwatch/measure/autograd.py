@@ -19,15 +19,16 @@ def without_autograd(function: Callable[P, R]) -> Callable[P, R]:
     training then raises. Here nothing can come between what is switched and the `try`, nor before it is given back:
     Python looks for signals after a call, not before one.
     """
+    is_enabled, switch = torch.is_grad_enabled, torch._C._set_grad_enabled
 
     @functools.wraps(function)
     def out(*args: P.args, **kwargs: P.kwargs) -> R:
-        enabled = torch.is_grad_enabled()
+        enabled = is_enabled()
         try:
-            torch._C._set_grad_enabled(False)
+            switch(False)
             found = function(*args, **kwargs)
         finally:
-            torch._C._set_grad_enabled(enabled)
+            switch(enabled)
         return found
 
     return out

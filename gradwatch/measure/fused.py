@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Any
-from weakref import WeakKeyDictionary
 
 from torch import Tensor
 from torch.optim import SGD, Adagrad, Adam, AdamW, Optimizer
@@ -92,11 +91,11 @@ def why_not_left_out(optimizers: Sequence[Optimizer], layout: Layout) -> str:
 
 
 def fold(optimizer: Optimizer, divisor: Tensor) -> None:
-    """Let the step that follows divide by `divisor` (0-d), beside taking out the loss scale; `restore` undoes it.
+    """Let the step that follows divide by `divisor` (0-d float32), beside taking out the loss scale.
 
-    Division by an inf gives 0, and NaN for an inf, as multiplication by 0 does.
+    `restore` undoes it. Division by an inf gives 0, and NaN for an inf, as multiplication by 0 does.
     """
-    scale, divisor = loss_scale(optimizer), divisor.float()  # a kernel takes no scale of another dtype
+    scale = loss_scale(optimizer)
     _replace(optimizer, "grad_scale", divisor if scale is None else scale * divisor)
 
 
@@ -108,9 +107,10 @@ def leave_out(optimizer: Optimizer, flag: Tensor) -> None:
     _replace(optimizer, "found_inf", flag.float())
 
 
-# What stands in the place of an optimizer's own `grad_scale` and `found_inf`, and what those were. Known to all and not
-# only to whoever set it: a step that raises never says that it has ended, and whoever comes next must clear up.
-_replaced: WeakKeyDictionary[Optimizer, dict[str, tuple[Tensor | None, Any]]] = WeakKeyDictionary()
+# Where an optimizer keeps what stands in the place of its own `grad_scale` and `found_inf`, and what those were. Known
+# to all and not only to whoever set it: a step that raises never says that it has ended, and whoever comes next must
+# clear up.
+_REPLACED = "_gradwatch_replaced"
 _ABSENT = object()
 
 
@@ -120,7 +120,7 @@ def set_scale(optimizer: Optimizer, scale: Tensor | None) -> None:
 
 
 def _replace(optimizer: Optimizer, name: str, value: Tensor | None) -> None:
-    known = _replaced.setdefault(optimizer, {})
+    known: dict[str, tuple[Tensor | None, Any]] = vars(optimizer).setdefault(_REPLACED, {})
     own = known[name][1] if name in known else getattr(optimizer, name, _ABSENT)
     known[name] = (value, own)  # before it is set: an interrupt in between leaves nothing behind
     setattr(optimizer, name, value)
@@ -131,7 +131,7 @@ def restore(optimizer: Optimizer) -> None:
 
     What somebody else has set since, as a loss scaler does before each step, stays.
     """
-    replaced = _replaced.get(optimizer)
+    replaced = vars(optimizer).get(_REPLACED)
     if replaced is None:
         return
     for name, (ours, own) in replaced.items():
@@ -140,4 +140,4 @@ def restore(optimizer: Optimizer) -> None:
                 delattr(optimizer, name)
             else:
                 setattr(optimizer, name, own)
-    _replaced.pop(optimizer, None)  # last: until then it can be done again
+    vars(optimizer).pop(_REPLACED, None)  # last: until then it can be done again

@@ -42,7 +42,7 @@ class Batch:
 
     # Until something is known or asked: most steps set few of these
     pending: Tensor | None = None
-    choice: tuple[Callable[[], Tensor], Callable[[], Tensor]] | None = None  # see scale_or_divide
+    choice: tuple[Callable[[], Tensor], Callable[[Tensor | None], Tensor]] | None = None  # see scale_or_divide
     measured: Tensor | None = None  # the L2 norms of the tensors as they are, `[L]`, where they are known
     skipped: Tensor | None = None
     fraction: Tensor | None = None  # [L] share of elements that an element-wise change touched
@@ -95,8 +95,10 @@ class Batch:
         self.pending = coef if self.pending is None else self.pending * coef
         self._ahead.append(coef)
 
-    def scale_or_divide(self, coef: Callable[[], Tensor], divisor: Callable[[], Tensor]) -> None:
-        """Multiply all gradients by `coef()` or divide them by `divisor()`, 0-d, whichever whoever does it needs."""
+    def scale_or_divide(self, coef: Callable[[], Tensor], divisor: Callable[[Tensor | None], Tensor]) -> None:
+        """Multiply all gradients by `coef()` or divide them by `divisor(out)`, 0-d, whichever whoever does it needs;
+        that is put into `out`, if it is given.
+        """
         self.settle()
         if self.pending is None:
             self.choice = coef, divisor
@@ -255,7 +257,7 @@ class Subset(Batch):
         ones = self.layout.ones(len(self.parent.names))
         self.parent.scale(ones.index_copy(0, self._index(), coef.to(ones.dtype).expand(len(self.index))))
 
-    def scale_or_divide(self, coef: Callable[[], Tensor], divisor: Callable[[], Tensor]) -> None:
+    def scale_or_divide(self, coef: Callable[[], Tensor], divisor: Callable[[Tensor | None], Tensor]) -> None:
         """Scale these layers of the parent."""
         self.scale(coef())
 

@@ -84,6 +84,7 @@ class Layout:
         as_they_are = self.sharding is None and self._cuts is None and not (self.has_complex or self.has_empty or rows)
         self.is_plain = as_they_are and self.one_device and len(self.dtypes) == 1  # see `measure_plain`
         self._constants: dict[object, Tensor] = {}
+        self._excess: dict[tuple[float, float], tuple[Tensor, Tensor, Tensor]] = {}  # see `excess`
 
     def weights(self) -> list[Tensor]:
         """The weights as real tensors that share their memory; of a DTensor the part that this rank holds."""
@@ -175,10 +176,14 @@ class Layout:
         """So many ones, like the norms."""
         return self.constant(("ones", count), lambda: self.full((count,), 1.0))
 
-    def excess(self, total: Tensor, limit: float, eps: float) -> Tensor:
-        """How many times `limit` a norm, 0-d, plus `eps` is, at least 1; in two kernels."""
-        start = self.constant(("excess", limit, eps), lambda: self.full((), eps / limit))  # a number would be a copy
-        return torch.add(start, total, alpha=1 / limit).clamp_min_(1.0)
+    def excess(self, total: Tensor, limit: float, eps: float, out: Tensor | None = None) -> Tensor:
+        """How many times `limit` a norm, 0-d, plus `eps` is, at least 1; in two kernels, put into `out` if given."""
+        known = self._excess.get((limit, eps))
+        if known is None:  # tensors: a number would be a copy
+            known = self.full((), eps / limit), self.full((), 1 / limit), self.full((), 1.0)
+            self._excess[limit, eps] = known
+        start, slope, one = known
+        return torch.maximum(torch.addcmul(start, total, slope), one, out=out)
 
     def full(self, shape: tuple[int, ...], value: float) -> Tensor:
         """A tensor full of `value`, like the norms."""
@@ -219,7 +224,7 @@ class Norms(NamedTuple):
         """The p-norm over all layers, 0-d, those of all stages: the p-norm of the layers' norms, as in torch."""
         if self.known and p in self.known:
             return self.known[p]
-        own = torch.linalg.vector_norm(self.layer(p), p) if self.l2.numel() else self.l2.sum()
+        own = _total(self.layer(p), p)
         if self.stages is None or self.known is None:
             return own
         self.known[p] = self.stages.norm(own, p)
@@ -243,6 +248,15 @@ class Norms(NamedTuple):
             self.stages,
             {},
         )
+
+
+def _total(norms: Tensor, p: float) -> Tensor:
+    found: Tensor
+    if p == 2.0:
+        found = torch.linalg.vector_norm(norms)
+    else:
+        found = torch.linalg.vector_norm(norms, p) if norms.numel() else norms.sum()
+    return found
 
 
 def at(device: torch.device, value: Tensor) -> Tensor:

@@ -20,6 +20,13 @@ from gradwatch.measure.staging import Staged, staging_for
 Array = NDArray[np.floating[Any]]
 
 
+class Ahead(NamedTuple):
+    """Memory of a row that is about to be written: what is put there need not be written again."""
+
+    norms: Tensor  # [L]
+    divisor: Tensor  # 0-d, in the place of the coefficients: what all gradients are divided by
+
+
 class Ring:
     """A buffer `[K, F, L]` float32 on the device, written round and round: row `n` lies at `n % K`.
 
@@ -33,20 +40,25 @@ class Ring:
             self.buffer.select(1, self.fields.index("clip_coef")).fill_(1.0)  # untouched, until it is written
         self.staging = staging_for(device)
         self._views = [row.unbind() for row in self.buffer.unbind()]
+        norm, coef = (self.fields.index(name) if name in self.fields else 0 for name in ("grad_norm", "clip_coef"))
+        self._aheads = [Ahead(views[norm], views[coef][0]) for views in self._views] if layers else []
+
+    def ahead(self, row: int) -> Ahead | None:
+        """The memory of a row that is about to be written; None in a ring without layers."""
+        self.staging.follow()
+        return self._aheads[row % self.rows] if self._aheads else None
 
     def row(self, row: int) -> Sequence[Tensor]:
-        """The memory of a row, `[L]` per field, to be written to: what is put there need not be written again."""
+        """The memory of a row, `[L]` per field."""
         self.staging.follow()
         return self._views[row % self.rows]
 
     def write(self, row: int, *values: Tensor | None) -> None:
         """Fill a row: one tensor, `[]` or `[L]`, per field; None leaves what an older row had there."""
-        pairs = zip(self._views[row % self.rows], values, strict=True)
-        new = [(view, value) for view, value in pairs if value is not None and value is not view]
-        if new:
-            self.staging.follow()
-        for view, value in new:
-            view.copy_(value, non_blocking=True)
+        for view, value in zip(self._views[row % self.rows], values, strict=True):
+            if value is not None and value is not view:
+                self.staging.follow()
+                view.copy_(value, non_blocking=True)
 
     def copy(self, value: Tensor) -> Tensor:
         """A copy that may be read with the rows; the tensor may change afterwards."""

@@ -61,7 +61,7 @@ class ClipByGlobalNorm(NormPolicy):
         if SMALLEST < limit < math.inf and not isinstance(limit, Ramp):
             batch.scale_or_divide(
                 lambda: formulas.clip_coef(norms.total(self.norm_type), limit),
-                lambda: layout.excess(norms.total(self.norm_type), limit, formulas.TORCH_EPS),
+                lambda out: layout.excess(norms.total(self.norm_type), limit, formulas.TORCH_EPS, out),
             )
             return {}
         return super().apply(batch, state)

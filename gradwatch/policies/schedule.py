@@ -128,7 +128,7 @@ class Gated:
         """Scale the batch, or by 1."""
         self._batch.scale(coef.where(self._on(coef), 1.0))
 
-    def scale_or_divide(self, coef: Callable[[], Tensor], divisor: Callable[[], Tensor]) -> None:
+    def scale_or_divide(self, coef: Callable[[], Tensor], divisor: Callable[[Tensor | None], Tensor]) -> None:
         """Scale."""
         self.scale(coef())
 

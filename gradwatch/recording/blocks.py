@@ -35,6 +35,7 @@ class Row(NamedTuple):
     is_measured: bool = True  # whether the gradients could be looked at
     settings: Mapping[str, float] = {}  # by column, the optimizers' settings that have changed since the first step
     clips: tuple[Applied, ...] = ()  # of the loop's own; `COEF` and its number names the coefficient of each
+    is_divided: bool = False  # whether the ring has a divisor of all gradients in the place of the first coefficient
     sampled: Mapping[str, tuple[str, ...]] = {}  # of each table of sampled steps: what was looked at, a column each
 
 
@@ -52,6 +53,7 @@ def history(
     t, fields = len(rows), dict(fields)  # as it was: after an error, and by another thread, it is asked for again
     can_skip = np.array([row.can_skip for row in rows])[:, None]
     skipped = can_skip & (fields.pop("skipped")[:, :1] > 0)
+    fields["clip_coef"] = _coefs(rows, fields["clip_coef"])
     here = np.array([row.present for row in rows], bool).reshape(t, -1)
     measured = np.array([row.is_measured for row in rows])
     layers = _per_layer(fields, (fields.pop("present", here) > 0) & measured[:, None], skipped)
@@ -105,6 +107,13 @@ def _sampled(name: str, steps: Table, rows: Sequence[Row], found: Sequence[tuple
             columns = {quantity: each[None].astype(np.float32) for quantity, each in named}
             tables.append(replace(at, values=columns, layers=rows[row].sampled[name]))
     return stack(tables)
+
+
+def _coefs(rows: Sequence[Row], written: Any) -> Any:
+    """The coefficients, `[T, L]`, of what was written in their place: in some rows what all were divided by."""
+    divided = np.array([row.is_divided for row in rows])[:, None]
+    with np.errstate(invalid="ignore", divide="ignore"):
+        return np.where(divided, 1 / np.where(divided, written[:, :1], 1), written)
 
 
 def _per_layer(fields: dict[str, Any], present: Any, skipped: Any) -> dict[str, Any]:

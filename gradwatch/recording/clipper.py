@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from collections.abc import Mapping
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -24,6 +24,7 @@ from gradwatch.measure.gradient_histogram import GradientHistogram
 from gradwatch.measure.gradients import Batch, drop, gradients
 from gradwatch.measure.layout import Layout, at
 from gradwatch.measure.loss_scale import Scaled
+from gradwatch.measure.ring_buffer import Ahead
 from gradwatch.policies import Policy
 from gradwatch.policies.base import State
 from gradwatch.recording.layers import held
@@ -36,17 +37,20 @@ class Clipped(NamedTuple):
 
     batch: Batch
     norms: Tensor  # before the policy, [L]
-    coef: Tensor | None  # [] or [L]; None without a policy: it is 1, as the ring has it
+    coef: Tensor | None  # [] or [L]; None without a policy: it is 1, as the ring has it, and where there is a divisor
     extra: list[Tensor]  # the policy's own fields, [L] each
     skipped: Tensor | None  # 0-d bool; None: nothing can skip this step
+    divisor: Tensor | None = None  # 0-d: all are divided by it, which the row has in the place of the coefficients
     unscaled: bool = False  # whether the loss scale was taken out of all of them
     totals: Mapping[str, Tensor] = {}  # of all stages of a pipeline, by column
 
     @property
     def fields(self) -> list[Tensor | None]:
         """What is recorded of each layer, in the order of `Clipper.fields`."""
-        present = [] if self.batch.layout.sharding is None else [self.batch.present()]
-        return [self.norms, self.coef, *present, *self.batch.largest_rows, *self.extra]
+        batch = self.batch
+        if batch.layout.sharding is None:
+            return [self.norms, self.coef, *batch.largest_rows, *self.extra]
+        return [self.norms, self.coef, batch.present(), *batch.largest_rows, *self.extra]
 
 
 class Clipper:
@@ -63,6 +67,8 @@ class Clipper:
         self.policy, self.histogram = policy, histogram
         self._parts: dict[Optimizer, Layout] = {}
         self._are_plain = True  # the gradients, when they were last looked through
+        self._fused: list[Any] = []  # what the param groups said of that when it was last decided whether one folds
+        self._one_folds = False
         # What the policy needs beside L2, which is measured for the record
         self._norm_types = () if policy is None else tuple(p for p in policy.norm_types if p != 2.0)
         self.state = self._first_state(layout)
@@ -78,7 +84,7 @@ class Clipper:
         """Go on with other layers: the state of those that stay is kept."""
         first = self._first_state(layout)
         self.layout, self.state = layout, carried(self.state, self._first_state(self.layout), first)
-        self._parts = {}
+        self._parts, self._fused = {}, []
 
     def load_state(self, state: Mapping[str, Tensor]) -> None:
         """Go on with a state that was saved."""
@@ -97,38 +103,41 @@ class Clipper:
         alone: bool,
         scaler: GradScaler | None,
         keep_state: bool,
-        row: Sequence[Tensor] = (),
+        ahead: Ahead | None = None,
         inside: bool = False,
     ) -> Clipped:
         """Measure and scale the gradients of the step that `lead` leads: its own where it is `alone`, else all.
 
-        `keep_state` is False for further evaluations of a closure: the policy's state moves once a step. `row` is the
-        memory of the norms and coefficients, `[L]` each, that the step is going to be recorded in. `inside` backward
-        all is of the lead's own layers: were it of every layer, a backward would be quadratic in them.
+        `keep_state` is False for further evaluations of a closure: the policy's state moves once a step. `ahead` is the
+        memory that the step is going to be recorded in. `inside` backward all is of the lead's own layers: were it of
+        every layer, a backward would be quadratic in them.
         """
-        scaled, batch, before = self._look(lead, alone, scaler, row, inside)
-        lost, stages = fused.dropped(lead), self.layout.stages
-        if self.policy is None and stages is None:
+        scaled, batch, before = self._look(lead, alone, scaler, ahead, inside)
+        policy, lost, stages = self.policy, fused.dropped(lead), self.layout.stages
+        if policy is None and stages is None:
             return Clipped(batch, before, None, [], lost)
         total = None if stages is None else batch.norms().total()
-        new = self.policy.apply(batch, self.state) if self.policy is not None else {}
+        new = policy.apply(batch, self.state) if policy is not None else {}
         skips = batch.skipped
         skipped = lost if skips is None else skips if lost is None else skips | lost
-        if keep_state and self.policy is not None and self.policy.stateful:
+        if keep_state and policy is not None and policy.stateful:
             good = before.isfinite().all() if total is None else total.isfinite()
             old, self.state = self.state, keep_if(good if skipped is None else good & ~skipped, new, self.state)
             for key in self._limits:  # skips are counted in the steps that leave no other trace; not those of a scaler
                 self.state[key] = new[key] if lost is None else torch.where(lost, old[key], new[key])
-        coef, extra = self._scale(batch, before, row)
-        unscaled = scaled is not None and any(scaled.carries) and batch.unscale is None
-        if scaled is not None and unscaled:
+        coef, extra, divisor = self._scale(batch, before, ahead)
+        unscaled = False
+        if scaled is not None and any(scaled.carries) and batch.unscale is None:
+            unscaled = True
             scaled.taken_out(batch.groups)
-        clipped = Clipped(batch, before, coef, extra, skipped, unscaled)
+        clipped = Clipped(batch, before, coef, extra, skipped, divisor, unscaled)
         return clipped if total is None else clipped._replace(totals=self._totals(clipped, total))
 
     def _totals(self, clipped: Clipped, before: Tensor) -> dict[str, Tensor]:
         """Of all stages of a pipeline: the norm before the policy, after it, and their ratio, 0-d."""
         coef, extra, skipped = clipped.coef, clipped.extra, clipped.skipped
+        if clipped.divisor is not None:
+            coef = clipped.divisor.reciprocal()
         if coef is None or (not coef.dim() and not extra):
             ratio = self._constant("one", 1.0) if coef is None else coef
             after = before * ratio
@@ -179,37 +188,39 @@ class Clipper:
 
     def no_gradients(self) -> Batch:
         """A batch in which no layer has a gradient: it shows what a policy is going to do."""
-        return self._batch(self.layout, [None] * len(self.layout.params))
+        return Batch(self.layout, [None] * len(self.layout.params), self.optimizers, self._norm_types)
 
     def _look(
         self,
         lead: Optimizer,
         alone: bool,
         scaler: GradScaler | None,
-        row: Sequence[Tensor] = (),
+        ahead: Ahead | None = None,
         inside: bool = False,
     ) -> tuple[Scaled | None, Batch, Tensor]:
         """What of the loss scale is in the gradients, they themselves, and their norms `[L]` without it."""
-        optimizers = (lead,) if alone else self.optimizers
         layout = self._part(lead) if inside else self.layout
-        is_scaled = scaler is not None or fused.loss_scale(lead) is not None
-        scaled = Scaled(layout, optimizers, lead, scaler, self.held) if is_scaled else None
+        scaled, inverse, measured = None, None, None
+        if scaler is not None or fused.loss_scale(lead) is not None:
+            scaled = Scaled(layout, (lead,) if alone else self.optimizers, lead, scaler, self.held)
+            inverse = scaled.inverse
         here = None if inside else self.held(lead) if alone else layout.held
         tensors: MaybeTensors = grads_of(layout.params)
-        inverse, measured = scaled.inverse if scaled is not None else None, None
-        into = row[0] if row and layout.dtype is row[0].dtype else None  # where they are recorded: they need no copy
+        # Where they are recorded: they need no copy
+        into = ahead.norms if ahead is not None and layout.dtype is torch.float32 else None
         if self._are_plain and layout.is_plain and here is None:
             measured = measure_plain(layout, tensors, into)
         if measured is None:
             tensors = gradients(layout, here, will_change=self.policy is not None)
             self._are_plain = are_plain(layout, tensors)
-        batch = self._batch(layout, tensors, inverse, None if measured is None else layout.all_here)
+        present = None if measured is None else layout.all_here
+        batch = Batch(layout, tensors, self.optimizers, self._norm_types, inverse, present)
         if measured is None:
             measured = batch.measure(into=into, rows=rows.LargestRows(layout) if layout.rows else None)
         batch.measured = measured
         if self.histogram is not None:
             self.histogram.look(batch)
-        return scaled, batch, batch.measured if self.policy is None and inverse is None else batch.norms().l2
+        return scaled, batch, batch.measured if inverse is None else batch.norms().l2
 
     def _part(self, optimizer: Optimizer) -> Layout:
         """The layers of the optimizer alone."""
@@ -219,33 +230,42 @@ class Clipper:
             self._parts = {o: self.layout.part(each) for o, each in own.items()}
         return self._parts[optimizer]
 
-    def _scale(self, batch: Batch, before: Tensor, row: Sequence[Tensor]) -> tuple[Tensor | None, list[Tensor]]:
-        """Apply what is pending; returns the coefficient as recorded and the policy's own fields."""
-        if batch.choice is not None and batch.fraction is None and self._folds(dims=0):
-            divisor = batch.choice[1]()
-            if is_seen_to_be_one(divisor):
-                return self._constant("one", 1.0), []
-            fused.fold(self.optimizers[0], divisor)
-            return (torch.div(self.layout.ones(len(self.layout.params)), divisor, out=row[1]) if row else None), []
+    def _scale(
+        self, batch: Batch, before: Tensor, ahead: Ahead | None
+    ) -> tuple[Tensor | None, list[Tensor], Tensor | None]:
+        """Apply what is pending; returns the coefficient as recorded, the policy's own fields, and the divisor."""
+        if batch.choice is not None and batch.fraction is None and self._folds():
+            divisor = batch.choice[1](None if ahead is None else ahead.divisor)
+            if not is_seen_to_be_one(divisor):
+                fused.fold(self.optimizers[0], divisor)
+            return None, [], divisor
         batch.settle()
         coef = batch.pending
         if batch.fraction is not None:
             batch.apply_pending()
             after = batch.measure()
-            return torch.where(before == 0, 1.0, after / before), [after, batch.fraction]
+            return torch.where(before == 0, 1.0, after / before), [after, batch.fraction], None
         if coef is None:
-            return None if self.policy is None else self._constant("one", 1.0), []
-        if not self._folds(coef.dim()):
+            return None if self.policy is None else self._constant("one", 1.0), [], None
+        if coef.dim() or not self._folds():
             batch.apply_pending()
         elif not is_seen_to_be_one(coef):
             fused.fold(self.optimizers[0], coef.float().reciprocal())
-        return coef, []
+        return coef, [], None
 
-    def _folds(self, dims: int) -> bool:
-        return not fused.why_not_folded(self.optimizers, self.layout, dims)
+    def _folds(self) -> bool:
+        """Whether the kernel scales by a coefficient that all layers share: decided anew where the param groups are no
+        longer fused as they were.
+        """
+        groups = [group.get("fused") for group in self.optimizers[0].param_groups]
+        if groups != self._fused:
+            self._fused, self._one_folds = groups, not fused.why_not_folded(self.optimizers, self.layout, dims=0)
+        return self._one_folds
 
     def _first_state(self, layout: Layout) -> State:
-        return self.policy.init(self._batch(layout, [None] * len(layout.params))) if self.policy is not None else {}
+        if self.policy is None:
+            return {}
+        return self.policy.init(Batch(layout, [None] * len(layout.params), self.optimizers, self._norm_types))
 
     def _own_fields(self) -> tuple[str, ...]:
         """What is recorded on each step besides norm and coefficient: an element-wise policy's own numbers."""
@@ -254,15 +274,6 @@ class Clipper:
         batch = self.no_gradients()
         without_autograd(self.policy.apply)(batch, self.state)
         return ("clipped_norm", "clip_fraction") if batch.fraction is not None else ()
-
-    def _batch(
-        self,
-        layout: Layout,
-        tensors: MaybeTensors,
-        inverse: Tensor | None = None,
-        here: tuple[bool, ...] | None = None,
-    ) -> Batch:
-        return Batch(layout, tensors, self.optimizers, self._norm_types, inverse, here)
 
     def _constant(self, name: str, value: float) -> Tensor:
         return self.layout.constant(name, lambda: torch.full((), value, device=self.layout.device))

@@ -10,6 +10,7 @@ from typing import Any, ParamSpec, TypeVar
 
 import torch
 from torch._C._dynamo.eval_frame import get_eval_frame_callback
+from torch.compiler import is_dynamo_compiling
 from torch.optim import Optimizer
 
 from gradwatch.errors import WatchError
@@ -30,7 +31,7 @@ def untraced(function: Callable[P, R]) -> Callable[P, R]:
 
     @functools.wraps(function)
     def out(*args: P.args, **kwargs: P.kwargs) -> R:
-        if torch.compiler.is_dynamo_compiling() or get_eval_frame_callback() is not None:
+        if is_dynamo_compiling() or get_eval_frame_callback() is not None:
             return disabled(*args, **kwargs)
         return function(*args, **kwargs)
 

@@ -1,9 +1,15 @@
-"""What is known of a step beside its gradients: the optimizers' settings, the loss scale, the loop's own clips."""
+"""What is recorded of a step: its norms, the optimizers' settings, the loss scale, the loop's own clips."""
 
 from __future__ import annotations
 
+import time
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from torch import Tensor
+
+from gradwatch.recording.blocks import Row
+from gradwatch.recording.clipper import Clipped
 from gradwatch.recording.optimizer_settings import UNKNOWN, Now
 from gradwatch.recording.step import Step
 
@@ -11,7 +17,31 @@ if TYPE_CHECKING:
     from gradwatch.recording.stepper import Stepper
 
 
-def looked_up(stepper: Stepper, step: Step) -> tuple[Now, dict[str, Any]]:
+Recorded = tuple[Row, Sequence[Tensor | None], dict[str, Any]]
+
+
+def recorded(stepper: Stepper, step: Step, clipped: Clipped | None) -> Recorded:
+    """The step's row, its fields, and the scalars that are known of it by now; without norms where they are not
+    `clipped`.
+    """
+    now, values = _looked_up(stepper, step)
+    skipped, is_divided = None, False
+    if clipped is not None:
+        skipped, is_divided = clipped.skipped, clipped.divisor is not None
+        values.update(clipped.totals)
+    if clipped is None or step.inside:  # inside backward they come when it has ended
+        here = (False,) * len(stepper.layout.params)
+        fields: list[Tensor | None] = [None] * (len(stepper.recorder.ring.fields) - 1)
+    else:
+        here, fields = clipped.batch.here, clipped.fields
+    row = Row(
+        step.number, time.time(), stepper.lane(step), now.rates, here, skipped is not None, clipped is not None,
+        now.changed, step.clips.applied, is_divided,
+    )  # fmt: skip
+    return row, [*fields, skipped], values
+
+
+def _looked_up(stepper: Stepper, step: Step) -> tuple[Now, dict[str, Any]]:
     """The optimizers' settings, and the scalars that are known of the step; its `clips` are taken over."""
     looking, now = stepper.weights.looking, UNKNOWN
     with looking.at("lr"):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import chain
-from operator import attrgetter, is_
+from operator import attrgetter, is_, methodcaller
 from typing import Any, NamedTuple
 
 from torch import Tensor
@@ -15,7 +15,8 @@ from gradwatch.measure.layout import Layout
 from gradwatch.storage.manifest import setting_of, text_of
 from gradwatch.table import SETTING
 
-_GROUPS = attrgetter("param_groups")
+_GROUPS, _VALUES = attrgetter("param_groups"), methodcaller("values")
+_END = (object(),)  # behind the last of the values: so fewer or more of them are seen to be others
 _NO_SETTINGS = {"params", "param_names", "name", "group_name", "initial_lr"}
 Group = dict[str, Any]
 
@@ -44,11 +45,11 @@ class GroupSettings:
     """
 
     def __init__(self, optimizers: Mapping[str, Optimizer]) -> None:
-        self.optimizers = dict(optimizers)
+        self.optimizers, self._optimizers = dict(optimizers), tuple(optimizers.values())
         self._first: dict[str, list[Group]] = {name: [] for name in optimizers}
         self._keys: tuple[str, ...] = ()  # of what can change
         self._last: list[Any] = []  # its values, group by group, as they were last looked at
-        self._seen: list[Any] = []  # the same with the learning rates, of which `_now` was made
+        self._seen: list[Any] = [None]  # all that the groups held when `_now` was made of it
         self._now = UNKNOWN
         self._start: dict[str, Any] = {}  # by column, what they were at first
         self._changed: Mapping[str, float] = {}
@@ -67,11 +68,15 @@ class GroupSettings:
 
     def now(self, scale: float = 1.0) -> Now:
         """The settings as they are now, learning rates times `scale`."""
-        groups = [*chain.from_iterable(map(_GROUPS, self.optimizers.values()))]
-        seen = [*chain.from_iterable([map(group.get, self._looked_at) for group in groups])]
-        if len(seen) != len(self._seen) or not all(map(is_, seen, self._seen)):
-            self._now, self._seen = self._look(groups), seen
+        if not all(map(is_, chain(self._all_values(), _END), self._seen)):
+            seen = [*self._all_values(), *_END]
+            self._now = self._look([*chain.from_iterable(map(_GROUPS, self._optimizers))])
+            self._seen = seen
         return self._now if scale == 1.0 else self._now.scaled(scale)
+
+    def _all_values(self) -> Iterator[Any]:
+        """Everything that the groups hold, one after the other: no Python instruction per setting."""
+        return chain.from_iterable(map(_VALUES, chain.from_iterable(map(_GROUPS, self._optimizers))))
 
     def _look(self, groups: Sequence[Group]) -> Now:
         """The settings of groups in which something was set."""
@@ -97,7 +102,7 @@ class GroupSettings:
         groups = [group for o in self.optimizers.values() for group in o.param_groups]
         keys = [key for group in groups for key, value in group.items() if any(_numbers(key, value))]
         self._keys = tuple(key for key in dict.fromkeys(keys) if key != "lr" and key not in _NO_SETTINGS)
-        self._looked_at, self._seen = ("lr", *self._keys), []
+        self._seen = [None]
         self._compare(self._values(groups))
 
     def _compare(self, values: list[Any]) -> None:

@@ -21,7 +21,7 @@ from torch import Tensor
 from gradwatch.errors import WatchError
 from gradwatch.history import History, Run
 from gradwatch.measure.looking import Looking
-from gradwatch.measure.ring_buffer import Block, Ring
+from gradwatch.measure.ring_buffer import Ahead, Block, Ring
 from gradwatch.measure.staging import wait
 from gradwatch.recording.blocks import Row, history, is_nan
 from gradwatch.recording.recent import Recent
@@ -140,22 +140,23 @@ class Recorder:
         """Record a step: norms `[L]`, coefficients `[]` or `[L]` (None: 1), further fields `[L]`, whether skipped (0-d
         bool); and scalars that are known of it, as far as they can be copied.
         """
-        at = self.count
-        known = self._known(at, values) if values else ()
+        at = self.first + len(self.rows)
+        known = self._known(at, values) if values else None
         self.ring.write(at, *fields)
         self.rows.append(row)
         if self.recent is not None:
             self.recent.rows.append((at, row))
-        self.values += known
+        if known:
+            self.values += known
         self.is_logged, self.was_logged = False, self.is_logged
         now = time.monotonic()
         if self.begun == -math.inf:  # the first step of all
             self.drained = now
         self.pace, self.begun = now - self.begun, now
 
-    def row_ahead(self) -> Sequence[Tensor]:
-        """The memory of the row that `begin` is going to record, `[L]` per field."""
-        return self.ring.row(self.count)
+    def row_ahead(self) -> Ahead | None:
+        """The memory of the row that `begin` is going to record."""
+        return self.ring.ahead(self.count)
 
     def amend(self, fields: Sequence[Tensor | None] = (), **known: Any) -> None:
         """Write the last row anew: its fields, if given, and what is `known` of it on the host."""

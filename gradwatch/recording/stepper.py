@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from torch import Tensor
 from torch.amp import GradScaler
 from torch.optim import Optimizer
 
@@ -19,13 +17,12 @@ from gradwatch.measure.gradient_histogram import Shares
 from gradwatch.measure.layout import Layout
 from gradwatch.measure.weight_updates import Weights
 from gradwatch.recording import learning_rate, multi_optimizer
-from gradwatch.recording.blocks import Row
 from gradwatch.recording.clipper import Clipped, Clipper
 from gradwatch.recording.hooks import Closure, Hooks, refuse_capture, untraced
 from gradwatch.recording.inside import Inside
 from gradwatch.recording.layers import held
 from gradwatch.recording.learning_rate import RateScale
-from gradwatch.recording.lookup import looked_up
+from gradwatch.recording.lookup import recorded
 from gradwatch.recording.loop_clips import Clip, LoopClips
 from gradwatch.recording.optimizer_settings import GroupSettings
 from gradwatch.recording.recorder import Recorder
@@ -110,11 +107,11 @@ class Stepper:
 
     def _begin(self, optimizer: Optimizer, closure: Closure | None) -> Closure | None:
         """A step begins. With a closure the gradients come later: the one returned acts when they are there."""
-        refuse_capture(self.layout.device)
+        refuse_capture(self.clipper.layout.device)
         fused.restore(optimizer)  # after a step that raised
         if self.rate_scale.acts:
             learning_rate.restore(optimizer)
-        scaler = self._scalers.pop(optimizer, None)
+        scaler = self._scalers.pop(optimizer, None) if self._scalers else None
         inside = len(self.optimizers) > 1 and multi_optimizer.inside_backward()
         if inside:
             multi_optimizer.check_inside(self.clipper.policy, self.layout)
@@ -161,7 +158,8 @@ class Stepper:
         step = self._step
         if step is not None and step.evaluations and step.here is not None and optimizer is step.optimizers[0]:
             self.recorder.add({"evaluations": step.evaluations})
-        fused.settle_momentum(optimizer, step.young if step is not None else ())
+        if step is not None and step.young:
+            fused.settle_momentum(optimizer, step.young)
         fused.restore(optimizer)
         rate = self.weights.constrain(self.clipper.held(optimizer)) if self.weights.renorm is not None else None
         if step is not None:
@@ -231,7 +229,7 @@ class Stepper:
         if step is not None and step.here is not None:  # its row is of the layers of its leader only
             own = self.clipper.held(step.optimizers[0])
             present = tuple(a and b for a, b in zip(step.here, own, strict=True))
-            self.recorder.amend(present=present, optimizer=self._lane(step))
+            self.recorder.amend(present=present, optimizer=self.lane(step))
         warn(
             "the watched optimizers do not step together: from now on each one's gradients are measured and clipped "
             "alone, and each optimizer.step() is a step"
@@ -264,27 +262,18 @@ class Stepper:
 
     def _clip(self, step: Step, optimizer: Optimizer, alone: bool, record: bool) -> Clipped | None:
         """What came of the gradients; None where they could not be measured. Without a policy nothing acts on them."""
-        keep_state, row = record or step.inside, self.recorder.row_ahead() if record and not step.inside else ()
+        ahead = self.recorder.row_ahead() if record and not step.inside else None
         if self.clipper.policy is not None:
-            return self.clipper.clip(optimizer, alone, step.scaler, keep_state, row, step.inside)
+            return self.clipper.clip(optimizer, alone, step.scaler, record or step.inside, ahead, step.inside)
         with self.weights.looking.at("grad_norm"):
-            return self.clipper.clip(optimizer, alone, step.scaler, keep_state, row, step.inside)
+            return self.clipper.clip(optimizer, alone, step.scaler, False, ahead, step.inside)
         return None
 
     def _record(self, step: Step, clipped: Clipped | None) -> None:
         """The step's row, and the scalars that are known of it by now; without norms where they are not `clipped`."""
-        now, values = looked_up(self, step)
-        skipped = None if clipped is None else clipped.skipped
-        values.update({} if clipped is None else clipped.totals)
-        if clipped is None or step.inside:  # inside backward they come when it has ended
-            here = (False,) * len(self.layout.params)
-            fields: list[Tensor | None] = [None] * (len(self.recorder.ring.fields) - 1)
-        else:
-            here, fields = clipped.batch.here, clipped.fields
-        seen = skipped is not None, clipped is not None
-        row = Row(step.number, time.time(), self._lane(step), now.rates, here, *seen, now.changed, step.clips.applied)
-        self.recorder.begin(row, [*fields, skipped], values)
-        step.here = here
+        row, fields, values = recorded(self, step, clipped)
+        self.recorder.begin(row, fields, values)
+        step.here = row.present
 
     def _loop_clips(self, clip: Clip) -> None:
         """The loop has clipped: before a step, or inside an optimizer's own, whose gradients are measured by then."""
@@ -325,6 +314,7 @@ class Stepper:
             if sample is not None:
                 self.recorder.sampled(table, *sample)
 
-    def _lane(self, step: Step) -> str:
+    def lane(self, step: Step) -> str:
+        """The names of the optimizers that take the step."""
         names = self.clipper.names
         return "+".join(names) if self.together else names[self.optimizers.index(step.optimizers[0])]

@@ -6,7 +6,7 @@
 
 Each section is a process with a time-out of its own; an error in one is a line in the JSON, and the next goes on. The
 JSON is written anew after each, so a run that is ended has what it had. The exit code is 0 where everything ran and
-every bar was held, 1 where not, 2 where there is no CUDA device.
+every bar was held, 1 where not, 2 where there is no CUDA device or no torch.
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ SECONDS = 530  # of the whole run
 LIMITS = {  # of a section, which is given what is left where that is less
     "machine": 40, "probes": 70, "gpt2-124m": 100, "tests": 180, "gpt-1b": 80, "small": 60, "drains": 40, "memory": 60,
 }  # fmt: skip
+NEEDED = ("torch", "numpy", "pandas", "pyarrow", "filelock", "pytest")  # plotly, MLflow and the rest may be missing
 TAIL = 1500  # characters of what a section that failed had printed
 Report = dict[str, Any]
 
@@ -43,6 +44,10 @@ def main() -> int:
     unknown = [name for name in names if name not in LIMITS]
     if unknown:
         print(f"--only: no {', '.join(unknown)}; there are {', '.join(LIMITS)}", file=sys.stderr)
+        return 2
+    missing = [name for name in NEEDED if importlib.util.find_spec(name) is None]
+    if missing:
+        print(f"{sys.executable} has no {', '.join(missing)}: name one that has in $PYTHON", file=sys.stderr)
         return 2
     if not args.tiny and not _has_cuda():
         print("torch sees no CUDA device here: --tiny runs the branches that need none", file=sys.stderr)

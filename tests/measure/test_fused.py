@@ -57,6 +57,27 @@ def test_one_step_agrees_to_rounding(cls, device, tmp_path):
         torch.testing.assert_close(a, b, rtol=2e-6, atol=1e-7)
 
 
+@pytest.mark.parametrize("fused", [(True, False, True), (False, True, False)])
+def test_a_group_that_is_no_longer_fused_is_clipped_all_the_same(fused, tmp_path):
+    """As where a state is loaded that was saved from another optimizer."""
+    model = mlp(torch.float32)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, fused=True)
+    handle = watch(model, optimizer, tmp_path, clip=ClipByGlobalNorm(1e-3), every=1)
+    for is_fused in fused:
+        optimizer.param_groups[0]["fused"] = is_fused
+        before = [p.detach().clone() for p in model.parameters()]
+        for p in model.parameters():
+            p.grad = torch.full_like(p, 0.3)
+        optimizer.step()
+        moved = torch.linalg.vector_norm(
+            torch.cat([(p - was).detach().flatten() for p, was in zip(model.parameters(), before, strict=True)])
+        )
+        assert float(moved) == pytest.approx(0.1 * 1e-3, rel=1e-2)
+    handle.close()
+    history = open_history(handle.dir)
+    np.testing.assert_allclose(history.layer("clip_coef") * history.total("grad_norm")[:, None], 1e-3, rtol=1e-2)
+
+
 @pytest.mark.parametrize("limit", [0.0, 1e-38, 1e-20, 1.0, 1e30, float("inf")])
 def test_a_kernel_that_divides_takes_any_threshold(limit, tmp_path):
     def gradients(watched):

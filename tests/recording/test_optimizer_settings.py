@@ -116,6 +116,19 @@ def test_every_change_is_recorded_on_its_step_and_exactly(kind, tmp_path):
         watch(model, optimizer, tmp_path).log(**{"setting/x": 1.0})
 
 
+def test_groups_that_have_come_or_gone_are_seen():
+    params = [nn.Parameter(torch.zeros(2)) for _ in range(3)]
+    optimizer = torch.optim.SGD([{"params": [p], "lr": 0.1 + i} for i, p in enumerate(params[:2])])
+    settings = GroupSettings({"SGD": optimizer})
+    assert settings.now().rates == (0.1, 1.1)
+    last = optimizer.param_groups.pop()
+    assert settings.now().rates == (0.1,)
+    optimizer.param_groups.append(last)
+    assert settings.now().rates == (0.1, 1.1)
+    optimizer.add_param_group({"params": [params[2]], "lr": 2.1})
+    assert settings.now().rates == (0.1, 1.1, 2.1)
+
+
 def test_what_never_changes_has_no_column_and_a_counter_is_no_setting(tmp_path):
     model = mlp(torch.float32)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)

@@ -1,5 +1,6 @@
 """`scripts/bench/gpu`: its parts run without a GPU, and whatever happens to one is a line, while the next goes on."""
 
+import importlib.util
 import json
 import os
 import subprocess
@@ -62,6 +63,17 @@ def test_without_a_device_it_says_so(monkeypatch, capsys):
     monkeypatch.setattr(sys, "argv", ["gpu"])
     assert gpu_run.main() == 2
     assert "no CUDA device" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("options", [[], ["--tiny"]])
+def test_without_torch_it_says_so_in_one_line(options, monkeypatch, capsys):
+    find = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "torch" else find(name))
+    monkeypatch.setattr(sys, "argv", ["gpu", *options])
+    assert gpu_run.main() == 2
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert said.err == f"{sys.executable} has no torch: name one that has in $PYTHON\n"
 
 
 def test_what_takes_too_long_is_ended_with_all_that_it_started(tmp_path, monkeypatch):
