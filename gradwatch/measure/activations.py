@@ -21,6 +21,8 @@ from torch.nn.modules.module import register_module_forward_hook
 from gradwatch.measure import attention, eager
 from gradwatch.measure.attention_calls import Calls
 from gradwatch.measure.autograd import without_autograd
+from gradwatch.measure.collectives import add_and_compare
+from gradwatch.measure.copies import Copies, mark
 from gradwatch.measure.distributed import local
 from gradwatch.measure.looking import Looking
 from gradwatch.measure.routers import Router, Tokens
@@ -30,6 +32,7 @@ QUANTITIES = ("rms", "max", "zeros", "saturated", "dead", "nonfinite", "order")
 FIRST = 2  # steps at the beginning that are all sampled: `gradwatch run` sees the second forward pass first
 UNITS = 1024  # of a non-linearity that are followed one by one, evenly spread over more
 ELEMENTS = 32  # of a unit, without which a step does not say whether it is dead: it may be idle for a few examples
+ALIVE = float(1 << 20)  # more than there are ranks
 PIECE = 1 << 24  # elements that are looked at together: what is held meanwhile stays small beside a large output
 _CHANNELS = ("Conv", "BatchNorm", "GroupNorm", "InstanceNorm", "SyncBatchNorm", "LazyConv", "LazyBatchNorm")
 
@@ -64,10 +67,11 @@ class Activations:
         self.names, self.every, self.group = tuple(modules or ()), every, group
         self._looking = looking or Looking()
         known = dims or {}
-        self._slots = {id(m): _Slot(m, flat_of(m), known.get(id(m))) for m in (modules or {}).values()}
+        self._slots = {id(m): _Slot(m, flat_of(m), known.get(id(m)), group) for m in (modules or {}).values()}
         self._attention = attention.Attention(modules or {}, self._slots, self._looking)
-        self._tokens = Tokens(routers or {})
-        self._routers = {id(r.module): _Slot(r.module, None, None) for r in (routers or {}).values()}
+        self._tokens = Tokens(routers or {}, group)
+        self._routers = {id(r.module): Calls() for r in (routers or {}).values()}
+        self._copies = Copies()
         self._first: int | None = None
         self._hook: Any = None
         self._order: dict[int, None] = {}
@@ -133,14 +137,17 @@ class Activations:
 
     def _joined(self, device: torch.device) -> Sample:
         slots = list(self._slots.values())
+        sums = [slot.sums(device) for slot in slots]  # M of [5]
+        largest = [slot.largest(device) for slot in slots]  # M of [1]
         alive = [slot.alive_units(device) for slot in slots if slot.flat is not None]  # N of [U]
         heads, tops = self._attention.parts(device, _exact(device), self.group is not None)
         tokens = self._tokens.sums(device, _exact(device))
-        sums = self._over_ranks([*(slot.sums(device) for slot in slots), *heads, *tokens], dist.ReduceOp.SUM)
-        most = self._over_ranks([*(slot.largest(device) for slot in slots), *alive, *tops], dist.ReduceOp.MAX)
-        m, n, h = len(slots), len(alive), len(slots) + len(heads)
-        own = self._of_modules(torch.stack(sums[:m]), torch.cat(most[:m]), most[m : m + n])
-        parts = [(self.names, own), self._attention.joined(sums[m:h], most[m + n :]), self._tokens.joined(sums[h:])]
+        if self.group is not None:
+            marks = torch.stack([*(slot.marked(device) for slot in slots), *self._tokens.marked(device)])
+            marks = add_and_compare([*sums, *alive, *heads, *tokens], [*largest, *tops], marks, self.group)
+            sums, tokens = _once([*sums, *tokens], self._copies.of(marks), len(slots))
+        own = self._of_modules(torch.stack(sums), torch.cat(largest), alive)
+        parts = [(self.names, own), self._attention.joined(heads, tops), self._tokens.joined(tokens)]
         while not parts[-1][0]:  # no experts; no heads
             parts.pop()
         names = tuple(name for names, _ in parts for name in names)
@@ -149,14 +156,6 @@ class Activations:
             values[row : row + len(found), column : column + len(those)] = found
             row, column = row + len(found), column + len(those)
         return Sample(names, values)
-
-    def _over_ranks(self, parts: list[Tensor], how: dist.ReduceOp.RedOpType) -> list[Tensor]:
-        """The same vectors, joined with those of the other ranks that share the batch: one collective."""
-        if self.group is None:
-            return parts
-        together = torch.cat(parts)
-        dist.all_reduce(together, how, group=self.group)
-        return [*torch.split(together, [len(part) for part in parts])]
 
     def _of_modules(self, sums: Tensor, largest: Tensor, alive: list[Tensor]) -> Tensor:
         """`[Q, M]` float32 of sums `[M, 5]`, largest values `[M]` and, of the N known non-linearities, units `[U]`."""
@@ -188,14 +187,15 @@ class Activations:
 class _Slot(Calls):
     """What was seen of one module in this step."""
 
-    def __init__(self, module: nn.Module, flat: Flat | None, dim: int | None) -> None:
-        self.module, self.flat, self.dim = module, flat, dim
+    def __init__(self, module: nn.Module, flat: Flat | None, dim: int | None, group: dist.ProcessGroup | None) -> None:
+        self.module, self.flat, self.dim, self.group = module, flat, dim, group
         self.clear()
 
     def clear(self) -> None:
         super().clear()
         self._sums: Tensor | None = None  # [5]: squares, zeros, flat, non-finite, all
         self._largest: Tensor | None = None
+        self._mark: Tensor | None = None  # of the values, where other ranks may have the same
         self.units = math.nan  # how many there are
         self._alive: Tensor | None = None  # [at most U] bool: units that were not flat somewhere
 
@@ -208,6 +208,9 @@ class _Slot(Calls):
     def add(self, y: Tensor, x: Tensor | None) -> None:
         """One more call: y = module(x)."""
         x = None if x is None else local(x)
+        if self.group is not None:
+            found = mark(y)
+            self._mark = found if self._mark is None else self._mark + found
         flat = self.flat if x is not None and x.shape == y.shape else None
         dim = _unit_dim(y, self.dim)
         for part, inner in _pieces(y, y if x is None or flat is None else x, dim if flat else None):
@@ -243,11 +246,15 @@ class _Slot(Calls):
         """`[1]` float32; -1 where nothing was seen."""
         return torch.full((1,), -1.0, device=device) if self._largest is None else self._largest.to(device)[None]
 
+    def marked(self, device: torch.device) -> Tensor:
+        """As `mark`, of all calls; 0 where there were none."""
+        return torch.zeros((), dtype=torch.float64, device=device) if self._mark is None else self._mark.to(device)
+
     def alive_units(self, device: torch.device) -> Tensor:
-        """`[U]` float32: 1 for a unit that was not flat everywhere, 0 for one that was, -1 for none."""
-        out = torch.full((UNITS,), -1.0, device=device)
+        """`[U]`: `ALIVE` for a unit that was not flat everywhere, 1 for one that was, 0 for none: to be added up."""
+        out = torch.zeros(UNITS, dtype=_exact(device), device=device)
         if self._alive is not None:
-            out[: len(self._alive)] = self._alive.to(device)
+            out[: len(self._alive)] = torch.where(self._alive, ALIVE, 1.0).to(device)
         return out
 
 
@@ -263,8 +270,15 @@ def tensor_of(value: Any) -> Tensor | None:
     return value.detach()
 
 
-def _share_dead(alive: Tensor) -> Tensor:
-    return (alive == 0).sum() / (alive >= 0).sum()
+def _share_dead(units: Tensor) -> Tensor:
+    there = units > 0
+    return (there & (units < ALIVE)).sum() / there.sum()
+
+
+def _once(sums: list[Tensor], copies: Tensor, modules: int) -> tuple[list[Tensor], list[Tensor]]:
+    """The sums of modules and those of routers, each divided by on how many ranks the same is."""
+    found = [total / many for total, many in zip(sums, copies, strict=True)]
+    return found[:modules], found[modules:]
 
 
 def _exact(device: torch.device) -> torch.dtype:

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from gradwatch.errors import PolicyError
 from gradwatch.measure.autograd import without_autograd
+from gradwatch.measure.collectives import all_reduce, of_each_rank
 
 _FLAT = (
     "FullyShardedDataParallel cuts flattened layers, so that no rank sees whose row an element is of: constraints and "
@@ -161,40 +162,33 @@ class Sharding:
         """The sum over ranks of `[..., L]` float64, every part counted once: one all-reduce for each of the groups."""
         return self.reduce(parts * self.shares)
 
-    def reduce(self, values: Tensor, op: Any = dist.ReduceOp.SUM) -> Tensor:
-        """Reduce `[..., L]` in place over the ranks of each layer; returns it."""
-        for group, places, _ in self._sums:
+    def reduce(self, values: Tensor, op: Any = dist.ReduceOp.SUM, beside: Mapping[int, Tensor] | None = None) -> Tensor:
+        """Reduce `[..., L]` in place over the ranks of each layer, and with it what else there is of some layers, by
+        their places, `beside` it; returns it.
+        """
+        for group, places, layers in self._sums:
             part = values if places is None else values.index_select(-1, places)
-            dist.all_reduce(part, op, group=group)
+            others = [t for i, t in (beside or {}).items() if i in layers]
+            all_reduce([part, *others], op, group)
             if places is not None:
                 values.index_copy_(-1, places, part)
         return values
 
     def reduce_each(self, tensors: dict[int, Tensor], op: Any = dist.ReduceOp.SUM) -> dict[int, Tensor]:
-        """Reduce tensors of any shape, each over the ranks of its layer, by which they are given."""
-        out = dict(tensors)
-        for group, _, places in self._sums:
-            own = {i: t for i, t in out.items() if i in places}
-            if own:
-                flat = torch.cat([t.flatten() for t in own.values()])
-                dist.all_reduce(flat, op, group=group)
-                parts = torch.split(flat, [t.numel() for t in own.values()])
-                out.update({i: part.view(t.shape) for (i, t), part in zip(own.items(), parts, strict=True)})
-        return out
-
-    def of_each_rank(self, own: dict[int, Tensor]) -> dict[int, Tensor]:
-        """What each of the W ranks knows of these layers, `[W, ...]` float64; all know the same ones."""
-        whole = {i: t.new_zeros((world_size(), *t.shape), dtype=torch.float64) for i, t in own.items()}
-        for i, t in own.items():
-            whole[i][rank()] = t
-        return self.reduce_each(whole)
+        """Reduce tensors of any shape in place, each over the ranks of its layer, by which they are given."""
+        for group, _, layers in self._sums:
+            all_reduce([t for i, t in tensors.items() if i in layers], op, group)
+        return tensors
 
     def mean(self, values: Tensor) -> Tensor:
         """The mean over all elements of each layer, `[L]`, from the mean over those on each rank. One all-reduce."""
         return self.reduce(values * self.held).to(values.dtype)
 
-    def join(self, norms: Tensor, present: Tensor, p: float) -> tuple[Tensor, Tensor]:
-        """The p-norms `[L]` of whole layers from those of this rank's parts, and which layers any rank has: `[L]` bool.
+    def join(
+        self, norms: Tensor, present: Tensor, p: float, own: Mapping[int, Tensor] | None = None
+    ) -> tuple[Tensor, Tensor, dict[int, Tensor]]:
+        """The p-norms `[L]` of whole layers from those of this rank's parts, and which layers any rank has: `[L]` bool;
+        of what is this rank's `own` of some layers, the same ones on all ranks, what each of the W has, `[W, ...]`.
 
         One all-reduce. Sums are float64: the square of a float32 norm may be out of float32's range.
         """
@@ -203,9 +197,10 @@ class Sharding:
             # A maximum over ranks may lose a NaN: it travels as a flag
             both = torch.stack([parts.nan_to_num(nan=torch.inf, posinf=torch.inf), parts.isnan(), present])
             self.reduce(both, dist.ReduceOp.MAX)
-            return torch.where(both[1] > 0, torch.nan, both[0]).to(norms.dtype), both[2] > 0
-        both = self.add(torch.stack([parts**p, present.to(torch.float64)]))
-        return (both[0] ** (1 / p)).to(norms.dtype), both[1] > 0
+            return torch.where(both[1] > 0, torch.nan, both[0]).to(norms.dtype), both[2] > 0, {}
+        each = {i: of_each_rank(t, rank(), world_size()) for i, t in (own or {}).items()}
+        both = self.reduce(torch.stack([parts**p, present.to(torch.float64)]) * self.shares, beside=each)
+        return (both[0] ** (1 / p)).to(norms.dtype), both[1] > 0, each
 
     def check_units(self) -> None:
         """Refuse what looks at units (rows, ...) where this rank cannot tell them.

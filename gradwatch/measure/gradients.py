@@ -210,10 +210,11 @@ class Batch:
         """The p-norms of the tensors as they are, `[L]`; under sharding of the whole layers, by one all-reduce."""
         fits = into is not None and into.dtype is self.layout.dtype and self.layout.sharding is None
         norms = measure(self.layout, self.groups, p, into if fits else None, None if rows is None else rows.norms)
+        pairs = {} if rows is None else rows.pairs()
         if self.layout.sharding is not None:
-            norms, self._present = self.layout.sharding.join(norms, self.layout.which(self.here), p)
+            norms, self._present, pairs = self.layout.sharding.join(norms, self.layout.which(self.here), p, pairs)
         if rows is not None:
-            self.largest_rows = rows.fields(norms)
+            self.largest_rows = rows.fields(norms, pairs)
         return norms
 
     def present(self) -> Tensor:

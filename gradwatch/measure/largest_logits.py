@@ -18,6 +18,7 @@ from gradwatch.errors import WatchError, warn
 from gradwatch.measure.attention_calls import AttentionCalls, Calls, by_head
 from gradwatch.measure.attention_heads import Heads, Run, attention_heads
 from gradwatch.measure.autograd import without_autograd
+from gradwatch.measure.collectives import all_reduce
 from gradwatch.measure.layout import Layout, at
 
 PIECE = 1 << 24  # logits that are computed together
@@ -117,9 +118,7 @@ class LargestLogits(AttentionCalls):
             self._note_unheard()
             found = [self._of(key, device) for key in self.heads]
             if self._group is not None:
-                together = torch.cat(found)
-                dist.all_reduce(together, dist.ReduceOp.MAX, group=self._group)
-                found = [*torch.split(together, [len(each) for each in found])]
+                all_reduce(found, dist.ReduceOp.MAX, self._group)
             self._joined = found
         return self._joined
 

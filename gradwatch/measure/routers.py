@@ -9,9 +9,11 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 
 from gradwatch.measure.autograd import without_autograd
+from gradwatch.measure.copies import mark
 from gradwatch.measure.distributed import local
 
 QUANTITIES = ("tokens",)
@@ -52,14 +54,16 @@ def _whole(modules: tuple[nn.Module, ...], names: tuple[str, ...]) -> int:
 class Tokens:
     """Counts, of each of the routers (by name), the tokens of each expert in this step."""
 
-    def __init__(self, found: Mapping[str, Router]) -> None:
+    def __init__(self, found: Mapping[str, Router], group: dist.ProcessGroup | None) -> None:
+        self.group = group
         self.names = {id(router.module): name for name, router in found.items()}
         self._routers = {id(router.module): router for router in found.values()}
         self._counts: dict[int, Tensor] = {}
+        self._marks: dict[int, Tensor] = {}  # of the scores, where other ranks may have the same
 
     def clear(self) -> None:
         """Forget what was counted."""
-        self._counts = {}
+        self._counts, self._marks = {}, {}
 
     @without_autograd
     def add(self, module: nn.Module, output: Any) -> None:
@@ -67,11 +71,15 @@ class Tokens:
         router = self._routers[id(module)]
         scores = _scores(output, router.experts)
         if scores is not None:
+            key = id(module)
+            if self.group is not None:
+                found = mark(scores)
+                self._marks[key] = found if key not in self._marks else self._marks[key] + found
             edges = torch.arange(router.experts + 1, device=scores.device)
             chosen = scores.topk(router.choices).indices.flatten().sort().values
             counts = torch.searchsorted(chosen, edges).diff()
-            before = self._counts.get(id(module))
-            self._counts[id(module)] = counts if before is None else before + counts
+            before = self._counts.get(key)
+            self._counts[key] = counts if before is None else before + counts
 
     def sums(self, device: torch.device, dtype: torch.dtype) -> list[Tensor]:
         """What adds up over ranks, `[E]` of each router."""
@@ -80,6 +88,11 @@ class Tokens:
             torch.zeros(n, dtype=dtype, device=device) if counts is None else counts.to(device, dtype)
             for counts, n in found
         ]
+
+    def marked(self, device: torch.device) -> list[Tensor]:
+        """As `mark`, of the scores of all calls of each router; 0 where there were none."""
+        found = (self._marks.get(key) for key in self._routers)
+        return [torch.zeros((), dtype=torch.float64, device=device) if m is None else m.to(device) for m in found]
 
     def joined(self, sums: list[Tensor]) -> tuple[tuple[str, ...], Tensor]:
         """Names such as `h.0.moe.gate[3]`, and `[1, E]` of `QUANTITIES` for the experts of all routers."""

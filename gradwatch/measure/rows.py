@@ -63,17 +63,21 @@ class LargestRows:
         self.layout = layout
         self.norms: dict[int, Tensor] = {}
 
-    def fields(self, norms: Tensor) -> list[Tensor]:
-        """`QUANTITIES`, `[L]` each, NaN of other layers: of the largest row the norm as a share of the layer's, of
-        which the `norms` are `[L]`, and its number. Under sharding one all-reduce, of two numbers a rank and layer.
-        """
+    def pairs(self) -> dict[int, Tensor]:
+        """Of each layer the norm and the number of the largest row on this rank, `[2]`."""
         layout = self.layout
         # Over ranks a smaller one than any other's; of one process there is none: it has no gradient, or one that is
         # sparse in more than its rows
         nothing = layout.constant("no row", lambda: layout.full((2,), math.nan if layout.sharding is None else 0.0))
-        found = {i: self._largest(i) if i in self.norms else nothing for i in layout.first_rows}
+        return {i: self._largest(i) if i in self.norms else nothing for i in layout.first_rows}
+
+    def fields(self, norms: Tensor, pairs: dict[int, Tensor]) -> list[Tensor]:
+        """`QUANTITIES`, `[L]` each, NaN of other layers: of the largest row the norm as a share of the layer's, of
+        which the `norms` are `[L]`, and its number. `pairs` are `[2]`, under sharding `[W, 2]` of each rank.
+        """
+        layout, found = self.layout, pairs
         if layout.sharding is not None:
-            found = {i: _largest_of(own).to(layout.dtype) for i, own in layout.sharding.of_each_rank(found).items()}
+            found = {i: _largest_of(each).to(layout.dtype) for i, each in pairs.items()}
         out = layout.constant("no rows", lambda: layout.full((2, len(layout.names)), math.nan))
         if found:
             norm, number = torch.stack([*found.values()]).unbind(dim=1)

@@ -30,19 +30,26 @@ def test_two_ranks_together_are_one_process(kind, tmp_path):
 
 
 @pytest.mark.parametrize("kind", ["ddp", "fsdp", "tp"])
-def test_the_heads_of_two_ranks_are_those_of_one_process(kind, tmp_path):
+def test_the_heads_and_experts_of_two_ranks_are_those_of_one_process(kind, tmp_path):
     both = [recorded(size, name, tmp_path / name, "ranks_attention.py") for size, name in ((2, kind), (1, "one"))]
     together, alone = (history.activations for history in both)
     assert together.layers == alone.layers
+    assert together.step.tolist() == alone.step.tolist() == [0, 1, 2, 4]
     assert [name for name in alone.layers if "attn[" in name] == [f"{b}.attn[{i}]" for b in (0, 1) for i in range(4)]
     for name in ("logit_bound", "logit_max", "entropy"):
         np.testing.assert_allclose(together.values[name], alone.values[name], rtol=1e-4, err_msg=name)
+    # From step 2 on there is a NaN, at last in everything. Under tensor parallelism both ranks have these outputs and
+    # all tokens, elsewhere each has those of its half of the batch: either way each is counted once
+    bad = alone.with_values("nonfinite").values["nonfinite"]
+    assert not bad[:2].any()
+    assert (bad[2] > 0).all()
+    assert (bad[2] < bad[3]).all()
     gates = alone.with_values("tokens")
     assert gates.layers == tuple(f"{b}.mlp.2.gate[{e}]" for b in (0, 1) for e in range(3))
     assert len(np.unique(gates.values["tokens"])) > 6  # a router that prefers one
-    # under tensor parallelism both ranks see all tokens, elsewhere each has half of them
-    np.testing.assert_allclose(together.values["tokens"], alone.values["tokens"], rtol=1e-6)
-    rms = [history.layer("adam_rms") for history in both]
+    for name in ("nonfinite", "tokens"):
+        np.testing.assert_array_equal(together.values[name], alone.values[name], err_msg=name)
+    rms = [history.layer("adam_rms")[:2] for history in both]
     assert np.isfinite(rms[1]).all()
     np.testing.assert_allclose(*rms, rtol=1e-3, atol=1e-3)
 

@@ -71,8 +71,10 @@ def main(kind, folder):
                             activations=("*.attn", "*.mlp", "*.gate"), activations_every=2, slots=True, every=1,
                             renorm="QKClip(0.01)" if "clipped" in kind else None)  # fmt: skip
     generator = torch.Generator().manual_seed(1)
-    for _ in range(3):
+    for step in range(5):
         batch = torch.randn(6, 5, WIDTH, generator=generator)
+        if step == 2 and "clipped" not in kind:
+            batch[1, 2] = torch.nan
         wrapped(batch if kind == "tp" else batch[rank::size]).square().mean().backward()
         optimizer.step()
         optimizer.zero_grad()
