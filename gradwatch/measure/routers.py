@@ -16,7 +16,7 @@ from gradwatch.measure.autograd import without_autograd
 from gradwatch.measure.copies import mark
 from gradwatch.measure.distributed import local
 
-QUANTITIES = ("tokens",)
+QUANTITIES = ("tokens", "token_count")
 ROUTERS = ("gate", "router", "gating")  # what routers are called, beside a module called experts
 CHOICES = ("top_k", "num_experts_per_tok", "k")  # attributes that say how many experts a token gets
 EXPERTS = 512  # of a router that are told apart
@@ -95,10 +95,10 @@ class Tokens:
         return [torch.zeros((), dtype=torch.float64, device=device) if m is None else m.to(device) for m in found]
 
     def joined(self, sums: list[Tensor]) -> tuple[tuple[str, ...], Tensor]:
-        """Names such as `h.0.moe.gate[3]`, and `[1, E]` of `QUANTITIES` for the experts of all routers."""
+        """Names such as `h.0.moe.gate[3]`, and `[2, E]` of `QUANTITIES` for the experts of all routers."""
         names = [f"{self.names[key]}[{e}]" for key, router in self._routers.items() for e in range(router.experts)]
-        shares = [counts / counts.sum() for counts in sums]
-        return tuple(names), torch.cat(shares)[None] if shares else torch.zeros(1, 0)
+        found = [torch.stack([counts / counts.sum(), counts]) for counts in sums]
+        return tuple(names), torch.cat(found, dim=1) if found else torch.zeros(len(QUANTITIES), 0)
 
 
 def _scores(output: Any, experts: int) -> Tensor | None:

@@ -47,7 +47,9 @@ def test_the_heads_and_experts_of_two_ranks_are_those_of_one_process(kind, tmp_p
     gates = alone.with_values("tokens")
     assert gates.layers == tuple(f"{b}.mlp.2.gate[{e}]" for b in (0, 1) for e in range(3))
     assert len(np.unique(gates.values["tokens"])) > 6  # a router that prefers one
-    for name in ("nonfinite", "tokens"):
+    for table in (together, alone):  # 6 examples of 5 tokens, wherever they were
+        assert table.with_values("token_count").values["token_count"].sum(axis=1).tolist() == [2 * 30] * len(table)
+    for name in ("nonfinite", "tokens", "token_count"):
         np.testing.assert_array_equal(together.values[name], alone.values[name], err_msg=name)
     rms = [history.layer("adam_rms")[:2] for history in both]
     assert np.isfinite(rms[1]).all()

@@ -70,6 +70,8 @@ def test_every_share_is_counted_by_hand(again, tmp_path):
     for row, step in enumerate(table.step):
         wanted = [(chosen == e).mean() for chosen in steps[step] for e in range(EXPERTS)]
         np.testing.assert_allclose(table.values["tokens"][row], wanted, rtol=1e-6)
+        counted = [(chosen == e).sum() for chosen in steps[step] for e in range(EXPERTS)]
+        np.testing.assert_array_equal(table.values["token_count"][row], counted)
         assert len(steps[step][0]) == 2 * 3 * 7 * TOP
 
 

@@ -10,10 +10,8 @@ import numpy as np
 from gradwatch.analysis.rules.activations import medians
 from gradwatch.analysis.rules.finding import Finding, Severity
 from gradwatch.analysis.rules.progress import succeeds
-from gradwatch.history import Floats, History
+from gradwatch.history import History
 from gradwatch.table import nanmean
-
-RESOLVED = 1e-7  # shares that differ by less are the same number in float32
 
 
 def expert_starved(
@@ -27,7 +25,7 @@ def expert_starved(
     Source: Shazeer et al. 2017, "Outrageously Large Neural Networks", arXiv:1701.06538, 4 (a gate favours the same few
     experts, and these learn faster); Fedus et al. 2021, "Switch Transformers", arXiv:2101.03961, 2.2.
     """
-    table = history.activations.with_values("tokens")
+    table = history.activations.with_values("token_count")
     if len(table) < min_rows or not table.layers:
         return []
     routers = np.array([name.rpartition("[")[0] for name in table.layers])
@@ -35,10 +33,10 @@ def expert_starved(
     late, judged = -max(min_rows, len(table) // 3), np.zeros(len(routers), bool)
     for router in dict.fromkeys(routers):
         own = np.flatnonzero(routers == router)
-        shares = table.values["tokens"][:, own].astype(np.float64)
-        of_equal[:, own] = shares * len(own)
-        known = np.isfinite(shares[late:]).all(axis=1).sum()
-        judged[own] = known >= min_rows and known * tokens_at_least(shares) / len(own) >= least_tokens
+        of_equal[:, own] = table.values["tokens"][:, own].astype(np.float64) * len(own)
+        known = np.isfinite(of_equal[late:, own]).all(axis=1)
+        tokens = table.values["token_count"][late:, own][known].astype(np.float64).sum()
+        judged[own] = known.sum() >= min_rows and tokens / len(own) >= least_tokens
     mean = nanmean(of_equal[late:])
     with np.errstate(invalid="ignore"):
         hit = np.flatnonzero(judged & (np.maximum(mean, medians(of_equal[late:])) < share))
@@ -56,18 +54,6 @@ def expert_starved(
     names = tuple(table.layers[i] for i in hit)
     cause, cure = _words(evidence, share, since)
     return [Finding("expert-starved", severity, names, since, int(history.step[-1]), evidence, cause, cure)]
-
-
-def tokens_at_least(shares: Floats) -> float:
-    """How many tokens a router chose experts for in a sampled step, at least: from its shares `[T, E]` alone.
-
-    They are whole multiples of one token's, and so are their differences: the smallest of a step is one token's or
-    more. The step that tells most stands for all, as one in which all tokens go the same way tells nothing.
-    """
-    known = shares[np.isfinite(shares).all(axis=1)]
-    gaps = np.diff(np.sort(known, axis=1), axis=1, prepend=0.0)
-    seen = gaps[gaps > RESOLVED]
-    return 1.0 / float(seen.min()) if len(seen) else 0.0
 
 
 def _words(evidence: dict[str, float | str], share: float, since: int) -> tuple[str, str]:
