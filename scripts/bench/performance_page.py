@@ -163,6 +163,24 @@ def launches(report: Report, name: str) -> str:
     )
 
 
+def switches(report: Report, name: str) -> str:
+    """bench_switches.py; its times only where nothing disturbed them."""
+    clock = report.get("clock_shares", {})
+    text = (
+        "What each [switch](switches.md) adds to a training step of a GPT-2 cut to a CPU's size, in percent of that\n"
+        "step watched without it: *sampled*, the step that it samples; *others*, any other; *on average*, at its\n"
+        "default pace. *Memory* is how much more tensors a sampled step holds at its peak, beside\n"
+        f"{report['bytes_plain'] / 2**20:,.1f} MiB without a switch.\n\n"
+    )
+    head = ["switch", *(next(iter(clock.values())) if clock else ()), "memory"]
+    rows = [
+        [f"`{switch}`", *(f"{100 * share:.1f}" for share in clock.get(switch, {}).values()),
+         f"{held['sampled'] / 2**20:,.1f} MiB"]
+        for switch, held in report["bytes"].items()
+    ]  # fmt: skip
+    return text + table(head, rows) + _source(report, "bench_switches.py", name)
+
+
 def gpts(report: Report, name: str) -> str:
     """bench_step.py --device cuda: GPTs."""
     text = optimizer_phase(report, name) + "\n" if report["ratios"] else ""
@@ -247,6 +265,7 @@ SECTIONS: list[tuple[str, str, str, Callable[[Report, str], str]]] = [
     ("Python's work", "scripts/bench/host_time.py", "host_work.json", host_work),
     ("The host's time", "scripts/bench/host_time.py --clock", "host_time_cpu.json", host_clock),
     ("Launches", "scripts/bench/launches.py", "launches_fake_cuda.json", launches),
+    ("Switches", "scripts/bench/bench_switches.py", "bench_switches_cpu.json", switches),
     ("Side by side", "scripts/bench/bench_peers.py", "bench_peers_cpu.json", side_by_side),
     ("Writing", "scripts/bench/bench_store.py", "bench_store_cpu.json", plain("bench_store.py")),
     ("Reports of long histories", "scripts/bench/bench_report.py", "bench_report_cpu.json", plain("bench_report.py")),

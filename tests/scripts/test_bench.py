@@ -110,6 +110,42 @@ def test_nothing_is_divided_by_a_cost_that_is_not_there(scripts):
 
 
 @pytest.mark.slow
+def test_bench_switches_measures_every_switch(tmp_path):
+    report = bench("bench_switches.py", "--rounds", "1", "--size", "tiny", output=tmp_path / "switches.json")
+    assert [*report["clock_shares"]] == [*report["bytes"]]
+    assert len(report["bytes"]) == 7
+    others = {name: held["others"] for name, held in report["bytes"].items()}
+    assert not any(more for name, more in others.items() if not name.startswith(("rows", "split")))
+    assert report["bytes"]["histogram_every=100"]["sampled"] > 0
+
+
+def test_the_shares_of_a_switch_are_medians_over_rounds_of_what_it_adds(scripts):
+    """Steps of 10 of which the optimizer takes 2; the switch adds 5 to the third, and 1, 2 and 3 in three rounds to the
+    others; what is outside of the optimizer phase counts in the sampled step alone.
+    """
+    from bench_switches import SWITCHES, Step, shares
+
+    name, pace = "histogram_every=100", SWITCHES["histogram_every=100"].pace
+    bare = [[Step(10.0, 2.0)] * 4] * 3
+    with_it = [[Step(99.0, 2.0 + n)] * 2 + [Step(15.0, 7.0)] + [Step(99.0, 2.0 + n)] for n in (1, 2, 3)]
+    found = shares({"none": bare, name: with_it})
+    assert found == {
+        name: {"sampled": 0.5, "others": 0.2, "on average": pytest.approx((0.5 + 0.2 * (pace - 1)) / pace)}
+    }
+
+
+def test_a_switchs_time_under_load_is_not_shown_and_its_memory_is(scripts, tmp_path):
+    from performance_page import page
+
+    figures = {"machine": "a box", "clock_shares": {"slots=True": {"sampled": 0.123, "others": 0.0}}}
+    for load, is_shown in ((0.5, True), (4.0, False)):
+        report = {**figures, "load": load, "bytes": {"slots=True": {"sampled": 3 << 20}}, "bytes_plain": 5 << 20}
+        (tmp_path / "bench_switches_cpu.json").write_text(json.dumps(report))
+        assert ("| `slots=True` | 12.3 | 0.0 | 3.0 MiB |" in page(tmp_path)) is is_shown
+        assert ("| `slots=True` | 3.0 MiB |" in page(tmp_path)) is not is_shown
+
+
+@pytest.mark.slow
 def test_bench_startup_times_the_command_line(tmp_path):
     report = bench("bench_startup.py", "--rounds", "1", "--only", "help", output=tmp_path / "startup.json")
     assert set(report["seconds"]) == {f"gradwatch {name}--help" for name in ("", "report ", "sync ")}
