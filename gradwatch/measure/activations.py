@@ -27,14 +27,15 @@ from gradwatch.measure.distributed import local
 from gradwatch.measure.looking import Looking
 from gradwatch.measure.routers import Router, Tokens
 from gradwatch.measure.saturation import Flat, flat_of
+from gradwatch.measure.units import Units
 
 QUANTITIES = ("rms", "max", "zeros", "saturated", "dead", "nonfinite", "order")
 FIRST = 2  # steps at the beginning that are all sampled: `gradwatch run` sees the second forward pass first
 UNITS = 1024  # of a non-linearity that are followed one by one, evenly spread over more
 ELEMENTS = 32  # of a unit, without which a step does not say whether it is dead: it may be idle for a few examples
+_ADDENDS = "under tensor parallelism each rank has addends of its outputs; those of the module around it are recorded"
 ALIVE = float(1 << 20)  # more than there are ranks
 PIECE = 1 << 24  # elements that are looked at together: what is held meanwhile stays small beside a large output
-_CHANNELS = ("Conv", "BatchNorm", "GroupNorm", "InstanceNorm", "SyncBatchNorm", "LazyConv", "LazyBatchNorm")
 
 
 class Sample(NamedTuple):
@@ -52,13 +53,13 @@ class Activations:
 
     `begin(step)` before the step's forward pass, `end()` when the step is over; in between compiled code runs as it was
     written, because what is compiled cannot be seen. With no modules neither does anything. `group`: over which ranks
-    the batch is spread; `dims`: as of `unit_dims`.
+    the batch is spread; `units`: as of `units_of`.
     """
 
     def __init__(
         self,
         modules: Mapping[str, nn.Module] | None = None,
-        dims: Mapping[int, int] | None = None,
+        units: Mapping[int, Units] | None = None,
         every: int = 50,
         group: dist.ProcessGroup | None = None,
         looking: Looking | None = None,
@@ -66,8 +67,8 @@ class Activations:
     ) -> None:
         self.names, self.every, self.group = tuple(modules or ()), every, group
         self._looking = looking or Looking()
-        known = dims or {}
-        self._slots = {id(m): _Slot(m, flat_of(m), known.get(id(m)), group) for m in (modules or {}).values()}
+        known = units or {}
+        self._slots = {id(m): _Slot(m, flat_of(m), known.get(id(m), Units()), group) for m in (modules or {}).values()}
         self._attention = attention.Attention(modules or {}, self._slots, self._looking)
         self._tokens = Tokens(routers or {}, group)
         self._routers = {id(r.module): Calls() for r in (routers or {}).values()}
@@ -130,7 +131,9 @@ class Activations:
             return
         with self._looking.at("activations"):
             found = tensor_of(output)
-            if found is not None and found.numel() and found.is_floating_point():
+            if any(placement.is_partial() for placement in getattr(found, "placements", ())):
+                self._looking.miss(f"activations of {type(module).__name__}", _ADDENDS)
+            elif found is not None and found.numel() and found.is_floating_point():
                 slot.add(local(found), tensor_of(args))
 
     # -------------------------------------------------------------------------------------------------- after the step
@@ -187,8 +190,8 @@ class Activations:
 class _Slot(Calls):
     """What was seen of one module in this step."""
 
-    def __init__(self, module: nn.Module, flat: Flat | None, dim: int | None, group: dist.ProcessGroup | None) -> None:
-        self.module, self.flat, self.dim, self.group = module, flat, dim, group
+    def __init__(self, module: nn.Module, flat: Flat | None, units: Units, group: dist.ProcessGroup | None) -> None:
+        self.module, self.flat, self.where, self.group = module, flat, units, group
         self.clear()
 
     def clear(self) -> None:
@@ -197,6 +200,7 @@ class _Slot(Calls):
         self._largest: Tensor | None = None
         self._mark: Tensor | None = None  # of the values, where other ranks may have the same
         self.units = math.nan  # how many there are
+        self.first = 0  # of those on this rank that are followed, the place among all that are
         self._alive: Tensor | None = None  # [at most U] bool: units that were not flat somewhere
 
     @property
@@ -212,7 +216,7 @@ class _Slot(Calls):
             found = mark(y)
             self._mark = found if self._mark is None else self._mark + found
         flat = self.flat if x is not None and x.shape == y.shape else None
-        dim = _unit_dim(y, self.dim)
+        dim = self.where.along(y)
         for part, inner in _pieces(y, y if x is None or flat is None else x, dim if flat else None):
             is_flat = flat(self.module, inner, part) if flat else None
             self._take(part, is_flat, dim)
@@ -232,8 +236,9 @@ class _Slot(Calls):
         if flat is not None:
             others = [d for d in range(flat.ndim) if d != dim]
             alive = (~flat).any(dim=others) if others else ~flat
-            self.units = len(alive)
-            alive = alive[:: -(-len(alive) // UNITS)]
+            first, self.units = self.where.held(len(alive))
+            step = -(-int(self.units) // UNITS)
+            self.first, alive = -(-first // step), alive[-first % step :: step]
             self._alive = alive if self._alive is None else self._alive | alive
 
     def sums(self, device: torch.device) -> Tensor:
@@ -254,7 +259,7 @@ class _Slot(Calls):
         """`[U]`: `ALIVE` for a unit that was not flat everywhere, 1 for one that was, 0 for none: to be added up."""
         out = torch.zeros(UNITS, dtype=_exact(device), device=device)
         if self._alive is not None:
-            out[: len(self._alive)] = torch.where(self._alive, ALIVE, 1.0).to(device)
+            out[self.first : self.first + len(self._alive)] = torch.where(self._alive, ALIVE, 1.0).to(device)
         return out
 
 
@@ -295,21 +300,3 @@ def _pieces(y: Tensor, x: Tensor, keep: int | None) -> Iterator[tuple[Tensor, Te
         return
     dim = max(free, key=lambda d: y.shape[d])
     yield from zip(y.chunk(count, dim), x.chunk(count, dim), strict=True)
-
-
-def _unit_dim(y: Tensor, known: int | None) -> int:
-    """The dimension of the units: as the layer before says, else the channels of an image, else the last."""
-    dim = known if known is not None else (1 if y.ndim > 3 else -1)
-    return y.ndim - 1 if dim < 0 or dim >= y.ndim else dim
-
-
-def unit_dims(model: nn.Module) -> dict[int, int]:
-    """Where each module's units lie, by its id: as the last module before it that has weights gives them out."""
-    dims: dict[int, int] = {}
-    dim: int | None = None
-    for module in model.modules():
-        if any(True for _ in module.parameters(recurse=False)):
-            dim = 1 if type(module).__name__.startswith(_CHANNELS) else -1
-        if dim is not None:
-            dims[id(module)] = dim
-    return dims

@@ -12,13 +12,14 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 from gradwatch.errors import WatchError
-from gradwatch.measure.activations import Activations, Sample, unit_dims
+from gradwatch.measure.activations import Activations, Sample
 from gradwatch.measure.ddp_rank_norms import RankNorms, rank_norms
 from gradwatch.measure.distributed import world_size
 from gradwatch.measure.gradient_histogram import GradientHistogram, Shares
 from gradwatch.measure.largest_logits import LargestLogits
 from gradwatch.measure.layout import Layout
 from gradwatch.measure.looking import Looking
+from gradwatch.measure.units import units_of
 from gradwatch.measure.weight_updates import Weights
 from gradwatch.policies import Policy
 from gradwatch.recording.arguments import Settings
@@ -127,9 +128,9 @@ def _inside(
     group = getattr(model, "process_group", None) if isinstance(model, DistributedDataParallel) else None
     if layout.sharding is not None:
         group = layout.sharding.group
-    dims, experts = unit_dims(model) if modules else {}, chosen_routers(model, settings.activations, part)
+    units, experts = units_of(model) if modules else {}, chosen_routers(model, settings.activations, part)
     return Inside(
-        Activations(modules, dims, settings.activations_every, group, looking, experts),
+        Activations(modules, units, settings.activations_every, group, looking, experts),
         GradientHistogram(settings.histogram_every, looking) if settings.histogram_every else None,
         rank_norms(model) if settings.ranks else None,
         MicroBatches(model, settings.every, looking) if settings.noise_scale else None,

@@ -11,6 +11,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.nn.parallel import DistributedDataParallel
 
 import gradwatch
@@ -26,6 +27,8 @@ def main(kind, folder):
         model[2].weight.mul_(8)
     if kind == "fsdp":
         fully_shard(model, mesh=init_device_mesh("cpu", (size,)))
+    if kind == "tp":
+        parallelize_module(model, init_device_mesh("cpu", (size,)), {"0": ColwiseParallel(), "2": RowwiseParallel()})
     wrapped = DistributedDataParallel(model) if kind == "ddp" else model
     optimizer = torch.optim.SGD(wrapped.parameters(), lr=1e-3)
     watch = gradwatch.watch(wrapped, optimizer, dir=folder, run_name=kind, log=None, delivery="none", verbose=False,
@@ -33,7 +36,7 @@ def main(kind, folder):
     generator = torch.Generator().manual_seed(1)
     for _ in range(5):
         batch = torch.randn(64, 6, generator=generator)
-        wrapped(batch[rank::size]).square().mean().backward()
+        wrapped(batch if kind == "tp" else batch[rank::size]).square().mean().backward()
         optimizer.step()
         optimizer.zero_grad()
     watch.close()
