@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,22 +21,30 @@ from gradwatch.report.plotly_figures import NO_POLICY_COLOR, PALETTE, Chart, dec
 from gradwatch.sanitize import printable
 from gradwatch.table import STEP_COLUMNS, stack
 
+if TYPE_CHECKING:
+    import pandas as pd
+
 POINTS_PER_CHART = 24_000
+MOST = 12  # policies that are drawn
 DASHES = ("solid", "dash", "dot", "dashdot")
 
 
 @dataclass(frozen=True)
 class Section:
-    """The runs of one setting: `members` are the runs of each policy."""
+    """The runs of one setting: `members` are the runs of each policy that is drawn, `note` says which these are."""
 
     title: str
     members: dict[str, list[History]]
     charts: tuple[Chart, ...]
+    note: str = ""
 
 
-def colors(histories: Sequence[History]) -> dict[str, str]:
-    """A colour for each policy, the same in every chart of a report; grey for none."""
+def colors(histories: Sequence[History], table: pd.DataFrame) -> dict[str, str]:
+    """A colour for each policy, the same in every chart of a report; grey for none. Of many policies those that the
+    `table` of the comparison has first have the clearest.
+    """
     policies = dict.fromkeys(policy_text(history.run) for history in histories)
+    policies = policies if len(policies) <= MOST else dict.fromkeys(table["policy"])
     drawn = [policy for policy in policies if policy != NO_POLICY]
     return {NO_POLICY: NO_POLICY_COLOR} | {policy: _shade(i) for i, policy in enumerate(drawn)}
 
@@ -45,21 +53,41 @@ def _shade(i: int) -> str:
     return PALETTE[i] if i < len(PALETTE) else f"hsl({round(i * 137.5) % 360}, 55%, 42%)"  # the golden angle
 
 
-def sections(histories: Sequence[History], metrics: Sequence[str], heatmaps: Sequence[Heatmap | None]) -> list[Section]:
-    """One section for each combination of the settings that differ, with a chart for each metric and norm."""
+def sections(
+    histories: Sequence[History], metrics: Sequence[str], heatmaps: Sequence[Heatmap | None], table: pd.DataFrame
+) -> list[Section]:
+    """One section for each combination of the settings that differ, with a chart for each metric and norm.
+
+    Of many policies those are drawn that the `table` of the comparison has first, and none.
+    """
     drawn = {id(history): one for history, one in zip(histories, heatmaps, strict=True)}
     by_setting: dict[tuple[tuple[str, str], ...], dict[str, list[History]]] = {}
     for (policy, setting), runs in groups(histories).items():
         by_setting.setdefault(setting, {})[policy] = runs
-    shades = colors(histories)
+    shades = colors(histories, table)
     ordered = sorted(by_setting.items(), key=lambda item: [natural(value) for _, value in item[0]])
     found = []
     told = telling([dict(setting) for setting in by_setting])
     for setting, members in ordered:
         title = ", ".join(f"{key} = {value}" for key, value in setting if key in told)
-        maps = heatmap_grid(members, drawn)
-        found.append(Section(title, members, (*_charts(members, metrics, shades), *([maps] if maps else []))))
+        best, note = _best(members, dict(setting), table)
+        maps = heatmap_grid(best, drawn)
+        found.append(Section(title, best, (*_charts(best, metrics, shades), *([maps] if maps else [])), note))
     return found
+
+
+def _best(
+    members: dict[str, list[History]], setting: dict[str, str], table: pd.DataFrame
+) -> tuple[dict[str, list[History]], str]:
+    """The policies of a setting to be drawn, and a sentence where these are not all."""
+    if len(members) <= MOST:
+        return members, ""
+    here = table[(table[[*setting]] == list(setting.values())).all(axis=1)]
+    kept = [*here["policy"][:MOST]]
+    if NO_POLICY in members and NO_POLICY not in kept:
+        kept[-1] = NO_POLICY
+    said = f"Drawn are {MOST} of {len(members)} policies: those that the table has first"
+    return {policy: members[policy] for policy in kept}, f"{said}, and none." if kept[-1] == NO_POLICY else f"{said}."
 
 
 def _charts(runs_of: dict[str, list[History]], metrics: Sequence[str], shades: dict[str, str]) -> list[Chart]:

@@ -26,7 +26,6 @@ ASKED = {  # where they were asked for
     "stable_rank": "Stable rank",
     "row_share": "The largest row's share of the norm",
 }
-MOST = 12  # policies
 LABELS = 16
 GAP_X, GAP_Y = 0.03, 52  # between two maps: a share of the width, pixels
 
@@ -70,8 +69,7 @@ def heatmap_grid(members: dict[str, list[History]], found: Mapping[int, Heatmap 
     chosen = {
         policy: min(runs, key=lambda history: natural(seed_text(history.run))) for policy, runs in members.items()
     }
-    drawn = {policy: data for policy, history in chosen.items() if (data := found[id(history)]) is not None}
-    shown = dict(list(drawn.items())[:MOST])
+    shown = {policy: data for policy, history in chosen.items() if (data := found[id(history)]) is not None}
     if len(shown) < 2:
         return None
     values = np.concatenate([data.value[data.value > 0].ravel() for data in shown.values()])
@@ -95,8 +93,6 @@ def heatmap_grid(members: dict[str, list[History]], found: Mapping[int, Heatmap 
     seeds = {seed_text(chosen[policy].run) for policy in shown}
     said = f"The runs with seed {seeds.pop()}" if len(seeds) == 1 and seeds != {""} else "One run of each policy"
     said += ", on one colour scale; red: inf or NaN. Each cell is the highest of the steps and layers it stands for."
-    if len(drawn) > MOST:
-        said += f" The first {MOST} of {len(drawn)} policies."
     return Chart("Gradient norm of each layer before the clip, policy by policy", made, height, said, wide=True)
 
 

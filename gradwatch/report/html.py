@@ -166,8 +166,8 @@ def _many(report: Report, page: Page) -> dict[str, Any]:
     assert report.comparison is not None
     shown = columns(report.comparison)
     headers = [column.header for column in shown]
-    shades = colors(report.histories)
-    parts = sections(report.histories, report.metrics, report.heatmaps)
+    shades = colors(report.histories, report.comparison)
+    parts = sections(report.histories, report.metrics, report.heatmaps, report.comparison)
     policies = len({policy_text(history.run) for history in report.histories})
     return {
         "headers": headers,
@@ -210,7 +210,7 @@ def _subtitle(runs: int, policies: int, settings: int) -> str:
 
 def _section(part: Section, page: Page, shades: dict[str, str]) -> dict[str, Any]:
     legend = [{"policy": policy, "color": shades[policy], "runs": len(runs)} for policy, runs in part.members.items()]
-    return {"title": part.title, "legend": legend, "charts": page.add(part.charts)}
+    return {"title": part.title, "legend": legend, "note": part.note, "charts": page.add(part.charts)}
 
 
 def _json(data: Any) -> Markup:

@@ -20,10 +20,11 @@ from gradwatch.analysis.rules.facts import threshold
 from gradwatch.errors import RunError
 from gradwatch.formatting import percent, plus_minus, quantity_text
 from gradwatch.report import build_report, render_html, write_overview
+from gradwatch.report.comparison_charts import colors, sections
 from gradwatch.report.downsample import GRID, bucket_mean, heatmap, thin
 from gradwatch.report.heatmaps import heatmap_grid
 from gradwatch.report.model import changed
-from gradwatch.report.plotly_figures import short
+from gradwatch.report.plotly_figures import PALETTE, short
 from gradwatch.report.run_charts import norm_chart
 from gradwatch.report.terminal import show_run
 from gradwatch.report.text import render_csv, render_json, render_markdown
@@ -346,6 +347,27 @@ def test_the_maps_of_a_comparison_fill_their_chart():
     maps = {id(run): heatmap(run, "grad_norm", *GRID) for (run,) in members.values()}
     layout = heatmap_grid(members, maps).figure["layout"]
     assert min(axis["domain"][0] for name, axis in layout.items() if name.startswith("yaxis")) == pytest.approx(0)
+
+
+@pytest.mark.parametrize("lrs", [("0.1",), ("0.1", "0.2")])
+def test_of_many_policies_the_best_of_each_setting_are_drawn_and_none(lrs):
+    """The later a policy is named the better it is; none is the worst."""
+    runs = []
+    for lr in lrs:
+        for i, clip in enumerate([None, *(f"ClipByNorm({i}.0)" for i in range(1, 15))]):
+            run = make_history(40, clip=clip, params={"lr": lr})
+            run.per_step["val_accuracy"][:] = i / 100
+            runs.append(run)
+    report = build_report(runs)
+    found = sections(report.histories, report.metrics, report.heatmaps, report.comparison)
+    assert len(found) == len(lrs)
+    for section in found:
+        assert [*section.members] == [*(f"ClipByNorm({i}.0)" for i in range(14, 3, -1)), "none"]
+        assert section.note == "Drawn are 12 of 15 policies: those that the table has first, and none."
+    page = render_html(report)
+    assert page.count("Drawn are 12 of 15") == len(lrs)
+    assert page.count('aria-pressed="true"') == 12 * len(lrs)
+    assert colors(report.histories, report.comparison)["ClipByNorm(14.0)"] == PALETTE[0]
 
 
 def test_a_seed_that_the_script_was_given_stands_in_a_row_once():

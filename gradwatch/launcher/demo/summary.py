@@ -102,18 +102,19 @@ def _seeds(report: Report) -> int:
 
 def _part(name: str, report: Report, page: Page) -> dict[str, Any]:
     """What the page says of a comparison: its short table, the winner, and the first charts of each setting."""
-    shown = short_columns(report)
+    shown, table = short_columns(report), report.comparison
+    assert table is not None
     return {
         "title": report.title,
         "page": f"report-{name}.html",
         "headers": [column.header for column in shown],
         "texts": {i for i, column in enumerate(shown) if column.keys is None},
         "rows": list(zip(*(column.cells for column in shown), strict=True)),
-        "shades": colors(report.histories),
+        "shades": colors(report.histories, table),
         "winners": [conclusion(one) for one in report.winners],
         "sections": [
             {"title": section.title, "charts": page.add([replace(chart, height=SMALL, note="") for chart in charts])}
-            for section in sections(report.histories, report.metrics[:1], report.heatmaps)
+            for section in sections(report.histories, report.metrics[:1], report.heatmaps, table)
             if (charts := section.charts[:COMPARED])
         ],
     }
