@@ -13,6 +13,7 @@ import numpy as np
 from gradwatch.analysis.comparison import Comparison, settle
 from gradwatch.analysis.final_values import diverged, final
 from gradwatch.analysis.groups import metric_names
+from gradwatch.analysis.kept_steps import Common
 from gradwatch.errors import RunError
 from gradwatch.history import History
 from gradwatch.launcher.sweep import Job, Record, Sweep
@@ -91,13 +92,13 @@ def result(
     Raises:
         RunError: none of the runs logged `metric`, or had the policy `baseline`.
     """
-    runs, left_out = [], []
+    runs, left_out, common = [], [], Common()
     for job, run in zip(jobs, each(jobs, _condensed), strict=True):
         record = Record.read(job)
         if record is None or run is None:
             left_out.append(f"{job.label} has no run to compare.")
         elif record.over or diverged(run.history):
-            runs.append(run)
+            runs.append(replace(run, history=common.shared(run.history)))
         else:
             left_out.append(f"{job.label} is not compared: {record.status} after {len(run.history):,} steps.")
     if not runs:
