@@ -136,8 +136,8 @@ def weight_of_a_time_without_signal(folder, ill):
 # "MemoryEfficientSoftDiceLoss standalone path defaults apply_nonlin=None: raw logits explode dice to ~1e13",
 # github.com/ScrollPrize/villa/issues/1488
 @sick(
-    "loss-unbounded", "negative-loss", "exploding", "spike", "loss-terms-apart",
-    where="all layers: where the logits' sum comes near to zero one term is all there is",
+    "loss-terms-apart", "loss-unbounded", "negative-loss",
+    where="all layers: the overlap has no bound, and takes the outputs from the entropy",
     cure="a sigmoid before the overlap",
 )  # fmt: skip
 def overlap_of_raw_outputs(folder, ill):
@@ -209,8 +209,9 @@ def sound_in_whole_numbers(folder, ill):
 
 # "Negative Loss" (the CTC of raw outputs), github.com/SeanNaren/deepspeech.pytorch/issues/488
 @sick(
-    "negative-loss", "loss-unbounded",
-    where="the last layer, all steps: all outputs rise together", cure="log_softmax before the loss",
+    "negative-loss", "no-progress",
+    where="the last layer, all steps: the slope is that behind a softmax which was not taken",
+    cure="log_softmax before the loss",
 )  # fmt: skip
 def spelled_from_raw_outputs(folder, ill):
     """Three signs of five, each heard for a while."""

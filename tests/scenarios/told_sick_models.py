@@ -115,7 +115,7 @@ def widths_behind_an_exponential(folder, ill):
 # "[Bug] num_experts_per_tok=1 (the weight of the one that is chosen, divided by its own sum, is 1)" (in Chinese),
 # github.com/jingyaogong/minimind/issues/858
 @sick(
-    "dead-layer", "no-gradient", "vanishing", "below-epsilon",
+    "dead-layer", "no-gradient", "vanishing",
     where="the router, all steps: its only way into the loss is a share that is always 1",
     cure="norm_topk_prob=False where one expert is chosen",
 )  # fmt: skip
