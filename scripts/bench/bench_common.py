@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import platform
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
-from bench_output import cpu_name
+from bench_output import STARTING_LOAD, cpu_name
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -125,7 +124,7 @@ def machine(device: str = "cpu") -> dict[str, Any]:
     """Where and with what a benchmark ran."""
     return {
         "machine": cpu_name() if device == "cpu" else f"{torch.cuda.get_device_name()}; {cpu_name()}",
-        "load": round(os.getloadavg()[0], 1),
+        "load": STARTING_LOAD,
         "threads": torch.get_num_threads(),
         "python": platform.python_version(),
         "torch": torch.__version__,

@@ -10,14 +10,13 @@ twentieth of the run; files are all in the run's folder, counted as often.
 
 from __future__ import annotations
 
-import os
 import tempfile
 import time
 from pathlib import Path
 from typing import Any
 
 import torch
-from bench_output import arguments, cpu_name, publish
+from bench_output import STARTING_LOAD, arguments, cpu_name, publish
 from bench_store import resident
 from torch import nn
 
@@ -74,7 +73,7 @@ def main() -> None:
         found = long_run(args.steps, args.flush_every, Path(folder))
     report = {
         "what": "a long run: resident memory in MiB and number of files, the most in each twentieth of it",
-        "machine": cpu_name(), "load": round(os.getloadavg()[0], 1), "gradwatch": gradwatch.__version__,
+        "machine": cpu_name(), "load": STARTING_LOAD, "gradwatch": gradwatch.__version__,
         "torch": torch.__version__, "long": found,
     }  # fmt: skip
     publish(report, args.output)

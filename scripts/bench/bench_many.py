@@ -25,7 +25,7 @@ from typing import Any
 
 import numpy as np
 import psutil
-from bench_output import arguments, cpu_name, publish
+from bench_output import STARTING_LOAD, arguments, cpu_name, publish
 from bench_store import write_run
 
 from gradwatch import __version__
@@ -117,7 +117,7 @@ def main() -> None:
             }
     report = {
         "what": "gradwatch over many runs: processor time and peak memory (PSS) of a command with its processes",
-        "machine": cpu_name(), "load": round(os.getloadavg()[0], 1), "gradwatch": __version__, "layers": args.layers,
+        "machine": cpu_name(), "load": STARTING_LOAD, "gradwatch": __version__, "layers": args.layers,
         "steps": args.steps, "seeds": args.seeds, "runs": found,
     }  # fmt: skip
     publish(report, args.output)

@@ -10,6 +10,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+STARTING_LOAD = round(os.getloadavg()[0], 1)  # of the machine, before a bench adds its own
+
 
 def arguments(description: str | None, rounds: int | None = None) -> argparse.ArgumentParser:
     """A parser with what all of them understand; `--rounds` where there are any."""

@@ -5,11 +5,13 @@ helpers (a courier, wandb's service) are stopped. A round is a number of real tr
 over the ways in a new order each time, and the figures are medians over rounds. What the ways do is in `peers.py`.
 
     python scripts/bench/bench_peers.py [--rounds 9] [--models mlp-6] [--ways '.item() loop'] [-o bench_peers.json]
+    python scripts/bench/bench_peers.py --minutes 4 --seconds 0.5                    # as many rounds as there is time
 """
 
 from __future__ import annotations
 
 import itertools
+import math
 import multiprocessing
 import random
 import signal
@@ -150,12 +152,16 @@ class Trainer:
         return sum(sum(p.cpu_times()[:2]) for p in self._family())
 
 
-def measure(trainers: Sequence[Trainer], model: str, optimizer: str, rounds: int, steps: int, most: float) -> Any:
-    """Every round of every way, one case: {way: [Round]}."""
+def measure(
+    trainers: Sequence[Trainer], model: str, optimizer: str, rounds: int, steps: int, most: float, until: float
+) -> dict[str, list[Round]]:
+    """Every round of every way, one case: {way: [Round]}. No second one begins after `until`."""
     for trainer in trainers:
         trainer.ask((model, optimizer))
     found: dict[str, list[Round]] = {trainer.name: [] for trainer in trainers}
     for number in range(rounds + 1):  # one to warm up
+        if number > 1 and time.monotonic() > until:
+            break
         for trainer in random.Random(number).sample(trainers, len(trainers)):
             result = trainer.round(steps, most)
             if number:
@@ -220,6 +226,9 @@ def main() -> None:
     parser = arguments(__doc__, rounds=9)
     parser.add_argument("--steps", type=int, help=f"of a round; by default {STEPS}")
     parser.add_argument("--seconds", type=float, default=2.0, help="after which a round of a slow way ends early")
+    parser.add_argument(
+        "--minutes", type=float, default=math.inf, help="in all, after which no round but a first begins"
+    )
     parser.add_argument("--models", default="", help=f"of {', '.join(MODELS)}")
     parser.add_argument("--only", default="", help="cases whose name holds this text, such as 'fused'")
     parser.add_argument("--ways", default="", help=f"of {', '.join(WAYS)}; the bases are always there")
@@ -228,21 +237,23 @@ def main() -> None:
     absent, about = missing(), machine()
     ways = named("--ways", args.ways, WAYS)
     ways = [name for name in WAYS if (name in ways or name in (BARE, CLIP, OURS)) and name not in absent]
-    cases = {f"{m}, {o}": (m, o) for m in named("--models", args.models, MODELS) for o in OPTIMIZERS}
-    results = {}
+    named_cases = {f"{m}, {o}": (m, o) for m in named("--models", args.models, MODELS) for o in OPTIMIZERS}
+    cases = {case: both for case, both in named_cases.items() if args.only in case}
+    results, rounds, end = {}, args.rounds, time.monotonic() + args.minutes * 60
     with ExitStack() as stack:
         trainers = [Trainer(name, stack) for name in ways]
-        for case, (model, optimizer) in cases.items():
-            if args.only in case:
-                steps = args.steps or STEPS[model]
-                results[case] = figures(measure(trainers, model, optimizer, args.rounds, steps, args.seconds))
-                print(f"{case}: done", file=sys.stderr)
+        for number, (case, (model, optimizer)) in enumerate(cases.items()):
+            began, steps = time.monotonic(), args.steps or STEPS[model]
+            until = began + (end - began) / (len(cases) - number)
+            found = measure(trainers, model, optimizer, args.rounds, steps, args.seconds, until)
+            results[case], rounds = figures(found), min(rounds, len(found[BARE]))
+            print(f"{case}: done, {len(found[BARE])} rounds", file=sys.stderr)
     publish(
         {
             "what": "training steps of a small batch, recorded at every step; medians over interleaved rounds",
             **about,
             "versions": versions(),
-            "rounds": args.rounds,
+            "rounds": rounds,  # of the case that had the fewest
             "steps": args.steps or STEPS,
             "seconds": args.seconds,
             "figures": WHAT,

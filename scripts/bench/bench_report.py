@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from bench_output import arguments, cpu_name, publish
+from bench_output import STARTING_LOAD, arguments, cpu_name, publish
 from bench_store import write_run
 
 from gradwatch import __version__
@@ -84,7 +84,7 @@ def main() -> None:
     }
     report = {
         "what": "gradwatch on one very large run: a process from start to end (medians), and the page it makes",
-        "machine": cpu_name(), "load": round(os.getloadavg()[0], 1), "gradwatch": __version__, "rounds": args.rounds,
+        "machine": cpu_name(), "load": STARTING_LOAD, "gradwatch": __version__, "rounds": args.rounds,
         "layers": args.layers, "steps": args.steps, "every": args.every, "values": facts["values"],
         "mb_on_disk": round(facts["bytes"] / 1e6), "commands": medians, "page": shown,
     }  # fmt: skip

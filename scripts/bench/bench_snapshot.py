@@ -11,7 +11,6 @@ thread of its own does. On a CPU a snapshot copies from host memory to host memo
 
 from __future__ import annotations
 
-import os
 import statistics
 import tempfile
 import time
@@ -19,7 +18,7 @@ from pathlib import Path
 
 import torch
 from bench_common import transformer
-from bench_output import arguments, cpu_name, publish
+from bench_output import STARTING_LOAD, arguments, cpu_name, publish
 
 import gradwatch
 from gradwatch.recording.snapshot import Training
@@ -56,7 +55,7 @@ def main() -> None:
     share = statistics.median(shares[1:])  # the first step makes the optimizer's state
     report = {
         "what": "a snapshot of Rewind: bytes, and its processor time over that of a step",
-        "machine": cpu_name(), "load": round(os.getloadavg()[0], 1), "gradwatch": gradwatch.__version__,
+        "machine": cpu_name(), "load": STARTING_LOAD, "gradwatch": gradwatch.__version__,
         "torch": torch.__version__, "bytes": {"weights": weights, "snapshot": snapshot.size, "on_disk": on_disk},
         "bytes_per_parameter": round(snapshot.size / (weights / 4), 2), "share_of_a_step": round(share, 3),
         "share_of_each_step": round(share / EVERY, 6), "every": EVERY, "rounds": args.rounds,

@@ -32,7 +32,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from bench_output import arguments, cpu_name, publish
+from bench_output import STARTING_LOAD, arguments, cpu_name, publish
 
 from gradwatch import __version__
 from gradwatch.history import History, Layer, Run
@@ -201,7 +201,7 @@ def main() -> None:
     report = {
         "what": "storing: cost on the training thread (ms a step) and of close(); bytes, files and memory of a large "
         "run; see the script for what is counted",
-        "machine": cpu_name(), "load": round(os.getloadavg()[0], 1), "gradwatch": __version__,
+        "machine": cpu_name(), "load": STARTING_LOAD, "gradwatch": __version__,
         "thread": thread and {"layers": args.thread_layers, "period_ms": args.period, "rounds": args.rounds, **thread},
         "run": {"layers": args.layers, "steps": args.steps, "quantities": FOUR, "runs": runs},
     }  # fmt: skip

@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -76,6 +77,31 @@ def test_bench_peers_trains_each_way_beside_the_bases(tmp_path):
     assert set(ways) == {"uninstrumented", "torch clip_grad_norm_", "gradwatch, files"}
     assert all(found["step_ms"] > found["phase_ms"] > 0 for found in ways.values())
     assert "Composer OptimizerMonitor" in report["absent"]
+
+
+@pytest.mark.parametrize(("minutes", "rounds"), [(1, 3), (-1, 1)])
+def test_where_there_is_no_more_time_a_case_of_peers_has_one_round(minutes, rounds, scripts):
+    from bench_peers import Round, measure
+
+    class Asked:
+        name = "a way"
+
+        def ask(self, question):
+            pass
+
+        def round(self, steps, most):
+            return Round(1.0, 1.0, 1.0)
+
+    found = measure([Asked()], "mlp-6", "fused AdamW", 3, 1, 1.0, time.monotonic() + minutes * 60)
+    assert [*map(len, found.values())] == [rounds]
+
+
+def test_a_benchs_own_load_is_not_the_machines(scripts, monkeypatch):
+    from bench_common import machine
+    from bench_output import STARTING_LOAD
+
+    monkeypatch.setattr(os, "getloadavg", lambda: (STARTING_LOAD + 5,) * 3)
+    assert machine()["load"] == STARTING_LOAD
 
 
 def test_the_figures_of_peers_are_what_the_report_says(scripts):
