@@ -119,7 +119,7 @@ def main() -> None:
     parser.add_argument("--turn", type=int, default=20, help="steps until it is the other one's turn")
     parser.add_argument("--model", choices=list(MODELS), default="mlp-6")
     asked = parser.parse_args()
-    with tempfile.TemporaryDirectory(prefix="gradwatch-outage-") as temporary:
+    with tempfile.TemporaryDirectory(prefix="gradwatch-outage-", ignore_cleanup_errors=True) as temporary:
         folder = Path(temporary)
         with mlflow_server(f"sqlite:///{folder / 'mlflow.db'}", folder) as url, FaultyProxy(url) as proxy:
             proxy.always = hang

@@ -90,7 +90,10 @@ def _train_case(pipe: Connection, name: str, model: str, optimizer: str) -> None
                 break
         return now - began, phase, done
 
-    with tempfile.TemporaryDirectory() as folder, WAYS[name].open(net, stepper, Path(folder)) as finish:
+    with (
+        tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder,
+        WAYS[name].open(net, stepper, Path(folder)) as finish,
+    ):
         steps(WARM, 60.0)
         pipe.send(None)
         for task in iter(pipe.recv, None):

@@ -85,7 +85,7 @@ def main() -> None:
     about = machine()
     chosen = [name for name in COMMANDS if args.only in name]
     seconds: dict[str, list[float]] = {}
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
         (Path(folder) / "train.py").write_text(TRAINING)
         for r in range(args.rounds + 1):  # one to warm up, which also makes the MLflow store
             for name in random.Random(r).sample(chosen, len(chosen)):

@@ -191,7 +191,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=70.0, help="of training; 0 leaves this out")
     parser.add_argument("--dir", help="where to write; removed afterwards")
     args = parser.parse_args()
-    with tempfile.TemporaryDirectory(dir=args.dir) as folder:
+    with tempfile.TemporaryDirectory(dir=args.dir, ignore_cleanup_errors=True) as folder:
         runs = []
         for every in (1, 10):
             written, facts = write_run(Path(folder), args.layers, args.steps, every)
