@@ -46,6 +46,7 @@ _NAMES = re.compile(
     r"|host(name)?|port|(master|main_process)_(addr|ip|port)|dist_url|init_method|(local_|node_)?rank|machine_rank"
 )
 
+_SLICE = re.compile(r"\[\d+\]$")
 SEARCHED = "search."  # before the params that a search drew: they are in the policy's text as well
 Group = tuple[str, tuple[tuple[str, str], ...]]
 
@@ -182,14 +183,19 @@ def names_the_run(key: str, value: str) -> bool:
 
 
 def _all_settings(run: Run) -> dict[str, str]:
-    """Params, optimizer class and settings, and which model it was, as text; without the seed."""
+    """Params, optimizer class and settings, and which model it was, as text; without the seed.
+
+    Slices of a tensor are one layer of the model; that it was cut is a setting, as a policy may act on each of them.
+    """
     several = len(run.optimizers) > 1
-    found = {"model": f"{len(run.layers)} layers, {sum(layer.numel for layer in run.layers):,} parameters"}
+    names = [layer.name for layer in run.layers]
+    found = {"model": f"{len(_whole(names))} layers, {sum(layer.numel for layer in run.layers):,} parameters"}
+    found["split"] = ", ".join(sorted(_whole(names) - {*names}))
     for optimizer in run.optimizers:
         prefix = f"{optimizer.get('name', '')}." if several else ""
         found[f"{prefix}optimizer"] = str(optimizer.get("class", ""))
         found.update({f"{prefix}{key}": text for key, text in optimizers.settings(optimizer).items()})
-        sizes = [len(group.get("layers", ())) for group in optimizer.get("groups", ())]
+        sizes = [len(_whole(group.get("layers", ()))) for group in optimizer.get("groups", ())]
         found[f"{prefix}layers of the param groups"] = ", ".join(map(str, sizes)) if len(sizes) > 1 else ""
     for key, value in run.params.items():
         if key.startswith(SEARCHED) or names_the_run(key, str(value)):
@@ -197,6 +203,11 @@ def _all_settings(run: Run) -> dict[str, str]:
         if not _says_the_same(found.setdefault(key, str(value)), str(value)):
             found[f"param {key}"] = str(value)
     return {f"{key} (setting)" if key in COLUMNS else key: v for key, v in found.items() if not is_seed(key)}
+
+
+def _whole(names: Iterable[str]) -> set[str]:
+    """The tensors of these layers: `w` of `w[0]` and `w[1]`."""
+    return {_SLICE.sub("", name) for name in names}
 
 
 COLUMNS = {"run", "policy", "runs", "seed", "steps", "clip_rate", "loop_clip_rate", "median_grad_norm", "p99_grad_norm",

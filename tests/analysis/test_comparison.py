@@ -11,6 +11,7 @@ from gradwatch.analysis.comparison import compare, runs_table, settle
 from gradwatch.analysis.final_values import final, lost_since, policy_text
 from gradwatch.analysis.groups import groups, metric_names, settings, telling
 from gradwatch.errors import RunError
+from gradwatch.history import Layer
 from gradwatch.report import build_report
 from gradwatch.report.wording import facts
 
@@ -90,6 +91,17 @@ def test_so_few_settings_are_told_as_tell_runs_apart():
 def test_another_model_is_another_setting():
     table = compare([run(0.8), run(0.8, layers=("a", "b"))])
     assert list(table["model"]) == ["2 layers, 32 parameters", "7 layers, 112 parameters"]
+
+
+def test_slices_of_a_tensor_are_no_other_model():
+    def sized(history, **shapes):
+        layers = tuple(Layer(name, shape) for name, shape in shapes.items())
+        held = {"groups": [{"layers": ["a"]}, {"layers": [name for name in shapes if name != "a"]}]}
+        optimizers = ({**history.run.optimizers[0], **held},)
+        return replace(history, run=replace(history.run, layers=layers, optimizers=optimizers))
+
+    whole, cut = sized(run(0.8), a=(4,), w=(4, 4)), sized(run(0.8), **{"a": (4,), "w[0]": (2, 4), "w[1]": (2, 4)})
+    assert settings([whole, cut]) == [{"split": ""}, {"split": "w"}]
 
 
 def test_a_diverged_run_is_counted_and_ranks_last():
