@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from itertools import groupby, pairwise
 from typing import Any, cast
 
 import torch
@@ -84,9 +85,11 @@ class PowerIteration:
             for _ in range(times if vectors else 0):
                 products = self._times(self._times(vectors, transposed=False), transposed=True)
                 norms = list(torch._foreach_norm(products))
-                pairs = zip(torch._foreach_div(products, norms), vectors, norms, strict=True)
-                # what is 0 or not finite leaves v as it was, for weights that become something else
-                vectors = [torch.where((n > 0) & n.isfinite(), new, old) for new, old, n in pairs]
+                # what is 0 or not finite leaves v as it was, for weights that become something else: 0 * n + n is
+                # above 0 where n is neither, in kernels that all share
+                sound = torch._foreach_add(torch._foreach_mul(norms, 0.0), norms)
+                pairs = zip(torch._foreach_div(products, norms), vectors, sound, strict=True)
+                vectors = [torch.where(ok > 0, new, old) for new, old, ok in pairs]
         return vectors, [norm.sqrt() for norm in norms]
 
     def start(self, place: int) -> Tensor:
@@ -101,24 +104,46 @@ class PowerIteration:
     def _times(self, vectors: list[Tensor], transposed: bool) -> list[Tensor]:
         """W v of each, or W^T v; of weights that are spread over ranks the sum of what each adds: one all-reduce."""
         spread, out, weights = self.layout.sharding, [], self.layout.weights()
+        if spread is None:
+            return self._times_here(weights, vectors, transposed)
         for i, v in zip(self.places, vectors, strict=True):
-            matrix = weights[i].flatten(1).to(v.dtype)  # of half precision one layer's copy at a time
-            if spread is None:
-                out.append(torch.mv(matrix.T if transposed else matrix, v))
-                continue
+            matrix = weights[i].flatten(1).to(v.dtype)
             rows, columns = self._blocks[i]
             here, there = (rows, columns) if transposed else (columns, rows)
             whole = v.new_zeros(self._size(i, rows=not transposed))
             whole[there] = torch.mv(matrix.T if transposed else matrix, v[here]) * spread.shares[i]
             out.append(whole)
-        if spread is None:
-            return out
         sums = spread.reduce_each({i: part.to(torch.float64) for i, part in zip(self.places, out, strict=True)})
         return [sums[i].to(v.dtype) for i, v in zip(self.places, vectors, strict=True)]
+
+    def _times_here(self, weights: list[Tensor], vectors: list[Tensor], transposed: bool) -> list[Tensor]:
+        """The products of whole weights; of the slices of one tensor together."""
+        out: list[Tensor] = []
+        given = iter(vectors)
+        for _, several in groupby(self.places, key=lambda place: id(self.layout.params[place])):
+            matrices = [weights[i] for i in several]
+            vs = [next(given) for _ in matrices]
+            batch = _batch(matrices) if matrices[0].dtype == vs[0].dtype else None
+            if batch is not None:
+                out += torch.bmm(batch.mT if transposed else batch, torch.stack(vs)[..., None]).squeeze(2).unbind()
+                continue
+            for matrix, v in zip(matrices, vs, strict=True):
+                whole = matrix.flatten(1).to(v.dtype)  # of half precision one layer's copy at a time
+                out.append(torch.mv(whole.T if transposed else whole, v))
+        return out
 
     def _size(self, place: int, rows: bool) -> int:
         shape = self.layout.shapes[place]
         return shape[0] if rows else math.prod(shape[1:])
+
+
+def _batch(matrices: Sequence[Tensor]) -> Tensor | None:
+    """Slices of one tensor that are matrices `[R, C]` at even distances from each other, as `[N, R, C]`; a view."""
+    first = matrices[0]
+    places = [m.storage_offset() for m in matrices]
+    if len(places) < 2 or first.dim() != 2 or len({b - a for a, b in pairwise(places)}) > 1:
+        return None
+    return first.as_strided((len(places), *first.shape), (places[1] - places[0], *first.stride()))
 
 
 def is_matrix(layout: Layout, place: int) -> bool:

@@ -6,12 +6,14 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
 from training import watch
 
 from gradwatch import WatchError, open_history
 from gradwatch.analysis.rules import diagnose
 from gradwatch.measure.layout import Layout
 from gradwatch.measure.singular_values import AGAIN, FIRST, SingularValues
+from gradwatch.measure.slices import fits
 
 
 def spread(rows, columns, gap=0.8):
@@ -96,6 +98,40 @@ def test_a_weight_that_was_zero_or_not_finite_is_measured_again_when_it_is_not()
     for _ in range(10):
         found = values.measure(torch.zeros(1))["sigma_max"]
     assert float(found) == pytest.approx(3, rel=1e-4)
+
+
+class Products(TorchDispatchMode):
+    """Counts the products of matrices."""
+
+    calls = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.calls += func.overloadpacket in (torch.ops.aten.mv, torch.ops.aten.bmm)
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize(
+    ("how", "patterns"), [(0, ["*"]), (1, ["*"]), (2, ["*"]), ((1, 2), ["*"]), (0, ["w[[]1]", "w[[]2]", "w[[]5]"])]
+)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_slices_of_a_tensor_are_multiplied_together_and_each_has_its_own_number(how, patterns, dtype):
+    torch.manual_seed(0)
+    weight = nn.Parameter(torch.randn(6, 6, 6).to(dtype))
+    dim = how if isinstance(how, int) else how[0]
+    slices = weight.unbind(dim) if dim == how else weight.chunk(how[1], dim)
+    layout = Layout({"w": weight}, split={"w": how})
+    values = SingularValues(layout, patterns)
+    norms = torch.stack([w.detach().float().norm() for w in slices])
+    values.measure(norms)
+    with Products() as products:
+        for _ in range(20):
+            found = values.measure(norms)["sigma_max"]
+    asked = [i for i, name in enumerate(layout.names) if any(fits(name, pattern) for pattern in patterns)]
+    wanted = [oracle(slices[i].float())[0] for i in asked]
+    np.testing.assert_allclose(found[asked], wanted, rtol=1e-3)
+    assert found.isnan().sum() == len(slices) - len(asked)
+    together = dtype == torch.float32 and dim == how and patterns == ["*"]
+    assert products.calls == 20 * 2 * AGAIN * (1 if together else len(asked))
 
 
 @pytest.mark.parametrize("asked", ["*.weight", 3, [1], ["bias"], ["nothing"]])
