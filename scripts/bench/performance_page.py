@@ -125,8 +125,8 @@ def host_work(report: Report, name: str) -> str:
         "Bytecode instructions that Python executes in a step beyond fused AdamW's own, and its calls into C. What C\n"
         "does within a call is not counted, and no clock was asked. Torch's grows with the tensors. That of gradwatch\n"
         "does not, and is spread over some sixty functions: who steps, under which scaler, with what settings, on\n"
-        "which gradients, and the row of it. So below about 120 tensors a clip costs Python more than half of\n"
-        "torch's, and below about 40 more than all of it.\n\n"
+        "which gradients, and the row of it. So below about 100 tensors a clip costs Python more than half of\n"
+        "torch's, and below about 30 more than all of it.\n\n"
         + table(["tensors", *ways], [[str(size), *(shown[size, way] for way in ways)] for size in sizes])
         + f"\n`scripts/bench/host_time.py`, Python {report['python']}, torch {report['torch']}: "
         f"[JSON](measurements/{name}).\n"
