@@ -5,8 +5,9 @@
     python scripts/bench/cures.py --page > docs/findings/cures.md      # from the JSON, nothing is trained
     python scripts/bench/cures.py --held-out                           # the totals of the other half: once, at the end
 
-Each is trained with three seeds: as it is, with each cure of its main finding, and by the expert. It takes some
-minutes. The exit code is 0 whatever was found, and 2 where an advice is only words that nobody has read yet.
+Each is trained as it is, with each cure of its main finding, and by the expert: with three seeds, those of the groups
+that were read once with one. It takes an hour. The exit code is 0 whatever was found, and 2 where an advice is only
+words that nobody has read yet.
 """
 
 from __future__ import annotations
@@ -29,32 +30,37 @@ from urllib.parse import quote
 from judgement import ROOT, Judged
 from nets import SEED
 from readings import READINGS, Reading
+from readings_since import READ_SINCE
 from torch.optim import Optimizer
 from trainings import Treatment, policies_in, treated
 from twins import TOLD_BY_LOSSES
-from unseen import SICK, Sick, of_group
+from unseen import SICK, Sick, group, of_group
 
 from gradwatch.analysis.rules import Finding, diagnose
 from gradwatch.errors import WatchError
+from gradwatch.history import History
 from gradwatch.launcher.cures import applied
 from gradwatch.open_run import open_history
 from gradwatch.policies.intervention import Intervention
 
 RESULTS = ROOT / "docs" / "measurements" / "cures.json"
 SEEDS = 3
+READ_ONCE = ("blind", "fresh", "novel", "reported", "asked")  # groups that were counted once, and looked at since
+READ = READINGS | READ_SINCE
 WRITTEN_FOR = {training.name: training for training in TOLD_BY_LOSSES}
 HEAD = """\
 # Cures that were tried
 
-Each sick training of the [judgement](judgement.md)'s half that may be looked at, and below them those that the rules
-were written for (their pictures are on the rules' pages), three times over with the same three seeds: as it is, with
-the advice of its main finding followed to the letter, and with an expert's fix. The main finding is the first root that
-is an error or a warning; seeds of which nothing is said stay as they are. Where a finding has options that can be tried
-on an unchanged script (as `gradwatch sweep --cures` does), the first of them is the advice; *best* is the best of all
-of them. Where it has only words, or words that go beyond the options, the advice is a person's reading of them
-(tests/scenarios/readings.py, written before it was tried). Some words lead a reader to the expert's own fix: such an
-advice helps by definition if it is read rightly, so the others are counted apart. The expert's fix was written before a
-rule saw the training; the words of the cures were changed with this half in view.
+Each sick training of the [judgement](judgement.md)'s half that may be looked at; below them those of its groups that
+were read once (with one seed; of some only the first option was tried); and those that the rules were written for
+(their pictures are on the rules' pages). Each three times over with the same three seeds: as it is, with the advice of
+its main finding followed to the letter, and with an expert's fix. The main finding is the first root that is an error
+or a warning; seeds of which nothing is said stay as they are. Where a finding has options that can be tried on an
+unchanged script (as `gradwatch sweep --cures` does), the first of them is the advice; *best* is the best of all of
+them. Where it has only words, or words that go beyond the options, the advice is a person's reading of them
+(tests/scenarios/readings.py and readings_since.py, written before it was tried). Some words lead a reader to the
+expert's own fix: such an advice helps by definition if it is read rightly, so the others are counted apart. The
+expert's fix was written before a rule saw the training; the words of the cures were changed with this half in view.
 
 The score is the training's own, lower is better, the median over the seeds; ∞ is one that diverged. The expert's gain
 is measured from the untreated score, or from where the training began if that is lower. An advice **helps** if it has
@@ -95,24 +101,32 @@ class Trained:
             outcome.write_text(json.dumps(row))
         return dict(json.loads(outcome.read_text()))
 
-    def judged(self, training: Sick, seed: int) -> Judged:
-        """The untreated run and its roots."""
+    def untreated(self, training: Sick, seed: int) -> History:
+        """What was recorded of it as it is."""
         self.score(training, seed, "ill")
-        folder = next(path for path in sorted(self.place(training, seed, "ill").iterdir()) if path.is_dir())
-        return Judged(training, diagnose(open_history(folder)))
+        return open_history(next(self.place(training, seed, "ill").glob("*/")))
+
+    def judged(self, training: Sick, seed: int) -> Judged:
+        """The untreated run's roots."""
+        return Judged(training, diagnose(self.untreated(training, seed)))
 
 
 def _number(value: float) -> float | None:
     return float(f"{value:.4g}") if math.isfinite(value) else None
 
 
+def seeds(training: Sick) -> range:
+    """Those that it is trained with."""
+    return range(1 if group(training) in READ_ONCE else SEEDS)
+
+
 def unread(training: Sick, trained: Trained) -> list[str]:
     """The advice on it that is only words and has no reading yet."""
     missing = {}
-    for seed in range(SEEDS):
+    for seed in seeds(training):
         judged = trained.judged(training, seed)
         main = judged.main
-        if main and not main.tries and (training.name, main.rule) not in READINGS:
+        if main and not main.tries and (training.name, main.rule) not in READ:
             missing[main.rule] = f"{training.name}, {main.rule}, seed {seed}: {main.cause} {main.cure}"
     return list(missing.values())
 
@@ -120,7 +134,7 @@ def unread(training: Sick, trained: Trained) -> list[str]:
 def tried(training: Sick, trained: Trained) -> list[Row]:
     """A row for each seed: the main finding, its advice, and the scores."""
     rows = []
-    for seed in range(SEEDS):
+    for seed in seeds(training):
         judged = trained.judged(training, seed)
         untreated, expert = (trained.score(training, seed, done, done == "ill") for done in ("ill", "expert"))
         row: Row = {"found": None, "right": judged.right, "advice": None, "tries": {}}
@@ -128,11 +142,11 @@ def tried(training: Sick, trained: Trained) -> list[Row]:
         main = judged.main
         if main:
             row["found"] = main.rule
-            unchanged = Intervention.of(open_history(next(trained.place(training, seed, "ill").glob("*/"))).run)
+            unchanged = Intervention.of(trained.untreated(training, seed).run)
             for text in main.tries:
                 asked = Treatment(applied(unchanged, text).arguments)
                 row["tries"][text] = _last(trained.score(training, seed, text, treatment=asked), untreated)
-            read = READINGS.get((training.name, main.rule))
+            read = READ.get((training.name, main.rule))
             if read and (read.beyond or not main.tries):
                 row |= {"advice": read.said, "as_expert": read.as_expert}
                 row["treated"] = _last(_read(training, trained, seed, main, read), untreated)
@@ -167,8 +181,8 @@ def at_rate(rate: float) -> Callable[[Any, Optimizer], None]:
     """A change: all of the optimizer's groups begin at a rate."""
 
     def change(net: Any, optimizer: Optimizer) -> None:
-        for group in optimizer.param_groups:
-            group["lr"] = rate
+        for own in optimizer.param_groups:
+            own["lr"] = rate
 
     return change
 
@@ -222,7 +236,7 @@ def totals(half: str, results: Results) -> list[str]:
     """The counts: of all, of those whose main finding is right in most seeds, of those whose advice is no expert's fix
     in any seed, by the best cure, and of single seeds.
     """
-    right = [rows for rows in results.values() if sum(row["right"] for row in rows) > SEEDS / 2]
+    right = [rows for rows in results.values() if sum(row["right"] for row in rows) > len(rows) / 2]
     by_best = [[{**row, "treated": best(row)} for row in rows] for rows in results.values()]
     own = [rows for rows in results.values() if not any(row.get("as_expert") for row in rows)]
     counted = {
@@ -249,9 +263,11 @@ def agreement(results: Results) -> str:
 
 def page(results: Results) -> str:
     """The page as Markdown."""
-    unseen = {name: rows for name, rows in results.items() if name in SICK}
     known = {name: rows for name, rows in results.items() if name in WRITTEN_FOR}
-    lines = [*totals("tuning", unseen), "", agreement(unseen), *table(unseen)]
+    once = {name: rows for name, rows in results.items() if name in SICK and group(SICK[name]) in READ_ONCE}
+    tuning = {name: rows for name, rows in results.items() if name not in known | once}
+    lines = [*totals("tuning", tuning), "", agreement(tuning), *table(tuning)]
+    lines += ["", "## What was read once", "", *totals("read once", once), *table(once)]
     lines += ["", "## What rules were written for", "", *totals("known", known), "", agreement(known), *table(known)]
     return HEAD + "\n".join(lines) + "\n"
 
@@ -279,6 +295,11 @@ def _code(advice: str) -> str:
     return f"`{advice}`" if advice.startswith("--") else advice
 
 
+def to_be_looked_at() -> list[Sick]:
+    """Those of the page, in its order."""
+    return [*(training for name in ("tuning", *READ_ONCE) for training in of_group(SICK, name)), *TOLD_BY_LOSSES]
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--held-out", action="store_true", help="the totals of the held-out half, and nothing else")
@@ -291,14 +312,14 @@ def main() -> int:
         return 0
     warnings.simplefilter("ignore")
     logging.getLogger("gradwatch").setLevel(logging.CRITICAL)
-    half = of_group(SICK, "held out") if args.held_out else [*of_group(SICK, "tuning"), *TOLD_BY_LOSSES]
+    half = of_group(SICK, "held out") if args.held_out else to_be_looked_at()
     chosen = [training for training in half if args.only in training.name]
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
         trained = Trained(args.keep or Path(folder))
         missing = [line for training in chosen for line in unread(training, trained)]
         if missing:
             print(
-                "Advice in words that tests/scenarios/readings.py does not read yet:",
+                "Advice in words that tests/scenarios/readings.py and readings_since.py do not read yet:",
                 *missing,
                 sep="\n",
                 file=sys.stderr,

@@ -6,9 +6,9 @@ import cures
 import pytest
 import torch
 from readings import READINGS
+from readings_since import READ_SINCE
 from trainings import Treatment, fit, treated
-from twins import TOLD_BY_LOSSES
-from unseen import SICK, of_group
+from unseen import SICK, group, of_group
 
 RESULTS = json.loads(cures.RESULTS.read_text(encoding="utf-8"))
 
@@ -18,15 +18,18 @@ def test_the_page_is_printed_from_the_results():
     assert found == cures.page(RESULTS), "scripts/bench/cures.py --page prints it"
 
 
-def test_all_of_the_tuning_half_was_tried_and_nothing_of_the_other():
-    assert list(RESULTS) == [training.name for training in [*of_group(SICK, "tuning"), *TOLD_BY_LOSSES]]
-    assert {len(rows) for rows in RESULTS.values()} == {cures.SEEDS}
+def test_all_that_may_be_looked_at_was_tried_and_nothing_of_the_other_half():
+    to_be = cures.to_be_looked_at()
+    assert list(RESULTS) == [training.name for training in to_be]
+    assert [len(rows) for rows in RESULTS.values()] == [len(cures.seeds(training)) for training in to_be]
+    assert not {training.name for training in of_group(SICK, "held out")} & {*RESULTS}
 
 
 def test_each_reading_is_of_a_finding_that_has_a_page():
     pages = {page.stem for page in (cures.ROOT / "docs" / "findings").glob("*.md")}
     assert {name for name, _ in READINGS} <= {*SICK, *cures.WRITTEN_FOR}
-    assert {rule for _, rule in READINGS} <= pages
+    assert {group(SICK[name]) for name, _ in READ_SINCE} <= {*cures.READ_ONCE, "tuning"}
+    assert {rule for _, rule in READINGS | READ_SINCE} <= pages
 
 
 INF = float("inf")
