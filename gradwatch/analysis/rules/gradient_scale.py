@@ -9,11 +9,12 @@ import numpy as np
 
 from gradwatch.analysis.clips import incoming
 from gradwatch.analysis.rules.clipping import clip_before_unscale
-from gradwatch.analysis.rules.facts import directness, is_adaptive, middle
+from gradwatch.analysis.rules.facts import directness, is_adaptive, matrices, middle, optimizer_kind, settings
 from gradwatch.analysis.rules.finding import Finding, Severity, either
 from gradwatch.analysis.rules.gradients import exploding
 from gradwatch.analysis.rules.long_steps import lr_too_high
 from gradwatch.analysis.rules.losses import has_rivals, training_losses
+from gradwatch.analysis.rules.progress import progress
 from gradwatch.analysis.rules.weight_growth import weights_shrink
 from gradwatch.formatting import loop_clips
 from gradwatch.history import Floats, History
@@ -112,7 +113,8 @@ def gradients_accumulate(
     explosion adds more each time).
     Gradients that soon point elsewhere add up to less: the norm may take up to four times as many steps where the
     first four of it rise as a sum does and it was near half of that height half way.
-    Sums that bend sooner show by how little a single batch changes them (`_is_even`).
+    Sums that bend sooner show by how little a single batch changes them (`_is_even`), or by steps that go on as the one
+    before did while the loss is thrown about (`_swings`).
     Of parts that train against each other it must reach `against` times: the gradient that a critic hands on grows as
     the critic learns.
     Source: torch adds to .grad until it is zeroed; the growth is that of a sum.
@@ -125,7 +127,7 @@ def gradients_accumulate(
         return []
     first = float(np.median(norm[:3])) / 2  # the middle of the first three of a sum: 1, 2, 3
     end = _of_a_sum(norm, times, first, straight, jump, has_rivals(history))
-    if end is None and not has_rivals(history) and _is_even(history, norm, even):
+    if end is None and not has_rivals(history) and (_is_even(history, norm, even) or _swings(history, norm)):
         end = min(len(norm), 60) - 1
     if end is None:
         return []
@@ -186,3 +188,25 @@ def _is_even(history: History, norm: Floats, even: float, times: float = 7.0, af
     change = float(np.median(np.abs(np.diff(np.log(late)))))
     pace = late[-1] / late[0] * after / (after + len(late))
     return pace < (3 if change < noise / 4 else 1.5) and change < min(even, noise / 1.2)
+
+
+def _swings(history: History, norm: Floats, straight: float = 0.6, least: int = 5) -> bool:
+    """Whether steps lead the same way over `least` of them or more, though the loss kept half of its first value.
+
+    Asked of SGD without momentum, where nothing else carries a step on, if the first three values of the norm `[T]`
+    rise as those of a sum do. Steps that are too long take each other back: `straight` is the share of the way that is
+    kept, between a random walk's 0.3 in ten steps and 1. A sum of gradients is a momentum of 1: it swings.
+    """
+    carried = any(float(group.get("momentum") or 0) > 0.5 for group in settings(history))
+    losses = [p for p in progress(history) if p.is_loss]
+    every, direct = directness(history)
+    if (
+        optimizer_kind(history) != "SGD"
+        or carried
+        or not losses
+        or any(p.won > p.first / 2 for p in losses)
+        or every < least
+    ):
+        return False
+    rises = len(norm) > 2 and norm[1] > 1.25 * norm[0] and norm[2] > 1.4 * norm[0]
+    return rises and middle(direct[matrices(history)]) > straight

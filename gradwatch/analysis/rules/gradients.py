@@ -302,9 +302,10 @@ def _thrown_out(
 ) -> tuple[int, dict[str, float | str]] | None:
     """The row at which a training was thrown out of its start and never came back, and the numbers.
 
-    Alarm: the loss rose to `jump` times its first value and ended `above` times it, and the gradient norm grew to
-    `growth` times its own first value; of rivals to as many times its median over their first quarter, for a judge that
-    knows nothing yet hands on next to no gradient. (A generator's loss may end above its start.)
+    Alarm: the loss rose to `jump` times its first value and ended `above` times it, clear of its noise, and the
+    gradient norm grew to `growth` times its own first value; of rivals to as many times its median over their first
+    quarter, for a judge that knows nothing yet hands on next to no gradient. (A generator's loss may end above its
+    start.)
     """
     rows, norms = np.flatnonzero(np.isfinite(values)), norm[np.isfinite(norm) & (norm > 0)]
     if len(rows) < 3 * width or not len(norms) or values[rows[0]] <= 0:
@@ -316,7 +317,9 @@ def _thrown_out(
         float(np.median(finite[-max(width, len(rows) // 40) :])),
     )
     first = float(norms[0] if alone else np.median(norms[: -(-len(norms) // 4)]))
-    if highest <= jump * start or end <= above * start or norms.max() <= growth * first:
+    sigma = 1.4826 * float(np.median(np.abs(np.diff(finite)))) / np.sqrt(2)
+    unclear = 3 * 1.2533 * sigma / np.sqrt(max(width, len(rows) // 40))  # of the median at the end
+    if highest <= jump * start or end <= above * start + unclear or norms.max() <= growth * first:
         return None
     row = rows[int(np.argmax(finite > (1 + jump) / 2 * start))]
     return int(row), {"start": start, "highest": highest, "end": end, "grad_norm_growth": float(norms.max() / first)}

@@ -30,7 +30,7 @@ _NORMS = ("BatchNorm", "LayerNorm", "GroupNorm", "InstanceNorm", "RMSNorm")
 
 
 def bad_initialisation(
-    history: History, large: float = 4.0, small: float = 0.05, most: float = 0.75, least: int = 3
+    history: History, large: float = 3.5, small: float = 0.05, most: float = 0.75, least: int = 3
 ) -> list[Finding]:
     """Most matrices multiply what passes through them by far too much, or by far too little, from the start. A warning.
 
@@ -38,10 +38,11 @@ def bad_initialisation(
     layers, 1.41 by He's initialisation. Alarm: the share `most` of `least` or more matrices began above
     `large` or below `small`; where normalisation stands between them or fewer are known, a large gain only counts where
     the training does not succeed, or its loss began at twice log C or more (C the rows of the last matrix). Not said
-    where what follows from it is found: an explosion, gradients that vanish, layers that are dead or apart; nor large
-    ones where the first step already changed the weights by a third: their first norm is that after it. Or the
-    gains of its normalisations began next to 0 (`_shut_norms`), or a table that is the last layer too began as large as
-    one that is only read (`_tied_table`).
+    where what follows from it is found: an explosion, gradients that vanish, layers that are dead or apart. But large
+    ones are said where layers were dead from the start: their units stand at their ends. Nor are large ones where the
+    first step already changed the weights by a third: their first norm is that after it. Or the gains of its
+    normalisations began next to 0 (`_shut_norms`), or a table that is the last layer too began as large as one that is
+    only read (`_tied_table`).
     Source: He et al., arXiv:1502.01852; of healthy trainings of the tests the median gain is 0.2 to 2.1.
     """
     return _of_matrices(history, large, small, most, least) or _shut_norms(history, most, least) or _tied_table(history)
@@ -67,7 +68,9 @@ def _of_matrices(history: History, large: float, small: float, most: float, leas
         which, way = too_small, "a small part of"
     else:
         return []
-    if any(rule(history) for rule in (exploding, vanishing, dead_layer, imbalance)):
+    dead = any(f.evidence["since"] != "the start" or which is too_small for f in dead_layer(history))
+    shrinks = any("left_of_the_gradient" not in f.evidence for f in vanishing(history))
+    if dead or shrinks or exploding(history) or imbalance(history):
         return []
     typical = float(np.median(gain[which]))
     return [

@@ -32,8 +32,8 @@ def inputs_not_normalised(
     the root mean square of its elements. Alarm: by the median step the latter is above `large`, or the former below
     `small`. Above `beyond` the bias's gradient is nothing but rounding, as before a batch norm. Asked of the first
     matrix, if it is no embedding and has a bias, in `least` steps at least. A note where the training succeeds and its
-    loss began where that of equal probabilities does, or where another metric reaches its goal. Of units with two ends
-    that what comes in holds at these from the start, no gradient tells its size: see `_at_their_ends`.
+    loss began where that of equal probabilities does, or where another metric got better by half. Of units with two
+    ends that what comes in holds at these from the start, no gradient tells its size: see `_at_their_ends`.
     Source: LeCun et al. 1998, Efficient BackProp, section 4.3 (inputs of zero mean and unit variance).
     """
     found = _first_inputs(history)
@@ -53,7 +53,7 @@ def inputs_not_normalised(
         return []
     began = [float(values[np.isfinite(values)][0]) for values in scaled_losses(history).values()]
     usual = bool(began) and all(value < 3 * chance_loss(history) for value in began)
-    harmless = reaches_its_goal(history) or (usual and succeeds(history))
+    harmless = reaches_its_goal(history, 0.5) or (usual and succeeds(history))
     what = "far above" if rms > large else "far below"
     return [
         Finding(

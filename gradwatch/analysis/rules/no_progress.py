@@ -9,6 +9,7 @@ import math
 
 import numpy as np
 
+from gradwatch.analysis.clips import incoming
 from gradwatch.analysis.groups import higher_is_better
 from gradwatch.analysis.rules.dead_layers import faded
 from gradwatch.analysis.rules.facts import (
@@ -20,6 +21,7 @@ from gradwatch.analysis.rules.facts import (
     largest_ratio,
     matrices,
     measured,
+    middle,
     optimizer_kind,
     set_rate,
     to_usual,
@@ -47,7 +49,8 @@ def no_progress(
     where it did not clearly get better). Or the losses came to what equal probabilities for all classes give, from
     above, and no further (`at_chance`), or stand next to it (`stands`); or they fell to less than half, and nothing
     that is measured on other data was ever better (`_not_held_out`); or nothing that is meant to rise ever did
-    (`_not_its_goal`); or they fell within the first quarter of the run, and stand since, far above 0 (`_rests`).
+    (`_not_its_goal`); or they fell within the first quarter of the run, and stand since, far above 0 (`_rests`); or
+    the gradient faded, and most of the loss is left (`_stops`).
     A run that is under way is judged from `running` steps on, and after a tenth of its `total_steps`. Not judged: a run
     that was resumed (it may have learnt before), parts that train against each other, a loss that is below 0 early.
     The cause is the first of these that the record shows: a schedule that ran out, or never got where it should; steps
@@ -65,6 +68,7 @@ def no_progress(
             _not_held_out(history, min_steps, running, share)
             or _not_its_goal(history, min_steps, running)
             or _rests(history, min_steps, running)
+            or _stops(history, min_steps, running)
         )
     shown, said = losses[0], f"{_no_better(losses[0])}."
     if at_chance(history, shown):
@@ -198,7 +202,33 @@ def _rests(history: History, min_steps: int, running: int, left: float = 0.25, m
     return _finding(history, shown, why, "warning" if taken or shown.ended >= much * shown.first else "note")
 
 
+def _stops(history: History, min_steps: int, running: int, much: float = 0.6, share: float = 0.125) -> list[Finding]:
+    """The gradient faded to less than a `share` of its first, and each loss has the share `much` of its first left.
+
+    Both by the medians of the last quarter, in which the gradient still fades: noise in the targets leaves one that
+    stays.
+    """
+    losses = [p for p in progress(history) if p.is_loss] if can_be_judged(history, min_steps, running) else []
+    quarters = [middle(part) for part in np.array_split(incoming(history), 4)]
+    kept = quarters[3] / max(middle(incoming(history)[:5]), 1e-30)
+    if not losses or not 0 < kept < share or quarters[3] > 0.75 * quarters[2]:
+        return []
+    if any(p.ended < much * p.began for p in losses) or reaches_its_goal(history):
+        return []
+    shown = losses[0]
+    why = Why(
+        f"{shown.metric} still is {shown.ended:.4g} of the {shown.began:.4g} that it began with, and the gradients of "
+        f"all layers faded to {kept:.2g} of what they were. {either(_STOPPED)}",
+        "Look at the outputs: if most are the same numbers (0 and 1, -1 and 1), take what bounds them out of the way, "
+        "or begin closer to the targets: normalise these.",
+        {"left_of_the_gradient": kept},
+        alternatives=_STOPPED,
+    )
+    return _finding(history, shown, why)
+
+
 _NO_MORE = "there is no more to be learnt"
+_STOPPED = ("the outputs came to where what bounds them is flat (a sigmoid, a tanh, a softmax, a clamp)", _NO_MORE)
 _AT_A_FLOOR = (
     "the outputs are alike for all inputs: of the targets only the mean is learnt, or one term of the loss outweighs "
     "the others",

@@ -9,7 +9,16 @@ import math
 
 import numpy as np
 
-from gradwatch.analysis.rules.facts import beside_bias, chance_loss, ends_in, initial_gains, last_matrix, middle
+from gradwatch.analysis.clips import incoming
+from gradwatch.analysis.rules.facts import (
+    beside_bias,
+    chance_loss,
+    ends_in,
+    initial_gains,
+    last_matrix,
+    middle,
+    smooth,
+)
 from gradwatch.analysis.rules.finding import Finding, Why, either
 from gradwatch.analysis.rules.losses import has_rivals, scaled_losses, training_losses
 from gradwatch.formatting import percent
@@ -34,28 +43,30 @@ def softmax_twice(
     `min_steps` steps (`running` of a run under way) lie in that band, and either they came to within `near` of its
     floor and no further, or the last of the model's modules is a Softmax (then a loss that is that of probabilities as
     it should be is the alternative), or the loss fell from within the share `tight` of log C though the last weights
-    did not begin small (then small outputs are the alternative). Or the last of the modules is a Sigmoid and the loss
-    lies where two of these have it (`_of_two_sigmoids`). C is the number of rows of the last weight matrix.
+    did not begin small (then small outputs are the alternative), or it slows down in the lowest third of the band (then
+    that there is no more to learn is). Or the last of the modules is a Sigmoid and the loss lies where two of these
+    have it (`_of_two_sigmoids`), or it does so and its gradient faded (`_of_squashed`). C is the number of rows of the
+    last weight matrix, or of another if the loss began next to its logarithm: modules stand as they were made.
     Source: the definition of cross_entropy; torch's documentation of CrossEntropyLoss wants logits.
     """
     last = last_matrix(history)
     least = running if history.run.status == "RUNNING" else min_steps
     if last is None:
         return []
-    classes = last.shape[0]
-    ceiling = math.log(math.e + classes - 1)
-    floor = ceiling - 1
     for name, logged in scaled_losses(history).items():
         values = logged[np.isfinite(logged)]
         if len(values) < least:
             continue
         if ends_in(history, "Sigmoid") and _of_two_sigmoids(values, tiny):
             return [_finding(history, name, values, _SIGMOID)]
+        if _of_squashed(history, values, tiny):
+            return [_finding(history, name, values, _SQUASHED)]
         if _over_the_batch(history, values, tight):
             return [_finding(history, name, values, _OVER_THE_BATCH)]
+        classes = _classes(history, values, uniform, near)
+        ceiling = math.log(math.e + classes - 1)
+        floor = ceiling - 1
         if classes < 2 or values.min() < floor - tiny or values.max() > ceiling + tiny:
-            continue
-        if abs(float(np.median(values[:5])) - math.log(classes)) > uniform:
             continue
         why = _why(history, values, floor, near, classes, tight)
         if why:
@@ -64,6 +75,18 @@ def softmax_twice(
             why = why._replace(cause=f"{words}in place of logits. {why.cause}", evidence=numbers)
             return [_finding(history, name, values, why)]
     return []
+
+
+def _classes(history: History, values: Floats, uniform: float, near: float) -> int:
+    """The rows of the last matrix within `uniform` of whose logarithm a loss began, or of one within a tenth of `near`.
+
+    0 where there is none.
+    """
+    begun, last = float(np.median(values[:5])), last_matrix(history)
+    rows = [layer.shape[0] for layer in history.run.layers if len(layer.shape) == 2 and layer.shape[0] > 2]
+    if last is not None and last.shape[0] > 1 and abs(begun - math.log(last.shape[0])) <= uniform:
+        return last.shape[0]
+    return next((n for n in rows if abs(begun - math.log(n)) < near / 10 * math.log(n)), 0)
 
 
 def _finding(history: History, metric: str, values: Floats, why: Why) -> Finding:
@@ -118,6 +141,40 @@ def _of_two_sigmoids(values: Floats, tiny: float, even: float = 0.7) -> bool:
     return bool(begins and values.min() >= low and values.max() <= high)
 
 
+def _of_squashed(history: History, values: Floats, tiny: float, near: float = 0.08, faded: float = 0.2) -> bool:
+    """Whether binary_cross_entropy_with_logits was given outputs between 0 and 1, by what it does.
+
+    Such outputs begin at a half, and the loss at log(1 + e^0.5) - p / 2, with p the share of the positive targets; it
+    never falls below log 2 - p (log 2 - log(1 + 1/e)). Alarm: it came to within `near` of that, no lower, and there the
+    gradient is less than the share `faded` of its first: the outputs are at their ends. Of a part that trains against
+    another, all of whose targets are 1: it began at 0.474 and never left what lies between 0.313 and log 2.
+    """
+    begun, even, least = float(np.median(values[:5])), math.log1p(math.exp(0.5)), math.log1p(1 / math.e)
+    if has_rivals(history):
+        inside = values.min() > least - tiny and values.max() < math.log(2) + tiny
+        return bool(inside and abs(begun - even + 0.5) < near / 5)
+    if not 0.7 < begun < even + near / 8 or ends_in(history, "Softmax"):
+        return False
+    positive = 2 * (even - begun)
+    lowest = math.log(2) - positive * (math.log(2) - least)
+    level, norm = smooth(values), incoming(history)
+    late = float(np.median(values[-max(5, len(values) // 4) :]))
+    fades = middle(norm[-max(5, len(norm) // 4) :]) < faded * middle(norm[:5])
+    return bool(fades and level.min() > lowest - near / 2 and late < lowest + near)
+
+
+_SQUASHES = (
+    "a sigmoid stands before binary_cross_entropy_with_logits, which applies one of its own",
+    "there is no more to be learnt than this",
+)
+_SQUASHED = Why(
+    "The loss began and stays where binary_cross_entropy_with_logits has it for numbers between 0 and 1 in the place "
+    f"of logits, and no lower. {either(_SQUASHES)}",
+    "Look at the outputs that the loss is given: if none is below 0 or above 1, take the sigmoid out of the way.",
+    {},
+    alternatives=_SQUASHES,
+)
+
 _TWO_SIGMOIDS = (
     "the loss is binary_cross_entropy_with_logits, which applies a sigmoid of its own",
     "it is binary_cross_entropy, and the first outputs were far from even",
@@ -154,8 +211,17 @@ def _by_its_beginning(history: History, values: Floats, classes: int, tight: flo
     last, gains = last_matrix(history), initial_gains(history)
     gain = float(gains[history.layers.index(last.name)]) if last and last.name in history.layers else 0.0
     chance = math.log(classes)
-    fell = float(np.median(values[-max(5, len(values) // 4) :])) < 0.98 * chance
-    if not (fell and gain > 0.2 and np.abs(values[:3] - chance).max() < tight * chance):
+    late = float(np.median(values[-max(5, len(values) // 4) :]))
+    floor, fell = math.log(math.e + classes - 1) - 1, late < 0.98 * chance
+    quarters = [float(np.median(part)) for part in np.array_split(values, 4)]
+    slows = quarters[2] - quarters[3] < 0.35 * (quarters[0] - quarters[1])
+    even = abs(float(np.median(values[:5])) - chance) < 5 * tight * chance
+    if even and slows and late < floor + 0.3 * (chance - floor):
+        words = f"It began within {percent(5 * tight)} of log {classes}, and slows down above that. {either(_BOUNDED)}"
+        return Why(words, f"Look at what the loss is given. {_CURE}", {}, alternatives=_BOUNDED)
+    off, norm = values[:3] - chance, incoming(history)
+    grows = float(np.nanmax(smooth(norm))) > 2.5 * middle(norm[:5])  # as shares leave the middle: then it falls already
+    if not (fell and gain > 0.2 and off.max() < tight * chance and off.min() > -(3 if grows else 1) * tight * chance):
         return None
     causes = (
         "the loss is cross_entropy and a softmax stands before it",
@@ -167,6 +233,12 @@ def _by_its_beginning(history: History, values: Floats, classes: int, tight: flo
         {"first": float(values[0])},
         alternatives=causes,
     )
+
+
+_BOUNDED = (
+    "cross_entropy is given numbers between 0 and 1: a softmax or a sigmoid stands before it",
+    "there is no more to be learnt than this",
+)
 
 
 def negative_loss(

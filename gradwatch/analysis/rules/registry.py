@@ -79,6 +79,7 @@ CONSEQUENCES: dict[str, set[str]] = {
     "bad-initialisation": {
         "saturated",
         "dead-units",
+        "dead-layer",
         "attention-collapsed",
         "update-too-small",
         "lr-too-high",
@@ -129,7 +130,7 @@ step the one that stands higher here. So a rule stands above all that follow fro
 HEALTHY, TOO_SHORT = "healthy", "too short to judge"
 SIGNS, SIGN_STEPS = {"spike", "lr-too-high", "update-too-large", "weight-growth"}, 50
 """What may be seen of an explosion up to so many steps before the explosion itself: it stands under it all the same."""
-_OF_THE_RUN = {"no-progress", "noise-dominated"}  # seen at its end, whatever they begin with
+_OF_THE_RUN = {"no-progress", "noise-dominated", "update-too-small"}  # seen at its end, whatever they begin with
 _LATE = {
     "weight-growth",
     "dead-layer",

@@ -7,7 +7,15 @@ from __future__ import annotations
 
 import numpy as np
 
-from gradwatch.analysis.rules.facts import USUAL_RATIO, is_adaptive, matrices, measured, middle, optimizer_kind
+from gradwatch.analysis.rules.facts import (
+    USUAL_RATIO,
+    is_adaptive,
+    matrices,
+    measured,
+    middle,
+    optimizer_kind,
+    root_mean_square,
+)
 from gradwatch.analysis.rules.finding import Finding
 from gradwatch.analysis.rules.losses import has_rivals, training_losses
 from gradwatch.analysis.rules.progress import progress
@@ -29,7 +37,7 @@ def generator_starves(
     matrix changes in a typical step by more than 1/`small` of what is usual, and nothing that the part logs got better.
     Asked of runs whose parts log losses of their own. Or its rival's loss is next to nothing (`_sure`). Or its gradient
     is there, and its loss has risen to `times` what it was, and above `high`: the answers of its rival are as sure as
-    they can be (`_lost`).
+    they can be (`_lost`). Or there was none from the start (`_unheard`).
     Source: Goodfellow et al. 2014, section 3 (log(1 - D(G(z))) saturates); Arjovsky & Bottou, arXiv:1701.04862 (a
     perfect discriminator leaves no gradient).
     """
@@ -43,7 +51,7 @@ def generator_starves(
     at, ratio = measured(history, "update_ratio")
     ratio = ratio[history.layer_rows[at] >= len(history) // 2][:, matrices(history)]
     if not late < begun / fall or not np.isfinite(ratio).any():
-        return _lost(history, times, high, first)
+        return _unheard(history) or _lost(history, times, high, first)
     usual = USUAL_RATIO[is_adaptive(history)]
     moves = float(np.nanmax(np.nanmedian(ratio, axis=0)))
     if not moves < usual / small:
@@ -62,6 +70,29 @@ def generator_starves(
             "rival has won, and answers alike whatever this part does.",
             "Give this part the loss that does not saturate (-log D(G(z)), hinge, Wasserstein's with a gradient "
             "penalty), and its rival fewer or shorter steps.",
+        )
+    ]
+
+
+def _unheard(history: History, tiny: float = 1e-8) -> list[Finding]:
+    """A part that was handed next to no gradient from the start: by the element `tiny`, which is Adam's eps."""
+    norm = history.layer("grad_norm").astype(np.float64)
+    handed = middle(root_mean_square(history, norm)[:, matrices(history)])
+    _, weight = measured(history, "weight_norm")
+    if not 0 < handed < tiny or not len(weight) or middle(weight[-1] / weight[0]) < 0.5:
+        return []  # one that fades away is to blame itself
+    return [
+        Finding(
+            "generator-starves",
+            "warning",
+            (),
+            int(history.step[0]),
+            int(history.step[-1]),
+            {"gradient_rms": handed},
+            f"What the rival of this part hands back to it is next to no gradient, from the start: {handed:.1e} by the "
+            "element.",
+            "Look at the rival: weights that are clamped or decayed to next to nothing, or units at their ends, pass "
+            "no gradient on.",
         )
     ]
 

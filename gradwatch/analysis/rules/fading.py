@@ -1,0 +1,78 @@
+"""Layers whose gradient fades as a training goes on, while those behind them keep theirs.
+
+Legend: R recorded rows, W weight matrices in model order.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from gradwatch.analysis.rules.facts import matrices, middle, pick, smooth
+from gradwatch.analysis.rules.finding import Finding, either
+from gradwatch.analysis.rules.losses import has_rivals
+from gradwatch.analysis.rules.progress import progress, unmoved
+from gradwatch.history import Floats, History
+
+
+def fades(
+    history: History, times: float = 5.0, faded: float = 0.3, min_steps: int = 100, first: int = 5, left: float = 0.1
+) -> list[Finding]:
+    """The first layers of a network get ever less of the gradient: what they give out matters less and less. A warning.
+
+    Each weight matrix up to some layer lost `times` more of its gradient than each one behind it, from the median of
+    its `first` rows to that of the last quarter, and was left with less than the share `faded`. Said as `vanishing`,
+    which is along the depth from the start; this is along time. Not of a loss that came below the share `left` of where
+    it began (nothing is left to learn), nor where nothing got better, nor of parts that train against each other.
+    Source: Bowman et al., arXiv:1511.06349 (a decoder that does without its code); in healthy trainings of the tests
+    the first layers lose up to 2.6 times more.
+    """
+    names, norm = pick(history, matrices(history)), history.layer("grad_norm")[:, matrices(history)].astype(np.float64)
+    losses = [p for p in progress(history) if p.is_loss]
+    if len(history) < min_steps or len(names) < 3 or has_rivals(history):
+        return []
+    if not losses or any(p.ended < left * p.first for p in losses):
+        return []
+    if unmoved(history, min_steps, 5 * min_steps):
+        return []  # nothing got better at all: `no-progress` is more than that
+    kept = _kept(norm, first)
+    places = [k for k in range(1, len(kept)) if 0 < kept[:k].max() < min(faded, kept[k:].min() / times)]
+    if not places:
+        return []
+    place = places[-1]
+    front, behind = float(kept[:place].max()), float(kept[place:].min())
+    return [
+        Finding(
+            "vanishing",
+            "warning",
+            names[:place],
+            int(history.layer_step[_faded_since(norm[:, :place], faded, first)]),
+            int(history.step[-1]),
+            {"left_of_the_gradient": front, "left_behind_them": behind},
+            f"The gradients of these layers faded to {front:.2g} of what they were at first, and those from "
+            f"{names[place]} on to {behind:.2g}: what these layers give out hardly matters to the loss any more. "
+            f"{either(_UNHEARD)}",
+            "Look at what stands between these layers and the next: a noise or a dropout that drowns it, "
+            "a penalty that outweighs the rest of the loss, a normalisation over few rows, units at their ends.",
+            alternatives=_UNHEARD,
+        )
+    ]
+
+
+def _kept(norm: Floats, first: int) -> Floats:
+    """What is left of the gradient of each matrix `[R, W]` in the last quarter, as a share of what it had first."""
+    early, late = norm[:first].T, norm[-max(first, len(norm) // 4) :].T
+    with np.errstate(invalid="ignore", divide="ignore"):
+        kept = np.array([middle(column) for column in late]) / np.array([middle(column) for column in early])
+    return np.where(np.isfinite(kept), kept, np.inf)
+
+
+def _faded_since(norm: Floats, faded: float, first: int) -> int:
+    """The row from which on each of these matrices `[R, W]` mostly had less than a share of its first gradient."""
+    level = np.array([middle(row) for row in norm / np.array([middle(column) for column in norm[:first].T])])
+    return int(np.argmax(smooth(np.where(np.isfinite(level), level, np.inf)) < faded))
+
+
+_UNHEARD = (
+    "what lies behind them learnt to do without what they give out",
+    "their units died or came to their ends",
+)
