@@ -46,6 +46,7 @@ class Batch:
     measured: Tensor | None = None  # the L2 norms of the tensors as they are, `[L]`, where they are known
     skipped: Tensor | None = None
     fraction: Tensor | None = None  # [L] share of elements that an element-wise change touched
+    path: tuple[str, ...] = ()  # the patterns of the `only` that it is in
     largest_rows: Sequence[Tensor] = ()  # the fields of `LargestRows`, where rows are looked at: of the first norms
     _norms: Norms | None = None
     _present: Tensor | None = None
@@ -61,8 +62,7 @@ class Batch:
     ) -> None:
         self.layout, self.tensors, self.optimizers, self.norm_types = layout, tensors, optimizers, norm_types
         self.names, self.params, self.places = layout.names, layout.params, layout.every
-        self.here = here or which_are_there(tensors)
-        self.unscale = unscale
+        self.here, self.unscale = here or which_are_there(tensors), unscale
         self._ahead: list[Tensor] = []  # coefficients that the norms do not count in yet
 
     @cached_property
@@ -117,13 +117,13 @@ class Batch:
         self.skipped = flag if self.skipped is None else self.skipped | flag
 
     def only(self, pattern: str) -> Batch:
-        """The layers that `pattern` means, as a batch that acts on this one.
+        """The layers that `pattern` means, as a batch that acts on this one; of a pipeline there may be none here.
 
         Raises:
-            PolicyError: no layer fits.
+            PolicyError: no layer fits, of a pipeline on any stage.
         """
-        is_part = self.layout.places is not None
-        return Subset(self, scope(pattern, self.names, self.params, self.optimizers, is_part))
+        path = (*self.path, pattern)
+        return Subset(self, path, scope(path, self.names, self.params, self.optimizers, self.layout.fits_elsewhere))
 
     def slot(self, name: str) -> MaybeTensors:
         """The optimizer's state tensor `name` of each layer, None where there is none."""
@@ -238,8 +238,8 @@ class Batch:
 class Subset(Batch):
     """Some layers of a batch; what is done to it is done to its parent."""
 
-    def __init__(self, parent: Batch, index: tuple[int, ...]) -> None:
-        self.parent, self.index = parent, index
+    def __init__(self, parent: Batch, path: tuple[str, ...], index: tuple[int, ...]) -> None:
+        self.parent, self.path, self.index = parent, path, index
         self.layout, self.optimizers, self.norm_types = parent.layout, parent.optimizers, parent.norm_types
         self.names = tuple(parent.names[i] for i in index)
         self.params = tuple(parent.params[i] for i in index)

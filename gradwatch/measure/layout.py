@@ -131,6 +131,10 @@ class Layout:
         if self.sharding is not None:
             self.sharding.check_units()
 
+    def fits_elsewhere(self, path: tuple[str, ...], here: bool) -> bool:
+        """Whether the patterns may fit no layer of this: it is a part, or of a pipeline in which a layer fits them."""
+        return self.places is not None if self.stages is None else self.stages.have(path, here, self.device)
+
     def part(self, places: Sequence[int]) -> Layout:
         """The layers at these places, alone: all slices of a parameter, or none."""
         own = {id(self.params[i]) for i in places}

@@ -20,6 +20,7 @@ class Stages:
 
     def __init__(self, group: Any) -> None:
         self.group = group
+        self._known: dict[tuple[str, ...], bool] = {}  # see `have`
 
     def norm(self, own: Tensor, p: float = 2.0) -> Tensor:
         """The p-norm over all stages, 0-d, from that of this rank's layers. One all-reduce of one number.
@@ -40,6 +41,15 @@ class Stages:
         found = flag.to(torch.float32)
         dist.all_reduce(found, dist.ReduceOp.MAX, group=self.group)
         return found > 0
+
+    def have(self, path: tuple[str, ...], here: bool, device: torch.device) -> bool:
+        """Whether a layer of any stage fits these patterns, one inside the other, or `here` one does.
+
+        The first time that is asked, when all stages are watched, is one all-reduce; the answer stays.
+        """
+        if path not in self._known:
+            self._known[path] = bool(self.any(torch.tensor(here, device=device)))
+        return self._known[path]
 
 
 def refuse_lone_stage(model: nn.Module) -> None:

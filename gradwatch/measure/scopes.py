@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from fnmatch import fnmatchcase
 
 from torch import Tensor
@@ -15,13 +15,22 @@ OPTIMIZER = "optimizer:"
 
 
 def scope(
-    pattern: str, names: Sequence[str], params: Sequence[Tensor], optimizers: Sequence[Optimizer], is_part: bool
+    path: tuple[str, ...],
+    names: Sequence[str],
+    params: Sequence[Tensor],
+    optimizers: Sequence[Optimizer],
+    fits_elsewhere: Callable[[tuple[str, ...], bool], bool],
 ) -> tuple[int, ...]:
-    """The places of the layers that the shell-style `pattern` means, `optimizer:Muon*` by their optimizer's class.
+    """The places of the layers that a shell-style pattern means, `optimizer:Muon*` by their optimizer's class: the last
+    of the `path` of those that lie inside each other, whose layers these are.
+
+    `fits_elsewhere` is told whether there are any, and says whether these are but a part of the layers, which may well
+    have none of them.
 
     Raises:
-        PolicyError: none, and this is not but a part of the layers, which may well have none of them.
+        PolicyError: there are none.
     """
+    pattern = path[-1]
     if pattern.startswith(OPTIMIZER):
         kinds = {o: type(o).__name__ for o in optimizers}
         chosen = [o for o, kind in kinds.items() if fnmatchcase(kind, pattern.removeprefix(OPTIMIZER))]
@@ -31,6 +40,6 @@ def scope(
     else:
         found = tuple(i for i, name in enumerate(names) if fits(name, pattern))
         known = f"the layers are {', '.join(names[:8])}{', ...' if len(names) > 8 else ''}"
-    if not found and not is_part:
+    if not fits_elsewhere(path, bool(found)) and not found:
         raise PolicyError(f"only({pattern!r}, ...): no layer fits; {known}")
     return found

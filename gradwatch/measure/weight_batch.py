@@ -14,15 +14,26 @@ from gradwatch.measure.layout import Layout
 from gradwatch.measure.singular_values import AGAIN, FIRST, PowerIteration, is_matrix
 from gradwatch.policies.base import State
 
+Iterations = dict[tuple[int, ...], PowerIteration]  # by the places of the layers that a constraint sees
+
 
 class WeightBatch(Batch):
-    """The weights of one step; `heads` knows the logits of the attention that they are of."""
+    """The weights of one step; `heads` knows the logits of the attention that they are of.
+
+    `iterations` are kept from step to step: how the matrices of a layout lie over ranks does not change.
+    """
 
     heads: LargestLogits | None = None
 
-    def __init__(self, layout: Layout, tensors: MaybeTensors, heads: LargestLogits | None = None) -> None:
+    def __init__(
+        self,
+        layout: Layout,
+        tensors: MaybeTensors,
+        heads: LargestLogits | None = None,
+        iterations: Iterations | None = None,
+    ) -> None:
         super().__init__(layout, tensors)
-        self.heads = heads
+        self.heads, self.iterations = heads, {} if iterations is None else iterations
 
     def only(self, pattern: str) -> WeightBatch:
         """The layers whose name fits `pattern`, as a batch that acts on this one.
@@ -30,7 +41,8 @@ class WeightBatch(Batch):
         Raises:
             PolicyError: no layer fits.
         """
-        return WeightSubset(self, cast("Subset", super().only(pattern)).index)
+        part = cast("Subset", super().only(pattern))
+        return WeightSubset(self, part.path, part.index)
 
     def largest_logits(self) -> tuple[MaybeTensors, MaybeTensors]:
         """As `LargestLogits.of_rows`, of these layers.
@@ -45,27 +57,32 @@ class WeightBatch(Batch):
 
     def first_singular_vectors(self) -> State:
         """Of each matrix the first right singular vector, by its layer's name."""
-        iteration = PowerIteration(self.layout, self._matrices())
+        iteration = self._iteration()
         vectors, _ = iteration.advance([iteration.start(i) for i in iteration.places], FIRST)
-        return self._by_name(vectors)
+        return self._by_name(iteration, vectors)
 
     def largest_singular_values(self, vectors: State) -> tuple[MaybeTensors, State]:
         """Of each matrix the largest singular value, 0-d, and its vector after some more iterations."""
-        iteration = PowerIteration(self.layout, self._matrices())
+        iteration = self._iteration()
         moved, values = iteration.advance([vectors[self.layout.names[i]] for i in iteration.places], AGAIN)
         found = dict(zip(iteration.places, values, strict=True))
-        return [found.get(i) for i in self.places], self._by_name(moved)
+        return [found.get(i) for i in self.places], self._by_name(iteration, moved)
 
-    def _matrices(self) -> list[int]:
-        return [i for i in self.places if is_matrix(self.layout, i)]
+    def _iteration(self) -> PowerIteration:
+        """That of the matrices among these layers."""
+        key = tuple(self.places)
+        if key not in self.iterations:
+            matrices = [i for i in self.places if is_matrix(self.layout, i)]
+            self.iterations[key] = PowerIteration(self.layout, matrices)
+        return self.iterations[key]
 
-    def _by_name(self, vectors: list[Tensor]) -> State:
-        return {self.layout.names[i]: v for i, v in zip(self._matrices(), vectors, strict=True)}
+    def _by_name(self, iteration: PowerIteration, vectors: list[Tensor]) -> State:
+        return {self.layout.names[i]: v for i, v in zip(iteration.places, vectors, strict=True)}
 
 
 class WeightSubset(Subset, WeightBatch):
     """Some layers of a batch of weights; what is done to it is done to its parent."""
 
-    def __init__(self, parent: WeightBatch, index: tuple[int, ...]) -> None:
-        super().__init__(parent, index)
-        self.heads = parent.heads
+    def __init__(self, parent: WeightBatch, path: tuple[str, ...], index: tuple[int, ...]) -> None:
+        super().__init__(parent, path, index)
+        self.heads, self.iterations = parent.heads, parent.iterations

@@ -7,6 +7,7 @@ Legend: L layers, in the order of the Layout.
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Mapping, Sequence
 from itertools import groupby
 from typing import TYPE_CHECKING
@@ -26,12 +27,13 @@ from gradwatch.measure.layout import Layout, real, stride
 from gradwatch.measure.looking import Looking
 from gradwatch.measure.second_moment import adam_rms
 from gradwatch.measure.singular_values import SingularValues
-from gradwatch.measure.weight_batch import WeightBatch
+from gradwatch.measure.weight_batch import Iterations, WeightBatch
 
 if TYPE_CHECKING:
     from gradwatch.policies import Policy
     from gradwatch.policies.base import State
 
+_REQUIRES_GRAD = operator.attrgetter("requires_grad")
 FEW = 8  # layers that share one size of sample, on average, from which a kernel for each size is fewer
 
 
@@ -53,6 +55,7 @@ class Weights:
     ) -> None:
         self.layout, self.renorm, self.every, self.slots = layout, renorm, every, slots
         self.looking, self.heads = looking or Looking(), heads
+        self._iterations: Iterations = {}
         self._update_ratio = UpdateRatio(layout)
         self._singular_values = SingularValues(layout, singular_values) if singular_values else None
         self._patterns = singular_values
@@ -88,16 +91,20 @@ class Weights:
 
     @without_autograd
     def constrain(self, held: Sequence[bool]) -> Tensor | None:
-        """Apply the constraint to the layers that are `held`, `[L]`; returns the share of units scaled back, `[L]`."""
+        """Apply the constraint to the layers that are `held`, `[L]`; returns the share of units scaled back, `[L]`.
+
+        What is frozen (`requires_grad=False`) stays as it is, also where an optimizer holds it.
+        """
         if self.renorm is None:
             return None
-        weights = [w if own else None for w, own in zip(self.layout.weights(), held, strict=True)]
+        trained = map(operator.and_, held, map(_REQUIRES_GRAD, self.layout.params))
+        weights = [w if own else None for w, own in zip(self.layout.weights(), trained, strict=True)]
         batch = self._batch(weights)
         self.state = self.renorm.apply(batch, self.state)
         return None if batch.fraction is None else torch.where(batch.present(), batch.fraction, torch.nan)
 
     def _batch(self, weights: MaybeTensors) -> WeightBatch:
-        return WeightBatch(self.layout, weights, self.heads)
+        return WeightBatch(self.layout, weights, self.heads, self._iterations)
 
     def after_step(self, optimizers: Sequence[Optimizer], renorm_rate: Tensor | None) -> dict[str, Tensor]:
         """What is measured after a step of which `before_step` said so, `[L]` each."""

@@ -338,3 +338,16 @@ def test_nothing_is_read_from_the_device():
         assert [each is None for each in logits] == [each is None for each in powers] == [*[False] * 4, *[True] * 2] * 2
     finally:
         heads.stop()
+
+
+def test_frozen_queries_and_keys_stay_as_they_are(tmp_path):
+    model = large(next(iter(MODELS.values())))
+    tau = float(Oracle.of(model, data(model)).median())
+    for name, p in model.named_parameters():
+        p.requires_grad_("v_proj" in name or "out" in name or "o_proj" in name)
+    before = {n: p.detach().clone() for n, p in model.named_parameters()}
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+    with watch(model, optimizer, tmp_path, renorm=f"QKClip({tau!r})"):
+        loss_of(model(data(model))).backward()
+        optimizer.step()
+    assert all(torch.equal(p, before[n]) for n, p in model.named_parameters())

@@ -11,8 +11,9 @@ from training import watch
 
 from gradwatch import WatchError, open_history
 from gradwatch.analysis.rules import diagnose
+from gradwatch.measure import weight_batch
 from gradwatch.measure.layout import Layout
-from gradwatch.measure.singular_values import AGAIN, FIRST, SingularValues
+from gradwatch.measure.singular_values import AGAIN, FIRST, PowerIteration, SingularValues
 from gradwatch.measure.slices import fits
 
 
@@ -198,3 +199,15 @@ def test_a_matrix_that_holds_a_nan_is_left_as_it_is(tmp_path):
         model.weight.grad = torch.zeros(2, 3)
         optimizer.step()
     np.testing.assert_array_equal(model.weight.detach(), before)
+
+
+def test_a_bound_works_out_once_which_matrices_it_holds(tmp_path, monkeypatch):
+    made = []
+    monkeypatch.setattr(weight_batch, "PowerIteration", lambda *args: made.append(args) or PowerIteration(*args))
+    model = nn.Sequential(nn.Linear(20, 15), nn.Linear(15, 3))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.02)
+    with watch(model, optimizer, tmp_path, renorm="chain(MaxSpectral(1.0), only('0.*', MaxSpectral(0.5)))"):
+        for _ in range(5):
+            model(torch.randn(4, 20)).sum().backward()
+            optimizer.step()
+    assert len(made) == 2

@@ -148,6 +148,29 @@ def test_a_step_that_raised_does_not_end_the_watching(tmp_path):
     assert model[0].weight.norm(dim=1).max() < 0.0101  # the hook after the step still runs
 
 
+@pytest.mark.parametrize(
+    "renorm", ["MaxNorm(0.1)", "Renorm(1.0, 0, 0.1)", "MaxSpectral(0.1)", "only('*', MaxNorm(0.1))"]
+)
+def test_a_constraint_leaves_a_frozen_weight_alone(renorm, tmp_path):
+    model = mlp()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    before = [p.detach().clone() for p in model.parameters()]
+    model[0].weight.requires_grad_(False)
+    with watch(model, optimizer, tmp_path, renorm=renorm, every=1) as handle:
+        train(model, optimizer, 2)
+        model[-1].requires_grad_(False)
+        frozen = [p.detach().clone() for p in model[-1].parameters()]
+        with torch.no_grad():
+            model[0].weight.mul_(2.0)
+        train(model, optimizer, 2)
+    assert torch.equal(model[0].weight, 2 * before[0])
+    assert all(torch.equal(p, was) for p, was in zip(model[-1].parameters(), frozen, strict=True))
+    rates = open_history(handle.dir).layer("renorm_rate")
+    assert np.isnan(rates[:, 0]).all()
+    assert rates[0, -2] == 1
+    assert np.isnan(rates[2:, -2]).all()
+
+
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
 def test_skip_nonfinite_leaves_no_trace(bad, tmp_path):
     """With it in the lead the bad step might as well not have been: weights, optimizer, policy state."""

@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.pipelining import PipelineStage, ScheduleGPipe
+from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe, ScheduleInterleaved1F1B
 from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 
 import gradwatch
@@ -18,6 +18,7 @@ import gradwatch
 STEPS, POISONED = 6, 3
 QUIET = {"log": None, "verbose": False, "every": 2}
 CLIP = "ClipByGlobalNorm(1.0)"
+LAST = "*1.?.weight"  # weights of the last stage alone
 CLIPS = [
     None,
     "ClipByGlobalNorm(0.3)",
@@ -30,7 +31,11 @@ CLIPS = [
     "chain(ClipByNorm(0.2), ClipByGlobalNorm(0.3))",
     "chain(SkipNonfinite(), ClipByGlobalNorm(0.3))",
     "SkipNorm(0.43)",
+    f"only({LAST!r}, ClipByGlobalNorm(0.1))",
+    f"only({LAST!r}, chain(AGC(0.05), AdaGC(warmup=3, warmup_norm=0.3)))",
+    f"only({LAST!r}, SkipNorm(0.22))",
 ]
+ONE_AHEAD = [None, "ClipByGlobalNorm(0.3)", "chain(SkipNonfinite(), ClipByGlobalNorm(0.3))"]
 
 
 # ---------------------------------------------------------------------------------------------------------- experts
@@ -134,6 +139,13 @@ def build():
     return [stage.double() for stage in stages]
 
 
+def build_four():
+    torch.manual_seed(0)
+    sizes = [(6, 8), (8, 7), (7, 5)]
+    stages = [*(nn.Sequential(nn.Linear(*size), nn.Tanh()) for size in sizes), nn.Sequential(nn.Linear(5, 3))]
+    return [stage.double() for stage in stages]
+
+
 def data():
     generator = torch.Generator().manual_seed(1)
     for _ in range(STEPS):
@@ -151,41 +163,75 @@ def sgd(model):
     return torch.optim.SGD(model.parameters(), lr=0.5, momentum=0.9)
 
 
-def alone(folder, clip):
+def alone(folder, clip, stages):
     """The same in one process."""
-    model = nn.Sequential(*build())
+    model = nn.Sequential(*stages)
     optimizer = sgd(model)
     watch = gradwatch.watch(model, optimizer, clip=clip, dir=folder, **QUIET)
     for step, (x, y) in enumerate(data()):
         optimizer.zero_grad()
         nn.functional.cross_entropy(model(x), y).backward()
-        poison(model[1], step, clip)
+        poison(model[-1], step, clip)
         optimizer.step()
     watch.close()
     return watch.dir, [p.detach() for p in model.parameters()]
 
 
+def staged(module, place, of, group):
+    return PipelineStage(module, place, of, torch.device("cpu"), group=group)
+
+
+def gpipe(place, group):
+    module = build()[place]
+    stage = staged(module, place, 2, group)
+    return module, ScheduleGPipe(stage, n_microbatches=4, loss_fn=nn.functional.cross_entropy), module
+
+
+def one_ahead(place, group):
+    module = build()[place]
+    stage = staged(module, place, 2, group)
+    return module, Schedule1F1B(stage, n_microbatches=4, loss_fn=nn.functional.cross_entropy), module
+
+
+def interleaved(place, group):
+    """Each rank has two stages of four."""
+    stages = build_four()
+    module = nn.ModuleList(stages[place::2])
+    own = [staged(each, i, 4, group) for each, i in zip(module, (place, place + 2), strict=True)]
+    return module, ScheduleInterleaved1F1B(own, n_microbatches=4, loss_fn=nn.functional.cross_entropy), module[-1]
+
+
+SCHEDULES = {"gpipe": (gpipe, build, CLIPS), "1f1b": (one_ahead, build, ONE_AHEAD),
+             "interleaved": (interleaved, build_four, ONE_AHEAD)}  # fmt: skip
+
+
 def pipeline(folder):
     grid = init_device_mesh("cpu", (2, 2), mesh_dim_names=("replica", "stage"))
     place, group = grid["stage"].get_local_rank(), grid["stage"].get_group()
-    for i, clip in enumerate(CLIPS):
-        module = build()[place]
-        stage = PipelineStage(module, place, 2, torch.device("cpu"), group=group)
-        schedule = ScheduleGPipe(stage, n_microbatches=4, loss_fn=nn.functional.cross_entropy)
-        optimizer = sgd(module)
-        if i == 0:
-            torch.save(refusal(module, name=f"stage{place}"), folder / f"lone-{dist.get_rank()}.pt")
-        told = group if i % 2 else grid["stage"]
-        how = {"clip": clip, "pipeline": told, "name": f"stage{place}", "dir": folder / str(i), **QUIET}
-        watch = gradwatch.watch(module, optimizer, **how)
-        for step, (x, y) in enumerate(data()):
-            optimizer.zero_grad()
-            schedule.step(*([x] if place == 0 else []), **({"target": y} if place else {}))
-            if place:
-                poison(module, step, clip)
-            optimizer.step()
-        watch.close()
-        torch.save([p.detach() for p in module.parameters()], folder / f"weights-{i}-{dist.get_rank()}.pt")
+    for kind, (made, _, clips) in SCHEDULES.items():
+        for i, clip in enumerate(clips):
+            train_stage(folder / kind, i, clip, place, grid["stage"] if i % 2 else group, *made(place, group))
+
+
+def train_stage(folder, i, clip, place, told, module, schedule, last):
+    folder.mkdir(exist_ok=True)
+    optimizer = sgd(module)
+    if i == 0:
+        said = {"lone": refusal(module, name=f"stage{place}")}
+        said["vain"] = refusal(module, name=f"stage{place}", pipeline=told, clip="only('nothing*', ClipByNorm(1.0))")
+        nested = "only('*0.0.*', only('*1.0.*', ClipByNorm(1.0)))"
+        said["nested"] = refusal(module, name=f"stage{place}", pipeline=told, clip=nested)
+        torch.save(said, folder / f"lone-{dist.get_rank()}.pt")
+    how = {"clip": clip, "pipeline": told, "name": f"stage{place}", "dir": folder / str(i), **QUIET}
+    watch = gradwatch.watch(module, optimizer, **how)
+    for step, (x, y) in enumerate(data()):
+        optimizer.zero_grad()
+        schedule.step(*([x] if place == 0 else []), **({"target": y} if place else {}))
+        if place:
+            poison(last, step, clip)
+        optimizer.step()
+    watch.close()
+    torch.save(list(module.parameters()), folder / f"weights-{i}-{dist.get_rank()}.pt")
 
 
 if __name__ == "__main__":
