@@ -20,8 +20,8 @@ class Patch:
         self._places, self._wrap = places, wrap
         self._old: Function | None = None
         self._new: Function | None = None
-        # in a class that has it from another one it is not put back but taken out
-        self._inherited = [isinstance(holder, type) and name not in vars(holder) for holder, name in places]
+        # in a class or object that has it from a class it is not put back but taken out
+        self._inherited = [name not in getattr(holder, "__dict__", {name: None}) for holder, name in places]
 
     def on(self) -> None:
         """Put it there."""

@@ -42,7 +42,8 @@ def _first(name: str, shape: Sequence[int], param: Any, is_whole: bool, is_hidde
         raise WatchError(f"rows=: {name} has {shape[0]:,} rows, and at most {MOST:,} can be told apart: leave it out")
     if is_hidden:
         raise WatchError(
-            f"rows=: FullyShardedDataParallel or experts= hide which rows of {name} are here: leave it out"
+            f"rows=: FullyShardedDataParallel, DeepSpeed's ZeRO or experts= hide which rows of {name} are here: leave "
+            "it out"
         )
     if not is_sharded(param):
         return 0

@@ -157,8 +157,8 @@ def _block(layout: Layout, place: int) -> tuple[slice, slice]:
     name, param = layout.names[place], cast("Any", layout.params[place])
     if id(param) in layout.spreads:
         raise WatchError(
-            f"the largest singular value of {name}: FullyShardedDataParallel and experts= spread a layer in a way that "
-            "hides its rows; leave it out, or use fully_shard (FSDP2)"
+            f"the largest singular value of {name}: FullyShardedDataParallel, DeepSpeed's ZeRO and experts= spread a "
+            "layer in a way that hides its rows; leave it out, or use fully_shard (FSDP2)"
         )
     if not is_sharded(param):
         return slice(None), slice(None)

@@ -56,8 +56,8 @@ def cuts(params: Mapping[str, Tensor], split: Split, spreads: Collection[int] = 
     )
     if hidden is not None:
         raise WatchError(
-            f"split= cuts {hidden}, of which FullyShardedDataParallel or experts= give each rank a part whose place is "
-            "not known: leave it out of split=, or use fully_shard (FSDP2)"
+            f"split= cuts {hidden}, of which FullyShardedDataParallel, DeepSpeed's ZeRO or experts= give each rank a "
+            "part whose place is not known: leave it out of split=, or use fully_shard (FSDP2)"
         )
     found = {name: _cut(name, params[name], split[pattern]) for name, pattern in asked.items() if pattern is not None}
     return {name: cut for name, cut in found.items() if cut.lengths}

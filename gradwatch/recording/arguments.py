@@ -17,6 +17,7 @@ from gradwatch.measure.slices import Split
 from gradwatch.policies import Policy
 from gradwatch.recording.hooks import fires_hooks
 from gradwatch.recording.learning_rate import RateScale
+from gradwatch.recording.zero import ZeroOptimizer, is_zero, refuse_acting
 from gradwatch.sanitize import MAX_COUNT, MAX_STEP
 from gradwatch.storage.folder import now_iso
 from gradwatch.storage.manifest import check_run, text_of
@@ -192,16 +193,19 @@ def described(**fields: Any) -> Run:
 
 def _unwrapped(optimizer: Any) -> Any:
     """The optimizer whose steps fire hooks: a wrapper (Accelerate's) hands each real step on to its `.optimizer`.
+    DeepSpeed's ZeRO is shown as one.
 
     Raises:
         WatchError: a wrapper's optimizer inside steps flat copies of the parameters.
     """
     while not fires_hooks(optimizer) and hasattr(optimizer, "optimizer"):
+        if is_zero(optimizer):
+            return ZeroOptimizer.of(optimizer)
         if type(optimizer).__module__.startswith(FLAT_ENGINES):
             raise WatchError(
                 f"{type(optimizer).__name__} steps flat copies of the parameters, of which each rank has a share: the "
-                "gradients of layers do not reach an optimizer. Use that library's own clipping (DeepSpeed's "
-                '"gradient_clipping", Megatron\'s clip_grad), or DDP or fully_shard (FSDP2)'
+                "gradients of layers do not reach an optimizer. Use that library's own clipping (Megatron's "
+                "clip_grad), or DDP, fully_shard (FSDP2) or DeepSpeed's ZeRO"
             )
         optimizer = optimizer.optimizer
     return optimizer
@@ -227,14 +231,19 @@ def plain_optimizers(given: Optimizer | Iterable[Optimizer]) -> list[Optimizer]:
 
 
 def checked_optimizers(
-    given: Optimizer | Iterable[Optimizer], clip: Policy | None, rates: RateScale
+    given: Optimizer | Iterable[Optimizer],
+    policies: tuple[Policy | None, Policy | None],
+    rates: RateScale,
+    slots: bool,
 ) -> list[Optimizer]:
     """The optimizers, without wrappers; warns of a clip that a line search is misled by.
 
     Raises:
-        WatchError: as `plain_optimizers`, or as `RateScale.check`.
+        WatchError: as `plain_optimizers`, or as `RateScale.check`; something is asked for that one is not fit for.
     """
-    optimizers = plain_optimizers(given)
+    optimizers, (clip, renorm) = plain_optimizers(given), policies
+    acting = {"clip=": clip is not None, "renorm=": renorm is not None, "lr_scale= or warmup=": rates.acts}
+    refuse_acting(optimizers, {**acting, "slots=": slots})
     rates.check(optimizers)
     for o in optimizers:
         search = next((g["line_search_fn"] for g in o.param_groups if g.get("line_search_fn")), None)

@@ -157,7 +157,7 @@ def watch(
     settings = Settings(every, total_steps, log, delivery, mlflow_layers, halt_on, flush_every, higher_is_better or {},
                         lr_scale, warmup, activations, activations_every, slots, ranks, noise_scale, histogram_every,
                         singular_values, {} if split is None else split, rows)  # fmt: skip
-    optimizers = checked_optimizers(optimizer, policies[0], RateScale(lr_scale, warmup))
+    optimizers = checked_optimizers(optimizer, policies, RateScale(lr_scale, warmup), slots)
     check_kinds(run_name, dir, run_id, tracking_uri, tags, params, layers, ignore)
     _check_run(optimizers, name, run, run_id, tracking_uri)
     source = Source(model, optimizers, layers, ignore, name, Parallel.of(experts, pipeline, name), settings)

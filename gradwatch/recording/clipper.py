@@ -28,6 +28,7 @@ from gradwatch.measure.ring_buffer import Ahead
 from gradwatch.policies import Policy
 from gradwatch.policies.base import State
 from gradwatch.recording.layers import held
+from gradwatch.recording.zero import ZeroOptimizer
 
 READ_STEPS = 16  # how often skips in a row are looked at where the kernel leaves steps out
 
@@ -114,6 +115,8 @@ class Clipper:
         """
         scaled, batch, before = self._look(lead, alone, scaler, ahead, inside)
         policy, lost, stages = self.policy, fused.dropped(lead), self.layout.stages
+        if isinstance(lead, ZeroOptimizer) and lead.drops_nonfinite:
+            lost = ~batch.norms().total().isfinite()
         if policy is None and stages is None:
             return Clipped(batch, before, None, [], lost)
         total = None if stages is None else batch.norms().total()

@@ -15,6 +15,7 @@ from torch.optim import Optimizer
 
 from gradwatch.errors import WatchError
 from gradwatch.measure.autograd import without_autograd
+from gradwatch.recording.zero import ZeroOptimizer
 
 Closure = Callable[[], Any]
 P = ParamSpec("P")
@@ -81,10 +82,14 @@ class Hooks:
         for o in self._optimizers:
             o.register_step_pre_hook(self._before)
             o.register_step_post_hook(self._after)
+            if isinstance(o, ZeroOptimizer):
+                o.attach()
 
     def remove(self) -> None:
         """Take the hooks off, as many as there are: looked for, because a handle may be lost to an interrupt."""
         for o in self._optimizers:
+            if isinstance(o, ZeroOptimizer):
+                o.detach()
             for hooks in (o._optimizer_step_pre_hooks, o._optimizer_step_post_hooks):
                 for key in [key for key, hook in hooks.items() if getattr(hook, "__self__", None) is self]:
                     hooks.pop(key, None)

@@ -121,8 +121,8 @@ def _inside(
     """
     if settings.noise_scale and layout.spreads:
         raise WatchError(
-            "noise_scale=True: FullyShardedDataParallel and experts= hide which gradients are of one micro-batch; "
-            "leave it out, or use fully_shard (FSDP2)"
+            "noise_scale=True: FullyShardedDataParallel, DeepSpeed's ZeRO and experts= hide which gradients are of one "
+            "micro-batch; leave it out, or use fully_shard (FSDP2)"
         )
     modules = chosen(model, settings.activations, part)
     group = getattr(model, "process_group", None) if isinstance(model, DistributedDataParallel) else None

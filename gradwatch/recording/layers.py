@@ -16,6 +16,7 @@ from gradwatch.measure.layout import Layout
 from gradwatch.measure.slices import Split, few, fits
 from gradwatch.recording.arguments import Settings
 from gradwatch.recording.parallel import Parallel
+from gradwatch.recording.zero import shown
 from gradwatch.storage.manifest import text_of
 from gradwatch.storage.null_writer import NullWriter
 from gradwatch.storage.writer import RunWriter
@@ -41,7 +42,7 @@ def named_layers(model: nn.Module, optimizers: Sequence[Optimizer], part: str | 
         WatchError: no parameter of the model is in an optimizer.
     """
     held = {id(p): name for o in optimizers for name, p in _held(o)}
-    names = _unique_names(model.named_parameters())
+    names = _unique_names(shown(model, optimizers))
     layers = {name: p for name, p in names.items() if id(p) in held}
     if not layers:
         raise WatchError(
@@ -120,7 +121,7 @@ class Source:
         self.split: Split = {} if settings is None else settings.split
         self.rows = () if settings is None else settings.rows
         self.patterns, self.ignored = patterns, ignored
-        self._of_model = {id(p) for p in model.parameters()}
+        self._of_model = {id(p) for _, p in shown(model, optimizers)}
         self._at_rest = {id(p): _writes(p) for _, p in self._outside()}
         self._seen: object = None
 
@@ -154,7 +155,7 @@ class Source:
         recorded if they were.
         """
         held = {id(p) for o in (*self.optimizers, *others) for _, p in _held(o)}
-        named = _unique_names(self.model.named_parameters())
+        named = _unique_names(shown(self.model, self.optimizers))
         found = [name for name, p in named.items() if p.requires_grad and id(p) not in held]
         found = [f"{self.part}.{name}" if self.part else name for name in found]
         return tuple(name for name, kept in zip(found, self.kept(found), strict=True) if kept)
@@ -164,7 +165,7 @@ class Source:
         those of modules in a plain list or dict, which the model's own parameters leave out. None was written since.
         """
         held = {id(p) for o in self.optimizers for _, p in _held(o)}
-        here = _unique_names((*self.model.named_parameters(), *_hidden(self.model)))
+        here = _unique_names((*shown(self.model, self.optimizers), *_hidden(self.model)))
         found = [
             name
             for name, p in here.items()
@@ -226,7 +227,8 @@ class Source:
 
     def _refuse_replaced(self, known: dict[str, Tensor], held: set[int], first: bool) -> None:
         model = {
-            f"{self.part}.{n}" if self.part else n: p for n, p in _unique_names(self.model.named_parameters()).items()
+            f"{self.part}.{n}" if self.part else n: p
+            for n, p in _unique_names(shown(self.model, self.optimizers)).items()
         }
         here = {id(p) for p in model.values()}
         lost = [n for n, p in known.items() if id(p) in self._of_model and id(p) not in here and (first or n in model)]

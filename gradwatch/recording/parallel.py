@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
@@ -14,6 +15,7 @@ from gradwatch.errors import WatchError
 from gradwatch.measure.distributed import Spread, world_size
 from gradwatch.measure.fsdp1 import flat_spreads
 from gradwatch.measure.pipeline import Stages, refuse_lone_stage
+from gradwatch.recording.zero import Piece
 
 
 @dataclass(frozen=True)
@@ -52,7 +54,7 @@ class Parallel:
         """
         if self.stages is None:
             refuse_lone_stage(model)
-        spreads = flat_spreads(model)
+        spreads = flat_spreads(model) | {id(p): p.spread for p in layers.values() if isinstance(p, Piece)}
         for pattern, group in self.experts.items():
             slices = [(name, p) for name, p in layers.items() if fnmatchcase(name, pattern)]
             if not slices:
@@ -60,7 +62,7 @@ class Parallel:
                     f"experts={{{pattern!r}: ...}} fits no layer; the layers are {', '.join([*layers][:8])}"
                 )
             if any(id(p) in spreads for _, p in slices):
-                raise WatchError(f"experts={{{pattern!r}: ...}}: these layers are cut by FullyShardedDataParallel, too")
+                raise WatchError(f"experts={{{pattern!r}: ...}}: these layers are cut by FSDP1 or ZeRO, too")
             size = dist.get_world_size(group)
             for _, p in slices:
                 first, *rest = p.shape or (1,)
@@ -83,12 +85,20 @@ def _refuse_unsaid(layers: Mapping[str, Tensor]) -> None:
                 f"{name} is marked as an expert's (allreduce=False): each rank of an expert-parallel group holds "
                 "another, and the norm would be that of one rank's. Say which group, with experts="
             )
-        if getattr(p, "tensor_model_parallel", False):
+        if getattr(p, "tensor_model_parallel", False) and not _is_whole():
             raise WatchError(
                 f"{name} is one rank's slice of a tensor-parallel layer (tensor_model_parallel=True), and no DTensor "
                 "that says who holds the others: the norm would be that of one slice. Use Megatron's own clipping, or "
                 "parallelize_module"
             )
+
+
+def _is_whole() -> bool:
+    """Whether Megatron says that each rank has all of its tensor-parallel layers: it marks them as slices even then."""
+    state: Any = sys.modules.get("megatron.core.parallel_state")
+    if state is None or state.get_tensor_model_parallel_group(check_initialized=False) is None:
+        return False
+    return bool(state.get_tensor_model_parallel_world_size() == 1)
 
 
 def _group(given: Any, name: str) -> Any:

@@ -25,6 +25,7 @@ from gradwatch.recording.snapshot_files import SnapshotFiles
 from gradwatch.recording.tape import Tape
 from gradwatch.recording.trouble import Trouble, TroubleFinder, agreed
 from gradwatch.recording.watch import Watch
+from gradwatch.recording.zero import refuse_acting
 
 log = logging.getLogger("gradwatch")
 
@@ -87,6 +88,7 @@ class Rewind:
         self.count = 0  # how often it went back
         self.epoch = 0  # how many passes through a loader are over
         self._optimizers = plain_optimizers(optimizer)
+        refuse_acting(self._optimizers, {"Rewind": True})
         device = self._watch()._stepper.layout.device
         self._training = Training(model, self._optimizers, schedulers, scaler, device)
         self._finder = TroubleFinder()

@@ -116,10 +116,10 @@ def _tell_of_norm(original: Function) -> Function:
         witness = Witness.of(params)
         out = original(params, max_norm, total_norm, *args, **more)
         if type(total_norm) is not Tensor:  # of sharded gradients it is a DTensor, whose value would take a collective
-            _tell(Clip(params, {"user_max_norm": max_norm}), witness)
+            tell(Clip(params, {"user_max_norm": max_norm}), witness)
         else:
             coef = clip_coef(total_norm.detach(), max_norm)
-            _tell(Clip(params, {"user_max_norm": max_norm, "user_grad_norm": total_norm}, coef), witness)
+            tell(Clip(params, {"user_max_norm": max_norm, "user_grad_norm": total_norm}, coef), witness)
         return out
 
     return clip
@@ -139,7 +139,7 @@ def _tell_of_value(original: Function) -> Function:
         if before is not None and largest is not None and after is not None:
             # one element among many may be too small a part of the norm to be seen in it
             coef = torch.where(largest > clip_value, (after / before).clamp(max=BELOW_ONE), 1.0)
-        _tell(Clip(params, {"user_clip_value": clip_value}, coef), witness)
+        tell(Clip(params, {"user_clip_value": clip_value}, coef), witness)
         return out
 
     return clip
@@ -165,8 +165,11 @@ def _norm(grads: list[Tensor], norm_type: float) -> Tensor | None:
     return norm
 
 
-def _tell(clip: Clip, witness: Witness | None) -> None:
-    """Plain enough for a compiled loop to trace: a clip that is compiled with fullgraph=True stays one graph."""
+def tell(clip: Clip, witness: Witness | None = None) -> None:
+    """Tell those who listen of a clip.
+
+    Plain enough for a compiled loop to trace: a clip that is compiled with fullgraph=True stays one graph.
+    """
     if witness is not None:
         clip = clip._replace(witness=witness.later())
     for listener in _seen.listeners:
