@@ -87,7 +87,7 @@ def test_report_by_one_metric(runs):
 def test_compare_prints_one_row_per_policy(runs):
     result = call("compare", *runs)
     assert result.exit_code == 0, result.output
-    rows = [line.split() for line in result.stdout.splitlines() if re.match(r"\s*(AGC|none)", line)]
+    rows = [line.split() for line in result.stdout.splitlines() if re.match(r"\s*(AGC\S*|none)\s+\d", line)]
     assert [(row[0], row[1]) for row in rows] == [("AGC(0.01)", "2"), ("none", "2")]
 
 
