@@ -8,6 +8,7 @@ import pytest
 from make_run import LAYERS, changed, make_history
 
 from gradwatch.analysis.rules import diagnose
+from gradwatch.analysis.rules.clipping import clip_is_your_learning_rate
 from gradwatch.analysis.rules.dead_layers import dead_layer
 from gradwatch.analysis.rules.gradient_scale import gradients_accumulate
 from gradwatch.analysis.rules.gradients import exploding
@@ -520,3 +521,23 @@ def test_a_judge_that_knew_nothing_at_first_does_not_make_its_rival_explode():
     other = {"loss/D": np.full(STEPS, np.nan)}
     assert exploding(run(**{"loss/G": loss, "grad_norm": norm, **other})) == []
     assert exploding(run(**{"loss/G": loss, "grad_norm": norm * np.geomspace(1, 100, STEPS), **other}))
+
+
+# -------------------------------------------------------------------------------------------------- a clip as the rate
+
+
+def test_beside_muon_a_clip_is_the_rate_of_the_optimizer_whose_steps_it_shortens():
+    made = [{"name": kind, "class": kind, "settings": {"lr": rate}} for kind, rate in (("Muon", 0.02), ("SGD", 0.3))]
+    history = run(clip_coef=np.full(STEPS, 0.1), **{"lr": np.full(STEPS, 0.02), "lr/1": np.full(STEPS, 0.3)})
+    for optimizers, rates in ((made, (0.02, 0.3)), (made[::-1], (0.3, 0.02))):
+        columns = dict(zip(("lr", "lr/1"), (np.full(STEPS, rate) for rate in rates), strict=True))
+        told = replace(history.run, clip="ClipByGlobalNorm(0.1)", optimizers=tuple(optimizers))
+        both = replace(changed(history, per_step={**history.per_step, **columns}), run=told)
+        (found,) = clip_is_your_learning_rate(both)
+        assert found.evidence["lr"] == 0.3
+        assert "the real learning rate of SGD is 0.03, not 0.3" in found.cause
+        assert "with SGD at lr=" in found.cure
+        assert not any("lr-scale" in each for each in found.tries)  # which would change Muon's rate, too
+    (found,) = clip_is_your_learning_rate(replace(history, run=replace(history.run, clip="ClipByGlobalNorm(0.1)")))
+    assert "the real learning rate is" in found.cause
+    assert any("lr-scale" in each for each in found.tries)

@@ -18,11 +18,11 @@ from gradwatch.analysis.rules.facts import (
     measured,
     optimizer_kind,
     pick,
-    set_rate,
 )
 from gradwatch.analysis.rules.finding import Finding, Severity
 from gradwatch.analysis.rules.muon import clip_over_muon
 from gradwatch.analysis.rules.once import once
+from gradwatch.analysis.rules.owners import rate_by_scale
 from gradwatch.analysis.rules.progress import succeeds
 from gradwatch.analysis.rules.tries import clip_with, rate_times
 from gradwatch.formatting import loop_clips, percent, setting_text
@@ -155,7 +155,7 @@ def clip_is_your_learning_rate(
     if share <= often:
         return []
     typical = float(np.median(coef[known]))
-    smaller, rate = 1 / max(typical, 1e-30), set_rate(history)
+    smaller, (rate, kind) = 1 / max(typical, 1e-30), rate_by_scale(history)
     adaptive = is_adaptive(history)
     little = smaller < (harmless if succeeds(history) else factor)
     severity: Severity = "note" if adaptive or little else "warning"
@@ -166,14 +166,15 @@ def clip_is_your_learning_rate(
     cause += (
         f"{optimizer_kind(history)} takes the scale out of the gradients again, so this matters little."
         if adaptive
-        else f"the real learning rate is {setting_text(rate * typical)}, not {rate:g}."
+        else f"the real learning rate{kind and f' of {kind}'} is {setting_text(rate * typical)}, not {rate:g}."
     )
     own = "loop's own" in threshold
     cure = f'As a guard that fires on 1 % of the steps it is clip="{GUARD}"'
     cure += ", in place of the loop's own clip (gradwatch run --script-clip replace)" if own else ""
     factor, steps = _rate_without(history, typical)
-    cure += "." if adaptive else f"; with lr={setting_text(rate * factor)} the steps {steps}."
-    tries = (clip_with(GUARD),) if adaptive else (f"{clip_with(GUARD)} {rate_times(factor)}", clip_with(GUARD))
+    cure += "." if adaptive else f"; with {kind and f'{kind} at '}lr={setting_text(rate * factor)} the steps {steps}."
+    alone = adaptive or kind  # every rate would be changed
+    tries = (clip_with(GUARD),) if alone else (f"{clip_with(GUARD)} {rate_times(factor)}", clip_with(GUARD))
     return [
         Finding(
             "clip-is-your-learning-rate",

@@ -29,7 +29,7 @@ from gradwatch.policies import (
 from gradwatch.policies.grammar import members
 from gradwatch.policies.threshold import Ramp
 
-_ADAPTIVE = re.compile(r"^ada|adam|rmsprop|rprop|lion|lamb|lars|muon|sophia|shampoo|soap|prodigy|came", re.IGNORECASE)
+ADAPTIVE = re.compile(r"^ada|adam|rmsprop|rprop|lion|lamb|lars|muon|sophia|shampoo|soap|prodigy|came", re.IGNORECASE)
 _OWN_LENGTH = re.compile(r"^rprop|adadelta|prodigy|dadapt", re.IGNORECASE)
 TOGETHER = 8_192  # medians of `trailing` that are taken at once: 8 MB of windows
 LEAST_STEPS = 32  # from so many on `trailing` knows what is usual: the least that a verdict can rest on
@@ -50,7 +50,7 @@ def own_optimizers(history: History) -> list[dict[str, Any]]:
 def is_adaptive(history: History) -> bool:
     """Whether the step's size does not depend on the scale of the gradients (Adam and its kin, for all optimizers)."""
     own = own_optimizers(history)
-    return bool(own) and all(_ADAPTIVE.search(str(o.get("class", ""))) for o in own)
+    return bool(own) and all(ADAPTIVE.search(str(o.get("class", ""))) for o in own)
 
 
 def steps_by_rate(history: History) -> bool:
@@ -82,14 +82,15 @@ def initial_sum(history: History) -> float:
     return max((float(value) for value in begun if isinstance(value, int | float)), default=0.0)
 
 
-def set_rate(history: History) -> float:
-    """The learning rate that was set for the first param group; NaN where none was recorded.
+def set_rate(history: History, group: int = 0) -> float:
+    """The learning rate that was set for this param group; NaN where none was recorded.
 
     The highest in force: a schedule warms up to what was set, or decays from it, and advice that was relative to one of
     its values on the way could not be followed.
     """
-    first = rates(history)[:, 0]
-    return float(np.max(first, initial=-np.inf, where=np.isfinite(first))) if np.isfinite(first).any() else float("nan")
+    every = rates(history)
+    found = every[:, group][np.isfinite(every[:, group])] if group < every.shape[1] else every[:0, 0]
+    return float(found.max()) if len(found) else float("nan")
 
 
 def to_usual(history: History, ratio: float) -> float:

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from gradwatch.analysis.optimizers import groups
-from gradwatch.analysis.rules.facts import matrices, own_optimizers
+from gradwatch.analysis.rules.facts import ADAPTIVE, matrices, own_optimizers, set_rate
 from gradwatch.history import Bools, History
 
 
@@ -34,3 +34,15 @@ def of_muon(history: History) -> Bools:
     """
     named = ["Muon" in kind and bool(settings.get("use_muon", True)) for kind, settings in owners(history)]
     return np.asarray(matrices(history) & np.array(named, bool))
+
+
+def rate_by_scale(history: History) -> tuple[float, str]:
+    """The rate that was set for the first optimizer whose steps are as long as its gradients; and its class, where it
+    steps beside others whose are not. For it alone a clip is a learning rate.
+    """
+    every = history.run.optimizers
+    kinds = [str(optimizer.get("class", "")) for optimizer in every]
+    scaled = [ADAPTIVE.search(kind) is None for kind in kinds]
+    first = scaled.index(True) if True in scaled else 0
+    kind = "" if all(scaled) else kinds[first]
+    return set_rate(history, sum(len(groups(optimizer)) for optimizer in every[:first])), kind
