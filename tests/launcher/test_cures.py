@@ -176,7 +176,7 @@ for step in range(120):
 
 
 @pytest.mark.slow
-def test_a_tenth_of_a_rate_ten_times_too_high_is_shown_to_cure(tmp_path, monkeypatch):
+def test_a_third_of_a_rate_too_high_under_a_clip_is_shown_to_cure(tmp_path, monkeypatch):
     """From another folder than that of the run, with the run's own words; the first of its cures, for time."""
     (tmp_path / "sick.py").write_text(SICK)
     words = [sys.executable, "-m", "gradwatch", "run", "--log", "none", "sick.py", "--lr", "1.0", "--seed", "7"]
@@ -188,8 +188,8 @@ def test_a_tenth_of_a_rate_ten_times_too_high_is_shown_to_cure(tmp_path, monkeyp
     monkeypatch.setattr("gradwatch.launcher.cures.MOST", 1)
     done = CliRunner().invoke(main, ["sweep", "--cures", str(folder), "--seed", "0", "--seed", "1", "--jobs", "2"])
     assert done.exit_code == 0, done.output
-    assert "Its script, sick.py --lr 1.0 --seed '{seed}', unchanged and with\n  --lr-scale 0.1" in done.output
-    cured = "lr_scale=0.1 cured it: exploding in none of 2 runs"
+    assert "Its script, sick.py --lr 1.0 --seed '{seed}', unchanged and with\n  --clip" in done.output
+    cured = "lr_scale=0.3 cured it: exploding in none of 2 runs"
     (home,) = (tmp_path / "elsewhere" / "gradwatch-runs").glob("sweep-sick-cures-*")
     for page in ("report.html", "comparison.md"):
         assert cured in (home / page).read_text().replace("\\_", "_")

@@ -98,33 +98,6 @@ def to_usual(history: History, ratio: float) -> float:
     return float(f"{USUAL_RATIO[is_adaptive(history)] / ratio:.0e}")
 
 
-def lengthened(history: History, momentum: float = 0.97, apart: float = 100.0) -> tuple[str, str]:
-    """What makes steps longer than the first rate says: a sentence of cause and one of cure, empty where nothing does.
-
-    Momentum sums gradients up to 1 / (1 - momentum) times their size (Adam's is the first of its betas); a group's rate
-    may be `apart` times another's.
-    Source: Sutskever et al. 2013 (the terminal velocity of momentum).
-    """
-    own = settings(history)
-    found = [group.get("momentum") for group in own if not group.get("dampening")]
-    pairs = [pair for group in own if isinstance(pair := group.get("betas"), list | tuple) and len(pair) > 1]
-    found += [pair[0] for pair in pairs]
-    highest = max((float(m) for m in found if isinstance(m, int | float) and m < 1), default=0.0)
-    turned = [pair for pair in pairs if pair[0] > pair[1] and pair[0] >= momentum]
-    if turned:
-        return f" Its betas {tuple(turned[0])} are the wrong way round.", " Begin with betas=(0.9, 0.999)."
-    if highest >= momentum:
-        cause = f" A momentum of {highest:g} makes steps up to {1 / (1 - highest):.0f} times as long as lr says."
-        return cause, " Or momentum=0.9."
-    group = np.nanmax(np.nan_to_num(rates(history)), axis=0)
-    if group.min() > 0 and group.max() >= apart * group.min():
-        fastest = int(group.argmax())
-        times = group.max() / float(np.sort(group)[-2])
-        cause = f" Param group {fastest} has {times:.3g} times the rate of the next."
-        return cause, f" Begin with param group {fastest}."
-    return "", ""
-
-
 # -------------------------------------------------------------------------------------------------------------- clip
 
 

@@ -18,22 +18,19 @@ from gradwatch.analysis.rules.facts import (
     USUAL_RATIO,
     clips,
     is_adaptive,
-    lengthened,
     matrices,
-    measured,
     middle,
     optimizer_kind,
     pick,
     set_rate,
-    steps_by_rate,
-    to_usual,
 )
 from gradwatch.analysis.rules.finding import Finding, Why, either
 from gradwatch.analysis.rules.losses import first_quarter, has_rivals, odd_batch, scaled_losses, training_losses
 from gradwatch.analysis.rules.nonfinite import growth_before
 from gradwatch.analysis.rules.once import once
-from gradwatch.analysis.rules.schedule import raised_before
-from gradwatch.analysis.rules.tries import LOWER, clip_with, rate_times, warm_up
+from gradwatch.analysis.rules.schedule import raised_before, rises_on
+from gradwatch.analysis.rules.step_length import first_ratio, lengthened, lowered
+from gradwatch.analysis.rules.tries import A_THIRD, LOWER, clip_with, rate_times, warm_up
 from gradwatch.analysis.rules.vanishing_causes import remedies
 from gradwatch.formatting import percent, setting_text
 from gradwatch.history import Bools, Floats, History
@@ -114,7 +111,7 @@ def _explosion(history: History, row: int, evidence: dict[str, float | str]) -> 
         layers=layers,
         first_step=int(history.step[row]),
         last_step=int(history.step[-1]),
-        evidence={"along": along, **how, **evidence},
+        evidence={"along": along, **how, **evidence, **why.evidence},
         cause=why.cause,
         cure=why.cure + held,
         tries=why.tries,
@@ -141,8 +138,12 @@ def _over_steps(history: History, row: int, large: float = 1e4) -> Why:
     """What makes a training come apart in a row, after a calm beginning or at once, and the cure.
 
     A rate that a schedule had raised before is the cause. A loss that begins above `large` is said first (healthy ones
-    of the tests begin below 50).
+    of the tests begin below 50). Without Adam's second moment a third of the rate is tried under a clip: a
+    tenth by itself is often too much still, and a clip alone leaves many where they are (docs/findings/cures.md).
     """
+    rises = rises_on(history, row)
+    if rises:
+        return rises._replace(cause=f"{_TOO_LARGE}. {rises.cause}")
     raised = raised_before(history, row)
     calm = row >= LEAST_STEPS and not raised
     kind, longer, first = optimizer_kind(history), lengthened(history), first_ratio(history)
@@ -159,20 +160,24 @@ def _over_steps(history: History, row: int, large: float = 1e4) -> Why:
             to = f" to about {setting_text(set_rate(history) * times)}"
         cure = f"Lower the learning rate{to}, or warm it up: {kind} takes steps of the same size whatever the scale of "
         cure += "the gradient, so that a clip helps against one bad batch only."
-        return Why(cause + longer[0], cure + longer[1], {}, (rate_times(times), later), causes)
+        tries: tuple[str, ...] = (rate_times(times), later)
+        return Why(cause + longer.cause, longer.around(cure), {}, longer.left_of(tries), causes)
+    if "BFGS" in kind:  # it lives on the differences of gradients, which a clip distorts
+        cure = "Give it its line search (line_search_fn='strong_wolfe'), or lower the learning rate."
+        return Why(cause + longer.cause, cure, {}, (LOWER,), causes)
     limit = f'clip="{GUARD}"'
     cure = f"Lower the learning rate or warm it up, and clip: {limit}."
+    tries = (f"{A_THIRD} {bound}", f"{later} {bound}", bound, LOWER)
     began = max((first_quarter(v)[0] for v in scaled_losses(history).values()), default=0.0)
     if began > large and not calm:
         cause = f"The loss begins at {began:.2g}, and the gradients and the steps are as large: its targets are "
         cause += "far from unit size, or it is a sum."
         cure = "Scale the targets to unit size, or take the mean of what is summed: then the loss begins near 1. "
         cure += f"If it must be so large, lower the learning rate by decades and clip: {limit}."
-    tries: tuple[str, ...] = (LOWER, bound, f"{LOWER} {bound}", f"{later} {bound}")
-    if calm and _leapt(history.total("grad_norm"), row):
+    elif calm and _leapt(history.total("grad_norm"), row):
         tries = (bound, LOWER, f"{LOWER} {bound}")
         cure = f"Clip: {limit}; if it comes apart all the same, lower the learning rate. Look at that step's batch."
-    return Why(cause + longer[0], cure + longer[1], {}, tries, causes)
+    return Why(cause + longer.cause, longer.around(cure), {}, longer.left_of(tries), causes)
 
 
 _TOO_LARGE = "The steps are larger than the loss surface allows"
@@ -184,21 +189,6 @@ def _leapt(norm: Floats, row: int, times: float = 30.0, usual: int = 16) -> bool
     with np.errstate(invalid="ignore", divide="ignore"):
         leaps = usual + np.flatnonzero(norm[usual:] > times * before)
     return bool((np.abs(leaps - row) <= usual).any())
-
-
-def lowered(history: History) -> float:
-    """By what the rate is multiplied where steps are too long: a tenth, or what makes the first ones usual, to a digit.
-
-    The latter where steps are as long as the rate says: under Adam and most of its kin.
-    """
-    first = first_ratio(history)
-    return to_usual(history, first) if steps_by_rate(history) and first > 10 * USUAL_RATIO[True] else 0.1
-
-
-def first_ratio(history: History) -> float:
-    """The update ratio of the median matrix when first measured; NaN where none was."""
-    _, ratio = measured(history, "update_ratio")
-    return middle(ratio[0, matrices(history)]) if len(ratio) else float("nan")
 
 
 def _along(history: History, row: int) -> tuple[str, tuple[str, ...], dict[str, float | str]]:

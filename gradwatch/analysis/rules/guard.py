@@ -12,8 +12,9 @@ from dataclasses import replace
 import numpy as np
 
 from gradwatch.analysis.clips import incoming
-from gradwatch.analysis.rules.facts import GUARD
+from gradwatch.analysis.rules.facts import GUARD, smooth
 from gradwatch.analysis.rules.finding import Finding
+from gradwatch.analysis.rules.losses import scaled_losses
 from gradwatch.formatting import rounded, setting_text
 from gradwatch.history import Bools, Floats, History
 
@@ -26,11 +27,13 @@ WRONG_NORMS = {"scaled-gradients", "gradients-accumulate", "clip-before-unscale"
 def healthy(history: History, findings: Iterable[Finding]) -> Bools:
     """Which steps, `[T]`, had a positive norm before any clip, and came before the run went wrong for good.
 
-    Without outliers: more than 6 robust σ in the log. A note of what passed makes no step unhealthy.
+    Without outliers: more than 6 robust σ in the log. A note of what passed makes no step unhealthy. Of steps that were
+    too large, those in which a loss was on its way up already are left out too.
     """
     last = int(history.step[-1])
     ends = [f for f in findings if f.severity != "note"]
-    bad = [f.first_step for f in ends if f.rule in TOO_LARGE_STEPS or _for_good(f, last)]
+    bad = [_rise_before(history, f.first_step) for f in ends if f.rule in TOO_LARGE_STEPS]
+    bad += [f.first_step for f in ends if _for_good(f, last)]
     norms = incoming(history)
     kept: Bools = np.isfinite(norms) & (norms > 0) & (history.step < min(bad, default=last + 1))
     if kept.any():
@@ -39,6 +42,23 @@ def healthy(history: History, findings: Iterable[Finding]) -> Bools:
         spread = 1.4826 * np.median(np.abs(logs[kept] - middle))
         kept = kept & (logs <= middle + max(6 * spread, 1e-6))
     return kept
+
+
+def _rise_before(history: History, step: int, share: float = 0.1) -> int:
+    """The step from which on no training loss came near its lowest again, before a step or that step itself.
+
+    Of its running median; near is within `share` of what it had won, or twice its noise (in its quietest quarter).
+    """
+    begins = [step]
+    for values in scaled_losses(history).values():
+        rows = np.flatnonzero(np.isfinite(values) & (history.step < step))
+        if len(rows) < ENOUGH:  # a threshold is taken from so many at least
+            continue
+        level = smooth(values[rows])
+        noise = min(1.4826 * np.median(np.abs(part)) for part in np.array_split(values[rows] - level, 4))
+        near = level <= level.min() + max(share * (level[0] - level.min()), 2 * noise)
+        begins.append(int(history.step[rows[np.flatnonzero(near)[-1]]]) + 1)
+    return min(begins)
 
 
 def _for_good(finding: Finding, last: int) -> bool:

@@ -21,9 +21,10 @@ from gradwatch.analysis.rules.facts import (
     root_mean_square,
 )
 from gradwatch.analysis.rules.finding import Finding, either
-from gradwatch.analysis.rules.gradients import exploding, first_ratio
+from gradwatch.analysis.rules.gradients import exploding
 from gradwatch.analysis.rules.losses import scaled_losses
 from gradwatch.analysis.rules.progress import succeeds
+from gradwatch.analysis.rules.step_length import first_ratio
 from gradwatch.history import History
 
 _NORMS = ("BatchNorm", "LayerNorm", "GroupNorm", "InstanceNorm", "RMSNorm")

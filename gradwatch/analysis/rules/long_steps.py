@@ -16,7 +16,6 @@ from gradwatch.analysis.rules.facts import (
     initial_gains,
     is_adaptive,
     largest_ratio,
-    lengthened,
     measured,
     optimizer_kind,
     set_rate,
@@ -24,11 +23,11 @@ from gradwatch.analysis.rules.facts import (
     steps_by_rate,
 )
 from gradwatch.analysis.rules.finding import Finding, Severity, Why, either
-from gradwatch.analysis.rules.gradients import first_ratio, lowered
 from gradwatch.analysis.rules.losses import has_rivals, odd_batch, scaled_losses
 from gradwatch.analysis.rules.once import once
 from gradwatch.analysis.rules.progress import progress, succeeds
-from gradwatch.analysis.rules.schedule import raised_before
+from gradwatch.analysis.rules.schedule import raised_before, rises_on
+from gradwatch.analysis.rules.step_length import first_ratio, lengthened, lowered
 from gradwatch.analysis.rules.tries import LOWER, clip_with, rate_times, warm_up
 from gradwatch.formatting import percent, setting_text
 from gradwatch.history import Floats, History
@@ -201,20 +200,8 @@ def _too_high(
     shifted: bool,
     why: str = "",
 ) -> Finding:
-    rate, kind, longer = set_rate(history), optimizer_kind(history), lengthened(history)
+    rate, longer = set_rate(history), lengthened(history)
     known = {} if np.isnan(rate) else {"lr": rate}
-    lower = (
-        f"Lower the learning rate to about {setting_text(rate * lowered(history))}"
-        if known
-        else "Lower the learning rate tenfold"
-    )
-    if is_adaptive(history):
-        cure = (
-            f"{lower}, or warm it up over the first few hundred steps. Clipping does not help: the size of a step of "
-        )
-        cure += f"{kind} does not depend on the scale of the gradients."
-    else:
-        cure = f'{lower}, or bound the steps: clip="{GUARD}".'
     if shifted:
         words = "The loss rose from one step to the next, after steps and gradients of a usual size"
         return Finding(
@@ -223,9 +210,10 @@ def _too_high(
             f"{words}. {either(_OF_A_SHIFT)}", "Look at what changed in that step: the data, the task, a weight of the "
             "loss. If nothing did, lower the learning rate.", tries=(LOWER,), alternatives=_OF_A_SHIFT,
         )  # fmt: skip
-    bound = warm_up(history) if is_adaptive(history) else clip_with(GUARD)
+    cure, tries = _shorter(history, rate)
     logits = grown_logits(history, int(history.step[last])) or Why("", "", {})
-    cause = why or f"The steps of {kind} are too long for this loss: {_THROWN}"
+    cause = why or f"The steps of {optimizer_kind(history)} are too long for this loss: {_THROWN}"
+    rises = rises_on(history, row)
     return Finding(
         "lr-too-high",
         severity,
@@ -233,7 +221,30 @@ def _too_high(
         int(history.step[row]),
         int(history.step[last]),
         {**evidence, **known, "update_ratio": largest_ratio(history), **logits.evidence},
-        cause + longer[0] + raised_before(history, row) + logits.cause,
-        cure + longer[1],
-        tries=(rate_times(lowered(history)), bound),
+        f"{cause} {rises.cause}" if rises else cause + longer.cause + raised_before(history, row) + logits.cause,
+        rises.cure if rises else longer.around(cure),
+        tries=() if rises else longer.left_of(tries),
     )
+
+
+def _shorter(history: History, rate: float) -> tuple[str, tuple[str, ...]]:
+    """What makes the steps shorter, in words, and what can be tried.
+
+    Where the loss came down to less than half all the same, most steps suit it: under Adam and its kin the first ones
+    alone are made shorter, and a third of the rate is enough. Others are bounded as well as lowered: either by itself
+    mends half as many (docs/findings/cures.md).
+    """
+    learns = any(p.ended < p.first / 2 for p in progress(history) if p.is_loss)
+    times = 0.3 if learns else lowered(history)
+    to = "tenfold" if np.isnan(rate) else f"to about {setting_text(rate * times)}"
+    scale, bound, later = rate_times(times), clip_with(GUARD), warm_up(history)
+    if not is_adaptive(history):
+        cure = f'Lower the learning rate {to}, and bound the steps: clip="{GUARD}".'
+        return cure, (f"{scale} {bound}", scale, bound)
+    cure = f"Lower the learning rate {to}, or warm it up over the first few hundred steps."
+    if learns:
+        cure = (
+            f"Warm up over the first few hundred steps, or lower the learning rate {to}: the loss came down as it is."
+        )
+    cure += f" Clipping does not help: the size of a step of {optimizer_kind(history)} does not depend on the scale of "
+    return cure + "the gradients.", (later, scale) if learns else (scale, later)

@@ -42,6 +42,24 @@ def ran_out(history: History, gone: float = 1e-3) -> Why | None:
     return None
 
 
+def rises_on(history: History, row: int, times: float = 3.0) -> Why | None:
+    """What a schedule did that raised the rate `times` up to a row, and as much again to the end of the run.
+
+    A tenth of such a rate comes to the same height later: what helps is an end to its rise.
+    Source: Smith, arXiv:1506.01186 (the range test, whose rate rises until the loss does).
+    """
+    rate = rates(history).max(axis=1)
+    if not (rate[row] > times * rate[0] and rate[-1] > times * rate[row]):
+        return None
+    return Why(
+        f"The schedule had raised the learning rate from {rate[0]:.2g} to {rate[row]:.2g} by then, and raised it on to "
+        f"{rate[-1]:.2g}.",
+        f"Let the rate of the schedule fall, or end its rise: at a tenth of {rate[row]:.2g} at most. A lower rate that "
+        "rises in the same way gets there as well, only later.",
+        {"lr_there": float(rate[row]), "lr_last": float(rate[-1])},
+    )
+
+
 def raised_before(history: History, row: int, times: float = 3.0, within: int = 50) -> str:
     """A sentence on a schedule that raised the rate `times` in one step, at most `within` rows before this one.
 

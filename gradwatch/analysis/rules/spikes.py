@@ -75,6 +75,8 @@ def spike(
     many = len(rows) > often * len(history)
     one_row = largest_row(history, int(worst)) if up[worst] else None
     cure, tries = _spike_cure(history, many, quiet and recovered, one_row)
+    if tries and not up.any() and _last(rows):
+        cure, tries = _OF_OTHER_DATA, ()
     evidence: dict[str, float | str] = {
         "spikes": len(rows),
         "times_usual": float(times[worst]) if up[worst] else 1.0,
@@ -137,6 +139,17 @@ def _spike_cause(history: History, evidence: dict[str, float | str], batch: int 
         f"{evidence['spikes']} step(s) stand out; the gradient of step {evidence['largest_step']} is "
         f"{evidence['times_usual']:.3g} times the usual one{who if has_clip else ''}. {either(_OF_SPIKES)}"
     )
+
+
+_OF_OTHER_DATA = (
+    "Look at the batches from that step on: whether rows are drawn in a random order, and whether other data, targets "
+    "or weights of the loss came: it stays up for several steps each time. A clip does not make such data usual."
+)
+
+
+def _last(rows: Rows, steps: float = 2.0) -> bool:
+    """Whether jumps last for several of these rows each, `steps` on average: one odd batch is over in one."""
+    return len(rows) >= steps * (1 + int((np.diff(rows) > 1).sum()))
 
 
 _OF_SPIKES = ("the batches of these steps are odd", "the learning rate is too high")

@@ -6,7 +6,7 @@ import shlex
 
 from gradwatch.history import History
 
-LOWER, RAISE = "--lr-scale 0.1", "--lr-scale 10"
+LOWER, A_THIRD = "--lr-scale 0.1", "--lr-scale 0.3"
 FEW_HUNDRED = 200
 OWN_PAST = "chain(SkipNonfinite(), AdaGC())"  # a bound by each layer's own past
 

@@ -96,10 +96,12 @@ def _no_gradients(history: History) -> list[Finding]:
         ]
     causes = _NO_GRADIENT if absent else (*_NO_GRADIENT, _FLAT)
     cause = f"Every gradient is {'absent' if absent else 'exactly 0'} when the optimizer steps. {either(causes)}"
-    cure = "The order is optimizer.zero_grad(), loss.backward(), optimizer.step()."
-    if not absent:
-        cure += " If it is kept, look at the outputs in the first step: where a ReLU or a clamp makes all of them 0, "
-        cure += "softplus in its place, or another bias."
+    cure = "The order is optimizer.zero_grad(), loss.backward(), optimizer.step(). If it is kept, look "
+    if absent:
+        cure += "for what cuts the loss off from the weights: detach(), .data, item(), no_grad(), a new tensor."
+    else:
+        cure += "at the outputs in the first step: where a ReLU or a clamp makes all of them 0, softplus in its place, "
+        cure += "or another bias; and at each factor of the loss (a weight, an advantage): is one 0 throughout?"
     return [_finding(history, "error", (), 0, evidence, cause, cure, causes)]
 
 

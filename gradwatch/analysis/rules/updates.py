@@ -14,7 +14,6 @@ from gradwatch.analysis.rules.facts import (
     directness,
     initial_sum,
     is_adaptive,
-    lengthened,
     matrices,
     measured,
     middle,
@@ -30,7 +29,8 @@ from gradwatch.analysis.rules.facts import (
 from gradwatch.analysis.rules.finding import Finding, Why, either
 from gradwatch.analysis.rules.progress import creeps, hardly_moves, progress
 from gradwatch.analysis.rules.schedule import ran_out
-from gradwatch.analysis.rules.tries import rate_times, warm_up
+from gradwatch.analysis.rules.step_length import first_ratio, lengthened
+from gradwatch.analysis.rules.tries import LOWER, rate_times, warm_up
 from gradwatch.formatting import percent, setting_text
 from gradwatch.history import Bools, Floats, History
 
@@ -75,15 +75,16 @@ def update_too_large(
             int(history.step[rows[end]]),
             {"update_ratio": largest, "limit": limit, "usual": USUAL_RATIO[kind], "lr": rate},
             f"Each step changes these weights by {percent(largest)} of their size; under {optimizer_kind(history)} "
-            f"{percent(USUAL_RATIO[kind])} is usual." + longer[0],
-            f"Lower the learning rate to about {lower}, or warm it up over the first few hundred steps"
-            + (
-                ": the size of a step does not depend on the size of the gradient here, so clipping does not help."
-                if kind
-                else "; clip if single batches do it."
-            )
-            + longer[1],
-            tries=(rate_times(USUAL_RATIO[kind] / largest), warm_up(history)),
+            f"{percent(USUAL_RATIO[kind])} is usual." + longer.cause,
+            longer.around(
+                f"Lower the learning rate to about {lower}, or warm it up over the first few hundred steps"
+                + (
+                    ": the size of a step does not depend on the size of the gradient here, so clipping does not help."
+                    if kind
+                    else "; clip if single batches do it."
+                )
+            ),
+            tries=longer.left_of((rate_times(USUAL_RATIO[kind] / largest), warm_up(history))),
         )
     ]
 
@@ -108,9 +109,13 @@ def weak_gradients(
     """Why steps of `moves` are so small where no rate mends it: the one `wanted` is above all that SGD is used with.
 
     Under Adam and its kin, whose steps hardly depend on the size of the gradients while that is above their eps: where
-    the root mean square of most layers' gradients is below `tiny`, which is Adam's.
+    the root mean square of most layers' gradients is below `tiny`, which is Adam's. Or the first step was as long as is
+    usual, at the same rate, and the loss leapt.
     Source: CS231n searches rates up to 10.
     """
+    thrown = _thrown(history, moves)
+    if thrown:
+        return thrown
     if is_adaptive(history):
         sizes = root_mean_square(history, history.layer("clipped_norm").astype(np.float64))
         if not middle(sizes[sizes > 0]) < tiny:
@@ -127,6 +132,24 @@ def weak_gradients(
         "out, by its bias or its scale), a temperature, a factor of the loss. A higher rate would throw the weights "
         "out as soon as the gradients come back.",
         {},
+    )
+
+
+def _thrown(history: History, moves: float, leap: float = 1.5, soon: int = 10) -> Why | None:
+    """Why steps of `moves` are small where the first ones were not: these threw the units to where no gradient is."""
+    kind, first, rate = is_adaptive(history), first_ratio(history), rates(history).max(axis=1)
+    losses = [p for p in progress(history) if p.is_loss]
+    leapt = [float(np.nanmax(history.total(p.metric)[:soon])) > leap * p.first for p in losses]
+    if not first > USUAL_RATIO[kind] or not middle(rate) > rate[0] / 2 or not losses or not all(leapt):
+        return None
+    return Why(
+        f"The first step changed the weights by {percent(first)} of their size, and the loss leapt; since then no "
+        f"layer changes by more than {moves:.1e} of its size in a step. The gradients have gone, not the rate: the "
+        "first steps threw the units to where they are dead or saturated.",
+        "Lower the learning rate tenfold or warm it up. Look at the size of what comes in as well: inputs of unit size "
+        "make no such first step.",
+        {"first_update_ratio": first},
+        (LOWER, warm_up(history)),
     )
 
 

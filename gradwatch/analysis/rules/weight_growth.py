@@ -11,7 +11,6 @@ import numpy as np
 
 from gradwatch.analysis.rules.facts import (
     is_adaptive,
-    lengthened,
     matrices,
     measured,
     optimizer_kind,
@@ -23,6 +22,7 @@ from gradwatch.analysis.rules.facts import (
 from gradwatch.analysis.rules.finding import Finding, either
 from gradwatch.analysis.rules.once import once
 from gradwatch.analysis.rules.progress import succeeds
+from gradwatch.analysis.rules.step_length import lengthened
 from gradwatch.analysis.rules.tries import LOWER, renorm_with
 from gradwatch.formatting import percent, setting_text
 from gradwatch.history import Bools, Floats, History
@@ -55,23 +55,25 @@ def weight_growth(history: History, factor: float = 10.0, min_measured: int = 8,
     decays = any(_decays(group.get("weight_decay")) for group in settings(history))
     largest = float(np.nanmax(end[which] / begin[which]))
     longer = lengthened(history)
-    causes = _OF_GROWTH if not longer[0] else ()
+    causes = _OF_GROWTH if not longer.cause else ()
     bound = _bound(history, begin, which & matrices(history), factor)
     ways = [f"{'raise the' if decays else 'use'} weight decay", "normalise the layers before them"]
     ways += [f'bound them with renorm="{bound}"'] if bound else []
     return [
         Finding(
             "weight-growth",
-            "note" if succeeds(history) and not longer[0] and largest < beyond else "warning",
+            "note" if succeeds(history) and not longer.cause and largest < beyond else "warning",
             pick(history, which),
             int(history.step[rows[grown.argmax()]]),
             int(history.step[rows[-1]]),
             {"growth": largest, "first_norm": float(begin[which].max()), "last_norm": float(end[which].max())},
             f"These weights grow to {largest:.3g} times their first norm and do not slow down. "
-            + (either(_OF_GROWTH) if causes else f"The steps are too large.{longer[0]}"),
-            "Lower the learning rate tenfold: if they then stay, the steps were too large. If they grow on, "
-            f"{', '.join(ways[:-1])} or {ways[-1]}.{longer[1]}",
-            tries=(LOWER, renorm_with(bound)) if bound else (LOWER,),
+            + (either(_OF_GROWTH) if causes else f"The steps are too large.{longer.cause}"),
+            longer.around(
+                "Lower the learning rate tenfold: if they then stay, the steps were too large. If they grow on, "
+                f"{', '.join(ways[:-1])} or {ways[-1]}."
+            ),
+            tries=longer.left_of((LOWER, renorm_with(bound)) if bound else (LOWER,)),
             alternatives=causes,
         )
     ]

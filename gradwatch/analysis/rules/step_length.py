@@ -1,0 +1,85 @@
+"""How long steps are: the first ones, the rate that makes them usual, and settings that make them longer."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from gradwatch.analysis.rules.facts import (
+    USUAL_RATIO,
+    matrices,
+    measured,
+    middle,
+    optimizer_kind,
+    rates,
+    settings,
+    steps_by_rate,
+    to_usual,
+)
+from gradwatch.history import History
+
+
+def first_ratio(history: History) -> float:
+    """The update ratio of the median matrix when first measured; NaN where none was."""
+    _, ratio = measured(history, "update_ratio")
+    return middle(ratio[0, matrices(history)]) if len(ratio) else float("nan")
+
+
+def lowered(history: History) -> float:
+    """By what the rate is multiplied where steps are too long: a tenth, or what makes the first ones usual, to a digit.
+
+    The latter where steps are as long as the rate says: under Adam and most of its kin. RMSprop's first step is
+    1 / sqrt(1 - alpha) times as long: its average of squares begins at 0 and is not corrected for that, as Adam's is.
+    """
+    alphas = [group.get("alpha", 0.0) for group in settings(history)] if "RMSprop" in optimizer_kind(history) else []
+    first = first_ratio(history) * float(np.sqrt(1 - max(alphas, default=0.0)))
+    return to_usual(history, first) if steps_by_rate(history) and first > 10 * USUAL_RATIO[True] else 0.1
+
+
+class Lengthened(NamedTuple):
+    """What makes steps longer than the first rate says, in words; empty where nothing does.
+
+    `first` is a cure that comes before any other rate, `instead` one that may stand in its place.
+    """
+
+    cause: str = ""
+    first: str = ""
+    instead: str = ""
+
+    def around(self, cure: str) -> str:
+        """A cure that lowers the rate, with these."""
+        return f"{self.first}{cure}{self.instead}"
+
+    def left_of(self, tries: tuple[str, ...]) -> tuple[str, ...]:
+        """Of the options that a cure names, those that are left: none of a lower rate where that is not the cure."""
+        return () if self.first else tries
+
+
+def lengthened(history: History, momentum: float = 0.97, apart: float = 100.0) -> Lengthened:
+    """What makes steps longer than the first rate says.
+
+    Momentum sums gradients up to 1 / (1 - momentum) times their size (Adam's is the first of its betas); a group's rate
+    may be `apart` times another's. Betas the wrong way round are mended first: at a tenth of the rate their mean over a
+    thousand steps still follows none of them (docs/findings/cures.md).
+    Source: Sutskever et al. 2013 (the terminal velocity of momentum).
+    """
+    own = settings(history)
+    found = [group.get("momentum") for group in own if not group.get("dampening")]
+    pairs = [pair for group in own if isinstance(pair := group.get("betas"), list | tuple) and len(pair) > 1]
+    found += [pair[0] for pair in pairs]
+    highest = max((float(m) for m in found if isinstance(m, int | float) and m < 1), default=0.0)
+    turned = [pair for pair in pairs if pair[0] > pair[1] and pair[0] >= momentum]
+    if turned:
+        cause = f" Its betas {tuple(turned[0])} are the wrong way round."
+        return Lengthened(cause, first="Begin with betas=(0.9, 0.999); if that is not all: ")
+    if highest >= momentum:
+        cause = f" A momentum of {highest:g} makes steps up to {1 / (1 - highest):.0f} times as long as lr says."
+        return Lengthened(cause, instead=" Or momentum=0.9.")
+    group = np.nanmax(np.nan_to_num(rates(history)), axis=0)
+    if group.min() > 0 and group.max() >= apart * group.min():
+        fastest = int(group.argmax())
+        times = group.max() / float(np.sort(group)[-2])
+        cause = f" Param group {fastest} has {times:.3g} times the rate of the next."
+        return Lengthened(cause, instead=f" Begin with param group {fastest}.")
+    return Lengthened()
