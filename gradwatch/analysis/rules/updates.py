@@ -139,7 +139,7 @@ def _thrown(history: History, moves: float, leap: float = 1.5, soon: int = 10) -
     """Why steps of `moves` are small where the first ones were not: these threw the units to where no gradient is."""
     kind, first, rate = is_adaptive(history), first_ratio(history), rates(history).max(axis=1)
     losses = [p for p in progress(history) if p.is_loss]
-    leapt = [float(np.nanmax(history.total(p.metric)[:soon])) > leap * p.first for p in losses]
+    leapt = [float(np.nanmax(history.total(p.metric)[:soon], initial=-np.inf)) > leap * p.first for p in losses]
     if not first > USUAL_RATIO[kind] or not middle(rate) > rate[0] / 2 or not losses or not all(leapt):
         return None
     return Why(
