@@ -52,15 +52,16 @@ HEAD = """\
 # Cures that were tried
 
 Each sick training of the [judgement](judgement.md)'s half that may be looked at; below them those of its groups that
-were read once (with one seed; of some only the first option was tried); and those that the rules were written for
-(their pictures are on the rules' pages). Each three times over with the same three seeds: as it is, with the advice of
-its main finding followed to the letter, and with an expert's fix. The main finding is the first root that is an error
-or a warning; seeds of which nothing is said stay as they are. Where a finding has options that can be tried on an
-unchanged script (as `gradwatch sweep --cures` does), the first of them is the advice; *best* is the best of all of
-them. Where it has only words, or words that go beyond the options, the advice is a person's reading of them
-(tests/scenarios/readings.py and readings_since.py, written before it was tried). Some words lead a reader to the
-expert's own fix: such an advice helps by definition if it is read rightly, so the others are counted apart. The
-expert's fix was written before a rule saw the training; the words of the cures were changed with this half in view.
+were read once and looked at since (not the latest; with one seed); and those that the rules were written for (their
+pictures are on the rules' pages). Each three times over with the same three seeds: as it is, with the advice of its
+main finding followed to the letter, and with an expert's fix. All rows are of the rules as they stood when this page
+was made. The main finding is the first root that is an error or a warning; seeds of which nothing is said stay as they
+are. Where a finding has options that can be tried on an unchanged script (as `gradwatch sweep --cures` does), the first
+of them is the advice; *best* is the best of all of them. Where it has only words, or words that go beyond the options,
+the advice is a person's reading of them (tests/scenarios/readings.py and readings_since.py, written before it was
+tried). Some words lead a reader to the expert's own fix: such an advice helps by definition if it is read rightly, so
+the others are counted apart. The expert's fix was written before a rule saw the training. Rules and words of the cures
+were changed with all of these trainings in view: of a new one expect less.
 
 The score is the training's own, lower is better, the median over the seeds; ∞ is one that diverged. The expert's gain
 is measured from the untreated score, or from where the training began if that is lower. An advice **helps** if it has

@@ -40,9 +40,14 @@ def unit_inputs(net: nn.Module, optimizer: optim.Optimizer) -> None:
     net.register_forward_pre_hook(lambda _, inputs: (inputs[0] / 255,))
 
 
-def small_eps(net: nn.Module, optimizer: optim.Optimizer) -> None:
-    for group in optimizer.param_groups:
-        group["eps"] = 1e-5
+def eps_of(eps: float) -> Callable[[nn.Module, optim.Optimizer], None]:
+    """A change: the eps that a cure names."""
+
+    def change(net: nn.Module, optimizer: optim.Optimizer) -> None:
+        for group in optimizer.param_groups:
+            group["eps"] = eps
+
+    return change
 
 
 def zero_biases(net: nn.Module, optimizer: optim.Optimizer) -> None:
@@ -96,7 +101,19 @@ READINGS = {
     ("targets-of-ten-thousand", "exploding"): Reading(
         "the targets are divided by their deviation", as_expert=True, beyond=True
     ),
+    ("attention-of-unscaled-products", "vanishing"): Reading(
+        "behind queries and keys stands a softmax at its ends: the products are divided by the root of their size",
+        as_expert=True,
+    ),
+    ("every-twentieth-batch-unscaled", "gradients-accumulate"): Reading(
+        "nothing changes: zero_grad() is called in each step"
+    ),
+    ("router-to-one-expert", "below-epsilon"): Reading("eps is 1e-21, as the cure says", eps_of(1e-21)),
     # What rules were written for.
+    ("update-too-large: AdamW at 1", "weights-shrink"): Reading("the weight decay is a hundredth: 0.009", decay_less),
+    ("lr-too-high: Adam at 0.3", "no-progress"): Reading(
+        "nothing changes: shapes, targets and the only term of the loss are as they should be"
+    ),
     ("nonfinite: sqrt(x)", "nonfinite"): Reading("an epsilon is added inside the root", as_expert=True),
     ("vanishing: ten sigmoid layers", "vanishing"): Reading("the sigmoids become ReLUs", as_expert=True),
     ("imbalance: inputs from 0 to 255", "imbalance"): Reading(
@@ -125,7 +142,7 @@ READINGS = {
     ("weights-shrink: a weight decay of 0.5", "weights-shrink"): Reading(
         "the weight decay is a hundredth: 0.005", decay_less
     ),
-    ("below-epsilon: eps=10", "below-epsilon"): Reading("eps is 1e-05, as the cure says", small_eps),
+    ("below-epsilon: eps=10", "below-epsilon"): Reading("eps is 1e-05, as the cure says", eps_of(1e-5)),
     ("softmax-twice: a softmax before cross_entropy", "softmax-twice"): Reading("the softmax is gone", as_expert=True),
     ("activation-outlier: one example grows by 5 % a step", "activation-outlier"): Reading(
         "the example that is far out of scale is mended where it comes in", as_expert=True

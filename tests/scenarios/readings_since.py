@@ -5,7 +5,7 @@ Where the thing to look at shows no fault, nothing changes.
 
 from __future__ import annotations
 
-from readings import Reading, decay_less
+from readings import Reading, decay_less, eps_of
 from torch import nn, optim
 
 
@@ -93,16 +93,18 @@ READ_SINCE = {
     ("gains-drawn-as-if-they-were-weights", "bad-initialisation"): Reading("gains begin at 1", as_expert=True),
     ("houses-by-their-raw-columns", "inputs-not-normalised"): Reading("the inputs are normalised", as_expert=True),
     ("line-for-every-price", "inputs-not-normalised"): Reading("the inputs are normalised", as_expert=True),
-    ("made-and-cut-off-from-its-maker", "weights-unchanged"): Reading("nothing changes: the calls are in their order"),
+    ("made-and-cut-off-from-its-maker", "weights-unchanged"): Reading(
+        "the detach() that cuts the loss off from the weights is taken away", as_expert=True
+    ),
     ("preferences-times-nothing", "weights-unchanged"): Reading(
-        "nothing changes: the calls are in their order, and no output is 0"
+        "the factor of the loss that is 0 throughout is found: beta is 0.1", as_expert=True
     ),
     ("table-of-unit-size-at-both-ends", "bad-initialisation"): Reading(
         "the table begins at a standard deviation of 0.02", as_expert=True
     ),
     ("layers-in-a-plain-list", "no-gradient"): Reading("the layers are in an nn.ModuleList", as_expert=True),
     ("loss-that-was-told-to-require-a-gradient", "weights-unchanged"): Reading(
-        "nothing changes: the calls are in their order"
+        "the new tensor that cuts the loss off from the weights is taken away", as_expert=True
     ),
     ("sigmoid-for-images-of-mean-zero", "no-progress"): Reading(
         "the Sigmoid behind the last layer is taken away", as_expert=True
@@ -130,7 +132,7 @@ READ_SINCE = {
     ),
     ("eight-layers-of-sigmoids", "vanishing"): Reading("the sigmoids become ReLUs", as_expert=True),
     ("groups-of-one-answer", "weights-unchanged"): Reading(
-        "nothing changes: the calls are in their order, and no output is 0"
+        "the factor of the loss that is 0 throughout is found: an advantage over one answer", as_expert=True
     ),
     ("half-of-the-net-never-zeroed", "gradients-accumulate"): Reading(
         "the gradients of the whole net are zeroed in each step", as_expert=True
@@ -140,6 +142,12 @@ READ_SINCE = {
     ),
     ("sigmoid-before-a-loss-of-logits", "softmax-twice"): Reading("the sigmoid is gone", as_expert=True),
     ("weights-drawn-by-randn", "bad-initialisation"): Reading("torch's own initialisation", as_expert=True),
+    ("betas-the-wrong-way-round", "weight-growth"): Reading("betas=(0.9, 0.999)", as_expert=True),
+    ("betas-the-wrong-way-round", "lr-too-high"): Reading("betas=(0.9, 0.999)", as_expert=True),
+    ("rate-that-rises-by-a-fiftieth-each-step", "exploding"): Reading("the rate of the schedule falls", as_expert=True),
+    ("rate-that-rises-by-a-fiftieth-each-step", "lr-too-high"): Reading(
+        "the rate of the schedule falls", as_expert=True
+    ),
     ("distance-of-a-row-to-itself", "nonfinite"): Reading("an epsilon is added inside the root", as_expert=True),
     ("eight-convolutions-begun-at-a-hundredth", "vanishing"): Reading("He's initialisation", as_expert=True),
     ("lbfgs-on-batches-of-four", "noise-dominated"): Reading("all of the data in each step", as_expert=True),
@@ -152,6 +160,7 @@ READ_SINCE = {
     ("predictions-broadcast-over-targets", "no-progress"): Reading(
         "one batch is not learnt, so the loss is looked at: its shapes are made one", as_expert=True
     ),
+    ("rows-sorted-by-class", "spike"): Reading("the rows are drawn in a random order", as_expert=True),
     ("zeroed-once-an-epoch", "gradients-accumulate"): Reading("zero_grad() in each step", as_expert=True),
     ("weights-of-one-over-the-noise", "noise-dominated"): Reading(
         "what one example can weigh is bounded: the weight", as_expert=True, beyond=True
@@ -253,4 +262,19 @@ READ_SINCE = {
     ("state-detached-in-every-step", "no-progress"): Reading(
         "one batch is not learnt, so what is detached is looked at: the state, in every step", as_expert=True
     ),
+    ("actor-at-its-ends", "inputs-not-normalised"): Reading("the states are normalised", as_expert=True),
+    ("critic-clamped-to-a-thousandth", "generator-starves"): Reading(
+        "the rival's weights are clamped to next to nothing: the bound is 0.1", as_expert=True
+    ),
+    ("displacements-in-metres", "below-epsilon"): Reading("eps is 1e-11, as the cure says", eps_of(1e-11)),
+    ("divergence-summed-error-averaged", "vanishing"): Reading(
+        "the penalty that outweighs the rest of the loss is found: it is summed, and the error averaged", as_expert=True
+    ),
+    ("example-that-swings", "gradients-accumulate"): Reading("optimizer.zero_grad() in each step", as_expert=True),
+    ("images-in-bytes", "dead-layer"): Reading("a tenth of the learning rate", tenth_of_the_rate),
+    ("judge-that-is-squashed-twice", "softmax-twice"): Reading(
+        "the outputs that the loss is given lie between 0 and 1: the sigmoid is gone", as_expert=True
+    ),
+    ("nodes-named-by-a-softmax-of-a-softmax", "softmax-twice"): Reading("the softmax is gone", as_expert=True),
+    ("weights-between-zero-and-one", "bad-initialisation"): Reading("torch's own initialisation", as_expert=True),
 }
