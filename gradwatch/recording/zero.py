@@ -53,9 +53,15 @@ class ZeroOptimizer(Optimizer):
         _refuse(zero)
         self.zero, self.pieces = zero, dict[int, Piece]()
         groups: list[list[Piece]] = [[] for _ in zero.optimizer.param_groups]
-        for group, param, piece in _STAGES[_kind(zero)](zero):
-            groups[group].append(piece)
-            self.pieces[id(param)] = piece
+        try:
+            for group, param, piece in _STAGES[_kind(zero)](zero):
+                groups[group].append(piece)
+                self.pieces[id(param)] = piece
+        except (AttributeError, LookupError, TypeError) as error:
+            raise WatchError(
+                f"the weights and gradients of {type(zero).__name__} are not where DeepSpeed 0.19, which is measured, "
+                f"has them: {error!r}. Use that version, or fully_shard (FSDP2)"
+            ) from error
         super().__init__([{"params": pieces} for pieces in groups], {})
         self._copy_settings()
         self._patch = Patch([(zero, "step")], self._in_place_of)
@@ -112,7 +118,7 @@ class ZeroOptimizer(Optimizer):
             return [None] * len(pieces)
 
     def _copy_settings(self) -> None:
-        for own, theirs in zip(self.param_groups, self.zero.optimizer.param_groups, strict=True):
+        for own, theirs in zip(self.param_groups, self.zero.optimizer.param_groups, strict=False):  # one may be added
             own.update({key: value for key, value in theirs.items() if key != "params"})
 
 

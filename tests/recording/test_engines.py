@@ -58,6 +58,12 @@ def test_ways_of_zero_that_were_not_tried_are_refused(settings, said, tmp_path):
     assert not any(tmp_path.iterdir())
 
 
+def test_zero_of_another_version_is_refused_with_its_reason(tmp_path):
+    with pytest.raises(gradwatch.WatchError, match=r"not where DeepSpeed 0.19, .* has them: AttributeError"):
+        gradwatch.watch(nn.Linear(2, 2), zero(), dir=tmp_path, **QUIET)
+    assert not any(tmp_path.iterdir())
+
+
 @pytest.mark.parametrize(
     ("mark", "value", "said"), [("allreduce", False, "experts="), ("tensor_model_parallel", True, "Megatron")]
 )
