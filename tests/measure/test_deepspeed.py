@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 import ranks_deepspeed
 import torch
-from filelock import FileLock
-from test_distributed import SUPPORT, torchrun
+from test_distributed import launched_once
 
 from gradwatch import open_history
 
@@ -23,17 +22,8 @@ CASES = ranks_deepspeed.CASES
 
 @pytest.fixture(scope="session")
 def launched(tmp_path_factory, worker_id):
-    """The folder in which both ranks left what they saw; pytest's own workers share it."""
-    root = tmp_path_factory.getbasetemp()
-    folder = (root if worker_id == "master" else root.parent) / "deepspeed"
-    with FileLock(f"{folder}.lock"):
-        if not folder.exists():
-            folder.mkdir()
-            done = torchrun(2, SUPPORT / "ranks_deepspeed.py", folder)
-            (folder / "said").write_text(f"{done.returncode}\n{done.stderr}")
-        said = (folder / "said").read_text()
-        assert said.startswith("0\n"), said[-3000:]
-    return folder
+    """The folder in which both ranks left what they saw."""
+    return launched_once(tmp_path_factory, worker_id, "deepspeed", 2, "ranks_deepspeed.py")
 
 
 def of(folder, name):

@@ -45,25 +45,30 @@ def torchrun(size, *command, cwd=None, **environment):
     )
 
 
-@pytest.fixture(scope="session")
-def launched(tmp_path_factory, worker_id):
-    """The folder in which the ranks left what they saw; all scenarios of one number of ranks run once.
+def launched_once(tmp_path_factory, worker_id, name, size, script, *arguments, **environment):
+    """The folder, its last argument, in which the ranks of a script left what they saw.
 
     pytest's own workers share it: the first that asks runs them.
     """
     root = tmp_path_factory.getbasetemp()
-    root = root if worker_id == "master" else root.parent
+    folder = (root if worker_id == "master" else root.parent) / name
+    with FileLock(f"{folder}.lock"):
+        if not folder.exists():
+            folder.mkdir()
+            done = torchrun(size, SUPPORT / script, *arguments, folder, **environment)
+            (folder / "said").write_text(f"{done.returncode}\n{done.stderr}")
+        said = (folder / "said").read_text()
+        assert said.startswith("0\n"), said[-3000:]
+    return folder
+
+
+@pytest.fixture(scope="session")
+def launched(tmp_path_factory, worker_id):
+    """The folder in which the ranks left what they saw; all scenarios of one number of ranks run once."""
 
     def run(size):
-        folder = root / f"ranks{size}"
-        with FileLock(f"{folder}.lock"):
-            if not folder.exists():
-                folder.mkdir()
-                done = torchrun(size, SUPPORT / "ranks.py", "main", folder, PYTHONFAULTHANDLER="1")
-                (folder / "said").write_text(f"{done.returncode}\n{done.stderr}")
-            said = (folder / "said").read_text()
-            assert said.startswith("0\n"), said[-3000:]
-        return folder
+        command = ("ranks.py", "main")
+        return launched_once(tmp_path_factory, worker_id, f"ranks{size}", size, *command, PYTHONFAULTHANDLER="1")
 
     return run
 

@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 import ranks_parallel
 import torch
-from filelock import FileLock
-from test_distributed import SUPPORT, torchrun
+from test_distributed import launched_once
 
 from gradwatch import open_history
 
@@ -28,17 +27,8 @@ TOTALS = ("grad_norm", "clipped_norm", "clip_coef", "skipped")
 
 @pytest.fixture(scope="session")
 def launched(tmp_path_factory, worker_id):
-    """The folder in which the four ranks left what they saw; pytest's own workers share it."""
-    root = tmp_path_factory.getbasetemp()
-    folder = (root if worker_id == "master" else root.parent) / "parallel"
-    with FileLock(f"{folder}.lock"):
-        if not folder.exists():
-            folder.mkdir()
-            done = torchrun(4, SUPPORT / "ranks_parallel.py", folder)
-            (folder / "said").write_text(f"{done.returncode}\n{done.stderr}")
-        said = (folder / "said").read_text()
-        assert said.startswith("0\n"), said[-3000:]
-    return folder
+    """The folder in which the four ranks left what they saw."""
+    return launched_once(tmp_path_factory, worker_id, "parallel", 4, "ranks_parallel.py")
 
 
 @pytest.mark.parametrize("name", LAYOUTS)
