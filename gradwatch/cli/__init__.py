@@ -43,6 +43,16 @@ class Failure(click.ClickException):
     exit_code = 2
 
 
+def _in_one_line(error: click.UsageError) -> click.ClickException:
+    """What click says in four lines; a command without arguments is its help, as ever."""
+    help_asked_for = getattr(click.exceptions, "NoArgsIsHelpError", ())  # of click 8.2 and later
+    if isinstance(error, help_asked_for) or error.ctx is None:
+        return error
+    usage = " ".join(error.ctx.get_usage().removeprefix("Usage: ").split())
+    message = " ".join(error.format_message().split()).rstrip(".")
+    return Failure(f"{message}; wanted {usage} ({error.ctx.command_path} --help says more)")
+
+
 class Handover(BaseException):
     """Something to do when click is done, which would take a script's exceptions for its own."""
 
@@ -70,6 +80,13 @@ class Commands(click.Group):
         with formatter.section("Commands"):
             formatter.write_dl(list(COMMANDS.items()))
 
+    def make_context(self, *args: Any, **extra: Any) -> click.Context:
+        """Click's own, with its errors in one line."""
+        try:
+            return super().make_context(*args, **extra)
+        except click.UsageError as error:
+            raise _in_one_line(error) from error
+
     def main(self, *args: Any, **extra: Any) -> Any:
         """Click's own; then whatever a command has left to do outside of click."""
         try:
@@ -85,10 +102,12 @@ class Commands(click.Group):
         return then()
 
     def invoke(self, ctx: click.Context) -> Any:
-        """Run the command; what gradwatch raises on purpose becomes one line."""
+        """Run the command; what click or gradwatch raises on purpose becomes one line."""
         try:
             with no_room_said():
                 return super().invoke(ctx)
+        except click.UsageError as error:
+            raise _in_one_line(error) from error
         except GradwatchError as error:
             raise Failure(terminal(public_text(" ".join(str(error).split())))) from error
         except MemoryError as error:

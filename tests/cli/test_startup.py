@@ -1,10 +1,11 @@
-"""Starting is quick because what is slow to import is imported late."""
+"""Starting is quick because what is slow to import is imported late; a mistyped start is told in one line."""
 
 import subprocess
 import sys
 
 import click
 import pytest
+from click.testing import CliRunner
 
 from gradwatch.cli import main
 
@@ -96,3 +97,15 @@ def test_nor_does_recording(tmp_path):
 
 def test_a_slow_import_would_be_found():
     assert imported("import numpy") == ["numpy"]
+
+
+@pytest.mark.parametrize(
+    "words",
+    [["shwo"], ["--foo"], ["show"], ["show", "--folow", "x"], ["show", "a", "b"], ["check", "--fail-on", "x", "y"]],
+)
+def test_usage_errors_are_one_line_on_stderr(words):
+    result = CliRunner().invoke(main, words, prog_name="gradwatch")
+    assert result.exit_code == 2
+    assert result.stdout == ""
+    assert len(result.stderr.splitlines()) == 1
+    assert "wanted gradwatch" in result.stderr
