@@ -8,7 +8,8 @@
     python scripts/bench/judgement.py --novel         # of those written so after them
     python scripts/bench/judgement.py --reported      # of those drawn from what people asked about
     python scripts/bench/judgement.py --asked         # of those drawn from other questions, later
-    python scripts/bench/judgement.py --told          # of those drawn from others again, the latest
+    python scripts/bench/judgement.py --told          # of those drawn from others again
+    python scripts/bench/judgement.py --met           # of those drawn as a search met them, the latest
     python scripts/bench/judgement.py --check         # that all are what they are said to be, by their scores alone
 
 It takes some minutes. The exit code is 0 whatever was found.
@@ -50,7 +51,8 @@ Half of the trainings may be looked at while the rules change: they are below. T
 [tests/scenarios/unseen.py](../../tests/scenarios/unseen.py), only count, once: `scripts/bench/judgement.py --held-out`.
 Six more groups, the files `blind_*`, `fresh_*`, `novel_*`, `reported_*`, `asked_*` and `told_*` beside it, were written
 by somebody who had not read the rules (`--blind` and so on print their totals); the sick ones of the last three are
-mistakes that people asked or told about in public. Each was read once, with the rules frozen:
+mistakes that people asked or told about in public. Each was read once, with the rules frozen (a seventh, `met_*`, is
+written in the same way and has not been read):
 
 | read once | sick | right | named | nothing said | healthy | with an error | with a warning | likely ones right |
 |---|---|---|---|---|---|---|---|---|

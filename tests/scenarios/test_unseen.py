@@ -14,23 +14,34 @@ FOLDER = Path(__file__).parents[2] / "docs" / "findings"
 PAGES = {page.stem for page in FOLDER.glob("*.md")} - {"index", "false_alarms", "judgement", "cures"}
 WANTED = {  # what no finding is called yet, and an expert would say
     "below-epsilon",
+    "class-imbalance",
     "clip-without-gradient",
     "dropout-too-strong",
     "generator-starves",
     "initialised-too-large",
+    "labels-masked",
+    "labels-mismatched",
+    "labels-not-shifted",
     "loss-not-averaged",
     "loss-terms-apart",
+    "loss-too-easy",
     "loss-unbounded",
     "momentum-too-high",
     "no-progress",
     "norm-left-in-eval",
     "norm-over-too-few",
+    "norm-statistics-stale",
+    "padding-in-loss",
+    "precision-too-low",
     "rate-below-zero",
     "rates-apart",
     "router-collapsed",
     "saturated",
     "schedule-ran-out",
+    "schedule-too-short",
     "symmetric-units",
+    "targets-not-normalised",
+    "targets-out-of-range",
     "underflow",
     "warmup-too-long",
     "weight-decay-too-strong",
@@ -63,7 +74,7 @@ def test_the_groups_are_disjoint_and_whole_and_two_of_one_size():
         assert abs(len(groups["tuning"]) - len(groups["held out"])) <= 2
         assert len(groups["blind"]) >= 24
         assert len(groups["fresh"]) == 28
-        assert [len(groups[name]) for name in UNNAMED[2:]] == [30] * 4
+        assert [len(groups[name]) for name in UNNAMED[2:-1]] == [30] * 4
 
 
 @pytest.mark.parametrize("group", UNNAMED)
