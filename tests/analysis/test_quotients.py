@@ -9,9 +9,12 @@ from test_causes import NOISE, STEPS, learns, run
 
 from gradwatch.analysis.rules import diagnose
 from gradwatch.analysis.rules.dead_layers import dead_layer
-from gradwatch.analysis.rules.gradient_scale import gradients_accumulate
+from gradwatch.analysis.rules.epsilon import below_epsilon
+from gradwatch.analysis.rules.gradient_scale import gradients_accumulate, scaled_gradients
+from gradwatch.analysis.rules.initialisation import bad_initialisation
 from gradwatch.analysis.rules.inputs import inputs_not_normalised
-from gradwatch.analysis.rules.outputs import negative_loss
+from gradwatch.analysis.rules.long_steps import lr_too_high
+from gradwatch.analysis.rules.negative_loss import negative_loss
 from gradwatch.analysis.rules.unchanged import weights_unchanged
 
 
@@ -53,12 +56,83 @@ def test_without_a_bias_or_behind_an_embedding_the_size_of_the_inputs_is_not_kno
         (-0.9 + 0.3 * np.exp(-np.arange(STEPS) / 20), None),  # a cosine
         (0.69 - np.arange(STEPS) / 10, "targets that are not between 0 and 1"),
         (-2 - np.sqrt(np.arange(STEPS)), None),  # a likelihood of densities
+        (np.linspace(-3, 2, STEPS), "the steps that lower a loss raise it"),
+        (np.linspace(-3, 2, STEPS) + 40 * NOISE, None),  # a policy gradient's
         (np.log(10) - np.arange(STEPS) / 100, None),  # some are above 0
     ],
 )
 def test_a_loss_below_zero_is_told_by_where_it_begins(loss, words):
     told = negative_loss(renamed(run(loss=loss)))
     assert (words in told[0].cause) if words else told == []
+
+
+def test_a_loss_that_falls_below_zero_ever_faster_has_no_floor_if_the_gradient_grows_with_it():
+    loss, grows = 40 - 1e-4 * np.arange(STEPS) ** 3, np.exp(np.arange(STEPS) / 50)
+    (found,) = negative_loss(renamed(run(loss=loss, grad_norm=grows)))
+    assert (found.confidence, round(found.evidence["first"])) == ("possible", 40)
+    assert negative_loss(renamed(run(loss=loss))) == []  # the gradient stays
+    slows = 40 - 2000 * (1 - np.exp(-np.arange(STEPS) / 50))
+    assert negative_loss(renamed(run(loss=slows, grad_norm=grows))) == []  # it comes to rest
+    assert negative_loss(renamed(run(loss=30 + loss / 4, grad_norm=grows))) == []  # not far below what it was
+
+
+def with_norms(plain, *of_layers):
+    """The run with these gradient norms of its first layers, one number each, and 1 of the others."""
+    norm = np.ones_like(plain.layer("grad_norm"))
+    norm[:, : len(of_layers)] = of_layers
+    return changed(plain, per_layer={**plain.per_layer, "grad_norm": norm})
+
+
+def test_weights_and_biases_that_get_what_rounding_leaves_are_dead():
+    plain = renamed(run(loss=learns()))
+    (found,) = dead_layer(with_norms(plain, 1e-8, 1e-8))
+    assert (found.layers, found.severity, found.confidence) == (("0.weight",), "warning", "possible")
+    assert dead_layer(with_norms(plain, 1e-8)) == []  # the bias beside it learns: next to nothing comes in
+    assert dead_layer(with_norms(plain, 1e-4, 1e-4)) == []  # small, and no chance
+    assert dead_layer(with_norms(plain, *[1e-8] * 4)) == []  # most of the matrices
+    held = with_norms(plain, 1e-8, 1e-8)
+    wakes = held.layer("grad_norm").copy()
+    wakes[30:, :2] = 0.1
+    assert dead_layer(changed(held, per_layer={**held.per_layer, "grad_norm": wakes})) == []
+
+
+def test_no_eps_mends_gradients_that_are_nothing_beside_the_others():
+    plain = run("Adam", loss=learns(), ratio=0.01)
+    made = {"name": "Adam", "class": "Adam", "settings": {"lr": 0.1, "eps": 1e-8}}
+    plain = replace(plain, run=replace(plain.run, optimizers=(made,)))
+    for small, found in ((1e-9, True), (1e-18, False)):
+        norm = np.ones_like(plain.layer("grad_norm"))
+        norm[:, :5] = small
+        norm[:, 5:] = 1e-4
+        held = changed(plain, per_layer={**plain.per_layer, "grad_norm": norm, "clipped_norm": norm})
+        assert bool(below_epsilon(held)) == found
+
+
+def test_a_loss_scale_is_in_the_gradients_of_all_layers_and_steepness_in_those_of_the_first():
+    plain = run(loss=learns(), ratio=0.01)
+    moved = np.full(STEPS, 0.1)
+    columns = {**plain.per_step, "update_norm": moved, "grad_norm": np.full(STEPS, 6e4)}
+    for norms, rules in (([2e4] * 7, ["scaled-gradients"]), ([6e4, 1e3, 1, 0.5, 0.3, 0.2, 0.1], [])):
+        held = with_norms(changed(plain, per_step=columns), *norms)
+        assert [f.rule for f in scaled_gradients(held)] == rules
+
+
+def test_gradients_that_grow_evenly_on_their_way_back_began_too_steep():
+    plain = run(loss=learns(), ratio=0.01)
+    (found,) = bad_initialisation(with_norms(plain, *(10.0 ** -np.arange(7))))
+    assert found.evidence["grows_per_layer_by"] == pytest.approx(10, rel=0.1)
+    assert bad_initialisation(with_norms(plain, *(10.0 ** -(np.arange(7) / 6)))) == []
+    assert bad_initialisation(with_norms(plain, 1e3, 1, 1e3, 1, 1e-3, 1, 1e-3)) == []  # in no even line
+
+
+@pytest.mark.parametrize(("times", "size", "found"), [(50.0, 40.0, True), (5.0, 40.0, False), (50.0, 0.1, False)])
+def test_a_first_step_of_many_times_the_weights_replaced_them_whatever_came_of_it(times, size, found):
+    plain = run(loss=learns(), ratio=0.01)
+    ratio, norm = plain.layer("update_ratio").copy(), plain.layer("weight_norm").copy()
+    ratio[0] = times
+    norm[np.isfinite(norm)] = size
+    held = changed(plain, per_layer={**plain.per_layer, "update_ratio": ratio, "weight_norm": norm})
+    assert [f.cause.startswith("The first step was far too long") for f in lr_too_high(held)] == [True] * found
 
 
 def test_weights_that_each_step_moves_and_that_are_soon_where_they_were_are_put_back():
@@ -96,6 +170,8 @@ def test_units_that_stand_at_their_ends_from_the_start_are_given_what_is_too_lar
     held = changed(plain, per_layer={**plain.per_layer, "grad_norm": norm, "weight_norm": sizes})
     told = inputs_not_normalised(held)
     assert [(f.layers, f.confidence) for f in told] == ([(("0.weight",), "possible")] if found else [])
+    norm[:, 2] = 0  # what lies behind would learn all the same
+    assert inputs_not_normalised(changed(held, per_layer={**held.per_layer, "grad_norm": norm})) == []
 
 
 @pytest.mark.parametrize(("fades", "rules"), [(True, ["no-progress"]), (False, ["dead-layer"])])

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from gradwatch.analysis.rules.depth import vanishing
 from gradwatch.analysis.rules.facts import are_zero, beside_bias, matrices, middle, numel, pick, present
 from gradwatch.analysis.rules.finding import Finding, Why, either
 from gradwatch.analysis.rules.losses import learnt
@@ -47,7 +48,7 @@ def dead_layer(
     if not dying_network:
         dead = (zero_share == 1) & ((norm[late] == 0) | ~there[late]).all(axis=0)
     if not dead.any() or not (norm > 0).any():
-        return []
+        return _nothing_but_rounding(history, min_steps)
     first = _since(norm[:, dead], there[:, dead], late)
     start = first <= int(np.flatnonzero(there[:, dead].any(axis=1))[0])
     idle = start and not dying_network and _idle(history, dead)
@@ -69,6 +70,56 @@ def dead_layer(
             alternatives=why.alternatives,
         )
     ]
+
+
+def _nothing_but_rounding(
+    history: History, min_steps: int, share: float = 1e-6, most: float = 3e-5, first: int = 20
+) -> list[Finding]:
+    """Weights and the biases beside them whose gradient is what is left of terms that cancel. A warning.
+
+    Below the `share` of the whole by the median of the `first` steps, and below `most` in nine of ten steps of the run:
+    a float32 is good to 6e-8. Less than half of the matrices are so, for a gradient that shrinks along the depth is
+    `vanishing`. The least in healthy trainings of the tests is 4e-6.
+    """
+    norm = history.layer("grad_norm").astype(np.float64)
+    seen = np.isfinite(norm) & (norm > 0)
+    whole = np.sqrt(np.nansum(np.where(seen, norm, 0) ** 2, axis=1, keepdims=True))
+    part = np.where(seen, norm, np.nan) / whole
+    known = seen.sum(axis=0) >= min_steps
+    early, late = np.full(len(known), np.nan), np.full(len(known), np.nan)
+    early[known], late[known] = np.nanmedian(part[:first, known], axis=0), np.nanquantile(part[:, known], 0.9, axis=0)
+    small, place = (early < share) & (late < most), {name: i for i, name in enumerate(history.layers)}
+    beside = np.array([place.get(beside_bias(name), i) for name, i in place.items()], np.intp)
+    weights = small & small[beside] & matrices(history)
+    if not weights.any() or weights.sum() >= matrices(history).sum() / 2 or vanishing(history):
+        return []
+    left = float(np.nanmax(early[weights]))
+    return [
+        Finding(
+            rule="dead-layer",
+            severity="warning",
+            layers=pick(history, weights),
+            first_step=int(history.step[0]),
+            last_step=int(history.step[-1]),
+            evidence={
+                "layers": int(weights.sum()),
+                "of": len(weights),
+                "since": "the start",
+                "share_of_the_gradient": left,
+            },
+            cause=f"These weights get {left:.1g} of the gradient, which is what rounding leaves of terms that cancel, "
+            f"and their steps are chance. {either(_CANCELS)}",
+            cure="Look at what their outputs go through next. If the result is the same whatever they are (1, or 0), "
+            "take that division or subtraction out of the way where there is one only.",
+            alternatives=_CANCELS,
+        )
+    ]
+
+
+_CANCELS = (
+    "what they give out is taken away again (a share of a sum over one choice, a value less the mean over one place)",
+    "their units, or a softmax behind them, are saturated",
+)
 
 
 def faded(history: History, share: float = 1e-4, width: int = 10) -> bool:

@@ -20,13 +20,16 @@ from gradwatch.history import Floats, History
 _DIVIDED = ("Adam", "RMSprop", "Muon")  # in a class's name: it divides by the size of the gradients + eps
 
 
-def below_epsilon(history: History, most: float = 0.5, min_steps: int = 50, usual: float = 1e-7) -> list[Finding]:
+def below_epsilon(
+    history: History, most: float = 0.5, min_steps: int = 50, usual: float = 1e-7, nothing: float = 1e-6
+) -> list[Finding]:
     """What reaches the optimizer is smaller than what its denominator begins with, in most of the weights.
 
     Adam and its kin divide by sqrt(v) + eps, Muon by the norm of the whole matrix + eps. Where the gradient's root mean
     square (clipped_norm / sqrt(numel); for Muon its norm) is below that, the step is shorter than the learning rate
     says and no longer of one size. Alarm: it was so over the second half of the run, by the median step, in layers that
-    hold the share `most` of the elements. Steps in which nothing was left to learn do not count. Not said of an eps of
+    hold the share `most` of the elements. Steps in which nothing was left to learn do not count, nor layers whose
+    gradients are `nothing` beside the largest: no eps mends what is rounding. Not said of an eps of
     `usual` size or below where a loss of a usual size does not move: `update-too-small` says what is small then.
     Source: Wortsman et al., arXiv:2309.14322, section 3.4 (eps against the gradient's RMS).
     """
@@ -41,7 +44,7 @@ def below_epsilon(history: History, most: float = 0.5, min_steps: int = 50, usua
         return []
     typical = np.array([middle(column[column > 0]) for column in size.T])
     with np.errstate(invalid="ignore"):
-        hit = typical < floor
+        hit = (typical < floor) & (typical > nothing * np.nanmax(typical, initial=0.0))
     elements = numel(history)
     known = np.isfinite(typical) & np.isfinite(floor)
     if not hit.any() or elements[hit].sum() <= most * elements[known].sum():

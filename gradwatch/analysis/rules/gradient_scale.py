@@ -20,19 +20,24 @@ from gradwatch.formatting import loop_clips
 from gradwatch.history import Floats, History
 
 
-def scaled_gradients(history: History, excess: float = 1000.0, min_steps: int = 20) -> list[Finding]:
+def scaled_gradients(
+    history: History, excess: float = 1000.0, min_steps: int = 20, beyond: float = 10.0
+) -> list[Finding]:
     """The gradients are far larger than the fall of the loss that they brought about: a loss scale is left in them.
 
     A step dw lowers the loss by at most |g| |dw| (to first order). Along the way to half of the fall the sum of
     |g| |dw| is about 1 to 50 times that half, because steps do not all point downhill; when it is `excess` times it
     (by the median step, so that a few wild ones do not count),
     the gradients are not those of the loss that was logged. Both sides are measured: |dw| is update_ratio times
-    weight_norm. Needs a training loss that falls clearly, and `min_steps` steps; of parts that train
+    weight_norm. And a scale multiplies the gradients of all layers: three quarters of them are `beyond` what a mean
+    loss gives to its outputs (`_of_all_layers`). A function that is steep multiplies those of its first layers.
+    Needs a training loss that falls clearly, and `min_steps` steps; of parts that train
     against each other nothing is said, nor of a training that came apart or is thrown about, nor where the loop clips
     before it unscales: then the large norms are explained. Nor of weights that fade away: their steps are those of a
     decay.
     A warning; a note where nothing depends on the scale (an optimizer of Adam's kind, and no clip).
-    Source: the descent lemma; forgotten unscaling is wandb#4369, DeepSpeed#8588.
+    Source: the descent lemma; forgotten unscaling is wandb#4369, DeepSpeed#8588; the two with a scale that the tests
+    have are 2,000 and 4,000 times beyond, networks that are steep or thrown about below 0.4.
     """
     names = training_losses(history)
     if len(history) < min_steps or has_rivals(history) or not names:
@@ -52,7 +57,7 @@ def scaled_gradients(history: History, excess: float = 1000.0, min_steps: int = 
         return []
     end = rows[int(np.argmax(smooth <= smooth[0] - half)) + width - 1]
     ratio = middle(path[: end + 1]) * float(end + 1) / half
-    if not excess <= ratio < np.inf:
+    if not excess <= ratio < np.inf or _of_all_layers(history, loss) < beyond:
         return []
     clipped = history.run.clip or loop_clips(history.per_step)
     causes = (
@@ -80,6 +85,18 @@ def scaled_gradients(history: History, excess: float = 1000.0, min_steps: int = 
             "the same factor.",
         )
     ]
+
+
+def _of_all_layers(history: History, loss: Floats) -> float:
+    """The gradient norm that three quarters of the layers exceed, over that of a squared error in its outputs.
+
+    The latter is at most twice the root of the loss `[T]`, which the bias of the last layer gets; a cross-entropy gives
+    no more than the root of 2.
+    """
+    norm = history.layer("grad_norm").astype(np.float64)
+    typical = np.array([middle(column[column > 0]) for column in norm.T])
+    typical = typical[np.isfinite(typical)]
+    return float(np.quantile(typical, 0.25) / (2 * np.sqrt(middle(np.abs(loss))))) if len(typical) else 0.0
 
 
 def _path(history: History) -> Floats | None:

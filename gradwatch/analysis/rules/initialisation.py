@@ -10,7 +10,7 @@ import math
 import numpy as np
 
 from gradwatch.analysis.rules.dead_layers import dead_layer
-from gradwatch.analysis.rules.depth import imbalance, vanishing
+from gradwatch.analysis.rules.depth import imbalance, profile, vanishing
 from gradwatch.analysis.rules.facts import (
     chance_loss,
     embeddings,
@@ -25,6 +25,7 @@ from gradwatch.analysis.rules.gradients import exploding
 from gradwatch.analysis.rules.losses import scaled_losses
 from gradwatch.analysis.rules.progress import succeeds
 from gradwatch.analysis.rules.step_length import first_ratio
+from gradwatch.analysis.rules.vanishing_causes import remedies
 from gradwatch.history import History
 
 _NORMS = ("BatchNorm", "LayerNorm", "GroupNorm", "InstanceNorm", "RMSNorm")
@@ -43,10 +44,15 @@ def bad_initialisation(
     ones are said where layers were dead from the start: their units stand at their ends. Nor are large ones where the
     first step already changed the weights by a third: their first norm is that after it. Or the gains of its
     normalisations began next to 0 (`_shut_norms`), or a table that is the last layer too began as large as one that is
-    only read (`_tied_table`).
+    only read (`_tied_table`), or the gradient grows evenly on its way back to the first layer (`_grows_on_its_way`).
     Source: He et al., arXiv:1502.01852; of healthy trainings of the tests the median gain is 0.2 to 2.1.
     """
-    return _of_matrices(history, large, small, most, least) or _shut_norms(history, most, least) or _tied_table(history)
+    return (
+        _of_matrices(history, large, small, most, least)
+        or _shut_norms(history, most, least)
+        or _tied_table(history)
+        or _grows_on_its_way(history)
+    )
 
 
 def _of_matrices(history: History, large: float, small: float, most: float, least: int) -> list[Finding]:
@@ -149,6 +155,31 @@ _TIED = (
     "it is the last layer too, and its rows make the outputs as large as the root of their length",
     "the outputs begin too large for another reason, or the loss is no cross-entropy over its rows",
 )
+
+
+def _grows_on_its_way(history: History, decades: float = 2.0, fit: float = 0.9, first: int = 5) -> list[Finding]:
+    """The gradient grows from the last matrix to the first, evenly, by `decades` powers of ten in the first steps.
+
+    Where the training came apart `exploding` says so; Adam rescales each layer, and the training goes on, though its
+    first layers cannot follow such a function. In healthy trainings of the tests the line rises by at most 1.3.
+    Source: Glorot & Bengio 2010, section 4.2: initial weights keep the variance of the gradient along the depth.
+    """
+    along = profile(history, matrices(history), history.layer_rows < first)
+    if along.decades > -decades or along.fit < fit or exploding(history):
+        return []
+    times = 10 ** (-along.decades / (len(along.layers) - 1))
+    return [
+        _finding(
+            history,
+            along.layers,
+            {"grows_per_layer_by": times},
+            f"Each layer multiplies the gradient on its way back by about {times:.2g} from the start, so that small "
+            "changes of the first weights change the outputs beyond all measure: the initial weights, or what "
+            "multiplies their outputs, are too large for this depth.",
+            f"Use {', '.join(remedies(history))}; a factor inside of an activation (a sine's frequency, a temperature) "
+            "divides the initial weights behind it. A lower learning rate does not make up for it.",
+        )
+    ]
 
 
 def _finding(

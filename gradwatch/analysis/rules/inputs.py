@@ -72,10 +72,11 @@ def inputs_not_normalised(
 
 
 def _at_their_ends(history: History, layer: str, usual: float = 2.0) -> list[Finding]:
-    """The first layer and its bias never had a gradient but 0, while others had, and its units have two ends.
+    """The first layer and its bias never had a gradient but 0, while the next one had, and its units have two ends.
 
-    Its weights began no larger than `usual` (as a gain, see `initial_gains`), and its bias with an element no larger:
-    they do not hold tanh or a sigmoid where it is flat, so what comes in does.
+    What lies behind units at their ends still learns: where the next matrix has none either, nothing comes back to
+    both. Its weights began no larger than `usual` (as a gain, see `initial_gains`), and its bias with an element no
+    larger: they do not hold tanh or a sigmoid where it is flat, so what comes in does.
     """
     norm, names, kinds = history.layer("grad_norm"), list(history.layers), history.run.modules
     own = [names.index(layer), names.index(beside_bias(layer))]
@@ -84,7 +85,9 @@ def _at_their_ends(history: History, layer: str, usual: float = 2.0) -> list[Fin
     two_ended = any(kinds[name] in SATURATING for name in after)
     first = root_mean_square(history, history.layer("weight_norm")[0])[own[1]]
     small = initial_gains(history)[own[0]] < usual and first < usual
-    if not (two_ended and small and (norm[:, own] == 0).all() and (norm > 0).any()):
+    cell = {layer, layer.replace("weight_ih", "weight_hh")}  # of a recurrent one
+    behind = [i for i in np.flatnonzero(matrices(history)) if names[i] not in cell][:1]
+    if not (two_ended and small and (norm[:, own] == 0).all() and (norm[:, behind] > 0).any()):
         return []
     return [
         Finding(

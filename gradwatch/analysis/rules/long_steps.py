@@ -17,6 +17,7 @@ from gradwatch.analysis.rules.facts import (
     is_adaptive,
     largest_ratio,
     measured,
+    middle,
     optimizer_kind,
     set_rate,
     smooth,
@@ -84,14 +85,22 @@ _BY_THEN = 50
 
 
 def _ran_away(
-    history: History, soon: float = 3.0, later: float = 4.0, own: float = 0.35, jumped: bool = False
+    history: History,
+    soon: float = 3.0,
+    later: float = 4.0,
+    own: float = 0.35,
+    jumped: bool = False,
+    beyond: float = 10.0,
+    large: float = 3.5,
 ) -> list[Finding]:
     """First steps that threw the weights out: most matrices grew `soon` times in 20 steps, or `later` times in 50.
 
     Or, where the rate sets the length of a step, the first one changed them by the share `own` of their size, and the
     loss rose by half within ten. Not said of weights that begin next to 0 (`initial_gains`), nor of a training that
     succeeds all the same, but where its loss `jumped` too; of such a first step where its loss came down to a tenth.
-    The healthy trainings of the tests grow up to 2.9 times in 20 steps, or succeed; Adam's first steps are below .25.
+    Whatever came of it, a first step of `beyond` times the weights replaced them, if it left them `large` (as gains).
+    The healthy trainings of the tests grow up to 2.9 times in 20 steps, or succeed; Adam's first steps are below .25,
+    those of others below 6 (L-BFGS).
     """
     at, norm = measured(history, "weight_norm")
     gain = initial_gains(history)
@@ -105,10 +114,11 @@ def _ran_away(
     at, grown = at[there], np.nanmedian(times_first[there], axis=1)
     after = history.layer_step[at] - history.layer_step[at[0]]
     fast = ((grown > soon) & (after <= 20)) | ((grown > later) & (after <= _BY_THEN))
-    first = first_ratio(history) if steps_by_rate(history) else 0.0
+    replaced = first_ratio(history) > beyond and middle(gain) > large
+    first = first_ratio(history) if replaced or steps_by_rate(history) else 0.0
     losses = [p for p in progress(history) if p.is_loss]
     up = [float(history.total(p.metric)[:10].max()) > 1.5 * p.first for p in losses]
-    if first > own and losses and all(up) and not any(p.ended < p.first / 10 for p in losses):
+    if replaced or (first > own and losses and all(up) and not any(p.ended < p.first / 10 for p in losses)):
         row = 0
     elif fast.any() and (jumped or not succeeds(history)):
         row = max(0, int(np.argmax(grown > soon**0.5)) - 1)  # in between two measurements

@@ -12,7 +12,6 @@ import numpy as np
 from gradwatch.analysis.clips import incoming
 from gradwatch.analysis.rules.facts import (
     beside_bias,
-    chance_loss,
     ends_in,
     initial_gains,
     last_matrix,
@@ -20,7 +19,7 @@ from gradwatch.analysis.rules.facts import (
     smooth,
 )
 from gradwatch.analysis.rules.finding import Finding, Why, either
-from gradwatch.analysis.rules.losses import has_rivals, scaled_losses, training_losses
+from gradwatch.analysis.rules.losses import has_rivals, scaled_losses
 from gradwatch.formatting import percent
 from gradwatch.history import Floats, History
 
@@ -239,89 +238,3 @@ _BOUNDED = (
     "cross_entropy is given numbers between 0 and 1: a softmax or a sigmoid stands before it",
     "there is no more to be learnt than this",
 )
-
-
-def negative_loss(
-    history: History, near: float = 0.1, close: float = 0.03, min_steps: int = 20, times: float = 20.0
-) -> list[Finding]:
-    """A loss that is below 0 from the first step on, as that of a classification cannot be. A warning.
-
-    With C rows in the last matrix, three at least, a cross-entropy begins at log C. Alarm: none of `min_steps` or more
-    values of a training loss is above 0, and the first ones are within the share `near` of -log C (it has the wrong
-    sign), or within `close` of -1 / C and none is below -1 (probabilities were given in place of their logarithms), or
-    all lie where kl_div of probabilities in place of their logarithms does (`_of_no_logarithm`). Of
-    any model: it began within `near` of log 2, the cross-entropy of even odds, and fell to `times` that below 0 (its
-    targets are none); or, below 0 throughout, it fell to `times` its first value, the second half of the steps
-    by more than the first (then a loss without a lower bound is the alternative). Not of parts that train against each
-    other.
-    Source: the definition of cross_entropy; torch's documentation of NLLLoss wants log-probabilities.
-    """
-    chance, last = chance_loss(history), last_matrix(history)
-    for name in training_losses(history):
-        values = history.total(name)
-        values = values[np.isfinite(values)]
-        if len(values) < min_steps or has_rivals(history):
-            continue
-        first, classes = float(np.median(values[:3])), last.shape[0] if last is not None else 0
-        half, end = float(values[len(values) // 2]), float(np.median(values[-3:]))
-        if values.max() > 0:
-            if not (end < -times * values[0] and abs(values[0] - math.log(2)) < near * math.log(2)):
-                continue
-            falls = f"{name} begins at the {values[0]:.2g} of even odds and falls to {end:.3g}. "
-            why = Why(falls + either(_ODD), _TARGETS, {}, alternatives=_ODD)
-        elif abs(first + chance) < near * chance:
-            why = Why(_where(name, f"minus the logarithm of {classes}", classes) + _TURNED, _TURN, {})
-        elif abs(first * classes + 1) < close and values.min() >= -1 and chance > 0:
-            words = _where(name, f"minus 1 / {classes}", classes)
-            why = Why(f"{words}it is the mean of minus the probabilities, without their logarithm.", _LOGARITHM, {})
-        elif _of_no_logarithm(values, chance):
-            said = f"{name} is below 0 from the first step on, and never falls by as much as 1. {either(_DIVERGENCE)}"
-            why = Why(said, _GIVE_LOGARITHM, {}, alternatives=_DIVERGENCE)
-        elif end < times * first < 0 and half - end > first - half:
-            falls = f"{name} is below 0 from the first step on and falls ever faster, from {first:.3g} to {end:.3g}. "
-            why = Why(falls + either(_UNBOUNDED), _TURN, {}, alternatives=_UNBOUNDED)
-        else:
-            continue
-        return [
-            Finding(
-                "negative-loss",
-                "warning",
-                (last.name,) if last is not None else (),
-                int(history.step[0]),
-                int(history.step[-1]),
-                {"metric": name, "first": first, "last": end},
-                why.cause,
-                why.cure,
-                alternatives=why.alternatives,
-            )
-        ]
-    return []
-
-
-def _where(name: str, begins: str, classes: int) -> str:
-    usual = f"{math.log(classes):.3g}"
-    return f"{name} begins at {begins}, where a cross-entropy of {classes} classes begins at {usual}: "
-
-
-def _of_no_logarithm(values: Floats, chance: float) -> bool:
-    """Whether a loss is as kl_div gives it for C probabilities p in place of their logarithms.
-
-    The sum of t log t - t p lies between -H - 1 and -H, with H the entropy of the targets t, at most log C. Below -1 at
-    some time: a cosine is not.
-    Source: the definition of kl_div, whose first argument is a logarithm; a divergence is never below 0.
-    """
-    within = -chance - 1 < values.min() < -1 and values.max() < 0  # NaN, where C is not known, is not
-    return bool(within and np.ptp(values) < 1 and np.median(values[-3:]) < values[0])
-
-
-_DIVERGENCE = (
-    "kl_div was given probabilities, and its first argument is their logarithm",
-    "it is no divergence, and may be below 0",
-)
-_GIVE_LOGARITHM = "Give kl_div log_softmax(logits): a divergence of the logarithms is never below 0."
-_TURNED = "it has the wrong sign, and the training makes it worse."
-_TURN = "Look at the sign of the loss: take the minus away, or minimise what is maximised now."
-_LOGARITHM = "Give nll_loss log_softmax(logits), or cross_entropy the logits."
-_ODD = ("binary_cross_entropy was given targets that are not between 0 and 1", "it is no cross-entropy")
-_TARGETS = "Look at the targets: 0 and 1, not -1 and 1. A cross-entropy of these is never below 0."
-_UNBOUNDED = ("it has the wrong sign", "it has no lower bound, and outputs or weights that grow lower it")

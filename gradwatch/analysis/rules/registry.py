@@ -32,10 +32,11 @@ from gradwatch.analysis.rules.initialisation import bad_initialisation
 from gradwatch.analysis.rules.inputs import inputs_not_normalised
 from gradwatch.analysis.rules.long_steps import lr_too_high
 from gradwatch.analysis.rules.muon import clip_over_muon
+from gradwatch.analysis.rules.negative_loss import negative_loss
 from gradwatch.analysis.rules.no_progress import no_progress
 from gradwatch.analysis.rules.noise import noise_dominated
 from gradwatch.analysis.rules.nonfinite import nonfinite
-from gradwatch.analysis.rules.outputs import negative_loss, softmax_twice
+from gradwatch.analysis.rules.outputs import softmax_twice
 from gradwatch.analysis.rules.progress import reaches_its_goal, succeeds
 from gradwatch.analysis.rules.rivals import generator_starves
 from gradwatch.analysis.rules.second_moment import stale_second_moment
@@ -72,7 +73,7 @@ CONSEQUENCES: dict[str, set[str]] = {
     | {"clip-over-muon"},
     "exploding": _RUINED | {"lr-too-high"},
     "weights-shrink": {"below-epsilon", "imbalance", "vanishing", "dead-layer", "update-too-small"}
-    | {"update-too-large"},
+    | {"update-too-large", "lr-too-high"},
     "generator-starves": {"below-epsilon", "update-too-small", "vanishing", "weights-unchanged"},
     "below-epsilon": {"update-too-small", "weights-unchanged"},
     "softmax-twice": {"update-too-small", "vanishing"},
@@ -86,6 +87,8 @@ CONSEQUENCES: dict[str, set[str]] = {
         "weight-growth",
         "update-too-large",
         "spike",
+        "vanishing",
+        "imbalance",
     },
     "lr-too-high": _RUINED | {"exploding"},
     "update-too-large": (_RUINED | {"exploding", "lr-too-high"}) - {"update-too-large"},

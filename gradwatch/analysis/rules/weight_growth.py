@@ -92,7 +92,7 @@ _OF_GROWTH = ("the loss can be lowered without end by larger weights", "the step
 
 @once
 def weights_shrink(
-    history: History, share: float = 0.1, min_measured: int = 5, half: float = 0.5, pull: float = 0.01
+    history: History, share: float = 0.1, min_measured: int = 5, half: float = 0.5, pull: float = 0.005
 ) -> list[Finding]:
     """Weights that fade away: most matrices ended below `share` of their first norm. A warning.
 
