@@ -124,7 +124,9 @@ def refuse_flat(group: Sequence[Optimizer], tops: Sequence[nn.Module], optimizer
             raise WatchError(
                 f"{type(optimizer).__name__} steps a flat copy of {size:,} elements and no module's parameters: ZeRO "
                 "and Megatron's distributed optimizer give each rank such a share, in which neither a layer nor the "
-                "joint norm can be seen. Use that library's own gradient clipping, DDP, or fully_shard (FSDP2)"
+                "joint norm can be seen. DeepSpeed's ZeRO is measured where the script calls gradwatch.watch(engine, "
+                "optimizer) after deepspeed.initialize, and clips by its own gradient_clipping; else use DDP or "
+                "fully_shard (FSDP2)"
             )
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -20,7 +19,7 @@ from gradwatch.recording import resume
 from gradwatch.recording.arguments import plain_optimizers
 from gradwatch.recording.attach import watch_of
 from gradwatch.recording.clipper import READ_STEPS
-from gradwatch.recording.snapshot import Snapshot, Training, random_state, set_random_state
+from gradwatch.recording.snapshot import Snapshot, Snapshots, Training, random_state, set_random_state
 from gradwatch.recording.snapshot_files import SnapshotFiles
 from gradwatch.recording.tape import Tape
 from gradwatch.recording.trouble import Trouble, TroubleFinder, agreed
@@ -63,7 +62,7 @@ class Rewind:
             goes on in another process; 0 for never.
 
     Raises:
-        WatchError: an argument makes no sense.
+        WatchError: an argument makes no sense, or is not what the Watch was given.
 
     Source: Chowdhery et al. 2022 (PaLM), arXiv:2204.02311, section 5.1: restart about 100 steps before the spike, leave
     out 200 to 500 batches.
@@ -86,17 +85,18 @@ class Rewind:
         _check({"every": every, "keep": keep, "skip": skip}, {"at_most": at_most, "disk_every": disk_every}, schedulers)
         self.every, self.keep, self.at_most, self.skip = every, keep, at_most, skip
         self.count = 0  # how often it went back
-        self.epoch = 0  # how many passes through a loader are over
+        self.epoch = 0  # how many passes through a loader are over, or were left
         self._optimizers = plain_optimizers(optimizer)
         refuse_acting(self._optimizers, {"Rewind": True})
-        device = self._watch()._stepper.layout.device
-        self._training = Training(model, self._optimizers, schedulers, scaler, device)
+        layout = self._watch()._stepper.layout
+        if not {id(p) for p in model.parameters()} >= {id(p) for p in layout.whole.values()}:
+            raise WatchError(f"Rewind(model={type(model).__name__}): wanted the model that gradwatch.watch was given")
+        self._training = Training(model, self._optimizers, schedulers, scaler, layout.device)
         self._finder = TroubleFinder()
         self._files = SnapshotFiles(disk_every)
-        self._snapshots: deque[Snapshot] = deque(maxlen=keep)
+        self._snapshots = Snapshots(self._training, every, keep)
         self._start: dict[str, Any] = {}  # the random numbers with which this pass began
         self._resumed: tuple[Snapshot, dict[str, Any]] | None = None
-        self._due = 0  # the step before which the next snapshot is taken
         self._seen = 0  # rows that were looked at
         self._looked = 0  # the step before which that was
         self._floor = 0  # the first step since the last rewind
@@ -106,12 +106,12 @@ class Rewind:
         """The batches of the loader, and after a rewind those since the snapshot again, without the suspects.
 
         Raises:
-            WatchError: the optimizer is not watched.
+            WatchError: the optimizer is not watched, or another pass begins before this one is over.
             TrainingHalted: something is not finite, and there is no way back.
         """
         watch = self._watch()
         tape, steps, wait = self._begin(loader, watch), -1, self._training.copier.before_step
-        watch._live.cured_by = self._cures
+        cures = watch._live.cured_by = self._cures  # an object of this pass alone
         hooks = [o.register_step_pre_hook(wait) for o in self._optimizers]
         try:
             while True:
@@ -129,12 +129,18 @@ class Rewind:
                     self._snapshot(watch, tape, place)
                 tape.note(steps, place)
                 yield batch
+                if watch._live.cured_by is not cures:
+                    raise WatchError(
+                        "another pass through rewind(loader) began inside of this one: use one Rewind, and one loop "
+                        "over it at a time; of nested loops wrap the loader of one"
+                    )
         finally:
-            watch._live.cured_by = None
+            if watch._live.cured_by is cures:
+                watch._live.cured_by = None
+                self.epoch += 1
             wait()
             for hook in hooks:
                 hook.remove()
-        self.epoch += 1
 
     def resume(self, folder: str | Path) -> bool:
         """Go on from the snapshot that the run in `folder` wrote last; before the first step. Whether there is one.
@@ -168,6 +174,10 @@ class Rewind:
                 "this optimizer is not watched, and Rewind acts on what a Watch measures: call "
                 "gradwatch.watch(model, optimizer) before it, and close the Watch after the loop"
             )
+        watched = found._stepper.optimizers
+        if {*map(id, watched)} != {*map(id, self._optimizers)}:
+            own, of_watch = (", ".join(type(o).__name__ for o in each) for each in (self._optimizers, watched))
+            raise WatchError(f"Rewind(optimizer=[{own}]): wanted all optimizers of one Watch, here [{of_watch}]")
         return found
 
     def _begin(self, loader: Iterable[Any], watch: Watch) -> Tape:
@@ -201,38 +211,27 @@ class Rewind:
         return Path(told[0])
 
     def _plan(self) -> str:
-        read = (
-            "one number is read on each step"
-            if self._reads_each_step
-            else f"read every {READ_STEPS} steps and before a snapshot"
-        )
-        size = f" of {self._snapshots[-1].size / 1e6:,.1f} MB" if self._snapshots else ""
-        return (
-            f"rewind: a snapshot{size} every {self.every} steps, {self.keep} in the host's memory with the batches "
-            f"since the oldest; norms and losses: {read}"
-        )
+        pace = "on each step" if self._reads_each_step else f"every {READ_STEPS} steps and before a snapshot"
+        size = next((f" of {one.size / 1e6:,.1f} MB" for one in self._snapshots), "")
+        kept = f"{self.keep} in the host's memory with the batches since the oldest"
+        return f"rewind: a snapshot{size} every {self.every} steps, {kept}; norms and losses are read {pace}"
 
     @property
     def _reads_each_step(self) -> bool:
         return self._training.device.type == "cpu" and world_size() == 1
 
-    def _is_due(self, steps: int) -> bool:
-        """Whether a snapshot is taken before this step."""
-        return not self._snapshots or steps >= self._due
-
     def _snapshot(self, watch: Watch, tape: Tape, place: int) -> None:
         """Take one before the coming step, for which the batch at `place` is the first, if it is time."""
         stepper = watch._stepper
-        if not self._is_due(stepper.steps):
+        if not self._snapshots.is_due(stepper.steps, stepper.layout):
             return
         own = {
             "watch": resume.saved(stepper, watch.dir, watch._writer.run.attempt),
             "finder": self._finder.state_dict(),
         }
-        self._snapshots.append(self._training.take(stepper.steps, place, own))
-        self._due = stepper.steps + self.every
-        tape.forget(self._snapshots[0].place)
-        self._files.offer(self._snapshots[-1], self._kept(tape))
+        taken = self._snapshots.take(stepper.steps, place, stepper.layout, own)
+        tape.forget(next(iter(self._snapshots)).place)
+        self._files.offer(taken, self._kept(tape))
         watch._stepper.notes["rewind"] = self._plan()
 
     def _kept(self, tape: Tape) -> dict[str, Any]:
@@ -245,7 +244,8 @@ class Rewind:
         """Between two steps: whether one of the last went wrong, and the training was taken back."""
         steps = watch._stepper.steps
         now_and_then = steps // READ_STEPS != self._looked // READ_STEPS
-        due = at_end or self._reads_each_step or now_and_then or self._is_due(steps)  # a snapshot is of a sound state
+        is_due = self._snapshots.is_due(steps, watch._stepper.layout)  # a snapshot is of a sound state
+        due = at_end or self._reads_each_step or now_and_then or is_due
         if watch._stepper.is_open or not due:
             return False
         self._looked = steps
@@ -254,7 +254,7 @@ class Rewind:
         trouble = agreed(min((t for t in found if t is not None), default=None), self._training.device)
         if trouble is None:
             return False
-        snapshot = next((s for s in reversed(self._snapshots) if s.step <= trouble.step), None)
+        snapshot = self._snapshots.before(trouble.step)
         if snapshot is None or self.count >= self.at_most:
             self._give_up(watch, trouble)
             return False
@@ -264,8 +264,8 @@ class Rewind:
     def _cures(self, finding: Finding) -> bool:
         """Whether going back is what a finding asks for that would halt the training, and can be done."""
         is_old = finding.last_step < self._floor
-        older = bool(self._snapshots) and self._snapshots[0].step <= finding.first_step
-        return finding.rule in CURED_BY_REWIND and (is_old or (older and self.count < self.at_most))
+        older = self.count < self.at_most and self._snapshots.before(finding.first_step) is not None
+        return finding.rule in CURED_BY_REWIND and (is_old or older)
 
     def _asked(self, watch: Watch) -> Trouble | None:
         """What a finding asks for."""
@@ -292,14 +292,12 @@ class Rewind:
         watch._recorder.add(note)
         tape.left_out |= suspects
         self._files.write(snapshot, self._kept(tape))  # first: who is killed from here on resumes there
-        while self._snapshots[-1] is not snapshot:
-            self._snapshots.pop()
-        self._training.put_back(snapshot)
+        self._snapshots.go_back(snapshot, stepper.steps)
         resume.go_back(snapshot.state["watch"], stepper)
         self._finder.load_state_dict(snapshot.state["finder"])
         watch._live.halting = None
         tape.go_back(snapshot.place, snapshot.step)
-        self._floor, self._due = stepper.steps, stepper.steps + self.every
+        self._floor = stepper.steps
 
     def _give_up(self, watch: Watch, trouble: Trouble) -> None:
         """There is no way back, or there were enough of them.
@@ -307,7 +305,7 @@ class Rewind:
         Raises:
             TrainingHalted: what comes after it cannot be right.
         """
-        why = f"it went back {self.count} times" if self.count >= self.at_most else "no snapshot is older"
+        why = f"it went back {self.count} times" if self.count >= self.at_most else "no older snapshot fits"
         if trouble.is_broken:
             watch._live.halted = True
             raise TrainingHalted(

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import copy
 import random
-from collections.abc import Callable, Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -150,6 +151,14 @@ class Training:
         }
         return Snapshot(step, place, state, copier.end())
 
+    def fits(self, snapshot: Snapshot) -> bool:
+        """Whether the model and the optimizers have the parameters and buffers that they had then."""
+        state = snapshot.state
+        held = [{name: t.shape for name, t in state[kind].items()} for kind in ("weights", "buffers")]
+        live = [{name: local(t).shape for name, t in found} for found in self._tensors()]
+        groups = [[len(group["params"]) for group in o.param_groups] for o in self.optimizers]
+        return live == held and groups == [one["sizes"] for one in state["optimizers"]]
+
     @without_autograd
     def put_back(self, snapshot: Snapshot) -> None:
         """Everything as it was; tensors stay the same objects.
@@ -159,12 +168,14 @@ class Training:
         """
         snapshot.wait()
         state = snapshot.state
-        for kind, found in (("weights", self.model.named_parameters()), ("buffers", self.model.named_buffers())):
-            live, held = dict(found), state[kind]
-            if {n: local(t).shape for n, t in live.items()} != {n: t.shape for n, t in held.items()}:
-                raise WatchError(f"the model's {kind} are other ones than in the snapshot before step {snapshot.step}")
-            for name, tensor in live.items():
-                local(tensor).copy_(held[name])
+        if not self.fits(snapshot):
+            raise WatchError(
+                f"the snapshot before step {snapshot.step} is of other parameters than this model and its optimizers "
+                "have: go on with the model that it was taken of"
+            )
+        for kind, found in zip(("weights", "buffers"), self._tensors(), strict=True):
+            for name, tensor in found:
+                local(tensor).copy_(state[kind][name])
         for optimizer, held in zip(self.optimizers, state["optimizers"], strict=True):
             self._put_back(optimizer, held)
         for scheduler, held in zip(self.schedulers, state["schedulers"], strict=True):
@@ -173,11 +184,15 @@ class Training:
             setattr(self.scaler, key, None if value is None else value.to(self.device))
         set_random_state(state["random"], self.device)
 
+    def _tensors(self) -> tuple[Iterator[tuple[str, Tensor]], Iterator[tuple[str, Tensor]]]:
+        return self.model.named_parameters(), self.model.named_buffers()
+
     def _optimizer(self, optimizer: Optimizer) -> dict[str, Any]:
-        """Of an optimizer: what it holds of each parameter, by place, and the settings of its groups."""
+        """Of an optimizer: what it holds of each parameter, by place, and the settings and sizes of its groups."""
         params = (p for group in optimizer.param_groups for p in group["params"])
         return {
             "state": [mapped(optimizer.state.get(p, {}), self.copier.late) for p in params],
+            "sizes": [len(group["params"]) for group in optimizer.param_groups],
             "groups": [
                 mapped({k: v for k, v in group.items() if k != "params"}, self.copier.early)
                 for group in optimizer.param_groups
@@ -187,8 +202,6 @@ class Training:
     def _put_back(self, optimizer: Optimizer, held: Mapping[str, Any]) -> None:
         groups = optimizer.param_groups
         params = [p for group in groups for p in group["params"]]
-        if len(groups) != len(held["groups"]) or len(params) != len(held["state"]):
-            raise WatchError("the optimizer has other parameters than in the snapshot")
         for group, settings in zip(groups, held["groups"], strict=True):
             for key, value in settings.items():
                 group[key] = _renewed(group.get(key), value, self.device)
@@ -202,6 +215,45 @@ class Training:
             new = {k: _renewed(live.get(k), v, p.device if on_device else "cpu", p) for k, v in values.items()}
             live.clear()
             live.update(new)
+
+
+class Snapshots:
+    """The last `keep` snapshots of a training: one every `every` steps, and one when it has other layers."""
+
+    def __init__(self, training: Training, every: int, keep: int) -> None:
+        self.training, self.every = training, every
+        self._kept: deque[Snapshot] = deque(maxlen=keep)
+        self._next = 0  # the step before which one is due
+        self._layers: object = None  # of which the last one was taken
+
+    def __iter__(self) -> Iterator[Snapshot]:
+        """From the oldest on."""
+        return iter(self._kept)
+
+    def clear(self) -> None:
+        """Forget them: the next one is due."""
+        self._kept.clear()
+
+    def is_due(self, step: int, layers: object) -> bool:
+        """Whether one is to be taken before this step; `layers` stays the same object while they are the same."""
+        return not self._kept or step >= self._next or layers is not self._layers
+
+    def take(self, step: int, place: int, layers: object, more: Mapping[str, Any]) -> Snapshot:
+        """As `Training.take`."""
+        self._kept.append(self.training.take(step, place, more))
+        self._next, self._layers = step + self.every, layers
+        return self._kept[-1]
+
+    def before(self, step: int) -> Snapshot | None:
+        """The newest that is of before this step and that the training can be put back to."""
+        return next((s for s in reversed(self._kept) if s.step <= step and self.training.fits(s)), None)
+
+    def go_back(self, snapshot: Snapshot, step: int) -> None:
+        """Put the training back; the later ones are void, and the next step is `step`."""
+        while self._kept[-1] is not snapshot:
+            self._kept.pop()
+        self.training.put_back(snapshot)
+        self._next = step + self.every
 
 
 def _renewed(live: Any, held: Any, device: Any, like: Tensor | None = None) -> Any:

@@ -86,6 +86,16 @@ def _largest(values: Floats) -> Floats:
     return np.asarray(np.where(finite.any(axis=1), np.where(finite, values, -np.inf).max(axis=1), np.nan))
 
 
+def _smallest(values: Floats) -> Floats:
+    return -_largest(-values)
+
+
+def _middle(values: Floats) -> Floats:
+    """`[T, M]` -> `[T]`, the median of the finite ones; NaN where there is none."""
+    rows = [row[np.isfinite(row)] for row in values]
+    return np.array([np.median(row) if len(row) else np.nan for row in rows])
+
+
 def _average(values: Floats) -> Floats:
     finite = np.isfinite(values)
     count = finite.sum(axis=1)
@@ -115,12 +125,14 @@ SAMPLED_QUANTITIES = {
     ("by_layer", "sigma_max"): ("sigma_max", ("largest", "median")),
     ("by_layer", "stable_rank"): ("stable_rank", ("median",)),
     ("by_layer", "row_share"): ("row_share", ("largest",)),
+    ("by_layer", "trust_ratio"): ("trust_ratio", ("smallest", "median")),
     ("activations", "rms"): ("activation_rms", ("largest", "median")),
     ("activations", "max"): ("activation_max", ("largest", "median")),
     ("activations", "dead"): ("activation_dead", ("largest",)),
     ("activations", "logit_max"): ("attention_logit", ("largest", "median")),
     ("activations", "entropy"): ("attention_entropy", ("median",)),
 }
+SUMMARIES: dict[str, Callable[[Floats], Floats]] = {"largest": _largest, "smallest": _smallest, "median": _middle}
 # column of the steps table -> (key, how a window sums it up)
 STEP_QUANTITIES: dict[str, tuple[str, Callable[[Floats], float]]] = {
     "grad_norm": (TOTAL, _max),
@@ -250,23 +262,14 @@ def _clip_series(history: History) -> list[Series]:
 
 
 def _of_sampled(history: History) -> Iterator[tuple[str, Floats]]:
-    """The largest and the median of modules, heads or layers at each sampled step, NaN at the others: `[T]` by key."""
+    """What sums up modules, heads or layers at each sampled step, NaN at the others: `[T]` by key."""
     for (name, quantity), (key, words) in SAMPLED_QUANTITIES.items():
         table = getattr(history, name)
-        at = history.by_step.find(table) if len(table) else np.zeros(0, np.int64)
-        values = table.with_values(quantity).values.get(quantity)
-        if values is None:
+        values = history.layer(quantity) if name == "by_layer" else table.with_values(quantity).values.get(quantity)
+        if values is None or not np.isfinite(values).any():
             continue
-        for word in words:
-            curve = spread(_largest(values) if word == "largest" else _middle(values), at, len(history))
-            if np.isfinite(curve).any():
-                yield f"{key}/{word}", curve
-
-
-def _middle(values: Floats) -> Floats:
-    """`[T, M]` -> `[T]`, the median of the finite ones; NaN where there is none."""
-    rows = [row[np.isfinite(row)] for row in values]
-    return np.array([np.median(row) if len(row) else np.nan for row in rows])
+        at = history.by_step.find(table)
+        yield from ((f"{key}/{word}", spread(SUMMARIES[word](values), at, len(history))) for word in words)
 
 
 def _loop_series(history: History) -> list[Series]:

@@ -46,6 +46,7 @@ OWN = tuple(
         "sigma_max",
         "stable_rank",
         "row_share",
+        "trust_ratio",
     )
 )
 _OWN_TOO = (*OWN, "lr/", SETTING)

@@ -88,4 +88,11 @@ def test_the_trust_ratio_of_adamw_is_lambs(tmp_path):
     history, _ = train(tmp_path, lambda p: torch.optim.AdamW(p, lr=0.01, betas=(0.0, 0.0), eps=0.0), every=1, steps=2)
     size = np.sqrt([layer.numel for layer in history.run.layers])  # the first update is 1 or -1 in each element
     wanted = history.layer("weight_norm")[0] / size
-    np.testing.assert_allclose(history.layer("trust_ratio")[0], wanted, rtol=0.15)
+    found = history.layer("trust_ratio")
+    np.testing.assert_allclose(found[0], wanted, rtol=0.15)
+    points = [p for w in windows(history, 1, 16, ended=True) for p in w.points if p.key.startswith("trust_ratio/")]
+    assert {(p.key, p.step): p.value for p in points} == {
+        (f"trust_ratio/{word}", step): pytest.approx(of(found[step]))
+        for word, of in (("smallest", np.min), ("median", np.median))
+        for step in range(2)
+    }

@@ -490,3 +490,87 @@ def test_a_disk_that_refuses_costs_the_training_nothing(tmp_path, monkeypatch, c
 
 def _refused(*_):
     raise OSError("no space left on device")
+
+
+def plain(optimizer=torch.optim.AdamW):
+    """A small model, its optimizer, and a step of theirs on a batch."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 3))
+    optimizer = optimizer(model.parameters(), lr=0.01)
+
+    def step(batch):
+        optimizer.zero_grad()
+        (nn.functional.cross_entropy(model(batch["x"]), batch["y"]) * batch["scale"].mean()).backward()
+        optimizer.step()
+
+    return model, optimizer, step
+
+
+@pytest.mark.parametrize("other", [False, True], ids=["the same one", "another"])
+def test_a_pass_inside_of_a_pass_is_refused(other, tmp_path):
+    model, optimizer, step = plain()
+    watch(model, optimizer, tmp_path)
+    rewind = Rewind(model, optimizer)
+    inner = Rewind(model, optimizer) if other else rewind
+    outer = rewind(DataLoader(Data(3), 16))
+    step(next(outer))
+    for batch in inner(DataLoader(Data(3), 16)):
+        step(batch)
+    with pytest.raises(WatchError, match="another pass through rewind"):
+        next(outer)
+
+
+def test_a_loop_that_is_left_is_a_pass_and_may_begin_anew(tmp_path):
+    model, optimizer, step = plain()
+    watch(model, optimizer, tmp_path)
+    rewind = Rewind(model, optimizer)
+    kept = rewind(DataLoader(Data(9), 16))  # as by a notebook's traceback
+    step(next(kept))
+    for epoch in range(2):
+        assert rewind.epoch == epoch
+        for i, batch in enumerate(rewind(DataLoader(Data(9, bad=[2]), 16))):
+            step(batch)
+            if i == 5:
+                break
+        assert rewind.count == epoch + 1
+    kept.close()
+    assert rewind.epoch == 2
+
+
+def test_what_the_watch_was_not_given_is_refused(tmp_path):
+    (g, opt_g, _), (d, opt_d, _) = plain(), plain(torch.optim.SGD)
+    first = watch(g, opt_g, tmp_path, name="G")
+    watch(d, opt_d, tmp_path, name="D", run=first)
+    with pytest.raises(WatchError, match=r"Rewind\(optimizer=\[AdamW, SGD\]\): wanted all optimizers of one Watch"):
+        Rewind(nn.ModuleList([g, d]), [opt_g, opt_d])
+    with pytest.raises(WatchError, match=r"Rewind\(model=Sequential\): wanted the model"):
+        Rewind(d, opt_g)
+    both = [torch.optim.SGD(g[0].parameters()), torch.optim.AdamW(g[2].parameters())]
+    watch(g, both, tmp_path)
+    with pytest.raises(WatchError, match=r"\[SGD\]\): wanted all optimizers of one Watch, here \[SGD, AdamW\]"):
+        Rewind(g, both[0])
+
+
+@pytest.mark.parametrize("factor", [math.inf, 1e6])
+@pytest.mark.parametrize("bad", [80, 95])
+def test_layers_that_come_on_the_way_have_a_snapshot_of_their_own(bad, factor, tmp_path, caplog):
+    """They come with batch 80: what was before them fits no more."""
+    model, optimizer, step = plain()
+    watch(model, optimizer, tmp_path)
+    rewind = Rewind(model, optimizer, every=50)
+
+    def run():
+        for i, batch in enumerate(rewind(DataLoader(Data(bad=[bad], factor=factor), 16))):
+            if i == 80:
+                model.append(nn.Linear(3, 3))
+                optimizer.add_param_group({"params": model[3].parameters()})
+            step(batch)
+
+    if bad == 80 and factor == math.inf:
+        with pytest.raises(TrainingHalted, match="no older snapshot fits"):
+            run()
+    else:
+        run()
+        assert all(bool(p.isfinite().all()) for p in model.parameters())
+    assert rewind.count == (bad == 95)
+    assert ("Back to the state before step 81" in caplog.text) == (bad == 95)

@@ -73,7 +73,7 @@ def test_all_parts_go_to_one_mlflow_run(store, tmp_path, rendered):
     own = {f"{key}/{part}" for part in "GD" for key in (
         "grad_norm/total", "clipped_norm/total", "update_norm/total", "clip/rate", "clip/rate_so_far",
         "clip/rate_smoothed", "clip/coef", "clip/nonfinite_steps", "lr", "loss", "Gradwatch/loss",
-        "Gradwatch/norm_before",
+        "Gradwatch/norm_before", "trust_ratio/smallest", "trust_ratio/median",
     )} | {"val_accuracy/G"}  # fmt: skip
     own |= {f"Gradwatch/{name}/G" for name in ("norm_after", "norm_threshold", "clip_rate_so_far")}  # D has no policy
     layers = {key for key in run.data.metrics if key.split("/")[-1].startswith(("G.", "D."))}
