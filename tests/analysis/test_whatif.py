@@ -75,6 +75,24 @@ def thresholds(outcomes):
     return [gradwatch.parse(outcome.policy).max_norm for outcome in outcomes if outcome.kind.startswith("ClipBy")]
 
 
+def test_a_norm_that_falls_as_the_network_learns_is_healthy_from_its_first_step_on():
+    history = make_history(steps=300, clip=None)
+    falling = 1 + 20 * np.exp(-np.arange(300) / 30)
+    norms = falling * np.exp(0.05 * np.random.default_rng(0).standard_normal(300))
+    history.total("grad_norm")[:] = norms
+    assert len(healthy_norms(history, [])) >= 290
+    guard = next(outcome for outcome in what_if(history, []) if outcome.at == "p99")
+    assert guard.clip_rate <= 0.02
+
+
+def test_a_burst_is_no_healthy_norm():
+    history = make_history(steps=300, clip=None)
+    norms = np.exp(0.05 * np.random.default_rng(0).standard_normal(300))
+    norms[[0, *range(150, 200)]] *= 30
+    history.total("grad_norm")[:] = norms
+    assert healthy_norms(history, []).max() < 2
+
+
 def test_sick_steps_give_no_threshold_and_are_counted_all_the_same(plain):
     sick = make_history(steps=200, clip=None)
     sick.total("grad_norm")[100:] *= 1e6
@@ -112,6 +130,7 @@ def test_finding_suggestion_and_what_if_name_one_threshold(seed, rules, severity
     named = {o.policy for o in what_if(history, roots) if o.kind == "ClipByGlobalNorm"}
     for root in with_guard(history, roots):
         assert root.cure.split(" ")[1].rstrip(".") in named
+    named = {repr(gradwatch.parse(policy)) for policy in named}
     for suggestion in suggest(history, roots):
         for policy in gradwatch.policies.grammar.members(suggestion.policy):
             assert repr(policy) in named or not isinstance(policy, gradwatch.ClipByGlobalNorm)

@@ -164,12 +164,12 @@ def clip_is_your_learning_rate(
     cause = f"{threshold[0].upper()}{threshold[1:]} changed {percent(share)} of the steps and made a typical one "
     cause += f"{smaller:.3g} times smaller: "
     cause += (
-        f"{optimizer_kind(history)} takes the scale out of the gradients again, so this matters little."
+        f"{optimizer_kind(history)} takes the scale out of the gradients again, so nothing needs to change."
         if adaptive
         else f"the real learning rate{kind and f' of {kind}'} is {setting_text(rate * typical)}, not {rate:g}."
     )
     own = "loop's own" in threshold
-    cure = f'As a guard that fires on 1 % of the steps it is clip="{GUARD}"'
+    cure = f'As a guard that fires on 1 % of the steps it would be clip="{GUARD}"'
     cure += ", in place of the loop's own clip (gradwatch run --script-clip replace)" if own else ""
     factor, steps = _rate_without(history, typical)
     cure += "." if adaptive else f"; with {kind and f'{kind} at '}lr={setting_text(rate * factor)} the steps {steps}."

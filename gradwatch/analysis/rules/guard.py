@@ -12,12 +12,13 @@ from dataclasses import replace
 import numpy as np
 
 from gradwatch.analysis.clips import incoming
-from gradwatch.analysis.rules.facts import GUARD, smooth
+from gradwatch.analysis.rules.facts import GUARD, smooth, trailing
 from gradwatch.analysis.rules.finding import Finding
 from gradwatch.analysis.rules.losses import scaled_losses
 from gradwatch.formatting import rounded, setting_text
 from gradwatch.history import Bools, Floats, History
 
+PAST = 128  # steps that a norm is compared with
 ENOUGH = 50  # healthy steps that a threshold can be taken from
 USUAL = 1.0  # of nanoGPT, of the Hugging Face Trainer, and of the exploding RNN that no threshold of its own can teach
 TOO_LARGE_STEPS = {"exploding", "lr-too-high", "update-too-large"}
@@ -27,8 +28,10 @@ WRONG_NORMS = {"scaled-gradients", "gradients-accumulate", "clip-before-unscale"
 def healthy(history: History, findings: Iterable[Finding]) -> Bools:
     """Which steps, `[T]`, had a positive norm before any clip, and came before the run went wrong for good.
 
-    Without outliers: more than 6 robust σ in the log. A note of what passed makes no step unhealthy. Of steps that were
-    too large, those in which a loss was on its way up already are left out too.
+    Without outliers: in the log more than 6 robust σ above the steps before them, as `SkipSpike` has it (above those
+    after them, where they are the first). Norms fall while a network learns: those of its beginning are no outliers.
+    A note of what passed makes no step unhealthy. Of steps that were too large, those in which a loss was on its way up
+    already are left out too.
     """
     last = int(history.step[-1])
     ends = [f for f in findings if f.severity != "note"]
@@ -37,10 +40,9 @@ def healthy(history: History, findings: Iterable[Finding]) -> Bools:
     norms = incoming(history)
     kept: Bools = np.isfinite(norms) & (norms > 0) & (history.step < min(bad, default=last + 1))
     if kept.any():
-        logs = np.log(norms, where=kept, out=np.full(len(norms), np.inf))
-        middle = np.median(logs[kept])
-        spread = 1.4826 * np.median(np.abs(logs[kept] - middle))
-        kept = kept & (logs <= middle + max(6 * spread, 1e-6))
+        logs = np.log(norms[kept])
+        centre, spread = trailing(np.pad(logs, (PAST, 0), mode="symmetric"), PAST)
+        kept[kept] = logs <= (centre + np.maximum(6 * spread, 1e-6))[PAST:]
     return kept
 
 
