@@ -5,19 +5,20 @@ Legend: R drawn rows (layers), C drawn columns (steps).
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from gradwatch.analysis.final_values import seed_text
 from gradwatch.analysis.groups import natural
-from gradwatch.formatting import quantity_text
+from gradwatch.formatting import percent, quantity_text
 from gradwatch.history import History
 from gradwatch.report.downsample import Heatmap, heatmap
-from gradwatch.report.model import LayerSummary, RunSummary
+from gradwatch.report.model import RunSummary
 from gradwatch.report.plotly_figures import ABSENT, BAD, VIRIDIS, Chart, figure, heatmap_figure, pack, short, text
+from gradwatch.report.run_charts import column_medians
 from gradwatch.sanitize import printable
 
 HEATMAPS = {"grad_norm": "Gradient norm", "weight_norm": "Weight norm", "update_ratio": "Update ratio"}
@@ -26,6 +27,8 @@ ASKED = {  # where they were asked for
     "stable_rank": "Stable rank",
     "row_share": "The largest row's share of the norm",
 }
+SHARES = ("row_share",)
+MIDDLE = {"grad_norm": "median_grad_norm"}  # what of a LayerSummary it is, where that is called otherwise
 LABELS = 16
 GAP_X, GAP_Y = 0.03, 52  # between two maps: a share of the width, pixels
 
@@ -34,31 +37,42 @@ def heatmap_charts(history: History, run: RunSummary) -> tuple[list[Chart], list
     """Layers x steps of each recorded quantity, and a sentence for each that this run does not hold."""
     charts, missing = [], []
     for quantity, title in {**HEATMAPS, **{q: ASKED[q] for q in ASKED if q in history.per_layer}}.items():
-        data = heatmap(history, quantity)
+        shown = history
+        if quantity in ASKED:  # of some layers only
+            shown = replace(history, by_layer=history.by_layer.with_values(quantity))
+        share = quantity in SHARES
+        data = heatmap(shown, quantity)
         if data is None:
             missing.append(f"{title} is not shown: this run did not record it.")
             continue
-        drawn, height = heatmap_figure(data, quantity)
+        drawn, height = heatmap_figure(data, quantity, share=share)
         drawn["layout"]["xaxis"]["range"] = [float(history.step[0]) - 0.5, float(history.step[-1]) + 0.5]
-        notes = ["Layers in model order."]
+        few = len(shown.layers) < len(history.layers)
+        notes = [f"The {len(shown.layers)} layers that have one, in model order." if few else "Layers in model order."]
         if run.lanes:
             notes.append("Each layer over the steps of its own part or optimizer.")
         if data.steps_per_column > 1:
             notes.append(f"Each column is the highest of {data.steps_per_column} recorded steps, so no spike is lost.")
         if data.layers_per_row > 1:
             notes.append(f"Each row is the highest of {data.layers_per_row} neighbouring layers.")
-        charts.append(Chart(_heatmap_title(run.layers, quantity, title), drawn, height, " ".join(notes), title))
+        if quantity in ASKED:
+            middle = [*zip(column_medians(shown.layer(quantity)).tolist(), shown.layers, strict=True)]
+        else:
+            middle = [(getattr(layer, MIDDLE.get(quantity, quantity)), layer.name) for layer in run.layers]
+        charts.append(Chart(_heatmap_title(middle, title, share), drawn, height, " ".join(notes), title))
     return charts, missing
 
 
-def _heatmap_title(layers: tuple[LayerSummary, ...], quantity: str, title: str) -> str:
-    column = {"grad_norm": "median_grad_norm"}.get(quantity, quantity)
-    known = [(getattr(layer, column, math.nan), layer.name) for layer in layers]
-    known = [pair for pair in known if pair[0] > 0]
-    if len(known) < 2:
+def _heatmap_title(middle: list[tuple[float, str]], title: str, share: bool) -> str:
+    """What the map shows, and the layers whose value in the middle is the largest and the smallest."""
+    known = [pair for pair in middle if pair[0] > 0]
+    if not known:
         return f"{title} per layer"
+    show = percent if share else quantity_text
     (low, smallest), (high, largest) = min(known), max(known)
-    return f"{title}: largest in {largest} ({quantity_text(high)}), smallest in {smallest} ({quantity_text(low)})"
+    if len(known) == 1:
+        return f"{title}: {show(high)} in {largest}"
+    return f"{title}: largest in {largest} ({show(high)}), smallest in {smallest} ({show(low)})"
 
 
 def heatmap_grid(members: dict[str, list[History]], found: Mapping[int, Heatmap | None]) -> Chart | None:

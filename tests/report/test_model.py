@@ -22,8 +22,8 @@ from gradwatch.formatting import percent, plus_minus, quantity_text
 from gradwatch.report import build_report, render_html, write_overview
 from gradwatch.report.comparison_charts import colors, sections
 from gradwatch.report.downsample import GRID, bucket_mean, heatmap, thin
-from gradwatch.report.heatmaps import heatmap_grid
-from gradwatch.report.model import changed
+from gradwatch.report.heatmaps import heatmap_charts, heatmap_grid
+from gradwatch.report.model import changed, summarize
 from gradwatch.report.plotly_figures import PALETTE, short
 from gradwatch.report.run_charts import norm_chart
 from gradwatch.report.terminal import show_run
@@ -170,6 +170,22 @@ def test_the_page_names_what_is_wrong_and_what_is_missing():
     assert "nonfinite at step 50 in blocks.0.mlp.weight" in page
     assert "layers: parts 3 to 4 are missing" in page
     assert "Update ratio is not shown: this run did not record it." in page
+
+
+def test_a_quantity_of_some_layers_is_drawn_of_these_and_its_title_names_the_largest():
+    history = make_history()
+    nothing = np.full_like(history.layer("weight_norm"), np.nan)
+    largest, rows = nothing.copy(), nothing.copy()
+    largest[::10, [1, 2]], rows[:, 2] = [3.0, 8.0], 0.25
+    history.per_layer.update(sigma_max=largest, row_share=rows)
+    charts = {chart.tab: chart for chart in heatmap_charts(history, summarize(history, ()))[0]}
+    second, third = history.layers[1:3]
+    chart = charts["Largest singular value"]
+    assert chart.title == f"Largest singular value: largest in {third} (8), smallest in {second} (3)"
+    assert chart.figure["data"][0]["y"] == [second, third]
+    assert chart.note.startswith("The 2 layers that have one")
+    assert charts["The largest row's share of the norm"].title.endswith(f": 25.0 % in {third}")
+    assert "largest in" in charts["Gradient norm"].title
 
 
 def test_layers_are_in_model_order_from_the_top():
