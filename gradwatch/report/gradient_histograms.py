@@ -50,7 +50,7 @@ def _spread(table: Table, exponents: list[int]) -> Chart:
     note = (
         "The last tenth of the sampled steps, before any clip: of the elements that are not zero, of at most 4,096 of "
         "a layer. What lies left of a dashed line is below the normal numbers of the format that it names: held with "
-        "fewer digits, or lost. An empty cell has no element. A loss scale of 2^k moves all by k to the right."
+        "fewer digits, or lost. A loss scale of 2^k moves all by k to the right."
     )
     return Chart(f"Gradients: log2 |g|{said}", annotate(drawn, rules, notes), height, note, "log2 |g|")
 

@@ -48,7 +48,9 @@ def heatmap_charts(history: History, run: RunSummary) -> tuple[list[Chart], list
         drawn, height = heatmap_figure(data, quantity, share=share)
         drawn["layout"]["xaxis"]["range"] = [float(history.step[0]) - 0.5, float(history.step[-1]) + 0.5]
         few = len(shown.layers) < len(history.layers)
-        notes = [f"The {len(shown.layers)} layers that have one, in model order." if few else "Layers in model order."]
+        notes = [
+            f"{len(shown.layers)} of {len(history.layers)} layers, in model order." if few else "Layers in model order."
+        ]
         if run.lanes:
             notes.append("Each layer over the steps of its own part or optimizer.")
         if data.steps_per_column > 1:

@@ -156,10 +156,15 @@ def noise_charts(history: History) -> list[Chart]:
     width = max(10, len(rows) // 10)
     values = trailing(signal[rows], noise[rows], width)
     whole = noise_scale(signal[rows[len(rows) // 2 :]], noise[rows[len(rows) // 2 :]])
-    drawn = figure([line(history.step[rows], values, "noise scale", AFTER)], "noise scale (batches)",
-                   max(decades(values), 0.01), legend=False)  # fmt: skip
+    log = max(decades(values), 0.01) if (values > 0).all() else 0  # which has no place for a 0
+    drawn = figure([line(history.step[rows], values, "noise scale", AFTER)], "noise scale (batches)", log, legend=False)
+    if not log:
+        drawn["layout"]["yaxis"]["rangemode"] = "tozero"
     shown = quantity_text(whole) if np.isfinite(whole) else "beyond what these steps can show"
-    note = f"Each point is of the last {width} sampled steps. Below 1 a smaller batch would do."
+    note = (
+        f"Each point is of the last {width} sampled steps: 0 where they show no noise, none where they show no signal. "
+        "Below 1 a smaller batch would do."
+    )
     return [Chart(f"Gradient noise scale of the second half, in batches: {shown}", drawn, 260, note)]
 
 

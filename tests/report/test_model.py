@@ -25,7 +25,7 @@ from gradwatch.report.downsample import GRID, bucket_mean, heatmap, thin
 from gradwatch.report.heatmaps import heatmap_charts, heatmap_grid
 from gradwatch.report.model import changed, summarize
 from gradwatch.report.plotly_figures import PALETTE, short
-from gradwatch.report.run_charts import norm_chart
+from gradwatch.report.run_charts import noise_charts, norm_chart
 from gradwatch.report.terminal import show_run
 from gradwatch.report.text import render_csv, render_json, render_markdown
 from gradwatch.report.wording import facts
@@ -183,9 +183,19 @@ def test_a_quantity_of_some_layers_is_drawn_of_these_and_its_title_names_the_lar
     chart = charts["Largest singular value"]
     assert chart.title == f"Largest singular value: largest in {third} (8), smallest in {second} (3)"
     assert chart.figure["data"][0]["y"] == [second, third]
-    assert chart.note.startswith("The 2 layers that have one")
+    assert chart.note.startswith(f"2 of {len(history.layers)} layers, in model order.")
     assert charts["The largest row's share of the norm"].title.endswith(f": 25.0 % in {third}")
     assert "largest in" in charts["Gradient norm"].title
+
+
+def test_a_noise_scale_of_nothing_is_drawn_too():
+    history = make_history(steps=40)
+    history.per_step["micro_batches"] = np.full(40, 2.0)
+    for noise, axis in ((1.2, "log"), (0.5, None)):
+        history.per_step["micro_grad_norm"] = noise * history.total("grad_norm")
+        (chart,) = noise_charts(history)
+        assert chart.figure["layout"]["yaxis"].get("type") == axis
+        assert bool(unpack(chart.figure["data"][0]["y"]).any()) == (axis == "log")
 
 
 def test_layers_are_in_model_order_from_the_top():
