@@ -21,7 +21,7 @@ from torch.nn.modules.module import register_module_forward_hook
 from gradwatch.measure import attention, eager
 from gradwatch.measure.attention_calls import Calls
 from gradwatch.measure.autograd import without_autograd
-from gradwatch.measure.collectives import add_and_compare
+from gradwatch.measure.collectives import Sums, add_and_compare
 from gradwatch.measure.copies import Copies, mark
 from gradwatch.measure.distributed import local
 from gradwatch.measure.looking import Looking
@@ -53,7 +53,7 @@ class Activations:
 
     `begin(step)` before the step's forward pass, `end()` when the step is over; in between compiled code runs as it was
     written, because what is compiled cannot be seen. With no modules neither does anything. `group`: over which ranks
-    the batch is spread; `units`: as of `units_of`.
+    the batch is spread, and `place` that of a layer that is spread over them, if one is; `units`: as of `units_of`.
     """
 
     def __init__(
@@ -64,8 +64,9 @@ class Activations:
         group: dist.ProcessGroup | None = None,
         looking: Looking | None = None,
         routers: Mapping[str, Router] | None = None,
+        place: int | None = None,
     ) -> None:
-        self.names, self.every, self.group = tuple(modules or ()), every, group
+        self.names, self.every, self.group, self._place = tuple(modules or ()), every, group, place
         self._looking = looking or Looking()
         known = units or {}
         self._slots = {id(m): _Slot(m, flat_of(m), known.get(id(m), Units()), group) for m in (modules or {}).values()}
@@ -102,8 +103,7 @@ class Activations:
             slot.clear()
         eager.leave(self)
 
-    @without_autograd
-    def end(self, device: torch.device) -> Sample | None:
+    def end(self, device: torch.device) -> Sums[Sample | None]:
         """The step is over: its sample on `device`, NaN for a module that was not called; `order` is the place in the
         forward pass. None where the step was not sampled, or no module was called.
         """
@@ -112,7 +112,7 @@ class Activations:
         try:
             if self.group is None and not any(slot.is_seen for slot in self._slots.values()):
                 return None
-            return self._joined(device)
+            return (yield from self._joined(device))
         finally:
             self.stop()
 
@@ -138,7 +138,7 @@ class Activations:
 
     # -------------------------------------------------------------------------------------------------- after the step
 
-    def _joined(self, device: torch.device) -> Sample:
+    def _joined(self, device: torch.device) -> Sums[Sample]:
         slots = list(self._slots.values())
         sums = [slot.sums(device) for slot in slots]  # M of [5]
         largest = [slot.largest(device) for slot in slots]  # M of [1]
@@ -147,7 +147,8 @@ class Activations:
         tokens = self._tokens.sums(device, _exact(device))
         if self.group is not None:
             marks = torch.stack([*(slot.marked(device) for slot in slots), *self._tokens.marked(device)])
-            marks = add_and_compare([*sums, *alive, *heads, *tokens], [*largest, *tops], marks, self.group)
+            adding = [*sums, *alive, *heads, *tokens]
+            marks = yield from add_and_compare(adding, [*largest, *tops], marks, self.group, self._place)
             sums, tokens = _once([*sums, *tokens], self._copies.of(marks), len(slots))
         own = self._of_modules(torch.stack(sums), torch.cat(largest), alive)
         parts = [(self.names, own), self._attention.joined(heads, tops), self._tokens.joined(tokens)]

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from gradwatch.errors import PolicyError
 from gradwatch.measure.autograd import without_autograd
-from gradwatch.measure.collectives import all_reduce, of_each_rank
+from gradwatch.measure.collectives import Part, Sums, T, all_reduce, of_each_rank
 
 _FLAT = (
     "FullyShardedDataParallel cuts flattened layers, so that no rank sees whose row an element is of: constraints and "
@@ -103,6 +103,11 @@ class Sharding:
         """The group of the ranks that hold the first layers together."""
         return self._sums[0][0] or dist.group.WORLD
 
+    @property
+    def first_place(self) -> int:
+        """That of a layer which the ranks of the `group` hold together."""
+        return min(self._sums[0][2])
+
     def _joined(self) -> tuple[list[tuple[Any, list[int]]], list[float]]:
         """The process groups over which parts are added up, one after the other, with their layers; and the shares."""
         ranks = [_ranks(p, self.spreads.get(id(p))) for p in self.params]
@@ -158,31 +163,27 @@ class Sharding:
         part: Tensor = local(whole)
         return part
 
-    def add(self, parts: Tensor) -> Tensor:
-        """The sum over ranks of `[..., L]` float64, every part counted once: one all-reduce for each of the groups."""
-        return self.reduce(parts * self.shares)
+    def add(self, parts: Tensor) -> Sums[Tensor]:
+        """The sum over ranks of `[..., L]` float64, every part counted once."""
+        whole = parts * self.shares
+        yield [(None, whole)]
+        return whole
 
-    def reduce(self, values: Tensor, op: Any = dist.ReduceOp.SUM, beside: Mapping[int, Tensor] | None = None) -> Tensor:
-        """Reduce `[..., L]` in place over the ranks of each layer, and with it what else there is of some layers, by
-        their places, `beside` it; returns it.
-        """
+    def reduce(self, parts: Sequence[Part], op: Any = dist.ReduceOp.SUM) -> None:
+        """Reduce the parts in place, each over the ranks of its layers: one all-reduce for each of the groups."""
         for group, places, layers in self._sums:
-            part = values if places is None else values.index_select(-1, places)
-            others = [t for i, t in (beside or {}).items() if i in layers]
-            all_reduce([part, *others], op, group)
-            if places is not None:
-                values.index_copy_(-1, places, part)
-        return values
-
-    def reduce_each(self, tensors: dict[int, Tensor], op: Any = dist.ReduceOp.SUM) -> dict[int, Tensor]:
-        """Reduce tensors of any shape in place, each over the ranks of its layer, by which they are given."""
-        for group, _, layers in self._sums:
-            all_reduce([t for i, t in tensors.items() if i in layers], op, group)
-        return tensors
+            own = [(place, t) for place, t in parts if place is None or place in layers]
+            here = [t if place is not None or places is None else t.index_select(-1, places) for place, t in own]
+            all_reduce(here, op, group)
+            for (place, t), part in zip(own, here, strict=True):
+                if place is None and places is not None:
+                    t.index_copy_(-1, places, part)
 
     def mean(self, values: Tensor) -> Tensor:
         """The mean over all elements of each layer, `[L]`, from the mean over those on each rank. One all-reduce."""
-        return self.reduce(values * self.held).to(values.dtype)
+        whole = values * self.held
+        self.reduce([(None, whole)])
+        return whole.to(values.dtype)
 
     def join(
         self, norms: Tensor, present: Tensor, p: float, own: Mapping[int, Tensor] | None = None
@@ -196,10 +197,11 @@ class Sharding:
         if math.isinf(p):
             # A maximum over ranks may lose a NaN: it travels as a flag
             both = torch.stack([parts.nan_to_num(nan=torch.inf, posinf=torch.inf), parts.isnan(), present])
-            self.reduce(both, dist.ReduceOp.MAX)
+            self.reduce([(None, both)], dist.ReduceOp.MAX)
             return torch.where(both[1] > 0, torch.nan, both[0]).to(norms.dtype), both[2] > 0, {}
         each = {i: of_each_rank(t, rank(), world_size()) for i, t in (own or {}).items()}
-        both = self.reduce(torch.stack([parts**p, present.to(torch.float64)]) * self.shares, beside=each)
+        both = torch.stack([parts**p, present.to(torch.float64)]) * self.shares
+        self.reduce([(None, both), *each.items()])
         return (both[0] ** (1 / p)).to(norms.dtype), both[1] > 0, each
 
     def check_units(self) -> None:
@@ -230,7 +232,8 @@ class Sharding:
             whole[i][0][block.place] = part**p * self.shares[i] if sums else part.nan_to_num(nan=0.0, posinf=torch.inf)
             whole[i][1][block.place] = part.isnan()
         joined = {}
-        for i, both in self.reduce_each(whole, dist.ReduceOp.SUM if sums else dist.ReduceOp.MAX).items():
+        self.reduce([*whole.items()], dist.ReduceOp.SUM if sums else dist.ReduceOp.MAX)
+        for i, both in whole.items():
             if i not in norms:
                 continue
             values, bad = (half[blocks[i].place] for half in both)
@@ -248,6 +251,18 @@ class Sharding:
                     raise PolicyError(_BESIDE)
             self._known_blocks[key] = {i: _block(self.params[i], over) for i, over in split.items()}
         return self._known_blocks[key]
+
+
+@without_autograd
+def add_up(sums: Sums[T], sharding: Sharding | None) -> T:
+    """What comes of a measurement, or of several `together`; adds up what they yield."""
+    try:
+        while True:
+            parts = next(sums)
+            if sharding is not None:
+                sharding.reduce(parts)
+    except StopIteration as end:
+        return end.value  # type: ignore[no-any-return]
 
 
 class _Block(NamedTuple):

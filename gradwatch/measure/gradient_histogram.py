@@ -17,6 +17,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from gradwatch.measure.autograd import without_autograd
+from gradwatch.measure.collectives import Sums
 from gradwatch.measure.gradients import Batch
 from gradwatch.measure.layout import Layout, at, stride
 from gradwatch.measure.looking import Looking
@@ -41,11 +42,11 @@ class GradientHistogram:
     def __init__(self, every: int, looking: Looking) -> None:
         self.every, self._looking = every, looking
         self._is_due = False
-        self._found: Shares | None = None
+        self._seen: tuple[Layout, Tensor] | None = None  # and what `counts` found of it
 
     def begin(self, step: int) -> None:
         """This step is about to begin."""
-        self._is_due, self._found = step % self.every == 0, None
+        self._is_due, self._seen = step % self.every == 0, None
 
     def look(self, batch: Batch) -> None:
         """These are the step's gradients, if it is sampled: at first, where it looks at them several times."""
@@ -55,23 +56,27 @@ class GradientHistogram:
         with self._looking.at("the histogram of gradients"):
             if batch.layout.places is not None:
                 raise ValueError("these optimizers step inside backward, each with a part of the gradients")
-            self._found = Shares(batch.names, shares(batch))
+            self._seen = batch.layout, counts(batch)
 
-    def end(self) -> Shares | None:
+    def end(self) -> Sums[Shares | None]:
         """The step is over: what was found, if it was sampled."""
-        found, self._found, self._is_due = self._found, None, False
-        return found
+        seen, self._seen, self._is_due = self._seen, None, False
+        if seen is None:
+            return None
+        layout, found = seen
+        if layout.sharding is not None:
+            found = yield from layout.sharding.add(found)
+        return Shares(layout.names, shares(found))
 
 
 @without_autograd
-def shares(batch: Batch) -> Tensor:
-    """The shares of `QUANTITIES`, `[Q, L]`: `zeros` of all finite elements, the others of those that are not zero.
+def counts(batch: Batch) -> Tensor:
+    """What this rank has of each layer, `[1 + E + 1, L]`: how many elements are 0, below each edge, and finite.
 
-    A bin `2^k` holds 2^k <= |g| < 2^(k+2); the first all that is smaller, too, the last all that is larger. Sorting
-    and searching give the same counts on every device, and wait for none.
+    Sorting and searching give the same counts on every device, and wait for none.
     """
     layout = batch.layout
-    counts = torch.zeros(len(batch.names), 2 + len(_exponents()), dtype=_exact(layout), device=layout.device)
+    every = torch.zeros(len(batch.names), 2 + len(_exponents()), dtype=_exact(layout), device=layout.device)
     for tensors, index in batch.groups:
         sizes = [(t.numel(), stride(t.numel())) for t in tensors]
         rows = pad_sequence([sample(t, math.ceil(n / step), step) for t, (n, step) in zip(tensors, sizes, strict=True)],
@@ -80,14 +85,12 @@ def shares(batch: Batch) -> Tensor:
         wide = at(layout.device, rows).to(layout.dtype).abs()
         if batch.unscale is not None:
             wide = wide * (batch.unscale.index_select(0, places)[:, None] if batch.unscale.dim() else batch.unscale)
-        found = _counts(layout, wide.nan_to_num(nan=math.inf, posinf=math.inf)).to(counts.dtype)
+        found = _counts(layout, wide.nan_to_num(nan=math.inf, posinf=math.inf)).to(every.dtype)
         if layout.sharding is not None:  # an element of a rank's part stands for as many as it was picked from
             each = tuple(n / math.ceil(n / step) for n, step in sizes)
             found = found * _numbers(layout, each, found.dtype)[:, None]
-        counts.index_copy_(0, places, found)
-    if layout.sharding is not None:
-        counts = layout.sharding.add(counts.T.contiguous()).T
-    return _as_shares(counts)
+        every.index_copy_(0, places, found)
+    return every.T.contiguous()
 
 
 def _exponents() -> tuple[int, ...]:
@@ -101,14 +104,16 @@ def _counts(layout: Layout, values: Tensor) -> Tensor:
     return torch.cat([(values == 0).sum(dim=1, keepdim=True), below], dim=1)
 
 
-def _as_shares(counts: Tensor) -> Tensor:
-    """`[L, 1 + E + 1]` of zeros, those below each edge and the finite ones -> `[Q, L]`."""
-    zeros, below, finite = counts[:, 0], counts[:, 1:-1], counts[:, -1]
+def shares(found: Tensor) -> Tensor:
+    """Such counts as the shares of `QUANTITIES`, `[Q, L]`: `zeros` of all finite elements, the others of those that are
+    not zero. A bin `2^k` holds 2^k <= |g| < 2^(k+2); the first all that is smaller, too, the last all that is larger.
+    """
+    zeros, below, finite = found[0], found[1:-1], found[-1]
     other = finite - zeros
-    upto = torch.cat([torch.zeros_like(zeros)[:, None], below[:, 1:] - zeros[:, None], other[:, None]], dim=1)
-    at_edge = {-126: below[:, 0], **{e: below[:, 1 + i] for i, e in enumerate(LOWER[1:])}}
+    upto = torch.cat([torch.zeros_like(zeros)[None], below[1:] - zeros, other[None]])
+    at_edge = {-126: below[0], **{e: below[1 + i] for i, e in enumerate(LOWER[1:])}}
     lost = [(at_edge[e] - zeros) / other for e in SMALLEST.values()]
-    return torch.cat([torch.stack([zeros / finite, *lost]), (upto.diff(dim=1) / other[:, None]).T]).to(torch.float32)
+    return torch.cat([torch.stack([zeros / finite, *lost]), upto.diff(dim=0) / other]).to(torch.float32)
 
 
 def _numbers(layout: Layout, values: tuple[float, ...], dtype: torch.dtype) -> Tensor:

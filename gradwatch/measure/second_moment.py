@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from gradwatch.measure.autograd import without_autograd
+from gradwatch.measure.collectives import Sums
 from gradwatch.measure.distributed import local
 from gradwatch.measure.foreach import can_be_read
 from gradwatch.measure.gradients import gradients
@@ -32,8 +32,7 @@ class _Moment(NamedTuple):
     step: Any
 
 
-@without_autograd
-def adam_rms(layout: Layout, optimizers: Sequence[Optimizer]) -> Tensor | None:
+def adam_rms(layout: Layout, optimizers: Sequence[Optimizer]) -> Sums[Tensor | None]:
     """The root mean square of g / sqrt(v̂) of each layer after a step, `[L]`; NaN where Adam keeps no such v.
 
     g is the gradient that the step was taken with, and v̂ = v / (1 - beta2^t), at least eps^2. About 1 where v knows
@@ -51,7 +50,7 @@ def adam_rms(layout: Layout, optimizers: Sequence[Optimizer]) -> Tensor | None:
         squares.index_copy_(0, places, sums * _unbiased(layout, group, exact))
         present.index_fill_(0, places, 1.0)
     if layout.sharding is not None:
-        squares, present = layout.sharding.add(torch.stack([squares, present])).unbind()
+        squares, present = (yield from layout.sharding.add(torch.stack([squares, present]))).unbind()
     return torch.where(present > 0, (squares / layout.numel()).sqrt(), torch.nan).to(layout.dtype)
 
 

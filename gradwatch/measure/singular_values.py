@@ -9,13 +9,13 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from itertools import groupby, pairwise
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor
 
 from gradwatch.errors import WatchError
-from gradwatch.measure.autograd import without_autograd
+from gradwatch.measure.collectives import Sums
 from gradwatch.measure.distributed import is_sharded, local
 from gradwatch.measure.layout import Layout, at
 from gradwatch.measure.slices import few, fits
@@ -46,21 +46,15 @@ class SingularValues:
         self._iteration = PowerIteration(layout, self.places)
         self._vectors: list[Tensor] = []  # v of each, of length 1
 
-    @without_autograd
-    def measure(self, weight_norms: Tensor) -> dict[str, Tensor]:
-        """`sigma_max` and `stable_rank` `[L]`, NaN for layers that are not asked for; `weight_norms` `[L]` are the
-        Frobenius norms.
-
-        The stable rank is |W|_F^2 / sigma^2 (Rudelson & Vershynin 2007, arXiv:math/0503442).
-        """
+    def measure(self) -> Sums[Tensor]:
+        """`[L]`, NaN for layers that are not asked for."""
         times = AGAIN if self._vectors else FIRST
         vectors = self._vectors or [self._iteration.start(i) for i in self.places]
-        self._vectors, values = self._iteration.advance(vectors, times)
+        self._vectors, values = yield from self._iteration.advance(vectors, times)
         sigma = self.layout.full((len(self.layout.names),), math.nan)
         where = self.layout.constant("matrices", lambda: self.layout.numbers(self.places, torch.int64))
         found = torch.stack([at(self.layout.device, value) for value in values]).to(sigma.dtype)
-        sigma.index_copy_(0, where, found)
-        return {"sigma_max": sigma, "stable_rank": (weight_norms / sigma).square()}
+        return sigma.index_copy_(0, where, found)
 
 
 class PowerIteration:
@@ -74,22 +68,20 @@ class PowerIteration:
         self.layout, self.places = layout, places
         self._blocks = {i: _block(layout, i) for i in places}
 
-    @without_autograd
-    def advance(self, vectors: list[Tensor], times: int) -> tuple[list[Tensor], list[Tensor]]:
+    def advance(self, vectors: list[Tensor], times: int) -> Sums[tuple[list[Tensor], list[Tensor]]]:
         """The vectors after so many iterations, and the largest singular values by the last, 0-d each.
 
         sigma = |W^T W v|^(1/2) with |v| = 1 is at most the true value, and grows towards it.
         """
         norms: list[Tensor] = []
-        with torch.autocast(self.layout.device.type, enabled=False):
-            for _ in range(times if vectors else 0):
-                products = self._times(self._times(vectors, transposed=False), transposed=True)
-                norms = list(torch._foreach_norm(products))
-                # what is 0 or not finite leaves v as it was, for weights that become something else: 0 * n + n is
-                # above 0 where n is neither, in kernels that all share
-                sound = torch._foreach_add(torch._foreach_mul(norms, 0.0), norms)
-                pairs = zip(torch._foreach_div(products, norms), vectors, sound, strict=True)
-                vectors = [torch.where(ok > 0, new, old) for new, old, ok in pairs]
+        for _ in range(times if vectors else 0):
+            products = yield from self._squared(vectors)
+            norms = list(torch._foreach_norm(products))
+            # what is 0 or not finite leaves v as it was, for weights that become something else: 0 * n + n is
+            # above 0 where n is neither, in kernels that all share
+            sound = torch._foreach_add(torch._foreach_mul(norms, 0.0), norms)
+            pairs = zip(torch._foreach_div(products, norms), vectors, sound, strict=True)
+            vectors = [torch.where(ok > 0, new, old) for new, old, ok in pairs]
         return vectors, [norm.sqrt() for norm in norms]
 
     def start(self, place: int) -> Tensor:
@@ -101,35 +93,51 @@ class PowerIteration:
         start: Tensor = wave / torch.linalg.vector_norm(wave)
         return start.to(torch.promote_types(weight.dtype, torch.float32))
 
-    def _times(self, vectors: list[Tensor], transposed: bool) -> list[Tensor]:
-        """W v of each, or W^T v; of weights that are spread over ranks the sum of what each adds: one all-reduce."""
-        spread, out, weights = self.layout.sharding, [], self.layout.weights()
+    def _squared(self, vectors: list[Tensor]) -> Sums[list[Tensor]]:
+        """W^T W v of each. Of weights that are spread over ranks each adds what its rows make: one sum over ranks, and
+        one before it where a row lies on several of them.
+        """
+        spread = self.layout.sharding
         if spread is None:
-            return self._times_here(weights, vectors, transposed)
-        for i, v in zip(self.places, vectors, strict=True):
-            matrix = weights[i].flatten(1).to(v.dtype)
-            rows, columns = self._blocks[i]
-            here, there = (rows, columns) if transposed else (columns, rows)
-            whole = v.new_zeros(self._size(i, rows=not transposed))
-            whole[there] = torch.mv(matrix.T if transposed else matrix, v[here]) * spread.shares[i]
-            out.append(whole)
-        sums = spread.reduce_each({i: part.to(torch.float64) for i, part in zip(self.places, out, strict=True)})
-        return [sums[i].to(v.dtype) for i, v in zip(self.places, vectors, strict=True)]
+            return self._times(self._times(vectors, transposed=False), transposed=True)
+        blocks = [self._blocks[i] for i in self.places]
+        parts = self._times([v[own.columns] for v, own in zip(vectors, blocks, strict=True)], transposed=False)
+        rows = {i: self._whole(i, part, rows=True) for i, part in zip(self.places, parts, strict=True)
+                if self._blocks[i].cuts_rows}  # fmt: skip
+        if rows:
+            yield [*rows.items()]
+            parts = [
+                rows[i][own.rows].to(part.dtype) if i in rows else part
+                for i, part, own in zip(self.places, parts, blocks, strict=True)
+            ]
+        parts = self._times(parts, transposed=True)
+        whole = [(i, self._whole(i, part, rows=False)) for i, part in zip(self.places, parts, strict=True)]
+        yield [*whole]
+        return [each.to(v.dtype) for (_, each), v in zip(whole, vectors, strict=True)]
 
-    def _times_here(self, weights: list[Tensor], vectors: list[Tensor], transposed: bool) -> list[Tensor]:
-        """The products of whole weights; of the slices of one tensor together."""
+    def _whole(self, place: int, part: Tensor, rows: bool) -> Tensor:
+        """What this rank adds to a product, float64: its part, where that belongs."""
+        out = part.new_zeros(self._size(place, rows), dtype=torch.float64)
+        assert self.layout.sharding is not None
+        own = self._blocks[place]
+        out[own.rows if rows else own.columns] = part * self.layout.sharding.shares[place]
+        return out
+
+    def _times(self, vectors: list[Tensor], transposed: bool) -> list[Tensor]:
+        """W v of each, or W^T v, of what this rank has of W; of the slices of one tensor together."""
         out: list[Tensor] = []
-        given = iter(vectors)
+        weights, given = self.layout.weights(), iter(vectors)
         for _, several in groupby(self.places, key=lambda place: id(self.layout.params[place])):
             matrices = [weights[i] for i in several]
             vs = [next(given) for _ in matrices]
-            batch = _batch(matrices) if matrices[0].dtype == vs[0].dtype else None
-            if batch is not None:
-                out += torch.bmm(batch.mT if transposed else batch, torch.stack(vs)[..., None]).squeeze(2).unbind()
-                continue
-            for matrix, v in zip(matrices, vs, strict=True):
-                whole = matrix.flatten(1).to(v.dtype)  # of half precision one layer's copy at a time
-                out.append(torch.mv(whole.T if transposed else whole, v))
+            with torch.autocast(self.layout.device.type, enabled=False):
+                batch = _batch(matrices) if matrices[0].dtype == vs[0].dtype else None
+                if batch is not None:
+                    out += torch.bmm(batch.mT if transposed else batch, torch.stack(vs)[..., None]).squeeze(2).unbind()
+                    continue
+                for matrix, v in zip(matrices, vs, strict=True):
+                    whole = matrix.flatten(1).to(v.dtype)  # of half precision one layer's copy at a time
+                    out.append(torch.mv(whole.T if transposed else whole, v))
         return out
 
     def _size(self, place: int, rows: bool) -> int:
@@ -152,8 +160,15 @@ def is_matrix(layout: Layout, place: int) -> bool:
     return len(shape) > 1 and math.prod(shape) > 0 and not layout.params[place].is_complex()
 
 
-def _block(layout: Layout, place: int) -> tuple[slice, slice]:
-    """Which rows and columns of the matrix this rank holds."""
+class _Block(NamedTuple):
+    """What of a matrix this rank holds."""
+
+    rows: slice
+    columns: slice
+    cuts_rows: bool = False  # whether some rank holds a part of a row
+
+
+def _block(layout: Layout, place: int) -> _Block:
     name, param = layout.names[place], cast("Any", layout.params[place])
     if id(param) in layout.spreads:
         raise WatchError(
@@ -161,7 +176,7 @@ def _block(layout: Layout, place: int) -> tuple[slice, slice]:
             "layer in a way that hides its rows; leave it out, or use fully_shard (FSDP2)"
         )
     if not is_sharded(param):
-        return slice(None), slice(None)
+        return _Block(slice(None), slice(None))
     if name not in layout.whole:
         raise WatchError(
             f"the largest singular value of {name}: it is a slice of a tensor that is cut over ranks; leave it out"
@@ -176,4 +191,6 @@ def _block(layout: Layout, place: int) -> tuple[slice, slice]:
         )
     inner = math.prod(param.shape[2:])
     rows, columns = (slice(s, s + n) for s, n in zip(start[:2], held[:2], strict=True))
-    return rows, slice(columns.start * inner, columns.stop * inner)
+    cut = zip(param.placements, param.device_mesh.shape, strict=True)
+    cuts_rows = any(placement.is_shard() and placement.dim % param.dim() and size > 1 for placement, size in cut)
+    return _Block(rows, slice(columns.start * inner, columns.stop * inner), cuts_rows)

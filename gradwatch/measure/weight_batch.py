@@ -7,6 +7,7 @@ from typing import cast
 from torch import Tensor
 
 from gradwatch.errors import PolicyError
+from gradwatch.measure.distributed import add_up
 from gradwatch.measure.foreach import MaybeTensors
 from gradwatch.measure.gradients import Batch, Subset
 from gradwatch.measure.largest_logits import LargestLogits
@@ -58,13 +59,13 @@ class WeightBatch(Batch):
     def first_singular_vectors(self) -> State:
         """Of each matrix the first right singular vector, by its layer's name."""
         iteration = self._iteration()
-        vectors, _ = iteration.advance([iteration.start(i) for i in iteration.places], FIRST)
+        vectors, _ = self._advanced(iteration, [iteration.start(i) for i in iteration.places], FIRST)
         return self._by_name(iteration, vectors)
 
     def largest_singular_values(self, vectors: State) -> tuple[MaybeTensors, State]:
         """Of each matrix the largest singular value, 0-d, and its vector after some more iterations."""
         iteration = self._iteration()
-        moved, values = iteration.advance([vectors[self.layout.names[i]] for i in iteration.places], AGAIN)
+        moved, values = self._advanced(iteration, [vectors[self.layout.names[i]] for i in iteration.places], AGAIN)
         found = dict(zip(iteration.places, values, strict=True))
         return [found.get(i) for i in self.places], self._by_name(iteration, moved)
 
@@ -75,6 +76,11 @@ class WeightBatch(Batch):
             matrices = [i for i in self.places if is_matrix(self.layout, i)]
             self.iterations[key] = PowerIteration(self.layout, matrices)
         return self.iterations[key]
+
+    def _advanced(
+        self, iteration: PowerIteration, vectors: list[Tensor], times: int
+    ) -> tuple[list[Tensor], list[Tensor]]:
+        return add_up(iteration.advance(vectors, times), self.layout.sharding)
 
     def _by_name(self, iteration: PowerIteration, vectors: list[Tensor]) -> State:
         return {self.layout.names[i]: v for i, v in zip(iteration.places, vectors, strict=True)}

@@ -10,7 +10,7 @@ import math
 import operator
 from collections.abc import Mapping, Sequence
 from itertools import groupby
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -19,9 +19,9 @@ from torch.optim import Optimizer
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from gradwatch.measure.autograd import without_autograd
+from gradwatch.measure.collectives import Sums, together
 from gradwatch.measure.distributed import local
-from gradwatch.measure.foreach import MaybeTensors
-from gradwatch.measure.gradients import Batch
+from gradwatch.measure.foreach import MaybeTensors, grouped, measure, which_are_there
 from gradwatch.measure.largest_logits import LargestLogits
 from gradwatch.measure.layout import Layout, real, stride
 from gradwatch.measure.looking import Looking
@@ -106,24 +106,25 @@ class Weights:
     def _batch(self, weights: MaybeTensors) -> WeightBatch:
         return WeightBatch(self.layout, weights, self.heads, self._iterations)
 
-    def after_step(self, optimizers: Sequence[Optimizer], renorm_rate: Tensor | None) -> dict[str, Tensor]:
-        """What is measured after a step of which `before_step` said so, `[L]` each."""
-        values = {} if renorm_rate is None else {"renorm_rate": renorm_rate}
-        with self.looking.at("weight_norm"):
-            values["weight_norm"] = weight_norms(self.layout)
+    def after_step(self, optimizers: Sequence[Optimizer], renorm_rate: Tensor | None) -> Sums[dict[str, Tensor]]:
+        """What is measured after a step of which `before_step` said so, `[L]` each.
+
+        The stable rank is |W|_F^2 / sigma^2 (Rudelson & Vershynin 2007, arXiv:math/0503442).
+        """
+        asked: dict[str, Sums[Any]] = {"weight_norm": weight_norms(self.layout)}
         if self._singular_values is not None:
-            with self.looking.at("sigma_max"):
-                values.update(self._singular_values.measure(values["weight_norm"]))
-        with self.looking.at("update_ratio"):
-            if self._looked:
-                values.update(self._update_ratio.after())
+            asked["sigma_max"] = self._singular_values.measure()
+        if self._looked:
+            asked["update_ratio"] = self._update_ratio.after()
         if self.slots:
-            with self.looking.at("slot_norm"):
-                norms = slot_norms(self.layout, optimizers, self.looking)
-                values.update({f"slot_norm/{n}": v for n, v in norms.items()})
-            with self.looking.at("adam_rms"):
-                rms = adam_rms(self.layout, optimizers)
-                values.update({} if rms is None else {"adam_rms": rms})
+            asked["slot_norm"] = slot_norms(self.layout, optimizers, self.looking)
+            asked["adam_rms"] = adam_rms(self.layout, optimizers)
+        found = yield from together(asked, self.looking)
+        values = {} if renorm_rate is None else {"renorm_rate": renorm_rate}
+        for name, value in found.items():
+            values.update({} if value is None else value if isinstance(value, dict) else {name: value})
+        if "sigma_max" in found and "weight_norm" in found:
+            values["stable_rank"] = (found["weight_norm"] / found["sigma_max"]).square()
         return values
 
 
@@ -155,8 +156,7 @@ class UpdateRatio:
         self._look((self._looks + 1) % 2)
         self._looks += 1
 
-    @without_autograd
-    def after(self) -> dict[str, Tensor]:
+    def after(self) -> Sums[dict[str, Tensor]]:
         """Of each layer, `[L]`, as shares of ‖w before the step‖: how far the step moved it (`update_ratio`), and
         from the second measurement on, how far it is from where it was before the last measured step (`displacement`).
 
@@ -168,7 +168,8 @@ class UpdateRatio:
         norms = self._norms(samples)
         if self.layout.sharding is not None:  # an element of a sample stands for as many as the sample's step
             steps = self.layout.constant("steps", lambda: self.layout.numbers(self.steps, torch.float64))
-            norms = self.layout.sharding.add(norms.to(torch.float64) ** 2 * steps).sqrt().to(norms.dtype)
+            sums = yield from self.layout.sharding.add(norms.to(torch.float64) ** 2 * steps)
+            norms = sums.sqrt().to(norms.dtype)
         ratios = norms[earlier] / threshold(norms[now], 0.0, torch.nan)
         return dict(zip(("update_ratio", "displacement"), reversed(ratios.unbind()), strict=False))
 
@@ -219,14 +220,13 @@ def sample(tensor: Tensor, size: int, step: int) -> Tensor:
     return tensor.reshape(-1)[::step]
 
 
-@without_autograd
-def weight_norms(layout: Layout) -> Tensor:
+def weight_norms(layout: Layout) -> Sums[Tensor]:
     """The L2 norm of each layer's weights, `[L]`."""
-    return Batch(layout, layout.weights()).measure()
+    norms, _ = yield from _norms(layout, layout.weights())
+    return norms
 
 
-@without_autograd
-def slot_norms(layout: Layout, optimizers: Sequence[Optimizer], looking: Looking) -> dict[str, Tensor]:
+def slot_norms(layout: Layout, optimizers: Sequence[Optimizer], looking: Looking) -> Sums[dict[str, Tensor]]:
     """The L2 norm of each tensor the optimizers keep per parameter, `[L]` by name; NaN where there is none.
 
     Of one that is kept quantised (bitsandbytes' 8-bit codes, torchao's tensors) there is none: its elements are codes.
@@ -247,10 +247,17 @@ def slot_norms(layout: Layout, optimizers: Sequence[Optimizer], looking: Looking
             found.setdefault(name, [None] * len(states))[i] = real(
                 plain.coalesce()._values() if plain.is_sparse else plain
             )
-    norms: dict[str, Tensor] = {}
-    for name, tensors in found.items():
-        with looking.at(f"slot_norm/{name}"):
-            batch = Batch(layout, layout.slices(tensors))
-            measured = batch.measure()
-            norms[name] = torch.where(batch.present(), measured, torch.nan)
-    return norms
+    asked = {f"slot_norm/{name}": _norms(layout, layout.slices(tensors)) for name, tensors in found.items()}
+    norms = yield from together(asked, looking)
+    return {name: torch.where(present, each, torch.nan) for name, (each, present) in norms.items()}
+
+
+def _norms(layout: Layout, tensors: MaybeTensors) -> Sums[tuple[Tensor, Tensor]]:
+    """The L2 norm of each layer's tensor, `[L]`, and which layers any rank has one of, `[L]` bool."""
+    here = which_are_there(tensors)
+    norms, present = measure(layout, grouped(layout, tensors, here)), layout.which(here)
+    if layout.sharding is not None:
+        parts = norms.to(torch.float64)  # the square of a float32 norm may be out of float32's range
+        both = yield from layout.sharding.add(torch.stack([parts.square(), present.to(torch.float64)]))
+        norms, present = both[0].sqrt().to(norms.dtype), both[1] > 0
+    return norms, present

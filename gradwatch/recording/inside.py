@@ -5,17 +5,18 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from typing import Any
 
-import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 from gradwatch.errors import WatchError
-from gradwatch.measure.activations import Activations, Sample
+from gradwatch.measure.activations import Activations
+from gradwatch.measure.collectives import Sums, together
 from gradwatch.measure.ddp_rank_norms import RankNorms, rank_norms
-from gradwatch.measure.distributed import world_size
-from gradwatch.measure.gradient_histogram import GradientHistogram, Shares
+from gradwatch.measure.distributed import add_up, world_size
+from gradwatch.measure.gradient_histogram import GradientHistogram
 from gradwatch.measure.largest_logits import LargestLogits
 from gradwatch.measure.layout import Layout
 from gradwatch.measure.looking import Looking
@@ -54,18 +55,23 @@ class Inside:
         if self.micro_batches is not None:
             self.micro_batches.begin(step, layout)
 
-    def end(self, device: torch.device, looking: Looking) -> dict[str, Sample | Shares | None]:
-        """The step is over: what it showed, by the table that it belongs to; None where it was not sampled."""
+    def end(self, layout: Layout, looking: Looking, weights: Sums[dict[str, Tensor]] | None) -> dict[str, Any]:
+        """The step is over: what it showed, by the table that it belongs to, each None where it was not sampled;
+        `micro_batches`, scalars; and the `weights`, if they are measured. What ranks add up of all this is one sum.
+        """
+        asked: dict[str, Sums[Any]] = {"activations": self.activations.end(layout.device)}
+        if self.histogram is not None:
+            asked["histograms"] = self.histogram.end()
         if self.micro_batches is not None:
             self.micro_batches.stop()
+            asked["micro_batches"] = self.micro_batches.norms()
         if self.logits is not None:
             self.logits.clear()
-        found: dict[str, Sample | Shares | None] = {}
-        if self.histogram is not None:
-            found["histograms"] = self.histogram.end()
-        with looking.at("activations"):
-            found["activations"] = self.activations.end(device)
-        return found
+        if weights is not None:
+            asked["weights"] = weights
+        with looking.at("what ranks add up"):
+            return add_up(together(asked, looking), layout.sharding)
+        return {}
 
     def stop(self) -> None:
         """Look no more."""
@@ -126,11 +132,12 @@ def _inside(
         )
     modules = chosen(model, settings.activations, part)
     group = getattr(model, "process_group", None) if isinstance(model, DistributedDataParallel) else None
+    place = None
     if layout.sharding is not None:
-        group = layout.sharding.group
+        group, place = layout.sharding.group, layout.sharding.first_place
     units, experts = units_of(model) if modules else {}, chosen_routers(model, settings.activations, part)
     return Inside(
-        Activations(modules, units, settings.activations_every, group, looking, experts),
+        Activations(modules, units, settings.activations_every, group, looking, experts, place),
         GradientHistogram(settings.histogram_every, looking) if settings.histogram_every else None,
         rank_norms(model) if settings.ranks else None,
         MicroBatches(model, settings.every, looking) if settings.noise_scale else None,

@@ -62,5 +62,5 @@ def _looked_up(stepper: Stepper, step: Step) -> tuple[Now, dict[str, Any]]:
             values.update(inside.rank_norms.values(scale))
     if inside.micro_batches is not None and stepper.together:  # apart, each steps on a part of what was measured
         with looking.at("micro_grad_norm"):
-            values.update(inside.micro_batches.end(scale))
+            inside.micro_batches.end(scale)
     return now, values

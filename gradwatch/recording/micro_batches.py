@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from gradwatch.measure.autograd import without_autograd
+from gradwatch.measure.collectives import Sums
 from gradwatch.measure.foreach import measure
 from gradwatch.measure.gradients import Batch, gradients
 from gradwatch.measure.layout import Layout
@@ -42,6 +43,7 @@ class MicroBatches:
         plain = getattr(model, "_orig_mod", model)  # of a compiled one
         self._ddp = plain if isinstance(plain, DistributedDataParallel) else None
         self._layout: Layout | None = None  # of the step that is heard
+        self._known: tuple[Layout, Tensor, float, Tensor] | None = None  # what `end` knew of one
         self._clear()
 
     def _clear(self) -> None:
@@ -98,28 +100,34 @@ class MicroBatches:
         return [] if self._layout is None else _marks(self._layout.params)
 
     @without_autograd
-    def end(self, loss_scale: Tensor | None) -> dict[str, Tensor | float]:
-        """The optimizer's step is about to be taken: `micro_grad_norm`, the norm that the step's gradient would have if
-        all its micro-batches were like the first, and `micro_batches`, how many there were over all ranks.
-
-        Empty in a step that is not sampled, or of which it is not known; under sharding NaN, after one all-reduce.
-        """
+    def end(self, loss_scale: Tensor | None) -> None:
+        """The optimizer's step is about to be taken, on gradients that this scale is in."""
         layout, squares, count = self._layout, self._squares, self._count
         if layout is None:
+            return
+        if count == 1:
+            self._looking.miss(WHAT, "a step has one backward, and nothing to compare it with")
+        if squares is None and layout.sharding is not None:  # other ranks may know it
+            squares = layout.full((len(layout.params),), math.nan).to(torch.float64)
+        if squares is not None:
+            factor = squares.new_full((), count)
+            factor = factor if loss_scale is None else factor / loss_scale.to(factor.device)  # it is updated in place
+            self._known = layout, squares, float(count * self._ranks), factor
+        self.stop()
+
+    def norms(self) -> Sums[dict[str, Tensor | float]]:
+        """After a step: `micro_grad_norm`, the norm that its gradient would have if all its micro-batches were like the
+        first, and `micro_batches`, how many there were over all ranks.
+
+        Empty for a step that was not sampled, or of which it is not known; under sharding NaN.
+        """
+        known, self._known = self._known, None
+        if known is None:
             return {}
-        try:
-            if count == 1:
-                self._looking.miss(WHAT, "a step has one backward, and nothing to compare it with")
-            if layout.sharding is not None:
-                whole = layout.full((len(layout.params),), math.nan).to(torch.float64) if squares is None else squares
-                squares = layout.sharding.add(whole)
-            if squares is None:
-                return {}
-            norm = squares.sum().sqrt() * count
-            norm = norm if loss_scale is None else norm / loss_scale
-            return {"micro_grad_norm": norm, "micro_batches": float(count * self._ranks)}
-        finally:
-            self.stop()
+        layout, squares, count, factor = known
+        if layout.sharding is not None:
+            squares = yield from layout.sharding.add(squares)
+        return {"micro_grad_norm": squares.sum().sqrt() * factor, "micro_batches": count}
 
 
 def _marks(params: Sequence[Tensor]) -> Marks:

@@ -11,9 +11,7 @@ from torch.optim import Optimizer
 
 from gradwatch.errors import warn
 from gradwatch.measure import fused
-from gradwatch.measure.activations import Sample
 from gradwatch.measure.autograd import without_autograd
-from gradwatch.measure.gradient_histogram import Shares
 from gradwatch.measure.layout import Layout
 from gradwatch.measure.weight_updates import Weights
 from gradwatch.recording import learning_rate, multi_optimizer
@@ -298,21 +296,26 @@ class Stepper:
     def _finish(self, goes_on: bool = True) -> None:
         """After the last optimizer of a step: what is measured only every few steps."""
         step, self._step = self._step, None  # at once: whatever raises from here on, the step is over
-        samples: dict[str, Sample | Shares | None] = {}
-        if step is not None and self.inside.samples:
-            samples = self.inside.end(self.layout.device, self.weights.looking)
+        if step is None:
+            return
+        found: dict[str, Any] = {}
+        if step.is_measured or self.inside.samples:
+            asked = step.is_measured and step.here is not None
+            weights = self.weights.after_step(self.optimizers, step.renorm_rate) if asked else None
+            found = self.inside.end(self.layout, self.weights.looking, weights)
             if goes_on:
                 self.inside.begin(self.steps, self.layout)
-        if step is None or step.here is None:
+        if step.here is None:
             return
         if step.pieces is not None:
             present, fields = step.pieces.joined()
             self.recorder.amend([*fields, None], present=present)
-        if step.is_measured:
-            self.recorder.measured(self.weights.after_step(self.optimizers, step.renorm_rate))
-        for table, sample in samples.items():
-            if sample is not None:
-                self.recorder.sampled(table, *sample)
+        if found:
+            self.recorder.measured(found.pop("weights", {}))
+            self.recorder.add(found.pop("micro_batches", {}))
+            for table, sample in found.items():
+                if sample is not None:
+                    self.recorder.sampled(table, *sample)
 
     def lane(self, step: Step) -> str:
         """The names of the optimizers that take the step."""

@@ -3,6 +3,7 @@
 import json
 import math
 import sys
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -10,7 +11,11 @@ import torch
 import torch.distributed as dist
 from test_distributed import SUPPORT, torchrun
 
+from gradwatch.errors import GradwatchWarning
+from gradwatch.measure.collectives import together
 from gradwatch.measure.copies import Copies, mark
+from gradwatch.measure.distributed import add_up
+from gradwatch.measure.looking import Looking
 from gradwatch.measure.singular_values import AGAIN
 
 slow = [
@@ -21,30 +26,47 @@ SAMPLED, OTHER = 4, 5  # steps
 
 
 @pytest.mark.parametrize("kind", [pytest.param(kind, marks=slow) for kind in ("ddp", "fsdp", "tp")])
-def test_a_switch_costs_one_collective_in_a_sampled_step_and_none_in_another(kind, tmp_path):
+def test_all_switches_share_the_collective_of_a_sampled_step_and_have_none_in_another(kind, tmp_path):
     done = torchrun(2, SUPPORT / "ranks_collectives.py", kind, tmp_path)
     assert done.returncode == 0, done.stderr[-3000:]
     calls = json.loads((tmp_path / "collectives.json").read_text())
     plain = calls.pop("none")
     assert plain[OTHER] == (0 if kind == "ddp" else 1)
     assert {name: each[OTHER] for name, each in calls.items()} == dict.fromkeys(calls, plain[OTHER])
+    assert plain[SAMPLED] == (0 if kind == "ddp" else 2)  # that of the gradients, before the step, and one after it
     more = {name: each[SAMPLED] - plain[SAMPLED] for name, each in calls.items()}
-    own = 0 if kind == "ddp" else 1  # of what is measured of gradients and weights, where these are sharded
-    assert more.pop("all") == sum(more.values())
-    assert more == {
-        "activations": 1,
-        "slots": 3 * own,
-        "histogram_every": own,
-        "singular_values": 2 * AGAIN * own,  # one iteration needs the one before it
-        "noise_scale": own,
-        "rows": 0,
-    }
+    if kind == "ddp":  # nothing is spread but the batch
+        assert {name for name, count in more.items() if count} == {"activations", "all"}
+        assert more["activations"] == more["all"] == 1
+    else:
+        # one iteration needs the one before it, and of a matrix that is cut along its columns twice
+        further = (2 if kind == "tp" else 1) * AGAIN - 1
+        assert more == dict.fromkeys(calls, 0) | {"singular_values": further, "all": further}
     inf = math.inf  # of -3 and -2; -inf and -5; inf and 1; NaN and inf stay what they are among sums
     for count, (calls, sums, largest, marks) in enumerate(json.loads((tmp_path / "largest.json").read_text()), 1):
         assert calls == count  # with few ranks, with many
         np.testing.assert_equal(sums, [3.0, inf, math.nan])
         assert largest == [[-2.0, -5.0], [inf]]
         assert marks == [[7.0, 0.0], [7.0, 1.0]]
+
+
+def test_measurements_add_up_together_as_often_as_the_longest_of_them_alone():
+    def sums(name, rounds, then=None):
+        for i in range(rounds):
+            yield [(i, name)]
+        return then or name.upper()
+
+    def fails():
+        yield [(0, "fails")]
+        raise RuntimeError("no kernel")
+
+    asked = {"a": sums("a", 1), "f": fails(), "b": together({"c": sums("c", 3), "d": sums("d", 0)}, Looking())}
+    added = []
+    ranks = SimpleNamespace(reduce=added.append)
+    with pytest.warns(GradwatchWarning, match="f cannot be recorded, training goes on: RuntimeError: no kernel"):
+        found = add_up(together(asked, Looking()), ranks)
+    assert found == {"a": "A", "b": {"c": "C", "d": "D"}}
+    assert added == [[(0, "a"), (0, "fails"), (0, "c")], [(1, "c")], [(2, "c")]]
 
 
 def test_what_ranks_have_in_common_is_counted_once_and_as_before_where_nothing_can_be_told():

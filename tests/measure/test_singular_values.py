@@ -12,6 +12,7 @@ from training import watch
 from gradwatch import WatchError, open_history
 from gradwatch.analysis.rules import diagnose
 from gradwatch.measure import weight_batch
+from gradwatch.measure.distributed import add_up
 from gradwatch.measure.layout import Layout
 from gradwatch.measure.singular_values import AGAIN, FIRST, PowerIteration, SingularValues
 from gradwatch.measure.slices import fits
@@ -72,8 +73,8 @@ def test_patterns_choose_the_weights(tmp_path):
 def test_each_measurement_goes_on_where_the_last_one_was():
     torch.manual_seed(0)
     weight = nn.Parameter(torch.randn(200, 100, dtype=torch.float64))
-    values, norm = SingularValues(Layout({"w": weight}), ["*"]), torch.linalg.vector_norm(weight.detach()).view(1)
-    found = [float(values.measure(norm)["sigma_max"]) for _ in range(30)]
+    values = SingularValues(Layout({"w": weight}), ["*"])
+    found = [float(add_up(values.measure(), None)) for _ in range(30)]
     v = torch.arange(1, 101, dtype=torch.float64).square().sin()
     wanted = []
     for times in (FIRST, *[AGAIN] * 29):
@@ -90,14 +91,14 @@ def test_each_measurement_goes_on_where_the_last_one_was():
 def test_a_weight_that_was_zero_or_not_finite_is_measured_again_when_it_is_not():
     weight = nn.Parameter(torch.zeros(5, 4))
     values = SingularValues(Layout({"w": weight}), ["*"])
-    assert float(values.measure(torch.zeros(1))["sigma_max"]) == 0
+    assert float(add_up(values.measure(), None)) == 0
     with torch.no_grad():
         weight.fill_(torch.nan)
-    assert torch.isnan(values.measure(torch.zeros(1))["sigma_max"]).all()
+    assert torch.isnan(add_up(values.measure(), None)).all()
     with torch.no_grad():
         weight.copy_(spread(5, 4))
     for _ in range(10):
-        found = values.measure(torch.zeros(1))["sigma_max"]
+        found = add_up(values.measure(), None)
     assert float(found) == pytest.approx(3, rel=1e-4)
 
 
@@ -122,11 +123,10 @@ def test_slices_of_a_tensor_are_multiplied_together_and_each_has_its_own_number(
     slices = weight.unbind(dim) if dim == how else weight.chunk(how[1], dim)
     layout = Layout({"w": weight}, split={"w": how})
     values = SingularValues(layout, patterns)
-    norms = torch.stack([w.detach().float().norm() for w in slices])
-    values.measure(norms)
+    add_up(values.measure(), None)
     with Products() as products:
         for _ in range(20):
-            found = values.measure(norms)["sigma_max"]
+            found = add_up(values.measure(), None)
     asked = [i for i, name in enumerate(layout.names) if any(fits(name, pattern) for pattern in patterns)]
     wanted = [oracle(slices[i].float())[0] for i in asked]
     np.testing.assert_allclose(found[asked], wanted, rtol=1e-3)

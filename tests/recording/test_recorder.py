@@ -15,6 +15,7 @@ import gradwatch
 from gradwatch import WatchError, open_history
 from gradwatch.analysis.final_values import diverged, was_nan
 from gradwatch.analysis.rules import diagnose
+from gradwatch.measure.distributed import add_up
 from gradwatch.measure.gradients import Batch, gradients
 from gradwatch.measure.layout import SAMPLE, Layout, stride
 from gradwatch.measure.weight_updates import UpdateRatio
@@ -135,7 +136,9 @@ def test_the_update_ratio_of_a_sample_is_within_a_few_percent(shape):
             delta = 1e-3 * torch.randn(shape)
             p += delta
         want = (delta.norm() / (p - delta).norm()).item()
-        assert ratio.after()["update_ratio"].item() == pytest.approx(want, rel=1e-4 if p.numel() <= SAMPLE else 0.05)
+        assert add_up(ratio.after(), None)["update_ratio"].item() == pytest.approx(
+            want, rel=1e-4 if p.numel() <= SAMPLE else 0.05
+        )
 
 
 def test_layers_that_are_normed_side_by_side_keep_their_own_ratios():
@@ -151,7 +154,7 @@ def test_layers_that_are_normed_side_by_side_keep_their_own_ratios():
         with torch.no_grad():
             for p in params.values():
                 p.add_(torch.randn_like(p), alpha=1e-3)
-        found = ratio.after()
+        found = add_up(ratio.after(), None)
         moved = [((p - b).norm() / b.norm()).item() for p, b in zip(params.values(), before, strict=True)]
         np.testing.assert_allclose(found["update_ratio"], moved, rtol=1e-4)
         if was:
@@ -169,7 +172,7 @@ def test_the_displacement_is_between_two_measurements_whatever_happened_there():
         was = p.detach().clone()
         with torch.no_grad():
             p[0] += step
-        found.append(ratio.after())
+        found.append(add_up(ratio.after(), None))
         if back:
             p.data = was
     assert "displacement" not in found[0]  # there is none before

@@ -19,6 +19,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import gradwatch
 from gradwatch.measure import collectives
+from gradwatch.measure.distributed import add_up
 
 EVERY, STEPS = 4, 6  # steps 0, 1 and 4 are sampled, and the weights measured in 0 and 4
 SWITCHES = {
@@ -76,8 +77,9 @@ def largest(places):
     collectives.PLACES, inf, rank = places, math.inf, dist.get_rank()
     sums = [torch.tensor([1.0 + rank, [inf, 1.0][rank], math.nan], dtype=torch.float64)]
     most = [torch.tensor([[-3.0, -2.0], [-inf, -5.0]])[:, rank], torch.tensor([[1.0, inf][rank]])]
+    marks = torch.tensor([7.0, float(rank)]).double()
     with Collectives() as seen:
-        marks = collectives.add_and_compare(sums, most, torch.tensor([7.0, float(rank)]).double(), dist.group.WORLD)
+        marks = add_up(collectives.add_and_compare(sums, most, marks, dist.group.WORLD, None), None)
     return len(seen.calls), sums[0].tolist(), [t.tolist() for t in most], marks.tolist()
 
 
