@@ -122,6 +122,8 @@ def test_steps_that_go_on_as_they_were_while_the_loss_rises_are_sums_of_gradient
     back = {**straight, "displacement": SLOW * np.full((STEPS, 7), 0.15)}
     assert gradients_accumulate(run(per_layer=back, **thrown)) == []  # each step takes the one before back
     assert gradients_accumulate(run("Adam", per_layer=straight, **thrown)) == []
+    falls = {**thrown, "grad_norm": np.where(ROW < 20, norm, 1.0)}  # below its first value: no sum of all before
+    assert gradients_accumulate(run(per_layer=straight, **falls)) == []
     assert gradients_accumulate(run(per_layer=straight, **{**thrown, "loss": 2 * np.exp(-ROW / 60)})) == []
 
 

@@ -15,6 +15,7 @@ from gradwatch.analysis.rules.initialisation import bad_initialisation
 from gradwatch.analysis.rules.inputs import inputs_not_normalised
 from gradwatch.analysis.rules.long_steps import lr_too_high
 from gradwatch.analysis.rules.negative_loss import negative_loss
+from gradwatch.analysis.rules.spikes import spike
 from gradwatch.analysis.rules.unchanged import weights_unchanged
 
 
@@ -51,6 +52,7 @@ def test_without_a_bias_or_behind_an_embedding_the_size_of_the_inputs_is_not_kno
     [
         (-np.log(10) - np.arange(STEPS) / 10, "the wrong sign"),
         (-0.1 - 0.8 * np.arange(STEPS) / STEPS, "without their logarithm"),
+        (-0.107 - 0.8 * np.arange(STEPS) / STEPS, "without their logarithm"),  # of a batch, which differs
         (-0.5 - np.arange(STEPS) ** 2 / 1000, "falls ever faster"),
         (-2.2 + 0.3 * np.exp(-np.arange(STEPS) / 20), "kl_div was given probabilities"),
         (-0.9 + 0.3 * np.exp(-np.arange(STEPS) / 20), None),  # a cosine
@@ -133,6 +135,25 @@ def test_a_first_step_of_many_times_the_weights_replaced_them_whatever_came_of_i
     norm[np.isfinite(norm)] = size
     held = changed(plain, per_layer={**plain.per_layer, "update_ratio": ratio, "weight_norm": norm})
     assert [f.cause.startswith("The first step was far too long") for f in lr_too_high(held)] == [True] * found
+
+
+@pytest.mark.parametrize(
+    ("times", "words"), [(1.0, "while the gradients stayed usual"), (8.0, "times the usual: an odd batch")]
+)
+def test_what_the_gradient_was_in_a_step_whose_loss_alone_stands_out_is_said(times, words):
+    hit = np.arange(STEPS) == 200
+    norm = np.where(hit, times, 1.0 + 0.1 * np.sin(np.arange(STEPS)))
+    (found,) = spike(run(loss=np.where(hit, 20, 0.5 + 0.1 * NOISE), grad_norm=norm))
+    assert words in found.cause
+
+
+def test_a_bias_before_a_norm_has_no_gradient_but_rounding_and_does_not_stand_still():
+    plain = renamed(run("Adadelta", loss=learns(), ratio=0.01))
+    ratio = plain.layer("update_ratio").copy()
+    ratio[:, 1] = np.where(np.isnan(ratio[:, 1]), np.nan, 0)
+    held = changed(plain, per_layer={**plain.per_layer, "update_ratio": ratio})
+    for norm, rules in (([1, 1], ["weights-unchanged"]), ([1, 1e-7], [])):
+        assert [f.rule for f in weights_unchanged(with_norms(held, *norm))] == rules
 
 
 def test_weights_that_each_step_moves_and_that_are_soon_where_they_were_are_put_back():

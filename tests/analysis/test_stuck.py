@@ -219,6 +219,7 @@ def test_a_softmax_over_the_batch_is_told_by_where_the_loss_begins_and_by_the_la
     assert "dim=1" in found.cure
     assert softmax_twice(with_norms(np.array([0.1, 0.1, 0.1]))) == []
     assert softmax_twice(with_norms(norms, loss=3 * FALLS + 0.1)) == []
+    assert softmax_twice(with_norms(norms, loss=6e5 * FALLS + 0.1)) == []  # a batch of that many rows there is not
 
 
 def test_a_part_whose_loss_rose_far_above_that_of_even_odds_has_lost():

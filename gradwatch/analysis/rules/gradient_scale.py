@@ -211,8 +211,9 @@ def _swings(history: History, norm: Floats, straight: float = 0.6, least: int = 
     """Whether steps lead the same way over `least` of them or more, though the loss kept half of its first value.
 
     Asked of SGD without momentum, where nothing else carries a step on, if the first three values of the norm `[T]`
-    rise as those of a sum do. Steps that are too long take each other back: `straight` is the share of the way that is
-    kept, between a random walk's 0.3 in ten steps and 1. A sum of gradients is a momentum of 1: it swings.
+    rise as those of a sum do, and later ones stay above the first. Steps that are too long take each other back:
+    `straight` is the share of the way that is kept, between a random walk's 0.3 in ten steps and 1. A sum of gradients
+    is a momentum of 1: it swings.
     """
     carried = any(float(group.get("momentum") or 0) > 0.5 for group in settings(history))
     losses = [p for p in progress(history) if p.is_loss]
@@ -225,5 +226,7 @@ def _swings(history: History, norm: Floats, straight: float = 0.6, least: int = 
         or every < least
     ):
         return False
-    rises = len(norm) > 2 and norm[1] > 1.25 * norm[0] and norm[2] > 1.4 * norm[0]
+    if len(norm) < least or middle(norm[len(norm) // 2 :]) < norm[0]:
+        return False
+    rises = norm[1] > 1.25 * norm[0] and norm[2] > 1.4 * norm[0]
     return rises and middle(direct[matrices(history)]) > straight

@@ -18,7 +18,7 @@ from gradwatch.history import Floats, History
 
 
 def negative_loss(
-    history: History, near: float = 0.1, close: float = 0.03, min_steps: int = 20, times: float = 20.0
+    history: History, near: float = 0.1, close: float = 0.1, min_steps: int = 20, times: float = 20.0
 ) -> list[Finding]:
     """A loss that is below 0 from the first step on, as that of a classification cannot be. A warning.
 

@@ -58,12 +58,9 @@ def nonfinite(
     last, following = _bracket(history.layers, ~np.isnan(begin).all(axis=0), bad)
     said = _of_the_scale(history) if after == "float16" else None
     cause, cure = said or _words(went_first, after, last, following, int(history.step[first]))
-    born = birthplace(history.activations, int(history.step[first]))
-    cause += f" In the forward pass the first output that was not finite is that of {born}." if born else ""
-    row = nonfinite_row(history, first, last or history.layers[-1]) if bad.any() else None
-    cause += "" if row is None else f" Row {row} of {last or history.layers[-1]} is not finite."
     if skipped:
         cure = "These steps were skipped. If they keep coming: " + cure[0].lower() + cure[1:]
+    where, words = _where(history, first, last or history.layers[-1] if bad.any() else "")
     return [
         Finding(
             rule="nonfinite",
@@ -78,14 +75,27 @@ def nonfinite(
                 "first": went_first,
                 "after": after,
                 **({"last_nonfinite": last, "next_finite": following} if last else {}),
-                **({"row": row} if row is not None else {}),
-                **({"first_activation": born} if born else {}),
+                **where,
             },
-            cause=cause,
+            cause=cause + words,
             cure=cure,
             tries=(LOWER, warm_up(history)) if after == "growth" else (),
         )
     ]
+
+
+def _where(history: History, first: int, last: str) -> tuple[dict[str, float | str], str]:
+    """What else is recorded of where it began, as evidence and in words: a row of the layer `last`, an activation."""
+    evidence: dict[str, float | str] = {}
+    row = nonfinite_row(history, first, last) if last else None
+    born = birthplace(history.activations, int(history.step[first]))
+    words = f" In the forward pass the first output that was not finite is that of {born}." if born else ""
+    if row is not None:
+        evidence["row"] = row
+        words += f" Row {row} of {last} is not finite."
+    if born:
+        evidence["first_activation"] = born
+    return evidence, words
 
 
 def _severity(history: History, rows: NDArray[np.intp], skipped: bool, few: int, seldom: float) -> Severity:

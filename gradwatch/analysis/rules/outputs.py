@@ -116,7 +116,7 @@ def _over_the_batch(history: History, values: Floats, tight: float, no_gradient:
     norm = history.layer("grad_norm").astype(np.float64)
     share = middle(norm[:, places[bias]] / norm[:, places[last.name]])
     power = float(np.median(values[:3])) / math.log(2)
-    is_power = round(power) >= 3 and abs(power - round(power)) < 10 * tight * power
+    is_power = 3 <= round(power) <= 16 and abs(power - round(power)) < 10 * tight * power
     return share < no_gradient and is_power and abs(power * math.log(2) - math.log(last.shape[0])) > 0.1
 
 

@@ -6,6 +6,7 @@ Legend: T recorded steps, L layers.
 from __future__ import annotations
 
 import math
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -56,46 +57,43 @@ def spike(
     stability monitor (six, of the last 128), made robust; the healthy trainings of the tests reach a ratio of 9.8.
     """
     losses = {} if has_rivals(history) else scaled_losses(history)
-    up, in_loss, times, batch = _found(history, losses, z, ratio, loss_z, window)
-    rows = np.flatnonzero(up | in_loss)
+    seen = _found(history, losses, z, ratio, loss_z, window)
+    rows = np.flatnonzero(seen.up | seen.in_loss)
     if not len(rows):
         return []
-    worst = rows[np.argmax(np.where(up[rows], times[rows], 0))]
+    up, batch = seen.up, seen.batch
+    worst = int(rows[np.argmax(np.where(up[rows], seen.times[rows], 0))])
     caught = _caught(history, rows[up[rows]], window)
-    norm = incoming(history)
-    judged = list(losses.values()) or [np.log10(np.maximum(norm, 1e-30))]
-    back = [_recovered(values, rows) for values in judged]
-    after = np.isfinite(norm[rows[-1] + 1 :])
-    recovered = all(state != "no" for state in back) and (len(after) < 16 or after.mean() > 0.5)
+    back, recovered = _came_back(history, losses, rows)
     all_caught = len(caught) > 0 and bool(caught.all())
     # A loss that jumps and comes back, with usual gradients, is one odd batch; with gradients that are not finite, not.
     quiet = all_caught if up.any() else batch is None
-    passed = quiet or (batch is None and np.nanmax(times[rows], initial=1.0) < mild and succeeds(history))
+    passed = quiet or (batch is None and np.nanmax(seen.times[rows], initial=1.0) < mild and succeeds(history))
     severity: Severity = "error" if losses and not recovered else "note" if passed and recovered else "warning"
-    many = len(rows) > often * len(history)
-    one_row = largest_row(history, int(worst)) if up[worst] else None
-    cure, tries = _spike_cure(history, many, quiet and recovered, one_row)
+    one_row = largest_row(history, worst) if up[worst] else None
+    cure, tries = _spike_cure(history, len(rows) > often * len(history), quiet and recovered, one_row)
     if tries and not up.any() and _last(rows):
         cure, tries = _OF_OTHER_DATA, ()
     evidence: dict[str, float | str] = {
         "spikes": len(rows),
-        "times_usual": float(times[worst]) if up[worst] else 1.0,
-        "in_loss": int(in_loss.sum()),
+        "times_usual": float(seen.times[worst]) if np.isfinite(seen.times[worst]) else 1.0,
+        "in_loss": int(seen.in_loss.sum()),
         "largest_step": int(history.step[worst]),
         "caught": int(caught.sum()),
-        "recovered": "no" if not recovered else "unknown" if "unknown" in back else "yes",
+        "recovered": back,
         **({} if batch is None else {"odd_batch": int(history.step[batch])}),
         **({} if one_row is None else one_row.evidence),
     }
+    said = _of_the_loss(evidence) if batch is None and not up[worst] else ""
     return [
         Finding(
             "spike",
             severity,
-            _carriers(history, int(worst), window) if up[worst] else (),
+            _carriers(history, worst, window) if up[worst] else (),
             int(history.step[rows[0]]),
             int(history.step[rows[-1] if recovered else -1]),
             evidence,
-            _spike_cause(history, evidence, batch, all_caught)
+            (said or _spike_cause(history, evidence, batch, all_caught))
             + ("" if one_row is None else one_row.said)
             + raised_before(history, int(rows[0])),
             cure,
@@ -105,10 +103,30 @@ def spike(
     ]
 
 
-def _found(
-    history: History, losses: dict[str, Floats], z: float, ratio: float, loss_z: float, window: int
-) -> tuple[Bools, Bools, Floats, int | None]:
+def _came_back(history: History, losses: dict[str, Floats], rows: Rows) -> tuple[str, bool]:
+    """Whether the losses (without one the norm) came back after these rows: in a word, and unless it is no.
+
+    Nor did they where most of the later norms are not finite.
+    """
+    norm = incoming(history)
+    judged = list(losses.values()) or [np.log10(np.maximum(norm, 1e-30))]
+    back = [_recovered(values, rows) for values in judged]
+    after = np.isfinite(norm[rows[-1] + 1 :])
+    recovered = all(state != "no" for state in back) and (len(after) < 16 or after.mean() > 0.5)
+    return "no" if not recovered else "unknown" if "unknown" in back else "yes", bool(recovered)
+
+
+class _Seen(NamedTuple):
     """In which rows the norm spikes and a loss does, `[T]`, how many times the usual norm it is, an odd batch."""
+
+    up: Bools
+    in_loss: Bools
+    times: Floats
+    batch: int | None
+
+
+def _found(history: History, losses: dict[str, Floats], z: float, ratio: float, loss_z: float, window: int) -> _Seen:
+    """What stands out."""
     norm = incoming(history)
     up, times = _norm_spikes(norm, z, ratio, window)
     in_loss = np.zeros(len(history), bool)
@@ -120,7 +138,7 @@ def _found(
         in_loss[batch] = True
         up[batch] = np.isfinite(norm[batch])
         times[batch] = norm[batch] / np.max(norm[max(0, batch - 16) : batch])
-    return up, in_loss, times, batch
+    return _Seen(up, in_loss, times, batch)
 
 
 def _spike_cause(history: History, evidence: dict[str, float | str], batch: int | None, caught: bool) -> str:
@@ -131,14 +149,19 @@ def _spike_cause(history: History, evidence: dict[str, float | str], batch: int 
             f"{evidence['spikes']} step(s) stand out. The loss leapt in step {int(history.step[batch])} out of a calm, "
             f"and the gradients {high}: that batch is odd."
         )
-    if evidence["times_usual"] == 1.0:
-        return f"The loss jumped at step {evidence['largest_step']} while the gradients stayed usual: an odd batch."
     has_clip = history.run.clip or evidence["caught"]  # or one of the loop's own
     who = ", and the clip caught " + ("them all" if caught else f"{evidence['caught']} of them")
     return (
         f"{evidence['spikes']} step(s) stand out; the gradient of step {evidence['largest_step']} is "
         f"{evidence['times_usual']:.3g} times the usual one{who if has_clip else ''}. {either(_OF_SPIKES)}"
     )
+
+
+def _of_the_loss(evidence: dict[str, float | str], stayed: float = 3.0) -> str:
+    """The words where the loss alone stands out: what the gradient of that step was beside the usual one."""
+    times = float(evidence["times_usual"])
+    how = "while the gradients stayed usual" if times < stayed else f"and the gradient was {times:.2g} times the usual"
+    return f"The loss jumped at step {evidence['largest_step']} {how}: an odd batch."
 
 
 _OF_OTHER_DATA = (

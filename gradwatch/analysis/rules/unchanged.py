@@ -109,8 +109,13 @@ _FLAT = "what the loss depends on is flat for all examples (a ReLU or a clamp at
 _NO_GRADIENT = ("zero_grad() stands between backward() and step()", "the loss does not depend on the weights")
 
 
-def _still(history: History, least: int, least_measured: int, converged: float = 1e-4) -> list[Finding]:
-    """Layers that have gradients and do not move; none is left once the norm is below `converged` of its first."""
+def _still(
+    history: History, least: int, least_measured: int, converged: float = 1e-4, rounding: float = 1e-6
+) -> list[Finding]:
+    """Layers that have gradients and do not move; none is left once the norm is below `converged` of its first.
+
+    Nor has a bias any that is nothing but `rounding` beside the whole, as before a batch norm.
+    """
     rows, ratio = measured(history, "update_ratio")
     if len(rows) < least_measured:
         return []
@@ -118,7 +123,8 @@ def _still(history: History, least: int, least_measured: int, converged: float =
     dropped = history.total("skipped")[steps] > 0
     whole = history.total("grad_norm")
     gone = whole[steps] < converged * np.nanmax(whole[:least], initial=0.0)  # L-BFGS stops by itself there
-    alive = np.isfinite(norm) & (norm > 0) & ~dropped[:, None] & ~gone[:, None]
+    chance = np.where(matrices(history), 0.0, rounding * np.nan_to_num(whole[steps])[:, None])
+    alive = np.isfinite(norm) & (norm > chance) & ~dropped[:, None] & ~gone[:, None]
     expected, eps = _expected(history, rows), _eps(history)
     share = 0.3 if not is_adaptive(history) else 0.05  # of what the step should have been; Adam's is only bounded
     with np.errstate(invalid="ignore"):
