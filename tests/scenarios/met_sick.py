@@ -1,7 +1,7 @@
 """Met sick trainings, first part: what the loop, the optimizer, the schedule and the precision do wrong.
 
-Mistakes that people made and told of in public, others than those of the earlier groups, in the order in which a search
-met them; a comment names the thread that each was drawn from. They only count (the group `met`). Whoever writes or
+Mistakes that people made and told of in public, others than those of the earlier groups, drawn as a search met
+them; a comment names the thread that each was drawn from. They only count (the group `met`). Whoever writes or
 changes a rule does not read this file.
 """
 

@@ -16,8 +16,12 @@ import fresh_healthy_models  # noqa: F401
 import fresh_sick  # noqa: F401
 import fresh_sick_models  # noqa: F401
 import met_healthy  # noqa: F401
+import met_healthy_models  # noqa: F401
+import met_healthy_tasks  # noqa: F401
 import met_sick  # noqa: F401
 import met_sick_losses  # noqa: F401
+import met_sick_models  # noqa: F401
+import met_sick_tasks  # noqa: F401
 import novel_healthy  # noqa: F401
 import novel_healthy_models  # noqa: F401
 import novel_healthy_tasks  # noqa: F401
