@@ -157,7 +157,11 @@ class Training:
         held = [{name: t.shape for name, t in state[kind].items()} for kind in ("weights", "buffers")]
         live = [{name: local(t).shape for name, t in found} for found in self._tensors()]
         groups = [[len(group["params"]) for group in o.param_groups] for o in self.optimizers]
-        return live == held and groups == [one["sizes"] for one in state["optimizers"]]
+        if live != held or len(groups) != len(state["optimizers"]):
+            return False
+        return all(  # files of earlier releases have no sizes
+            one.get("sizes", own) == own for one, own in zip(state["optimizers"], groups, strict=True)
+        )
 
     @without_autograd
     def put_back(self, snapshot: Snapshot) -> None:

@@ -416,6 +416,24 @@ def test_killed_in_the_middle_of_a_rewind_it_resumes(where, shuffle, tmp_path, m
     assert len([*(folder / "snapshots").iterdir()]) == 2
 
 
+def test_a_snapshot_of_before_the_sizes_of_groups_were_written_resumes(tmp_path):
+    training = Training(tmp_path)
+    training.run(training.rewind(disk_every=1)(training.loader))
+    training.end()
+    folder = training.watch.dir
+    for path in (folder / "snapshots").iterdir():
+        data = torch.load(path, weights_only=True)
+        for optimizer in data["state"]["optimizers"]:
+            del optimizer["sizes"]
+        torch.save(data, path)
+    again = Training(tmp_path)
+    rewind = again.rewind(disk_every=1)
+    assert rewind.resume(folder)
+    again.run(rewind(again.loader))
+    same(again.state(), training.state())
+    again.end()
+
+
 DYING = """
 import os, signal, sys
 from pathlib import Path

@@ -85,7 +85,7 @@ def _nothing_but_rounding(
     seen = np.isfinite(norm) & (norm > 0)
     whole = np.sqrt(np.nansum(np.where(seen, norm, 0) ** 2, axis=1, keepdims=True))
     part = np.where(seen, norm, np.nan) / whole
-    known = seen.sum(axis=0) >= min_steps
+    known = (seen.sum(axis=0) >= min_steps) & seen[:first].any(axis=0)
     early, late = np.full(len(known), np.nan), np.full(len(known), np.nan)
     early[known], late[known] = np.nanmedian(part[:first, known], axis=0), np.nanquantile(part[:, known], 0.9, axis=0)
     small, place = (early < share) & (late < most), {name: i for i, name in enumerate(history.layers)}
