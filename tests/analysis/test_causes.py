@@ -113,7 +113,7 @@ def test_steps_that_are_long_are_not_called_usual_where_nothing_gets_better():
 def test_a_loss_that_is_thrown_about_from_the_start_says_so_where_the_first_steps_were_far_too_long():
     wild = 2.3 + np.where(np.arange(STEPS) % 3 == 1, 20 * np.abs(np.sin(np.arange(STEPS) * 1.3)), 0)
     (found,) = lr_too_high(run("Muon", rate=1.0, ratio=1.6, loss=wild))
-    assert (found.severity, found.tries[0]) == ("error", "--lr-scale 0.005")
+    assert (found.severity, found.tries[0]) == ("error", "--lr-scale 0.02")
     assert lr_too_high(run("Muon", rate=1.0, ratio=0.02, loss=wild)) == []
     (lower,) = lr_too_high(run("Muon", rate=1.0, ratio=1.6, loss=wild - 2 * np.arange(STEPS) / STEPS))
     assert (lower.severity, lower.cause.split(":")[0]) == ("warning", "The first step was far too long")

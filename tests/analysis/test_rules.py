@@ -499,19 +499,21 @@ def test_a_clip_whose_steps_the_scaler_drops_never_acts(tmp_path):
     assert not trained(tmp_path / "skips", "", loss_scale=3e38, clip="SkipNonfinite()")
 
 
-RESIDUAL = ["residual connections"]  # which no record shows
+RESIDUAL = "residual connections with the norm inside, x = x + block(norm(x))"  # which no record shows
+NORMS, HE = "normalisation behind each layer where shapes differ", "He's initialisation"
+FAR_OFF = "torch's own initialisation, or He's: what draws the weights now is far from both"
+LAST_STATE = "the state of where each row ends (pack_padded_sequence), not the one after its padding"
 
 
 @pytest.mark.parametrize(
     ("modules", "rms", "said"),
     [
-        (
-            {},
-            0.1,
-            ["ReLU-like units", "He's initialisation", "residual connections", "normalisation between the layers"],
-        ),
-        ({"0": "ReLU", "1": "LayerNorm"}, (2 / 4) ** 0.5, RESIDUAL),
-        ({"0": "Tanh", "1": "LayerNorm"}, 0.1, ["ReLU-like units", "He's initialisation", *RESIDUAL]),
+        ({}, 0.29, ["ReLU-like units", RESIDUAL, NORMS, HE]),
+        ({"0": "ReLU", "1": "LayerNorm"}, (2 / 4) ** 0.5, [RESIDUAL]),
+        ({"0": "ReLU"}, 0.29, [RESIDUAL, NORMS, HE]),
+        ({"0": "ReLU"}, 0.01, [FAR_OFF, RESIDUAL, NORMS]),
+        ({"0": "Tanh", "1": "LayerNorm"}, 0.29, ["ReLU-like units", RESIDUAL, HE]),
+        ({"0": "RNN", "1": "LayerNorm"}, 0.29, [LAST_STATE, "an LSTM or a GRU", RESIDUAL, HE]),
     ],
 )
 def test_nothing_is_prescribed_that_the_network_has(modules, rms, said):

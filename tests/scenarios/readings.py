@@ -78,7 +78,7 @@ READINGS = {
         from_cure=True,
     ),
     ("forget-gate-that-begins-shut", "no-progress"): Reading(
-        "nothing changes: one batch is learnt, and its inputs and targets are put together as they should be"
+        "the bias that holds the forget gate shut begins open", as_expert=True
     ),
     ("judge-that-wins", "generator-starves"): Reading(
         "the loss that does not saturate, and of the judge one shorter step for each of the generator's", as_expert=True
@@ -88,8 +88,7 @@ READINGS = {
         "nothing changes: backward() is called on the losses that are logged, and there is no scaler"
     ),
     ("one-task-outweighs-the-other", "clip-is-your-learning-rate"): Reading(
-        "the loop's own clip is gone, the one that the cure names acts instead, at the rate that it names",
-        from_cure=True,
+        "of the two terms one outweighs the other: they are brought to one size", as_expert=True
     ),
     ("output-saturated-from-the-start", "update-too-small"): Reading(
         "the output is saturated by its bias of -20, which begins at 0 instead", as_expert=True

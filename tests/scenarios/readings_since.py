@@ -5,8 +5,13 @@ Where the thing to look at shows no fault, nothing changes.
 
 from __future__ import annotations
 
-from readings import Reading, decay_less, eps_of
+from collections.abc import Callable
+from functools import partial
+
+import torch
+from readings import Reading, decay_less
 from torch import nn, optim
+from torch.nn import functional
 
 
 def he(net: nn.Module, optimizer: optim.Optimizer) -> None:
@@ -18,6 +23,23 @@ def he(net: nn.Module, optimizer: optim.Optimizer) -> None:
 def tenth_of_the_rate(net: nn.Module, optimizer: optim.Optimizer) -> None:
     for group in optimizer.param_groups:
         group["lr"] /= 10
+
+
+def norm_first(net: nn.Module, optimizer: optim.Optimizer) -> None:
+    for module in net.modules():
+        if isinstance(module, nn.TransformerEncoderLayer):
+            module.norm_first = True
+
+
+def around(net: nn.Module, optimizer: optim.Optimizer) -> None:
+    """`x + conv(norm(x))` in the place of `conv(x)`, where that keeps the shape."""
+    for module in net.modules():
+        if isinstance(module, nn.Conv2d) and module.in_channels == module.out_channels:
+            module.forward = partial(_around, module.forward)
+
+
+def _around(conv: Callable[[torch.Tensor], torch.Tensor], x: torch.Tensor) -> torch.Tensor:
+    return x + conv(functional.batch_norm(x, None, None, training=True))
 
 
 # By training and finding.
@@ -168,76 +190,34 @@ READ_SINCE = {
     ("recurrence-that-multiplies", "exploding"): Reading(
         "the clip that is named, and recurrent weights that begin orthogonal", as_expert=True, beyond=True
     ),
-    ("adapters-at-the-rate-of-whole-weights", "no-progress"): Reading(
-        "nothing changes: of one batch nothing is learnt either, and nothing is found between the loss and the weights"
-    ),
     ("boxes-that-never-meet", "weights-unchanged"): Reading(
-        "nothing changes: no output of the first step is 0, and the boxes are not looked at"
+        "the overlap is of boxes that do not meet: GIoU", as_expert=True
     ),
     ("mean-of-bytes-taken-from-shares", "no-progress"): Reading(
-        "nothing changes: nothing is found between the loss and the weights"
+        "the inputs have a mean of -1 and hardly a deviation: they are brought to 0 and 1", as_expert=True
     ),
-    ("exclusive-or-at-a-hundredth", "update-too-small"): Reading("nothing changes: no output is saturated"),
     ("ten-means-over-neighbours", "no-progress"): Reading(
-        "nothing changes: nothing is found between the loss and the weights"
+        "one batch is not learnt, and there are ten rounds of averages: residual connections", as_expert=True
     ),
-    ("adapters-behind-a-checkpoint", "no-gradient"): Reading(
-        "nothing changes: the module is called, and its output is used"
-    ),
-    ("five-frames-for-four-signs", "nonfinite"): Reading("nothing changes: no batch looks odd"),
-    ("mask-of-nothing-and-255", "negative-loss"): Reading("nothing changes: the sign of the loss is right"),
-    ("spread-that-may-go-below-zero", "nonfinite"): Reading("nothing changes: no batch looks odd"),
     ("states-of-other-rows", "no-progress"): Reading(
-        "nothing changes: one batch is learnt by heart, whatever row a state is of"
+        "other rows get a gradient: the transpose before the reshape", as_expert=True
     ),
     ("batch-norm-over-two-rows", "no-progress"): Reading(
-        "nothing changes: one batch is learnt, and its inputs and targets are put together as they should be"
-    ),
-    ("rate-of-one-pair-for-the-mean-of-many", "no-progress"): Reading(
-        "nothing changes: nothing is found between the loss and the weights"
+        "rows are mixed by the BatchNorm, over two of them: LayerNorm in its place", as_expert=True
     ),
     ("norm-over-columns-of-unlike-size", "no-progress"): Reading(
-        "nothing changes: nothing is found between the loss and the weights"
+        "the columns have means of 52,000 and 0.3: they are standardised", as_expert=True
     ),
     ("sum-of-all-weights-beside-a-mean", "weights-shrink"): Reading(
-        "nothing changes: the sum in the loss is not taken for a penalty"
-    ),
-    ("weights-of-float16-under-adam", "nonfinite"): Reading("nothing changes: a scaler is not tried here"),
-    ("rate-that-came-back-with-the-state", "update-too-small"): Reading(
-        "nothing changes: there is no warm-up to shorten"
+        "the sum of all sizes in the loss becomes their mean", as_expert=True
     ),
     ("critic-clamped-to-a-thousandth", "weights-unchanged"): Reading("nothing changes: no output is saturated"),
-    ("codebook-without-a-loss-of-its-own", "no-gradient"): Reading(
-        "nothing changes: the codes are used, and meant to be trained"
-    ),
-    ("factor-that-is-the-rate-itself", "update-too-small"): Reading("nothing changes: there is no warm-up to shorten"),
-    ("router-whose-choice-is-not-weighed", "no-gradient"): Reading(
-        "nothing changes: the router is called, and its choice is used"
-    ),
-    ("time-taken-for-the-batch", "no-progress"): Reading(
-        "nothing changes: one batch is learnt by heart, whatever row a state is of"
-    ),
-    ("likelihood-of-raw-scores", "negative-loss"): Reading("nothing changes: the sign of the loss is right"),
-    ("code-rounded-with-no-way-back", "dead-layer"): Reading(
-        "nothing changes: initialisation and biases are as torch makes them"
-    ),
-    ("layer-norm-of-one-feature", "no-progress"): Reading(
-        "nothing changes: nothing is found between the loss and the weights"
-    ),
-    ("state-read-after-the-padding", "vanishing"): Reading(
-        "nothing changes: the weights of a GRU stay as torch makes them"
-    ),
-    ("thirteen-convolutions-without-their-norms", "vanishing"): Reading("He's initialisation", he),
-    ("sixteen-rounds-of-averages", "vanishing"): Reading("He's initialisation", he),
-    ("six-blocks-with-no-way-round", "vanishing"): Reading("He's initialisation", he),
-    ("ten-blocks-normed-behind-the-sum", "vanishing"): Reading("He's initialisation", he),
+    ("time-taken-for-the-batch", "no-progress"): Reading("other rows get a gradient: batch_first=True", as_expert=True),
+    ("layer-norm-of-one-feature", "no-progress"): Reading("the norm over one feature is taken away", as_expert=True),
     ("gates-drawn-between-zero-and-one", "vanishing"): Reading("He's initialisation", he),
     ("decay-of-adamw-handed-to-adam", "weights-shrink"): Reading("the weight decay is a hundredth: 0.001", decay_less),
-    ("relu-behind-the-last-layer", "dead-layer"): Reading("a tenth of the learning rate", tenth_of_the_rate),
-    ("neighbours-added-up", "dead-layer"): Reading("a tenth of the learning rate", tenth_of_the_rate),
     ("balance-a-hundred-times-the-error", "clip-is-your-learning-rate"): Reading(
-        "the loop's own clip is gone, the one that the cure names acts instead, at the rate that it names",
-        from_cure=True,
+        "of the two terms the balance outweighs the error: they are brought to one size", as_expert=True
     ),
     ("threshold-of-a-thousandth-under-sgd", "clip-is-your-learning-rate"): Reading(
         "the loop's own clip is gone, the one that the cure names acts instead, at the rate that it names",
@@ -247,17 +227,11 @@ READ_SINCE = {
         "the loop's own clip is gone, the one that the cure names acts instead, at the rate that it names",
         from_cure=True,
     ),
-    ("plateau-schedule-that-wants-a-rise", "update-too-small"): Reading(
-        "nothing changes: no schedule of so many steps is there to stretch"
-    ),
     ("variance-by-exp-of-a-raw-table", "nonfinite"): Reading(
         "the batch of that step has columns of a thousand: they are brought to unit size", as_expert=True
     ),
     ("only-the-biases-are-handed-over", "no-gradient"): Reading(
         "all parameters are given to the optimizer", as_expert=True
-    ),
-    ("overlap-of-masks-cut-at-a-half", "no-progress"): Reading(
-        "one batch is not learnt, so the loss is looked at: the cut that has no slope goes", as_expert=True
     ),
     ("state-detached-in-every-step", "no-progress"): Reading(
         "one batch is not learnt, so what is detached is looked at: the state, in every step", as_expert=True
@@ -266,15 +240,73 @@ READ_SINCE = {
     ("critic-clamped-to-a-thousandth", "generator-starves"): Reading(
         "the rival's weights are clamped to next to nothing: the bound is 0.1", as_expert=True
     ),
-    ("displacements-in-metres", "below-epsilon"): Reading("eps is 1e-11, as the cure says", eps_of(1e-11)),
+    ("displacements-in-metres", "below-epsilon"): Reading("the targets are divided by their deviation", as_expert=True),
     ("divergence-summed-error-averaged", "vanishing"): Reading(
         "the penalty that outweighs the rest of the loss is found: it is summed, and the error averaged", as_expert=True
     ),
     ("example-that-swings", "gradients-accumulate"): Reading("optimizer.zero_grad() in each step", as_expert=True),
-    ("images-in-bytes", "dead-layer"): Reading("a tenth of the learning rate", tenth_of_the_rate),
     ("judge-that-is-squashed-twice", "softmax-twice"): Reading(
         "the outputs that the loss is given lie between 0 and 1: the sigmoid is gone", as_expert=True
     ),
     ("nodes-named-by-a-softmax-of-a-softmax", "softmax-twice"): Reading("the softmax is gone", as_expert=True),
     ("weights-between-zero-and-one", "bad-initialisation"): Reading("torch's own initialisation", as_expert=True),
+    ("router-whose-choice-is-not-weighed", "no-gradient"): Reading(
+        "the router only chooses an index: what is chosen is weighed by its share", as_expert=True
+    ),
+    ("codebook-without-a-loss-of-its-own", "no-gradient"): Reading(
+        "the codes are chosen as the nearest: they get a term of the loss of their own", as_expert=True
+    ),
+    ("adapters-behind-a-checkpoint", "no-gradient"): Reading(
+        "the checkpoint is one that passes the gradient back to its blocks", as_expert=True
+    ),
+    ("code-rounded-with-no-way-back", "dead-layer"): Reading(
+        "between the layers that are named the code is rounded: the gradient is passed straight through", as_expert=True
+    ),
+    ("relu-behind-the-last-layer", "dead-layer"): Reading(
+        "the ReLU behind the last layer is taken away", as_expert=True
+    ),
+    ("neighbours-added-up", "lr-too-high"): Reading(
+        "the sum over neighbours becomes a mean", as_expert=True, beyond=True
+    ),
+    ("images-in-bytes", "dead-layer"): Reading("the bytes are divided by 255", as_expert=True, beyond=True),
+    ("weights-of-float16-under-adam", "nonfinite"): Reading("the weights are kept in float32", as_expert=True),
+    ("spread-that-may-go-below-zero", "nonfinite"): Reading("the logarithm of the spread is learnt", as_expert=True),
+    ("five-frames-for-four-signs", "nonfinite"): Reading(
+        "ctc_loss is what is inf: there are more frames", as_expert=True
+    ),
+    ("likelihood-of-raw-scores", "negative-loss"): Reading(
+        "the sign is right, and nll_loss is given scores: log_softmax of them", as_expert=True
+    ),
+    ("mask-of-nothing-and-255", "negative-loss"): Reading(
+        "the sign is right, and the mask is of 0 and 255: it is divided by 255", as_expert=True
+    ),
+    ("plateau-schedule-that-wants-a-rise", "update-too-small"): Reading(
+        "ReduceLROnPlateau waits for a loss to rise: mode='min'", as_expert=True
+    ),
+    ("line-that-goes-on-below-zero", "exploding"): Reading("the schedule ends at 0", as_expert=True),
+    ("six-blocks-with-no-way-round", "vanishing"): Reading(
+        "residual connections around each part of a block", as_expert=True
+    ),
+    ("sixteen-rounds-of-averages", "vanishing"): Reading("residual connections around each round", as_expert=True),
+    ("thirteen-convolutions-without-their-norms", "vanishing"): Reading(
+        "x = x + conv(norm(x)) for each convolution that keeps the shape", around
+    ),
+    ("ten-blocks-normed-behind-the-sum", "vanishing"): Reading(
+        "the norm inside the residual connection: norm_first=True", norm_first
+    ),
+    ("state-read-after-the-padding", "vanishing"): Reading("the state of where each row ends is read", as_expert=True),
+    ("noise-for-privacy-above-the-gradient", "lr-too-high"): Reading(
+        "the noise that is added behind the clip is a fortieth", as_expert=True
+    ),
+    ("optimizer-made-anew-each-step", "lr-too-high"): Reading("the state of the optimizer is kept", as_expert=True),
+    ("state-dropped-at-every-step", "spike"): Reading(
+        "nothing changes: the batches of these steps are like the others"
+    ),
+    ("blocks-added-up-without-a-norm", "exploding"): Reading("a norm in each block", as_expert=True, beyond=True),
+    ("products-of-raw-views-over-a-twentieth", "exploding"): Reading(
+        "the vectors whose products are the logits are normalised", as_expert=True, beyond=True
+    ),
+    ("weights-of-losses-that-fall-below-zero", "negative-loss"): Reading(
+        "the weights of the losses are what falls without end: they get a bound", as_expert=True
+    ),
 }

@@ -11,10 +11,8 @@ from gradwatch.analysis.clips import called, incoming, loop_coef
 from gradwatch.analysis.rules.facts import (
     FIXED,
     GUARD,
-    USUAL_RATIO,
     clips,
     is_adaptive,
-    largest_ratio,
     measured,
     optimizer_kind,
     pick,
@@ -24,6 +22,7 @@ from gradwatch.analysis.rules.muon import clip_over_muon
 from gradwatch.analysis.rules.once import once
 from gradwatch.analysis.rules.owners import rate_by_scale
 from gradwatch.analysis.rules.progress import succeeds
+from gradwatch.analysis.rules.step_length import rate_without
 from gradwatch.analysis.rules.tries import clip_with, rate_times
 from gradwatch.formatting import loop_clips, percent, setting_text
 from gradwatch.history import Bools, Floats, History
@@ -171,8 +170,9 @@ def clip_is_your_learning_rate(
     own = "loop's own" in threshold
     cure = f'As a guard that fires on 1 % of the steps it would be clip="{GUARD}"'
     cure += ", in place of the loop's own clip (gradwatch run --script-clip replace)" if own else ""
-    factor, steps = _rate_without(history, typical)
+    factor, steps = rate_without(history, typical)
     cure += "." if adaptive else f"; with {kind and f'{kind} at '}lr={setting_text(rate * factor)} the steps {steps}."
+    cure += _TERMS if not adaptive and smaller >= harmless else ""
     alone = adaptive or kind  # every rate would be changed
     tries = (clip_with(GUARD),) if alone else (f"{clip_with(GUARD)} {rate_times(factor)}", clip_with(GUARD))
     return [
@@ -190,14 +190,10 @@ def clip_is_your_learning_rate(
     ]
 
 
-def _rate_without(history: History, typical: float) -> tuple[float, str]:
-    """By what the rate is multiplied where a clip that made steps `typical` times as long is gone, and what that does.
-
-    A training that gets better keeps its steps. Another gets usual ones, at no higher a rate than it has.
-    """
-    moves = largest_ratio(history)
-    factor = min(1.0, USUAL_RATIO[False] * typical / moves) if moves > 0 and not succeeds(history) else 0.0
-    return (factor, "are of a usual size") if factor > typical else (typical, "stay as large as they are")
+_TERMS = (
+    " If the loss is a sum of terms, look at the gradient norm of each by itself: one that outweighs the others is all "
+    "of what is clipped. Bring the terms to one size first."
+)
 
 
 def _coefficients(history: History) -> tuple[Floats, str]:

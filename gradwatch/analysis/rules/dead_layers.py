@@ -8,11 +8,27 @@ from __future__ import annotations
 import numpy as np
 
 from gradwatch.analysis.rules.depth import vanishing
-from gradwatch.analysis.rules.facts import are_zero, beside_bias, matrices, middle, numel, pick, present
+from gradwatch.analysis.rules.facts import (
+    USUAL_RATIO,
+    are_zero,
+    beside_bias,
+    ends_in,
+    is_adaptive,
+    matrices,
+    middle,
+    pick,
+    present,
+    set_rate,
+    to_usual,
+)
+from gradwatch.analysis.rules.far_beginning import begins_far
 from gradwatch.analysis.rules.finding import Finding, Why, either
 from gradwatch.analysis.rules.losses import learnt
 from gradwatch.analysis.rules.once import once
 from gradwatch.analysis.rules.progress import all_learnt
+from gradwatch.analysis.rules.step_length import first_ratio
+from gradwatch.analysis.rules.tries import rate_times, warm_up
+from gradwatch.formatting import setting_text
 from gradwatch.history import Bools, Floats, History
 
 
@@ -64,9 +80,11 @@ def dead_layer(
                 "layers": int(dead.sum()),
                 "of": len(dead),
                 "since": "the start" if start else f"step {int(history.layer_step[first])}",
+                **why.evidence,
             },
             cause=why.cause,
             cure=why.cure,
+            tries=why.tries,
             alternatives=why.alternatives,
         )
     ]
@@ -144,18 +162,50 @@ def _why(history: History, dead: Bools, start: bool) -> Why:
             {},
         )
     if start:
+        return _never_reached(history, dead)
+    if ends_in(history, "ReLU") and dead[matrices(history)].all():
         return Why(
-            f"No gradient has ever reached these weights. {either(_NEVER_REACHED)}",
-            "Check the initialisation and the biases, use an activation that leaks (LeakyReLU, GELU), and freeze the "
-            "layers if they are meant to rest.",
-            {},
-            alternatives=_NEVER_REACHED,
+            "Their gradient became exactly zero and stayed so. The model ends in a ReLU: where no output is above 0, "
+            "none of them passes anything back.",
+            "Take the ReLU out from behind the last layer of weights; softplus in its place where outputs must be "
+            "positive. A lower learning rate only gets there later.",
+            {"last_module": "ReLU"},
         )
+    return _thrown(history)
+
+
+def _thrown(history: History) -> Why:
+    """Steps that threw units to where they are dead, and what came before them."""
+    first, kind = first_ratio(history), is_adaptive(history)
+    times = to_usual(history, first) if first > USUAL_RATIO[kind] else 0.1
+    cause = "Their gradient became exactly zero and stayed so: a step threw their units, or those after them, to where "
+    cause += "they are dead or saturated."
+    cure = f"ower the learning rate to about {setting_text(set_rate(history) * times)} or warm it up; an activation "
+    cure += "that leaks (LeakyReLU, GELU) can come back."
+    far = begins_far(history)
+    numbers: dict[str, float | str] = {} if np.isnan(first) else {"first_update_ratio": first}
+    tries = rate_times(times), warm_up(history)
+    return (
+        Why(cause + far.cause, f"{far.cure}l{cure}", numbers, tries) if far else Why(cause, f"L{cure}", numbers, tries)
+    )
+
+
+def _never_reached(history: History, dead: Bools) -> Why:
+    """What may keep all gradients from these layers `[L]`, and between which two layers it stands where they end."""
+    last = int(np.flatnonzero(dead)[-1])
+    here, after = history.layers[last].rpartition(".")[0], ""
+    if dead[: last + 1].all() and last + 1 < len(dead):
+        after = history.layers[last + 1].rpartition(".")[0]
+    between = f"between `{here}` and `{after}`" if after else "between them and the loss"
+    causes = (f"what stands {between} has no slope (round, sign, argmax, a comparison, a clamp)", *_NEVER_REACHED)
     return Why(
-        "Their gradient became exactly zero and stayed so: a step threw their units, or those after them, to where "
-        "they are dead or saturated.",
-        "Lower the learning rate or warm it up; an activation that leaks (LeakyReLU, GELU) can come back.",
+        f"No gradient has ever reached these weights. {either(causes)}",
+        f"Look at forward() {between}. What is rounded or compared there passes exactly 0 back: pass the gradient "
+        "straight through, y = x + (y - x).detach(). If nothing is, look at the outputs of these layers: if all are 0, "
+        "or all at an end, at the initialisation and the biases, or use an activation that leaks (LeakyReLU, GELU). "
+        "Freeze the layers if they are meant to rest.",
         {},
+        alternatives=causes,
     )
 
 
@@ -193,94 +243,3 @@ def _since(norm: Floats, there: Bools, late: Bools) -> int:
     if not len(alive) or not late[alive[-1]]:
         return int(alive[-1]) + 1 if len(alive) else 0
     return int(((norm == 0) | ~there).all(axis=1).argmax())
-
-
-def no_gradient(history: History, min_steps: int = 10) -> list[Finding]:
-    """Parameters that can learn and never do: no gradient came in `min_steps` steps, or no optimizer holds them.
-
-    Those that were frozen (`requires_grad=False`) when the run began are left out, but where the optimizer holds them
-    and they have not been trained before (`_never_trained`): a part that was left frozen by mistake. Nothing is said of
-    a run in which no layer had a gradient.
-    Source: SageMaker Debugger's UnchangedTensor asks the same of the weights.
-    """
-    seen = present(history)  # [R, L]
-    frozen = {layer.name for layer in history.run.layers if layer.frozen}
-    can = np.array([name not in frozen for name in history.layers], bool)
-    silent = ~seen.any(axis=0) if len(history) >= min_steps and seen.any() else np.zeros(len(can), bool)
-    never = can & silent
-    unheld = _own_unheld(history) if seen.any() else ()
-    raw = _never_trained(history, ~can & silent)
-    findings = []
-    if never.any():
-        findings.append(
-            _without(
-                history,
-                pick(history, never),
-                "no gradient",
-                "The loss does not depend on these parameters: the module is not called, or its output is not used or "
-                "was detached.",
-                "Use the module, or set requires_grad_(False) if it is meant to rest.",
-            )
-        )
-    if unheld:
-        findings.append(
-            _without(
-                history,
-                unheld,
-                "no optimizer",
-                "These parameters ask for gradients and are in no optimizer of this Watch: nothing trains them.",
-                "Give them to the optimizer (all of model.parameters(), built after the model is complete; what is "
-                "thawed later by add_param_group; modules in an nn.ModuleList, not in a list), watch the optimizer "
-                "that has them too, or set requires_grad_(False), which also saves their backward pass.",
-            )
-        )
-    if raw:
-        findings.append(
-            _without(
-                history,
-                raw,
-                "training",
-                "These parameters are frozen, the optimizer holds them, and their size is that of weights as they are "
-                "drawn at first: most of what is frozen was never trained.",
-                "Unfreeze them (requires_grad_(True)), or load what they were trained to; if they are meant to stay "
-                "random, leave them out of the optimizer.",
-            )
-        )
-    return findings
-
-
-def _never_trained(history: History, frozen: Bools, least: int = 256, exact: float = 0.01) -> tuple[str, ...]:
-    """The frozen layers `[L]` if most of their elements are in matrices whose root mean square is that of a usual
-    initialisation: torch's own (1 / sqrt(3 fan_in), of an embedding 1), He's or Glorot's.
-
-    It agrees up to the share `exact`, or three standard errors; matrices of fewer elements than `least` do not count.
-    """
-    shapes = {layer.name: layer.shape for layer in history.run.layers}
-    sizes, norm = numel(history), history.layer("weight_norm")
-    found = 0.0
-    for i in np.flatnonzero(frozen & matrices(history) & (sizes >= least)):
-        norms = norm[:, i]
-        rms = norms[np.isfinite(norms)][:1] / np.sqrt(sizes[i])
-        rows = shapes[history.layers[i]][0]
-        inputs = sizes[i] / rows
-        drawn = np.array([1 / np.sqrt(3 * inputs), 1.0, np.sqrt(2 / inputs), np.sqrt(2 / (inputs + rows))])
-        off = np.abs(rms / drawn - 1).min(initial=np.inf) if len(rms) else np.inf
-        found += sizes[i] * (off < max(exact, 3 * 0.71 / np.sqrt(sizes[i])))
-    return pick(history, frozen) if found > sizes[frozen].sum() / 2 else ()
-
-
-def _without(history: History, layers: tuple[str, ...], missing: str, cause: str, cure: str) -> Finding:
-    sizes: dict[str, float | str] = {"layers": len(layers), "missing": missing}
-    steps = int(history.step[0]), int(history.step[-1])
-    return Finding("no-gradient", "warning", layers, *steps, sizes, cause, cure)
-
-
-def _own_unheld(history: History) -> tuple[str, ...]:
-    """Of the parameters that no optimizer holds, those that belong to this lane: each is named in one lane only."""
-    names = [str(o.get("name")) for o in history.run.optimizers]
-    here = {part for name in dict.fromkeys(history.optimizer) for part in str(name).split("+")}
-
-    def owner(layer: str) -> str:
-        return next((name for name in names if layer.startswith(name.split(".")[0] + ".")), next(iter(names), ""))
-
-    return tuple(layer for layer in history.run.unheld if owner(layer) in here or not here & set(names))

@@ -110,11 +110,11 @@ def vanishing(
     severity: Severity = "note" if rescaled and not stuck else "warning"
     factor = 10 ** (whole.decades / (len(whole.layers) - 1))
     shrunk = whole.layers[: max(1, int(np.ceil(len(whole.layers) * (1 - still / whole.decades))))]
-    cure = f"Use {', '.join(remedies(history))}"
-    if rescaled:
-        cure = f"{optimizer_kind(history)} rescales each layer, so that all learn, while its epsilon is small. {cure}."
+    cure = _in_order(history)
+    if rescaled and is_adaptive(history):
+        cure = f"{optimizer_kind(history)} rescales each layer, so that all learn, while its epsilon is small. {cure}"
     else:
-        cure += "; a clip can only make gradients smaller, and is no cure."
+        cure += " A clip can only make gradients smaller, and is no cure."
     return [
         Finding(
             rule="vanishing",
@@ -134,6 +134,12 @@ def vanishing(
             alternatives=why.alternatives,
         )
     ]
+
+
+def _in_order(history: History) -> str:
+    """What helps, as a sentence."""
+    found = remedies(history)
+    return f"Use {found[0]}. If that is not enough: {'; '.join(found[1:])}." if found[1:] else f"Use {found[0]}."
 
 
 def _cut_off(history: History, which: Bools, share: float, min_steps: int) -> list[Finding]:
@@ -170,7 +176,7 @@ def _cut_off(history: History, which: Bools, share: float, min_steps: int) -> li
             int(history.step[-1]),
             {"share_of_the_last": weakest, "layers": int(small.sum()), "of": int(known.sum()), **why.evidence},
             cause + why.cause,
-            f"Use {', '.join(remedies(history))}. A clip can only make gradients smaller, and is no cure.",
+            f"{_in_order(history)} A clip can only make gradients smaller, and is no cure.",
             alternatives=why.alternatives,
         )
     ]
@@ -197,7 +203,7 @@ def _faded(history: History, decades: float, fit: float) -> list[Finding]:
             int(history.step[-1]),
             {"activation_decades": -along.decades, "first_rms": float(rms[0]), "last_rms": float(rms[-1])},
             cause,
-            f"Use {', '.join(remedies(history))}. A higher learning rate does not make up for it.",
+            f"{_in_order(history)} A higher learning rate does not make up for it.",
         )
     ]
 

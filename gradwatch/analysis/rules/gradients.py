@@ -24,11 +24,12 @@ from gradwatch.analysis.rules.facts import (
     pick,
     set_rate,
 )
+from gradwatch.analysis.rules.far_beginning import begins_far
 from gradwatch.analysis.rules.finding import Finding, Why, either
 from gradwatch.analysis.rules.losses import first_quarter, has_rivals, odd_batch, scaled_losses, training_losses
 from gradwatch.analysis.rules.nonfinite import growth_before
 from gradwatch.analysis.rules.once import once
-from gradwatch.analysis.rules.schedule import raised_before, rises_on
+from gradwatch.analysis.rules.schedule import goes_astray, raised_before
 from gradwatch.analysis.rules.step_length import first_ratio, lengthened, lowered
 from gradwatch.analysis.rules.tries import A_THIRD, LOWER, clip_with, rate_times, warm_up
 from gradwatch.analysis.rules.vanishing_causes import remedies
@@ -141,9 +142,9 @@ def _over_steps(history: History, row: int, large: float = 1e4) -> Why:
     of the tests begin below 50). Without Adam's second moment a third of the rate is tried under a clip: a
     tenth by itself is often too much still, and a clip alone leaves many where they are (docs/findings/cures.md).
     """
-    rises = rises_on(history, row)
-    if rises:
-        return rises._replace(cause=f"{_TOO_LARGE}. {rises.cause}")
+    astray = goes_astray(history, row)
+    if astray:
+        return astray._replace(cause=f"{_TOO_LARGE}. {astray.cause}")
     raised = raised_before(history, row)
     calm = row >= LEAST_STEPS and not raised
     kind, longer, first = optimizer_kind(history), lengthened(history), first_ratio(history)
@@ -168,12 +169,15 @@ def _over_steps(history: History, row: int, large: float = 1e4) -> Why:
     limit = f'clip="{GUARD}"'
     cure = f"Lower the learning rate or warm it up, and clip: {limit}."
     tries = (f"{A_THIRD} {bound}", f"{later} {bound}", bound, LOWER)
+    far = begins_far(history)
     began = max((first_quarter(v)[0] for v in scaled_losses(history).values()), default=0.0)
     if began > large and not calm:
         cause = f"The loss begins at {began:.2g}, and the gradients and the steps are as large: its targets are "
         cause += "far from unit size, or it is a sum."
         cure = "Scale the targets to unit size, or take the mean of what is summed: then the loss begins near 1. "
         cure += f"If it must be so large, lower the learning rate by decades and clip: {limit}."
+    elif far and not calm:
+        cause, cure = f"{_TOO_LARGE}.{far.cause}", f"{far.cure}{cure[0].lower()}{cure[1:]}"
     elif calm and _leapt(history.total("grad_norm"), row):
         tries = (bound, LOWER, f"{LOWER} {bound}")
         cure = f"Clip: {limit}; if it comes apart all the same, lower the learning rate. Look at that step's batch."

@@ -23,11 +23,12 @@ from gradwatch.analysis.rules.facts import (
     smooth,
     steps_by_rate,
 )
+from gradwatch.analysis.rules.far_beginning import begins_far
 from gradwatch.analysis.rules.finding import Finding, Severity, Why, either
 from gradwatch.analysis.rules.losses import has_rivals, odd_batch, scaled_losses
 from gradwatch.analysis.rules.once import once
 from gradwatch.analysis.rules.progress import progress, succeeds
-from gradwatch.analysis.rules.schedule import raised_before, rises_on
+from gradwatch.analysis.rules.schedule import goes_astray, raised_before
 from gradwatch.analysis.rules.step_length import first_ratio, lengthened, lowered
 from gradwatch.analysis.rules.tries import LOWER, clip_with, rate_times, warm_up
 from gradwatch.formatting import percent, setting_text
@@ -223,7 +224,10 @@ def _too_high(
     cure, tries = _shorter(history, rate)
     logits = grown_logits(history, int(history.step[last])) or Why("", "", {})
     cause = why or f"The steps of {optimizer_kind(history)} are too long for this loss: {_THROWN}"
-    rises = rises_on(history, row)
+    far = begins_far(history) if why else None
+    if far:
+        cause, cure = cause + far.cause, f"{far.cure}{cure[0].lower()}{cure[1:]}"
+    astray = goes_astray(history, row)
     return Finding(
         "lr-too-high",
         severity,
@@ -231,9 +235,9 @@ def _too_high(
         int(history.step[row]),
         int(history.step[last]),
         {**evidence, **known, "update_ratio": largest_ratio(history), **logits.evidence},
-        f"{cause} {rises.cause}" if rises else cause + longer.cause + raised_before(history, row) + logits.cause,
-        rises.cure if rises else longer.around(cure),
-        tries=() if rises else longer.left_of(tries),
+        f"{cause} {astray.cause}" if astray else cause + longer.cause + raised_before(history, row) + logits.cause,
+        astray.cure if astray else longer.around(cure),
+        tries=() if astray else longer.left_of(tries),
     )
 
 

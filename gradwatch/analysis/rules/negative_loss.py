@@ -84,7 +84,7 @@ def _by_its_way(history: History, name: str, values: Floats, times: float) -> Wh
     first, half, end = float(np.median(values[:3])), float(values[len(values) // 2]), float(np.median(values[-3:]))
     if values.max() <= 0 and end < times * first < 0 and half - end > first - half:
         falls = f"{name} is below 0 from the first step on and falls ever faster, from {first:.3g} to {end:.3g}. "
-        return Why(falls + either(_UNBOUNDED), _TURN, {}, alternatives=_UNBOUNDED)
+        return Why(falls + either(_UNBOUNDED), f"{_TURN} {_GIVEN}", {}, alternatives=_UNBOUNDED)
     if _has_no_floor(history, values, times):
         falls = f"{name} falls ever faster, from {first:.3g} to {end:.3g}, and the gradient grows with it. "
         return Why(falls + either(_NO_FLOOR), _FLOOR, {}, alternatives=_NO_FLOOR)
@@ -148,6 +148,7 @@ _TURN = "Look at the sign of the loss: take the minus away, or minimise what is 
 _LOGARITHM = "Give nll_loss log_softmax(logits), or cross_entropy the logits."
 _ODD = ("binary_cross_entropy was given targets that are not between 0 and 1", "it is no cross-entropy")
 _TARGETS = "Look at the targets: 0 and 1, not -1 and 1. A cross-entropy of these is never below 0."
+_GIVEN = f"If it is right: {_LOGARITHM} Give binary_cross_entropy targets from 0 to 1: a mask of 255 is divided by it."
 _UNBOUNDED = ("it has the wrong sign", "it has no lower bound, and outputs or weights that grow lower it")
 _NO_FLOOR = ("a term of it has the wrong sign", "it has no lower bound, and outputs or weights that grow lower it")
 _FLOOR = "Log each term of the loss by itself: the one that falls without end has the wrong sign, or wants a bound."

@@ -28,6 +28,7 @@ from gradwatch.analysis.rules.facts import (
 )
 from gradwatch.analysis.rules.finding import Finding, Severity, Why, either
 from gradwatch.analysis.rules.long_steps import lr_too_high
+from gradwatch.analysis.rules.open_causes import left_open, out_of_reach
 from gradwatch.analysis.rules.progress import Progress, can_be_judged, progress, reaches_its_goal, unmoved, went
 from gradwatch.analysis.rules.schedule import ran_out
 from gradwatch.analysis.rules.standstill import at_chance, equal_odds, rests_since, stands
@@ -76,7 +77,7 @@ def no_progress(
     elif stands(history, shown):
         said = f"{shown.metric} stands at {shown.ended:.4g} since the first half of the run, hardly below the "
         said += f"{equal_odds(history):.4g} of a cross-entropy whose probabilities are all equal."
-    why = _why(history)
+    why = _why(history, shown)
     return _finding(history, shown, why._replace(cause=f"{said} {why.cause}"))
 
 
@@ -236,7 +237,7 @@ _AT_A_FLOOR = (
 )
 
 
-def _why(history: History) -> Why:
+def _why(history: History, shown: Progress) -> Why:
     """The cause that the record shows, or what tells those apart that remain."""
     scheduled = ran_out(history)
     if scheduled:
@@ -247,7 +248,7 @@ def _why(history: History) -> Why:
     at, ratio = measured(history, "update_ratio")
     wide = matrices(history) & (~np.isnan(ratio)).any(axis=0)
     if not len(at) or not wide.any():
-        return _OPEN
+        return left_open(history)
     moves = largest_ratio(history)
     numbers: dict[str, float | str] = {"update_ratio": moves, "usual": USUAL_RATIO[kind]}
     if moves < USUAL_RATIO[kind] / 30:
@@ -289,20 +290,9 @@ def _why(history: History) -> Why:
                 (LOWER,),
                 TAKEN_BACK,
             )
-    return _OPEN._replace(evidence=numbers)
+    why = out_of_reach(history, shown) or left_open(history)
+    return why._replace(evidence=numbers | why.evidence)
 
-
-_LEFT = (
-    "nothing in the batches leads to their targets",
-    "the loss does not reward it (its sign, its reduction, what is detached)",
-)
-_OPEN = Why(
-    f"The steps are of a usual size and lead away from where they began. {either(_LEFT)}",
-    "Train on one batch again and again. If its loss falls, look at how inputs and targets are put together, and at "
-    "dropout and augmentation; if not, at the loss, its sign, and what lies between it and the weights.",
-    {},
-    alternatives=_LEFT,
-)
 
 _NOTHING_LEFT = (
     "what is left of it does not depend on the weights (it is detached, or its derivative is 0, as is the second one "

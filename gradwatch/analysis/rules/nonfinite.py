@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from gradwatch.analysis.final_values import nonfinite_rows, was_nan
 from gradwatch.analysis.rules.activations import birthplace
-from gradwatch.analysis.rules.facts import matrices, pick
+from gradwatch.analysis.rules.facts import matrices, measured, pick, root_mean_square
 from gradwatch.analysis.rules.finding import Finding, Severity, either
 from gradwatch.analysis.rules.largest_row import nonfinite_row
 from gradwatch.analysis.rules.losses import scaled_losses
@@ -56,7 +56,8 @@ def nonfinite(
     if history.run.source and after != "growth":  # between two rows of a log anything may have happened
         went_first, after = "unknown", "unknown"
     last, following = _bracket(history.layers, ~np.isnan(begin).all(axis=0), bad)
-    said = _of_the_scale(history) if after == "float16" else None
+    said = (_of_half_weights(history) or _of_the_scale(history)) if after == "float16" else None
+    said = said or (_of_a_vanished(history, first) if after == "nothing" else None)
     cause, cure = said or _words(went_first, after, last, following, int(history.step[first]))
     if skipped:
         cure = "These steps were skipped. If they keep coming: " + cure[0].lower() + cure[1:]
@@ -170,6 +171,49 @@ def _of_the_scale(history: History, times: int = 3) -> tuple[str, str] | None:
     )
 
 
+def _of_half_weights(history: History) -> tuple[str, str] | None:
+    """What float16 does to weights that are kept in it: cause and cure; None where others are.
+
+    Source: numpy.finfo(float16): 65504 is the largest, 6e-8 the smallest number; torch.amp.GradScaler refuses to
+    unscale gradients of float16.
+    """
+    kept = [layer for layer in history.run.layers if layer.dtype == "float16"]
+    if 2 * len(kept) <= len(history.run.layers):
+        return None
+    return (
+        f"{len(kept)} of {len(history.run.layers)} layers have weights of float16, which holds nothing above 65504 nor "
+        "below 6e-8: Adam's eps of 1e-8 is 0 in it, so that it divides by 0, and squares of gradients are.",
+        "Keep the weights in float32 (no .half()) and run forward and loss under torch.autocast; or bfloat16, which "
+        "has the range of float32. A GradScaler refuses gradients of float16, so that a loss scale is no cure.",
+    )
+
+
+def _of_a_vanished(history: History, row: int, share: float = 0.3) -> tuple[str, str] | None:
+    """What a vector did that came near 0 before numbers went: cause and cure; None where none did.
+
+    One that is no bias and no gain beside a weight, began above 0.1 by the element and lost more than 1 - `share` of
+    its norm, down to its last measurement before the row: a spread, a scale, a temperature.
+    """
+    at, norm = measured(history, "weight_norm")
+    norm = norm[history.layer_rows[at] < row].astype(np.float64)
+    beside = [name.rpartition(".")[2] in ("bias", "weight") for name in history.layers]
+    own = ~matrices(history) & ~np.array(beside, bool)
+    if len(norm) < 2 or not own.any():
+        return None
+    began = root_mean_square(history, norm[0])
+    gone = own & (began > 0.1) & (norm[-1] < share * norm[0]) & (norm[-1] <= np.fmin.reduce(norm, axis=0))
+    if not gone.any():
+        return None
+    i = int(np.flatnonzero(gone)[0])
+    name, last = history.layers[i], root_mean_square(history, norm[-1])[i]
+    return (
+        f"{name} fell from {began[i]:.2g} to {last:.2g} by the element before step {int(history.step[row])}: at 0 and "
+        "below it, its logarithm or a division by it is not finite.",
+        f"Learn the logarithm of {name} and take exp() of it, or softplus: so it stays above 0. A clamp to a small "
+        "number holds it too, but passes no gradient where it acts.",
+    )
+
+
 def growth_before(history: History, row: int, growth: float = 100.0, update: float = 1.0) -> int | None:
     """The row in which what ended in `row` began to grow; None where nothing grew before it.
 
@@ -253,8 +297,11 @@ def _words(went_first: str, after: str, last: str, following: str, step: int) ->
         return (
             f"The loss of step {step} was already inf or NaN, and nothing grew before: log(0), 0/0, an overflowing "
             "exp, or such a value in the batch.",
-            "Look at the batch of that step; use the fused losses (cross_entropy, binary_cross_entropy_with_logits, "
-            "logsumexp) for your own exp and log; SkipNonfinite() first in the chain protects the weights.",
+            "Run that batch under torch.autograd.set_detect_anomaly(True), which names the operation. A log, exp or "
+            "division of your own: the fused losses (cross_entropy, binary_cross_entropy_with_logits, logsumexp), or "
+            "an epsilon. ctc_loss: it is inf where a row has fewer frames than signs, and one more for each sign that "
+            "is said twice: more frames, or zero_infinity=True. Else look for such a value in the batch. "
+            "SkipNonfinite() first in the chain protects the weights.",
         )
     finite = (
         "The loss was finite and its derivative was not" if went_first == "gradient" else "A derivative is not finite"

@@ -19,7 +19,7 @@ from gradwatch.analysis.rules.clipping import (
     no_step,
     policy_never_acts,
 )
-from gradwatch.analysis.rules.dead_layers import dead_layer, no_gradient
+from gradwatch.analysis.rules.dead_layers import dead_layer
 from gradwatch.analysis.rules.depth import imbalance, vanishing
 from gradwatch.analysis.rules.epsilon import below_epsilon
 from gradwatch.analysis.rules.experts import expert_starved
@@ -33,6 +33,7 @@ from gradwatch.analysis.rules.inputs import inputs_not_normalised
 from gradwatch.analysis.rules.long_steps import lr_too_high
 from gradwatch.analysis.rules.muon import clip_over_muon
 from gradwatch.analysis.rules.negative_loss import negative_loss
+from gradwatch.analysis.rules.no_gradient import no_gradient
 from gradwatch.analysis.rules.no_progress import no_progress
 from gradwatch.analysis.rules.noise import noise_dominated
 from gradwatch.analysis.rules.nonfinite import nonfinite

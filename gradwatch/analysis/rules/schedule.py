@@ -9,7 +9,9 @@ import numpy as np
 
 from gradwatch.analysis.rules.facts import rates, settings
 from gradwatch.analysis.rules.finding import Why
-from gradwatch.history import History
+from gradwatch.analysis.rules.tries import rate_times
+from gradwatch.formatting import setting_text
+from gradwatch.history import Floats, History
 
 
 def ran_out(history: History, gone: float = 1e-3) -> Why | None:
@@ -23,31 +25,78 @@ def ran_out(history: History, gone: float = 1e-3) -> Why | None:
     left = np.flatnonzero((rate > gone * highest).any(axis=1))
     row = int(left[-1]) + 1 if len(left) else 0
     if (highest > 0).all() and row < len(history) / 2 and row < len(history):
-        step = int(history.step[row])
-        return Why(
-            f"The schedule ran out: from step {step} on the learning rate is less than a thousandth of what it was.",
-            "Stretch the schedule to the length of the run: count its steps as the scheduler is stepped, once a batch "
-            "or once an epoch. A higher rate would only decay to nothing as well.",
-            {"lr": float(highest[0]), "lr_gone_at": step},
-        )
+        step, falls = int(history.step[row]), [int(history.step[at]) for at in _falls(rate[:, 0])]
+        said = f"The schedule ran out: from step {step} on the learning rate is less than a thousandth of what it was."
+        cure = "Stretch the schedule to the length of the run: count its steps as the scheduler is stepped, once a "
+        cure += "batch or once an epoch."
+        if falls:
+            said += f" It stood still, and was cut {len(falls)} times, at steps {', '.join(map(str, falls[:4]))}"
+            said += " and so on." if len(falls) > 4 else "."
+            cure = "Look at what cuts it. ReduceLROnPlateau(mode='max') counts a loss that falls as one that does not "
+            cure += "get better: mode='min'. Its patience, and the steps of StepLR and MultiStepLR, count calls of "
+            cure += "scheduler.step(): call it once an epoch, or make them as many times larger."
+        numbers: dict[str, float | str] = {"lr": float(highest[0]), "lr_gone_at": step}
+        return Why(said, f"{cure} A higher rate would only decay to nothing as well.", numbers)
     rates_set = [group.get("lr") for group in settings(history)]
-    said = [float(lr) for lr in rates_set if isinstance(lr, int | float)]
-    if said and 0 < highest.max() < max(said) / 10:
-        return Why(
-            f"The schedule never got there: the learning rate rose to {highest.max():.3g} of the {max(said):.3g} that "
-            "was set.",
-            "Shorten the warm-up to a few hundred steps, or a hundredth of the run.",
-            {"lr": float(highest.max()), "lr_set": max(said)},
-        )
+    said_of = [float(lr) for lr in rates_set if isinstance(lr, int | float)]
+    if said_of and 0 < highest.max() < max(said_of) / 10:
+        return _never_there(rate[:, int(highest.argmax())], max(said_of))
     return None
 
 
-def rises_on(history: History, row: int, times: float = 3.0) -> Why | None:
-    """What a schedule did that raised the rate `times` up to a row, and as much again to the end of the run.
+def _falls(rate: Floats, share: float = 0.1) -> list[int]:
+    """The rows in which a rate was cut that stands still otherwise; none where it moves in more than a `share` of them.
 
-    A tenth of such a rate comes to the same height later: what helps is an end to its rise.
+    Of milestones, or of plateaus that were waited for.
+    """
+    moved = 1 + np.flatnonzero(np.diff(rate) != 0)
+    cut = bool(len(moved)) and len(moved) < share * len(rate) and bool((np.diff(rate)[moved - 1] < 0).all())
+    return [int(row) for row in moved] if cut else []
+
+
+def _never_there(rate: Floats, wanted: float) -> Why:
+    """What a rate that stayed below a tenth of what was `wanted` did: it rises too slowly, or began there."""
+    first, highest = float(rate[0]), float(np.nanmax(rate))
+    numbers: dict[str, float | str] = {"lr": highest, "lr_set": wanted}
+    if highest > 1.5 * first:
+        return Why(
+            f"The schedule never got there: the learning rate rose to {highest:.3g} of the {wanted:.3g} that was set.",
+            "Shorten the warm-up to a few hundred steps, or a hundredth of the run.",
+            numbers,
+        )
+    squared = abs(first / wanted**2 - 1) < 0.01
+    cause = f"The learning rate is {first:.3g} from the first step on, and {wanted:.3g} was set."
+    if squared:
+        cause += " That is its square: LambdaLR multiplies the rate that was set by what its function gives."
+        cure = "Let that function give a factor: 1 for the whole rate, not the rate itself."
+    else:
+        cure = "Look at what wrote it: optimizer.load_state_dict() brings back the rate at which the state was saved, "
+        cure += "and a scheduler's factor may be too small."
+    return Why(
+        cause,
+        f"{cure} The rate that was set is {setting_text(wanted)}: write it into each of optimizer.param_groups "
+        "(group['lr']), after load_state_dict().",
+        numbers,
+        (rate_times(wanted / first),),
+    )
+
+
+def goes_astray(history: History, row: int, times: float = 3.0) -> Why | None:
+    """What a schedule did that a lower rate does not mend: it went below 0, or rises on; None where it did neither.
+
+    Below 0 it does from a row on, or soon after (50 rows): each step leads uphill. It rises where it was raised
+    `times` up to the row, and as much again to the end of the run: a tenth of such a rate comes to the same height
+    later, and what helps is an end to its rise.
     Source: Smith, arXiv:1506.01186 (the range test, whose rate rises until the loss does).
     """
+    below = np.flatnonzero((rates(history) < 0).any(axis=1))
+    if len(below) and below[0] <= row + 50:
+        step = int(history.step[below[0]])
+        return Why(
+            f"The learning rate is below 0 from step {step} on: each step leads uphill.",
+            f"End the schedule at 0: max(0, ...) around its factor, and as many steps as the run has, not {step}.",
+            {"lr_last": float(rates(history)[-1].min()), "lr_below_0_at": step},
+        )
     rate = rates(history).max(axis=1)
     if not (rate[row] > times * rate[0] and rate[-1] > times * rate[row]):
         return None

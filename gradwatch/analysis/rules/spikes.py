@@ -71,9 +71,12 @@ def spike(
     passed = quiet or (batch is None and np.nanmax(seen.times[rows], initial=1.0) < mild and succeeds(history))
     severity: Severity = "error" if losses and not recovered else "note" if passed and recovered else "warning"
     one_row = largest_row(history, worst) if up[worst] else None
-    cure, tries = _spike_cure(history, len(rows) > often * len(history), quiet and recovered, one_row)
+    many = len(rows) > often * len(history)
+    cure, tries = _spike_cure(history, many, quiet and recovered, one_row)
     if tries and not up.any() and _last(rows):
         cure, tries = _OF_OTHER_DATA, ()
+    elif tries and recovered and one_row is None and batch is None and not many and not (seen.times[up] > mild).any():
+        cure, tries = _OF_MILD, ()
     evidence: dict[str, float | str] = {
         "spikes": len(rows),
         "times_usual": float(seen.times[worst]) if np.isfinite(seen.times[worst]) else 1.0,
@@ -167,6 +170,12 @@ def _of_the_loss(evidence: dict[str, float | str], stayed: float = 3.0) -> str:
 _OF_OTHER_DATA = (
     "Look at the batches from that step on: whether rows are drawn in a random order, and whether other data, targets "
     "or weights of the loss came: it stays up for several steps each time. A clip does not make such data usual."
+)
+
+
+_OF_MILD = (
+    "Look at the batches of these steps. The loss came back after each, so that a clip wins little: what it takes from "
+    "them it takes from steps that are as large and healthy, too. If the loss does not fall, these are not why."
 )
 
 

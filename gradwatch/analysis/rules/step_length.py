@@ -6,17 +6,21 @@ from typing import NamedTuple
 
 import numpy as np
 
+from gradwatch.analysis.clips import of_all_layers
 from gradwatch.analysis.rules.facts import (
     USUAL_RATIO,
+    largest_ratio,
     matrices,
     measured,
     middle,
+    numel,
     optimizer_kind,
     rates,
     settings,
     steps_by_rate,
     to_usual,
 )
+from gradwatch.analysis.rules.progress import succeeds
 from gradwatch.history import History
 
 
@@ -34,6 +38,8 @@ def lowered(history: History) -> float:
     """
     alphas = [group.get("alpha", 0.0) for group in settings(history)] if "RMSprop" in optimizer_kind(history) else []
     first = first_ratio(history) * float(np.sqrt(1 - max(alphas, default=0.0)))
+    if "Muon" in optimizer_kind(history):  # at its usual rate of 0.02 the steps are four times Adam's at 1e-3
+        first /= 4
     return to_usual(history, first) if steps_by_rate(history) and first > 10 * USUAL_RATIO[True] else 0.1
 
 
@@ -59,6 +65,7 @@ class Lengthened(NamedTuple):
 def lengthened(history: History, momentum: float = 0.97, apart: float = 100.0) -> Lengthened:
     """What makes steps longer than the first rate says.
 
+    What is added to gradients after a clip, or an optimizer that begins anew in each step, comes before any rate.
     Momentum sums gradients up to 1 / (1 - momentum) times their size (Adam's is the first of its betas); a group's rate
     may be `apart` times another's. Betas the wrong way round are mended first: at a tenth of the rate their mean over a
     thousand steps still follows none of them (docs/findings/cures.md).
@@ -69,6 +76,14 @@ def lengthened(history: History, momentum: float = 0.97, apart: float = 100.0) -
     pairs = [pair for group in own if isinstance(pair := group.get("betas"), list | tuple) and len(pair) > 1]
     found += [pair[0] for pair in pairs]
     highest = max((float(m) for m in found if isinstance(m, int | float) and m < 1), default=0.0)
+    added = _added(history)
+    if added:
+        return added
+    if _is_new_each_step(history):
+        cause = " Each step moves the weights by the whole rate, as only the first step of Adam does: its averages are "
+        cause += "lost from one step to the next."
+        kept = "Build the optimizer once, before the loop, and keep its state (no state.clear()). If it is kept: "
+        return Lengthened(cause, first=kept)
     turned = [pair for pair in pairs if pair[0] > pair[1] and pair[0] >= momentum]
     if turned:
         cause = f" Its betas {tuple(turned[0])} are the wrong way round."
@@ -83,3 +98,45 @@ def lengthened(history: History, momentum: float = 0.97, apart: float = 100.0) -
         cause = f" Param group {fastest} has {times:.3g} times the rate of the next."
         return Lengthened(cause, instead=f" Begin with param group {fastest}.")
     return Lengthened()
+
+
+def _is_new_each_step(history: History, least: int = 100, near: float = 0.05) -> bool:
+    """Whether Adam's steps are as long as the rate says, by the element, within `near` in nine of ten measurements.
+
+    The first one is: m / sqrt(v) is the sign of the gradient. Later ones are shorter, as signs differ. Of the weight,
+    of `least` elements, whose steps are longest.
+    """
+    if "Adam" not in optimizer_kind(history) or not steps_by_rate(history):
+        return False
+    at, ratio = measured(history, "update_ratio")
+    wide = matrices(history) & (numel(history) >= least)
+    lengths = (ratio.astype(np.float64) * history.layer("weight_norm")[at])[:, wide]
+    rate = np.nanmax(np.nan_to_num(rates(history)), axis=1)[history.layer_rows[at]]
+    if len(at) < 20 or not wide.any() or not (rate > 0).all():
+        return False
+    share = (lengths / np.sqrt(numel(history)[wide])) / rate[:, None]
+    low, high = np.nanquantile(share[:, np.isfinite(share).any(axis=0)], [0.1, 0.9], axis=0)
+    return bool(((low > 1 - near) & (high < 1 + near)).any())
+
+
+def _added(history: History, times: float = 3.0) -> Lengthened | None:
+    """What is added to gradients after the loop's own clip: `times` what it leaves reaches the optimizer."""
+    left = np.minimum(history.total("user_grad_norm"), history.total("user_max_norm"))
+    with np.errstate(invalid="ignore", divide="ignore"):
+        larger = middle(history.total("grad_norm") / left)
+    if not larger > times or not of_all_layers(history).all():
+        return None
+    cause = f" What reaches the optimizer is {larger:.2g} times what the loop's own clip leaves: something is added "
+    first = "Look at what is added to the gradients between clip_grad_norm_ and step(): of noise take "
+    first += f"1/{larger:.0f} or less, or batches as many times larger. If nothing is added: "
+    return Lengthened(cause + "after it.", first)
+
+
+def rate_without(history: History, typical: float) -> tuple[float, str]:
+    """By what the rate is multiplied where a clip that made steps `typical` times as long is gone, and what that does.
+
+    A training that gets better keeps its steps. Another gets usual ones, at no higher a rate than it has.
+    """
+    moves = largest_ratio(history)
+    factor = min(1.0, USUAL_RATIO[False] * typical / moves) if moves > 0 and not succeeds(history) else 0.0
+    return (factor, "are of a usual size") if factor > typical else (typical, "stay as large as they are")

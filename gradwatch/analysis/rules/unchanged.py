@@ -101,7 +101,8 @@ def _no_gradients(history: History) -> list[Finding]:
         cure += "for what cuts the loss off from the weights: detach(), .data, item(), no_grad(), a new tensor."
     else:
         cure += "at the outputs in the first step: where a ReLU or a clamp makes all of them 0, softplus in its place, "
-        cure += "or another bias; and at each factor of the loss (a weight, an advantage): is one 0 throughout?"
+        cure += "or another bias; and at each factor of the loss (a weight, an advantage): is one 0 throughout? An "
+        cure += "overlap is, of boxes that do not meet: take a loss that knows how far apart they are (GIoU)."
     return [_finding(history, "error", (), 0, evidence, cause, cure, causes)]
 
 

@@ -23,6 +23,7 @@ from gradwatch.analysis.rules.facts import (
     rates,
     root_mean_square,
     set_rate,
+    settings,
     steps_taken,
     to_usual,
 )
@@ -103,15 +104,22 @@ def _spells(rows: Rows, mask: Bools, steps: int) -> list[tuple[int, int]]:
     return [(int(a), int(b)) for a, b in spells if b - a >= 2 and rows[b] - rows[a] > steps]
 
 
+def _has_momentum(history: History) -> bool:
+    return any(isinstance(m := group.get("momentum"), int | float) and m > 0 for group in settings(history))
+
+
+_HIGHEST = 10.0  # rate of SGD
+
+
 def weak_gradients(
-    history: History, moves: float, wanted: float, highest: float = 10.0, tiny: float = 1e-8
+    history: History, moves: float, wanted: float, highest: float = _HIGHEST, tiny: float = 1e-8
 ) -> Why | None:
     """Why steps of `moves` are so small where no rate mends it: the one `wanted` is above all that SGD is used with.
 
     Under Adam and its kin, whose steps hardly depend on the size of the gradients while that is above their eps: where
     the root mean square of most layers' gradients is below `tiny`, which is Adam's. Or the first step was as long as is
     usual, at the same rate, and the loss leapt.
-    Source: CS231n searches rates up to 10.
+    Source: CS231n searches rates up to 10; momentum=0.9 makes steps ten times as long (Sutskever et al. 2013).
     """
     thrown = _thrown(history, moves)
     if thrown:
@@ -121,7 +129,7 @@ def weak_gradients(
         if not middle(sizes[sizes > 0]) < tiny:
             return None
         reason = "the gradients are below what Adam adds to their size (its eps)"
-    elif wanted > highest:
+    elif wanted > highest * (1 if _has_momentum(history) else 10):
         reason = f"usual steps would take one of {setting_text(wanted)}"
     else:
         return None
@@ -217,9 +225,18 @@ def update_too_small(
 def _of_small_steps(history: History, found: float, rate: float) -> Why:
     """Why no step changes a layer by more than `found` of its size: the gradients, or the rate."""
     factor = to_usual(history, found)
-    return weak_gradients(history, found, rate * factor) or Why(
-        f"No layer changes by more than {found:.1e} of its size in a step; under {optimizer_kind(history)} "
-        f"{USUAL_RATIO[is_adaptive(history)]:g} is usual.",
+    weak = weak_gradients(history, found, rate * factor)
+    if weak:
+        return weak
+    cause = f"No layer changes by more than {found:.1e} of its size in a step; under {optimizer_kind(history)} "
+    cause += f"{USUAL_RATIO[is_adaptive(history)]:g} is usual."
+    if rate * factor > _HIGHEST and not is_adaptive(history):
+        cure = (
+            f"Set momentum=0.9, which makes steps ten times as long, and lr={setting_text(rate * factor / 10)}: with "
+        )
+        return Why(cause, cure + "both the steps are usual ones.", {}, (rate_times(factor / 10),))
+    return Why(
+        cause,
         f"Raise the learning rate by decades: {setting_text(rate * factor)} would give usual steps; try "
         f"{setting_text(rate * factor / 10)}.",
         {},

@@ -8,7 +8,7 @@ from __future__ import annotations
 import numpy as np
 
 from gradwatch.analysis.rules.activations import at_the_ends, in_forward_order
-from gradwatch.analysis.rules.facts import matrices, measured
+from gradwatch.analysis.rules.facts import initial_gains, matrices, measured
 from gradwatch.analysis.rules.finding import Why, either
 from gradwatch.formatting import percent, quantity_text
 from gradwatch.history import Floats, History
@@ -53,18 +53,28 @@ def forward_rms(history: History) -> tuple[tuple[str, ...], Floats]:
     return tuple(table.layers[i] for i in seen), rms[seen]
 
 
-def remedies(history: History) -> list[str]:
-    """What keeps the gradient's size along the depth, but for what the network has already."""
-    kinds = set(history.run.modules.values())
-    found = []
-    if {SATURATE, SLOPE} & {*_causes(history)}:
+def remedies(history: History, small: float = 0.3, large: float = 2.0) -> list[str]:
+    """What keeps the gradient's size along the depth, the most likely first, without what the network has already.
+
+    Initial weights come first where three of ten layers or more multiply a signal by less than `small` or more than
+    `large` (torch's by 0.58, He's by 1.41). Of others, residual connections and normalisation helped and He's
+    initialisation did not (docs/findings/cures.md). What a recurrent layer hands back has come through all of its
+    time steps.
+    """
+    kinds, gains = set(history.run.modules.values()), initial_gains(history)
+    known = gains[np.isfinite(gains)]
+    odd = bool(len(known)) and float(((known < small) | (known > large)).mean()) > 0.3
+    found = ["torch's own initialisation, or He's: what draws the weights now is far from both"] if odd else []
+    if kinds & RECURRENT:
+        found.append("the state of where each row ends (pack_padded_sequence), not the one after its padding")
+    if kinds & {"RNN", "RNNCell"}:
+        found.append("an LSTM or a GRU")
+    if {SATURATE, SLOPE} & {*_causes(history)} and (not kinds or kinds & SATURATING - RECURRENT):
         found.append("ReLU-like units")
-    if not _is_he(history):
-        found.append("He's initialisation")
-    found.append("residual connections")
+    found.append("residual connections with the norm inside, x = x + block(norm(x))")
     if not any("Norm" in kind for kind in kinds):
-        found.append("normalisation between the layers")
-    return found
+        found.append("normalisation behind each layer where shapes differ")
+    return found if odd or _is_he(history) else [*found, "He's initialisation"]
 
 
 def _causes(history: History, few: float = 0.1, most: float = 0.5) -> tuple[str, ...]:

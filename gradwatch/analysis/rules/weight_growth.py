@@ -128,7 +128,7 @@ def weights_shrink(
                 if decay
                 else f"What makes them smaller is stronger than what the loss asks of them. {either(_OF_SHRINKING)}"
             ),
-            f"Lower weight_decay a hundredfold, to {decay / 100:g}." if decay else "Lower that penalty a hundredfold.",
+            f"Lower weight_decay a hundredfold, to {decay / 100:g}." if decay else _OF_A_PENALTY,
             alternatives=() if decay else _OF_SHRINKING,
         )
     ]
@@ -142,6 +142,11 @@ def _taken_by_decay(history: History) -> float:
     return max(decays, default=0.0) * set_rate(history)
 
 
+_OF_A_PENALTY = (
+    "Look in the loss for a term of the weights themselves, a sum of their squares or sizes: take its mean in the "
+    "place of its sum, or a hundredth of its factor. If there is none, look for what writes the weights after "
+    "optimizer.step()."
+)
 _OF_SHRINKING = ("it is a penalty in the loss", "something changes them after the step")
 
 

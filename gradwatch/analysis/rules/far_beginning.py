@@ -1,0 +1,28 @@
+"""Losses that begin far above what outputs of unit size give: then what comes in, or is given out, is too large."""
+
+from __future__ import annotations
+
+from gradwatch.analysis.rules.facts import chance_loss
+from gradwatch.analysis.rules.finding import Why
+from gradwatch.analysis.rules.losses import first_quarter, scaled_losses
+from gradwatch.history import History
+
+
+def begins_far(history: History, times: float = 3.0) -> Why | None:
+    """What brings a classification to a loss near log C that began at more than `times` that; the rate comes after it.
+
+    Source: Karpathy 2019, A Recipe for Training Neural Networks ("verify loss @ init").
+    """
+    firsts = [first_quarter(values)[:1] for values in scaled_losses(history).values()]
+    began, chance = max((float(first[0]) for first in firsts if len(first)), default=0.0), chance_loss(history)
+    if not began > times * chance:
+        return None
+    norms = any("Norm" in module for module in history.run.modules.values())
+    return Why(
+        f" The loss began at {began:.3g}, where outputs of unit size give about {chance:.2g}.",
+        "Bring what comes in and what is given out to unit size: (x - mean) / deviation, x / 255 of bytes; a mean in "
+        "the place of a sum over neighbours or tokens; F.normalize() on vectors whose products are the logits"
+        + ("" if norms else "; a norm in each block that is added up, x = x + block(norm(x))")
+        + ". If that is not it: ",
+        {},
+    )

@@ -1,0 +1,108 @@
+"""Parameters that could learn and never do: no gradient, no optimizer, or frozen before they were trained.
+
+Legend: R recorded rows of the layers, L layers.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from gradwatch.analysis.rules.facts import matrices, numel, pick, present
+from gradwatch.analysis.rules.finding import Finding
+from gradwatch.history import Bools, History
+
+
+def no_gradient(history: History, min_steps: int = 10) -> list[Finding]:
+    """Parameters that can learn and never do: no gradient came in `min_steps` steps, or no optimizer holds them.
+
+    Those that were frozen (`requires_grad=False`) when the run began are left out, but where the optimizer holds them
+    and they have not been trained before (`_never_trained`): a part that was left frozen by mistake. Nothing is said of
+    a run in which no layer had a gradient.
+    Source: SageMaker Debugger's UnchangedTensor asks the same of the weights.
+    """
+    seen = present(history)  # [R, L]
+    frozen = {layer.name for layer in history.run.layers if layer.frozen}
+    can = np.array([name not in frozen for name in history.layers], bool)
+    silent = ~seen.any(axis=0) if len(history) >= min_steps and seen.any() else np.zeros(len(can), bool)
+    never = can & silent
+    unheld = _own_unheld(history) if seen.any() else ()
+    raw = _never_trained(history, ~can & silent)
+    findings = []
+    if never.any():
+        findings.append(
+            _without(
+                history,
+                pick(history, never),
+                "no gradient",
+                "The loss does not depend on these parameters, or not through anything that passes a gradient: the "
+                "module is not called, its output is not used, is detached, or only chooses an index.",
+                "Look at the output of their module: output.grad_fn, and that of each tensor from there to the loss; "
+                "the first that is None stands behind the cut. An index (argmax, topk, the nearest code) passes none "
+                "back: weigh what is chosen by its share, or give these parameters a term of the loss of their own. "
+                "checkpoint(use_reentrant=True) passes none back to a block whose input asks for none: "
+                "use_reentrant=False. If nothing is cut, use the module, or set requires_grad_(False) if it is meant "
+                "to rest.",
+            )
+        )
+    if unheld:
+        findings.append(
+            _without(
+                history,
+                unheld,
+                "no optimizer",
+                "These parameters ask for gradients and are in no optimizer of this Watch: nothing trains them.",
+                "Give them to the optimizer (all of model.parameters(), built after the model is complete; what is "
+                "thawed later by add_param_group; modules in an nn.ModuleList, not in a list), watch the optimizer "
+                "that has them too, or set requires_grad_(False), which also saves their backward pass.",
+            )
+        )
+    if raw:
+        findings.append(
+            _without(
+                history,
+                raw,
+                "training",
+                "These parameters are frozen, the optimizer holds them, and their size is that of weights as they are "
+                "drawn at first: most of what is frozen was never trained.",
+                "Unfreeze them (requires_grad_(True)), or load what they were trained to; if they are meant to stay "
+                "random, leave them out of the optimizer.",
+            )
+        )
+    return findings
+
+
+def _never_trained(history: History, frozen: Bools, least: int = 256, exact: float = 0.01) -> tuple[str, ...]:
+    """The frozen layers `[L]` if most of their elements are in matrices whose root mean square is that of a usual
+    initialisation: torch's own (1 / sqrt(3 fan_in), of an embedding 1), He's or Glorot's.
+
+    It agrees up to the share `exact`, or three standard errors; matrices of fewer elements than `least` do not count.
+    """
+    shapes = {layer.name: layer.shape for layer in history.run.layers}
+    sizes, norm = numel(history), history.layer("weight_norm")
+    found = 0.0
+    for i in np.flatnonzero(frozen & matrices(history) & (sizes >= least)):
+        norms = norm[:, i]
+        rms = norms[np.isfinite(norms)][:1] / np.sqrt(sizes[i])
+        rows = shapes[history.layers[i]][0]
+        inputs = sizes[i] / rows
+        drawn = np.array([1 / np.sqrt(3 * inputs), 1.0, np.sqrt(2 / inputs), np.sqrt(2 / (inputs + rows))])
+        off = np.abs(rms / drawn - 1).min(initial=np.inf) if len(rms) else np.inf
+        found += sizes[i] * (off < max(exact, 3 * 0.71 / np.sqrt(sizes[i])))
+    return pick(history, frozen) if found > sizes[frozen].sum() / 2 else ()
+
+
+def _without(history: History, layers: tuple[str, ...], missing: str, cause: str, cure: str) -> Finding:
+    sizes: dict[str, float | str] = {"layers": len(layers), "missing": missing}
+    steps = int(history.step[0]), int(history.step[-1])
+    return Finding("no-gradient", "warning", layers, *steps, sizes, cause, cure)
+
+
+def _own_unheld(history: History) -> tuple[str, ...]:
+    """Of the parameters that no optimizer holds, those that belong to this lane: each is named in one lane only."""
+    names = [str(o.get("name")) for o in history.run.optimizers]
+    here = {part for name in dict.fromkeys(history.optimizer) for part in str(name).split("+")}
+
+    def owner(layer: str) -> str:
+        return next((name for name in names if layer.startswith(name.split(".")[0] + ".")), next(iter(names), ""))
+
+    return tuple(layer for layer in history.run.unheld if owner(layer) in here or not here & set(names))

@@ -1,0 +1,238 @@
+"""What a cure says where the record shows more than the disease: the schedule, the layers between, what came near 0."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from make_run import LAYERS, changed
+from test_causes import NOISE, STEPS, run, thrown
+
+from gradwatch.analysis.rules.dead_layers import dead_layer
+from gradwatch.analysis.rules.epsilon import below_epsilon
+from gradwatch.analysis.rules.gradients import exploding
+from gradwatch.analysis.rules.long_steps import lr_too_high
+from gradwatch.analysis.rules.no_progress import no_progress
+from gradwatch.analysis.rules.nonfinite import nonfinite
+from gradwatch.analysis.rules.open_causes import reach
+from gradwatch.analysis.rules.spikes import spike
+from gradwatch.analysis.rules.updates import update_too_small
+
+AT = np.arange(STEPS)
+FLAT = 2.3 + NOISE
+
+
+# ---------------------------------------------------------------------------------------------------------- schedules
+
+
+def test_a_rate_that_is_cut_now_and_then_is_not_one_to_be_stretched():
+    cut = 0.1 * 0.1 ** np.minimum(AT // 11, 7)
+    (found,) = update_too_small(run(ratio=1e-9, loss=FLAT, lr=cut))
+    assert "cut 7 times, at steps 11, 22, 33, 44 and so on" in found.cause
+    assert "mode='min'" in found.cure
+    (decays,) = update_too_small(run(ratio=1e-9, loss=FLAT, lr=0.1 * 0.9**AT))
+    assert "cut" not in decays.cause
+    assert "Stretch the schedule" in decays.cure
+
+
+@pytest.mark.parametrize(
+    ("rate", "said", "tries"),
+    [
+        (np.full(STEPS, 1e-6), "load_state_dict", ("--lr-scale 1e+05",)),
+        (np.full(STEPS, 0.01), "1 for the whole rate", ("--lr-scale 1e+01",)),  # the square of what was set
+        (np.linspace(1e-6, 1e-3, STEPS), "Shorten the warm-up", ()),
+    ],
+)
+def test_a_rate_that_was_never_there_is_told_from_one_that_rises_too_slowly(rate, said, tries):
+    set_to = 0.1 * (1 + 1e-9)
+    (found,) = update_too_small(run(rate=set_to, ratio=1e-9, loss=FLAT, lr=rate * (1 - 1e-3 * (rate == 0.01))))
+    assert said in found.cure
+    assert found.tries == tries
+
+
+def test_a_rate_below_0_is_the_cause_and_no_lower_one_the_cure():
+    rate = 0.1 * (1 - AT / 180)
+    for rule in (exploding, lr_too_high):
+        (found,) = rule(run(loss=thrown(), lr=rate))
+        assert "below 0 from step 181 on" in found.cause
+        assert found.tries == ()
+        (other,) = rule(run(loss=thrown(), lr=np.maximum(rate, 0)))
+        assert "below 0" not in other.cause
+
+
+# --------------------------------------------------------------------------------------------------------- dead layers
+
+
+def without(layers, since=0, **options):
+    """A run in which no gradient reaches these layers from a row on."""
+    history = run(loss=options.pop("loss", FLAT), **options)
+    norm = history.layer("grad_norm").copy()
+    norm[since:, np.isin(history.layers, layers)] = 0
+    return changed(history, per_layer={**history.per_layer, "grad_norm": norm})
+
+
+def test_where_no_gradient_has_come_the_cure_names_the_layers_between_which_it_ends():
+    (found,) = dead_layer(without(LAYERS[:3]))
+    assert "between `blocks.0.mlp` and `blocks.1.attn`" in found.cure
+    assert "(y - x).detach()" in found.cure
+    (last,) = dead_layer(without(LAYERS[1:3]))
+    assert "between them and the loss" in last.cure
+
+
+def test_a_relu_behind_the_last_layer_is_taken_away():
+    modules = {"0": "Linear", "1": "ReLU", "2": "Linear", "3": "ReLU"}
+    (found,) = dead_layer(without(LAYERS, since=100, modules=modules))
+    assert found.cure.startswith("Take the ReLU out")
+    (other,) = dead_layer(without(LAYERS, since=100, modules={"0": "ReLU", "1": "Linear"}))
+    assert other.tries == ("--lr-scale 0.1", "--warmup 80")
+
+
+def test_a_loss_that_began_far_above_chance_asks_for_inputs_of_unit_size_first():
+    for scale, said in ((1, False), (100, True)):
+        (found,) = dead_layer(without(LAYERS, since=100, loss=scale * FLAT))
+        assert ("unit size" in found.cure) == said
+        (found,) = exploding(run(loss=scale * thrown(at=5, up=100.0)))
+        assert ("unit size" in found.cure) == said
+
+
+def test_a_first_step_that_was_too_long_names_the_rate_that_would_do():
+    (found,) = dead_layer(without(LAYERS, since=100, ratio=4.0))
+    assert found.tries[0] == "--lr-scale 0.01"
+    assert "about 0.001" in found.cure
+
+
+# ---------------------------------------------------------------------------------------------------------- nonfinite
+
+
+def ruined(history, row=200):
+    """The same with a NaN in all gradients from a row on."""
+    bad = np.where(AT[:, None] >= row, np.nan, history.layer("grad_norm")).astype(np.float32)
+    counts = np.where(np.isnan(bad), 1, 0).astype(np.float32)
+    steps = {"grad_norm": np.where(row > AT, 1.0, np.nan), "nonfinite": counts.sum(axis=1).astype(float)}
+    per_layer = {**history.per_layer, "grad_norm": bad, "nonfinite": counts}
+    return changed(history, per_layer=per_layer, per_step={**history.per_step, **steps})
+
+
+def test_weights_of_float16_are_not_sent_to_a_scaler_that_refuses_them():
+    history = ruined(run(loss=FLAT))
+    layers = tuple(replace(layer, dtype="float16") for layer in history.run.layers)
+    (found,) = nonfinite(replace(history, run=replace(history.run, layers=layers)))
+    assert "autocast" in found.cure
+    few = (layers[0], *history.run.layers[1:])
+    (other,) = nonfinite(replace(history, run=replace(history.run, layers=few)))
+    assert "init_scale" in other.cure
+
+
+@pytest.mark.parametrize(("left", "said"), [(0.1, True), (0.9, False)])
+def test_a_vector_that_came_near_0_before_is_named(left, said):
+    history = run(loss=FLAT)
+    norm = history.layer("weight_norm").copy()
+    norm[:, 1] *= np.linspace(1, left, STEPS)[np.minimum(2 * AT, STEPS - 1)] / (1 + AT / STEPS)
+    layers = tuple(
+        replace(layer, name="spread", shape=(4,)) if i == 1 else layer for i, layer in enumerate(history.run.layers)
+    )
+    names = ("embed.weight", "spread", *LAYERS[2:])
+    history = changed(history, layers=names, per_layer={**history.per_layer, "weight_norm": norm})
+    history = replace(history, run=replace(history.run, layers=layers))
+    (found,) = nonfinite(ruined(history))
+    assert ("Learn the logarithm of spread" in found.cure) == said
+
+
+# --------------------------------------------------------------------------------------------------------- no progress
+
+
+def slow(steps=STEPS, **options):
+    """A run in which nothing gets better, with steps of a usual size in one direction."""
+    history = run(ratio=0.02, loss=FLAT, **options)
+    at = np.isfinite(history.layer("update_ratio"))
+    away = np.where(at, 0.02 * 10, np.nan).astype(np.float32)  # measured in every tenth step
+    return changed(history, per_layer={**history.per_layer, "displacement": away})
+
+
+def with_gradients(history, factor):
+    scaled = {name: history.layer(name) * np.float32(factor) for name in ("grad_norm",)}
+    return changed(history, per_layer={**history.per_layer, **scaled})
+
+
+def test_steps_that_could_not_have_lowered_the_loss_ask_for_a_higher_rate():
+    history = slow()
+    usual = reach(history)
+    lengths = history.layer("update_ratio").astype(float) * history.layer("weight_norm")
+    at = np.isfinite(lengths).any(axis=1)
+    by_hand = (lengths * history.layer("clipped_norm"))[at].sum() / at.sum() * STEPS
+    assert usual == pytest.approx(by_hand, rel=1e-5)
+    (open_,) = no_progress(history)
+    assert open_.tries == ()
+    (found,) = no_progress(with_gradients(history, 2.3e-3 / usual))
+    assert found.tries == ("--lr-scale 1e+02", "--lr-scale 1e+01")
+    assert "to about 10.0" in found.cure
+    assert found.evidence["reach"] == pytest.approx(2.3e-3, rel=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("kind", "shape", "said"), [("LayerNorm", (1,), True), ("LayerNorm", (4,), False), ("Linear", (1,), False)]
+)
+def test_a_norm_over_one_feature_is_named(kind, shape, said):
+    history = slow(modules={"head": kind})
+    layers = tuple(replace(layer, shape=shape) if layer.name == "head.bias" else layer for layer in history.run.layers)
+    (found,) = no_progress(replace(history, run=replace(history.run, layers=layers)))
+    assert ("`head` is a LayerNorm over one feature" in found.cause) == said
+
+
+@pytest.mark.parametrize(("began", "said"), [(10.0, True), (1.0, False)])
+def test_biases_that_begin_far_from_0_are_named(began, said):
+    history = slow()
+    layers = tuple(replace(layer, shape=(4,)) if layer.name == "head.bias" else layer for layer in history.run.layers)
+    norm = history.layer("weight_norm").copy()
+    norm[:, -1] *= 2 * began / norm[0, -1]  # of four elements
+    history = changed(history, per_layer={**history.per_layer, "weight_norm": norm})
+    (found,) = no_progress(replace(history, run=replace(history.run, layers=layers)))
+    assert ("Begin head.bias at 0" in found.cure) == said
+
+
+def test_batch_norms_are_said_to_mix_rows_themselves():
+    assert "BatchNorm" in no_progress(slow(modules={"0": "BatchNorm1d"}))[0].cure
+    assert "BatchNorm" not in no_progress(slow(modules={"0": "LayerNorm"}))[0].cure
+
+
+# ------------------------------------------------------------------------------------------------------- longer steps
+
+
+@pytest.mark.parametrize(("reaches", "said"), [(30.0, True), (1.5, False)])
+def test_what_is_added_behind_the_loops_own_clip_comes_before_the_rate(reaches, said):
+    own = {"user_max_norm": np.ones(STEPS), "user_grad_norm": np.full(STEPS, 2.0),
+           "user_clip_share": np.ones(STEPS)}  # fmt: skip
+    (found,) = exploding(run(loss=thrown(), grad_norm=np.full(STEPS, reaches), **own))
+    assert ("1/30 or less" in found.cure) == said
+    assert bool(found.tries) != said
+
+
+@pytest.mark.parametrize(("share", "said"), [(1.0, True), (0.5, False)])
+def test_an_adam_whose_steps_are_all_as_long_as_the_rate_is_made_anew_in_each(share, said):
+    history = run("Adam", rate=0.01, loss=thrown())
+    layers = tuple(replace(layer, shape=(16, 16)) for layer in history.run.layers)
+    ratio = share * 0.01 * 16 / history.layer("weight_norm")
+    history = changed(history, per_layer={**history.per_layer, "update_ratio": ratio.astype(np.float32)})
+    (found,) = lr_too_high(replace(history, run=replace(history.run, layers=layers)))
+    assert ("Build the optimizer once" in found.cure) == said
+    assert bool(found.tries) != said
+
+
+# --------------------------------------------------------------------------------------------------- what did not help
+
+
+def test_a_mild_spike_after_which_the_loss_came_back_asks_for_no_clip():
+    for height, asked in ((15.0, False), (60.0, True)):
+        norm = np.where(AT == 200, height, 1.0)
+        (found,) = spike(run(loss=FLAT, grad_norm=norm, clipped_norm=norm))
+        assert bool(found.tries) == asked
+
+
+@pytest.mark.parametrize(("scale", "said"), [(1e-9, "divide by their standard deviation"), (1.0, "Lower eps to about")])
+def test_a_tiny_loss_is_brought_to_unit_size_before_eps_is_lowered(scale, said):
+    made = {"name": "Adam", "class": "Adam", "settings": {"lr": 0.01, "eps": 1e-4}}
+    history = run("Adam", loss=scale * FLAT)
+    history = replace(history, run=replace(history.run, optimizers=(made,)))
+    small = {name: np.full_like(history.layer(name), 1e-6) for name in ("grad_norm", "clip_coef")}
+    small["clip_coef"] = np.ones_like(small["clip_coef"])
+    (found,) = below_epsilon(changed(history, per_layer={**history.per_layer, **small}))
+    assert said in found.cure
