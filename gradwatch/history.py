@@ -125,8 +125,8 @@ class History:
     `clip_rate` is the mean, and the quantity `steps` is how many a row stands for. Both ends and the first 256
     non-finite steps have a row each.
 
-    Two more tables are of steps that were sampled, empty where none were: `activations`, whose columns are modules as
-    the model defines them (`order`: of their outputs), and `histograms`, of how each layer's gradient is spread.
+    More tables are of sampled steps, empty where none were: `activations`, whose columns are modules as the model has
+    them (`order`: of their outputs), `histograms`, of each layer's gradient, and `heads`, of what `QKClip` did to each.
     """
 
     run: Run
@@ -135,6 +135,7 @@ class History:
     problems: tuple[str, ...] = ()
     activations: Table = EMPTY
     histograms: Table = EMPTY
+    heads: Table = EMPTY
 
     @classmethod
     def of(

@@ -111,7 +111,11 @@ class Table:
 
 
 EMPTY = Table(np.zeros(0, np.int64), np.zeros(0, np.int64), np.zeros(0, object), {})
-SAMPLED = {"activations": "module", "histograms": "layer"}  # tables of sampled steps, and what their columns are
+SAMPLED = {
+    "activations": "module",
+    "histograms": "layer",
+    "heads": "head",
+}  # tables of sampled steps, and what their columns are
 NOT_SAMPLED: dict[str, Any] = dict.fromkeys(SAMPLED, EMPTY)
 
 

@@ -6,9 +6,9 @@ Legend: B examples, H heads of queries, G of keys, T queries, S keys, D features
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -21,20 +21,28 @@ from gradwatch.measure.autograd import without_autograd
 from gradwatch.measure.collectives import all_reduce
 from gradwatch.measure.layout import Layout, at
 
+QUANTITIES = ("qk_clips", "logit_max")  # of each head since the row before: steps in which it was scaled; the largest
 PIECE = 1 << 24  # logits that are computed together
 PATIENCE = 2  # steps in which all attention should have been called: `gradwatch run` sees the second forward pass first
+
+
+class HeadClips(NamedTuple):
+    """What came of these heads, `h.0.attn[3]`: `[2, H]` float32 of `QUANTITIES`; no largest logit is NaN."""
+
+    names: tuple[str, ...]
+    values: Tensor
 
 
 class LargestLogits(AttentionCalls):
     """Hears every attention of the model whose rows are known, in every step, from `begin` to `stop`.
 
-    `group`: over which ranks the batch is spread.
+    `group`: over which ranks the batch is spread; `part`: the name of the Watch, which those of heads begin with.
 
     Raises:
         WatchError: there is no attention to be heard.
     """
 
-    def __init__(self, model: nn.Module, group: dist.ProcessGroup | None = None) -> None:
+    def __init__(self, model: nn.Module, group: dist.ProcessGroup | None = None, part: str | None = None) -> None:
         compiled = next((n for n, m in model.named_modules() if m._compiled_call_impl is not None), None)
         if compiled is not None or hasattr(model, "_orig_mod"):
             raise WatchError(
@@ -50,13 +58,35 @@ class LargestLogits(AttentionCalls):
         self._calls = {key: Calls() for key in self.heads}
         self._largest: dict[int, Tensor] = {}  # [H] of those that were called in this step
         self._joined: list[Tensor] | None = None  # [G] of each, over ranks
+        self._scaled: dict[int, Tensor] = {}  # [G] bool of those that were scaled in this step
+        prefix = f"{part}." if part else ""
+        self._rows = [f"{prefix}{self.names[key]}[{i}]" for key, one in self.heads.items() for i in range(one.queries)]
+        self._since: Tensor | None = None  # [2, H] of `QUANTITIES`
         self._unheard, self._steps = {*self.heads}, 0
 
-    def clear(self) -> None:
-        """The step is over."""
-        self._largest, self._joined = {}, None
+    @without_autograd
+    def end(self, sampled: bool) -> HeadClips | None:
+        """The step is over. Where it is `sampled`: what came of each head of queries since the time before."""
+        if self._joined is not None:
+            found = [(self._scaled.get(key, j > math.inf), j) for key, j in zip(self.heads, self._joined, strict=True)]
+            wide = [one.queries // one.keys for one in self.heads.values()]
+            clips, largest = (
+                torch.cat([each.repeat_interleave(k) for each, k in zip(part, wide, strict=True)])
+                for part in zip(*found, strict=True)
+            )
+            now = torch.stack([clips.float(), largest])
+            if self._since is not None:
+                now = torch.stack([self._since[0] + now[0], torch.maximum(self._since[1], now[1])])
+            self._since = now
+        self._largest, self._joined, self._scaled = {}, None, {}
         for calls in self._calls.values():
             calls.clear()
+        if not sampled or self._since is None:
+            return None
+        clips, largest = self._since
+        self._since = None
+        heard = torch.where(largest == -math.inf, math.nan, largest)
+        return HeadClips(tuple(self._rows), torch.stack([clips, heard]))
 
     # ---------------------------------------------------------------------------------------------------- what it hears
 
@@ -112,8 +142,16 @@ class LargestLogits(AttentionCalls):
                 found[place], powers[place] = values[head].view(shape), power.view(shape)
         return found, powers
 
+    @without_autograd
+    def note_scaled(self, weights: Collection[int], tau: float) -> None:
+        """The heads above `tau` were scaled, of the attention that these weights (ids) are of."""
+        for (key, heads), largest in zip(self.heads.items(), self._joined or (), strict=False):
+            if any(id(rows.param) in weights for rows in heads.weights):
+                above = (largest > tau) & (largest < math.inf)
+                self._scaled[key] = above | self._scaled[key] if key in self._scaled else above
+
     def _over_ranks(self, device: torch.device) -> list[Tensor]:
-        """The largest logits of each attention, `[G]`, 0 where none was heard; over ranks: one all-reduce a step."""
+        """The largest logits of each attention, `[G]`, -inf where none was heard; over ranks: one all-reduce a step."""
         if self._joined is None:
             self._note_unheard()
             found = [self._of(key, device) for key in self.heads]
@@ -125,7 +163,7 @@ class LargestLogits(AttentionCalls):
     def _of(self, key: int, device: torch.device) -> Tensor:
         heads, values = self.heads[key], self._largest.get(key)
         if values is None:
-            return torch.zeros(heads.keys, device=device)
+            return torch.full((heads.keys,), -math.inf, device=device)
         # a maximum over ranks may lose a NaN, and what is not finite is not acted on
         return at(device, values).nan_to_num(nan=math.inf, posinf=math.inf).view(heads.keys, -1).amax(dim=1)
 

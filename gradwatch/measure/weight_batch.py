@@ -56,6 +56,12 @@ class WeightBatch(Batch):
         logits, powers = self.heads.of_rows(self.layout)
         return [logits[i] for i in self.places], [powers[i] for i in self.places]
 
+    def note_scaled_heads(self, tau: float) -> None:
+        """The heads with logits above `tau` were scaled, of these layers as far as they are held."""
+        held = {id(self.layout.params[i]) for i, w in zip(self.places, self.tensors, strict=True) if w is not None}
+        if self.heads is not None:
+            self.heads.note_scaled(held, tau)
+
     def first_singular_vectors(self) -> State:
         """Of each matrix the first right singular vector, by its layer's name."""
         iteration = self._iteration()

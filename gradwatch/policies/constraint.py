@@ -161,11 +161,13 @@ class QKClip(Policy):
 
     def apply(self, batch: Batch, state: State) -> State:
         """Scale the rows in place; the share of a layer's rows that was scaled is its `renorm_rate`."""
-        logits, powers = cast("WeightBatch", batch).largest_logits()
+        weights = cast("WeightBatch", batch)
+        logits, powers = weights.largest_logits()
         alone = [math.nan] * len(logits)
         batch.scale_units(
             lambda each, power: formulas.scale_back_coef(each, self.tau) ** power, [logits, powers], alone=alone
         )
+        weights.note_scaled_heads(self.tau)
         return {}
 
 

@@ -12,14 +12,15 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from gradwatch.history import History, Run
-from gradwatch.measure import activations, attention, gradient_histogram, routers
+from gradwatch.measure import activations, attention, gradient_histogram, largest_logits, routers
 from gradwatch.recording.loop_clips import COEF, Applied, clip_columns
 from gradwatch.table import RECORDED, SAMPLED, STEP_COLUMNS, WAS_NAN, Table, stack
 
-ACTIVATIONS, HISTOGRAMS = SAMPLED
+ACTIVATIONS, HISTOGRAMS, HEADS = SAMPLED
 QUANTITIES = {
     ACTIVATIONS: (*activations.QUANTITIES, *attention.QUANTITIES, *routers.QUANTITIES),
     HISTOGRAMS: gradient_histogram.QUANTITIES,
+    HEADS: largest_logits.QUANTITIES,
 }
 
 

@@ -65,13 +65,12 @@ class Inside:
         if self.micro_batches is not None:
             self.micro_batches.stop()
             asked["micro_batches"] = self.micro_batches.norms()
-        if self.logits is not None:
-            self.logits.clear()
+        heads = {} if self.logits is None else {"heads": self.logits.end(sampled=weights is not None)}
         if weights is not None:
             asked["weights"] = weights
         with looking.at("what ranks add up"):
-            return add_up(together(asked, looking), layout.sharding)
-        return {}
+            return {**add_up(together(asked, looking), layout.sharding), **heads}
+        return heads
 
     def stop(self) -> None:
         """Look no more."""
@@ -107,7 +106,9 @@ def measured(
         PolicyError: a pattern of a policy fits no layer.
     """
     clip, renorm = policies
-    looking, logits = Looking(), _logits(model, layout) if renorm is not None and renorm.hears_attention else None
+    looking, logits = Looking(), None
+    if renorm is not None and renorm.hears_attention:
+        logits = _logits(model, layout, part)
     weights = Weights(layout, renorm, settings.every, settings.slots, looking, settings.matrices, logits)
     looked_at = replace(_inside(model, settings, layout, part, looking), logits=logits)
     return Clipper(layout, optimizers, clip, looked_at.histogram), weights, looked_at
@@ -144,7 +145,7 @@ def _inside(
     )
 
 
-def _logits(model: nn.Module, layout: Layout) -> LargestLogits:
+def _logits(model: nn.Module, layout: Layout, part: str | None) -> LargestLogits:
     """What a constraint on attention goes by, over the ranks that share the batch."""
     group = model.process_group if isinstance(model, DistributedDataParallel) else None
     if layout.sharding is not None or (group is None and world_size() > 1):
@@ -152,4 +153,4 @@ def _logits(model: nn.Module, layout: Layout) -> LargestLogits:
             "QKClip: all ranks that share weights must scale them alike, which is known of one process and of "
             "DistributedDataParallel only"
         )
-    return LargestLogits(model, group)
+    return LargestLogits(model, group, part)

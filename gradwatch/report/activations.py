@@ -20,11 +20,15 @@ from gradwatch.table import Table
 MAPS = {"rms": "RMS", "max": "largest |a|", "saturated": "saturated share", "dead": "dead units"}
 HEAD_MAPS = {"logit_max": "attention logits", "entropy": "attention entropy"}
 EXPERT_MAPS = {"tokens": "tokens of experts"}
+QK_MAPS = {"qk_clips": "steps in which QKClip scaled a head", "logit_max": "largest logits, which QKClip bounds"}
 SHARES = ("saturated", "dead", "entropy", "tokens")
 LOWEST = ("entropy", "tokens")  # of which a low value is the one to be seen
 HEADERS = ("module", "rms", "times as at first", "largest |a|", "zeros", "saturated", "dead units", "non-finite")
 RANKS = (0, 1, 4, 2, 6, 5, 3, 2)
-WHAT = ((MAPS, "module"), (HEAD_MAPS, "head"), (EXPERT_MAPS, "expert"))
+WHAT = (  # maps, of what, and the table that it is in
+    (MAPS, "module", "activations"), (HEAD_MAPS, "head", "activations"), (EXPERT_MAPS, "expert", "activations"),
+    (QK_MAPS, "head", "heads"),
+)  # fmt: skip
 MOST = 12  # modules in the table of a terminal
 Rows = list[list[str]]
 
@@ -96,12 +100,12 @@ def as_layers(history: History, quantity: str, sampled: str = "activations") -> 
 
 def activation_charts(history: History) -> list[Chart]:
     """Modules and heads x steps of what was recorded; shares only where there are any."""
-    drawn = ((*pair, what) for maps, what in WHAT for pair in maps.items())
+    drawn = ((*pair, what, table) for maps, what, table in WHAT for pair in maps.items())
     return [chart for words in drawn if (chart := _map(history, *words))]
 
 
-def _map(history: History, quantity: str, title: str, what: str) -> Chart | None:
-    shown = as_layers(history, quantity)
+def _map(history: History, quantity: str, title: str, what: str, table: str) -> Chart | None:
+    shown = as_layers(history, quantity, table)
     data = heatmap(shown, quantity, lowest=quantity in LOWEST)
     if data is None or (quantity in SHARES and not (data.value > 0).any()):
         return None

@@ -7,6 +7,7 @@
     activations/part-*        one row per sampled step and module, where activations are recorded: the flushes that have
                               any have a part
     histograms/part-*         the same of sampled steps and layers, where histograms of gradients are
+    heads/part-*              the same of sampled steps and heads of attention, where QKClip clips them
     cursor.json               how far the courier has come
     findings.json             what the diagnosis said last
 

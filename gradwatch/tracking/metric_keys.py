@@ -126,6 +126,8 @@ SAMPLED_QUANTITIES = {
     ("by_layer", "stable_rank"): ("stable_rank", ("median",)),
     ("by_layer", "row_share"): ("row_share", ("largest",)),
     ("by_layer", "trust_ratio"): ("trust_ratio", ("smallest", "median")),
+    ("heads", "qk_clips"): ("qk_clips", ("largest",)),
+    ("heads", "logit_max"): ("qk_logit", ("largest", "median")),
     ("activations", "rms"): ("activation_rms", ("largest", "median")),
     ("activations", "max"): ("activation_max", ("largest", "median")),
     ("activations", "dead"): ("activation_dead", ("largest",)),

@@ -47,6 +47,8 @@ OWN = tuple(
         "stable_rank",
         "row_share",
         "trust_ratio",
+        "qk_clips",
+        "qk_logit",
     )
 )
 _OWN_TOO = (*OWN, "lr/", SETTING)

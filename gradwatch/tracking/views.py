@@ -51,7 +51,8 @@ SECTIONS = {"Training": True, "Gradients": True, "weight_norm": True, "grad_norm
             "update_norm": False, "clip_rate": False, BRIEF: False, "activation_rms": False, "activation_max": False,
             "activation_dead": False, "attention_logit": False, "attention_entropy": False,
             "expert_tokens": False, "noise_scale": False, "grad_below_fp16": False, "grad_below_e4m3": False,
-            "sigma_max": False, "stable_rank": False, "row_share": False, "trust_ratio": False}  # fmt: skip
+            "sigma_max": False, "stable_rank": False, "row_share": False, "trust_ratio": False, "qk_clips": False,
+            "qk_logit": False}  # fmt: skip
 RATES = ("clip/rate_so_far", "loop_clip/rate_so_far")  # each a column too, where it is sent
 MAX_LOGGED = 20
 # column of the runs table -> width in pixels; MLflow's own 100 would cut every policy's name

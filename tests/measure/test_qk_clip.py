@@ -225,6 +225,31 @@ def test_the_largest_logit_is_that_of_all_products_however_they_are_cut(piece, m
     torch.testing.assert_close(largest_of(q, k, mask, causal, None), want.float())
 
 
+@pytest.mark.parametrize("name", ["sdpa", "shared keys", "softmax"])
+def test_how_often_each_head_was_scaled_is_counted(name, tmp_path):
+    """Of batches that grow to and fro, beside what is written out; rows are of steps 0, 4 and 8."""
+    model, keys, steps = large(MODELS[name]), SHARED.get(name, HEADS), 10
+    batches = [data(model) * size for size in torch.linspace(0.5, 1.5, steps).sin().square() + 0.2]
+    tau, scaled, largest = float(Oracle.of(model, data(model)).median()) / 2, [], []
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+    with watch(model, optimizer, tmp_path, renorm=f"QKClip({tau!r})", every=4, name="A") as handle:
+        for x in batches:
+            of_keys = Oracle.of(model, x)[0].view(keys, -1).amax(1).repeat_interleave(HEADS // keys)
+            scaled.append(of_keys > tau)
+            largest.append(of_keys)
+            loss_of(model(x)).backward()
+            optimizer.step()
+    heads = open_history(handle.dir).heads
+    assert heads.layers == tuple(f"A.[{i}]" for i in range(HEADS))
+    assert heads.step.tolist() == [0, 4, 8]
+    spans = [slice(0, 1), slice(1, 5), slice(5, 9)]
+    counts = np.array([torch.stack(scaled[at]).sum(0).numpy() for at in spans])
+    assert 0 < counts.min(axis=1).sum() + counts.max() < counts.size * 4
+    np.testing.assert_array_equal(heads.values["qk_clips"], counts)
+    wanted = [torch.stack(largest[at]).amax(0).numpy() for at in spans]
+    np.testing.assert_allclose(heads.values["logit_max"], wanted, rtol=1e-4)
+
+
 def run(model, folder, step, steps=2, tau=0.01):
     """Train for some steps of no rate; hands back the history."""
     optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
@@ -321,6 +346,8 @@ def test_nothing_is_left_behind_and_only_may_choose(tmp_path):
     assert [name for name, rate in rates.items() if rate > 0] == [
         f"1.{n}_proj.{w}" for n in "qk" for w in ("weight", "bias")
     ]
+    clips = dict(zip(history.heads.layers, history.heads.values["qk_clips"][0], strict=True))
+    assert clips == {f"{i}[{head}]": float(i) for i in range(2) for head in range(HEADS)}
 
 
 def test_nothing_is_read_from_the_device():
@@ -334,7 +361,7 @@ def test_nothing_is_read_from_the_device():
             with mode:
                 model(own)
                 logits, powers = heads.of_rows(layout)
-                heads.clear()
+                heads.end(sampled=True)
         assert [each is None for each in logits] == [each is None for each in powers] == [*[False] * 4, *[True] * 2] * 2
     finally:
         heads.stop()
@@ -347,7 +374,8 @@ def test_frozen_queries_and_keys_stay_as_they_are(tmp_path):
         p.requires_grad_("v_proj" in name or "out" in name or "o_proj" in name)
     before = {n: p.detach().clone() for n, p in model.named_parameters()}
     optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
-    with watch(model, optimizer, tmp_path, renorm=f"QKClip({tau!r})"):
+    with watch(model, optimizer, tmp_path, renorm=f"QKClip({tau!r})") as handle:
         loss_of(model(data(model))).backward()
         optimizer.step()
     assert all(torch.equal(p, before[n]) for n, p in model.named_parameters())
+    assert not open_history(handle.dir).heads.values["qk_clips"].any()

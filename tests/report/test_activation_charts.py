@@ -95,6 +95,22 @@ def test_where_heads_are_too_many_to_draw_the_sharpest_is_kept():
     assert heatmap(shown, "entropy", max_rows=1, max_columns=1).value.tolist() == [[pytest.approx(0.5)]]
 
 
+def test_heads_that_were_scaled_have_maps_and_keys():
+    history = make_history()
+    steps = history.by_step.take(np.arange(0, len(history), 10))
+    values = {"qk_clips": np.array([0.0, 2, 9]), "logit_max": np.array([50.0, 120, 300])}
+    wide = {name: (each * np.ones((len(steps), 1))).astype(np.float32) for name, each in values.items()}
+    history = replace(history, heads=replace(steps, values=wide, layers=tuple(f"h.0.attn[{i}]" for i in range(3))))
+    first, second = activation_charts(history)
+    assert first.title == (
+        "Activations: steps in which QKClip scaled a head, most in h.0.attn[2] (9), least in h.0.attn[0] (0)"
+    )
+    assert second.tab == "largest logits, which QKClip bounds"
+    points = {p.key: p.value for w in windows(history, 50, 16, ended=True) for p in w.points}
+    wanted = {"qk_clips/largest": 9, "qk_logit/largest": 300, "qk_logit/median": 120}
+    assert {key: value for key, value in points.items() if key.startswith("qk_")} == wanted
+
+
 def test_a_run_without_has_none():
     history = make_history()
     assert activation_charts(history) == []
