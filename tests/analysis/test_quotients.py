@@ -138,6 +138,20 @@ def test_a_first_step_of_many_times_the_weights_replaced_them_whatever_came_of_i
 
 
 @pytest.mark.parametrize(
+    ("times", "left", "found"), [(8.0, 0.6, True), (3.0, 0.6, False), (8.0, 0.1, False), (0.01, 0.6, False)]
+)
+def test_weights_that_outgrow_what_is_learnt_were_led_away_by_the_steps(times, left, found):
+    plain = run(loss=learns(4 * left), ratio=0.01)
+    norm, grows = plain.layer("weight_norm"), np.linspace(1, times, STEPS)[:, None]
+    held = changed(
+        plain, per_layer={**plain.per_layer, "weight_norm": np.where(np.isnan(norm), np.nan, norm[:1] * grows)}
+    )
+    assert [f.cause.startswith("The steps are too long for what is learnt") for f in lr_too_high(held)] == [
+        True
+    ] * found
+
+
+@pytest.mark.parametrize(
     ("times", "words"), [(1.0, "while the gradients stayed usual"), (8.0, "times the usual: an odd batch")]
 )
 def test_what_the_gradient_was_in_a_step_whose_loss_alone_stands_out_is_said(times, words):

@@ -13,6 +13,7 @@ from gradwatch.analysis.rules.attention import grown_logits
 from gradwatch.analysis.rules.facts import (
     GUARD,
     LEAST_STEPS,
+    directness,
     initial_gains,
     is_adaptive,
     largest_ratio,
@@ -27,7 +28,7 @@ from gradwatch.analysis.rules.far_beginning import begins_far
 from gradwatch.analysis.rules.finding import Finding, Severity, Why, either
 from gradwatch.analysis.rules.losses import has_rivals, odd_batch, scaled_losses
 from gradwatch.analysis.rules.once import once
-from gradwatch.analysis.rules.progress import progress, succeeds
+from gradwatch.analysis.rules.progress import progress, reaches_its_goal, succeeds
 from gradwatch.analysis.rules.schedule import goes_astray, raised_before
 from gradwatch.analysis.rules.step_length import first_ratio, lengthened, lowered
 from gradwatch.analysis.rules.tries import LOWER, clip_with, rate_times, warm_up
@@ -49,7 +50,7 @@ def lr_too_high(history: History, jump: float = 0.35, sigmas: float = 6.0, width
     (`_ran_away`). Not judged where parts of a run train against
     each other, or where the loss is below 0 early or begins in its own noise (a policy gradient's): it has no scale.
     First steps that were far too long show in the weights (`_ran_away`), which is said where the loss shows nothing by
-    the first 50 steps.
+    the first 50 steps; and so do steps that lead the weights away while little is learnt (`_outgrew`).
     Source: methods, S5: jump over the running minimum of 1.95 to 8.6 nats against .36 or less in healthy runs, where
     spike scores stay 0; section 0.3: under Adam warm-up cures it, and clipping does not.
     """
@@ -79,7 +80,7 @@ def lr_too_high(history: History, jump: float = 0.35, sigmas: float = 6.0, width
             numbers: dict[str, float | str] = {"metric": name, **evidence, "end": end}
             end_row = len(history) - 1 if severity == "error" else int(rows[last])
             return [_too_high(history, severity, int(rows[first]), end_row, numbers, shifted)]
-    return away
+    return away or _outgrew(history)
 
 
 _BY_THEN = 50
@@ -138,6 +139,32 @@ def _ran_away(
         "error" if losses and not any(p.is_real() or p.ended < 0.9 * p.first for p in losses) else "warning"
     )
     return [_too_high(history, severity, begin, end, evidence, False, why)]
+
+
+def _outgrew(history: History, times: float = 5.0, left: float = 0.4, direct: float = 0.9) -> list[Finding]:
+    """Most matrices ended at `times` their first size, and of each loss the share `left` of its first value is left.
+
+    Weights that grow because the loss asks for it leave little of it. Not said of matrices that began next to 0
+    (`initial_gains`), nor where another metric reaches its goal, nor of steps that get the share `direct` of their way
+    in a straight line: they have far to go, to targets that are large. The healthy trainings of the tests that leave so
+    much grow up to 3.2 times.
+    """
+    at, norm = measured(history, "weight_norm")
+    which, losses = initial_gains(history) > 0.1, [p for p in progress(history) if p.is_loss]
+    if len(at) < 3 or which.sum() < 2 or not losses or any(p.ended < left * p.first for p in losses):
+        return []
+    with np.errstate(invalid="ignore", divide="ignore"):
+        grown = np.median(norm[:, which].astype(np.float64) / norm[0, which], axis=1)
+    straight = middle(directness(history)[1][which]) > direct
+    if not grown[-1] > times or straight or reaches_its_goal(history):
+        return []
+    row = max(0, int(np.argmax(grown > times**0.5)) - 1)
+    p = losses[0]
+    why = f"The steps are too long for what is learnt: most weights grew to {grown[-1]:.3g} times their size, and "
+    why += f"{p.metric} still is {p.ended:.4g} of the {p.first:.4g} that it began with."
+    evidence: dict[str, float | str] = {"growth": float(grown[-1]), "metric": p.metric, "left": p.ended / p.first}
+    begin, end = int(history.layer_rows[at[row]]), len(history) - 1
+    return [_too_high(history, "warning", begin, end, evidence, False, why)]
 
 
 def _jumps(values: Floats, jump: float, sigmas: float, width: int) -> tuple[int, int, dict[str, float]] | None:
