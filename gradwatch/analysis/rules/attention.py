@@ -43,8 +43,8 @@ def attention_logits_grow(
         "key only, and hardly any gradient comes back through it."
     )
     cure = (
-        "Normalise queries and keys (a LayerNorm or RMSNorm of each head before the product), lower the learning rate "
-        "or warm it up, or give the projections of queries and keys a weight decay."
+        "Normalise queries and keys, each head by itself before the product: q = F.rms_norm(q, q.shape[-1:]), and k "
+        "too. Or lower the learning rate tenfold, or warm it up, or give these projections a weight decay of 0.1."
     )
     return [_finding(history, "attention-logits-grow", heads, hit, _since(heads, above), evidence, cause, cure)]
 

@@ -176,8 +176,8 @@ def _grows_on_its_way(history: History, decades: float = 2.0, fit: float = 0.9, 
             f"Each layer multiplies the gradient on its way back by about {times:.2g} from the start, so that small "
             "changes of the first weights change the outputs beyond all measure: the initial weights, or what "
             "multiplies their outputs, are too large for this depth.",
-            f"Use {', '.join(remedies(history))}; a factor inside of an activation (a sine's frequency, a temperature) "
-            "divides the initial weights behind it. A lower learning rate does not make up for it.",
+            f"Use {'; or '.join(remedies(history))}. A factor inside of an activation (a sine's frequency, a "
+            "temperature) divides the initial weights behind it. A lower learning rate does not make up for it.",
         )
     ]
 
