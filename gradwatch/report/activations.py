@@ -79,7 +79,8 @@ def outlying(modules: tuple[ModuleSummary, ...], most: int = MOST) -> list[Modul
         moved = abs(math.log10(module.growth)) if 0 < module.growth < math.inf else 0.0
         return 1e6 * (module.nonfinite > 0) + 2 * dead + saturated + peak / 3 + moved
 
-    return sorted(modules, key=badness, reverse=True)[:most]
+    known = [m for m in modules if m.nonfinite or not math.isnan(m.rms)]  # not what was recorded earlier alone
+    return sorted(known, key=badness, reverse=True)[:most]
 
 
 def module_cells(modules: list[ModuleSummary]) -> Rows:

@@ -132,6 +132,12 @@ def test_the_module_that_stands_out_is_shown_first(quantity, value):
     assert lines[head + 3].startswith("h.1.act")
 
 
+def test_a_module_that_was_recorded_at_first_alone_stands_out_no_more():
+    late = {(-1, at): np.nan for at in (1, 2)}
+    history = with_activations(make_history(), rms=late, nonfinite={(-1, 2): 1.0})
+    assert {module.name for module in outlying(module_summaries(history))} == {*MODULES} - {"h.0"}
+
+
 def test_the_finding_of_a_nan_names_the_module_whose_output_was_one_first():
     def born(at):
         found = with_activations(make_history(nan_at=100), nonfinite={(at, 3): 1.0, (at, 2): 1.0, (9, 0): 1.0})
@@ -140,6 +146,32 @@ def test_the_finding_of_a_nan_names_the_module_whose_output_was_one_first():
 
     assert born(5) == ("h.1.act", True)  # step 100: the step of the first such gradient
     assert born(6) == (None, False)  # step 120: by then it is everywhere
+
+
+def test_while_all_such_steps_are_skipped_a_later_sample_and_the_weights_show_where_a_nan_is_born():
+    def found(skipped, weight=None):
+        history = with_activations(make_history(every=1), nonfinite={(6, 2): 1.0})
+        history.layer("grad_norm")[100:, 1:3] = np.nan
+        history.layer("nonfinite")[100:, 1:3] = 1
+        for name in ("grad_norm", "clipped_norm"):
+            history.per_step[name][100:] = np.nan
+        history.per_step["skipped"][100:] = float(skipped)
+        if weight is not None:
+            history.layer("weight_norm")[weight:, 1] = np.nan
+        (finding,) = (f for f in diagnose(history) if f.rule == "nonfinite")
+        return finding, history.layers[1]
+
+    finding, _ = found(skipped=True)
+    assert finding.evidence["first_activation"] == "h.1.act"
+    assert "weights" not in finding.evidence
+    finding, _ = found(skipped=False)  # step 100 was sampled, and step 120, whose weights the steps before have ruined
+    assert "first_activation" not in finding.evidence
+    assert "the outputs of all 5 modules that were recorded were finite" in finding.cause
+    finding, layer = found(skipped=True, weight=100)
+    assert finding.evidence["weights"] == layer
+    assert f"The weights of {layer} are not finite themselves" in finding.cause
+    assert "weights" not in found(skipped=False, weight=100)[0].evidence
+    assert found(skipped=False, weight=90)[0].evidence["weights"] == layer
 
 
 def test_mlflow_gets_the_largest_and_the_median_of_all_modules():

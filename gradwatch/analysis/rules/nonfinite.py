@@ -11,11 +11,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gradwatch.analysis.final_values import nonfinite_rows, was_nan
-from gradwatch.analysis.rules.activations import birthplace
 from gradwatch.analysis.rules.facts import matrices, measured, pick, root_mean_square
 from gradwatch.analysis.rules.finding import Finding, Severity, either
-from gradwatch.analysis.rules.largest_row import nonfinite_row
 from gradwatch.analysis.rules.losses import scaled_losses
+from gradwatch.analysis.rules.origin import origin
 from gradwatch.analysis.rules.tries import LOWER, warm_up
 from gradwatch.history import Bools, History
 from gradwatch.storage.logged_names import is_loss, is_training_loss
@@ -37,7 +36,10 @@ def nonfinite(
     Of an imported run, whose rows are not all steps, `unknown`.
 
     Where activations were recorded in that step or before, `first_activation` is the module whose output was not finite
-    first in the forward pass. Where no gradient was so and a training loss that was logged is, see `_of_losses`.
+    first in the forward pass; while all such steps are skipped, in any of them. `weights` is a layer that is itself
+    not finite: seen before that step, or while all were skipped, as others are ruined by the step.
+
+    Where no gradient was so and a training loss that was logged is, see `_of_losses`.
 
     Under a GradScaler dropped steps are its way to find the scale: a note, when there were at most `few` of them or a
     share of `seldom`.
@@ -59,9 +61,11 @@ def nonfinite(
     said = (_of_half_weights(history) or _of_the_scale(history)) if after == "float16" else None
     said = said or (_of_a_vanished(history, first) if after == "nothing" else None)
     cause, cure = said or _words(went_first, after, last, following, int(history.step[first]))
-    if skipped:
+    ends = last or history.layers[-1] if bad.any() else ""
+    seen = origin(history, first, int(rows[-1]) if skipped else first, bad, ends)
+    cure = seen.cure if seen.cure and went_first == "loss" and after == "nothing" and not said else cure
+    if skipped and "weights" not in seen.evidence:
         cure = "These steps were skipped. If they keep coming: " + cure[0].lower() + cure[1:]
-    where, words = _where(history, first, last or history.layers[-1] if bad.any() else "")
     return [
         Finding(
             rule="nonfinite",
@@ -76,27 +80,13 @@ def nonfinite(
                 "first": went_first,
                 "after": after,
                 **({"last_nonfinite": last, "next_finite": following} if last else {}),
-                **where,
+                **seen.evidence,
             },
-            cause=cause + words,
+            cause=cause + seen.said,
             cure=cure,
             tries=(LOWER, warm_up(history)) if after == "growth" else (),
         )
     ]
-
-
-def _where(history: History, first: int, last: str) -> tuple[dict[str, float | str], str]:
-    """What else is recorded of where it began, as evidence and in words: a row of the layer `last`, an activation."""
-    evidence: dict[str, float | str] = {}
-    row = nonfinite_row(history, first, last) if last else None
-    born = birthplace(history.activations, int(history.step[first]))
-    words = f" In the forward pass the first output that was not finite is that of {born}." if born else ""
-    if row is not None:
-        evidence["row"] = row
-        words += f" Row {row} of {last} is not finite."
-    if born:
-        evidence["first_activation"] = born
-    return evidence, words
 
 
 def _severity(history: History, rows: NDArray[np.intp], skipped: bool, few: int, seldom: float) -> Severity:
@@ -126,11 +116,11 @@ def _of_losses(history: History) -> list[Finding]:
                 int(history.step[rows[0]]),
                 int(history.step[rows[-1]]),
                 {"metric": name, "steps": len(rows), "first": "loss", "grad_norm": float(np.nanmax(norm, initial=0.0))},
-                f"{name} is inf or NaN in {len(rows)} steps, and every gradient is finite: "
-                + (f"exactly 0 there. {either(_NOTHING_ASKED)}" if empty else "that part of it leads to no weight."),
+                f"{name} is inf or NaN in {len(rows)} steps, and every gradient is finite"
+                + (f": exactly 0 there. {either(_NOTHING_ASKED)}" if empty else f". {either(_FINITE_ALL_THE_SAME)}"),
                 "Look at the batch of that step, and at how the loss is averaged: divide by max(count, 1), or leave a "
                 "step out whose batch has no target (all ignore_index, an empty mask).",
-                alternatives=_NOTHING_ASKED if empty else (),
+                alternatives=_NOTHING_ASKED if empty else _FINITE_ALL_THE_SAME,
             )
         ]
     return []
@@ -139,6 +129,12 @@ def _of_losses(history: History) -> list[Finding]:
 _NOTHING_ASKED = (
     "the loss is a mean over no target at all, 0 / 0",
     "what is not finite is cut off from the weights (a clamp, a where, zero_infinity)",
+)
+
+
+_FINITE_ALL_THE_SAME = (
+    "that part of it leads to no weight",
+    "its derivative is finite where it is not, as that of the logarithm of a negative number",
 )
 
 
