@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 import numpy as np
 
@@ -47,6 +48,7 @@ _NAMES = re.compile(
 )
 
 _SLICE = re.compile(r"\[\d+\]$")
+_BLOCK = re.compile(r"(?<![^.])\d+(?=\.)")  # of a name such as `h.11.attn.weight`
 SEARCHED = "search."  # before the params that a search drew: they are in the policy's text as well
 Group = tuple[str, tuple[tuple[str, str], ...]]
 
@@ -190,7 +192,7 @@ def _all_settings(run: Run) -> dict[str, str]:
     several = len(run.optimizers) > 1
     names = [layer.name for layer in run.layers]
     found = {"model": f"{len(_whole(names))} layers, {sum(layer.numel for layer in run.layers):,} parameters"}
-    found["split"] = ", ".join(sorted(_whole(names) - {*names}))
+    found["split"] = _like(_whole(names) - {*names})
     for optimizer in run.optimizers:
         prefix = f"{optimizer.get('name', '')}." if several else ""
         found[f"{prefix}optimizer"] = str(optimizer.get("class", ""))
@@ -208,6 +210,12 @@ def _all_settings(run: Run) -> dict[str, str]:
 def _whole(names: Iterable[str]) -> set[str]:
     """The tensors of these layers: `w` of `w[0]` and `w[1]`."""
     return {_SLICE.sub("", name) for name in names}
+
+
+def _like(names: Collection[str]) -> str:
+    """Layers of the blocks of a model in few words: `h.*.attn.weight (4)`."""
+    counts = Counter(_BLOCK.sub("*", name) for name in names)
+    return ", ".join(sorted(f"{name} ({n})" if n > 1 else name for name, n in counts.items())) or "none"
 
 
 COLUMNS = {"run", "policy", "runs", "seed", "steps", "clip_rate", "loop_clip_rate", "median_grad_norm", "p99_grad_norm",

@@ -101,7 +101,9 @@ def test_slices_of_a_tensor_are_no_other_model():
         return replace(history, run=replace(history.run, layers=layers, optimizers=optimizers))
 
     whole, cut = sized(run(0.8), a=(4,), w=(4, 4)), sized(run(0.8), **{"a": (4,), "w[0]": (2, 4), "w[1]": (2, 4)})
-    assert settings([whole, cut]) == [{"split": ""}, {"split": "w"}]
+    assert settings([whole, cut]) == [{"split": "none"}, {"split": "w"}]
+    blocks = sized(run(0.8), a=(4,), **{f"h.{i}.w[{k}]": (2, 4) for i in range(12) for k in (0, 1)})
+    assert settings([whole, blocks])[1]["split"] == "h.*.w (12)"
 
 
 def test_a_diverged_run_is_counted_and_ranks_last():
