@@ -106,13 +106,13 @@ def train(model, folder, loop="plain", steps=2, asked=True, how=()):
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-9)
     handle = watch(model, optimizer, folder, activations=asked, activations_every=50)
     torch.manual_seed(1)
-    kept = {}
+    run, kept = torch.compile(model, backend="eager") if loop == "compile" else model, {}
     for step in range(steps):
         for block in model.blocks:
             block.attn.seen.clear()
         for part in range(3 if loop == "accumulation" else 1):
             with torch.autocast("cpu", torch.bfloat16, enabled=loop == "autocast"):
-                loss = model(torch.randn(B + part, T, WIDTH), *how).float().square().mean()
+                loss = run(torch.randn(B + part, T, WIDTH), *how).float().square().mean()
             kept[step] = [[*block.attn.seen] for block in model.blocks]  # not those of a checkpointed part in backward
             loss.backward()
             if loop == "accumulation":
@@ -142,6 +142,7 @@ BIAS[2] = torch.finfo(torch.float32).min
     ("kind", "loop", "again", "how"),
     [({}, "plain", None, ()), ({}, "accumulation", None, ()), ({}, "evaluation", None, ()), ({}, "plain", True, ()),
      ({}, "accumulation", False, ()), ({}, "autocast", None, ()), ({"kv_heads": 2}, "plain", None, ()),
+     ({}, "compile", None, ()),
      ({}, "plain", None, (None, False)), ({}, "plain", None, (MASK, False)), ({}, "plain", None, (BIAS, False))],
 )  # fmt: skip
 def test_every_number_is_the_oracles(kind, loop, again, how, tmp_path):

@@ -43,17 +43,20 @@ class Net(nn.Module):
         return x
 
 
-def train(folder, asked=True, again=False, **options):
+def train(folder, asked=True, again=False, loop="plain", **options):
     torch.manual_seed(0)
     notes, steps = [], []
     model = Net(notes)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     with watch(model, optimizer, folder, activations=asked, activations_every=2, **options) as handle:
+        run = torch.compile(model, backend="eager") if loop == "compile" else model
         for _ in range(5):
             optimizer.zero_grad()
             notes.clear()
             for _ in range(2):  # micro-batches
-                model(torch.randn(3, 7, 4), again).square().mean().backward()
+                with torch.autocast("cpu", torch.bfloat16, enabled=loop == "autocast"):
+                    loss = run(torch.randn(3, 7, 4), again).float().square().mean()
+                loss.backward()
             with torch.no_grad():
                 model(torch.randn(3, 7, 4))
             optimizer.step()
@@ -61,9 +64,11 @@ def train(folder, asked=True, again=False, **options):
     return open_history(handle.dir).activations, steps, [p.detach().clone() for p in model.parameters()]
 
 
-@pytest.mark.parametrize("again", [False, True])
-def test_every_share_is_counted_by_hand(again, tmp_path):
-    table, steps, _ = train(tmp_path, again=again)
+@pytest.mark.parametrize(
+    ("again", "loop"), [(False, "plain"), (True, "plain"), (False, "autocast"), (False, "compile")]
+)
+def test_every_share_is_counted_by_hand(again, loop, tmp_path):
+    table, steps, _ = train(tmp_path, again=again, loop=loop)
     table = table.with_values("tokens")
     assert table.layers == tuple(f"blocks.{b}.gate[{e}]" for b in (0, 1) for e in range(EXPERTS))
     assert table.step.tolist() == [0, 1, 2, 4]

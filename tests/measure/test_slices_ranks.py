@@ -38,7 +38,7 @@ def test_two_ranks_together_are_one_process(kind, alone, tmp_path):
     assert set(together.per_layer) == set(one.per_layer)
 
 
-@pytest.mark.parametrize("kind", ["ddp-rows", "fsdp-rows"])
+@pytest.mark.parametrize("kind", ["ddp-rows", "fsdp-rows", "tp-vocabulary-rows"])
 def test_the_largest_row_of_two_ranks_is_that_of_one_process(kind, alone, tmp_path):
     together, one = recorded(2, kind, tmp_path / kind, "ranks_slices.py"), alone["one-rows"]
     assert np.isfinite(one.layer("row_index")[:, :2]).all()

@@ -41,8 +41,8 @@ def wrap(model, kind, size):
     if kind.startswith("fsdp"):
         return fully_shard(model, mesh=mesh)
     for name, dim in CUT_BY_TP.items():
-        whole = getattr(model, name)
-        setattr(model, name, nn.Parameter(distribute_tensor(whole.detach(), mesh, [Shard(dim)])))
+        whole, along = getattr(model, name), 0 if "vocabulary" in kind else dim
+        setattr(model, name, nn.Parameter(distribute_tensor(whole.detach(), mesh, [Shard(along)])))
     return model
 
 
