@@ -196,16 +196,16 @@ def _unwrapped(optimizer: Any) -> Any:
     DeepSpeed's ZeRO is shown as one.
 
     Raises:
-        WatchError: a wrapper's optimizer inside steps flat copies of the parameters.
+        WatchError: a wrapper's optimizer inside steps copies of the parameters.
     """
     while not fires_hooks(optimizer) and hasattr(optimizer, "optimizer"):
         if is_zero(optimizer):
             return ZeroOptimizer.of(optimizer)
         if type(optimizer).__module__.startswith(FLAT_ENGINES):
             raise WatchError(
-                f"{type(optimizer).__name__} steps flat copies of the parameters, of which each rank has a share: the "
-                "gradients of layers do not reach an optimizer. Use that library's own clipping (Megatron's "
-                "clip_grad), or DDP, fully_shard (FSDP2) or DeepSpeed's ZeRO"
+                f"{type(optimizer).__name__} steps copies of the parameters, flat or in another dtype, of which a rank "
+                "may have a share: the layers' own gradients reach no optimizer. Use that library's own clipping "
+                "(Megatron's clip_grad), or DDP, fully_shard (FSDP2) or DeepSpeed's ZeRO"
             )
         optimizer = optimizer.optimizer
     return optimizer

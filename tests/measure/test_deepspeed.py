@@ -72,3 +72,15 @@ def test_what_would_act_is_refused_and_nothing_is_left_behind(name, launched):
         assert not ones["left"]
         for asked, said in ones["said"].items():
             assert re.match(rf".*{asked}.* with DeepSpeed's ZeRO, which is measured and not acted on", said), said
+
+
+def test_without_zero_it_is_clipped_as_one_process(launched, tmp_path):
+    got, seen = of(launched, "stage-0")
+    folder, weights = ranks_deepspeed.alone(tmp_path, torch.float32, False, False, ranks_deepspeed.STAGE_0_CLIP)
+    want = open_history(folder)
+    assert (want.total("clip_coef") < 1).any()
+    np.testing.assert_allclose(got.layer("grad_norm"), want.layer("grad_norm"), rtol=1e-4)
+    np.testing.assert_allclose(got.total("clip_coef"), want.total("clip_coef"), rtol=1e-4)
+    for ones in seen:
+        for layer, weight in ones["weights"].items():
+            torch.testing.assert_close(weight, weights[layer].detach(), rtol=1e-4, atol=1e-6)

@@ -20,6 +20,7 @@ CASES = {  # by name: stage, dtype, whether it clips, whether a gradient is pois
     **{f"stage-{stage}-bfloat16": (stage, torch.bfloat16, False, False) for stage in (1, 2, 3)},
     **{f"stage-{stage}-nan": (stage, torch.float32, False, True) for stage in (1, 2, 3)},
 }
+STAGE_0_CLIP = f"ClipByGlobalNorm({CLIP})"
 QUIET = {"log": None, "verbose": False, "every": 2}
 
 
@@ -52,11 +53,11 @@ def data(poisoned):
             yield x, torch.randint(3, (16,), generator=generator)
 
 
-def alone(folder, dtype, clips, poisoned):
+def alone(folder, dtype, clips, poisoned, clip=None):
     """The same in one process: what ZeRO does is written in plain torch."""
     model = Net().to(dtype)
     optimizer = torch.optim.AdamW(groups(model))
-    watch = gradwatch.watch(model, optimizer, clip="SkipNonfinite()" if poisoned else None, dir=folder, **QUIET)
+    watch = gradwatch.watch(model, optimizer, clip="SkipNonfinite()" if poisoned else clip, dir=folder, **QUIET)
     for i, (x, y) in enumerate(data(poisoned)):
         (nn.functional.cross_entropy(model(x.to(dtype)).float(), y) / ACCUMULATED).backward()
         if i % ACCUMULATED == ACCUMULATED - 1:
@@ -102,6 +103,22 @@ def watched(folder, deepspeed, stage, dtype, clips, poisoned):
     return {"own": own, "said": said, "left": left, "weights": names}
 
 
+def without_zero(folder, deepspeed):
+    """Stage 0 in float32: the optimizer is torch's own, of the layers, and policies act on it."""
+    model = Net()
+    settings = configured(0, torch.float32, False)
+    engine, optimizer, _, _ = deepspeed.initialize(
+        model=model, optimizer=torch.optim.AdamW(groups(model)), config=settings
+    )
+    watch, rank = gradwatch.watch(engine, optimizer, clip=STAGE_0_CLIP, dir=folder, **QUIET), dist.get_rank()
+    for x, y in data(False):
+        mine = slice(8 * rank, 8 * rank + 8)
+        engine.backward(nn.functional.cross_entropy(engine(x[mine]), y[mine]))
+        engine.step()
+    watch.close()
+    return {"weights": {name: p.detach() for name, p in model.named_parameters() if p.requires_grad}}
+
+
 ASKED = {"clip": "ClipByGlobalNorm(1.0)", "renorm": "MaxNorm(3.0)", "lr_scale": 0.5, "warmup": 3, "slots": True}
 
 
@@ -122,11 +139,13 @@ def main(folder):
         seen = watched(folder / name / "runs", deepspeed, *case)
         torch.save(seen, folder / name / f"{dist.get_rank()}.pt")
         dist.barrier()
+    torch.save(without_zero(folder / "stage-0" / "runs", deepspeed), folder / "stage-0" / f"{dist.get_rank()}.pt")
+    dist.barrier()
 
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    for name in CASES:
+    for name in (*CASES, "stage-0"):
         (Path(sys.argv[1]) / name).mkdir(exist_ok=True)
     main(Path(sys.argv[1]))
     sys.stdout.flush()
