@@ -10,6 +10,7 @@ from make_run import LAYERS, changed, make_history
 from gradwatch.analysis.rules import diagnose
 from gradwatch.analysis.rules.clipping import clip_is_your_learning_rate
 from gradwatch.analysis.rules.dead_layers import dead_layer
+from gradwatch.analysis.rules.facts import ends_in
 from gradwatch.analysis.rules.gradient_scale import gradients_accumulate
 from gradwatch.analysis.rules.gradients import exploding
 from gradwatch.analysis.rules.guard import too_few
@@ -203,6 +204,12 @@ def test_a_loss_that_rests_on_the_floor_of_two_softmaxes_has_them():
     assert (found.severity, found.confidence, found.layers) == ("warning", "likely", LAYERS[-1:])
     assert found.evidence["lowest_possible"] == pytest.approx(FLOOR)
     assert diagnose(run(loss=falls(FLOOR)))[0].rule == "softmax-twice"
+
+
+def test_a_dropout_made_after_the_normalisations_of_a_block_does_not_end_the_model():
+    kinds = {"0": "Linear", "1": "Dropout"}
+    assert ends_in(run(modules=kinds), "Dropout")
+    assert not ends_in(run(modules={"a": "Linear", "b": "LayerNorm", "c": "Dropout", "d": "Dropout"}), "Dropout")
 
 
 def test_a_model_that_ends_in_a_softmax_may_have_two():

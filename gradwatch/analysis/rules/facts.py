@@ -163,9 +163,14 @@ def chance_loss(history: History) -> float:
 
 
 def ends_in(history: History, *kinds: str) -> bool:
-    """Whether the last of the model's modules is of one of these classes."""
+    """Whether the last of the model's modules is of one of these classes.
+
+    Modules stand as they were made: a normalisation made just before it says that both are inside of a block, as the
+    dropouts of torch's TransformerEncoderLayer are.
+    """
     own = list(history.run.modules.values())
-    return bool(own) and own[-1] in kinds
+    before = next((kind for kind in reversed(own) if kind != own[-1]), "")
+    return bool(own) and own[-1] in kinds and "Norm" not in before
 
 
 def root_mean_square(history: History, norm: Floats) -> Floats:
