@@ -60,7 +60,8 @@ are. Where a finding has options that can be tried on an unchanged script (as `g
 of them is the advice; *best* is the best of all of them. Where it has only words, or words that go beyond the options,
 the advice is a person's reading of them (tests/scenarios/readings.py and readings_since.py, written before it was
 tried). Some words lead a reader to the expert's own fix: such an advice helps by definition if it is read rightly, so
-the others are counted apart. The expert's fix was written before a rule saw the training. Rules and words of the cures
+the others are counted apart, and tell more: a reader who does not know the fault may stop at another of the places that
+the words name. The expert's fix was written before a rule saw the training. Rules and words of the cures
 were changed with all of these trainings in view: of a new one expect less.
 
 The score is the training's own, lower is better, the median over the seeds; ∞ is one that diverged. The expert's gain

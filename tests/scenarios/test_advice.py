@@ -196,7 +196,7 @@ def test_gradients_that_a_first_long_step_threw_away_ask_for_a_lower_rate():
 
 @pytest.mark.parametrize(("kind", "end", "first"), [
     ("SGD", 3.0, "--lr-scale 0.1 --clip"), ("SGD", 0.5, "--lr-scale 0.3 --clip"),
-    ("Adam", 3.0, "--lr-scale"), ("Adam", 0.5, "--warmup"),
+    ("Adam", 3.0, "--lr-scale 0.1"), ("Adam", 0.5, "--lr-scale 0.3"),
 ])  # fmt: skip
 def test_a_training_that_learns_at_its_rate_is_slowed_less(kind, end, first):
     loss = np.concatenate([np.linspace(2, 1, 60), np.linspace(1, 8, 40), np.full(100, end)])

@@ -271,9 +271,8 @@ def _too_high(
 def _shorter(history: History, rate: float) -> tuple[str, tuple[str, ...]]:
     """What makes the steps shorter, in words, and what can be tried.
 
-    Where the loss came down to less than half all the same, most steps suit it: under Adam and its kin the first ones
-    alone are made shorter, and a third of the rate is enough. Others are bounded as well as lowered: either by itself
-    mends half as many (docs/findings/cures.md).
+    Where the loss came down to less than half all the same, most steps suit it, and a third of the rate is enough.
+    Under SGD they are bounded as well as lowered: either by itself mends half as many (docs/findings/cures.md).
     """
     learns = any(p.ended < p.first / 2 for p in progress(history) if p.is_loss)
     times = 0.3 if learns else lowered(history)
@@ -282,10 +281,7 @@ def _shorter(history: History, rate: float) -> tuple[str, tuple[str, ...]]:
     if not is_adaptive(history):
         cure = f'Lower the learning rate {to}, and bound the steps: clip="{GUARD}".'
         return cure, (f"{scale} {bound}", scale, bound)
+    to += ", as the loss came down as it is" if learns else ""
     cure = f"Lower the learning rate {to}, or warm it up over the first few hundred steps."
-    if learns:
-        cure = (
-            f"Warm up over the first few hundred steps, or lower the learning rate {to}: the loss came down as it is."
-        )
     cure += f" Clipping does not help: the size of a step of {optimizer_kind(history)} does not depend on the scale of "
-    return cure + "the gradients.", (later, scale) if learns else (scale, later)
+    return cure + "the gradients.", (scale, later)
