@@ -98,7 +98,7 @@ def layer_curves(quantity: str, label: str, of: str = "layers", log: bool = True
         ]
         shown = np.concatenate([_median(seen), *(values[:, i] for i in meant)])
         drawn = figure(traces, label, max(decades(shown), 0.01) if log else 0)
-        return Chart(label.capitalize(), _marked(drawn, history, finding), HEIGHT)
+        return Chart(label[0].upper() + label[1:], _marked(drawn, history, finding), HEIGHT)
 
     return draw
 
@@ -206,9 +206,7 @@ CHARTS: dict[str, Draw] = {
     "stale-second-moment": layer_curves("adam_rms", "gradient over Adam's estimate of it"),
     "activation-outlier": module_curves("max", "largest |a|"),
     "attention-logits-grow": module_curves("logit_max", "largest attention logit", "heads"),
-    "attention-collapsed": module_curves(
-        "entropy", "entropy of the attention, as a share of the largest", "heads", log=False
-    ),
+    "attention-collapsed": module_curves("entropy", "share of the largest entropy", "heads", log=False),
     "expert-starved": module_curves("tokens", "share of the tokens", "experts", log=False),
     "nonfinite": layer_heatmap("grad_norm", "Gradient norm per layer", onset=True),
     "vanishing": depth_profile,

@@ -6,6 +6,7 @@ import base64
 import gzip
 import hashlib
 import json
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -57,6 +58,7 @@ from gradwatch.report.wording import (
 from gradwatch.sanitize import printable
 
 MAX_LAYER_ROWS = 5_000
+_TICKED = re.compile(r"`([^`]+)`")
 
 
 @dataclass(frozen=True)
@@ -135,6 +137,15 @@ def _one(report: Report, page: Page) -> dict[str, Any]:
     }
 
 
+def _spans(text: str) -> list[tuple[str, bool]]:
+    """As `code_spans`, and what stands in backticks, as the names of modules do, is code too."""
+    found: list[tuple[str, bool]] = []
+    for piece, is_code in code_spans(text):
+        parts = [piece] if is_code else _TICKED.split(piece)
+        found += [(part, is_code or i % 2 == 1) for i, part in enumerate(parts) if part]
+    return found
+
+
 def _finding(finding: Finding, history: History, page: Page) -> dict[str, Any]:
     """What the template needs of a finding: its words, its chart, and what follows from it."""
     chart = finding_chart(history, finding)
@@ -142,8 +153,8 @@ def _finding(finding: Finding, history: History, page: Page) -> dict[str, Any]:
         "severity": finding.severity,
         "summary": finding.summary,
         "where": where_text(finding),
-        "cause": code_spans(finding.cause),
-        "cure": code_spans(finding.cure),
+        "cause": _spans(finding.cause),
+        "cure": _spans(finding.cure),
         "code": arguments(finding.cure),
         "evidence": evidence_cells(finding),
         "rule": finding.rule,

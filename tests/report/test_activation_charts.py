@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from make_run import make_history
 
-from gradwatch.analysis.rules import diagnose
+from gradwatch.analysis.rules import Finding, diagnose
 from gradwatch.report.activations import activation_charts, as_layers, module_summaries, outlying
 from gradwatch.report.build import build_report
 from gradwatch.report.downsample import heatmap
@@ -186,3 +186,15 @@ def test_mlflow_gets_the_largest_and_the_median_of_all_modules():
     wanted = {"attention_logit/largest": 40, "attention_logit/median": 2, "attention_entropy/median": 0.5}
     assert {k: v for k, v in points.items() if k.startswith("attention_")} == pytest.approx(wanted)
     assert points["activation_rms/largest"] == 6.0
+
+
+def test_names_in_backticks_are_code_on_the_page_and_lone_backticks_are_themselves():
+    report = build_report([make_history()])
+    cause = "In `h.1.act`; <b>`<i>`</b> and ClipByNorm(1.0), ` too."
+    finding = Finding("activation-outlier", "warning", (), 0, 9, {}, cause, "Look at `h.0`.")
+    page = render_html(replace(report, runs=(replace(report.runs[0], findings=(finding,)),)))
+    shown = (
+        "In <code>h.1.act</code>; &lt;b&gt;<code>&lt;i&gt;</code>&lt;/b&gt; and <code>ClipByNorm(1.0)</code>, ` too."
+    )
+    assert shown in page
+    assert "Look at <code>h.0</code>." in page
