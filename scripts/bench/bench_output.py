@@ -34,7 +34,11 @@ def cpu_name() -> str:
 
 def publish(report: Mapping[str, Any], output: Path | None) -> None:
     """Print the result, and write it to `output` if that is given."""
-    text = json.dumps(report, indent=1)
-    print(text)
+    print(json.dumps(report, indent=1))
+    write(report, output)
+
+
+def write(report: Mapping[str, Any], output: Path | None) -> None:
+    """Write the result, or what of it is there so far, to `output` if that is given."""
     if output:
-        output.write_text(text + "\n")
+        output.write_text(json.dumps(report, indent=1) + "\n")

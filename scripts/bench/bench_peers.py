@@ -20,7 +20,7 @@ import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack, suppress
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -29,11 +29,12 @@ from typing import Any, NamedTuple
 import psutil
 import torch
 from bench_common import MODELS, OPTIMIZERS, machine, named, small_batch
-from bench_output import arguments, publish
+from bench_output import arguments, publish, write
 from peers import BARE, CLIP, OURS, WAYS, missing, versions
 
 STEPS = {"transformer-74": 20, "linear-1000": 20, "mlp-6": 500}  # of a round: long enough for blocks to be written
 WARM = 5  # steps before the first round
+END_SECONDS = 10.0  # that a way and its helpers have to end
 WHAT = {
     "step_ms": "a whole step: forward, backward, clip, recording, optimizer step",
     "phase_ms": "the part of it after backward; absent where a way works inside backward",
@@ -108,6 +109,7 @@ class Trainer:
         context = multiprocessing.get_context("spawn")
         self.pipe, theirs = context.Pipe()
         self.process = context.Process(target=train, args=(theirs, name, torch.get_num_threads()), daemon=True)
+        self._met: set[psutil.Process] = set()  # it and every helper that was seen: one may outlive who started it
         self.process.start()
         theirs.close()
         stack.callback(self.end)
@@ -115,13 +117,10 @@ class Trainer:
 
     def ask(self, question: Any) -> Any:
         """What it answers; until then it runs."""
-        family = self._family()
-        for p in family:
-            p.resume()
+        each(self._family(), psutil.Process.resume)
         self.pipe.send(question)
         answer = self._answer()
-        for p in self._family():
-            p.suspend()
+        each(self._family(), psutil.Process.suspend)
         return answer
 
     def round(self, steps: int, most: float) -> Round:
@@ -130,10 +129,12 @@ class Trainer:
         return Round(whole / done, phase / done, (self._cpu() - before) / done)
 
     def end(self) -> None:
-        """Also after an error, in whatever it is doing: nothing must stay behind stopped."""
-        for p in self._family():
-            p.resume()
-        self.process.terminate()
+        """Also after an error, in whatever it is doing: nothing must stay behind, least of all stopped."""
+        family = self._family()
+        each(family, psutil.Process.terminate)
+        each(family, psutil.Process.resume)  # a process that is stopped hears of nothing
+        _, deaf = psutil.wait_procs(family, END_SECONDS)
+        each(deaf, psutil.Process.kill)
         self.process.join()
 
     def _answer(self) -> Any:
@@ -146,13 +147,25 @@ class Trainer:
         return answer
 
     def _family(self) -> list[psutil.Process]:
+        """It and its helpers, as far as they live."""
         with suppress(psutil.NoSuchProcess):
-            own = psutil.Process(self.process.pid)
-            return [own, *own.children(recursive=True)]
-        return []
+            self._met.add(psutil.Process(self.process.pid))
+        for p in [*self._met]:
+            with suppress(psutil.NoSuchProcess):
+                self._met.update(p.children(recursive=True))
+        self._met = {p for p in self._met if p.is_running()}
+        return [*self._met]
 
     def _cpu(self) -> float:
+        """Seconds that they have worked so far."""
         return sum(sum(p.cpu_times()[:2]) for p in self._family())
+
+
+def each(processes: Iterable[psutil.Process], do: Callable[[psutil.Process], Any]) -> None:
+    """Do it to each of these processes; one may have ended meanwhile."""
+    for p in processes:
+        with suppress(psutil.NoSuchProcess):
+            do(p)
 
 
 def measure(
@@ -242,7 +255,7 @@ def main() -> None:
     ways = [name for name in WAYS if (name in ways or name in (BARE, CLIP, OURS)) and name not in absent]
     named_cases = {f"{m}, {o}": (m, o) for m in named("--models", args.models, MODELS) for o in OPTIMIZERS}
     cases = {case: both for case, both in named_cases.items() if args.only in case}
-    results, rounds, end = {}, args.rounds, time.monotonic() + args.minutes * 60
+    results, report, rounds, end = {}, {}, args.rounds, time.monotonic() + args.minutes * 60
     with ExitStack() as stack:
         trainers = [Trainer(name, stack) for name in ways]
         for number, (case, (model, optimizer)) in enumerate(cases.items()):
@@ -251,21 +264,20 @@ def main() -> None:
             found = measure(trainers, model, optimizer, args.rounds, steps, args.seconds, until)
             results[case], rounds = figures(found), min(rounds, len(found[BARE]))
             print(f"{case}: done, {len(found[BARE])} rounds", file=sys.stderr)
-    publish(
-        {
-            "what": "training steps of a small batch, recorded at every step; medians over interleaved rounds",
-            **about,
-            "versions": versions(),
-            "rounds": rounds,  # of the case that had the fewest
-            "steps": args.steps or STEPS,
-            "seconds": args.seconds,
-            "figures": WHAT,
-            "ways": {name: WAYS[name].records for name in ways},
-            "absent": absent,
-            "results": results,
-        },
-        args.output,
-    )
+            report = {
+                "what": "training steps of a small batch, recorded at every step; medians over interleaved rounds",
+                **about,
+                "versions": versions(),
+                "rounds": rounds,  # of the case that had the fewest
+                "steps": args.steps or STEPS,
+                "seconds": args.seconds,
+                "figures": WHAT,
+                "ways": {name: WAYS[name].records for name in ways},
+                "absent": absent,
+                "results": results,
+            }
+            write(report, args.output)  # after each case: an end before the last one costs no other
+    publish(report, args.output)
 
 
 if __name__ == "__main__":

@@ -6,7 +6,9 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
+import psutil
 import pytest
 
 ROOT = Path(__file__).parents[2]
@@ -94,6 +96,34 @@ def test_where_there_is_no_more_time_a_case_of_peers_has_one_round(minutes, roun
 
     found = measure([Asked()], "mlp-6", "fused AdamW", 3, 1, 1.0, time.monotonic() + minutes * 60)
     assert [*map(len, found.values())] == [rounds]
+
+
+WITH_A_HELPER = """
+import subprocess
+helper = subprocess.Popen(["sleep", "600"], start_new_session=True)
+print(helper.pid, flush=True)
+helper.wait()
+"""
+
+
+def test_no_helper_of_a_way_of_peers_stays_behind_stopped_where_its_process_died(scripts, monkeypatch):
+    import bench_peers
+    from bench_peers import Trainer, each
+
+    monkeypatch.setattr(bench_peers, "END_SECONDS", 0.5)  # where nobody reaps orphans they seem to go on
+    with subprocess.Popen([sys.executable, "-c", WITH_A_HELPER], stdout=subprocess.PIPE, text=True) as process:
+        helper = psutil.Process(int(process.stdout.readline()))
+        trainer = object.__new__(Trainer)
+        trainer.process, trainer._met = (
+            SimpleNamespace(pid=process.pid, terminate=process.kill, join=process.wait),
+            set(),
+        )
+        each(trainer._family(), psutil.Process.suspend)
+        process.kill()
+        process.wait()
+        assert helper.status() == psutil.STATUS_STOPPED
+        trainer.end()
+    assert not helper.is_running() or helper.status() == psutil.STATUS_ZOMBIE
 
 
 def test_a_benchs_own_load_is_not_the_machines(scripts, monkeypatch):
