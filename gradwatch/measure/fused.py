@@ -24,6 +24,11 @@ def loss_scale(optimizer: Optimizer) -> Tensor | None:
     return getattr(optimizer, "grad_scale", None)
 
 
+def is_scaled(optimizer: Optimizer) -> bool:
+    """Whether somebody, as a loss scaler does, has set what the kernel does to the gradients of the step ahead."""
+    return getattr(optimizer, "grad_scale", None) is not None or getattr(optimizer, "found_inf", None) is not None
+
+
 def dropped(optimizer: Optimizer) -> Tensor | None:
     """Whether the scaler lets the kernel drop this step, 0-d bool; None without a scaler."""
     found: Tensor | None = getattr(optimizer, "found_inf", None)

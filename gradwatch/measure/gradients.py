@@ -6,13 +6,14 @@ Legend: L layers, in the order of the Layout. Everything here is device arithmet
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from functools import cached_property, partial
+from functools import cached_property
 from typing import cast
 
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
+from gradwatch.formulas import clip_coef
 from gradwatch.measure.distributed import local
 from gradwatch.measure.foreach import (
     Group,
@@ -42,7 +43,7 @@ class Batch:
 
     # Until something is known or asked: most steps set few of these
     pending: Tensor | None = None
-    choice: tuple[Callable[[], Tensor], Callable[[Tensor | None], Tensor]] | None = None  # see scale_or_divide
+    limit: tuple[Tensor, float] | None = None  # see scale_to
     measured: Tensor | None = None  # the L2 norms of the tensors as they are, `[L]`, where they are known
     skipped: Tensor | None = None
     fraction: Tensor | None = None  # [L] share of elements that an element-wise change touched
@@ -63,7 +64,7 @@ class Batch:
         self.layout, self.tensors, self.optimizers, self.norm_types = layout, tensors, optimizers, norm_types
         self.names, self.params, self.places = layout.names, layout.params, layout.every
         self.here, self.unscale = here or which_are_there(tensors), unscale
-        self._ahead: list[Tensor] = []  # coefficients that the norms do not count in yet
+        self._ahead = [] if unscale is None else [unscale]  # what the norms do not count in yet
 
     @cached_property
     def groups(self) -> list[Group]:
@@ -74,16 +75,14 @@ class Batch:
 
     def norms(self) -> Norms:
         """The norms as they are now, with pending coefficients counted in; measured when first asked for."""
-        if self.choice is not None:
+        if self.limit is not None:
             self.settle()
         if self._norms is None:
             l2 = self.measure() if self.measured is None else self.measured
             others = {p: self.measure(p) for p in self.norm_types if p != 2.0} if self.norm_types else {}
-            whole, ours = self._present, partial(self.layout.which, self.here)  # no method of this: it holds the norms
-            present = ours if whole is None else lambda: whole
-            self._norms = Norms(l2, self.names, others, present, self.layout.numel, self.layout.stages, {})
-            nothing = self.unscale is None and self.pending is None
-            self._ahead = [] if nothing else [f for f in (self.unscale, self.pending) if f is not None]
+            known: dict[float, Tensor] | None = None if self.layout.stages is None else {}
+            here = self.here if self._present is None else self._present
+            self._norms = Norms(l2, self.names, others, self.layout, here, None, known)
         while self._ahead:
             self._norms = self._norms.scaled(self._ahead.pop(0))
         return self._norms
@@ -95,21 +94,20 @@ class Batch:
         self.pending = coef if self.pending is None else self.pending * coef
         self._ahead.append(coef)
 
-    def scale_or_divide(self, coef: Callable[[], Tensor], divisor: Callable[[Tensor | None], Tensor]) -> None:
-        """Multiply all gradients by `coef()` or divide them by `divisor(out)`, 0-d, whichever whoever does it needs;
-        that is put into `out`, if it is given.
+    def scale_to(self, total: Tensor, limit: float) -> None:
+        """Scale all gradients, whose joint norm is `total` (0-d), to `limit` at most, as torch's clip does; by its
+        coefficient or the reciprocal, whichever whoever does it needs.
         """
         self.settle()
-        if self.pending is None:
-            self.choice = coef, divisor
-        else:
-            self.scale(coef())
+        self.limit = total, limit
+        if self.pending is not None:
+            self.settle()
 
     def settle(self) -> None:
-        """Where it is open whether to scale or to divide, scale."""
-        if self.choice is not None:
-            (coef, _), self.choice = self.choice, None
-            self.scale(coef())
+        """Where it is open whether to multiply or to divide, multiply."""
+        if self.limit is not None:
+            limit, self.limit = self.limit, None
+            self.scale(clip_coef(*limit))
 
     def skip(self, flag: Tensor) -> None:
         """Say that this step must not happen where `flag` (0-d bool) is true: of a pipeline, on any of its ranks."""
@@ -198,7 +196,7 @@ class Batch:
 
     def _changed(self, shares: Sequence[Tensor]) -> None:
         """The tensors are other ones, in these shares of their elements, 0-d each."""
-        self._norms = self.measured = None
+        self._norms, self.measured, self._ahead = None, None, []
         found = torch.stack(list(shares))
         if self.layout.sharding is not None:
             found = self.layout.sharding.mean(found)
@@ -229,6 +227,8 @@ class Batch:
     def apply_pending(self) -> None:
         """Multiply the tensors by the pending coefficients, and take the loss scale out."""
         self.settle()
+        if self._norms is None and self.measured is None:
+            self._ahead.clear()  # they are going to be measured with it
         for factor in (self.unscale, self.pending):
             if factor is not None:
                 scale_(self.layout, self.groups, factor)
@@ -258,9 +258,9 @@ class Subset(Batch):
         ones = self.layout.ones(len(self.parent.names))
         self.parent.scale(ones.index_copy(0, self._index(), coef.to(ones.dtype).expand(len(self.index))))
 
-    def scale_or_divide(self, coef: Callable[[], Tensor], divisor: Callable[[Tensor | None], Tensor]) -> None:
+    def scale_to(self, total: Tensor, limit: float) -> None:
         """Scale these layers of the parent."""
-        self.scale(coef())
+        self.scale(clip_coef(total, limit))
 
     def skip(self, flag: Tensor) -> None:
         """Skip the parent's whole step."""

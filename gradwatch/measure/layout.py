@@ -12,6 +12,7 @@ from typing import Any, NamedTuple, TypeVar
 import torch
 from torch import Tensor
 
+from gradwatch.formulas import TORCH_EPS
 from gradwatch.measure.distributed import Sharding, Spread, is_sharded, local
 from gradwatch.measure.pipeline import Stages
 from gradwatch.measure.rows import first_rows
@@ -84,7 +85,7 @@ class Layout:
         as_they_are = self.sharding is None and self._cuts is None and not (self.has_complex or self.has_empty or rows)
         self.is_plain = as_they_are and self.one_device and len(self.dtypes) == 1  # see `measure_plain`
         self._constants: dict[object, Tensor] = {}
-        self._excess: dict[tuple[float, float], tuple[Tensor, Tensor, Tensor]] = {}  # see `excess`
+        self._excess: dict[float, tuple[Tensor, Tensor, Tensor]] = {}  # see `excess`
 
     def weights(self) -> list[Tensor]:
         """The weights as real tensors that share their memory; of a DTensor the part that this rank holds."""
@@ -180,12 +181,14 @@ class Layout:
         """So many ones, like the norms."""
         return self.constant(("ones", count), lambda: self.full((count,), 1.0))
 
-    def excess(self, total: Tensor, limit: float, eps: float, out: Tensor | None = None) -> Tensor:
-        """How many times `limit` a norm, 0-d, plus `eps` is, at least 1; in two kernels, put into `out` if given."""
-        known = self._excess.get((limit, eps))
+    def excess(self, total: Tensor, limit: float, out: Tensor | None = None) -> Tensor:
+        """1 / `clip_coef(total, limit)`, 0-d: how many times the limit a norm is, at least 1. In two kernels, put into
+        `out` if given.
+        """
+        known = self._excess.get(limit)
         if known is None:  # tensors: a number would be a copy
-            known = self.full((), eps / limit), self.full((), 1 / limit), self.full((), 1.0)
-            self._excess[limit, eps] = known
+            known = self.full((), TORCH_EPS / limit), self.full((), 1 / limit), self.full((), 1.0)
+            self._excess[limit] = known
         start, slope, one = known
         return torch.maximum(torch.addcmul(start, total, slope), one, out=out)
 
@@ -205,20 +208,24 @@ class Norms(NamedTuple):
     l2: Tensor
     names: tuple[str, ...]
     others: dict[float, Tensor]
-    here: Callable[[], Tensor]  # these two cost kernels, and few policies ask for them
-    sizes: Callable[[], Tensor]
-    stages: Stages | None = None  # of a pipeline, over which the norm over all layers is one
-    known: dict[float, Tensor] | None = None  # such norms, by p: each is joined once; None without stages
+    layout: Layout
+    here: Tensor | tuple[bool, ...]  # which of the layout's layers have a gradient
+    places: Tensor | None = None  # where these layers are among the layout's; None: they are those
+    known: dict[float, Tensor] | None = None  # norms over all stages of a pipeline, by p: each is joined once
 
     @property
     def present(self) -> Tensor:
         """Which layers have a gradient, on any rank: `[L]` bool."""
-        return self.here()
+        here = self.here
+        return self._of_these(here if isinstance(here, Tensor) else self.layout.which(here))
 
     @property
     def numel(self) -> Tensor:
         """Number of elements of each layer, `[L]`."""
-        return self.sizes()
+        return self._of_these(self.layout.numel())
+
+    def _of_these(self, values: Tensor) -> Tensor:
+        return values if self.places is None else values.index_select(0, self.places)
 
     def layer(self, p: float = 2.0) -> Tensor:
         """The p-norm of each layer's gradient, `[L]`. p other than 2 must be in the policy's `norm_types`."""
@@ -226,12 +233,12 @@ class Norms(NamedTuple):
 
     def total(self, p: float = 2.0) -> Tensor:
         """The p-norm over all layers, 0-d, those of all stages: the p-norm of the layers' norms, as in torch."""
-        if self.known and p in self.known:
-            return self.known[p]
-        own = _total(self.layer(p), p)
-        if self.stages is None or self.known is None:
+        norms = self.layer(p)
+        own: Tensor = torch.linalg.vector_norm(norms, p) if p == 2.0 or norms.numel() else norms.sum()
+        if self.known is None or self.layout.stages is None:
             return own
-        self.known[p] = self.stages.norm(own, p)
+        if p not in self.known:
+            self.known[p] = self.layout.stages.norm(own, p)
         return self.known[p]
 
     def scaled(self, coef: Tensor) -> Norms:
@@ -243,24 +250,13 @@ class Norms(NamedTuple):
 
     def take(self, index: Tensor, names: tuple[str, ...]) -> Norms:
         """The norms of some layers."""
-        return Norms(
-            self.l2.index_select(0, index),
-            names,
-            {p: n.index_select(0, index) for p, n in self.others.items()},
-            lambda: self.present.index_select(0, index),
-            lambda: self.numel.index_select(0, index),
-            self.stages,
-            {},
+        return self._replace(
+            l2=self.l2.index_select(0, index),
+            names=names,
+            others={p: n.index_select(0, index) for p, n in self.others.items()},
+            places=index if self.places is None else self.places.index_select(0, index),
+            known=None if self.known is None else {},
         )
-
-
-def _total(norms: Tensor, p: float) -> Tensor:
-    found: Tensor
-    if p == 2.0:
-        found = torch.linalg.vector_norm(norms)
-    else:
-        found = torch.linalg.vector_norm(norms, p) if norms.numel() else norms.sum()
-    return found
 
 
 def at(device: torch.device, value: Tensor) -> Tensor:

@@ -19,9 +19,10 @@ class Looking:
 
     def at(self, what: str) -> _Look:
         """Look at `what`, in this block."""
-        if what not in self._looks:
-            self._looks[what] = _Look(self, what)
-        return self._looks[what]
+        look = self._looks.get(what)
+        if look is None:
+            look = self._looks[what] = _Look(self, what)
+        return look
 
     def miss(self, what: str, why: str) -> None:
         """Say, once, that `what` is left out of the record."""

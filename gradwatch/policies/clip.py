@@ -56,15 +56,12 @@ class ClipByGlobalNorm(NormPolicy):
         return Decision(formulas.clip_coef(norms.total(self.norm_type), limit), state=moved(self.max_norm, state))
 
     def apply(self, batch: Batch, state: State) -> State:
-        """As it decides; a kernel that divides is given the reciprocal, which is fewer kernels."""
-        norms, limit, layout = batch.norms(), self.max_norm, batch.layout
-        if SMALLEST < limit < math.inf and not isinstance(limit, Ramp):
-            batch.scale_or_divide(
-                lambda: formulas.clip_coef(norms.total(self.norm_type), limit),
-                lambda out: layout.excess(norms.total(self.norm_type), limit, formulas.TORCH_EPS, out),
-            )
-            return {}
-        return super().apply(batch, state)
+        """As it decides; whoever can divide need not know the coefficient, which is fewer kernels."""
+        limit = self.max_norm
+        if isinstance(limit, Ramp) or not SMALLEST < limit < math.inf:
+            return super().apply(batch, state)
+        batch.scale_to(batch.norms().total(self.norm_type), limit)
+        return {}
 
 
 @dataclass(frozen=True, repr=False)

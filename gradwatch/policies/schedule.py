@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from gradwatch import formulas
 from gradwatch.errors import PolicyError
 from gradwatch.policies.base import MAX_WARMUP, Policy, State, number, require_policy, set_fields, take_after, whole
 from gradwatch.policies.threshold import Ramp
@@ -128,9 +129,9 @@ class Gated:
         """Scale the batch, or by 1."""
         self._batch.scale(coef.where(self._on(coef), 1.0))
 
-    def scale_or_divide(self, coef: Callable[[], Tensor], divisor: Callable[[Tensor | None], Tensor]) -> None:
+    def scale_to(self, total: Tensor, limit: float) -> None:
         """Scale."""
-        self.scale(coef())
+        self.scale(formulas.clip_coef(total, limit))
 
     def skip(self, flag: Tensor) -> None:
         """Skip the step, or not."""

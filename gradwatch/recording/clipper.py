@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from operator import methodcaller
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.amp import GradScaler
 from torch.optim import Optimizer
 
 from gradwatch.measure import fused, rows
@@ -28,8 +28,10 @@ from gradwatch.measure.ring_buffer import Ahead
 from gradwatch.policies import Policy
 from gradwatch.policies.base import State
 from gradwatch.recording.layers import held
+from gradwatch.recording.step import Step
 from gradwatch.recording.zero import ZeroOptimizer
 
+_FUSED = methodcaller("get", "fused")
 READ_STEPS = 16  # how often skips in a row are looked at where the kernel leaves steps out
 
 
@@ -47,11 +49,11 @@ class Clipped(NamedTuple):
 
     @property
     def fields(self) -> list[Tensor | None]:
-        """What is recorded of each layer, in the order of `Clipper.fields`."""
+        """What is recorded of each layer, in the order of `Clipper.fields`, and whether the step was skipped."""
         batch = self.batch
         if batch.layout.sharding is None:
-            return [self.norms, self.coef, *batch.largest_rows, *self.extra]
-        return [self.norms, self.coef, batch.present(), *batch.largest_rows, *self.extra]
+            return [self.norms, self.coef, *batch.largest_rows, *self.extra, self.skipped]
+        return [self.norms, self.coef, batch.present(), *batch.largest_rows, *self.extra, self.skipped]
 
 
 class Clipper:
@@ -98,23 +100,15 @@ class Clipper:
         own = held(optimizer)
         return [id(p) in own for p in self.layout.params]
 
-    def clip(
-        self,
-        lead: Optimizer,
-        alone: bool,
-        scaler: GradScaler | None,
-        keep_state: bool,
-        ahead: Ahead | None = None,
-        inside: bool = False,
-    ) -> Clipped:
-        """Measure and scale the gradients of the step that `lead` leads: its own where it is `alone`, else all.
+    def clip(self, step: Step, lead: Optimizer, alone: bool, keep_state: bool, ahead: Ahead | None = None) -> Clipped:
+        """Measure and scale the gradients of a step in which `lead` steps: its own where it is `alone`, else all.
 
         `keep_state` is False for further evaluations of a closure: the policy's state moves once a step. `ahead` is the
-        memory that the step is going to be recorded in. `inside` backward all is of the lead's own layers: were it of
-        every layer, a backward would be quadratic in them.
+        memory that the step is going to be recorded in.
         """
-        scaled, batch, before = self._look(lead, alone, scaler, ahead, inside)
-        policy, lost, stages = self.policy, fused.dropped(lead), self.layout.stages
+        scaled, batch, before = self._look(step, lead, alone, ahead)
+        policy, stages = self.policy, self.layout.stages
+        lost = fused.dropped(lead) if step.is_scaled else None
         if isinstance(lead, ZeroOptimizer) and lead.drops_nonfinite:
             lost = ~batch.norms().total().isfinite()
         if policy is None and stages is None:
@@ -153,9 +147,9 @@ class Clipper:
             after, ratio = torch.where(skipped, 0.0, after), torch.where(skipped, 0.0, ratio)
         return {"grad_norm": before, "clipped_norm": after, "clip_coef": ratio}
 
-    def dropped(self, lead: Optimizer, alone: bool, scaler: GradScaler) -> Clipped:
+    def dropped(self, step: Step, lead: Optimizer, alone: bool) -> Clipped:
         """The same of a step that the scaler drops: its gradients are measured, and nothing else happens."""
-        _, batch, before = self._look(lead, alone, scaler)
+        _, batch, before = self._look(step, lead, alone)
         extra = [self._constant("zero", 0.0) for _ in self.own_fields]
         return Clipped(batch, before, self._constant("one", 1.0), extra, self._constant("true", True))
 
@@ -194,29 +188,26 @@ class Clipper:
         return Batch(self.layout, [None] * len(self.layout.params), self.optimizers, self._norm_types)
 
     def _look(
-        self,
-        lead: Optimizer,
-        alone: bool,
-        scaler: GradScaler | None,
-        ahead: Ahead | None = None,
-        inside: bool = False,
+        self, step: Step, lead: Optimizer, alone: bool, ahead: Ahead | None = None
     ) -> tuple[Scaled | None, Batch, Tensor]:
-        """What of the loss scale is in the gradients, they themselves, and their norms `[L]` without it."""
-        layout = self._part(lead) if inside else self.layout
-        scaled, inverse, measured = None, None, None
-        if scaler is not None or fused.loss_scale(lead) is not None:
-            scaled = Scaled(layout, (lead,) if alone else self.optimizers, lead, scaler, self.held)
+        """What of the loss scale is in the gradients, they themselves, and their norms `[L]` without it.
+
+        Inside backward all is of the lead's own layers: were it of every layer, a backward would be quadratic in them.
+        """
+        layout = self._part(lead) if step.inside else self.layout
+        scaled, inverse, measured, present = None, None, None, None
+        if step.is_scaled or step.scaler is not None:
+            scaled = Scaled(layout, (lead,) if alone else self.optimizers, lead, step.scaler, self.held)
             inverse = scaled.inverse
-        here = None if inside else self.held(lead) if alone else layout.held
+        here = None if step.inside else self.held(lead) if alone else layout.held
         tensors: MaybeTensors = grads_of(layout.params)
         # Where they are recorded: they need no copy
         into = ahead.norms if ahead is not None and layout.dtype is torch.float32 else None
         if self._are_plain and layout.is_plain and here is None:
-            measured = measure_plain(layout, tensors, into)
+            measured, present = measure_plain(layout, tensors, into), layout.all_here
         if measured is None:
-            tensors = gradients(layout, here, will_change=self.policy is not None)
+            tensors, present = gradients(layout, here, will_change=self.policy is not None), None
             self._are_plain = are_plain(layout, tensors)
-        present = None if measured is None else layout.all_here
         batch = Batch(layout, tensors, self.optimizers, self._norm_types, inverse, present)
         if measured is None:
             measured = batch.measure(into=into, rows=rows.LargestRows(layout) if layout.rows else None)
@@ -237,8 +228,8 @@ class Clipper:
         self, batch: Batch, before: Tensor, ahead: Ahead | None
     ) -> tuple[Tensor | None, list[Tensor], Tensor | None]:
         """Apply what is pending; returns the coefficient as recorded, the policy's own fields, and the divisor."""
-        if batch.choice is not None and batch.fraction is None and self._folds():
-            divisor = batch.choice[1](None if ahead is None else ahead.divisor)
+        if batch.limit is not None and batch.fraction is None and self._folds():
+            divisor = self.layout.excess(*batch.limit, None if ahead is None else ahead.divisor)
             if not is_seen_to_be_one(divisor):
                 fused.fold(self.optimizers[0], divisor)
             return None, [], divisor
@@ -260,7 +251,7 @@ class Clipper:
         """Whether the kernel scales by a coefficient that all layers share: decided anew where the param groups are no
         longer fused as they were.
         """
-        groups = [group.get("fused") for group in self.optimizers[0].param_groups]
+        groups = [*map(_FUSED, self.optimizers[0].param_groups)]
         if groups != self._fused:
             self._fused, self._one_folds = groups, not fused.why_not_folded(self.optimizers, self.layout, dims=0)
         return self._one_folds

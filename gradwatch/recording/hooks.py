@@ -96,8 +96,10 @@ class Hooks:
 
     @untraced
     def _before(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        if self._is_nested(optimizer, _caller()):
+        frame = _caller()
+        if optimizer in self._running and self._is_nested(optimizer, frame):
             return None
+        self._running[optimizer] = frame
         closure = self._begin(optimizer, args[1] if len(args) > 1 else kwargs.get("closure"))
         if closure is None:
             return None
@@ -110,23 +112,20 @@ class Hooks:
         del self._running[optimizer]
         self._end(optimizer)
 
-    def _is_nested(self, optimizer: Optimizer, frame: FrameType | None) -> bool:
-        """Whether this is a step inside the optimizer's own step; if not, it is the one that runs now."""
-        outer = self._running.get(optimizer)
-        caller = frame.f_back if outer is not None and frame is not None else None
+    def _is_nested(self, optimizer: Optimizer, frame: FrameType) -> bool:
+        """Whether this is a step inside the optimizer's own step. If that is not on the stack, it has raised."""
+        outer, caller = self._running[optimizer], frame.f_back
         while caller is not None:
             if caller is outer:
                 return True
             caller = caller.f_back
-        if frame is not None:
-            self._running[optimizer] = frame  # an outer frame that is not on the stack belongs to a step that raised
         return False
 
 
-def _caller() -> FrameType | None:
+def _caller() -> FrameType:
     """The frame that called the hook: torch's wrapper of `step`. `untraced` and the compiler lie in between."""
-    frame: FrameType | None = sys._getframe(3)  # 1 is the hook, 2 is what `untraced` made of it
-    while frame is not None and frame.f_globals is not _TORCHS and _is_between(frame):
+    frame = sys._getframe(3)  # 1 is the hook, 2 is what `untraced` made of it
+    while frame.f_globals is not _TORCHS and frame.f_back is not None and _is_between(frame):
         frame = frame.f_back
     return frame
 

@@ -5,8 +5,10 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import islice
-from typing import Any
+from operator import is_
+from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
@@ -103,6 +105,14 @@ def _kinds(optimizers: Sequence[Optimizer]) -> str:
     return " or ".join(f"the given {type(o).__name__}" for o in optimizers)
 
 
+class Seen(NamedTuple):
+    """A param group as it was."""
+
+    params: list[Tensor]
+    device: torch.device | None  # of the first of them
+    dtype: torch.dtype | None
+
+
 class Source:
     """Where a Watch's layers come from, and which of them are recorded; notices when they are no longer the same."""
 
@@ -123,7 +133,7 @@ class Source:
         self.patterns, self.ignored = patterns, ignored
         self._of_model = {id(p) for _, p in shown(model, optimizers)}
         self._at_rest = {id(p): _writes(p) for _, p in self._outside()}
-        self._seen: object = None
+        self._seen: list[Seen] = []  # the groups, when they were last looked through
 
     def layers(self) -> dict[str, nn.Parameter]:
         """The parameters that are layers, or hold some, as they are now, in model order.
@@ -186,13 +196,13 @@ class Source:
         Raises:
             WatchError: parameters of the layout were replaced by others, in the model or in the optimizers.
         """
-        looks = tuple(_look(group["params"]) for o in self.optimizers for group in o.param_groups)
-        if looks == self._seen:
+        groups = [group["params"] for o in self.optimizers for group in o.param_groups]
+        if len(groups) == len(self._seen) and all(map(_is_as_seen, groups, self._seen)):
             return None
         known = dict(layout.whole)
         held = {id(p) for o in self.optimizers for group in o.param_groups for p in group["params"]}
-        self._refuse_replaced(known, held, first=self._seen is None)
-        self._seen = looks
+        self._refuse_replaced(known, held, first=not self._seen)
+        self._seen = [Seen([*params], *_place(params)) for params in groups]
         ids = {id(p) for p in layout.params}
         new = {n: p for n, p in named_layers(self.model, self.optimizers, self.part).items() if id(p) not in ids}
         moved = {p.device for p in layout.params} != layout.devices or {p.dtype for p in layout.params} != layout.dtypes
@@ -242,9 +252,15 @@ class Source:
             )
 
 
-def _look(params: Sequence[Tensor]) -> object:
-    """What tells that a param group is as it was; the layout keeps the parameters alive, so ids are theirs alone."""
-    return (tuple(map(id, params)), params[0].device, params[0].dtype) if params else None
+def _place(params: Sequence[Tensor]) -> tuple[torch.device | None, torch.dtype | None]:
+    """Where the first of a group is: the others move with it."""
+    return (params[0].device, params[0].dtype) if params else (None, None)
+
+
+def _is_as_seen(params: Sequence[Tensor], seen: Seen) -> bool:
+    """Whether a param group is as it was; no Python instruction, and no new object, for each of its parameters."""
+    same = len(params) == len(seen.params) and all(map(is_, params, seen.params))
+    return same and _place(params) == (seen.device, seen.dtype)
 
 
 def matches(name: str, patterns: Sequence[str]) -> bool:

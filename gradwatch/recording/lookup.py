@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
@@ -17,28 +16,27 @@ if TYPE_CHECKING:
     from gradwatch.recording.stepper import Stepper
 
 
-Recorded = tuple[Row, Sequence[Tensor | None], dict[str, Any]]
-
-
-def recorded(stepper: Stepper, step: Step, clipped: Clipped | None) -> Recorded:
-    """The step's row, its fields, and the scalars that are known of it by now; without norms where they are not
-    `clipped`.
+def record(stepper: Stepper, step: Step, clipped: Clipped | None) -> None:
+    """Begin the step's row, with its fields and the scalars that are known of it by now; without norms where they are
+    not `clipped`.
     """
     now, values = _looked_up(stepper, step)
-    skipped, is_divided = None, False
+    can_skip = is_divided = False
     if clipped is not None:
-        skipped, is_divided = clipped.skipped, clipped.divisor is not None
+        can_skip, is_divided = clipped.skipped is not None, clipped.divisor is not None
         values.update(clipped.totals)
     if clipped is None or step.inside:  # inside backward they come when it has ended
-        here = (False,) * len(stepper.layout.params)
-        fields: list[Tensor | None] = [None] * (len(stepper.recorder.ring.fields) - 1)
+        here: tuple[bool, ...] = (False,) * len(stepper.layout.params)
+        skipped = None if clipped is None else clipped.skipped
+        fields: list[Tensor | None] = [*[None] * (len(stepper.recorder.ring.fields) - 1), skipped]
     else:
         here, fields = clipped.batch.here, clipped.fields
     row = Row(
-        step.number, time.time(), stepper.lane(step), now.rates, here, skipped is not None, clipped is not None,
+        step.number, time.time(), stepper.lane(step), now.rates, here, can_skip, clipped is not None,
         now.changed, step.clips.applied, is_divided,
     )  # fmt: skip
-    return row, [*fields, skipped], values
+    stepper.recorder.begin(row, fields, values)
+    step.here = here
 
 
 def _looked_up(stepper: Stepper, step: Step) -> tuple[Now, dict[str, Any]]:

@@ -150,13 +150,13 @@ class Recorder:
             self.values += known
         self.is_logged, self.was_logged = False, self.is_logged
         now = time.monotonic()
-        if self.begun == -math.inf:  # the first step of all
+        if not at:  # the first step of all
             self.drained = now
         self.pace, self.begun = now - self.begun, now
 
     def row_ahead(self) -> Ahead | None:
         """The memory of the row that `begin` is going to record."""
-        return self.ring.ahead(self.count)
+        return self.ring.ahead(self.first + len(self.rows))
 
     def amend(self, fields: Sequence[Tensor | None] = (), **known: Any) -> None:
         """Write the last row anew: its fields, if given, and what is `known` of it on the host."""

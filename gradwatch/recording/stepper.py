@@ -20,7 +20,7 @@ from gradwatch.recording.hooks import Closure, Hooks, refuse_capture, untraced
 from gradwatch.recording.inside import Inside
 from gradwatch.recording.layers import held
 from gradwatch.recording.learning_rate import RateScale
-from gradwatch.recording.lookup import recorded
+from gradwatch.recording.lookup import record
 from gradwatch.recording.loop_clips import Clip, LoopClips
 from gradwatch.recording.optimizer_settings import GroupSettings
 from gradwatch.recording.recorder import Recorder
@@ -54,6 +54,7 @@ class Stepper:
         self.notes: dict[str, str] = {}  # what others do around the steps, for the plan
         self.loop_clips, self._in_closure = LoopClips(self.optimizers), False
         self.settings = GroupSettings(dict(zip(clipper.names, clipper.optimizers, strict=True)))
+        self._joint_lane = "+".join(clipper.names)
         self._step: Step | None = None
         self._scalers: dict[Optimizer, GradScaler] = {}  # scalers that were asked for a step which has not come yet
         self.rate_scale = rate_scale
@@ -119,12 +120,19 @@ class Stepper:
             multi_optimizer.when_backward_ends(self._finish)
         if not leads and step.is_unscaled:
             fused.set_scale(optimizer, None)
-        step.running, step.young = optimizer, fused.momentum_to_come(optimizer)
-        learning_rate.due(optimizer, step.rate)
-        if closure is None:
-            if leads or step.is_lost or inside:
-                self._act(step, optimizer, record=leads)
-            return None
+        step.running, step.young = optimizer, ()
+        if step.rate != 1.0:
+            learning_rate.due(optimizer, step.rate)
+        if fused.is_scaled(optimizer):
+            step.is_scaled, step.young = True, fused.momentum_to_come(optimizer)
+        if closure is not None:
+            return self._evaluating(closure, optimizer, step)
+        if leads or step.is_lost or inside:
+            self._act(step, optimizer, is_first=leads)
+        return None
+
+    def _evaluating(self, closure: Closure, optimizer: Optimizer, step: Step) -> Closure:
+        """The closure, and what is done when it has run."""
         evaluated = untraced(self._evaluated)
 
         def evaluate() -> Any:
@@ -145,26 +153,28 @@ class Stepper:
         """The closure ran: the record and the policy's state move once a step, at its first evaluation."""
         step = self._step or begun
         if optimizer is not step.optimizers[0] and not step.is_lost and self._differ(step, optimizer, step.scaler):
-            young, step = step.young, self._part(optimizer, step.scaler, step.inside)
-            step.running, step.young = optimizer, young
+            before, step = step, self._part(optimizer, step.scaler, step.inside)
+            step.running, step.young, step.is_scaled = optimizer, before.young, before.is_scaled
         leads = optimizer is step.optimizers[0]
-        self._act(step, optimizer, record=leads and not step.evaluations)
+        self._act(step, optimizer, is_first=leads and not step.evaluations)
         step.evaluations += leads
 
     def _end(self, optimizer: Optimizer) -> None:
         """A step has ended."""
-        step = self._step
+        step, rate = self._step, None
         if step is not None and step.evaluations and step.here is not None and optimizer is step.optimizers[0]:
             self.recorder.add({"evaluations": step.evaluations})
         if step is not None and step.young:
             fused.settle_momentum(optimizer, step.young)
         fused.restore(optimizer)
-        rate = self.weights.constrain(self.clipper.held(optimizer)) if self.weights.renorm is not None else None
+        if self.weights.renorm is not None:
+            rate = self.weights.constrain(self.clipper.held(optimizer))
         if step is not None:
             if rate is not None:
                 step.renorm_rate = rate if step.renorm_rate is None else step.renorm_rate.fmax(rate)
             step.running = None
-            self._finish_if_all(step)
+            if not self.together or len(step.optimizers) == len(self.optimizers):
+                self._finish()
         self.after()
 
     @contextmanager
@@ -189,10 +199,11 @@ class Stepper:
         step = self._open(optimizer, scaler, inside=False)
         step.running = optimizer
         if optimizer is step.optimizers[0]:
-            self._record(step, self.clipper.dropped(optimizer, not self.together, scaler))
+            record(self, step, self.clipper.dropped(step, optimizer, not self.together))
             step.is_lost = True
         step.running = None
-        self._finish_if_all(step)
+        if not self.together or len(step.optimizers) == len(self.optimizers):
+            self._finish()
 
     # --------------------------------------------------------------------------------------------------------- steps
 
@@ -217,7 +228,7 @@ class Stepper:
         self.between()
         number = self.steps
         rate = self.rate_scale.at(number - self.taken_back) if self.rate_scale.acts else 1.0
-        step = self._step = Step([optimizer], scaler, inside, rate, number)
+        step = self._step = Step(optimizer, scaler, inside, rate, number)
         step.is_measured = self.weights.before_step(number)
         return step
 
@@ -236,42 +247,38 @@ class Stepper:
 
     def _differ(self, step: Step, optimizer: Optimizer, scaler: GradScaler | None) -> bool:
         """Whether the optimizer steps on other gradients than those that the leader of this step measured."""
-        return multi_optimizer.have_changed(step.seen, list(held(optimizer).values()), under_scaler=scaler is not None)
+        return multi_optimizer.have_changed(
+            step.seen or {}, list(held(optimizer).values()), under_scaler=scaler is not None
+        )
 
-    def _act(self, step: Step, optimizer: Optimizer, record: bool) -> None:
-        """Measure the gradients, ask the policy, scale; `record` is False for further evaluations of a closure.
+    def _act(self, step: Step, optimizer: Optimizer, is_first: bool) -> None:
+        """Measure the gradients, ask the policy, scale; once a step, where `is_first`, that is recorded.
 
         After a leader that was dropped, each of the others is clipped by its own gradients.
         """
         alone = step.is_lost or step.inside or not self.together
-        clipped = self._clip(step, optimizer, alone, record)
+        clipped = self._clip(step, optimizer, alone, is_first)
         if clipped is not None and clipped.unscaled:
             step.is_unscaled = not alone
-        if record:
-            self._record(step, clipped)
+        if is_first:
+            record(self, step, clipped)
         if step.inside and clipped is not None:
             step.pieces = step.pieces or multi_optimizer.Pieces(self.layout)
-            step.pieces.add(clipped.batch.layout.places or (), clipped.batch.here, clipped.fields)
+            step.pieces.add(clipped.batch.layout.places or (), clipped.batch.here, clipped.fields[:-1])
         if clipped is not None and clipped.batch.skipped is not None:
             self.clipper.leave_out(optimizer, clipped)
             step.young = step.young or fused.momentum_to_come(optimizer)
         if not alone and len(self.optimizers) > 1:
             step.seen = multi_optimizer.seen(self.layout.params)
 
-    def _clip(self, step: Step, optimizer: Optimizer, alone: bool, record: bool) -> Clipped | None:
+    def _clip(self, step: Step, optimizer: Optimizer, alone: bool, is_first: bool) -> Clipped | None:
         """What came of the gradients; None where they could not be measured. Without a policy nothing acts on them."""
-        ahead = self.recorder.row_ahead() if record and not step.inside else None
+        ahead = self.recorder.row_ahead() if is_first and not step.inside else None
         if self.clipper.policy is not None:
-            return self.clipper.clip(optimizer, alone, step.scaler, record or step.inside, ahead, step.inside)
+            return self.clipper.clip(step, optimizer, alone, is_first or step.inside, ahead)
         with self.weights.looking.at("grad_norm"):
-            return self.clipper.clip(optimizer, alone, step.scaler, False, ahead, step.inside)
+            return self.clipper.clip(step, optimizer, alone, False, ahead)
         return None
-
-    def _record(self, step: Step, clipped: Clipped | None) -> None:
-        """The step's row, and the scalars that are known of it by now; without norms where they are not `clipped`."""
-        row, fields, values = recorded(self, step, clipped)
-        self.recorder.begin(row, fields, values)
-        step.here = row.present
 
     def _loop_clips(self, clip: Clip) -> None:
         """The loop has clipped: before a step, or inside an optimizer's own, whose gradients are measured by then."""
@@ -288,10 +295,6 @@ class Stepper:
             step.clips = self.loop_clips.late(step.clips, clip, self.layout.params)
             self.recorder.add(step.clips.values)
             self.recorder.amend(clips=step.clips.applied)
-
-    def _finish_if_all(self, step: Step) -> None:
-        if len(step.optimizers) == len(self.optimizers) or not self.together:
-            self._finish()
 
     def _finish(self, goes_on: bool = True) -> None:
         """After the last optimizer of a step: what is measured only every few steps."""
@@ -319,5 +322,6 @@ class Stepper:
 
     def lane(self, step: Step) -> str:
         """The names of the optimizers that take the step."""
-        names = self.clipper.names
-        return "+".join(names) if self.together else names[self.optimizers.index(step.optimizers[0])]
+        if self.together:
+            return self._joint_lane
+        return self.clipper.names[self.optimizers.index(step.optimizers[0])]

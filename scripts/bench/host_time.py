@@ -1,14 +1,17 @@
 """Counts what clipping and recording make the host do beyond the optimizer's own step: Python's work, not the clock's.
 
     python scripts/bench/host_time.py -o docs/measurements/host_work.json
-    python scripts/bench/host_time.py --clock -o docs/measurements/host_time_cpu.json     # only on a quiet machine
+    python scripts/bench/host_time.py --clock -o docs/measurements/host_time_cpu.json
 
 Counted are the bytecode instructions that Python executes, and its calls into C, in a step of fused AdamW on tensors of
 two elements, beside `clip_grad_norm_`. They are the same on every machine; what C does within a call is not counted.
 The steps are those of a device whose values cannot be read for nothing, on the CPU's tensors.
 
 `--clock` asks the clock instead, with the calls that a GPU would be given (`STUBBED`) answered at once: what is left is
-Python's work and that of the small operations. The shortest of some rounds, as what disturbs only adds.
+Python's work and that of the small operations. The optimizer steps its first tensor alone, for every way alike: its own
+work for each of them is many times what is looked for, and no difference of two such times is a time. It is the
+processor's clock, without Python's garbage collection, as in `timeit`: the shortest of many windows of a few
+milliseconds, as what disturbs only adds. That of a busy machine is the same to a twentieth.
 """
 
 from __future__ import annotations
@@ -39,7 +42,8 @@ from gradwatch.policies import parse
 TENSORS = (6, 74, 147, 1000)
 WAYS = ("torch clip", "none", "ClipByGlobalNorm(1.0)")
 FIRST = 3  # steps after which constants and state are made
-STEPS, ROUNDS = 100, 9
+ROUNDS, WINDOWS, WINDOW = 6, 40, 2_000  # steps of a window, times its tensors
+MOST = 20  # steps of a window
 COUNTED = "Python's work of a step beyond fused AdamW's own: bytecode instructions, and calls into C"
 TIMED = "microseconds of the host in a step beyond fused AdamW's own, the calls that a GPU would be given left out"
 STUBBED = (
@@ -123,7 +127,12 @@ def answered_at_once() -> Iterator[None]:
     answers: dict[str, Callable[..., Any]] = dict.fromkeys(STUBBED, lambda *args, **words: None)
     answers["_foreach_norm"] = lambda tensors, *args, **words: each(len(tensors))
     answers["stack"] = lambda tensors, dim=0, out=None: ones(len(tensors)) if out is None else out
-    with ExitStack() as stack:
+    whole = torch.optim.Adam._init_group
+
+    def first(optimizer: torch.optim.Adam, group: dict[str, Any], *lists: list[Any]) -> Any:
+        return whole(optimizer, {**group, "params": group["params"][:1]}, *lists)
+
+    with patch.object(torch.optim.Adam, "_init_group", first), ExitStack() as stack:
         for name, answer in answers.items():
             stack.enter_context(patch.object(torch, name, answer))
         yield
@@ -135,11 +144,24 @@ def microseconds(tensors: int) -> list[dict[str, Any]]:
     for way in (None, *WAYS) * ROUNDS:
         with taking_steps(tensors, way) as step, answered_at_once():
             step()
-            begun = time.perf_counter()
-            for _ in range(STEPS):
-                step()
-            found[way] = min(found.get(way, math.inf), (time.perf_counter() - begun) / STEPS * 1e6)
+            found[way] = min(found.get(way, math.inf), *_windows(step, max(1, min(MOST, WINDOW // tensors))))
     return [{"tensors": tensors, "way": way, "microseconds": round(found[way] - found[None], 1)} for way in WAYS]
+
+
+def _windows(step: Callable[[], Any], steps: int) -> list[float]:
+    """Microseconds of the processor in a step, of each window of so many."""
+    out = []
+    gc.collect()
+    gc.disable()
+    try:
+        for _ in range(WINDOWS):
+            begun = time.thread_time()
+            for _ in range(steps):
+                step()
+            out.append((time.thread_time() - begun) / steps * 1e6)
+    finally:
+        gc.enable()
+    return out
 
 
 def row(tensors: int, way: str) -> dict[str, Any]:

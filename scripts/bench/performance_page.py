@@ -24,7 +24,8 @@ scripts named below, which anyone can run; `scripts/bench/performance_page.py` p
 [measurements](measurements). Every benchmark interleaves what it compares, in a new order each round, and reports
 medians over rounds. Ratios of one run on one machine are comparable; absolute times are not. *Load* is the number of
 processes that ran or wanted to run when a benchmark began: where it was above 1, other work disturbed it, and its times
-are not shown. What is counted (launches, instructions, bytes) is the same under any load.
+are not shown. What is counted (launches, instructions, bytes) is the same under any load, and so, nearly, is a time of
+the processor's own clock.
 
 ## Bytes moved
 
@@ -69,7 +70,7 @@ def page(folder: Path = FOLDER) -> str:
             waiting.append(f"`{script}` ({title[0].lower()}{title[1:]})")
             continue
         report = json.loads(file.read_text())
-        if report.get("load", 0) <= QUIET or section is instruction_counts:
+        if report.get("load", 0) <= QUIET or section in (instruction_counts, host_clock):
             text += f"\n## {title}\n\n" + section(report, name)
             continue
         loaded.append(f"`{script}` (load {report['load']}: [JSON](measurements/{name}))")
@@ -125,8 +126,9 @@ def host_work(report: Report, name: str) -> str:
         "Bytecode instructions that Python executes in a step beyond fused AdamW's own, and its calls into C. What C\n"
         "does within a call is not counted, and no clock was asked. Torch's grows with the tensors. That of gradwatch\n"
         "does not, and is spread over some sixty functions: who steps, under which scaler, with what settings, on\n"
-        "which gradients, and the row of it. So below about 100 tensors a clip costs Python more than half of\n"
-        "torch's, and below about 30 more than all of it.\n\n"
+        "which gradients, and the row of it. What a Watch does between two steps is not in it: whether rows are due,\n"
+        "or a param group has others. So below about 90 tensors a clip costs Python more than half of torch's, and\n"
+        "below about 25 more than all of it.\n\n"
         + table(["tensors", *ways], [[str(size), *(shown[size, way] for way in ways)] for size in sizes])
         + f"\n`scripts/bench/host_time.py`, Python {report['python']}, torch {report['torch']}: "
         f"[JSON](measurements/{name}).\n"
@@ -142,8 +144,8 @@ def host_clock(report: Report, name: str) -> str:
         for size in sizes
     ]
     return (
-        "Microseconds of the host in a step beyond fused AdamW's own, where what a GPU would be given costs nothing,\n"
-        "and their ratio to torch's clip. What grows is that each is asked for its gradient and dtype.\n\n"
+        "Microseconds of the processor in a step beyond fused AdamW's own, where what a GPU would be given costs\n"
+        "nothing, and their ratio to torch's clip. What grows is that each is asked for its gradient.\n\n"
         + table(["tensors", *ways], shown)
         + _source(report, "host_time.py --clock", name)
     )

@@ -210,3 +210,23 @@ def test_watching_calls_as_many_functions_for_a_thousand_layers_as_for_ten(clip)
 def test_watching_calls_fewer_functions_than_torchs_clip():
     clip = ClipByGlobalNorm(1.0)
     assert calls_of_a_step(1000, clip, True) < calls_of_a_step(1000, clip, False)
+
+
+@pytest.mark.parametrize("is_measured", [True, False])
+def test_norms_that_are_first_asked_for_after_a_coefficient_was_applied_count_it_in_once(is_measured):
+    gradient = torch.tensor([3.0, 4.0])
+    batch = Batch(Layout({"w": torch.zeros(2)}), [gradient])
+    if is_measured:
+        batch.measured = batch.measure()
+    batch.scale(torch.tensor(0.5))
+    batch.apply_pending()
+    assert batch.norms().l2.item() == gradient.norm().item() == 2.5
+
+
+def test_what_is_known_of_some_layers_of_some_layers_is_of_these():
+    shapes = {"a.0": 1, "a.1": 2, "b.0": 3, "b.1": 4}
+    params = {name: torch.zeros(n) for name, n in shapes.items()}
+    gradients = [None if name == "b.0" else torch.ones(n) for name, n in shapes.items()]
+    norms = Batch(Layout(params), gradients).only("b.*").only("b.*").only("*.1").norms()
+    assert (norms.names, norms.l2.tolist(), norms.numel.tolist()) == (("b.1",), [2.0], [4.0])
+    assert norms.present.tolist() == [True]
