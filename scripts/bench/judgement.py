@@ -65,10 +65,10 @@ four are mistakes that people asked or told about in public. Each was read once,
 | met, the latest | 30 | **13** | 13 | 13 | 30 | 0 | 2 | 8 of 11 |
 
 The last lines are what a new training can expect, not the table below, although the rules had learnt from each group
-before the next one was read. The mistakes of the latest were taken as a search met them. Of nine its author thought that
-a record of gradients hardly shows them (labels that are the inputs, edges of another graph, statistics that are never
-updated): one of these is right. Of nine (two are in both), the author had seen what was found, after what is expected
-had been written: six of these are right, and seven of the other twenty-one.
+before the next one was read. The mistakes of the latest were taken as a search met them. Of nine its author thought
+that a record of gradients hardly shows them (labels that are the inputs, edges of another graph, statistics that are
+never updated): one of these is right. Of nine (two are in both), the author had seen what was found, after what is
+expected had been written: six of these are right, and seven of the other twenty-one.
 
 Descriptions of some of those held out had been seen by then. Two findings were named after the novel ones were written;
 who had not read the rules added their names to four of these, before the reading. Those that were read were looked at

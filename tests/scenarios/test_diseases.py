@@ -15,6 +15,7 @@ from recordings import Recorded
 from torch import nn
 from trainings import one, serious
 
+import gradwatch
 from gradwatch.analysis.rules import diagnose, verdict
 from gradwatch.analysis.rules.depth import vanishing
 from gradwatch.analysis.rules.noise import noise_dominated
@@ -174,6 +175,24 @@ def test_a_head_that_nothing_uses_has_no_gradient(tmp_path):
     (found,) = diagnose(d.two_heads(tmp_path))
     assert (found.rule, found.severity, found.layers) == ("no-gradient", "warning", ("spare.weight", "spare.bias"))
     assert (found.first_step, found.last_step, found.evidence["missing"]) == (0, 59, "no gradient")
+
+
+def test_a_bias_that_a_loss_of_derivatives_does_not_know_is_no_disease(tmp_path):
+    torch.manual_seed(0)
+    energy = nn.Sequential(nn.Linear(2, 16), nn.Tanh(), nn.Linear(16, 1))
+    optimizer = torch.optim.Adam(energy.parameters(), 1e-2)
+    with gradwatch.watch(energy, optimizer, dir=tmp_path, log=None, verbose=False) as watch:
+        for _ in range(60):
+            x = torch.randn(32, 2, requires_grad=True)
+            (slope,) = torch.autograd.grad(energy(x).sum(), x, create_graph=True)
+            loss = (slope - x.detach()).square().mean()
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            watch.log(loss=loss)
+    history = open_history(watch.dir)
+    assert not np.isfinite(history.layer("grad_norm")[:, -1]).any()
+    assert not [f for f in diagnose(history) if f.rule == "no-gradient"]
 
 
 def test_a_head_that_no_optimizer_holds_is_named(tmp_path):

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from gradwatch.analysis.rules.facts import matrices, numel, pick, present
+from gradwatch.analysis.rules.facts import beside_bias, matrices, numel, pick, present
 from gradwatch.analysis.rules.finding import Finding
 from gradwatch.history import Bools, History
 
@@ -16,15 +16,17 @@ def no_gradient(history: History, min_steps: int = 10) -> list[Finding]:
     """Parameters that can learn and never do: no gradient came in `min_steps` steps, or no optimizer holds them.
 
     Those that were frozen (`requires_grad=False`) when the run began are left out, but where the optimizer holds them
-    and they have not been trained before (`_never_trained`): a part that was left frozen by mistake. Nothing is said of
-    a run in which no layer had a gradient.
+    and they have not been trained before (`_never_trained`): a part that was left frozen by mistake. So is a bias
+    beside a weight that got one: a loss of differences or derivatives knows no constants. Nothing is said of a run in
+    which no layer had a gradient.
     Source: SageMaker Debugger's UnchangedTensor asks the same of the weights.
     """
     seen = present(history)  # [R, L]
     frozen = {layer.name for layer in history.run.layers if layer.frozen}
     can = np.array([name not in frozen for name in history.layers], bool)
     silent = ~seen.any(axis=0) if len(history) >= min_steps and seen.any() else np.zeros(len(can), bool)
-    never = can & silent
+    beside = {beside_bias(name) for name, rows in zip(history.layers, seen.T, strict=True) if rows.any()}
+    never = can & silent & np.array([name not in beside for name in history.layers], bool)
     unheld = _own_unheld(history) if seen.any() else ()
     raw = _never_trained(history, ~can & silent)
     findings = []
