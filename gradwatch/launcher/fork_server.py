@@ -15,6 +15,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Mapping, Sequence
+from multiprocessing import resource_tracker
 from pathlib import Path
 from typing import Any
 
@@ -38,7 +39,12 @@ class Forked:
         self._process = context.Process(target=_run, args=(words, dict(environment), str(output)))
         with _starting:
             context.set_forkserver_preload(IMPORTED)
-            self._process.start()
+            resource_tracker.ensure_running()  # it unblocks what it blocks
+            before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # the server ignores it when it is up
+            try:
+                self._process.start()
+            finally:
+                signal.pthread_sigmask(signal.SIG_SETMASK, before)
         self.pid: int = self._process.pid
 
     @property
@@ -74,6 +80,7 @@ def _run(words: list[str], environment: dict[str, str], output: str) -> None:
     os.environ.update(environment)
     code: Any = 1
     try:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
         import torch
 
         torch.set_num_threads(int(environment.get("OMP_NUM_THREADS", torch.get_num_threads())))

@@ -27,6 +27,7 @@ from gradwatch.errors import RunError
 from gradwatch.launcher.demo import char_rnn, digits_mlp
 from gradwatch.launcher.demo.data import MNIST_FILES, load_images, load_text
 from gradwatch.launcher.demo.jobs import demo_jobs
+from gradwatch.launcher.fork_server import can_fork
 from gradwatch.storage.folder import read_manifest
 from gradwatch.storage.run_state import run_state
 from gradwatch.storage.shared_folder import run_folders
@@ -275,6 +276,34 @@ def test_kill_9_ends_all_of_it(tmp_path):
     all_ended(tmp_path)
     (run, *_) = run_folders(out / "runs")
     assert run_state(read_manifest(run)).over
+
+
+STARTING = """
+import signal
+from multiprocessing import util
+from pathlib import Path
+from gradwatch.launcher.fork_server import Forked
+
+def blocked(*arguments):
+    print(signal.pthread_sigmask(signal.SIG_BLOCK, []))
+    return spawn(*arguments)
+
+spawn, util.spawnv_passfds = util.spawnv_passfds, blocked
+mask = "signal.pthread_sigmask(signal.SIG_BLOCK, [])"
+Path("script.py").write_text(f"import signal; open('mask', 'w').write(str({mask}))")
+Forked(["gradwatch", "run", "--log", "none", "script.py"], {}, Path("output")).wait()
+print(eval(mask), Path("mask").read_text())
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not can_fork(), reason="needs fork servers")
+def test_ctrl_c_waits_while_a_fork_server_begins_and_not_in_its_forks(tmp_path):
+    command = [sys.executable, "-c", STARTING]
+    done = subprocess.run(command, check=True, capture_output=True, text=True, cwd=tmp_path)
+    *_, of_the_server, afterwards = done.stdout.splitlines()  # the first is that of multiprocessing's own tracker
+    assert of_the_server == "{<Signals.SIGINT: 2>}"
+    assert afterwards == "set() set()"
 
 
 @pytest.mark.slow
