@@ -121,6 +121,10 @@ def test_no_helper_of_a_way_of_peers_stays_behind_stopped_where_its_process_died
         each(trainer._family(), psutil.Process.suspend)
         process.kill()
         process.wait()
+        for _ in range(100):  # a signal comes a moment after it was sent
+            if helper.status() == psutil.STATUS_STOPPED:
+                break
+            time.sleep(0.05)
         assert helper.status() == psutil.STATUS_STOPPED
         trainer.end()
     assert not helper.is_running() or helper.status() == psutil.STATUS_ZOMBIE
