@@ -1,7 +1,7 @@
 """Counts what clipping and recording make the host do beyond the optimizer's own step: Python's work, not the clock's.
 
     python scripts/bench/host_time.py -o docs/measurements/host_work.json
-    python scripts/bench/host_time.py --clock -o docs/measurements/host_time_cpu.json
+    python scripts/bench/host_time.py --clock -o docs/measurements/host_time_cpu.json     # only on a quiet machine
 
 Counted are the bytecode instructions that Python executes, and its calls into C, in a step of fused AdamW on tensors of
 two elements, beside `clip_grad_norm_`. They are the same on every machine; what C does within a call is not counted.
@@ -11,7 +11,7 @@ The steps are those of a device whose values cannot be read for nothing, on the 
 Python's work and that of the small operations. The optimizer steps its first tensor alone, for every way alike: its own
 work for each of them is many times what is looked for, and no difference of two such times is a time. It is the
 processor's clock, without Python's garbage collection, as in `timeit`: the shortest of many windows of a few
-milliseconds, as what disturbs only adds. That of a busy machine is the same to a twentieth.
+milliseconds, as what disturbs only adds.
 """
 
 from __future__ import annotations

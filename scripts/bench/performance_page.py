@@ -24,8 +24,7 @@ scripts named below, which anyone can run; `scripts/bench/performance_page.py` p
 [measurements](measurements). Every benchmark interleaves what it compares, in a new order each round, and reports
 medians over rounds. Ratios of one run on one machine are comparable; absolute times are not. *Load* is the number of
 processes that ran or wanted to run when a benchmark began: where it was above 1, other work disturbed it, and its times
-are not shown. What is counted (launches, instructions, bytes) is the same under any load, and so, nearly, is a time of
-the processor's own clock.
+are not shown. What is counted (launches, instructions, bytes) is the same under any load.
 
 ## Bytes moved
 
@@ -70,7 +69,7 @@ def page(folder: Path = FOLDER) -> str:
             waiting.append(f"`{script}` ({title[0].lower()}{title[1:]})")
             continue
         report = json.loads(file.read_text())
-        if report.get("load", 0) <= QUIET or section in (instruction_counts, host_clock):
+        if report.get("load", 0) <= QUIET or section is instruction_counts:
             text += f"\n## {title}\n\n" + section(report, name)
             continue
         loaded.append(f"`{script}` (load {report['load']}: [JSON](measurements/{name}))")
