@@ -180,14 +180,11 @@ def _thrown(history: History) -> Why:
     times = to_usual(history, first) if first > USUAL_RATIO[kind] else 0.1
     cause = "Their gradient became exactly zero and stayed so: a step threw their units, or those after them, to where "
     cause += "they are dead or saturated."
-    cure = f"ower the learning rate to about {setting_text(set_rate(history) * times)} or warm it up; an activation "
+    cure = f"Lower the learning rate to about {setting_text(set_rate(history) * times)} or warm it up; an activation "
     cure += "that leaks (LeakyReLU, GELU) can come back."
-    far = begins_far(history)
+    cause, cure = begins_far(history, cause, cure) or (cause, cure)
     numbers: dict[str, float | str] = {} if np.isnan(first) else {"first_update_ratio": first}
-    tries = rate_times(times), warm_up(history)
-    return (
-        Why(cause + far.cause, f"{far.cure}l{cure}", numbers, tries) if far else Why(cause, f"L{cure}", numbers, tries)
-    )
+    return Why(cause, cure, numbers, (rate_times(times), warm_up(history)))
 
 
 def _never_reached(history: History, dead: Bools) -> Why:

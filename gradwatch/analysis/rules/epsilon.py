@@ -70,14 +70,15 @@ def below_epsilon(
 
 def _cure(history: History, seen: float, tiny: float = 1e-4) -> str:
     """What brings gradients of the size `seen` above eps: another eps, or a loss that does not begin below `tiny`."""
-    eps = f"ower eps to about {10 ** np.floor(np.log10(seen) - 2):.0e}"
+    eps = f"{10 ** np.floor(np.log10(seen) - 2):.0e}"
     losses = [p.first for p in progress(history) if p.is_loss]
     if not losses or not max(losses) < tiny:
-        return f"L{eps}, or scale the loss up."
+        return f"Lower eps to about {eps}, or scale the loss up."
     return (
         f"The loss begins at {max(losses):.2g}, so its targets are far below unit size, or a factor is: subtract the "
         "targets' mean and divide by their standard deviation, or take the factor out. Such weights begin far above "
-        f"such targets, which a lower eps does not mend. If the targets are of unit size: l{eps}."
+        f"such targets, which a lower eps does not mend. If the targets are of unit size: lower eps to "
+        f"about {eps}."
     )
 
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from gradwatch.analysis.rules.facts import chance_loss
-from gradwatch.analysis.rules.finding import Why
 from gradwatch.analysis.rules.losses import first_quarter, scaled_losses
 from gradwatch.history import History
 
 
-def begins_far(history: History, times: float = 3.0) -> Why | None:
-    """What brings a classification to a loss near log C that began at more than `times` that; the rate comes after it.
+def begins_far(history: History, cause: str, cure: str, times: float = 3.0) -> tuple[str, str] | None:
+    """The cause and the cure of steps that are too long where the loss of a classification began at more than `times`
+    log C: what brings it there comes before the `cure`, a sentence. None where it began nearer.
 
     Source: Karpathy 2019, A Recipe for Training Neural Networks ("verify loss @ init").
     """
@@ -18,11 +18,10 @@ def begins_far(history: History, times: float = 3.0) -> Why | None:
     if not began > times * chance:
         return None
     norms = any("Norm" in module for module in history.run.modules.values())
-    return Why(
-        f" The loss began at {began:.3g}, where outputs of unit size give about {chance:.2g}.",
+    return (
+        f"{cause} The loss began at {began:.3g}, where outputs of unit size give about {chance:.2g}.",
         "Bring what comes in and what is given out to unit size: (x - mean) / deviation, x / 255 of bytes; a mean in "
         "the place of a sum over neighbours or tokens; F.normalize() on vectors whose products are the logits"
         + ("" if norms else "; a norm in each block that is added up, x = x + block(norm(x))")
-        + ". If that is not it: ",
-        {},
+        + f". If that is not it: {cure[0].lower()}{cure[1:]}",
     )

@@ -169,7 +169,7 @@ def _over_steps(history: History, row: int, large: float = 1e4) -> Why:
     limit = f'clip="{GUARD}"'
     cure = f"Lower the learning rate or warm it up, and clip: {limit}."
     tries = (f"{A_THIRD} {bound}", f"{later} {bound}", bound, LOWER)
-    far = begins_far(history)
+    far = begins_far(history, f"{_TOO_LARGE}.", cure)
     began = max((first_quarter(v)[0] for v in scaled_losses(history).values()), default=0.0)
     if began > large and not calm:
         cause = f"The loss begins at {began:.2g}, and the gradients and the steps are as large: its targets are "
@@ -177,7 +177,7 @@ def _over_steps(history: History, row: int, large: float = 1e4) -> Why:
         cure = "Scale the targets to unit size, or take the mean of what is summed: then the loss begins near 1. "
         cure += f"If it must be so large, lower the learning rate by decades and clip: {limit}."
     elif far and not calm:
-        cause, cure = f"{_TOO_LARGE}.{far.cause}", f"{far.cure}{cure[0].lower()}{cure[1:]}"
+        cause, cure = far
     elif calm and _leapt(history.total("grad_norm"), row):
         tries = (bound, LOWER, f"{LOWER} {bound}")
         cure = f"Clip: {limit}; if it comes apart all the same, lower the learning rate. Look at that step's batch."

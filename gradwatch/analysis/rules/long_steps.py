@@ -251,9 +251,8 @@ def _too_high(
     cure, tries = _shorter(history, rate)
     logits = grown_logits(history, int(history.step[last])) or Why("", "", {})
     cause = why or f"The steps of {optimizer_kind(history)} are too long for this loss: {_THROWN}"
-    far = begins_far(history) if why else None
-    if far:
-        cause, cure = cause + far.cause, f"{far.cure}{cure[0].lower()}{cure[1:]}"
+    if why:
+        cause, cure = begins_far(history, cause, cure) or (cause, cure)
     astray = goes_astray(history, row)
     return Finding(
         "lr-too-high",

@@ -28,11 +28,10 @@ def reach(history: History) -> float:
     The sum over layers and steps of gradient norm x length of the step: what they win if each goes straight downhill.
     Source: Cauchy and Schwarz on the first term of Taylor's series.
     """
-    at, ratio = measured(history, "update_ratio")
+    at, lengths = measured(history, "update_norm")
     if not len(at):
         return float("nan")
-    lengths = ratio.astype(np.float64) * history.layer("weight_norm")[at]
-    won = np.nansum(lengths * history.layer("clipped_norm")[at], axis=1)
+    won = np.nansum(lengths.astype(np.float64) * history.layer("clipped_norm")[at], axis=1)
     return float(won.mean() * len(history))
 
 

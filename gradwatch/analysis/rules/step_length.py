@@ -108,13 +108,12 @@ def _is_new_each_step(history: History, least: int = 100, near: float = 0.05) ->
     """
     if "Adam" not in optimizer_kind(history) or not steps_by_rate(history):
         return False
-    at, ratio = measured(history, "update_ratio")
+    at, lengths = measured(history, "update_norm")
     wide = matrices(history) & (numel(history) >= least)
-    lengths = (ratio.astype(np.float64) * history.layer("weight_norm")[at])[:, wide]
     rate = np.nanmax(np.nan_to_num(rates(history)), axis=1)[history.layer_rows[at]]
     if len(at) < 20 or not wide.any() or not (rate > 0).all():
         return False
-    share = (lengths / np.sqrt(numel(history)[wide])) / rate[:, None]
+    share = (lengths[:, wide].astype(np.float64) / np.sqrt(numel(history)[wide])) / rate[:, None]
     low, high = np.nanquantile(share[:, np.isfinite(share).any(axis=0)], [0.1, 0.9], axis=0)
     return bool(((low > 1 - near) & (high < 1 + near)).any())
 
