@@ -15,9 +15,10 @@ import subprocess
 import sys
 import threading
 from collections.abc import Mapping, Sequence
-from multiprocessing import resource_tracker
 from pathlib import Path
 from typing import Any
+
+from gradwatch.storage.workers import ctrl_c_waits
 
 # imported, and nothing more: threads that an operation starts would not be there in a fork
 IMPORTED = ["torch", "torch._dynamo", "gradwatch.cli.run", "gradwatch.launcher.run", "gradwatch.launcher.autowatch"]
@@ -37,14 +38,9 @@ class Forked:
         context: Any = multiprocessing.get_context("forkserver")
         words = list(command[command.index("gradwatch") + 1 :])
         self._process = context.Process(target=_run, args=(words, dict(environment), str(output)))
-        with _starting:
+        with _starting, ctrl_c_waits():
             context.set_forkserver_preload(IMPORTED)
-            resource_tracker.ensure_running()  # it unblocks what it blocks
-            before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # the server ignores it when it is up
-            try:
-                self._process.start()
-            finally:
-                signal.pthread_sigmask(signal.SIG_SETMASK, before)
+            self._process.start()
         self.pid: int = self._process.pid
 
     @property

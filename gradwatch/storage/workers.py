@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
 from typing import TypeVar
 
 from gradwatch.errors import RunError
@@ -40,7 +41,9 @@ def each(items: Sequence[Item], make: Callable[[Item], Made]) -> Iterator[Made]:
     # not forked: this process has threads, of Arrow at the least
     pool = ProcessPoolExecutor(count, multiprocessing.get_context("spawn"), initializer=_begin)
     try:
-        yield from pool.map(make, left, chunksize=CHUNK)
+        with ctrl_c_waits():
+            made = pool.map(make, left, chunksize=CHUNK)
+        yield from made
     except BrokenProcessPool:
         raise RunError(
             f"a process that read runs was killed, as the system does when memory runs out: {count} of them held a run "
@@ -48,6 +51,24 @@ def each(items: Sequence[Item], make: Callable[[Item], Made]) -> Iterator[Made]:
         ) from None
     finally:
         pool.shutdown(cancel_futures=True)
+
+
+@contextmanager
+def ctrl_c_waits() -> Iterator[None]:
+    """Around the start of processes that leave Ctrl-C to this one once they are up: until then it waits, in them, which
+    inherit that, and in this thread. Where a platform has no masks of signals nothing waits.
+    """
+    if not hasattr(signal, "pthread_sigmask"):
+        yield
+        return
+    from multiprocessing import resource_tracker
+
+    resource_tracker.ensure_running()  # it unblocks what it blocks
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def cpus() -> int:

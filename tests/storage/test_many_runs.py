@@ -1,10 +1,12 @@
 """Many runs: a comparison and a report say the same of them as of whole runs, and hold one whole run at a time."""
 
 import os
+import signal
 import subprocess
 import sys
 import time
 from dataclasses import replace
+from multiprocessing import util
 from pathlib import Path
 
 import numpy as np
@@ -113,3 +115,21 @@ def test_processes_whose_parent_is_killed_end_with_it(tmp_path):
 def test_runs_that_are_read_soon_are_read_here(monkeypatch):
     monkeypatch.setattr(workers.multiprocessing, "get_context", None)
     assert [*workers.each([3, 4], str)] == ["3", "4"]
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not hasattr(signal, "pthread_sigmask"), reason="needs masks of signals")
+def test_ctrl_c_waits_while_the_processes_of_a_pool_begin(monkeypatch):
+    masks, spawn = [], util.spawnv_passfds
+
+    def noted(*arguments):
+        masks.append(signal.pthread_sigmask(signal.SIG_BLOCK, []))
+        return spawn(*arguments)
+
+    monkeypatch.setattr(util, "spawnv_passfds", noted)
+    monkeypatch.setattr(workers, "ALONE_SECONDS", 0.0)
+    monkeypatch.setattr(workers, "cpus", lambda: 2)
+    assert list(workers.each([*range(8)], str)) == [str(i) for i in range(8)]
+    assert len(masks) >= 2
+    assert all(signal.SIGINT in mask for mask in masks)
+    assert signal.SIGINT not in signal.pthread_sigmask(signal.SIG_BLOCK, [])
