@@ -34,6 +34,12 @@ import reported_healthy_tasks  # noqa: F401
 import reported_sick  # noqa: F401
 import reported_sick_losses  # noqa: F401
 import reported_sick_models  # noqa: F401
+import sent_healthy  # noqa: F401
+import sent_healthy_models  # noqa: F401
+import sent_healthy_returns  # noqa: F401
+import sent_healthy_steps  # noqa: F401
+import sent_healthy_tasks  # noqa: F401
+import sent_healthy_wild  # noqa: F401
 import told_healthy  # noqa: F401
 import told_healthy_models  # noqa: F401
 import told_healthy_tasks  # noqa: F401
