@@ -59,7 +59,7 @@ def zero_biases(net: nn.Module, optimizer: optim.Optimizer) -> None:
 # By training and finding.
 READINGS = {
     ("adagrad-accumulator-full", "no-progress"): Reading("the sum of squares begins at 0", as_expert=True),
-    ("adapters-both-zero", "weights-unchanged"): Reading(
+    ("adapters-both-zero", "dead-layer"): Reading(
         "one of the adapter's two factors begins at random, as torch makes it", as_expert=True
     ),
     ("all-weights-begin-at-zero", "dead-layer"): Reading(

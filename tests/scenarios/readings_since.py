@@ -56,7 +56,7 @@ READ_SINCE = {
     ("profile-of-two-branches", "nonfinite"): Reading(
         "the root's argument is clamped in both branches", as_expert=True
     ),
-    ("softmax-over-one-column", "weights-unchanged"): Reading(
+    ("softmax-over-one-column", "dead-layer"): Reading(
         "the outputs of the first step are all 1: a share of one column, which becomes a sigmoid", as_expert=True
     ),
     ("tagger-clipped-under-its-scale", "clip-before-unscale"): Reading(
@@ -92,7 +92,7 @@ READ_SINCE = {
     ("body-thawed-behind-the-optimizers-back", "no-gradient"): Reading(
         "what is thawed later is given to the optimizer by add_param_group", as_expert=True
     ),
-    ("density-that-is-nowhere", "weights-unchanged"): Reading(
+    ("density-that-is-nowhere", "dead-layer"): Reading(
         "softplus in the place of the ReLU at the output", as_expert=True
     ),
     ("epsilon-that-bfloat16-has-not", "nonfinite"): Reading(
@@ -115,17 +115,17 @@ READ_SINCE = {
     ("gains-drawn-as-if-they-were-weights", "bad-initialisation"): Reading("gains begin at 1", as_expert=True),
     ("houses-by-their-raw-columns", "inputs-not-normalised"): Reading("the inputs are normalised", as_expert=True),
     ("line-for-every-price", "inputs-not-normalised"): Reading("the inputs are normalised", as_expert=True),
-    ("made-and-cut-off-from-its-maker", "weights-unchanged"): Reading(
+    ("made-and-cut-off-from-its-maker", "no-gradient"): Reading(
         "the detach() that cuts the loss off from the weights is taken away", as_expert=True
     ),
-    ("preferences-times-nothing", "weights-unchanged"): Reading(
+    ("preferences-times-nothing", "dead-layer"): Reading(
         "the factor of the loss that is 0 throughout is found: beta is 0.1", as_expert=True
     ),
     ("table-of-unit-size-at-both-ends", "bad-initialisation"): Reading(
         "the table begins at a standard deviation of 0.02", as_expert=True
     ),
     ("layers-in-a-plain-list", "no-gradient"): Reading("the layers are in an nn.ModuleList", as_expert=True),
-    ("loss-that-was-told-to-require-a-gradient", "weights-unchanged"): Reading(
+    ("loss-that-was-told-to-require-a-gradient", "no-gradient"): Reading(
         "the new tensor that cuts the loss off from the weights is taken away", as_expert=True
     ),
     ("sigmoid-for-images-of-mean-zero", "no-progress"): Reading(
@@ -153,7 +153,7 @@ READ_SINCE = {
         "the Dropout behind the last layer is taken away", as_expert=True
     ),
     ("eight-layers-of-sigmoids", "vanishing"): Reading("the sigmoids become ReLUs", as_expert=True),
-    ("groups-of-one-answer", "weights-unchanged"): Reading(
+    ("groups-of-one-answer", "dead-layer"): Reading(
         "the factor of the loss that is 0 throughout is found: an advantage over one answer", as_expert=True
     ),
     ("half-of-the-net-never-zeroed", "gradients-accumulate"): Reading(
@@ -190,9 +190,7 @@ READ_SINCE = {
     ("recurrence-that-multiplies", "exploding"): Reading(
         "the clip that is named, and recurrent weights that begin orthogonal", as_expert=True, beyond=True
     ),
-    ("boxes-that-never-meet", "weights-unchanged"): Reading(
-        "the overlap is of boxes that do not meet: GIoU", as_expert=True
-    ),
+    ("boxes-that-never-meet", "dead-layer"): Reading("the overlap is of boxes that do not meet: GIoU", as_expert=True),
     ("mean-of-bytes-taken-from-shares", "no-progress"): Reading(
         "the inputs have a mean of -1 and hardly a deviation: they are brought to 0 and 1", as_expert=True
     ),

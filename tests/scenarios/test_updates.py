@@ -37,9 +37,7 @@ def test_the_healthy_twin_has_no_error_and_no_warning(train, tmp_path):
         (d.rate_zero, (), (29, 99), "error", "learning rate is 0."),
         (d.group_rate_zero, FIRST, (0, 59), "warning", "learning rate is 0 in param group 0"),
         (d.bfloat16_weights, (), (0, 59), "error", "smaller than bfloat16"),
-        (d.zeroed_before_step, (), (0, 59), "error", "exactly 0 when the optimizer steps. Either zero_grad()"),
         (d.scaler_drops_all, (), (0, 59), "error", "GradScaler drops every step"),
-        (d.strangers, (), (0, 59), "error", "holds 6 tensors that the model does not"),
         (d.put_back, (), (0, 59), "error", "puts the weights back"),
     ],
     ids=lambda value: getattr(value, "__name__", None),
@@ -51,11 +49,23 @@ def test_weights_that_do_not_move_are_found_with_their_cause(train, layers, step
     assert word in finding.cause
 
 
-def test_gradients_set_to_none_before_the_step(tmp_path):
-    finding = one(diagnose(d.zeroed_before_step(tmp_path, to_none=True)), "weights-unchanged")
+@pytest.mark.parametrize(
+    ("how", "rule", "word"), [({}, "dead-layer", "exactly 0"), ({"to_none": True}, "no-gradient", "absent")]
+)
+def test_gradients_that_are_gone_before_the_step(how, rule, word, tmp_path):
+    """No layer has any: that is what is said, and not that the weights stand still, which follows."""
+    (finding,) = diagnose(d.zeroed_before_step(tmp_path, **how))
+    assert (finding.rule, finding.severity, finding.layers) == (rule, "error", ())
     assert (finding.first_step, finding.last_step) == (0, 59)
-    assert finding.evidence["gradients"] == "absent"
-    assert "zero_grad()" in finding.cause
+    assert f"Every gradient is {word}" in finding.cause
+    assert any("zero_grad()" in cause for cause in finding.alternatives)
+    assert not any(f.rule == "weights-unchanged" for f in finding.consequences)
+
+
+def test_the_tensors_of_another_model_get_no_gradient(tmp_path):
+    (finding,) = diagnose(d.strangers(tmp_path))
+    assert (finding.rule, finding.severity, finding.confidence) == ("no-gradient", "error", "likely")
+    assert "holds 6 tensors that the model does not" in finding.cause
 
 
 def test_a_policy_that_skips_every_step_is_named(tmp_path):

@@ -24,6 +24,7 @@ from gradwatch.analysis.rules.facts import (
 from gradwatch.analysis.rules.far_beginning import begins_far
 from gradwatch.analysis.rules.finding import Finding, Why, either
 from gradwatch.analysis.rules.losses import learnt
+from gradwatch.analysis.rules.no_gradient import CUT_OFF, ZEROED
 from gradwatch.analysis.rules.once import once
 from gradwatch.analysis.rules.progress import all_learnt
 from gradwatch.analysis.rules.step_length import first_ratio
@@ -45,10 +46,12 @@ def dead_layer(
     these layers: the biases beside them have gradients. A bias is not dead while the weight beside it has gradients:
     they reach the units and cancel (the last bias of a Wasserstein critic). Steps whose loss is below `done` times the
     first do not count: nothing is left to learn there; nor does a network whose loss came to rest at its lowest as they
-    became zero (`all_learnt`), or whose gradients faded away all together (`faded`). Gradients that were all zero in
-    every step of the run are no dead layers either, but gradients that were zeroed before the step.
+    became zero (`all_learnt`), or whose gradients faded away all together (`faded`). Where every gradient was zero in
+    every step it is an error of all layers, which something may have zeroed before the step, too (`_all_zero`).
     Source: dead ReLU units give exact zeros (methods: S4); SageMaker Debugger's DyingReLU.
     """
+    if _is_zero(history, min_steps):
+        return _all_zero(history)
     learnt_all = learnt(history, done)[history.layer_rows]
     norm = np.where(learnt_all[:, None], np.nan, history.layer("grad_norm"))  # [R, L]
     there = present(history) & ~learnt_all[:, None]
@@ -88,6 +91,33 @@ def dead_layer(
             alternatives=why.alternatives,
         )
     ]
+
+
+def _is_zero(history: History, min_steps: int) -> bool:
+    """Whether there were gradients, and each of them was exactly 0."""
+    norm, there = history.layer("grad_norm"), present(history)
+    return bool(len(history) >= min_steps and there.any() and ((norm == 0) | ~there).all())
+
+
+def _all_zero(history: History) -> list[Finding]:
+    """All layers are dead from the start: zeros are multiplied, the loss is flat, or something zeroes the gradients."""
+    layers = len(history.layers)
+    evidence: dict[str, float | str] = {"layers": layers, "of": layers, "since": "the start"}
+    steps = int(history.step[0]), int(history.step[-1])
+    if are_zero(history, np.ones(layers, bool)):
+        cause = "Every gradient is exactly 0, and so is every weight: a product of zeros passes none on."
+        cure = "Begin with other weights than 0 in all but one factor."
+        return [Finding("dead-layer", "error", (), *steps, evidence, cause, cure)]
+    causes = (_FLAT, ZEROED, CUT_OFF)
+    cause = f"Every gradient is exactly 0 when the optimizer steps. {either(causes)}"
+    cure = "Look at the outputs in the first step: where a ReLU or a clamp makes all of them 0, softplus in its place, "
+    cure += "or another bias; and at each factor of the loss (a weight, an advantage): is one 0 throughout? An "
+    cure += "overlap is, of boxes that do not meet: take a loss that knows how far apart they are (GIoU). If no output "
+    cure += "or factor is, the order is optimizer.zero_grad(), loss.backward(), optimizer.step()."
+    return [Finding("dead-layer", "error", (), *steps, evidence, cause, cure, alternatives=causes)]
+
+
+_FLAT = "what the loss depends on is flat for all examples (a ReLU or a clamp at the output, a factor of 0)"
 
 
 def _nothing_but_rounding(

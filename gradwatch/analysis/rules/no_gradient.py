@@ -5,11 +5,16 @@ Legend: R recorded rows of the layers, L layers.
 
 from __future__ import annotations
 
+import re
+
 import numpy as np
 
 from gradwatch.analysis.rules.facts import beside_bias, matrices, numel, pick, present
-from gradwatch.analysis.rules.finding import Finding
+from gradwatch.analysis.rules.finding import Finding, either
 from gradwatch.history import Bools, History
+
+ZEROED, CUT_OFF = "zero_grad() stands between backward() and step()", "the loss does not depend on the weights"
+_STRAY = re.compile(r"(^|\.)param_groups\.\d+\.\d+$|(^|\.)optimizer\.")
 
 
 def no_gradient(history: History, min_steps: int = 10) -> list[Finding]:
@@ -17,11 +22,13 @@ def no_gradient(history: History, min_steps: int = 10) -> list[Finding]:
 
     Those that were frozen (`requires_grad=False`) when the run began are left out, but where the optimizer holds them
     and they have not been trained before (`_never_trained`): a part that was left frozen by mistake. So is a bias
-    beside a weight that got one: a loss of differences or derivatives knows no constants. Nothing is said of a run in
-    which no layer had a gradient.
+    beside a weight that got one: a loss of differences or derivatives knows no constants. Where no layer had a
+    gradient in any step, it is one finding of all of them, and an error (`_nowhere`).
     Source: SageMaker Debugger's UnchangedTensor asks the same of the weights.
     """
     seen = present(history)  # [R, L]
+    if len(history) >= min_steps and seen.shape[1] and not seen.any():
+        return _nowhere(history)
     frozen = {layer.name for layer in history.run.layers if layer.frozen}
     can = np.array([name not in frozen for name in history.layers], bool)
     silent = ~seen.any(axis=0) if len(history) >= min_steps and seen.any() else np.zeros(len(can), bool)
@@ -71,6 +78,23 @@ def no_gradient(history: History, min_steps: int = 10) -> list[Finding]:
             )
         )
     return findings
+
+
+def _nowhere(history: History) -> list[Finding]:
+    """No gradient anywhere: those of another model's tensors, if most layers are in no module, else what cut it off."""
+    stray = [name for name in history.layers if _STRAY.search(name)]
+    evidence: dict[str, float | str] = {"layers": len(history.layers), "missing": "every gradient"}
+    steps = int(history.step[0]), int(history.step[-1])
+    if 2 * len(stray) > len(history.layers):
+        evidence["not_in_model"] = len(stray)
+        cause = f"The optimizer holds {len(stray)} tensors that the model does not: no gradient ever reaches them."
+        cure = "Build the optimizer from model.parameters(), after the model was moved, wrapped or changed."
+        return [Finding("no-gradient", "error", (), *steps, evidence, cause, cure)]
+    causes = (ZEROED, CUT_OFF)
+    cause = f"Every gradient is absent when the optimizer steps. {either(causes)}"
+    cure = "The order is optimizer.zero_grad(), loss.backward(), optimizer.step(). If it is kept, look for what cuts "
+    cure += "the loss off from the weights: detach(), .data, item(), no_grad(), a new tensor."
+    return [Finding("no-gradient", "error", (), *steps, evidence, cause, cure, alternatives=causes)]
 
 
 def _never_trained(history: History, frozen: Bools, least: int = 256, exact: float = 0.01) -> tuple[str, ...]:

@@ -5,14 +5,11 @@ Legend: T recorded steps, L layers, M steps in which weights were measured.
 
 from __future__ import annotations
 
-import re
-
 import numpy as np
 from numpy.typing import NDArray
 
 from gradwatch.analysis.rules.facts import (
     USUAL_RATIO,
-    are_zero,
     directness,
     is_adaptive,
     largest_ratio,
@@ -20,7 +17,6 @@ from gradwatch.analysis.rules.facts import (
     measured,
     numel,
     pick,
-    present,
     rates,
 )
 from gradwatch.analysis.rules.finding import Finding, Severity, either
@@ -29,21 +25,19 @@ from gradwatch.history import Bools, Floats, History
 
 Rows = NDArray[np.intp]
 EPS = {"float64": 2.0**-52, "float32": 2.0**-23, "float16": 2.0**-10, "bfloat16": 2.0**-7}
-_STRAY = re.compile(r"(^|\.)param_groups\.\d+\.\d+$|(^|\.)optimizer\.")
 
 
 def weights_unchanged(history: History, min_steps: int = 10, min_measured: int = 3) -> list[Finding]:
     """Gradients are there and the weights stay where they are, from some step to the end of the run.
 
-    The cause is named where the record shows it: all steps dropped, gradients gone before the step, learning rate 0, a
-    coefficient of 0, an update below the resolution of the weights' dtype. At least `min_steps` steps, and half of the
-    run, must be so.
-    Source: SageMaker Debugger's UnchangedTensor; GradScaler's dropped steps and zeroed gradients (traps).
+    The cause is named where the record shows it: all steps dropped, learning rate 0, a coefficient of 0, an update
+    below the resolution of the weights' dtype. At least `min_steps` steps, and half of the run, must be so. Gradients
+    that are absent or exactly 0 in every step are `no-gradient` and `dead-layer`.
+    Source: SageMaker Debugger's UnchangedTensor; GradScaler's dropped steps (traps).
     """
     if len(history) < min_steps:
         return []
-    whole = _all_dropped(history, min_steps) or _no_gradients(history)
-    return whole or _still(history, min_steps, min_measured) or _put_back(history)
+    return _all_dropped(history, min_steps) or _still(history, min_steps, min_measured) or _put_back(history)
 
 
 def _tail(mask: Bools, least: int) -> int | None:
@@ -75,39 +69,6 @@ def _all_dropped(history: History, least: int) -> list[Finding]:
             "Find out why the gradients are not finite; if they are, raise the policy's limit or use SkipNonfinite()."
         )
     return [_finding(history, "error", (), start, evidence, cause, cure)]
-
-
-def _no_gradients(history: History) -> list[Finding]:
-    norm, there = history.layer("grad_norm"), present(history)
-    absent, zero = not there.any(), ((norm == 0) | ~there).all()
-    if not zero or not norm.shape[1]:
-        return []
-    stray = [name for name in history.layers if _STRAY.search(name)]
-    evidence: dict[str, float | str] = {"layers": norm.shape[1], "gradients": "absent" if absent else "exactly 0"}
-    if absent and 2 * len(stray) > norm.shape[1]:
-        evidence["not_in_model"] = len(stray)
-        cause = f"The optimizer holds {len(stray)} tensors that the model does not: no gradient ever reaches them."
-        cure = "Build the optimizer from model.parameters(), after the model was moved, wrapped or changed."
-        return [_finding(history, "error", (), 0, evidence, cause, cure)]
-    if not absent and are_zero(history, np.ones(len(history.layers), bool)):
-        cause = "Every gradient is exactly 0, and so is every weight: a product of zeros passes none on."
-        return [
-            _finding(history, "error", (), 0, evidence, cause, "Begin with other weights than 0 in all but one factor.")
-        ]
-    causes = _NO_GRADIENT if absent else (*_NO_GRADIENT, _FLAT)
-    cause = f"Every gradient is {'absent' if absent else 'exactly 0'} when the optimizer steps. {either(causes)}"
-    cure = "The order is optimizer.zero_grad(), loss.backward(), optimizer.step(). If it is kept, look "
-    if absent:
-        cure += "for what cuts the loss off from the weights: detach(), .data, item(), no_grad(), a new tensor."
-    else:
-        cure += "at the outputs in the first step: where a ReLU or a clamp makes all of them 0, softplus in its place, "
-        cure += "or another bias; and at each factor of the loss (a weight, an advantage): is one 0 throughout? An "
-        cure += "overlap is, of boxes that do not meet: take a loss that knows how far apart they are (GIoU)."
-    return [_finding(history, "error", (), 0, evidence, cause, cure, causes)]
-
-
-_FLAT = "what the loss depends on is flat for all examples (a ReLU or a clamp at the output, a factor of 0)"
-_NO_GRADIENT = ("zero_grad() stands between backward() and step()", "the loss does not depend on the weights")
 
 
 def _still(
