@@ -121,6 +121,13 @@ def test_a_loss_that_is_thrown_about_from_the_start_says_so_where_the_first_step
     assert lr_too_high(run("Muon", rate=1.0, ratio=1.6, loss=wild * np.geomspace(1, 0.05, STEPS))) == []  # it got there
 
 
+def test_a_median_of_losses_that_is_high_but_once_is_noise_and_one_that_lasts_is_a_jump():
+    row = np.arange(STEPS)
+    calm = 2.0 + 0.01 * NOISE
+    assert lr_too_high(run(loss=np.where(np.isin(row, (100, 102, 104, 106, 108)), 5.0, calm))) == []
+    assert lr_too_high(run(loss=np.where((row >= 100) & (row < 109), 5.0, calm)))
+
+
 def test_a_norm_that_leapt_after_calm_steps_is_bounded_first():
     norm = np.where(np.arange(STEPS) < 200, 1.0, 50.0)
     (leapt,) = exploding(run(loss=thrown(), grad_norm=norm))
@@ -407,9 +414,25 @@ def test_gains_of_normalisations_that_began_next_to_0_are_said_and_not_those_tha
 )
 def test_a_table_of_unit_size_that_is_the_last_layer_too_is_said(rms, rows, last, loss, found):
     kinds = {"table": "Embedding", "3": last}
-    began = begun([rms, 0.1, 0.1, 0.1], kinds=kinds, first=(rows, 64), loss=loss * np.exp(-np.arange(STEPS) / 150))
+    began = begun([rms, 0.1, 0.1, 0.1], kinds=kinds, first=(rows, 64), loss=loss * np.exp(-np.arange(STEPS) / 90))
     told = bad_initialisation(began)
     assert [(f.layers, f.confidence) for f in told] == ([(("table.weight",), "possible")] if found else [])
+
+
+@pytest.mark.parametrize(
+    ("first", "last", "rows", "found"),
+    [
+        (31.0, 28.0, 40, True),
+        (31.0, 28.0, 41, False),  # outputs of another number than the table has rows
+        (31.0, 5.0, 40, False),
+        (3.7, 3.5, 40, False),  # it begins at the logarithm of 40
+    ],
+)
+def test_logits_of_tokens_that_are_sure_of_what_is_wrong_are_said(first, last, rows, found):
+    kinds = {"table": "Embedding", "3": "Linear"}
+    loss = np.geomspace(first, last, STEPS) + 0.01 * NOISE
+    told = bad_initialisation(begun([0.1] * 4, kinds=kinds, first=(rows, 64), loss=loss))
+    assert [(f.layers, f.confidence) for f in told] == ([(("3.weight",), "possible")] if found else [])
 
 
 def test_a_sum_of_gradients_that_bends_is_still_one():

@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from make_run import LAYERS, changed
-from test_causes import NOISE, STEPS, run, thrown
+from test_causes import NOISE, STEPS, learns, run, thrown
 
 from gradwatch.analysis.rules.dead_layers import dead_layer
 from gradwatch.analysis.rules.epsilon import below_epsilon
@@ -206,15 +206,22 @@ def test_what_is_added_behind_the_loops_own_clip_comes_before_the_rate(reaches, 
     assert bool(found.tries) != said
 
 
-@pytest.mark.parametrize(("share", "said"), [(1.0, True), (0.5, False)])
-def test_an_adam_whose_steps_are_all_as_long_as_the_rate_is_made_anew_in_each(share, said):
-    history = run("Adam", rate=0.01, loss=thrown())
-    layers = tuple(replace(layer, shape=(16, 16)) for layer in history.run.layers)
-    ratio = share * 0.01 * 16 / history.layer("weight_norm")
-    history = changed(history, per_layer={**history.per_layer, "update_ratio": ratio.astype(np.float32)})
-    (found,) = lr_too_high(replace(history, run=replace(history.run, layers=layers)))
+@pytest.mark.parametrize(("share", "direct", "said"), [(1.0, 0.3, True), (0.5, 0.3, False), (1.0, 1.0, False)])
+def test_an_adam_whose_steps_are_all_as_long_as_the_rate_is_made_anew_in_each(share, direct, said):
+    """Whatever the loss does. Straight on they lead where all gradients have one sign: that is as it should be."""
+
+    def stepping(loss):
+        history = run("Adam", rate=0.01, loss=loss)
+        layers = tuple(replace(layer, shape=(16, 16)) for layer in history.run.layers)
+        ratio = share * 0.01 * 16 / history.layer("weight_norm")
+        moved = {"update_ratio": np.float32(ratio), "displacement": np.float32(direct * 10 * ratio)}
+        history = changed(history, per_layer={**history.per_layer, **moved})
+        return replace(history, run=replace(history.run, layers=layers))
+
+    (found,) = lr_too_high(stepping(thrown()))
     assert ("Build the optimizer once" in found.cure) == said
     assert bool(found.tries) != said
+    assert [f.severity for f in lr_too_high(stepping(learns()))] == ["warning"] * said
 
 
 # --------------------------------------------------------------------------------------------------- what did not help

@@ -203,6 +203,12 @@ def test_a_norm_that_grows_while_the_loss_falls_is_a_plateau_being_left():
     assert exploding(with_steps(history, grad_norm=grown(history, 4))) == []
 
 
+def test_a_norm_that_collapsed_in_the_first_steps_has_not_grown():
+    history = make_history(steps=300)
+    collapsed = np.where(np.arange(300) < 8, 2.0, 1e-6)
+    assert exploding(with_steps(history, grad_norm=collapsed, loss=np.full(300, 4.1))) == []
+
+
 def test_without_a_loss_three_decades_are_needed():
     history = make_history(steps=300, logged=())
     assert exploding(with_steps(history, grad_norm=grown(history, 2.2))) == []

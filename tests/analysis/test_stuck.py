@@ -99,6 +99,17 @@ def test_a_loss_next_to_log_2_is_chance_whatever_the_rows_of_the_last_layer():
     assert no_progress(run(loss=math.log(2) + 2 * np.exp(-ROW / 60) - 0.0004 * ROW)) == []  # it only passes by
 
 
+def test_a_loss_of_large_targets_that_rests_at_a_small_part_is_a_warning_and_one_of_usual_size_is_a_note():
+    rests = 0.1 + 0.9 * np.exp(-ROW / 10) + 0.002 * NOISE
+    (found,) = no_progress(run(loss=1000 * rests))
+    assert (found.severity, found.confidence) == ("warning", "possible")
+    assert "the targets" in found.cause
+    assert no_progress(run(loss=50 * rests)) == []
+    assert no_progress(run(loss=1000 * np.exp(-ROW / 10) + 1)) == []
+    (found,) = no_progress(run(loss=1000 * rests, modules={"0": "Linear", "1": "ReLU"}))
+    assert found.evidence["last_module"] == "ReLU"
+
+
 @pytest.mark.parametrize("last", ["ReLU", "Dropout", "Sigmoid", "Tanh"])
 def test_a_last_module_that_takes_outputs_away_is_named_where_the_loss_stands(last):
     stands = 4 + 4 * np.exp(-ROW / 20)

@@ -225,13 +225,14 @@ def _kinds(history: History) -> list[Bools]:
 def _sustained_growth(norm: Floats, width: int) -> tuple[Floats, NDArray[np.intp]]:
     """For each `width` finite steps in a row: their lowest log10 over the early median, and the row they start at.
 
-    The early median is that of the first tenth of the finite steps, at least `width` of them.
+    The early median is that of the first tenth of the finite steps, at least `width` of them, or of the first `width`
+    where these were higher: from a norm that collapsed nothing has grown.
     """
     rows = np.flatnonzero(np.isfinite(norm) & (norm > 0))
     if len(rows) < 3 * width:
         return _risen(norm[rows]), rows[-(len(rows) // 3) :]
     logs = np.log10(norm[rows])
-    early = np.median(logs[: max(width, len(logs) // 10)])
+    early = max(np.median(logs[: max(width, len(logs) // 10)]), np.median(logs[:width]))
     return np.lib.stride_tricks.sliding_window_view(logs - early, width).min(axis=1), rows
 
 

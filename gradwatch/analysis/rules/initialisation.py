@@ -15,6 +15,7 @@ from gradwatch.analysis.rules.facts import (
     chance_loss,
     embeddings,
     initial_gains,
+    last_matrix,
     matrices,
     measured,
     pick,
@@ -22,8 +23,9 @@ from gradwatch.analysis.rules.facts import (
 )
 from gradwatch.analysis.rules.finding import Finding, either
 from gradwatch.analysis.rules.gradients import exploding
+from gradwatch.analysis.rules.long_steps import lr_too_high
 from gradwatch.analysis.rules.losses import scaled_losses
-from gradwatch.analysis.rules.progress import succeeds
+from gradwatch.analysis.rules.progress import progress, succeeds
 from gradwatch.analysis.rules.step_length import first_ratio
 from gradwatch.analysis.rules.vanishing_causes import remedies
 from gradwatch.history import History
@@ -44,13 +46,15 @@ def bad_initialisation(
     ones are said where layers were dead from the start: their units stand at their ends. Nor are large ones where the
     first step already changed the weights by a third: their first norm is that after it. Or the gains of its
     normalisations began next to 0 (`_shut_norms`), or a table that is the last layer too began as large as one that is
-    only read (`_tied_table`), or the gradient grows evenly on its way back to the first layer (`_grows_on_its_way`).
+    only read (`_tied_table`), or the logits of a model of tokens never came near equal odds
+    (`_sure_of_what_is_wrong`), or the gradient grows evenly on its way back to the first layer (`_grows_on_its_way`).
     Source: He et al., arXiv:1502.01852; of healthy trainings of the tests the median gain is 0.2 to 2.1.
     """
     return (
         _of_matrices(history, large, small, most, least)
         or _shut_norms(history, most, least)
         or _tied_table(history)
+        or _sure_of_what_is_wrong(history)
         or _grows_on_its_way(history)
     )
 
@@ -155,6 +159,31 @@ _TIED = (
     "it is the last layer too, and its rows make the outputs as large as the root of their length",
     "the outputs begin too large for another reason, or the loss is no cross-entropy over its rows",
 )
+
+
+def _sure_of_what_is_wrong(history: History, began: float = 3.0, ended: float = 2.0) -> list[Finding]:
+    """The loss of a model of tokens began above `began` times what equal probabilities give, and ended above `ended`.
+
+    Of tokens: the last matrix has as many rows as a table has, so that the loss is known for a cross-entropy over them.
+    Source: Karpathy 2019, A Recipe for Training Neural Networks ("verify loss @ init").
+    """
+    shapes, last = {layer.name: layer.shape for layer in history.run.layers}, last_matrix(history)
+    tables = {shapes[name][0] for name in pick(history, embeddings(history)) if shapes.get(name)}
+    chance, losses = chance_loss(history), [p for p in progress(history) if p.is_loss]
+    if last is None or last.shape[0] not in tables or not losses:
+        return []
+    if not all(p.first > began * chance and p.ended > ended * chance for p in losses) or lr_too_high(history):
+        return []
+    shown = losses[0]
+    cause = f"{shown.metric} began at {shown.first:.3g}, where equal probabilities for all {last.shape[0]} tokens give "
+    cause += f"{chance:.3g}, and still is {shown.ended:.3g}: the logits are far apart, and sure of what is wrong. "
+    cure = "Print the logits of the first step by token: if some stand out, begin these rows and biases of "
+    cure += f"{last.name} at the mean of the others; if all are large, normalise what comes into it, or divide it by "
+    cure += "the root of its width."
+    return [_finding(history, (last.name,), {"equal_odds": chance}, cause + either(_SURE), cure, _SURE)]
+
+
+_SURE = ("rows or biases of the last layer began unlike the others", "what comes into the last layer is far too large")
 
 
 def _grows_on_its_way(history: History, decades: float = 2.0, fit: float = 0.9, first: int = 5) -> list[Finding]:

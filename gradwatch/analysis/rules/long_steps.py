@@ -30,7 +30,7 @@ from gradwatch.analysis.rules.losses import has_rivals, odd_batch, scaled_losses
 from gradwatch.analysis.rules.once import once
 from gradwatch.analysis.rules.progress import progress, reaches_its_goal, succeeds
 from gradwatch.analysis.rules.schedule import goes_astray, raised_before
-from gradwatch.analysis.rules.step_length import first_ratio, lengthened, lowered
+from gradwatch.analysis.rules.step_length import first_ratio, is_new_each_step, lengthened, lowered
 from gradwatch.analysis.rules.tries import LOWER, clip_with, rate_times, warm_up
 from gradwatch.formatting import percent, setting_text
 from gradwatch.history import Floats, History
@@ -43,14 +43,16 @@ def lr_too_high(history: History, jump: float = 0.35, sigmas: float = 6.0, width
     """A loss that the steps throw about: it jumps over its running minimum.
 
     Both are those of the median of `width` losses in a row. It rose by more than `jump` of where it began, and by more
-    than `sigmas` robust standard deviations of its noise (in its quietest quarter). The first step is the one after
-    it was last within half of `jump`. An error, to the end of the run, when the loss also ended no lower than it began;
-    a note where the loss fell to a tenth of where it began all the same, or where it was over within a tenth of the
-    steps, and the loss then fell on, to less than half of where it began, if it did not throw the weights out either
-    (`_ran_away`). Not judged where parts of a run train against
+    than `sigmas` robust standard deviations of its noise (in its quietest quarter), in half of `width` rows at least: a
+    median of few losses with a long tail, as small batches have, is that high by chance. The first step is the one
+    after it was last within half of `jump`. An error, to the end of the run, when the loss also ended no lower than it
+    began; a note where the loss fell to a tenth of where it began all the same, or where it was over within a tenth of
+    the steps, and the loss then fell on, to less than half of where it began, if it did not throw the weights out
+    either (`_ran_away`). Not judged where parts of a run train against
     each other, or where the loss is below 0 early or begins in its own noise (a policy gradient's): it has no scale.
     First steps that were far too long show in the weights (`_ran_away`), which is said where the loss shows nothing by
-    the first 50 steps; and so do steps that lead the weights away while little is learnt (`_outgrew`).
+    the first 50 steps; and so do steps that lead the weights away while little is learnt (`_outgrew`), and those of an
+    Adam that begins anew in each (`is_new_each_step`).
     Source: methods, S5: jump over the running minimum of 1.95 to 8.6 nats against .36 or less in healthy runs, where
     spike scores stay 0; section 0.3: under Adam warm-up cures it, and clipping does not.
     """
@@ -80,7 +82,7 @@ def lr_too_high(history: History, jump: float = 0.35, sigmas: float = 6.0, width
             numbers: dict[str, float | str] = {"metric": name, **evidence, "end": end}
             end_row = len(history) - 1 if severity == "error" else int(rows[last])
             return [_too_high(history, severity, int(rows[first]), end_row, numbers, shifted)]
-    return away or _outgrew(history)
+    return away or _outgrew(history) or _anew(history)
 
 
 _BY_THEN = 50
@@ -167,15 +169,23 @@ def _outgrew(history: History, times: float = 5.0, left: float = 0.4, direct: fl
     return [_too_high(history, "warning", begin, end, evidence, False, why)]
 
 
+def _anew(history: History) -> list[Finding]:
+    """Every step is as long as Adam's first, the longest that it takes: the sign of each gradient times the rate."""
+    if not is_new_each_step(history):
+        return []
+    why = f"Every step is the longest that {optimizer_kind(history)} takes."
+    return [_too_high(history, "warning", 0, len(history) - 1, {}, False, why)]
+
+
 def _jumps(values: Floats, jump: float, sigmas: float, width: int) -> tuple[int, int, dict[str, float]] | None:
     """The first and last place above the running minimum, and the numbers; None for a loss that stays near it."""
     level = smooth(values, width)
     noise = min(1.4826 * float(np.median(np.abs(part))) for part in np.array_split(values - level, 4))
     begin, lowest = float(level[0]), np.minimum.accumulate(level)
     above, limit = level - lowest, max(jump * begin, sigmas * noise)
-    if begin < 2 * noise or not (above > limit).any():
-        return None
     over = np.flatnonzero(above > limit)
+    if begin < 2 * noise or len(over) <= width // 2:
+        return None
     last, half = int(over[-1]), int(np.argmax(above > limit / 2))
     near = np.flatnonzero(above[:half] <= jump * begin / 2)
     first = int(near[-1]) + 1 if len(near) else 0

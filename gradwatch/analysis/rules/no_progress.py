@@ -173,34 +173,38 @@ _BESIDE_IT = (
 )
 
 
-def _rests(history: History, min_steps: int, running: int, left: float = 0.25, much: float = 0.6) -> list[Finding]:
+def _rests(
+    history: History, min_steps: int, running: int, left: float = 0.25, much: float = 0.6, large: float = 100.0
+) -> list[Finding]:
     """Each loss fell at first and stands since, at a large part of where it began, and nothing else got better.
 
     The share `left` of the first value is left at least, and from the second quarter of the run to the last it won
     nothing that is clear of its noise; or less than a quarter of the whole, where the last module bounds or drops what
     is given out: a ReLU cuts off all below 0, a dropout sets outputs to 0 by chance (`rests_since`). Without such a
     module and with less than the share `much` left it is a note: so end healthy trainings whose targets have noise.
+    But of a loss that began above `large`, whose targets are ten times what a net gives out at first, a fifth of `left`
+    is much: the healthy trainings of the tests begin below 50.
     """
     taken = next((kind for kind in ("ReLU", "Dropout", "Sigmoid", "Tanh") if ends_in(history, kind)), "")
     losses = [p for p in progress(history) if p.is_loss] if can_be_judged(history, min_steps, running) else []
     if not losses or reaches_its_goal(history):
         return []
-    if not all(rests_since(history, p, left, bool(taken)) for p in losses):
+    far = losses[0].first > large
+    if not all(rests_since(history, p, left / 5 if far else left, bool(taken)) for p in losses):
         return []
     shown = losses[0]
-    causes = (f"its last module, a {taken}, takes away what the loss asks for", _NO_MORE) if taken else _AT_A_FLOOR
+    causes, cure = _OF_LARGE if far else _AT_A_FLOOR
+    if taken:
+        causes = (f"its last module, a {taken}, takes away what the loss asks for", _NO_MORE)
+        cure = f"Take the {taken} out from behind the last layer of weights."
     why = Why(
         f"{shown.metric} falls from {shown.first:.4g} to {shown.ended:.4g}, the most of it in the first quarter of the "
         f"run, and stands there since. {either(causes)}",
-        f"Take the {taken} out from behind the last layer of weights."
-        if taken
-        else "Look at the outputs for two unlike inputs. If they are alike, what is learnt is the mean: look at what "
-        "lies between inputs and outputs, at the shapes that the loss is given, at how inputs and targets are put "
-        "together, and at each term of the loss by itself.",
+        cure,
         {"left": shown.ended / shown.first, **({"last_module": taken} if taken else {})},
         alternatives=causes,
     )
-    return _finding(history, shown, why, "warning" if taken or shown.ended >= much * shown.first else "note")
+    return _finding(history, shown, why, "warning" if taken or far or shown.ended >= much * shown.first else "note")
 
 
 def _stops(history: History, min_steps: int, running: int, much: float = 0.6, share: float = 0.125) -> list[Finding]:
@@ -230,10 +234,24 @@ def _stops(history: History, min_steps: int, running: int, much: float = 0.6, sh
 
 _NO_MORE = "there is no more to be learnt"
 _STOPPED = ("the outputs came to where what bounds them is flat (a sigmoid, a tanh, a softmax, a clamp)", _NO_MORE)
+_OF_LARGE = (
+    (
+        "the targets, or a sum in the loss, are far larger than what the model gives out, and what is left is their "
+        "size",
+        f"{_NO_MORE} (noise in the targets)",
+    ),
+    "Bring the targets to mean 0 and deviation 1 (where rows are normalised one by one, by the numbers of their "
+    "inputs), and scale back what is given out.",
+)
 _AT_A_FLOOR = (
-    "the outputs are alike for all inputs: of the targets only the mean is learnt, or one term of the loss outweighs "
-    "the others",
-    f"{_NO_MORE} (noise in the targets)",
+    (
+        "the outputs are alike for all inputs: of the targets only the mean is learnt, or one term of the loss "
+        "outweighs the others",
+        f"{_NO_MORE} (noise in the targets)",
+    ),
+    "Look at the outputs for two unlike inputs. If they are alike, what is learnt is the mean: look at what lies "
+    "between inputs and outputs, at the shapes that the loss is given, at how inputs and targets are put together, and "
+    "at each term of the loss by itself.",
 )
 
 

@@ -9,6 +9,7 @@ import numpy as np
 from gradwatch.analysis.clips import of_all_layers
 from gradwatch.analysis.rules.facts import (
     USUAL_RATIO,
+    directness,
     largest_ratio,
     matrices,
     measured,
@@ -79,7 +80,7 @@ def lengthened(history: History, momentum: float = 0.97, apart: float = 100.0) -
     added = _added(history)
     if added:
         return added
-    if _is_new_each_step(history):
+    if is_new_each_step(history):
         cause = " Each step moves the weights by the whole rate, as only the first step of Adam does: its averages are "
         cause += "lost from one step to the next."
         kept = "Build the optimizer once, before the loop, and keep its state (no state.clear()). If it is kept: "
@@ -100,11 +101,11 @@ def lengthened(history: History, momentum: float = 0.97, apart: float = 100.0) -
     return Lengthened()
 
 
-def _is_new_each_step(history: History, least: int = 100, near: float = 0.05) -> bool:
+def is_new_each_step(history: History, least: int = 100, near: float = 0.05, straight: float = 0.9) -> bool:
     """Whether Adam's steps are as long as the rate says, by the element, within `near` in nine of ten measurements.
 
-    The first one is: m / sqrt(v) is the sign of the gradient. Later ones are shorter, as signs differ. Of the weight,
-    of `least` elements, whose steps are longest.
+    The first one is: m / sqrt(v) is the sign of the gradient. Later ones are shorter where signs differ, as they do
+    unless steps get the share `straight` of their way. Of the weight, of `least` elements, whose steps are longest.
     """
     if "Adam" not in optimizer_kind(history) or not steps_by_rate(history):
         return False
@@ -114,7 +115,10 @@ def _is_new_each_step(history: History, least: int = 100, near: float = 0.05) ->
     if len(at) < 20 or not wide.any() or not (rate > 0).all():
         return False
     share = (lengths[:, wide].astype(np.float64) / np.sqrt(numel(history)[wide])) / rate[:, None]
-    low, high = np.nanquantile(share[:, np.isfinite(share).any(axis=0)], [0.1, 0.9], axis=0)
+    share = share[:, np.isfinite(share).any(axis=0)]
+    if not share.size or not middle(directness(history)[1][wide]) < straight:
+        return False
+    low, high = np.nanquantile(share, [0.1, 0.9], axis=0)
     return bool(((low > 1 - near) & (high < 1 + near)).any())
 
 
