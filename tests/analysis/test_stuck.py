@@ -110,6 +110,13 @@ def test_a_loss_of_large_targets_that_rests_at_a_small_part_is_a_warning_and_one
     assert found.evidence["last_module"] == "ReLU"
 
 
+@pytest.mark.parametrize(("until", "level", "said"), [(320, 1.0, True), (200, 1.0, False), (320, 1.2, False)])
+def test_a_loss_that_leaves_equal_odds_late_is_no_progress_and_one_that_leaves_another_level_is_not(until, level, said):
+    loss = level * CHANCE - 0.9 * np.maximum(ROW - until, 0) / (STEPS - until) + 0.005 * NOISE
+    found = [f.evidence["left_at"] for f in no_progress(run(loss=loss)) if "left_at" in f.evidence]
+    assert found == ([pytest.approx(until / STEPS, abs=0.05)] if said else [])
+
+
 @pytest.mark.parametrize("last", ["ReLU", "Dropout", "Sigmoid", "Tanh"])
 def test_a_last_module_that_takes_outputs_away_is_named_where_the_loss_stands(last):
     stands = 4 + 4 * np.exp(-ROW / 20)

@@ -9,29 +9,27 @@ import math
 
 import numpy as np
 
-from gradwatch.analysis.clips import incoming
 from gradwatch.analysis.groups import higher_is_better
 from gradwatch.analysis.rules.dead_layers import faded
 from gradwatch.analysis.rules.facts import (
     USUAL_RATIO,
     directness,
-    ends_in,
     initial_sum,
     is_adaptive,
     largest_ratio,
     matrices,
     measured,
-    middle,
     optimizer_kind,
     set_rate,
     to_usual,
 )
-from gradwatch.analysis.rules.finding import Finding, Severity, Why, either
+from gradwatch.analysis.rules.finding import Finding, Why, either
 from gradwatch.analysis.rules.long_steps import lr_too_high
 from gradwatch.analysis.rules.open_causes import left_open, out_of_reach
-from gradwatch.analysis.rules.progress import Progress, can_be_judged, progress, reaches_its_goal, unmoved, went
+from gradwatch.analysis.rules.plateaus import begins_late, finding_of, rests, stops
+from gradwatch.analysis.rules.progress import Progress, can_be_judged, progress, unmoved, went
 from gradwatch.analysis.rules.schedule import ran_out
-from gradwatch.analysis.rules.standstill import at_chance, equal_odds, rests_since, stands
+from gradwatch.analysis.rules.standstill import at_chance, equal_odds, stands
 from gradwatch.analysis.rules.tries import LOWER, rate_times
 from gradwatch.analysis.rules.unchanged import TAKEN_BACK
 from gradwatch.analysis.rules.updates import weak_gradients
@@ -50,8 +48,9 @@ def no_progress(
     where it did not clearly get better). Or the losses came to what equal probabilities for all classes give, from
     above, and no further (`at_chance`), or stand next to it (`stands`); or they fell to less than half, and nothing
     that is measured on other data was ever better (`_not_held_out`); or nothing that is meant to rise ever did
-    (`_not_its_goal`); or they fell within the first quarter of the run, and stand since, far above 0 (`_rests`); or
-    the gradient faded, and most of the loss is left (`_stops`).
+    (`_not_its_goal`); or they fell within the first quarter of the run, and stand since, far above 0 (`rests`); or
+    the gradient faded, and most of the loss is left (`stops`); or they stood at equal odds for most of the run
+    (`begins_late`).
     A run that is under way is judged from `running` steps on, and after a tenth of its `total_steps`. Not judged: a run
     that was resumed (it may have learnt before), parts that train against each other, a loss that is below 0 early.
     The cause is the first of these that the record shows: a schedule that ran out, or never got where it should; steps
@@ -68,8 +67,9 @@ def no_progress(
         return (
             _not_held_out(history, min_steps, running, share)
             or _not_its_goal(history, min_steps, running)
-            or _rests(history, min_steps, running)
-            or _stops(history, min_steps, running)
+            or rests(history, min_steps, running)
+            or stops(history, min_steps, running)
+            or begins_late(history, min_steps, running)
         )
     shown, said = losses[0], f"{_no_better(losses[0])}."
     if at_chance(history, shown):
@@ -78,26 +78,7 @@ def no_progress(
         said = f"{shown.metric} stands at {shown.ended:.4g} since the first half of the run, hardly below the "
         said += f"{equal_odds(history):.4g} of a cross-entropy whose probabilities are all equal."
     why = _why(history, shown)
-    return _finding(history, shown, why._replace(cause=f"{said} {why.cause}"))
-
-
-def _finding(history: History, shown: Progress, why: Why, severity: Severity = "warning") -> list[Finding]:
-    evidence: dict[str, float | str] = {"metric": shown.metric, "began": shown.began, "ended": shown.ended,
-                                        "noise": shown.error}  # fmt: skip
-    return [
-        Finding(
-            "no-progress",
-            severity,
-            (),
-            int(history.step[0]),
-            int(history.step[-1]),
-            evidence | why.evidence,
-            why.cause,
-            why.cure,
-            tries=why.tries,
-            alternatives=why.alternatives,
-        )
-    ]
+    return finding_of(history, shown, why._replace(cause=f"{said} {why.cause}"))
 
 
 def _no_better(shown: Progress) -> str:
@@ -118,7 +99,7 @@ def _not_held_out(history: History, min_steps: int, running: int, share: float, 
     if not unseen or any(p.is_large(share) or abs(p.best - p.began) > 0.05 * abs(p.began) for p in unseen):
         return []
     shown, other = known[0], unseen[0]
-    return _finding(
+    return finding_of(
         history,
         other,
         Why(
@@ -160,7 +141,7 @@ def _not_its_goal(history: History, min_steps: int, running: int, good: float = 
         {},
         alternatives=causes,
     )
-    return _finding(history, shown, why)
+    return finding_of(history, shown, why)
 
 
 _AGAINST_IT = (
@@ -170,88 +151,6 @@ _AGAINST_IT = (
 _BESIDE_IT = (
     "the outputs become alike for all inputs, which lowers the loss as well",
     "what is measured is not what the loss asks for",
-)
-
-
-def _rests(
-    history: History, min_steps: int, running: int, left: float = 0.25, much: float = 0.6, large: float = 100.0
-) -> list[Finding]:
-    """Each loss fell at first and stands since, at a large part of where it began, and nothing else got better.
-
-    The share `left` of the first value is left at least, and from the second quarter of the run to the last it won
-    nothing that is clear of its noise; or less than a quarter of the whole, where the last module bounds or drops what
-    is given out: a ReLU cuts off all below 0, a dropout sets outputs to 0 by chance (`rests_since`). Without such a
-    module and with less than the share `much` left it is a note: so end healthy trainings whose targets have noise.
-    But of a loss that began above `large`, whose targets are ten times what a net gives out at first, a fifth of `left`
-    is much: the healthy trainings of the tests begin below 50.
-    """
-    taken = next((kind for kind in ("ReLU", "Dropout", "Sigmoid", "Tanh") if ends_in(history, kind)), "")
-    losses = [p for p in progress(history) if p.is_loss] if can_be_judged(history, min_steps, running) else []
-    if not losses or reaches_its_goal(history):
-        return []
-    far = losses[0].first > large
-    if not all(rests_since(history, p, left / 5 if far else left, bool(taken)) for p in losses):
-        return []
-    shown = losses[0]
-    causes, cure = _OF_LARGE if far else _AT_A_FLOOR
-    if taken:
-        causes = (f"its last module, a {taken}, takes away what the loss asks for", _NO_MORE)
-        cure = f"Take the {taken} out from behind the last layer of weights."
-    why = Why(
-        f"{shown.metric} falls from {shown.first:.4g} to {shown.ended:.4g}, the most of it in the first quarter of the "
-        f"run, and stands there since. {either(causes)}",
-        cure,
-        {"left": shown.ended / shown.first, **({"last_module": taken} if taken else {})},
-        alternatives=causes,
-    )
-    return _finding(history, shown, why, "warning" if taken or far or shown.ended >= much * shown.first else "note")
-
-
-def _stops(history: History, min_steps: int, running: int, much: float = 0.6, share: float = 0.125) -> list[Finding]:
-    """The gradient faded to less than a `share` of its first, and each loss has the share `much` of its first left.
-
-    Both by the medians of the last quarter, in which the gradient still fades: noise in the targets leaves one that
-    stays.
-    """
-    losses = [p for p in progress(history) if p.is_loss] if can_be_judged(history, min_steps, running) else []
-    quarters = [middle(part) for part in np.array_split(incoming(history), 4)]
-    kept = quarters[3] / max(middle(incoming(history)[:5]), 1e-30)
-    if not losses or not 0 < kept < share or quarters[3] > 0.75 * quarters[2]:
-        return []
-    if any(p.ended < much * p.began for p in losses) or reaches_its_goal(history):
-        return []
-    shown = losses[0]
-    why = Why(
-        f"{shown.metric} still is {shown.ended:.4g} of the {shown.began:.4g} that it began with, and the gradients of "
-        f"all layers faded to {kept:.2g} of what they were. {either(_STOPPED)}",
-        "Look at the outputs: if most are the same numbers (0 and 1, -1 and 1), take what bounds them out of the way, "
-        "or begin closer to the targets: normalise these.",
-        {"left_of_the_gradient": kept},
-        alternatives=_STOPPED,
-    )
-    return _finding(history, shown, why)
-
-
-_NO_MORE = "there is no more to be learnt"
-_STOPPED = ("the outputs came to where what bounds them is flat (a sigmoid, a tanh, a softmax, a clamp)", _NO_MORE)
-_OF_LARGE = (
-    (
-        "the targets, or a sum in the loss, are far larger than what the model gives out, and what is left is their "
-        "size",
-        f"{_NO_MORE} (noise in the targets)",
-    ),
-    "Bring the targets to mean 0 and deviation 1 (where rows are normalised one by one, by the numbers of their "
-    "inputs), and scale back what is given out.",
-)
-_AT_A_FLOOR = (
-    (
-        "the outputs are alike for all inputs: of the targets only the mean is learnt, or one term of the loss "
-        "outweighs the others",
-        f"{_NO_MORE} (noise in the targets)",
-    ),
-    "Look at the outputs for two unlike inputs. If they are alike, what is learnt is the mean: look at what lies "
-    "between inputs and outputs, at the shapes that the loss is given, at how inputs and targets are put together, and "
-    "at each term of the loss by itself.",
 )
 
 

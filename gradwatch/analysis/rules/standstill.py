@@ -9,7 +9,7 @@ import math
 
 import numpy as np
 
-from gradwatch.analysis.rules.facts import chance_loss, ends_in, last_matrix
+from gradwatch.analysis.rules.facts import chance_loss, ends_in, last_matrix, smooth
 from gradwatch.analysis.rules.progress import Progress, reaches_its_goal
 from gradwatch.history import History
 
@@ -72,3 +72,19 @@ def stands(history: History, loss: Progress, high: float = 0.8, late: float = 0.
     second, last = (float(np.median(part)) for part in np.array_split(values[np.isfinite(values)], 4)[1::2])
     was_better = loss.ended - loss.best > 2 * late * chance
     return second - last < late * chance and not was_better and not reaches_its_goal(history)
+
+
+def left_odds(history: History, loss: Progress, near: float = 0.03, less: float = 0.05) -> float:
+    """The share of the run after which a loss that stood at equal odds, within `near`, was `less` below that.
+
+    It stood by its median after the first steps, and was below by its running median, clear of its noise. NaN where it
+    did not stand there, 1 where it never fell.
+    """
+    values = history.total(loss.metric)
+    values = values[np.isfinite(values)]
+    twentieth = max(5, len(values) // 20)
+    level = float(np.median(values[twentieth : 3 * twentieth]))
+    if not abs(level / equal_odds(history) - 1) < near:
+        return math.nan
+    below = np.flatnonzero(smooth(values) < level - max(less * level, 1.2533 * loss.noise))
+    return float(below[0] / len(values)) if len(below) else 1.0

@@ -1,0 +1,142 @@
+"""Losses that fall and then stand far above 0, or stand at equal odds and fall late: both are `no-progress`.
+
+Legend: T recorded steps.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from gradwatch.analysis.clips import incoming
+from gradwatch.analysis.rules.facts import ends_in, middle
+from gradwatch.analysis.rules.finding import Finding, Severity, Why, either
+from gradwatch.analysis.rules.progress import Progress, can_be_judged, progress, reaches_its_goal
+from gradwatch.analysis.rules.standstill import equal_odds, left_odds, rests_since
+from gradwatch.history import History
+
+
+def finding_of(history: History, shown: Progress, why: Why, severity: Severity = "warning") -> list[Finding]:
+    """The finding of a loss or metric that went so, for the cause that the record shows."""
+    evidence: dict[str, float | str] = {"metric": shown.metric, "began": shown.began, "ended": shown.ended,
+                                        "noise": shown.error}  # fmt: skip
+    return [
+        Finding(
+            "no-progress",
+            severity,
+            (),
+            int(history.step[0]),
+            int(history.step[-1]),
+            evidence | why.evidence,
+            why.cause,
+            why.cure,
+            tries=why.tries,
+            alternatives=why.alternatives,
+        )
+    ]
+
+
+def rests(
+    history: History, min_steps: int, running: int, left: float = 0.25, much: float = 0.6, large: float = 100.0
+) -> list[Finding]:
+    """Each loss fell at first and stands since, at a large part of where it began, and nothing else got better.
+
+    The share `left` of the first value is left at least, and from the second quarter of the run to the last it won
+    nothing that is clear of its noise; or less than a quarter of the whole, where the last module bounds or drops what
+    is given out: a ReLU cuts off all below 0, a dropout sets outputs to 0 by chance (`rests_since`). Without such a
+    module and with less than the share `much` left it is a note: so end healthy trainings whose targets have noise.
+    But of a loss that began above `large`, whose targets are ten times what a net gives out at first, a fifth of `left`
+    is much: the healthy trainings of the tests begin below 50.
+    """
+    taken = next((kind for kind in ("ReLU", "Dropout", "Sigmoid", "Tanh") if ends_in(history, kind)), "")
+    losses = [p for p in progress(history) if p.is_loss] if can_be_judged(history, min_steps, running) else []
+    if not losses or reaches_its_goal(history):
+        return []
+    far = losses[0].first > large
+    if not all(rests_since(history, p, left / 5 if far else left, bool(taken)) for p in losses):
+        return []
+    shown = losses[0]
+    causes, cure = _OF_LARGE if far else _AT_A_FLOOR
+    if taken:
+        causes = (f"its last module, a {taken}, takes away what the loss asks for", _NO_MORE)
+        cure = f"Take the {taken} out from behind the last layer of weights."
+    why = Why(
+        f"{shown.metric} falls from {shown.first:.4g} to {shown.ended:.4g}, the most of it in the first quarter of the "
+        f"run, and stands there since. {either(causes)}",
+        cure,
+        {"left": shown.ended / shown.first, **({"last_module": taken} if taken else {})},
+        alternatives=causes,
+    )
+    return finding_of(history, shown, why, "warning" if taken or far or shown.ended >= much * shown.first else "note")
+
+
+def stops(history: History, min_steps: int, running: int, much: float = 0.6, share: float = 0.125) -> list[Finding]:
+    """The gradient faded to less than a `share` of its first, and each loss has the share `much` of its first left.
+
+    Both by the medians of the last quarter, in which the gradient still fades: noise in the targets leaves one that
+    stays.
+    """
+    losses = [p for p in progress(history) if p.is_loss] if can_be_judged(history, min_steps, running) else []
+    quarters = [middle(part) for part in np.array_split(incoming(history), 4)]
+    kept = quarters[3] / max(middle(incoming(history)[:5]), 1e-30)
+    if not losses or not 0 < kept < share or quarters[3] > 0.75 * quarters[2]:
+        return []
+    if any(p.ended < much * p.began for p in losses) or reaches_its_goal(history):
+        return []
+    shown = losses[0]
+    why = Why(
+        f"{shown.metric} still is {shown.ended:.4g} of the {shown.began:.4g} that it began with, and the gradients of "
+        f"all layers faded to {kept:.2g} of what they were. {either(_STOPPED)}",
+        "Look at the outputs: if most are the same numbers (0 and 1, -1 and 1), take what bounds them out of the way, "
+        "or begin closer to the targets: normalise these.",
+        {"left_of_the_gradient": kept},
+        alternatives=_STOPPED,
+    )
+    return finding_of(history, shown, why)
+
+
+def begins_late(history: History, min_steps: int, running: int, late: float = 0.7) -> list[Finding]:
+    """Each loss stood at what equal odds give for the share `late` of the run, and fell only then (`left_odds`).
+
+    In the healthy trainings of the tests the longest such plateau is .53 of the run.
+    """
+    losses = [p for p in progress(history) if p.is_loss] if can_be_judged(history, min_steps, running) else []
+    shares = [left_odds(history, p) for p in losses]
+    if not losses or not all(late < share < 1 for share in shares) or reaches_its_goal(history):
+        return []
+    shown, row = losses[0], int(min(shares) * len(history))
+    why = Why(
+        f"{shown.metric} stood at the {equal_odds(history):.3g} of equal probabilities until step "
+        f"{int(history.step[row])}, and falls only since: most of the run taught nothing. {either(_LATE)}",
+        "Train twice as long: if it comes down, that was all. To get there sooner look at what carries the signal: "
+        "biases that hold gates open or shut, a state that fades or is dropped out, products that are not scaled.",
+        {"left_at": min(shares)},
+        alternatives=_LATE,
+    )
+    return finding_of(history, shown, why)
+
+
+_LATE = (
+    "what the answer depends on hardly gets through the model as it begins",
+    "it is a plateau of this task, and the run is short for it",
+)
+_NO_MORE = "there is no more to be learnt"
+_STOPPED = ("the outputs came to where what bounds them is flat (a sigmoid, a tanh, a softmax, a clamp)", _NO_MORE)
+_OF_LARGE = (
+    (
+        "the targets, or a sum in the loss, are far larger than what the model gives out, and what is left is their "
+        "size",
+        f"{_NO_MORE} (noise in the targets)",
+    ),
+    "Bring the targets to mean 0 and deviation 1 (where rows are normalised one by one, by the numbers of their "
+    "inputs), and scale back what is given out.",
+)
+_AT_A_FLOOR = (
+    (
+        "the outputs are alike for all inputs: of the targets only the mean is learnt, or one term of the loss "
+        "outweighs the others",
+        f"{_NO_MORE} (noise in the targets)",
+    ),
+    "Look at the outputs for two unlike inputs. If they are alike, what is learnt is the mean: look at what lies "
+    "between inputs and outputs, at the shapes that the loss is given, at how inputs and targets are put together, and "
+    "at each term of the loss by itself.",
+)
