@@ -360,6 +360,21 @@ def test_of_two_that_may_follow_from_each_other_the_first_is_the_root():
     assert tree(found("spike", 10), found("nonfinite", 10)) == {"spike": ["nonfinite"]}
 
 
+@pytest.mark.parametrize(("own", "roots"), [(True, ["D"]), (False, ["D", "G"])])
+def test_what_one_rival_hands_to_the_other_is_said_once(own, roots):
+    """Rivals log a loss each; two optimizers of one model share it, and each is judged for itself."""
+    history = make_history(steps=160, logged=())
+    of_d, bad = history.step % 2 == 0, history.step >= 80
+    losses = {"loss/D": np.where(of_d, 0.7, np.nan), "loss/G": np.where(of_d, np.nan, 0.7)} if own else {}
+    norms = {"grad_norm": np.where(bad, np.nan, history.total("grad_norm")), "nonfinite": 1.0 * bad}
+    history = with_layer(
+        with_steps(history, **losses, **norms), "nonfinite", np.where(bad[:, None], 1, 0 * history.layer("nonfinite"))
+    )
+    found = diagnose(changed(history, optimizer=["D" if here else "G" for here in of_d]))
+    assert [f.optimizer for f in found if f.rule == "nonfinite"] == roots
+    assert [f.optimizer for f in found[0].consequences if f.rule == "nonfinite"] == ["G"] * own
+
+
 def test_signs_just_before_an_explosion_stand_under_it():
     assert tree(found("exploding", 60), found("spike", 10), found("lr-too-high", 12)) == {
         "exploding": ["spike", "lr-too-high"]

@@ -31,6 +31,7 @@ from gradwatch.analysis.rules.guard import with_guard
 from gradwatch.analysis.rules.initialisation import bad_initialisation
 from gradwatch.analysis.rules.inputs import inputs_not_normalised
 from gradwatch.analysis.rules.long_steps import lr_too_high
+from gradwatch.analysis.rules.losses import has_rivals
 from gradwatch.analysis.rules.muon import clip_over_muon
 from gradwatch.analysis.rules.negative_loss import negative_loss
 from gradwatch.analysis.rules.no_gradient import no_gradient
@@ -135,27 +136,49 @@ HEALTHY, TOO_SHORT = "healthy", "too short to judge"
 SIGNS, SIGN_STEPS = {"spike", "lr-too-high", "update-too-large", "weight-growth"}, 50
 """What may be seen of an explosion up to so many steps before the explosion itself: it stands under it all the same."""
 _OF_THE_RUN = {"no-progress", "noise-dominated", "update-too-small"}  # seen at its end, whatever they begin with
-_LATE = {
-    "weight-growth",
-    "dead-layer",
-}  # seen some steps after what did it
+_LATE = {"weight-growth", "dead-layer"}  # seen some steps after what did it
+_HANDED_ON = {"nonfinite", "exploding", "generator-starves"}  # from a part to its rival
 
 
 def diagnose(history: History) -> list[Finding]:
     """What is wrong with a run: the worst first, and of equals the earliest. Empty for a healthy run.
 
     Findings that follow from another stand under it (`consequences`). Optimizers that step on their own are judged on
-    their own.
+    their own; what one part hands on to its rival is said once (`_passed_on`).
     """
     if not len(history):
         return no_step(history)
     with np.errstate(all="ignore"):  # the numbers of a run that comes apart overflow in its judge's hands too
+        lanes = history.lanes()
         findings = [
             root
-            for name, lane in history.lanes().items()
+            for name, lane in lanes.items()
             for root in with_guard(lane, group(replace(with_data(lane, f), optimizer=name) for f in _found(lane)))
         ]
-    return sorted(findings, key=lambda finding: (RANK[finding.severity], finding.first_step))
+        rivals = any(map(has_rivals, lanes.values()))
+    findings.sort(key=lambda finding: (RANK[finding.severity], finding.first_step))
+    return _passed_on(findings, {name: int(lane.step[-1]) for name, lane in lanes.items()}) if rivals else findings
+
+
+def _passed_on(roots: list[Finding], ends: dict[str, int]) -> list[Finding]:
+    """These roots of parts that train against each other: of what a part hands on to its rival, the first is the root.
+
+    One judge that wins starves its rival, whichever of the two shows it. What was over before the end of its own part
+    (`ends`, their last steps) was not handed on.
+    """
+
+    def hands_on(other: Finding, rule: str) -> bool:
+        return other.rule == rule and rule in _HANDED_ON and other.last_step >= ends[other.optimizer]
+
+    kept: list[Finding] = []
+    for root in roots:
+        first = next((i for i, other in enumerate(kept) if hands_on(other, root.rule)), None)
+        if first is None:
+            kept.append(root)
+        else:
+            below = (*kept[first].consequences, replace(root, consequences=()), *root.consequences)
+            kept[first] = replace(kept[first], consequences=below)
+    return kept
 
 
 def _found(lane: History) -> list[Finding]:
