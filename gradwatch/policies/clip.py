@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, ClassVar
 from gradwatch import formulas
 from gradwatch.errors import PolicyError
 from gradwatch.policies.base import Decision, NormPolicy, Policy, State, number, set_fields
-from gradwatch.policies.schedule import first_state, moved, now, threshold
+from gradwatch.policies.schedule import divisible, first_state, moved, now, threshold
 from gradwatch.policies.threshold import Ramp
 
 if TYPE_CHECKING:
@@ -97,14 +97,16 @@ class ClipByNorm(Policy):
 
     def apply(self, batch: Batch, state: State) -> State:
         """Whole tensors need only their norms."""
+
+        def coef(norms: Tensor) -> Tensor:
+            limit = divisible(self.max_norm, state, norms, batch.layout)
+            found: Tensor = formulas.clip_coef_exact(norms, limit)
+            return found
+
         if self.axes is None:
-            norms = batch.norms().l2
-            batch.scale(formulas.clip_coef_exact(norms, now(self.max_norm, state, norms)))
+            batch.scale(coef(batch.norms().l2))
         else:
-            batch.scale_units(
-                lambda norms: formulas.clip_coef_exact(norms, now(self.max_norm, state, norms)),
-                [batch.unit_norms(self._slices)],
-            )
+            batch.scale_units(coef, [batch.unit_norms(self._slices)])
         return moved(self.max_norm, state)
 
     def _slices(self, grad: Tensor) -> tuple[int, ...] | None:
@@ -138,7 +140,7 @@ class ClipByAverageNorm(NormPolicy):
     def decide(self, norms: Norms, state: State) -> Decision:
         """One coefficient per layer, `[L]`."""
         average = norms.l2 / norms.numel.clip(min=1)
-        limit = now(self.max_norm, state, average)
+        limit = divisible(self.max_norm, state, average, norms.layout)
         return Decision(formulas.clip_coef_exact(average, limit), state=moved(self.max_norm, state))
 
 

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from gradwatch.measure.gradients import Batch
+    from gradwatch.measure.layout import Layout
 
 TAKEN = "taken"  # in a State: how many steps, 0-d
 INNER = "0."  # before the keys of the policy that begins later
@@ -57,6 +58,15 @@ def first_state(limit: float, batch: Batch) -> State:
 def now(limit: float, state: State, like: Tensor) -> Any:
     """The threshold in this step: a number, or of a ramp a 0-d tensor of the kind of `like`."""
     return limit.at(state[TAKEN]).to(like.device, like.dtype) if isinstance(limit, Ramp) else limit
+
+
+def divisible(limit: float, state: State, like: Tensor, layout: Layout) -> Any:
+    """The threshold in this step as a 0-d tensor of the kind of `like`. A number divided by a tensor is in torch that
+    number times a reciprocal, rounded twice: 1.7 / 1.7 is not 1.
+    """
+    if isinstance(limit, Ramp):
+        return now(limit, state, like)
+    return layout.constant(("limit", limit, like.device, like.dtype), lambda: like.new_full((), limit))
 
 
 def moved(limit: float, state: State) -> State:

@@ -2,13 +2,16 @@
 
 import contextlib
 import inspect
+from functools import partial
 
 import pytest
 import torch
 from torch import nn
 from training import ALL_POLICIES, mlp, state_tensors, train, watch
 
-from gradwatch import GradwatchWarning
+from gradwatch import ClipByAverageNorm, ClipByNorm, GradwatchWarning
+from gradwatch.measure.gradients import Batch
+from gradwatch.measure.layout import Layout
 
 STEPS = 60
 QUIET = contextlib.nullcontext()
@@ -150,6 +153,18 @@ def test_clip_rate_is_zero_exactly_when_the_weights_are_untouched(policy, tmp_pa
     same = all(torch.equal(a, b) for a, b in zip(model.parameters(), free.parameters(), strict=True))
     rate = _clip_rate(handle.dir)
     assert same == (rate == 0)
+
+
+@pytest.mark.parametrize("kind", [ClipByNorm, ClipByAverageNorm, partial(ClipByNorm, axes=(1,))])
+def test_a_gradient_within_its_threshold_is_not_touched(kind):
+    """By no rounding either: a float32 number times the reciprocal of itself is not always 1."""
+    layout = Layout({"a": nn.Parameter(torch.ones(3, 2)), "b": nn.Parameter(torch.ones(2, 1))})
+    grads = [torch.rand(3, 2), torch.rand(2, 1)]
+    for tenths in range(30, 2000):
+        batch = Batch(layout, [g.clone() for g in grads])
+        kind(tenths / 10).apply(batch, {})
+        coefs = batch.pending if batch.pending is not None else 1 - batch.fraction
+        assert coefs.tolist() == [1, 1], tenths / 10
 
 
 def _clip_rate(folder):
