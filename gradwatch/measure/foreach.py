@@ -18,10 +18,7 @@ from gradwatch.measure.layout import Layout, at
 
 MaybeTensors = Sequence[Tensor | None]
 Group = tuple[list[Tensor], tuple[int, ...]]  # tensors of one device and dtype, and the layers they belong to
-Pair = tuple[Tensor, Tensor]  # a tensor and its factor, 0-d
 HALVES = (torch.float16, torch.bfloat16)
-SMALL = 2**14  # elements up to which a launch of its own costs more than the work
-FEW, TOGETHER = 8, 1024  # tensors from which, and up to which, it pays to scale small ones together
 _DTYPE, _GRAD, _IS_SPARSE = map(operator.attrgetter, ("dtype", "grad", "is_sparse"))
 
 
@@ -169,7 +166,7 @@ def scale_(layout: Layout, groups: Sequence[Group], coef: Tensor) -> None:
     for tensors, index in groups:
         here = at(tensors[0].device, coef)
         if here.dim():
-            _scale_each(tensors, index, here, is_read=can_be_read(coef))
+            _scale_each(layout, tensors, index, here, is_read=can_be_read(coef))
         elif is_seen_to_be_one(coef):
             continue
         elif tensors[0].dtype in HALVES:
@@ -181,40 +178,23 @@ def scale_(layout: Layout, groups: Sequence[Group], coef: Tensor) -> None:
             torch._foreach_mul_(tensors, here)
 
 
-def _scale_each(tensors: Sequence[Tensor], index: Sequence[int], coef: Tensor, is_read: bool) -> None:
+def _scale_each(layout: Layout, tensors: Sequence[Tensor], index: Sequence[int], coef: Tensor, is_read: bool) -> None:
     """Multiply each tensor by the coefficient of its layer, `[L]`."""
-    each = coef.unbind()
-    pairs = [(t, each[i]) for t, i in zip(tensors, index, strict=True)]
+    left = dict(zip(index, tensors, strict=True))
+    dtype = tensors[0].dtype
     if is_read:
         values = coef.tolist()
-        pairs = [pair for pair, i in zip(pairs, index, strict=True) if values[i] != 1.0]
-    else:
-        pairs = _scale_small(pairs)
-    if pairs and tensors[0].dtype in HALVES:  # see `scale_`; a factor of shape [1] is not rounded either
+        left = {i: t for i, t in left.items() if values[i] != 1.0}
+    elif coef.dtype is (_accumulate(dtype) or dtype):
+        for small in layout.small_tensors(tensors[0].device, dtype):
+            for i in small.scale_(left, coef):
+                del left[i]
+    each = coef.unbind()
+    pairs = [(t, each[i]) for i, t in left.items()]
+    if dtype in HALVES:  # see `scale_`; a factor of shape [1] is not rounded either
         pairs = [(t if t.dim() else t.view(1), factor.view(1)) for t, factor in pairs]
     if pairs:
         torch._foreach_mul_(*map(list, zip(*pairs, strict=True)))
-
-
-def _scale_small(pairs: list[Pair]) -> list[Pair]:
-    """Multiply the small ones of these tensors, each by its own factor, in launches that many share; returns the rest.
-
-    A kernel for many tensors takes factors as large as they: for a time, at most 64 MiB (of halves 128).
-    """
-    small = [pair for pair in pairs if pair[0].numel() <= SMALL and pair[0].is_contiguous()]
-    of_halves = bool(small) and small[0][0].dtype in HALVES
-    if len(small) < FEW or small[0][1].dtype is not (torch.float32 if of_halves else small[0][0].dtype):
-        return pairs
-    for first in range(0, len(small), TOGETHER):
-        tensors, coefs = map(list, zip(*small[first : first + TOGETHER], strict=True))
-        sizes = [t.numel() for t in tensors]
-        factors = torch.cat([c.expand(n) for c, n in zip(coefs, sizes, strict=True)])
-        if of_halves:  # a kernel for many takes no factors of another dtype; these products are rounded once
-            factors = torch.cat([t.flatten() for t in tensors]) * factors
-        shaped = [part.view(t.shape) for part, t in zip(torch.split(factors, sizes), tensors, strict=True)]
-        (torch._foreach_copy_ if of_halves else torch._foreach_mul_)(tensors, shaped)
-    chosen = {id(t) for t, _ in small}
-    return [pair for pair in pairs if id(pair[0]) not in chosen]
 
 
 def is_seen_to_be_one(coef: Tensor) -> bool:

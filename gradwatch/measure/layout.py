@@ -17,6 +17,7 @@ from gradwatch.measure.distributed import Sharding, Spread, is_sharded, local
 from gradwatch.measure.pipeline import Stages
 from gradwatch.measure.rows import first_rows
 from gradwatch.measure.slices import Cut, Split, cuts
+from gradwatch.measure.small_tensors import SmallTensors, small_tensors
 
 T = TypeVar("T")
 SAMPLE = 4096  # elements of a layer that the update ratio looks at
@@ -86,6 +87,7 @@ class Layout:
         self.is_plain = as_they_are and self.one_device and len(self.dtypes) == 1  # see `measure_plain`
         self._constants: dict[object, Tensor] = {}
         self._excess: dict[float, tuple[Tensor, Tensor, Tensor]] = {}  # see `excess`
+        self._small: dict[tuple[torch.device, torch.dtype], list[SmallTensors]] = {}
 
     def weights(self) -> list[Tensor]:
         """The weights as real tensors that share their memory; of a DTensor the part that this rank holds."""
@@ -176,6 +178,14 @@ class Layout:
 
     def _sizes(self) -> list[int]:
         return [math.prod(shape) for shape in self.shapes]
+
+    def small_tensors(self, device: torch.device, dtype: torch.dtype) -> list[SmallTensors]:
+        """Room for the small layers of this device and dtype, made on first use."""
+        key = (device, dtype)
+        if key not in self._small:
+            weights = dict(enumerate(self.weights()))
+            self._small[key] = small_tensors({i: w for i, w in weights.items() if (w.device, w.dtype) == key})
+        return self._small[key]
 
     def ones(self, count: int) -> Tensor:
         """So many ones, like the norms."""

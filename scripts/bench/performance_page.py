@@ -158,8 +158,15 @@ def launches(report: Report, name: str) -> str:
     return (
         "Kernels beyond fused AdamW's own in a step on a GPU, and how many more where weights are measured, on one\n"
         "step in `every`. They follow from ATen's rules for CUDA 12, on tensors without values: no GPU was asked.\n"
-        "A step reads nothing from the device.\n\n"
+        "A step reads nothing from the device. What it allocates in pieces of 64 KiB and more are AGC's norms and\n"
+        "coefficients alone: one of each unit, as many as an embedding has rows, of the tensors that have a gradient\n"
+        "in this step.\n\n"
         + table(["tensors", *ways], [[str(n), *(shown.get((n, way), "") for way in ways)] for n in sizes])
+        + "\nA launch of torch's kernel for norms takes at most 110 tensors and 320 blocks of 65,536 elements; one\n"
+        "more is before them, and one for each 400 tensors and for each 128 bring the norms together. That is 4 up\n"
+        "to 110 tensors and 21 million elements and 22 of 1,000 tensors, and nothing else in torch gives a norm of\n"
+        "each tensor with fewer. For a coefficient of each layer small tensors share a launch by 64, and one spreads\n"
+        "the coefficients: of 1,000 tensors 17, beside the 22, two for the coefficients and one that records them.\n"
         + f"\n`scripts/bench/launches.py`, torch {report['torch']}: [JSON](measurements/{name}).\n"
     )
 

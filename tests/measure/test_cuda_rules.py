@@ -27,7 +27,7 @@ from gradwatch import (
     SkipSpike,
     open_history,
 )
-from gradwatch.measure import foreach
+from gradwatch.measure import foreach, small_tensors
 from gradwatch.measure.foreach import scale_
 from gradwatch.measure.fused import CLASSES, why_not_folded
 from gradwatch.measure.gradients import Batch
@@ -94,11 +94,12 @@ def test_each_half_is_multiplied_by_the_whole_coefficient_and_rounded_once(dtype
 
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, *HALVES])
-@pytest.mark.parametrize("most", [foreach.TOGETHER, 9])
-def test_small_tensors_that_are_scaled_together_are_as_if_each_was_alone(dtype, most, device, monkeypatch):
+@pytest.mark.parametrize(("blocks", "times"), [(57, 1), (20, 3)])
+def test_small_tensors_that_are_scaled_together_are_as_if_each_was_alone(dtype, blocks, times, device, monkeypatch):
     """Large ones among them, one that is not contiguous, one without dimensions, and one that is absent."""
     monkeypatch.setattr(foreach, "can_be_read", lambda _: False)
-    monkeypatch.setattr(foreach, "TOGETHER", most)
+    monkeypatch.setattr(small_tensors, "SMALL", 2**14)
+    monkeypatch.setattr(small_tensors, "ROOM", 64 * blocks)
     generator = torch.Generator().manual_seed(0)
     shapes = [(), (200, 90), *((1 + i % 5, 3, 7) for i in range(40))]
     numbers = [torch.randn(shape, generator=generator, dtype=torch.float64) for shape in shapes]
@@ -118,9 +119,10 @@ def test_small_tensors_that_are_scaled_together_are_as_if_each_was_alone(dtype, 
     with CudaRounding():
         scale_(layout, batch.groups, coef.to(device))
     assert all(map(torch.equal, tensors, want))
-    assert sum(calls) == len(tensors) - 1
+    passes = 2 if dtype in HALVES else 1  # there and back again, or a multiplication
+    assert sum(calls) == 2 + 39 * passes
     assert calls[-1] == 2  # the large one, and the one that is not contiguous
-    assert len(calls) == 1 + -(-39 // most)
+    assert len(calls) == 1 + times * passes
 
 
 @pytest.mark.parametrize("device", DEVICES)

@@ -35,8 +35,7 @@ def test_a_step_waits_for_nothing_and_allocates_little():
     assert {tensors for tensors, _, _ in ROWS} >= {6, 74, 147}
     assert {key: row for key, row in ROWS.items() if row["reads"] or row["copies"]} == {}
     large = {key for key, row in ROWS.items() if row["allocations"]}
-    # A norm of each row of an embedding; factors as large as the small ones of the gradients
-    assert {way for _, _, way in large} <= {"AGC(0.01)", "ClipByNorm(1.0)"}
+    assert {way for _, _, way in large} <= {"AGC(0.01)"}  # a norm of each row of an embedding
 
 
 @pytest.mark.parametrize(("tensors", "most"), [(6, 30), (74, 30), (147, 30), (1000, 44)])
@@ -64,7 +63,7 @@ def test_recording_takes_half_the_launches_of_torchs_clip(tensors):
     assert ROWS[tensors, "float32", "none"]["launches"] <= ROWS[tensors, "float32", "torch clip"]["launches"] / 2
 
 
-@pytest.mark.parametrize(("tensors", "most"), [(74, 40), (147, 75), (1000, 70)])
+@pytest.mark.parametrize(("tensors", "most"), [(74, 30), (147, 70), (1000, 61)])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_a_coefficient_for_each_layer_takes_no_launch_for_each_small_one(tensors, most, dtype):
     assert ROWS[tensors, dtype, "ClipByNorm(1.0)"]["launches"] <= most
