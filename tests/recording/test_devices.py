@@ -151,7 +151,9 @@ def test_sigterm_ends_a_training_whose_device_hangs(main_thread, tmp_path):
     try:
         assert process.stdout.readline() == "hangs\n"
         process.send_signal(signal.SIGTERM)
-        assert process.wait(60) in (-signal.SIGTERM, 128 + signal.SIGTERM)
+        assert (
+            process.wait(15) == -signal.SIGTERM
+        )  # which a shell calls 143; see test_a_process_that_hangs_is_soon_over
     finally:
         process.kill()
         process.wait()

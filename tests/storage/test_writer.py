@@ -302,6 +302,13 @@ def test_an_ending_loses_nothing_and_keeps_its_exit_code(endings, case, code, st
     assert sum(map(len, watching_blocks(run))) == 50  # no row is there twice
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("what", ["device", "main_thread"])
+def test_a_process_that_hangs_is_soon_over(endings, what):
+    """The waits add up to ten seconds, of which a disk that answers takes half; the rest is for a machine's load."""
+    assert float((endings / f"sigterm_while_the_{what}_hangs" / "seconds").read_text()) < 15
+
+
 def test_whatever_hangs_a_signal_ends_the_process_within_ten_seconds():
     """Every wait on the way of a signal has an end."""
     assert signals.STUCK + signals.WRITING + signals.DRAINING + signals.WRITING <= 10

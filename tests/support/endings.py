@@ -1,6 +1,7 @@
 """Trainings that end in every way there is, each in a process of its own: `python endings.py DIR` forks one per case.
 
-A case leaves its exit code in DIR/NAME/code, and its run in DIR/NAME.
+A case leaves its exit code in DIR/NAME/code, and its run in DIR/NAME; in DIR/NAME/seconds how long a process that hangs
+lived after the signal.
 """
 
 import ctypes
@@ -40,6 +41,14 @@ def kill_myself(number):
     os.kill(os.getpid(), number)
     time.sleep(30)  # a handler runs before this begins; without one this is never reached
     raise AssertionError("the signal did not end the process")
+
+
+def signal_soon(training):
+    """From outside, once the main thread hangs; when, is noted beside the run."""
+    note = training.watch.dir.parent / "signalled"
+    code = "import os, sys, time; time.sleep(0.2); open(sys.argv[2], 'w').write(str(time.monotonic())); "
+    code += "os.kill(int(sys.argv[1]), 15)"
+    subprocess.Popen([sys.executable, "-c", code, str(os.getpid()), str(note)])
 
 
 @case
@@ -121,7 +130,8 @@ def hang_device(training):
 def sigterm_while_the_device_hangs(training):
     """The handler runs, closes the Watch, and waits for the device."""
     hang_device(training)
-    kill_myself(signal.SIGTERM)
+    signal_soon(training)
+    time.sleep(60)
 
 
 @case
@@ -130,7 +140,7 @@ def sigterm_while_the_main_thread_hangs(training):
     hang_device(training)
     libc, mutex = ctypes.CDLL(None), ctypes.create_string_buffer(64)
     libc.pthread_mutex_lock(mutex)
-    subprocess.Popen([sys.executable, "-c", f"import os, time; time.sleep(0.2); os.kill({os.getpid()}, 15)"])
+    signal_soon(training)
     libc.pthread_mutex_lock(mutex)
 
 
@@ -220,6 +230,8 @@ def main(out):
             act(Training(folder))  # and then to the end of the interpreter, as a script goes
             sys.exit()
         _, status = os.waitpid(pid, 0)
+        if (signalled := folder / "signalled").exists():
+            (folder / "seconds").write_text(str(time.monotonic() - float(signalled.read_text())))
         (folder / "code").write_text(str(os.waitstatus_to_exitcode(status)))
 
 
