@@ -49,7 +49,7 @@ class Told(nn.Module):
         return self.head(self.rnn(self.embed(x))[0].max(1)[0])[:, 0]
 
 
-@healthy(0.5)
+@healthy(0.3)
 def prose_or_program_from_both_sides(folder):
     """Twenty letters: are they from the manual or from a program?"""
     seeded(1012)

@@ -79,11 +79,11 @@ def repeated_half_by_induction(folder):
     net = Reads(12, 16)
 
     def loss_of(step):
-        half = torch.randint(12, (64, 8))
+        half = torch.randint(12, (48, 8))
         x = torch.cat([half, half], 1)
         return F.cross_entropy(net(x[:, :-1])[:, 8:].flatten(0, 1), x[:, 9:].flatten())
 
-    return fit(folder, net, optim.Adam(net.parameters(), 3e-3), loss_of, 500)
+    return fit(folder, net, optim.Adam(net.parameters(), 3e-3), loss_of, 350)
 
 
 # ---------------------------------------------------------------------------------------------------- norms and rates
