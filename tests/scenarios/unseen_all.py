@@ -40,6 +40,10 @@ import sent_healthy_returns  # noqa: F401
 import sent_healthy_steps  # noqa: F401
 import sent_healthy_tasks  # noqa: F401
 import sent_healthy_wild  # noqa: F401
+import sent_sick  # noqa: F401
+import sent_sick_losses  # noqa: F401
+import sent_sick_models  # noqa: F401
+import sent_sick_tasks  # noqa: F401
 import told_healthy  # noqa: F401
 import told_healthy_models  # noqa: F401
 import told_healthy_tasks  # noqa: F401
