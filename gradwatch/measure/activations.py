@@ -265,15 +265,11 @@ class _Slot(Calls):
 
 
 def tensor_of(value: Any) -> Tensor | None:
-    """The first tensor in what a module takes or gives: itself, in a tuple or list, or a mapping's first value."""
-    while not isinstance(value, Tensor):
-        if isinstance(value, Mapping):
-            value = next(iter(value.values()), None)
-        elif isinstance(value, (tuple, list)) and value:
-            value = value[0]
-        else:
-            return None
-    return value.detach()
+    """The first tensor in what a module takes or gives: itself, or in a tuple, list or mapping; a loss is none."""
+    if isinstance(value, Tensor):
+        return value.detach() if value.dim() else None
+    values = value.values() if isinstance(value, Mapping) else value if isinstance(value, (tuple, list)) else ()
+    return next((found for part in values if (found := tensor_of(part)) is not None), None)
 
 
 def _share_dead(units: Tensor) -> Tensor:

@@ -25,6 +25,7 @@ ROWS = 64  # queries of each example whose logits are looked at, evenly spread u
 LOGITS = 1 << 22  # of one call that are looked at, at most: of too many fewer examples, and of one fewer rows
 HEADS = 128  # of a module that are told apart
 MASKED = -1e4  # a mask that is added is about -inf: float16 has -65504
+FADED = -math.log(torch.finfo(torch.float32).tiny)  # so far below its row's largest a logit has no weight: Swin's -100
 
 
 class Logits(NamedTuple):
@@ -166,8 +167,8 @@ def of_softmax(x: Tensor) -> Logits:
 
 
 def _of_rows(logits: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """`[E, H, R, S]` -> of each head: the largest |logit|, the sum of the entropies of the rows' softmaxes, each as a
-    share of log(keys that it may see), and how many rows those are: of one key there is no entropy.
+    """`[E, H, R, S]` -> of each head: the largest |logit| that has a weight, the sum of the entropies of the rows'
+    softmaxes, each as a share of log(keys that it may see), and how many rows those are: one key has no entropy.
     """
     logits = logits.masked_fill(logits <= MASKED, -math.inf)
     masked = logits == -math.inf
@@ -175,7 +176,8 @@ def _of_rows(logits: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     p = torch.special.softmax(logits, -1)
     entropy = -torch.xlogy(p, p).sum(dim=-1) / keys.log()
     counts = (keys > 1) & entropy.isfinite()
-    largest = _number(logits.masked_fill(masked, 0.0).abs()).amax(dim=(0, 2, 3))
+    faded = masked | (logits < logits.amax(dim=-1, keepdim=True) - FADED)
+    largest = _number(logits.masked_fill(faded, 0.0).abs()).amax(dim=(0, 2, 3))
     return largest, entropy.masked_fill(~counts, 0.0).sum(dim=(0, 2)), counts.sum(dim=(0, 2)).to(logits.dtype)
 
 

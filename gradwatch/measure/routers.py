@@ -23,7 +23,7 @@ EXPERTS = 512  # of a router that are told apart
 
 
 class Router(NamedTuple):
-    """A module whose output has a score for each expert, of which the `choices` highest get the token."""
+    """A module whose output names the experts of each token, or has a score for each: the `choices` highest."""
 
     module: nn.Module
     experts: int
@@ -59,7 +59,7 @@ class Tokens:
         self.names = {id(router.module): name for name, router in found.items()}
         self._routers = {id(router.module): router for router in found.values()}
         self._counts: dict[int, Tensor] = {}
-        self._marks: dict[int, Tensor] = {}  # of the scores, where other ranks may have the same
+        self._marks: dict[int, Tensor] = {}  # of what routers give, where other ranks may have the same
 
     def clear(self) -> None:
         """Forget what was counted."""
@@ -68,16 +68,16 @@ class Tokens:
     @without_autograd
     def add(self, module: nn.Module, output: Any) -> None:
         """One more call of a router that counts."""
-        router = self._routers[id(module)]
-        scores = _scores(output, router.experts)
-        if scores is not None:
-            key = id(module)
-            if self.group is not None:
-                found = mark(scores)
+        router, key = self._routers[id(module)], id(module)
+        given = output if isinstance(output, (tuple, list)) else (output,)
+        values = [local(value.detach()) for value in given if isinstance(value, Tensor) and value.dim()]
+        chosen = _chosen(values, router)
+        if chosen is not None:
+            if self.group is not None:  # by what is no count: of counts ranks may have the same by chance
+                found = mark(next((value for value in values if value.is_floating_point()), chosen))
                 self._marks[key] = found if key not in self._marks else self._marks[key] + found
-            edges = torch.arange(router.experts + 1, device=scores.device)
-            chosen = scores.topk(router.choices).indices.flatten().sort().values
-            counts = torch.searchsorted(chosen, edges).diff()
+            edges = torch.arange(router.experts + 1, device=chosen.device)
+            counts = torch.searchsorted(chosen.flatten().sort().values, edges).diff()
             before = self._counts.get(key)
             self._counts[key] = counts if before is None else before + counts
 
@@ -90,7 +90,7 @@ class Tokens:
         ]
 
     def marked(self, device: torch.device) -> list[Tensor]:
-        """As `mark`, of the scores of all calls of each router; 0 where there were none."""
+        """As `mark`, of all calls of each router; 0 where there were none."""
         found = (self._marks.get(key) for key in self._routers)
         return [torch.zeros((), dtype=torch.float64, device=device) if m is None else m.to(device) for m in found]
 
@@ -101,9 +101,12 @@ class Tokens:
         return tuple(names), torch.cat(found, dim=1) if found else torch.zeros(len(QUANTITIES), 0)
 
 
-def _scores(output: Any, experts: int) -> Tensor | None:
-    """The first tensor in what a router gives that has a number for each expert, as `[N, E]`."""
-    for value in output if isinstance(output, (tuple, list)) else (output,):
-        if isinstance(value, Tensor) and value.is_floating_point() and value.dim() and value.shape[-1] == experts:
-            return local(value.detach()).reshape(-1, experts)
+def _chosen(values: list[Tensor], router: Router) -> Tensor | None:
+    """Which experts each token is sent to, `[N, k]`: what the router says, or the highest of its scores."""
+    for value in values:  # groups of experts and a bias for the choice alone are in it
+        if value.dtype in (torch.int32, torch.int64) and value.dim() > 1 and value.shape[-1] < router.experts:
+            return value
+    for value in values:
+        if value.is_floating_point() and value.shape[-1] == router.experts:
+            return value.topk(router.choices).indices
     return None

@@ -11,8 +11,8 @@ from collections.abc import Callable
 from torch import Tensor, nn
 
 FLAT = 0.01  # of the largest slope
-# Below these x * sigmoid(x), x * Phi(x) and x * sigmoid(1.702 x) are flat
-SILU_BEGINS, GELU_BEGINS, QUICK_GELU_BEGINS = -6.143, -3.022, -3.609
+# Below these x * sigmoid(x), x * Phi(x), x * sigmoid(1.702 x) and x * tanh(log(1 + e^x)) are flat
+SILU_BEGINS, GELU_BEGINS, QUICK_GELU_BEGINS, MISH_BEGINS = -6.143, -3.022, -3.609, -6.159
 TANH_ENDS = math.sqrt(1 - FLAT)  # f' = 1 - y^2, at most 1
 SELU_ENDS = 1.7580993
 SIGMOID_ENDS = (1 + TANH_ENDS) / 2  # f' = y (1 - y), at most 1/4
@@ -52,15 +52,17 @@ def _below(begins: float) -> Flat:
 
 
 _silu, _gelu, _quick = _below(SILU_BEGINS), _below(GELU_BEGINS), _below(QUICK_GELU_BEGINS)
+_mish = _below(MISH_BEGINS)
 _FLAT: dict[str, Flat] = {
-    **dict.fromkeys(("ReLU", "ReLUSquaredActivation"), _relu),
+    **dict.fromkeys(("ReLU", "ReLUSquaredActivation", "Hardswish", "HardSwish"), _relu),
     **dict.fromkeys(("ReLU6", "Hardtanh", "Hardsigmoid"), _bounded),
     "Sigmoid": _sigmoid,
     "Tanh": _tanh,
     **dict.fromkeys(("ELU", "CELU", "SELU"), _elu),
     **dict.fromkeys(("SiLU", "SiLUActivation"), _silu),
     **dict.fromkeys(("GELU", "GELUActivation", "NewGELUActivation", "PytorchGELUTanh", "GELUTanh"), _gelu),
-    **dict.fromkeys(("FastGELUActivation", "AccurateGELUActivation"), _gelu),
+    **dict.fromkeys(("FastGELUActivation", "AccurateGELUActivation", "BloomGelu"), _gelu),
+    **dict.fromkeys(("Mish", "MishActivation"), _mish),
     **dict.fromkeys(("QuickGELUActivation", "QuickGELU"), _quick),
 }
-_BY_INPUT = (_silu, _gelu, _quick)
+_BY_INPUT = (_silu, _gelu, _quick, _mish)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 
 from torch import nn
+from torch.nn.utils.parametrize import is_parametrized
 
 from gradwatch.errors import WatchError
 from gradwatch.measure.routers import Router, routers
@@ -13,7 +15,8 @@ from gradwatch.recording.layers import clean_name, matches
 
 MOST = 200  # modules that are chosen without being asked for
 MOST_NAMED = 2_000
-_SAME = (nn.Identity, nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout)  # give out what they take
+_SAME = ("Identity", "Dropout", "Dropout1d", "Dropout2d", "Dropout3d", "AlphaDropout", "DropPath", "StochasticDepth")
+_NEVER_CALLED = (nn.ModuleList, nn.ModuleDict)
 
 
 def chosen(model: nn.Module, asked: bool | Sequence[str], part: str | None = None) -> dict[str, nn.Module]:
@@ -52,16 +55,22 @@ def chosen_routers(model: nn.Module, asked: bool | Sequence[str], part: str | No
 def default_modules(model: nn.Module) -> set[int]:
     """The ids of the modules worth looking at in any model, at most `MOST`.
 
-    Blocks, the parts that they consist of, the non-linearities in them, and what has weights outside of them. In a
-    model without blocks the non-linearities, and what has weights. Of too many the innermost go first.
+    Blocks, those that stand in a list of a block (the blocks of a stage), the parts that they consist of, the
+    non-linearities in them, and what has weights outside of them. In a model without blocks the non-linearities, and
+    what has weights. Of too many the innermost go first.
     """
-    blocks = [*_blocks(model)]
-    inside = {id(m) for block in blocks for m in block.modules()}
-    parts = [child for block in blocks for child in block.children() if not isinstance(child, _SAME)]
-    rest = [m for m in model.modules() if id(m) not in inside and _has_weights(m)]
-    curved = [m for m in model.modules() if flat_of(m) is not None]
+    levels = [[*_blocks(model)]]
+    while levels[-1]:
+        levels.append([inner for block in levels[-1] for inner in _inner_blocks(block)])
+    blocks = [block for level in levels for block in level]
+    inside = {id(m) for block in levels[0] for m in block.modules()}
+    called = [m for m in model.modules() if not isinstance(m, _NEVER_CALLED)]
+    parts = [child for block in blocks for child in block.children() if not _is_nothing_new(child)]
+    rest = [m for m in called if id(m) not in inside and _has_weights(m)]
+    curved = [m for m in called if flat_of(m) is not None]
+    big = [m for m in parts if any(True for _ in m.children())]
     out: set[int] = set()
-    for group in ([*blocks, *rest], [m for m in parts if any(True for _ in m.children())], curved, parts):
+    for group in ([*levels[0], *rest], *levels[1:], big, curved, parts):
         more = out | {id(m) for m in group}
         if len(more) > MOST:
             return out or set(list(dict.fromkeys(id(m) for m in group))[:: -(-len(group) // MOST)])
@@ -70,20 +79,39 @@ def default_modules(model: nn.Module) -> set[int]:
 
 
 def _blocks(module: nn.Module) -> Iterator[nn.Module]:
-    """The outermost modules that stand in a list with others of their class, and consist of several."""
-    children = [*module.children()]
-    if isinstance(module, (nn.ModuleList, nn.Sequential, nn.ModuleDict)):
-        kinds = [type(child) for child in children]
-        alike = [c for c in children if kinds.count(type(c)) > 1 and any(True for _ in c.children())]
-        alike = [c for c in alike if not isinstance(c, (nn.ModuleList, nn.ModuleDict))]
-        yield from alike
-        children = [c for c in children if not any(c is block for block in alike)]
-    for child in children:
-        yield from _blocks(child)
+    """The outermost modules that stand in a list and consist of several."""
+    found = _listed(module)
+    yield from found
+    for child in module.children():
+        if not any(child is block for block in found):
+            yield from _blocks(child)
+
+
+def _inner_blocks(block: nn.Module) -> Iterator[nn.Module]:
+    """Those in a list of this block's own; experts are many, and all of a kind."""
+    for name, child in (("", block), *block.named_children()):
+        if name != "experts":
+            yield from _listed(child)
+
+
+def _listed(module: nn.Module) -> list[nn.Module]:
+    """The members of a list that consist of several modules; of what runs one after the other those of one class, as
+    beside them there are a stem and a head.
+    """
+    if not isinstance(module, (nn.ModuleList, nn.Sequential, nn.ModuleDict)):
+        return []
+    kinds = Counter(type(child) for child in module.children())
+    big = [c for c in module.children() if any(True for _ in c.children()) and not isinstance(c, _NEVER_CALLED)]
+    return [c for c in big if isinstance(module, nn.ModuleList) or kinds[type(c)] > 1]
+
+
+def _is_nothing_new(module: nn.Module) -> bool:
+    """Whether it is never called, or gives out what it takes."""
+    return isinstance(module, _NEVER_CALLED) or type(module).__name__.endswith(_SAME)
 
 
 def _has_weights(module: nn.Module) -> bool:
-    return any(True for _ in module.parameters(recurse=False))
+    return is_parametrized(module) or any(True for _ in module.parameters(recurse=False))
 
 
 def _by_output(module: nn.Module, path: str, seen: set[int] | None = None) -> Iterator[tuple[str, nn.Module]]:

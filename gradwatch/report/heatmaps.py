@@ -17,7 +17,18 @@ from gradwatch.formatting import percent, quantity_text
 from gradwatch.history import History
 from gradwatch.report.downsample import Heatmap, heatmap
 from gradwatch.report.model import RunSummary
-from gradwatch.report.plotly_figures import ABSENT, BAD, VIRIDIS, Chart, figure, heatmap_figure, pack, short, text
+from gradwatch.report.plotly_figures import (
+    ABSENT,
+    BAD,
+    VIRIDIS,
+    Chart,
+    color_range,
+    figure,
+    heatmap_figure,
+    pack,
+    short,
+    text,
+)
 from gradwatch.report.run_charts import column_medians
 from gradwatch.sanitize import printable
 
@@ -89,13 +100,13 @@ def heatmap_grid(members: dict[str, list[History]], found: Mapping[int, Heatmap 
     if len(shown) < 2:
         return None
     values = np.concatenate([data.value[data.value > 0].ravel() for data in shown.values()])
-    low, high = np.quantile(np.log10(values), (0.005, 0.995)) if len(values) else (0.0, 1.0)
+    low, high = color_range(np.log10(values))
     wide = 2 if len(shown) <= 4 else 3
     tall = -(-len(shown) // wide)
     one = int(np.clip(30 + 15 * max(len(data.rows) for data in shown.values()), 110, 300))
     drawn_height = tall * one + (tall - 1) * GAP_Y  # of which an axis' domain is a share
     traces: list[dict[str, Any]] = []
-    layout: dict[str, Any] = {"coloraxis": _scale(float(low), float(max(high, low + 0.1)))}
+    layout: dict[str, Any] = {"coloraxis": _scale(low, max(high, low + 0.1))}
     notes = []
     for i, (policy, data) in enumerate(shown.items()):
         traces += _traces(data, policy, i + 1)

@@ -19,7 +19,7 @@ from gradwatch.errors import RunError
 from gradwatch.history import History
 from gradwatch.report.downsample import Heatmap, heatmap, thin
 from gradwatch.report.model import changed
-from gradwatch.report.plotly_figures import ABSENT, AFTER, BAD, BEFORE, PALETTE, ZERO, short
+from gradwatch.report.plotly_figures import ABSENT, AFTER, BAD, BEFORE, PALETTE, ZERO, color_range, short
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -67,7 +67,7 @@ def _draw_heatmap(axes: Axes, data: Heatmap) -> None:
     with np.errstate(divide="ignore"):
         logs = np.log10(np.where(data.value > 0, data.value, np.nan))
     finite = logs[np.isfinite(logs)]
-    low, high = np.quantile(finite, (0.005, 0.995)) if len(finite) else (0.0, 1.0)
+    low, high = color_range(finite)
     image = axes.imshow(logs, extent=extent, aspect="auto", interpolation="nearest", vmin=low, vmax=high)
     marks = np.where(data.nonfinite, 1.0, np.where(data.zero, 0.0, np.nan))
     axes.imshow(marks, extent=extent, aspect="auto", interpolation="nearest", vmin=0, vmax=1,

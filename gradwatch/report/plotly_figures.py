@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from gradwatch.history import Floats
 from gradwatch.report.downsample import Heatmap, thin
 from gradwatch.sanitize import printable
 
@@ -175,6 +176,18 @@ def annotate(figure: Figure, shapes: list[dict[str, Any]], notes: list[dict[str,
                                  "annotations": [*layout.get("annotations", ()), *notes]}}  # fmt: skip
 
 
+def color_range(logs: Floats) -> tuple[float, float]:
+    """Where a map's colours begin and end, of its finite values: all but 0.5 % at each end and what is far out, more
+    than three times the middle half's width beyond it (Tukey's outer fences), and more than a decade. A few rows that
+    are next to 0, as the gradients of keys' biases are, leave the colours to all others.
+    """
+    if not len(logs):
+        return 0.0, 1.0
+    low, first, third, high = (float(edge) for edge in np.quantile(logs, (0.005, 0.25, 0.75, 0.995)))
+    reach = max(3 * (third - first), 1.0)
+    return max(low, first - reach), min(high, third + reach)
+
+
 def heatmap_figure(data: Heatmap, quantity: str, share: bool = False) -> tuple[Figure, int]:
     """The heatmap of log10 of a quantity, or of a `share` as it is, and its height in pixels; layers run from top to
     bottom in model order.
@@ -182,12 +195,12 @@ def heatmap_figure(data: Heatmap, quantity: str, share: bool = False) -> tuple[F
     with np.errstate(divide="ignore", invalid="ignore"):
         logs = data.value if share else np.log10(np.where(data.value > 0, data.value, np.nan))
     finite = logs[np.isfinite(logs)]
-    low, high = np.quantile(finite, (0.005, 0.995)) if len(finite) and not share else (0.0, 1.0)
+    low, high = (0.0, 1.0) if share else color_range(finite)
     unit, said = (quantity, f"{quantity} %{{z:.1%}}") if share else (f"log10 {quantity}", f"{quantity} 10^%{{z:.2f}}")
     names = [text(name) for name in data.rows]
     common = {"type": "heatmap", "x": pack(data.step), "y": names, "hoverongaps": False}
     traces = [
-        {**common, "z": pack(logs), "zmin": float(low), "zmax": float(max(high, low + 0.1)),
+        {**common, "z": pack(logs), "zmin": low, "zmax": max(high, low + 0.1),
          "colorscale": [[i / (len(VIRIDIS) - 1), color] for i, color in enumerate(VIRIDIS)],
          "colorbar": {"thickness": 12, "outlinewidth": 0, "title": {"text": unit, "side": "right"}},
          "hovertemplate": f"%{{y}}<br>step %{{x}}: {said}<extra></extra>"},

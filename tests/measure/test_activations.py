@@ -17,11 +17,12 @@ from training import watch
 
 from gradwatch import open_history
 from gradwatch.errors import WatchError
-from gradwatch.measure.activations import QUANTITIES, Activations
+from gradwatch.measure.activations import QUANTITIES, Activations, tensor_of
 from gradwatch.measure.distributed import add_up
 from gradwatch.recording.modules import MOST, chosen
 
-CURVES = {"relu": nn.ReLU, "tanh": nn.Tanh, "sigmoid": nn.Sigmoid, "gelu": nn.GELU, "silu": nn.SiLU, "elu": nn.ELU}
+CURVES = {"relu": nn.ReLU, "tanh": nn.Tanh, "sigmoid": nn.Sigmoid, "gelu": nn.GELU, "silu": nn.SiLU, "elu": nn.ELU,
+          "mish": nn.Mish, "hardswish": nn.Hardswish}  # fmt: skip
 NOTES = {"now": None}  # what the forward pass gives out by module, while the oracle listens
 
 
@@ -68,7 +69,9 @@ def flat(kind, x, y):
     (slope,) = torch.autograd.grad(kind(x).sum(), x)
     share = slope.abs() / steepest.abs().max()
     out = share < 0.01
-    return out & (x < -2) if isinstance(kind, nn.GELU | nn.SiLU) else out  # not where the slope changes its sign
+    return (
+        out & (x < -2) if isinstance(kind, (nn.GELU, nn.SiLU, nn.Mish, nn.Hardswish)) else out
+    )  # not where the slope changes its sign
 
 
 def oracle(notes, model):
@@ -275,3 +278,11 @@ def test_of_a_deep_model_the_blocks_are_kept():
     names = chosen(nn.ModuleDict({"blocks": blocks, "head": nn.Linear(1, 1)}), True)
     assert len(names) <= MOST
     assert {"head", *(f"blocks.{i}" for i in range(150))} <= names.keys()
+
+
+def test_of_an_output_with_its_loss_the_loss_does_not_count():
+    logits = torch.ones(2, 3)
+    for output in ((logits.sum(), logits), {"loss": logits.sum(), "logits": logits}, [(None, logits)]):
+        assert torch.equal(tensor_of(output), logits)
+    assert tensor_of(logits.sum()) is None
+    assert tensor_of({}) is None

@@ -202,6 +202,18 @@ def test_of_many_examples_and_queries_a_sample_is_taken_that_holds_the_last(monk
     assert seen.rows.tolist() == [2 * 2] * HEADS  # the first query sees one key: of that there is no entropy
 
 
+@pytest.mark.parametrize("how", ["scores", "softmax"])
+def test_what_a_finite_mask_takes_away_is_no_large_logit(how):
+    q, k = torch.randn(2, 1, HEADS, 5, WIDTH).mul(1.5)
+    mask = torch.where(torch.ones(5, 5).tril().bool(), 0.0, -100.0)  # Swin's, and far keys of ALiBi are as low
+    logits = q @ k.transpose(-2, -1) / math.sqrt(WIDTH)
+    scored, softened = attention.of_scores(q, k, mask, False, None), attention.of_softmax(logits + mask)
+    seen = scored if how == "scores" else softened
+    wanted = logits.masked_fill(mask < 0, 0).abs().amax(dim=(0, 2, 3))
+    torch.testing.assert_close(seen.largest, wanted)
+    assert (wanted < 60).all()
+
+
 def test_logits_that_are_not_finite_are_infinite_and_their_rows_have_no_entropy():
     q = torch.ones(1, 2, 3, 4)
     q[0, 1, 1, 0] = math.nan

@@ -105,6 +105,32 @@ def test_routers_of_hugging_face_are_found(tmp_path):
     np.testing.assert_allclose(table.values["tokens"].reshape(2, 4).sum(axis=1), 1, rtol=1e-6)
 
 
+def test_what_a_router_says_that_it_chose_counts_for_more_than_its_scores(tmp_path):
+    class Biased(nn.Module):  # DeepSeek-V3's: a bias chooses, and groups of experts
+        def forward(self, x):
+            scores = x @ torch.eye(4, EXPERTS)
+            chosen = (scores + torch.tensor([0.0, 0, 0, 50, 100])).topk(TOP).indices
+            return scores, scores.gather(1, chosen), chosen
+
+    class Sparse(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.router, self.experts, self.head = Biased(), nn.ModuleList([nn.Linear(4, 4)] * EXPERTS), nn.Linear(2, 1)
+
+        def forward(self, x):
+            return self.head(self.router(x)[1])
+
+    model = Sparse()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with watch(model, optimizer, tmp_path, activations=True) as handle:
+        model(torch.rand(6, 4)).sum().backward()
+        optimizer.step()
+    table = open_history(handle.dir).activations.with_values("tokens")
+    assert dict(zip(table.layers, table.values["token_count"][0], strict=True)) == {
+        f"router[{e}]": 6.0 * (e > 2) for e in range(EXPERTS)
+    }
+
+
 def test_a_gate_without_experts_is_no_router():
     model = nn.ModuleDict({"gate": nn.Linear(2, 3), "mlp": nn.Linear(2, 2)})
     assert routers(model) == {}

@@ -61,13 +61,14 @@ def _words(evidence: dict[str, float | str], share: float, since: int) -> tuple[
     cause = (
         f"{count} of {of} experts {'gets' if count == 1 else 'get'} less than {share:.0%} of an equal share of the "
         f"tokens, {f'from step {since} on' if since else 'from the first sampled step on'}, while "
-        f"`{evidence['fed_most']}` gets {evidence['its_share']:.0%} of its router's, by the router's scores. What gets "
+        f"`{evidence['fed_most']}` gets {evidence['its_share']:.0%} of its router's. What gets "
         "no tokens gets no gradient, learns nothing, and is not chosen later either."
     )
     cure = (
         "Add a load-balancing loss (Switch Transformers: 0.01 times the number of experts times the sum over them of "
         "share of tokens times mean probability); or add a bias to the scores, for the choice alone, and raise it for "
         "experts with few tokens (arXiv:2408.15664). Where there is such a loss, raise its weight; a router z-loss "
-        "keeps the scores small. Where there is such a bias, look at what it chooses: these shares are without it."
+        "keeps the scores small. Where there is such a bias, and the router gives out scores alone, these shares are "
+        "without it."
     )
     return cause, cure
