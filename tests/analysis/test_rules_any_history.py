@@ -2,12 +2,14 @@
 
 import json
 import warnings
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from gradwatch.analysis.rules import RULES
 from gradwatch.history import History, Layer, Run
+from gradwatch.table import EMPTY
 
 EXTREMES = np.array([0.0, 1e-40, 1e-7, 0.3, 1.0, 1.0, 1.0, 50.0, 1e20, 1e38, np.inf, np.nan])
 PER_LAYER = ("grad_norm", "clip_coef", "clip_rate", "nonfinite", "weight_norm", "update_ratio", "renorm_rate")
@@ -15,6 +17,9 @@ PER_STEP = (
     "grad_norm", "clipped_norm", "clip_coef", "clip_rate", "skipped", "nonfinite", "lr", "lr/1", "loss", "loss_scale",
     "user_max_norm", "user_grad_norm", "user_clip_value",
 )  # fmt: skip
+OF_MODULES = ("rms", "max", "zeros", "saturated", "dead", "nonfinite", "order")
+OF_HEADS = ("logit_bound", "logit_max", "entropy")
+OF_EXPERTS = ("tokens", "token_count")
 CLIPS = (None, "ClipByGlobalNorm(1.0)", "chain(SkipNonfinite(), AGC(0.01))", "ClipByValue(-1.0, 1.0)", "Mine <object>")
 
 
@@ -38,7 +43,7 @@ def any_history(seed):
         "any", "2026-01-01", layers=named, optimizers=made, clip=CLIPS[int(rng.integers(len(CLIPS)))], renorm=renorm
     )
     names = np.array([kind] * t, dtype=object)
-    return History.of(
+    history = History.of(
         run,
         tuple(layer.name for layer in named),
         np.arange(t, dtype=np.int64),
@@ -47,6 +52,21 @@ def any_history(seed):
         layers,
         steps,
     )
+    return replace(history, activations=any_activations(rng, history.by_step.take(slice(None, None, 4))))
+
+
+def any_activations(rng, steps):
+    """Of some models heads or experts beside the modules, of others neither; nothing where none was asked for."""
+    kinds = [("0", "2.act", "3"), ("2.attn[0]", "2.attn[1]"), ("2.gate[0]", "2.gate[1]", "2.gate[2]")]
+    asked = [kinds[0], *(kind for kind in kinds[1:] if rng.random() < 0.5)] if rng.random() < 0.7 else []
+    names = tuple(name for kind in asked for name in kind)
+    values = {}
+    for kind, quantities in zip(kinds, (OF_MODULES, OF_HEADS, OF_EXPERTS), strict=True):
+        for quantity in quantities if kind in asked else ():
+            few = rng.choice(EXTREMES, size=3) if rng.random() < 0.5 else EXTREMES
+            values[quantity] = np.full((len(steps), len(names)), np.nan, np.float32)
+            values[quantity][:, [name in kind for name in names]] = rng.choice(few, (len(steps), len(kind)))
+    return replace(steps, values=values, layers=names) if names else EMPTY
 
 
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.__name__)
@@ -61,7 +81,7 @@ def test_a_rule_answers_on_any_history(rule):
                 assert finding.rule == rule.__name__.replace("_", "-")
                 assert finding.severity in ("error", "warning", "note")
                 assert finding.first_step <= finding.last_step
-                assert set(finding.layers) <= set(history.layers)
+                assert set(finding.layers) <= {*history.layers, *history.activations.layers}
                 assert finding.cause.endswith(".")
                 assert finding.cure.endswith(".")
                 json.dumps(finding.to_json())

@@ -90,8 +90,10 @@ Words = Callable[[float, int, int], tuple[str, str]]  # of the worst share, how 
 
 def _held(history: History, quantity: str, share: float, min_rows: int, rule: str, words: Words) -> list[Finding]:
     """The finding of modules of which more than `share` is held in the end; a note where the training succeeds."""
-    table = history.activations
-    known = np.isfinite(table.values[quantity]) if len(table) else np.zeros((0, 0), bool)
+    table = history.activations.with_values(quantity)
+    if not table.layers:
+        return []
+    known = np.isfinite(table.values[quantity])
     late = np.arange(len(table)) >= len(table) - max(min_rows, len(table) // 3)
     at = [
         i for i, name in enumerate(table.layers) if _is_meant(history, name, rule) and known[late, i].sum() >= min_rows

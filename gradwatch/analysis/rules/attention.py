@@ -101,9 +101,9 @@ def grown_logits(history: History, step: int, limit: float = 100.0, growth: floa
     Of the head whose |logit| was largest in the steps sampled until then.
     """
     heads = history.activations.with_values("logit_max")
-    values = heads.values.get("logit_max", np.zeros((0, 0)))[heads.step <= step]
-    if not len(values) or not heads.layers:
+    if not heads.layers or not (heads.step <= step).any():
         return None
+    values = heads.values["logit_max"][heads.step <= step]
     highest = np.fmax.reduce(np.where(np.isfinite(values), values, np.nan), axis=0)
     grown = (highest > limit) & (highest > growth * values[0])
     if not grown.any():
