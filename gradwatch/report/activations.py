@@ -14,7 +14,7 @@ from gradwatch.analysis.rules.activations import in_forward_order
 from gradwatch.formatting import percent, quantity_text
 from gradwatch.history import Floats, History
 from gradwatch.report.downsample import heatmap
-from gradwatch.report.plotly_figures import Chart, heatmap_figure
+from gradwatch.report.plotly_figures import Chart, heatmap_figure, off_scale
 from gradwatch.table import Table
 
 MAPS = {"rms": "RMS", "max": "largest |a|", "saturated": "saturated share", "dead": "dead units"}
@@ -118,6 +118,7 @@ def _map(history: History, quantity: str, title: str, what: str, table: str) -> 
         note += f" Each column is the {kept} of {data.steps_per_column} of them."
     if data.layers_per_row > 1:
         note += f" Each row is the {kept} of {data.layers_per_row} neighbouring {what}s."
+    note += "" if quantity in SHARES else off_scale(data)
     return Chart(_title(shown.by_layer, quantity, title, what), drawn, height, note, title)
 
 

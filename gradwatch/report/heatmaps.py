@@ -25,6 +25,7 @@ from gradwatch.report.plotly_figures import (
     color_range,
     figure,
     heatmap_figure,
+    off_scale,
     pack,
     short,
     text,
@@ -72,7 +73,15 @@ def heatmap_charts(history: History, run: RunSummary) -> tuple[list[Chart], list
             middle = [*zip(column_medians(shown.layer(quantity)).tolist(), shown.layers, strict=True)]
         else:
             middle = [(getattr(layer, MIDDLE.get(quantity, quantity)), layer.name) for layer in run.layers]
-        charts.append(Chart(_heatmap_title(middle, title, share), drawn, height, " ".join(notes), title))
+        charts.append(
+            Chart(
+                _heatmap_title(middle, title, share),
+                drawn,
+                height,
+                " ".join(notes) + ("" if share else off_scale(data)),
+                title,
+            )
+        )
     return charts, missing
 
 

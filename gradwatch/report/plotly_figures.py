@@ -177,15 +177,27 @@ def annotate(figure: Figure, shapes: list[dict[str, Any]], notes: list[dict[str,
 
 
 def color_range(logs: Floats) -> tuple[float, float]:
-    """Where a map's colours begin and end, of its finite values: all but 0.5 % at each end and what is far out, more
-    than three times the middle half's width beyond it (Tukey's outer fences), and more than a decade. A few rows that
-    are next to 0, as the gradients of keys' biases are, leave the colours to all others.
+    """Where a map's colours begin and end, of its finite values: without 0.5 % at each end, and without what is far
+    out, more than three times the middle half's width beyond it (Tukey's outer fences) and more than a decade. A few
+    rows that are next to 0, as the gradients of keys' biases are, leave the colours to all others.
     """
     if not len(logs):
         return 0.0, 1.0
-    low, first, third, high = (float(edge) for edge in np.quantile(logs, (0.005, 0.25, 0.75, 0.995)))
+    first, third = np.quantile(logs, (0.25, 0.75))
     reach = max(3 * (third - first), 1.0)
-    return max(low, first - reach), min(high, third + reach)
+    low, high = np.quantile(logs[(logs >= first - reach) & (logs <= third + reach)], (0.005, 0.995))
+    return float(low), float(high)
+
+
+def off_scale(data: Heatmap) -> str:
+    """A sentence on the rows that lie beyond a map's colours by more than a decade, all of them; empty without such."""
+    with np.errstate(divide="ignore"):
+        logs = np.log10(np.where(data.value > 0, data.value, np.nan))
+    low, high = color_range(logs[np.isfinite(logs)])
+    below, above = np.fmax.reduce(logs, axis=1) < low - 1, np.fmin.reduce(logs, axis=1) > high + 1
+    counts = {"below": int(below.sum()), "above": int(above.sum())}
+    found = [f"{n} row{'s' if n > 1 else ''} {where}" for where, n in counts.items() if n]
+    return f" The colours' scale leaves out {' and '.join(found)} it." if found else ""
 
 
 def heatmap_figure(data: Heatmap, quantity: str, share: bool = False) -> tuple[Figure, int]:
