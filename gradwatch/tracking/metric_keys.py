@@ -125,6 +125,7 @@ SAMPLED_QUANTITIES = {
     ("by_layer", "sigma_max"): ("sigma_max", ("largest", "median")),
     ("by_layer", "stable_rank"): ("stable_rank", ("median",)),
     ("by_layer", "row_share"): ("row_share", ("largest",)),
+    ("by_layer", "adam_rms"): ("adam_rms", ("largest",)),
     ("by_layer", "trust_ratio"): ("trust_ratio", ("smallest", "median")),
     ("heads", "qk_clips"): ("qk_clips", ("largest",)),
     ("heads", "logit_max"): ("qk_logit", ("largest", "median")),

@@ -86,6 +86,14 @@ def test_blocks_sum_up_norms_in_quadrature_and_rates_as_means():
     assert found["clip_rate/h.00..01"][0][1] == pytest.approx(history.per_layer["clip_rate"][:, group].mean())
 
 
+def test_of_adams_rms_the_largest_of_all_layers_is_kept():
+    history = make_history(steps=20)
+    rms = np.ones((20, len(history.layers)))
+    rms[4], rms[13, 1] = np.nan, 700
+    history.per_layer["adam_rms"] = rms
+    assert points(history, 10)["adam_rms/largest"] == [(9, 1), (19, 700)]
+
+
 def test_an_open_window_waits_and_its_rest_is_one_more_point():
     history = make_history(steps=50)
     first = list(windows(history.slice(0, 30), 20, 16, ended=False))
