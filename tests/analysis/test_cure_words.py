@@ -224,15 +224,6 @@ def test_an_adam_whose_steps_are_all_as_long_as_the_rate_is_made_anew_in_each(sh
     assert [f.severity for f in lr_too_high(stepping(learns()))] == ["warning"] * said
 
 
-def test_matrices_that_were_never_measured_tell_nothing_of_the_length_of_steps():
-    history = run("Adam", rate=0.01, loss=learns())
-    layers = tuple(replace(layer, shape=(16, 16)) for layer in history.run.layers[:-1])
-    layers += (replace(history.run.layers[-1], shape=(16,)),)
-    ratio = np.where([len(layer.shape) < 2 for layer in layers], 0.01, np.nan) + 0 * history.layer("weight_norm")
-    history = changed(history, per_layer={**history.per_layer, "update_ratio": ratio.astype(np.float32)})
-    assert lr_too_high(replace(history, run=replace(history.run, layers=layers))) == []
-
-
 # --------------------------------------------------------------------------------------------------- what did not help
 
 

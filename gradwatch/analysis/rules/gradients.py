@@ -30,7 +30,7 @@ from gradwatch.analysis.rules.losses import first_quarter, has_rivals, odd_batch
 from gradwatch.analysis.rules.nonfinite import growth_before
 from gradwatch.analysis.rules.once import once
 from gradwatch.analysis.rules.schedule import goes_astray, raised_before
-from gradwatch.analysis.rules.step_length import first_ratio, lengthened, lowered, never_long
+from gradwatch.analysis.rules.step_length import first_ratio, lengthened, lowered
 from gradwatch.analysis.rules.tries import A_THIRD, LOWER, clip_with, rate_times, warm_up
 from gradwatch.analysis.rules.vanishing_causes import remedies
 from gradwatch.formatting import percent, setting_text
@@ -51,16 +51,10 @@ def exploding(history: History, decades: float = 2.0, blind_decades: float = 3.0
 
     `along` says how the gradient grows: over the `steps`, along the `depth` (the norms rise from the last layer to the
     first, in the first step already) or along `time` (recurrent weights have most of the norm in the steps that set a
-    new high); `layers` are those that carry it, for the last two. Over the steps it is not said where each was next to
-    nothing beside the weights (`never_long`): a rival's loss rises by what the other part does.
+    new high); `layers` are those that carry it, for the last two.
     Source: growth against the run's own past (OLMo-core's stability monitor), the jump over the running minimum (S5),
     growth along time and depth (Pascanu et al. 2013; methods: S1, S1b).
     """
-    found = _came_apart(history, decades, blind_decades, width)
-    return [f for f in found if f.evidence["along"] != "steps" or not never_long(history)]
-
-
-def _came_apart(history: History, decades: float, blind_decades: float, width: int) -> list[Finding]:
     losses = scaled_losses(history)
     alone = not has_rivals(history)
     growth, rows = _sustained_growth(history.total("grad_norm"), width)

@@ -30,7 +30,7 @@ from gradwatch.analysis.rules.losses import has_rivals, odd_batch, scaled_losses
 from gradwatch.analysis.rules.once import once
 from gradwatch.analysis.rules.progress import progress, reaches_its_goal, succeeds
 from gradwatch.analysis.rules.schedule import goes_astray, raised_before
-from gradwatch.analysis.rules.step_length import first_ratio, is_new_each_step, lengthened, lowered, never_long
+from gradwatch.analysis.rules.step_length import first_ratio, is_new_each_step, lengthened, lowered
 from gradwatch.analysis.rules.tries import LOWER, clip_with, rate_times, warm_up
 from gradwatch.formatting import percent, setting_text
 from gradwatch.history import Floats, History
@@ -48,9 +48,8 @@ def lr_too_high(history: History, jump: float = 0.35, sigmas: float = 6.0, width
     after it was last within half of `jump`. An error, to the end of the run, when the loss also ended no lower than it
     began; a note where the loss fell to a tenth of where it began all the same, or where it was over within a tenth of
     the steps, and the loss then fell on, to less than half of where it began, if it did not throw the weights out
-    either (`_ran_away`). Not said of steps of which none was long (`never_long`); nor where parts of a run train
-    against each other, or where the loss is below 0 early or begins in its own noise (a policy gradient's): it has no
-    scale.
+    either (`_ran_away`). Not judged where parts of a run train against
+    each other, or where the loss is below 0 early or begins in its own noise (a policy gradient's): it has no scale.
     First steps that were far too long show in the weights (`_ran_away`), which is said where the loss shows nothing by
     the first 50 steps; and so do steps that lead the weights away while little is learnt (`_outgrew`), and those of an
     Adam that begins anew in each (`is_new_each_step`).
@@ -73,8 +72,6 @@ def lr_too_high(history: History, jump: float = 0.35, sigmas: float = 6.0, width
             well = end < min(began, values[rows[0]]) / 10
             brief = last - first < len(rows) / 10 and end < min(lowest, began / 2)
             shifted = _shifted(history, values, rows, int(rows[first]))
-            if never_long(history) and not shifted:
-                continue
             severity: Severity = "note" if shifted or brief or well else "warning"
             if end >= began and not shifted:
                 severity = "error"

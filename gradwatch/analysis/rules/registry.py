@@ -117,7 +117,7 @@ CONSEQUENCES: dict[str, set[str]] = {
     "dead-units": {"dead-layer", "vanishing", "imbalance", "update-too-small", "weights-unchanged"},
     "dead-layer": {"vanishing", "imbalance", "update-too-small", "weights-unchanged", "noise-dominated"},
     "vanishing": {"dead-units", "dead-layer", "imbalance", "update-too-small", "weights-unchanged"},
-    "no-gradient": {"weights-unchanged", "update-too-small", "policy-never-acts", "noise-dominated"},
+    "no-gradient": {"weights-unchanged", "update-too-small", "policy-never-acts"},
     "skips-often": {"weights-unchanged", "update-too-small"},
     "weights-unchanged": {"update-too-small", "policy-never-acts"},
     "imbalance": {"clip-is-your-learning-rate", "update-too-small"},

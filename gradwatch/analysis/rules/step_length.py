@@ -10,7 +10,6 @@ from gradwatch.analysis.clips import of_all_layers
 from gradwatch.analysis.rules.facts import (
     USUAL_RATIO,
     directness,
-    is_adaptive,
     largest_ratio,
     matrices,
     measured,
@@ -30,13 +29,6 @@ def first_ratio(history: History) -> float:
     """The update ratio of the median matrix when first measured; NaN where none was."""
     _, ratio = measured(history, "update_ratio")
     return middle(ratio[0, matrices(history)]) if len(ratio) else float("nan")
-
-
-def never_long(history: History, share: float = 0.01, least: int = 10) -> bool:
-    """Whether no step of `least` measured ones or more changed a matrix by the `share` of what is usual."""
-    _, ratio = measured(history, "update_ratio")
-    ratio = ratio[:, matrices(history)]
-    return len(ratio) >= least and bool(np.nanmax(ratio, initial=0.0) < share * USUAL_RATIO[is_adaptive(history)])
 
 
 def lowered(history: History) -> float:
