@@ -31,7 +31,7 @@ STEP_COLUMNS = (
     "micro_batches",
 )  # fmt: skip
 MAIN = ("grad_norm", "clip_coef", "clipped_norm", "clip_rate", "nonfinite", "weight_norm", "update_ratio")
-# What is not recorded where it is a norm times a factor; it is NaN where they are inf and 0.
+# What is a norm times a factor in rows that did not record it; it is NaN where they are inf and 0.
 PRODUCTS = {
     "clipped_norm": ("grad_norm", "clip_coef"),
     "update_norm": ("weight_norm", "update_ratio"),
@@ -68,13 +68,14 @@ class Table:
 
     def quantity(self, name: str) -> Floats:
         """`name` of each layer, `[T, L]`, float32: recorded, or the product that it is; all NaN where it is neither."""
-        if name in self.values:
-            return self.values[name]
+        recorded = self.values.get(name, np.full((len(self), len(self.layers)), np.nan, np.float32))
         norm, factor = PRODUCTS.get(name, ("", ""))
-        if norm not in self.values:
-            return np.full((len(self), len(self.layers)), np.nan, np.float32)
+        missing = np.asarray(np.isnan(recorded).all(axis=1))
+        if norm not in self.values or not missing.any():
+            return recorded
         with np.errstate(invalid="ignore", over="ignore"):
-            return (self.values[norm] * self.quantity(factor)).astype(np.float32)
+            product = self.values[norm] * self.quantity(factor)
+        return np.where(missing[:, None], product, recorded).astype(np.float32)
 
     def with_values(self, quantity: str) -> Table:
         """The layers of which anything of `quantity` was recorded, inf included; none where it was not recorded."""

@@ -159,7 +159,7 @@ def looking_inside(as_for_run: bool = False) -> Callable[[Decorated], Decorated]
         return click.option(*names, help=shown, **settings)
 
     add = (
-        option("--slots", is_flag=True, said="Record the norms of the optimizer's own tensors too."),
+        option("--slots", is_flag=True, said="Record the optimizer's own tensors, and the size of every update."),
         option("--activations", is_flag=True, said="Record what the model's blocks and non-linearities give out."),
         option("--activations-of", metavar="PATTERN", multiple=True,
                said="The same of the modules with such names, as '*.attn'; again for more."),

@@ -10,8 +10,7 @@ import math
 import torch
 from torch import Tensor
 
-from gradwatch.measure.layout import stride
-from gradwatch.measure.weight_updates import sample
+from gradwatch.measure.layout import sample, stride
 
 
 def mark(values: Tensor) -> Tensor:

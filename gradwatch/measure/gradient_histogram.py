@@ -19,9 +19,8 @@ from torch.nn.utils.rnn import pad_sequence
 from gradwatch.measure.autograd import without_autograd
 from gradwatch.measure.collectives import Sums
 from gradwatch.measure.gradients import Batch
-from gradwatch.measure.layout import Layout, at, stride
+from gradwatch.measure.layout import Layout, at, sample, stride
 from gradwatch.measure.looking import Looking
-from gradwatch.measure.weight_updates import sample
 
 BINS, WIDTH, LOWEST = 32, 2, -48  # of two powers of two each, from 2^-48 up to 2^16
 LOWER = tuple(range(LOWEST, LOWEST + BINS * WIDTH, WIDTH))  # the exponent at which each bin begins

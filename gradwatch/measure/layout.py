@@ -302,3 +302,10 @@ def stride(numel: int) -> int:
     while numel and math.gcd(step, numel) != 1:
         step += 1
     return step
+
+
+def sample(tensor: Tensor, size: int, step: int) -> Tensor:
+    """Every `step`-th element, `size` in all, where that is possible without a copy in the order of the memory."""
+    if torch.ops.aten.is_non_overlapping_and_dense(tensor):
+        return tensor.as_strided((size,), (step,), tensor.storage_offset())
+    return tensor.reshape(-1)[::step]

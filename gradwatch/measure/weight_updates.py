@@ -1,7 +1,7 @@
 """Numbers of the weights and of the optimizer's own tensors, measured every few steps: norms, update ratios, and how
 far the weights got between two measurements.
 
-Legend: L layers, in the order of the Layout.
+Legend: L layers, in the order of the Layout; R rows of samples.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from gradwatch.measure.collectives import Sums, together
 from gradwatch.measure.distributed import local
 from gradwatch.measure.foreach import MaybeTensors, grouped, measure, which_are_there
 from gradwatch.measure.largest_logits import LargestLogits
-from gradwatch.measure.layout import Layout, real, stride
+from gradwatch.measure.layout import Layout, real, sample, stride
 from gradwatch.measure.looking import Looking
 from gradwatch.measure.second_moment import adam_rms
 from gradwatch.measure.singular_values import SingularValues
@@ -80,14 +80,14 @@ class Weights:
         self.state = self.state | copied
 
     def before_step(self, number: int) -> bool:
-        """Whether the weights are measured in this step; if so, they are looked at."""
-        if number % self.every:
-            return False
-        self._looked = False
-        with self.looking.at("update_ratio"):
-            self._update_ratio.before()
-            self._looked = True
-        return True
+        """Whether the weights are measured in this step. If so they are looked at, and with `slots` in any step."""
+        is_measured = number % self.every == 0
+        if is_measured or self.slots:
+            self._looked = False
+            with self.looking.at("update_ratio"):
+                self._update_ratio.before(is_measured)
+                self._looked = True
+        return is_measured
 
     @without_autograd
     def constrain(self, held: Sequence[bool]) -> Tensor | None:
@@ -106,21 +106,26 @@ class Weights:
     def _batch(self, weights: MaybeTensors) -> WeightBatch:
         return WeightBatch(self.layout, weights, self.heads, self._iterations)
 
-    def after_step(self, optimizers: Sequence[Optimizer], renorm_rate: Tensor | None) -> Sums[dict[str, Tensor]]:
-        """What is measured after a step of which `before_step` said so, `[L]` each.
+    def after_step(
+        self, optimizers: Sequence[Optimizer], renorm_rate: Tensor | None, is_measured: bool
+    ) -> Sums[dict[str, Tensor]]:
+        """What is measured after a step, `[L]` each: all where `before_step` said so, otherwise what `slots` asks for.
 
         The stable rank is |W|_F^2 / sigma^2 (Rudelson & Vershynin 2007, arXiv:math/0503442).
         """
-        asked: dict[str, Sums[Any]] = {"weight_norm": weight_norms(self.layout)}
-        if self._singular_values is not None:
-            asked["sigma_max"] = self._singular_values.measure()
-        if self._looked:
-            asked["update_ratio"] = self._update_ratio.after()
+        asked: dict[str, Sums[Any]] = {}
+        if is_measured:
+            asked["weight_norm"] = weight_norms(self.layout)
+            if self._singular_values is not None:
+                asked["sigma_max"] = self._singular_values.measure()
+            if self.slots:
+                asked["slot_norm"] = slot_norms(self.layout, optimizers, self.looking)
         if self.slots:
-            asked["slot_norm"] = slot_norms(self.layout, optimizers, self.looking)
             asked["adam_rms"] = adam_rms(self.layout, optimizers)
+        if self._looked:
+            asked["update_ratio"] = self._update_ratio.after(self.slots)
         found = yield from together(asked, self.looking)
-        values = {} if renorm_rate is None else {"renorm_rate": renorm_rate}
+        values = {} if renorm_rate is None or not is_measured else {"renorm_rate": renorm_rate}
         for name, value in found.items():
             values.update({} if value is None else value if isinstance(value, dict) else {name: value})
         if "sigma_max" in found and "weight_norm" in found:
@@ -148,41 +153,56 @@ class UpdateRatio:
         self._order = [i for layers in self._groups.values() for i in layers]
         self._blocks = [(size, len([*run])) for size, run in groupby(self.sizes[i] for i in self._order)]
         self._buffers: dict[object, Tensor] = {}
-        self._looks = 0  # how often it looked before a step: in one of two buffers, in turn
+        self._looks = 0  # how often it looked before a measured step: in one of two rows, in turn
+        self._before = 0  # the row of the last look before a step
 
     @without_autograd
-    def before(self) -> None:
-        """Look at the weights before the step."""
-        self._look((self._looks + 1) % 2)
-        self._looks += 1
+    def before(self, is_measured: bool = True) -> None:
+        """Look at the weights before the step: where it `is_measured`, the next one that is will know it, too."""
+        self._before = (self._looks + 1) % 2
+        self._look(self._before)
+        self._looks += is_measured
 
-    def after(self) -> Sums[dict[str, Tensor]]:
-        """Of each layer, `[L]`, as shares of ‖w before the step‖: how far the step moved it (`update_ratio`), and
-        from the second measurement on, how far it is from where it was before the last measured step (`displacement`).
+    def after(self, with_norm: bool = False) -> Sums[dict[str, Tensor]]:
+        """Of each layer, `[L]`, after a measured step, as shares of ‖w before the step‖: how far the step moved it
+        (`update_ratio`), and from the second measurement on, how far it is from where it was before the last measured
+        step (`displacement`). `with_norm`, and of any other step, how far it moved it (`update_norm`).
 
-        NaN where the weights were all zero.
+        The ratios are NaN where the weights were all zero.
         """
         samples, now = self._look(2), self._looks % 2
+        if self._before != now:
+            samples[2].sub_(samples[self._before])
+            return {"update_norm": (yield from self._over_ranks(self._norms(samples[2:]), True))[0]}
         earlier = slice(2, 3) if self._looks == 1 else slice(1, 3) if now == 0 else slice(0, 3, 2)
         samples[earlier].sub_(samples[now])  # the look before the last, and the one after the step
-        norms = self._norms(samples)
-        if self.layout.sharding is not None:  # an element of a sample stands for as many as the sample's step
-            steps = self.layout.constant("steps", lambda: self.layout.numbers(self.steps, torch.float64))
-            sums = yield from self.layout.sharding.add(norms.to(torch.float64) ** 2 * steps)
-            norms = sums.sqrt().to(norms.dtype)
+        norms = yield from self._over_ranks(self._norms(samples), with_norm)
         ratios = norms[earlier] / threshold(norms[now], 0.0, torch.nan)
-        return dict(zip(("update_ratio", "displacement"), reversed(ratios.unbind()), strict=False))
+        found = dict(zip(("update_ratio", "displacement"), reversed(ratios.unbind()), strict=False))
+        return {**found, "update_norm": norms[2]} if with_norm else found
+
+    def _over_ranks(self, norms: Tensor, of_all: bool) -> Sums[Tensor]:
+        """The norms of samples, `[R, L]`, over all ranks; estimates `of_all` elements where that is asked for."""
+        if self.layout.sharding is None:
+            roots = self.layout.constant(
+                "roots", lambda: self.layout.numbers([*map(math.sqrt, self.steps)], norms.dtype)
+            )
+            return norms * roots if of_all else norms
+        # an element of a sample stands for as many as the sample's step
+        steps = self.layout.constant("steps", lambda: self.layout.numbers(self.steps, torch.float64))
+        sums = yield from self.layout.sharding.add(norms.to(torch.float64) ** 2 * steps)
+        return sums.sqrt().to(norms.dtype)
 
     def _norms(self, samples: Tensor) -> Tensor:
-        """The L2 norm of each layer's part of each row of `samples`, `[3, L]`."""
+        """The L2 norm of each layer's part of each row of `samples`, `[R, L]`."""
         if len(self._blocks) * FEW > len(self.sizes):
             sizes = [self.sizes[i] for i in self._order]
             parts = [part for row in samples for part in torch.split(row, sizes)]
-            norms = torch.stack(torch._foreach_norm(parts)).view(3, -1)
+            norms = torch.stack(torch._foreach_norm(parts)).view(len(samples), -1)
         else:
-            norms, start, place = samples.new_empty(3, len(self.sizes)), 0, 0
+            norms, start, place = samples.new_empty(len(samples), len(self.sizes)), 0, 0
             for size, count in self._blocks:
-                block = samples.narrow(1, start, size * count).view(3, count, size)
+                block = samples.narrow(1, start, size * count).view(-1, count, size)
                 torch.linalg.vector_norm(block, dim=2, out=norms.narrow(1, place, count))
                 start, place = start + size * count, place + count
         return norms.index_select(1, self.layout.constant("places", self._places))
@@ -211,13 +231,6 @@ class UpdateRatio:
         if name not in self._buffers:
             self._buffers[name] = torch.zeros(shape, dtype=dtype, device=device)
         return self._buffers[name]
-
-
-def sample(tensor: Tensor, size: int, step: int) -> Tensor:
-    """Every `step`-th element, `size` in all, where that is possible without a copy in the order of the memory."""
-    if torch.ops.aten.is_non_overlapping_and_dense(tensor):
-        return tensor.as_strided((size,), (step,), tensor.storage_offset())
-    return tensor.reshape(-1)[::step]
 
 
 def weight_norms(layout: Layout) -> Sums[Tensor]:

@@ -7,17 +7,16 @@ from torch import nn
 from training import watch
 
 from gradwatch import open_history
-from gradwatch.measure import second_moment
 
 
-def train(folder, kind, steps=5, piece=None, dtype=torch.float32, **options):
+def train(folder, kind, steps=5, every=1, width=8, dtype=torch.float32, **options):
     """Train; what was recorded, and the oracle's numbers of each step."""
     torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 3)).to(dtype)
+    model = nn.Sequential(nn.Linear(6, width), nn.ReLU(), nn.Linear(width, 3)).to(dtype)
     model.unused = nn.Linear(2, 2).to(dtype)
     optimizer = kind(model.parameters(), **options)
     wanted = []
-    with watch(model, optimizer, folder, slots=True, every=1, clip="ClipByGlobalNorm(0.1)") as handle:
+    with watch(model, optimizer, folder, slots=True, every=every, clip="ClipByGlobalNorm(0.1)") as handle:
         for step in range(steps):
             optimizer.zero_grad()
             scale = 300.0 if step == 3 else 1.0
@@ -42,12 +41,34 @@ def rms(p, state, group):
      (torch.optim.Adam, {"lr": 0.01, "dtype": torch.bfloat16}),
      (torch.optim.Adam, {"lr": 0.01, "dtype": torch.double})],
 )  # fmt: skip
-def test_every_number_is_the_oracles(kind, options, tmp_path, monkeypatch):
-    for piece in (second_moment.PIECE, 30):  # all together, and nearly each alone
-        monkeypatch.setattr(second_moment, "PIECE", piece)
-        history, wanted = train(tmp_path / str(piece), kind, **options)
-        np.testing.assert_allclose(history.layer("adam_rms"), wanted, rtol=1e-5)
-        assert np.isnan(history.layer("adam_rms")[:, -2:]).all()
+def test_every_number_is_the_oracles(kind, options, tmp_path):
+    history, wanted = train(tmp_path, kind, **options)
+    np.testing.assert_allclose(history.layer("adam_rms"), wanted, rtol=1e-5)
+    assert np.isnan(history.layer("adam_rms")[:, -2:]).all()
+
+
+def test_it_is_measured_on_every_step_whatever_the_pace_and_of_large_layers_estimated(tmp_path):
+    history, wanted = train(tmp_path / "small", torch.optim.Adam, every=4)
+    np.testing.assert_allclose(history.layer("adam_rms"), wanted, rtol=1e-5)
+    assert np.flatnonzero(np.isfinite(history.layer("weight_norm")[:, 0])).tolist() == [0, 4]
+    history, wanted = train(tmp_path / "large", torch.optim.Adam, every=4, width=3000)  # 18,000 and 9,000 elements
+    np.testing.assert_allclose(history.layer("adam_rms"), wanted, rtol=0.05)
+
+
+def test_layers_that_have_a_gradient_now_and_then(tmp_path):
+    """Of gradients in another order of memory than v, of layers with other counts of steps than the others."""
+    torch.manual_seed(0)
+    model = nn.ModuleList([nn.Conv2d(2, 3, 3), nn.Linear(4, 2), nn.Linear(4, 2)])
+    optimizer, wanted = torch.optim.Adam(model.parameters(), lr=0.01), []
+    with watch(model, optimizer, tmp_path, slots=True, every=100) as handle:
+        for step in range(8):
+            optimizer.zero_grad()
+            for p in (*model[0].parameters(), *model[1 + step % 2].parameters()):
+                p.grad = torch.randn_like(p)
+            model[0].weight.grad = model[0].weight.grad.to(memory_format=torch.channels_last)
+            optimizer.step()
+            wanted.append([rms(p, optimizer.state.get(p, {}), optimizer.param_groups[0]) for p in model.parameters()])
+    np.testing.assert_allclose(open_history(handle.dir).layer("adam_rms"), wanted, rtol=1e-5)
 
 
 def test_an_optimizer_without_it_has_none(tmp_path):

@@ -1,5 +1,7 @@
 """`total("update_norm")`: how far a step moved all weights together, beside float64 of the weights before and after."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -7,6 +9,7 @@ from torch import nn
 from training import watch
 
 from gradwatch import open_history
+from gradwatch.table import stack
 from gradwatch.tracking.metric_keys import windows
 
 
@@ -38,6 +41,36 @@ def test_it_is_the_oracles_to_within_the_update_ratio(kind, lr, tmp_path):
 def test_of_large_layers_it_is_an_estimate(tmp_path):
     history, wanted = train(tmp_path, lambda p: torch.optim.SGD(p, lr=0.01), width=2000, every=1)
     np.testing.assert_allclose(history.total("update_norm"), wanted, rtol=0.05)
+
+
+@pytest.mark.parametrize("every", [1, 3])
+def test_with_slots_it_is_measured_on_every_step(every, tmp_path):
+    for width, rtol in ((8, 1e-5), (2000, 0.05)):  # layers of more than 4,096 elements are estimated
+        folder = tmp_path / str(width)
+        history, wanted = train(folder, lambda p: torch.optim.SGD(p, lr=0.01), width=width, every=every, slots=True)
+        np.testing.assert_allclose(history.total("update_norm"), wanted, rtol=rtol)
+        assert len(np.flatnonzero(np.isfinite(history.layer("update_ratio")[:, 0]))) == 6 // every
+
+
+def test_looks_in_between_leave_the_displacement_as_it_is(tmp_path):
+    found = [
+        train(tmp_path / str(slots), lambda p: torch.optim.Adam(p, lr=0.1), every=2, steps=9, slots=slots)[0]
+        for slots in (False, True)
+    ]
+    for quantity in ("displacement", "update_ratio"):
+        np.testing.assert_allclose(*(history.layer(quantity) for history in found), rtol=1e-6)
+    assert np.isfinite(found[0].layer("displacement")[2::2]).all()
+
+
+def test_where_one_attempt_recorded_it_and_another_did_not_both_have_it(tmp_path):
+    slots, plain = (
+        train(tmp_path / str(asked), lambda p: torch.optim.SGD(p, lr=0.001), every=1, steps=4, slots=asked)[0]
+        for asked in (True, False)
+    )
+    later = replace(plain.by_layer, step=plain.by_layer.step + 4)
+    both = stack([slots.by_layer, later]).quantity("update_norm")
+    np.testing.assert_array_equal(both, np.vstack([slots.layer("update_norm"), plain.layer("update_norm")]))
+    assert np.isfinite(both[:, 0]).all()
 
 
 def test_it_stands_where_it_was_measured_and_is_sent(tmp_path):

@@ -18,23 +18,23 @@ def stale_second_moment(
 ) -> list[Finding]:
     """Steps in which a layer's gradient was more than `limit` times what Adam's v says, and moved the weights for it.
 
-    By `adam_rms` above `limit`, and an update ratio of that step or the next measured one of more than `moved` times
-    the layer's median, from step `warm` on. A clip of the norm does not see it: the gradient may be small beside the
-    others. Needs both on the step in question: `slots=True`, and `every=1` to miss none.
+    By `adam_rms` above `limit`, and an update of that step or the next measured one of more than `moved` times the
+    layer's median, from step `warm` on. A clip of the norm does not see it: the gradient may be small beside the
+    others. Needs both on the step in question: `slots=True`.
     Source: Wortsman et al. 2023, arXiv:2304.13013 (loss spikes follow within 8 steps where this root mean square is
     well above 1; its StableAdamW divides the learning rate by it).
     """
-    if "adam_rms" not in history.per_layer or "update_ratio" not in history.per_layer:
+    if "adam_rms" not in history.per_layer:
         return []
     rows = np.flatnonzero(np.isfinite(history.layer("adam_rms")).any(axis=1))
     if len(rows) < min_rows:
         return []
     step = history.layer_step[rows]
-    rms, ratio = (history.layer(name)[rows].astype(np.float64) for name in ("adam_rms", "update_ratio"))
-    usual = np.nanmedian(np.where(np.isfinite(ratio).any(axis=0), ratio, 0.0), axis=0)
-    following = np.vstack([ratio[1:], ratio[-1:]])  # momentum spreads a step over the next ones
+    rms, lengths = (history.layer(name)[rows].astype(np.float64) for name in ("adam_rms", "update_norm"))
+    usual = np.nanmedian(np.where(np.isfinite(lengths).any(axis=0), lengths, 0.0), axis=0)
+    following = np.vstack([lengths[1:], lengths[-1:]])  # momentum spreads a step over the next ones
     with np.errstate(invalid="ignore", divide="ignore"):
-        times = np.fmax(ratio, following) / usual
+        times = np.fmax(lengths, following) / usual
         hit = (rms > limit) & (times > moved) & (step >= step[0] + warm)[:, None]  # [R, L]
     if not hit.any():
         return []
