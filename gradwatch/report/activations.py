@@ -23,6 +23,7 @@ EXPERT_MAPS = {"tokens": "tokens of experts"}
 QK_MAPS = {"qk_clips": "steps in which QKClip scaled a head", "logit_max": "largest logits, which QKClip bounds"}
 SHARES = ("saturated", "dead", "entropy", "tokens")
 LOWEST = ("entropy", "tokens")  # of which a low value is the one to be seen
+COUNTS = ("qk_clips",)  # since the sampled step before: the run has their sum
 HEADERS = ("module", "rms", "times as at first", "largest |a|", "zeros", "saturated", "dead units", "non-finite")
 RANKS = (0, 1, 4, 2, 6, 5, 3, 2)
 WHAT = (  # maps, of what, and the table that it is in
@@ -110,7 +111,7 @@ def _map(history: History, quantity: str, title: str, what: str, table: str) -> 
     data = heatmap(shown, quantity, lowest=quantity in LOWEST)
     if data is None or (quantity in SHARES and not (data.value > 0).any()):
         return None
-    drawn, height = heatmap_figure(data, title, share=quantity in SHARES)
+    drawn, height = heatmap_figure(data, title, share=quantity in SHARES, count=quantity in COUNTS)
     drawn["layout"]["xaxis"]["range"] = [float(history.step[0]) - 0.5, float(history.step[-1]) + 0.5]
     kept = "lowest" if quantity in LOWEST else "highest"
     note = f"{what.capitalize()}s in the order in which their outputs come; {len(shown.by_layer)} sampled steps."
@@ -123,8 +124,9 @@ def _map(history: History, quantity: str, title: str, what: str, table: str) -> 
 
 
 def _title(table: Table, quantity: str, title: str, what: str) -> str:
-    middle = _median(table.values[quantity])
-    known = [(float(value), name) for value, name in zip(middle, table.layers, strict=True) if np.isfinite(value)]
+    values = table.values[quantity]
+    of_run = np.nansum(values, axis=0) if quantity in COUNTS else _median(values)
+    known = [(float(value), name) for value, name in zip(of_run, table.layers, strict=True) if np.isfinite(value)]
     if len(known) < 2:
         return f"Activations: {title}"
     (low, smallest), (high, largest) = min(known), max(known)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import base64
 import html
 from dataclasses import dataclass
+from textwrap import wrap
 from typing import Any
 
 import numpy as np
@@ -24,6 +25,7 @@ INK, GRID = "#3c434d", "#e7eaee"
 NO_POLICY_COLOR = "#4b5260"
 PALETTE = ("#2f6fd0", "#e08a1e", "#2f9e6e", "#b64fc8", "#d9534f", "#18a0b5", "#8c6d46", "#7a72e0", "#e377a8", "#8aa52b")
 POINTS = 1200
+LETTER = 9  # pixels that one takes in the words beside a colour bar, with its margins
 VIRIDIS = ("#440154", "#482878", "#3e4a89", "#31688e", "#26828e", "#1f9e89", "#35b779", "#6ece58", "#b5de2b", "#fde725")
 
 
@@ -200,21 +202,24 @@ def off_scale(data: Heatmap) -> str:
     return f" The colours' scale leaves out {' and '.join(found)} it." if found else ""
 
 
-def heatmap_figure(data: Heatmap, quantity: str, share: bool = False) -> tuple[Figure, int]:
-    """The heatmap of log10 of a quantity, or of a `share` as it is, and its height in pixels; layers run from top to
-    bottom in model order.
+def heatmap_figure(data: Heatmap, quantity: str, share: bool = False, count: bool = False) -> tuple[Figure, int]:
+    """The heatmap of log10 of a quantity, or of a `share` or a `count` as it is, and its height in pixels; layers run
+    from top to bottom in model order.
     """
     with np.errstate(divide="ignore", invalid="ignore"):
-        logs = data.value if share else np.log10(np.where(data.value > 0, data.value, np.nan))
-    finite = logs[np.isfinite(logs)]
-    low, high = (0.0, 1.0) if share else color_range(finite)
-    unit, said = (quantity, f"{quantity} %{{z:.1%}}") if share else (f"log10 {quantity}", f"{quantity} 10^%{{z:.2f}}")
+        shown = data.value if share or count else np.log10(np.where(data.value > 0, data.value, np.nan))
+    finite = shown[np.isfinite(shown)]
+    low, high = (0.0, 1.0) if share else (0.0, float(finite.max(initial=1))) if count else color_range(finite)
+    unit = quantity if share or count else f"log10 {quantity}"
+    said = f"{quantity} %{{z:.1%}}" if share else f"{quantity} %{{z}}" if count else f"{quantity} 10^%{{z:.2f}}"
     names = [text(name) for name in data.rows]
+    height = int(np.clip(100 + 26 * len(names), 200, 980))
     common = {"type": "heatmap", "x": pack(data.step), "y": names, "hoverongaps": False}
+    beside = "<br>".join(wrap(unit, height // LETTER))
     traces = [
-        {**common, "z": pack(logs), "zmin": low, "zmax": max(high, low + 0.1),
+        {**common, "z": pack(shown), "zmin": low, "zmax": max(high, low + 0.1),
          "colorscale": [[i / (len(VIRIDIS) - 1), color] for i, color in enumerate(VIRIDIS)],
-         "colorbar": {"thickness": 12, "outlinewidth": 0, "title": {"text": unit, "side": "right"}},
+         "colorbar": {"thickness": 12, "outlinewidth": 0, "title": {"text": beside, "side": "right"}},
          "hovertemplate": f"%{{y}}<br>step %{{x}}: {said}<extra></extra>"},
     ]  # fmt: skip
     for cells, color, words in ((data.zero & (not share), ZERO, "exactly zero"), (data.nonfinite, BAD, "non-finite")):
@@ -226,12 +231,12 @@ def heatmap_figure(data: Heatmap, quantity: str, share: bool = False) -> tuple[F
             )  # fmt: skip
     if data.nonfinite.any():
         traces.append(_crosses(data, names))
-    shown = names[:: -(-len(names) // 50)]
+    ticks = names[:: -(-len(names) // 50)]
     labels = [text(short(name)) for name in data.rows[:: -(-len(names) // 50)]]
     drawn = figure(traces, "", legend=False, hovermode="closest", plot_bgcolor=ABSENT)
     drawn["layout"]["yaxis"] = {"type": "category", "autorange": "reversed", "automargin": True, "showgrid": False,
-                                "tickvals": shown, "ticktext": labels, "tickfont": {"size": 11}}  # fmt: skip
-    return drawn, int(np.clip(100 + 26 * len(names), 200, 980))
+                                "tickvals": ticks, "ticktext": labels, "tickfont": {"size": 11}}  # fmt: skip
+    return drawn, height
 
 
 def _crosses(data: Heatmap, names: list[str]) -> dict[str, Any]:
