@@ -101,7 +101,7 @@ def test_a_number_in_the_output_belongs_to_the_last_step(run, tmp_path):
 @pytest.mark.slow
 def test_a_script_that_watches_itself_is_not_watched_twice(run, tmp_path):
     (tmp_path / "own.py").write_text(
-        "import torch, gradwatch\nm = torch.nn.Linear(2, 1)\no = torch.optim.SGD(m.parameters(), lr=0.1)\n"
+        "import torch, gradwatch\nm = torch.nn.Linear(2, 1)\no = torch.optim.SGD(m.parameters(), lr=1e-5)\n"
         "with gradwatch.watch(m, o, log=None, run_name='own', verbose=False):\n"
         "    for _ in range(5):\n        o.zero_grad(); m(torch.ones(1, 2)).sum().backward(); o.step()\n"
     )
