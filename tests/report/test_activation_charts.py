@@ -103,8 +103,8 @@ def test_heads_that_were_scaled_have_maps_and_keys():
     history = replace(history, heads=replace(steps, values=wide, layers=tuple(f"h.0.attn[{i}]" for i in range(3))))
     first, second = activation_charts(history)
     assert first.title == (
-        "Activations: steps in which QKClip scaled a head, most in h.0.attn[2] (45), least in h.0.attn[0] (0)"
-    )  # in five samples of up to ten steps
+        "Activations: steps in which QKClip scaled a head, most in h.0.attn[2] (180), least in h.0.attn[0] (0)"
+    )  # in twenty samples of ten steps
     bar = first.figure["data"][0]
     assert (bar["zmin"], bar["zmax"]) == (0, 9)  # a count as it is, not its logarithm
     assert second.tab == "largest logits, which QKClip bounds"
