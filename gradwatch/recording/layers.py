@@ -14,6 +14,8 @@ from torch.optim import Optimizer
 
 from gradwatch.errors import WatchError
 from gradwatch.history import Layer
+from gradwatch.measure.distributed import is_sharded
+from gradwatch.measure.fsdp import reshard
 from gradwatch.measure.layout import Layout
 from gradwatch.measure.slices import Split, few, fits
 from gradwatch.recording.arguments import Settings
@@ -131,6 +133,7 @@ class Source:
         self.split: Split = {} if settings is None else settings.split
         self.rows = () if settings is None else settings.rows
         self.patterns, self.ignored = patterns, ignored
+        reshard(model)
         self._of_model = {id(p) for _, p in shown(model, optimizers)}
         self._at_rest = {id(p): _writes(p) for _, p in self._outside()}
         self._seen: list[Seen] = []  # the groups, when they were last looked through
@@ -204,7 +207,8 @@ class Source:
         self._refuse_replaced(known, held, first=not self._seen)
         self._seen = [Seen([*params], *_place(params)) for params in groups]
         ids = {id(p) for p in layout.params}
-        new = {n: p for n, p in named_layers(self.model, self.optimizers, self.part).items() if id(p) not in ids}
+        named = named_layers(self.model, self.optimizers, self.part) if held - ids else {}
+        new = {n: p for n, p in named.items() if id(p) not in ids}
         moved = {p.device for p in layout.params} != layout.devices or {p.dtype for p in layout.params} != layout.dtypes
         stray = [id(p) not in held for p in known.values()]
         if not new and not moved and any(stray) == (layout.held is not None):
@@ -241,7 +245,8 @@ class Source:
             for n, p in _unique_names(shown(self.model, self.optimizers)).items()
         }
         here = {id(p) for p in model.values()}
-        lost = [n for n, p in known.items() if id(p) in self._of_model and id(p) not in here and (first or n in model)]
+        own = {n: p for n, p in known.items() if id(p) in self._of_model and id(p) not in here}
+        lost = [n for n, p in own.items() if (first or n in model) and not _is_gathered(model.get(n), p)]
         stray = [n for n, p in known.items() if id(p) not in held]
         if lost or len(stray) == len(known):
             owner = type(self.model).__name__ if lost else _kinds(self.optimizers)
@@ -250,6 +255,11 @@ class Source:
                 "(fully_shard, to_empty, load_state_dict(assign=True) and replacing a module do this); build the "
                 "optimizer from the parameters as they are now, and call watch() after that"
             )
+
+
+def _is_gathered(shown: Tensor | None, sharded: Tensor) -> bool:
+    """Whether FSDP2 shows a whole layer in the place of its parts: from a forward pass to the backward one."""
+    return shown is not None and is_sharded(sharded) and not is_sharded(shown)
 
 
 def _place(params: Sequence[Tensor]) -> tuple[torch.device | None, torch.dtype | None]:

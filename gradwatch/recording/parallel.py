@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from gradwatch.errors import WatchError
 from gradwatch.measure.distributed import Spread, world_size
-from gradwatch.measure.fsdp1 import flat_spreads
+from gradwatch.measure.fsdp import flat_spreads
 from gradwatch.measure.pipeline import Stages, refuse_lone_stage
 from gradwatch.recording.zero import Piece
 

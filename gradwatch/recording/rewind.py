@@ -50,7 +50,8 @@ class Rewind:
     Args:
         model: the model that `gradwatch.watch` was given.
         optimizer: the watched optimizer, or several.
-        scheduler: a learning-rate scheduler, or several; or anything else with `state_dict` and `load_state_dict`.
+        scheduler: a learning-rate scheduler, or several; or what else has `state_dict` and `load_state_dict` (averages
+            of the weights, counters of your own). Other counters of a loop are not taken back.
         scaler: a `torch.amp.GradScaler`.
         every: steps between two snapshots.
         keep: how many of them are kept.
@@ -288,14 +289,16 @@ class Rewind:
             "(rewind %d of at most %d)",
             watch.dir.name, trouble.why, trouble.step, snapshot.step, len(suspects), self.count, self.at_most,
         )  # fmt: skip
-        note = {"rewound_to": snapshot.step, "rewound_for": trouble.step, "left_out": len(suspects)}
-        watch._recorder.add(note)
+        watch._recorder.add({"rewound_to": snapshot.step, "rewound_for": trouble.step, "left_out": len(suspects)})
         tape.left_out |= suspects
         self._files.write(snapshot, self._kept(tape))  # first: who is killed from here on resumes there
         self._snapshots.go_back(snapshot, stepper.steps)
         resume.go_back(snapshot.state["watch"], stepper)
         self._finder.load_state_dict(snapshot.state["finder"])
         watch._live.halting = None
+        if tape.has_given(stepper.steps):  # at the end of a pass: gradients of the broken weights, and no step yet
+            for o in self._optimizers:
+                o.zero_grad()
         tape.go_back(snapshot.place, snapshot.step)
         self._floor = stepper.steps
 

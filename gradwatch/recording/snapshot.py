@@ -1,15 +1,12 @@
-"""A training's whole state at one moment, in the host's memory: taken behind its back, put back in place.
-
-On CUDA the copies go into pinned memory on a stream of their own. Weights and the optimizer's state change in
-`optimizer.step()` alone, so the next one waits for the copies (`Copier.before_step`); all else is copied first.
-"""
+"""A training's whole state at one moment, in the host's memory: taken behind its back, put back in place."""
 
 from __future__ import annotations
 
 import copy
 import random
+import re
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,6 +19,8 @@ from torch.optim import Optimizer
 from gradwatch.errors import RunError, WatchError
 from gradwatch.measure.autograd import without_autograd
 from gradwatch.measure.distributed import is_sharded, local
+from gradwatch.measure.fsdp import reshard
+from gradwatch.recording.host_copies import Copier, mapped
 from gradwatch.storage.folder import put
 
 SCALER = ("_scale", "_growth_tracker")  # of a GradScaler; its state_dict() would wait for the device
@@ -55,12 +54,31 @@ class Snapshot:
 
         Raises:
             OSError: the disk refuses.
+            RunError: a scheduler's state holds what could not be read again.
         """
         self.wait()
         path.parent.mkdir(parents=True, exist_ok=True)
         temporary = path.with_name(f".{path.name}.tmp")
         torch.save({"format": FORMAT, "step": self.step, "place": self.place, "state": self.state, **more}, temporary)
+        try:
+            _read(temporary, mmap=True)
+        except Exception as error:  # a pickle's, which names the kind, or the disk's
+            kind = re.search(r"GLOBAL (\S+)", str(error))
+            if kind is None:
+                raise
+            raise RunError(
+                f"it would hold a {kind[1]}, which is not read without running code; wanted are "
+                "tensors, numbers, texts, lists and dicts, in state_dict() and in param groups"
+            ) from error
         put(temporary, path)
+
+
+def _read(path: Path, mmap: bool = False) -> dict[str, Any]:
+    """Without running anything that is in it; numpy's numbers are plain data."""
+    kinds: list[Any] = [np.dtype, np.float64(0).__reduce__()[0], *(type(np.dtype(kind)) for kind in "?bBhHiIlLqQefd")]
+    with torch.serialization.safe_globals(kinds):
+        found: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True, mmap=mmap)
+        return found
 
 
 def load(path: Path) -> tuple[Snapshot, dict[str, Any]]:
@@ -70,59 +88,12 @@ def load(path: Path) -> tuple[Snapshot, dict[str, Any]]:
         RunError: it cannot be read.
     """
     try:
-        data = torch.load(path, map_location="cpu", weights_only=True)
+        data = _read(path)
         if data.pop("format") != FORMAT:
             raise ValueError("it is of another version of gradwatch")
         return Snapshot(data.pop("step"), data.pop("place"), data.pop("state")), data
     except Exception as error:  # a file that is cut or of something else fails in many ways
         raise RunError(f"{path} cannot be read as a snapshot: {error}; remove it, and an older one is taken") from error
-
-
-class Copier:
-    """Copies tensors to the host: at once where they are there already, on a stream of its own from a GPU."""
-
-    def __init__(self, device: torch.device) -> None:
-        self._cuda: Any = torch.cuda
-        self.stream = self._cuda.Stream(device) if device.type == "cuda" else None
-        self.pending: Any = None  # the event behind the last copies
-
-    def begin(self) -> None:
-        """What is copied from now on is what the training has written so far."""
-        if self.stream is not None:
-            self.stream.wait_stream(torch.cuda.current_stream(self.stream.device))
-
-    def end(self) -> Any:
-        """An event behind all copies; None where they are there."""
-        if self.stream is not None:
-            self.pending = self._cuda.Event()
-            self.pending.record(self.stream)
-        return self.pending
-
-    def before_step(self, *_: Any) -> None:
-        """Weights are about to change: the current stream waits for the copies. The host does not."""
-        if self.pending is not None:
-            torch.cuda.current_stream(self.stream.device).wait_event(self.pending)  # type: ignore[union-attr]
-            self.pending = None
-
-    def late(self, tensor: Tensor) -> Tensor:
-        """A copy of what changes in optimizer steps only."""
-        part = local(tensor).detach()
-        if self.stream is None or part.device.type != "cuda":
-            return part.to("cpu", copy=True)
-        with torch.cuda.stream(self.stream):
-            host = torch.empty(part.shape, dtype=part.dtype, pin_memory=True)
-            host.copy_(part, non_blocking=True)
-            part.record_stream(self.stream)
-        return host
-
-    def early(self, tensor: Tensor) -> Tensor:
-        """A copy of what may change at any time."""
-        part = local(tensor).detach()
-        if self.stream is None or part.device.type != "cuda":
-            return part.to("cpu", copy=True)
-        own = part.clone()
-        self.begin()
-        return self.late(own)
 
 
 class Training:
@@ -131,18 +102,19 @@ class Training:
     def __init__(
         self, model: nn.Module, optimizers: Sequence[Optimizer], schedulers: Sequence[Any], scaler: Any, device: Any
     ) -> None:
-        self.model, self.optimizers, self.schedulers, self.scaler = model, optimizers, schedulers, scaler
+        self.model, self.schedulers, self.scaler = model, schedulers, scaler
+        self.optimizers = [each for outer in optimizers for each in (outer, *_inner(outer))]
         self.device = torch.device(device)
         self.copier = Copier(self.device)
 
     @without_autograd
     def take(self, step: int, place: int, more: Mapping[str, Any]) -> Snapshot:
         """A snapshot of now, with `more` of dicts, plain values and tensors."""
-        copier = self.copier
+        copier, (weights, buffers) = self.copier, self._tensors()
         copier.begin()
         state = {
-            "weights": {name: copier.late(p) for name, p in self.model.named_parameters()},
-            "buffers": {name: copier.early(b) for name, b in self.model.named_buffers()},
+            "weights": {name: copier.late(p) for name, p in weights},
+            "buffers": {name: copier.early(b) for name, b in buffers},
             "optimizers": [self._optimizer(o) for o in self.optimizers],
             "schedulers": [mapped(s.state_dict(), copier.early) for s in self.schedulers],
             "scaler": {key: mapped(getattr(self.scaler, key, None), copier.early) for key in SCALER},
@@ -189,6 +161,7 @@ class Training:
         set_random_state(state["random"], self.device)
 
     def _tensors(self) -> tuple[Iterator[tuple[str, Tensor]], Iterator[tuple[str, Tensor]]]:
+        reshard(self.model)
         return self.model.named_parameters(), self.model.named_buffers()
 
     def _optimizer(self, optimizer: Optimizer) -> dict[str, Any]:
@@ -216,7 +189,10 @@ class Training:
                 continue
             live = optimizer.state[p]
             on_device = bool(group.get("fused") or group.get("capturable"))
-            new = {k: _renewed(live.get(k), v, p.device if on_device else "cpu", p) for k, v in values.items()}
+            new = {
+                k: _renewed(live.get(k), v, p.device if on_device or _is_array(v) else "cpu", p)
+                for k, v in values.items()
+            }
             live.clear()
             live.update(new)
 
@@ -260,12 +236,22 @@ class Snapshots:
         self._next = step + self.every
 
 
+def _inner(optimizer: Optimizer) -> list[Optimizer]:
+    """The optimizers that one steps with and that hold the state: ZeroRedundancyOptimizer's own of this rank."""
+    return [each for each in vars(optimizer).values() if isinstance(each, Optimizer)]
+
+
+def _is_array(value: Any) -> bool:
+    """Whether it is no number, in which torch's optimizers count on the host: those are with the weights."""
+    return not isinstance(value, Tensor) or value.dim() > 0
+
+
 def _renewed(live: Any, held: Any, device: Any, like: Tensor | None = None) -> Any:
     """A value as it was: a tensor in its own memory, where it has one of its shape; else anew, spread as `like` is
-    where it has that shape, or on `device` (of the small ones an optimizer counts in, as torch has it).
+    where it has that shape, or on `device`.
     """
     if not isinstance(held, Tensor):
-        return copy.deepcopy(held)
+        return mapped(held, lambda t: t.to(device, copy=True))
     if isinstance(live, Tensor) and local(live).shape == held.shape and live.dtype == held.dtype:
         local(live).copy_(held)
         return live
@@ -278,17 +264,6 @@ def _renewed(live: Any, held: Any, device: Any, like: Tensor | None = None) -> A
         whole: Any = like
         return DTensor.from_local(own, whole.device_mesh, whole.placements, shape=like.shape, stride=like.stride())
     return held.to(device, copy=True)
-
-
-def mapped(value: Any, function: Callable[[Tensor], Tensor]) -> Any:
-    """A deep copy of dicts, lists, tuples and plain values, each tensor as `function` gives it."""
-    if isinstance(value, Tensor):
-        return function(value)
-    if isinstance(value, Mapping):
-        return {k: mapped(v, function) for k, v in value.items()}
-    if type(value) in (list, tuple):
-        return type(value)(mapped(v, function) for v in value)
-    return copy.deepcopy(value)
 
 
 def random_state(device: torch.device) -> dict[str, Any]:

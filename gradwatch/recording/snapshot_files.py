@@ -6,12 +6,13 @@ import contextlib
 import logging
 import re
 import threading
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import torch.distributed as dist
 
+from gradwatch.errors import RunError
 from gradwatch.measure.distributed import rank, world_size
 from gradwatch.recording.snapshot import Snapshot, load
 
@@ -19,7 +20,7 @@ log = logging.getLogger("gradwatch")
 
 FOLDER = "snapshots"
 KEPT = 2  # so that there is one that all ranks have, whenever one of them is killed
-_NAME = re.compile(r"(\d{6,})-rank-(\d+)\.pt", re.ASCII)
+_NAME = re.compile(r"(\d{6,})-rank-(\d+)(?:-of-(\d+))?\.pt", re.ASCII)  # earlier ones do not say of how many
 
 
 class SnapshotFiles:
@@ -54,24 +55,31 @@ class SnapshotFiles:
         """The one that was written last to the run's `folder`, and that all ranks have.
 
         Raises:
-            RunError: it cannot be read.
+            RunError: it cannot be read, or is of another number of ranks.
         """
-        own = [*_serials(folder / FOLDER)]
+        own, ranks = _own(folder), _ranks(folder)
+        common = {*own}
         if world_size() > 1:
             every: list[Any] = [None] * world_size()
-            dist.all_gather_object(every, own)
-            own = [serial for serial in own if all(serial in others for others in every)]
-        if not own:
+            dist.all_gather_object(every, (common, ranks))
+            common = set.intersection(*(serials for serials, _ in every))
+            ranks = set.union(*(each for _, each in every))
+        if others := ranks - {world_size()}:
+            raise RunError(
+                f"{folder / FOLDER} is of {max(others)} ranks, and these are {world_size()}: each goes on from its own "
+                "part. Start as many, or load a checkpoint of the whole model"
+            )
+        if not common:
             return None
-        self._serial = max(own)
-        return load(_path(folder, self._serial))
+        self._serial = max(common)
+        return load(own[self._serial])
 
     def _write(self, snapshot: Snapshot, kept: Mapping[str, Any], serial: int) -> None:
         try:
             snapshot.save(_path(self.folder, serial), kept)
-            for old in _serials(self.folder / FOLDER):
+            for old, path in _own(self.folder).items():
                 if old <= serial - KEPT:
-                    _path(self.folder, old).unlink()
+                    path.unlink()
             self._complained = False
         except Exception as error:  # a full disk must not end the training
             with contextlib.suppress(OSError):
@@ -82,10 +90,21 @@ class SnapshotFiles:
 
 
 def _path(folder: Path, serial: int) -> Path:
-    return folder / FOLDER / f"{serial:06d}-rank-{rank()}.pt"
+    return folder / FOLDER / f"{serial:06d}-rank-{rank()}-of-{world_size()}.pt"
 
 
-def _serials(folder: Path) -> set[int]:
-    """Of this rank's own files."""
-    found = (_NAME.fullmatch(path.name) for path in (folder.iterdir() if folder.is_dir() else ()))
-    return {int(match[1]) for match in found if match and int(match[2]) == rank()}
+def _found(folder: Path) -> Iterator[tuple[Path, re.Match[str]]]:
+    inside = folder / FOLDER
+    for path in inside.iterdir() if inside.is_dir() else ():
+        if match := _NAME.fullmatch(path.name):
+            yield path, match
+
+
+def _own(folder: Path) -> dict[int, Path]:
+    """This rank's files, by their numbers."""
+    return {int(match[1]): path for path, match in _found(folder) if int(match[2]) == rank()}
+
+
+def _ranks(folder: Path) -> set[int]:
+    """How many ranks wrote what is there."""
+    return {int(match[3]) for _, match in _found(folder) if match[3]}

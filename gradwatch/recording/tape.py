@@ -5,11 +5,12 @@ from __future__ import annotations
 import copy
 from collections import deque
 from collections.abc import Iterator, MutableMapping
+from itertools import islice
 from typing import Any
 
 from torch import Tensor
 
-from gradwatch.errors import warn
+from gradwatch.errors import WatchError, warn
 
 
 class Tape:
@@ -51,6 +52,10 @@ class Tape:
         """The batch at this place was given for this step."""
         self._given.append((step, place))
 
+    def has_given(self, step: int) -> bool:
+        """Whether a batch was given for this step."""
+        return any(taken == step for taken, _ in self._given)
+
     def suspects(self, since: int, step: int, count: int) -> set[int]:
         """The places of `count` steps' batches that end with those of `step`; where that is less than `count` steps
         behind the step `since`, those that begin there. Of batches that nobody has seen yet, as many are taken to make
@@ -70,9 +75,17 @@ class Tape:
         self._given = [(taken, at) for taken, at in self._given if taken < step]
 
     def skip(self, places: int) -> None:
-        """Pass over so many at the beginning, without keeping them: they were given in an earlier process."""
-        for _ in range(places):
-            next(self._source)
+        """Pass over so many at the beginning, without keeping them: they were given in an earlier process.
+
+        Raises:
+            WatchError: there are fewer.
+        """
+        found = sum(1 for _ in islice(self._source, places))
+        if found < places:
+            raise WatchError(
+                f"resume: {places} batches of this pass were taken before, and the loader ended after {found}: pass "
+                "the loader of then, begun anew"
+            )
         self._first = self.place = places
 
     def forget(self, before: int) -> None:

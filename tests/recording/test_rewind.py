@@ -15,16 +15,20 @@ import numpy as np
 import pytest
 import torch
 from click.testing import CliRunner
+from torch import distributed as dist
 from torch import nn
+from torch.distributed.fsdp import fully_shard
+from torch.optim import lr_scheduler as lrs
 from torch.utils.data import DataLoader, Dataset
 from training import state_tensors, watch
 
 import gradwatch
-from gradwatch import Rewind, SkipSpike, TrainingHalted, WatchError, open_history
+from gradwatch import Rewind, RunError, SkipSpike, TrainingHalted, WatchError, open_history
 from gradwatch.analysis.rules import Finding
 from gradwatch.cli import main
 from gradwatch.recording import open_watches
 from gradwatch.recording.snapshot import Training as Snapshots
+from gradwatch.recording.snapshot import load
 from gradwatch.recording.trouble import TroubleFinder, stands_out
 from gradwatch.report.build import build_report
 from gradwatch.report.wording import facts
@@ -510,15 +514,16 @@ def _refused(*_):
     raise OSError("no space left on device")
 
 
-def plain(optimizer=torch.optim.AdamW):
+def plain(optimizer=torch.optim.AdamW, made=lambda model: model):
     """A small model, its optimizer, and a step of theirs on a batch."""
     torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 3))
+    model = made(nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 3)))
     optimizer = optimizer(model.parameters(), lr=0.01)
 
-    def step(batch):
+    def step(batch, before_step=lambda: None):
         optimizer.zero_grad()
         (nn.functional.cross_entropy(model(batch["x"]), batch["y"]) * batch["scale"].mean()).backward()
+        before_step()
         optimizer.step()
 
     return model, optimizer, step
@@ -592,3 +597,140 @@ def test_layers_that_come_on_the_way_have_a_snapshot_of_their_own(bad, factor, t
         assert all(bool(p.isfinite().all()) for p in model.parameters())
     assert rewind.count == (bad == 95)
     assert ("Back to the state before step 81" in caplog.text) == (bad == 95)
+
+
+SCHEDULES = {
+    "sequential": lambda o: lrs.SequentialLR(o, [lrs.LinearLR(o, 0.1), lrs.MultiStepLR(o, [2, 4])], [6]),
+    "chained": lambda o: lrs.ChainedScheduler([lrs.ExponentialLR(o, 0.9), lrs.StepLR(o, 3)]),
+    "one cycle": lambda o: lrs.OneCycleLR(o, 0.1, 40),
+    "cyclic": lambda o: lrs.CyclicLR(o, 0.01, 0.1, 5, cycle_momentum=False),
+    "restarts": lambda o: lrs.CosineAnnealingWarmRestarts(o, 5, 2),
+    "average": lambda o: torch.optim.swa_utils.SWALR(o, 0.05, anneal_epochs=5),
+    "lambda": lambda o: lrs.LambdaLR(o, lambda step: 1 / (1 + step)),
+    "numpy": lambda o: lrs.PolynomialLR(o, 30, np.float64(2.0)),
+}
+
+
+@pytest.mark.parametrize("name", SCHEDULES)
+def test_every_schedule_goes_on_as_it_would_have_also_from_disk(name, tmp_path):
+    def rates(scheduler):
+        out = []
+        for _ in range(12):
+            optimizer.step()
+            scheduler.step()
+            out.append(optimizer.param_groups[0]["lr"])
+        return out
+
+    _, optimizer, _ = plain(torch.optim.SGD)
+    model = nn.Linear(1, 1)
+    scheduler = SCHEDULES[name](optimizer)
+    training = Snapshots(model, [optimizer], [scheduler], None, "cpu")
+    for _ in range(3):
+        optimizer.step()
+        scheduler.step()
+    taken = training.take(3, 3, {})
+    wanted = rates(scheduler)
+    training.put_back(taken)
+    assert rates(scheduler) == wanted
+    taken.save(tmp_path / "one.pt", {})
+    training.put_back(load(tmp_path / "one.pt")[0])
+    assert rates(scheduler) == wanted
+
+
+def test_a_snapshot_that_could_not_be_read_again_is_told_of_when_it_is_written(tmp_path, caplog):
+    training = Training(tmp_path)
+    counter = SimpleNamespace(state_dict=lambda: {"seen": deque([1])}, load_state_dict=lambda _: None)
+    rewind = Rewind(training.model, training.optimizer, [training.scheduler, counter], every=20, disk_every=1)
+    with caplog.at_level(logging.WARNING):
+        training.run(rewind(training.loader))
+    assert rewind.count == 1, "in memory it is as good"
+    (said,) = (r.message for r in caplog.records if "cannot write a snapshot" in r.message)
+    assert "it would hold a collections.deque" in said
+    assert "\n" not in said
+    assert not [*(training.watch.dir / "snapshots").iterdir()]
+    training.end()
+
+
+def test_a_counter_of_the_loop_goes_back_where_it_has_a_state(tmp_path):
+    class Counter:
+        steps = 0
+
+        def state_dict(self):
+            return {"steps": self.steps}
+
+        def load_state_dict(self, state):
+            self.steps = state["steps"]
+
+    training, counter = Training(tmp_path), Counter()
+    rewind = Rewind(training.model, training.optimizer, [training.scheduler, counter], every=20)
+    for batch in rewind(training.loader):
+        training.run([batch])
+        counter.steps += 1
+    assert [rewind.count, counter.steps] == [1, 119]
+    training.end()
+
+
+def test_what_an_optimizer_holds_is_made_anew_where_its_weights_are():
+    p = nn.Parameter(torch.empty(4, 3, device="meta"))
+    optimizer = torch.optim.AdamW([p])
+    training = Snapshots(nn.Linear(1, 1), [optimizer], [], None, "cpu")
+    state = {"step": torch.tensor(3.0), "row_var": torch.ones(4), "exp_avg": torch.ones(4, 3), "old": [torch.ones(2)]}
+    training._put_back(optimizer, {"state": [state], "groups": [{}]})
+    live = optimizer.state[p]
+    assert live["step"].device.type == "cpu", "torch counts on the host"
+    assert {live[key].device.type for key in ("row_var", "exp_avg")} == {"meta"}
+    assert live["old"][0].device.type == "meta"
+
+
+def test_batches_left_over_at_the_end_of_a_pass_bring_none_of_the_broken_gradients_along(tmp_path, monkeypatch):
+    """Where norms are read now and then, the last steps of a pass are looked at when its last batches were given."""
+    monkeypatch.setattr(Rewind, "_reads_each_step", False)
+    training = Training(tmp_path, Data(90, bad=[87]), accumulate=4)  # steps on 88, two are left
+    rewind = training.rewind()
+    training.run(rewind(training.loader))
+    assert rewind.count == 1, "NaN in the gradients of the two would make it two"
+    assert all(bool(p.isfinite().all()) for p in training.model.parameters())
+    training.end()
+
+
+def test_a_loader_that_is_shorter_than_then_is_refused(tmp_path):
+    training = Training(tmp_path)
+    training.run(training.rewind(disk_every=1)(training.loader))
+    training.end()
+    again = Training(tmp_path, Data(30))
+    rewind = again.rewind(disk_every=1)
+    assert rewind.resume(training.watch.dir)
+    with pytest.raises(WatchError, match="of this pass were taken before, and the loader ended after 30"):
+        next(rewind(again.loader))
+    again.end()
+
+
+def test_snapshots_of_more_ranks_are_refused(tmp_path):
+    folder = tmp_path / "snapshots"
+    folder.mkdir()
+    for rank in range(2):
+        (folder / f"000001-rank-{rank}-of-2.pt").touch()
+    training = Training(tmp_path / "own")
+    with pytest.raises(RunError, match="is of 2 ranks, and these are 1"):
+        training.rewind().resume(tmp_path)
+
+
+def test_a_pass_after_a_validation_under_fsdp2_is_as_without(tmp_path):
+    """After a forward pass without a backward one FSDP2 shows copies of its root's weights: not those are layers."""
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        model, optimizer, step = plain(made=fully_shard)
+        names = [name for name, _ in model.named_parameters()]
+        x = torch.ones(2, 6)
+        with torch.no_grad():
+            model(x)
+        own = watch(model, optimizer, tmp_path)
+        assert list(own._stepper.layout.names) == names
+        rewind = Rewind(model, optimizer, every=20)
+        for batch in rewind(DataLoader(Data(bad=[BAD]), 16)):
+            step(batch, before_step=lambda: model(x))
+            with torch.no_grad():
+                model(x)
+        assert rewind.count == 1
+    finally:
+        dist.destroy_process_group()

@@ -18,6 +18,7 @@ pytestmark = [
 ]
 ROOT = Path(__file__).parents[2]
 SUPPORT = ROOT / "tests" / "support"
+WRAPS = ("ddp", "zero", "fsdp1", "fsdp2")
 
 
 def ranks(*words):
@@ -44,8 +45,8 @@ def as_one_without_the_batch(*names):
 
 
 def test_two_ranks_go_back_together(tmp_path):
-    assert seen_by(tmp_path, "go", tmp_path) == as_one_without_the_batch("ddp", "fsdp2")
-    for name in ("ddp", "fsdp2"):
+    assert seen_by(tmp_path, "go", tmp_path) == as_one_without_the_batch(*WRAPS)
+    for name in WRAPS:
         (run,) = (tmp_path / name).iterdir()
         history = open_history(run)
         assert np.nansum(history.total("rewound_for")) == 37
@@ -53,7 +54,7 @@ def test_two_ranks_go_back_together(tmp_path):
         assert history.step[np.isfinite(history.total("rewound_to"))] == [39]  # before the snapshot of step 40
 
 
-@pytest.mark.parametrize(("place", "names"), [("within", ("ddp", "fsdp2")), ("unwritten", ("fsdp2",))])
+@pytest.mark.parametrize(("place", "names"), [("within", ("ddp", "zero", "fsdp2")), ("unwritten", ("fsdp2",))])
 def test_after_sigkill_of_both_ranks_in_the_middle_of_a_rewind_they_end_as_if_they_had_never_met_the_batch(
     place, names, tmp_path
 ):

@@ -11,16 +11,23 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from ranks import Net, leave, mesh, shard_all, whole
+from ranks import Net, fsdp1, leave, mesh, shard_all, whole
 from torch import nn
+from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.nn.parallel import DistributedDataParallel
 
 import gradwatch
+from gradwatch.measure.fsdp import reshard
 from gradwatch.recording.snapshot import Training
 from gradwatch.recording.snapshot_files import SnapshotFiles
 
 BAD, STEPS = 37, 60
-WRAPS = {"ddp": DistributedDataParallel, "fsdp2": lambda model: shard_all(model, mesh(2))}
+WRAPS = {
+    "ddp": DistributedDataParallel,
+    "zero": DistributedDataParallel,  # with ZeroRedundancyOptimizer
+    "fsdp1": fsdp1,
+    "fsdp2": lambda model: shard_all(model, mesh(2)),
+}
 
 
 def batches(bad):
@@ -34,11 +41,16 @@ def batches(bad):
             yield x * float("inf") if dist.get_rank() == 1 else x
 
 
-def train(root, wrap, bad, resumed=None):
+def train(root, name, bad, resumed=None):
     """The weights, the optimizer's state and the random numbers at the end; how often it went back."""
     torch.manual_seed(0)
+    wrap = WRAPS[name]
     model = wrap(nn.Sequential(Net(), nn.Dropout(0.1)) if wrap is DistributedDataParallel else Net())
-    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01, foreach=False)
+    if name == "zero":
+        optimizer = ZeroRedundancyOptimizer(model.parameters(), torch.optim.AdamW, lr=0.01, foreach=False)
+        own = optimizer.optim
+    else:
+        own = optimizer = torch.optim.AdamW(model.parameters(), lr=0.01, foreach=False)
     watch = gradwatch.watch(
         model, optimizer, clip="AutoClip(50, 20)", dir=root, log=None, verbose=False, delivery="none"
     )
@@ -51,15 +63,18 @@ def train(root, wrap, bad, resumed=None):
         loss.backward()
         optimizer.step()
         watch.log(loss=loss)
+        with torch.no_grad():
+            model(torch.ones(2, 6))  # a validation: FSDP leaves the weights of its root gathered
     watch.close()
-    state = [whole(v) for p in model.parameters() for v in (p.detach(), *optimizer.state[p].values())]
+    reshard(model)
+    state = [whole(v) for p in model.parameters() for v in (p.detach(), *own.state.get(p, {}).values())]
     return [*state, torch.get_rng_state()], rewind.count
 
 
 def compare(root, name, **options):
     """Whether the training ended, to the bit, as one that never saw the batch; how often it went back."""
-    got, count = train(root / name, WRAPS[name], bad=True, **options)
-    want, _ = train(root / f"{name}-oracle", WRAPS[name], bad=False)
+    got, count = train(root / name, name, bad=True, **options)
+    want, _ = train(root / f"{name}-oracle", name, bad=False)
     equal = len(got) == len(want) and all(torch.equal(a, b) for a, b in zip(got, want, strict=True))
     return {"equal": equal, "count": count}
 
@@ -85,7 +100,7 @@ def die(root, name, place):
     Training._put_back = killed
     if place == "unwritten" and dist.get_rank() == 1:
         SnapshotFiles.write = killed
-    train(root / name, WRAPS[name], bad=True)
+    train(root / name, name, bad=True)
 
 
 def resume(root):

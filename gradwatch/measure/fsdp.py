@@ -1,6 +1,6 @@
-"""FullyShardedDataParallel (FSDP1): which layers the pieces of its flat buffers belong to, and who holds the others.
+"""FSDP: parameters as between two steps, cut; of FSDP1 (FullyShardedDataParallel) also which layers its pieces are of.
 
-It gathers the parameters of a module in one flat buffer and gives each rank a slice of that. Under
+FSDP1 gathers the parameters of a module in one flat buffer and gives each rank a slice of that. Under
 `use_orig_params=True` a parameter as the model shows it between two steps is the part of it, flattened, that lies in
 this rank's slice.
 """
@@ -15,6 +15,21 @@ from torch import nn
 
 from gradwatch.errors import WatchError
 from gradwatch.measure.distributed import Spread
+
+
+def reshard(model: nn.Module) -> None:
+    """Between two steps: let the model show the parameters that the optimizer steps, and gather them anew when it needs
+    them. After a forward pass without a backward one (a validation) those of the root are still gathered.
+    """
+    fsdp: Any = sys.modules.get("torch.distributed.fsdp")
+    for module in () if fsdp is None else model.modules():
+        if isinstance(module, fsdp.FSDPModule):
+            module.reshard()
+        elif isinstance(module, fsdp.FullyShardedDataParallel):
+            handle = module._handle
+            begun = handle is not None and hasattr(handle.flat_param, "_local_shard")  # with the first forward pass
+            if begun and handle.uses_sharded_strategy:
+                sys.modules["torch.distributed.fsdp._runtime_utils"]._reshard(module, handle, True)
 
 
 def flat_spreads(model: nn.Module) -> dict[int, Spread]:
