@@ -29,7 +29,8 @@ def refusal(values: Mapping[str, object], known: Collection[str] = ()) -> str | 
             fits = hasattr(value, "__float__") and getattr(value, "ndim", 0) == 0
             found = f"{repr(value) if isinstance(value, str) else text_of(value):.80}"
         if not fits:
-            return f"{name}={found}): wanted a number or a tensor of one element"
+            more = ", or a list of numbers as .tolist() gives it" if name in LISTED else ""
+            return f"{name}={found}): wanted a number or a tensor of one element{more}"
     if len(values) + len(known) > MAX_LOGGED and len({*values, *known}) > MAX_LOGGED:
         new = next(name for name in values if name not in known)
         return (

@@ -345,6 +345,7 @@ def test_history_clip_asks_adamax_for_its_maximum(tmp_path):
     ("values", "says"),
     [
         ({"loss": torch.ones(3)}, "tensor of shape"),
+        ({"sample": torch.arange(3)}, r"or a list of numbers as \.tolist"),
         ({"loss": "high"}, "'high'"),
         ({"step": 1}, "records step itself"),
         ({"grad_norm": 1.0}, "records grad_norm itself"),
