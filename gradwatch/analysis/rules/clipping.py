@@ -131,14 +131,18 @@ def _inert(history: History, rows: Bools, what: str, lower: str) -> Finding:
 
 
 def clip_is_your_learning_rate(
-    history: History, often: float = 0.9, min_steps: int = 100, factor: float = 2.0, harmless: float = 10.0
+    history: History,
+    often: float = 0.9,
+    min_steps: int = 100,
+    factor: float = 2.0,
+    harmless: float = 10.0,
+    well: float = 0.6,
 ) -> list[Finding]:
     """A fixed threshold below almost every gradient: the share of clipped steps is above `often`.
 
     Under SGD the real steps are then smaller than the learning rate says: a warning from `factor` times on, from
-    `harmless` times on where the training succeeds. Under Adam and its kin the size of the steps hardly depends on the
-    gradients' scale: a note. Policies that follow the norms
-    (`AutoClip(10)` clips 90 % of the steps) are what they are meant to be.
+    `harmless` times on where the training succeeds; a note where a loss fell by the share `well`, or under Adam and its
+    kin, whose steps hardly depend on the scale. Policies that follow the norms are what they are meant to be.
     Source: methods, section 3 (above 50 %: a second learning rate); a run whose steps were 20 times too small (traps).
     """
     if clip_before_unscale(history):  # its coefficients are those of scaled gradients
@@ -157,7 +161,7 @@ def clip_is_your_learning_rate(
     smaller, (rate, kind) = 1 / max(typical, 1e-30), rate_by_scale(history)
     adaptive = is_adaptive(history)
     little = smaller < (harmless if succeeds(history) else factor)
-    severity: Severity = "note" if adaptive or little else "warning"
+    severity: Severity = "note" if adaptive or little or succeeds(history, well) else "warning"
     layer_share = history.clip_rate
     layers = () if (layer_share[~np.isnan(layer_share)] > often).all() else pick(history, layer_share > often)
     cause = f"{threshold[0].upper()}{threshold[1:]} changed {percent(share)} of the steps and made a typical one "

@@ -14,14 +14,19 @@ from gradwatch.analysis.rules.facts import middle, numel, pick, root_mean_square
 from gradwatch.analysis.rules.finding import Finding
 from gradwatch.analysis.rules.losses import learnt
 from gradwatch.analysis.rules.owners import of_muon, owners
-from gradwatch.analysis.rules.progress import hardly_moves, progress
+from gradwatch.analysis.rules.progress import hardly_moves, progress, succeeds
 from gradwatch.history import Floats, History
 
 _DIVIDED = ("Adam", "RMSprop", "Muon")  # in a class's name: it divides by the size of the gradients + eps
 
 
 def below_epsilon(
-    history: History, most: float = 0.5, min_steps: int = 50, usual: float = 1e-7, nothing: float = 1e-6
+    history: History,
+    most: float = 0.5,
+    min_steps: int = 50,
+    usual: float = 1e-7,
+    nothing: float = 1e-6,
+    well: float = 0.6,
 ) -> list[Finding]:
     """What reaches the optimizer is smaller than what its denominator begins with, in most of the weights.
 
@@ -30,7 +35,8 @@ def below_epsilon(
     says and no longer of one size. Alarm: it was so over the second half of the run, by the median step, in layers that
     hold the share `most` of the elements. Steps in which nothing was left to learn do not count, nor layers whose
     gradients are `nothing` beside the largest: no eps mends what is rounding. Not said of an eps of
-    `usual` size or below where a loss of a usual size does not move: `update-too-small` says what is small then.
+    `usual` size or below where a loss of a usual size does not move: `update-too-small` says what is small then. A note
+    where a loss fell by the share `well`: an eps of 1e-3 may be meant (Reddi et al. 2021, arXiv:2003.00295).
     Source: Wortsman et al., arXiv:2309.14322, section 3.4 (eps against the gradient's RMS).
     """
     floor = _floors(history)
@@ -55,7 +61,7 @@ def below_epsilon(
     return [
         Finding(
             "below-epsilon",
-            "warning",
+            "note" if succeeds(history, well) else "warning",
             () if hit[known].all() else pick(history, hit),
             int(history.layer_step[int((sizes[:, hit] < floor[hit]).all(axis=1).argmax())]),
             int(history.step[-1]),

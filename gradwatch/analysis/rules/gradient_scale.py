@@ -14,7 +14,7 @@ from gradwatch.analysis.rules.finding import Finding, Severity, either
 from gradwatch.analysis.rules.gradients import exploding
 from gradwatch.analysis.rules.long_steps import lr_too_high
 from gradwatch.analysis.rules.losses import has_rivals, training_losses
-from gradwatch.analysis.rules.progress import progress
+from gradwatch.analysis.rules.progress import progress, succeeds
 from gradwatch.analysis.rules.weight_growth import weights_shrink
 from gradwatch.formatting import loop_clips
 from gradwatch.history import Floats, History
@@ -121,6 +121,7 @@ def gradients_accumulate(
     straight: float = 0.98,
     jump: float = 2.0,
     even: float = 0.03,
+    well: float = 0.9,
 ) -> list[Finding]:
     """From the first step on the norm grows as a sum does: gradients are added up, because nothing zeroes them.
 
@@ -133,14 +134,14 @@ def gradients_accumulate(
     Sums that bend sooner show by how little a single batch changes them (`_is_even`), or by steps that go on as the one
     before did while the loss is thrown about (`_swings`).
     Of parts that train against each other it must reach `against` times: the gradient that a critic hands on grows as
-    the critic learns.
+    the critic learns. Not said where a loss fell by the share `well`: sums of gradients lead past where they point.
     Source: torch adds to .grad until it is zeroed; the growth is that of a sum.
     """
     norm = incoming(history)
     bad = np.flatnonzero(~(np.isfinite(norm) & (norm > 0)))
     norm = norm[: bad[0]] if len(bad) else norm
     times = against if has_rivals(history) else times
-    if len(norm) < times:
+    if len(norm) < times or succeeds(history, well):
         return []
     first = float(np.median(norm[:3])) / 2  # the middle of the first three of a sum: 1, 2, 3
     end = _of_a_sum(norm, times, first, straight, jump, has_rivals(history))

@@ -6,6 +6,7 @@ Legend: T recorded steps, L layers.
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,6 +19,7 @@ from gradwatch.analysis.rules.facts import (
     USUAL_RATIO,
     clips,
     is_adaptive,
+    largest_ratio,
     matrices,
     middle,
     optimizer_kind,
@@ -38,7 +40,9 @@ from gradwatch.history import Bools, Floats, History
 
 
 @once
-def exploding(history: History, decades: float = 2.0, blind_decades: float = 3.0, width: int = 5) -> list[Finding]:
+def exploding(
+    history: History, decades: float = 2.0, blind_decades: float = 3.0, width: int = 5, far: float = 10.0
+) -> list[Finding]:
     """The training came apart: by the gradient norm, by the loss, or by running into inf or NaN.
 
     By the norm: it stayed `decades` powers of ten above the run's own early median for `width` steps in a row while
@@ -47,7 +51,8 @@ def exploding(history: History, decades: float = 2.0, blind_decades: float = 3.0
     `_thrown_out`. By the end: a step that was not skipped was inf or NaN, and the norm, the loss or the steps had
     grown before (`growth_before`). All are relative to the run itself, so noise, one spike, or leaving a plateau
     gives no alarm. A loss without a scale (`scaled_losses`) is not asked. Where other parts of the run log losses too
-    they may train against each other: a loss that does not fall is no sign.
+    they may train against each other: a loss that does not fall is no sign. A warning where nothing but the loss rose,
+    by usual steps, to less than `far` times its start: targets of values that are learnt from themselves grow so.
 
     `along` says how the gradient grows: over the `steps`, along the `depth` (the norms rise from the last layer to the
     first, in the first step already) or along `time` (recurrent weights have most of the norm in the steps that set a
@@ -66,7 +71,10 @@ def exploding(history: History, decades: float = 2.0, blind_decades: float = 3.0
         jump = (alone and _loss_jump(values, width)) or _thrown_out(values, history.total("grad_norm"), width, alone)
         if jump:
             row, evidence = jump
-            return [_explosion(history, row, {"metric": name, **evidence})]
+            found = _explosion(history, row, {"metric": name, **evidence})
+            mild = "lowest" in evidence and largest_ratio(history) < USUAL_RATIO[is_adaptive(history)]
+            mild &= bool(np.nanmedian(values[-width:]) < far * np.nanmedian(values[:width]))
+            return [replace(found, severity="warning") if mild else found]
     for name in [] if alone else training_losses(history):
         jump = _ran_off(history.total(name), width)
         if jump:

@@ -41,7 +41,8 @@ def bad_initialisation(
     The gain of a matrix is the root mean square of its weights times the root of its fan in: 0.58 as torch makes its
     layers, 1.41 by He's initialisation. Alarm: the share `most` of `least` or more matrices began above
     `large` or below `small`; where normalisation stands between them or fewer are known, a large gain only counts where
-    the training does not succeed, or its loss began at twice log C or more (C the rows of the last matrix). Not said
+    the training does not succeed, or its loss began at twice log C or more (C the rows of the last matrix). A small one
+    does not count where a loss fell by nine tenths: tables of features begin next to 0 on purpose. Not said
     where what follows from it is found: an explosion, gradients that vanish, layers that are dead or apart. But large
     ones are said where layers were dead from the start: their units stand at their ends. Nor are large ones where the
     first step already changed the weights by a third: their first norm is that after it. Or the gains of its
@@ -59,7 +60,9 @@ def bad_initialisation(
     )
 
 
-def _of_matrices(history: History, large: float, small: float, most: float, least: int) -> list[Finding]:
+def _of_matrices(
+    history: History, large: float, small: float, most: float, least: int, well: float = 0.9
+) -> list[Finding]:
     """Most matrices began above `large`, or below `small`."""
     gain = initial_gains(history)
     known = np.isfinite(gain)
@@ -75,7 +78,7 @@ def _of_matrices(history: History, large: float, small: float, most: float, leas
         and (plain or _far_off(history, chance_loss(history)) or not succeeds(history))
     ):
         which, way = too_large, "many times"
-    elif too_small.sum() >= most * known.sum() and known.sum() >= least:
+    elif too_small.sum() >= most * known.sum() and known.sum() >= least and not succeeds(history, well):
         which, way = too_small, "a small part of"
     else:
         return []
@@ -170,7 +173,7 @@ def _sure_of_what_is_wrong(history: History, began: float = 3.0, ended: float = 
     shapes, last = {layer.name: layer.shape for layer in history.run.layers}, last_matrix(history)
     tables = {shapes[name][0] for name in pick(history, embeddings(history)) if shapes.get(name)}
     chance, losses = chance_loss(history), [p for p in progress(history) if p.is_loss]
-    if last is None or last.shape[0] not in tables or not losses:
+    if last is None or last.shape[0] not in tables or not losses or succeeds(history):
         return []
     if not all(p.first > began * chance and p.ended > ended * chance for p in losses) or lr_too_high(history):
         return []

@@ -13,6 +13,7 @@ from gradwatch.analysis.rules.attention import grown_logits
 from gradwatch.analysis.rules.facts import (
     GUARD,
     LEAST_STEPS,
+    USUAL_RATIO,
     directness,
     initial_gains,
     is_adaptive,
@@ -45,11 +46,12 @@ def lr_too_high(history: History, jump: float = 0.35, sigmas: float = 6.0, width
     Both are those of the median of `width` losses in a row. It rose by more than `jump` of where it began, and by more
     than `sigmas` robust standard deviations of its noise (in its quietest quarter), in half of `width` rows at least: a
     median of few losses with a long tail, as small batches have, is that high by chance. The first step is the one
-    after it was last within half of `jump`. An error, to the end of the run, when the loss also ended no lower than it
-    began; a note where the loss fell to a tenth of where it began all the same, or where it was over within a tenth of
-    the steps, and the loss then fell on, to less than half of where it began, if it did not throw the weights out
-    either (`_ran_away`). Not judged where parts of a run train against
-    each other, or where the loss is below 0 early or begins in its own noise (a policy gradient's): it has no scale.
+    after it was last within half of `jump`; at its highest it at least doubled. An error, to the end of the run, when
+    the loss also ended no lower than it began, by steps longer than usual: by usual ones its targets may have grown
+    instead, and it is a warning with both causes. A note where the loss fell to a tenth of where it began all the same,
+    or where it was over within a tenth of the steps, and the loss then fell on, to less than half of where it began, if
+    it did not throw the weights out either (`_ran_away`). Not judged where parts of a run train against each other, or
+    where the loss is below 0 early or begins in its own noise (a policy gradient's): it has no scale.
     First steps that were far too long show in the weights (`_ran_away`), which is said where the loss shows nothing by
     the first 50 steps; and so do steps that lead the weights away while little is learnt (`_outgrew`), and those of an
     Adam that begins anew in each (`is_new_each_step`).
@@ -65,6 +67,8 @@ def lr_too_high(history: History, jump: float = 0.35, sigmas: float = 6.0, width
         if len(rows) < 5 * width:
             continue
         found = _jumps(values[rows], jump, sigmas, width) or _thrown_about(history, values[rows], width)
+        if found and found[2]["jump"] < found[2]["lowest_before"]:
+            continue  # no rise beside what is left of it
         if found and not (away and history.step[rows[found[0]]] > soon):
             first, last, evidence = found
             end = float(np.median(values[rows[-width:]]))
@@ -73,7 +77,8 @@ def lr_too_high(history: History, jump: float = 0.35, sigmas: float = 6.0, width
             brief = last - first < len(rows) / 10 and end < min(lowest, began / 2)
             shifted = _shifted(history, values, rows, int(rows[first]))
             severity: Severity = "note" if shifted or brief or well else "warning"
-            if end >= began and not shifted:
+            unclear = end >= began and largest_ratio(history) < USUAL_RATIO[is_adaptive(history)]
+            if end >= began and not shifted and not unclear:
                 severity = "error"
             if severity == "note" and not shifted:
                 away = away or _ran_away(history, jumped=True)
@@ -81,7 +86,7 @@ def lr_too_high(history: History, jump: float = 0.35, sigmas: float = 6.0, width
                     return away
             numbers: dict[str, float | str] = {"metric": name, **evidence, "end": end}
             end_row = len(history) - 1 if severity == "error" else int(rows[last])
-            return [_too_high(history, severity, int(rows[first]), end_row, numbers, shifted)]
+            return [_too_high(history, severity, int(rows[first]), end_row, numbers, shifted, unclear=unclear)]
     return away or _outgrew(history) or _anew(history)
 
 
@@ -215,6 +220,10 @@ def _thrown_about(
 
 
 _THROWN = "it is thrown above what it had reached, again and again or for good, instead of falling."
+_OF_A_RISE = (
+    "the learning rate is too high",
+    "the targets grow, as those of values that are learnt from themselves do",
+)
 _OF_A_SHIFT = ("other data came, or another loss", "the learning rate is too high")
 
 
@@ -247,6 +256,7 @@ def _too_high(
     evidence: dict[str, float | str],
     shifted: bool,
     why: str = "",
+    unclear: bool = False,
 ) -> Finding:
     rate, longer = set_rate(history), lengthened(history)
     known = {} if np.isnan(rate) else {"lr": rate}
@@ -261,6 +271,8 @@ def _too_high(
     cure, tries = _shorter(history, rate)
     logits = grown_logits(history, int(history.step[last])) or Why("", "", {})
     cause = why or f"The steps of {optimizer_kind(history)} are too long for this loss: {_THROWN}"
+    if unclear:
+        cause = f"The loss rose, by steps of a usual size. {either(_OF_A_RISE)}"
     if why:
         cause, cure = begins_far(history, cause, cure) or (cause, cure)
     astray = goes_astray(history, row)
@@ -274,6 +286,7 @@ def _too_high(
         f"{cause} {astray.cause}" if astray else cause + longer.cause + raised_before(history, row) + logits.cause,
         astray.cure if astray else longer.around(cure),
         tries=() if astray else longer.left_of(tries),
+        alternatives=_OF_A_RISE if unclear else (),
     )
 
 

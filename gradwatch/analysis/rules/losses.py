@@ -5,18 +5,25 @@ Legend: T recorded steps.
 
 from __future__ import annotations
 
+import re
+
 import numpy as np
 
 from gradwatch.analysis.rules.schedule import raised_before
 from gradwatch.history import Bools, Floats, History
 from gradwatch.storage.logged_names import is_loss, is_training_loss
 
+_OF_A_POLICY = re.compile(r"(^|[^a-z])(actor|policy|pi|pg)([^a-z]|$)", re.IGNORECASE)
 EARLIEST = 4  # steps that tell a calm from the first ones of a training
 
 
 def training_losses(history: History) -> list[str]:
-    """The names of the losses of the training data, of two values at least."""
-    return [n for n in history.logged if is_training_loss(n) and np.isfinite(history.total(n)).sum() > 1]
+    """The names of the losses of the training data, of two values at least.
+
+    An actor's is none: it is what its critic thinks of it, of any size and either sign.
+    """
+    named = [n for n in history.logged if is_training_loss(n) and not _OF_A_POLICY.search(n)]
+    return [n for n in named if np.isfinite(history.total(n)).sum() > 1]
 
 
 def learnt(history: History, share: float = 1e-6) -> Bools:

@@ -40,6 +40,7 @@ def spike(
     window: int = 128,
     often: float = 0.01,
     mild: float = 30.0,
+    well: float = 0.9,
 ) -> list[Finding]:
     """Single steps whose gradient norm or loss stands far above those around it.
 
@@ -49,8 +50,9 @@ def spike(
     that the run's losses have (5th to 95th percentile), and half of that is gone in the 16 steps that follow where no
     norm spiked; a loss of inf is no jump but `nonfinite`. `layers` are those that carry the largest one. A note where
     the policy caught all and the training recovered, or where none was above `mild` times the usual norm, no batch is
-    odd and the training succeeds; an error where the loss has not come back by the end or most later
-    norms are not finite, else a warning. Where more than the share `often` of the steps are spikes, the 99th percentile
+    odd and the training succeeds, or where it is the only one, was recovered from, and the loss fell by the share
+    `well`; an error where the loss has not come back by the end or most later norms are not finite, else a warning.
+    Where more than the share `often` of the steps are spikes, the 99th percentile
     of the norms lies among them: the cure under Adam and its kin is then a clip by each layer's own past
     (docs/findings/cures.md: outliers-under-a-square).
     Source: OLMo 2's spike score (seven standard deviations from the average of the last 1,000 values) and OLMo-core's
@@ -69,6 +71,7 @@ def spike(
     # A loss that jumps and comes back, with usual gradients, is one odd batch; with gradients that are not finite, not.
     quiet = all_caught if up.any() else batch is None
     passed = quiet or (batch is None and np.nanmax(seen.times[rows], initial=1.0) < mild and succeeds(history))
+    passed |= len(rows) == 1 and back == "yes" and succeeds(history, well)
     severity: Severity = "error" if losses and not recovered else "note" if passed and recovered else "warning"
     one_row = largest_row(history, worst) if up[worst] else None
     many = len(rows) > often * len(history)
