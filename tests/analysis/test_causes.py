@@ -367,7 +367,8 @@ def test_a_batch_whose_gradients_are_not_finite_is_not_said_to_have_usual_ones()
     ("times", "loss", "found"),
     [
         (40.0, 75 * np.exp(-np.arange(STEPS) / 90), "many times"),
-        (0.003, learns(), "a small part of"),
+        (0.003, 2 + learns(), "a small part of"),
+        (0.003, learns(), ""),  # nearly all is learnt: tables of features begin so on purpose
         (1.0, 75 * np.exp(-np.arange(STEPS) / 90), ""),
     ],
 )
@@ -377,7 +378,7 @@ def test_the_gain_that_weights_began_with_is_said(times, loss, found):
     assert all(found in finding.cause for finding in told)
     norms = {"0": "Linear", "1": "LayerNorm"}
     told = bad_initialisation(weighing(np.full(STEPS, times), run(ratio=0.01, loss=learns(), modules=norms)))
-    assert bool(told) == (times < 1)  # it succeeds, and began where it should
+    assert not told  # it succeeds
 
 
 def begun(norms, *, ratio=0.01, kinds, first, loss=None):

@@ -10,6 +10,8 @@ import pytest
 import unseen_all  # noqa: F401
 from unseen import HEALTHY, HELD_OUT, SICK, UNNAMED, fault, label, of_group
 
+from gradwatch.analysis.rules import diagnose
+
 FOLDER = Path(__file__).parents[2] / "docs" / "findings"
 PAGES = {page.stem for page in FOLDER.glob("*.md")} - {"index", "false_alarms", "judgement", "cures"}
 WANTED = {  # what no finding is called yet, and an expert would say
@@ -68,6 +70,21 @@ def test_a_sick_training_is_clearly_worse_than_its_cured_twin(training, tmp_path
 @pytest.mark.parametrize("training", [HEALTHY[name] for name in sorted(HEALTHY)[::12]], ids=label)
 def test_a_healthy_training_learns(training, tmp_path):
     assert fault(training, tmp_path) is None
+
+
+ALARMED_ONCE = (  # by rules that had not seen them
+    "curvature-of-rows-and-columns", "no-norms-but-standard-weights", "picture-from-hashed-grids",
+    "proxies-for-each-kind", "two-critics-and-a-late-actor", "updates-of-clients-as-gradients",
+    "wide-net-with-rates-by-width",
+)  # fmt: skip
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:the watched optimizers do not step together")  # a late actor does not
+@pytest.mark.parametrize("name", ALARMED_ONCE)
+def test_a_healthy_training_that_was_alarmed_once_is_not_any_more(name, tmp_path):
+    found = diagnose(HEALTHY[name].train(tmp_path).history)
+    assert [finding.rule for finding in found if finding.severity != "note"] == []
 
 
 NAMED = ("tuning", "held out")

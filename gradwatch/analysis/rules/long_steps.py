@@ -46,9 +46,9 @@ def lr_too_high(history: History, jump: float = 0.35, sigmas: float = 6.0, width
     Both are those of the median of `width` losses in a row. It rose by more than `jump` of where it began, and by more
     than `sigmas` robust standard deviations of its noise (in its quietest quarter), in half of `width` rows at least: a
     median of few losses with a long tail, as small batches have, is that high by chance. The first step is the one
-    after it was last within half of `jump`; at its highest it at least doubled. An error, to the end of the run, when
-    the loss also ended no lower than it began, by steps longer than usual: by usual ones its targets may have grown
-    instead, and it is a warning with both causes. A note where the loss fell to a tenth of where it began all the same,
+    after it was last within half of `jump`. An error, to the end of the run, when the loss also ended no lower
+    than it began, by steps longer than usual: by usual ones its targets may have grown instead, and it is a warning
+    with both causes. A note where the loss fell to a tenth of where it began all the same,
     or where it was over within a tenth of the steps, and the loss then fell on, to less than half of where it began, if
     it did not throw the weights out either (`_ran_away`). Not judged where parts of a run train against each other, or
     where the loss is below 0 early or begins in its own noise (a policy gradient's): it has no scale.
@@ -67,8 +67,6 @@ def lr_too_high(history: History, jump: float = 0.35, sigmas: float = 6.0, width
         if len(rows) < 5 * width:
             continue
         found = _jumps(values[rows], jump, sigmas, width) or _thrown_about(history, values[rows], width)
-        if found and found[2]["jump"] < found[2]["lowest_before"]:
-            continue  # no rise beside what is left of it
         if found and not (away and history.step[rows[found[0]]] > soon):
             first, last, evidence = found
             end = float(np.median(values[rows[-width:]]))
@@ -78,6 +76,7 @@ def lr_too_high(history: History, jump: float = 0.35, sigmas: float = 6.0, width
             shifted = _shifted(history, values, rows, int(rows[first]))
             severity: Severity = "note" if shifted or brief or well else "warning"
             unclear = end >= began and largest_ratio(history) < USUAL_RATIO[is_adaptive(history)]
+            unclear = unclear and not raised_before(history, int(rows[first]))
             if end >= began and not shifted and not unclear:
                 severity = "error"
             if severity == "note" and not shifted:
