@@ -144,6 +144,8 @@ def update_charts(history: History) -> list[Chart]:
     title = f"Total update norm: median {quantity_text(float(np.median(moved[rows])))}, "
     title += f"highest {quantity_text(moved[top])} at step {history.step[top]:,}"
     said = "‖Δw‖ of the steps that measured it: of each layer update ratio times weight norm, an estimate"
+    if "update_norm" in history.per_layer:
+        said = "‖Δw‖, of each layer from a sample of at most 4,096 elements"
     return [Chart(title, drawn, 260, f"{said}. {_thinned(len(rows))}".strip())]
 
 

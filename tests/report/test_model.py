@@ -25,7 +25,7 @@ from gradwatch.report.downsample import GRID, bucket_mean, heatmap, thin
 from gradwatch.report.heatmaps import heatmap_charts, heatmap_grid
 from gradwatch.report.model import changed, summarize
 from gradwatch.report.plotly_figures import PALETTE, short
-from gradwatch.report.run_charts import noise_charts, norm_chart
+from gradwatch.report.run_charts import noise_charts, norm_chart, update_charts
 from gradwatch.report.terminal import show_run
 from gradwatch.report.text import render_csv, render_json, render_markdown
 from gradwatch.report.wording import facts
@@ -418,3 +418,13 @@ def test_a_seed_is_said_once():
 def test_a_shortened_layer_keeps_the_number_of_its_block(name, shown):
     assert short(name) == shown
     assert len(shown) <= 30
+
+
+def test_the_size_of_every_update_says_whether_it_was_measured_or_worked_out():
+    history = make_history(steps=40)
+    (chart,) = update_charts(history)
+    assert "of the steps that measured it: of each layer update ratio times weight norm" in chart.note
+    by_layer = replace(history.by_layer, values={**history.per_layer, "update_norm": history.layer("grad_norm")})
+    (chart,) = update_charts(replace(history, by_layer=by_layer))
+    assert "from a sample of at most 4,096 elements" in chart.note
+    assert len(unpack(chart.figure["data"][0]["x"])) == 40
