@@ -291,6 +291,17 @@ def test_what_a_loss_does_is_a_note_where_another_metric_reaches_its_goal():
     assert {f.severity for f in noted} == {"note"}
 
 
+@pytest.mark.parametrize(("every", "rules"), [(1, (lr_too_high, exploding)), (6, (exploding,))])
+def test_a_loss_that_rises_by_usual_steps_may_have_targets_that_grow(every, rules):
+    at = np.arange(STEPS)
+    risen = np.interp(at, [0, 60, STEPS], [1.0, 0.3, 4.0]) + NOISE / 100
+    loss = np.where(at % every == every - 1, risen, np.nan)  # logged now and then
+    for ratio, severity in ((0.004, "warning"), (0.05, "error")):
+        found = [finding for rule in rules for finding in rule(run("Adam", rate=0.001, ratio=ratio, loss=loss))]
+        assert [finding.severity for finding in found] == [severity] * len(rules)
+        assert ("targets grow" in found[0].cause) == (severity == "warning" and every == 1)
+
+
 def test_a_loss_that_rises_in_one_step_and_is_learnt_again_is_other_data():
     again = np.where(np.arange(STEPS) < 150, learns()[0:STEPS], np.roll(learns(), 150))
     (found,) = lr_too_high(run(loss=again))

@@ -73,7 +73,8 @@ def exploding(
             row, evidence = jump
             found = _explosion(history, row, {"metric": name, **evidence})
             mild = "lowest" in evidence and largest_ratio(history) < USUAL_RATIO[is_adaptive(history)]
-            mild &= bool(np.nanmedian(values[-width:]) < far * np.nanmedian(values[:width]))
+            known = values[np.isfinite(values)]  # it may be logged now and then
+            mild &= bool(np.median(known[-width:]) < far * np.median(known[:width]))
             return [replace(found, severity="warning") if mild else found]
     for name in [] if alone else training_losses(history):
         jump = _ran_off(history.total(name), width)
