@@ -28,11 +28,11 @@ POLICIES = [None, *NORM_POLICIES, *ELEMENT_POLICIES]
 RENORM = chain(MaxNorm(1.0), MaxSpectral(1.0))
 
 
-def stepping(policy, model, renorm=None, every=2, **settings):
+def stepping(policy, model, renorm=None, every=2, slots=False, **settings):
     """A Stepper on the model with a Recorder that keeps its blocks in a list."""
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, **settings)
     layout = Layout(dict(model.named_parameters()))
-    clipper, weights = Clipper(layout, {"SGD": optimizer}, policy), Weights(layout, renorm, every, slots=True)
+    clipper, weights = Clipper(layout, {"SGD": optimizer}, policy), Weights(layout, renorm, every, slots)
     blocks = []
     run = Run("test", "now", layers=tuple(Layer(name, tuple(p.shape)) for name, p in model.named_parameters()))
     recorder = Recorder(run, [True] * len(run.layers), clipper.fields, layout.device, blocks.append)
@@ -164,7 +164,7 @@ def test_a_norm_policy_costs_one_norm_pass_and_one_scale_pass(policy):
 
 def test_memory_is_constant_and_rows_leave_in_order():
     model = nn.Sequential(nn.Linear(6, 8))
-    stepper, optimizer, recorder = stepping(None, model)
+    stepper, optimizer, recorder = stepping(None, model, slots=True)
     seen = []
     recorder.sink = lambda block: seen.extend(block.step.tolist())
     stepper.between = lambda: recorder.drain() if recorder.due else None
