@@ -64,6 +64,7 @@ ADDED = {
 def timed(words: list[str], folder: str) -> dict[str, float]:
     """Seconds that the command took in all (""), and until its training took its first step, if it is one."""
     env = {**os.environ, "MLFLOW_TRACKING_URI": f"sqlite:///{folder}/mlflow.db"}
+    env.pop("PYTHONDONTWRITEBYTECODE", None)  # or each start compiles gradwatch anew, as no installed one does
     env["PYTHONPATH"] = os.pathsep.join(filter(None, [str(Path(__file__).parents[2]), env.get("PYTHONPATH")]))
     began, clock = time.perf_counter(), time.time()
     done = subprocess.run([sys.executable, *words], check=True, cwd=folder, env=env, text=True, capture_output=True)
