@@ -5,20 +5,17 @@ Legend: W ranks, K things whose values are compared.
 
 from __future__ import annotations
 
-import math
-
 import torch
 from torch import Tensor
 
-from gradwatch.measure.layout import sample, stride
+from gradwatch.measure.layout import sample
 
 
 def mark(values: Tensor) -> Tensor:
     """A number, 0-d float64, that two ranks have in common if they have the same values and, but for chance, only then:
     of at most 4,096 of them. 0 where none of these is finite, or all are 0: then nothing can be told.
     """
-    step = stride(values.numel())
-    few = sample(values, math.ceil(values.numel() / step), step).to(torch.float64)
+    few = sample(values).to(torch.float64)
     return few.nan_to_num(nan=0.0, posinf=0.0, neginf=0.0).square().sum()
 
 

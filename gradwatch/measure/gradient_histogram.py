@@ -19,7 +19,7 @@ from torch.nn.utils.rnn import pad_sequence
 from gradwatch.measure.autograd import without_autograd
 from gradwatch.measure.collectives import Sums
 from gradwatch.measure.gradients import Batch
-from gradwatch.measure.layout import Layout, at, sample, stride
+from gradwatch.measure.layout import Layout, at, sample
 from gradwatch.measure.looking import Looking
 
 BINS, WIDTH, LOWEST = 32, 2, -48  # of two powers of two each, from 2^-48 up to 2^16
@@ -77,16 +77,15 @@ def counts(batch: Batch) -> Tensor:
     layout = batch.layout
     every = torch.zeros(len(batch.names), 2 + len(_exponents()), dtype=_exact(layout), device=layout.device)
     for tensors, index in batch.groups:
-        sizes = [(t.numel(), stride(t.numel())) for t in tensors]
-        rows = pad_sequence([sample(t, math.ceil(n / step), step) for t, (n, step) in zip(tensors, sizes, strict=True)],
-                            batch_first=True, padding_value=math.nan)  # fmt: skip
+        samples = [*map(sample, tensors)]
+        rows = pad_sequence(samples, batch_first=True, padding_value=math.nan)
         places = _numbers(layout, index, torch.int64)
         wide = at(layout.device, rows).to(layout.dtype).abs()
         if batch.unscale is not None:
             wide = wide * (batch.unscale.index_select(0, places)[:, None] if batch.unscale.dim() else batch.unscale)
         found = _counts(layout, wide.nan_to_num(nan=math.inf, posinf=math.inf)).to(every.dtype)
         if layout.sharding is not None:  # an element of a rank's part stands for as many as it was picked from
-            each = tuple(n / math.ceil(n / step) for n, step in sizes)
+            each = tuple(t.numel() / few.numel() for t, few in zip(tensors, samples, strict=True))
             found = found * _numbers(layout, each, found.dtype)[:, None]
         every.index_copy_(0, places, found)
     return every.T.contiguous()

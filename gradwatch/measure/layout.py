@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import lru_cache
 from typing import Any, NamedTuple, TypeVar
 
 import torch
@@ -296,6 +297,7 @@ def is_wide(tensor: Tensor) -> bool:
     return enough and tensor.device.type == "cpu" and tensor.dim() > 1 and tensor[0].numel() >= WIDE_ROW
 
 
+@lru_cache(maxsize=4096)
 def stride(numel: int) -> int:
     """The step of the sample: coprime to the size, so that it visits every row and column of any shape."""
     step = max(1, math.ceil(numel / SAMPLE))
@@ -304,8 +306,9 @@ def stride(numel: int) -> int:
     return step
 
 
-def sample(tensor: Tensor, size: int, step: int) -> Tensor:
-    """Every `step`-th element, `size` in all, where that is possible without a copy in the order of the memory."""
+def sample(tensor: Tensor) -> Tensor:
+    """At most 4,096 elements, each a `stride` from the last; where possible without a copy, in the memory's order."""
+    step = stride(tensor.numel())
     if torch.ops.aten.is_non_overlapping_and_dense(tensor):
-        return tensor.as_strided((size,), (step,), tensor.storage_offset())
+        return tensor.as_strided((math.ceil(tensor.numel() / step),), (step,), tensor.storage_offset())
     return tensor.reshape(-1)[::step]

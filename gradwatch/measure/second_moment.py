@@ -17,7 +17,7 @@ from gradwatch.measure.collectives import Sums
 from gradwatch.measure.distributed import local
 from gradwatch.measure.foreach import can_be_read
 from gradwatch.measure.gradients import gradients
-from gradwatch.measure.layout import Layout, sample, stride
+from gradwatch.measure.layout import Layout, sample
 
 
 class _Moment(NamedTuple):
@@ -82,9 +82,7 @@ def _samples(gradient: Tensor, squares: Tensor) -> tuple[Tensor, Tensor]:
     """Elements of both at the same places."""
     if gradient.stride() != squares.stride():
         gradient, squares = gradient.contiguous(), squares.contiguous()
-    step = stride(squares.numel())
-    size = math.ceil(squares.numel() / step)
-    return sample(gradient, size, step), sample(squares, size, step)
+    return sample(gradient), sample(squares)
 
 
 def _alike(moments: Iterator[_Moment]) -> Iterable[list[_Moment]]:

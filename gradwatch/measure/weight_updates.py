@@ -219,7 +219,7 @@ class UpdateRatio:
         for (device, dtype), layers in self._groups.items():
             size = sum(self.sizes[i] for i in layers)
             part, start = samples[row].narrow(0, start, size), start + size
-            parts = [sample(weights[i], self.sizes[i], self.steps[i]) for i in layers]
+            parts = [sample(weights[i]) for i in layers]
             if (device, dtype) == (samples.device, samples.dtype):
                 torch.cat(parts, out=part)
             else:

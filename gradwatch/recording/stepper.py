@@ -302,8 +302,9 @@ class Stepper:
         if step is None:
             return
         found: dict[str, Any] = {}
-        if step.is_measured or self.weights.slots or self.inside.samples:
-            asked = (step.is_measured or self.weights.slots) and step.here is not None
+        looks = step.is_measured or self.weights.slots
+        if looks or self.inside.samples:
+            asked = looks and step.here is not None
             weights = self.weights.after_step(self.optimizers, step.renorm_rate, step.is_measured) if asked else None
             found = self.inside.end(self.layout, self.weights.looking, weights)
             if goes_on:

@@ -75,8 +75,8 @@ def lr_too_high(history: History, jump: float = 0.35, sigmas: float = 6.0, width
             brief = last - first < len(rows) / 10 and end < min(lowest, began / 2)
             shifted = _shifted(history, values, rows, int(rows[first]))
             severity: Severity = "note" if shifted or brief or well else "warning"
-            unclear = end >= began and largest_ratio(history) < USUAL_RATIO[is_adaptive(history)]
-            unclear = unclear and not raised_before(history, int(rows[first]))
+            usual = largest_ratio(history) < USUAL_RATIO[is_adaptive(history)]
+            unclear = end >= began and usual and not raised_before(history, int(rows[first]))
             if end >= began and not shifted and not unclear:
                 severity = "error"
             if severity == "note" and not shifted:
