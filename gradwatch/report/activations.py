@@ -119,7 +119,7 @@ def _map(history: History, quantity: str, title: str, what: str, table: str) -> 
         note += f" Each column is the {kept} of {data.steps_per_column} of them."
     if data.layers_per_row > 1:
         note += f" Each row is the {kept} of {data.layers_per_row} neighbouring {what}s."
-    note += "" if quantity in SHARES else off_scale(data)
+    note += "" if quantity in (*SHARES, *COUNTS) else off_scale(data)
     return Chart(_title(shown.by_layer, quantity, title, what), drawn, height, note, title)
 
 

@@ -113,6 +113,17 @@ def test_heads_that_were_scaled_have_maps_and_keys():
     assert {key: value for key, value in points.items() if key.startswith("qk_")} == wanted
 
 
+def test_the_scale_of_counts_leaves_none_out():
+    history = make_history()
+    steps = history.by_step.take(np.arange(0, len(history), 10))
+    clips = np.ones((len(steps), 12), np.float32)
+    clips[:, 0] = 1000.0  # of what is drawn as its logarithm such a row is beyond the scale
+    names = tuple(f"h.0.attn[{i}]" for i in range(12))
+    for quantity, leaves_out in (("qk_clips", False), ("logit_max", True)):
+        (chart,) = activation_charts(replace(history, heads=replace(steps, values={quantity: clips}, layers=names)))
+        assert ("leaves out 1 row above" in chart.note) == leaves_out
+
+
 def test_a_run_without_has_none():
     history = make_history()
     assert activation_charts(history) == []
