@@ -10,7 +10,8 @@
     python scripts/bench/judgement.py --asked         # of those drawn from other questions, later
     python scripts/bench/judgement.py --told          # of those drawn from others again
     python scripts/bench/judgement.py --met           # of those drawn as a search met them
-    python scripts/bench/judgement.py --sent          # of those of trainings that do not learn, the latest
+    python scripts/bench/judgement.py --sent          # of those of trainings that do not learn
+    python scripts/bench/judgement.py --heard         # of other trainings that do not learn, the latest
     python scripts/bench/judgement.py --check         # that all are what they are said to be, by their scores alone
 
 It takes some minutes. The exit code is 0 whatever was found.

@@ -4,9 +4,9 @@ Whether one is sick is judged by its loss against that of its cured twin, never 
 while rules are changed (`tuning`); as many, which `HELD_OUT` names, are counted once (`held_out`); those of the files
 `blind_*` were written by somebody who had not read the rules, and counted once before whoever changes rules looked at
 them (`blind`); those of the files `fresh_*` and then `novel_*` were written in the same way later, and counted in
-the same way (`fresh`, `novel`); so were those of the files `reported_*`, then `asked_*`, `told_*`, `met_*` and
-`sent_*`, whose sick ones are mistakes that people made and asked or told about in public (`reported`, `asked`, `told`,
-`met`, `sent`). The next have to be written anew. `unseen_all` imports every one.
+the same way (`fresh`, `novel`); so were those of the files `reported_*`, then `asked_*`, `told_*`, `met_*`, `sent_*`
+and `heard_*`, whose sick ones are mistakes that people made and asked or told about in public (`reported`, `asked`,
+`told`, `met`, `sent`, `heard`). The next have to be written anew. `unseen_all` imports every one.
 """
 
 from __future__ import annotations
@@ -112,7 +112,7 @@ def healthy(gain: float = 0.3):
 
 
 # The groups with files of their own, by how these begin.
-UNNAMED = ("blind", "fresh", "novel", "reported", "asked", "told", "met", "sent")
+UNNAMED = ("blind", "fresh", "novel", "reported", "asked", "told", "met", "sent", "heard")
 
 
 def group(training: Sick | Healthy) -> str:
