@@ -15,6 +15,10 @@ import fresh_healthy  # noqa: F401
 import fresh_healthy_models  # noqa: F401
 import fresh_sick  # noqa: F401
 import fresh_sick_models  # noqa: F401
+import heard_healthy  # noqa: F401
+import heard_healthy_made  # noqa: F401
+import heard_healthy_models  # noqa: F401
+import heard_healthy_tasks  # noqa: F401
 import met_healthy  # noqa: F401
 import met_healthy_models  # noqa: F401
 import met_healthy_tasks  # noqa: F401
