@@ -120,7 +120,7 @@ def hidden_letters_by_waves(folder):
 class Twice(nn.Module):
     """Blocks that are computed again on the way back (Chen et al. 2016)."""
 
-    def __init__(self, width=48, depth=3):
+    def __init__(self, width=48, depth=2):
         super().__init__()
         self.embed, self.place = nn.Embedding(128, width), nn.Parameter(0.02 * torch.randn(32, width))
         nn.init.normal_(self.embed.weight, std=0.02)
