@@ -451,7 +451,7 @@ def test_a_sum_of_gradients_that_bends_is_still_one():
     bent = 2.5 * np.arange(1, STEPS + 1) ** 0.75
     (found,) = gradients_accumulate(run(loss=2.3 + NOISE, grad_norm=bent))
     assert found.evidence["first_grad_norm"] == 2.5
-    multiplied = np.minimum(1.18 ** np.arange(STEPS), 60)
+    multiplied = np.minimum(1.18 ** np.arange(STEPS), 60) * np.exp(0.2 * NOISE)  # each batch changes it
     assert gradients_accumulate(run(loss=2.3 + NOISE, grad_norm=multiplied)) == []
 
 
@@ -463,6 +463,20 @@ def test_a_sum_of_gradients_that_grow_may_outrun_the_steps_if_it_is_smooth():
     assert gradients_accumulate(run(loss=2.3 + 0.8 * NOISE, grad_norm=outruns)) == []  # the losses are as smooth
     rough = outruns * np.exp(0.04 * np.cos(rows * 2.1))
     assert gradients_accumulate(run(loss=2.3 + 3 * NOISE, grad_norm=rough)) == []
+
+
+def test_a_smooth_sum_is_one_also_where_the_net_finds_its_way_at_once_or_against_a_rival():
+    steep = np.interp(np.arange(STEPS), [0, 10, 30, 36, 60, STEPS - 1], [0.2, 0.5, 3, 12, 24, 25])
+    steep *= np.exp(0.01 * np.cos(np.arange(STEPS) * 2.1))
+    (found,) = gradients_accumulate(run("Adam", loss=1.3 + 3 * NOISE, grad_norm=steep))
+    assert found.severity == "error"
+    assert gradients_accumulate(run("Adam", loss=1.3 + 0.3 * NOISE, grad_norm=steep)) == []  # the losses are as smooth
+    late = np.interp(np.arange(STEPS), [0, 10, 100, STEPS - 1], [0.1, 1.5, 18, 42])
+    judge = run("Adam", loss=1.3 + 3 * NOISE, grad_norm=late)
+    judge = replace(judge, run=replace(judge.run, part="D"))
+    assert [f.rule for f in gradients_accumulate(judge)] == ["gradients-accumulate"]
+    rough = late * np.exp(0.04 * np.cos(np.arange(STEPS) * 2.1))
+    assert gradients_accumulate(changed(judge, per_step={**judge.per_step, "grad_norm": rough})) == []
 
 
 def test_weights_grow_where_half_of_it_in_decades_is_done():

@@ -145,7 +145,7 @@ def gradients_accumulate(
         return []
     first = float(np.median(norm[:3])) / 2  # the middle of the first three of a sum: 1, 2, 3
     end = _of_a_sum(norm, times, first, straight, jump, has_rivals(history))
-    if end is None and not has_rivals(history) and (_is_even(history, norm, even) or _swings(history, norm)):
+    if end is None and (_is_even(history, norm, even) or (not has_rivals(history) and _swings(history, norm))):
         end = min(len(norm), 60) - 1
     if end is None:
         return []
@@ -192,20 +192,22 @@ def _is_even(history: History, norm: Floats, even: float, times: float = 7.0, af
 
     From the row `after` on to half of the run it changes by less than the share `even` by its median: a batch adds
     little to the sum of all before it, while each batch has a loss of its own. A sum grows no faster than its steps, or
-    little faster where what is added grows too as the net learns: that counts where it changes far less than the loss.
+    little faster where what is added grows too as the net learns, or its rival: that counts where it changes far less
+    than the loss.
     """
     late = norm[after : max(least, len(norm) // 2)]
     names = training_losses(history)
     if len(late) < least - after or not names or not np.median(late) >= times * np.median(norm[:3]):
-        return False
-    if np.diff(norm[:least]).max() > 5 * norm[:3].max():  # what is multiplied adds ever more
         return False
     loss = history.total(names[0])[: after + len(late)]
     loss = loss[np.isfinite(loss)]
     noise = float(np.median(np.abs(np.diff(loss)))) / abs(float(np.median(loss))) if len(loss) > least // 2 else 0.0
     change = float(np.median(np.abs(np.diff(np.log(late)))))
     pace = late[-1] / late[0] * after / (after + len(late))
-    return pace < (3 if change < noise / 4 else 1.5) and change < min(even, noise / 1.2)
+    if change < min(even, noise / 4):
+        return bool(pace < 3)
+    multiplied = np.diff(norm[:least]).max() > 5 * norm[:3].max()  # it adds ever more
+    return bool(not has_rivals(history) and not multiplied and pace < 1.5 and change < min(even, noise / 1.2))
 
 
 def _swings(history: History, norm: Floats, straight: float = 0.6, least: int = 5) -> bool:
