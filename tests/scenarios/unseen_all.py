@@ -19,6 +19,10 @@ import heard_healthy  # noqa: F401
 import heard_healthy_made  # noqa: F401
 import heard_healthy_models  # noqa: F401
 import heard_healthy_tasks  # noqa: F401
+import heard_sick  # noqa: F401
+import heard_sick_losses  # noqa: F401
+import heard_sick_models  # noqa: F401
+import heard_sick_tasks  # noqa: F401
 import met_healthy  # noqa: F401
 import met_healthy_models  # noqa: F401
 import met_healthy_tasks  # noqa: F401
