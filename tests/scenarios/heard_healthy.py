@@ -5,10 +5,8 @@ They only count (the group `heard`). Whoever writes or changes a rule does not r
 
 from __future__ import annotations
 
-import copy
-
 import torch
-from heard_healthy_data import hills, lives, tints
+from heard_healthy_data import lives, tints
 from nets import digits
 from sent_healthy_data import photo
 from torch import nn, optim
@@ -254,51 +252,3 @@ def dots_matched_before_the_loss(folder):
 
     make = optim.AdamW(net.parameters(), 1e-3, weight_decay=1e-4)
     return fit(folder, net, make, loss_of, 400, clip="ClipByGlobalNorm(0.1)")
-
-
-class Bells(nn.Module):
-    """A layer whose units are bells, not lines (Ramasinghe and Lucey 2022)."""
-
-    def forward(self, x):
-        return (-x.square() / (2 * 0.2**2)).exp()
-
-
-@healthy(0.5)
-def valley_by_layers_of_bells(folder):
-    """Heights by place, all of the map in each step; the rate falls by a share in each."""
-    seeded(1109)
-    height = hills()
-    rows, columns = height.shape
-    place = torch.cartesian_prod(torch.linspace(-1, 1, rows), torch.linspace(-1, 1, columns))
-    net = nn.Sequential(nn.Linear(2, 48), Bells(), nn.Linear(48, 48), Bells(), nn.Linear(48, 1))
-    make = optim.Adam(net.parameters(), 3e-3)
-    plan = optim.lr_scheduler.ExponentialLR(make, 0.993)
-    loss_of = lambda step: F.mse_loss(net(place)[:, 0], height.flatten())  # noqa: E731
-    return fit(folder, net, make, loss_of, 250, schedule=plan)
-
-
-@healthy(0.3)
-def born_again_from_itself(folder):
-    """A net of the same size learns from the names and from what its elder said (Furlanello et al. 2018)."""
-    seeded(1110)
-    (x, y), elder = digits(), nn.Sequential(nn.Flatten(), dense(64, 64, 10))
-    net, before = copy.deepcopy(elder), optim.Adam(elder.parameters(), 3e-3)
-    net[1][0].reset_parameters()
-    for _ in range(150):
-        at = torch.randint(1500, (64,))
-        before.zero_grad()
-        F.cross_entropy(elder(x[at]), y[at]).backward()
-        before.step()
-
-    def loss_of(step):
-        at = torch.randint(1500, (64,))
-        with torch.no_grad():
-            said = elder(x[at]).softmax(1)
-        found = net(x[at])
-        return F.cross_entropy(found, y[at]) + F.cross_entropy(found, said)
-
-    def score():
-        with torch.no_grad():
-            return float((net(x[1500:]).argmax(1) != y[1500:]).float().mean())
-
-    return fit(folder, net, optim.Adam(net.parameters(), 1e-3), loss_of, 250, score=score)

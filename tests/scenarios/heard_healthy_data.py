@@ -41,16 +41,6 @@ def lives():
 
 
 @functools.cache
-def hills():
-    """Heights of a valley: `[43, 51]` of mean 0 and deviation 1."""
-    from matplotlib.cbook import get_sample_data
-
-    with get_sample_data("jacksboro_fault_dem.npz") as file:
-        height = torch.tensor(file["elevation"][::8, ::8].astype("float32"))
-    return (height - height.mean()) / height.std()
-
-
-@functools.cache
 def waves_of_a_brain():
     """Four electrodes, 800 moments: `[4, 800]` of mean 0 and deviation 1."""
     from matplotlib.cbook import get_sample_data

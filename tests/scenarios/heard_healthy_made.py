@@ -5,15 +5,16 @@ They only count (the group `heard`). Whoever writes or changes a rule does not r
 
 from __future__ import annotations
 
+import copy
 import math
 
 import torch
-from nets import batches
+from nets import batches, digits
 from sent_healthy_data import table
 from torch import nn, optim
 from torch.nn import functional as F
 from torch.nn.utils import parametrize
-from unseen import dense, fit, healthy, seeded
+from unseen import dense, fit, healthy, score_of, seeded
 
 
 @healthy(0.3)
@@ -78,3 +79,50 @@ def columns_one_after_another(folder):
         return (0.5 * ((rows - middle) / wide.exp()).square() + wide + 0.5 * math.log(2 * math.pi)).sum(1).mean()
 
     return fit(folder, net, optim.Adam(net.parameters(), 1e-3), loss_of, 400, clip="ClipByGlobalNorm(20.0)")
+
+
+@healthy(0.3)
+def pairs_judged_one_by_one(folder):
+    """An image and a drawing of its name: does the one go with the other? (SigLIP, Zhai et al. 2023)"""
+    seeded(1132)
+    batch, drawn = batches(48, seed=1132), (torch.rand(10, 24) < 0.5).float()
+    net = nn.ModuleDict({"image": dense(64, 64, 24), "name": dense(24, 48, 24)})
+    net.register_parameter("scale", nn.Parameter(torch.tensor(10.0).log()))
+    net.register_parameter("shift", nn.Parameter(torch.tensor(-10.0)))
+
+    def loss_of(step):
+        x, y = batch(step)
+        seen = F.normalize(net["image"](x.flatten(1)), dim=1)
+        read = F.normalize(net["name"](drawn[y] + 0.2 * torch.randn(48, 24)), dim=1)
+        logits = net.scale.exp() * seen @ read.T + net.shift
+        return -F.logsigmoid(logits * (2.0 * (y[:, None] == y) - 1)).sum(1).mean()
+
+    make = optim.AdamW(net.parameters(), 2e-3, betas=(0.9, 0.95), weight_decay=1e-4)
+    return fit(folder, net, make, loss_of, 220)
+
+
+@healthy(0.3)
+def noise_of_sizes_drawn_from_a_bell(folder):
+    """Images out of noise whose logarithm is normal; what comes in and goes out is scaled (Karras et al. 2022)."""
+    seeded(1133)
+    x = 2 * digits()[0].flatten(1) - 1
+    net = dense(65, 128, 128, 64, act=nn.SiLU)
+    slow = copy.deepcopy(net)
+
+    def error(net):
+        clean = x[torch.randint(len(x), (96,))]
+        size = (-0.5 + 1.2 * torch.randn(96, 1)).exp()
+        all_of = (size.square() + 0.5).sqrt()
+        noisy = clean + size * torch.randn_like(clean)
+        said = net(torch.cat([noisy / all_of, size.log() / 4], 1))
+        wanted = (clean - 0.5 / all_of.square() * noisy) * all_of / (size * 0.5**0.5)
+        return F.mse_loss(said, wanted)
+
+    def after(step):
+        with torch.no_grad():
+            for p, q in zip(slow.parameters(), net.parameters(), strict=True):
+                p.lerp_(q, 0.02)
+
+    score = score_of(lambda step: error(slow))
+    make = optim.Adam(net.parameters(), 2e-3)
+    return fit(folder, net, make, lambda step: error(net), 400, after_step=after, score=score)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import torch
 from nets import batches, classify, digits
-from sent_healthy_data import cuts, manual, program, table
+from sent_healthy_data import cuts, manual, program
 from torch import nn, optim
 from torch.nn import functional as F
 from unseen import dense, fit, healthy, score_of, seeded
@@ -132,87 +132,7 @@ def thin_matrices_beside_four_bits(folder):
     return fit(folder, net, make, loss_of, 200, clip="ClipByGlobalNorm(0.3)")
 
 
-@healthy(0.3)
-def hints_from_inside_a_teacher(folder):
-    """A narrow net after what a wide one has in its middle, and after the names (Romero et al. 2015)."""
-    seeded(1124)
-    teacher = nn.Sequential(nn.Flatten(), dense(64, 128, 128, 10))
-    taught(teacher, classify(teacher, batches(64, seed=1126)), 150, 3e-3)
-    net = nn.ModuleDict({"low": dense(64, 16, 32), "high": dense(32, 10), "hint": nn.Linear(32, 128)})
-    batch = batches(64, seed=1127)
-
-    def loss_of(step):
-        x, y = batch(step)
-        with torch.no_grad():
-            inside = teacher[1][:3](x.flatten(1))
-        seen = net["low"](x.flatten(1)).relu()
-        hint, named = F.mse_loss(net["hint"](seen), inside), F.cross_entropy(net["high"](seen), y)
-        return named + 2 * hint, {"hint_loss": hint.detach(), "ce_loss": named.detach()}
-
-    return fit(folder, net, optim.SGD(net.parameters(), 0.05, momentum=0.9), loss_of, 350)
-
-
 # --------------------------------------------------------------------------------------------------- told and ranked
-
-
-@healthy(0.2)
-def patients_ranked_by_likelihood(folder):
-    """Lists of twelve in the order of how ill they became a year later (ListMLE, Xia et al. 2008)."""
-    seeded(1125)
-    x, y = table("diabetes")
-    net = dense(10, 32, 1, act=nn.SiLU)
-
-    def loss_of(step):
-        at = torch.randint(len(x), (16, 12))
-        order = y[at].float().argsort(1, descending=True)
-        value = net(x[at])[..., 0].gather(1, order)
-        return (value.flip(1).logcumsumexp(1).flip(1) - value).sum(1).mean()
-
-    return fit(folder, net, optim.Adam(net.parameters(), 2e-3), loss_of, 250, score=lambda: unsorted(net, x, y))
-
-
-def unsorted(net, x, y):
-    """The share of pairs that stand in the wrong order."""
-    with torch.no_grad():
-        value = net(x)[:, 0]
-    higher = y[:, None] > y
-    return float(((value[:, None] <= value) & higher).sum() / higher.sum())
-
-
-class Moved(nn.Module):
-    """An image under small changes of place and light."""
-
-    def forward(self, x):
-        x = F.pad(x, (1, 1, 1, 1))
-        top, left = torch.randint(3, (2,)).tolist()
-        x = x[:, top : top + 8, left : left + 8]
-        return (0.7 + 0.6 * torch.rand(len(x), 1, 1)) * x + 0.1 * torch.randn_like(x)
-
-
-@healthy(0.15)
-def spread_held_and_ties_cut(folder):
-    """Two views alike, each number spread, no two numbers tied: weights of 25, 25 and 1 (Bardes et al. 2022)."""
-    seeded(1126)
-    x, view = digits()[0], Moved()
-    net = nn.ModuleDict(
-        {"body": dense(64, 96, 48, norm=nn.BatchNorm1d), "ahead": dense(48, 96, 96, norm=nn.BatchNorm1d)}
-    )
-
-    def loss_of(step):
-        image = x[torch.randint(len(x), (128,))]
-        views = [net["ahead"](net["body"](view(image).flatten(1))) for _ in range(2)]
-        loss = 25 * F.mse_loss(*views)
-        for found in views:
-            z = found - found.mean(0)
-            ties = z.T @ z / (len(z) - 1)
-            spread = (1 - (z.var(0) + 1e-4).sqrt()).relu().mean()
-            loss = loss + 12.5 * spread + (ties.square().sum() - ties.diag().square().sum()) / z.shape[1]
-        return loss
-
-    make = optim.AdamW(net.parameters(), 2e-3, weight_decay=1e-4)
-    rise = optim.lr_scheduler.LinearLR(make, 0.1, total_iters=20)
-    plan = optim.lr_scheduler.ChainedScheduler([rise, optim.lr_scheduler.CosineAnnealingLR(make, 300)])
-    return fit(folder, net, make, loss_of, 300, schedule=plan)
 
 
 class Spells(nn.Module):

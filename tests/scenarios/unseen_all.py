@@ -18,7 +18,11 @@ import fresh_sick_models  # noqa: F401
 import heard_healthy  # noqa: F401
 import heard_healthy_made  # noqa: F401
 import heard_healthy_models  # noqa: F401
+import heard_healthy_policies  # noqa: F401
+import heard_healthy_returns  # noqa: F401
+import heard_healthy_steps  # noqa: F401
 import heard_healthy_tasks  # noqa: F401
+import heard_healthy_wild  # noqa: F401
 import heard_sick  # noqa: F401
 import heard_sick_losses  # noqa: F401
 import heard_sick_models  # noqa: F401
