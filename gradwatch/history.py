@@ -47,14 +47,13 @@ class Run:
     """What a run says of itself: the manifest `run.json`, and the head of every report.
 
     `lr_scale` and `warmup` are those of watch(). `window` is the number of steps that become one MLflow point. `mlflow`
-    names where the run is delivered: `tracking_uri`, `experiment_id`, `run_id` (each None until known) and `joined`
-    (the run was the user's own). It is None for a run that stays in its files. `part` names this Watch among those that
-    share the run. As watch() found it, `unheld` are the parameters of the model that ask for a gradient and are in no
-    optimizer, and `modules` the classes of the modules without children by name, in the model's order. `pid`, `host`
-    and `pid_started` are the process that records it; `crashed`: somebody has seen that it ended without close. Its
-    steps begin with `first_step` and end before `end_step`, once it is closed. `higher_is_better` says which way logged
-    scalars are better, where the user has said it. `activations_every` is the pace of the activations, if they are
-    recorded; `command` how `gradwatch run` was started, to train it again; `source` what an imported run was made of.
+    names where the run is delivered: `tracking_uri`, `experiment_id`, `run_id` (None until known) and `joined` (the run
+    was the user's own). It is None for a run that stays in its files. `part` names this Watch among those that share
+    the run. As watch() found it, `unheld` are the parameters of the model that ask for a gradient and are in no
+    optimizer, `modules` the classes of the modules without children by name, in the model's order, and `batch_norms`
+    the momentum of those with running statistics. `pid`, `host` and `pid_started` are the process that records it;
+    `crashed`: it ended without close. Its steps begin with `first_step` and end before `end_step`, once closed.
+    `activations_every` is their pace; `command` how `gradwatch run` was started, `source` what was imported.
     """
 
     name: str
@@ -82,9 +81,10 @@ class Run:
     mlflow: dict[str, Any] | None = None
     unheld: tuple[str, ...] = ()
     modules: dict[str, str] = field(default_factory=dict)
+    batch_norms: dict[str, float] = field(default_factory=dict)
     first_step: int | None = None
     end_step: int | None = None
-    higher_is_better: dict[str, bool] = field(default_factory=dict)
+    higher_is_better: dict[str, bool] = field(default_factory=dict)  # of logged scalars, where the user has said it
     command: dict[str, Any] | None = None
     activations_every: int | None = None
     source: str | None = None

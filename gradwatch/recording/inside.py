@@ -26,6 +26,7 @@ from gradwatch.policies import Policy
 from gradwatch.recording.arguments import Settings
 from gradwatch.recording.clipper import Clipper
 from gradwatch.recording.micro_batches import MicroBatches
+from gradwatch.recording.modes import Mode
 from gradwatch.recording.modules import chosen, chosen_routers
 
 
@@ -38,6 +39,7 @@ class Inside:
     rank_norms: RankNorms | None = None
     micro_batches: MicroBatches | None = None
     logits: LargestLogits | None = None  # in all steps
+    mode: Mode | None = None  # of the model, in all steps
 
     @cached_property
     def samples(self) -> bool:
@@ -110,7 +112,7 @@ def measured(
     if renorm is not None and renorm.hears_attention:
         logits = _logits(model, layout, part)
     weights = Weights(layout, renorm, settings.every, settings.slots, looking, settings.matrices, logits)
-    looked_at = replace(_inside(model, settings, layout, part, looking), logits=logits)
+    looked_at = replace(_inside(model, settings, layout, part, looking), logits=logits, mode=Mode(model))
     return Clipper(layout, optimizers, clip, looked_at.histogram), weights, looked_at
 
 

@@ -19,6 +19,7 @@ from gradwatch.measure.fsdp import reshard
 from gradwatch.measure.layout import Layout
 from gradwatch.measure.slices import Split, few, fits
 from gradwatch.recording.arguments import Settings
+from gradwatch.recording.modes import batch_norms
 from gradwatch.recording.parallel import Parallel
 from gradwatch.recording.zero import shown
 from gradwatch.storage.manifest import text_of
@@ -155,13 +156,22 @@ class Source:
         return [matches(name, self.patterns) and not matches(name, self.ignored) for name in names]
 
     def recorded(self) -> dict[str, Any]:
-        """What the manifest says of the model besides its layers: `unheld` and `modules`."""
+        """What the manifest says of the model besides its layers: `unheld`, `modules` and `batch_norms`."""
         leaves = (
-            (".".join(filter(None, (self.part, clean_name(f"{name}.")[:-1]))), text_of(type(module).__name__)[:100])
+            (self._shown(name), text_of(type(module).__name__)[:100])
             for name, module in self.model.named_modules()
             if not any(True for _ in module.children())
         )
-        return {"unheld": self.unheld(), "modules": dict(islice(leaves, MAX_MODULES))}
+        norms = ((self._shown(norm.name), norm.momentum) for norm in batch_norms(self.model))
+        return {
+            "unheld": self.unheld(),
+            "modules": dict(islice(leaves, MAX_MODULES)),
+            "batch_norms": dict(islice(norms, MAX_MODULES)),
+        }
+
+    def _shown(self, module: str) -> str:
+        """The name of a module, that of the part before it."""
+        return ".".join(filter(None, (self.part, clean_name(f"{module}.")[:-1])))
 
     def unheld(self, others: Iterable[Optimizer] = ()) -> tuple[str, ...]:
         """The model's parameters that ask for a gradient, are in no optimizer (nor in the `others`), and would be

@@ -55,6 +55,8 @@ def _looked_up(stepper: Stepper, step: Step) -> tuple[Now, dict[str, Any]]:
     if scale is not None:
         values["loss_scale"] = scale
     inside = stepper.inside
+    if inside.mode is not None:
+        values.update(inside.mode.now())
     if inside.rank_norms is not None:
         with looking.at("rank_grad_norm"):
             values.update(inside.rank_norms.values(scale))

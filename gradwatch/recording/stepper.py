@@ -70,6 +70,8 @@ class Stepper:
         self._hooks.attach()
         listen(self.listener)
         self.inside.begin(self.steps, self.layout)
+        if self.inside.mode is not None and not self.steps:
+            self.recorder.add(self.inside.mode.at_first())
 
     @property
     def layout(self) -> Layout:

@@ -33,14 +33,15 @@ def counts_text(findings: Sequence[Finding]) -> str:
 
 
 def where_text(finding: Finding) -> str:
-    """When and where: `steps 12 to 44 · rnn.weight_hh_l0, rnn.bias_hh_l0 and 3 more layers`."""
+    """When, where and how sure: `steps 12 to 44 · rnn.weight_hh_l0 and 3 more layers · likely cause`."""
     first, last = finding.first_step, finding.last_step
     if not finding.any_step:
         return "no step was recorded"
     steps = f"step {first:,}" if first == last else f"steps {first:,} to {last:,}"
     names, left = ", ".join(finding.layers[:MOST_NAMES]), len(finding.layers) - MOST_NAMES
     more = f" and {left} more layer{'s' if left > 1 else ''}" if left > 0 else ""
-    return " · ".join(filter(None, [steps, finding.optimizer, names + more or "the whole model"]))
+    sure = f"{finding.confidence} cause" if finding.severity != "note" else ""
+    return " · ".join(filter(None, [steps, finding.optimizer, names + more or "the whole model", sure]))
 
 
 def evidence_cells(finding: Finding) -> list[tuple[str, str]]:

@@ -108,6 +108,10 @@ def _is_positive(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < math.inf
 
 
+def _is_momentum(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+
+
 def _is_command(value: Any) -> bool:
     words = _is_list(MAX_SETTINGS, lambda word: is_text(word, MAX_JSON))
     return (
@@ -213,5 +217,6 @@ _FIELDS: dict[str, tuple[Check, str]] = {
     "source": (_optional(is_text), _TEXT[1]),
     "mlflow": (_optional(_is_table(_is_scalar)), "a table of texts"),
     "modules": (_is_table(lambda value: is_text(value, 100), MAX_LAYERS), f"a table of at most {MAX_LAYERS:,} classes"),
+    "batch_norms": (_is_table(_is_momentum, MAX_LAYERS), f"a table of at most {MAX_LAYERS:,} numbers"),
     "unheld": (_is_list(MAX_LAYERS, is_text), f"a list of at most {MAX_LAYERS:,} names"),
 }

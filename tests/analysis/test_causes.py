@@ -208,7 +208,7 @@ def falls(to, steps=STEPS):
 
 def test_a_loss_that_rests_on_the_floor_of_two_softmaxes_has_them():
     (found,) = softmax_twice(run(loss=falls(FLOOR)))
-    assert (found.severity, found.confidence, found.layers) == ("warning", "likely", LAYERS[-1:])
+    assert (found.severity, found.alternatives, found.layers) == ("warning", (), LAYERS[-1:])
     assert found.evidence["lowest_possible"] == pytest.approx(FLOOR)
     assert diagnose(run(loss=falls(FLOOR)))[0].rule == "softmax-twice"
 
@@ -361,7 +361,7 @@ def test_weights_begin_to_run_away_after_the_batch_that_threw_them():
     loss, norm = np.where(hit, 7e3, 2.3 + NOISE), np.where(hit, 3e3, 1.0)
     history = run(ratio=0.01, loss=loss + 40.0 * (np.arange(STEPS) > 18), grad_norm=norm)
     (root,) = diagnose(weighing(np.where(np.arange(STEPS) < 18, 1.0, 20.0), history))
-    assert (root.rule, root.first_step, root.confidence) == ("spike", 18, "likely")
+    assert (root.rule, root.first_step, root.alternatives) == ("spike", 18, ())
     assert "The loss leapt in step 18 out of a calm, and the gradients leapt with it" in root.cause
     assert {"exploding", "lr-too-high"} <= {finding.rule for finding in root.consequences}
 

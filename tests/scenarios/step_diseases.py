@@ -402,3 +402,33 @@ def body_left_frozen(folder, sick=True):
     for p in net[:3].parameters():
         p.requires_grad_(not sick)
     return digits(folder, sgd(0.1), 100, net)
+
+
+def normed(momentum=0.1):
+    torch.manual_seed(0)
+    norm = nn.BatchNorm1d(64, momentum=momentum)
+    return nn.Sequential(
+        nn.Flatten(), nn.Linear(64, 64, bias=False), norm, nn.ReLU(), nn.Dropout(0.1), nn.Linear(64, 10)
+    )
+
+
+def left_in_eval_mode(folder, sick=True):
+    """An evaluation every 50 steps, after which the model stays in eval mode (the twin: not so)."""
+    net = normed()
+    trained = classify(net, batches())
+
+    def loss_of(step):
+        if step and step % 50 == 0:
+            net.eval()
+            with torch.no_grad():
+                trained(step - 1)
+            net.train(not sick)
+        return trained(step)
+
+    return fit(folder, net, optim.SGD(net.parameters(), 0.1), loss_of, 150)
+
+
+def average_of_one_batch(folder, sick=True):
+    """A batch norm whose momentum is 0.9, as TensorFlow means it (the twin: 0.1)."""
+    net = normed(0.9 if sick else 0.1)
+    return fit(folder, net, optim.SGD(net.parameters(), 0.1), classify(net, batches()), 150)

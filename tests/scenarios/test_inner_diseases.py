@@ -59,7 +59,7 @@ def test_a_tanh_at_its_ends_is_found(tmp_path):
 def test_a_gradient_that_vanishes_through_units_that_are_not_saturated_is_not_laid_on_them(tmp_path):
     history = d.shrinking(tmp_path, act=nn.Sigmoid)
     (root,) = diagnose(history)
-    assert (root.rule, root.confidence, root.evidence["saturated"]) == ("vanishing", "likely", 0)
+    assert (root.rule, root.alternatives, root.evidence["saturated"]) == ("vanishing", (), 0)
     assert "A sigmoid passes on a quarter of the gradient at most" in root.cause
     first, last = (history.activations.values["rms"][0, history.activations.layers.index(name)] for name in ("0", "19"))
     assert (root.evidence["first_rms"], root.evidence["last_rms"]) == (first, last)

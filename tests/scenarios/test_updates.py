@@ -64,7 +64,7 @@ def test_gradients_that_are_gone_before_the_step(how, rule, word, tmp_path):
 
 def test_the_tensors_of_another_model_get_no_gradient(tmp_path):
     (finding,) = diagnose(d.strangers(tmp_path))
-    assert (finding.rule, finding.severity, finding.confidence) == ("no-gradient", "error", "likely")
+    assert (finding.rule, finding.severity, finding.alternatives) == ("no-gradient", "error", ())
     assert "holds 6 tensors that the model does not" in finding.cause
 
 

@@ -57,6 +57,8 @@ TWINS: dict[str, tuple[tuple[str, Train], tuple[str, Train]]] = {
             ("bad-initialisation", s.begun_large, "weights ten times as large", "torch's own weights"),
             ("inputs-not-normalised", s.inputs_of_bytes, "inputs from 0 to 255, SGD", "inputs from 0 to 1"),
             ("negative-loss", s.wrong_sign, "minus the cross-entropy", "the cross-entropy"),
+            ("left-in-eval", s.left_in_eval_mode, "model.eval() for good", "model.train() after it"),
+            ("norm-statistics", s.average_of_one_batch, "momentum=0.9", "momentum=0.1"),
             ("dead-units", i.dead_units, "most biases begin at -20", "as torch begins"),
             ("saturated", i.saturated, "inputs from 0 to 1000", "inputs from 0 to 1"),
             ("attention-logits-grow", i.growing_logits, "Adam at 0.1", "Adam at 0.003"),
@@ -110,5 +112,7 @@ NOT_TOLD = {
     "double-clip",
     "negative-loss",
     "expert-starved",
+    "left-in-eval",
+    "norm-statistics",
 }
 TOLD_BY_LOSSES = [as_sick(rule) for rule in TWINS if rule not in NOT_TOLD]

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
+from gradwatch.analysis.rules.track_record import is_proven
 from gradwatch.history import History
 
 Severity = Literal["error", "warning", "note"]
@@ -39,8 +40,8 @@ class Finding:
 
     @property
     def confidence(self) -> Confidence:
-        """How sure the cause is: `possible` where others remain."""
-        return "possible" if self.alternatives else "likely"
+        """How sure the cause is: `likely` where none remains beside it, and the rule is one that was right so."""
+        return "likely" if not self.alternatives and is_proven(self.rule) else "possible"
 
     @property
     def summary(self) -> str:

@@ -32,6 +32,7 @@ from gradwatch.analysis.rules.initialisation import bad_initialisation
 from gradwatch.analysis.rules.inputs import inputs_not_normalised
 from gradwatch.analysis.rules.long_steps import lr_too_high
 from gradwatch.analysis.rules.losses import has_rivals
+from gradwatch.analysis.rules.modes import left_in_eval, norm_statistics
 from gradwatch.analysis.rules.muon import clip_over_muon
 from gradwatch.analysis.rules.negative_loss import negative_loss
 from gradwatch.analysis.rules.no_gradient import no_gradient
@@ -54,8 +55,8 @@ RULES: tuple[Rule, ...] = (
     nonfinite, exploding, vanishing, dead_layer, no_gradient, imbalance, scaled_gradients, gradients_accumulate,
     noise_dominated, weights_unchanged, update_too_large, update_too_small, below_epsilon, generator_starves,
     weight_growth, weights_shrink, renorm_binds, spike, lr_too_high, softmax_twice, no_progress, bad_initialisation,
-    inputs_not_normalised, negative_loss, dead_units, saturated, attention_logits_grow, attention_collapsed,
-    activation_outlier, expert_starved, stale_second_moment,
+    inputs_not_normalised, negative_loss, left_in_eval, norm_statistics, dead_units, saturated,
+    attention_logits_grow, attention_collapsed, activation_outlier, expert_starved, stale_second_moment,
     clip_before_unscale, double_clip, clip_is_your_learning_rate, clip_over_muon, clip_inert,
     policy_never_acts, skips_often,
 )  # fmt: skip
@@ -68,6 +69,7 @@ _RUINED = {"nonfinite", "dead-layer", "spike", "imbalance", "vanishing", "weight
 }  # fmt: skip
 CONSEQUENCES: dict[str, set[str]] = {
     "negative-loss": _RUINED | {"exploding", "lr-too-high", "scaled-gradients", "gradients-accumulate"},
+    "left-in-eval": _RUINED | {"exploding", "lr-too-high"},
     "inputs-not-normalised": _RUINED | {"exploding", "lr-too-high", "bad-initialisation", "scaled-gradients"},
     "gradients-accumulate": _RUINED | {"exploding", "lr-too-high", "scaled-gradients"},
     "scaled-gradients": _RUINED | {"exploding", "lr-too-high"},

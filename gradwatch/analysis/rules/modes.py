@@ -1,0 +1,106 @@
+"""What no gradient tells of batch norms and dropout: the mode that the model trains in, and the norms' momentum.
+
+Legend: T recorded steps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import numpy as np
+
+from gradwatch.analysis.rules.facts import LEAST_STEPS
+from gradwatch.analysis.rules.finding import Finding, Severity
+from gradwatch.formatting import setting_text
+from gradwatch.history import History
+
+_FRESH = "those of no data, 0 and 1"
+_OF_NORMS = "its batch norms divide by their running statistics, not by those of the batch"
+
+
+def left_in_eval(history: History, min_steps: int = 20) -> list[Finding]:
+    """The model was in eval mode in the steps themselves: its dropout is off, its batch norms take running statistics.
+
+    A warning where it came to be so in the run, and stayed so for `min_steps` steps up to the end; or all along, with
+    running means that were 0 at first: no data had been seen, and in eval mode none is. All along with others it is a
+    note: a pretrained model may be tuned so.
+    Source: torch's documentation of `Module.eval`, and of `BatchNorm2d` ("running estimates ... for evaluation").
+    """
+    evaluating = history.total("eval_mode") == 1
+    trained = np.flatnonzero(~evaluating)
+    since = int(trained[-1]) + 1 if len(trained) else 0
+    if len(history) - since < min_steps:
+        return []
+    norms, fresh = _norms(history), _began_fresh(history)
+    severity: Severity = "warning" if since or (norms and fresh) else "note"
+    step = int(history.step[since])
+    what = " and ".join([*(["its dropout is off"] if _drops(history) else []), *([_OF_NORMS] if norms else [])])
+    when = f"From step {step} on" if since else "In all steps"
+    why = " Most likely model.eval() was called for an evaluation, and model.train() not after it." if since else ""
+    says = f" These are {_FRESH}, and no batch changes them." if norms and fresh and not since else ""
+    return [
+        Finding(
+            "left-in-eval",
+            severity,
+            _gains(history, norms),
+            step,
+            int(history.step[-1]),
+            {"steps_in_eval_mode": len(history) - since, "of": len(history), "batch_norms": len(norms)},
+            f"{when} the model was in eval mode as it was trained: {what}.{why}{says}",
+            "Call model.train() at the head of the loop that trains, and again after each evaluation.",
+        )
+    ]
+
+
+def norm_statistics(history: History, few: float = 2.0, unmoved: float = 0.05) -> list[Finding]:
+    """Batch norms whose running statistics, which an evaluation goes by, are those of the last batch or of no data.
+
+    By their momentum, which in torch is the weight of the new batch: they are an average of about 1 / momentum batches.
+    Alarm where that is up to `few`; or where momentum times steps is below `unmoved` and the running means were 0 at
+    first. Not of a model that was in eval mode, where they rest.
+    Source: torch's documentation of `BatchNorm2d`; TensorFlow's momentum is 1 less torch's.
+    """
+    if len(history) < LEAST_STEPS or (history.total("eval_mode") == 1).any():
+        return []
+    momenta = {name: history.run.batch_norms[name] for name in _norms(history)}
+    noisy = {name: m for name, m in momenta.items() if m * few >= 1}
+    stale = {name: m for name, m in momenta.items() if m * len(history) < unmoved} if _began_fresh(history) else {}
+    found = noisy or stale
+    if not found:
+        return []
+    momentum = next(iter(found.values()))
+    of = "those of the last batch or two" if noisy else _FRESH
+    return [
+        Finding(
+            "norm-statistics",
+            "warning",
+            _gains(history, found),
+            int(history.step[0]),
+            int(history.step[-1]),
+            {"momentum": momentum, "batches_averaged": 1 / momentum if momentum else 0.0, "batch_norms": len(found)},
+            f"In {len(found)} of {len(momenta)} batch norms the momentum is {setting_text(momentum)}, in torch the "
+            f"weight of the new batch: the running statistics are {of}. In eval mode the model divides by these.",
+            "Take torch's momentum=0.1, which TensorFlow and Keras call 0.9; momentum=None averages over all batches.",
+        )
+    ]
+
+
+def _norms(history: History) -> list[str]:
+    """The batch norms of these steps: those whose gains are their layers, and those without any."""
+    others = {layer.name for layer in history.run.layers} - {*history.layers}
+    return [name for name in history.run.batch_norms if f"{name}.weight" not in others]
+
+
+def _gains(history: History, norms: Iterable[str]) -> tuple[str, ...]:
+    return tuple(layer for layer in history.layers if layer.rpartition(".")[0] in {*norms})
+
+
+def _began_fresh(history: History) -> bool:
+    """Whether the running means were 0 before the first step."""
+    known = history.total("norm_mean")
+    known = known[np.isfinite(known)]
+    return bool(len(known)) and float(known[0]) == 0
+
+
+def _drops(history: History) -> bool:
+    return any("Dropout" in kind for kind in history.run.modules.values())

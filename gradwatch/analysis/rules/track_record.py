@@ -1,0 +1,36 @@
+"""How often each rule was right where it came first and left one cause, on trainings that it was not written for."""
+
+from __future__ import annotations
+
+# Right, of. Printed by `scripts/bench/judgement.py --track-record` of docs/measurements/first_readings.json.
+TRACK_RECORD: dict[str, tuple[int, int]] = {
+    "nonfinite": (17, 17),
+    "lr-too-high": (7, 13),
+    "exploding": (7, 11),
+    "update-too-small": (8, 9),
+    "inputs-not-normalised": (7, 7),
+    "no-gradient": (3, 4),
+    "weights-unchanged": (4, 4),
+    "spike": (3, 4),
+    "dead-layer": (0, 3),
+    "gradients-accumulate": (0, 2),
+    "clip-is-your-learning-rate": (1, 2),
+    "below-epsilon": (0, 2),
+    "negative-loss": (1, 1),
+    "clip-before-unscale": (1, 1),
+    "vanishing": (1, 1),
+    "no-progress": (1, 1),
+    "weights-shrink": (0, 1),
+    "bad-initialisation": (0, 1),
+}
+
+
+def expected_share(rule: str) -> float:
+    """How often it will be right: (right + 1) / (of + 2). Source: Laplace's rule of succession."""
+    right, of = TRACK_RECORD.get(rule, (0, 0))
+    return (right + 1) / (of + 2)
+
+
+def is_proven(rule: str, share: float = 0.8) -> bool:
+    """Whether it will be right in this `share` of cases, or more."""
+    return expected_share(rule) >= share
