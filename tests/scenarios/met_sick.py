@@ -233,7 +233,7 @@ def answers_drowned_in_padding(folder, ill):
 
 # "BatchNorm momentum set to 0 in Inception models", github.com/Cadene/pretrained-models.pytorch/issues/5
 @sick(
-    "norm-statistics-stale", "norm-left-in-eval",
+    "norm-statistics-stale", "norm-left-in-eval", "norm-statistics",
     where="the running means and variances of all norms: they stay 0 and 1", cure="torch's momentum of 0.1",
 )  # fmt: skip
 def statistics_that_are_never_updated(folder, ill):

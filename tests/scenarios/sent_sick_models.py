@@ -18,7 +18,7 @@ from unseen import entropy_of, fit, rings, seeded, sick
 # "Strange value chosen for the momentum (decay parameter) of BatchNorm2d layers" (0.9, as elsewhere; torch's is 0.1),
 # github.com/eriklindernoren/PyTorch-YOLOv3/issues/230
 @sick(
-    "norm-statistics-noisy", "norm-over-too-few",
+    "norm-statistics-noisy", "norm-over-too-few", "norm-statistics",
     where="the running statistics of all norms: those of the last four images", cure="momentum=0.1",
 )  # fmt: skip
 def statistics_of_the_last_batch(folder, ill):

@@ -176,6 +176,7 @@ def batch_norm_over_two_rows(folder, ill):
 
 @sick(
     "lr-too-high", "update-too-large", "exploding", "imbalance", "dead-layer", "norm-left-in-eval",
+    "left-in-eval",
     where="0.weight, from the first steps", cure="net.train(): the running statistics are those of nothing yet",
 )  # fmt: skip
 def batch_norm_left_in_eval(folder, ill):
