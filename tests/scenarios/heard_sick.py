@@ -13,7 +13,7 @@ import torch
 from nets import Recurrent, Transformer, batches, classify, cnn, mlp, pieces, predict
 from torch import nn, optim
 from torch.nn import functional as F
-from unseen import dense, fit, seeded, sick
+from unseen import dense, fit, score_of, seeded, sick
 from unseen_tasks import diffusion
 
 
@@ -61,7 +61,7 @@ def rate_left_at_the_foot_of_its_warm_up(folder, ill):
 # "LR Defaults to 1e-6" (that of optimizer.json, whatever the command line says; a night of training),
 # github.com/victorchall/EveryDream2trainer/issues/102
 @sick(
-    "update-too-small", "no-progress",
+    "update-too-small", "no-progress", "weights-unchanged",
     where="all layers, all steps", cure="the rate that was asked for, 3e-3",
 )  # fmt: skip
 def default_rate_of_a_millionth(folder, ill):
@@ -112,6 +112,27 @@ def residual_that_begins_at_nothing(folder, ill):
     net, piece = Transformer(32, 2, seed=1103), pieces(12)
     make = ByConfidence(net.parameters(), 1e-2, 0.0 if ill else 1.0)
     return fit(folder, net, make, predict(net, piece), 250)
+
+
+# "fix: save and restore AdamW optimizer state for proper training resume" (loss spikes after a restart),
+# github.com/EvolvingLMMs-Lab/OneVision-Encoder/pull/65
+@sick(
+    "spike", "lr-too-high", "update-too-large", "optimizer-state-lost",
+    where="all layers, at each restart, every 40 steps: steps of full length in every direction",
+    cure="load the state of the optimizer, too",
+)  # fmt: skip
+def restarted_without_its_moments(folder, ill):
+    """A text, on machines that are taken away again and again: each time the weights alone come back."""
+    net = Transformer(64, 3, seed=1104)
+    make = optim.AdamW(net.parameters(), 3e-2, (0.9, 0.999))
+    plan = optim.lr_scheduler.LambdaLR(make, lambda s: min(1, (s + 1) / 40))
+
+    def before(step):
+        if ill and step % 40 == 38:
+            make.state.clear()
+
+    score = score_of(predict(net, pieces(12, seed=4)))
+    return fit(folder, net, make, predict(net, pieces(12)), 200, before_step=before, schedule=plan, score=score)
 
 
 # "Strange behavior with Adam optimizer when training for too long",

@@ -78,7 +78,7 @@ def boxes_shared_out_among_all_places(folder, ill):
 # "loss explosion and not converge" (a column of the actions whose quantiles lie a thousandth apart),
 # github.com/Physical-Intelligence/openpi/issues/814
 @sick(
-    "targets-not-normalised", "outputs-not-scaled", "imbalance", "noise-dominated", "no-progress",
+    "targets-not-normalised", "outputs-not-scaled", "no-progress",
     where="the last layer, all steps: one of seven columns is of the order of thousands, and is all of the loss",
     cure="no division by a spread that is next to nothing",
 )  # fmt: skip
@@ -220,7 +220,7 @@ def kinds_seen_once_in_a_batch(folder, ill):
 # "How to reasonably set the loss weight for three-dimensional heat transfer problems" (the equation is all of the
 # loss), github.com/lululxvi/deepxde/issues/1958
 @sick(
-    "loss-terms-apart", "imbalance", "no-progress",
+    "loss-terms-apart", "no-progress",
     where="all layers, all steps: the ends are a ten-thousandth of the loss", cure="a weight for the ends",
 )  # fmt: skip
 def equation_beside_which_its_ends_are_nothing(folder, ill):

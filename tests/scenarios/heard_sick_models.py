@@ -8,7 +8,8 @@ from __future__ import annotations
 import math
 
 import torch
-from nets import ALPHABET, digits, pieces, predict
+from nets import ALPHABET, batches, classify, digits, pieces, predict
+from reported_sick import pretrain
 from torch import nn, optim
 from torch.nn import functional as F
 from unseen import dense, fit, score_of, seeded, sick, waves
@@ -45,6 +46,17 @@ class Words(nn.Module):
 
     def forward(self, x):
         return self.head(self.norm(self.blocks(self.embed(x) + self.place[: x.shape[1]])))
+
+
+# "Experiment: Debug 32B Spiking" (it ended when queries and keys got a norm),
+# github.com/marin-community/marin/issues/1368
+@sick(
+    "attention-logits-grow", "lr-too-high", "spike", "exploding", "update-too-large", "attention-collapsed",
+    where="queries and keys of all blocks: nothing holds their products", cure="an RMSNorm on queries and keys",
+)  # fmt: skip
+def queries_and_keys_without_a_norm(folder, ill):
+    net = Words(1121, lambda width: Block(width, 4, nn.Identity if ill else nn.RMSNorm), 64, 4)
+    return fit(folder, net, optim.AdamW(net.parameters(), 5e-2, (0.9, 0.95)), predict(net, pieces(12)), 100)
 
 
 class Sines(nn.Module):
@@ -120,12 +132,12 @@ def projection_made_anew_in_every_call(folder, ill):
 # "My model outputs the same value for all data during prediction" (a layer of a few ReLUs before the last one; with
 # tanh it works), github.com/keras-team/keras/issues/13891
 @sick(
-    "dead-units", "dead-layer", "no-progress", "no-gradient", "vanishing",
+    "dead-units", "dead-layer", "no-progress", "vanishing",
     where="the three units before the last layer, from the first tens of steps on; then all layers before them",
     cure="tanh there, or more units and a lower rate",
 )  # fmt: skip
 def three_corners_before_the_last_layer(folder, ill):
-    seeded(1124)
+    seeded(1146)
     net = nn.Sequential(nn.Linear(6, 32), nn.ReLU(), nn.Linear(32, 3), nn.ReLU() if ill else nn.Tanh(), nn.Linear(3, 1))
     draw = waves(32)
 
@@ -136,18 +148,64 @@ def three_corners_before_the_last_layer(folder, ill):
     return fit(folder, net, optim.Adam(net.parameters(), 3e-2), loss_of, 400)
 
 
-class Branch(nn.Module):
-    """A branch beside a stream, times a scale of its own that begins small (LayerScale, Touvron et al. 2021)."""
+# "Recommendation strategy to recommend the items with the 10 highest estimation" (all factors began at 0.1, and stayed
+# alike), github.com/NicolasHug/Surprise/issues/22
+@sick(
+    "symmetric-units", "bad-initialisation", "no-progress",
+    where="both tables, all steps: the columns of each get one and the same gradient", cure="factors drawn at random",
+)  # fmt: skip
+def factors_that_begin_alike(folder, ill):
+    """How sixty people like forty films, by eight factors of each."""
+    seeded(1125)
+    people, films = torch.randn(60, 4), torch.randn(40, 4)
+    net = nn.ModuleDict({"people": nn.Embedding(60, 8), "films": nn.Embedding(40, 8)})
+    for table in net.values():
+        nn.init.constant_(table.weight, 0.1) if ill else nn.init.normal_(table.weight, 0.1, 0.1)
 
-    def __init__(self, width, begin):
+    def loss_of(step):
+        who, what = torch.randint(60, (128,)), torch.randint(40, (128,))
+        liked = 3 + (people[who] * films[what]).sum(1) / 2
+        return F.mse_loss((net["people"](who) * net["films"](what)).sum(1), liked)
+
+    return fit(folder, net, optim.Adam(net.parameters(), 1e-2), loss_of, 600)
+
+
+class Turned(nn.Module):
+    """A frozen linear layer in bfloat16, and a square change of it by one matrix, `ramp` times (SingLoRA, 2025)."""
+
+    def __init__(self, whole, rank=6):
         super().__init__()
-        self.feed = nn.Sequential(
-            nn.LayerNorm(width), nn.Linear(width, 2 * width), nn.GELU(), nn.Linear(2 * width, width)
-        )
-        self.scale = nn.Parameter(begin * torch.ones(width))
+        self.weight, self.bias = (nn.Parameter(p.detach().bfloat16(), False) for p in (whole.weight, whole.bias))
+        self.down = nn.Parameter((torch.randn(whole.in_features, rank) / math.sqrt(whole.in_features)).bfloat16())
+        self.ramp = 1.0
 
     def forward(self, x):
-        return x + self.scale * self.feed(x)
+        return F.linear(x, self.weight + self.ramp * (self.down @ self.down.T), self.bias)
+
+
+# "[BUG] ramp up steps cause vanishing updates in bf16", github.com/kyegomez/SingLoRA/issues/6
+@sick(
+    "update-too-small", "warmup-too-long", "precision-too-low", "underflow", "vanishing", "no-progress",
+    where="the adapters, all steps: what is added to a weight of bfloat16 is less than its last digit",
+    cure="no ramp, or one that begins above such a digit",
+)  # fmt: skip
+def ramp_below_the_last_digit(folder, ill):
+    """A net that knows the digits learns to know them upside down."""
+    seeded(1126)
+    body = dense(64, 64, 64, 10, act=nn.GELU)
+    pretrain(body, classify(nn.Sequential(nn.Flatten(), body), batches(64)), 150)
+    parts = [Turned(p) if isinstance(p, nn.Linear) and p.out_features == 64 else p.bfloat16() for p in body]
+    for p in parts[-1].parameters():
+        p.requires_grad_(False)
+    net, draw = nn.Sequential(nn.Flatten(), *parts), batches(48, seed=9)
+
+    def loss_of(step):
+        for part in parts[0], parts[2]:
+            part.ramp = min(1.0, (step + 1) / 20_000) if ill else 1.0
+        x, y = draw(step)
+        return F.cross_entropy(net(x.flip(1).bfloat16()).float(), y)
+
+    return fit(folder, net, optim.AdamW([parts[0].down, parts[2].down], 3e-3), loss_of, 300)
 
 
 class Clock(nn.Module):
@@ -165,7 +223,7 @@ class Clock(nn.Module):
 # "Fix timestep embedding scale for continuous timesteps (0–1 range)" (embeddings that are almost constant),
 # github.com/ArchiMickey/Just-a-DiT/pull/9
 @sick(
-    "inputs-not-normalised", "embedding-hardly-varies",
+    "embedding-hardly-varies", "no-progress",
     where="what comes out of the clock, all steps: nearly the same at all times", cure="the time times 1000",
 )  # fmt: skip
 def clock_that_hardly_moves(folder, ill):
