@@ -356,6 +356,21 @@ def test_weights_that_run_away_in_their_first_steps_moved_too_far():
     assert lr_too_high(weighing(OUT * 1e-3, history)) == []  # it begins next to 0: any step is long
 
 
+def test_weights_that_grow_in_a_training_that_succeeds_moved_no_too_far_where_its_loss_rose_in_between():
+    row = np.arange(STEPS)
+    rose = learns() + 1.5 * np.maximum(0, 1 - np.abs(row - 70) / 15)  # the peak of one cycle
+    found = lr_too_high(weighing(OUT, run(ratio=0.01, loss=rose)))
+    assert [(f.severity, "growth" in f.evidence) for f in found] == [("note", False)]
+
+
+def test_a_rise_from_the_first_loss_on_is_a_note_where_the_training_succeeds():
+    row = np.arange(STEPS)
+    lucky = np.where(row == 0, 1.0, np.where(row < 60, 2.0, 0.3 + 1.7 * np.exp(-(row - 60) / 60))) * (1 + 0.05 * NOISE)
+    assert [f.severity for f in lr_too_high(run(ratio=0.01, loss=lucky))] == ["note"]
+    lost = np.where(row < 60, 1.0, np.where(row < 120, 2.0, 0.6)) * (1 + 0.01 * NOISE)
+    assert [f.severity for f in lr_too_high(run(ratio=0.01, loss=lost))] == ["warning"]
+
+
 def test_weights_begin_to_run_away_after_the_batch_that_threw_them():
     hit = np.arange(STEPS) == 18
     loss, norm = np.where(hit, 7e3, 2.3 + NOISE), np.where(hit, 3e3, 1.0)

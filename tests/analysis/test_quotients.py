@@ -176,6 +176,29 @@ def test_weights_that_each_step_moves_and_that_are_soon_where_they_were_are_put_
         away = plain.layer("update_ratio") * 10 * share
         moved = changed(plain, per_layer={**plain.per_layer, "displacement": away})
         assert [f.rule for f in weights_unchanged(moved)] == rules
+        learnt = changed(moved, per_step={**moved.per_step, "loss": learns()})
+        assert weights_unchanged(learnt) == []  # at what is wanted a proximal step takes back that of the gradient
+
+
+def test_an_expert_that_is_chosen_now_and_then_is_not_put_back_between_its_steps():
+    plain = run(ratio=0.01, loss=2.3 + 0.1 * NOISE)
+    chosen, measured = np.arange(STEPS) % 20 == 0, np.arange(STEPS) % 10 == 0  # no gradient in between
+    ratio, away = (plain.layer("update_ratio").copy() for _ in range(2))
+    ratio[:, 1] = np.where(measured, np.where(chosen, 0.01, 0.0), np.nan)
+    away[:, 1] = np.where(measured, np.where(chosen, 0.0, 0.01), np.nan)  # to where the step before had led it
+    norm = plain.layer("grad_norm").copy()
+    norm[~chosen, 1] = np.nan
+    columns = {"update_ratio": ratio, "displacement": away, "grad_norm": norm}
+    assert weights_unchanged(changed(plain, per_layer={**plain.per_layer, **columns})) == []
+
+
+def test_weights_that_rest_once_all_is_learnt_stand_still_for_that():
+    plain = run(ratio=0.01)
+    ratio = np.where(np.arange(STEPS)[:, None] < 40, plain.layer("update_ratio"), 0 * plain.layer("update_ratio"))
+    held = changed(plain, per_layer={**plain.per_layer, "update_ratio": ratio.astype(np.float32)})
+    for loss, rules in ((2.3 + 0.1 * NOISE, ["weights-unchanged"]), (learns(), [])):
+        kept = changed(held, per_step={**held.per_step, "loss": loss})
+        assert [f.rule for f in weights_unchanged(kept)] == rules
 
 
 def test_a_sum_that_bends_early_is_told_by_how_little_a_batch_changes_it():

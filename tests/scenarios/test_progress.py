@@ -76,12 +76,15 @@ def test_a_loss_that_stays_where_it_was_is_no_progress_and_one_that_falls_by_a_l
 
 def test_losses_that_differ_by_more_than_their_level_are_noise():
     draw = np.random.default_rng(0).pareto(1.0, 400) + 1  # a few are hundreds of times the usual one
-    (found,) = noise_dominated(losses(*draw))
+    (found,) = noise_dominated(losses(*draw, grad_norm=draw))
+    assert noise_dominated(losses(*draw)) == []  # the gradients are bounded
     assert (found.rule, found.severity) == ("noise-dominated", "warning")
     assert found.evidence["noise_of_a_batch"] > 0.5
-    assert noise_dominated(losses(*draw[:199])) == []  # few steps
-    assert noise_dominated(losses(*draw, accuracy=np.linspace(0.1, 0.8, 400))) == []
-    assert noise_dominated(losses(*(draw / np.linspace(1, 50, 400)))) == []  # it falls for all its noise
+    assert noise_dominated(losses(*draw[:199], grad_norm=draw[:199])) == []  # few steps
+    assert noise_dominated(losses(*draw, grad_norm=draw, accuracy=np.linspace(0.1, 0.8, 400))) == []
+    assert (
+        noise_dominated(losses(*(draw / np.linspace(1, 50, 400)), grad_norm=draw)) == []
+    )  # it falls for all its noise
     assert noise_dominated(losses(*(2.3 + NOISE))) == []
 
 

@@ -201,7 +201,8 @@ def _is_even(history: History, norm: Floats, even: float, times: float = 7.0, af
         return False
     loss = history.total(names[0])[: after + len(late)]
     loss = loss[np.isfinite(loss)]
-    noise = float(np.median(np.abs(np.diff(loss)))) / abs(float(np.median(loss))) if len(loss) > least // 2 else 0.0
+    level = abs(float(np.median(loss))) if len(loss) > least // 2 else 0.0
+    noise = float(np.median(np.abs(np.diff(loss)))) / level if level else 0.0  # that of GRPO is exactly 0
     change = float(np.median(np.abs(np.diff(np.log(late)))))
     pace = late[-1] / late[0] * after / (after + len(late))
     if change < min(even, noise / 4):
@@ -211,7 +212,7 @@ def _is_even(history: History, norm: Floats, even: float, times: float = 7.0, af
 
 
 def _swings(history: History, norm: Floats, straight: float = 0.6, least: int = 5) -> bool:
-    """Whether steps lead the same way over `least` of them or more, though the loss kept half of its first value.
+    """Whether steps lead the same way over `least` of them or more, though the loss did not clearly get better.
 
     Asked of SGD without momentum, where nothing else carries a step on, if the first three values of the norm `[T]`
     rise as those of a sum do, and later ones stay above the first. Steps that are too long take each other back:
@@ -221,13 +222,7 @@ def _swings(history: History, norm: Floats, straight: float = 0.6, least: int = 
     carried = any(float(group.get("momentum") or 0) > 0.5 for group in settings(history))
     losses = [p for p in progress(history) if p.is_loss]
     every, direct = directness(history)
-    if (
-        optimizer_kind(history) != "SGD"
-        or carried
-        or not losses
-        or any(p.won > p.first / 2 for p in losses)
-        or every < least
-    ):
+    if optimizer_kind(history) != "SGD" or carried or not losses or any(p.is_real() for p in losses) or every < least:
         return False
     if len(norm) < least or middle(norm[len(norm) // 2 :]) < norm[0]:
         return False

@@ -50,7 +50,8 @@ def lr_too_high(history: History, jump: float = 0.35, sigmas: float = 6.0, width
     than it began, by steps longer than usual: by usual ones its targets may have grown instead, and it is a warning
     with both causes. A note where the loss fell to a tenth of where it began all the same,
     or where it was over within a tenth of the steps, and the loss then fell on, to less than half of where it began, if
-    it did not throw the weights out either (`_ran_away`). Not judged where parts of a run train against each other, or
+    it did not throw the weights out either (`_ran_away`); or where it rose before it had won anything, and the training
+    succeeds: one first loss may lie low by chance. Not judged where parts of a run train against each other, or
     where the loss is below 0 early or begins in its own noise (a policy gradient's): it has no scale.
     First steps that were far too long show in the weights (`_ran_away`), which is said where the loss shows nothing by
     the first 50 steps; and so do steps that lead the weights away while little is learnt (`_outgrew`), and those of an
@@ -74,15 +75,14 @@ def lr_too_high(history: History, jump: float = 0.35, sigmas: float = 6.0, width
             well = end < min(began, values[rows[0]]) / 10
             brief = last - first < len(rows) / 10 and end < min(lowest, began / 2)
             shifted = _shifted(history, values, rows, int(rows[first]))
-            severity: Severity = "note" if shifted or brief or well else "warning"
+            unlearnt = lowest >= began and not away and succeeds(history)
+            severity: Severity = "note" if shifted or brief or well or unlearnt else "warning"
             usual = largest_ratio(history) < USUAL_RATIO[is_adaptive(history)]
             unclear = end >= began and usual and not raised_before(history, int(rows[first]))
             if end >= began and not shifted and not unclear:
                 severity = "error"
-            if severity == "note" and not shifted:
-                away = away or _ran_away(history, jumped=True)
-                if away:
-                    return away
+            if severity == "note" and not shifted and away:
+                return away
             numbers: dict[str, float | str] = {"metric": name, **evidence, "end": end}
             end_row = len(history) - 1 if severity == "error" else int(rows[last])
             return [_too_high(history, severity, int(rows[first]), end_row, numbers, shifted, unclear=unclear)]
@@ -97,7 +97,6 @@ def _ran_away(
     soon: float = 3.0,
     later: float = 4.0,
     own: float = 0.35,
-    jumped: bool = False,
     beyond: float = 10.0,
     large: float = 3.5,
 ) -> list[Finding]:
@@ -105,7 +104,7 @@ def _ran_away(
 
     Or, where the rate sets the length of a step, the first one changed them by the share `own` of their size, and the
     loss rose by half within ten. Not said of weights that begin next to 0 (`initial_gains`), nor of a training that
-    succeeds all the same, but where its loss `jumped` too; of such a first step where its loss came down to a tenth.
+    succeeds all the same; of such a first step where its loss came down to a tenth.
     Whatever came of it, a first step of `beyond` times the weights replaced them, if it left them `large` (as gains).
     The healthy trainings of the tests grow up to 2.9 times in 20 steps, or succeed; Adam's first steps are below .25,
     those of others below 6 (L-BFGS).
@@ -128,7 +127,7 @@ def _ran_away(
     up = [float(history.total(p.metric)[:10].max()) > 1.5 * p.first for p in losses]
     if replaced or (first > own and losses and all(up) and not any(p.ended < p.first / 10 for p in losses)):
         row = 0
-    elif fast.any() and (jumped or not succeeds(history)):
+    elif fast.any() and not succeeds(history):
         row = max(0, int(np.argmax(grown > soon**0.5)) - 1)  # in between two measurements
     else:
         return []

@@ -6,10 +6,11 @@ import re
 
 import numpy as np
 
+from gradwatch.analysis.clips import incoming
 from gradwatch.analysis.noise_scale import estimates, noise_scale
-from gradwatch.analysis.rules.facts import optimizer_kind
+from gradwatch.analysis.rules.facts import middle, optimizer_kind
 from gradwatch.analysis.rules.finding import Finding
-from gradwatch.analysis.rules.progress import Progress, progress, unmoved
+from gradwatch.analysis.rules.progress import Progress, learnt_before, progress, unmoved, went
 from gradwatch.analysis.rules.tries import LOWER, OWN_PAST, clip_with
 from gradwatch.formatting import setting_text
 from gradwatch.history import History
@@ -31,7 +32,8 @@ def noise_dominated(
 
     By the losses, a warning: nothing that was logged gets better, as in `no_progress` (from `min_losses` steps on, of a
     run under way from `running`), and the standard deviation of one training loss, by the differences of neighbours,
-    is above the share `noise` of where it began and ended: learning could not be seen.
+    is above the share `noise` of where it began and ended: learning could not be seen. So is that of the gradient norm,
+    where it is known. Not said of a loss that was learnt within the first steps, or before them (`learnt_before`).
     By the gradients, a note, as late in a training it is usual: the noise scale (`analysis.noise_scale`, of ranks or of
     micro-batches) is `times` the batch, over the later half of at least `min_steps` steps in which it is known.
     Source: McCandlish et al. 2018, appendix A.1; the standard error of a median.
@@ -45,10 +47,14 @@ def noise_dominated(
 
 def _by_losses(history: History, noise: float, min_steps: int, running: int) -> list[Finding]:
     losses = unmoved(history, min_steps, running)
-    if any(p.won > max(6 * p.noise, 0.8 * abs(p.first)) for p in losses):
-        return []  # it was learnt within the first steps
+    if any(_learnt(p) or learnt_before(history, p) for p in losses):
+        return []  # it was learnt within the first steps, or before them
     if not losses or not all(p.noise > noise * max(abs(p.began), abs(p.ended)) for p in losses):
         return []
+    norm = incoming(history)
+    norm = norm[np.isfinite(norm)]
+    if len(norm) >= min_steps and went("grad_norm", norm, 1).noise <= noise * middle(norm):
+        return []  # what one example can weigh is bounded, as by Huber's loss: only the loss tells of it
     return _from_batch_to_batch(
         history,
         losses[0],
@@ -59,6 +65,11 @@ def _by_losses(history: History, noise: float, min_steps: int, running: int) -> 
     )
 
 
+def _learnt(loss: Progress) -> bool:
+    """Whether nearly all of a loss is gone, by far more than its noise: beside the rest any noise is large."""
+    return loss.won > max(6 * loss.noise, 0.8 * abs(loss.first))
+
+
 def _of_whole_batches(history: History, share: float, min_steps: int) -> list[Finding]:
     """Rprop goes by the signs of gradients and L-BFGS by their differences: between small batches both are noise.
 
@@ -66,7 +77,7 @@ def _of_whole_batches(history: History, share: float, min_steps: int) -> list[Fi
     """
     kind = optimizer_kind(history)
     losses = [p for p in progress(history) if p.is_loss] if _WHOLE.fullmatch(kind) and len(history) >= min_steps else []
-    if not losses or not all(p.noise > share * abs(p.ended) for p in losses):
+    if not losses or any(_learnt(p) for p in losses) or not all(p.noise > share * abs(p.ended) for p in losses):
         return []
     return _from_batch_to_batch(
         history,

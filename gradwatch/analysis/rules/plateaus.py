@@ -10,7 +10,7 @@ import numpy as np
 from gradwatch.analysis.clips import incoming
 from gradwatch.analysis.rules.facts import ends_in, middle
 from gradwatch.analysis.rules.finding import Finding, Severity, Why, either
-from gradwatch.analysis.rules.progress import Progress, can_be_judged, progress, reaches_its_goal
+from gradwatch.analysis.rules.progress import Progress, can_be_judged, progress, reaches_its_goal, succeeds
 from gradwatch.analysis.rules.standstill import equal_odds, left_odds, rests_since
 from gradwatch.history import History
 
@@ -35,15 +35,13 @@ def finding_of(history: History, shown: Progress, why: Why, severity: Severity =
     ]
 
 
-def rests(
-    history: History, min_steps: int, running: int, left: float = 0.25, much: float = 0.6, large: float = 100.0
-) -> list[Finding]:
+def rests(history: History, min_steps: int, running: int, left: float = 0.25, large: float = 100.0) -> list[Finding]:
     """Each loss fell at first and stands since, at a large part of where it began, and nothing else got better.
 
     The share `left` of the first value is left at least, and from the second quarter of the run to the last it won
     nothing that is clear of its noise; or less than a quarter of the whole, where the last module bounds or drops what
     is given out: a ReLU cuts off all below 0, a dropout sets outputs to 0 by chance (`rests_since`). Without such a
-    module and with less than the share `much` left it is a note: so end healthy trainings whose targets have noise.
+    module it is a note where the training `succeeds`: so end healthy trainings whose targets have noise.
     But of a loss that began above `large`, whose targets are ten times what a net gives out at first, a fifth of `left`
     is much: the healthy trainings of the tests begin below 50.
     """
@@ -66,7 +64,7 @@ def rests(
         {"left": shown.ended / shown.first, **({"last_module": taken} if taken else {})},
         alternatives=causes,
     )
-    return finding_of(history, shown, why, "warning" if taken or far or shown.ended >= much * shown.first else "note")
+    return finding_of(history, shown, why, "note" if succeeds(history) and not (taken or far) else "warning")
 
 
 def stops(history: History, min_steps: int, running: int, much: float = 0.6, share: float = 0.125) -> list[Finding]:

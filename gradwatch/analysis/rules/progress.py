@@ -138,6 +138,11 @@ def all_learnt(history: History, near: float = 0.02) -> bool:
     return bool(losses) and all(rests) and succeeds(history)
 
 
+def learnt_before(history: History, loss: Progress) -> bool:
+    """Whether a loss began at less than half of what equal probabilities give: the model had been trained before."""
+    return loss.began < chance_loss(history) / 2
+
+
 def creeps(
     history: History,
     share: float = 0.4,
@@ -150,13 +155,13 @@ def creeps(
 
     Each third of a training loss is lower than the one before by its median, the last by no less than the share `pace`
     of what the one before it won, and both together are `sigmas` standard errors. Not asked while the rate still rises,
-    nor of a loss that began at less than half of what equal probabilities give: it has been learnt before.
+    nor of a loss that was `learnt_before`.
     """
     if not can_be_judged(history, min_steps, running) or _rises(history):
         return False
     known = progress(history)
     losses = [p for p in known if p.is_loss]
-    if not losses or any(p.is_large(share) for p in known) or any(p.began < chance_loss(history) / 2 for p in losses):
+    if not losses or any(p.is_large(share) for p in known) or any(learnt_before(history, p) for p in losses):
         return False
     for p in losses:
         values = history.total(p.metric)
@@ -176,7 +181,7 @@ def hardly_moves(
     By no more than `unclear`, where it did not clearly get better. Asked as `creeps` is.
     """
     known = progress(history) if can_be_judged(history, min_steps, running) and not _rises(history) else []
-    losses = [p for p in known if p.is_loss and not p.began < chance_loss(history) / 2]
+    losses = [p for p in known if p.is_loss and not learnt_before(history, p)]
     return (
         bool(losses)
         and not any(p.is_large(share) for p in known)

@@ -20,6 +20,7 @@ from gradwatch.analysis.rules.facts import (
     rates,
 )
 from gradwatch.analysis.rules.finding import Finding, Severity, either
+from gradwatch.analysis.rules.progress import all_learnt
 from gradwatch.analysis.rules.updates import update_too_small, weak_gradients
 from gradwatch.history import Bools, Floats, History
 
@@ -90,7 +91,8 @@ def _still(
     expected, eps = _expected(history, rows), _eps(history)
     share = 0.3 if not is_adaptive(history) else 0.05  # of what the step should have been; Adam's is only bounded
     with np.errstate(invalid="ignore"):
-        frozen = (ratio == 0) | (history.layer("displacement")[rows] == 0)  # put back between two steps
+        moved = np.vstack([np.zeros_like(ratio[:1], bool), ratio[:-1] > 0])  # by the step that was measured before
+        frozen = (ratio == 0) | (moved & (history.layer("displacement")[rows] == 0))  # put back between two steps
         lost = (expected < 2 * eps) & (expected > 0) & (ratio < share * expected)
     known = alive & ~np.isnan(ratio)
     moves = known & ~(frozen | lost)
@@ -119,6 +121,8 @@ def _put_back(history: History, share: float = 0.02, least: int = 5) -> list[Fin
     moves = largest_ratio(history)
     if not moves > _eps(history).max():
         return []  # a step is no longer than rounding: of weights that grew huge, what is left of it is chance
+    if all_learnt(history):
+        return []  # they rest at what was wanted: there a proximal step takes back each step of the gradient
     long = moves > 5 * USUAL_RATIO[is_adaptive(history)]
     return [
         _finding(
@@ -186,6 +190,8 @@ def _explained(
             wanted = rate * USUAL_RATIO[is_adaptive(history)] / median if median > 0 else 0.0
             weak = weak_gradients(history, float(median), float(wanted))
             cause, cure = (weak.cause, weak.cure) if weak else (cause, "Raise the learning rate by decades.")
+    elif everything and all_learnt(history):
+        return []  # L-BFGS stops by itself where a step no longer lowers the loss
     else:
         evidence["expected_update_ratio"] = float(median)
         open_ = _NO_EFFECT
