@@ -47,6 +47,12 @@ class Inside:
         parts = self.histogram, self.micro_batches, self.logits
         return bool(self.activations.names) or any(part is not None for part in parts)
 
+    def at_first(self, looking: Looking) -> dict[str, Any]:
+        """What is known of the model before the first step, scalars."""
+        with looking.at("norm_mean"):
+            return {} if self.mode is None else self.mode.at_first()
+        return {}
+
     def begin(self, step: int, layout: Layout) -> None:
         """The forward pass of this step is about to begin."""
         self.activations.begin(step)

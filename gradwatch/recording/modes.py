@@ -23,7 +23,7 @@ class BatchNorm(NamedTuple):
 def batch_norms(model: nn.Module) -> Iterator[BatchNorm]:
     """Those of the model, but for averages over all batches, whose momentum is None."""
     for name, norm in model.named_modules():
-        if isinstance(norm, _BatchNorm) and norm.running_mean is not None and norm.momentum is not None:
+        if isinstance(norm, _BatchNorm) and norm.running_mean is not None and isinstance(norm.momentum, int | float):
             yield BatchNorm(name, float(norm.momentum), norm.running_mean)
 
 

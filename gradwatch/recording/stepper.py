@@ -70,8 +70,7 @@ class Stepper:
         self._hooks.attach()
         listen(self.listener)
         self.inside.begin(self.steps, self.layout)
-        if self.inside.mode is not None and not self.steps:
-            self.recorder.add(self.inside.mode.at_first())
+        self.recorder.add(self.inside.at_first(self.weights.looking))
 
     @property
     def layout(self) -> Layout:
