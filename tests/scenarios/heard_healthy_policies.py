@@ -138,7 +138,7 @@ def moves_by_what_is_to_be_paid(folder):
 
 @healthy(0.3)
 def plans_through_what_was_learnt(folder):
-    """Three nets say what a push does; of sixty plans the best is begun (Chua et al. 2018). What it pays is logged."""
+    """Three nets say what pushes do; of sixty plans the best is begun (Chua et al. 2018). What it pays is logged."""
     seeded(1158)
     net = nn.ModuleList(dense(4, 48, 48, 2, act=nn.SiLU) for _ in range(3))
     past, last = [], [0.0]
@@ -153,14 +153,14 @@ def plans_through_what_was_learnt(folder):
         return state + one(seen)
 
     @torch.no_grad()
-    def lived(rows, steps=20):
+    def lived(rows, steps=30):
         state, cost = torch.stack([math.pi * (2 * torch.rand(rows) - 1), torch.zeros(rows)], 1), 0.0
         for _ in range(steps):
-            plans = 2 * torch.rand(rows, 60, 8) - 1
+            plans = (2 * torch.rand(rows, 60, 4) - 1).repeat_interleave(3, 2)
             ahead, price = state[:, None].expand(-1, 60, -1), torch.zeros(rows, 60)
-            for t in range(8):
+            for t in range(12):
                 ahead = said(net[t % 3], ahead, plans[..., t])
-                price += 1 - ahead[..., 0].cos() + 0.02 * ahead[..., 1].square()
+                price += 1 - ahead[..., 0].cos()
             push = plans[torch.arange(rows), price.argmin(1), 0]
             after = turned(state, push)
             past.append((state, push, after))
@@ -178,7 +178,7 @@ def plans_through_what_was_learnt(folder):
 
     def score():
         kept = len(past)
-        cost = lived(16)
+        cost = lived(32)
         del past[kept:]
         return cost
 
