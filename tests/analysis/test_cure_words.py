@@ -237,7 +237,7 @@ def test_a_mild_spike_after_which_the_loss_came_back_asks_for_no_clip():
 @pytest.mark.parametrize(("scale", "said"), [(1e-9, "divide by their standard deviation"), (1.0, "Lower eps to about")])
 def test_a_tiny_loss_is_brought_to_unit_size_before_eps_is_lowered(scale, said):
     made = {"name": "Adam", "class": "Adam", "settings": {"lr": 0.01, "eps": 1e-4}}
-    history = run("Adam", loss=scale * FLAT)
+    history = run("Adam", loss=scale * FLAT, grad_norm=1e-6 * FLAT)
     history = replace(history, run=replace(history.run, optimizers=(made,)))
     small = {name: np.full_like(history.layer(name), 1e-6) for name in ("grad_norm", "clip_coef")}
     small["clip_coef"] = np.ones_like(small["clip_coef"])

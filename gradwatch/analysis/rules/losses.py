@@ -9,6 +9,7 @@ import re
 
 import numpy as np
 
+from gradwatch.analysis.rules.facts import own_optimizers
 from gradwatch.analysis.rules.schedule import raised_before
 from gradwatch.history import Bools, Floats, History
 from gradwatch.storage.logged_names import is_loss, is_training_loss
@@ -35,13 +36,17 @@ def learnt(history: History, share: float = 1e-6) -> Bools:
     return np.all(small, axis=0) if small else np.zeros(len(history), bool)
 
 
-def scaled_losses(history: History) -> dict[str, Floats]:
+def scaled_losses(history: History, nothing: float = 1e-6) -> dict[str, Floats]:
     """The training losses `[T]` by name whose size says something: not those that were below 0 early (first quarter).
 
-    The loss of a policy gradient, summed over an episode, grows as its agent lives longer.
+    The loss of a policy gradient, summed over an episode, grows as its agent lives longer. Nor those that begin at 0,
+    at less than `nothing` beside a gradient of 1 or more, or of a smaller one: GRPO's, a distance to how a model began.
     """
+    norm = history.total("grad_norm")
+    least = nothing * min([1.0, *norm[np.isfinite(norm)][:1]])
     found = {name: history.total(name) for name in training_losses(history)}
-    return {name: values for name, values in found.items() if first_quarter(values).min() >= 0}
+    early = {name: first_quarter(values) for name, values in found.items()}
+    return {n: values for n, values in found.items() if early[n].min() >= 0 and not early[n][0] < least}
 
 
 def first_quarter(values: Floats) -> Floats:
@@ -51,9 +56,15 @@ def first_quarter(values: Floats) -> Floats:
 
 
 def has_rivals(history: History) -> bool:
-    """Whether this is a part of a run, or one lane of several and others have logged a loss (not once seen here)."""
-    losses = [history.total(name) for name in history.logged if is_loss(name)]
-    return history.run.part is not None or any(np.isnan(values).all() for values in losses)
+    """Whether this is a part of a run, or one lane of several that have losses of their own.
+
+    They have where one was logged that was not once seen here, or two of the training data in the same steps: most
+    loops log those of all parts together, when the last one has stepped.
+    """
+    seen = [np.isfinite(history.total(name)).any() for name in history.logged if is_loss(name)]
+    lane = len(own_optimizers(history)) < len(history.run.optimizers)
+    several = lane and sum(map(is_training_loss, history.logged)) > 1
+    return history.run.part is not None or not all(seen) or several
 
 
 def odd_batch(history: History, times: float = 30.0, usual: int = 16) -> int | None:

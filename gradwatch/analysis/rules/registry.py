@@ -40,7 +40,7 @@ from gradwatch.analysis.rules.no_progress import no_progress
 from gradwatch.analysis.rules.noise import noise_dominated
 from gradwatch.analysis.rules.nonfinite import nonfinite
 from gradwatch.analysis.rules.outputs import softmax_twice
-from gradwatch.analysis.rules.progress import reaches_its_goal, succeeds
+from gradwatch.analysis.rules.progress import progress, succeeds
 from gradwatch.analysis.rules.rivals import generator_starves
 from gradwatch.analysis.rules.second_moment import stale_second_moment
 from gradwatch.analysis.rules.skips import skips_often
@@ -50,6 +50,7 @@ from gradwatch.analysis.rules.unchanged import weights_unchanged
 from gradwatch.analysis.rules.updates import update_too_large, update_too_small
 from gradwatch.analysis.rules.weight_growth import renorm_binds, weight_growth, weights_shrink
 from gradwatch.history import History
+from gradwatch.storage.logged_names import is_training_loss
 
 RULES: tuple[Rule, ...] = (
     nonfinite, exploding, vanishing, dead_layer, no_gradient, imbalance, scaled_gradients, gradients_accumulate,
@@ -186,14 +187,24 @@ def _passed_on(roots: list[Finding], ends: dict[str, int]) -> list[Finding]:
 def _found(lane: History) -> list[Finding]:
     """What each rule says. A training that demonstrably succeeds is not ruined: no error but that of a number.
 
-    Where it reaches its goal by another metric, what its loss does is a note: that of a value grows with the return.
+    What one metric shows is a note where another that counts for more succeeded (`_outweighed`).
     """
     found = [finding for rule in RULES for finding in rule(lane)]
-    if any(f.evidence.get("metric") in lane.logged for f in found) and reaches_its_goal(lane):
-        found = [replace(f, severity="note") if f.evidence.get("metric") in lane.logged else f for f in found]
+    found = [replace(f, severity="note") if _outweighed(lane, f.evidence.get("metric")) else f for f in found]
     if any(f.severity == "error" and f.rule != "nonfinite" for f in found) and succeeds(lane):
         return [replace(f, severity="warning") if f.severity == "error" and f.rule != "nonfinite" else f for f in found]
     return found
+
+
+def _outweighed(lane: History, metric: float | str | None, share: float = 0.2) -> bool:
+    """Whether another metric ended better by the `share` for good, and this one is a training loss if that is a loss.
+
+    The loss of a value grows with the return; and of the terms of a loss one rises while their sum falls.
+    """
+    if metric not in lane.logged or has_rivals(lane):
+        return False
+    others = (p for p in progress(lane) if p.metric != metric and p.succeeded(share))
+    return any(is_training_loss(metric) or not p.is_loss for p in others)
 
 
 def group(findings: Iterable[Finding]) -> list[Finding]:
