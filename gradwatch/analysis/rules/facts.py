@@ -206,10 +206,10 @@ def measured(history: History, quantity: str) -> tuple[np.ndarray[Any, np.dtype[
     return rows[known], values[known]
 
 
-def largest_ratio(history: History) -> float:
-    """The largest update ratio of a weight's median over the run; 0 where none was measured."""
-    _, ratio = measured(history, "update_ratio")
-    ratio = ratio[:, matrices(history)]
+def largest_ratio(history: History, last: int | None = None) -> float:
+    """The largest update ratio of a weight's median over the run, or up to a row `last`; 0 where none was measured."""
+    at, ratio = measured(history, "update_ratio")
+    ratio = ratio[slice(None) if last is None else history.layer_rows[at] <= last][:, matrices(history)]
     known = ratio[:, ~np.isnan(ratio).all(axis=0)]
     return float(np.nanmedian(known, axis=0).max()) if known.size else 0.0
 

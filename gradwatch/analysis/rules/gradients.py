@@ -34,6 +34,7 @@ from gradwatch.analysis.rules.once import once
 from gradwatch.analysis.rules.schedule import goes_astray, raised_before
 from gradwatch.analysis.rules.step_length import first_ratio, lengthened, lowered
 from gradwatch.analysis.rules.tries import A_THIRD, LOWER, clip_with, rate_times, warm_up
+from gradwatch.analysis.rules.updates import far_targets
 from gradwatch.analysis.rules.vanishing_causes import remedies
 from gradwatch.formatting import percent, setting_text
 from gradwatch.history import Bools, Floats, History
@@ -65,7 +66,7 @@ def exploding(
     growth, rows = _sustained_growth(history.total("grad_norm"), width)
     told = losses and alone and np.isfinite(history.total("grad_norm")).sum() >= 3 * width
     grown = np.flatnonzero(growth >= (decades if told else blind_decades))
-    if len(grown) and not any(_improved(values, width) for values in losses.values()):
+    if len(grown) and not any(_improved(values, width) for values in losses.values()) and not far_targets(history):
         return [_explosion(history, rows[grown[0]], {"grad_norm_growth": float(10 ** growth.max())})]
     for name, values in losses.items():
         jump = (alone and _loss_jump(values, width)) or _thrown_out(values, history.total("grad_norm"), width, alone)

@@ -23,9 +23,10 @@ from gradwatch.analysis.rules.facts import (
 )
 from gradwatch.analysis.rules.finding import Finding, either
 from gradwatch.analysis.rules.gradients import exploding
+from gradwatch.analysis.rules.inputs import too_large_inside
 from gradwatch.analysis.rules.long_steps import lr_too_high
 from gradwatch.analysis.rules.losses import scaled_losses
-from gradwatch.analysis.rules.progress import progress, succeeds
+from gradwatch.analysis.rules.progress import progress, reaches_its_goal, succeeds
 from gradwatch.analysis.rules.step_length import first_ratio
 from gradwatch.analysis.rules.vanishing_causes import remedies
 from gradwatch.history import History
@@ -48,7 +49,8 @@ def bad_initialisation(
     first step already changed the weights by a third: their first norm is that after it. Or the gains of its
     normalisations began next to 0 (`_shut_norms`), or a table that is the last layer too began as large as one that is
     only read (`_tied_table`), or the logits of a model of tokens never came near equal odds
-    (`_sure_of_what_is_wrong`), or the gradient grows evenly on its way back to the first layer (`_grows_on_its_way`).
+    (`_sure_of_what_is_wrong`), or the gradient grows evenly on its way back to the first layer (`_grows_on_its_way`),
+    or what passes through the layers grows on its way to the last (`_grows_forward`).
     Source: He et al., arXiv:1502.01852; of healthy trainings of the tests the median gain is 0.2 to 2.1.
     """
     return (
@@ -57,6 +59,7 @@ def bad_initialisation(
         or _tied_table(history)
         or _sure_of_what_is_wrong(history)
         or _grows_on_its_way(history)
+        or _grows_forward(history)
     )
 
 
@@ -212,6 +215,41 @@ def _grows_on_its_way(history: History, decades: float = 2.0, fit: float = 0.9, 
             "temperature) divides the initial weights behind it. A lower learning rate does not make up for it.",
         )
     ]
+
+
+def _grows_forward(history: History) -> list[Finding]:
+    """What comes into the last layer is far above 1 in the first step, and grew there from a usual size.
+
+    Not said where the training came apart or was thrown about by it (`exploding` and `lr_too_high` say so), nor where
+    another metric reaches its goal.
+    Source: He et al., arXiv:1502.01852, section 2.2 (forward propagation); Zhang et al., arXiv:1901.09321 (sums of
+    residual branches grow without a norm).
+    """
+    inside = too_large_inside(history)
+    if inside is None or not inside.grown or reaches_its_goal(history):
+        return []
+    if exploding(history) or lr_too_high(history):
+        return []
+    name = history.layers[inside.layer]
+    return [
+        _finding(
+            history,
+            (name,),
+            {"first_input_rms": inside.first, "last_input_rms": inside.last},
+            "What passes through the layers grows on its way: the numbers that come into the first are of the order "
+            f"of {inside.first:.1g}, into {name} of {inside.size:.1g}, into the last of {inside.last:.1g}, in the "
+            f"first step already. {either(_FORWARD)}",
+            f"Use {'; or '.join(remedies(history))}; a mean in the place of a sum over neighbours or tokens. A lower "
+            "learning rate does not make up for it.",
+            _FORWARD,
+        )
+    ]
+
+
+_FORWARD = (
+    "branches, neighbours or tokens are added up with nothing that normalises the sum",
+    "the initial weights are too large for this depth",
+)
 
 
 def _finding(

@@ -77,7 +77,7 @@ def lr_too_high(history: History, jump: float = 0.35, sigmas: float = 6.0, width
             shifted = _shifted(history, values, rows, int(rows[first]))
             unlearnt = lowest >= began and not away and succeeds(history)
             severity: Severity = "note" if shifted or brief or well or unlearnt else "warning"
-            usual = largest_ratio(history) < USUAL_RATIO[is_adaptive(history)]
+            usual = largest_ratio(history, int(rows[last])) < USUAL_RATIO[is_adaptive(history)]
             unclear = end >= began and usual and not raised_before(history, int(rows[first]))
             if end >= began and not shifted and not unclear:
                 severity = "error"
@@ -103,8 +103,9 @@ def _ran_away(
     """First steps that threw the weights out: most matrices grew `soon` times in 20 steps, or `later` times in 50.
 
     Or, where the rate sets the length of a step, the first one changed them by the share `own` of their size, and the
-    loss rose by half within ten. Not said of weights that begin next to 0 (`initial_gains`), nor of a training that
-    succeeds all the same; of such a first step where its loss came down to a tenth.
+    loss rose by half within ten, or they grew to twice their size in 20. Not said of weights that begin next to 0
+    (`initial_gains`), nor of a training that succeeds all the same; of such a first step where its loss came down to a
+    tenth.
     Whatever came of it, a first step of `beyond` times the weights replaced them, if it left them `large` (as gains).
     The healthy trainings of the tests grow up to 2.9 times in 20 steps, or succeed; Adam's first steps are below .25,
     those of others below 6 (L-BFGS).
@@ -125,7 +126,8 @@ def _ran_away(
     first = first_ratio(history) if replaced or steps_by_rate(history) else 0.0
     losses = [p for p in progress(history) if p.is_loss]
     up = [float(history.total(p.metric)[:10].max()) > 1.5 * p.first for p in losses]
-    if replaced or (first > own and losses and all(up) and not any(p.ended < p.first / 10 for p in losses)):
+    thrown = bool(losses) and (all(up) or bool(((grown > 2) & (after <= 20)).any()))
+    if replaced or (first > own and thrown and not any(p.ended < p.first / 10 for p in losses)):
         row = 0
     elif fast.any() and not succeeds(history):
         row = max(0, int(np.argmax(grown > soon**0.5)) - 1)  # in between two measurements

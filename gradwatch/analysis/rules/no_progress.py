@@ -19,6 +19,7 @@ from gradwatch.analysis.rules.facts import (
     largest_ratio,
     matrices,
     measured,
+    middle,
     optimizer_kind,
     set_rate,
     to_usual,
@@ -128,7 +129,13 @@ def _not_its_goal(history: History, min_steps: int, running: int, good: float = 
     known = [p for p in known if not HELD_OUT.search(p.metric)]
     losses = [p for p in known if p.is_loss]
     goals = [p for p in known if higher_is_better(p.metric, [history])]
-    better = [p.is_real() or p.began > good or p.best - p.began > 2 * p.noise for p in goals]
+    begun = [
+        middle(values[np.isfinite(values)][:5]) for values in (history.total(p.metric) for p in goals)
+    ]  # it may fall
+    better = [
+        p.is_real() or p.began > good or p.best - max(p.began, at) > 2 * p.noise
+        for p, at in zip(goals, begun, strict=True)
+    ]
     if not goals or any(better) or not all(p.is_real() for p in losses):
         return []
     shown = goals[0]

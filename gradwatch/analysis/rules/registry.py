@@ -140,6 +140,7 @@ SIGNS, SIGN_STEPS = {"spike", "lr-too-high", "update-too-large", "weight-growth"
 """What may be seen of an explosion up to so many steps before the explosion itself: it stands under it all the same."""
 _OF_THE_RUN = {"no-progress", "noise-dominated", "update-too-small"}  # seen at its end, whatever they begin with
 _LATE = {"weight-growth", "dead-layer"}  # seen some steps after what did it
+_AT_ONCE = 10  # or so many after a spike that the training recovered from: what begins later has another cause
 _HANDED_ON = {"nonfinite", "exploding", "generator-starves"}  # from a part to its rival
 
 
@@ -240,11 +241,11 @@ def _began(finding: Finding, findings: list[Finding]) -> int:
 
 
 def _follows(finding: Finding, other: Finding) -> bool:
-    last = finding.first_step - (SIGN_STEPS if finding.rule in _LATE else 0)
+    passed = other.evidence.get("recovered") == "yes"  # a spike; what a loss rests at may be for many of them
+    last = finding.first_step - ((_AT_ONCE if passed else SIGN_STEPS) if finding.rule in _LATE else 0)
     if finding.rule in _OF_THE_RUN:  # what was over in the first half of a run does not explain it
         last = (finding.first_step + finding.last_step) // 2
     idle = other.rule == "dead-layer" and other.severity == "note"  # it harms nothing
-    passed = other.evidence.get("recovered") == "yes"  # a spike; what a loss rests at may be for many of them
     idle |= finding.rule in _OF_THE_RUN and passed and "left" not in finding.evidence
     return finding.rule in CONSEQUENCES.get(other.rule, ()) and other.last_step >= last and not idle
 

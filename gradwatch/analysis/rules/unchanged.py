@@ -77,7 +77,7 @@ def _still(
 ) -> list[Finding]:
     """Layers that have gradients and do not move; none is left once the norm is below `converged` of its first.
 
-    Nor has a bias any that is nothing but `rounding` beside the whole, as before a batch norm.
+    Nor has a bias any that is nothing but `rounding` beside the whole, as before a batch norm; of a matrix, its square.
     """
     rows, ratio = measured(history, "update_ratio")
     if len(rows) < least_measured:
@@ -86,7 +86,7 @@ def _still(
     dropped = history.total("skipped")[steps] > 0
     whole = history.total("grad_norm")
     gone = whole[steps] < converged * np.nanmax(whole[:least], initial=0.0)  # L-BFGS stops by itself there
-    chance = np.where(matrices(history), 0.0, rounding * np.nan_to_num(whole[steps])[:, None])
+    chance = np.where(matrices(history), rounding**2, rounding) * np.nan_to_num(whole[steps])[:, None]
     alive = np.isfinite(norm) & (norm > chance) & ~dropped[:, None] & ~gone[:, None]
     expected, eps = _expected(history, rows), _eps(history)
     share = 0.3 if not is_adaptive(history) else 0.05  # of what the step should have been; Adam's is only bounded

@@ -201,7 +201,7 @@ def update_too_small(
     typical = max(middle(column) for column in ratio[:, which].T)
     too_slow = 0 < typical < (slow if kind else slow_sgd) * USUAL_RATIO[kind]
     too_slow = too_slow and (creeps(history) or (hardly_moves(history) and not initial_sum(history)))
-    far = not too_slow and _far_targets(history, direct)
+    far = not too_slow and far_targets(history, direct)
     if not (high > 0).all() or not (found < limit or scheduled or too_slow or far):
         return []
     found = typical if too_slow else found
@@ -275,7 +275,7 @@ def _held_back(history: History, ratio: Floats, which: Bools, limit: float, apar
     ]
 
 
-def _far_targets(history: History, direct: float, large: float = 1e4) -> bool:
+def far_targets(history: History, direct: float = 0.9, large: float = 1e4) -> bool:
     """Whether a loss that began above `large` creeps, or is far from its end, though usual steps all lead the same way.
 
     Far from it: in the last quarter of the run it still fell by a fifth.

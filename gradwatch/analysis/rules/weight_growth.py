@@ -24,6 +24,7 @@ from gradwatch.analysis.rules.once import once
 from gradwatch.analysis.rules.progress import succeeds
 from gradwatch.analysis.rules.step_length import lengthened
 from gradwatch.analysis.rules.tries import LOWER, renorm_with
+from gradwatch.analysis.rules.updates import far_targets
 from gradwatch.formatting import percent, setting_text
 from gradwatch.history import Bools, Floats, History
 from gradwatch.policies import MaxNorm, MaxSpectral, QKClip, Renorm
@@ -36,12 +37,13 @@ def weight_growth(history: History, factor: float = 10.0, min_measured: int = 8,
 
     Of layers with two or more dimensions that did not begin near 0 (a root mean square of 1e-3), and of the gains of
     normalisations (vectors that began at 1). No slower: the second half of the measured steps added at least as much
-    as the first (healthy weights grow like a logarithm or a root).
+    as the first (healthy weights grow like a logarithm or a root). Not said of steps that lead straight to targets that
+    are far (`far_targets`).
     Source: Kimi K2's QK-Clip and OLMo 2 on growing weights and logits; healthy ones of the tests grow up to 6-fold.
     """
     at, norm = measured(history, "weight_norm")
     rows = history.layer_rows[at]
-    if len(rows) < min_measured:
+    if len(rows) < min_measured or far_targets(history):
         return []
     norm = norm.astype(np.float64)
     begin, half, end = norm[0], norm[len(rows) // 2], norm[-1]
