@@ -33,10 +33,11 @@ def record(stepper: Stepper, step: Step, clipped: Clipped | None) -> None:
         here, fields = clipped.batch.here, clipped.fields
     row = Row(
         step.number, time.time(), stepper.lane(step), now.rates, here, can_skip, clipped is not None,
-        now.changed, step.clips.applied, is_divided,
+        now.changed, step.clips.applied, is_divided, step.grad_writes,
     )  # fmt: skip
     stepper.recorder.begin(row, fields, values)
     step.here = here
+    stepper.gradient_writes.note(step.optimizers[0])
 
 
 def _looked_up(stepper: Stepper, step: Step) -> tuple[Now, dict[str, Any]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -20,6 +21,7 @@ class Step:
 
     # What comes later, and in most steps not at all
     is_measured = False  # whether the weights are measured in it
+    grad_writes = math.nan  # how often the loop wrote to the leader's first gradient since the step before
     running: Optimizer | None = None  # whose step has begun and not ended
     is_scaled = False  # whether a loss scaler has set what the kernel of one of them does to its gradients
     young: Sequence[dict[str, Any]] = ()  # its groups whose momentum comes into being

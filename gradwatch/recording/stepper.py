@@ -16,6 +16,7 @@ from gradwatch.measure.layout import Layout
 from gradwatch.measure.weight_updates import Weights
 from gradwatch.recording import learning_rate, multi_optimizer
 from gradwatch.recording.clipper import Clipped, Clipper
+from gradwatch.recording.gradient_writes import GradientWrites
 from gradwatch.recording.hooks import Closure, Hooks, refuse_capture, untraced
 from gradwatch.recording.inside import Inside
 from gradwatch.recording.layers import held
@@ -48,16 +49,16 @@ class Stepper:
         owner: object = None,
     ) -> None:
         self.clipper, self.weights, self.recorder, self.inside = clipper, weights, recorder, inside or Inside()
-        self.between, self.after, self.optimizers = between, after, clipper.optimizers
+        self.between, self.after, self.rate_scale, self.optimizers = between, after, rate_scale, clipper.optimizers
         self.resumed_at, self.together = 0, True  # steps before the first row; whether the optimizers step as one
         self.taken_back = 0  # steps that a rewind has undone: the schedules do not count them
         self.notes: dict[str, str] = {}  # what others do around the steps, for the plan
         self.loop_clips, self._in_closure = LoopClips(self.optimizers), False
+        self.gradient_writes = GradientWrites(weights.looking)
         self.settings = GroupSettings(dict(zip(clipper.names, clipper.optimizers, strict=True)))
         self._joint_lane = "+".join(clipper.names)
         self._step: Step | None = None
         self._scalers: dict[Optimizer, GradScaler] = {}  # scalers that were asked for a step which has not come yet
-        self.rate_scale = rate_scale
         self._hooks = Hooks(self.optimizers, self._begin, self._end, owner)
         self.listener = Listener(self._under_scaler, self._loop_clips)  # of scaler steps and of the loop's own clips
         self.keeps: Any = None  # what shall live as long as the optimizers do
@@ -230,7 +231,7 @@ class Stepper:
         number = self.steps
         rate = self.rate_scale.at(number - self.taken_back) if self.rate_scale.acts else 1.0
         step = self._step = Step(optimizer, scaler, inside, rate, number)
-        step.is_measured = self.weights.before_step(number)
+        step.is_measured, step.grad_writes = self.weights.before_step(number), self.gradient_writes.since(optimizer)
         return step
 
     def _part(self, optimizer: Optimizer, scaler: GradScaler | None, inside: bool) -> Step:

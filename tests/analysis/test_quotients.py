@@ -243,3 +243,37 @@ def test_gradients_that_fade_to_zero_are_no_dead_layer_and_those_that_stop_at_on
                              per_step={**plain.per_step, "grad_norm": total, "clipped_norm": total}))  # fmt: skip
     assert [f.rule for f in found] == rules
     assert not fades or "depend on the weights" in found[0].cause
+
+
+@pytest.mark.parametrize(
+    ("writes", "columns", "found"),
+    [
+        (np.nan, {}, True),  # not known: by the norm alone
+        (0.0, {}, False),
+        (1.0, {}, True),
+        (2.0, {}, True),
+        (2.0, {"user_max_norm": 1.0}, True),
+    ],
+)
+def test_gradients_that_are_new_in_each_step_are_no_sum(writes, columns, found):
+    row = np.arange(STEPS)
+    summed = np.minimum(row + 1.0, 60)
+    told = run(
+        loss=2.3 + 0.1 * NOISE,
+        grad_norm=summed,
+        grad_writes=np.where(row, writes, np.nan),
+        **{k: np.full(STEPS, v) for k, v in columns.items()},
+    )
+    assert bool(gradients_accumulate(told)) == found
+
+
+@pytest.mark.parametrize(
+    ("writes", "clip", "found"), [(1.0, np.nan, True), (2.0, 1.0, True), (2.0, np.nan, False), (1.0, 1.0, False)]
+)
+def test_a_norm_that_soon_rests_is_a_sum_where_backward_alone_writes(writes, clip, found):
+    row = np.arange(STEPS)
+    rests = np.minimum(1 + 0.5 * row, 2.0) + 0.3 * NOISE
+    told = run(
+        loss=2.3 + NOISE, grad_norm=rests, grad_writes=np.where(row, writes, np.nan), user_max_norm=np.full(STEPS, clip)
+    )
+    assert bool(gradients_accumulate(told)) == found

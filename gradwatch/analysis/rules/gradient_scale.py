@@ -135,16 +135,20 @@ def gradients_accumulate(
     before did while the loss is thrown about (`_swings`).
     Of parts that train against each other it must reach `against` times: the gradient that a critic hands on grows as
     the critic learns. Not said where a loss fell by the share `well`: sums of gradients lead past where they point.
+    Where it is known how often the loop writes to a gradient between two steps (`grad_writes`), that counts for more:
+    never where the gradients are new in each step; always where backward alone writes, and the norm rises as of a sum.
     Source: torch adds to .grad until it is zeroed; the growth is that of a sum.
     """
     norm = incoming(history)
     bad = np.flatnonzero(~(np.isfinite(norm) & (norm > 0)))
     norm = norm[: bad[0]] if len(bad) else norm
+    writes = _of_backward(history)
     times = against if has_rivals(history) else times
-    if len(norm) < times or succeeds(history, well):
+    is_sum = middle(writes) == 1 and len(norm) > 5 and float(np.median(norm[2:6])) > 1.4 * norm[0]
+    if middle(writes) == 0 or (not is_sum and (len(norm) < times or succeeds(history, well))):
         return []
     first = float(np.median(norm[:3])) / 2  # the middle of the first three of a sum: 1, 2, 3
-    end = _of_a_sum(norm, times, first, straight, jump, has_rivals(history))
+    end = min(len(norm), 60) - 1 if is_sum else _of_a_sum(norm, times, first, straight, jump, has_rivals(history))
     if end is None and (_is_even(history, norm, even) or (not has_rivals(history) and _swings(history, norm))):
         end = min(len(norm), 60) - 1
     if end is None:
@@ -165,11 +169,20 @@ def gradients_accumulate(
                 "first_grad_norm": float(norm[0]),
                 "largest": float(norm[peak]),
             },
-            cause="Each step's gradient is the sum of all before it: nothing sets it to zero between the steps.",
+            cause="Each step's gradient is the sum of all before it: nothing sets it to zero between the steps."
+            + (" The loop writes to it once between two steps: in backward." if is_sum else ""),
             cure="Call optimizer.zero_grad() once in each step, before backward (with gradient accumulation: after "
             "each optimizer.step()).",
         )
     ]
+
+
+def _of_backward(history: History) -> Floats:
+    """How often the loop wrote to a gradient before each step, where that is known, without its own clip: `[S]`."""
+    clips = np.isfinite(history.total("user_max_norm")) + 2.0 * np.isfinite(history.total("user_clip_value"))
+    writes = history.total("grad_writes")
+    writes = np.where(writes > 0, writes - clips, writes)
+    return np.asarray(writes[np.isfinite(writes) & ~np.isfinite(history.total("evaluations"))])
 
 
 def _of_a_sum(norm: Floats, times: float, first: float, straight: float, jump: float, rivals: bool) -> int | None:

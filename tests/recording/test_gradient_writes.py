@@ -1,0 +1,83 @@
+"""How often the loop writes to a gradient between two steps: 0 where it makes a new one."""
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import gradwatch
+from gradwatch.analysis.rules import diagnose
+
+
+def trained(folder, zero, passes=1, own_clip=False, steps=8, make=torch.optim.SGD, **options):
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 1))
+    optimizer = make(net.parameters(), lr=1e-3)
+    with gradwatch.watch(net, optimizer, log=None, dir=folder, verbose=False, **options) as watch:
+        for _ in range(steps):
+            zero(optimizer)
+            for _ in range(passes):
+                loss = net(torch.ones(8, 8)).square().mean() + net(torch.randn(8, 8)).mean()
+                loss.backward()
+            if own_clip:
+                nn.utils.clip_grad_norm_(net.parameters(), 1e-3)
+            optimizer.step()
+            watch.log(loss=loss)
+    return gradwatch.open_history(watch.dir)
+
+
+def never(optimizer):
+    """Nothing is zeroed."""
+
+
+def in_place(optimizer):
+    optimizer.zero_grad(set_to_none=False)
+
+
+@pytest.mark.parametrize("clip", [None, "ClipByGlobalNorm(1e-3)", "ClipByValue(1e-6)"])
+@pytest.mark.parametrize(
+    ("zero", "passes", "own_clip", "writes"),
+    [
+        (lambda optimizer: optimizer.zero_grad(), 1, False, 0),
+        (lambda optimizer: optimizer.zero_grad(), 3, True, 0),
+        (in_place, 1, False, 2),
+        (in_place, 2, True, 4),
+        (never, 1, False, 1),
+        (never, 2, False, 2),
+        (never, 1, True, 2),
+    ],
+)
+def test_what_the_loop_writes_counts_and_what_the_policy_writes_does_not(
+    zero, passes, own_clip, writes, clip, tmp_path
+):
+    found = trained(tmp_path, zero, passes, own_clip, clip=clip)
+    assert found.total("grad_writes").tolist() == pytest.approx([np.nan, *[writes] * 7], nan_ok=True)
+    assert found.logged == ("loss",)
+
+
+def test_a_fused_optimizer_that_clips_by_itself_writes_nothing_either(tmp_path):
+    def fused(params, lr):
+        return torch.optim.AdamW(params, lr=lr, fused=True)
+
+    found = trained(tmp_path, never, make=fused, clip="ClipByGlobalNorm(1e-3)")
+    assert set(found.total("grad_writes")[1:]) == {1}
+
+
+def test_no_gradient_is_kept_alive_for_it(tmp_path):
+    net = nn.Linear(2, 1)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    with gradwatch.watch(net, optimizer, log=None, dir=tmp_path, verbose=False) as watch:
+        net(torch.ones(1, 2)).sum().backward()
+        optimizer.step()
+        kept = watch._stepper.gradient_writes._last[optimizer][0]
+        assert kept() is net.weight.grad
+        optimizer.zero_grad()
+        assert kept() is None
+
+
+def test_a_sum_is_named_by_it_and_gradients_that_are_new_never_are(tmp_path):
+    (root,) = (f for f in diagnose(trained(tmp_path / "sum", never, steps=40)) if f.severity != "note")
+    assert root.rule == "gradients-accumulate"
+    assert "writes to it once between two steps: in backward" in root.cause
+    new = trained(tmp_path / "new", lambda optimizer: optimizer.zero_grad(), steps=40)
+    assert "gradients-accumulate" not in {f.rule for f in diagnose(new)}
