@@ -118,7 +118,7 @@ def measured(
     if renorm is not None and renorm.hears_attention:
         logits = _logits(model, layout, part)
     weights = Weights(layout, renorm, settings.every, settings.slots, looking, settings.matrices, logits)
-    looked_at = replace(_inside(model, settings, layout, part, looking), logits=logits, mode=Mode(model))
+    looked_at = replace(_inside(model, settings, layout, part, looking), logits=logits, mode=Mode.of(model))
     return Clipper(layout, optimizers, clip, looked_at.histogram), weights, looked_at
 
 

@@ -37,7 +37,8 @@ def record(stepper: Stepper, step: Step, clipped: Clipped | None) -> None:
     )  # fmt: skip
     stepper.recorder.begin(row, fields, values)
     step.here = here
-    stepper.gradient_writes.note(step.optimizers[0])
+    if step.is_measured:
+        stepper.gradient_writes.note(step.optimizers[0])
 
 
 def _looked_up(stepper: Stepper, step: Step) -> tuple[Now, dict[str, Any]]:
@@ -56,8 +57,8 @@ def _looked_up(stepper: Stepper, step: Step) -> tuple[Now, dict[str, Any]]:
     if scale is not None:
         values["loss_scale"] = scale
     inside = stepper.inside
-    if inside.mode is not None:
-        values.update(inside.mode.now())
+    if inside.mode is not None and not inside.mode.model.training:
+        values["eval_mode"] = 1.0
     if inside.rank_norms is not None:
         with looking.at("rank_grad_norm"):
             values.update(inside.rank_norms.values(scale))

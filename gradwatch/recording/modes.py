@@ -28,19 +28,21 @@ def batch_norms(model: nn.Module) -> Iterator[BatchNorm]:
 
 
 class Mode:
-    """Whether a model stands in eval mode, where that changes anything: it has batch norms or dropout."""
+    """Whether a model stands in eval mode. Only of one with batch norms or dropout: else it changes nothing."""
 
-    def __init__(self, model: nn.Module) -> None:
-        self._norm = next(batch_norms(model), None)
-        self._matters = self._norm is not None or any(isinstance(m, _DropoutNd) and m.p > 0 for m in model.modules())
+    def __init__(self, model: nn.Module, norm: BatchNorm | None) -> None:
+        self._norm = norm
         while (inner := next((part for name, part in model.named_children() if name in _WRAPPED), None)) is not None:
             model = inner
-        self._model = model
+        self.model = model
+
+    @classmethod
+    def of(cls, model: nn.Module) -> Mode | None:
+        """That of a model, where it changes anything."""
+        norm = next(batch_norms(model), None)
+        drops = any(isinstance(module, _DropoutNd) and module.p > 0 for module in model.modules())
+        return cls(model, norm) if drops or norm is not None else None
 
     def at_first(self) -> dict[str, Any]:
         """Before the first step: `norm_mean`, the largest running mean of the first batch norm; 0 before any batch."""
         return {} if self._norm is None else {"norm_mean": self._norm.mean.detach().abs().amax()}
-
-    def now(self) -> dict[str, Any]:
-        """Of a step in eval mode `eval_mode`, 1."""
-        return {"eval_mode": 1.0} if self._matters and not self._model.training else {}

@@ -9,11 +9,11 @@ import gradwatch
 from gradwatch.analysis.rules import diagnose
 
 
-def trained(folder, zero, passes=1, own_clip=False, steps=8, make=torch.optim.SGD, **options):
+def trained(folder, zero, passes=1, own_clip=False, steps=8, make=torch.optim.SGD, every=1, **options):
     torch.manual_seed(0)
     net = nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 1))
     optimizer = make(net.parameters(), lr=1e-3)
-    with gradwatch.watch(net, optimizer, log=None, dir=folder, verbose=False, **options) as watch:
+    with gradwatch.watch(net, optimizer, log=None, dir=folder, verbose=False, every=every, **options) as watch:
         for _ in range(steps):
             zero(optimizer)
             for _ in range(passes):
@@ -55,6 +55,11 @@ def test_what_the_loop_writes_counts_and_what_the_policy_writes_does_not(
     assert found.logged == ("loss",)
 
 
+def test_it_is_counted_after_steps_that_measure_the_weights(tmp_path):
+    known = np.isfinite(trained(tmp_path, never, every=3).total("grad_writes"))
+    assert np.flatnonzero(known).tolist() == [1, 4, 7]
+
+
 def test_a_fused_optimizer_that_clips_by_itself_writes_nothing_either(tmp_path):
     def fused(params, lr):
         return torch.optim.AdamW(params, lr=lr, fused=True)
@@ -66,10 +71,10 @@ def test_a_fused_optimizer_that_clips_by_itself_writes_nothing_either(tmp_path):
 def test_no_gradient_is_kept_alive_for_it(tmp_path):
     net = nn.Linear(2, 1)
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
-    with gradwatch.watch(net, optimizer, log=None, dir=tmp_path, verbose=False) as watch:
+    with gradwatch.watch(net, optimizer, log=None, dir=tmp_path, verbose=False, every=1) as watch:
         net(torch.ones(1, 2)).sum().backward()
         optimizer.step()
-        kept = watch._stepper.gradient_writes._last[optimizer][0]
+        kept = watch._stepper.gradient_writes._last[optimizer][1]
         assert kept() is net.weight.grad
         optimizer.zero_grad()
         assert kept() is None
