@@ -354,6 +354,10 @@ def test_weights_that_run_away_in_their_first_steps_moved_too_far():
     assert lr_too_high(weighing(np.linspace(1, 2.5, STEPS), history)) == []
     assert lr_too_high(weighing(OUT, run(ratio=0.01, loss=learns()))) == []  # it succeeds all the same
     assert lr_too_high(weighing(OUT * 1e-3, history)) == []  # it begins next to 0: any step is long
+    one = changed(weighing(OUT, history), layers=("embed.weight",), per_layer={
+        name: values[:, :1] for name, values in weighing(OUT, history).per_layer.items()
+    })  # fmt: skip
+    assert lr_too_high(one) == []  # nothing lies behind its only matrix: where it began says nothing
 
 
 def test_weights_that_grow_in_a_training_that_succeeds_moved_no_too_far_where_its_loss_rose_in_between():

@@ -62,6 +62,8 @@ def test_a_loss_that_keeps_most_of_what_it_was_while_the_gradient_fades_is_no_pr
     assert no_progress(run(loss=loss, grad_norm=np.ones(STEPS))) == []
     assert no_progress(run(loss=loss, grad_norm=FADES)) == []  # it came to what the noise of the targets leaves
     assert no_progress(run(loss=loss - 0.7, grad_norm=on)) == []
+    (least,) = no_progress(run(loss=0.7 + 0.3 * np.exp(-ROW / 100), grad_norm=on))
+    assert least.severity == "note"  # it got better by a fifth: so ends each that gets to the least of its loss
 
 
 def squashed(positive):
@@ -126,6 +128,13 @@ def test_steps_that_go_on_as_they_were_while_the_loss_rises_are_sums_of_gradient
     assert gradients_accumulate(run(per_layer=straight, **falls)) == []
     for better in (2 * np.exp(-ROW / 60), 2 - ROW / 600 + 0.1 * NOISE):
         assert gradients_accumulate(run(per_layer=straight, **{**thrown, "loss": better})) == []
+
+
+@pytest.mark.parametrize(("pace", "said"), [(300, True), (40, False)])
+def test_a_loss_of_large_targets_that_came_down_has_not_far_to_go(pace, said):
+    straight = {"update_ratio": SLOW * np.full((STEPS, 7), 0.05), "displacement": SLOW * np.full((STEPS, 7), 0.5)}
+    found = update_too_small(run(per_layer=straight, loss=2e5 * np.exp(-ROW / pace)))
+    assert ["far to go" in f.cause for f in found] == [True] * said
 
 
 def test_a_loss_that_is_exactly_0_under_a_norm_that_grows_can_be_judged():

@@ -102,12 +102,12 @@ def test_a_loss_next_to_log_2_is_chance_whatever_the_rows_of_the_last_layer():
 
 def test_a_loss_of_large_targets_that_rests_at_a_small_part_is_a_warning_and_one_of_usual_size_is_a_note():
     rests = 0.1 + 0.9 * np.exp(-ROW / 10) + 0.002 * NOISE
-    (found,) = no_progress(run(loss=1000 * rests))
+    (found,) = no_progress(run(loss=20_000 * rests))
     assert (found.severity, found.confidence) == ("warning", "possible")
     assert "the targets" in found.cause
-    assert no_progress(run(loss=50 * rests)) == []
-    assert no_progress(run(loss=1000 * np.exp(-ROW / 10) + 1)) == []
-    (found,) = no_progress(run(loss=1000 * rests, modules={"0": "Linear", "1": "ReLU"}))
+    assert no_progress(run(loss=5_000 * rests)) == []
+    assert no_progress(run(loss=20_000 * np.exp(-ROW / 10) + 1)) == []
+    (found,) = no_progress(run(loss=20_000 * rests, modules={"0": "Linear", "1": "ReLU"}))
     assert found.evidence["last_module"] == "ReLU"
 
 
@@ -149,6 +149,36 @@ def test_weights_that_a_strong_decay_halves_shrink(optimizer, decay, said):
     fades = make_history(STEPS).per_layer["weight_norm"] * (0.1 + 0.9 * FALLS[:, None]).astype(np.float32)
     history = run(optimizer, settings={"weight_decay": decay}, per_layer={"weight_norm": fades})
     assert [f.rule for f in weights_shrink(history)] == ["weights-shrink"] * said
+
+
+@pytest.mark.parametrize(("first", "said"), [(0.01, True), (30.0, False), (np.nan, False)])
+def test_weights_that_come_back_from_a_long_first_step_do_not_shrink(first, said):
+    plain = make_history(STEPS).per_layer
+    ratio = np.where(ROW[:, None] == 0, first, plain["update_ratio"]).astype(np.float32)  # NaN: they began at 0
+    fades = (plain["weight_norm"] * (0.02 + 0.98 * FALLS[:, None])).astype(np.float32)
+    history = run(per_layer={"weight_norm": fades, "update_ratio": ratio})
+    assert [f.rule for f in weights_shrink(history)] == ["weights-shrink"] * said
+
+
+def test_a_schedule_that_ran_out_once_nothing_was_left_did_not_stop_the_training():
+    rate = np.where(ROW < 50, 0.1, 1e-6)
+    assert [f.rule for f in update_too_small(run(loss=2 + 0.1 * NOISE, lr=rate))] == ["update-too-small"]
+    assert update_too_small(run(loss=np.where(ROW < 20, 2.0, 0.0), lr=rate)) == []
+
+
+def test_a_loss_next_to_a_high_multiple_of_log_2_is_not_at_equal_odds():
+    for batch, said in ((2**10, True), (2**61, False)):
+        falls = math.log(batch) * (1 + 0.4 * np.exp(-ROW / 10))
+        found = no_progress(run(loss=falls))
+        assert any("equal probabilities for all classes" in f.cause for f in found) == said
+
+
+def test_a_loss_that_came_back_after_a_spike_and_rises_later_is_no_error():
+    loss = 2 * FALLS + 0.1 + 0.02 * NOISE + np.where(ROW == 200, 5.0, 0.0) + 0.6 * np.maximum(0, ROW - 300) / 100
+    norm = np.where(ROW == 200, 50.0, 1.0) * (1 + 0.05 * NOISE)
+    assert [f.severity for f in spike(run(loss=loss, grad_norm=norm))] != ["error"]
+    stays = np.where(ROW > 200, 3.0, loss)
+    assert [f.severity for f in spike(run(loss=stays, grad_norm=norm))] == ["error"]
 
 
 def apart(rates, slow=1e-8):

@@ -104,8 +104,8 @@ def _ran_away(
 
     Or, where the rate sets the length of a step, the first one changed them by the share `own` of their size, and the
     loss rose by half within ten, or they grew to twice their size in 20. Not said of weights that begin next to 0
-    (`initial_gains`), nor of a training that succeeds all the same; of such a first step where its loss came down to a
-    tenth.
+    (`initial_gains`), of a single matrix, nor of a training that succeeds all the same; of such a first step where its
+    loss came down to a tenth.
     Whatever came of it, a first step of `beyond` times the weights replaced them, if it left them `large` (as gains).
     The healthy trainings of the tests grow up to 2.9 times in 20 steps, or succeed; Adam's first steps are below .25,
     those of others below 6 (L-BFGS).
@@ -113,7 +113,7 @@ def _ran_away(
     at, norm = measured(history, "weight_norm")
     gain = initial_gains(history)
     which = gain > 0.1
-    if len(at) < 3 or which.sum() <= (gain > 0).sum() / 2:
+    if len(at) < 3 or which.sum() < 2 or which.sum() <= (gain > 0).sum() / 2:
         return []
     times_first = norm[:, which].astype(np.float64) / norm[0, which]
     there = ~np.isnan(times_first).all(axis=1)

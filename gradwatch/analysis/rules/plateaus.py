@@ -35,15 +35,15 @@ def finding_of(history: History, shown: Progress, why: Why, severity: Severity =
     ]
 
 
-def rests(history: History, min_steps: int, running: int, left: float = 0.25, large: float = 100.0) -> list[Finding]:
+def rests(history: History, min_steps: int, running: int, left: float = 0.25, large: float = 1e4) -> list[Finding]:
     """Each loss fell at first and stands since, at a large part of where it began, and nothing else got better.
 
     The share `left` of the first value is left at least, and from the second quarter of the run to the last it won
     nothing that is clear of its noise; or less than a quarter of the whole, where the last module bounds or drops what
     is given out: a ReLU cuts off all below 0, a dropout sets outputs to 0 by chance (`rests_since`). Without such a
     module it is a note where the training `succeeds`: so end healthy trainings whose targets have noise.
-    But of a loss that began above `large`, whose targets are ten times what a net gives out at first, a fifth of `left`
-    is much: the healthy trainings of the tests begin below 50.
+    But of a loss that began above `large`, whose targets are a hundred times what a net gives out at first, a fifth of
+    `left` is much.
     """
     taken = next((kind for kind in ("ReLU", "Dropout", "Sigmoid", "Tanh") if ends_in(history, kind)), "")
     losses = [p for p in progress(history) if p.is_loss] if can_be_judged(history, min_steps, running) else []
@@ -71,7 +71,7 @@ def stops(history: History, min_steps: int, running: int, much: float = 0.6, sha
     """The gradient faded to less than a `share` of its first, and each loss has the share `much` of its first left.
 
     Both by the medians of the last quarter, in which the gradient still fades: noise in the targets leaves one that
-    stays.
+    stays. A note where the training `succeeds`: so ends each that gets to the least of its loss.
     """
     losses = [p for p in progress(history) if p.is_loss] if can_be_judged(history, min_steps, running) else []
     quarters = [middle(part) for part in np.array_split(incoming(history), 4)]
@@ -89,7 +89,7 @@ def stops(history: History, min_steps: int, running: int, much: float = 0.6, sha
         {"left_of_the_gradient": kept},
         alternatives=_STOPPED,
     )
-    return finding_of(history, shown, why)
+    return finding_of(history, shown, why, "note" if succeeds(history) else "warning")
 
 
 def begins_late(history: History, min_steps: int, running: int, late: float = 0.7) -> list[Finding]:

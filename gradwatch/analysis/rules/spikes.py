@@ -267,7 +267,10 @@ def _caught(history: History, rows: Rows, window: int, times: float = 10.0) -> B
 
 
 def _recovered(values: Floats, rows: Rows, least: int = 16) -> str:
-    """Whether values came back after the last of these rows, to within their noise: yes, no, or unknown (too early)."""
+    """Whether values came back after the last of these rows, to within their noise: yes, no, or unknown (too early).
+
+    Soon after it or at the end of the run: what rises much later has another cause.
+    """
     before = values[max(0, rows[0] - 32) : rows[0]]
     after = values[rows[-1] + 1 :]
     before, after = before[np.isfinite(before)], after[np.isfinite(after)]
@@ -275,7 +278,8 @@ def _recovered(values: Floats, rows: Rows, least: int = 16) -> str:
         return "unknown"
     usual = float(np.median(before[-least:]))
     noise = 1.05 * float(np.median(np.abs(np.diff(before))))  # of differences, which a falling loss does not widen
-    end = float(np.median(after[-max(least, len(after) // 4) :]))
+    width = max(least, len(after) // 4)
+    end = min(float(np.median(part)) for part in (after[:width], after[-width:]))
     return "yes" if end <= usual + max(4 * noise, 0.1 * abs(usual)) else "no"
 
 

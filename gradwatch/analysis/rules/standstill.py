@@ -32,16 +32,18 @@ def rests_since(history: History, loss: Progress, left: float, bounded: bool) ->
     return second - last < max(unclear, loss.ended / 100) and lost < 2 * unclear < loss.ended / 3.5
 
 
-def at_chance(history: History, loss: Progress, near: float = 0.01, high: float = 0.12) -> bool:
+def at_chance(
+    history: History, loss: Progress, near: float = 0.01, high: float = 0.12, largest: float = 2.0**20
+) -> bool:
     """Whether a loss ended at log C and was never lower by more than twice `near`.
 
     C are the rows of the last matrix; two where it has one, or a Sigmoid ends the model, and of any model where the
-    loss began next to log 2: not all rows need be used. Any power of two, as a batch is large whose pairs are told
+    loss began next to log 2: not all rows need be used. Any power of two up to the `largest` batch whose pairs are told
     apart, where the loss hardly differs from it, nor from step to step. A noisy loss may end somewhat
     above it (`high`; half of that where it began at twice log C): what is drawn anew in each step adds, as a dropout.
     """
     pairs = round(loss.ended / math.log(2)) * math.log(2) if math.isfinite(loss.ended) else 0.0
-    if pairs > 0 and abs(loss.ended - pairs) < near / 10 * pairs and loss.noise < near * pairs:
+    if 0 < pairs <= math.log(largest) and abs(loss.ended - pairs) < near / 10 * pairs and loss.noise < near * pairs:
         return min(loss.best, loss.began) > (1 - 2 * near) * pairs
     for chance in (equal_odds(history), math.log(2) if abs(loss.began / math.log(2) - 1) < 15 * near else math.nan):
         above = (high if loss.first < 2 * chance else high / 2) if loss.noise > near * chance else near

@@ -28,6 +28,7 @@ from gradwatch.analysis.rules.facts import (
     to_usual,
 )
 from gradwatch.analysis.rules.finding import Finding, Why, either
+from gradwatch.analysis.rules.losses import learnt
 from gradwatch.analysis.rules.progress import creeps, hardly_moves, progress
 from gradwatch.analysis.rules.schedule import ran_out
 from gradwatch.analysis.rules.step_length import first_ratio, lengthened
@@ -193,6 +194,8 @@ def update_too_small(
     skipped = history.total("skipped") > 0
     if len(rows) < (3 if scheduled else min_measured) or not which.any() or skipped.all():
         return []
+    if learnt(history).mean() > 0.5:
+        return []  # there is no more to step for
     held = _held_back(history, ratio, which, limit)
     if held:
         return held
@@ -276,7 +279,7 @@ def _held_back(history: History, ratio: Floats, which: Bools, limit: float, apar
 
 
 def far_targets(history: History, direct: float = 0.9, large: float = 1e4) -> bool:
-    """Whether a loss that began above `large` creeps, or is far from its end, though usual steps all lead the same way.
+    """Whether a loss that stays above `large` creeps, or is far from its end, though usual steps all lead the same way.
 
     Far from it: in the last quarter of the run it still fell by a fifth.
     """
@@ -285,7 +288,7 @@ def far_targets(history: History, direct: float = 0.9, large: float = 1e4) -> bo
         return False
     values = history.total(losses[0].metric)
     third, last = (float(np.median(part)) for part in np.array_split(values[np.isfinite(values)], 4)[2:])
-    return last < 0.8 * third or creeps(history, 0.3) or hardly_moves(history)
+    return last > large and (last < 0.8 * third or creeps(history, 0.3) or hardly_moves(history))
 
 
 _OF_FAR = ("the targets, or a sum in the loss, are far larger than what the model gives out", "the rate is too low")

@@ -99,7 +99,8 @@ def weights_shrink(
     """Weights that fade away: most matrices ended below `share` of their first norm. A warning.
 
     Or below `half` of it, where a decay takes the share `pull` of them or more in each step. Of those that did not
-    begin near 0. Weight decay takes lr x weight_decay of the weights in each step.
+    begin near 0; the first norm is measured after a step, whose length is taken back. Weight decay takes
+    lr x weight_decay of the weights in each step.
     Source: Loshchilov & Hutter, arXiv:1711.05101: what decay takes in a step; 0.01 to 0.1 is usual for AdamW, 1e-4 for
     SGD: with their rates less than 1e-3 of the weights in a step.
     """
@@ -108,7 +109,9 @@ def weights_shrink(
     if len(at) < min_measured:
         return []
     with np.errstate(invalid="ignore", divide="ignore"):
-        left = norm[-1] / norm[0]
+        ratio = history.layer("update_ratio")[at].astype(np.float64)
+        first = np.where(np.isfinite(ratio).any(axis=0), ratio[0], 0.0)  # NaN of weights that were 0
+        left = norm[-1] / norm[0] * (1 + first)  # before the first step, at most
         wide = matrices(history) & ~_near_zero(history, norm[0])
         which = wide & (left < (half if _taken_by_decay(history) > pull else share))
     if which.sum() <= wide.sum() / 2:
