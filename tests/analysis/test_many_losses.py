@@ -4,8 +4,10 @@ import numpy as np
 import pytest
 from make_run import changed, make_history
 
+from gradwatch.analysis.rules.long_steps import lr_too_high
 from gradwatch.analysis.rules.losses import has_rivals
 from gradwatch.analysis.rules.negative_loss import negative_loss
+from gradwatch.analysis.rules.no_progress import no_progress
 from gradwatch.analysis.rules.registry import diagnose
 
 STEPS = 400
@@ -14,14 +16,15 @@ NOISE = np.sin(ROW * 1.7)
 FALLS = np.exp(-ROW / 60)
 
 
-def run(*names, rows=None, **columns):
+def run(*names, rows=None, per_layer=None, **columns):
     """A calm run of these optimizers, which take turns, with these scalars logged (in those `rows`)."""
     made = tuple({"name": n, "class": "Adam", "settings": {"lr": 0.1}} for n in names or ["Adam"])
     history = make_history(STEPS, clip=None, logged=(), optimizers=made, status="FINISHED", modules={})
     at = np.ones(STEPS, bool) if rows is None else rows
     logged = {name: np.where(at, values, np.nan) for name, values in columns.items()}
     turns = [(names or ["Adam"])[i % max(1, len(names))] for i in ROW]
-    return changed(history, per_step={**history.per_step, **logged}, optimizer=turns)
+    layers = {**history.per_layer, **(per_layer or {})}
+    return changed(history, per_layer=layers, per_step={**history.per_step, **logged}, optimizer=turns)
 
 
 def roots(history):
@@ -63,3 +66,20 @@ def test_rewards_that_are_maximised_are_no_divergence_without_a_logarithm():
     assert paid.min() < -1
     assert negative_loss(run(reward_loss=paid)) == []
     assert len(negative_loss(run(loss=paid - 0.6))) == 1
+
+
+def test_a_loss_of_pairs_rests_where_no_more_of_them_can_be_told_apart():
+    """It fell fast, so that its early median is no measure of what it won: 0.65 of its first value is left."""
+    noise = np.random.default_rng(0).normal(size=STEPS)
+    (found,) = no_progress(run(loss=2.07 + 1.1 * np.exp(-ROW / 40) + 0.3 * noise))
+    assert found.severity == "note"
+    assert 0.6 < found.evidence["left"] < 0.7
+
+
+def test_first_weights_that_grow_are_no_long_steps_where_no_loss_has_a_size():
+    """A table of moves grows from small first weights; the loss of a policy gradient does not say whether it should."""
+    grows = np.where(ROW[:, None] % 10 == 0, 1.0 + 4 * np.minimum(ROW[:, None], 50) / 50, np.nan) * np.ones(7)
+    of = {"per_layer": {"weight_norm": grows, "update_ratio": np.where(np.isnan(grows), np.nan, 0.03)}}
+    assert lr_too_high(run(loss=0.3 * NOISE, **of)) == []
+    (found,) = lr_too_high(run(loss=2 + 0.1 * NOISE, **of))
+    assert "weights grew" in found.cause

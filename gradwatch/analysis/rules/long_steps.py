@@ -129,7 +129,7 @@ def _ran_away(
     thrown = bool(losses) and (all(up) or bool(((grown > 2) & (after <= 20)).any()))
     if replaced or (first > own and thrown and not any(p.ended < p.first / 10 for p in losses)):
         row = 0
-    elif fast.any() and not succeeds(history):
+    elif fast.any() and losses and not succeeds(history):
         row = max(0, int(np.argmax(grown > soon**0.5)) - 1)  # in between two measurements
     else:
         return []

@@ -35,13 +35,16 @@ def finding_of(history: History, shown: Progress, why: Why, severity: Severity =
     ]
 
 
-def rests(history: History, min_steps: int, running: int, left: float = 0.25, large: float = 1e4) -> list[Finding]:
+def rests(
+    history: History, min_steps: int, running: int, left: float = 0.25, much: float = 0.7, large: float = 1e4
+) -> list[Finding]:
     """Each loss fell at first and stands since, at a large part of where it began, and nothing else got better.
 
     The share `left` of the first value is left at least, and from the second quarter of the run to the last it won
     nothing that is clear of its noise; or less than a quarter of the whole, where the last module bounds or drops what
     is given out: a ReLU cuts off all below 0, a dropout sets outputs to 0 by chance (`rests_since`). Without such a
-    module it is a note where the training `succeeds`: so end healthy trainings whose targets have noise.
+    module it is a note where the training `succeeds`, or less than the share `much` is left: so end healthy trainings
+    whose targets have noise.
     But of a loss that began above `large`, whose targets are a hundred times what a net gives out at first, a fifth of
     `left` is much.
     """
@@ -64,7 +67,8 @@ def rests(history: History, min_steps: int, running: int, left: float = 0.25, la
         {"left": shown.ended / shown.first, **({"last_module": taken} if taken else {})},
         alternatives=causes,
     )
-    return finding_of(history, shown, why, "note" if succeeds(history) and not (taken or far) else "warning")
+    well = succeeds(history) or shown.ended < much * shown.first
+    return finding_of(history, shown, why, "note" if well and not (taken or far) else "warning")
 
 
 def stops(history: History, min_steps: int, running: int, much: float = 0.6, share: float = 0.125) -> list[Finding]:
