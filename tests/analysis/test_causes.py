@@ -354,6 +354,10 @@ def test_weights_that_run_away_in_their_first_steps_moved_too_far():
     assert lr_too_high(weighing(np.linspace(1, 2.5, STEPS), history)) == []
     assert lr_too_high(weighing(OUT, run(ratio=0.01, loss=learns()))) == []  # it succeeds all the same
     assert lr_too_high(weighing(OUT * 1e-3, history)) == []  # it begins next to 0: any step is long
+    first = run("Adam", rate=0.1, ratio=0.9, loss=2.3 + NOISE)
+    twice = np.minimum(1 + np.arange(STEPS) / 10, 2.5)
+    assert [f.severity for f in lr_too_high(weighing(twice, first))] == ["error"]
+    assert lr_too_high(weighing(twice, run("Adam", rate=0.1, ratio=0.9, loss=learns(0.5)))) == []
     one = changed(weighing(OUT, history), layers=("embed.weight",), per_layer={
         name: values[:, :1] for name, values in weighing(OUT, history).per_layer.items()
     })  # fmt: skip

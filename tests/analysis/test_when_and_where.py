@@ -83,7 +83,7 @@ def test_what_begins_long_after_a_spike_that_was_recovered_from_has_another_caus
 
 def fed(*sizes, names=("0", "1", "2"), loss=None):
     """A run of three matrices of 16 columns, each with its bias, that are given numbers of these sizes."""
-    history = run("Adam", ratio=0.008, loss=learns() if loss is None else loss, modules={})
+    history = run("Adam", ratio=0.008, loss=10 * learns() if loss is None else loss, modules={})
     order = [f"{name}.{what}" for name in names for what in ("weight", "bias")]
     keep = history.run.layers[: len(order)]
     shapes = [(16, 16), (16,)] * len(names)
@@ -110,6 +110,15 @@ def test_numbers_that_grow_through_the_layers_are_told_from_those_that_come_into
     assert [f.layers[0] for f in bad_initialisation(history)] == grows
     assert [f.layers[0] for f in inputs_not_normalised(history)] == given
     assert all(f.alternatives for f in bad_initialisation(history))
+
+
+def test_sizes_by_quotients_are_no_alarm_of_a_training_that_succeeds_from_equal_odds():
+    assert bad_initialisation(fed(0.5, 6.0, 60.0, loss=learns())) == []  # a bias's gradients may cancel
+    (found,) = inputs_not_normalised(fed(0.5, 25.0, 300.0, loss=learns()))
+    assert found.severity == "note"
+    flat = 2.3 + 0.01 * NOISE
+    assert bad_initialisation(fed(0.5, 6.0, 60.0, loss=flat)) != []
+    assert inputs_not_normalised(fed(0.5, 25.0, 300.0, loss=flat))[0].severity == "warning"
 
 
 def test_what_a_recurrence_hands_on_grew_in_it():

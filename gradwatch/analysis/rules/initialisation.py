@@ -23,7 +23,7 @@ from gradwatch.analysis.rules.facts import (
 )
 from gradwatch.analysis.rules.finding import Finding, either
 from gradwatch.analysis.rules.gradients import exploding
-from gradwatch.analysis.rules.inputs import too_large_inside
+from gradwatch.analysis.rules.inputs import learns_from_chance, too_large_inside
 from gradwatch.analysis.rules.long_steps import lr_too_high
 from gradwatch.analysis.rules.losses import scaled_losses
 from gradwatch.analysis.rules.progress import progress, reaches_its_goal, succeeds
@@ -221,12 +221,12 @@ def _grows_forward(history: History) -> list[Finding]:
     """What comes into the last layer is far above 1 in the first step, and grew there from a usual size.
 
     Not said where the training came apart or was thrown about by it (`exploding` and `lr_too_high` say so), nor where
-    another metric reaches its goal.
+    another metric reaches its goal, or the loss succeeds from where that of equal odds is (`learns_from_chance`).
     Source: He et al., arXiv:1502.01852, section 2.2 (forward propagation); Zhang et al., arXiv:1901.09321 (sums of
     residual branches grow without a norm).
     """
     inside = too_large_inside(history)
-    if inside is None or not inside.grown or reaches_its_goal(history):
+    if inside is None or not inside.grown or reaches_its_goal(history) or learns_from_chance(history):
         return []
     if exploding(history) or lr_too_high(history):
         return []

@@ -11,7 +11,6 @@ import numpy as np
 
 from gradwatch.analysis.rules.facts import (
     beside_bias,
-    chance_loss,
     embeddings,
     initial_gains,
     matrices,
@@ -20,6 +19,7 @@ from gradwatch.analysis.rules.facts import (
 from gradwatch.analysis.rules.finding import Finding, either
 from gradwatch.analysis.rules.losses import scaled_losses
 from gradwatch.analysis.rules.progress import reaches_its_goal, succeeds
+from gradwatch.analysis.rules.standstill import equal_odds
 from gradwatch.analysis.rules.vanishing_causes import SATURATING
 from gradwatch.history import Floats, History
 
@@ -56,14 +56,11 @@ def inputs_not_normalised(
     too_small = max(size, first) < small and "weight_ih" not in layer  # gradients of later steps may meet no input
     if not ((large < min(rms, first / float(np.sqrt(elements))) and rms < beyond) or too_small):
         return []
-    began = [float(values[np.isfinite(values)][0]) for values in scaled_losses(history).values()]
-    usual = bool(began) and all(value < 3 * chance_loss(history) for value in began)
-    harmless = reaches_its_goal(history, 0.5) or (usual and succeeds(history))
     what = "far above" if rms > large else "far below"
     return [
         Finding(
             "inputs-not-normalised",
-            "note" if harmless else "warning",
+            "note" if reaches_its_goal(history, 0.5) or learns_from_chance(history) else "warning",
             (layer,),
             int(history.step[0]),
             int(history.step[-1]),
@@ -137,6 +134,12 @@ def _inputs_of(history: History, layer: int) -> tuple[str, Floats, int] | None:
     with np.errstate(invalid="ignore", divide="ignore"):
         quotient = norm[:, layer] / norm[:, names.index(bias)]
     return name, np.asarray(quotient), int(np.prod(shape[1:]))
+
+
+def learns_from_chance(history: History, times: float = 3.0) -> bool:
+    """Whether a training succeeds whose losses began below `times` that of equal odds (log 2 of one or two rows)."""
+    began = [float(values[np.isfinite(values)][0]) for values in scaled_losses(history).values()]
+    return bool(began) and max(began) < times * equal_odds(history) and succeeds(history)
 
 
 class Inside(NamedTuple):

@@ -104,7 +104,7 @@ def _ran_away(
 
     Or, where the rate sets the length of a step, the first one changed them by the share `own` of their size, and the
     loss rose by half within ten, or they grew to twice their size in 20. Not said of weights that begin next to 0
-    (`initial_gains`), of a single matrix, nor of a training that succeeds all the same; of such a first step where its
+    (`initial_gains`), of a single matrix, nor of growth in a training that succeeds; of such a first step where its
     loss came down to a tenth.
     Whatever came of it, a first step of `beyond` times the weights replaced them, if it left them `large` (as gains).
     The healthy trainings of the tests grow up to 2.9 times in 20 steps, or succeed; Adam's first steps are below .25,
@@ -126,7 +126,7 @@ def _ran_away(
     first = first_ratio(history) if replaced or steps_by_rate(history) else 0.0
     losses = [p for p in progress(history) if p.is_loss]
     up = [float(history.total(p.metric)[:10].max()) > 1.5 * p.first for p in losses]
-    thrown = bool(losses) and (all(up) or bool(((grown > 2) & (after <= 20)).any()))
+    thrown = bool(losses) and (all(up) or (bool(((grown > 2) & (after <= 20)).any()) and not succeeds(history)))
     if replaced or (first > own and thrown and not any(p.ended < p.first / 10 for p in losses)):
         row = 0
     elif fast.any() and losses and not succeeds(history):
