@@ -365,6 +365,13 @@ def test_weights_that_run_away_in_their_first_steps_moved_too_far():
     assert lr_too_high(one) == []  # nothing lies behind its only matrix: where it began says nothing
 
 
+def test_weights_that_are_not_finite_did_not_outgrow_anything():
+    lost = np.where(np.arange(STEPS) < 300, 1 + np.arange(STEPS) / 400, np.inf)
+    assert lr_too_high(weighing(lost, run(ratio=0.01, loss=2.3 + NOISE))) == []
+    slow = np.minimum(1 + np.arange(STEPS) / 50, 7.0)
+    assert [f.evidence["growth"] for f in lr_too_high(weighing(slow, run(ratio=0.01, loss=2.3 + NOISE)))] == [7]
+
+
 def test_weights_that_grow_in_a_training_that_succeeds_moved_no_too_far_where_its_loss_rose_in_between():
     row = np.arange(STEPS)
     rose = learns() + 1.5 * np.maximum(0, 1 - np.abs(row - 70) / 15)  # the peak of one cycle

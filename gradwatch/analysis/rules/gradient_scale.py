@@ -144,7 +144,7 @@ def gradients_accumulate(
     norm = norm[: bad[0]] if len(bad) else norm
     writes = _of_backward(history)
     times = against if has_rivals(history) else times
-    is_sum = middle(writes) == 1 and len(norm) > 5 and float(np.median(norm[2:6])) > 1.4 * norm[0]
+    is_sum = middle(writes) == 1 and len(norm) > 5 and float(np.median(norm[2:20])) > 1.4 * norm[0]
     if middle(writes) == 0 or (not is_sum and (len(norm) < times or succeeds(history, well))):
         return []
     first = float(np.median(norm[:3])) / 2  # the middle of the first three of a sum: 1, 2, 3

@@ -5,6 +5,8 @@ Legend: T recorded steps.
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -163,7 +165,7 @@ def _outgrew(history: History, times: float = 5.0, left: float = 0.4, direct: fl
     with np.errstate(invalid="ignore", divide="ignore"):
         grown = np.median(norm[:, which].astype(np.float64) / norm[0, which], axis=1)
     straight = middle(directness(history)[1][which]) > direct
-    if not grown[-1] > times or straight or reaches_its_goal(history):
+    if not times < grown[-1] < math.inf or straight or reaches_its_goal(history):
         return []
     row = max(0, int(np.argmax(grown > times**0.5)) - 1)
     p = losses[0]
