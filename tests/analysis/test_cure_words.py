@@ -1,6 +1,7 @@
 """What a cure says where the record shows more than the disease: the schedule, the layers between, what came near 0."""
 
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pytest
@@ -44,8 +45,10 @@ def test_a_rate_that_is_cut_now_and_then_is_not_one_to_be_stretched():
 )
 def test_a_rate_that_was_never_there_is_told_from_one_that_rises_too_slowly(rate, said, tries):
     set_to = 0.1 * (1 + 1e-9)
-    (found,) = update_too_small(run(rate=set_to, ratio=1e-9, loss=FLAT, lr=rate * (1 - 1e-3 * (rate == 0.01))))
+    schedule = partial(run, rate=set_to, loss=FLAT, lr=rate * (1 - 1e-3 * (rate == 0.01)))
+    (found,) = update_too_small(schedule(ratio=1e-9))
     assert said in found.cure
+    assert update_too_small(schedule(ratio=0.2)) == []  # its steps are long all the same
     assert found.tries == tries
 
 

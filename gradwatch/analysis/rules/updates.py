@@ -177,9 +177,9 @@ def update_too_small(
     gradients, and one of these holds for all of them: it is below `adaptive` or `sgd`; or the median is below the share
     `slow` or `slow_sgd` of what is usual, while the loss falls as slowly at the end as at first, or hardly (`creeps`,
     `hardly_moves`); or a very high loss does so while usual steps get the share `direct` of their way in a straight
-    line; or a schedule left next to no rate for more than half of the run (`ran_out`), from where on it is asked, and
-    three measurements do. Or most of the weights are so, in a param group with a rate of its own (`_held_back`). (One
-    quiet layer among others is `vanishing`.)
+    line; or a schedule left next to no rate for more than half of the run (`ran_out`), from where on it is asked, three
+    measurements do, and steps are shorter than usual. Or most of the weights are so, in a param group with a rate of
+    its own (`_held_back`). (One quiet layer among others is `vanishing`.)
     Source: CS231n; SageMaker Debugger's WeightUpdateRatio (1e-8). The healthy trainings of the tests are above 3e-4.
     """
     kind = is_adaptive(history)
@@ -205,7 +205,7 @@ def update_too_small(
     too_slow = 0 < typical < (slow if kind else slow_sgd) * USUAL_RATIO[kind]
     too_slow = too_slow and (creeps(history) or (hardly_moves(history) and not initial_sum(history)))
     far = not too_slow and far_targets(history, direct)
-    if not (high > 0).all() or not (found < limit or scheduled or too_slow or far):
+    if not (high > 0).all() or not (found < limit or (scheduled and found < USUAL_RATIO[kind]) or too_slow or far):
         return []
     found = typical if too_slow else found
     why = scheduled or (_FAR if far else None) or _of_small_steps(history, found, rate)
