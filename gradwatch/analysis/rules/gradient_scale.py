@@ -142,17 +142,16 @@ def gradients_accumulate(
     norm = incoming(history)
     bad = np.flatnonzero(~(np.isfinite(norm) & (norm > 0)))
     norm = norm[: bad[0]] if len(bad) else norm
-    writes = _of_backward(history)
-    times = against if has_rivals(history) else times
-    is_sum = middle(writes) == 1 and len(norm) > 5 and float(np.median(norm[2:20])) > 1.4 * norm[0]
-    if middle(writes) == 0 or (not is_sum and (len(norm) < times or succeeds(history, well))):
+    writes, rivals = middle(_of_backward(history)), has_rivals(history)
+    times = against if rivals else times
+    is_sum = writes == 1 and len(norm) > 5 and float(np.median(norm[2:20])) > 1.4 * norm[0]
+    if writes == 0 or (not is_sum and (len(norm) < times or succeeds(history, well))):
         return []
     first = float(np.median(norm[:3])) / 2  # the middle of the first three of a sum: 1, 2, 3
-    end = min(len(norm), 60) - 1 if is_sum else _of_a_sum(norm, times, first, straight, jump, has_rivals(history))
-    if end is None and (_is_even(history, norm, even) or (not has_rivals(history) and _swings(history, norm))):
-        end = min(len(norm), 60) - 1
-    if end is None:
+    end = None if is_sum else _of_a_sum(norm, times, first, straight, jump, rivals)
+    if end is None and not (is_sum or _is_even(history, norm, even) or (not rivals and _swings(history, norm))):
         return []
+    end = min(len(norm), 60) - 1 if end is None else end
     steps = np.arange(end + 1)
     fit = float(np.corrcoef(steps, norm[: end + 1])[0, 1])
     peak = int(norm.argmax())

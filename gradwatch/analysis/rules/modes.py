@@ -92,7 +92,8 @@ def _norms(history: History) -> list[str]:
 
 
 def _gains(history: History, norms: Iterable[str]) -> tuple[str, ...]:
-    return tuple(layer for layer in history.layers if layer.rpartition(".")[0] in {*norms})
+    owners = {*norms}
+    return tuple(layer for layer in history.layers if layer.rpartition(".")[0] in owners)
 
 
 def _began_fresh(history: History) -> bool:
