@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import math
+import sys
 from collections.abc import Callable, Mapping
 from datetime import datetime
 from typing import Any
@@ -104,12 +105,13 @@ def _is_count(low: int = 0, high: int = MAX_COUNT) -> Check:
     return lambda value: type(value) is int and low <= value <= high
 
 
+def _is_finite(value: Any) -> bool:
+    """Whether `value` is a number that a float holds; of an int with hundreds of digits math.isfinite() raises."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= sys.float_info.max
+
+
 def _is_positive(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < math.inf
-
-
-def _is_momentum(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    return _is_finite(value) and value > 0
 
 
 def _is_command(value: Any) -> bool:
@@ -217,6 +219,6 @@ _FIELDS: dict[str, tuple[Check, str]] = {
     "source": (_optional(is_text), _TEXT[1]),
     "mlflow": (_optional(_is_table(_is_scalar)), "a table of texts"),
     "modules": (_is_table(lambda value: is_text(value, 100), MAX_LAYERS), f"a table of at most {MAX_LAYERS:,} classes"),
-    "batch_norms": (_is_table(_is_momentum, MAX_LAYERS), f"a table of at most {MAX_LAYERS:,} numbers"),
+    "batch_norms": (_is_table(_is_finite, MAX_LAYERS), f"a table of at most {MAX_LAYERS:,} numbers"),
     "unheld": (_is_list(MAX_LAYERS, is_text), f"a list of at most {MAX_LAYERS:,} names"),
 }

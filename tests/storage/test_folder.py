@@ -160,6 +160,15 @@ def test_what_is_not_a_run_is_refused(tmp_path, text, says):
         read_run(tmp_path)
 
 
+@pytest.mark.parametrize("momentum", [10**400, float("inf"), "0.1", True])
+def test_a_momentum_that_is_no_number_a_float_holds_is_refused(tmp_path, momentum):
+    folder = make_run(tmp_path)
+    manifest = json.loads((folder / "run.json").read_text())
+    (folder / "run.json").write_text(json.dumps({**manifest, "batch_norms": {"norm": momentum}}))
+    with pytest.raises(RunError, match="batch_norms"):
+        read_run(folder)
+
+
 def test_a_manifest_of_a_newer_version_still_opens(tmp_path):
     folder = make_run(tmp_path)
     manifest = json.loads((folder / "run.json").read_text())
