@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
@@ -21,9 +22,11 @@ class BatchNorm(NamedTuple):
 
 
 def batch_norms(model: nn.Module) -> Iterator[BatchNorm]:
-    """Those of the model, but for averages over all batches, whose momentum is None."""
+    """Those of the model whose momentum is a number; of an average over all batches it is None."""
     for name, norm in model.named_modules():
-        if isinstance(norm, _BatchNorm) and norm.running_mean is not None and isinstance(norm.momentum, int | float):
+        if not isinstance(norm, _BatchNorm) or norm.running_mean is None:
+            continue
+        if isinstance(norm.momentum, int | float) and math.isfinite(norm.momentum):
             yield BatchNorm(name, float(norm.momentum), norm.running_mean)
 
 

@@ -57,9 +57,15 @@ def test_the_running_mean_is_known_as_it_was_before_the_first_step(tmp_path):
 
 
 def test_the_manifest_has_the_momentum_of_norms_with_running_statistics(tmp_path):
-    nets = normed(0), normed(None), normed(track_running_stats=False), nn.Sequential(nn.Linear(4, 4), nn.LayerNorm(4))
+    nets = (
+        normed(0),
+        normed(None),
+        normed(float("inf")),
+        normed(track_running_stats=False),
+        nn.Sequential(nn.Linear(4, 4), nn.LayerNorm(4)),
+    )
     found = [trained(tmp_path / str(i), net, name="G").run.batch_norms for i, net in enumerate(nets)]
-    assert found == [{"G.1": 0.0}, {}, {}, {}]
+    assert found == [{"G.1": 0.0}, {}, {}, {}, {}]
 
 
 def test_a_running_mean_that_cannot_be_looked_at_ends_no_training(tmp_path):
