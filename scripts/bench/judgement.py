@@ -11,8 +11,9 @@
     python scripts/bench/judgement.py --told          # of those drawn from others again
     python scripts/bench/judgement.py --met           # of those drawn as a search met them
     python scripts/bench/judgement.py --sent          # of those of trainings that do not learn
-    python scripts/bench/judgement.py --heard         # of other trainings that do not learn, the latest
-    python scripts/bench/judgement.py --heard --keep  # and what was found first goes into first_readings.json
+    python scripts/bench/judgement.py --heard         # of other trainings that do not learn
+    python scripts/bench/judgement.py --daily         # of those of the ordinary day, the latest
+    python scripts/bench/judgement.py --daily --keep  # and what was found first goes into first_readings.json
     python scripts/bench/judgement.py --track-record  # what that file says of each rule, as the rules have it
     python scripts/bench/judgement.py --check         # that all are what they are said to be, by their scores alone
 

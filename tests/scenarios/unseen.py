@@ -6,7 +6,8 @@ while rules are changed (`tuning`); as many, which `HELD_OUT` names, are counted
 them (`blind`); those of the files `fresh_*` and then `novel_*` were written in the same way later, and counted in
 the same way (`fresh`, `novel`); so were those of the files `reported_*`, then `asked_*`, `told_*`, `met_*`, `sent_*`
 and `heard_*`, whose sick ones are mistakes that people made and asked or told about in public (`reported`, `asked`,
-`told`, `met`, `sent`, `heard`). The next have to be written anew. `unseen_all` imports every one.
+`told`, `met`, `sent`, `heard`); those of the files `daily_*`, then, are of the ordinary day: the mishaps that engineers
+meet most often, drawn by lot (`daily`). The next have to be written anew. `unseen_all` imports every one.
 """
 
 from __future__ import annotations
@@ -112,7 +113,7 @@ def healthy(gain: float = 0.3):
 
 
 # The groups with files of their own, by how these begin.
-UNNAMED = ("blind", "fresh", "novel", "reported", "asked", "told", "met", "sent", "heard")
+UNNAMED = ("blind", "fresh", "novel", "reported", "asked", "told", "met", "sent", "heard", "daily")
 
 
 def group(training: Sick | Healthy) -> str:
