@@ -137,6 +137,7 @@ class Source:
         reshard(model)
         self._of_model = {id(p) for _, p in shown(model, optimizers)}
         self._at_rest = {id(p): _writes(p) for _, p in self._outside()}
+        self._later: dict[str, tuple[int, int]] = {}  # what came after `watch()`: which tensor, and how often written
         self._seen: list[Seen] = []  # the groups, when they were last looked through
 
     def layers(self) -> dict[str, nn.Parameter]:
@@ -184,17 +185,32 @@ class Source:
         return tuple(name for name, kept in zip(found, self.kept(found), strict=True) if kept)
 
     def forgotten(self) -> tuple[str, ...]:
-        """What got gradients and nobody trains, and `watch()` could not see: parameters that were thawed since, and
-        those of modules in a plain list or dict, which the model's own parameters leave out. None was written since.
+        """What got gradients and nobody trains, and `watch()` could not see: parameters that were thawed since, those
+        of modules in a plain list or dict, which the model's own parameters leave out, and those that came since
+        (`meet_later`). None was written since, or another one stands in its place by now.
         """
         held = {id(p) for o in self.optimizers for _, p in _held(o)}
         here = _unique_names((*shown(self.model, self.optimizers), *_hidden(self.model)))
         found = [
             name
             for name, p in here.items()
-            if p.requires_grad and p.grad is not None and id(p) not in held and self._at_rest.get(id(p)) == _writes(p)
+            if p.requires_grad and p.grad is not None and id(p) not in held and self._rests(name, p)
         ]
         return tuple(name for name, kept in zip(found, self.kept(found), strict=True) if kept)
+
+    def meet_later(self) -> None:
+        """Look for parameters that the model has got since `watch()`: those of layers that are made in forward."""
+        known = self._of_model | self._at_rest.keys()
+        for name, p in _unique_names(shown(self.model, self.optimizers)).items():
+            if id(p) not in known:
+                self._later.setdefault(name, (id(p), _writes(p)))
+
+    def _rests(self, name: str, p: nn.Parameter) -> bool:
+        """Whether nobody has written to a parameter since it was first seen; one that is made anew rests, too."""
+        if id(p) in self._at_rest:
+            return self._at_rest[id(p)] == _writes(p)
+        first, writes = self._later.get(name, (id(p), -1))
+        return id(p) not in self._of_model and (first != id(p) or writes == _writes(p))
 
     def _outside(self) -> Iterable[tuple[str, nn.Parameter]]:
         """The parameters that no optimizer can be missed for yet: frozen ones, and hidden ones."""
@@ -216,6 +232,7 @@ class Source:
         held = {id(p) for o in self.optimizers for group in o.param_groups for p in group["params"]}
         self._refuse_replaced(known, held, first=not self._seen)
         self._seen = [Seen([*params], *_place(params)) for params in groups]
+        self.meet_later()
         ids = {id(p) for p in layout.params}
         named = named_layers(self.model, self.optimizers, self.part) if held - ids else {}
         new = {n: p for n, p in named.items() if id(p) not in ids}

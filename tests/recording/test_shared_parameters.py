@@ -161,3 +161,37 @@ def test_a_part_that_is_thawed_and_given_to_no_optimizer_is_named(given, tmp_pat
             nn.functional.cross_entropy(model(x), y).backward()
             optimizer.step()
     assert made._writer.run.unheld == (() if given else ("0.weight", "0.bias"))
+
+
+class Late(nn.Module):
+    """Whose last layer is made by the first call of `forward`, or by each, as a careless one does."""
+
+    def __init__(self, anew):
+        super().__init__()
+        self.first, self.last, self.anew = nn.Linear(6, 8), None, anew
+
+    def forward(self, x):
+        if self.anew or self.last is None:
+            self.last = nn.Linear(8, 3)
+        return self.last(self.first(x).tanh())
+
+
+@pytest.mark.parametrize(
+    ("anew", "given", "other"),
+    [(False, False, False), (True, False, False), (False, True, False), (False, False, True)],
+)
+def test_a_layer_that_forward_makes_and_nobody_trains_is_named(anew, given, other, tmp_path):
+    model = Late(anew)
+    optimizer, unwatched = torch.optim.SGD(model.parameters(), lr=0.1), None
+    with watch(model, optimizer, tmp_path) as made:
+        for i, (x, y) in enumerate(batches(12, torch.float32)):
+            nn.functional.cross_entropy(model(x), y).backward()
+            if given and i == 0:
+                optimizer.add_param_group({"params": list(model.last.parameters())})
+            optimizer.step()
+            if other:
+                unwatched = unwatched or torch.optim.SGD(model.last.parameters(), lr=0.1)
+                unwatched.step()
+    assert made._writer.run.unheld == (() if given or other else ("last.weight", "last.bias"))
+    rules = [finding.rule for finding in diagnose(open_history(made.dir))]
+    assert ("no-gradient" in rules) != (given or other)

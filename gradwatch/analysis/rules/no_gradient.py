@@ -60,9 +60,10 @@ def no_gradient(history: History, min_steps: int = 10) -> list[Finding]:
                 unheld,
                 "no optimizer",
                 "These parameters ask for gradients and are in no optimizer of this Watch: nothing trains them.",
-                "Give them to the optimizer (all of model.parameters(), built after the model is complete; what is "
-                "thawed later by add_param_group; modules in an nn.ModuleList, not in a list), watch the optimizer "
-                "that has them too, or set requires_grad_(False), which also saves their backward pass.",
+                "Give them to the optimizer (all of model.parameters(), built after the model is complete; layers that "
+                "forward makes belong into __init__; what is thawed later by add_param_group; modules in an "
+                "nn.ModuleList, not in a list), watch the optimizer that has them too, or set requires_grad_(False), "
+                "which also saves their backward pass.",
             )
         )
     if raw:
