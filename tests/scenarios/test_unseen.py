@@ -40,6 +40,7 @@ WANTED = {  # what no finding is called yet, and an expert would say
     "norm-statistics-noisy",
     "norm-statistics-stale",
     "optimizer-state-lost",
+    "optimizer-never-stepped",
     "outputs-not-scaled",
     "padding-in-loss",
     "penalty-per-element",
