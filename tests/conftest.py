@@ -8,6 +8,7 @@ import signal
 from pathlib import Path
 
 import pytest
+from writers import writers_ended
 
 # The models of the tests are tiny, and pytest's workers fill the cores: more threads would only be in each other's way.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -80,6 +81,13 @@ def own_levels():
     yield
     for logger, level in zip(loggers, levels, strict=True):
         logger.setLevel(level)
+
+
+@pytest.fixture(autouse=True)
+def own_writers():
+    """No test writes on while the next one runs."""
+    with writers_ended():
+        yield
 
 
 @pytest.fixture(scope="session")

@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -19,6 +20,7 @@ import torch
 from click.testing import CliRunner
 from make_run import changed, make_history, make_run
 from training import mlp, train, watch
+from writers import writers_ended
 
 from gradwatch import RunError, WatchError, open_history
 from gradwatch.cli import main
@@ -380,3 +382,14 @@ def test_a_crash_is_named_as_such_also_after_its_courier_has_marked_it(tmp_path,
     page = tmp_path / "page.html"
     assert CliRunner().invoke(main, ["report", str(folder), "-o", str(page)]).exit_code == 0
     assert "ended without close at step 199" in page.read_text()
+
+
+def test_a_run_that_a_test_leaves_unfinished_is_written_no_further_after_it(tmp_path):
+    def writers():
+        return {thread for thread in threading.enumerate() if thread.name == "gradwatch-writer"}
+
+    before = writers()
+    with writers_ended():
+        make_run(tmp_path, close=None)
+        assert writers() > before
+    assert writers() == before
