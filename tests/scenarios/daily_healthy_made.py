@@ -123,15 +123,15 @@ def digits_from_noise_by_their_velocity(folder):
     net, x = Denoiser(), 2 * digits()[0][:, None] - 1
 
     def loss_of(step):
-        clean, t = x[torch.randint(len(x), (48,))], torch.rand(48)
-        share, noise = (t * math.pi / 2)[:, None, None, None], torch.randn(48, 1, 8, 8)
+        clean, t = x[torch.randint(len(x), (32,))], torch.rand(32)
+        share, noise = (t * math.pi / 2)[:, None, None, None], torch.randn(32, 1, 8, 8)
         said = net(share.cos() * clean + share.sin() * noise, t)
         return F.mse_loss(said, share.cos() * noise - share.sin() * clean)
 
     make = optim.AdamW(net.parameters(), 2e-3, weight_decay=0.0)
     rise = optim.lr_scheduler.LinearLR(make, 0.01, total_iters=30)
     options = {"schedule": rise, "clip": "ClipByGlobalNorm(1.0)"}
-    return fit(folder, net, make, loss_of, 220, score=score_of(loss_of), **options)
+    return fit(folder, net, make, loss_of, 160, score=score_of(loss_of), **options)
 
 
 @healthy(0.3)

@@ -14,8 +14,10 @@ import blind_sick_tasks  # noqa: F401
 import daily_healthy  # noqa: F401
 import daily_healthy_made  # noqa: F401
 import daily_healthy_maps  # noqa: F401
+import daily_healthy_returns  # noqa: F401
 import daily_healthy_steps  # noqa: F401
 import daily_healthy_tasks  # noqa: F401
+import daily_healthy_wild  # noqa: F401
 import daily_healthy_words  # noqa: F401
 import daily_sick  # noqa: F401
 import daily_sick_losses  # noqa: F401
