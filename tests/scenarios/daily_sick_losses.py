@@ -13,7 +13,7 @@ from unseen_tasks import diffusion
 
 # One place in a hundred is to be found and counts as much as another, in a detector.
 @sick(
-    "class-imbalance", "no-progress",
+    "class-imbalance",
     where="the head, all steps: it says no everywhere", cure="pos_weight, or a focal loss",
 )  # fmt: skip
 def anchors_of_which_one_in_a_hundred_is_right(folder, ill):

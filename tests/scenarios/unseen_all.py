@@ -22,6 +22,7 @@ import daily_healthy_words  # noqa: F401
 import daily_sick  # noqa: F401
 import daily_sick_losses  # noqa: F401
 import daily_sick_models  # noqa: F401
+import daily_sick_tasks  # noqa: F401
 import fresh_healthy  # noqa: F401
 import fresh_healthy_models  # noqa: F401
 import fresh_sick  # noqa: F401
