@@ -453,6 +453,7 @@ def test_gains_of_normalisations_that_began_next_to_0_are_said_and_not_those_tha
         (1.0, 192, "GRU", 3.7, False),  # it begins at the logarithm of 40
         (1.0, 40, "GRU", 120.0, False),  # another matrix gives out the 40
         (1.0, 192, "Linear", 120.0, False),  # something else is given out
+        (1.0, 192, "Embedding", 120.0, False),  # tables alone, as the factors of ratings
     ],
 )
 def test_a_table_of_unit_size_that_is_the_last_layer_too_is_said(rms, rows, last, loss, found):
@@ -479,6 +480,18 @@ def test_logits_of_tokens_that_are_sure_of_what_is_wrong_are_said(first, last, r
     loss = np.geomspace(first, last, STEPS) + 0.01 * NOISE
     told = bad_initialisation(begun([0.1] * 4, kinds=kinds, first=(rows, 64), loss=loss))
     assert [(f.layers, f.confidence) for f in told] == ([(("3.weight",), "possible")] if found else [])
+    tables = {"table": "Embedding", "3": "Embedding"}
+    assert bad_initialisation(begun([0.1] * 4, kinds=tables, first=(rows, 64), loss=loss)) == []
+
+
+def test_small_weights_are_said_beside_a_layer_that_nothing_ever_comes_into():
+    """As the inputs of a decoder that is given zeros."""
+    plain = run(ratio=0.01, loss=2 + learns(), modules={"0": "Linear"})
+    norm = plain.per_layer["grad_norm"].copy()
+    norm[:, plain.layers.index("head.weight")] = 0
+    history = weighing(np.full(STEPS, 0.003), changed(plain, per_layer={**plain.per_layer, "grad_norm": norm}))
+    assert [f.severity for f in dead_layer(history)] == ["note"]
+    assert ["a small part of" in f.cause for f in bad_initialisation(history)] == [True]
 
 
 def test_a_sum_of_gradients_that_bends_is_still_one():

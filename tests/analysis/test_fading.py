@@ -11,6 +11,7 @@ from gradwatch.analysis.rules.fading import fades
 from gradwatch.analysis.rules.gradient_scale import gradients_accumulate
 from gradwatch.analysis.rules.gradients import exploding
 from gradwatch.analysis.rules.initialisation import bad_initialisation
+from gradwatch.analysis.rules.no_gradient import no_gradient
 from gradwatch.analysis.rules.no_progress import no_progress
 from gradwatch.analysis.rules.outputs import softmax_twice
 from gradwatch.analysis.rules.registry import group
@@ -105,6 +106,14 @@ def test_a_loss_that_slows_down_low_in_the_band_of_two_softmaxes_may_have_them_w
     assert "slows down" in found.cause
     assert found.evidence["classes"] == classes
     assert softmax_twice(run(loss=loss)) == []
+    width = 64
+    drawn = replace(history.run.layers[0], shape=(width, width), frozen=True)
+    rest = {name: values.copy() for name, values in history.per_layer.items()}
+    rest["weight_norm"][:, 0] = width / math.sqrt(3 * width)
+    rest["grad_norm"][:, 0] = rest["nonfinite"][:, 0] = np.nan
+    frozen = replace(changed(history, per_layer=rest), run=replace(history.run, layers=(drawn, *shapes[1:])))
+    assert [f.evidence["missing"] for f in no_gradient(frozen)] == ["training"]
+    assert softmax_twice(frozen) == []  # that it does not get lower has a cause
 
 
 def test_a_part_that_is_handed_no_gradient_from_the_start_starves():

@@ -85,7 +85,8 @@ def _of_matrices(
         which, way = too_small, "a small part of"
     else:
         return []
-    dead = any(f.evidence["since"] != "the start" or which is too_small for f in dead_layer(history))
+    harms = (f for f in dead_layer(history) if f.severity != "note")
+    dead = any(f.evidence["since"] != "the start" or which is too_small for f in harms)
     shrinks = any("left_of_the_gradient" not in f.evidence for f in vanishing(history))
     if dead or shrinks or exploding(history) or imbalance(history):
         return []
@@ -138,7 +139,7 @@ def _tied_table(history: History, unit: float = 0.9, well: float = 0.9) -> list[
 
     So it is the last layer too, whose outputs are as large as the root of its width. Nothing else: the last module with
     weights is no Linear of its own, and no other matrix has as many rows. Not said where the loss fell by the share
-    `well`: the factors of ratings begin so, and their squared error is no cross-entropy.
+    `well`, nor of a model of nothing but tables (`_of_tables`).
     Source: Press & Wolf, arXiv:1608.05859 (tied tables); GPT-2's begins at a standard deviation of 0.02.
     """
     shapes, kinds = {layer.name: layer.shape for layer in history.run.layers}, history.run.modules
@@ -147,7 +148,7 @@ def _tied_table(history: History, unit: float = 0.9, well: float = 0.9) -> list[
     _, norm = measured(history, "weight_norm")
     if not len(norm) or (last in owners and kinds.get(last) == "Linear") or first_ratio(history) > 1 / 3:
         return []
-    if succeeds(history, well):
+    if succeeds(history, well) or _of_tables(history):
         return []
     rms = root_mean_square(history, norm[0].astype(np.float64))
     tables = [i for i in np.flatnonzero(embeddings(history) & (rms > unit)) if history.layers[i] in shapes]
@@ -173,13 +174,14 @@ _TIED = (
 def _sure_of_what_is_wrong(history: History, began: float = 3.0, ended: float = 2.0) -> list[Finding]:
     """The loss of a model of tokens began above `began` times what equal probabilities give, and ended above `ended`.
 
-    Of tokens: the last matrix has as many rows as a table has, so that the loss is known for a cross-entropy over them.
+    Of tokens: the last matrix has as many rows as a table has, so that the loss is known for a cross-entropy over them,
+    but in a model of nothing but tables (`_of_tables`).
     Source: Karpathy 2019, A Recipe for Training Neural Networks ("verify loss @ init").
     """
     shapes, last = {layer.name: layer.shape for layer in history.run.layers}, last_matrix(history)
     tables = {shapes[name][0] for name in pick(history, embeddings(history)) if shapes.get(name)}
     chance, losses = chance_loss(history), [p for p in progress(history) if p.is_loss]
-    if last is None or last.shape[0] not in tables or not losses or succeeds(history):
+    if last is None or last.shape[0] not in tables or not losses or succeeds(history) or _of_tables(history):
         return []
     if not all(p.first > began * chance and p.ended > ended * chance for p in losses) or lr_too_high(history):
         return []
@@ -193,6 +195,11 @@ def _sure_of_what_is_wrong(history: History, began: float = 3.0, ended: float = 
 
 
 _SURE = ("rows or biases of the last layer began unlike the others", "what comes into the last layer is far too large")
+
+
+def _of_tables(history: History) -> bool:
+    """Whether all matrices are tables: the factors of ratings, whose squared error begins far above any log C."""
+    return not (matrices(history) & ~embeddings(history)).any()
 
 
 def _grows_on_its_way(history: History, decades: float = 2.0, fit: float = 0.9, first: int = 5) -> list[Finding]:

@@ -20,6 +20,7 @@ from gradwatch.analysis.rules.facts import (
 )
 from gradwatch.analysis.rules.finding import Finding, Why, either
 from gradwatch.analysis.rules.losses import has_rivals, scaled_losses
+from gradwatch.analysis.rules.no_gradient import no_gradient
 from gradwatch.formatting import percent
 from gradwatch.history import Floats, History
 
@@ -192,7 +193,8 @@ def _why(history: History, values: Floats, floor: float, near: float, classes: i
     if float(np.median(late)) - floor < near:
         return Why("It came down to that and stays there: a softmax stands before it.", _CURE, {})
     if not ends_in(history, "Softmax", "Softmax2d"):
-        return _by_its_beginning(history, values, classes, tight)
+        untrained = any(f.evidence["missing"] == "training" for f in no_gradient(history))
+        return None if untrained else _by_its_beginning(history, values, classes, tight)
     causes = (
         "the loss is cross_entropy, which applies a softmax of its own",
         "it is the negative logarithm of these probabilities, as it should be, and has not fallen further yet",

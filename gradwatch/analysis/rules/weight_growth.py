@@ -98,9 +98,9 @@ def weights_shrink(
 ) -> list[Finding]:
     """Weights that fade away: most matrices ended below `share` of their first norm. A warning.
 
-    Or below `half` of it, where a decay takes the share `pull` of them or more in each step. Of those that did not
-    begin near 0; the first norm is measured after a step, whose length is taken back. Weight decay takes
-    lr x weight_decay of the weights in each step.
+    Or below `half` of it, where a decay takes the share `pull` of them or more in each step: then it begins with the
+    first one. Of those that did not begin near 0; the first norm is measured after a step, whose length is taken back.
+    Weight decay takes lr x weight_decay of the weights in each step.
     Source: Loshchilov & Hutter, arXiv:1711.05101: what decay takes in a step; 0.01 to 0.1 is usual for AdamW, 1e-4 for
     SGD: with their rates less than 1e-3 of the weights in a step.
     """
@@ -113,11 +113,12 @@ def weights_shrink(
         first = np.where(np.isfinite(ratio).any(axis=0), ratio[0], 0.0)  # NaN of weights that were 0
         left = norm[-1] / norm[0] * (1 + first)  # before the first step, at most
         wide = matrices(history) & ~_near_zero(history, norm[0])
-        which = wide & (left < (half if _taken_by_decay(history) > pull else share))
+        decays = _taken_by_decay(history) > pull
+        which = wide & (left < (half if decays else share))
     if which.sum() <= wide.sum() / 2:
         return []
     decay = max((float(g["weight_decay"]) for g in settings(history) if _decays(g.get("weight_decay"))), default=0.0)
-    row = int(np.flatnonzero((norm[:, which] < 0.9 * norm[0, which]).any(axis=1))[0])
+    row = 0 if decays else int(np.flatnonzero((norm[:, which] < 0.9 * norm[0, which]).any(axis=1))[0])
     least = float(np.nanmin(left[which]))
     return [
         Finding(
