@@ -59,6 +59,8 @@ def _looked_up(stepper: Stepper, step: Step) -> tuple[Now, dict[str, Any]]:
     inside = stepper.inside
     if inside.mode is not None and not inside.mode.model.training:
         values["eval_mode"] = 1.0
+    if stepper.settings.lost_state(step.optimizers[0]):
+        values["empty_state"] = 1.0
     if inside.rank_norms is not None:
         with looking.at("rank_grad_norm"):
             values.update(inside.rank_norms.values(scale))

@@ -1,4 +1,4 @@
-"""What the optimizers' param groups are set to: at first, for the manifest, and in every step where that changes."""
+"""What the optimizers' param groups are set to, at first and where that changes; and whether their state is lost."""
 
 from __future__ import annotations
 
@@ -54,6 +54,7 @@ class GroupSettings:
         self._start: dict[str, Any] = {}  # by column, what they were at first
         self._changed: Mapping[str, float] = {}
         self._tensors: dict[str, Tensor] = {}
+        self._had_state: dict[Optimizer, bool] = {}  # when it was last asked
         self._meet()
 
     def describe(self, layout: Layout) -> tuple[dict[str, Any], ...]:
@@ -73,6 +74,16 @@ class GroupSettings:
             self._now = self._look([*chain.from_iterable(map(_GROUPS, self._optimizers))])
             self._seen = seen
         return self._now if scale == 1.0 else self._now.scaled(scale)
+
+    def lost_state(self, optimizer: Optimizer) -> bool:
+        """Whether an optimizer that is about to step has no state: in its first step, and where it had some before.
+
+        No tensor is looked at. Asked once in each step.
+        """
+        state = getattr(optimizer, "state", None)
+        has = not isinstance(state, dict) or bool(state)
+        had, self._had_state[optimizer] = self._had_state.get(optimizer, True), has
+        return had and not has
 
     def _all_values(self) -> Iterator[Any]:
         """Everything that the groups hold, one after the other: no Python instruction per setting."""

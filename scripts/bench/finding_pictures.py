@@ -29,6 +29,7 @@ from gradwatch.report.activations import as_layers  # noqa: E402
 
 SHOWN = {  # what stands above the loss, where it is not each layer's grad_norm
     **dict.fromkeys(("weights-unchanged", "update-too-large", "update-too-small", "lr-too-high"), "update_ratio"),
+    **dict.fromkeys(("optimizer-state-lost", "schedule-too-short", "warmup-too-long"), "update_ratio"),
     "no-progress": "displacement",
     "weights-shrink": "weight_norm",
     "weight-growth": "weight_norm",

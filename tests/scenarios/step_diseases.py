@@ -432,3 +432,46 @@ def average_of_one_batch(folder, sick=True):
     """A batch norm whose momentum is 0.9, as TensorFlow means it (the twin: 0.1)."""
     net = normed(0.9 if sick else 0.1)
     return fit(folder, net, optim.SGD(net.parameters(), 0.1), classify(net, batches()), 150)
+
+
+def resumed(folder, sick=True, halves=80):
+    """A run that goes on from a checkpoint of the weights alone (the twin's has the optimizer's state, too)."""
+    net, saved, watch = mlp(), None, None
+    loss_of = classify(net, batches())
+    for half in range(2):
+        optimizer = optim.Adam(net.parameters(), 0.02)
+        watch = gradwatch.watch(net, optimizer, log=None, dir=folder, verbose=False, every=1)
+        if saved:
+            watch.load_state_dict(saved[0])
+            if not sick:
+                optimizer.load_state_dict(saved[1])
+        with watch:
+            for step in range(halves):
+                optimizer.zero_grad()
+                loss = loss_of(half * halves + step)
+                loss.backward()
+                optimizer.step()
+                watch.log(loss=loss)
+            saved = watch.state_dict(), optimizer.state_dict()
+    return gradwatch.open_history(watch.dir)
+
+
+def outlasted_schedule(folder, sick=True):
+    """A cosine of half the run's length, which climbs back up (the twin's is as long as the run)."""
+    net = mlp()
+    optimizer = optim.SGD(net.parameters(), 0.1, momentum=0.9)
+    plan = optim.lr_scheduler.CosineAnnealingLR(optimizer, 100 if sick else 200)
+    return fit(folder, net, optimizer, classify(net, batches(16, noise=0.2)), 200, before_step=_next(plan))
+
+
+def endless_warmup(folder, sick=True):
+    """A warm-up as long as the run (the twin's ends after ten steps)."""
+    net = mlp()
+    optimizer = optim.SGD(net.parameters(), 0.1)
+    plan = optim.lr_scheduler.LambdaLR(optimizer, lambda step: min(1, (step + 1) / (150 if sick else 10)))
+    return fit(folder, net, optimizer, classify(net, batches()), 150, before_step=_next(plan))
+
+
+def _next(plan):
+    """Moves a schedule on before each step but the first."""
+    return lambda step: step and plan.step()

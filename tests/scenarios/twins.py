@@ -59,6 +59,9 @@ TWINS: dict[str, tuple[tuple[str, Train], tuple[str, Train]]] = {
             ("negative-loss", s.wrong_sign, "minus the cross-entropy", "the cross-entropy"),
             ("left-in-eval", s.left_in_eval_mode, "model.eval() for good", "model.train() after it"),
             ("norm-statistics", s.average_of_one_batch, "momentum=0.9", "momentum=0.1"),
+            ("optimizer-state-lost", s.resumed, "resumed without Adam's state", "resumed with it"),
+            ("schedule-too-short", s.outlasted_schedule, "T_max of half the run", "T_max of the whole run"),
+            ("warmup-too-long", s.endless_warmup, "a warm-up as long as the run", "a warm-up of ten steps"),
             ("dead-units", i.dead_units, "most biases begin at -20", "as torch begins"),
             ("saturated", i.saturated, "inputs from 0 to 1000", "inputs from 0 to 1"),
             ("attention-logits-grow", i.growing_logits, "Adam at 0.1", "Adam at 0.003"),
@@ -114,5 +117,6 @@ NOT_TOLD = {
     "expert-starved",
     "left-in-eval",
     "norm-statistics",
+    "optimizer-state-lost",
 }
 TOLD_BY_LOSSES = [as_sick(rule) for rule in TWINS if rule not in NOT_TOLD]

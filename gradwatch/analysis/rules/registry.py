@@ -39,9 +39,11 @@ from gradwatch.analysis.rules.no_gradient import no_gradient
 from gradwatch.analysis.rules.no_progress import no_progress
 from gradwatch.analysis.rules.noise import noise_dominated
 from gradwatch.analysis.rules.nonfinite import nonfinite
+from gradwatch.analysis.rules.optimizer_state import optimizer_state_lost
 from gradwatch.analysis.rules.outputs import softmax_twice
 from gradwatch.analysis.rules.progress import progress, succeeds
 from gradwatch.analysis.rules.rivals import generator_starves
+from gradwatch.analysis.rules.schedule_length import schedule_too_short, warmup_too_long
 from gradwatch.analysis.rules.second_moment import stale_second_moment
 from gradwatch.analysis.rules.skips import skips_often
 from gradwatch.analysis.rules.spikes import spike
@@ -57,6 +59,7 @@ RULES: tuple[Rule, ...] = (
     noise_dominated, weights_unchanged, update_too_large, update_too_small, below_epsilon, generator_starves,
     weight_growth, weights_shrink, renorm_binds, spike, lr_too_high, softmax_twice, no_progress, bad_initialisation,
     inputs_not_normalised, negative_loss, left_in_eval, norm_statistics, dead_units, saturated,
+    optimizer_state_lost, schedule_too_short, warmup_too_long,
     attention_logits_grow, attention_collapsed, activation_outlier, expert_starved, stale_second_moment,
     clip_before_unscale, double_clip, clip_is_your_learning_rate, clip_over_muon, clip_inert,
     policy_never_acts, skips_often,
@@ -71,6 +74,9 @@ _RUINED = {"nonfinite", "dead-layer", "spike", "imbalance", "vanishing", "weight
 CONSEQUENCES: dict[str, set[str]] = {
     "negative-loss": _RUINED | {"exploding", "lr-too-high", "scaled-gradients", "gradients-accumulate"},
     "left-in-eval": _RUINED | {"exploding", "lr-too-high"},
+    "optimizer-state-lost": _RUINED | {"exploding", "lr-too-high"},
+    "schedule-too-short": _RUINED | {"exploding", "lr-too-high"},
+    "warmup-too-long": {"update-too-small", "weights-unchanged"},
     "inputs-not-normalised": _RUINED | {"exploding", "lr-too-high", "bad-initialisation", "scaled-gradients"},
     "gradients-accumulate": _RUINED | {"exploding", "lr-too-high", "scaled-gradients"},
     "scaled-gradients": _RUINED | {"exploding", "lr-too-high"},

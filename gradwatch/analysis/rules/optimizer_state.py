@@ -1,0 +1,84 @@
+"""An optimizer that lost what it had gathered: its first steps without it are long, and in every direction.
+
+Legend: T recorded steps.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gradwatch.analysis.rules.facts import is_adaptive, middle, optimizer_kind, settings
+from gradwatch.analysis.rules.finding import Finding, Severity
+from gradwatch.analysis.rules.progress import progress
+from gradwatch.history import History
+
+
+def optimizer_state_lost(history: History, width: int = 10, sigmas: float = 4.0) -> list[Finding]:
+    """Steps later than the first that an optimizer with moments or momentum began without its state.
+
+    A warning where the run went on from a checkpoint there: nobody means to leave it behind. Within a run it may be
+    meant (each round or each task anew): a warning where the training losses of the `width` steps after it are higher
+    than of those before, by `sigmas` standard errors over all such steps; else a note. What a rewind brought back is
+    left out.
+    Source: torch's tutorial "Saving and loading a general checkpoint"; Kingma & Ba, arXiv:1412.6980, section 3: without
+    a past Adam's step is the rate in every direction.
+    """
+    went_back = np.isfinite(history.total("rewound_to"))
+    rows = np.flatnonzero((history.total("empty_state") == 1) & (history.step > 0) & ~np.roll(went_back, 1))
+    if not len(rows) or not _keeps_state(history):
+        return []
+    resumed = [int(row) for row in rows if row == 0 or history.attempt[row] != history.attempt[row - 1]]
+    errors = _worse_after(history, rows, width)
+    severity: Severity = "warning" if resumed or errors > sigmas else "note"
+    steps = [int(step) for step in history.step[rows]]
+    shown = ", ".join(map(str, steps[:4])) + (" and so on" if len(steps) > 4 else "")
+    evidence: dict[str, float | str] = {"times": len(rows), "resumed": len(resumed)}
+    if np.isfinite(errors):
+        evidence["loss_rose_by_errors"] = errors
+    said = f"{optimizer_kind(history)} had no state at step{'s' if len(rows) > 1 else ''} {shown}, although it had "
+    said += "taken steps before: its moments began anew."
+    if resumed:
+        said += " The run went on from a checkpoint there, and the optimizer's state was not in it, or not loaded."
+    if errors > sigmas:
+        said += " The loss was higher in the steps after it than before."
+    return [
+        Finding(
+            "optimizer-state-lost",
+            severity,
+            (),
+            steps[0],
+            int(history.step[-1]) if severity == "warning" else steps[-1],
+            evidence,
+            said,
+            "Save optimizer.state_dict() (and the scheduler's) beside the weights, and load it into the optimizer "
+            "before the first step. Make the optimizer once, before the loop; where it has to begin anew, warm the "
+            "rate up again.",
+        )
+    ]
+
+
+def _keeps_state(history: History) -> bool:
+    """Whether the optimizers keep anything from step to step, as far as their names and settings tell."""
+    return is_adaptive(history) or any(float(group.get("momentum") or 0) > 0 for group in settings(history))
+
+
+def _worse_after(history: History, rows: NDArray[np.intp], width: int) -> float:
+    """By how many standard errors the training losses are higher after these rows than before; NaN if not known.
+
+    The loss of a row was computed before its step. The worst of the losses counts.
+    """
+    found = [float("nan")]
+    for loss in progress(history):
+        if not loss.is_loss or not loss.noise > 0:
+            continue
+        values = history.total(loss.metric)
+        rises = [
+            middle(values[row + 1 : row + 1 + width]) - middle(values[max(0, row + 1 - width) : row + 1])
+            for row in rows
+        ]
+        known = np.array([rise for rise in rises if np.isfinite(rise)])
+        if len(known):
+            error = 1.2533 * loss.noise * np.sqrt(2 / width / len(known))  # of a median: pi / 2 more variance
+            found.append(float(known.mean() / error))
+    return float(np.nanmax(found)) if np.isfinite(found).any() else float("nan")

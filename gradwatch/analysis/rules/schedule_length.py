@@ -1,0 +1,108 @@
+"""A schedule of another length than the run: one that ends before it and climbs back, a warm-up that never ends.
+
+Legend: T recorded steps, V rates one after the other that differ.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from gradwatch.analysis.rules.facts import rates, set_rate
+from gradwatch.analysis.rules.finding import Finding, Severity
+from gradwatch.formatting import percent, setting_text
+from gradwatch.history import Floats, History
+
+
+def schedule_too_short(history: History, risen: float = 0.1, near: float = 0.05, bent: float = 0.4) -> list[Finding]:
+    """The rate fell along a cosine to its lowest, and climbs back along the same curve: the run outlasted the schedule.
+
+    After a warm-up, if any, of less than half as many steps as the fall, which is to less than half. The rates after
+    the lowest mirror those before it, up to `near` of the highest, and come back to more than the share `risen` of the
+    way; the curve is flat at its lowest, where at half the way in steps it stands at less than `bent` of the height (a
+    cosine at 0.25 to 0.3, the triangle of CyclicLR at 0.5). A warning where the run ends so high; else a note, as
+    cycles may be meant.
+    Source: Loshchilov & Hutter, arXiv:1608.03983, equation 5, which restarts at its lowest; torch's CosineAnnealingLR
+    and get_cosine_schedule_with_warmup of transformers go back up the curve.
+    """
+    every = rates(history)
+    rate = every[:, int(np.nan_to_num(every).max(axis=0, initial=0).argmax())]
+    if not (len(rate) and np.isfinite(rate).all()):
+        return []
+    starts = np.flatnonzero(np.diff(rate, prepend=np.nan) != 0)
+    values = rate[starts]
+    falls = np.flatnonzero(np.diff(values) < 0)
+    peak = int(falls[0]) if len(falls) else 0  # before it the rate only rises
+    turns = np.flatnonzero(np.diff(values[peak:]) > 0)
+    lowest = peak + int(turns[0]) if len(turns) else 0
+    height = values[peak] - values[lowest]
+    if peak > (lowest - peak) / 2 or values[peak] < (1 - near) * values.max() or not height > values[peak] / 2:
+        return []
+    reach = min(lowest - peak, len(values) - 1 - lowest)
+    before, after = values[lowest - reach : lowest + 1][::-1], values[lowest : lowest + reach + 1]
+    came_back = float(after.max() - values[lowest]) / height
+    mirrored = np.abs(before - after).max() < near * values[peak]
+    if not (came_back > risen and mirrored and _bend(after - values[lowest], height) < bent):
+        return []
+    last = float(rate[-1])
+    severity: Severity = "warning" if last - values[lowest] > risen * height else "note"
+    step, length = int(history.step[starts[lowest]]), int(history.step[-1] - history.step[0]) + 1
+    return [
+        Finding(
+            "schedule-too-short",
+            severity,
+            (),
+            step,
+            int(history.step[-1]),
+            {"lr_lowest": float(values[lowest]), "lr_last": last, "lr_highest": float(values[peak]), "steps": length},
+            f"The learning rate fell along a cosine to {values[lowest]:.2g} at step {step}, and climbs back along the "
+            f"same curve: to {last:.2g} at the end, of {values[peak]:.2g} at its highest. The schedule was over, and "
+            f"the run, of {length:,} steps, was not: the scheduler goes on where the cosine does.",
+            f"Give the schedule the length of the run as the scheduler is stepped: T_max={length} if once a step, "
+            "the number of epochs if once an epoch; or stop calling scheduler.step() at its lowest.",
+        )
+    ]
+
+
+def _bend(heights: Floats, full: float) -> float:
+    """Of a curve that begins at its lowest, `[V]`: how high it stands at half of its way to half of the `full` height.
+
+    As a share of what it comes to there, or at its end.
+    """
+    high = np.flatnonzero(heights >= full / 2)
+    end = int(high[0]) if len(high) else len(heights) - 1
+    return float(np.interp(end / 2, np.arange(len(heights)), heights) / heights[end]) if end else 1.0
+
+
+def warmup_too_long(history: History, share: float = 0.75, low: float = 0.2, min_steps: int = 100) -> list[Finding]:
+    """The rate rises in a straight line from next to nothing, and does so for most of the run.
+
+    From less than the share `low` of its highest, to its highest, over more than the `share` of a run of `min_steps`
+    that has ended by itself.
+    Source: Goyal et al., arXiv:1706.02677 (5 of 90 epochs); Ma & Yarats, arXiv:1910.04209 (2 / (1 - beta2) steps).
+    """
+    rate = np.nan_to_num(rates(history)).max(axis=1)
+    top = int(rate.argmax()) if len(rate) else 0
+    if len(history) < min_steps or history.run.status != "FINISHED" or not top > share * len(rate):
+        return []
+    rise = rate[: top + 1]
+    line = np.linspace(rise[0], rise[-1], len(rise))
+    steps = max(2, int((np.diff(rise) != 0).sum()))  # one an epoch leaves stairs
+    if rise[0] >= low * rise[-1] or np.abs(rise - line).max() > 1.5 * rise[-1] / steps:
+        return []
+    first, last = int(history.step[0]), int(history.step[top])
+    part = (top + 1) / len(rate)
+    return [
+        Finding(
+            "warmup-too-long",
+            "warning",
+            (),
+            first,
+            last,
+            {"lr_first": float(rise[0]), "lr": set_rate(history), "share": part},
+            f"The warm-up takes {percent(part)} of the run: the learning rate rises in a straight line from "
+            f"{rise[0]:.2g} to {rise[-1]:.2g}, which it has from step {last} on, and the mean of the run is about half "
+            "of it.",
+            f"End the warm-up at {setting_text(float(rise[-1]))} after a twentieth of the run, or a few hundred steps; "
+            "count these as the scheduler is stepped, once a batch or once an epoch.",
+        )
+    ]

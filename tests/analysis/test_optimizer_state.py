@@ -1,0 +1,67 @@
+"""An optimizer that went on without its moments: after a checkpoint, or in the middle of a run."""
+
+import numpy as np
+import pytest
+from make_run import changed, make_history
+
+from gradwatch.analysis.rules import diagnose
+from gradwatch.analysis.rules.optimizer_state import optimizer_state_lost
+
+STEPS = 200
+AT = np.arange(STEPS)
+NOISE = 0.01 * np.sin(12.9898 * AT)
+
+
+def run(empty, kind="Adam", first=0, attempts=None, loss=None, momentum=0.0, **columns):
+    """A calm run that begins at the step `first`, and whose optimizer had no state in the rows `empty`."""
+    optimizers = ({"name": kind, "class": kind, "settings": {"lr": 0.1, "momentum": momentum}},)
+    history = make_history(STEPS, clip=None, logged=("loss",), status="FINISHED", optimizers=optimizers)
+    columns["empty_state"] = np.where(np.isin(AT, empty), 1.0, np.nan)
+    columns["loss"] = 2.0 - AT / 400 + NOISE if loss is None else loss
+    attempt = np.zeros(STEPS, np.int64) if attempts is None else attempts
+    return changed(history, step=history.step + first, attempt=attempt, per_step={**history.per_step, **columns})
+
+
+def test_a_first_step_without_state_is_how_trainings_begin():
+    assert optimizer_state_lost(run([0])) == []
+
+
+@pytest.mark.parametrize(
+    ("history", "step"),
+    [
+        (run([0, 80], attempts=(AT >= 80).astype(np.int64)), 80),
+        (run([0], first=500), 500),
+        (run([0], kind="SGD", momentum=0.9, first=500), 500),
+    ],
+)
+def test_a_run_that_goes_on_without_it_is_warned(history, step):
+    (found,) = optimizer_state_lost(history)
+    assert (found.severity, found.first_step, found.alternatives) == ("warning", step, ())
+    assert "not loaded" in found.cause
+
+
+def test_sgd_without_momentum_has_none_to_lose():
+    assert optimizer_state_lost(run([0], kind="SGD", first=500)) == []
+
+
+def test_within_a_run_it_counts_where_the_loss_rises_after_it():
+    lost = [50, 100, 150]
+    (quiet,) = optimizer_state_lost(run(lost))
+    assert (quiet.severity, quiet.evidence["times"]) == ("note", 3)
+    after = np.isin(AT, np.add.outer(lost, np.arange(1, 12)))
+    (loud,) = optimizer_state_lost(run(lost, loss=2.0 + NOISE + 0.3 * after))
+    assert (loud.severity, loud.last_step) == ("warning", STEPS - 1)
+    assert "at steps 50, 100, 150" in loud.cause
+
+
+def test_what_a_rewind_brought_back_is_not_lost():
+    assert optimizer_state_lost(run([100], rewound_to=np.where(AT == 99, 0.0, np.nan))) == []
+
+
+def test_a_rise_after_it_stands_under_it():
+    loss = np.where(AT < 100, 1.0, 1.0 * 1.1 ** np.clip(AT - 100, 0, 60)) + NOISE
+    plain = [f.rule for f in diagnose(run([], loss=loss)) if f.severity != "note"]
+    (root,) = (f for f in diagnose(run([100], first=0, loss=loss)) if f.severity != "note")
+    assert root.rule == "optimizer-state-lost"
+    assert plain
+    assert {*plain} <= {f.rule for f in root.consequences}
