@@ -179,7 +179,7 @@ def eight_parts_and_a_clip(folder):
     return fit(folder, net, make, lambda step: entropy(step) / 8, 100, accumulate=8, before_step=before)
 
 
-@healthy(0.3)
+@healthy(0.2)  # most of what is left are the tails, which nobody can foretell
 def heavy_tails_under_a_z_score(folder):
     """Errors of a t distribution, Huber's loss, and gradients held near to their usual size."""
     seeded(611)
