@@ -5,7 +5,10 @@ from __future__ import annotations
 import re
 from functools import lru_cache
 
-HELD_OUT = re.compile("val|test|eval|dev|hold", re.IGNORECASE)
+# A word begins so: no part of `threshold` or `retrieval`. The `value` of a critic is none, nor is a `deviation`.
+HELD_OUT = re.compile(
+    "(?<![a-zA-Z])(?i:val(?!ue)|test|eval|dev(?!i)|hold)|(?<=[a-z])(Val(?!ue)|Test|Eval|Dev(?!i)|Hold)"
+)
 _FACTOR = re.compile(
     r"loss[ _./-]?(scale|scaler|scaling|weights?|coeffs?|coefs?|coefficients?)($|[^a-z])", re.IGNORECASE
 )

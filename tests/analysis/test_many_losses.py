@@ -83,3 +83,12 @@ def test_first_weights_that_grow_are_no_long_steps_where_no_loss_has_a_size():
     assert lr_too_high(run(loss=0.3 * NOISE, **of)) == []
     (found,) = lr_too_high(run(loss=2 + 0.1 * NOISE, **of))
     assert "weights grew" in found.cause
+
+
+def test_a_run_that_logs_a_loss_of_values_has_losses_that_follow_the_return():
+    rises = 1 + ROW / 100 + 0.01 * NOISE
+    for name in ("value_loss", "losses/v_loss", "train/critic_loss", "qf1_loss", "td_loss"):
+        assert roots(run(**{name: rises})) == []
+        assert roots(run(loss=rises, **{name: rises / 2})) == []  # their sum, with a policy's
+    for name in ("aux_loss", "quality_loss", "loss_of_evolution"):
+        assert roots(run(**{name: rises})) != []

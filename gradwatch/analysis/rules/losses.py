@@ -15,6 +15,7 @@ from gradwatch.history import Bools, Floats, History
 from gradwatch.storage.logged_names import is_loss, is_training_loss
 
 _OF_A_POLICY = re.compile(r"(^|[^a-z])(actor|policy|pi|pg)([^a-z]|$)", re.IGNORECASE)
+_OF_AN_AGENT = re.compile(rf"{_OF_A_POLICY.pattern}|(^|[^a-z])(critic|value|vf?|qf?\d?|td)([^a-z]|$)", re.IGNORECASE)
 EARLIEST = 4  # steps that tell a calm from the first ones of a training
 
 
@@ -41,7 +42,11 @@ def scaled_losses(history: History, nothing: float = 1e-6) -> dict[str, Floats]:
 
     The loss of a policy gradient, summed over an episode, grows as its agent lives longer. Nor those that begin at 0,
     at less than `nothing` beside a gradient of 1 or more, or of a smaller one: GRPO's, a distance to how a model began.
+    Nor any of a run that logs a loss of a policy or of values, by its name, as actor-critic methods do: that of the
+    values rises with the return, and so does the sum of the two.
     """
+    if not has_rivals(history) and any(map(_OF_AN_AGENT.search, filter(is_loss, history.logged))):
+        return {}
     norm = history.total("grad_norm")
     least = nothing * min([1.0, *norm[np.isfinite(norm)][:1]])
     found = {name: history.total(name) for name in training_losses(history)}
