@@ -14,6 +14,7 @@ from gradwatch.analysis.rules.inputs import inputs_not_normalised
 from gradwatch.analysis.rules.long_steps import lr_too_high
 from gradwatch.analysis.rules.no_progress import no_progress
 from gradwatch.analysis.rules.registry import group
+from gradwatch.analysis.rules.spikes import spike
 from gradwatch.analysis.rules.unchanged import weights_unchanged
 from gradwatch.analysis.rules.updates import update_too_small
 from gradwatch.analysis.rules.weight_growth import weight_growth
@@ -147,3 +148,12 @@ def test_a_matrix_whose_gradient_is_nothing_beside_the_whole_is_not_said_to_have
     ratio[:, 0] *= 0
     history = changed(history, per_layer={**history.per_layer, "grad_norm": norm, "update_ratio": ratio})
     assert [f.layers for f in weights_unchanged(history)] == [(history.layers[0],)] * found
+
+
+@pytest.mark.parametrize(("height", "severity"), [(1.5, "note"), (6.0, "warning")])
+def test_spikes_out_of_gradients_that_had_faded_are_a_note_up_to_the_size_that_these_began_with(height, severity):
+    norm = np.where(np.isin(ROW, (300, 320, 340)), height, np.exp(-ROW / 20) + 1e-3)
+    (found,) = spike(run("Adam", loss=learns(), grad_norm=norm, clipped_norm=norm))
+    assert (found.severity, found.evidence["spikes"], found.evidence["recovered"]) == (severity, 3, "yes")
+    (stuck,) = spike(run("Adam", loss=2 + learns(), grad_norm=norm, clipped_norm=norm))
+    assert stuck.severity == "warning"

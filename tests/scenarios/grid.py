@@ -190,7 +190,7 @@ def epsilon_of_ten(r):
     r.settings["eps"] = 10.0
 
 
-@disease(*TOO_LARGE, "noise-dominated", "momentum-near-one")
+@disease(*TOO_LARGE, "noise-dominated", "weight-growth")  # whose cause names the momentum
 def momentum_near_one(r):
     if not r.by_sgd:
         raise DoesNotFit

@@ -41,6 +41,7 @@ def spike(
     often: float = 0.01,
     mild: float = 30.0,
     well: float = 0.9,
+    began: float = 2.0,
 ) -> list[Finding]:
     """Single steps whose gradient norm or loss stands far above those around it.
 
@@ -50,9 +51,10 @@ def spike(
     that the run's losses have (5th to 95th percentile), and half of that is gone in the 16 steps that follow where no
     norm spiked; a loss of inf is no jump but `nonfinite`. `layers` are those that carry the largest one. A note where
     the policy caught all and the training recovered, or where none was above `mild` times the usual norm, no batch is
-    odd and the training succeeds, or where it is the only one, was recovered from, and the loss fell by the share
-    `well`; an error where the loss has not come back by the end or most later norms are not finite, else a warning.
-    Where more than the share `often` of the steps are spikes, the 99th percentile
+    odd and the training succeeds, or where the loss came back and fell by the share `well`, and it is the only one or
+    none is above `began` times the highest norm of the run's first tenth (Adam's late instability, once the gradients
+    have faded; Molybog et al., arXiv:2304.09871); an error where the loss has not come back by the end or most later
+    norms are not finite, else a warning. Where more than the share `often` of the steps are spikes, the 99th percentile
     of the norms lies among them: the cure under Adam and its kin is then a clip by each layer's own past
     (docs/findings/cures.md: outliers-under-a-square).
     Source: OLMo 2's spike score (seven standard deviations from the average of the last 1,000 values) and OLMo-core's
@@ -71,7 +73,7 @@ def spike(
     # A loss that jumps and comes back, with usual gradients, is one odd batch; with gradients that are not finite, not.
     quiet = all_caught if up.any() else batch is None
     passed = quiet or (batch is None and np.nanmax(seen.times[rows], initial=1.0) < mild and succeeds(history))
-    passed |= len(rows) == 1 and back == "yes" and succeeds(history, well)
+    passed |= back == "yes" and succeeds(history, well) and _is_small(incoming(history), rows, began)
     severity: Severity = "error" if losses and not recovered else "note" if passed and recovered else "warning"
     one_row = largest_row(history, worst) if up[worst] else None
     many = len(rows) > often * len(history)
@@ -107,6 +109,11 @@ def spike(
             alternatives=_OF_SPIKES if up.any() and batch is None else (),
         )
     ]
+
+
+def _is_small(norm: Floats, rows: Rows, began: float) -> bool:
+    """Whether there is one such row alone, or no norm `[T]` there is above `began` times the highest early one."""
+    return len(rows) == 1 or bool(norm[rows].max() <= began * norm[: max(1, len(norm) // 10)].max())  # NaN is not
 
 
 def _came_back(history: History, losses: dict[str, Floats], rows: Rows) -> tuple[str, bool]:
