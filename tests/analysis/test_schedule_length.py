@@ -98,3 +98,11 @@ def test_a_warm_up_for_most_of_a_run_is_told(lr, status, told):
     found = warmup_too_long(run(lr, status))
     assert [f.severity for f in found] == ["warning"] * told
     assert not warmup_too_long(run(lr[:90], status))
+
+
+def test_a_long_warm_up_of_a_training_that_succeeded_is_a_note():
+    warm = run((AT + 1) / STEPS)
+    slow, learnt = (
+        changed(warm, per_step={**warm.per_step, "loss": np.linspace(2.0, end, STEPS)}) for end in (1.9, 0.2)
+    )
+    assert [f.severity for history in (slow, learnt) for f in warmup_too_long(history)] == ["warning", "note"]

@@ -160,7 +160,7 @@ def epochs_counted_as_batches(r):
     r.schedule = lambda o: lr_scheduler.StepLR(o, 15, 0.1)
 
 
-@disease(*TOO_SMALL)
+@disease("warmup-too-long", *TOO_SMALL)
 def warmup_longer_than_the_run(r):
     r.schedule = lambda o: lr_scheduler.LambdaLR(o, lambda s: (s + 1) / 100_000)
 

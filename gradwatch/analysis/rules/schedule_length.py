@@ -9,6 +9,7 @@ import numpy as np
 
 from gradwatch.analysis.rules.facts import rates, set_rate
 from gradwatch.analysis.rules.finding import Finding, Severity
+from gradwatch.analysis.rules.progress import succeeds
 from gradwatch.formatting import percent, setting_text
 from gradwatch.history import Floats, History
 
@@ -73,11 +74,13 @@ def _bend(heights: Floats, full: float) -> float:
     return float(np.interp(end / 2, np.arange(len(heights)), heights) / heights[end]) if end else 1.0
 
 
-def warmup_too_long(history: History, share: float = 0.75, low: float = 0.2, min_steps: int = 100) -> list[Finding]:
+def warmup_too_long(
+    history: History, share: float = 0.75, low: float = 0.2, min_steps: int = 100, gained: float = 0.5
+) -> list[Finding]:
     """The rate rises in a straight line from next to nothing, and does so for most of the run.
 
     From less than the share `low` of its highest, to its highest, over more than the `share` of a run of `min_steps`
-    that has ended by itself.
+    that has ended by itself. A note where the training succeeded by the share `gained` all the same.
     Source: Goyal et al., arXiv:1706.02677 (5 of 90 epochs); Ma & Yarats, arXiv:1910.04209 (2 / (1 - beta2) steps).
     """
     rate = np.nan_to_num(rates(history)).max(axis=1)
@@ -94,7 +97,7 @@ def warmup_too_long(history: History, share: float = 0.75, low: float = 0.2, min
     return [
         Finding(
             "warmup-too-long",
-            "warning",
+            "note" if succeeds(history, gained) else "warning",
             (),
             first,
             last,
