@@ -37,6 +37,13 @@ def loop_changed(history: History) -> Floats:
     return np.where(known, coef < 1, np.nan)
 
 
+def loop_limit(history: History, least: int = 8) -> float | None:
+    """The norm that the loop's own clips left at most, by the median of the steps that they changed; None of few."""
+    left = incoming(history) * loop_coef(history)
+    left = left[(loop_changed(history) == 1) & np.isfinite(left) & (left > 0)]
+    return float(np.median(left)) if len(left) >= least else None
+
+
 def loop_rate(history: History) -> float:
     """Share of the steps in which the loop's own clips changed a gradient; NaN where it does not clip, or not known."""
     changed = loop_changed(history)

@@ -15,10 +15,12 @@ from gradwatch.analysis.rules.facts import is_adaptive, optimizer_kind
 from gradwatch.analysis.rules.guard import (
     ENOUGH,
     TOO_LARGE_STEPS,
+    UNDER_OWN,
     USUAL,
     WRONG_NORMS,
     healthy_norms,
     limit_of,
+    under_own,
     wrong_norms,
 )
 from gradwatch.analysis.whatif import SIMULATED, Z_SCORES, zclip
@@ -109,6 +111,9 @@ def _guard(history: History, roots: list[Finding]) -> tuple[str, tuple[str, ...]
             f"{USUAL} is the usual first value.{was}",
             "Look at the clip rate of the next run: a threshold that fires on most steps is a second learning rate.",
         )
+    lower = under_own(history, roots, limit)
+    if lower:
+        return f"ClipByGlobalNorm({setting_text(lower)})", (UNDER_OWN,)
     if "spike" in rules:
         rates = (zclip(finite_norms(history)[:SIMULATED], Z_SCORES) < 1).mean(axis=1)
         place = int(np.argmax(rates <= RARE)) if (rates <= RARE).any() else len(rates) - 1

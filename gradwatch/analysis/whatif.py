@@ -15,7 +15,16 @@ from gradwatch import formulas
 from gradwatch.analysis.clips import clips_itself, incoming, of_all_layers
 from gradwatch.analysis.final_values import finite_norms
 from gradwatch.analysis.rules.finding import Finding
-from gradwatch.analysis.rules.guard import ENOUGH, USUAL, healthy, healthy_norms, limit_of, too_few, wrong_norms
+from gradwatch.analysis.rules.guard import (
+    ENOUGH,
+    USUAL,
+    healthy,
+    healthy_norms,
+    limit_of,
+    too_few,
+    under_own,
+    wrong_norms,
+)
 from gradwatch.formatting import setting_text
 from gradwatch.history import Bools, Floats, History
 
@@ -104,11 +113,13 @@ def _whole(history: History, findings: Sequence[Finding]) -> list[Row]:
     norms = finite_norms(history)
     if not len(norms):
         return []
-    early = norms[:SIMULATED]
+    early, usual = norms[:SIMULATED], healthy_norms(history, findings)
+    lower = under_own(history, findings, limit_of(usual))
+    thresholds = _thresholds(usual) | ({lower: "below the loop's own"} if lower else {})
     percentiles = [100 * q for q in QUANTILES]
     rows = [
         (f"ClipByGlobalNorm({setting_text(limit)})", at, formulas.clip_coef(norms, limit))
-        for limit, at in (_thresholds(healthy_norms(history, findings)) or {USUAL: "usual first value"}).items()
+        for limit, at in (thresholds or {USUAL: "usual first value"}).items()
     ]
     rows += [
         (f"AutoClip({p:g})", f"p{p:g} so far", coef)

@@ -237,6 +237,26 @@ def test_a_mild_spike_after_which_the_loss_came_back_asks_for_no_clip():
         assert bool(found.tries) == asked
 
 
+@pytest.mark.parametrize(
+    ("begins", "lasts", "asked"), [((60, 110, 160, 210), 12, False), ((60, 110, 160, 210), 4, True), ((110,), 12, True)]
+)
+def test_long_stretches_of_a_higher_loss_that_come_again_are_data_to_learn_and_not_to_clip(begins, lasts, asked):
+    """Short ones, or a single one, may be what an odd batch left behind."""
+    stretch = np.isin(AT, [begin + i for begin in begins for i in range(lasts)])
+    norm = np.where(np.isin(AT, begins), 60.0, 1.0)
+    (found,) = spike(run(loss=0.1 * FLAT + stretch, grad_norm=norm, clipped_norm=norm))
+    assert ("what is left out is not learnt" in found.cure) != asked
+    assert any("--clip" in text or "--skip" in text for text in found.tries) == asked
+
+
+@pytest.mark.parametrize(("part", "said"), [("G", True), (None, False)])
+def test_of_rivals_no_lower_rate_for_both_is_advised_where_one_is_dead(part, said):
+    history = without(LAYERS, 100)
+    (found,) = dead_layer(replace(history, run=replace(history.run, part=part)))
+    assert ("Lower the rival's learning rate" in found.cure) == said
+    assert bool(found.tries) != said
+
+
 @pytest.mark.parametrize(("scale", "said"), [(1e-9, "divide by their standard deviation"), (1.0, "Lower eps to about")])
 def test_a_tiny_loss_is_brought_to_unit_size_before_eps_is_lowered(scale, said):
     made = {"name": "Adam", "class": "Adam", "settings": {"lr": 0.01, "eps": 1e-4}}

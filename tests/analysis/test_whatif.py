@@ -3,11 +3,11 @@
 import numpy as np
 import pytest
 import torch
-from make_run import make_history, write_shared
+from make_run import changed, make_history, write_shared
 
 import gradwatch
 from gradwatch import open_history
-from gradwatch.analysis.rules.facts import GUARD
+from gradwatch.analysis.rules.facts import GUARD, threshold
 from gradwatch.analysis.rules.finding import Finding
 from gradwatch.analysis.rules.guard import WRONG_NORMS, healthy_norms, with_guard
 from gradwatch.analysis.suggest import suggest
@@ -134,6 +134,23 @@ def test_finding_suggestion_and_what_if_name_one_threshold(seed, rules, severity
     for suggestion in suggest(history, roots):
         for policy in gradwatch.policies.grammar.members(suggestion.policy):
             assert repr(policy) in named or not isinstance(policy, gradwatch.ClipByGlobalNorm)
+
+
+@pytest.mark.parametrize(("own", "wanted"), [(2.0, "ClipByGlobalNorm(0.4)"), (50.0, "ClipByGlobalNorm(1.0)")])
+def test_a_clip_that_is_advised_lies_below_that_of_the_loop_under_which_the_steps_were_too_large(own, wanted):
+    history = make_history(steps=300, clip=None, optimizers=({"name": "SGD", "class": "SGD"},))
+    norm = 100 * history.total("grad_norm")
+    clips = {"user_max_norm": np.full(300, own), "user_grad_norm": norm, "user_clip_coef": np.minimum(own / norm, 1)}
+    history = changed(history, per_step={**history.per_step, "grad_norm": np.minimum(norm, own), **clips})
+    guard = Finding("clip-is-your-learning-rate", "warning", (), 0, 299, cure=f"Try {GUARD}.")
+    (alone,) = with_guard(history, [guard])
+    assert threshold(alone.cure.split(" ")[1].rstrip(".")) > own  # in its place
+    roots = [Finding("exploding", "error", (), 250, 299, cure=f"Try {GUARD}."), guard]
+    first, second = with_guard(history, roots)
+    assert first.cure.split(" ")[1].rstrip(".") == wanted
+    assert second.cure.startswith("Cure exploding first")
+    assert suggest(history, roots)[0].policy == wanted
+    assert wanted in {o.policy for o in what_if(history, roots)}
 
 
 @pytest.mark.parametrize("rule", sorted(WRONG_NORMS))

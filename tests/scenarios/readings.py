@@ -8,8 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 
 from torch import nn, optim
+from unseen import Outcome
 
 
 @dataclass(frozen=True)
@@ -17,6 +19,7 @@ class Reading:
     """A sentence, and what is done: a change before the first step, or what the expert does as well. Or nothing.
 
     `from_cure`: the policy and the learning rate that the cure names, and none of the loop's own clips.
+    `instead`: the whole training once more, where no change before its first step does what the words say.
     `beyond`: the finding has options that can be tried, and its words say more than these.
     """
 
@@ -24,6 +27,7 @@ class Reading:
     change: Callable[[nn.Module, optim.Optimizer], object] | None = None
     as_expert: bool = False
     from_cure: bool = False
+    instead: Callable[[Path], Outcome] | None = None
     beyond: bool = False
 
 
@@ -153,5 +157,9 @@ READINGS = {
     ),
     ("clip-before-unscale: clip, then unscale_", "clip-before-unscale"): Reading(
         "scaler.unscale_(optimizer) is called before the clip", as_expert=True
+    ),
+    ("schedule-too-short: T_max of half the run", "schedule-too-short"): Reading("T_max=200", as_expert=True),
+    ("warmup-too-long: a warm-up as long as the run", "warmup-too-long"): Reading(
+        "the warm-up ends after a twentieth of the run: ten steps", as_expert=True
     ),
 }

@@ -182,7 +182,7 @@ READ_SINCE = {
     ("predictions-broadcast-over-targets", "no-progress"): Reading(
         "one batch is not learnt, so the loss is looked at: its shapes are made one", as_expert=True
     ),
-    ("rows-sorted-by-class", "spike"): Reading("the rows are drawn in a random order", as_expert=True),
+    ("rows-sorted-by-class", "spike"): Reading("the rows are drawn in a random order", as_expert=True, beyond=True),
     ("zeroed-once-an-epoch", "gradients-accumulate"): Reading("zero_grad() in each step", as_expert=True),
     ("weights-of-one-over-the-noise", "noise-dominated"): Reading(
         "what one example can weigh is bounded: the weight", as_expert=True, beyond=True

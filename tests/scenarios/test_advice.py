@@ -179,7 +179,7 @@ def test_a_loss_that_stays_up_for_several_steps_asks_for_no_clip(steps, clipped)
     (finding,) = spike(run_of("SGD", np.where(up, 9.0, np.linspace(1.5, 1, 400) + noise)))
     assert finding.evidence["in_loss"] == up.sum()
     assert ("clip=" in finding.cure) == clipped
-    assert bool(finding.tries) == clipped
+    assert any("--clip" in text for text in finding.tries) == clipped
 
 
 def test_gradients_that_a_first_long_step_threw_away_ask_for_a_lower_rate():

@@ -1,11 +1,13 @@
 """docs/findings/cures.md is what the script prints, and a treatment reaches the training."""
 
 import json
+from dataclasses import replace
 
 import cures
 import pytest
 import torch
 from readings import READINGS
+from readings_last import READ_LAST
 from readings_since import READ_SINCE
 from trainings import Treatment, fit, treated
 from unseen import SICK, group, of_group
@@ -29,7 +31,34 @@ def test_each_reading_is_of_a_finding_that_has_a_page():
     pages = {page.stem for page in (cures.ROOT / "docs" / "findings").glob("*.md")}
     assert {name for name, _ in READINGS} <= {*SICK, *cures.WRITTEN_FOR}
     assert {group(SICK[name]) for name, _ in READ_SINCE} <= {*cures.READ_ONCE, "tuning"}
-    assert {rule for _, rule in READINGS | READ_SINCE} <= pages
+    assert {group(SICK[name]) for name, _ in READ_LAST} <= {*cures.LATEST}
+    assert {rule for _, rule in READINGS | READ_SINCE | READ_LAST} <= pages
+
+
+def test_the_first_reading_of_the_latest_groups_is_kept_as_it_was():
+    first = json.loads(cures.FIRST.read_text(encoding="utf-8"))
+    assert list(first) == [training.name for name in cures.LATEST for training in of_group(SICK, name)]
+    read_once = {name: rows for name, rows in RESULTS.items() if name in first}
+    frozen, today = (
+        {line.split(" | ")[0]: line.split(" | ")[1:] for line in cures.before(each) if line.startswith("| sent")}
+        for each in (first, read_once)
+    )
+    assert today["| sent, at first"] == frozen["| sent, at first"] == frozen["| sent, today"]
+    assert (
+        today["| sent, today"]
+        == cures.totals("", {n: read_once[n] for n in first if group(SICK[n]) == "sent"})[2].split(" | ")[1:]
+    )
+
+
+def test_what_an_advice_brings_to_an_end_is_lost_and_what_ends_by_itself_is_no_score(tmp_path):
+    def train(folder, ill):
+        raise AttributeError("no gradient")
+
+    ends, trained = replace(SICK["sgd-rate-of-adam"], train=train), cures.Trained(tmp_path)
+    row = trained.score(ends, 0, "--skip", treatment=Treatment())
+    assert (row["last"], row["raised"]) == (None, "no gradient")
+    with pytest.raises(AttributeError):
+        trained.score(ends, 0, "ill")
 
 
 INF = float("inf")

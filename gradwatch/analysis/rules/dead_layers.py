@@ -23,7 +23,7 @@ from gradwatch.analysis.rules.facts import (
 )
 from gradwatch.analysis.rules.far_beginning import begins_far
 from gradwatch.analysis.rules.finding import Finding, Why, either
-from gradwatch.analysis.rules.losses import learnt
+from gradwatch.analysis.rules.losses import has_rivals, learnt
 from gradwatch.analysis.rules.no_gradient import CUT_OFF, ZEROED
 from gradwatch.analysis.rules.once import once
 from gradwatch.analysis.rules.progress import all_learnt
@@ -210,6 +210,14 @@ def _thrown(history: History) -> Why:
     times = to_usual(history, first) if first > USUAL_RATIO[kind] else 0.1
     cause = "Their gradient became exactly zero and stayed so: a step threw their units, or those after them, to where "
     cause += "they are dead or saturated."
+    if has_rivals(history):
+        return Why(
+            cause,
+            "If a rival judges what they give out, look at its outputs first: where a sigmoid and a clamp hold all of "
+            "them at an end, it won, and nothing comes back from it. Lower the rival's learning rate to a tenth and "
+            "take its loss of logits (binary_cross_entropy_with_logits); a lower rate for both leaves it ahead.",
+            {},
+        )
     cure = f"Lower the learning rate to about {setting_text(set_rate(history) * times)} or warm it up; an activation "
     cure += "that leaks (LeakyReLU, GELU) can come back."
     cause, cure = begins_far(history, cause, cure) or (cause, cure)

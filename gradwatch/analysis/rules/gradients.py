@@ -184,8 +184,8 @@ def _over_steps(history: History, row: int, large: float = 1e4) -> Why:
     if began > large and not calm:
         cause = f"The loss begins at {began:.2g}, and the gradients and the steps are as large: its targets are "
         cause += "far from unit size, or it is a sum."
-        cure = "Scale the targets to unit size, or take the mean of what is summed: then the loss begins near 1. "
-        cure += f"If it must be so large, lower the learning rate by decades and clip: {limit}."
+        cure = "Scale the targets to unit size, or take the mean of what is summed: the loss is to begin near 1. "
+        cure += f"If it does not, or must be so large, lower the learning rate by decades and clip: {limit}."
     elif far and not calm:
         cause, cure = far
     elif calm and _leapt(history.total("grad_norm"), row):

@@ -11,7 +11,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from gradwatch.analysis.clips import incoming
+from gradwatch.analysis.clips import incoming, loop_limit
 from gradwatch.analysis.rules.facts import GUARD, smooth, trailing
 from gradwatch.analysis.rules.finding import Finding
 from gradwatch.analysis.rules.losses import scaled_losses
@@ -80,6 +80,23 @@ def limit_of(norms: Floats, quantile: float = 0.99) -> float | None:
     return rounded(float(np.quantile(norms, quantile)), 2) if len(norms) >= ENOUGH else None
 
 
+UNDER_OWN = "The loop's own clip lets steps through that are too large, and one that is no lower does nothing."
+
+
+def under_own(history: History, roots: Iterable[Finding], limit: float | None, share: float = 0.2) -> float | None:
+    """A threshold of a `share` of the loop's own, and 1 at most, where steps are too large under that: no `limit` of
+    healthy norms then, as these stand before a clip that is lower. None where there is no such clip.
+    """
+    own = loop_limit(history)
+    if own is None or limit is None or limit < own or not any(f.rule in TOO_LARGE_STEPS for f in _all(roots)):
+        return None
+    return min(USUAL, rounded(share * own, 2))
+
+
+def _all(roots: Iterable[Finding]) -> list[Finding]:
+    return [finding for root in roots for finding in (root, *root.consequences)]
+
+
 def wrong_norms(roots: Iterable[Finding]) -> Finding | None:
     """The finding (a note too) by which the recorded norms are not those of the gradients: they hold no threshold."""
     return next((root for root in roots if root.rule in WRONG_NORMS), None)
@@ -95,9 +112,14 @@ def with_guard(history: History, roots: Sequence[Finding]) -> list[Finding]:
     """These findings and what follows from them, with `GUARD` in their cures filled in: the same for all of them."""
     norms, wrong = healthy_norms(history, roots), wrong_norms(roots)
     limit = None if wrong else limit_of(norms)
+    lower = under_own(history, roots, limit)
+    limit = lower or limit
     text = f"ClipByGlobalNorm({setting_text(USUAL if limit is None else limit)})"
 
     def filled(finding: Finding) -> Finding:
+        if lower and finding.rule == "clip-is-your-learning-rate":
+            first = next(root.rule for root in _all(roots) if root.rule in TOO_LARGE_STEPS)
+            return replace(finding, cure=f"Cure {first} first: under a higher threshold the steps are longer still.")
         finding = replace(finding, tries=tuple(each.replace(GUARD, text) for each in finding.tries))
         if GUARD not in finding.cure:
             return finding
@@ -105,6 +127,8 @@ def with_guard(history: History, roots: Sequence[Finding]) -> list[Finding]:
             whence = f"{USUAL} is the usual first value: by {wrong.rule} the recorded norms are not the gradients' own."
         elif limit is None:
             whence = too_few(norms)
+        elif lower:
+            whence = UNDER_OWN
         else:
             whence = f"The threshold is the 99th percentile of the norms of {len(norms):,} healthy steps."
         return replace(finding, cure=f"{finding.cure.replace(GUARD, text)} {whence}")

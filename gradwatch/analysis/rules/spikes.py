@@ -25,10 +25,11 @@ from gradwatch.analysis.rules.largest_row import LargestRow, largest_row
 from gradwatch.analysis.rules.losses import has_rivals, odd_batch, scaled_losses
 from gradwatch.analysis.rules.progress import succeeds
 from gradwatch.analysis.rules.schedule import raised_before
-from gradwatch.analysis.rules.tries import OWN_PAST, clip_with
+from gradwatch.analysis.rules.tries import A_THIRD, OWN_PAST, clip_with
 from gradwatch.history import Bools, Floats, History
 
 Rows = NDArray[np.intp]
+MEMORY = 10.0  # steps of a momentum of 0.9: what one odd batch leaves behind is over by then
 SPARED = 0.5  # of the other layers' gradients, which a clip leaves where one row stands out: below it they lose much
 
 
@@ -78,8 +79,8 @@ def spike(
     one_row = largest_row(history, worst) if up[worst] else None
     many = len(rows) > often * len(history)
     cure, tries = _spike_cure(history, many, quiet and recovered, one_row)
-    if tries and not up.any() and _last(rows):
-        cure, tries = _OF_OTHER_DATA, ()
+    if tries and (_runs(rows) > 1 and _last(rows, MEMORY) if up.any() else _last(rows)):
+        cure, tries = _OF_OTHER_DATA, (A_THIRD,)
     elif tries and recovered and one_row is None and batch is None and not many and not (seen.times[up] > mild).any():
         cure, tries = _OF_MILD, ()
     evidence: dict[str, float | str] = {
@@ -179,7 +180,9 @@ def _of_the_loss(evidence: dict[str, float | str], stayed: float = 3.0) -> str:
 
 _OF_OTHER_DATA = (
     "Look at the batches from that step on: whether rows are drawn in a random order, and whether other data, targets "
-    "or weights of the loss came: it stays up for several steps each time. A clip does not make such data usual."
+    "or weights of the loss came: it stays up for several steps each time. A clip does not make such data usual, and "
+    "what is left out is not learnt. If they are like the others, the steps have become too long: lower the learning "
+    "rate to a third."
 )
 
 
@@ -191,7 +194,12 @@ _OF_MILD = (
 
 def _last(rows: Rows, steps: float = 2.0) -> bool:
     """Whether jumps last for several of these rows each, `steps` on average: one odd batch is over in one."""
-    return len(rows) >= steps * (1 + int((np.diff(rows) > 1).sum()))
+    return len(rows) >= steps * _runs(rows)
+
+
+def _runs(rows: Rows) -> int:
+    """How many stretches of neighbours these rows are."""
+    return 1 + int((np.diff(rows) > 1).sum())
 
 
 _OF_SPIKES = ("the batches of these steps are odd", "the learning rate is too high")

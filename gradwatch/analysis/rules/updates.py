@@ -296,7 +296,8 @@ _FAR = Why(
     "The loss began very high and has far to go, although the steps are of a usual size and all lead the same way. "
     f"{either(_OF_FAR)}",
     "Look at the size of the targets: subtract their mean and divide by their standard deviation. If they are of the "
-    "order of 1, raise the learning rate by decades.",
+    "order of 1, look at the largest weight of each layer before the first step, and draw again what is far above 1 "
+    "(torch.empty() holds what was in memory). If none is, raise the learning rate by decades.",
     {},
     alternatives=_OF_FAR,
 )
