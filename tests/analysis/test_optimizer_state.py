@@ -1,5 +1,7 @@
 """An optimizer that went on without its moments: after a checkpoint, or in the middle of a run."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from make_run import changed, make_history
@@ -19,11 +21,17 @@ def run(empty, kind="Adam", first=0, attempts=None, loss=None, momentum=0.0, **c
     columns["empty_state"] = np.where(np.isin(AT, empty), 1.0, np.nan)
     columns["loss"] = 2.0 - AT / 400 + NOISE if loss is None else loss
     attempt = np.zeros(STEPS, np.int64) if attempts is None else attempts
-    return changed(history, step=history.step + first, attempt=attempt, per_step={**history.per_step, **columns})
+    history = changed(history, step=history.step + first, attempt=attempt, per_step={**history.per_step, **columns})
+    return replace(history, run=replace(history.run, first_step=first))
 
 
 def test_a_first_step_without_state_is_how_trainings_begin():
     assert optimizer_state_lost(run([0])) == []
+
+
+def test_an_optimizer_that_is_due_later_than_another_lost_nothing():
+    late = run([0], first=100)
+    assert optimizer_state_lost(replace(late, run=replace(late.run, first_step=0))) == []
 
 
 @pytest.mark.parametrize(

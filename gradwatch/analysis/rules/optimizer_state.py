@@ -25,7 +25,9 @@ def optimizer_state_lost(history: History, width: int = 10, sigmas: float = 4.0)
     a past Adam's step is the rate in every direction.
     """
     went_back = np.isfinite(history.total("rewound_to"))
-    rows = np.flatnonzero((history.total("empty_state") == 1) & (history.step > 0) & ~np.roll(went_back, 1))
+    begins = np.arange(len(history)) == 0  # an optimizer that is due later than another has no state either
+    begins &= (history.step == 0) | (history.step != history.run.first_step)
+    rows = np.flatnonzero((history.total("empty_state") == 1) & ~begins & ~np.roll(went_back, 1))
     if not len(rows) or not _keeps_state(history):
         return []
     resumed = [int(row) for row in rows if row == 0 or history.attempt[row] != history.attempt[row - 1]]
