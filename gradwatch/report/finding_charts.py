@@ -13,7 +13,7 @@ import numpy as np
 
 from gradwatch.analysis.clips import as_one
 from gradwatch.analysis.rules import Finding
-from gradwatch.analysis.rules.facts import limits_of
+from gradwatch.analysis.rules.facts import limits_of, rates
 from gradwatch.analysis.rules.losses import training_losses
 from gradwatch.formatting import quantity_text
 from gradwatch.history import Floats, History
@@ -78,6 +78,11 @@ def coef_curve(history: History, finding: Finding) -> Chart | None:
 def scale_curve(history: History, finding: Finding) -> Chart | None:
     """The loss scale, where it was recorded."""
     return _curve(history, finding, history.total("loss_scale"), "loss scale", log=True)
+
+
+def rate_curve(history: History, finding: Finding) -> Chart | None:
+    """The learning rate, of several groups the highest."""
+    return _curve(history, finding, np.fmax.reduce(rates(history), axis=1), "learning rate")
 
 
 def layer_curves(quantity: str, label: str, of: str = "layers", log: bool = True) -> Draw:
@@ -224,5 +229,11 @@ CHARTS: dict[str, Draw] = {
     "imbalance": layer_curves("grad_norm", "gradient norm"),
     "lr-too-high": loss_curve,
     "no-progress": loss_curve,
+    "negative-loss": loss_curve,
+    "softmax-twice": loss_curve,
+    "generator-starves": loss_curve,
+    "optimizer-state-lost": loss_curve,
+    "schedule-too-short": rate_curve,
+    "warmup-too-long": rate_curve,
 }
 """Which chart shows which disease. The total norm shows every other: exploding, spike, clip-inert, ..."""

@@ -83,7 +83,13 @@ def test_one_step_of_a_long_run_is_framed_wide_enough_to_be_seen():
 
 @pytest.mark.parametrize(
     ("rule", "name"),
-    [("lr-too-high", "loss"), ("clip-is-your-learning-rate", "clip_coef"), ("spike", "grad_norm")],
+    [
+        ("lr-too-high", "loss"),
+        ("negative-loss", "loss"),
+        ("schedule-too-short", "lr"),
+        ("clip-is-your-learning-rate", "clip_coef"),
+        ("spike", "grad_norm"),
+    ],
 )
 def test_a_curve_shows_what_the_rule_is_about(rule, name):
     history = make_history(steps=200)
