@@ -54,7 +54,7 @@ class GroupSettings:
         self._start: dict[str, Any] = {}  # by column, what they were at first
         self._changed: Mapping[str, float] = {}
         self._tensors: dict[str, Tensor] = {}
-        self._had_state: dict[Optimizer, bool] = {}  # when it was last asked
+        self._without_state: set[Optimizer] = set()  # when they were last asked
         self._meet()
 
     def describe(self, layout: Layout) -> tuple[dict[str, Any], ...]:
@@ -81,9 +81,13 @@ class GroupSettings:
         No tensor is looked at. Asked once in each step.
         """
         state = getattr(optimizer, "state", None)
-        has = not isinstance(state, dict) or bool(state)
-        had, self._had_state[optimizer] = self._had_state.get(optimizer, True), has
-        return had and not has
+        if not isinstance(state, dict) or state:
+            if self._without_state:
+                self._without_state.discard(optimizer)
+            return False
+        new = optimizer not in self._without_state
+        self._without_state.add(optimizer)
+        return new
 
     def _all_values(self) -> Iterator[Any]:
         """Everything that the groups hold, one after the other: no Python instruction per setting."""
