@@ -47,12 +47,12 @@ class Run:
     """What a run says of itself: the manifest `run.json`, and the head of every report.
 
     `lr_scale` and `warmup` are those of watch(). `window` is the number of steps that become one MLflow point. `mlflow`
-    names where the run is delivered: `tracking_uri`, `experiment_id`, `run_id` (None until known) and `joined` (the run
-    was the user's own). It is None for a run that stays in its files. `part` names this Watch among those that share
-    the run. As watch() found it, `unheld` are the parameters of the model that ask for a gradient and are in no
-    optimizer, `modules` the classes of the modules without children by name, in the model's order, and `batch_norms`
-    the momentum of those with running statistics. `pid`, `host` and `pid_started` are the process that records it;
-    `crashed`: it ended without close. Its steps begin with `first_step` and end before `end_step`, once closed.
+    names where the run is delivered: `tracking_uri`, `experiment_id`, `run_id` (None until known) and `joined` (it was
+    the user's own); None for a run that stays in its files. `part` names this Watch among those that share the run. As
+    watch() found it, `unheld` are the model's parameters that ask for a gradient and are in no optimizer, `modules` the
+    classes of the modules without children by name, in order, and `batch_norms` the momentum of those with running
+    statistics; `loss_graph` is what its first losses showed. `pid`, `host`, `pid_started` are the process that records
+    it; `crashed`: it ended without close. Its steps begin with `first_step` and end before `end_step`, once closed.
     `activations_every` is their pace; `command` how `gradwatch run` was started, `source` what was imported.
     """
 
@@ -82,6 +82,7 @@ class Run:
     unheld: tuple[str, ...] = ()
     modules: dict[str, str] = field(default_factory=dict)
     batch_norms: dict[str, float] = field(default_factory=dict)
+    loss_graph: tuple[dict[str, Any], ...] = ()
     first_step: int | None = None
     end_step: int | None = None
     higher_is_better: dict[str, bool] = field(default_factory=dict)  # of logged scalars, where the user has said it
@@ -97,12 +98,11 @@ class Run:
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Run:
         """The inverse of `to_json`; keys of a newer format are ignored."""
-        known = {key: value for key, value in data.items() if key in cls.__dataclass_fields__}
-        fields = Layer.__dataclass_fields__
+        known = {key: data[key] for key in data if key in cls.__dataclass_fields__}
+        fields, tuples = Layer.__dataclass_fields__, ("optimizers", "unheld", "loss_graph")
         given = ({key: value for key, value in d.items() if key in fields} for d in known.pop("layers", ()))
         layers = tuple(Layer(**{**d, "shape": tuple(d["shape"])}) for d in given)
-        tuples = {key: tuple(known.get(key, ())) for key in ("optimizers", "unheld")}
-        return cls(**{**known, "layers": layers, **tuples})
+        return cls(**{**known, "layers": layers, **{key: tuple(known.get(key, ())) for key in tuples}})
 
 
 @dataclass(frozen=True, repr=False)

@@ -25,6 +25,7 @@ from gradwatch.measure.weight_updates import Weights
 from gradwatch.policies import Policy
 from gradwatch.recording.arguments import Settings
 from gradwatch.recording.clipper import Clipper
+from gradwatch.recording.loss_graphs import LossGraphs
 from gradwatch.recording.micro_batches import MicroBatches
 from gradwatch.recording.modes import Mode
 from gradwatch.recording.modules import chosen, chosen_routers
@@ -40,6 +41,7 @@ class Inside:
     micro_batches: MicroBatches | None = None
     logits: LargestLogits | None = None  # in all steps
     mode: Mode | None = None  # of the model, in all steps
+    loss_graphs: LossGraphs = field(default_factory=LossGraphs)  # before the first steps
 
     @cached_property
     def samples(self) -> bool:
@@ -56,6 +58,7 @@ class Inside:
     def begin(self, step: int, layout: Layout) -> None:
         """The forward pass of this step is about to begin."""
         self.activations.begin(step)
+        self.loss_graphs.begin(layout)
         if self.logits is not None:
             self.logits.begin()
         if self.histogram is not None:
@@ -83,6 +86,7 @@ class Inside:
     def stop(self) -> None:
         """Look no more."""
         self.activations.stop()
+        self.loss_graphs.stop()
         if self.logits is not None:
             self.logits.stop()
         if self.micro_batches is not None:
@@ -118,7 +122,12 @@ def measured(
     if renorm is not None and renorm.hears_attention:
         logits = _logits(model, layout, part)
     weights = Weights(layout, renorm, settings.every, settings.slots, looking, settings.matrices, logits)
-    looked_at = replace(_inside(model, settings, layout, part, looking), logits=logits, mode=Mode.of(model))
+    looked_at = replace(
+        _inside(model, settings, layout, part, looking),
+        logits=logits,
+        mode=Mode.of(model),
+        loss_graphs=LossGraphs(looking),
+    )
     return Clipper(layout, optimizers, clip, looked_at.histogram), weights, looked_at
 
 

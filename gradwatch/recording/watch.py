@@ -65,8 +65,8 @@ class Watch:
         self._looking, seconds = weights.looking, writer.flush_seconds
         self._recorder = Recorder(run, kept, clipper.fields, device, self._keep, seconds, self._looking)
         rates = RateScale(run.lr_scale, run.warmup)
-        told = self._between, self._after
-        self._stepper = Stepper(clipper, weights, self._recorder, rates, *told, inside, self)
+        self._loss_graphs = inside.loss_graphs
+        self._stepper = Stepper(clipper, weights, self._recorder, rates, self._between, self._after, inside, self)
 
     def _begin(self) -> None:
         """Watch from now on. Wherever this is interrupted, `_undo` takes it back."""
@@ -294,6 +294,8 @@ class Watch:
         elsewhere = self._thread != threading.get_ident()  # the training goes on meanwhile, and may add to its last row
         self._recorder.drain(None if open_too else self._recorder.count - (self._stepper.is_open or elsewhere), waits)
         self._live.look(self._stepper.steps)
+        if self._loss_graphs.found != self._writer.run.loss_graph:
+            self._writer.update(loss_graph=self._loss_graphs.found)
         target = self._writer.run.mlflow
         if target is not None and not target["run_id"]:
             active = mlflow_target.find_active_run()

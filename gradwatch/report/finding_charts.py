@@ -231,6 +231,7 @@ CHARTS: dict[str, Draw] = {
     "no-progress": loss_curve,
     "negative-loss": loss_curve,
     "softmax-twice": loss_curve,
+    **dict.fromkeys(("shapes-broadcast", "softmax-over-the-batch", "norm-over-too-few", "axes-mixed"), loss_curve),
     "generator-starves": loss_curve,
     "optimizer-state-lost": loss_curve,
     "schedule-too-short": rate_curve,

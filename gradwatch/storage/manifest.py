@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import sys
 from collections.abc import Callable, Mapping
 from datetime import datetime
@@ -175,6 +176,15 @@ def _is_optimizer(value: Any) -> bool:
     )
 
 
+def _is_operation(value: Any) -> bool:
+    """Whether `value` is a row of a loss's graph: what it shows, and as many shapes, 64x10, as operations."""
+    if not _is_table(_is_scalar, MAX_ITEMS)(value) or not is_text(value.get("what")):
+        return False
+    shapes = [str(value.get(key, "1")) for key in ("shape", "shapes", "of")]
+    counts = {len(str(value.get(key, "")).split()) for key in ("operations", "shapes", "operands") if key in value}
+    return all(map(_SHAPES.fullmatch, shapes)) and len(counts) < 2 and is_text(value.get("layer", ""))
+
+
 def _is_group(value: Any) -> bool:
     return (
         isinstance(value, Mapping)
@@ -185,6 +195,7 @@ def _is_group(value: Any) -> bool:
     )
 
 
+_SHAPES = re.compile(r"\d{1,18}(x\d{1,18}| \d{1,18})*")
 _TEXT = (is_text, f"text of at most {MAX_NAME:,} characters")
 _POLICY = (_optional(lambda value: is_text(value, MAX_JSON)), "a policy's text")
 _TIME = "a time such as 2026-01-31T12:00:00+00:00"
@@ -220,5 +231,6 @@ _FIELDS: dict[str, tuple[Check, str]] = {
     "mlflow": (_optional(_is_table(_is_scalar)), "a table of texts"),
     "modules": (_is_table(lambda value: is_text(value, 100), MAX_LAYERS), f"a table of at most {MAX_LAYERS:,} classes"),
     "batch_norms": (_is_table(_is_finite, MAX_LAYERS), f"a table of at most {MAX_LAYERS:,} numbers"),
+    "loss_graph": (_is_list(MAX_LAYERS, _is_operation), f"a list of at most {MAX_LAYERS:,} operations with shapes"),
     "unheld": (_is_list(MAX_LAYERS, is_text), f"a list of at most {MAX_LAYERS:,} names"),
 }

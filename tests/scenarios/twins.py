@@ -5,6 +5,7 @@ from functools import partial
 from pathlib import Path
 
 import diseases as d
+import graph_diseases as g
 import inner_diseases as i
 import step_diseases as s
 from torch import nn, optim
@@ -62,6 +63,10 @@ TWINS: dict[str, tuple[tuple[str, Train], tuple[str, Train]]] = {
             ("optimizer-state-lost", s.resumed, "resumed without Adam's state", "resumed with it"),
             ("schedule-too-short", s.outlasted_schedule, "T_max of half the run", "T_max of the whole run"),
             ("warmup-too-long", s.endless_warmup, "a warm-up as long as the run", "a warm-up of ten steps"),
+            ("shapes-broadcast", g.broadcast, "[64, 1] against [64]", "one shape"),
+            ("softmax-over-the-batch", g.gated_over_the_batch, "gates over the batch", "over the experts"),
+            ("norm-over-too-few", g.normed_over_two, "batches of two", "of 64"),
+            ("axes-mixed", g.viewed_for_transposed, "heads by a view", "by a view and a transpose"),
             ("dead-units", i.dead_units, "most biases begin at -20", "as torch begins"),
             ("saturated", i.saturated, "inputs from 0 to 1000", "inputs from 0 to 1"),
             ("attention-logits-grow", i.growing_logits, "Adam at 0.1", "Adam at 0.003"),

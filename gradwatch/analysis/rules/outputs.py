@@ -19,6 +19,7 @@ from gradwatch.analysis.rules.facts import (
     smooth,
 )
 from gradwatch.analysis.rules.finding import Finding, Why, either
+from gradwatch.analysis.rules.loss_graph import squashed, takes_logits
 from gradwatch.analysis.rules.losses import has_rivals, scaled_losses
 from gradwatch.analysis.rules.no_gradient import no_gradient
 from gradwatch.formatting import percent
@@ -38,6 +39,7 @@ def softmax_twice(
 ) -> list[Finding]:
     """A softmax before a loss that applies its own: the loss cannot fall to 0. A warning.
 
+    The graph of the loss shows it, or that it is not so; where it does not (a part is compiled), what the loss does.
     cross_entropy over C probabilities instead of logits lies between log(e + C - 1) - 1 (the right class has all of
     the probability) and log(e + C - 1). Alarm: the training loss began within `uniform` of log C, all of its values of
     `min_steps` steps (`running` of a run under way) lie in that band, and either they came to within `near` of its
@@ -49,7 +51,12 @@ def softmax_twice(
     last weight matrix, or of another if the loss began next to its logarithm: modules stand as they were made.
     Source: the definition of cross_entropy; torch's documentation of CrossEntropyLoss wants logits.
     """
+    shown = squashed(history)
+    if shown is not None:
+        return [_of_graph(history, *shown)]
     last = last_matrix(history)
+    if takes_logits(history):
+        return []
     least = running if history.run.status == "RUNNING" else min_steps
     if last is None:
         return []
@@ -75,6 +82,21 @@ def softmax_twice(
             why = why._replace(cause=f"{words}in place of logits. {why.cause}", evidence=numbers)
             return [_finding(history, name, values, why)]
     return []
+
+
+def _of_graph(history: History, loss: str, before: str, layer: str) -> Finding:
+    """What the loss's own graph shows."""
+    return Finding(
+        "softmax-twice",
+        "warning",
+        (layer,) if layer in history.layers else (),
+        int(history.step[0]),
+        int(history.step[-1]),
+        {"loss": loss, "before": before},
+        f"{loss} is given what comes out of a {before}, and applies one of its own: of numbers between "
+        f"{-1 if before == 'tanh' else 0} and 1 it cannot fall to 0, and their gradients are small.",
+        _CURE if before == "softmax" else f"Give {loss} the logits: take the {before} out of the model's forward.",
+    )
 
 
 def _classes(history: History, values: Floats, uniform: float, near: float) -> int:

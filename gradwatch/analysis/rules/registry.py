@@ -31,6 +31,7 @@ from gradwatch.analysis.rules.guard import with_guard
 from gradwatch.analysis.rules.initialisation import bad_initialisation
 from gradwatch.analysis.rules.inputs import inputs_not_normalised
 from gradwatch.analysis.rules.long_steps import lr_too_high
+from gradwatch.analysis.rules.loss_graph import axes_mixed, norm_over_too_few, shapes_broadcast, softmax_over_the_batch
 from gradwatch.analysis.rules.losses import has_rivals
 from gradwatch.analysis.rules.modes import left_in_eval, norm_statistics
 from gradwatch.analysis.rules.muon import clip_over_muon
@@ -58,6 +59,7 @@ RULES: tuple[Rule, ...] = (
     nonfinite, exploding, vanishing, dead_layer, no_gradient, imbalance, scaled_gradients, gradients_accumulate,
     noise_dominated, weights_unchanged, update_too_large, update_too_small, below_epsilon, generator_starves,
     weight_growth, weights_shrink, renorm_binds, spike, lr_too_high, softmax_twice, no_progress, bad_initialisation,
+    shapes_broadcast, softmax_over_the_batch, norm_over_too_few, axes_mixed,
     inputs_not_normalised, negative_loss, left_in_eval, norm_statistics, dead_units, saturated,
     optimizer_state_lost, schedule_too_short, warmup_too_long,
     attention_logits_grow, attention_collapsed, activation_outlier, expert_starved, stale_second_moment,
@@ -71,7 +73,9 @@ _RUINED = {"nonfinite", "dead-layer", "spike", "imbalance", "vanishing", "weight
     "attention-logits-grow", "attention-collapsed", "activation-outlier", "expert-starved",
     "skips-often", "clip-over-muon",
 }  # fmt: skip
+_MISMADE = _RUINED | {"exploding", "lr-too-high", "softmax-twice"}  # what is put together wrongly is there at once
 CONSEQUENCES: dict[str, set[str]] = {
+    **dict.fromkeys(("shapes-broadcast", "softmax-over-the-batch", "norm-over-too-few", "axes-mixed"), _MISMADE),
     "negative-loss": _RUINED | {"exploding", "lr-too-high", "scaled-gradients", "gradients-accumulate"},
     "left-in-eval": _RUINED | {"exploding", "lr-too-high"},
     "optimizer-state-lost": _RUINED | {"exploding", "lr-too-high"},

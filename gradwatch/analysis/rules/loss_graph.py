@@ -1,0 +1,208 @@
+"""What is put together wrongly between the weights and the loss, as the autograd graph of the first losses shows it.
+
+No number of a training is needed: what is found here is wrong, or meant, from the first step on. What the graph does
+not show (a part that was compiled, a loss that was not heard of) is not judged.
+
+Legend: N rows of a batch, C classes.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+from gradwatch.analysis.rules.finding import Finding, either
+from gradwatch.history import History
+
+_SAME_NUMBERS = {
+    *("View", "UnsafeView", "ReshapeAlias", "Squeeze", "Unsqueeze", "T", "Transpose", "Permute", "ToCopy", "Clone"),
+    *("Select", "Slice", "Index", "Gather", "MaskedSelect"),
+}
+_SQUASH = {"Softmax": "softmax", "SafeSoftmax": "softmax", "Sigmoid": "sigmoid", "Tanh": "tanh"}
+_TO_ONE = {"Mean", "Sum", "Neg", "Div", "Mul", "Add", "Minimum", "Maximum", "Clamp"}  # all that is left is a mean
+_OF_DIFFERENCES = {"MseLoss", "L1Loss", "SmoothL1Loss", "HuberLoss", "Pow", "Abs"}
+
+
+@dataclass(frozen=True)
+class Operation:
+    """One on the way from a loss to weights: what it is, the `shape` of what it gives out, and of how many operands
+    the gradient is asked for.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    operands: int
+
+
+def paths(history: History) -> Iterator[tuple[list[Operation], str]]:
+    """The ways from the first losses down to weights, and the layer that each ends in."""
+    for row in _rows(history, "path"):
+        names, shapes, operands = (str(row[key]).split() for key in ("operations", "shapes", "operands"))
+        yield [Operation(n, _shape(s), int(o)) for n, s, o in zip(names, shapes, operands, strict=True)], row["layer"]
+
+
+def squashed(history: History) -> tuple[str, str, str] | None:
+    """The loss that applies a softmax or a sigmoid itself, what stands before it and does so too, and the layer below.
+
+    None where no path shows that.
+    """
+    for path, layer in paths(history):
+        for above, below in _neighbours(path):
+            loss = {"LogSoftmax": "cross_entropy", "BinaryCrossEntropyWithLogits": "binary_cross_entropy_with_logits"}
+            if above in loss and below in _SQUASH:
+                return loss[above], _SQUASH[below], layer
+    return None
+
+
+def takes_logits(history: History) -> bool:
+    """Whether the graph shows a loss that applies its own softmax or sigmoid, on what weights gave out as they are."""
+    pairs = [pair for path, _ in paths(history) for pair in _neighbours(path)]
+    into = [below for above, below in pairs if above in ("LogSoftmax", "BinaryCrossEntropyWithLogits")]
+    return bool(into) and all(below in ("Addmm", "Mm", "Convolution", "Bmm", "Add") for below in into)
+
+
+def shapes_broadcast(history: History) -> list[Finding]:
+    """N predictions, a column, set against N targets, a row: a loss of all N x N pairs. A warning.
+
+    Torch's broadcasting makes `[N, 1] - [N]` a table `[N, N]`, and so does a product of a column of log-probabilities
+    with a row of advantages. Alarm: on the way from a loss to the weights a column (or row) of N numbers became such a
+    table by a difference, a product or an expansion whose other operand asks for no gradient, and what is left above
+    is their mean. A table of differences between scores (a ranking) has gradients on both sides.
+    Source: torch's documentation of broadcasting semantics; its own warning in `mse_loss`.
+    """
+    for path, layer in paths(history):
+        for i, (table, column) in enumerate(pairwise(path)):
+            n = table.shape[0] if len(table.shape) == 2 else 0
+            spread = n > 1 and table.shape == (n, n) and column.shape in ((n, 1), (n,)) and table.operands == 1
+            above = {each.name.partition("/")[0] for each in path[:i]}
+            wanted = _TO_ONE if table.name == "Mul" else _TO_ONE | _OF_DIFFERENCES
+            if spread and table.name in ("Sub", "Rsub", "Mul", "Expand") and above <= wanted:
+                return [
+                    _finding(
+                        history,
+                        "shapes-broadcast",
+                        layer,
+                        {"rows": n, "operation": table.name},
+                        f"The loss is taken over all {n} x {n} pairs of {n} predictions and {n} targets: one is a "
+                        f"column [{n}, 1], the other a row [{n}], and broadcasting makes a table of the two. Each "
+                        "prediction is drawn to the mean of all targets.",
+                        "Give both one shape: predictions.squeeze(-1), or targets.unsqueeze(-1). Then assert "
+                        "predictions.shape == targets.shape before the loss.",
+                    )
+                ]
+    return []
+
+
+def softmax_over_the_batch(history: History) -> list[Finding]:
+    """A softmax whose numbers add up to 1 over the rows of the batch, not over the classes of each row. A warning.
+
+    Alarm: a softmax over dim 0 of a table [N, C], C from 2 on and not N, where N is the number of rows of the first
+    table on the way from a loss to weights.
+    Source: the definition of the softmax; torch warns where `dim` is left out, for this reason.
+    """
+    rows = {next((each.shape[0] for each in path if math.prod(each.shape) > 1), 1) for path, _ in paths(history)}
+    for row in _rows(history, "softmax"):
+        shape = _shape(row["shape"])
+        if row["dim"] != 0 or len(shape) != 2 or shape[0] not in rows - {1} or shape[1] in (1, shape[0]):
+            continue
+        causes = ("dim=0 is meant to be dim=1", "the rows are one set, whose members are weighed against each other")
+        return [
+            _finding(
+                history,
+                "softmax-over-the-batch",
+                row["layer"],
+                {"rows": shape[0], "columns": shape[1], "operation": row["operation"]},
+                f"A softmax over dim 0 of [{shape[0]}, {shape[1]}]: its numbers add up to 1 over the {shape[0]} "
+                f"rows of the batch, so that what a row is given depends on the others. {either(causes)}",
+                "Where each row is an example of its own, take the softmax over the last dimension: dim=-1. To see it: "
+                "the outputs of a row must not change when the other rows do.",
+                causes,
+            )
+        ]
+    return []
+
+
+def norm_over_too_few(history: History, most: int = 2, places: int = 64) -> list[Finding]:
+    """A batch norm in training whose batch has `most` rows or fewer, which leave it fewer than `places` numbers of a
+    channel. A warning.
+
+    Its mean and variance are those of two examples: of two numbers a and b it gives out their order, 1 and -1.
+    Source: Ioffe & Szegedy, arXiv:1502.03167, section 3; Wu & He, arXiv:1803.08494, figure 1 (the error by batch size).
+    """
+    shapes = {row["layer"]: _shape(row["shape"]) for row in _rows(history, "batch_norm")}
+    few = [name for name, shape in shapes.items() if shape[0] <= most and math.prod(shape[:1] + shape[2:]) < places]
+    if not few:
+        return []
+    n = shapes[few[0]][0]
+    return [
+        _finding(
+            history,
+            "norm-over-too-few",
+            few[0],
+            {"rows": n, "norms": len(few)},
+            f"Batch norm was trained on batches of {n}: each channel is measured by {n} examples, and what an example "
+            "gives depends on which other one it meets. In eval mode the model is another one.",
+            "Take larger batches, or norm each example by itself: GroupNorm for images, LayerNorm elsewhere. Of a "
+            "trained model hold the batch norms in eval mode. Accumulating gradients makes no larger batch here; over "
+            "several processes SyncBatchNorm does.",
+        )
+    ]
+
+
+def axes_mixed(history: History) -> list[Finding]:
+    """A view that names axes in another order than the numbers lie in: it wants a transpose. A warning.
+
+    Alarm: a view whose axes are no splitting and joining of those before, and in which an axis is found again behind
+    another number of elements (`measure.loss_graph.reorders`): what was one row is spread over several.
+    Source: torch's documentation of `Tensor.view`, which keeps the elements in their order.
+    """
+    for row in _rows(history, "view"):
+        before, after = (list(_shape(row[key])) for key in ("of", "shape"))
+        return [
+            _finding(
+                history,
+                "axes-mixed",
+                row["layer"],
+                {"before": str(before), "after": str(after)},
+                f"A view (or reshape) takes {before} for {after}. It moves no number: what is called by the same size "
+                "afterwards consists of other numbers, of several rows.",
+                "Reorder axes with transpose or permute, and split or join only neighbours: "
+                "x.view(B, T, H, D).transpose(1, 2), not x.view(B, H, T, D).",
+            )
+        ]
+    return []
+
+
+def _finding(
+    history: History,
+    rule: str,
+    layer: str,
+    evidence: dict[str, float | str],
+    cause: str,
+    cure: str,
+    alternatives: tuple[str, ...] = (),
+) -> Finding:
+    layers = (layer,) if layer in history.layers else ()
+    first, last = int(history.step[0]), int(history.step[-1])
+    return Finding(rule, "warning", layers, first, last, evidence, cause, cure, alternatives=alternatives)
+
+
+def _rows(history: History, what: str) -> Iterator[dict[str, Any]]:
+    """Those of the graph that are of layers of this lane, or of none."""
+    for row in history.run.loss_graph:
+        if row.get("what") == what and (row.get("layer", "") in history.layers or not row.get("layer")):
+            yield row
+
+
+def _neighbours(path: list[Operation]) -> Iterator[tuple[str, str]]:
+    """Each operation and the next below it, but for those that leave the numbers as they are."""
+    names = [each.name.partition("/")[0] for each in path]
+    names = [name for name in names if name not in _SAME_NUMBERS]
+    yield from pairwise(names)
+
+
+def _shape(text: str) -> tuple[int, ...]:
+    return tuple(map(int, text.split("x")))

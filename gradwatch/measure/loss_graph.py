@@ -1,0 +1,176 @@
+"""How a loss is made, as its autograd graph shows it: what stands between it and the last weights, every softmax, every
+batch norm, and each view that puts axes into another order.
+
+Only the names, shapes and plain settings of nodes are read. A saved tensor is left alone: to see it, one that was
+checkpointed is computed again.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import islice, pairwise
+from typing import Any
+
+from torch import Tensor
+
+MOST_NODES = 5_000  # of a graph, those next to the loss first
+MOST_PATHS, LONGEST_PATH, MOST_ROWS = 8, 24, 64
+Node = Any  # torch.autograd.graph.Node, or what stands for one of a Function written in Python
+Shape = tuple[int, ...]
+
+_SAME_WEIGHTS = ("T", "Transpose", "Permute", "ToCopy", "View", "Unsqueeze")
+_ARRANGE = ("Transpose", "Permute", "T")
+
+
+class LossGraph:
+    """The graph of `loss`; `layers` are the names of parameters by their ids."""
+
+    def __init__(self, loss: Tensor, layers: Mapping[int, str]) -> None:
+        self._root, self._layers = loss.grad_fn, layers
+        self._nodes = [] if loss.grad_fn is None else [*_nodes(loss.grad_fn)]
+
+    @property
+    def reached(self) -> set[int]:
+        """The ids of the layers that the gradient of the loss comes to, as far as the graph is walked."""
+        return {id(getattr(node, "variable", None)) for node in self._nodes} & self._layers.keys()
+
+    def described(self) -> list[dict[str, Any]]:
+        """What it shows, a table each, told apart by `what`.
+
+        Of each `path` from the loss to weights: the `operations` on it, as torch names them, the `shapes` of what they
+        give out, how many operands of each ask for a gradient (`operands`), and the `layer` it ends in. Of each
+        `softmax`: its `operation`, `dim` and `shape`. Of each `batch_norm` in training, its `shape`. Of each `view`
+        that puts axes into another order, the shape it is `of` and its own. Of those that are alike in all but the
+        layer, the first.
+        """
+        found = [*self._paths(), *(row for node in self._nodes for row in self._of_node(node))]
+        kinds = {tuple(row[key] for key in row if key != "layer"): row for row in reversed(found)}
+        return [*reversed(kinds.values())][:MOST_ROWS]
+
+    def _of_node(self, node: Node) -> Iterator[dict[str, Any]]:
+        name, shape = name_of(node), shape_of(node)
+        seen: dict[str, Any] = {}
+        if name in ("Softmax", "SafeSoftmax", "LogSoftmax") and shape:
+            dim = int(node._saved_dim)
+            dim -= 2**64 if dim >= 2**63 else 0  # torch shows a negative one as unsigned
+            seen = {"what": "softmax", "operation": name, "dim": dim % len(shape)}
+        elif "BatchNorm" in name and shape and getattr(node, "_saved_training", True):
+            seen = {"what": "batch_norm"}
+        elif name in ("View", "UnsafeView", "ReshapeAlias"):
+            before, below = next(map(shape_of, _children(node)), ()), map(name_of, islice(_nodes(node), 1, 4))
+            arranged = next((name for name in below if name != "Clone"), "") in _ARRANGE
+            seen = {"what": "view", "of": _text(before)} if reorders(before, shape, arranged) else {}
+        if seen:
+            yield {**seen, "shape": _text(shape), "layer": self._below(node)}
+
+    def _paths(self) -> Iterator[dict[str, Any]]:
+        """The ways from the loss down to the first operations with weights; each node is on one of them."""
+        seen, found = set(), 0
+        waiting: list[tuple[Node, list[Node]]] = [(self._root, [])] if self._nodes else []
+        while waiting and found < MOST_PATHS:
+            node, above = waiting.pop()
+            if node in seen or len(above) == LONGEST_PATH:
+                continue
+            seen.add(node)
+            path, own = [*above, node], self._own(node)
+            if not own:
+                waiting += [(child, path) for child in reversed(_children(node))]
+                continue
+            found += 1
+            yield {
+                "what": "path",
+                "operations": " ".join(map(_with_reduction, path)),
+                "shapes": " ".join(_text(shape_of(each)) for each in path),
+                "operands": " ".join(str(len(_children(each))) for each in path),
+                "layer": own,
+            }
+
+    def _own(self, node: Node) -> str:
+        """The layer that is an operand of this operation, as it is or transposed; a weight rather than its bias."""
+        own = []
+        for child in _children(node):
+            below = child
+            while name_of(below) in _SAME_WEIGHTS and len(_children(below)) == 1:
+                below = _children(below)[0]
+            own.append(self._layers.get(id(getattr(below, "variable", None)), ""))
+        named = [name for name in own if name]
+        return next((name for name in named if not name.endswith("bias")), named[0] if named else "")
+
+    def _below(self, node: Node, nearest: int = 60) -> str:
+        """The layer that is nearest below this operation."""
+        return next(filter(None, map(self._own, islice(_nodes(node), nearest))), "")
+
+
+def name_of(node: Node) -> str:
+    """The operation that a node is of: AddmmBackward0 is Addmm."""
+    return re.sub(r"Backward\d*$", "", str(node.name()).rsplit("::", 1)[-1])
+
+
+def shape_of(node: Node) -> Shape:
+    """Of what the operation gives out (its first output); empty where that is not known."""
+    told: Sequence[Any] = getattr(node, "_input_metadata", ())
+    return tuple(int(size) for size in told[0].shape) if told else ()
+
+
+def reorders(before: Shape, after: Shape, arranged: bool = False) -> bool:
+    """Whether a view of the shape `before` as `after` has an axis in another place, which wants a transpose.
+
+    Axes are told by their sizes. A view may split and join axes: then of the numbers of elements in front of its axes,
+    before and after, each divides the next. Where one does not, and an axis of several neighbours is found again behind
+    another number of elements, what is called that axis has other elements. So it is where heads are made out of
+    `[T, H x D]` as `[H, T, D]`, or joined from that, whatever the sizes; unless the axes were `arranged` just before.
+    """
+    for old, new in _groups(before, after):
+        moved = any(
+            old.count(n) == new.count(n) == 1 and math.prod(old[:i]) != math.prod(new[: new.index(n)])
+            for i, n in enumerate(old)
+        )
+        splits = sorted({math.prod(axes[:i]) for axes in (old, new) for i in range(len(axes))})
+        heads = sorted((old, new), key=len)
+        split = [*map(len, heads)] == [2, 3] and heads[0][0] == heads[1][1] and not arranged
+        if moved and (split or any(b % a for a, b in pairwise(splits))):
+            return True
+    return False
+
+
+def _groups(before: Shape, after: Shape) -> Iterator[tuple[list[int], list[int]]]:
+    """The smallest runs of neighbouring axes that hold the same elements before and after; axes of 1 left out."""
+    old, new = [n for n in before if n != 1], [n for n in after if n != 1]
+    i = j = 0
+    while i < len(old) and j < len(new):
+        ends = i + 1, j + 1
+        while (a := math.prod(old[i : ends[0]])) != (b := math.prod(new[j : ends[1]])):
+            ends = (ends[0] + 1, ends[1]) if a < b else (ends[0], ends[1] + 1)
+            if ends[0] > len(old) or ends[1] > len(new):
+                return  # of another number of elements: no view
+        yield old[i : ends[0]], new[j : ends[1]]
+        i, j = ends
+
+
+def _children(node: Node) -> list[Node]:
+    return [child for child, _ in node.next_functions if child is not None]
+
+
+def _nodes(root: Node) -> Iterator[Node]:
+    """The nodes of a graph, those next to its root first."""
+    seen, waiting = {root}, deque([root])
+    for _ in range(MOST_NODES):
+        if not waiting:
+            return
+        node = waiting.popleft()
+        yield node
+        for child in _children(node):
+            if child not in seen:
+                seen.add(child)
+                waiting.append(child)
+
+
+def _with_reduction(node: Node) -> str:
+    return f"{name_of(node)}/sum" if getattr(node, "_saved_reduction", None) == 2 else name_of(node)
+
+
+def _text(shape: Shape) -> str:
+    return "x".join(map(str, shape)) or "1"
