@@ -8,6 +8,7 @@ from torch import nn, optim
 from torch.nn import functional as F
 
 import gradwatch
+from gradwatch.recording import loss_graphs
 from gradwatch.recording.loss_graphs import MOST_LOSSES
 from gradwatch.storage.manifest import run_of
 
@@ -16,6 +17,8 @@ X, Y = torch.randn(16, 6), torch.arange(16) % 4
 
 @pytest.fixture(autouse=True)
 def backward_is_torchs_again():
+    for listener in loss_graphs._heard.listeners:  # a Watch of another test that saw no loss
+        listener.stop()
     before = torch.autograd.backward
     yield
     assert torch.autograd.backward is before
