@@ -50,9 +50,9 @@ class Run:
     names where the run is delivered: `tracking_uri`, `experiment_id`, `run_id` (None until known) and `joined` (it was
     the user's own); None for a run that stays in its files. `part` names this Watch among those that share the run. As
     watch() found it, `unheld` are the model's parameters that ask for a gradient and are in no optimizer, `modules` the
-    classes of the modules without children by name, in order, and `batch_norms` the momentum of those with running
-    statistics; `loss_graph` is what its first losses showed. `pid`, `host`, `pid_started` are the process that records
-    it; `crashed`: it ended without close. Its steps begin with `first_step` and end before `end_step`, once closed.
+    classes of the modules without children by name, in order, `batch_norms` the momentum of those with statistics, and
+    `dropouts` the p of others; `loss_graph` is what its first losses showed. `pid`, `host`, `pid_started` record it;
+    `crashed`: it ended without close. Its steps begin with `first_step` and end before `end_step`, once closed.
     `activations_every` is their pace; `command` how `gradwatch run` was started, `source` what was imported.
     """
 
@@ -82,6 +82,7 @@ class Run:
     unheld: tuple[str, ...] = ()
     modules: dict[str, str] = field(default_factory=dict)
     batch_norms: dict[str, float] = field(default_factory=dict)
+    dropouts: dict[str, float] = field(default_factory=dict)
     loss_graph: tuple[dict[str, Any], ...] = ()
     first_step: int | None = None
     end_step: int | None = None
@@ -120,10 +121,9 @@ class History:
     applies. Per step: `time` (unix seconds), `grad_norm`, `clipped_norm`, `clip_coef`, `clip_rate` (1 where any layer
     was changed), `skipped`, `nonfinite` (number of layers), `lr`, and whatever was logged.
 
-    A run too large for memory is opened **reduced**: its layers have fewer rows, three for many steps in a row. There a
-    layer has its first value, its lowest and its highest, so a spike of one step is kept; `nonfinite` counts,
-    `clip_rate` is the mean, and the quantity `steps` is how many a row stands for. Both ends and the first 256
-    non-finite steps have a row each.
+    A run too large for memory is opened **reduced**: its layers have three rows for many steps, with the first value,
+    the lowest and the highest, so a spike of one step is kept; `nonfinite` counts, `clip_rate` is the mean, and `steps`
+    is how many a row stands for. Both ends and the first 256 non-finite steps have a row each.
 
     More tables are of sampled steps, empty where none were: `activations`, whose columns are modules as the model has
     them (`order`: of their outputs), `histograms`, of each layer's gradient, and `heads`, of what `QKClip` did to each.

@@ -19,7 +19,7 @@ from gradwatch.measure.fsdp import reshard
 from gradwatch.measure.layout import Layout
 from gradwatch.measure.slices import Split, few, fits
 from gradwatch.recording.arguments import Settings
-from gradwatch.recording.modes import batch_norms
+from gradwatch.recording.modes import batch_norms, dropouts
 from gradwatch.recording.parallel import Parallel
 from gradwatch.recording.zero import shown
 from gradwatch.storage.manifest import text_of
@@ -157,7 +157,7 @@ class Source:
         return [matches(name, self.patterns) and not matches(name, self.ignored) for name in names]
 
     def recorded(self) -> dict[str, Any]:
-        """What the manifest says of the model besides its layers: `unheld`, `modules` and `batch_norms`."""
+        """What the manifest says of the model besides its layers: `unheld`, `modules`, `batch_norms`, `dropouts`."""
         leaves = (
             (self._shown(name), text_of(type(module).__name__)[:100])
             for name, module in self.model.named_modules()
@@ -168,6 +168,7 @@ class Source:
             "unheld": self.unheld(),
             "modules": dict(islice(leaves, MAX_MODULES)),
             "batch_norms": dict(islice(norms, MAX_MODULES)),
+            "dropouts": {self._shown(name): p for name, p in islice(dropouts(self.model), MAX_MODULES)},
         }
 
     def _shown(self, module: str) -> str:

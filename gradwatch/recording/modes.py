@@ -30,6 +30,15 @@ def batch_norms(model: nn.Module) -> Iterator[BatchNorm]:
             yield BatchNorm(name, float(norm.momentum), norm.running_mean)
 
 
+def dropouts(model: nn.Module) -> Iterator[tuple[str, float]]:
+    """The modules that drop a share of what they are given, and that share; what a function drops is not known."""
+    for name, module in model.named_modules():
+        inside = isinstance(module, nn.MultiheadAttention) or (isinstance(module, nn.RNNBase) and module.num_layers > 1)
+        p = module.p if isinstance(module, _DropoutNd) else module.dropout if inside else 0
+        if isinstance(p, int | float) and 0 < p <= 1:
+            yield name, float(p)
+
+
 class Mode:
     """Whether a model stands in eval mode. Only of one with batch norms or dropout: else it changes nothing."""
 

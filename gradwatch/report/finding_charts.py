@@ -232,6 +232,7 @@ CHARTS: dict[str, Draw] = {
     "negative-loss": loss_curve,
     "softmax-twice": loss_curve,
     **dict.fromkeys(("shapes-broadcast", "softmax-over-the-batch", "norm-over-too-few", "axes-mixed"), loss_curve),
+    "dropout-too-strong": loss_curve,
     "generator-starves": loss_curve,
     "optimizer-state-lost": loss_curve,
     "schedule-too-short": rate_curve,

@@ -231,6 +231,7 @@ _FIELDS: dict[str, tuple[Check, str]] = {
     "mlflow": (_optional(_is_table(_is_scalar)), "a table of texts"),
     "modules": (_is_table(lambda value: is_text(value, 100), MAX_LAYERS), f"a table of at most {MAX_LAYERS:,} classes"),
     "batch_norms": (_is_table(_is_finite, MAX_LAYERS), f"a table of at most {MAX_LAYERS:,} numbers"),
+    "dropouts": (_is_table(_is_finite, MAX_LAYERS), f"a table of at most {MAX_LAYERS:,} numbers"),
     "loss_graph": (_is_list(MAX_LAYERS, _is_operation), f"a list of at most {MAX_LAYERS:,} operations with shapes"),
     "unheld": (_is_list(MAX_LAYERS, is_text), f"a list of at most {MAX_LAYERS:,} names"),
 }

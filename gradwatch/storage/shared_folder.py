@@ -236,6 +236,7 @@ def joint_run(facts: Mapping[str, Any], runs: Sequence[Run]) -> Run:
         layers=tuple(layer for run in runs for layer in run.layers),
         optimizers=tuple(optimizer for run in runs for optimizer in run.optimizers),
         unheld=tuple(name for run in runs for name in run.unheld),
+        dropouts={name: p for run in runs for name, p in run.dropouts.items()},
         loss_graph=tuple(row for run in runs for row in run.loss_graph),
         modules={name: kind for run in runs for name, kind in run.modules.items()},
         clip=_joint_policy({str(run.part): run.clip for run in runs}),

@@ -54,6 +54,13 @@ def test_first_layers_whose_gradient_fades_beside_the_others_are_heard_no_more()
     assert fades(run(loss=1 + 0.01 * NOISE, per_layer=norms(FADES))) == []  # nor was there anything learnt
 
 
+def test_layers_fade_after_the_steps_that_threw_them_up_and_not_before():
+    small_first = np.where(ROW < 1, 0.01, 1.0)  # the first step's, before the others have grown
+    falls = 0.5 + 0.5 * np.exp(-ROW / 100)
+    (found,) = fades(run(loss=falls, per_layer=norms(small_first * FADES, small_first * FADES)))
+    assert found.first_step > 30
+
+
 def test_a_loss_that_keeps_most_of_what_it_was_while_the_gradient_fades_is_no_progress():
     loss = 0.8 + 0.2 * np.exp(-ROW / 150)
     on = np.exp(-ROW / 80)

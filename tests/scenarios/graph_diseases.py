@@ -47,6 +47,17 @@ def normed_over_two(folder, sick=True, steps=300):
     return fit(folder, net, optim.SGD(net.parameters(), 0.05, momentum=0.9), loss_of, steps)
 
 
+def nine_in_ten_dropped(folder, sick=True, steps=200):
+    """A dropout of what was to be kept (the twin: of the rest)."""
+    net, batch = mlp(dropout=0.9 if sick else 0.1), batches()
+
+    def loss_of(step):
+        x, y = batch(step)
+        return F.cross_entropy(net(x), y)
+
+    return fit(folder, net, optim.Adam(net.parameters(), 0.01), loss_of, steps)
+
+
 class Reader(nn.Module):
     """One layer of attention over letters; its heads are split off by a view alone, or by view and transpose."""
 

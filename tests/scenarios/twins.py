@@ -67,6 +67,7 @@ TWINS: dict[str, tuple[tuple[str, Train], tuple[str, Train]]] = {
             ("softmax-over-the-batch", g.gated_over_the_batch, "gates over the batch", "over the experts"),
             ("norm-over-too-few", g.normed_over_two, "batches of two", "of 64"),
             ("axes-mixed", g.viewed_for_transposed, "heads by a view", "by a view and a transpose"),
+            ("dropout-too-strong", g.nine_in_ten_dropped, "p=0.9", "p=0.1"),
             ("dead-units", i.dead_units, "most biases begin at -20", "as torch begins"),
             ("saturated", i.saturated, "inputs from 0 to 1000", "inputs from 0 to 1"),
             ("attention-logits-grow", i.growing_logits, "Adam at 0.1", "Adam at 0.003"),

@@ -67,9 +67,13 @@ def _kept(norm: Floats, first: int) -> Floats:
 
 
 def _faded_since(norm: Floats, faded: float, first: int) -> int:
-    """The row from which on each of these matrices `[R, W]` mostly had less than a share of its first gradient."""
+    """The row after the last one at which these matrices `[R, W]` mostly had that share of their first gradient.
+
+    Not the first one below it: the first step's may be small beside those of the steps that it is followed by.
+    """
     level = np.array([middle(row) for row in norm / np.array([middle(column) for column in norm[:first].T])])
-    return int(np.argmax(smooth(np.where(np.isfinite(level), level, np.inf)) < faded))
+    had = np.flatnonzero(smooth(np.where(np.isfinite(level), level, np.inf)) >= faded)
+    return min(int(had[-1]) + 1, len(norm) - 1) if len(had) else 0
 
 
 _UNHEARD = (

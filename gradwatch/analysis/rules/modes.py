@@ -10,7 +10,7 @@ from collections.abc import Iterable
 import numpy as np
 
 from gradwatch.analysis.rules.facts import LEAST_STEPS
-from gradwatch.analysis.rules.finding import Finding, Severity
+from gradwatch.analysis.rules.finding import Finding, Severity, either
 from gradwatch.formatting import setting_text
 from gradwatch.history import History
 
@@ -48,6 +48,40 @@ def left_in_eval(history: History, min_steps: int = 20) -> list[Finding]:
             {"steps_in_eval_mode": len(history) - since, "of": len(history), "batch_norms": len(norms)},
             f"{when} the model was in eval mode as it was trained: {what}.{why}{says}",
             "Call model.train() at the head of the loop that trains, and again after each evaluation.",
+        )
+    ]
+
+
+def dropout_too_strong(history: History, most: float = 0.75) -> list[Finding]:
+    """A dropout that leaves less than a quarter of what it is given: p is above `most`. A warning.
+
+    In torch p is the share that is dropped; in Srivastava et al., and as `keep_prob` in TensorFlow 1, the one that is
+    kept. Not of a model that was in eval mode in every step, where nothing is dropped.
+    Source: Srivastava et al. (2014), JMLR 15: between 0.5 and 0.8 of the units of hidden layers are kept.
+    """
+    strong = {name: p for name, p in history.run.dropouts.items() if p > most}
+    if not strong or (history.total("eval_mode") == 1).all():
+        return []
+    name, p = max(strong.items(), key=lambda each: each[1])
+    causes = (
+        "the share that is to be kept was given, and torch wants the one that is dropped",
+        "it is meant so strong",
+    )
+    return [
+        Finding(
+            "dropout-too-strong",
+            "warning",
+            (),
+            int(history.step[0]),
+            int(history.step[-1]),
+            {"module": name, "p": p, "modules": len(strong)},
+            f"`{name}` drops {p:g} of what it is given in each step, and multiplies what is left by {1 / (1 - p):.3g}."
+            f" {either(causes)}"
+            if p < 1
+            else f"`{name}` drops all that it is given. {either(causes)}",
+            f"Take p={1 - p:.2g}, if that was to be kept; between 0.1 and 0.5 is usual. Where the loss of the training "
+            "data is what does not fall, take it out first.",
+            alternatives=causes,
         )
     ]
 

@@ -33,7 +33,7 @@ from gradwatch.analysis.rules.inputs import inputs_not_normalised
 from gradwatch.analysis.rules.long_steps import lr_too_high
 from gradwatch.analysis.rules.loss_graph import axes_mixed, norm_over_too_few, shapes_broadcast, softmax_over_the_batch
 from gradwatch.analysis.rules.losses import has_rivals
-from gradwatch.analysis.rules.modes import left_in_eval, norm_statistics
+from gradwatch.analysis.rules.modes import dropout_too_strong, left_in_eval, norm_statistics
 from gradwatch.analysis.rules.muon import clip_over_muon
 from gradwatch.analysis.rules.negative_loss import negative_loss
 from gradwatch.analysis.rules.no_gradient import no_gradient
@@ -59,7 +59,7 @@ RULES: tuple[Rule, ...] = (
     nonfinite, exploding, vanishing, dead_layer, no_gradient, imbalance, scaled_gradients, gradients_accumulate,
     noise_dominated, weights_unchanged, update_too_large, update_too_small, below_epsilon, generator_starves,
     weight_growth, weights_shrink, renorm_binds, spike, lr_too_high, softmax_twice, no_progress, bad_initialisation,
-    shapes_broadcast, softmax_over_the_batch, norm_over_too_few, axes_mixed,
+    shapes_broadcast, softmax_over_the_batch, norm_over_too_few, axes_mixed, dropout_too_strong,
     inputs_not_normalised, negative_loss, left_in_eval, norm_statistics, dead_units, saturated,
     optimizer_state_lost, schedule_too_short, warmup_too_long,
     attention_logits_grow, attention_collapsed, activation_outlier, expert_starved, stale_second_moment,
@@ -76,6 +76,7 @@ _RUINED = {"nonfinite", "dead-layer", "spike", "imbalance", "vanishing", "weight
 _MISMADE = _RUINED | {"exploding", "lr-too-high", "softmax-twice"}  # what is put together wrongly is there at once
 CONSEQUENCES: dict[str, set[str]] = {
     **dict.fromkeys(("shapes-broadcast", "softmax-over-the-batch", "norm-over-too-few", "axes-mixed"), _MISMADE),
+    "dropout-too-strong": _MISMADE | {"bad-initialisation"},
     "negative-loss": _RUINED | {"exploding", "lr-too-high", "scaled-gradients", "gradients-accumulate"},
     "left-in-eval": _RUINED | {"exploding", "lr-too-high"},
     "optimizer-state-lost": _RUINED | {"exploding", "lr-too-high"},
