@@ -225,6 +225,7 @@ CHARTS: dict[str, Draw] = {
     "scaled-gradients": scale_curve,
     "weight-growth": _WEIGHTS,
     "weights-shrink": _WEIGHTS,
+    "weight-decay-too-strong": _WEIGHTS,
     "renorm-binds": layer_curves("renorm_rate", "share of units scaled back", log=False),
     "imbalance": layer_curves("grad_norm", "gradient norm"),
     "lr-too-high": loss_curve,

@@ -31,7 +31,7 @@ SHOWN = {  # what stands above the loss, where it is not each layer's grad_norm
     **dict.fromkeys(("weights-unchanged", "update-too-large", "update-too-small", "lr-too-high"), "update_ratio"),
     **dict.fromkeys(("optimizer-state-lost", "schedule-too-short", "warmup-too-long"), "update_ratio"),
     "no-progress": "displacement",
-    "weights-shrink": "weight_norm",
+    **dict.fromkeys(("weights-shrink", "weight-decay-too-strong"), "weight_norm"),
     "weight-growth": "weight_norm",
     "renorm-binds": "renorm_rate",
     "attention-logits-grow": "logit_max",

@@ -153,6 +153,12 @@ def begun_large(folder, sick=True, times=10.0):
     return digits(folder, adam(1e-3), 200, net)
 
 
+def decayed_through_moments(folder, sick=True):
+    """Adam with a decay of AdamW's size (the twin: AdamW)."""
+    kind = optim.Adam if sick else optim.AdamW
+    return digits(folder, functools.partial(kind, lr=1e-3, weight_decay=0.1), 200)
+
+
 def tiny_rate(folder, sick=True):
     """Adam at 1e-9 (the twin: 1e-3)."""
     return digits(folder, adam(3e-9 if sick else 1e-3), 100)

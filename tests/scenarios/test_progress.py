@@ -33,6 +33,7 @@ s = Recorded(live)
         (s.endless_warmup, "warmup-too-long", "The warm-up takes 100 % of the run"),
         (s.large_eps, "below-epsilon", "below the optimizer's eps (1.0e+01)"),
         (s.fading, "weights-shrink", "The weight decay of 0.5 is stronger"),
+        (live.decayed_through_moments, "weight-decay-too-strong", "Adam adds the decay of 0.1 times the weights"),
         (live.starving_generator, "generator-starves", "Its rival has won"),
         (s.softmaxed, "softmax-twice", "The model ends in a Softmax. Either "),
         (s.body_left_frozen, "no-gradient", "most of what is frozen was never trained"),

@@ -47,6 +47,7 @@ TWINS: dict[str, tuple[tuple[str, Train], tuple[str, Train]]] = {
             ("update-too-small", s.tiny_rate, "Adam at 3e-9", "Adam at 1e-3"),
             ("weight-growth", s.runaway, "a loss without a bound", "with weight decay"),
             ("weights-shrink", s.fading, "a weight decay of 0.5", "of 1e-4"),
+            ("weight-decay-too-strong", s.decayed_through_moments, "Adam, a decay of 0.1", "AdamW, a decay of 0.1"),
             ("below-epsilon", s.large_eps, "eps=10", "eps=1e-8"),
             (
                 "generator-starves",

@@ -51,7 +51,7 @@ from gradwatch.analysis.rules.spikes import spike
 from gradwatch.analysis.rules.step_data import with_data
 from gradwatch.analysis.rules.unchanged import weights_unchanged
 from gradwatch.analysis.rules.updates import update_too_large, update_too_small
-from gradwatch.analysis.rules.weight_growth import renorm_binds, weight_growth, weights_shrink
+from gradwatch.analysis.rules.weight_growth import renorm_binds, weight_decay_too_strong, weight_growth, weights_shrink
 from gradwatch.history import History
 from gradwatch.storage.logged_names import is_training_loss
 
@@ -60,6 +60,7 @@ RULES: tuple[Rule, ...] = (
     noise_dominated, weights_unchanged, update_too_large, update_too_small, below_epsilon, generator_starves,
     weight_growth, weights_shrink, renorm_binds, spike, lr_too_high, softmax_twice, no_progress, bad_initialisation,
     shapes_broadcast, softmax_over_the_batch, norm_over_too_few, axes_mixed, dropout_too_strong,
+    weight_decay_too_strong,
     inputs_not_normalised, negative_loss, left_in_eval, norm_statistics, dead_units, saturated,
     optimizer_state_lost, schedule_too_short, warmup_too_long,
     attention_logits_grow, attention_collapsed, activation_outlier, expert_starved, stale_second_moment,
@@ -88,7 +89,14 @@ CONSEQUENCES: dict[str, set[str]] = {
     "clip-before-unscale": {"clip-is-your-learning-rate", "double-clip", "update-too-small", "weights-unchanged"}
     | {"clip-over-muon"},
     "exploding": _RUINED | {"lr-too-high"},
-    "weights-shrink": {"below-epsilon", "imbalance", "vanishing", "dead-layer", "update-too-small"}
+    "weight-decay-too-strong": {"weights-shrink", "below-epsilon", "vanishing", "dead-layer", "update-too-small"},
+    "weights-shrink": {
+        "below-epsilon",
+        "imbalance",
+        "vanishing",
+        "dead-layer",
+        "update-too-small",
+    }
     | {"update-too-large", "lr-too-high"},
     "generator-starves": {"below-epsilon", "update-too-small", "vanishing", "weights-unchanged"},
     "below-epsilon": {"update-too-small", "weights-unchanged"},

@@ -5,6 +5,7 @@ Legend: L layers, M steps in which weights were measured.
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 
 import numpy as np
@@ -140,6 +141,45 @@ def weights_shrink(
     ]
 
 
+def weight_decay_too_strong(
+    history: History, share: float = 0.2, usual: float = 1e-3, min_measured: int = 5
+) -> list[Finding]:
+    """A decay above `usual` that is added to the gradient (L2) of an adaptive optimizer, and is more than a `share` of
+    it in the first quarter of the run, in the median matrix. A warning.
+
+    There it passes through the moments: each weight is drawn to 0 by up to the learning rate, whatever the decay, and
+    those whose gradients are small most of all. A decay of AdamW's size handed to Adam does it.
+    Source: Loshchilov & Hutter, arXiv:1711.05101, section 2 and figure 1. In healthy trainings of the tests it is at
+    most 0.03 of the gradient early on.
+    """
+    own = [group for group in settings(history) if _decays(group.get("weight_decay"))]
+    coupled = _ADDS_DECAY.fullmatch(optimizer_kind(history)) and not any(g.get("decoupled_weight_decay") for g in own)
+    at, norm = measured(history, "weight_norm")
+    if not own or not coupled or len(at) < min_measured:
+        return []
+    decay, wide = max(float(group["weight_decay"]) for group in own), matrices(history)
+    with np.errstate(invalid="ignore", divide="ignore"):
+        shares = decay * norm.astype(np.float64) / history.layer("clipped_norm")[at]
+    early = float(np.nanmedian(shares[: -(-len(at) // 4), wide])) if wide.any() else 0.0
+    if decay <= usual or not share < early < np.inf:
+        return []
+    kind = optimizer_kind(history)
+    return [
+        Finding(
+            "weight-decay-too-strong",
+            "warning",
+            pick(history, wide),
+            int(history.step[0]),
+            int(history.step[-1]),
+            {"decay_over_gradient": early, "weight_decay": decay, "lr": set_rate(history)},
+            f"{kind} adds the decay of {decay:g} times the weights to their gradients, where it was {percent(early)} "
+            "of them: it passes through the moments, and draws each weight to 0 by up to the learning rate in a step.",
+            "Take AdamW, which takes lr x weight_decay of the weights and leaves the moments alone; or a decay of 1e-4 "
+            f"or less with {kind}.",
+        )
+    ]
+
+
 def _taken_by_decay(history: History) -> float:
     """The share of the weights that a decay takes in a step: rate x decay, where no second moment divides it."""
     if is_adaptive(history) and "AdamW" not in optimizer_kind(history):
@@ -147,6 +187,8 @@ def _taken_by_decay(history: History) -> float:
     decays = [float(g["weight_decay"]) for g in settings(history) if _decays(g.get("weight_decay"))]
     return max(decays, default=0.0) * set_rate(history)
 
+
+_ADDS_DECAY = re.compile("Adam|RAdam|NAdam|Adamax|Adagrad|RMSprop|Adadelta|SparseAdam")
 
 _OF_A_PENALTY = (
     "Look in the loss for a term of the weights themselves, a sum of their squares or sizes: take its mean in the "
