@@ -15,7 +15,7 @@ from unseen_tasks import play, views
 
 
 @sick(
-    "no-progress", "noise-dominated",
+    "no-progress", "noise-dominated", "shapes-broadcast",
     where="all layers, all steps", cure="squeeze: [B] less [B, 1] is [B, B], every row is fitted to every target",
 )  # fmt: skip
 def predictions_broadcast_over_targets(folder, ill):

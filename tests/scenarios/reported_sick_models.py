@@ -105,7 +105,7 @@ def layers_in_a_plain_list(folder, ill):
 # "The dangers of reshaping and other fun mistakes I've learnt from PyTorch",
 # medium.com/mcgill-artificial-intelligence-review (b6a5bdc1c275)
 @sick(
-    "no-progress", "noise-dominated",
+    "no-progress", "noise-dominated", "axes-mixed",
     where="the last layer: what it reads of a row are states of other rows", cure="transpose before the reshape",
 )  # fmt: skip
 def states_of_other_rows(folder, ill):
