@@ -162,4 +162,10 @@ READINGS = {
     ("warmup-too-long: a warm-up as long as the run", "warmup-too-long"): Reading(
         "the warm-up ends after a twentieth of the run: ten steps", as_expert=True
     ),
+    ("weight-decay-too-strong: Adam, a decay of 0.1", "weight-decay-too-strong"): Reading("AdamW", as_expert=True),
+    ("shapes-broadcast: [64, 1] against [64]", "shapes-broadcast"): Reading("predictions.squeeze(-1)", as_expert=True),
+    ("softmax-over-the-batch: gates over the batch", "softmax-over-the-batch"): Reading("dim=-1", as_expert=True),
+    ("norm-over-too-few: batches of two", "norm-over-too-few"): Reading("larger batches", as_expert=True),
+    ("axes-mixed: heads by a view", "axes-mixed"): Reading("a view and a transpose", as_expert=True),
+    ("dropout-too-strong: p=0.9", "dropout-too-strong"): Reading("p=0.1", as_expert=True),
 }

@@ -147,16 +147,6 @@ READ_LAST = {
     ("weights-of-old-memory", "update-too-small"): Reading(
         "the largest weights before the first step are 1e18: they are drawn anew", as_expert=True
     ),
-    ("batch-norm-over-two-rows", "norm-over-too-few"): Reading("each example is normed by itself", as_expert=True),
-    ("predictions-broadcast-over-targets", "shapes-broadcast"): Reading("predictions.squeeze(-1)", as_expert=True),
     ("every-ratio-times-every-advantage", "shapes-broadcast"): Reading("both are of one shape", as_expert=True),
     ("log-softmax-over-the-batch", "softmax-over-the-batch"): Reading("dim=-1", as_expert=True),
-    ("states-of-other-rows", "axes-mixed"): Reading("transposed before the reshape", as_expert=True),
-    ("decay-of-adamw-handed-to-adam", "weight-decay-too-strong"): Reading("AdamW", as_expert=True),
-    ("weight-decay-too-strong: Adam, a decay of 0.1", "weight-decay-too-strong"): Reading("AdamW", as_expert=True),
-    ("shapes-broadcast: [64, 1] against [64]", "shapes-broadcast"): Reading("predictions.squeeze(-1)", as_expert=True),
-    ("softmax-over-the-batch: gates over the batch", "softmax-over-the-batch"): Reading("dim=-1", as_expert=True),
-    ("norm-over-too-few: batches of two", "norm-over-too-few"): Reading("larger batches", as_expert=True),
-    ("axes-mixed: heads by a view", "axes-mixed"): Reading("a view and a transpose", as_expert=True),
-    ("dropout-too-strong: p=0.9", "dropout-too-strong"): Reading("p=0.1", as_expert=True),
 }

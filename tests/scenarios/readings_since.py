@@ -307,4 +307,8 @@ READ_SINCE = {
     ("weights-of-losses-that-fall-below-zero", "negative-loss"): Reading(
         "the weights of the losses are what falls without end: they get a bound", as_expert=True
     ),
+    ("batch-norm-over-two-rows", "norm-over-too-few"): Reading("each example is normed by itself", as_expert=True),
+    ("predictions-broadcast-over-targets", "shapes-broadcast"): Reading("predictions.squeeze(-1)", as_expert=True),
+    ("states-of-other-rows", "axes-mixed"): Reading("transposed before the reshape", as_expert=True),
+    ("decay-of-adamw-handed-to-adam", "weight-decay-too-strong"): Reading("AdamW", as_expert=True),
 }

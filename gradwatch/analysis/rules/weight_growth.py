@@ -14,6 +14,7 @@ from gradwatch.analysis.rules.facts import (
     is_adaptive,
     matrices,
     measured,
+    middle,
     optimizer_kind,
     pick,
     root_mean_square,
@@ -160,8 +161,8 @@ def weight_decay_too_strong(
     decay, wide = max(float(group["weight_decay"]) for group in own), matrices(history)
     with np.errstate(invalid="ignore", divide="ignore"):
         shares = decay * norm.astype(np.float64) / history.layer("clipped_norm")[at]
-    early = float(np.nanmedian(shares[: -(-len(at) // 4), wide])) if wide.any() else 0.0
-    if decay <= usual or not share < early < np.inf:
+    early = middle(shares[: -(-len(at) // 4), wide])
+    if decay <= usual or not early > share:
         return []
     kind = optimizer_kind(history)
     return [
