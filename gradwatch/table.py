@@ -31,6 +31,7 @@ STEP_COLUMNS = (
     "micro_batches", "eval_mode", "norm_mean", "grad_writes", "empty_state",
 )  # fmt: skip
 MAIN = ("grad_norm", "clip_coef", "clipped_norm", "clip_rate", "nonfinite", "weight_norm", "update_ratio")
+CELLS = 1 << 18  # of a table that are float64 at once
 # What is a norm times a factor in rows that did not record it; it is NaN where they are inf and 0.
 PRODUCTS = {
     "clipped_norm": ("grad_norm", "clip_coef"),
@@ -68,14 +69,15 @@ class Table:
 
     def quantity(self, name: str) -> Floats:
         """`name` of each layer, `[T, L]`, float32: recorded, or the product that it is; all NaN where it is neither."""
-        recorded = self.values.get(name, np.full((len(self), len(self.layers)), np.nan, np.float32))
-        norm, factor = PRODUCTS.get(name, ("", ""))
-        missing = np.asarray(np.isnan(recorded).all(axis=1))
-        if norm not in self.values or not missing.any():
+        recorded, (norm, factor) = self.values.get(name), PRODUCTS.get(name, ("", ""))
+        if recorded is None and norm not in self.values:
+            return np.full((len(self), len(self.layers)), np.nan, np.float32)
+        missing = np.isnan(recorded).all(axis=1, keepdims=True) if recorded is not None else np.ones((1, 1), bool)
+        if recorded is not None and (norm not in self.values or not missing.any()):
             return recorded
         with np.errstate(invalid="ignore", over="ignore"):
-            product = self.values[norm] * self.quantity(factor)
-        return np.where(missing[:, None], product, recorded).astype(np.float32)
+            product = (self.values[norm] * self.quantity(factor)).astype(np.float32, copy=False)
+        return product if recorded is None else np.where(missing, product, recorded).astype(np.float32, copy=False)
 
     def with_values(self, quantity: str) -> Table:
         """The layers of which anything of `quantity` was recorded, inf included; none where it was not recorded."""
@@ -167,7 +169,8 @@ def _fill(out: Floats, parts: Sequence[Table], name: str, layers: tuple[str, ...
 
 def nanmean(values: Floats, weights: Floats | None = None) -> Floats:
     """Mean over axis 0 without NaN entries; NaN (and no warning) where there is nothing to average."""
-    weight = np.where(np.isnan(values), 0, 1 if weights is None else np.nan_to_num(weights, nan=1))
+    seen = ~np.isnan(values)
+    weight = seen if weights is None else np.where(seen, np.nan_to_num(weights, nan=1), 0)
     count = weight.sum(axis=0, dtype=np.float64)
     with np.errstate(invalid="ignore"):
         total = (np.where(weight > 0, values, 0) * weight).sum(axis=0, dtype=np.float64)
@@ -176,9 +179,16 @@ def nanmean(values: Floats, weights: Floats | None = None) -> Floats:
 
 def joint_norm(norms: Floats) -> Floats:
     """`[R, L]` norms of the layers -> `[R]` norm of all together, over the finite ones; NaN where there is none."""
-    finite = np.isfinite(norms)
-    square = np.where(finite, norms, 0).astype(np.float64) ** 2
-    return np.asarray(np.where(finite.any(axis=1), np.sqrt(square.sum(axis=1)), np.nan))
+    known = np.isfinite(norms).any(axis=1)
+    return np.asarray(np.where(known, np.sqrt(squares(norms)), np.nan))
+
+
+def squares(norms: Floats) -> Floats:
+    """`[R, L]` norms of the layers -> `[R]` the sum of the squares of the finite ones, a few rows at a time: the whole
+    table as float64 would be three times as large again.
+    """
+    parts = np.array_split(norms, max(1, norms.size // CELLS))
+    return np.concatenate([(np.where(np.isfinite(p), p, 0).astype(np.float64) ** 2).sum(axis=1) for p in parts])
 
 
 def trust_ratio(table: Table, optimizers: Sequence[Mapping[str, Any]], rate: Callable[[str], Floats]) -> Floats:

@@ -44,7 +44,10 @@ def heatmap(
     recorded = (~np.isnan(values) | bad).any(axis=1)
     if not recorded.any():
         return None
-    value, bad, step = np.where(bad, np.nan, values)[recorded], bad[recorded], history.layer_step[recorded]
+    step = history.layer_step[recorded]
+    if not recorded.all():
+        values, bad = values[recorded], bad[recorded]
+    value = np.where(bad, np.nan, values)
     starts = np.flatnonzero(np.diff(step, prepend=-1))  # parts of one run may each have a step of this number
     if len(starts) < len(step):
         step = step[starts]

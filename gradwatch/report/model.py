@@ -108,11 +108,11 @@ def summarize(history: History, metrics: Sequence[str]) -> RunSummary:
     bad = history.nonfinite
     shapes = {layer.name: layer.shape for layer in run.layers}
     columns = {
-        "median_grad_norm": _columns(np.nanmedian, history.layer("grad_norm")),
-        "max_grad_norm": _columns(np.nanmax, history.layer("grad_norm")),
+        "median_grad_norm": _columns(np.median, history.layer("grad_norm")),
+        "max_grad_norm": _columns(np.max, history.layer("grad_norm")),
         "clip_rate": history.clip_rate,
         "weight_norm": _last(history.layer("weight_norm")),
-        "update_ratio": _columns(np.nanmedian, history.layer("update_ratio")),
+        "update_ratio": _columns(np.median, history.layer("update_ratio")),
     }
     return RunSummary(
         name=run.name,
@@ -214,12 +214,8 @@ def state(history: History) -> str:
 
 def _columns(reduce: Callable[..., Floats], values: Floats) -> Floats:
     """`reduce` over the finite steps of each layer, `[L]`; NaN for a layer without any."""
-    finite = np.where(np.isfinite(values), values, np.nan)
-    seen = ~np.isnan(finite).all(axis=0)
-    out = np.full(values.shape[1], np.nan)
-    if seen.any():
-        out[seen] = reduce(finite[:, seen], axis=0)
-    return out
+    finite = (column[np.isfinite(column)] for column in values.T)
+    return np.array([reduce(column) if len(column) else np.nan for column in finite], np.float64)
 
 
 def _last(values: Floats) -> Floats:

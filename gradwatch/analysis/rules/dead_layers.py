@@ -31,6 +31,7 @@ from gradwatch.analysis.rules.step_length import first_ratio
 from gradwatch.analysis.rules.tries import rate_times, warm_up
 from gradwatch.formatting import setting_text
 from gradwatch.history import Bools, Floats, History
+from gradwatch.table import squares
 
 
 @once
@@ -53,8 +54,9 @@ def dead_layer(
     if _is_zero(history, min_steps):
         return _all_zero(history)
     learnt_all = learnt(history, done)[history.layer_rows]
-    norm = np.where(learnt_all[:, None], np.nan, history.layer("grad_norm"))  # [R, L]
-    there = present(history) & ~learnt_all[:, None]
+    norm, there = history.layer("grad_norm"), present(history)  # [R, L]
+    if learnt_all.any():
+        norm, there = np.where(learnt_all[:, None], np.nan, norm), there & ~learnt_all[:, None]
     late = history.layer_rows >= len(history) // 2
     steps = history.stands_for[late, None] * there[late]
     seen = steps.sum(axis=0)
@@ -129,13 +131,12 @@ def _nothing_but_rounding(
     a float32 is good to 6e-8. Less than half of the matrices are so, for a gradient that shrinks along the depth is
     `vanishing`. The least in healthy trainings of the tests is 4e-6.
     """
-    norm = history.layer("grad_norm").astype(np.float64)
-    seen = np.isfinite(norm) & (norm > 0)
-    whole = np.sqrt(np.nansum(np.where(seen, norm, 0) ** 2, axis=1, keepdims=True))
-    part = np.where(seen, norm, np.nan) / whole
-    known = (seen.sum(axis=0) >= min_steps) & seen[:first].any(axis=0)
-    early, late = np.full(len(known), np.nan), np.full(len(known), np.nan)
-    early[known], late[known] = np.nanmedian(part[:first, known], axis=0), np.nanquantile(part[:, known], 0.9, axis=0)
+    norm, whole = history.layer("grad_norm"), np.sqrt(squares(history.layer("grad_norm")))
+    early, late = np.full(norm.shape[1], np.nan), np.full(norm.shape[1], np.nan)
+    for i, own in enumerate(norm.T):
+        part = np.where(np.isfinite(own) & (own > 0), own, np.nan) / whole
+        if np.isfinite(part).sum() >= min_steps and np.isfinite(part[:first]).any():
+            early[i], late[i] = np.nanmedian(part[:first]), np.nanquantile(part, 0.9)
     small, place = (early < share) & (late < most), {name: i for i, name in enumerate(history.layers)}
     beside = np.array([place.get(beside_bias(name), i) for name, i in place.items()], np.intp)
     weights = small & small[beside] & matrices(history)

@@ -21,9 +21,9 @@ from gradwatch.analysis.rules.facts import (
     numel,
     optimizer_kind,
     pick,
-    root_mean_square,
     set_rate,
     to_usual,
+    typical,
 )
 from gradwatch.analysis.rules.fading import fades
 from gradwatch.analysis.rules.finding import Finding, Severity
@@ -34,6 +34,7 @@ from gradwatch.analysis.rules.vanishing_causes import forward_rms, remedies, why
 from gradwatch.formatting import quantity_text, setting_text
 from gradwatch.history import Bools, Floats, History
 from gradwatch.policies import AutoClip, ClipByGlobalNorm, ZClip
+from gradwatch.table import squares
 
 LEAST_OF_ITS_OWN = 0.01  # of a layer's norm, below which a clip is no guard any more but takes nearly all away
 
@@ -55,8 +56,8 @@ def profile(
     history: History, which: Bools, rows: slice | Bools = slice(None), quantity: str = "grad_norm", least: int = 4
 ) -> Profile:
     """The depth profile of a quantity over the layers in a mask `[L]`: of norms per element, of ratios as they are."""
-    values = _log10(history.layer(quantity)[rows][:, which])
-    level = np.array([middle(column) for column in values.T])
+    values = history.layer(quantity)[rows]
+    level = np.array([middle(_log10(values[:, i])) for i in np.flatnonzero(which)])
     if quantity == "grad_norm":
         level = level - 0.5 * np.log10(numel(history)[which])
     seen = np.isfinite(level)
@@ -149,8 +150,8 @@ def _cut_off(history: History, which: Bools, share: float, min_steps: int) -> li
     """
     if not can_be_judged(history, max(min_steps, 50), 500) or succeeds(history, 0.6):
         return []
-    norm = root_mean_square(history, history.layer("grad_norm").astype(np.float64))[:, which]
-    level = np.array([middle(column[column > 0]) for column in norm.T])
+    norm, over = history.layer("grad_norm"), np.sqrt(numel(history))
+    level = typical(norm, over)[which]
     known, total = np.isfinite(level), incoming(history)
     if not known.any():
         return []
@@ -163,7 +164,8 @@ def _cut_off(history: History, which: Bools, share: float, min_steps: int) -> li
         return []
     names = np.array(pick(history, which))
     why = why_vanishing(history)
-    row = int(np.argmax((norm[:, small] < share * last).sum(axis=1) > small.sum() / 2))
+    at = np.flatnonzero(which)[small]
+    row = int(np.argmax((norm[:, at] / over[at] < share * last).sum(axis=1) > small.sum() / 2))
     weakest, lastly = float(level[small].max() / last), str(names[known][-1])
     cause = f"By the element, the gradients of these layers are below {weakest:.1e} of those of {lastly}: what lies "
     cause += "between passes next to none on. "
@@ -225,14 +227,19 @@ def imbalance(
     fit both. A note under an optimizer that rescales each weight.
     Source: the per-layer clips (LARS, AGC, AdaGC) were made for this; the threshold is above every healthy run's.
     """
-    norm = history.layer("grad_norm").astype(np.float64)
+    norm = history.layer("grad_norm")
     if len(history) < min_steps or len(norm) < width or norm.shape[1] < least:
         return []
-    with np.errstate(invalid="ignore", divide="ignore", over="ignore"):
-        square = np.where(np.isfinite(norm), norm, 0) ** 2
-        part = square / square.sum(axis=1, keepdims=True)
-    leader = np.nan_to_num(part).mean(axis=0).argmax()
-    windows = np.lib.stride_tricks.sliding_window_view(np.nan_to_num(part[:, leader]), width)
+    total = squares(norm)
+
+    def part_of(layer: int) -> Floats:
+        with np.errstate(invalid="ignore", divide="ignore"):
+            own = norm[:, layer].astype(np.float64)
+            return np.asarray(np.nan_to_num(np.where(np.isfinite(own), own, 0) ** 2 / total))
+
+    leader = max(range(len(history.layers)), key=lambda layer: part_of(layer).mean())
+    part = part_of(leader)
+    windows = np.lib.stride_tricks.sliding_window_view(part, width)
     start, stop = longest(np.median(windows, axis=1) >= share)
     rows = slice(start, stop + width - 1)
     if start == stop or history.stands_for[rows].sum() < max(min_steps, len(history) / 4):
@@ -243,8 +250,8 @@ def imbalance(
         any(isinstance(policy, ClipByGlobalNorm | AutoClip | ZClip) for policy in clips(history)) and clipped > 0.05
     )
     severity: Severity = "warning" if shared or not is_adaptive(history) else "note"
-    rest = incoming(history)[steps] * np.sqrt(np.clip(1 - part[rows, leader], 0, None))
-    own = middle(norm[rows, leader])
+    rest = incoming(history)[steps] * np.sqrt(np.clip(1 - part[rows], 0, None))
+    own = middle(norm[rows, leader].astype(np.float64))
     if not middle(rest) > least_rest * own:  # the others have next to no gradient: that is their disease
         return []
     return [
@@ -255,7 +262,7 @@ def imbalance(
             first_step=int(history.step[steps[0]]),
             last_step=int(history.step[steps[-1]]),
             evidence={
-                "share_of_squared_norm": float(np.median(part[rows, leader])),
+                "share_of_squared_norm": float(np.median(part[rows])),
                 "its_norm": own,
                 "norm_of_the_others": middle(rest),
                 "clip_rate": clipped,

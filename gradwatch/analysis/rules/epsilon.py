@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from gradwatch.analysis.rules.facts import middle, numel, pick, root_mean_square
+from gradwatch.analysis.rules.facts import numel, pick, typical
 from gradwatch.analysis.rules.finding import Finding
 from gradwatch.analysis.rules.losses import learnt
 from gradwatch.analysis.rules.owners import of_muon, owners
@@ -42,20 +42,18 @@ def below_epsilon(
     floor = _floors(history)
     if len(history) < min_steps or not np.isfinite(floor).any():
         return []
-    norm = history.layer("clipped_norm").astype(np.float64)
+    norm, over = history.layer("clipped_norm"), np.where(of_muon(history), 1.0, np.sqrt(numel(history)))
     late = (history.layer_rows >= len(history) // 2) & ~learnt(history)[history.layer_rows]
-    sizes = np.where(of_muon(history), norm, root_mean_square(history, norm))
-    size = sizes[late]
-    if len(size) < min_steps / 2:
+    if late.sum() < min_steps / 2:
         return []
-    typical = np.array([middle(column[column > 0]) for column in size.T])
+    size = typical(norm[late], over)
     with np.errstate(invalid="ignore"):
-        hit = (typical < floor) & (typical > nothing * np.nanmax(typical, initial=0.0))
+        hit = (size < floor) & (size > nothing * np.nanmax(size, initial=0.0))
     elements = numel(history)
-    known = np.isfinite(typical) & np.isfinite(floor)
+    known = np.isfinite(size) & np.isfinite(floor)
     if not hit.any() or elements[hit].sum() <= most * elements[known].sum():
         return []
-    added, seen = float(np.median(floor[hit])), float(np.median(typical[hit]))
+    added, seen = float(np.median(floor[hit])), float(np.median(size[hit]))
     if added <= usual and _is_of_usual_size(history) and hardly_moves(history):
         return []  # nobody raised eps: the gradients are what is small (`updates.weak_gradients`)
     return [
@@ -63,7 +61,7 @@ def below_epsilon(
             "below-epsilon",
             "note" if succeeds(history, well) else "warning",
             () if hit[known].all() else pick(history, hit),
-            int(history.layer_step[int((sizes[:, hit] < floor[hit]).all(axis=1).argmax())]),
+            int(history.layer_step[int((norm[:, hit] / over[hit] < floor[hit]).all(axis=1).argmax())]),
             int(history.step[-1]),
             {"gradient_rms": seen, "eps": added, "layers": int(hit.sum()), "of": int(known.sum())},
             f"In most of the weights the gradients ({seen:.1e}) are below the optimizer's eps ({added:.1e}), which "

@@ -151,7 +151,7 @@ def initial_gains(history: History) -> Floats:
     which, tables = matrices(history), embeddings(history)
     if not len(norm):
         return np.full(len(which), np.nan)
-    rms = root_mean_square(history, norm[0].astype(np.float64))
+    rms = root_mean_square(history, norm[0])
     which &= ~tables | (rms > 1)
     return np.where(which, rms * np.where(tables, 1, np.sqrt(fans)), np.nan)
 
@@ -201,9 +201,11 @@ def measured(history: History, quantity: str) -> tuple[np.ndarray[Any, np.dtype[
     rows = np.flatnonzero(~np.isnan(values).all(axis=1))
     had = present(history)
     first = np.where(had.any(axis=0), had.argmax(axis=0), len(had)) if len(had) else np.zeros(had.shape[1])
-    values = np.where(rows[:, None] >= first, values[rows], np.nan)
+    values = values if len(rows) == len(values) else values[rows]  # as a rule nothing is left out, and nothing copied
+    early = rows[:, None] < first
+    values = np.where(early, np.nan, values) if early.any() else values
     known = ~np.isnan(values).all(axis=1)
-    return rows[known], values[known]
+    return (rows, values) if known.all() else (rows[known], values[known])
 
 
 def largest_ratio(history: History, last: int | None = None) -> float:
@@ -214,17 +216,21 @@ def largest_ratio(history: History, last: int | None = None) -> float:
     return float(np.nanmedian(known, axis=0).max()) if known.size else 0.0
 
 
+@once
 def directness(history: History) -> tuple[float, Floats]:
     """The steps from one measurement to the next, and how far each layer gets in them as a share of the way, `[L]`.
 
     1 on a straight line, the root of 1 / steps on a random walk, 0 for weights that are put back; NaN if not measured.
     """
-    ratio, away = history.layer("update_ratio").astype(np.float64), history.layer("displacement").astype(np.float64)
+    ratio, away = history.layer("update_ratio"), history.per_layer.get("displacement")
     at = np.flatnonzero(np.isfinite(ratio).any(axis=1))
     if len(at) < 2:
         return 1.0, np.full(len(history.layers), np.nan)
     every = float(np.median(np.diff(history.layer_rows[at])))
-    return every, np.array([middle(column) for column in (away[at] / (ratio[at] * every)).T])
+    if away is None:
+        return every, np.full(len(history.layers), np.nan)
+    ways = (away[at, i] / (ratio[at, i].astype(np.float64) * every) for i in range(len(history.layers)))
+    return every, np.array([middle(way) for way in ways])
 
 
 def pick(history: History, which: Bools) -> tuple[str, ...]:
@@ -239,6 +245,11 @@ def steps_taken(history: History) -> int:
     """The steps that were taken, not dropped; of several optimizers (or parts) that step apart, the fewest."""
     taken = ~(history.total("skipped") > 0)
     return min((int(taken[rows].sum()) for rows in history.lane_rows().values()), default=0)
+
+
+def typical(norm: Floats, over: Floats) -> Floats:
+    """The median of the norms above 0 of each layer, `[R, L]`, over a number of its own, `[L]`; NaN without any."""
+    return np.array([middle(c[c > 0].astype(np.float64) / root) for c, root in zip(norm.T, over, strict=True)])
 
 
 def middle(values: Floats) -> float:

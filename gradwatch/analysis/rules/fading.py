@@ -26,7 +26,7 @@ def fades(
     Source: Bowman et al., arXiv:1511.06349 (a decoder that does without its code); in healthy trainings of the tests
     the first layers lose up to 2.6 times more.
     """
-    names, norm = pick(history, matrices(history)), history.layer("grad_norm")[:, matrices(history)].astype(np.float64)
+    names = pick(history, matrices(history))
     losses = [p for p in progress(history) if p.is_loss]
     if len(history) < min_steps or len(names) < 3 or has_rivals(history):
         return []
@@ -34,6 +34,7 @@ def fades(
         return []
     if unmoved(history, min_steps, 5 * min_steps):
         return []  # nothing got better at all: `no-progress` is more than that
+    norm = history.layer("grad_norm")[:, matrices(history)]
     kept = _kept(norm, first)
     places = [k for k in range(1, len(kept)) if 0 < kept[:k].max() < min(faded, kept[k:].min() / times)]
     if not places:
@@ -45,7 +46,7 @@ def fades(
             "vanishing",
             "warning",
             names[:place],
-            int(history.layer_step[_faded_since(norm[:, :place], faded, first)]),
+            int(history.layer_step[_faded_since(norm[:, :place].astype(np.float64), faded, first)]),
             int(history.step[-1]),
             {"left_of_the_gradient": front, "left_behind_them": behind},
             f"The gradients of these layers faded to {front:.2g} of what they were at first, and those from "
@@ -60,7 +61,7 @@ def fades(
 
 def _kept(norm: Floats, first: int) -> Floats:
     """What is left of the gradient of each matrix `[R, W]` in the last quarter, as a share of what it had first."""
-    early, late = norm[:first].T, norm[-max(first, len(norm) // 4) :].T
+    early, late = (part.T.astype(np.float64) for part in (norm[:first], norm[-max(first, len(norm) // 4) :]))
     with np.errstate(invalid="ignore", divide="ignore"):
         kept = np.array([middle(column) for column in late]) / np.array([middle(column) for column in early])
     return np.where(np.isfinite(kept), kept, np.inf)

@@ -9,7 +9,15 @@ import numpy as np
 
 from gradwatch.analysis.clips import incoming
 from gradwatch.analysis.rules.clipping import clip_before_unscale
-from gradwatch.analysis.rules.facts import directness, is_adaptive, matrices, middle, optimizer_kind, settings
+from gradwatch.analysis.rules.facts import (
+    directness,
+    is_adaptive,
+    matrices,
+    middle,
+    optimizer_kind,
+    settings,
+    typical,
+)
 from gradwatch.analysis.rules.finding import Finding, Severity, either
 from gradwatch.analysis.rules.gradients import exploding
 from gradwatch.analysis.rules.long_steps import lr_too_high
@@ -93,10 +101,9 @@ def _of_all_layers(history: History, loss: Floats) -> float:
     The latter is at most twice the root of the loss `[T]`, which the bias of the last layer gets; a cross-entropy gives
     no more than the root of 2.
     """
-    norm = history.layer("grad_norm").astype(np.float64)
-    typical = np.array([middle(column[column > 0]) for column in norm.T])
-    typical = typical[np.isfinite(typical)]
-    return float(np.quantile(typical, 0.25) / (2 * np.sqrt(middle(np.abs(loss))))) if len(typical) else 0.0
+    found = typical(history.layer("grad_norm"), np.ones(len(history.layers)))
+    found = found[np.isfinite(found)]
+    return float(np.quantile(found, 0.25) / (2 * np.sqrt(middle(np.abs(loss))))) if len(found) else 0.0
 
 
 def _path(history: History) -> Floats | None:

@@ -130,9 +130,9 @@ def _inputs_of(history: History, layer: int) -> tuple[str, Floats, int] | None:
     shape = next((layer.shape for layer in history.run.layers if layer.name == name), ())
     if bias == name or bias not in names or len(shape) < 2:
         return None
-    norm = history.layer("grad_norm").astype(np.float64)
+    own, beside = history.layer("grad_norm")[:, [layer, names.index(bias)]].T.astype(np.float64)
     with np.errstate(invalid="ignore", divide="ignore"):
-        quotient = norm[:, layer] / norm[:, names.index(bias)]
+        quotient = own / beside
     return name, np.asarray(quotient), int(np.prod(shape[1:]))
 
 

@@ -6,6 +6,7 @@ Legend: T recorded steps.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -36,7 +37,8 @@ from gradwatch.analysis.rules.schedule import goes_astray, raised_before
 from gradwatch.analysis.rules.step_length import first_ratio, is_new_each_step, lengthened, lowered
 from gradwatch.analysis.rules.tries import LOWER, clip_with, rate_times, warm_up
 from gradwatch.formatting import percent, setting_text
-from gradwatch.history import Floats, History
+from gradwatch.history import Bools, Floats, History
+from gradwatch.table import CELLS, spread
 
 Rows = NDArray[np.intp]
 
@@ -117,11 +119,11 @@ def _ran_away(
     which = gain > 0.1
     if len(at) < 3 or which.sum() < 2 or which.sum() <= (gain > 0).sum() / 2:
         return []
-    times_first = norm[:, which].astype(np.float64) / norm[0, which]
-    there = ~np.isnan(times_first).all(axis=1)
+    grown = _growth(norm, which, np.nanmedian)
+    there = ~np.isnan(grown)
     if not there.any():
         return []
-    at, grown = at[there], np.nanmedian(times_first[there], axis=1)
+    at, grown = at[there], grown[there]
     after = history.layer_step[at] - history.layer_step[at[0]]
     fast = ((grown > soon) & (after <= 20)) | ((grown > later) & (after <= _BY_THEN))
     replaced = first_ratio(history) > beyond and middle(gain) > large
@@ -150,6 +152,17 @@ def _ran_away(
     return [_too_high(history, severity, begin, end, evidence, False, why)]
 
 
+def _growth(norm: Floats, which: Bools, median: Callable[..., Floats]) -> Floats:
+    """By what most of these layers grew since they were first measured, `[M]`; a few rows at a time, for memory."""
+    out = []
+    with np.errstate(invalid="ignore", divide="ignore"):
+        for rows in np.array_split(norm, max(1, norm.size // CELLS)):
+            times = rows[:, which].astype(np.float64) / norm[0, which]
+            known = np.flatnonzero(~np.isnan(times).all(axis=1))
+            out.append(spread(median(times[known], axis=1), known, len(times)))
+    return np.concatenate(out)
+
+
 def _outgrew(history: History, times: float = 5.0, left: float = 0.4, direct: float = 0.9) -> list[Finding]:
     """Most matrices ended at `times` their first size, and of each loss the share `left` of its first value is left.
 
@@ -162,8 +175,7 @@ def _outgrew(history: History, times: float = 5.0, left: float = 0.4, direct: fl
     which, losses = initial_gains(history) > 0.1, [p for p in progress(history) if p.is_loss]
     if len(at) < 3 or which.sum() < 2 or not losses or any(p.ended < left * p.first for p in losses):
         return []
-    with np.errstate(invalid="ignore", divide="ignore"):
-        grown = np.median(norm[:, which].astype(np.float64) / norm[0, which], axis=1)
+    grown = _growth(norm, which, np.median)
     straight = middle(directness(history)[1][which]) > direct
     if not times < grown[-1] < math.inf or straight or reaches_its_goal(history):
         return []

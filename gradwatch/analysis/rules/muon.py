@@ -87,8 +87,8 @@ def _is_joint(history: History) -> bool:
 
 def _beside(history: History, muon: Bools, others: Bools) -> tuple[dict[str, float | str], str, str]:
     """Evidence, cause and cure of the layers that are clipped with Muon's, by a norm which theirs is a part of."""
-    norms = history.layer("grad_norm").astype(np.float64)
-    ours, theirs = (np.sqrt((norms[:, which] ** 2).sum(axis=1)) for which in (muon, others))
+    norms = history.layer("grad_norm")
+    ours, theirs = (np.sqrt((norms[:, which].astype(np.float64) ** 2).sum(axis=1)) for which in (muon, others))
     part = middle(ours**2 / (ours**2 + theirs**2))
     kinds = dict.fromkeys(kind for (kind, _), other in zip(owners(history), others, strict=True) if other)
     measured = {"muon_norm": middle(ours), "others_norm": middle(theirs), "muon_share": part}

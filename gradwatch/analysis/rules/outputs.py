@@ -136,8 +136,8 @@ def _over_the_batch(history: History, values: Floats, tight: float, no_gradient:
     bias = beside_bias(last.name) if last is not None else ""
     if last is None or bias == last.name or last.shape[0] < 3 or not {bias, last.name} <= places.keys():
         return False
-    norm = history.layer("grad_norm").astype(np.float64)
-    share = middle(norm[:, places[bias]] / norm[:, places[last.name]])
+    of_bias, of_weight = history.layer("grad_norm")[:, [places[bias], places[last.name]]].T.astype(np.float64)
+    share = middle(of_bias / of_weight)
     power = float(np.median(values[:3])) / math.log(2)
     is_power = 3 <= round(power) <= 16 and abs(power - round(power)) < 10 * tight * power
     return share < no_gradient and is_power and abs(power * math.log(2) - math.log(last.shape[0])) > 0.1

@@ -76,8 +76,7 @@ def generator_starves(
 
 def _unheard(history: History, tiny: float = 1e-8) -> list[Finding]:
     """A part that was handed next to no gradient from the start: by the element `tiny`, which is Adam's eps."""
-    norm = history.layer("grad_norm").astype(np.float64)
-    handed = middle(root_mean_square(history, norm)[:, matrices(history)])
+    handed = middle(root_mean_square(history, history.layer("grad_norm"))[:, matrices(history)])
     _, weight = measured(history, "weight_norm")
     if not 0 < handed < tiny or not len(weight) or middle(weight[-1] / weight[0]) < 0.5:
         return []  # one that fades away is to blame itself

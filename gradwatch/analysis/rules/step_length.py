@@ -112,14 +112,11 @@ def is_new_each_step(history: History, least: int = 100, near: float = 0.05, str
     at, lengths = measured(history, "update_norm")
     wide = matrices(history) & (numel(history) >= least)
     rate = np.nanmax(np.nan_to_num(rates(history)), axis=1)[history.layer_rows[at]]
-    if len(at) < 20 or not wide.any() or not (rate > 0).all():
+    if len(at) < 20 or not wide.any() or not (rate > 0).all() or not middle(directness(history)[1][wide]) < straight:
         return False
-    share = (lengths[:, wide].astype(np.float64) / np.sqrt(numel(history)[wide])) / rate[:, None]
-    share = share[:, np.isfinite(share).any(axis=0)]
-    if not share.size or not middle(directness(history)[1][wide]) < straight:
-        return False
-    low, high = np.nanquantile(share, [0.1, 0.9], axis=0)
-    return bool(((low > 1 - near) & (high < 1 + near)).any())
+    shares = (lengths[:, i].astype(np.float64) / np.sqrt(numel(history)[i]) / rate for i in np.flatnonzero(wide))
+    ends = (np.nanquantile(share, [0.1, 0.9]) for share in shares if np.isfinite(share).any())
+    return any(low > 1 - near and high < 1 + near for low, high in ends)
 
 
 def _added(history: History, times: float = 3.0) -> Lengthened | None:

@@ -5,6 +5,8 @@ Legend: T recorded steps, L layers, M steps in which weights were measured.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -82,27 +84,29 @@ def _still(
     rows, ratio = measured(history, "update_ratio")
     if len(rows) < least_measured:
         return []
-    norm, steps = history.layer("grad_norm")[rows], history.layer_rows[rows]
-    dropped = history.total("skipped")[steps] > 0
-    whole = history.total("grad_norm")
+    steps, whole = history.layer_rows[rows], history.total("grad_norm")
     gone = whole[steps] < converged * np.nanmax(whole[:least], initial=0.0)  # L-BFGS stops by itself there
-    chance = np.where(matrices(history), rounding**2, rounding) * np.nan_to_num(whole[steps])[:, None]
-    alive = np.isfinite(norm) & (norm > chance) & ~dropped[:, None] & ~gone[:, None]
+    taken = ~((history.total("skipped")[steps] > 0) | gone)
+    least_norms = np.nan_to_num(whole[steps])[:, None] * [rounding, rounding**2]
+    norm, away = history.layer("grad_norm"), history.per_layer.get("displacement")
     expected, eps = _expected(history, rows), _eps(history)
     share = 0.3 if not is_adaptive(history) else 0.05  # of what the step should have been; Adam's is only bounded
-    with np.errstate(invalid="ignore"):
-        moved = np.vstack([np.zeros_like(ratio[:1], bool), ratio[:-1] > 0])  # by the step that was measured before
-        frozen = (ratio == 0) | (moved & (history.layer("displacement")[rows] == 0))  # put back between two steps
-        lost = (expected < 2 * eps) & (expected > 0) & (ratio < share * expected)
-    known = alive & ~np.isnan(ratio)
-    moves = known & ~(frozen | lost)
-    last = np.where(moves.any(axis=0), len(rows) - np.argmax(moves[::-1], axis=0), 0)  # [L]: still from here
+    last, seen = np.zeros(len(eps), np.intp), np.zeros(len(eps), np.intp)
+    for i, is_matrix in enumerate(matrices(history)):  # a table of all of them is ten times as large as what is read
+        own, wanted, least_norm = ratio[:, i], expected(i), least_norms[:, int(is_matrix)]
+        with np.errstate(invalid="ignore"):
+            known = taken & np.isfinite(norm[rows, i]) & (norm[rows, i] > least_norm) & ~np.isnan(own)
+            still = (own == 0) | ((wanted < 2 * eps[i]) & (wanted > 0) & (own < share * wanted))  # or rounded away
+            if away is not None:  # put back between two steps, of which the first moved it
+                still[1:] |= (own[:-1] > 0) & (away[rows[1:], i] == 0)
+        moves = np.flatnonzero(known & ~still)
+        last[i] = moves[-1] + 1 if len(moves) else 0  # still from here
+        seen[i] = known[last[i] :].sum()
     long = (len(rows) - last >= max(least_measured, len(rows) / 2)) & (
         len(history) - steps[np.minimum(last, len(rows) - 1)] >= least
     )
-    seen = np.array([known[k:, i].sum() for i, k in enumerate(last)])
-    still = long & (seen >= least_measured)
-    return _explained(history, rows, still, last, expected, eps) if still.any() else []
+    which = long & (seen >= least_measured)
+    return _explained(history, rows, which, last, expected, eps) if which.any() else []
 
 
 def _put_back(history: History, share: float = 0.02, least: int = 5) -> list[Finding]:
@@ -147,19 +151,16 @@ def _explained(
     history: History,
     rows: Rows,
     still: Bools,
-    last: Floats,
-    expected: Floats,
+    last: Rows,
+    wanted: Callable[[int], Floats],
     eps: Floats,
 ) -> list[Finding]:
     """One finding for the layers that stand still, with the cause that the record shows."""
     start = int(rows[int(last[still].min())])
     begin = int(history.layer_rows[start])
     groups = rates(history)[begin:]
-    median = (
-        np.nanmedian(expected[rows >= start][:, still])
-        if np.isfinite(expected[rows >= start][:, still]).any()
-        else np.nan
-    )
+    expected = np.concatenate([wanted(int(i))[rows >= start] for i in np.flatnonzero(still)])
+    median = np.nanmedian(expected) if np.isfinite(expected).any() else np.nan
     coef = history.layer("clip_coef")[start:][:, still]
     rate = float(np.nanmedian(groups[:, 0]))
     evidence: dict[str, float | str] = {"layers": int(still.sum()), "of": len(still), "lr": rate}
@@ -187,8 +188,8 @@ def _explained(
         )
         cure = "Keep the weights in float32 (autocast instead of a half-precision model), or raise the learning rate."
         if wide:
-            wanted = rate * USUAL_RATIO[is_adaptive(history)] / median if median > 0 else 0.0
-            weak = weak_gradients(history, float(median), float(wanted))
+            higher = rate * USUAL_RATIO[is_adaptive(history)] / median if median > 0 else 0.0
+            weak = weak_gradients(history, float(median), float(higher))
             cause, cure = (weak.cause, weak.cure) if weak else (cause, "Raise the learning rate by decades.")
     elif everything and all_learnt(history):
         return []  # L-BFGS stops by itself where a step no longer lowers the loss
@@ -204,13 +205,19 @@ def _explained(
 _NO_EFFECT = ("something puts the weights back after it", "the optimizer steps on copies")
 
 
-def _expected(history: History, rows: Rows) -> Floats:
-    """The update ratio that the step should have, `[M, L]`: lr * gradient for SGD, lr for each element for Adam."""
-    rate = np.nanmax(np.where(np.isfinite(r := rates(history)[history.layer_rows[rows]]), r, 0.0), axis=1)[:, None]
-    length = np.sqrt(numel(history))[None] if is_adaptive(history) else history.layer("clipped_norm")[rows]
-    weight = history.layer("weight_norm")[rows].astype(np.float64)
-    with np.errstate(invalid="ignore", divide="ignore"):
-        return np.asarray(np.where(weight > 0, rate * length / weight, np.nan))
+def _expected(history: History, rows: Rows) -> Callable[[int], Floats]:
+    """The update ratio that a layer's step should have, `[M]`: lr * gradient for SGD, lr for each element for Adam."""
+    rate = np.nanmax(np.where(np.isfinite(r := rates(history)[history.layer_rows[rows]]), r, 0.0), axis=1)
+    weights, norms = history.layer("weight_norm"), None if is_adaptive(history) else history.layer("clipped_norm")
+    roots = np.sqrt(numel(history))
+
+    def of(layer: int) -> Floats:
+        weight = weights[rows, layer].astype(np.float64)
+        length = roots[layer] if norms is None else norms[rows, layer]
+        with np.errstate(invalid="ignore", divide="ignore"):
+            return np.asarray(np.where(weight > 0, rate * length / weight, np.nan))
+
+    return of
 
 
 def _eps(history: History) -> Floats:

@@ -93,9 +93,11 @@ def update_too_large(
 
 def _plainly(history: History, ratio: Floats, limit: float) -> bool:
     """Whether all that a short run measured are steps longer than the weights themselves, `[M, W]`."""
+    if steps_taken(history) >= LEAST_STEPS:
+        return False
     ratio = np.where(np.isfinite(ratio), ratio, np.nan)
     known = ratio[~np.isnan(ratio).all(axis=1)] if ratio.shape[1] else ratio[:0]
-    return bool(steps_taken(history) < LEAST_STEPS and len(known) and (np.nanmedian(known, axis=1) > limit).all())
+    return bool(len(known) and (np.nanmedian(known, axis=1) > limit).all())
 
 
 def _spells(rows: Rows, mask: Bools, steps: int) -> list[tuple[int, int]]:
@@ -126,7 +128,7 @@ def weak_gradients(
     if thrown:
         return thrown
     if is_adaptive(history):
-        sizes = root_mean_square(history, history.layer("clipped_norm").astype(np.float64))
+        sizes = root_mean_square(history, history.layer("clipped_norm"))
         if not middle(sizes[sizes > 0]) < tiny:
             return None
         reason = "the gradients are below what Adam adds to their size (its eps)"

@@ -47,8 +47,7 @@ def weight_growth(history: History, factor: float = 10.0, min_measured: int = 8,
     rows = history.layer_rows[at]
     if len(rows) < min_measured or far_targets(history):
         return []
-    norm = norm.astype(np.float64)
-    begin, half, end = norm[0], norm[len(rows) // 2], norm[-1]
+    begin, half, end = norm[[0, len(rows) // 2, -1]].astype(np.float64)
     with np.errstate(invalid="ignore", divide="ignore"):
         which = (matrices(history) & ~_near_zero(history, begin)) | _gains(history, begin)
         which &= (end > factor * begin) & (end - half >= half - begin)
@@ -107,20 +106,21 @@ def weights_shrink(
     SGD: with their rates less than 1e-3 of the weights in a step.
     """
     at, norm = measured(history, "weight_norm")
-    norm = norm.astype(np.float64)
     if len(at) < min_measured:
         return []
+    begin, end = norm[[0, -1]].astype(np.float64)
     with np.errstate(invalid="ignore", divide="ignore"):
-        ratio = history.layer("update_ratio")[at].astype(np.float64)
-        first = np.where(np.isfinite(ratio).any(axis=0), ratio[0], 0.0)  # NaN of weights that were 0
-        left = norm[-1] / norm[0] * (1 + first)  # before the first step, at most
-        wide = matrices(history) & ~_near_zero(history, norm[0])
+        ratio = history.layer("update_ratio")
+        known = np.isfinite(ratio[at]).any(axis=0)
+        first = np.where(known, ratio[at[0]].astype(np.float64), 0.0)  # NaN of weights that were 0
+        left = end / begin * (1 + first)  # before the first step, at most
+        wide = matrices(history) & ~_near_zero(history, begin)
         decays = _taken_by_decay(history) > pull
         which = wide & (left < (half if decays else share))
     if which.sum() <= wide.sum() / 2:
         return []
     decay = max((float(g["weight_decay"]) for g in settings(history) if _decays(g.get("weight_decay"))), default=0.0)
-    row = 0 if decays else int(np.flatnonzero((norm[:, which] < 0.9 * norm[0, which]).any(axis=1))[0])
+    row = 0 if decays else int(np.flatnonzero((norm[:, which] < 0.9 * begin[which]).any(axis=1))[0])
     least = float(np.nanmin(left[which]))
     return [
         Finding(
