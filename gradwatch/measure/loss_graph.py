@@ -22,6 +22,7 @@ Node = Any  # torch.autograd.graph.Node, or what stands for one of a Function wr
 Shape = tuple[int, ...]
 
 _SAME_WEIGHTS = ("T", "Transpose", "Permute", "ToCopy", "View", "Unsqueeze")
+_BATCH_NORMS = ("NativeBatchNorm", "CudnnBatchNorm", "MiopenBatchNorm", "BatchNormWithUpdate")  # of these rows alone
 _ARRANGE = ("Transpose", "Permute", "T")
 
 
@@ -57,7 +58,7 @@ class LossGraph:
             dim = int(node._saved_dim)
             dim -= 2**64 if dim >= 2**63 else 0  # torch shows a negative one as unsigned
             seen = {"what": "softmax", "operation": name, "dim": dim % len(shape)}
-        elif "BatchNorm" in name and shape and getattr(node, "_saved_training", True):
+        elif name in _BATCH_NORMS and shape and getattr(node, "_saved_training", True):
             seen = {"what": "batch_norm"}
         elif name in ("View", "UnsafeView", "ReshapeAlias"):
             before, below = next(map(shape_of, _children(node)), ()), map(name_of, islice(_nodes(node), 1, 4))

@@ -16,11 +16,11 @@ from gradwatch.measure.patch import Function, Patch, Wrapped
 from gradwatch.recording.hooks import untraced
 from gradwatch.recording.multi_optimizer import inside_backward
 
-MOST_LOSSES = 8
+MOST_LOSSES = 16  # that are walked at all: of sharded parameters none is found in a graph
 
 
 class LossGraphs:
-    """Hears of backward until each layer was reached from a loss, or of `MOST_LOSSES` that reach any."""
+    """Hears of backward until each layer was reached from a loss, or of `MOST_LOSSES`."""
 
     def __init__(self, looking: Looking | None = None) -> None:
         self.found: tuple[dict[str, Any], ...] = ()
@@ -45,10 +45,10 @@ class LossGraphs:
         """Somebody is about to call backward on these."""
         with self._looking.at("how the loss is made"):
             for loss in losses if isinstance(losses, Sequence) else (losses,):
+                self._heard += 1
                 graph = LossGraph(loss, self._layers) if isinstance(loss, Tensor) else None
                 if graph is None or not graph.reached:
                     continue
-                self._heard += 1
                 self._missing -= graph.reached
                 told = [*self.found, *graph.described()]
                 self.found = tuple(row for i, row in enumerate(told) if row not in told[:i])[:MOST_ROWS]

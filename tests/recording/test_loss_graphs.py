@@ -79,6 +79,17 @@ def test_of_a_layer_that_no_loss_reaches_it_waits_so_long_and_no_longer(tmp_path
     assert len(graph_of(watch)) == 2  # what is seen again is noted once
 
 
+def test_losses_that_reach_none_of_the_layers_are_not_walked_for_ever(tmp_path):
+    torchs, watch = torch.autograd.backward, watched(nn.Linear(6, 4), tmp_path)[0]
+    other = torch.ones(2, requires_grad=True)
+    with watch:
+        for _ in range(MOST_LOSSES):
+            assert torch.autograd.backward is not torchs
+            other.square().sum().backward()
+        assert torch.autograd.backward is torchs
+    assert graph_of(watch) == []
+
+
 def test_two_models_have_the_graph_of_their_own_loss(tmp_path):
     nets = nn.Linear(6, 4), nn.Linear(6, 1)
     found = []
