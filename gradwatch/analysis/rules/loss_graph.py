@@ -57,6 +57,19 @@ def squashed(history: History) -> tuple[str, str, str] | None:
     return None
 
 
+def without_logarithm(history: History) -> tuple[str, str] | None:
+    """What nll_loss is given in the place of logarithms of probabilities, and the layer below.
+
+    None where no path shows that. Of kl_div torch keeps no operation of its own.
+    """
+    for path, layer in paths(history):
+        for above, below in _neighbours(path):
+            given = "probabilities" if _SQUASH.get(below) in ("softmax", "sigmoid") else ""
+            if above in ("NllLoss", "NllLoss2D") and (given or below in ("Addmm", "Mm", "Convolution")):
+                return given or "what a layer gives out", layer
+    return None
+
+
 def takes_logits(history: History) -> bool:
     """Whether the graph shows a loss that applies its own softmax or sigmoid, on what weights gave out as they are."""
     pairs = [pair for path, _ in paths(history) for pair in _neighbours(path)]

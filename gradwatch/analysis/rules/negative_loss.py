@@ -12,6 +12,7 @@ import numpy as np
 from gradwatch.analysis.clips import incoming
 from gradwatch.analysis.rules.facts import chance_loss, last_matrix, middle
 from gradwatch.analysis.rules.finding import Finding, Why, either
+from gradwatch.analysis.rules.loss_graph import without_logarithm
 from gradwatch.analysis.rules.losses import has_rivals, training_losses
 from gradwatch.analysis.rules.progress import reaches_its_goal
 from gradwatch.history import Floats, History
@@ -30,9 +31,13 @@ def negative_loss(
     targets are none); or, below 0 throughout, it fell to `times` its first value, the second half of the steps
     by more than the first (then a loss without a lower bound is the alternative); or it did so from above 0 while the
     gradient grew as it does on the way to no minimum (`_has_no_floor`); or it rose from below 0 to above it (`_rises`).
-    Not of parts that train against each other.
+    Not of parts that train against each other. In any step: the graph of the loss shows nll_loss right above something
+    that is no logarithm.
     Source: the definition of cross_entropy; torch's documentation of NLLLoss and CTCLoss wants log-probabilities.
     """
+    shown = without_logarithm(history)
+    if shown is not None:
+        return [_of_graph(history, *shown)]
     for name in training_losses(history):
         values = history.total(name)
         values = values[np.isfinite(values)]
@@ -56,6 +61,21 @@ def negative_loss(
             )
         ]
     return []
+
+
+def _of_graph(history: History, given: str, layer: str) -> Finding:
+    """What the loss's own graph shows."""
+    return Finding(
+        "negative-loss",
+        "warning",
+        (layer,) if layer in history.layers else (),
+        int(history.step[0]),
+        int(history.step[-1]),
+        {"loss": "nll_loss", "given": given},
+        f"nll_loss is given {given}, where it wants the logarithms of probabilities: it gets lower than 0, and what "
+        "lowers it is no likelihood.",
+        _LOGARITHM,
+    )
 
 
 def _of_classes(history: History, name: str, values: Floats, near: float, close: float, times: float) -> Why | None:

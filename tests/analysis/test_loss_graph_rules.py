@@ -1,0 +1,162 @@
+"""What the graph of a loss is judged to be: each mistake beside losses that look like it and are meant."""
+
+import pytest
+import torch
+from make_run import make_history
+from torch import nn
+from torch.nn import functional as F
+
+from gradwatch.analysis.rules.loss_graph import (
+    axes_mixed,
+    norm_over_too_few,
+    shapes_broadcast,
+    softmax_over_the_batch,
+    squashed,
+    takes_logits,
+    without_logarithm,
+)
+from gradwatch.measure.loss_graph import LossGraph
+
+N, C = 16, 4
+X, Y, REAL = torch.randn(N, 6), torch.arange(N) % C, torch.randn(N)
+ONE, MANY = nn.Linear(6, 1), nn.Linear(6, C)
+FIRST, SECOND = nn.Linear(6, 8), nn.Linear(6, 8)
+LAYERS = {id(p): f"{i}.{name}" for i, m in enumerate((ONE, MANY, FIRST, SECOND)) for name, p in m.named_parameters()}
+
+
+def run_of(loss):
+    rows = tuple(LossGraph(loss, LAYERS).described())
+    return make_history(3, layers=tuple(LAYERS.values()), loss_graph=rows)
+
+
+def column():
+    return ONE(X)
+
+
+def logits():
+    return MANY(X)
+
+
+@pytest.mark.parametrize(
+    "loss",
+    [
+        lambda: (column() - REAL).square().mean(),
+        lambda: ((REAL - column()) ** 2).sum() / N,
+        lambda: (column() - REAL).abs().mean(),
+        lambda: F.mse_loss(column(), REAL),
+        lambda: F.smooth_l1_loss(column(), REAL),
+        lambda: F.huber_loss(column(), REAL) * 65536.0,
+        lambda: -(column().sigmoid().log() * REAL).mean(),  # log-probabilities against advantages
+        lambda: F.mse_loss(logits().gather(1, Y[:, None]), REAL) + 0.1 * logits().square().mean(),
+    ],
+)
+@pytest.mark.filterwarnings("ignore:Using a target size")
+def test_a_column_against_a_row_is_told(loss):
+    (found,) = shapes_broadcast(run_of(loss()))
+    assert (found.severity, found.evidence["rows"]) == ("warning", N)
+
+
+@pytest.mark.parametrize(
+    "loss",
+    [
+        lambda: (column().squeeze(1) - REAL).square().mean(),
+        lambda: F.mse_loss(column(), REAL[:, None]),
+        lambda: F.softplus(column() - column().T).mean(),  # a ranking of all pairs
+        lambda: torch.cdist(logits(), logits()).mean(),
+        lambda: (FIRST(X) @ SECOND(X).T).logsumexp(1).mean(),
+        lambda: -(column() - (column().exp() * (REAL[:, None] <= REAL)).sum(1, keepdim=True).log()).mean(),  # Cox
+        lambda: torch.maximum(0.1 * (d := REAL - logits()[..., None]), -d).mean(),  # quantiles
+        lambda: ((column() - torch.linspace(-1, 1, N)) ** 2).neg().exp().sum(1).log().mean(),  # a density by kernels
+        lambda: (ONE(X[:1]) - REAL[:1]).square().mean(),  # of one row
+    ],
+)
+def test_what_sets_all_against_all_on_purpose_is_not(loss):
+    assert shapes_broadcast(run_of(loss())) == []
+
+
+@pytest.mark.parametrize(
+    ("loss", "told"),
+    [
+        (lambda: F.nll_loss(logits().log_softmax(0), Y), True),
+        (lambda: ((logits().softmax(0)) * FIRST(X)[:, :C]).sum(1).square().mean(), True),  # gates
+        (lambda: F.cross_entropy(logits(), Y), False),
+        (lambda: (column().softmax(0) * FIRST(X)).sum(0).square().mean(), False),  # the instances of one bag
+        (lambda: (logits().softmax(0).T @ FIRST(X)).square().mean(), False),  # several looks at one set
+        (lambda: F.cross_entropy(s := FIRST(X) @ SECOND(X).T, (at := torch.arange(N))) + F.cross_entropy(s.T, at),
+         False),  # both ways
+        (lambda: (FIRST(X) @ SECOND(X).T).log_softmax(0).diagonal().mean(), False),
+    ],
+)  # fmt: skip
+def test_a_softmax_over_the_rows_is_told_where_the_loss_is_of_these_rows(loss, told):
+    found = softmax_over_the_batch(run_of(loss()))
+    assert [len(each.alternatives) for each in found] == [2] * told
+
+
+@pytest.mark.parametrize(
+    ("loss", "shown"),
+    [
+        (lambda: F.cross_entropy(logits().softmax(1), Y), ("cross_entropy", "softmax")),
+        (lambda: F.cross_entropy(logits().softmax(1).view(N, C), Y), ("cross_entropy", "softmax")),
+        (lambda: F.cross_entropy(logits().tanh(), Y), ("cross_entropy", "tanh")),
+        (lambda: F.nll_loss(logits().sigmoid().log_softmax(1), Y), ("cross_entropy", "sigmoid")),
+        (
+            lambda: F.binary_cross_entropy_with_logits(column().sigmoid(), REAL[:, None]),
+            ("binary_cross_entropy_with_logits", "sigmoid"),
+        ),
+        (lambda: F.cross_entropy(30 * (logits() / 30).tanh(), Y), None),  # soft-capped
+        (lambda: F.cross_entropy(logits().log_softmax(1), Y), None),  # twice is once
+        (lambda: F.binary_cross_entropy(column().sigmoid(), Y[:, None] / C), None),
+        (lambda: F.nll_loss(logits().softmax(1).log(), Y), None),
+    ],
+)
+def test_what_is_squashed_twice_is_told_by_its_loss(loss, shown):
+    found = squashed(run_of(loss()))
+    assert (found and found[:2]) == shown
+
+
+def test_logits_that_go_in_as_they_are_rule_it_out():
+    assert takes_logits(run_of(F.cross_entropy(logits(), Y)))
+    assert not takes_logits(run_of(F.cross_entropy(logits().tanh(), Y)))
+    assert not takes_logits(run_of(column().square().mean()))
+    assert not takes_logits(make_history(3))
+
+
+@pytest.mark.parametrize(
+    ("loss", "given"),
+    [
+        (lambda: F.nll_loss(logits(), Y), "what a layer gives out"),
+        (lambda: F.nll_loss(logits().softmax(1), Y), "probabilities"),
+        (lambda: F.nll_loss(logits()[:, :, None].softmax(1), Y[:, None]), "probabilities"),
+        (lambda: F.nll_loss(logits().log_softmax(1), Y), None),
+        (lambda: F.nll_loss(logits() - logits().logsumexp(1, keepdim=True), Y), None),
+        (lambda: F.nll_loss((logits().softmax(1) + 1e-9).log(), Y), None),
+        (lambda: F.kl_div(logits().log_softmax(1), logits().softmax(1), reduction="batchmean"), None),
+        (lambda: F.kl_div(logits().log_softmax(1), torch.full((N, C), 1 / C), reduction="batchmean"), None),
+    ],
+)
+def test_what_is_no_logarithm_is_told(loss, given):
+    found = without_logarithm(run_of(loss()))
+    assert (found and found[0]) == given
+
+
+@pytest.mark.parametrize(
+    ("rows", "size", "told"), [(2, 1, True), (2, 5, True), (2, 6, False), (3, 1, False), (1, 7, True)]
+)
+def test_a_batch_norm_of_two_rows_is_told_unless_their_images_are_large(rows, size, told):
+    net = nn.Sequential(nn.Conv2d(1, 3, 1), nn.BatchNorm2d(3))
+    names = {id(p): name for name, p in zip(LAYERS.values(), net.parameters(), strict=False)}
+    loss = net(torch.randn(rows, 1, size, size)).square().mean()
+    history = make_history(3, layers=tuple(names.values()), loss_graph=tuple(LossGraph(loss, names).described()))
+    assert len(norm_over_too_few(history)) == told
+
+
+def test_a_view_that_mixes_axes_is_told_with_its_shapes():
+    (found,) = axes_mixed(run_of(FIRST(X[:15]).view(3, 5, 8).view(3, 2, 5, 4).square().mean()))
+    assert found.evidence == {"before": "[3, 5, 8]", "after": "[3, 2, 5, 4]"}
+    assert axes_mixed(run_of(FIRST(X[:15]).view(3, 5, 2, 4).transpose(1, 2).square().mean())) == []
+
+
+def test_what_the_graph_does_not_show_is_not_judged():
+    for rule in (shapes_broadcast, softmax_over_the_batch, norm_over_too_few, axes_mixed):
+        assert rule(make_history(3)) == []
+    assert squashed(make_history(3)) is None
