@@ -21,6 +21,7 @@ from pathlib import Path
 import click
 import pytest
 from click.testing import CliRunner
+from gloo import AT_THE_END
 from make_run import make_run
 from processes import start_sweep
 from rich.console import Console
@@ -504,7 +505,7 @@ def test_torchrun_as_the_prefix(desk):
         "    optimizer.zero_grad()\n"
         "    model(torch.ones(3, 2) * (1 + dist.get_rank())).sum().backward()\n"
         "    optimizer.step()\n"
-        "dist.destroy_process_group()\n"
+        f"dist.destroy_process_group()\n{AT_THE_END}"
     )
     torchrun = f"{shlex.quote(sys.executable)} -m torch.distributed.run --standalone --nproc-per-node 2"
     cold("--log", "none", "--prefix", torchrun, "--clip", GLOBAL, "train.py")

@@ -12,6 +12,7 @@ import pytest
 import ranks
 import torch
 from filelock import FileLock
+from gloo import AT_THE_END
 
 from gradwatch import open_history
 
@@ -186,7 +187,7 @@ def test_all_ranks_halt_at_the_same_step(launched):
 def test_the_script_of_the_docs_page_runs(tmp_path):
     page = (ROOT / "docs" / "distributed.md").read_text()
     script = tmp_path / "train.py"
-    script.write_text(re.search(r"```python\n(.*?)```", page, re.DOTALL)[1] + "\n\nmain()\n")
+    script.write_text(re.search(r"```python\n(.*?)```", page, re.DOTALL)[1] + "\n\nmain()\n" + AT_THE_END)
     done = torchrun(2, script, cwd=tmp_path, MLFLOW_TRACKING_URI=f"sqlite:///{tmp_path}/mlflow.db")
     assert done.returncode == 0, done.stderr[-3000:]
     (run,) = (tmp_path / "gradwatch-runs").iterdir()

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
+from gloo import AT_THE_END
 from torch import nn
 from training import mlp, train, watch
 
@@ -36,7 +37,7 @@ def in_files_only(script):
 def pipeline(tmp_path_factory):
     """The run of the documentation's script on two ranks, started as it says there."""
     folder = tmp_path_factory.mktemp("pipeline")
-    (folder / "pipeline.py").write_text(in_files_only(SCRIPT))
+    (folder / "pipeline.py").write_text(in_files_only(SCRIPT) + AT_THE_END)
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "pipeline.py"]
     env = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
     done = subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, check=False, timeout=200)
