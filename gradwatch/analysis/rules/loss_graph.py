@@ -94,7 +94,7 @@ def shapes_broadcast(history: History) -> list[Finding]:
             wanted = _TO_ONE if table.name == "Mul" else _TO_ONE | _OF_DIFFERENCES
             if spread and table.name in ("Sub", "Rsub", "Mul", "Expand") and above <= wanted:
                 return [
-                    _finding(
+                    from_graph(
                         history,
                         "shapes-broadcast",
                         layer,
@@ -123,7 +123,7 @@ def softmax_over_the_batch(history: History) -> list[Finding]:
             continue
         causes = ("dim=0 is meant to be dim=1", "the rows are one set, whose members are weighed against each other")
         return [
-            _finding(
+            from_graph(
                 history,
                 "softmax-over-the-batch",
                 row["layer"],
@@ -151,7 +151,7 @@ def norm_over_too_few(history: History, most: int = 2, places: int = 64) -> list
         return []
     n = shapes[few[0]][0]
     return [
-        _finding(
+        from_graph(
             history,
             "norm-over-too-few",
             few[0],
@@ -175,7 +175,7 @@ def axes_mixed(history: History) -> list[Finding]:
     for row in _rows(history, "view"):
         before, after = (list(_shape(row[key])) for key in ("of", "shape"))
         return [
-            _finding(
+            from_graph(
                 history,
                 "axes-mixed",
                 row["layer"],
@@ -189,7 +189,7 @@ def axes_mixed(history: History) -> list[Finding]:
     return []
 
 
-def _finding(
+def from_graph(
     history: History,
     rule: str,
     layer: str,
@@ -198,6 +198,7 @@ def _finding(
     cure: str,
     alternatives: tuple[str, ...] = (),
 ) -> Finding:
+    """The warning that a rule makes of a graph, of the layer that it leads to, from the first step to the last."""
     layers = (layer,) if layer in history.layers else ()
     first, last = int(history.step[0]), int(history.step[-1])
     return Finding(rule, "warning", layers, first, last, evidence, cause, cure, alternatives=alternatives)

@@ -12,7 +12,7 @@ import numpy as np
 from gradwatch.analysis.clips import incoming
 from gradwatch.analysis.rules.facts import chance_loss, last_matrix, middle
 from gradwatch.analysis.rules.finding import Finding, Why, either
-from gradwatch.analysis.rules.loss_graph import without_logarithm
+from gradwatch.analysis.rules.loss_graph import from_graph, without_logarithm
 from gradwatch.analysis.rules.losses import has_rivals, training_losses
 from gradwatch.analysis.rules.progress import reaches_its_goal
 from gradwatch.history import Floats, History
@@ -37,7 +37,10 @@ def negative_loss(
     """
     shown = without_logarithm(history)
     if shown is not None:
-        return [_of_graph(history, *shown)]
+        given, layer = shown
+        words = f"nll_loss is given {given}, where it wants the logarithms of probabilities: it gets lower than 0, and "
+        words += "what lowers it is no likelihood."
+        return [from_graph(history, "negative-loss", layer, {"loss": "nll_loss", "given": given}, words, _LOGARITHM)]
     for name in training_losses(history):
         values = history.total(name)
         values = values[np.isfinite(values)]
@@ -61,21 +64,6 @@ def negative_loss(
             )
         ]
     return []
-
-
-def _of_graph(history: History, given: str, layer: str) -> Finding:
-    """What the loss's own graph shows."""
-    return Finding(
-        "negative-loss",
-        "warning",
-        (layer,) if layer in history.layers else (),
-        int(history.step[0]),
-        int(history.step[-1]),
-        {"loss": "nll_loss", "given": given},
-        f"nll_loss is given {given}, where it wants the logarithms of probabilities: it gets lower than 0, and what "
-        "lowers it is no likelihood.",
-        _LOGARITHM,
-    )
 
 
 def _of_classes(history: History, name: str, values: Floats, near: float, close: float, times: float) -> Why | None:

@@ -19,7 +19,7 @@ from gradwatch.analysis.rules.facts import (
     smooth,
 )
 from gradwatch.analysis.rules.finding import Finding, Why, either
-from gradwatch.analysis.rules.loss_graph import squashed, takes_logits
+from gradwatch.analysis.rules.loss_graph import from_graph, squashed, takes_logits
 from gradwatch.analysis.rules.losses import has_rivals, scaled_losses
 from gradwatch.analysis.rules.no_gradient import no_gradient
 from gradwatch.formatting import percent
@@ -53,7 +53,13 @@ def softmax_twice(
     """
     shown = squashed(history)
     if shown is not None:
-        return [_of_graph(history, *shown)]
+        loss, before, layer = shown
+        words = f"{loss} is given what comes out of a {before}, and applies one of its own: of numbers between "
+        words += f"{-1 if before == 'tanh' else 0} and 1 it cannot fall to 0, and their gradients are small."
+        cure = (
+            _CURE if before == "softmax" else f"Give {loss} the logits: take the {before} out of the model's forward."
+        )
+        return [from_graph(history, "softmax-twice", layer, {"loss": loss, "before": before}, words, cure)]
     last = last_matrix(history)
     if takes_logits(history):
         return []
@@ -82,21 +88,6 @@ def softmax_twice(
             why = why._replace(cause=f"{words}in place of logits. {why.cause}", evidence=numbers)
             return [_finding(history, name, values, why)]
     return []
-
-
-def _of_graph(history: History, loss: str, before: str, layer: str) -> Finding:
-    """What the loss's own graph shows."""
-    return Finding(
-        "softmax-twice",
-        "warning",
-        (layer,) if layer in history.layers else (),
-        int(history.step[0]),
-        int(history.step[-1]),
-        {"loss": loss, "before": before},
-        f"{loss} is given what comes out of a {before}, and applies one of its own: of numbers between "
-        f"{-1 if before == 'tanh' else 0} and 1 it cannot fall to 0, and their gradients are small.",
-        _CURE if before == "softmax" else f"Give {loss} the logits: take the {before} out of the model's forward.",
-    )
 
 
 def _classes(history: History, values: Floats, uniform: float, near: float) -> int:
