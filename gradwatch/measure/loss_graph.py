@@ -106,8 +106,9 @@ class LossGraph:
 
 
 def name_of(node: Node) -> str:
-    """The operation that a node is of: AddmmBackward0 is Addmm."""
-    return re.sub(r"Backward\d*$", "", str(node.name()).rsplit("::", 1)[-1])
+    """The operation that a node is of, one word: AddmmBackward0 is Addmm."""
+    name = re.sub(r"Backward\d*$", "", str(node.name()).rsplit("::", 1)[-1])
+    return re.sub(r"\s+", "_", name)[:100] or "unnamed"
 
 
 def shape_of(node: Node) -> Shape:

@@ -8,7 +8,7 @@ from torch import nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
-from gradwatch.measure.loss_graph import MOST_NODES, MOST_ROWS, LossGraph, reorders
+from gradwatch.measure.loss_graph import MOST_NODES, MOST_ROWS, LossGraph, name_of, reorders
 
 X = torch.randn(16, 6)
 
@@ -102,6 +102,22 @@ def test_a_function_written_in_python_is_an_operation_as_others():
     model = nn.Linear(6, 1)
     (path,) = of("path", Twice.apply(model(X)).sum(), model)
     assert path["operations"] == "Sum Twice Addmm"
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("AddmmBackward0", "Addmm"),
+        ("NllLoss2DBackward0", "NllLoss2D"),
+        ("torch::autograd::AccumulateGrad", "AccumulateGrad"),
+        ("CppNode<a tree of one>", "CppNode<a_tree_of_one>"),  # what a manifest keeps is told apart by spaces
+        ("Backward", "unnamed"),
+        (1000 * "x", 100 * "x"),
+    ],
+)
+def test_an_operations_name_is_one_word(name, said):
+    node = type("Node", (), {"name": lambda self: name})()
+    assert name_of(node) == said
 
 
 def test_heads_by_a_view_alone_are_told_and_those_of_torchs_attention_are_not():
