@@ -112,9 +112,12 @@ def name_of(node: Node) -> str:
 
 
 def shape_of(node: Node) -> Shape:
-    """Of what the operation gives out (its first output); empty where that is not known."""
+    """Of what the operation gives out (its first output); empty where that is not known, as of nested tensors."""
     told: Sequence[Any] = getattr(node, "_input_metadata", ())
-    return tuple(int(size) for size in told[0].shape) if told else ()
+    try:
+        return tuple(int(size) for size in told[0].shape) if told else ()
+    except (RuntimeError, AttributeError, TypeError):  # of a nested tensor, each layout in its own way
+        return ()
 
 
 def reorders(before: Shape, after: Shape, arranged: bool = False) -> bool:

@@ -104,6 +104,16 @@ def test_a_function_written_in_python_is_an_operation_as_others():
     assert path["operations"] == "Sum Twice Addmm"
 
 
+@pytest.mark.parametrize("layout", [torch.jagged, torch.strided])
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+def test_a_nested_tensor_has_no_shape_and_the_rest_is_told(layout):
+    model = nn.Linear(6, 4)
+    out = model(torch.nested.nested_tensor([X[:3], X[3:8]], layout=layout))
+    (path,) = of("path", torch.stack([part.sum() for part in out.unbind()]).mean(), model)
+    assert path["operations"].startswith("Mean Stack")
+    assert len(path["shapes"].split()) == len(path["operations"].split())
+
+
 @pytest.mark.parametrize(
     ("name", "said"),
     [
