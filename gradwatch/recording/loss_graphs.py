@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Sequence
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from gradwatch.measure.layout import Layout
 from gradwatch.measure.looking import Looking
 from gradwatch.measure.loss_graph import MOST_ROWS, LossGraph
-from gradwatch.measure.patch import Function, Patch, Wrapped
+from gradwatch.recording import backward_calls
 from gradwatch.recording.hooks import untraced
-from gradwatch.recording.multi_optimizer import inside_backward
 
 MOST_LOSSES = 16  # that are walked at all: of sharded parameters none is found in a graph
 
@@ -33,12 +30,12 @@ class LossGraphs:
         if not self._heard:
             self._layers = {id(p): name for p, name in zip(layout.params, layout.names, strict=True)}
             self._missing = {*self._layers}
-        if self._missing and self._heard < MOST_LOSSES and self not in _heard.listeners:
-            _heard.listen(self)
+        if self._missing and self._heard < MOST_LOSSES and self not in backward_calls.heard.listeners:
+            backward_calls.heard.listen(self)
 
     def stop(self) -> None:
         """Hear of no more."""
-        _heard.leave(self)
+        backward_calls.heard.leave(self)
 
     @untraced
     def before(self, losses: Any) -> None:
@@ -55,17 +52,5 @@ class LossGraphs:
         if not self._missing or self._heard >= MOST_LOSSES:
             self.stop()
 
-
-def _tell(original: Function) -> Function:
-    @functools.wraps(original)
-    def backward(*args: Any, **words: Any) -> Any:
-        if not inside_backward():  # a reentrant checkpoint's
-            losses = args[0] if args else words.get("tensors")
-            for listener in _heard.listeners:
-                listener.before(losses)
-        return original(*args, **words)
-
-    return backward
-
-
-_heard: Wrapped[LossGraphs] = Wrapped(lambda: [Patch([(torch.autograd, "backward")], _tell)])
+    def after(self, before: Any) -> None:
+        """The gradients are there: nothing is asked of them."""

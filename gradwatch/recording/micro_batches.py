@@ -8,7 +8,6 @@ Legend: L layers.
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -24,9 +23,8 @@ from gradwatch.measure.foreach import measure
 from gradwatch.measure.gradients import Batch, gradients
 from gradwatch.measure.layout import Layout
 from gradwatch.measure.looking import Looking
-from gradwatch.measure.patch import Function, Patch, Wrapped
+from gradwatch.recording import backward_calls
 from gradwatch.recording.hooks import untraced
-from gradwatch.recording.multi_optimizer import inside_backward
 
 WHAT = "the gradient noise scale"
 Marks = list[tuple[int, int]]  # of each parameter, what tells its gradient from an earlier one; holds no memory
@@ -56,17 +54,21 @@ class MicroBatches:
         """This step is about to begin."""
         if step % self.every == 0 and self._layout is None:
             self._layout, self._then = layout, _marks(layout.params)
-            _heard.listen(self)
+            backward_calls.heard.listen(self)
 
     def stop(self) -> None:
         """Hear of no more, and forget what was heard."""
-        _heard.leave(self)
+        backward_calls.heard.leave(self)
         self._layout = None
         self._clear()
 
     @untraced
-    def before(self) -> None:
-        """Somebody is about to call backward."""
+    def before(self, losses: Any) -> Marks:
+        """Somebody is about to call backward: what tells the gradients that it finds from others."""
+        self._before()
+        return self.marks()
+
+    def _before(self) -> None:
         with self._looking.at(WHAT):
             if self._layout is None or self._squares is not None or self._is_spoiled:
                 return
@@ -144,23 +146,3 @@ def _squares(layout: Layout) -> Tensor:
             raise ValueError("the ranks still hold addends of gradients (Partial), whose sum is made at the step")
     batch = Batch(layout, gradients(layout, layout.held, will_change=False))
     return measure(layout, batch.groups).to(torch.float32 if layout.device.type == "mps" else torch.float64).square()
-
-
-def _tell(original: Function) -> Function:
-    @functools.wraps(original)
-    def backward(*args: Any, **words: Any) -> Any:
-        if inside_backward():  # a reentrant checkpoint's
-            return original(*args, **words)
-        told = []
-        for listener in _heard.listeners:
-            listener.before()
-            told.append((listener, listener.marks()))
-        out = original(*args, **words)
-        for listener, before in told:
-            listener.after(before)
-        return out
-
-    return backward
-
-
-_heard: Wrapped[MicroBatches] = Wrapped(lambda: [Patch([(torch.autograd, "backward")], _tell)])

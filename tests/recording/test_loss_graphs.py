@@ -8,7 +8,7 @@ from torch import nn, optim
 from torch.nn import functional as F
 
 import gradwatch
-from gradwatch.recording import loss_graphs
+from gradwatch.recording import backward_calls
 from gradwatch.recording.loss_graphs import MOST_LOSSES
 from gradwatch.storage.manifest import run_of
 
@@ -17,7 +17,7 @@ X, Y = torch.randn(16, 6), torch.arange(16) % 4
 
 @pytest.fixture(autouse=True)
 def backward_is_torchs_again():
-    for listener in loss_graphs._heard.listeners:  # a Watch of another test that saw no loss
+    for listener in backward_calls.heard.listeners:  # a Watch of another test that saw no loss
         listener.stop()
     before = torch.autograd.backward
     yield
@@ -88,6 +88,21 @@ def test_losses_that_reach_none_of_the_layers_are_not_walked_for_ever(tmp_path):
             other.square().sum().backward()
         assert torch.autograd.backward is torchs
     assert graph_of(watch) == []
+
+
+def test_who_hears_of_backward_for_another_reason_leaves_first_or_last(tmp_path):
+    torchs = torch.autograd.backward
+    for unused in (0, 1):  # a layer that no loss reaches: heard for longer than the first step
+        net = nn.ModuleDict({"a": nn.Linear(6, 4), **({"b": nn.Linear(6, 1)} if unused else {})})
+        watch, optimizer = watched(net, tmp_path / str(unused), noise_scale=True, every=3)
+        with watch:
+            for _ in range(2 * MOST_LOSSES):
+                F.cross_entropy(net["a"](X), Y).backward()
+                F.cross_entropy(net["a"](X), Y).backward()
+                optimizer.step()
+                optimizer.zero_grad()
+        assert torch.autograd.backward is torchs
+        assert graph_of(watch)
 
 
 def test_two_models_have_the_graph_of_their_own_loss(tmp_path):

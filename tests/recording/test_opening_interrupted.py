@@ -111,6 +111,7 @@ def listening(tmp_path_factory):
     watch(model, torch.optim.SGD(model.parameters(), lr=0.1), tmp_path_factory.mktemp("first")).close()
 
 
+@pytest.mark.filterwarnings("ignore:.* cannot be recorded, training goes on")  # what was looked at only
 @pytest.mark.parametrize(("error", "calls"), [(Stop, True), (MemoryError, False)], ids=["interrupt", "no memory"])
 @pytest.mark.parametrize(
     "settings",
