@@ -214,7 +214,8 @@ def growth_before(history: History, row: int, growth: float = 100.0, update: flo
     """The row in which what ended in `row` began to grow; None where nothing grew before it.
 
     Growth: the norm or a loss with a scale (`scaled_losses`) rose to `growth` times the median of its first values, or
-    a step changed the median weight matrix by more than `update` times itself.
+    a step changed the median weight matrix by more than `update` times itself, and no step after it was seen to be
+    calmer (weights that began near 0 are soon twice their size).
     """
     begins = []
     names = ["grad_norm", *scaled_losses(history)]
@@ -230,9 +231,15 @@ def growth_before(history: History, row: int, growth: float = 100.0, update: flo
     last = np.flatnonzero(history.layer_rows < row)[-10:]
     ratios = history.layer("update_ratio")[last][:, matrices(history)]
     seen = np.flatnonzero(~np.isnan(ratios).all(axis=1)) if ratios.shape[1] else np.zeros(0, int)
-    large = [r for r in seen if np.nanmedian(ratios[r]) > update]
-    begins += [int(history.layer_rows[last[large[0]]])] if large else []
+    large = [int(history.layer_rows[last[r]]) for r in seen if np.nanmedian(ratios[r]) > update]
+    begins += [r for r in large if not _calmer(history, names, r, row)][:1]
     return int(min(begins)) if begins else None
+
+
+def _calmer(history: History, names: Sequence[str], row: int, end: int) -> bool:
+    """Whether between two rows something was seen of each of these totals, and never above the first row's."""
+    after = {name: (history.total(name)[row], history.total(name)[row + 1 : end]) for name in names}
+    return all(np.isfinite(values).any() and np.nanmax(values) <= first for first, values in after.values())
 
 
 def _went_first(history: History, row: int) -> str:
