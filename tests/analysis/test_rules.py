@@ -110,9 +110,9 @@ def test_nonfinite_names_the_first_step_and_layer():
 def test_a_weight_near_zero_that_doubles_in_a_calm_beginning_is_not_growth(norms, after):
     """Its first step is large for the weight alone: the gradients after it are smaller. Where they grow, it is."""
     history = make_history(steps=4, nan_at=3, every=1, clip=None, logged=())
-    ratios = np.full_like(history.per_layer["update_ratio"], 0.01)
+    ratios = np.full((4, len(history.layers)), 0.01, np.float32)
     ratios[0] = 2.0
-    history = replace(history, per_layer={**history.per_layer, "update_ratio": ratios})
+    history = with_layer(history, "update_ratio", ratios)
     history = with_steps(history, grad_norm=np.array([*norms, np.nan]))
     assert nonfinite(history)[0].evidence["after"] == after
     assert verdict(history).startswith("nonfinite at step 3" if after == "nothing" else "exploding at step 0")
