@@ -1,23 +1,30 @@
 """What the graph of a loss is judged to be: each mistake beside losses that look like it and are meant."""
 
+import math
+
+import numpy as np
 import pytest
 import torch
-from make_run import make_history
+from make_run import changed, make_history
 from torch import nn
 from torch.nn import functional as F
 
 from gradwatch.analysis.rules.loss_graph import (
     axes_mixed,
     norm_over_too_few,
+    number_of_classes,
     shapes_broadcast,
     softmax_over_the_batch,
     squashed,
     takes_logits,
     without_logarithm,
 )
+from gradwatch.analysis.rules.progress import progress
+from gradwatch.analysis.rules.standstill import at_chance, equal_odds
 from gradwatch.measure.loss_graph import LossGraph
 
 N, C = 16, 4
+LAST = 4  # the rows of the last matrix of `make_history`
 X, Y, REAL = torch.randn(N, 6), torch.arange(N) % C, torch.randn(N)
 ONE, MANY = nn.Linear(6, 1), nn.Linear(6, C)
 FIRST, SECOND = nn.Linear(6, 8), nn.Linear(6, 8)
@@ -160,3 +167,38 @@ def test_what_the_graph_does_not_show_is_not_judged():
     for rule in (shapes_broadcast, softmax_over_the_batch, norm_over_too_few, axes_mixed):
         assert rule(make_history(3)) == []
     assert squashed(make_history(3)) is None
+
+
+@pytest.mark.parametrize(
+    ("loss", "classes", "odds"),
+    [
+        (lambda: F.cross_entropy(logits(), Y), C, math.log(C)),
+        (lambda: F.cross_entropy(FIRST(X) @ SECOND(X).T, torch.arange(N)), N, math.log(N)),  # each pair of a batch
+        (lambda: F.cross_entropy(logits()[:, :2], Y % 2), 2, math.log(2)),
+        (lambda: F.cross_entropy(logits(), Y) + 0.1 * F.cross_entropy(FIRST(X), Y), None, math.log(LAST)),  # two heads
+        (lambda: F.binary_cross_entropy_with_logits(FIRST(X), REAL.sigmoid()[:, None].expand(N, 8)), 2, math.log(2)),
+        (lambda: F.binary_cross_entropy(column().sigmoid()[:, 0], REAL.sigmoid()), 2, math.log(2)),
+        (lambda: F.mse_loss(FIRST(X), X[:, :1].expand(N, 8)), 1, math.nan),
+        (lambda: F.mse_loss(FIRST(X), X[:, :1].expand(N, 8)) + logits().square().mean(), None, math.log(LAST)),
+    ],
+)
+def test_equal_odds_are_those_of_the_loss_and_not_of_the_last_matrix(loss, classes, odds):
+    history = run_of(loss())
+    assert number_of_classes(history) == classes
+    assert equal_odds(history) == pytest.approx(odds, nan_ok=True)
+
+
+def test_a_loss_of_pairs_that_passes_the_odds_of_its_embedding_goes_on():
+    """Of 16 pairs told apart by embeddings of 4 numbers; log 4 is nothing to stop at."""
+    rows = tuple(LossGraph(F.cross_entropy(FIRST(X) @ SECOND(X).T, torch.arange(N)), LAYERS).described())
+    noise = 0.02 * np.sin(np.arange(600) * 1.7)
+    loss = math.log(LAST) + 0.6 * np.exp(-np.arange(600) / 60) + noise
+    seen, blind = (
+        with_loss(make_history(600, layers=tuple(LAYERS.values()), clip=None, loss_graph=graph), loss)
+        for graph in (rows, ())
+    )
+    assert [at_chance(history, progress(history)[0]) for history in (seen, blind)] == [False, True]
+
+
+def with_loss(history, loss):
+    return changed(history, per_step={**history.per_step, "loss": loss})

@@ -13,6 +13,7 @@ import numpy as np
 
 from gradwatch.analysis.clips import of_all_layers
 from gradwatch.analysis.optimizers import groups
+from gradwatch.analysis.rules.loss_graph import number_of_classes
 from gradwatch.analysis.rules.once import once
 from gradwatch.history import Bools, Floats, History, Layer
 from gradwatch.policies import (
@@ -157,9 +158,13 @@ def initial_gains(history: History) -> Floats:
 
 
 def chance_loss(history: History) -> float:
-    """The cross-entropy of equal probabilities for all classes, log C: C the rows of the last matrix; NaN below 3."""
-    last = last_matrix(history)
-    return math.log(last.shape[0]) if last is not None and last.shape[0] > 2 else math.nan
+    """The cross-entropy of equal probabilities for all classes, log C; NaN where C is below 3.
+
+    C is that of the graph of the loss; where this does not show it, the rows of the last matrix.
+    """
+    last, classes = last_matrix(history), number_of_classes(history)
+    classes = classes or (last.shape[0] if last is not None else 1)
+    return math.log(classes) if classes > 2 else math.nan
 
 
 def ends_in(history: History, *kinds: str) -> bool:

@@ -77,6 +77,20 @@ def takes_logits(history: History) -> bool:
     return bool(into) and all(below in ("Addmm", "Mm", "Convolution", "Bmm", "Add") for below in into)
 
 
+def number_of_classes(history: History) -> int | None:
+    """Among how many classes the first losses choose: the size of their softmax, 2 for a binary cross-entropy, 1 where
+    they are all of differences. None where the graph does not show it, or there are several.
+    """
+    softmaxes = [row for row in _rows(history, "softmax") if row["operation"] == "LogSoftmax"]
+    sizes = {_shape(row["shape"])[row["dim"]] for row in softmaxes} - {1}
+    if softmaxes:
+        return sizes.pop() if len(sizes) == 1 else None
+    losses = [{each.name.partition("/")[0] for each in path} for path, _ in paths(history)]
+    if losses and all(names & {"BinaryCrossEntropy", "BinaryCrossEntropyWithLogits"} for names in losses):
+        return 2
+    return 1 if losses and all(names & {"MseLoss", "L1Loss", "SmoothL1Loss", "HuberLoss"} for names in losses) else None
+
+
 def shapes_broadcast(history: History) -> list[Finding]:
     """N predictions, a column, set against N targets, a row: a loss of all N x N pairs. A warning.
 

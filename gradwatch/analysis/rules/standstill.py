@@ -10,6 +10,7 @@ import math
 import numpy as np
 
 from gradwatch.analysis.rules.facts import chance_loss, ends_in, last_matrix, smooth
+from gradwatch.analysis.rules.loss_graph import number_of_classes
 from gradwatch.analysis.rules.progress import Progress, reaches_its_goal
 from gradwatch.history import History
 
@@ -54,8 +55,13 @@ def at_chance(
 
 
 def equal_odds(history: History) -> float:
-    """What equal odds give: log C, and log 2 where the last matrix has at most two rows or a Sigmoid ends the model."""
-    last = last_matrix(history)
+    """What equal odds give: log C, and log 2 of a binary loss (`number_of_classes`).
+
+    Where the graph does not tell: where the last matrix has at most two rows, or a Sigmoid ends the model.
+    """
+    last, classes = last_matrix(history), number_of_classes(history)
+    if classes is not None:
+        return math.log(classes) if classes > 1 else math.nan
     of_two = ends_in(history, "Sigmoid") or (last is not None and last.shape[0] <= 2)
     return math.log(2) if of_two else chance_loss(history)
 
