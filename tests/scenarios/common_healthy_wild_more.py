@@ -208,7 +208,7 @@ def way_of_a_digit_in_four_frames(folder):
 
 @healthy(0.5)
 def eight_units_of_ten_left_out(folder):
-    """A wide net under dropout of eight tenths, three tenths of the pixels too, and a high rate that falls by a cosine."""
+    """Wide, under dropout of eight tenths, three tenths of the pixels too, a high rate that falls by a cosine."""
     seeded(4346)
     net = nn.Sequential(
         *(nn.Dropout(0.3), nn.Linear(64, 512), nn.ReLU(), nn.Dropout(0.8)),
