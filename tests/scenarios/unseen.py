@@ -113,7 +113,7 @@ def healthy(gain: float = 0.3):
 
 
 # The groups with files of their own, by how these begin.
-UNNAMED = ("blind", "fresh", "novel", "reported", "asked", "told", "met", "sent", "heard", "daily")
+UNNAMED = ("blind", "fresh", "novel", "reported", "asked", "told", "met", "sent", "heard", "daily", "common")
 
 
 def group(training: Sick | Healthy) -> str:

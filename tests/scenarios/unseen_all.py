@@ -11,6 +11,9 @@ import blind_healthy_models  # noqa: F401
 import blind_sick  # noqa: F401
 import blind_sick_models  # noqa: F401
 import blind_sick_tasks  # noqa: F401
+import common_healthy_wild  # noqa: F401
+import common_healthy_wild_losses  # noqa: F401
+import common_healthy_wild_more  # noqa: F401
 import daily_healthy  # noqa: F401
 import daily_healthy_made  # noqa: F401
 import daily_healthy_maps  # noqa: F401
