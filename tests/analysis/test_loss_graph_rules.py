@@ -19,6 +19,7 @@ from gradwatch.analysis.rules.loss_graph import (
     takes_logits,
     without_logarithm,
 )
+from gradwatch.analysis.rules.plateaus import rests
 from gradwatch.analysis.rules.progress import progress
 from gradwatch.analysis.rules.standstill import at_chance, equal_odds
 from gradwatch.measure.loss_graph import LossGraph
@@ -198,6 +199,16 @@ def test_a_loss_of_pairs_that_passes_the_odds_of_its_embedding_goes_on():
         for graph in (rows, ())
     )
     assert [at_chance(history, progress(history)[0]) for history in (seen, blind)] == [False, True]
+
+
+@pytest.mark.parametrize(("of", "severity"), [(F.binary_cross_entropy, "note"), (F.mse_loss, "warning")])
+def test_the_sigmoid_that_a_binary_cross_entropy_wants_takes_nothing_away(of, severity):
+    """Of soft targets it rests at their own entropy."""
+    rows = tuple(LossGraph(of(column().sigmoid()[:, 0], REAL.sigmoid()), LAYERS).described())
+    kinds = {"": "Sequential", "0": "Linear", "1": "Sigmoid"}
+    made = make_history(600, layers=tuple(LAYERS.values()), clip=None, logged=("loss",), loss_graph=rows, modules=kinds)
+    falls = 0.27 + 0.43 * np.exp(-np.arange(600) / 20) + 0.002 * np.sin(np.arange(600) * 1.7)
+    assert [found.severity for found in rests(with_loss(made, falls), 100, 500)] == [severity]
 
 
 def with_loss(history, loss):

@@ -7,7 +7,8 @@ them (`blind`); those of the files `fresh_*` and then `novel_*` were written in 
 the same way (`fresh`, `novel`); so were those of the files `reported_*`, then `asked_*`, `told_*`, `met_*`, `sent_*`
 and `heard_*`, whose sick ones are mistakes that people made and asked or told about in public (`reported`, `asked`,
 `told`, `met`, `sent`, `heard`); those of the files `daily_*`, then, are of the ordinary day: the mishaps that engineers
-meet most often, drawn by lot (`daily`). The next have to be written anew. `unseen_all` imports every one.
+meet most often, drawn by lot (`daily`); those of `common_*`, the latest, are healthy and of an unusual make. The next
+have to be written anew. `unseen_all` imports every one.
 """
 
 from __future__ import annotations

@@ -77,6 +77,11 @@ def takes_logits(history: History) -> bool:
     return bool(into) and all(below in ("Addmm", "Mm", "Convolution", "Bmm", "Add") for below in into)
 
 
+def wants_its_sigmoid(history: History) -> bool:
+    """Whether the graph shows binary_cross_entropy of what a sigmoid gives out: there it belongs."""
+    return any(("BinaryCrossEntropy", "Sigmoid") in _neighbours(path) for path, _ in paths(history))
+
+
 def number_of_classes(history: History) -> int | None:
     """Among how many classes the first losses choose: the size of their softmax, 2 for a binary cross-entropy, 1 where
     they are all of differences. None where the graph does not show it, or there are several.

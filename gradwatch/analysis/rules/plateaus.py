@@ -10,6 +10,7 @@ import numpy as np
 from gradwatch.analysis.clips import incoming
 from gradwatch.analysis.rules.facts import ends_in, middle
 from gradwatch.analysis.rules.finding import Finding, Severity, Why, either
+from gradwatch.analysis.rules.loss_graph import wants_its_sigmoid
 from gradwatch.analysis.rules.progress import Progress, can_be_judged, progress, reaches_its_goal, succeeds
 from gradwatch.analysis.rules.standstill import equal_odds, left_odds, rests_since
 from gradwatch.history import History
@@ -43,12 +44,13 @@ def rests(
     The share `left` of the first value is left at least, and from the second quarter of the run to the last it won
     nothing that is clear of its noise; or less than a quarter of the whole, where the last module bounds or drops what
     is given out: a ReLU cuts off all below 0, a dropout sets outputs to 0 by chance (`rests_since`). Without such a
-    module it is a note where the training `succeeds`, or less than the share `much` is left: so end healthy trainings
-    whose targets have noise.
+    module, or where it is the sigmoid that a binary_cross_entropy is to be given, it is a note where the training
+    `succeeds`, or less than the share `much` is left: so end healthy trainings whose targets have noise.
     But of a loss that began above `large`, whose targets are a hundred times what a net gives out at first, a fifth of
     `left` is much.
     """
     taken = next((kind for kind in ("ReLU", "Dropout", "Sigmoid", "Tanh") if ends_in(history, kind)), "")
+    taken = "" if taken == "Sigmoid" and wants_its_sigmoid(history) else taken
     losses = [p for p in progress(history) if p.is_loss] if can_be_judged(history, min_steps, running) else []
     if not losses or reaches_its_goal(history):
         return []
