@@ -23,7 +23,9 @@ REWINDS = ("rewound_to", "rewound_for", "left_out")  # of the step after which a
 KEY_COLUMNS = ("attempt", "optimizer", "step")
 SETTING = "setting/"  # before the column of an optimizer's setting that changes during the run
 WAS_NAN = "was_nan/"  # before the name of a logged scalar: 1 in the steps in which it was NaN, not left out
-RECORDED = ("lr/", "rank_grad_norm/", SETTING, WAS_NAN, *ITEMS)  # how columns begin that gradwatch records itself
+IN_LOSS = "in_loss/"  # before the numbers of what a loss was asked for, and the model said
+# How columns begin that gradwatch records itself.
+RECORDED = ("lr/", "rank_grad_norm/", SETTING, WAS_NAN, IN_LOSS, *ITEMS)
 STEP_COLUMNS = (
     *KEY_COLUMNS, "time", "grad_norm", "clipped_norm", "clip_coef", "clip_rate", "skipped", "nonfinite", "lr",
     "loss_scale", "evaluations", "user_max_norm", "user_grad_norm", "user_clip_value",

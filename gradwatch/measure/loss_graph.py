@@ -1,8 +1,8 @@
 """How a loss is made, as its autograd graph shows it: what stands between it and the last weights, every softmax, every
 batch norm, and each view that puts axes into another order.
 
-Only the names, shapes and plain settings of nodes are read. A saved tensor is left alone: to see it, one that was
-checkpointed is computed again.
+Of its nodes the names, shapes and plain settings are read. What they keep for backward is left alone, but for what a
+loss was given (`loss_targets`).
 """
 
 from __future__ import annotations
@@ -15,6 +15,8 @@ from itertools import islice, pairwise
 from typing import Any
 
 from torch import Tensor
+
+from gradwatch.measure import loss_targets
 
 MOST_NODES = 5_000  # of a graph, those next to the loss first
 MOST_PATHS, LONGEST_PATH, MOST_ROWS = 8, 24, 64
@@ -37,6 +39,15 @@ class LossGraph:
     def reached(self) -> set[int]:
         """The ids of the layers that the gradient of the loss comes to, as far as the graph is walked."""
         return {id(getattr(node, "variable", None)) for node in self._nodes} & self._layers.keys()
+
+    def targets(self) -> dict[str, Tensor | float]:
+        """What the loss is asked for, and the model said: 0-d tensors (`loss_targets.seen`), of the nearest of torch's
+        losses.
+        """
+        named = ((name_of(node), node) for node in self._nodes)
+        loss, node = next((found for found in named if found[0] in loss_targets.LOSSES), ("", None))
+        tables = (other for other in self._nodes if name_of(other) == "Embedding")
+        return loss_targets.seen(loss, node, tables) if loss else {}
 
     def described(self) -> list[dict[str, Any]]:
         """What it shows, a table each, told apart by `what`.

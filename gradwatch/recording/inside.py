@@ -26,6 +26,7 @@ from gradwatch.policies import Policy
 from gradwatch.recording.arguments import Settings
 from gradwatch.recording.clipper import Clipper
 from gradwatch.recording.loss_graphs import LossGraphs
+from gradwatch.recording.loss_targets import LossTargets
 from gradwatch.recording.micro_batches import MicroBatches
 from gradwatch.recording.modes import Mode
 from gradwatch.recording.modules import chosen, chosen_routers
@@ -42,6 +43,7 @@ class Inside:
     logits: LargestLogits | None = None  # in all steps
     mode: Mode | None = None  # of the model, in all steps
     loss_graphs: LossGraphs = field(default_factory=LossGraphs)  # before the first steps
+    loss_targets: LossTargets = field(default_factory=LossTargets)  # in ever rarer steps
 
     @cached_property
     def samples(self) -> bool:
@@ -59,6 +61,7 @@ class Inside:
         """The forward pass of this step is about to begin."""
         self.activations.begin(step)
         self.loss_graphs.begin(layout)
+        self.loss_targets.begin(step, layout)
         if self.logits is not None:
             self.logits.begin()
         if self.histogram is not None:
@@ -87,6 +90,7 @@ class Inside:
         """Look no more."""
         self.activations.stop()
         self.loss_graphs.stop()
+        self.loss_targets.stop()
         if self.logits is not None:
             self.logits.stop()
         if self.micro_batches is not None:
@@ -127,6 +131,7 @@ def measured(
         logits=logits,
         mode=Mode.of(model),
         loss_graphs=LossGraphs(looking),
+        loss_targets=LossTargets(settings.every, looking),
     )
     return Clipper(layout, optimizers, clip, looked_at.histogram), weights, looked_at
 

@@ -234,6 +234,8 @@ CHARTS: dict[str, Draw] = {
     "softmax-twice": loss_curve,
     **dict.fromkeys(("shapes-broadcast", "softmax-over-the-batch", "norm-over-too-few", "axes-mixed"), loss_curve),
     "dropout-too-strong": loss_curve,
+    **dict.fromkeys(("labels-not-shifted", "targets-out-of-range", "padding-in-loss"), loss_curve),
+    **dict.fromkeys(("targets-not-normalised", "data-not-shuffled", "class-imbalance"), loss_curve),
     "generator-starves": loss_curve,
     "optimizer-state-lost": loss_curve,
     "schedule-too-short": rate_curve,

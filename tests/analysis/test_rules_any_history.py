@@ -17,6 +17,12 @@ PER_STEP = (
     "grad_norm", "clipped_norm", "clip_coef", "clip_rate", "skipped", "nonfinite", "lr", "lr/1", "loss", "loss_scale",
     "user_max_norm", "user_grad_norm", "user_clip_value",
 )  # fmt: skip
+OF_LOSSES = (
+    "targets", "target_mean", "target_std", "target_top", "target_top_share", "predicted_top_share", "ignored",
+    "target_soft", "target_is_input", "target_top_at_ends", "target_low", "target_high", "target_spread",
+    "target_farthest", "predicted_mean", "predicted_std",
+)  # fmt: skip
+SQUASHED = {"what": "path", "operations": "MseLoss Sigmoid Addmm", "shapes": "1 4x5 4x5", "operands": "1 1 2"}
 OF_MODULES = ("rms", "max", "zeros", "saturated", "dead", "nonfinite", "order")
 OF_HEADS = ("logit_bound", "logit_max", "entropy")
 OF_EXPERTS = ("tokens", "token_count")
@@ -28,6 +34,8 @@ def any_history(seed):
     t, n = int(rng.choice([0, 1, 3, 12, 40, 150])), int(rng.integers(0, 4))
     few = rng.choice(EXTREMES, size=4)  # the same few values again and again: constant columns are extreme as well
     steps = {name: rng.choice(few if rng.random() < 0.5 else EXTREMES, t) for name in PER_STEP if rng.random() < 0.8}
+    if rng.random() < 0.5:
+        steps |= {f"in_loss/{name}": rng.choice(few if rng.random() < 0.5 else EXTREMES, t) for name in OF_LOSSES}
     layers = {
         name: rng.choice(few if rng.random() < 0.5 else EXTREMES, (t, n)).astype(np.float32)
         for name in PER_LAYER
@@ -40,8 +48,9 @@ def any_history(seed):
     made = ({"name": kind, "class": kind, "settings": {"weight_decay": 0.1}},) if rng.random() < 0.5 else ()
     renorm = [None, "MaxNorm(1.0)", "Renorm(2, 0, 1.0)", "only('a*', MaxNorm(2.0))"][int(rng.integers(4))]
     run = Run(
-        "any", "2026-01-01", layers=named, optimizers=made, clip=CLIPS[int(rng.integers(len(CLIPS)))], renorm=renorm
-    )
+        "any", "2026-01-01", layers=named, optimizers=made, clip=CLIPS[int(rng.integers(len(CLIPS)))], renorm=renorm,
+        loss_graph=({**SQUASHED, "layer": named[0].name},) if named and rng.random() < 0.5 else (),
+    )  # fmt: skip
     names = np.array([kind] * t, dtype=object)
     history = History.of(
         run,

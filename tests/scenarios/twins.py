@@ -8,6 +8,7 @@ import diseases as d
 import graph_diseases as g
 import inner_diseases as i
 import step_diseases as s
+import target_diseases as t
 from torch import nn, optim
 from unseen import Outcome, Sick, ends
 
@@ -69,6 +70,12 @@ TWINS: dict[str, tuple[tuple[str, Train], tuple[str, Train]]] = {
             ("norm-over-too-few", g.normed_over_two, "batches of two", "of 64"),
             ("axes-mixed", g.viewed_for_transposed, "heads by a view", "by a view and a transpose"),
             ("dropout-too-strong", g.nine_in_ten_dropped, "p=0.9", "p=0.1"),
+            ("labels-not-shifted", t.not_shifted, "labels=tokens", "the next token"),
+            ("targets-out-of-range", t.behind_a_sigmoid, "a sigmoid at the end", "a linear layer"),
+            ("padding-in-loss", t.padded, "padding asked for", "padding ignored"),
+            ("targets-not-normalised", t.prices, "prices around 4,000", "of mean 0 and deviation 1"),
+            ("data-not-shuffled", t.sorted_by_label, "in the order of the labels", "in any order"),
+            ("class-imbalance", t.rare_and_never_said, "no weights", "pos_weight=50"),
             ("dead-units", i.dead_units, "most biases begin at -20", "as torch begins"),
             ("saturated", i.saturated, "inputs from 0 to 1000", "inputs from 0 to 1"),
             ("attention-logits-grow", i.growing_logits, "Adam at 0.1", "Adam at 0.003"),

@@ -22,6 +22,10 @@ _SAME_NUMBERS = {
     *("Select", "Slice", "Index", "Gather", "MaskedSelect"),
 }
 _SQUASH = {"Softmax": "softmax", "SafeSoftmax": "softmax", "Sigmoid": "sigmoid", "Tanh": "tanh"}
+_RANGES = {
+    **{operation: (name, -1.0 if name == "tanh" else 0.0, 1.0) for operation, name in _SQUASH.items()},
+    "Relu": ("ReLU", 0.0, math.inf),
+}
 _TO_ONE = {"Mean", "Sum", "Neg", "Div", "Mul", "Add", "Minimum", "Maximum", "Clamp"}  # all that is left is a mean
 _OF_DIFFERENCES = {"MseLoss", "L1Loss", "SmoothL1Loss", "HuberLoss", "Pow", "Abs"}
 
@@ -80,6 +84,18 @@ def takes_logits(history: History) -> bool:
 def wants_its_sigmoid(history: History) -> bool:
     """Whether the graph shows binary_cross_entropy of what a sigmoid gives out: there it belongs."""
     return any(("BinaryCrossEntropy", "Sigmoid") in _neighbours(path) for path, _ in paths(history))
+
+
+def reached_range(history: History) -> tuple[str, str, float, float] | None:
+    """The function right below a loss of differences that bounds what the model gives out, the layer below it, and the
+    bounds. None where no path shows one.
+    """
+    for path, layer in paths(history):
+        for above, below in _neighbours(path):
+            if above in ("MseLoss", "SmoothL1Loss", "HuberLoss") and below in _RANGES:
+                name, least, most = _RANGES[below]
+                return name, layer, least, most
+    return None
 
 
 def number_of_classes(history: History) -> int | None:

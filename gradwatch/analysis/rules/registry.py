@@ -32,6 +32,14 @@ from gradwatch.analysis.rules.initialisation import bad_initialisation
 from gradwatch.analysis.rules.inputs import inputs_not_normalised
 from gradwatch.analysis.rules.long_steps import lr_too_high
 from gradwatch.analysis.rules.loss_graph import axes_mixed, norm_over_too_few, shapes_broadcast, softmax_over_the_batch
+from gradwatch.analysis.rules.loss_targets import (
+    class_imbalance,
+    data_not_shuffled,
+    labels_not_shifted,
+    padding_in_loss,
+    targets_not_normalised,
+    targets_out_of_range,
+)
 from gradwatch.analysis.rules.losses import has_rivals
 from gradwatch.analysis.rules.modes import dropout_too_strong, left_in_eval, norm_statistics
 from gradwatch.analysis.rules.muon import clip_over_muon
@@ -61,6 +69,8 @@ RULES: tuple[Rule, ...] = (
     weight_growth, weights_shrink, renorm_binds, spike, lr_too_high, softmax_twice, no_progress, bad_initialisation,
     shapes_broadcast, softmax_over_the_batch, norm_over_too_few, axes_mixed, dropout_too_strong,
     weight_decay_too_strong,
+    labels_not_shifted, targets_out_of_range, padding_in_loss, targets_not_normalised, data_not_shuffled,
+    class_imbalance,
     inputs_not_normalised, negative_loss, left_in_eval, norm_statistics, dead_units, saturated,
     optimizer_state_lost, schedule_too_short, warmup_too_long,
     attention_logits_grow, attention_collapsed, activation_outlier, expert_starved, stale_second_moment,
@@ -78,6 +88,8 @@ _MISMADE = _RUINED | {"exploding", "lr-too-high", "softmax-twice"}  # what is pu
 CONSEQUENCES: dict[str, set[str]] = {
     **dict.fromkeys(("shapes-broadcast", "softmax-over-the-batch", "norm-over-too-few", "axes-mixed"), _MISMADE),
     "dropout-too-strong": _MISMADE | {"bad-initialisation"},
+    **dict.fromkeys(("labels-not-shifted", "targets-out-of-range", "padding-in-loss", "data-not-shuffled"), _MISMADE),
+    "targets-not-normalised": _MISMADE | {"bad-initialisation", "scaled-gradients", "gradients-accumulate"},
     "negative-loss": _RUINED | {"exploding", "lr-too-high", "scaled-gradients", "gradients-accumulate"},
     "left-in-eval": _RUINED | {"exploding", "lr-too-high"},
     "optimizer-state-lost": _RUINED | {"exploding", "lr-too-high"},
@@ -146,9 +158,10 @@ CONSEQUENCES: dict[str, set[str]] = {
     "clip-is-your-learning-rate": {"update-too-small", "double-clip"},
     "update-too-small": set(),
     "renorm-binds": set(),
+    "class-imbalance": set(),
 }
-for _explained in CONSEQUENCES.values():
-    _explained.add("no-progress")
+for _rule, _explained in CONSEQUENCES.items():
+    _explained |= {"no-progress", "class-imbalance"} - {_rule}
 """What may follow from what: the rules in a set are consequences of the rule they stand under, if that began first.
 
 Two rules may stand in each other's sets: then the one that began first is the root, and of those that began at the same
@@ -157,7 +170,12 @@ step the one that stands higher here. So a rule stands above all that follow fro
 HEALTHY, TOO_SHORT = "healthy", "too short to judge"
 SIGNS, SIGN_STEPS = {"spike", "lr-too-high", "update-too-large", "weight-growth"}, 50
 """What may be seen of an explosion up to so many steps before the explosion itself: it stands under it all the same."""
-_OF_THE_RUN = {"no-progress", "noise-dominated", "update-too-small"}  # seen at its end, whatever they begin with
+_OF_THE_RUN = {
+    "no-progress",
+    "noise-dominated",
+    "update-too-small",
+    "class-imbalance",
+}  # seen at its end, whatever they begin with
 _LATE = {"weight-growth", "dead-layer"}  # seen some steps after what did it
 _AT_ONCE = 10  # or so many after a spike that the training recovered from: what begins later has another cause
 _HANDED_ON = {"nonfinite", "exploding", "generator-starves"}  # from a part to its rival

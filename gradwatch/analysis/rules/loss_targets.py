@@ -1,0 +1,252 @@
+"""What is wrong with what a loss is asked for: its targets beside what the model says, in steps that were sampled.
+
+Legend: S sampled steps.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from gradwatch.analysis.rules.facts import optimizer_kind
+from gradwatch.analysis.rules.finding import Finding, either
+from gradwatch.analysis.rules.loss_graph import reached_range
+from gradwatch.analysis.rules.losses import has_rivals
+from gradwatch.analysis.rules.progress import progress, succeeds
+from gradwatch.formatting import percent
+from gradwatch.history import Floats, History
+from gradwatch.table import IN_LOSS
+
+LEAST_SAMPLES = 8
+
+
+def class_imbalance(
+    history: History,
+    share: float = 0.8,
+    said: float = 0.999,
+    learnt: float = 0.7,
+    soft: float = 0.02,
+    min_steps: int = 100,
+) -> list[Finding]:
+    """Most targets are of one class, and the model says that class for everything. A warning.
+
+    Alarm: in the later half of the samples of `min_steps` steps the same class has `share` of the targets by the
+    median and of what the model says, the class with the highest score, all but 1 - `said`. Not where a loss ended
+    below the share `learnt` of the entropy of that class against all others, which is what is lost by knowing only how
+    frequent it is: the scores say more than the highest. Padding (`padding-in-loss`) is told apart; parts that train
+    against each other are not judged, nor targets that never change, nor probabilities that are further than `soft`
+    from 0 and 1.
+    Source: He & Garcia (2009), IEEE TKDE 21, on learning from imbalanced data; Lin et al., arXiv:1708.02002, section 1.
+    """
+    names = "target_top", "target_top_share", "predicted_top_share", "target_std"
+    step, top, asked, given, spread = _sampled(history, *names)
+    late = slice(len(step) // 2, None)
+    if len(history) < min_steps or len(step) < LEAST_SAMPLES or has_rivals(history) or padding_in_loss(history):
+        return []
+    usual, says = float(np.median(asked[late])), float(np.median(given[late]))
+    between = _sampled(history, "target_soft")[1]
+    if usual < share or says < said or len({*top[late]}) > 1 or not spread.any() or (between > soft).any():
+        return []
+    if usual < 1 and any(p.is_loss and p.ended < learnt * _entropy(usual) for p in progress(history)):
+        return []
+    return [
+        _finding(
+            history,
+            "class-imbalance",
+            {"class": top[-1], "share_of_targets": usual, "share_of_predictions": says},
+            f"{percent(usual)} of the targets are of class {top[-1]:.0f}, and the model says that class for "
+            f"{percent(says)} of them: a loss that is a mean over all is low by that alone.",
+            "Give the rare classes their weight: weight= of cross_entropy, pos_weight= of "
+            "binary_cross_entropy_with_logits, or batches that hold as much of each class. Judge the model by the "
+            "recall of each class, not by the loss or the accuracy over all.",
+        )
+    ]
+
+
+def padding_in_loss(history: History, share: float = 0.5, at_ends: float = 0.5) -> list[Finding]:
+    """Padding is asked for as if it were text. A warning.
+
+    Alarm: of targets that belong to rows of tokens one and the same token is the most frequent one in all samples, has
+    `share` of them by the median, none is ignored, and it stands at one end of the rows in `at_ends` more of them than
+    at the other.
+    Source: torch's documentation of CrossEntropyLoss, `ignore_index`.
+    """
+    _, top, asked, ends, ignored = _sampled(history, "target_top", "target_top_share", "target_top_at_ends", "ignored")
+    if len(top) < 3 or len({*top}) > 1 or ignored.any():
+        return []
+    usual, more = float(np.median(asked)), abs(float(np.median(ends)))
+    if usual < share or more < at_ends:
+        return []
+    token = f"{top[0]:.0f}"
+    return [
+        _finding(
+            history,
+            "padding-in-loss",
+            {"token": top[0], "share_of_targets": usual, "more_at_one_end": more},
+            f"{percent(usual)} of the tokens that the loss asks for are the token {token}, which stands at one end of "
+            "the rows: it is padding. It is easy to say, so the loss falls, and the text has a small part of the mean.",
+            f"cross_entropy(..., ignore_index={token}), if {token} is nothing but padding; where it also ends a text, "
+            "put -100 into the targets behind the first one.",
+        )
+    ]
+
+
+def labels_not_shifted(history: History, share: float = 0.98) -> list[Finding]:
+    """The model is asked for the token that it is given at the same place. A warning.
+
+    Alarm: of targets that belong to rows of tokens `share` are the token itself, in the median of the samples.
+    Source: Radford et al. (2018), the loss of a language model: the next token, given those before it.
+    """
+    _, same = _sampled(history, "target_is_input")
+    if len(same) < 3 or np.median(same) < share:
+        return []
+    causes = ("the next token was meant, and the targets were not shifted", "the model is to give back what it reads")
+    return [
+        _finding(
+            history,
+            "labels-not-shifted",
+            {"share_that_is_the_input": float(np.median(same))},
+            f"{percent(float(np.median(same)))} of the targets are the token that the model is given at the same "
+            f"place: it has only to copy. {either(causes)}",
+            "Ask for the next token: cross_entropy(logits[:, :-1].flatten(0, 1), tokens[:, 1:].flatten()). A model of "
+            "Transformers shifts `labels` itself; then do not shift them, nor compute the loss a second time.",
+            causes,
+        )
+    ]
+
+
+def targets_out_of_range(history: History, beyond: float = 0.05) -> list[Finding]:
+    """The last operation cannot give what is asked for: a sigmoid, a tanh, a softmax or a ReLU, and targets outside of
+    its range. A warning.
+
+    Alarm: the graph of the loss shows that operation right below a loss of differences, and more than a twentieth of
+    the targets lie further outside, by the medians over the samples, than `beyond` of the distance that nine tenths of
+    the targets span.
+    Source: the ranges of these functions; Goodfellow et al. (2016), Deep Learning, section 6.2.2.
+    """
+    shown = reached_range(history)
+    _, low, high = _sampled(history, "target_low", "target_high")
+    if shown is None or len(low) < 3:
+        return []
+    operation, layer, least, most = shown
+    lowest, highest = float(np.median(low)), float(np.median(high))
+    room = beyond * (highest - lowest)
+    if lowest >= least - room and highest <= most + room:
+        return []
+    reach = f"between {least:g} and {most:g}" if math.isfinite(most) else f"{least:g} or more"
+    return [
+        _finding(
+            history,
+            "targets-out-of-range",
+            {"operation": operation, "target_low": lowest, "target_high": highest},
+            f"The last operation of the model, a {operation}, gives numbers {reach}; nine tenths of the targets lie "
+            f"between {lowest:.4g} and {highest:.4g}. What lies outside cannot be met.",
+            f"Leave the {operation} out: for a loss of differences the last layer is linear. Or bring the targets into "
+            "its range.",
+            layers=(layer,),
+        )
+    ]
+
+
+def targets_not_normalised(
+    history: History, large: float = 30.0, missed: float = 0.5, min_steps: int = 50
+) -> list[Finding]:
+    """Numbers that are asked for are so large that the outputs have not come to them. A warning.
+
+    Alarm: mean or deviation of the targets are above `large` in size, by the medians over the samples, and at the end
+    of `min_steps` steps or more the outputs' mean is away from that of the targets by the share `missed` of it, or
+    their deviation is below that share of the targets'.
+    Source: LeCun et al. (1998), Efficient BackProp, sections 4.3 and 4.5.
+    """
+    step, mean, std, said, deviation = _sampled(history, "target_mean", "target_std", "predicted_mean", "predicted_std")
+    if len(step) < LEAST_SAMPLES or len(history) < min_steps or has_rivals(history):
+        return []
+    asked, spread = float(np.median(mean)), float(np.median(std))
+    late = slice(-max(3, len(step) // 4), None)
+    away = abs(float(np.median(said[late] - mean[late])))
+    short = float(np.median(deviation[late]))
+    far = abs(asked) > large and away > missed * abs(asked)
+    flat = spread > large and short < missed * spread
+    if not (far or flat) or succeeds(history, 0.9):
+        return []
+    return [
+        _finding(
+            history,
+            "targets-not-normalised",
+            {
+                "target_mean": asked,
+                "target_std": spread,
+                "predicted_mean": float(np.median(said[late])),
+                "predicted_std": short,
+            },
+            f"The targets are {asked:.4g} on average, with a deviation of {spread:.4g}; at the end the model gave "
+            f"{np.median(said[late]):.3g}, with {short:.3g}. A layer gives out numbers of about 1 at first, and "
+            f"{optimizer_kind(history)} brings it there by steps that have nothing to do with the targets' size.",
+            "Take the targets' mean away and divide by their deviation, both of the training data, and turn the "
+            "model's answers back. Returns and rewards: divide by a running deviation.",
+        )
+    ]
+
+
+def data_not_shuffled(history: History, share: float = 0.5, least: int = 12, follows: float = 0.8) -> list[Finding]:
+    """The targets of a batch are alike, and those of other batches others: rows come in the order of their targets.
+
+    Alarm: of the variance of the targets over `least` samples or more, the share that lies between the batches, beyond
+    what batches of this size have by chance, is above `share`. A class counts by its number. Not judged: numbers that
+    are what the model says of them, by a correlation of their means above `follows` (values that are learnt from the
+    model's own, or rows that it answers rightly in any order), and parts that train against each other. A warning.
+    Source: Bottou (2012), Stochastic Gradient Descent Tricks, section 3.1; the intraclass correlation, Fisher (1925).
+    """
+    step, mean, std, targets = _sampled(history, "target_mean", "target_std", "targets")
+    if len(step) < least or has_rivals(history):
+        return []
+    between, within = float(np.var(mean)), float(np.mean(np.square(std)))
+    by_chance = within / max(float(np.median(targets)) - 1, 1)
+    of_batches = (between - by_chance) / (between + within) if between else 0.0
+    if not of_batches > share or _follow(history) > follows:
+        return []
+    return [
+        _finding(
+            history,
+            "data-not-shuffled",
+            {"share_between_batches": of_batches},
+            f"{percent(of_batches)} of the variance of the targets lies between the batches: the rows of one are "
+            "alike, and other batches have others. Each step unlearns what the ones before it learnt.",
+            "shuffle=True in the DataLoader, or a permutation of the rows anew in each pass. Of a stream, a buffer "
+            "that is drawn from at random.",
+        )
+    ]
+
+
+def _follow(history: History) -> float:
+    """How the means of targets that are numbers and of what the model says go together, -1 to 1; 0 of classes."""
+    _, asked, said = _sampled(history, "target_mean", "predicted_mean")
+    return float(np.corrcoef(asked, said)[0, 1]) if len(asked) > 2 and np.ptp(asked) and np.ptp(said) else 0.0
+
+
+def _entropy(share: float) -> float:
+    """Of two classes of which one has this share, in nats."""
+    return -share * math.log(share) - (1 - share) * math.log(1 - share)
+
+
+def _sampled(history: History, *names: str) -> tuple[Floats, ...]:
+    """The steps in which all of these numbers of the loss were finite, `[S]`, and each of the numbers there."""
+    values = [history.total(f"{IN_LOSS}{name}") for name in names]
+    known = np.all([np.isfinite(each) for each in values], axis=0)
+    return history.step[known].astype(float), *(each[known] for each in values)
+
+
+def _finding(
+    history: History,
+    rule: str,
+    evidence: dict[str, float | str],
+    cause: str,
+    cure: str,
+    alternatives: tuple[str, ...] = (),
+    layers: tuple[str, ...] = (),
+) -> Finding:
+    """Of the whole run."""
+    first, last = int(history.step[0]), int(history.step[-1])
+    evidence = {name: value if isinstance(value, str) else float(value) for name, value in evidence.items()}
+    return Finding(rule, "warning", layers, first, last, evidence, cause, cure, alternatives=alternatives)

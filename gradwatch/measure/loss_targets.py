@@ -1,0 +1,164 @@
+"""What a loss is asked for and what the model said instead: its targets and predictions, by a few numbers of each.
+
+They are those that torch's own losses keep for backward. Nothing is computed again to see them: what is kept in another
+way (a checkpoint, a copy on the host) is left alone.
+
+Legend: N predictions, C classes, R rows of T tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gradwatch.measure.autograd import without_autograd
+from gradwatch.table import IN_LOSS
+
+MOST = 1 << 16  # targets that are looked at
+MOST_SCORES = 1 << 18  # of the scores of all classes, or those of 64 predictions
+MOST_TABLES = 4  # embeddings whose tokens are compared with the targets
+Node = Any  # torch.autograd.graph.Node
+
+_CHOICES, _YES_OR_NO = ("NllLoss", "NllLoss2D"), ("BinaryCrossEntropy", "BinaryCrossEntropyWithLogits")
+_NUMBERS = ("MseLoss", "SmoothL1Loss", "HuberLoss")
+LOSSES = (*_CHOICES, *_YES_OR_NO, *_NUMBERS)
+
+
+@without_autograd
+def seen(loss: str, node: Node, tables: Iterable[Node] = ()) -> dict[str, Tensor | float]:
+    """0-d tensors on the loss's device, by name; `loss` is the operation that the `node` is of, of `LOSSES`.
+
+    Of all: `target_mean` and `target_std`, where a class counts by its number, of so many `targets`. Of classes, also
+    of two: `target_top`, the most frequent one, `target_top_share` and `predicted_top_share`, and the share of targets
+    that are `ignored`; of probabilities, `target_soft`, how far they are from 0 and 1 on average. Of numbers:
+    `target_low` and `target_high`, between which nine tenths lie, `target_spread`, the median distance from the
+    median, `target_farthest`, the largest, `predicted_mean` and `predicted_std`. Of tokens, which came in by the
+    embeddings `tables`: `target_is_input`, the share of targets that are the token at their own place, and
+    `target_top_at_ends`, how much more often the most frequent one is the last of a row than the first (or less).
+    """
+    if not _is_plain(node):
+        return {}
+    target, scores = node._saved_target, node._saved_self
+    if type(target) is not Tensor or type(scores) not in (Tensor, torch.nn.Parameter) or not target.numel():
+        return {}
+    if loss in _NUMBERS:
+        found = _of_numbers(_thin(target, MOST).flatten().float(), _thin(scores, MOST).flatten().float())
+    elif loss in _YES_OR_NO:
+        middle = 0.0 if loss.endswith("Logits") else 0.5
+        thin = _thin(target, MOST)
+        asked, said = thin > 0.5, _thin(scores, MOST) > middle
+        found = _of_classes(_counts(asked.flatten().long(), 2), _counts(said.flatten().long(), 2))
+        found["target_soft"] = (thin - asked.to(thin.dtype)).abs().float().mean()
+    elif scores.dim() < 2:  # of a single prediction
+        return {}
+    else:
+        found = _of_choices(target, scores, _signed(node._saved_ignore_index), tables)
+    return {f"{IN_LOSS}targets": float(target.numel()), **{f"{IN_LOSS}{name}": value for name, value in found.items()}}
+
+
+def _of_numbers(target: Tensor, predicted: Tensor) -> dict[str, Tensor]:
+    """Of numbers `[N]` each."""
+    ordered, twentieth = target.sort().values, len(target) // 20
+    away = (target - ordered[len(target) // 2]).abs()
+    return {
+        "target_mean": target.mean(),
+        "target_std": target.std(correction=0),
+        "target_low": ordered[twentieth],
+        "target_high": ordered[-1 - twentieth],
+        "target_spread": away.median(),
+        "target_farthest": away.amax(),
+        "predicted_mean": predicted.mean(),
+        "predicted_std": predicted.std(correction=0),
+    }
+
+
+def _of_choices(target: Tensor, scores: Tensor, ignored: int, tables: Iterable[Node]) -> dict[str, Tensor]:
+    """Of targets `[N, ...]`, classes by their numbers, and scores `[N, C, ...]`."""
+    classes, asked = scores.shape[1], _thin(target, MOST).flatten()
+    counts = _counts(torch.where(asked == ignored, classes, asked), classes + 1)
+    said = _thin(scores, max(MOST_SCORES, 64 * classes), keeps=1).argmax(1)
+    found = _of_classes(counts[:classes], _counts(said.flatten(), classes))
+    found["ignored"] = counts[classes] / counts.sum()
+    tokens = [_of_tokens(target, node._saved_indices, ignored, found["target_top"]) for node in _plain(tables)]
+    alike = [each for each in tokens if each is not None]
+    if alike:
+        same, ends = torch.stack(alike).unbind(1)
+        found["target_is_input"], found["target_top_at_ends"] = same.amax(), ends[same.argmax()]
+    return found
+
+
+def _of_classes(target: Tensor, predicted: Tensor) -> dict[str, Tensor]:
+    """Of how often each class was asked for, and said, `[C]` each."""
+    number, share = torch.arange(len(target), device=target.device), target / target.sum()
+    mean = (share * number).sum()
+    return {
+        "target_mean": mean,
+        "target_std": (share * (number - mean).square()).sum().sqrt(),
+        "target_top": target.argmax(),
+        "target_top_share": share.amax(),
+        "predicted_top_share": predicted.amax() / predicted.sum(),
+    }
+
+
+def _of_tokens(target: Tensor, indices: Tensor, ignored: int, top: Tensor) -> Tensor | None:
+    """Of targets that belong to tokens `[R, T]`, or to all but one of each row, `[2]`: the share that is the token
+    itself, and how much more often the `top` one is the last of a row than the first. None of other tokens.
+    """
+    rows = indices.reshape(-1, indices.shape[-1]) if indices.dim() > 1 else indices[None]
+    if target.numel() == rows.numel() - len(rows):
+        rows = rows[:, :-1]
+    if target.numel() != rows.numel() or rows.shape[1] < 2:
+        return None
+    asked = target.reshape(rows.shape)
+    valid = asked != ignored
+    same = ((asked == rows) & valid).sum() / valid.sum()
+    is_top = (asked == top).float()
+    return torch.stack([same, (is_top[:, -1] - is_top[:, 0]).mean()])
+
+
+def _counts(classes: Tensor, of: int) -> Tensor:
+    """How often each of the numbers below `of` is there, `[of]`; without a look at any of them."""
+    return torch.zeros(of, device=classes.device).index_add_(0, classes, torch.ones_like(classes, dtype=torch.float32))
+
+
+def _thin(values: Tensor, most: int, keeps: int | None = None) -> Tensor:
+    """Every so manieth of it, evenly along its longest axes but the one that it `keeps`, so that `most` are left."""
+    while values.numel() > most:
+        axes = [axis for axis in range(values.dim()) if axis != keeps]
+        axis = max(axes, key=lambda axis: values.shape[axis])
+        if values.shape[axis] < 2:
+            break
+        step = min(-(-values.numel() // most), values.shape[axis])
+        values = values[(slice(None),) * axis + (slice(None, None, step),)]
+    return values
+
+
+def _is_plain(node: Node) -> bool:
+    """Whether what the operation keeps for backward lies there as it is, so that a look at it does nothing else.
+
+    A tensor under hooks (a checkpoint's, `save_on_cpu`) refuses others; one that has none takes these, which hand it
+    through. Of a choice of classes they stand on a number of torch's own, so that all else is checked as ever.
+    """
+    at = next(name for name in ("total_weight", "target", "indices") if hasattr(node, f"_raw_saved_{name}"))
+    try:
+        getattr(node, f"_raw_saved_{at}").register_hooks(_as_it_is, _as_it_is)
+    except RuntimeError:
+        return False
+    return True
+
+
+def _plain(tables: Iterable[Node]) -> list[Node]:
+    """The first of these embeddings, but for those whose tokens were kept in another way."""
+    return [node for node, _ in zip(tables, range(MOST_TABLES), strict=False) if _is_plain(node)]
+
+
+def _as_it_is(value: Tensor) -> Tensor:
+    return value
+
+
+def _signed(number: int) -> int:
+    """Torch shows a negative setting of an operation as an unsigned number of 64 bits."""
+    return number - 2**64 if number >= 2**63 else number

@@ -1,0 +1,188 @@
+"""What a loss is asked for, and what the model said, by numbers that numpy finds too."""
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
+
+from gradwatch.measure.loss_graph import LossGraph
+from gradwatch.measure.loss_targets import MOST
+
+N, C = 60, 5
+X = torch.randn(N, 6, generator=torch.Generator().manual_seed(1))
+Y = torch.randint(C, (N,), generator=torch.Generator().manual_seed(2))
+REAL = 3 + 2 * torch.randn(N, 1, generator=torch.Generator().manual_seed(3))
+ONE, MANY = nn.Linear(6, 1), nn.Linear(6, C)
+
+
+def seen(loss):
+    layers = {id(p): f"{i}.{name}" for i, m in enumerate((ONE, MANY)) for name, p in m.named_parameters()}
+    found = LossGraph(loss, layers).targets()
+    tensors = [value for value in found.values() if not isinstance(value, float)]
+    assert all(value.dim() == 0 and not value.requires_grad for value in tensors)
+    return {name.removeprefix("in_loss/"): float(value) for name, value in found.items()}
+
+
+def of_classes(asked, said, ignored=0.0):
+    """The same by numpy, of classes by their numbers."""
+    asked, said = np.asarray(asked).ravel(), np.asarray(said).ravel()
+    counts = np.bincount(asked)
+    return {
+        "targets": N,
+        "target_mean": asked.mean(),
+        "target_std": asked.std(),
+        "target_top": counts.argmax(),
+        "target_top_share": counts.max() / counts.sum(),
+        "predicted_top_share": np.bincount(said).max() / said.size,
+        "ignored": ignored,
+    }
+
+
+def test_of_classes():
+    expected = of_classes(Y, MANY(X).argmax(1))
+    assert seen(F.cross_entropy(MANY(X), Y)) == pytest.approx(expected, rel=1e-5)
+    assert seen(3 * F.nll_loss(MANY(X).log_softmax(1), Y, weight=torch.rand(C))) == pytest.approx(expected, rel=1e-5)
+
+
+def test_what_is_ignored_is_no_target():
+    y = Y.clone()
+    y[::4] = -100
+    kept = y != -100
+    expected = of_classes(y[kept], MANY(X).argmax(1), ignored=0.25)
+    assert seen(F.cross_entropy(MANY(X), y)) == pytest.approx(expected, rel=1e-5)
+    nothing = seen(F.cross_entropy(MANY(X), torch.full((N,), -100)))
+    assert (nothing["ignored"], np.isnan(nothing["target_top_share"])) == (1, True)
+
+
+def test_of_pixels():
+    scores, y = MANY(X).T.reshape(1, C, 6, 10), Y.reshape(1, 6, 10)
+    assert seen(F.cross_entropy(scores, y)) == pytest.approx(of_classes(y, scores.argmax(1)), rel=1e-5)
+
+
+@pytest.mark.parametrize("logits", [True, False])
+def test_of_two_classes(logits):
+    y, said = (REAL > 3).float(), ONE(X)
+    loss = F.binary_cross_entropy_with_logits(said, y) if logits else F.binary_cross_entropy(said.sigmoid(), y)
+    expected = of_classes(y.long(), (said > 0).long())
+    del expected["ignored"]
+    expected["target_soft"] = 0
+    assert seen(loss) == pytest.approx(expected, rel=1e-5)
+
+
+def test_probabilities_are_told_from_classes():
+    soft = torch.rand(N, 1)
+    found = seen(F.binary_cross_entropy_with_logits(ONE(X), soft))
+    assert found["target_soft"] == pytest.approx(float(torch.minimum(soft, 1 - soft).mean()))
+
+
+@pytest.mark.parametrize("loss", [F.mse_loss, F.smooth_l1_loss, F.huber_loss])
+def test_of_numbers(loss):
+    said, asked = ONE(X).detach().numpy(), REAL.numpy()
+    away, ordered = np.abs(asked - np.sort(asked, axis=None)[N // 2]), np.sort(asked, axis=None)
+    expected = {
+        "targets": N,
+        "target_mean": asked.mean(),
+        "target_std": asked.std(),
+        "target_low": ordered[N // 20],
+        "target_high": ordered[-1 - N // 20],
+        "target_spread": np.sort(away, axis=None)[(N - 1) // 2],  # torch's median is the lower one
+        "target_farthest": away.max(),
+        "predicted_mean": said.mean(),
+        "predicted_std": said.std(),
+    }
+    assert seen(loss(ONE(X), REAL)) == pytest.approx(expected, rel=1e-5)
+
+
+def texts(padding=0):
+    """Rows of tokens, the last ones of each padding."""
+    tokens = torch.randint(1, 9, (4, 10), generator=torch.Generator().manual_seed(4))
+    tokens[:, 6:] = padding
+    return tokens, nn.Sequential(nn.Embedding(9, 6), nn.Linear(6, 9))
+
+
+def language(net, tokens, shifted, inside=False):
+    """The loss of a language model, whose targets are the next tokens where they are `shifted`: `inside`, of all but
+    the last of each row, as Transformers shift them.
+    """
+    read, asked = (tokens, tokens) if inside or not shifted else (tokens[:, :-1], tokens[:, 1:])
+    scores = net(read)
+    if inside:
+        scores, asked = scores[:, :-1], tokens[:, 1:] if shifted else tokens[:, :-1]
+    return F.cross_entropy(scores.flatten(0, 1), asked.flatten())
+
+
+@pytest.mark.parametrize("inside", [True, False])
+def test_targets_that_are_the_tokens_themselves_are_told_from_the_next_ones(inside):
+    tokens, net = texts()
+    tokens = torch.arange(40).reshape(4, 10) % 9  # no token is followed by itself
+    assert seen(language(net, tokens, shifted=True, inside=inside))["target_is_input"] == 0
+    assert seen(language(net, tokens, shifted=False, inside=inside))["target_is_input"] == 1
+
+
+def test_padding_stands_at_the_ends_of_the_rows():
+    tokens, net = texts()
+    assert seen(language(net, tokens, shifted=True)) | {"target_top": 0, "target_top_at_ends": 1} == seen(
+        language(net, tokens, shifted=True)
+    )
+    assert seen(language(net, tokens.flip(1), shifted=True))["target_top_at_ends"] == -1
+    assert "target_top_at_ends" not in seen(F.cross_entropy(MANY(X), Y))  # nothing was read by an embedding
+
+
+@pytest.mark.parametrize("loss", [lambda: (ONE(X) - REAL).abs().mean(), lambda: F.cross_entropy(MANY(X)[0], Y[0])])
+def test_of_another_loss_and_of_a_single_prediction_nothing_is_told(loss):
+    assert seen(loss()) == {}
+
+
+def test_of_large_ones_a_part_is_looked_at_that_is_spread_evenly():
+    halves = torch.zeros(4, 8 * MOST, dtype=torch.long)
+    halves[:, 2 * MOST :] = 1  # three quarters of each row
+    scores = torch.zeros(4, 2, 8 * MOST, requires_grad=True)
+    found = seen(F.cross_entropy(scores, halves))
+    assert (found["target_top"], found["target_top_share"]) == (1, pytest.approx(0.75, abs=0.01))
+
+
+def test_what_was_checkpointed_is_not_computed_again():
+    calls = []
+
+    def loss_of(x):
+        calls.append(1)
+        return F.cross_entropy(MANY(x), Y)
+
+    loss = checkpoint(loss_of, X.clone().requires_grad_(), use_reentrant=False)
+    assert (seen(loss), len(calls)) == ({}, 1)
+    loss.backward()
+    assert len(calls) == 2
+
+
+def test_what_is_kept_elsewhere_is_not_fetched():
+    fetched = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: t, lambda t: (fetched.append(1), t)[1]):
+        losses = F.cross_entropy(MANY(X), Y), F.mse_loss(ONE(X), REAL)
+    assert ([seen(loss) for loss in losses], fetched) == ([{}, {}], [])
+
+
+@pytest.mark.parametrize("loss", [lambda: F.cross_entropy(MANY(X), Y), lambda: F.mse_loss(ONE(X), REAL)])
+def test_a_look_changes_no_gradient(loss):
+    found = []
+    for look in (True, False):
+        for net in (ONE, MANY):
+            net.zero_grad()
+        made = loss()
+        if look:
+            assert seen(made)
+        made.backward()
+        found.append([p.grad for net in (ONE, MANY) for p in net.parameters() if p.grad is not None])
+    assert found[0]
+    assert all(torch.equal(a, b) for a, b in zip(*found, strict=True))
+
+
+def test_a_target_that_was_written_to_is_still_refused_by_torch():
+    y = Y.clone()
+    loss = F.cross_entropy(MANY(X), y)
+    y[0] = (y[0] + 1) % C
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        seen(loss)  # which a Watch leaves out of the record
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        loss.backward()

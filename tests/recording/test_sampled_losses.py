@@ -1,0 +1,117 @@
+"""Now and then the loss that backward is called on is looked at: its numbers come with the row of their step."""
+
+import numpy as np
+import pytest
+import torch
+from torch import nn, optim
+from torch.nn import functional as F
+
+import gradwatch
+from gradwatch.recording.loss_targets import MOST_LOSSES, MOST_MISSES
+
+X, Y = torch.randn(16, 6), torch.arange(16) % 4
+
+
+def trained(folder, loss_of, steps=60, net=None, between=None, **options):
+    """The History of a net under `loss_of(net, step)`, and how often backward was torch's own as a step began."""
+    net, torchs, own = net or nn.Linear(6, 4), torch.autograd.backward, 0
+    optimizer = optim.SGD(net.parameters(), 0.1)
+    watch = gradwatch.watch(net, optimizer, log=None, dir=folder, verbose=False, **options)
+    with watch:
+        for step in range(steps):
+            own += torch.autograd.backward is torchs
+            optimizer.zero_grad()
+            loss_of(net, step).backward()
+            if between:
+                between(net)
+            optimizer.step()
+    assert torch.autograd.backward is torchs
+    return gradwatch.open_history(watch.dir), own
+
+
+def entropy(net, step):
+    return F.cross_entropy(net(X), Y.roll(step))
+
+
+def looked_at(history, name="target_mean"):
+    return history.step[np.isfinite(history.total(f"in_loss/{name}"))].tolist()
+
+
+def test_it_is_the_first_step_and_one_after_each_measured_one(tmp_path):
+    history, own = trained(tmp_path, entropy)
+    assert looked_at(history) == [0, 11, 21, 31, 41, 51]
+    assert own == 60 - 6
+    assert history.total("in_loss/target_top_share")[0] == 0.25
+    assert history.logged == ()  # what gradwatch records itself
+
+
+def test_they_become_ever_rarer(tmp_path):
+    history, _ = trained(tmp_path, entropy, steps=1000, every=1)
+    steps = looked_at(history)
+    assert steps[:12] == [*range(12)]
+    assert 30 < len(steps) < 70
+    assert 1.05 < steps[-1] / steps[-2] < 1.15
+
+
+def test_of_a_loss_that_torch_does_not_know_it_is_soon_given_up(tmp_path):
+    history, own = trained(tmp_path, lambda net, _: net(X).exp().mean())
+    assert looked_at(history) == []
+    assert own == 60 - MOST_MISSES
+
+
+def test_other_losses_may_come_first_and_so_many_of_them(tmp_path):
+    other = torch.ones(2, requires_grad=True)
+
+    def after_others(net, step):
+        for _ in range(MOST_LOSSES - 1 + (step == 11)):
+            other.square().sum().backward()
+        return entropy(net, step)
+
+    assert looked_at(trained(tmp_path, after_others)[0]) == [0, 21, 31, 41, 51]
+
+
+@pytest.mark.filterwarnings("ignore:the watched optimizers do not step together")
+def test_of_two_optimizers_that_take_turns_it_is_in_the_row_of_the_step_that_came_of_it(tmp_path):
+    net = nn.ModuleDict({"a": nn.Linear(6, 4), "b": nn.Linear(6, 1)})
+    losses = {"a": lambda: F.cross_entropy(net["a"](X), Y), "b": lambda: F.mse_loss(net["b"](X), X[:, :1])}
+    both = [optim.SGD(net[name].parameters(), 0.1) for name in losses]
+    watch = gradwatch.watch(net, both, log=None, dir=tmp_path, verbose=False, every=1)
+    with watch:
+        for _ in range(6):
+            for loss, optimizer in zip(losses.values(), both, strict=True):
+                optimizer.zero_grad()
+                loss().backward()
+                optimizer.step()
+    lanes = [lane for lane in gradwatch.open_history(watch.dir).lanes().values() if len(lane) > 2]
+    known = [{name for name in lane.per_step if np.isfinite(lane.total(name)).any()} for lane in lanes]
+    assert ["in_loss/target_top" in names for names in known] == [True, False]
+    assert ["in_loss/target_low" in names for names in known] == [False, True]
+
+
+def test_nothing_changes_by_it(tmp_path):
+    nets = [nn.Linear(6, 4) for _ in range(2)]
+    nets[1].load_state_dict(nets[0].state_dict())
+    trained(tmp_path, entropy, net=nets[0])
+    optimizer = optim.SGD(nets[1].parameters(), 0.1)
+    for step in range(60):
+        optimizer.zero_grad()
+        entropy(nets[1], step).backward()
+        optimizer.step()
+    assert torch.equal(nets[0].weight, nets[1].weight)
+
+
+def test_what_cannot_be_looked_at_ends_no_training(tmp_path, monkeypatch):
+    def broken(*_):
+        raise RuntimeError("another torch")
+
+    monkeypatch.setattr("gradwatch.measure.loss_targets._is_plain", broken)
+    with pytest.warns(UserWarning, match="what the loss is asked for cannot be recorded, training goes on"):
+        history, _ = trained(tmp_path, entropy)
+    assert looked_at(history) == []
+
+
+def test_a_name_of_its_own_cannot_be_logged(tmp_path):
+    net = nn.Linear(6, 4)
+    watch = gradwatch.watch(net, optim.SGD(net.parameters(), 0.1), log=None, dir=tmp_path, verbose=False)
+    with watch, pytest.raises(gradwatch.errors.WatchError, match="gradwatch records in_loss/target_mean itself"):
+        watch.log(**{"in_loss/target_mean": 1.0})

@@ -1,0 +1,87 @@
+"""Losses that are asked for what they should not be, each beside its healthy twin."""
+
+import torch
+from diseases import dense
+from nets import CODES, SEED, Recurrent, digits, mlp, pieces
+from torch import optim
+from torch.nn import functional as F
+from trainings import fit
+
+
+def rare_and_never_said(folder, sick=True, steps=200):
+    """One in fifty is of the other class, and hardly shows (the twin: its weight is 50)."""
+    torch.manual_seed(SEED[0])
+    net, draw = dense([8, 16, 1]), torch.Generator().manual_seed(SEED[0])
+    weight = None if sick else torch.tensor(50.0)
+
+    def loss_of(step):
+        y = (torch.rand(256, 1, generator=draw) < 0.02).float()
+        x = torch.randn(256, 8, generator=draw) + 0.5 * y
+        return F.binary_cross_entropy_with_logits(net(x), y, pos_weight=weight)
+
+    return fit(folder, net, optim.Adam(net.parameters(), 0.01), loss_of, steps)
+
+
+def sorted_by_label(folder, sick=True, steps=200):
+    """Digits in the order of their labels (the twin: in any order)."""
+    net, (x, y) = mlp(), digits()
+    order = y.argsort() if sick else torch.randperm(len(y), generator=torch.Generator().manual_seed(SEED[0]))
+
+    def loss_of(step):
+        at = order[torch.arange(64 * step, 64 * (step + 1)) % len(y)]
+        return F.cross_entropy(net(x[at]), y[at])
+
+    return fit(folder, net, optim.SGD(net.parameters(), 0.1), loss_of, steps)
+
+
+def not_shifted(folder, sick=True, steps=200):
+    """A language model that is asked for the letter it is given (the twin: for the next one)."""
+    net, piece = Recurrent(torch.nn.GRU), pieces()
+
+    def loss_of(step):
+        x, following = piece(step)
+        return F.cross_entropy(net(x).flatten(0, 1), (x if sick else following).flatten())
+
+    return fit(folder, net, optim.Adam(net.parameters(), 0.003), loss_of, steps)
+
+
+def padded(folder, sick=True, steps=200):
+    """Short lines, filled up to 48 letters with one that is asked for, too (the twin: it is ignored)."""
+    net, draw = Recurrent(torch.nn.GRU), torch.Generator().manual_seed(SEED[0])
+    padding = int(CODES.max())
+
+    def loss_of(step):
+        starts = torch.randint(len(CODES) - 49, (16, 1), generator=draw)
+        text = CODES[starts + torch.arange(49)]
+        ends = torch.randint(6, 20, (16, 1), generator=draw)
+        text = torch.where(torch.arange(49) < ends, text, padding)
+        ignored = -100 if sick else padding
+        return F.cross_entropy(net(text[:, :-1]).flatten(0, 1), text[:, 1:].flatten(), ignore_index=ignored)
+
+    return fit(folder, net, optim.Adam(net.parameters(), 0.003), loss_of, steps)
+
+
+def behind_a_sigmoid(folder, sick=True, steps=200):
+    """Targets of both signs behind a sigmoid (the twin: a linear layer is the last)."""
+    torch.manual_seed(SEED[0])
+    net, draw = dense([6, 32, 1]), torch.Generator().manual_seed(SEED[0])
+
+    def loss_of(step):
+        x = torch.randn(64, 6, generator=draw)
+        said = net(x)
+        return F.mse_loss(said.sigmoid() if sick else said, x[:, :1] * x[:, 1:2] + x[:, 2:3])
+
+    return fit(folder, net, optim.Adam(net.parameters(), 0.01), loss_of, steps)
+
+
+def prices(folder, sick=True, steps=200):
+    """Prices around 4,000 as they are (the twin: of mean 0 and deviation 1)."""
+    torch.manual_seed(SEED[0])
+    net, draw = dense([6, 32, 1]), torch.Generator().manual_seed(SEED[0])
+
+    def loss_of(step):
+        x = torch.randn(64, 6, generator=draw)
+        y = x[:, :1] + x[:, 1:2].sin()
+        return F.mse_loss(net(x), 4000 + 900 * y if sick else y)
+
+    return fit(folder, net, optim.Adam(net.parameters(), 0.003), loss_of, steps)

@@ -1,0 +1,25 @@
+"""What a loss is asked for wrongly is the root, by its name and its words; the healthy twin is left alone."""
+
+import pytest
+import target_diseases as t
+from trainings import serious
+
+from gradwatch.analysis.rules import diagnose
+
+
+@pytest.mark.parametrize(
+    ("train", "rule", "words"),
+    [
+        (t.rare_and_never_said, "class-imbalance", "of the targets are of class 0, and the model says that class"),
+        (t.sorted_by_label, "data-not-shuffled", "of the variance of the targets lies between the batches"),
+        (t.not_shifted, "labels-not-shifted", "100 % of the targets are the token that the model is given"),
+        (t.padded, "padding-in-loss", f"are the token {t.CODES.max()}, which stands at one end of the rows"),
+        (t.behind_a_sigmoid, "targets-out-of-range", "a sigmoid, gives numbers between 0 and 1"),
+        (t.prices, "targets-not-normalised", "The targets are 39"),
+    ],
+)
+def test_it_is_the_root_and_the_twin_is_healthy(train, rule, words, tmp_path):
+    found = diagnose(train(tmp_path / "sick"))
+    assert serious(found)[:1] == [rule]
+    assert words in found[0].cause
+    assert serious(diagnose(train(tmp_path / "well", sick=False))) == []
