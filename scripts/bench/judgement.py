@@ -13,8 +13,9 @@
     python scripts/bench/judgement.py --sent          # of those of trainings that do not learn
     python scripts/bench/judgement.py --heard         # of other trainings that do not learn
     python scripts/bench/judgement.py --daily         # of those of the ordinary day
-    python scripts/bench/judgement.py --common        # of healthy ones of an unusual kind, the latest
-    python scripts/bench/judgement.py --common --keep # and what was found first goes into first_readings.json
+    python scripts/bench/judgement.py --common        # of healthy ones of an unusual kind
+    python scripts/bench/judgement.py --typical       # of faults from taxonomies and bug reports, the latest
+    python scripts/bench/judgement.py --typical --keep # and what was found first goes into first_readings.json
     python scripts/bench/judgement.py --track-record  # what that file says of each rule, as the rules have it
     python scripts/bench/judgement.py --check         # that all are what they are said to be, by their scores alone
 

@@ -15,22 +15,31 @@ from gradwatch.analysis.rules import diagnose
 FOLDER = Path(__file__).parents[2] / "docs" / "findings"
 PAGES = {page.stem for page in FOLDER.glob("*.md")} - {"index", "false_alarms", "judgement", "cures"}
 WANTED = {  # what no finding is called yet, and an expert would say
+    "accumulation-wiped",
     "average-too-slow",
-    "class-imbalance",
+    "batch-read-as-time",
+    "categories-as-numbers",
     "clip-without-gradient",
-    "data-not-shuffled",
+    "decoder-sees-nothing",
     "edges-missing",
     "embedding-hardly-varies",
     "entropy-too-strong",
+    "graph-not-used",
+    "ids-collide",
     "initialised-too-large",
+    "labels-do-not-fit-inputs",
     "labels-masked",
     "labels-mismatched",
-    "labels-not-shifted",
     "layer-made-in-forward",
     "loss-not-averaged",
+    "loss-rewards-wrong-answers",
+    "loss-term-without-gradient",
     "loss-terms-apart",
     "loss-too-easy",
     "loss-unbounded",
+    "mask-is-wrong",
+    "missing-bias",
+    "model-too-small",
     "momentum-too-high",
     "norm-left-in-eval",
     "norm-statistics-noisy",
@@ -38,16 +47,15 @@ WANTED = {  # what no finding is called yet, and an expert would say
     "optimizer-never-stepped",
     "outliers-in-the-data",
     "outputs-not-scaled",
-    "padding-in-loss",
+    "overfitting",
     "penalty-per-element",
+    "pooled-away",
     "precision-too-low",
     "rate-below-zero",
     "rates-apart",
     "router-collapsed",
     "schedule-ran-out",
     "symmetric-units",
-    "targets-not-normalised",
-    "targets-out-of-range",
     "timesteps-skewed",
     "underflow",
     "weights-put-back",
@@ -62,6 +70,7 @@ def test_a_sick_training_is_clearly_worse_than_its_cured_twin(training, tmp_path
 
 
 @pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:the watched optimizers do not step together")  # a late actor does not
 @pytest.mark.parametrize("training", [HEALTHY[name] for name in sorted(HEALTHY)[::12]], ids=label)
 def test_a_healthy_training_learns(training, tmp_path):
     assert fault(training, tmp_path) is None
@@ -94,7 +103,7 @@ def test_the_groups_are_disjoint_and_whole_and_two_of_one_size():
         assert len(groups["blind"]) >= 24
         assert len(groups["fresh"]) == 28
         assert [len(groups[name]) for name in UNNAMED[2:]] == [30] * 5 + (
-            [30, 30, 40, 0] if of is SICK else [50, 50, 50, 26]
+            [30, 30, 40, 0, 36] if of is SICK else [50, 50, 50, 26, 50]
         )
 
 

@@ -7,8 +7,9 @@ them (`blind`); those of the files `fresh_*` and then `novel_*` were written in 
 the same way (`fresh`, `novel`); so were those of the files `reported_*`, then `asked_*`, `told_*`, `met_*`, `sent_*`
 and `heard_*`, whose sick ones are mistakes that people made and asked or told about in public (`reported`, `asked`,
 `told`, `met`, `sent`, `heard`); those of the files `daily_*`, then, are of the ordinary day: the mishaps that engineers
-meet most often, drawn by lot (`daily`); those of `common_*`, the latest, are healthy and of an unusual make. The next
-have to be written anew. `unseen_all` imports every one.
+meet most often, drawn by lot (`daily`); those of `common_*` are healthy and of an unusual make; those of `typical_*`,
+the latest, are drawn by lot from published taxonomies of faults, or as a search met them in bug reports (`typical`).
+The next have to be written anew. `unseen_all` imports every one.
 """
 
 from __future__ import annotations
@@ -114,7 +115,7 @@ def healthy(gain: float = 0.3):
 
 
 # The groups with files of their own, by how these begin.
-UNNAMED = ("blind", "fresh", "novel", "reported", "asked", "told", "met", "sent", "heard", "daily", "common")
+UNNAMED = ("blind", "fresh", "novel", "reported", "asked", "told", "met", "sent", "heard", "daily", "common", "typical")
 
 
 def group(training: Sick | Healthy) -> str:

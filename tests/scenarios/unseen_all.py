@@ -1,87 +1,10 @@
 """Importing it makes all the unseen trainings known: `unseen.SICK`, `unseen.HEALTHY`."""
 
-import asked_healthy  # noqa: F401
-import asked_healthy_models  # noqa: F401
-import asked_healthy_tasks  # noqa: F401
-import asked_sick  # noqa: F401
-import asked_sick_losses  # noqa: F401
-import asked_sick_models  # noqa: F401
-import blind_healthy  # noqa: F401
-import blind_healthy_models  # noqa: F401
-import blind_sick  # noqa: F401
-import blind_sick_models  # noqa: F401
-import blind_sick_tasks  # noqa: F401
-import common_healthy_wild  # noqa: F401
-import common_healthy_wild_losses  # noqa: F401
-import common_healthy_wild_more  # noqa: F401
-import daily_healthy  # noqa: F401
-import daily_healthy_made  # noqa: F401
-import daily_healthy_maps  # noqa: F401
-import daily_healthy_returns  # noqa: F401
-import daily_healthy_steps  # noqa: F401
-import daily_healthy_tasks  # noqa: F401
-import daily_healthy_wild  # noqa: F401
-import daily_healthy_words  # noqa: F401
-import daily_sick  # noqa: F401
-import daily_sick_losses  # noqa: F401
-import daily_sick_models  # noqa: F401
-import daily_sick_tasks  # noqa: F401
-import fresh_healthy  # noqa: F401
-import fresh_healthy_models  # noqa: F401
-import fresh_sick  # noqa: F401
-import fresh_sick_models  # noqa: F401
-import heard_healthy  # noqa: F401
-import heard_healthy_made  # noqa: F401
-import heard_healthy_models  # noqa: F401
-import heard_healthy_policies  # noqa: F401
-import heard_healthy_returns  # noqa: F401
-import heard_healthy_steps  # noqa: F401
-import heard_healthy_tasks  # noqa: F401
-import heard_healthy_wild  # noqa: F401
-import heard_sick  # noqa: F401
-import heard_sick_losses  # noqa: F401
-import heard_sick_models  # noqa: F401
-import heard_sick_tasks  # noqa: F401
-import met_healthy  # noqa: F401
-import met_healthy_models  # noqa: F401
-import met_healthy_tasks  # noqa: F401
-import met_sick  # noqa: F401
-import met_sick_losses  # noqa: F401
-import met_sick_models  # noqa: F401
-import met_sick_tasks  # noqa: F401
-import novel_healthy  # noqa: F401
-import novel_healthy_models  # noqa: F401
-import novel_healthy_tasks  # noqa: F401
-import novel_sick  # noqa: F401
-import novel_sick_models  # noqa: F401
-import novel_sick_tasks  # noqa: F401
-import reported_healthy  # noqa: F401
-import reported_healthy_models  # noqa: F401
-import reported_healthy_tasks  # noqa: F401
-import reported_sick  # noqa: F401
-import reported_sick_losses  # noqa: F401
-import reported_sick_models  # noqa: F401
-import sent_healthy  # noqa: F401
-import sent_healthy_models  # noqa: F401
-import sent_healthy_returns  # noqa: F401
-import sent_healthy_steps  # noqa: F401
-import sent_healthy_tasks  # noqa: F401
-import sent_healthy_wild  # noqa: F401
-import sent_sick  # noqa: F401
-import sent_sick_losses  # noqa: F401
-import sent_sick_models  # noqa: F401
-import sent_sick_tasks  # noqa: F401
-import told_healthy  # noqa: F401
-import told_healthy_models  # noqa: F401
-import told_healthy_tasks  # noqa: F401
-import told_sick  # noqa: F401
-import told_sick_losses  # noqa: F401
-import told_sick_models  # noqa: F401
-import unseen_healthy  # noqa: F401
-import unseen_healthy_models  # noqa: F401
-import unseen_healthy_more  # noqa: F401
-import unseen_healthy_tasks  # noqa: F401
-import unseen_sick  # noqa: F401
-import unseen_sick_models  # noqa: F401
-import unseen_sick_more  # noqa: F401
-import unseen_sick_tasks  # noqa: F401
+from importlib import import_module
+from pathlib import Path
+
+from unseen import UNNAMED
+
+for path in sorted(Path(__file__).parent.glob("*_*.py")):
+    if path.stem.partition("_")[0] in ("unseen", *UNNAMED) and path.stem != "unseen_all":
+        import_module(path.stem)
