@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice, pairwise
 from typing import Any
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from gradwatch.measure import loss_targets
 
@@ -39,6 +39,12 @@ class LossGraph:
     def reached(self) -> set[int]:
         """The ids of the layers that the gradient of the loss comes to, as far as the graph is walked."""
         return {id(getattr(node, "variable", None)) for node in self._nodes} & self._layers.keys()
+
+    @property
+    def strangers(self) -> list[nn.Parameter]:
+        """The parameters in the graph that are none of the layers: of another model, or made on the way."""
+        leaves = (getattr(node, "variable", None) for node in self._nodes)
+        return [leaf for leaf in leaves if isinstance(leaf, nn.Parameter) and id(leaf) not in self._layers]
 
     def targets(self) -> dict[str, Tensor | float]:
         """What the loss is asked for, and the model said: 0-d tensors (`loss_targets.seen`), of the nearest of torch's

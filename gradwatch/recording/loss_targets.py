@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Sequence
 from typing import Any
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from gradwatch.measure.layout import Layout
 from gradwatch.measure.looking import Looking
 from gradwatch.measure.loss_graph import LossGraph
 from gradwatch.recording import backward_calls
 from gradwatch.recording.hooks import untraced
+from gradwatch.table import IN_LOSS
 
 MOST_LOSSES = 8  # of a step that are walked: the others' may come first
 MOST_MISSES = 4  # steps without a loss that torch knows, after which no other is asked
@@ -27,6 +29,7 @@ class LossTargets:
         self._every, self._looking = every, looking or Looking()
         self.values: dict[str, Tensor | float] = {}  # of the last loss, until they are taken
         self._layout: Layout | None = None
+        self._strangers: list[weakref.ref[nn.Parameter]] = []  # in the last graph, and none of the layers
         self._due = self._misses = self._heard = 0  # the next step; steps and, of this one, losses without success
 
     def begin(self, step: int, layout: Layout) -> None:
@@ -60,6 +63,9 @@ class LossTargets:
                     self._heard = MOST_LOSSES
                     self.values = graph.targets()
                     self._misses = 0 if self.values else self._misses
+                    gone = sum(stranger() is None for stranger in self._strangers)
+                    self.values |= {f"{IN_LOSS}parameters_gone": float(gone)} if gone else {}
+                    self._strangers = [weakref.ref(parameter) for parameter in graph.strangers]
                     break
         if self._heard >= MOST_LOSSES:
             self.stop()

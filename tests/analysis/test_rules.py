@@ -177,13 +177,16 @@ def test_a_resting_or_unseen_layer_is_not_dead():
     assert dead_layer(with_layer(history, "grad_norm", norm)) == []
 
 
-def test_a_bias_is_dead_only_where_its_weight_is():
+@pytest.mark.parametrize("weight", ["weight", "parametrizations.weight.original", "weight_orig", "weight_v"])
+def test_a_bias_is_dead_only_where_its_weight_is(weight):
     history = make_history(steps=100)
+    layers = (*history.layers[:-2], f"head.{weight}", "head.bias")
+    history = replace(history, by_layer=replace(history.by_layer, layers=layers))
     norm = history.layer("grad_norm").copy()
     norm[:, -1] = 0  # head.bias, beside head.weight
     assert dead_layer(with_layer(history, "grad_norm", norm)) == []
     norm[:, -2] = 0
-    assert dead_layer(with_layer(history, "grad_norm", norm))[0].layers == ("head.weight", "head.bias")
+    assert dead_layer(with_layer(history, "grad_norm", norm))[0].layers == (f"head.{weight}", "head.bias")
 
 
 @pytest.mark.parametrize(("rest", "found"), [(1e-3, 1), (1e-6, 0), (0.0, 0)])

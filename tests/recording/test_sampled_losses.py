@@ -7,6 +7,7 @@ from torch import nn, optim
 from torch.nn import functional as F
 
 import gradwatch
+from gradwatch.analysis.rules.no_gradient import no_gradient
 from gradwatch.recording.loss_targets import MOST_LOSSES, MOST_MISSES
 
 X, Y = torch.randn(16, 6), torch.arange(16) % 4
@@ -68,6 +69,16 @@ def test_other_losses_may_come_first_and_so_many_of_them(tmp_path):
         return entropy(net, step)
 
     assert looked_at(trained(tmp_path, after_others)[0]) == [0, 21, 31, 41, 51]
+
+
+def test_parameters_that_are_made_in_each_call_are_counted_when_they_are_gone(tmp_path):
+    kept = nn.Linear(4, 4)  # in no optimizer, but there to stay
+    history, _ = trained(tmp_path, lambda net, _: F.cross_entropy(nn.Linear(4, 4)(kept(net(X))), Y))
+    gone = history.total("in_loss/parameters_gone")[looked_at(history)]
+    assert gone.tolist() == pytest.approx([np.nan, *[2] * 5], nan_ok=True)
+    (found,) = no_gradient(history)
+    assert found.cause.startswith("2 parameters on the way")
+    assert no_gradient(trained(tmp_path / "kept", lambda net, _: F.cross_entropy(kept(net(X)), Y))[0]) == []
 
 
 @pytest.mark.filterwarnings("ignore:the watched optimizers do not step together")

@@ -266,10 +266,10 @@ def _cancels(history: History, norm: Floats) -> Bools:
     """Which layers are biases, `[L]`, whose module's weight has a gradient in each of these rows where theirs is 0."""
     place = {name: i for i, name in enumerate(history.layers)}
     out = np.zeros(len(place), bool)
-    for name, i in place.items():
-        weight = place.get(f"{name.removesuffix('bias')}weight") if name.endswith("bias") else None
-        if weight is not None:
-            out[i] = (norm[norm[:, i] == 0, weight] > 0).all()
+    for name, weight in place.items():
+        bias = place.get(beside_bias(name), weight)
+        if bias != weight:
+            out[bias] |= (norm[norm[:, bias] == 0, weight] > 0).all()
     return out
 
 

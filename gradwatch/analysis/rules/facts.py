@@ -122,9 +122,13 @@ def numel(history: History) -> Floats:
     return np.array([max(1, known.get(name, 1)) for name in history.layers], np.float64)
 
 
+# What torch's weight_norm, spectral_norm and prune make of `weight`, by either of their two ways.
+_REPARAMETRISED = re.compile(r"(parametrizations\.weight\.original[01]?|weight_(orig|v|g))$")
+
+
 def beside_bias(weight: str) -> str:
     """The name of the bias beside a weight: `rnn.bias_ih_l0` for `rnn.weight_ih_l0`; others keep their own."""
-    head, dot, own = weight.rpartition(".")
+    head, dot, own = _REPARAMETRISED.sub("weight", weight).rpartition(".")
     return f"{head}{dot}{own.replace('weight', 'bias')}"
 
 

@@ -14,9 +14,9 @@ from gradwatch.analysis.rules.finding import Finding, either
 from gradwatch.analysis.rules.loss_graph import reached_range
 from gradwatch.analysis.rules.losses import has_rivals
 from gradwatch.analysis.rules.progress import progress, succeeds
+from gradwatch.analysis.rules.sampled_losses import follow, sampled
 from gradwatch.formatting import percent
-from gradwatch.history import Floats, History
-from gradwatch.table import IN_LOSS
+from gradwatch.history import History
 
 LEAST_SAMPLES = 8
 
@@ -40,12 +40,12 @@ def class_imbalance(
     Source: He & Garcia (2009), IEEE TKDE 21, on learning from imbalanced data; Lin et al., arXiv:1708.02002, section 1.
     """
     names = "target_top", "target_top_share", "predicted_top_share", "target_std"
-    step, top, asked, given, spread = _sampled(history, *names)
+    step, top, asked, given, spread = sampled(history, *names)
     late = slice(len(step) // 2, None)
     if len(history) < min_steps or len(step) < LEAST_SAMPLES or has_rivals(history) or padding_in_loss(history):
         return []
     usual, says = float(np.median(asked[late])), float(np.median(given[late]))
-    between = _sampled(history, "target_soft")[1]
+    between = sampled(history, "target_soft")[1]
     if usual < share or says < said or len({*top[late]}) > 1 or not spread.any() or (between > soft).any():
         return []
     if usual < 1 and any(p.is_loss and p.ended < learnt * _entropy(usual) for p in progress(history)):
@@ -72,7 +72,7 @@ def padding_in_loss(history: History, share: float = 0.5, at_ends: float = 0.5) 
     at the other.
     Source: torch's documentation of CrossEntropyLoss, `ignore_index`.
     """
-    _, top, asked, ends, ignored = _sampled(history, "target_top", "target_top_share", "target_top_at_ends", "ignored")
+    _, top, asked, ends, ignored = sampled(history, "target_top", "target_top_share", "target_top_at_ends", "ignored")
     if len(top) < 3 or len({*top}) > 1 or ignored.any():
         return []
     usual, more = float(np.median(asked)), abs(float(np.median(ends)))
@@ -98,7 +98,7 @@ def labels_not_shifted(history: History, share: float = 0.98) -> list[Finding]:
     Alarm: of targets that belong to rows of tokens `share` are the token itself, in the median of the samples.
     Source: Radford et al. (2018), the loss of a language model: the next token, given those before it.
     """
-    _, same = _sampled(history, "target_is_input")
+    _, same = sampled(history, "target_is_input")
     if len(same) < 3 or np.median(same) < share:
         return []
     causes = ("the next token was meant, and the targets were not shifted", "the model is to give back what it reads")
@@ -126,7 +126,7 @@ def targets_out_of_range(history: History, beyond: float = 0.05) -> list[Finding
     Source: the ranges of these functions; Goodfellow et al. (2016), Deep Learning, section 6.2.2.
     """
     shown = reached_range(history)
-    _, low, high = _sampled(history, "target_low", "target_high")
+    _, low, high = sampled(history, "target_low", "target_high")
     if shown is None or len(low) < 3:
         return []
     operation, layer, least, most = shown
@@ -159,7 +159,7 @@ def targets_not_normalised(
     their deviation is below that share of the targets'.
     Source: LeCun et al. (1998), Efficient BackProp, sections 4.3 and 4.5.
     """
-    step, mean, std, said, deviation = _sampled(history, "target_mean", "target_std", "predicted_mean", "predicted_std")
+    step, mean, std, said, deviation = sampled(history, "target_mean", "target_std", "predicted_mean", "predicted_std")
     if len(step) < LEAST_SAMPLES or len(history) < min_steps or has_rivals(history):
         return []
     asked, spread = float(np.median(mean)), float(np.median(std))
@@ -189,22 +189,25 @@ def targets_not_normalised(
     ]
 
 
-def data_not_shuffled(history: History, share: float = 0.5, least: int = 12, follows: float = 0.8) -> list[Finding]:
+def data_not_shuffled(
+    history: History, share: float = 0.5, least: int = 12, rows: int = 8, follows: float = 0.8
+) -> list[Finding]:
     """The targets of a batch are alike, and those of other batches others: rows come in the order of their targets.
 
     Alarm: of the variance of the targets over `least` samples or more, the share that lies between the batches, beyond
-    what batches of this size have by chance, is above `share`. A class counts by its number. Not judged: numbers that
-    are what the model says of them, by a correlation of their means above `follows` (values that are learnt from the
-    model's own, or rows that it answers rightly in any order), and parts that train against each other. A warning.
+    what batches of this size have by chance, is above `share`. A class counts by its number. Not judged: batches of
+    fewer targets than `rows`, numbers that are what the model says of them, by a correlation of their means above
+    `follows` (values that are learnt from the model's own, or rows that it answers rightly in any order), and parts
+    that train against each other. A warning.
     Source: Bottou (2012), Stochastic Gradient Descent Tricks, section 3.1; the intraclass correlation, Fisher (1925).
     """
-    step, mean, std, targets = _sampled(history, "target_mean", "target_std", "targets")
-    if len(step) < least or has_rivals(history):
+    step, mean, std, targets = sampled(history, "target_mean", "target_std", "targets")
+    if len(step) < least or np.median(targets) < rows or has_rivals(history):
         return []
     between, within = float(np.var(mean)), float(np.mean(np.square(std)))
     by_chance = within / max(float(np.median(targets)) - 1, 1)
     of_batches = (between - by_chance) / (between + within) if between else 0.0
-    if not of_batches > share or _follow(history) > follows:
+    if not of_batches > share or follow(history) > follows:
         return []
     return [
         _finding(
@@ -219,22 +222,9 @@ def data_not_shuffled(history: History, share: float = 0.5, least: int = 12, fol
     ]
 
 
-def _follow(history: History) -> float:
-    """How the means of targets that are numbers and of what the model says go together, -1 to 1; 0 of classes."""
-    _, asked, said = _sampled(history, "target_mean", "predicted_mean")
-    return float(np.corrcoef(asked, said)[0, 1]) if len(asked) > 2 and np.ptp(asked) and np.ptp(said) else 0.0
-
-
 def _entropy(share: float) -> float:
     """Of two classes of which one has this share, in nats."""
     return -share * math.log(share) - (1 - share) * math.log(1 - share)
-
-
-def _sampled(history: History, *names: str) -> tuple[Floats, ...]:
-    """The steps in which all of these numbers of the loss were finite, `[S]`, and each of the numbers there."""
-    values = [history.total(f"{IN_LOSS}{name}") for name in names]
-    known = np.all([np.isfinite(each) for each in values], axis=0)
-    return history.step[known].astype(float), *(each[known] for each in values)
 
 
 def _finding(

@@ -10,6 +10,7 @@ import re
 import numpy as np
 
 from gradwatch.analysis.rules.facts import own_optimizers
+from gradwatch.analysis.rules.sampled_losses import own_targets_grow
 from gradwatch.analysis.rules.schedule import raised_before
 from gradwatch.history import Bools, Floats, History
 from gradwatch.storage.logged_names import is_loss, is_training_loss
@@ -43,9 +44,11 @@ def scaled_losses(history: History, nothing: float = 1e-6) -> dict[str, Floats]:
     The loss of a policy gradient, summed over an episode, grows as its agent lives longer. Nor those that begin at 0,
     at less than `nothing` beside a gradient of 1 or more, or of a smaller one: GRPO's, a distance to how a model began.
     Nor any of a run that logs a loss of a policy or of values, by its name, as actor-critic methods do: that of the
-    values rises with the return, and so does the sum of the two.
+    values rises with the return, and so does the sum of the two; nor where the targets show that (`own_targets_grow`).
     """
     if not has_rivals(history) and any(map(_OF_AN_AGENT.search, filter(is_loss, history.logged))):
+        return {}
+    if own_targets_grow(history):
         return {}
     norm = history.total("grad_norm")
     least = nothing * min([1.0, *norm[np.isfinite(norm)][:1]])

@@ -11,6 +11,7 @@ import numpy as np
 
 from gradwatch.analysis.rules.facts import beside_bias, matrices, numel, pick, present
 from gradwatch.analysis.rules.finding import Finding, either
+from gradwatch.analysis.rules.sampled_losses import sampled
 from gradwatch.history import Bools, History
 
 ZEROED, CUT_OFF = "zero_grad() stands between backward() and step()", "the loss does not depend on the weights"
@@ -23,7 +24,8 @@ def no_gradient(history: History, min_steps: int = 10) -> list[Finding]:
     Those that were frozen (`requires_grad=False`) when the run began are left out, but where the optimizer holds them
     and they have not been trained before (`_never_trained`): a part that was left frozen by mistake. So is a bias
     beside a weight that got one: a loss of differences or derivatives knows no constants. Where no layer had a
-    gradient in any step, it is one finding of all of them, and an error (`_nowhere`).
+    gradient in any step, it is one finding of all of them, and an error (`_nowhere`). Parameters that are made on the
+    way to the loss, and gone afterwards, are one of their own (`_made_on_the_way`).
     Source: SageMaker Debugger's UnchangedTensor asks the same of the weights.
     """
     seen = present(history)  # [R, L]
@@ -36,7 +38,7 @@ def no_gradient(history: History, min_steps: int = 10) -> list[Finding]:
     never = can & silent & np.array([name not in beside for name in history.layers], bool)
     unheld = _own_unheld(history) if seen.any() else ()
     raw = _never_trained(history, ~can & silent)
-    findings = []
+    findings = _made_on_the_way(history)
     if never.any():
         findings.append(
             _without(
@@ -79,6 +81,28 @@ def no_gradient(history: History, min_steps: int = 10) -> list[Finding]:
             )
         )
     return findings
+
+
+def _made_on_the_way(history: History, least: int = 2) -> list[Finding]:
+    """Parameters of a loss that were gone when the next one was looked at, in `least` samples: nothing trained them."""
+    _, gone = sampled(history, "parameters_gone")
+    if len(gone) < least:
+        return []
+    number = float(np.median(gone))
+    sizes: dict[str, float | str] = {"parameters": number, "missing": "the parameters"}
+    return [
+        Finding(
+            "no-gradient",
+            "warning",
+            (),
+            int(history.step[0]),
+            int(history.step[-1]),
+            sizes,
+            f"{number:.0f} parameters on the way from the weights to the loss are others in each step: a layer is made "
+            "anew in each call, drawn at random, and no optimizer ever holds it.",
+            "Make the layer in __init__, keep it as self.name, and build the optimizer after that.",
+        )
+    ]
 
 
 def _nowhere(history: History) -> list[Finding]:

@@ -1,0 +1,157 @@
+"""What targets that were sampled are judged to be, and what keeps a rule silent: each line of a condition alone."""
+
+import numpy as np
+import pytest
+from make_run import changed, make_history
+
+from gradwatch.analysis.rules.loss_targets import (
+    class_imbalance,
+    data_not_shuffled,
+    labels_not_shifted,
+    padding_in_loss,
+    targets_not_normalised,
+    targets_out_of_range,
+)
+from gradwatch.analysis.rules.losses import scaled_losses
+from gradwatch.analysis.rules.sampled_losses import own_targets_grow
+
+SAMPLES = 24
+RNG = np.random.default_rng(0)
+
+
+def run_with(losses=None, steps=240, graph=(), **numbers):
+    """A run of which every tenth loss was looked at; a number or one for each sample by name."""
+    history = make_history(steps=steps, every=10, loss_graph=graph)
+    columns = {}
+    for name, value in numbers.items():
+        column = columns[f"in_loss/{name}"] = np.full(steps, np.nan)
+        column[:: steps // SAMPLES][:] = value
+    logged = {"loss": losses if losses is not None else np.full(steps, 0.7) + 0.01 * RNG.standard_normal(steps)}
+    return changed(history, per_step={**history.per_step, **logged, **columns})
+
+
+RARE = {"target_top": 0, "target_top_share": 0.98, "predicted_top_share": 1.0, "target_std": 0.1, "target_soft": 0.0}
+
+
+@pytest.mark.parametrize(
+    ("differs", "found"),
+    [
+        ({}, 1),
+        ({"target_top_share": 0.7}, 0),
+        ({"predicted_top_share": 0.99}, 0),
+        ({"target_top": np.arange(SAMPLES) % 2}, 0),
+        ({"target_std": 0.0}, 0),  # the same in every batch: a judge that is asked for one answer
+        ({"target_soft": 0.1}, 0),  # grey levels
+        ({"losses": np.geomspace(0.7, 0.02, 240)}, 0),  # below 0.098, what knowing the share alone gives
+        ({"losses": np.geomspace(0.7, 0.095, 240)}, 1),
+        ({"target_top_at_ends": 0.9, "ignored": 0.0}, 0),  # padding
+    ],
+)
+def test_one_class_for_everything(differs, found):
+    assert len(class_imbalance(run_with(**{**RARE, **differs}))) == found
+
+
+PADDED = {"target_top": 3, "target_top_share": 0.7, "target_top_at_ends": 0.9, "ignored": 0.0}
+
+
+@pytest.mark.parametrize(
+    ("differs", "found"),
+    [
+        ({}, 1),
+        ({"target_top_at_ends": -0.9}, 1),  # in front
+        ({"target_top_at_ends": 0.1}, 0),
+        ({"target_top_share": 0.4}, 0),
+        ({"ignored": 0.2}, 0),
+        ({"target_top": np.arange(SAMPLES) % 2}, 0),
+    ],
+)
+def test_padding(differs, found):
+    assert len(padding_in_loss(run_with(**{**PADDED, **differs}))) == found
+
+
+@pytest.mark.parametrize(("same", "found"), [(1.0, 1), (0.85, 0)])
+def test_the_token_itself(same, found):
+    assert len(labels_not_shifted(run_with(target_is_input=same))) == found
+
+
+def path(operations):
+    n = len(operations.split())
+    return (
+        {
+            "what": "path",
+            "operations": operations,
+            "shapes": "1 " + "4x5 " * (n - 1),
+            "operands": "1 " * n,
+            "layer": "",
+        },
+    )
+
+
+@pytest.mark.parametrize(
+    ("operations", "low", "high", "found"),
+    [
+        ("MseLoss Sigmoid Addmm", -2, 2, "sigmoid"),
+        ("MseLoss Sigmoid Addmm", 0, 1, None),
+        ("MseLoss Sigmoid Addmm", -0.01, 1.01, None),  # a little beyond
+        ("HuberLoss Squeeze Tanh Addmm", -1, 1, None),
+        ("HuberLoss Squeeze Tanh Addmm", -1, 3, "tanh"),
+        ("MseLoss Relu Addmm", 0, 90, None),
+        ("MseLoss Relu Addmm", -5, 90, "ReLU"),
+        ("MseLoss Addmm Relu Addmm", -5, 90, None),
+        ("NllLoss LogSoftmax Addmm", -5, 90, None),
+    ],
+)
+def test_out_of_reach(operations, low, high, found):
+    findings = targets_out_of_range(run_with(graph=path(operations), target_low=low, target_high=high))
+    assert [f.evidence["operation"] for f in findings] == ([found] if found else [])
+
+
+LARGE = {"target_mean": 4000.0, "target_std": 900.0, "predicted_mean": 10.0, "predicted_std": 3.0}
+
+
+@pytest.mark.parametrize(
+    ("differs", "found"),
+    [
+        ({}, 1),
+        ({"predicted_mean": 3900.0, "predicted_std": 800.0}, 0),
+        ({"predicted_mean": 3900.0}, 1),  # of the mean, and no more
+        ({"target_mean": 4.0, "target_std": 0.9}, 0),
+        ({"losses": np.geomspace(1e7, 10, 240)}, 0),
+    ],
+)
+def test_numbers_that_are_too_large(differs, found):
+    assert len(targets_not_normalised(run_with(**{**LARGE, **differs}))) == found
+
+
+CYCLE = np.arange(SAMPLES) % 5.0
+
+
+@pytest.mark.parametrize(
+    ("differs", "found"),
+    [
+        ({}, 1),
+        ({"target_std": 3.0}, 0),
+        ({"targets": 4}, 0),  # of so few little is known
+        ({"predicted_mean": CYCLE + 0.01 * RNG.standard_normal(SAMPLES)}, 0),  # answered rightly, or the model's own
+        ({"predicted_mean": np.roll(CYCLE, 1)}, 1),  # what the batch before asked for
+    ],
+)
+def test_rows_in_an_order(differs, found):
+    assert (
+        len(data_not_shuffled(run_with(**{"target_mean": CYCLE, "target_std": 0.2, "targets": 64, **differs}))) == found
+    )
+
+
+def test_batches_of_which_the_mean_differs_by_chance_are_in_no_order():
+    batches = RNG.integers(10, size=(SAMPLES, 8))
+    assert data_not_shuffled(run_with(target_mean=batches.mean(1), target_std=batches.std(1), targets=8)) == []
+
+
+def test_the_loss_of_values_that_grow_by_themselves_has_no_scale():
+    mean, spread = np.geomspace(1, 12, SAMPLES), np.geomspace(0.1, 3, SAMPLES)
+    of_values = {"target_mean": mean, "target_std": spread, "predicted_mean": 1.05 * mean}
+    assert own_targets_grow(run_with(**of_values))
+    assert scaled_losses(run_with(**of_values)) == {}
+    for differs in ({"target_std": 1.0}, {"predicted_mean": np.cos(7 * np.arange(SAMPLES))}):
+        assert not own_targets_grow(run_with(**{**of_values, **differs}))
+        assert set(scaled_losses(run_with(**{**of_values, **differs}))) == {"loss"}
