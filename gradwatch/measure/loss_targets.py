@@ -8,7 +8,8 @@ Legend: N predictions, C classes, R rows of T tokens.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import math
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
@@ -32,26 +33,24 @@ def seen(loss: str, node: Node, tables: Iterable[Node] = ()) -> dict[str, Tensor
     """0-d tensors on the loss's device, by name; `loss` is the operation that the `node` is of, of `LOSSES`.
 
     Of all: `target_mean` and `target_std`, where a class counts by its number, of so many `targets`. Of classes, also
-    of two: `target_top`, the most frequent one, `target_top_share` and `predicted_top_share`, and the share of targets
-    that are `ignored`; of probabilities, `target_soft`, how far they are from 0 and 1 on average. Of numbers:
-    `target_low` and `target_high`, between which nine tenths lie, `target_spread`, the median distance from the
-    median, `target_farthest`, the largest, `predicted_mean` and `predicted_std`. Of tokens, which came in by the
-    embeddings `tables`: `target_is_input`, the share of targets that are the token at their own place, and
-    `target_top_at_ends`, how much more often the most frequent one is the last of a row than the first (or less).
+    of two: `target_top`, the most frequent one, `target_top_share` and `predicted_top_share`, the share of targets
+    that were `predicted_right` and of those that are `ignored`; of probabilities, `target_soft`, how far they are from
+    0 and 1 on average. Of numbers: `target_low` and `target_high`, between which nine tenths lie, `target_spread`, the
+    median distance from the median, `target_farthest`, the largest, `predicted_mean` and `predicted_std`, and the
+    share of the targets' variance that is `explained`. Of tokens, which came in by the embeddings `tables`:
+    `target_is_input`, the share of targets that are the token at their own place, and `target_top_at_ends`, how much
+    more often the most frequent one is the last of a row than the first (or less).
     """
     if not _is_plain(node):
         return {}
     target, scores = node._saved_target, node._saved_self
     if type(target) is not Tensor or type(scores) not in (Tensor, torch.nn.Parameter) or not target.numel():
         return {}
+    few = _evenly(target.shape, MOST)
     if loss in _NUMBERS:
-        found = _of_numbers(_thin(target, MOST).flatten().float(), _thin(scores, MOST).flatten().float())
+        found = _of_numbers(target[few].flatten().float(), scores[few].flatten().float())
     elif loss in _YES_OR_NO:
-        middle = 0.0 if loss.endswith("Logits") else 0.5
-        thin = _thin(target, MOST)
-        asked, said = thin > 0.5, _thin(scores, MOST) > middle
-        found = _of_classes(_counts(asked.flatten().long(), 2), _counts(said.flatten().long(), 2))
-        found["target_soft"] = (thin - asked.to(thin.dtype)).abs().float().mean()
+        found = _of_two(target[few], scores[few] > (0.0 if loss.endswith("Logits") else 0.5))
     elif scores.dim() < 2:  # of a single prediction
         return {}
     else:
@@ -72,16 +71,28 @@ def _of_numbers(target: Tensor, predicted: Tensor) -> dict[str, Tensor]:
         "target_farthest": away.amax(),
         "predicted_mean": predicted.mean(),
         "predicted_std": predicted.std(correction=0),
+        "explained": 1 - (target - predicted).square().mean() / target.var(correction=0),
     }
+
+
+def _of_two(target: Tensor, said: Tensor) -> dict[str, Tensor]:
+    """Of probabilities between 0 and 1, and which of the two classes has the higher score."""
+    asked = target > 0.5
+    found = _of_classes(_counts(asked.flatten().long(), 2), _counts(said.flatten().long(), 2))
+    found["target_soft"] = (target - asked.to(target.dtype)).abs().float().mean()
+    found["predicted_right"] = (asked == said).float().mean()
+    return found
 
 
 def _of_choices(target: Tensor, scores: Tensor, ignored: int, tables: Iterable[Node]) -> dict[str, Tensor]:
     """Of targets `[N, ...]`, classes by their numbers, and scores `[N, C, ...]`."""
-    classes, asked = scores.shape[1], _thin(target, MOST).flatten()
+    classes, asked = scores.shape[1], target[_evenly(target.shape, MOST)].flatten()
     counts = _counts(torch.where(asked == ignored, classes, asked), classes + 1)
-    said = _thin(scores, max(MOST_SCORES, 64 * classes), keeps=1).argmax(1)
+    few = _evenly(target.shape, max(MOST_SCORES // classes, 64))
+    said, wanted = scores[(few[0], slice(None), *few[1:])].argmax(1), target[few]
     found = _of_classes(counts[:classes], _counts(said.flatten(), classes))
     found["ignored"] = counts[classes] / counts.sum()
+    found["predicted_right"] = (said == wanted).sum() / (wanted != ignored).sum()
     tokens = [_of_tokens(target, node._saved_indices, ignored, found["target_top"]) for node in _plain(tables)]
     alike = [each for each in tokens if each is not None]
     if alike:
@@ -124,16 +135,14 @@ def _counts(classes: Tensor, of: int) -> Tensor:
     return torch.zeros(of, device=classes.device).index_add_(0, classes, torch.ones_like(classes, dtype=torch.float32))
 
 
-def _thin(values: Tensor, most: int, keeps: int | None = None) -> Tensor:
-    """Every so manieth of it, evenly along its longest axes but the one that it `keeps`, so that `most` are left."""
-    while values.numel() > most:
-        axes = [axis for axis in range(values.dim()) if axis != keeps]
-        axis = max(axes, key=lambda axis: values.shape[axis])
-        if values.shape[axis] < 2:
-            break
-        step = min(-(-values.numel() // most), values.shape[axis])
-        values = values[(slice(None),) * axis + (slice(None, None, step),)]
-    return values
+def _evenly(shape: Sequence[int], most: int) -> tuple[slice, ...]:
+    """A step along each axis, the longest ones first, so that about `most` elements are left, spread evenly."""
+    steps, left = [1] * len(shape), list(shape)
+    while math.prod(left) > most and max(left) > 1:
+        axis = left.index(max(left))
+        steps[axis] *= min(-(-math.prod(left) // most), left[axis])
+        left[axis] = -(-shape[axis] // steps[axis])
+    return tuple(slice(None, None, step) for step in steps)
 
 
 def _is_plain(node: Node) -> bool:

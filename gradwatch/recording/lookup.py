@@ -57,7 +57,7 @@ def _looked_up(stepper: Stepper, step: Step) -> tuple[Now, dict[str, Any]]:
     if scale is not None:
         values["loss_scale"] = scale
     inside = stepper.inside
-    if inside.loss_targets.values:
+    if inside.loss_targets.is_open:
         values.update(inside.loss_targets.take())
     if inside.mode is not None and not inside.mode.model.training:
         values["eval_mode"] = 1.0

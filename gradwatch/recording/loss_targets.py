@@ -22,53 +22,67 @@ MOST_MISSES = 4  # steps without a loss that torch knows, after which no other i
 class LossTargets:
     """Of the steps that it may `begin` with it hears the first, then one `every` so many, later ever fewer.
 
-    In each it listens to backward until a loss is of these layers; of sharded ones, which no graph shows, to the first.
+    In each it looks at the losses until one is of these layers; of sharded ones, which no graph shows, at the first.
+    Until the step it counts how often gradients that backward had left are gone when backward is called again.
     """
 
     def __init__(self, every: int = 1, looking: Looking | None = None) -> None:
         self._every, self._looking = every, looking or Looking()
-        self.values: dict[str, Tensor | float] = {}  # of the last loss, until they are taken
+        self.is_open = False  # whether it hears of the step that is to come
+        self._values: dict[str, Tensor | float] = {}
         self._layout: Layout | None = None
         self._strangers: list[weakref.ref[nn.Parameter]] = []  # in the last graph, and none of the layers
-        self._due = self._misses = self._heard = 0  # the next step; steps and, of this one, losses without success
+        self._due = self._misses = 0  # the next step; those without success
+        self._to_look_at = self._dropped = 0  # losses of this step; how often gradients were gone
+        self._had_gradients = False  # when backward was called last, and over
 
     def begin(self, step: int, layout: Layout) -> None:
         """This step is about to begin."""
         self._layout = layout
-        if step >= self._due and self._misses < MOST_MISSES and self not in backward_calls.heard.listeners:
-            self._due, self._heard = max(step + self._every, int(1.1 * step)), 0
+        if step >= self._due and self._misses < MOST_MISSES and not self.is_open:
+            self._due = max(step + self._every, int(1.1 * step))
+            self._values, self._to_look_at, self._dropped, self._had_gradients = {}, MOST_LOSSES, 0, False
             self._misses += 1
+            self.is_open = True
             backward_calls.heard.listen(self)
 
     def stop(self) -> None:
         """Hear of no more."""
         backward_calls.heard.leave(self)
+        self.is_open = False
 
     def take(self) -> dict[str, Tensor | float]:
-        """What the last loss was asked for, 0-d tensors, once."""
-        values, self.values = self.values, {}
-        return values
+        """The step is there: what its loss was asked for, and how often its gradients were gone before (`dropped`)."""
+        self.stop()
+        return {**self._values, **({f"{IN_LOSS}dropped": float(self._dropped)} if self._dropped else {})}
 
     @untraced
     def before(self, losses: Any) -> None:
         """Somebody is about to call backward on these."""
         with self._looking.at("what the loss is asked for"):
+            self._dropped += self._had_gradients and not self._has_gradients()
             for loss in losses if isinstance(losses, Sequence) else (losses,):
-                self._heard += 1
-                if self._layout is None or not isinstance(loss, Tensor):
-                    continue
-                names = {id(p): name for p, name in zip(self._layout.params, self._layout.names, strict=True)}
-                graph = LossGraph(loss, names)
-                if graph.reached or self._layout.sharding is not None:
-                    self._heard = MOST_LOSSES
-                    self.values = graph.targets()
-                    self._misses = 0 if self.values else self._misses
-                    gone = sum(stranger() is None for stranger in self._strangers)
-                    self.values |= {f"{IN_LOSS}parameters_gone": float(gone)} if gone else {}
-                    self._strangers = [weakref.ref(parameter) for parameter in graph.strangers]
-                    break
-        if self._heard >= MOST_LOSSES:
-            self.stop()
+                if self._to_look_at:
+                    self._to_look_at -= 1
+                    self._look_at(loss)
+
+    def _look_at(self, loss: Any) -> None:
+        if self._layout is None or not isinstance(loss, Tensor):
+            return
+        layers = {id(p): name for p, name in zip(self._layout.params, self._layout.names, strict=True)}
+        graph = LossGraph(loss, layers)
+        if not graph.reached and self._layout.sharding is None:
+            return
+        self._to_look_at = 0
+        self._values = graph.targets()
+        self._misses = 0 if self._values else self._misses
+        gone = sum(stranger() is None for stranger in self._strangers)
+        self._values |= {f"{IN_LOSS}parameters_gone": float(gone)} if gone else {}
+        self._strangers = [weakref.ref(parameter) for parameter in graph.strangers]
 
     def after(self, before: Any) -> None:
-        """The gradients are there: nothing is asked of them."""
+        """The gradients are there."""
+        self._had_gradients = self._has_gradients()
+
+    def _has_gradients(self) -> bool:
+        return self._layout is not None and any(p.grad is not None for p in self._layout.params)

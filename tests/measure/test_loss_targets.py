@@ -37,6 +37,7 @@ def of_classes(asked, said, ignored=0.0):
         "target_top_share": counts.max() / counts.sum(),
         "predicted_top_share": np.bincount(said).max() / said.size,
         "ignored": ignored,
+        **({"predicted_right": (asked == said).mean()} if len(asked) == len(said) else {}),
     }
 
 
@@ -51,6 +52,7 @@ def test_what_is_ignored_is_no_target():
     y[::4] = -100
     kept = y != -100
     expected = of_classes(y[kept], MANY(X).argmax(1), ignored=0.25)
+    expected["predicted_right"] = float((y == MANY(X).argmax(1))[kept].float().mean())
     assert seen(F.cross_entropy(MANY(X), y)) == pytest.approx(expected, rel=1e-5)
     nothing = seen(F.cross_entropy(MANY(X), torch.full((N,), -100)))
     assert (nothing["ignored"], np.isnan(nothing["target_top_share"])) == (1, True)
@@ -91,6 +93,7 @@ def test_of_numbers(loss):
         "target_farthest": away.max(),
         "predicted_mean": said.mean(),
         "predicted_std": said.std(),
+        "explained": 1 - np.square(said - asked).mean() / asked.var(),
     }
     assert seen(loss(ONE(X), REAL)) == pytest.approx(expected, rel=1e-5)
 

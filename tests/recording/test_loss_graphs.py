@@ -35,15 +35,22 @@ def graph_of(watch):
     return manifest["loss_graph"]
 
 
-def test_it_is_heard_once_and_torchs_own_function_is_back_before_the_first_step(tmp_path):
+def hears(watch):
+    """Whether it waits for a loss of layers that were not reached yet."""
+    return watch._loss_graphs in backward_calls.heard.listeners
+
+
+def test_it_is_heard_once_and_torchs_own_function_is_back_after_the_first_step(tmp_path):
     torchs, net = torch.autograd.backward, nn.Linear(6, 4)
     watch, optimizer = watched(net, tmp_path)
     assert torch.autograd.backward is not torchs
     with watch:
-        for _ in range(3):
+        for step in range(3):
             F.cross_entropy(net(X), Y).backward()
-            assert torch.autograd.backward is torchs
+            assert not hears(watch)
+            assert (torch.autograd.backward is torchs) == (step > 0)
             optimizer.step()
+            assert torch.autograd.backward is torchs
     path, softmax = graph_of(watch)
     assert (path["operations"], softmax["operation"]) == ("NllLoss LogSoftmax Addmm", "LogSoftmax")
 
@@ -55,38 +62,38 @@ def test_a_watch_that_hears_of_no_loss_leaves_nothing_behind(tmp_path):
 
 
 def test_losses_are_heard_until_each_layer_was_reached(tmp_path):
-    torchs, net = torch.autograd.backward, nn.ModuleDict({"a": nn.Linear(6, 4), "b": nn.Linear(6, 1)})
+    net = nn.ModuleDict({"a": nn.Linear(6, 4), "b": nn.Linear(6, 1)})
     watch, optimizer = watched(net, tmp_path)
     with watch:
         F.cross_entropy(net["a"](X), Y).backward()
         (torch.ones(2, requires_grad=True) * 2).sum().backward()  # somebody else's
-        assert torch.autograd.backward is not torchs
+        assert hears(watch)
         net["b"](X).abs().mean().backward()
-        assert torch.autograd.backward is torchs
+        assert not hears(watch)
         optimizer.step()
     assert {row["layer"] for row in graph_of(watch)} == {"a.weight", "b.weight"}
 
 
 def test_of_a_layer_that_no_loss_reaches_it_waits_so_long_and_no_longer(tmp_path):
-    torchs, net = torch.autograd.backward, nn.ModuleDict({"a": nn.Linear(6, 4), "b": nn.Linear(6, 1)})
+    net = nn.ModuleDict({"a": nn.Linear(6, 4), "b": nn.Linear(6, 1)})
     watch, optimizer = watched(net, tmp_path)
     with watch:
         for i in range(MOST_LOSSES):
-            assert torch.autograd.backward is not torchs, i
+            assert hears(watch), i
             F.cross_entropy(net["a"](X), Y).backward()
             optimizer.step()
-        assert torch.autograd.backward is torchs
+        assert not hears(watch)
     assert len(graph_of(watch)) == 2  # what is seen again is noted once
 
 
 def test_losses_that_reach_none_of_the_layers_are_not_walked_for_ever(tmp_path):
-    torchs, watch = torch.autograd.backward, watched(nn.Linear(6, 4), tmp_path)[0]
+    watch, _ = watched(nn.Linear(6, 4), tmp_path)
     other = torch.ones(2, requires_grad=True)
     with watch:
         for _ in range(MOST_LOSSES):
-            assert torch.autograd.backward is not torchs
+            assert hears(watch)
             other.square().sum().backward()
-        assert torch.autograd.backward is torchs
+        assert not hears(watch)
     assert graph_of(watch) == []
 
 

@@ -71,6 +71,25 @@ def test_other_losses_may_come_first_and_so_many_of_them(tmp_path):
     assert looked_at(trained(tmp_path, after_others)[0]) == [0, 21, 31, 41, 51]
 
 
+@pytest.mark.parametrize("set_to_none", [True, False])
+@pytest.mark.parametrize("inside", [True, False])
+def test_gradients_that_are_gone_when_backward_is_called_again_are_counted(inside, set_to_none, tmp_path):
+    net = nn.Linear(6, 4)
+    optimizer = optim.SGD(net.parameters(), 0.1)
+    watch = gradwatch.watch(net, optimizer, log=None, dir=tmp_path, verbose=False)
+    with watch:
+        for step in range(20):
+            optimizer.zero_grad(set_to_none=set_to_none)
+            for part in range(4):
+                if inside:
+                    optimizer.zero_grad(set_to_none=set_to_none)
+                (entropy(net, 4 * step + part) / 4).backward()
+            optimizer.step()
+    history = gradwatch.open_history(watch.dir)
+    assert looked_at(history, "dropped") == ([0, 11] if inside and set_to_none else [])  # of zeros nothing is known
+    assert np.nanmax(history.total("in_loss/dropped"), initial=0) == (3 if inside and set_to_none else 0)
+
+
 def test_parameters_that_are_made_in_each_call_are_counted_when_they_are_gone(tmp_path):
     kept = nn.Linear(4, 4)  # in no optimizer, but there to stay
     history, _ = trained(tmp_path, lambda net, _: F.cross_entropy(nn.Linear(4, 4)(kept(net(X))), Y))

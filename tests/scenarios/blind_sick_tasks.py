@@ -30,7 +30,7 @@ def predictions_broadcast_over_targets(folder, ill):
 
 
 @sick(
-    "spike", "noise-dominated", "lr-too-high", "no-progress",
+    "spike", "noise-dominated", "lr-too-high", "no-progress", "data-not-shuffled",
     where="the last layers, at every change of class", cure="shuffle: the rows lie sorted by their class",
 )  # fmt: skip
 def rows_sorted_by_class(folder, ill):

@@ -100,7 +100,7 @@ def sigmoid_before_a_loss_of_logits(folder, ill):
 
 
 @sick(
-    "dead-layer", "vanishing", "no-progress",
+    "dead-layer", "vanishing", "no-progress", "targets-out-of-range",
     where="all layers, once no output is above zero", cure="no ReLU behind the last layer: most targets are negative",
 )  # fmt: skip
 def relu_behind_the_last_layer(folder, ill):

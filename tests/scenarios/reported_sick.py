@@ -49,7 +49,7 @@ def executor_without_a_zero(folder, ill):
 
 # "train.py: zero_grad is called per microbatch, breaking gradient accumulation", github.com/bytetriper/RAE/issues/67
 @sick(
-    "update-too-small", "no-progress",
+    "update-too-small", "no-progress", "accumulation-wiped",
     where="all layers, all steps: of 32 parts of a gradient one is left",
     cure="zero once per step, not before each micro-batch",
 )  # fmt: skip

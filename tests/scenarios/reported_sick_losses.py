@@ -195,7 +195,7 @@ def everything_at_one_point(folder, ill):
 # "Loss exploding after few steps" (a linear last layer, and images of mean 0),
 # github.com/aimagelab/novelty-detection/issues/5
 @sick(
-    "saturated",
+    "saturated", "targets-out-of-range",
     where="the sigmoid behind the last layer", cure="no sigmoid: half of what is to be met lies below 0, some above 1",
 )  # fmt: skip
 def sigmoid_for_images_of_mean_zero(folder, ill):

@@ -2,7 +2,7 @@
 
 import torch
 from diseases import dense
-from nets import CODES, SEED, Recurrent, digits, mlp, pieces
+from nets import CODES, SEED, Recurrent, batches, digits, mlp, pieces
 from torch import optim
 from torch.nn import functional as F
 from trainings import fit
@@ -85,3 +85,23 @@ def prices(folder, sick=True, steps=200):
         return F.mse_loss(net(x), 4000 + 900 * y if sick else y)
 
     return fit(folder, net, optim.Adam(net.parameters(), 0.003), loss_of, steps)
+
+
+def wiped(folder, sick=True, steps=150):
+    """Sixteen micro-batches of two digits a step, of which all but the last are thrown away (the twin: all count)."""
+    net, batch = mlp(), batches(size=2)
+    optimizer = optim.SGD(net.parameters(), 0.3)
+    parts = 16
+
+    def loss_of(step):
+        optimizer.zero_grad()
+        for part in range(parts):
+            x, y = batch(parts * step + part)
+            if sick:
+                optimizer.zero_grad()
+            loss = F.cross_entropy(net(x), y) / parts
+            if part < parts - 1:
+                loss.backward()
+        return loss * parts if sick else loss
+
+    return fit(folder, net, optimizer, loss_of, steps)

@@ -15,7 +15,6 @@ from gradwatch.analysis.rules import diagnose
 FOLDER = Path(__file__).parents[2] / "docs" / "findings"
 PAGES = {page.stem for page in FOLDER.glob("*.md")} - {"index", "false_alarms", "judgement", "cures"}
 WANTED = {  # what no finding is called yet, and an expert would say
-    "accumulation-wiped",
     "average-too-slow",
     "batch-read-as-time",
     "categories-as-numbers",

@@ -75,6 +75,7 @@ TWINS: dict[str, tuple[tuple[str, Train], tuple[str, Train]]] = {
             ("padding-in-loss", t.padded, "padding asked for", "padding ignored"),
             ("targets-not-normalised", t.prices, "prices around 4,000", "of mean 0 and deviation 1"),
             ("data-not-shuffled", t.sorted_by_label, "in the order of the labels", "in any order"),
+            ("accumulation-wiped", t.wiped, "zero_grad() before each micro-batch", "before the first"),
             ("class-imbalance", t.rare_and_never_said, "no weights", "pos_weight=50"),
             ("dead-units", i.dead_units, "most biases begin at -20", "as torch begins"),
             ("saturated", i.saturated, "inputs from 0 to 1000", "inputs from 0 to 1"),

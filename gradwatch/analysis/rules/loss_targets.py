@@ -189,6 +189,38 @@ def targets_not_normalised(
     ]
 
 
+def accumulation_wiped(history: History, least: int = 3) -> list[Finding]:
+    """Of several backward passes before a step the gradients of the last are left alone. A warning.
+
+    Alarm: in the median of two samples or more, `least` times before the step the gradients that a backward had left
+    were gone (None) as it was called again. Once or twice they are taken apart on purpose, as sharpness-aware
+    minimisation does it; parts that train against each other are not judged. Gradients that are set to 0 in place are
+    not told from those that are kept.
+    Source: torch's documentation of gradient accumulation: zero_grad() stands behind step(), not before each backward.
+    """
+    step, dropped = sampled(history, "dropped")
+    often = float(np.median(dropped)) if len(step) > 1 else 0.0
+    if often < least or has_rivals(history):
+        return []
+    causes = (
+        "zero_grad() stands inside the loop over micro-batches",
+        "they are taken one by one on purpose, and put together by hand",
+    )
+    return [
+        _finding(
+            history,
+            "accumulation-wiped",
+            {"backwards": often + 1, "dropped": often},
+            f"In a step backward is called {often + 1:.0f} times, and before each call the gradients of the one before "
+            f"are gone: the step is that of the last micro-batch alone, of 1/{often + 1:.0f} of the data. "
+            f"{either(causes)}",
+            "Call optimizer.zero_grad() once, behind optimizer.step(), and divide each micro-batch's loss by their "
+            "number.",
+            causes,
+        )
+    ]
+
+
 def data_not_shuffled(
     history: History, share: float = 0.5, least: int = 12, rows: int = 8, follows: float = 0.8
 ) -> list[Finding]:
@@ -201,7 +233,8 @@ def data_not_shuffled(
     that train against each other. A warning.
     Source: Bottou (2012), Stochastic Gradient Descent Tricks, section 3.1; the intraclass correlation, Fisher (1925).
     """
-    step, mean, std, targets = sampled(history, "target_mean", "target_std", "targets")
+    kinds = (sampled(history, "target_mean", "target_std", "targets", of) for of in ("target_top", "target_low"))
+    step, mean, std, targets, _ = max(kinds, key=lambda found: len(found[0]))  # classes, or numbers
     if len(step) < least or np.median(targets) < rows or has_rivals(history):
         return []
     between, within = float(np.var(mean)), float(np.mean(np.square(std)))

@@ -33,6 +33,7 @@ from gradwatch.analysis.rules.inputs import inputs_not_normalised
 from gradwatch.analysis.rules.long_steps import lr_too_high
 from gradwatch.analysis.rules.loss_graph import axes_mixed, norm_over_too_few, shapes_broadcast, softmax_over_the_batch
 from gradwatch.analysis.rules.loss_targets import (
+    accumulation_wiped,
     class_imbalance,
     data_not_shuffled,
     labels_not_shifted,
@@ -70,7 +71,7 @@ RULES: tuple[Rule, ...] = (
     shapes_broadcast, softmax_over_the_batch, norm_over_too_few, axes_mixed, dropout_too_strong,
     weight_decay_too_strong,
     labels_not_shifted, targets_out_of_range, padding_in_loss, targets_not_normalised, data_not_shuffled,
-    class_imbalance,
+    class_imbalance, accumulation_wiped,
     inputs_not_normalised, negative_loss, left_in_eval, norm_statistics, dead_units, saturated,
     optimizer_state_lost, schedule_too_short, warmup_too_long,
     attention_logits_grow, attention_collapsed, activation_outlier, expert_starved, stale_second_moment,
@@ -89,6 +90,7 @@ CONSEQUENCES: dict[str, set[str]] = {
     **dict.fromkeys(("shapes-broadcast", "softmax-over-the-batch", "norm-over-too-few", "axes-mixed"), _MISMADE),
     "dropout-too-strong": _MISMADE | {"bad-initialisation"},
     **dict.fromkeys(("labels-not-shifted", "targets-out-of-range", "padding-in-loss", "data-not-shuffled"), _MISMADE),
+    "accumulation-wiped": _MISMADE,
     "targets-not-normalised": _MISMADE | {"bad-initialisation", "scaled-gradients", "gradients-accumulate"},
     "negative-loss": _RUINED | {"exploding", "lr-too-high", "scaled-gradients", "gradients-accumulate"},
     "left-in-eval": _RUINED | {"exploding", "lr-too-high"},
