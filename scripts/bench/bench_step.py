@@ -17,6 +17,7 @@ trains in bf16 autocast with fused AdamW; `gpt_steps.py` says what is measured o
 
 from __future__ import annotations
 
+import itertools
 import random
 import statistics
 import tempfile
@@ -54,13 +55,17 @@ class Batches(NamedTuple):
 
 WHOLE = {"transformer-74": Batches(32, 3), "linear-1000": Batches(32, 6), "mlp-6": Batches(8, 200)}
 VARIANTS = ("torch clip + step", "gradwatch clip + step", "step alone", "gradwatch no clip + step")
+SELDOM = ("torch, 1 in 10 clipped", "gradwatch, 1 in 10 clipped")
 
 
 @contextmanager
 def variant(name: str, model: nn.Module, optimizer: torch.optim.Optimizer) -> Iterator[Callable[[], None]]:
     """One step's optimizer phase: gradients are in place, weights move."""
     params = list(model.parameters())
-    if name == "step alone":
+    if name in SELDOM:
+        with variant("torch clip + step" if name == SELDOM[0] else "gradwatch clip + step", model, optimizer) as step:
+            yield seldom_clipped(params, step)
+    elif name == "step alone":
         yield optimizer.step
     elif name == "torch clip + step":
 
@@ -78,6 +83,21 @@ def variant(name: str, model: nn.Module, optimizer: torch.optim.Optimizer) -> It
             yield optimizer.step
 
 
+def seldom_clipped(params: list[nn.Parameter], step: Callable[[], None]) -> Callable[[], None]:
+    """The step on gradients whose norm is above `MAX_NORM` in one step in ten: the smallest tensor's is set for it."""
+    small = min(params, key=torch.Tensor.numel)
+    rest = [p.grad for p in params if p is not small and p.grad is not None]
+    torch._foreach_mul_(rest, 0.9 * MAX_NORM / torch.stack(torch._foreach_norm(rest)).norm())
+    assert small.grad is not None
+    gradient, steps = small.grad, itertools.count()
+
+    def seldom() -> None:
+        gradient.fill_(0.0 if next(steps) % 10 else 0.6 * MAX_NORM / gradient.numel() ** 0.5)
+        step()
+
+    return seldom
+
+
 def built(model: str, optimizer: str, device: str = "cpu") -> tuple[nn.Module, torch.optim.Optimizer]:
     """A new model with gradients, and its optimizer."""
     torch.manual_seed(0)
@@ -93,19 +113,23 @@ def ready(name: str, model: str, optimizer: str) -> AbstractContextManager[Calla
 
 
 def measure(model: str, optimizer: str, rounds: int, steps: int, device: str) -> dict[str, float]:
-    """Median over rounds of each variant's time divided by torch's clip and step of the same round."""
-    pairs = {name: built(model, optimizer, device) for name in VARIANTS}
-    times: dict[str, list[float]] = {name: [] for name in VARIANTS}
+    """Median over rounds of each variant's time divided by torch's clip and step of the same round; and of
+    gradwatch's by torch's, where one step in ten is clipped.
+    """
+    variants = (*VARIANTS, *SELDOM)
+    pairs = {name: built(model, optimizer, device) for name in variants}
+    times: dict[str, list[float]] = {name: [] for name in variants}
     for r in range(rounds + 1):  # one round to warm up
-        for name in random.Random(r).sample(VARIANTS, len(VARIANTS)):
+        for name in random.Random(r).sample(variants, len(variants)):
             with variant(name, *pairs[name]) as step:
                 for _ in range(3):
                     step()
                 taken = timed(step, steps, device)
             if r:
                 times[name].append(taken)
-    base = times["torch clip + step"]
-    return {name: statistics.median(t / b for t, b in zip(times[name], base, strict=True)) for name in VARIANTS}
+    ratios = {name: (times[name], times["torch clip + step"]) for name in VARIANTS}
+    ratios["1 in 10 clipped, gradwatch / torch"] = times[SELDOM[1]], times[SELDOM[0]]
+    return {name: statistics.median(t / b for t, b in zip(*both, strict=True)) for name, both in ratios.items()}
 
 
 def whole_steps(model: str, rounds: int) -> float:
