@@ -37,9 +37,9 @@ def seen(loss: str, node: Node, tables: Iterable[Node] = ()) -> dict[str, Tensor
     that were `predicted_right` and of those that are `ignored`; of probabilities, `target_soft`, how far they are from
     0 and 1 on average. Of numbers: `target_low` and `target_high`, between which nine tenths lie, `target_spread`, the
     median distance from the median, `target_farthest`, the largest, `predicted_mean` and `predicted_std`, and the
-    share of the targets' variance that is `explained`. Of tokens, which came in by the embeddings `tables`:
-    `target_is_input`, the share of targets that are the token at their own place, and `target_top_at_ends`, how much
-    more often the most frequent one is the last of a row than the first (or less).
+    share of the targets' variance that is `explained`. Of tokens, which came in by one of the embeddings `tables` that
+    has about a row for each class: `target_is_input`, the share of targets that are the token at their own place, and
+    `target_top_at_ends`, how much more often the most frequent one is the last of a row than the first (or less).
     """
     if not _is_plain(node):
         return {}
@@ -93,7 +93,8 @@ def _of_choices(target: Tensor, scores: Tensor, ignored: int, tables: Iterable[N
     found = _of_classes(counts[:classes], _counts(said.flatten(), classes))
     found["ignored"] = counts[classes] / counts.sum()
     found["predicted_right"] = (said == wanted).sum() / (wanted != ignored).sum()
-    tokens = [_of_tokens(target, node._saved_indices, ignored, found["target_top"]) for node in _plain(tables)]
+    read = (node for node in tables if _is_of(classes, getattr(node, "_saved_weight_sym_argsize_0", classes)))
+    tokens = [_of_tokens(target, node._saved_indices, ignored, found["target_top"]) for node in _plain(read)]
     alike = [each for each in tokens if each is not None]
     if alike:
         same, ends = torch.stack(alike).unbind(1)
@@ -128,6 +129,11 @@ def _of_tokens(target: Tensor, indices: Tensor, ignored: int, top: Tensor) -> Te
     same = ((asked == rows) & valid).sum() / valid.sum()
     is_top = (asked == top).float()
     return torch.stack([same, (is_top[:, -1] - is_top[:, 0]).mean()])
+
+
+def _is_of(classes: int, rows: int) -> bool:
+    """Whether a table of so many rows is of the tokens that are asked for: a head may have some more, or less."""
+    return abs(rows - classes) <= max(2, classes // 10)
 
 
 def _counts(classes: Tensor, of: int) -> Tensor:

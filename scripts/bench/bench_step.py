@@ -84,15 +84,16 @@ def variant(name: str, model: nn.Module, optimizer: torch.optim.Optimizer) -> It
 
 
 def seldom_clipped(params: list[nn.Parameter], step: Callable[[], None]) -> Callable[[], None]:
-    """The step on gradients whose norm is above `MAX_NORM` in one step in ten: the smallest tensor's is set for it."""
-    small = min(params, key=torch.Tensor.numel)
-    rest = [p.grad for p in params if p is not small and p.grad is not None]
-    torch._foreach_mul_(rest, 0.9 * MAX_NORM / torch.stack(torch._foreach_norm(rest)).norm())
-    assert small.grad is not None
-    gradient, steps = small.grad, itertools.count()
+    """The step, on gradients of a norm of `MAX_NORM` and so clipped in one step in ten, else of nine tenths of it."""
+    loud = [p.grad for p in params if p.grad is not None]
+    torch._foreach_mul_(loud, 1.01 * MAX_NORM / torch.stack(torch._foreach_norm(loud)).norm())
+    quiet, steps = torch._foreach_mul(loud, 0.9), itertools.count()
 
     def seldom() -> None:
-        gradient.fill_(0.0 if next(steps) % 10 else 0.6 * MAX_NORM / gradient.numel() ** 0.5)
+        n = next(steps) % 10
+        if n < 2:
+            for p, gradient in zip(params, quiet if n else loud, strict=True):
+                p.grad = gradient
         step()
 
     return seldom

@@ -69,9 +69,9 @@ def test_padding(differs, found):
     assert len(padding_in_loss(run_with(**{**PADDED, **differs}))) == found
 
 
-@pytest.mark.parametrize(("same", "found"), [(1.0, 1), (0.85, 0)])
-def test_the_token_itself(same, found):
-    assert len(labels_not_shifted(run_with(target_is_input=same))) == found
+@pytest.mark.parametrize(("same", "top", "found"), [(1.0, 0.2, 1), (0.85, 0.2, 0), (1.0, 0.95, 0)])
+def test_the_token_itself(same, top, found):
+    assert len(labels_not_shifted(run_with(target_is_input=same, target_top_share=top))) == found
 
 
 def path(operations):
@@ -131,6 +131,9 @@ CYCLE = np.arange(SAMPLES) % 5.0
     [
         ({}, 1),
         ({"target_std": 3.0}, 0),
+        ({"target_low": np.nan, "target_top": CYCLE}, 1),  # classes
+        ({"target_low": np.where(np.arange(SAMPLES) < 13, 0.0, np.nan), "target_top": np.nan}, 1),
+        ({"target_low": np.where(np.arange(SAMPLES) < 11, 0.0, np.nan), "target_top": np.nan}, 0),  # then another loss
         ({"targets": 4}, 0),  # of so few little is known
         ({"predicted_mean": CYCLE + 0.01 * RNG.standard_normal(SAMPLES)}, 0),  # answered rightly, or the model's own
         ({"predicted_mean": np.roll(CYCLE, 1)}, 1),  # what the batch before asked for
@@ -144,7 +147,8 @@ def test_rows_in_an_order(differs, found):
 
 def test_batches_of_which_the_mean_differs_by_chance_are_in_no_order():
     batches = RNG.integers(10, size=(SAMPLES, 8))
-    assert data_not_shuffled(run_with(target_mean=batches.mean(1), target_std=batches.std(1), targets=8)) == []
+    numbers = {"target_mean": batches.mean(1), "target_std": batches.std(1), "targets": 8, "target_top": 0}
+    assert data_not_shuffled(run_with(**numbers)) == []
 
 
 def test_the_loss_of_values_that_grow_by_themselves_has_no_scale():

@@ -124,6 +124,14 @@ def test_targets_that_are_the_tokens_themselves_are_told_from_the_next_ones(insi
     assert seen(language(net, tokens, shifted=False, inside=inside))["target_is_input"] == 1
 
 
+def test_a_table_of_other_things_than_what_is_asked_for_is_not_compared():
+    tokens, kinds = torch.arange(40).reshape(4, 10) % 9, torch.zeros(4, 10, dtype=torch.long)
+    words, of_kinds, head = nn.Embedding(9, 6), nn.Embedding(2, 6), nn.Linear(6, 9)
+    scores = head(words(tokens) + of_kinds(kinds)).flatten(0, 1)
+    assert seen(F.cross_entropy(scores, kinds.flatten()))["target_is_input"] < 0.2  # a tag for each word, mostly 0
+    assert "target_is_input" not in seen(F.cross_entropy(head(of_kinds(kinds)).flatten(0, 1), kinds.flatten()))
+
+
 def test_padding_stands_at_the_ends_of_the_rows():
     tokens, net = texts()
     assert seen(language(net, tokens, shifted=True)) | {"target_top": 0, "target_top_at_ends": 1} == seen(

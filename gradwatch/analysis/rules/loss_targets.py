@@ -92,14 +92,15 @@ def padding_in_loss(history: History, share: float = 0.5, at_ends: float = 0.5) 
     ]
 
 
-def labels_not_shifted(history: History, share: float = 0.98) -> list[Finding]:
+def labels_not_shifted(history: History, share: float = 0.98, varied: float = 0.9) -> list[Finding]:
     """The model is asked for the token that it is given at the same place. A warning.
 
-    Alarm: of targets that belong to rows of tokens `share` are the token itself, in the median of the samples.
+    Alarm: of targets that belong to rows of tokens `share` are the token itself, in the median of the samples, and no
+    token is more than the share `varied` of them: what is always the same is the same as anything.
     Source: Radford et al. (2018), the loss of a language model: the next token, given those before it.
     """
-    _, same = sampled(history, "target_is_input")
-    if len(same) < 3 or np.median(same) < share:
+    _, same, top = sampled(history, "target_is_input", "target_top_share")
+    if len(same) < 3 or np.median(same) < share or np.median(top) > varied:
         return []
     causes = ("the next token was meant, and the targets were not shifted", "the model is to give back what it reads")
     return [
