@@ -5,6 +5,7 @@ import pytest
 from make_run import changed, make_history
 
 from gradwatch.analysis.rules.loss_targets import (
+    accumulation_wiped,
     class_imbalance,
     data_not_shuffled,
     labels_not_shifted,
@@ -140,9 +141,14 @@ CYCLE = np.arange(SAMPLES) % 5.0
     ],
 )
 def test_rows_in_an_order(differs, found):
-    assert (
-        len(data_not_shuffled(run_with(**{"target_mean": CYCLE, "target_std": 0.2, "targets": 64, **differs}))) == found
-    )
+    numbers = {"target_mean": CYCLE, "target_std": 0.2, "targets": 64, "target_low": 0.0}
+    assert len(data_not_shuffled(run_with(**{**numbers, **differs}))) == found
+
+
+@pytest.mark.parametrize(("dropped", "found"), [(3, 1), (15, 1), (1, 0)])
+def test_gradients_that_are_thrown_away(dropped, found):
+    findings = accumulation_wiped(run_with(dropped=dropped))
+    assert [f.evidence["backwards"] for f in findings] == [dropped + 1] * found
 
 
 def test_batches_of_which_the_mean_differs_by_chance_are_in_no_order():
