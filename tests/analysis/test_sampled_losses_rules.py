@@ -15,6 +15,7 @@ from gradwatch.analysis.rules.loss_targets import (
 )
 from gradwatch.analysis.rules.losses import scaled_losses
 from gradwatch.analysis.rules.sampled_losses import own_targets_grow
+from gradwatch.analysis.rules.spikes import spike
 
 SAMPLES = 24
 RNG = np.random.default_rng(0)
@@ -165,3 +166,26 @@ def test_the_loss_of_values_that_grow_by_themselves_has_no_scale():
     for differs in ({"target_std": 1.0}, {"predicted_mean": np.cos(7 * np.arange(SAMPLES))}):
         assert not own_targets_grow(run_with(**{**of_values, **differs}))
         assert set(scaled_losses(run_with(**{**of_values, **differs}))) == {"loss"}
+
+
+def leaps(at, targets):
+    """A loss that rests, leaps at a step and stays high for a while, of so many targets in each sample."""
+    losses = 0.1 + 0.001 * RNG.standard_normal(240)
+    losses[at : at + 30] = 2.0
+    history = run_with(losses=losses, targets=targets)
+    norm = history.total("grad_norm").copy()
+    norm[at : at + 3] *= 100
+    return changed(history, per_step={**history.per_step, "grad_norm": norm, "clipped_norm": norm})
+
+
+@pytest.mark.parametrize(
+    ("targets", "found"),
+    [
+        (np.where(np.arange(SAMPLES) < 12, 64, 128), 0),  # rows are twice as long from step 120 on
+        (np.full(SAMPLES, 64), 1),
+        (np.where(np.arange(SAMPLES) < 6, 64, 128), 1),  # long before
+        (64 + np.arange(SAMPLES) % 7, 1),  # they differ all the time
+    ],
+)
+def test_a_leap_where_another_task_begins_is_no_odd_batch(targets, found):
+    assert sum(f.severity != "note" for f in spike(leaps(115, targets))) == found

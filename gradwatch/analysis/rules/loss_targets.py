@@ -111,7 +111,7 @@ def labels_not_shifted(history: History, share: float = 0.98, varied: float = 0.
             f"{percent(float(np.median(same)))} of the targets are the token that the model is given at the same "
             f"place: it has only to copy. {either(causes)}",
             "Ask for the next token: cross_entropy(logits[:, :-1].flatten(0, 1), tokens[:, 1:].flatten()). A model of "
-            "Transformers shifts `labels` itself; then do not shift them, nor compute the loss a second time.",
+            "Transformers shifts labels itself; then do not shift them, nor compute the loss a second time.",
             causes,
         )
     ]

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from gradwatch.history import Floats, History
+from gradwatch.history import Bools, Floats, History
 from gradwatch.table import IN_LOSS
 
 
@@ -35,3 +35,17 @@ def own_targets_grow(history: History, follows: float = 0.8, times: float = 3.0,
     if len(spread) < least or follow(history) < follows:
         return False
     return float(np.median(spread[-quarter:])) > times * float(np.median(spread[:quarter]))
+
+
+def another_task(history: History) -> Bools:
+    """In which rows a loss came to be of another number of targets for good, and the steps after it, `[T]`.
+
+    Rows that grow, a context that is extended: the loss leaps, and no batch is odd. Between two samples of one number
+    each, and two of another, the change lies after the first of them and is over at the last.
+    """
+    at, targets = sampled(history, "targets")
+    changed = np.zeros(len(history), bool)
+    for i in range(1, len(at) - 2):
+        if targets[i - 1] == targets[i] != targets[i + 1] == targets[i + 2]:
+            changed |= (history.step > at[i]) & (history.step <= at[i + 2])
+    return changed

@@ -24,6 +24,7 @@ from gradwatch.analysis.rules.finding import Finding, Severity, either
 from gradwatch.analysis.rules.largest_row import LargestRow, largest_row
 from gradwatch.analysis.rules.losses import has_rivals, odd_batch, scaled_losses
 from gradwatch.analysis.rules.progress import succeeds
+from gradwatch.analysis.rules.sampled_losses import another_task
 from gradwatch.analysis.rules.schedule import raised_before
 from gradwatch.analysis.rules.tries import A_THIRD, OWN_PAST, clip_with
 from gradwatch.history import Bools, Floats, History
@@ -147,7 +148,9 @@ def _found(history: History, losses: dict[str, Floats], z: float, ratio: float, 
     for values in losses.values():
         found = np.flatnonzero(_loss_spikes(values, loss_z, window))
         in_loss[found if up.any() else found[_passes(values, found, window)]] = True
-    batch = odd_batch(history)
+    batch, expected = odd_batch(history), another_task(history)
+    up, in_loss = up & ~expected, in_loss & ~expected
+    batch = None if batch is not None and expected[batch] else batch
     if batch is not None:
         in_loss[batch] = True
         up[batch] = np.isfinite(norm[batch])
