@@ -39,13 +39,18 @@ def untraced(function: Callable[P, R]) -> Callable[P, R]:
     return out
 
 
+def is_captured(device: torch.device) -> bool:
+    """Whether what is asked of the device now goes into a CUDA graph, and is not done before that is replayed."""
+    return device.type == "cuda" and torch.cuda.is_current_stream_capturing()
+
+
 def refuse_capture(device: torch.device) -> None:
     """Refuse a step that is being captured.
 
     Raises:
         WatchError: the current stream of `device` is captured in a CUDA graph.
     """
-    if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
+    if is_captured(device):
         raise WatchError(
             "optimizer.step() is being captured in a CUDA graph, whose replays would run without gradwatch: "
             "capture the forward and backward pass, and call optimizer.step() outside the graph"

@@ -12,7 +12,7 @@ from gradwatch.measure.layout import Layout
 from gradwatch.measure.looking import Looking
 from gradwatch.measure.loss_graph import LossGraph
 from gradwatch.recording import backward_calls
-from gradwatch.recording.hooks import untraced
+from gradwatch.recording.hooks import is_captured, untraced
 from gradwatch.table import IN_LOSS
 
 MOST_LOSSES = 8  # of a step that are walked: the others' may come first
@@ -67,7 +67,7 @@ class LossTargets:
                     self._look_at(loss)
 
     def _look_at(self, loss: Any) -> None:
-        if self._layout is None or not isinstance(loss, Tensor):
+        if self._layout is None or not isinstance(loss, Tensor) or is_captured(loss.device):
             return
         layers = {id(p): name for p, name in zip(self._layout.params, self._layout.names, strict=True)}
         graph = LossGraph(loss, layers)

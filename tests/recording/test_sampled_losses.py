@@ -140,6 +140,11 @@ def test_what_cannot_be_looked_at_ends_no_training(tmp_path, monkeypatch):
     assert looked_at(history) == []
 
 
+def test_a_backward_that_is_captured_in_a_cuda_graph_is_not_looked_at(tmp_path, monkeypatch):
+    monkeypatch.setattr("gradwatch.recording.loss_targets.is_captured", lambda device: device.type == "cpu")
+    assert looked_at(trained(tmp_path, entropy)[0]) == []
+
+
 def test_a_name_of_its_own_cannot_be_logged(tmp_path):
     net = nn.Linear(6, 4)
     watch = gradwatch.watch(net, optim.SGD(net.parameters(), 0.1), log=None, dir=tmp_path, verbose=False)
