@@ -2,6 +2,7 @@
 
     python scripts/bench/cures.py > docs/findings/cures.md             # and writes docs/measurements/cures.json
     python scripts/bench/cures.py --only lora --keep /tmp/trained      # the rows of some; what is trained is kept
+    python scripts/bench/cures.py --only lora --update > docs/findings/cures.md  # these rows anew, others stay
     python scripts/bench/cures.py --page > docs/findings/cures.md      # from the JSON, nothing is trained
     python scripts/bench/cures.py --held-out                           # the totals of the other half: once, at the end
 
@@ -346,6 +347,7 @@ def main() -> int:
     parser.add_argument("--held-out", action="store_true", help="the totals of the held-out half, and nothing else")
     parser.add_argument("--page", action="store_true", help="train nothing: print the page from the JSON")
     parser.add_argument("--only", default="", help="those with this in their name; the JSON stays as it is")
+    parser.add_argument("--update", action="store_true", help="put what --only trained into the JSON, and print it all")
     parser.add_argument("--keep", type=Path, help="a folder for what is trained; what lies there is not trained again")
     args = parser.parse_args()
     if args.page:
@@ -373,7 +375,10 @@ def main() -> int:
     if args.held_out:
         print("\n".join(totals("held out", results)))
         return 0
-    if not args.only:
+    if args.update:
+        known = json.loads(RESULTS.read_text(encoding="utf-8")) | results
+        results = {training.name: known[training.name] for training in half if training.name in known}
+    if args.update or not args.only:
         RESULTS.write_text(json.dumps(results, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
     print(page(results), end="")
     return 0

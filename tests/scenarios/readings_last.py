@@ -149,16 +149,10 @@ READ_LAST = {
     ),
     ("every-ratio-times-every-advantage", "shapes-broadcast"): Reading("both are of one shape", as_expert=True),
     ("log-softmax-over-the-batch", "softmax-over-the-batch"): Reading("dim=-1", as_expert=True),
-    ("labels-not-shifted: labels=tokens", "labels-not-shifted"): Reading("the next token is asked for", as_expert=True),
     ("targets-out-of-range: a sigmoid at the end", "targets-out-of-range"): Reading(
         "the sigmoid is left out", as_expert=True
     ),
-    ("padding-in-loss: padding asked for", "padding-in-loss"): Reading("ignore_index", as_expert=True),
-    ("targets-not-normalised: prices around 4,000", "targets-not-normalised"): Reading(
-        "the targets have mean 0 and deviation 1", as_expert=True
-    ),
     ("data-not-shuffled: in the order of the labels", "data-not-shuffled"): Reading("shuffle=True", as_expert=True),
-    ("class-imbalance: no weights", "class-imbalance"): Reading("pos_weight=50", as_expert=True),
     ("accumulation-wiped: zero_grad() before each micro-batch", "accumulation-wiped"): Reading(
         "zero_grad() once a step", as_expert=True
     ),

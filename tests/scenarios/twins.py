@@ -133,5 +133,9 @@ NOT_TOLD = {
     "left-in-eval",
     "norm-statistics",
     "optimizer-state-lost",
+    "labels-not-shifted",
+    "padding-in-loss",
+    "targets-not-normalised",
+    "class-imbalance",
 }
 TOLD_BY_LOSSES = [as_sick(rule) for rule in TWINS if rule not in NOT_TOLD]
