@@ -93,8 +93,7 @@ def optimizer_phase(report: Report, name: str) -> str:
     """bench_step.py: the ratios to torch."""
     text = (
         "Clip, recording and optimizer step, divided by the time of torch's clip and step. *No clip* has no policy\n"
-        "and so no scale pass; *step alone* records nothing. Every step is clipped, but in a column that says one in\n"
-        "ten: there gradwatch's time is divided by that of torch's clip and step on the same gradients.\n\n"
+        "and so no scale pass; *step alone* records nothing. Where there is a clip, each step is clipped.\n\n"
     )
     text += _cases(report["ratios"], lambda value: f"{value:.2f}")
     if "whole step ratios" in report:

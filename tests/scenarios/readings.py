@@ -168,4 +168,11 @@ READINGS = {
     ("norm-over-too-few: batches of two", "norm-over-too-few"): Reading("larger batches", as_expert=True),
     ("axes-mixed: heads by a view", "axes-mixed"): Reading("a view and a transpose", as_expert=True),
     ("dropout-too-strong: p=0.9", "dropout-too-strong"): Reading("p=0.1", as_expert=True),
+    ("targets-out-of-range: a sigmoid at the end", "targets-out-of-range"): Reading(
+        "the sigmoid is left out", as_expert=True
+    ),
+    ("data-not-shuffled: in the order of the labels", "data-not-shuffled"): Reading("shuffle=True", as_expert=True),
+    ("accumulation-wiped: zero_grad() before each micro-batch", "accumulation-wiped"): Reading(
+        "zero_grad() once a step", as_expert=True
+    ),
 }

@@ -149,16 +149,5 @@ READ_LAST = {
     ),
     ("every-ratio-times-every-advantage", "shapes-broadcast"): Reading("both are of one shape", as_expert=True),
     ("log-softmax-over-the-batch", "softmax-over-the-batch"): Reading("dim=-1", as_expert=True),
-    ("targets-out-of-range: a sigmoid at the end", "targets-out-of-range"): Reading(
-        "the sigmoid is left out", as_expert=True
-    ),
-    ("data-not-shuffled: in the order of the labels", "data-not-shuffled"): Reading("shuffle=True", as_expert=True),
-    ("accumulation-wiped: zero_grad() before each micro-batch", "accumulation-wiped"): Reading(
-        "zero_grad() once a step", as_expert=True
-    ),
-    ("relu-behind-the-last-layer", "targets-out-of-range"): Reading("the last layer is linear", as_expert=True),
-    ("rows-sorted-by-class", "data-not-shuffled"): Reading("the rows are shuffled", as_expert=True),
-    ("sigmoid-for-images-of-mean-zero", "targets-out-of-range"): Reading("the last layer is linear", as_expert=True),
-    ("zeroed-before-each-part", "accumulation-wiped"): Reading("zero_grad() once a step", as_expert=True),
     ("projection-made-anew-in-every-call", "no-gradient"): Reading("it is made in __init__", as_expert=True),
 }

@@ -311,4 +311,8 @@ READ_SINCE = {
     ("predictions-broadcast-over-targets", "shapes-broadcast"): Reading("predictions.squeeze(-1)", as_expert=True),
     ("states-of-other-rows", "axes-mixed"): Reading("transposed before the reshape", as_expert=True),
     ("decay-of-adamw-handed-to-adam", "weight-decay-too-strong"): Reading("AdamW", as_expert=True),
+    ("relu-behind-the-last-layer", "targets-out-of-range"): Reading("the last layer is linear", as_expert=True),
+    ("rows-sorted-by-class", "data-not-shuffled"): Reading("the rows are shuffled", as_expert=True),
+    ("sigmoid-for-images-of-mean-zero", "targets-out-of-range"): Reading("the last layer is linear", as_expert=True),
+    ("zeroed-before-each-part", "accumulation-wiped"): Reading("zero_grad() once a step", as_expert=True),
 }

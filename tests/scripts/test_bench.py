@@ -36,6 +36,7 @@ def test_bench_step_compares_every_variant_with_torch(tmp_path):
     report = bench("bench_step.py", *options, output=tmp_path / "step.json")
     (ratios,) = report["ratios"].values()
     gpt = report["gpts"]["gpt-tiny"]
+    assert ratios.pop("1 in 10 clipped, gradwatch / torch") > 0
     for found in (ratios, gpt["phase"], gpt["whole"]):
         assert found.pop("torch clip + step") == 1
         assert set(found) == {"gradwatch clip + step", "step alone", "gradwatch no clip + step"}
