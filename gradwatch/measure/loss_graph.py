@@ -72,8 +72,7 @@ class LossGraph:
         name, shape = name_of(node), shape_of(node)
         seen: dict[str, Any] = {}
         if name in ("Softmax", "SafeSoftmax", "LogSoftmax") and shape:
-            dim = int(node._saved_dim)
-            dim -= 2**64 if dim >= 2**63 else 0  # torch shows a negative one as unsigned
+            dim = loss_targets.signed(int(node._saved_dim))
             seen = {"what": "softmax", "operation": name, "dim": dim % len(shape)}
         elif name in _BATCH_NORMS and shape and getattr(node, "_saved_training", True):
             seen = {"what": "batch_norm"}

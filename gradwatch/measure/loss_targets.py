@@ -54,7 +54,7 @@ def seen(loss: str, node: Node, tables: Iterable[Node] = ()) -> dict[str, Tensor
     elif scores.dim() < 2:  # of a single prediction
         return {}
     else:
-        found = _of_choices(target, scores, _signed(node._saved_ignore_index), tables)
+        found = _of_choices(target, scores, signed(node._saved_ignore_index), tables)
     return {f"{IN_LOSS}targets": float(target.numel()), **{f"{IN_LOSS}{name}": value for name, value in found.items()}}
 
 
@@ -174,6 +174,6 @@ def _as_it_is(value: Tensor) -> Tensor:
     return value
 
 
-def _signed(number: int) -> int:
+def signed(number: int) -> int:
     """Torch shows a negative setting of an operation as an unsigned number of 64 bits."""
     return number - 2**64 if number >= 2**63 else number

@@ -80,6 +80,7 @@ class LossTargets:
         self._values |= {f"{IN_LOSS}parameters_gone": float(gone)} if gone else {}
         self._strangers = [weakref.ref(parameter) for parameter in graph.strangers]
 
+    @untraced
     def after(self, before: Any) -> None:
         """The gradients are there."""
         self._had_gradients = self._has_gradients()

@@ -11,7 +11,7 @@ import numpy as np
 
 from gradwatch.analysis.rules.facts import optimizer_kind
 from gradwatch.analysis.rules.finding import Finding, either
-from gradwatch.analysis.rules.loss_graph import reached_range
+from gradwatch.analysis.rules.loss_graph import from_graph, reached_range
 from gradwatch.analysis.rules.losses import has_rivals
 from gradwatch.analysis.rules.progress import progress, succeeds
 from gradwatch.analysis.rules.sampled_losses import follow, sampled
@@ -51,10 +51,11 @@ def class_imbalance(
     if usual < 1 and any(p.is_loss and p.ended < learnt * _entropy(usual) for p in progress(history)):
         return []
     return [
-        _finding(
+        from_graph(
             history,
             "class-imbalance",
-            {"class": top[-1], "share_of_targets": usual, "share_of_predictions": says},
+            "",
+            {"class": float(top[-1]), "share_of_targets": usual, "share_of_predictions": says},
             f"{percent(usual)} of the targets are of class {top[-1]:.0f}, and the model says that class for "
             f"{percent(says)} of them: a loss that is a mean over all is low by that alone.",
             "Give the rare classes their weight: weight= of cross_entropy, pos_weight= of "
@@ -80,10 +81,11 @@ def padding_in_loss(history: History, share: float = 0.5, at_ends: float = 0.5) 
         return []
     token = f"{top[0]:.0f}"
     return [
-        _finding(
+        from_graph(
             history,
             "padding-in-loss",
-            {"token": top[0], "share_of_targets": usual, "more_at_one_end": more},
+            "",
+            {"token": float(top[0]), "share_of_targets": usual, "more_at_one_end": more},
             f"{percent(usual)} of the tokens that the loss asks for are the token {token}, which stands at one end of "
             "the rows: it is padding. It is easy to say, so the loss falls, and the text has a small part of the mean.",
             f"cross_entropy(..., ignore_index={token}), if {token} is nothing but padding; where it also ends a text, "
@@ -104,9 +106,10 @@ def labels_not_shifted(history: History, share: float = 0.98, varied: float = 0.
         return []
     causes = ("the next token was meant, and the targets were not shifted", "the model is to give back what it reads")
     return [
-        _finding(
+        from_graph(
             history,
             "labels-not-shifted",
+            "",
             {"share_that_is_the_input": float(np.median(same))},
             f"{percent(float(np.median(same)))} of the targets are the token that the model is given at the same "
             f"place: it has only to copy. {either(causes)}",
@@ -137,15 +140,15 @@ def targets_out_of_range(history: History, beyond: float = 0.05) -> list[Finding
         return []
     reach = f"between {least:g} and {most:g}" if math.isfinite(most) else f"{least:g} or more"
     return [
-        _finding(
+        from_graph(
             history,
             "targets-out-of-range",
+            layer,
             {"operation": operation, "target_low": lowest, "target_high": highest},
             f"The last operation of the model, a {operation}, gives numbers {reach}; nine tenths of the targets lie "
             f"between {lowest:.4g} and {highest:.4g}. What lies outside cannot be met.",
             f"Leave the {operation} out: for a loss of differences the last layer is linear. Or bring the targets into "
             "its range.",
-            layers=(layer,),
         )
     ]
 
@@ -172,9 +175,10 @@ def targets_not_normalised(
     if not (far or flat) or succeeds(history, 0.9):
         return []
     return [
-        _finding(
+        from_graph(
             history,
             "targets-not-normalised",
+            "",
             {
                 "target_mean": asked,
                 "target_std": spread,
@@ -208,9 +212,10 @@ def accumulation_wiped(history: History, least: int = 3) -> list[Finding]:
         "they are taken one by one on purpose, and put together by hand",
     )
     return [
-        _finding(
+        from_graph(
             history,
             "accumulation-wiped",
+            "",
             {"backwards": often + 1, "dropped": often},
             f"In a step backward is called {often + 1:.0f} times, and before each call the gradients of the one before "
             f"are gone: the step is that of the last micro-batch alone, of 1/{often + 1:.0f} of the data. "
@@ -244,9 +249,10 @@ def data_not_shuffled(
     if not of_batches > share or follow(history) > follows:
         return []
     return [
-        _finding(
+        from_graph(
             history,
             "data-not-shuffled",
+            "",
             {"share_between_batches": of_batches},
             f"{percent(of_batches)} of the variance of the targets lies between the batches: the rows of one are "
             "alike, and other batches have others. Each step unlearns what the ones before it learnt.",
@@ -259,18 +265,3 @@ def data_not_shuffled(
 def _entropy(share: float) -> float:
     """Of two classes of which one has this share, in nats."""
     return -share * math.log(share) - (1 - share) * math.log(1 - share)
-
-
-def _finding(
-    history: History,
-    rule: str,
-    evidence: dict[str, float | str],
-    cause: str,
-    cure: str,
-    alternatives: tuple[str, ...] = (),
-    layers: tuple[str, ...] = (),
-) -> Finding:
-    """Of the whole run."""
-    first, last = int(history.step[0]), int(history.step[-1])
-    evidence = {name: value if isinstance(value, str) else float(value) for name, value in evidence.items()}
-    return Finding(rule, "warning", layers, first, last, evidence, cause, cure, alternatives=alternatives)
