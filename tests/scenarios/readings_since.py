@@ -128,9 +128,6 @@ READ_SINCE = {
     ("loss-that-was-told-to-require-a-gradient", "no-gradient"): Reading(
         "the new tensor that cuts the loss off from the weights is taken away", as_expert=True
     ),
-    ("sigmoid-for-images-of-mean-zero", "no-progress"): Reading(
-        "the Sigmoid behind the last layer is taken away", as_expert=True
-    ),
     ("rprop-on-tiny-batches", "noise-dominated"): Reading("Adam in the place of Rprop", as_expert=True),
     ("copy-zeroed-in-its-place", "gradients-accumulate"): Reading(
         "optimizer.zero_grad() in each step, of the net that learns", as_expert=True
@@ -182,7 +179,6 @@ READ_SINCE = {
     ("predictions-broadcast-over-targets", "no-progress"): Reading(
         "one batch is not learnt, so the loss is looked at: its shapes are made one", as_expert=True
     ),
-    ("rows-sorted-by-class", "spike"): Reading("the rows are drawn in a random order", as_expert=True, beyond=True),
     ("zeroed-once-an-epoch", "gradients-accumulate"): Reading("zero_grad() in each step", as_expert=True),
     ("weights-of-one-over-the-noise", "noise-dominated"): Reading(
         "what one example can weigh is bounded: the weight", as_expert=True, beyond=True
@@ -259,9 +255,6 @@ READ_SINCE = {
     ),
     ("code-rounded-with-no-way-back", "dead-layer"): Reading(
         "between the layers that are named the code is rounded: the gradient is passed straight through", as_expert=True
-    ),
-    ("relu-behind-the-last-layer", "dead-layer"): Reading(
-        "the ReLU behind the last layer is taken away", as_expert=True
     ),
     ("neighbours-added-up", "lr-too-high"): Reading(
         "the sum over neighbours becomes a mean", as_expert=True, beyond=True
