@@ -40,7 +40,7 @@ ROOT = Path(__file__).parents[2]
 FIRST = ROOT / "docs" / "measurements" / "first_readings.json"
 sys.path[:0] = [str(ROOT), str(ROOT / "tests" / "scenarios")]
 
-import unseen_all  # noqa: E402, F401
+import unseen.every  # noqa: E402, F401
 from unseen import HEALTHY, SICK, UNNAMED, Healthy, Outcome, Sick, fault, label, of_group  # noqa: E402
 
 from gradwatch.analysis.rules import Finding, diagnose  # noqa: E402
@@ -60,11 +60,11 @@ and no finding has it yet. A finding is **likely** when the record leaves one ca
 (below), else **possible**; one on a healthy training is counted as wrong.
 
 Half of the trainings may be looked at while the rules change: they are below. The others, `HELD_OUT` in
-[tests/scenarios/unseen.py](../../tests/scenarios/unseen.py), only count, once: `scripts/bench/judgement.py --held-out`.
-Twelve more groups, the files `blind_*`, `fresh_*`, `novel_*`, `reported_*`, `asked_*`, `told_*`, `met_*`, `sent_*`,
-`heard_*`, `daily_*`, `common_*` and `typical_*` beside it, were written by somebody who had not read the rules
-(`--blind` and so on print their totals). The sick ones of `reported` to `heard` are mistakes that people asked or told
-about in public, those of `daily` ordinary mishaps on ordinary tasks, drawn by lot. `common` has healthy ones only,
+[tests/scenarios/unseen](../../tests/scenarios/unseen/__init__.py), only count, once:
+`scripts/bench/judgement.py --held-out`. Twelve more groups, the folders `blind`, `fresh`, `novel`, `reported`, `asked`,
+`told`, `met`, `sent`, `heard`, `daily`, `common` and `typical` in it, were written by somebody who had not read the
+rules (`--blind` and so on print their totals). The sick ones of `reported` to `heard` are mistakes that people asked or
+told about in public, those of `daily` ordinary mishaps on ordinary tasks, drawn by lot. `common` has healthy ones only,
 whose losses and models are of an unusual make. Of `typical` one half of the sick ones are faults from published
 taxonomies, paired with tasks by lot, the other half bugs of public training code, as a search met them. Each was read
 once, with the rules frozen:

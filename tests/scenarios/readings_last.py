@@ -10,11 +10,11 @@ from pathlib import Path
 
 import torch
 from readings import Reading, eps_of
-from reported_sick import rivals
 from torch import nn, optim
 from torch.nn import functional
 from unseen import Outcome, dense, fit, seeded
-from unseen_tasks import play
+from unseen.reported.sick import rivals
+from unseen.tasks import play
 
 
 def orthogonal_recurrence(net: nn.Module, optimizer: optim.Optimizer) -> None:

@@ -7,7 +7,7 @@ import re
 from pathlib import Path
 
 import pytest
-import unseen_all  # noqa: F401
+import unseen.every  # noqa: F401
 from unseen import HEALTHY, HELD_OUT, SICK, UNNAMED, fault, label, of_group
 
 from gradwatch.analysis.rules import diagnose
@@ -112,7 +112,7 @@ def test_an_unnamed_one_stands_in_a_file_of_its_own_and_is_shown_without_its_nam
         shown = [label(t) for t in of_group(of, group)]
         assert len(set(shown)) == len(shown)
         assert not {t.name for t in of_group(of, group)} & set(shown)
-        assert {t.train.__module__.split("_")[0] for t in of_group(of, group)} <= {group}
+        assert {t.train.__module__.split(".")[1] for t in of_group(of, group)} <= {group}
         assert [label(t) for name in NAMED for t in of_group(of, name)] == [
             t.name for name in NAMED for t in of_group(of, name)
         ]
