@@ -60,6 +60,8 @@ def byte_size(ctx: click.Context, param: click.Parameter, value: Any) -> int | N
               "ranges in the options above, as 'ClipByGlobalNorm(0.1..10)' or --lr-scale 0.1..10.")  # fmt: skip
 @click.option("--cures", metavar="RUN", help="Train RUN's own script again, unchanged and with each cure that its "
               "findings name, instead of policies; SCRIPT where RUN does not say how it was started.")  # fmt: skip
+@click.option("--usual-cures", is_flag=True, help="With --cures: also what mends many trainings, whatever was found: "
+              "other learning rates, a warm-up, a bound by each layer's own past.")  # fmt: skip
 @click.option("--seed", "seeds", metavar="N", type=click.IntRange(0, 2**32 - 1), multiple=True,
               help="A seed: {seed} in ARGS, and GRADWATCH_SEED; again for each.")  # fmt: skip
 @click.option("--set-seed", "set_seeds", is_flag=True, help="Seed random, numpy and torch in the script.")
@@ -110,6 +112,8 @@ def sweep(ctx: click.Context, /, script: str | None, args: tuple[str, ...], modu
     from gradwatch.report.terminal import make_console
 
     tried: Trial | Search | Race | None = None
+    if options["usual_cures"] and not options["cures"]:
+        raise RunError("--usual-cures are put to the run that --cures names: pass --cures RUN too")
     if options["cures"]:
         asked, tried = _cures(ctx, script, args, module, options)
     else:
@@ -182,9 +186,9 @@ def _cures(
         if ctx.get_parameter_source(name) is ParameterSource.COMMANDLINE:
             flag = "--" + name.removesuffix("s").replace("_", "-")
             raise RunError(f"--cures and {flag}: the findings of {ref} say what is tried; leave one of them out")
-    trial, run = cures.read_trial(ref)
+    trial, run = cures.read_trial(ref, options["usual_cures"])
     if trial is None:
-        click.echo(f"{run.name}: no finding that asks for a cure, so nothing is trained.")
+        click.echo(f"{run.name}: no finding that asks for a cure, so nothing is trained (--usual-cures does).")
         ctx.exit(0)
     own = None
     if not (module or script):
@@ -199,6 +203,8 @@ def _cures(
     click.echo(f"{run.name}: {trial.severe}. Its script, {shlex.join([asked.target, *asked.args])}, unchanged and with")
     for cure, rules in trial.cures.items():
         click.echo(f"  {cure}  ({', '.join(rules)})")
+    for cure in trial.usual:
+        click.echo(f"  {cure}")
     words = (*(own.options if own else ()), *asked.options)
     return replace(asked, policies=trial.policies, options=words, title=f"{asked.stem}-cures"), trial
 

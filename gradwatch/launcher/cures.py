@@ -1,4 +1,7 @@
-"""`gradwatch sweep --cures RUN`: a run's own script again, unchanged and with each cure that its findings name."""
+"""`gradwatch sweep --cures RUN`: a run's own script again, unchanged and with each cure that its findings name.
+
+With `--usual-cures` those too that mend many trainings, whatever the findings say: judgement by experiment.
+"""
 
 from __future__ import annotations
 
@@ -12,9 +15,10 @@ from typing import Any
 from gradwatch.analysis.comparison import Comparison
 from gradwatch.analysis.final_values import is_seed
 from gradwatch.analysis.rules import Finding, diagnose
+from gradwatch.analysis.rules.tries import A_THIRD, LOWER, OWN_PAST, clip_with, rate_times, warm_up
 from gradwatch.analysis.verdict import BETTER, NOT_JUDGED, WORSE
 from gradwatch.errors import RunError
-from gradwatch.history import Run
+from gradwatch.history import History, Run
 from gradwatch.launcher.sweep import SEED
 from gradwatch.open_run import open_histories
 from gradwatch.policies.grammar import as_policy
@@ -51,17 +55,21 @@ class Command:
 
 @dataclass(frozen=True)
 class Trial:
-    """What is tried: the run as it was, then each cure, with the rules of the findings that name it."""
+    """What is tried: the run as it was, then each cure, with the rules of the findings that name it.
+
+    The `usual` cures no finding names; each has what it shows of the training where it helps.
+    """
 
     name: str
     unchanged: Intervention
     cures: Mapping[Intervention, tuple[str, ...]]
+    usual: Mapping[Intervention, str]
     severe: str  # the verdict over the run
 
     @property
     def policies(self) -> tuple[Intervention, ...]:
         """All that is trained."""
-        return (self.unchanged, *self.cures)
+        return (self.unchanged, *self.cures, *self.usual)
 
     def outcome(self, settled: Comparison, runs: Sequence[RunSummary]) -> Comparison:
         """The comparison with a line for each cure ahead of its notes: is the finding gone, and the metric better."""
@@ -71,16 +79,20 @@ class Trial:
         metric = settled.metrics[0] if settled.metrics else None
         said = settled.table[f"{metric}_verdict"] if metric else ()
         verdicts = dict(zip(settled.table["policy"], said, strict=False))
-        again = rules.get(self.unchanged.label, [])
-        lines = [f"Unchanged: {_seen(sorted(set().union(*self.cures.values())), again)}."] if again else []
-        for cure, treated in self.cures.items():
+        again, treated = rules.get(self.unchanged.label, []), sorted(set().union(*self.cures.values()))
+        lines = [f"Unchanged: {_seen(treated, again)}."] if again and treated else []
+        for cure in (*self.cures, *self.usual):
             if cure.label in rules:
-                lines.append(_line(cure, treated, rules[cure.label], str(verdicts.get(cure.label, NOT_JUDGED)), metric))
+                verdict = str(verdicts.get(cure.label, NOT_JUDGED))
+                if cure in self.usual:
+                    lines.append(_usual_line(cure, self.usual[cure], verdict, metric))
+                else:
+                    lines.append(_line(cure, self.cures[cure], rules[cure.label], verdict, metric))
         return replace(settled, notes=(*lines, *settled.notes))
 
 
-def read_trial(ref: str) -> tuple[Trial | None, Run]:
-    """What can be tried on a run; None where it is healthy.
+def read_trial(ref: str, usual: bool = False) -> tuple[Trial | None, Run]:
+    """What can be tried on a run, the `usual` cures among it if asked for; None for a healthy run without them.
 
     Raises:
         RunError: it is no run, or several; or none of its findings names a cure that its script can be given.
@@ -90,17 +102,36 @@ def read_trial(ref: str) -> tuple[Trial | None, Run]:
         raise RunError(f"{ref} is {len(histories)} runs, and --cures wants one: name each of them in turn")
     (history,) = histories
     findings = [finding for finding in diagnose(history) if finding.severity != "note"]
-    if not findings:
+    if not (findings or usual):
         return None, history.run
     unchanged = Intervention.of(history.run)
     cures = collect(unchanged, findings)
-    if not cures:
+    if not (cures or usual):
         found = ", ".join(dict.fromkeys(finding.rule for finding in findings))
         raise RunError(
             f"{ref}: none of its findings ({found}) names a cure that can be tried on an unchanged script; what they "
-            f"advise is in gradwatch check {ref}"
+            f"advise is in gradwatch check {ref}; --usual-cures tries what mends many trainings"
         )
-    return Trial(history.run.name, unchanged, cures, findings[0].summary), history.run
+    others = {cure: shows for cure, shows in usual_cures(history).items() if cure not in cures} if usual else {}
+    severe = findings[0].summary if findings else "no finding that asks for a cure"
+    return Trial(history.run.name, unchanged, cures, others, severe), history.run
+
+
+def usual_cures(history: History) -> dict[Intervention, str]:
+    """What mends many trainings, whatever ails them (docs/findings/cures.md), and what it shows where it does."""
+    shows = {
+        LOWER: _TOO_HIGH,
+        A_THIRD: _TOO_HIGH,
+        rate_times(3): _TOO_LOW,
+        rate_times(10): _TOO_LOW,
+        warm_up(history): "the first steps are too long",
+        clip_with(OWN_PAST): "single gradients, far above what their layers had before, do harm",
+    }
+    unchanged = Intervention.of(history.run)
+    return {applied(unchanged, text): said for text, said in shows.items()}
+
+
+_TOO_HIGH, _TOO_LOW = "the learning rate is too high", "the learning rate is too low"
 
 
 def collect(unchanged: Intervention, findings: Iterable[Finding]) -> dict[Intervention, tuple[str, ...]]:
@@ -194,6 +225,14 @@ def _line(
     others = sorted(set().union(*found) - set(treated))
     more = f"; also seen: {', '.join(others)}" if others else ""
     return f"{cure.label} {head}: {_seen(treated, found)}, {metric or 'no metric'} {said}{more}."
+
+
+def _usual_line(cure: Intervention, shows: str, verdict: str, metric: str | None) -> str:
+    """As in: lr_scale=0.3 trains better (loss): the learning rate is too high."""
+    if verdict == NOT_JUDGED:
+        return f"{cure.label} is not judged against unchanged."
+    said = {BETTER: f"trains better ({metric}): {shows}", WORSE: f"trains worse ({metric})"}
+    return f"{cure.label} {said.get(verdict, f'is not shown to train better ({metric})')}."
 
 
 def _seen(rules: Sequence[str], found: Sequence[set[str]]) -> str:

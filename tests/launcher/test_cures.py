@@ -5,12 +5,15 @@ import socket
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
+import pandas as pd
 import pytest
 from click.testing import CliRunner
 from make_run import make_run
 
 from gradwatch import open_history
+from gradwatch.analysis.comparison import Comparison
 from gradwatch.analysis.rules import Finding, diagnose
 from gradwatch.analysis.rules.facts import GUARD
 from gradwatch.analysis.verdict import BETTER, NO_DIFFERENCE, NOT_JUDGED, WORSE
@@ -18,7 +21,7 @@ from gradwatch.cli import main
 from gradwatch.errors import RunError
 from gradwatch.history import Run
 from gradwatch.launcher.arguments import Arguments
-from gradwatch.launcher.cures import MOST, Command, _line, applied, collect, recorded_command
+from gradwatch.launcher.cures import MOST, Command, Trial, _line, applied, collect, read_trial, recorded_command
 from gradwatch.policies.intervention import Intervention
 from gradwatch.storage.manifest import run_of
 
@@ -135,9 +138,40 @@ def test_a_healthy_run_and_options_that_do_not_go_together_are_a_line(tmp_path, 
     found = CliRunner().invoke(main, ["sweep", "--cures", folder])
     assert (found.exit_code, found.output.count("\n")) == (0, 1)
     assert "no finding that asks for a cure, so nothing is trained" in found.output
+    found = CliRunner().invoke(main, ["sweep", "--usual-cures", "train.py"])
+    assert (found.exit_code, found.output.count("\n")) == (2, 1)
     found = CliRunner().invoke(main, ["sweep", "--cures", folder, "--lr-scale", "0.1"])
     assert found.exit_code == 2
     assert "--cures and --lr-scale: the findings of" in found.output
+
+
+def test_usual_cures_are_tried_whatever_was_found_and_each_says_what_it_shows(tmp_path):
+    folder = str(make_run(tmp_path, steps=100))
+    assert read_trial(folder)[0] is None
+    trial, run = read_trial(folder, usual=True)
+    assert (trial.cures, trial.severe) == ({}, "no finding that asks for a cure")
+    unchanged = Intervention.of(run)
+    assert [cure.lr_scale / unchanged.lr_scale for cure in trial.usual] == pytest.approx([0.1, 0.3, 3, 10, 1, 1])
+    assert trial.policies == (unchanged, *trial.usual)
+    assert len({*trial.policies}) == 7
+
+
+@pytest.mark.parametrize(
+    ("verdict", "said"),
+    [
+        (BETTER, "lr_scale=3.0 trains better (loss): the learning rate is too low."),
+        (WORSE, "lr_scale=3.0 trains worse (loss)."),
+        (NO_DIFFERENCE, "lr_scale=3.0 is not shown to train better (loss)."),
+        (NOT_JUDGED, "lr_scale=3.0 is not judged against unchanged."),
+    ],
+)
+def test_what_came_of_a_usual_cure_is_the_verdict_over_its_metric(verdict, said):
+    cure = Intervention(lr_scale=3.0)
+    trial = Trial("x", Intervention(), {}, {cure: "the learning rate is too low"}, "")
+    table = pd.DataFrame({"policy": ["none", cure.label], "loss_verdict": ["baseline", verdict]})
+    settled = Comparison(table, ("loss",), (), ())
+    runs = [SimpleNamespace(policy=label, findings=()) for label in ("none", cure.label)]
+    assert trial.outcome(settled, runs).notes == (said,)
 
 
 @pytest.mark.slow
