@@ -112,14 +112,15 @@ def read_trial(ref: str, usual: bool = False) -> tuple[Trial | None, Run]:
             f"{ref}: none of its findings ({found}) names a cure that can be tried on an unchanged script; what they "
             f"advise is in gradwatch check {ref}; --usual-cures tries what mends many trainings"
         )
-    others = {cure: shows for cure, shows in usual_cures(history).items() if cure not in cures} if usual else {}
+    shows = {applied(unchanged, text): said for text, said in usual_cures(history).items()} if usual else {}
+    others = {cure: said for cure, said in shows.items() if cure not in cures}
     severe = findings[0].summary if findings else "no finding that asks for a cure"
     return Trial(history.run.name, unchanged, cures, others, severe), history.run
 
 
-def usual_cures(history: History) -> dict[Intervention, str]:
-    """What mends many trainings, whatever ails them (docs/findings/cures.md), and what it shows where it does."""
-    shows = {
+def usual_cures(history: History) -> dict[str, str]:
+    """What mends many trainings, whatever ails them (docs/sweep.md), as options; and what it shows where it does."""
+    return {
         LOWER: _TOO_HIGH,
         A_THIRD: _TOO_HIGH,
         rate_times(3): _TOO_LOW,
@@ -127,8 +128,6 @@ def usual_cures(history: History) -> dict[Intervention, str]:
         warm_up(history): "the first steps are too long",
         clip_with(OWN_PAST): "single gradients, far above what their layers had before, do harm",
     }
-    unchanged = Intervention.of(history.run)
-    return {applied(unchanged, text): said for text, said in shows.items()}
 
 
 _TOO_HIGH, _TOO_LOW = "the learning rate is too high", "the learning rate is too low"

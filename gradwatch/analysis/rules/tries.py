@@ -23,7 +23,7 @@ def renorm_with(text: str) -> str:
 
 def rate_times(factor: float) -> str:
     """The learning rate times `factor`, to one digit."""
-    return f"--lr-scale {factor:.1g}"
+    return f"--lr-scale {float(f'{factor:.1g}'):g}"
 
 
 def warm_up(history: History) -> str:
