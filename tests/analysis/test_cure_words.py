@@ -38,8 +38,8 @@ def test_a_rate_that_is_cut_now_and_then_is_not_one_to_be_stretched():
 @pytest.mark.parametrize(
     ("rate", "said", "tries"),
     [
-        (np.full(STEPS, 1e-6), "load_state_dict", ("--lr-scale 1e+05",)),
-        (np.full(STEPS, 0.01), "1 for the whole rate", ("--lr-scale 1e+01",)),  # the square of what was set
+        (np.full(STEPS, 1e-6), "load_state_dict", ("--lr-scale 100000",)),
+        (np.full(STEPS, 0.01), "1 for the whole rate", ("--lr-scale 10",)),  # the square of what was set
         (np.linspace(1e-6, 1e-3, STEPS), "Shorten the warm-up", ()),
     ],
 )
@@ -166,7 +166,7 @@ def test_steps_that_could_not_have_lowered_the_loss_ask_for_a_higher_rate():
     (open_,) = no_progress(history)
     assert open_.tries == ()
     (found,) = no_progress(with_gradients(history, 2.3e-3 / usual))
-    assert found.tries == ("--lr-scale 1e+02", "--lr-scale 1e+01")
+    assert found.tries == ("--lr-scale 100", "--lr-scale 10")
     assert "to about 10.0" in found.cure
     assert found.evidence["reach"] == pytest.approx(2.3e-3, rel=1e-4)
 

@@ -124,6 +124,9 @@ def test_what_is_squashed_twice_is_told_by_its_loss(loss, shown):
 
 def test_logits_that_go_in_as_they_are_rule_it_out():
     assert takes_logits(run_of(F.cross_entropy(logits(), Y)))
+    assert takes_logits(run_of(F.cross_entropy(logits() / 0.07, Y)))
+    assert takes_logits(run_of(F.cross_entropy(20 * logits(), Y)))
+    assert not takes_logits(run_of(F.cross_entropy(logits().softmax(1) / 0.07, Y)))
     assert not takes_logits(run_of(F.cross_entropy(logits().tanh(), Y)))
     assert not takes_logits(run_of(column().square().mean()))
     assert not takes_logits(make_history(3))

@@ -14,9 +14,10 @@ AT = np.arange(STEPS)
 NOISE = 0.01 * np.sin(12.9898 * AT)
 
 
-def run(empty, kind="Adam", first=0, attempts=None, loss=None, momentum=0.0, **columns):
+def run(empty, kind="Adam", first=0, attempts=None, loss=None, momentum=0.0, betas=None, **columns):
     """A calm run that begins at the step `first`, and whose optimizer had no state in the rows `empty`."""
-    optimizers = ({"name": kind, "class": kind, "settings": {"lr": 0.1, "momentum": momentum}},)
+    settings = {"lr": 0.1, "momentum": momentum, "betas": betas}
+    optimizers = ({"name": kind, "class": kind, "settings": settings},)
     history = make_history(STEPS, clip=None, logged=("loss",), status="FINISHED", optimizers=optimizers)
     columns["empty_state"] = np.where(np.isin(AT, empty), 1.0, np.nan)
     columns["loss"] = 2.0 - AT / 400 + NOISE if loss is None else loss
@@ -60,6 +61,21 @@ def test_within_a_run_it_counts_where_the_loss_rises_after_it():
     (loud,) = optimizer_state_lost(run(lost, loss=2.0 + NOISE + 0.3 * after))
     assert (loud.severity, loud.last_step) == ("warning", STEPS - 1)
     assert "at steps 50, 100, 150" in loud.cause
+
+
+@pytest.mark.parametrize(
+    ("options", "severity"),
+    [
+        ({"empty": range(0, STEPS, 10), "betas": [0.9, 0.999]}, "warning"),
+        ({"empty": range(0, STEPS, 60), "betas": [0.9, 0.999]}, "note"),  # three times: of a round or a task each
+        ({"empty": range(0, STEPS, 10), "kind": "SGD", "momentum": 0.99}, "warning"),
+        ({"empty": range(0, STEPS, 20), "kind": "SGD", "momentum": 0.9}, "note"),  # it was full by then
+    ],
+)
+def test_a_state_that_never_fills_is_lost_from_the_first_step_on(options, severity):
+    (found,) = optimizer_state_lost(run(**options))
+    assert found.severity == severity
+    assert (found.first_step == 0) == ("They never hold more than 10 steps" in found.cause) == (severity == "warning")
 
 
 def test_what_a_rewind_brought_back_is_not_lost():

@@ -12,7 +12,7 @@ from trainings import one, policies_in, serious
 import gradwatch
 from gradwatch import ClipByGlobalNorm
 from gradwatch.analysis.rules import diagnose
-from gradwatch.analysis.rules.clipping import _sits_at
+from gradwatch.analysis.rules.double_clip import sits_at
 from gradwatch.analysis.rules.skips import skips_often
 from gradwatch.history import History, Run
 
@@ -117,7 +117,7 @@ def test_a_clip_of_scaled_gradients(by_hand, threshold, tmp_path):
     ],
 )
 def test_a_threshold_is_where_norms_sit(norms, found):
-    assert _sits_at(np.array(norms), 0.3, 20) == found
+    assert sits_at(np.array(norms), 0.3, 20) == found
 
 
 # ------------------------------------------------------------------------------------------------------------- skips

@@ -8,6 +8,7 @@ from __future__ import annotations
 import numpy as np
 
 from gradwatch.analysis.clips import called, incoming, loop_coef
+from gradwatch.analysis.rules.double_clip import clips_parts, sits_at
 from gradwatch.analysis.rules.facts import (
     FIXED,
     GUARD,
@@ -149,6 +150,8 @@ def clip_is_your_learning_rate(
         return []
     if is_adaptive(history) and clip_over_muon(history):  # which says it of each group of layers
         return []
+    if clips_parts(history):  # the coefficient of the last part is not that of the step
+        return []
     coef, threshold = _coefficients(history)
     known = np.isfinite(coef)
     if not threshold or known.sum() < min_steps:
@@ -217,69 +220,6 @@ def _coefficients(history: History) -> tuple[Floats, str]:
 # -------------------------------------------------------------------------------------------------- twice, too early
 
 
-def double_clip(history: History, often: float = 0.3, min_steps: int = 20) -> list[Finding]:
-    """Gradients that were clipped before they reached the run's own policy: the loop clips as well.
-
-    Seen by the loop's own calls of torch's clips, or by norms of which a share of `often` sits at one round number, the
-    largest of all: a threshold that gradwatch did not see being applied. With a policy of the run's own a warning;
-    without one, a note in the second case, because the norms recorded are then those that a clip left over.
-    Source: traps (Lightning#18669, verl#2282: logged after the clip, a norm saturates at the threshold).
-    """
-    own = loop_clips(history.per_step)
-    fixed = clips(history)
-    norm = history.total("grad_norm")
-    if own:
-        rows = np.flatnonzero(
-            np.isfinite(history.total("user_max_norm")) | np.isfinite(history.total("user_clip_value"))
-        )
-        if not fixed:
-            return []
-        evidence: dict[str, float | str] = {"loop": own, "policy": str(history.run.clip), "steps": len(rows)}
-        where = f"The loop itself calls {own}"
-        cure = (
-            "Keep one: remove that call, or watch() without clip=; under gradwatch run, --script-clip replace or no "
-            "--clip."
-        )
-    else:
-        threshold = _sits_at(norm, often, min_steps)
-        if threshold is None:
-            return []
-        rows = np.flatnonzero(np.abs(norm / threshold - 1) < 1e-4)
-        evidence = {
-            "threshold": threshold,
-            "share": len(rows) / np.isfinite(norm).sum(),
-            "policy": str(history.run.clip),
-        }
-        where = f"{len(rows):,} gradients arrive with a norm of {threshold:g}, and none with more: a clip before step()"
-        cure = f"Find the call that limits the norm to {threshold:g}; to record true norms, clip here instead: "
-        cure += f'clip="ClipByGlobalNorm({setting_text(threshold)})".'
-    after = f", and {history.run.clip} clips what is left" if fixed else ", which gradwatch did not see, comes first"
-    return [
-        Finding(
-            "double-clip",
-            "warning" if fixed else "note",
-            (),
-            int(history.step[rows[0]]),
-            int(history.step[rows[-1]]),
-            evidence,
-            f"{where}{after}. The norms recorded are those after the first clip.",
-            cure,
-        )
-    ]
-
-
-def _sits_at(norm: Floats, often: float, min_steps: int) -> float | None:
-    """The round number (two digits) at which a share of `often` of these sit and which none exceeds; None if none."""
-    found = norm[np.isfinite(norm) & (norm > 0)]
-    if len(found) < min_steps:
-        return None
-    top = float(found.max())
-    round_number = float(f"{top:.1e}")
-    if abs(top / round_number - 1) > 2e-4 or (found > top * (1 - 1e-4)).mean() < often:
-        return None
-    return round_number
-
-
 @once
 def clip_before_unscale(
     history: History, min_steps: int = 10, often: float = 0.8, least_power: int = 4
@@ -305,8 +245,8 @@ def clip_before_unscale(
             2.0 ** float(np.median(power)),
         )
     else:
-        at = _sits_at(norm * scale, 0.3, min_steps)
-        if at is None or (scale == 1).all() or _sits_at(norm, 0.3, min_steps) is not None:
+        at = sits_at(norm * scale, 0.3, min_steps)
+        if at is None or (scale == 1).all() or sits_at(norm, 0.3, min_steps) is not None:
             return []
         rows, threshold, factor = np.flatnonzero(np.abs(norm * scale / at - 1) < 1e-3), at, float(np.nanmedian(scale))
     return [

@@ -25,6 +25,7 @@ from gradwatch.analysis.rules.finding import Finding, either
 from gradwatch.analysis.rules.gradients import exploding
 from gradwatch.analysis.rules.inputs import learns_from_chance, too_large_inside
 from gradwatch.analysis.rules.long_steps import lr_too_high
+from gradwatch.analysis.rules.loss_graph import is_mean_cross_entropy, number_of_classes
 from gradwatch.analysis.rules.losses import scaled_losses
 from gradwatch.analysis.rules.progress import progress, reaches_its_goal, succeeds
 from gradwatch.analysis.rules.step_length import first_ratio
@@ -41,14 +42,14 @@ def bad_initialisation(
 
     The gain of a matrix is the root mean square of its weights times the root of its fan in: 0.58 as torch makes its
     layers, 1.41 by He's initialisation. Alarm: the share `most` of `least` or more matrices began above
-    `large` or below `small`; where normalisation stands between them or fewer are known, a large gain only counts where
-    the training does not succeed, or its loss began at twice log C or more (C the rows of the last matrix). A small one
-    does not count where a loss fell by nine tenths: tables of features begin next to 0 on purpose. Not said
-    where what follows from it is found: an explosion, gradients that vanish, layers that are dead or apart. But large
-    ones are said where layers were dead from the start: their units stand at their ends. Nor are large ones where the
-    first step already changed the weights by a third: their first norm is that after it. Or the gains of its
-    normalisations began next to 0 (`_shut_norms`), or a table that is the last layer too began as large as one that is
-    only read (`_tied_table`), or the logits of a model of tokens never came near equal odds
+    `large` or below `small` (twice that where no normalisation stands between them); where one does or fewer are known,
+    a large gain only counts where the training does not succeed, or its loss began at twice log C or more (C the rows
+    of the last matrix). A small one does not count where a loss fell by nine tenths: tables of features begin next to 0
+    on purpose. Not said where what follows from it is found: an explosion, gradients that vanish, layers that are dead
+    or (of large ones) apart. But large ones are said where layers were dead from the start: their units stand at their
+    ends. Nor are large ones where the first step already changed the weights by a third: their first norm is that after
+    it. Or the gains of its normalisations began next to 0 (`_shut_norms`), or a table that is the last layer too began
+    as large as one that is only read (`_tied_table`), or the logits never came near equal odds
     (`_sure_of_what_is_wrong`), or the gradient grows evenly on its way back to the first layer (`_grows_on_its_way`),
     or what passes through the layers grows on its way to the last (`_grows_forward`).
     Source: He et al., arXiv:1502.01852; of healthy trainings of the tests the median gain is 0.2 to 2.1.
@@ -71,10 +72,10 @@ def _of_matrices(
     known = np.isfinite(gain)
     if known.sum() < 2:
         return []
-    too_large, too_small = gain > large, gain < small
-    moved = first_ratio(history) > 1 / 3
     kinds = history.run.modules.values()
     plain = known.sum() >= least and not any(norm in kind for norm in _NORMS for kind in kinds)
+    too_large, too_small = gain > large, gain < (2 * small if plain else small)
+    moved = first_ratio(history) > 1 / 3
     if (
         not moved
         and too_large.sum() >= most * known.sum()
@@ -88,7 +89,7 @@ def _of_matrices(
     harms = (f for f in dead_layer(history) if f.severity != "note")
     dead = any(f.evidence["since"] != "the start" or which is too_small for f in harms)
     shrinks = any("left_of_the_gradient" not in f.evidence for f in vanishing(history))
-    if dead or shrinks or exploding(history) or imbalance(history):
+    if dead or shrinks or exploding(history) or (which is too_large and imbalance(history)):
         return []
     typical = float(np.median(gain[which]))
     return [
@@ -172,29 +173,40 @@ _TIED = (
 
 
 def _sure_of_what_is_wrong(history: History, began: float = 3.0, ended: float = 2.0) -> list[Finding]:
-    """The loss of a model of tokens began above `began` times what equal probabilities give, and ended above `ended`.
+    """A cross-entropy began above `began` times what equal probabilities give, and ended above them.
 
-    Of tokens: the last matrix has as many rows as a table has, so that the loss is known for a cross-entropy over them,
-    but in a model of nothing but tables (`_of_tables`).
+    So it does where the graph of the loss shows its classes: a model that ends there knows less than one that says
+    nothing. Of tokens it has to end above `ended` times, in a training that does not succeed: where the last matrix
+    has as many rows as a table has, the loss is known for a cross-entropy over them, but in a model of nothing but
+    tables (`_of_tables`).
     Source: Karpathy 2019, A Recipe for Training Neural Networks ("verify loss @ init").
     """
     shapes, last = {layer.name: layer.shape for layer in history.run.layers}, last_matrix(history)
     tables = {shapes[name][0] for name in pick(history, embeddings(history)) if shapes.get(name)}
     chance, losses = chance_loss(history), [p for p in progress(history) if p.is_loss]
-    if last is None or last.shape[0] not in tables or not losses or succeeds(history) or _of_tables(history):
+    known = is_mean_cross_entropy(history) and (number_of_classes(history) or 1) > 2
+    tokens = last is not None and last.shape[0] in tables and not succeeds(history) and not _of_tables(history)
+    if last is None or not losses or not (known or tokens):
         return []
-    if not all(p.first > began * chance and p.ended > ended * chance for p in losses) or lr_too_high(history):
+    high = all(p.first > began * chance and p.ended > (ended if tokens else 1.0) * chance for p in losses)
+    high &= tokens or any(p.ended < 0.9 * p.first for p in losses)  # else its steps are why it stays there
+    if not high or lr_too_high(history):
         return []
     shown = losses[0]
-    cause = f"{shown.metric} began at {shown.first:.3g}, where equal probabilities for all {last.shape[0]} tokens give "
-    cause += f"{chance:.3g}, and still is {shown.ended:.3g}: the logits are far apart, and sure of what is wrong. "
-    cure = "Print the logits of the first step by token: if some stand out, begin these rows and biases of "
-    cure += f"{last.name} at the mean of the others; if all are large, normalise what comes into it, or divide it by "
-    cure += "the root of its width."
+    cause = f"{shown.metric} began at {shown.first:.3g}, where equal probabilities give {chance:.3g}, and still is "
+    cause += f"{shown.ended:.3g}: the logits are far apart, and sure of what is wrong. "
+    cure = (
+        "Print the logits of the first step: if some stand out, begin their rows and biases of the last layer at the "
+    )
+    cure += "mean of the others; if all are large, divide them by less (a temperature below 0.05), or normalise what "
+    cure += "comes into the last layer, or divide it by the root of its width."
     return [_finding(history, (last.name,), {"equal_odds": chance}, cause + either(_SURE), cure, _SURE)]
 
 
-_SURE = ("rows or biases of the last layer began unlike the others", "what comes into the last layer is far too large")
+_SURE = (
+    "rows or biases of the last layer began unlike the others",
+    "what comes into the last layer, or what its outputs are multiplied by, is far too large",
+)
 
 
 def _of_tables(history: History) -> bool:

@@ -33,7 +33,7 @@ from gradwatch.analysis.rules.finding import Finding, Severity, Why, either
 from gradwatch.analysis.rules.losses import has_rivals, odd_batch, scaled_losses
 from gradwatch.analysis.rules.once import once
 from gradwatch.analysis.rules.progress import progress, reaches_its_goal, succeeds
-from gradwatch.analysis.rules.schedule import goes_astray, raised_before
+from gradwatch.analysis.rules.schedule import goes_astray, raised_at, raised_before
 from gradwatch.analysis.rules.step_length import first_ratio, is_new_each_step, lengthened, lowered
 from gradwatch.analysis.rules.tries import LOWER, clip_with, rate_times, warm_up
 from gradwatch.formatting import percent, setting_text
@@ -168,7 +168,8 @@ def _outgrew(history: History, times: float = 5.0, left: float = 0.4, direct: fl
 
     Weights that grow because the loss asks for it leave little of it. Not said of matrices that began next to 0
     (`initial_gains`), nor where another metric reaches its goal, nor of steps that get the share `direct` of their way
-    in a straight line: they have far to go, to targets that are large. The healthy trainings of the tests that leave so
+    in a straight line: they have far to go, to targets that are large; nor under Muon, whose steps lead weights of any
+    size to that of their rate. The healthy trainings of the tests that leave so
     much grow up to 3.2 times.
     """
     at, norm = measured(history, "weight_norm")
@@ -176,7 +177,7 @@ def _outgrew(history: History, times: float = 5.0, left: float = 0.4, direct: fl
     if len(at) < 3 or which.sum() < 2 or not losses or any(p.ended < left * p.first for p in losses):
         return []
     grown = _growth(norm, which, np.median)
-    straight = middle(directness(history)[1][which]) > direct
+    straight = middle(directness(history)[1][which]) > direct or "Muon" in optimizer_kind(history)
     if not times < grown[-1] < math.inf or straight or reaches_its_goal(history):
         return []
     row = max(0, int(np.argmax(grown > times**0.5)) - 1)
@@ -290,11 +291,12 @@ def _too_high(
     if why:
         cause, cure = begins_far(history, cause, cure) or (cause, cure)
     astray = goes_astray(history, row)
+    raised = raised_at(history, row)  # what the steps did begins with them
     return Finding(
         "lr-too-high",
         severity,
         (),
-        int(history.step[row]),
+        int(history.step[row if raised is None else raised]),
         int(history.step[last]),
         {**evidence, **known, "update_ratio": largest_ratio(history), **logits.evidence},
         f"{cause} {astray.cause}" if astray else cause + longer.cause + raised_before(history, row) + logits.cause,

@@ -75,8 +75,11 @@ def without_logarithm(history: History) -> tuple[str, str] | None:
 
 
 def takes_logits(history: History) -> bool:
-    """Whether the graph shows a loss that applies its own softmax or sigmoid, on what weights gave out as they are."""
-    pairs = [pair for path, _ in paths(history) for pair in _neighbours(path)]
+    """Whether the graph shows a loss that applies its own softmax or sigmoid, on what weights gave out, as it is or
+    scaled (a temperature, cosines).
+    """
+    unscaled = [[op for op in path if op.operands > 1 or op.name not in ("Mul", "Div")] for path, _ in paths(history)]
+    pairs = [pair for path in unscaled for pair in _neighbours(path)]
     into = [below for above, below in pairs if above in ("LogSoftmax", "BinaryCrossEntropyWithLogits")]
     return bool(into) and all(below in ("Addmm", "Mm", "Convolution", "Bmm", "Add") for below in into)
 
@@ -110,6 +113,12 @@ def number_of_classes(history: History) -> int | None:
     if losses and all(names & {"BinaryCrossEntropy", "BinaryCrossEntropyWithLogits"} for names in losses):
         return 2
     return 1 if losses and all(names & {"MseLoss", "L1Loss", "SmoothL1Loss", "HuberLoss"} for names in losses) else None
+
+
+def is_mean_cross_entropy(history: History) -> bool:
+    """Whether the graph shows that the first losses are cross_entropy's means themselves, and nothing added to them."""
+    heads = [path[0].name for path, _ in paths(history) if path]
+    return bool(heads) and all(name in ("NllLoss", "NllLoss2D") for name in heads)
 
 
 def shapes_broadcast(history: History) -> list[Finding]:

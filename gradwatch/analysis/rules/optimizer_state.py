@@ -19,8 +19,8 @@ def optimizer_state_lost(history: History, width: int = 10, sigmas: float = 4.0)
 
     A warning where the run went on from a checkpoint there: nobody means to leave it behind. Within a run it may be
     meant (each round or each task anew): a warning where the training losses of the `width` steps after it are higher
-    than of those before, by `sigmas` standard errors over all such steps; else a note. What a rewind brought back is
-    left out.
+    than of those before, by `sigmas` standard errors over all such steps, or where it is lost so often that it never
+    fills (`_never_fills`); else a note. What a rewind brought back is left out.
     Source: torch's tutorial "Saving and loading a general checkpoint"; Kingma & Ba, arXiv:1412.6980, section 3: without
     a past Adam's step is the rate in every direction.
     """
@@ -32,7 +32,8 @@ def optimizer_state_lost(history: History, width: int = 10, sigmas: float = 4.0)
         return []
     resumed = [int(row) for row in rows if row == 0 or history.attempt[row] != history.attempt[row - 1]]
     errors = _worse_after(history, rows, width)
-    severity: Severity = "warning" if resumed or errors > sigmas else "note"
+    empty = _never_fills(history, rows)
+    severity: Severity = "warning" if resumed or errors > sigmas or empty else "note"
     steps = [int(step) for step in history.step[rows]]
     shown = ", ".join(map(str, steps[:4])) + (" and so on" if len(steps) > 4 else "")
     evidence: dict[str, float | str] = {"times": len(rows), "resumed": len(resumed)}
@@ -44,12 +45,14 @@ def optimizer_state_lost(history: History, width: int = 10, sigmas: float = 4.0)
         said += " The run went on from a checkpoint there, and the optimizer's state was not in it, or not loaded."
     if errors > sigmas:
         said += " The loss was higher in the steps after it than before."
+    if empty:
+        said += f" They never hold more than {empty:g} steps, where they are meant to hold {_memory(history):g}."
     return [
         Finding(
             "optimizer-state-lost",
             severity,
             (),
-            steps[0],
+            int(history.step[0]) if empty else steps[0],  # each step is like the first ones
             int(history.step[-1]) if severity == "warning" else steps[-1],
             evidence,
             said,
@@ -63,6 +66,21 @@ def optimizer_state_lost(history: History, width: int = 10, sigmas: float = 4.0)
 def _keeps_state(history: History) -> bool:
     """Whether the optimizers keep anything from step to step, as far as their names and settings tell."""
     return is_adaptive(history) or any(float(group.get("momentum") or 0) > 0 for group in settings(history))
+
+
+def _never_fills(history: History, rows: NDArray[np.intp], least: int = 5) -> float:
+    """The median number of steps from one loss of the state to the next, where it is less than it is meant to hold.
+
+    0 where it is not, or where the state was lost less than `least` times.
+    """
+    between = float(np.median(np.diff(history.step[rows]))) if len(rows) >= least else np.inf
+    return between if between < _memory(history) else 0.0
+
+
+def _memory(history: History) -> float:
+    """Over how many steps the longest of the optimizer's averages reaches: 1 / (1 - its decay)."""
+    decays = [float(d) for group in settings(history) for d in (group.get("betas") or [group.get("momentum") or 0])]
+    return max((1 / (1 - decay) for decay in decays if 0 <= decay < 1), default=0.0)
 
 
 def _worse_after(history: History, rows: NDArray[np.intp], width: int) -> float:

@@ -15,12 +15,12 @@ from gradwatch.analysis.rules.clipping import (
     clip_before_unscale,
     clip_inert,
     clip_is_your_learning_rate,
-    double_clip,
     no_step,
     policy_never_acts,
 )
 from gradwatch.analysis.rules.dead_layers import dead_layer
 from gradwatch.analysis.rules.depth import imbalance, vanishing
+from gradwatch.analysis.rules.double_clip import double_clip
 from gradwatch.analysis.rules.epsilon import below_epsilon
 from gradwatch.analysis.rules.experts import expert_starved
 from gradwatch.analysis.rules.facts import LEAST_STEPS, steps_taken
@@ -251,7 +251,8 @@ def group(findings: Iterable[Finding]) -> list[Finding]:
     """The roots of these findings of one lane, each with its consequences, in the order of their first steps.
 
     A finding follows from another whose set in `CONSEQUENCES` names its rule, which began no later (but for `SIGNS`)
-    and had not ended before it. A root is as severe as the worst of its consequences.
+    and had not ended before it. A root is as severe as the worst of its consequences, but one that other data or
+    another loss may explain, and what follows from it.
     """
     places = {rule: place for place, rule in enumerate(CONSEQUENCES)}
     findings = list(findings)
@@ -265,7 +266,8 @@ def group(findings: Iterable[Finding]) -> list[Finding]:
         if root_of[i] == i:
             below = [f for j, f in enumerate(ordered) if root_of[j] == i and j != i]
             below.sort(key=lambda f: (RANK[f.severity], f.first_step))
-            worst = min((root, *below), key=lambda f: RANK[f.severity]).severity
+            rank = (root,) if "began_anew" in root.evidence else (root, *below)
+            worst = min(rank, key=lambda f: RANK[f.severity]).severity
             roots.append(replace(root, severity=worst, consequences=tuple(below)))
     return roots
 

@@ -109,10 +109,10 @@ def goes_astray(history: History, row: int, times: float = 3.0) -> Why | None:
     )
 
 
-def raised_before(history: History, row: int, times: float = 3.0, within: int = 50) -> str:
-    """A sentence on a schedule that raised the rate `times` in one step, at most `within` rows before this one.
+def raised_at(history: History, row: int, times: float = 3.0, within: int = 50) -> int | None:
+    """The row in which a schedule raised the rate `times` in one step, at most `within` rows before this one.
 
-    Empty where none did: a warm-up raises it by less (a linear one doubles it once).
+    None where none did: a warm-up raises it by less (a linear one doubles it once).
     Source: Loshchilov & Hutter, arXiv:1608.03983 (warm restarts), where losses jump as well.
     """
     rate = rates(history)
@@ -120,11 +120,17 @@ def raised_before(history: History, row: int, times: float = 3.0, within: int = 
         leaps = (rate[1:] > times * rate[:-1]) & (rate[:-1] > 0)
     rows = np.flatnonzero(leaps.any(axis=1)) + 1
     rows = rows[(rows <= row) & (rows >= row - within)]
-    if not len(rows):
+    return int(rows[-1]) if len(rows) else None
+
+
+def raised_before(history: History, row: int) -> str:
+    """A sentence on a schedule that raised the rate shortly before this row (`raised_at`); empty where none did."""
+    last = raised_at(history, row)
+    if last is None:
         return ""
-    last = int(rows[-1])
-    group = int(np.flatnonzero(leaps[last - 1])[0])
+    before, after = rates(history)[[last - 1, last]]
+    group = int(np.nanargmax(after / before))
     return (
-        f" At step {int(history.step[last])} the schedule raised the learning rate from {rate[last - 1, group]:.2g} to "
-        f"{rate[last, group]:.2g}."
+        f" At step {int(history.step[last])} the schedule raised the learning rate from {before[group]:.2g} to "
+        f"{after[group]:.2g}."
     )

@@ -231,15 +231,15 @@ def _norm_spikes(norm: Floats, z: float, ratio: float, window: int, least: int =
     """Which rows spike, `[T]`, and how many times the usual norm each is (NaN where nothing is usual yet)."""
     with np.errstate(invalid="ignore", divide="ignore"):
         logs = np.log10(np.where(np.isfinite(norm) & (norm > 0), norm, np.nan))
-    middle, spread = _usual(logs, window)
+    usual, spread = _usual(logs, window)
     with np.errstate(invalid="ignore"):
-        above = logs - middle
+        above = logs - usual
         hit = (above > z * np.maximum(spread, 0.02)) & (above > np.log10(ratio))
     for row in np.flatnonzero(hit):
         after = logs[row + 1 : row + 17]
         after = after[np.isfinite(after)]
         before = logs[max(0, row - 16) : row]
-        leaps = logs[row] - np.median(before[np.isfinite(before)]) > np.log10(ratio / 2)  # not out of a rise
+        leaps = logs[row] - middle(before) > np.log10(ratio / 2)  # not out of a rise
         hit[row] = leaps and len(after) >= least and logs[row] - np.median(after) > np.log10(3)
     return hit, 10.0**above
 

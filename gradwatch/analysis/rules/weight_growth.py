@@ -10,12 +10,14 @@ from dataclasses import replace
 
 import numpy as np
 
+from gradwatch.analysis.optimizers import groups
 from gradwatch.analysis.rules.facts import (
     is_adaptive,
     matrices,
     measured,
     middle,
     optimizer_kind,
+    own_optimizers,
     pick,
     root_mean_square,
     set_rate,
@@ -100,7 +102,8 @@ def weights_shrink(
     """Weights that fade away: most matrices ended below `share` of their first norm. A warning.
 
     Or below `half` of it, where a decay takes the share `pull` of them or more in each step: then it begins with the
-    first one. Of those that did not begin near 0; the first norm is measured after a step, whose length is taken back.
+    first one. Or most of the matrices and gains of one param group with such a decay did (`_of_a_group`).
+    Of those that did not begin near 0; the first norm is measured after a step, whose length is taken back.
     Weight decay takes lr x weight_decay of the weights in each step.
     Source: Loshchilov & Hutter, arXiv:1711.05101: what decay takes in a step; 0.01 to 0.1 is usual for AdamW, 1e-4 for
     SGD: with their rates less than 1e-3 of the weights in a step.
@@ -118,6 +121,8 @@ def weights_shrink(
         decays = _taken_by_decay(history) > pull
         which = wide & (left < (half if decays else share))
     if which.sum() <= wide.sum() / 2:
+        which = _of_a_group(history, wide | _gains(history, begin), left < share, pull)
+    if not which.any():
         return []
     decay = max((float(g["weight_decay"]) for g in settings(history) if _decays(g.get("weight_decay"))), default=0.0)
     row = 0 if decays else int(np.flatnonzero((norm[:, which] < 0.9 * begin[which]).any(axis=1))[0])
@@ -140,6 +145,22 @@ def weights_shrink(
             alternatives=() if decay else _OF_SHRINKING,
         )
     ]
+
+
+def _of_a_group(history: History, apt: Bools, shrunk: Bools, pull: float) -> Bools:
+    """Which layers shrank of a param group whose decay takes the share `pull` of them in a step, `[L]`.
+
+    None where less than two of its `apt` ones did, or no more than half.
+    """
+    found = np.zeros(len(apt), bool)
+    for optimizer in own_optimizers(history):
+        for group, own in zip(optimizer.get("groups") or (), groups(optimizer).values(), strict=False):
+            held = apt & np.isin(history.layers, group.get("layers") or ())
+            decay = float(own["weight_decay"]) if _decays(own.get("weight_decay")) else 0.0
+            strong = decay * set_rate(history) > pull and _decouples(history)
+            if strong and max(2, held.sum() / 2) <= (held & shrunk).sum():
+                found |= held & shrunk
+    return found
 
 
 def weight_decay_too_strong(
@@ -183,10 +204,15 @@ def weight_decay_too_strong(
 
 def _taken_by_decay(history: History) -> float:
     """The share of the weights that a decay takes in a step: rate x decay, where no second moment divides it."""
-    if is_adaptive(history) and "AdamW" not in optimizer_kind(history):
+    if not _decouples(history):
         return 0.0
     decays = [float(g["weight_decay"]) for g in settings(history) if _decays(g.get("weight_decay"))]
     return max(decays, default=0.0) * set_rate(history)
+
+
+def _decouples(history: History) -> bool:
+    """Whether no second moment divides what a decay takes."""
+    return not is_adaptive(history) or "AdamW" in optimizer_kind(history)
 
 
 _ADDS_DECAY = re.compile("Adam|RAdam|NAdam|Adamax|Adagrad|RMSprop|Adadelta|SparseAdam")
