@@ -188,7 +188,9 @@ def _cures(
             raise RunError(f"--cures and {flag}: the findings of {ref} say what is tried; leave one of them out")
     trial, run = cures.read_trial(ref, options["usual_cures"])
     if trial is None:
-        click.echo(f"{run.name}: no finding that asks for a cure, so nothing is trained (--usual-cures does).")
+        click.echo(
+            f"{run.name}: no finding that asks for a cure, so nothing is trained; --usual-cures tries what mends many."
+        )
         ctx.exit(0)
     own = None
     if not (module or script):

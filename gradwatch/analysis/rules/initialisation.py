@@ -25,7 +25,7 @@ from gradwatch.analysis.rules.finding import Finding, either
 from gradwatch.analysis.rules.gradients import exploding
 from gradwatch.analysis.rules.inputs import learns_from_chance, too_large_inside
 from gradwatch.analysis.rules.long_steps import lr_too_high
-from gradwatch.analysis.rules.loss_graph import is_mean_cross_entropy, number_of_classes
+from gradwatch.analysis.rules.loss_graph import is_mean_cross_entropy, number_of_classes, paths
 from gradwatch.analysis.rules.losses import scaled_losses
 from gradwatch.analysis.rules.progress import progress, reaches_its_goal, succeeds
 from gradwatch.analysis.rules.step_length import first_ratio
@@ -196,11 +196,14 @@ def _sure_of_what_is_wrong(history: History, began: float = 3.0, ended: float = 
     cause = f"{shown.metric} began at {shown.first:.3g}, where equal probabilities give {chance:.3g}, and still is "
     cause += f"{shown.ended:.3g}: the logits are far apart, and sure of what is wrong. "
     cure = (
-        "Print the logits of the first step: if some stand out, begin their rows and biases of the last layer at the "
+        "Print the logits of the first step. If some stand out, begin their rows and biases of the last layer at the "
     )
-    cure += "mean of the others; if all are large, divide them by less (a temperature below 0.05), or normalise what "
-    cure += "comes into the last layer, or divide it by the root of its width."
-    return [_finding(history, (last.name,), {"equal_odds": chance}, cause + either(_SURE), cure, _SURE)]
+    cure += (
+        "mean of the others; if all are large, normalise what comes into the last layer or divide it by the root of "
+    )
+    cure += "its width, and let cosines be divided by 0.05 or more."
+    nearest = next((layer for _, layer in paths(history)), last.name) if known else last.name
+    return [_finding(history, (nearest,), {"equal_odds": chance}, cause + either(_SURE), cure, _SURE)]
 
 
 _SURE = (

@@ -169,8 +169,7 @@ def _outgrew(history: History, times: float = 5.0, left: float = 0.4, direct: fl
     Weights that grow because the loss asks for it leave little of it. Not said of matrices that began next to 0
     (`initial_gains`), nor where another metric reaches its goal, nor of steps that get the share `direct` of their way
     in a straight line: they have far to go, to targets that are large; nor under Muon, whose steps lead weights of any
-    size to that of their rate. The healthy trainings of the tests that leave so
-    much grow up to 3.2 times.
+    size to that of their rate. The healthy trainings of the tests that leave so much grow up to 3.2 times.
     """
     at, norm = measured(history, "weight_norm")
     which, losses = initial_gains(history) > 0.1, [p for p in progress(history) if p.is_loss]

@@ -129,7 +129,7 @@ def raised_before(history: History, row: int) -> str:
     if last is None:
         return ""
     before, after = rates(history)[[last - 1, last]]
-    group = int(np.nanargmax(after / before))
+    group = int(np.argmax(np.where(before > 0, after / np.where(before > 0, before, 1), 0)))
     return (
         f" At step {int(history.step[last])} the schedule raised the learning rate from {before[group]:.2g} to "
         f"{after[group]:.2g}."

@@ -10,7 +10,6 @@ from dataclasses import replace
 
 import numpy as np
 
-from gradwatch.analysis.optimizers import groups
 from gradwatch.analysis.rules.facts import (
     is_adaptive,
     matrices,
@@ -153,13 +152,14 @@ def _of_a_group(history: History, apt: Bools, shrunk: Bools, pull: float) -> Boo
     None where less than two of its `apt` ones did, or no more than half.
     """
     found = np.zeros(len(apt), bool)
-    for optimizer in own_optimizers(history):
-        for group, own in zip(optimizer.get("groups") or (), groups(optimizer).values(), strict=False):
-            held = apt & np.isin(history.layers, group.get("layers") or ())
-            decay = float(own["weight_decay"]) if _decays(own.get("weight_decay")) else 0.0
-            strong = decay * set_rate(history) > pull and _decouples(history)
-            if strong and max(2, held.sum() / 2) <= (held & shrunk).sum():
-                found |= held & shrunk
+    layers = [group.get("layers") or () for o in own_optimizers(history) for group in o.get("groups") or ()]
+    for i, (own, names) in enumerate(zip(settings(history), layers, strict=False)):
+        held = apt & np.isin(history.layers, names)
+        rates = set_rate(history, i), set_rate(history)  # one column where all groups have one rate
+        decay = float(own["weight_decay"]) if _decays(own.get("weight_decay")) else 0.0
+        strong = decay * next((rate for rate in rates if np.isfinite(rate)), 0.0) > pull and _decouples(history)
+        if strong and max(2, held.sum() / 2) <= (held & shrunk).sum():
+            found |= held & shrunk
     return found
 
 
