@@ -113,7 +113,7 @@ def read_trial(ref: str, usual: bool = False) -> tuple[Trial | None, Run]:
             f"advise is in gradwatch check {ref}; --usual-cures tries what mends many trainings"
         )
     shows = {applied(unchanged, text): said for text, said in usual_cures(history).items()} if usual else {}
-    others = {cure: said for cure, said in shows.items() if cure not in cures}
+    others = {cure: said for cure, said in shows.items() if cure not in cures and cure != unchanged}
     severe = findings[0].summary if findings else "no finding that asks for a cure"
     return Trial(history.run.name, unchanged, cures, others, severe), history.run
 

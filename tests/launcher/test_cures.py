@@ -154,6 +154,9 @@ def test_usual_cures_are_tried_whatever_was_found_and_each_says_what_it_shows(tm
     assert [cure.lr_scale / unchanged.lr_scale for cure in trial.usual] == pytest.approx([0.1, 0.3, 3, 10, 1, 1])
     assert trial.policies == (unchanged, *trial.usual)
     assert len({*trial.policies}) == 7
+    bounded = str(make_run(tmp_path / "bounded", steps=100, clip="chain(SkipNonfinite(), AdaGC(1.05))"))
+    trial, _ = read_trial(bounded, usual=True)
+    assert len(trial.policies) == len({*trial.policies}) == 6, "what the run has already is no cure"
 
 
 @pytest.mark.parametrize(
