@@ -5,6 +5,7 @@ import logging
 import os
 import shutil
 import signal
+import sys
 from pathlib import Path
 
 import pytest
@@ -88,6 +89,15 @@ def own_writers():
     """No test writes on while the next one runs."""
     with writers_ended():
         yield
+
+
+@pytest.fixture(autouse=True)
+def own_backward():
+    """A Watch that this test leaves open does not hear of a later test's backward: torch's own is back by then."""
+    yield
+    if calls := sys.modules.get("gradwatch.recording.backward_calls"):
+        for listener in calls.heard.listeners:
+            calls.heard.leave(listener)
 
 
 @pytest.fixture(scope="session")
