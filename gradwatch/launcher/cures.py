@@ -78,16 +78,16 @@ class Trial:
             rules.setdefault(run.policy, []).append({rule for root in run.findings for rule in _rules(root)})
         metric = settled.metrics[0] if settled.metrics else None
         said = settled.table[f"{metric}_verdict"] if metric else ()
-        verdicts = dict(zip(settled.table["policy"], said, strict=False))
+        verdicts = dict(zip(settled.table["policy"], map(str, said), strict=False))
         again, treated = rules.get(self.unchanged.label, []), sorted(set().union(*self.cures.values()))
         lines = [f"Unchanged: {_seen(treated, again)}."] if again and treated else []
-        for cure in (*self.cures, *self.usual):
+        for cure, named_by in self.cures.items():
             if cure.label in rules:
-                verdict = str(verdicts.get(cure.label, NOT_JUDGED))
-                if cure in self.usual:
-                    lines.append(_usual_line(cure, self.usual[cure], verdict, metric))
-                else:
-                    lines.append(_line(cure, self.cures[cure], rules[cure.label], verdict, metric))
+                verdict = verdicts.get(cure.label, NOT_JUDGED)
+                lines.append(_line(cure, named_by, rules[cure.label], verdict, metric))
+        for cure, shows in self.usual.items():
+            if cure.label in rules:
+                lines.append(_usual_line(cure, shows, verdicts.get(cure.label, NOT_JUDGED), metric))
         return replace(settled, notes=(*lines, *settled.notes))
 
 

@@ -169,11 +169,11 @@ def tried(training: Sick, trained: Trained) -> list[Row]:
             unchanged = Intervention.of(trained.untreated(training, seed).run)
             for text in main.tries:
                 asked = Treatment(applied(unchanged, text).arguments)
-                row["tries"][text] = _last(trained.score(training, seed, text, treatment=asked), untreated)
+                row["tries"][text] = last_score(trained.score(training, seed, text, treatment=asked), untreated)
             read = READ.get((training.name, main.rule))
             if read and (read.beyond or not main.tries):
                 row |= {"advice": read.said, "as_expert": read.as_expert}
-                row["treated"] = _last(_read(training, trained, seed, main, read), untreated)
+                row["treated"] = last_score(_read(training, trained, seed, main, read), untreated)
             else:
                 row["advice"] = main.tries[0]
                 row["treated"] = row["tries"][main.tries[0]]
@@ -217,7 +217,7 @@ def at_rate(rate: float) -> Callable[[Any, Optimizer], None]:
     return change
 
 
-def _last(row: Row, untreated: Row) -> float | None:
+def last_score(row: Row, untreated: Row) -> float | None:
     """What cannot be followed changes nothing."""
     last: float | None = untreated["last"] if "refused" in row else row["last"]
     return last

@@ -20,7 +20,7 @@ from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
-from cures import Row, Trained, did, score
+from cures import Row, Trained, did, last_score, score
 from judgement import ROOT
 from trainings import Treatment
 from unseen import SICK
@@ -45,7 +45,7 @@ def tried(trained: Trained) -> list[Row]:
         row: Row = {}
         for text in usual_cures(history):
             asked = Treatment(applied(unchanged, text).arguments)
-            last = trained.score(training, 0, text, treatment=asked).get("last", ill["last"])
+            last = last_score(trained.score(training, 0, text, treatment=asked), ill)
             came = did(*map(score, (expert["first"], ill["last"], last, expert["last"])), spread=0.0)
             row[text.rpartition(" ")[0] if text.startswith("--warmup") else text] = came
         rows.append(row)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from gradwatch.analysis.clips import called
 from gradwatch.analysis.rules.facts import clips
 from gradwatch.analysis.rules.finding import Finding
 from gradwatch.formatting import loop_clips, percent, setting_text
@@ -27,8 +28,7 @@ def double_clip(history: History, often: float = 0.3, min_steps: int = 20) -> li
         return [_of_parts(history, parts)]
     own, fixed = loop_clips(history.per_step), clips(history)
     if own:
-        called = np.isfinite(history.total("user_max_norm")) | np.isfinite(history.total("user_clip_value"))
-        rows = np.flatnonzero(called)
+        rows = np.flatnonzero(called(history))
         if not fixed:
             return []
         evidence: dict[str, float | str] = {"loop": own, "policy": str(history.run.clip), "steps": len(rows)}

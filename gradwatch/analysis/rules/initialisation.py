@@ -184,9 +184,11 @@ def _sure_of_what_is_wrong(history: History, began: float = 3.0, ended: float = 
     shapes, last = {layer.name: layer.shape for layer in history.run.layers}, last_matrix(history)
     tables = {shapes[name][0] for name in pick(history, embeddings(history)) if shapes.get(name)}
     chance, losses = chance_loss(history), [p for p in progress(history) if p.is_loss]
+    if last is None or not losses:
+        return []
     known = is_mean_cross_entropy(history) and (number_of_classes(history) or 1) > 2
-    tokens = last is not None and last.shape[0] in tables and not succeeds(history) and not _of_tables(history)
-    if last is None or not losses or not (known or tokens):
+    tokens = last.shape[0] in tables and not succeeds(history) and not _of_tables(history)
+    if not (known or tokens):
         return []
     high = all(p.first > began * chance and p.ended > (ended if tokens else 1.0) * chance for p in losses)
     high &= tokens or any(p.ended < 0.9 * p.first for p in losses)  # else its steps are why it stays there
@@ -197,11 +199,9 @@ def _sure_of_what_is_wrong(history: History, began: float = 3.0, ended: float = 
     cause += f"{shown.ended:.3g}: the logits are far apart, and sure of what is wrong. "
     cure = (
         "Print the logits of the first step. If some stand out, begin their rows and biases of the last layer at the "
-    )
-    cure += (
         "mean of the others; if all are large, normalise what comes into the last layer or divide it by the root of "
+        "its width, and let cosines be divided by 0.05 or more."
     )
-    cure += "its width, and let cosines be divided by 0.05 or more."
     nearest = next((layer for _, layer in paths(history)), last.name) if known else last.name
     return [_finding(history, (nearest,), {"equal_odds": chance}, cause + either(_SURE), cure, _SURE)]
 

@@ -11,7 +11,7 @@ from gradwatch.analysis.rules.facts import rates, settings
 from gradwatch.analysis.rules.finding import Why
 from gradwatch.analysis.rules.tries import rate_times
 from gradwatch.formatting import setting_text
-from gradwatch.history import Floats, History
+from gradwatch.history import Bools, Floats, History
 
 
 def ran_out(history: History, gone: float = 1e-3) -> Why | None:
@@ -109,16 +109,13 @@ def goes_astray(history: History, row: int, times: float = 3.0) -> Why | None:
     )
 
 
-def raised_at(history: History, row: int, times: float = 3.0, within: int = 50) -> int | None:
-    """The row in which a schedule raised the rate `times` in one step, at most `within` rows before this one.
+def raised_at(history: History, row: int, within: int = 50) -> int | None:
+    """The row in which a schedule raised the rate threefold in one step, at most `within` rows before this one.
 
     None where none did: a warm-up raises it by less (a linear one doubles it once).
     Source: Loshchilov & Hutter, arXiv:1608.03983 (warm restarts), where losses jump as well.
     """
-    rate = rates(history)
-    with np.errstate(invalid="ignore", divide="ignore"):
-        leaps = (rate[1:] > times * rate[:-1]) & (rate[:-1] > 0)
-    rows = np.flatnonzero(leaps.any(axis=1)) + 1
+    rows = np.flatnonzero(_leaps(history).any(axis=1)) + 1
     rows = rows[(rows <= row) & (rows >= row - within)]
     return int(rows[-1]) if len(rows) else None
 
@@ -128,9 +125,13 @@ def raised_before(history: History, row: int) -> str:
     last = raised_at(history, row)
     if last is None:
         return ""
-    before, after = rates(history)[[last - 1, last]]
-    group = int(np.argmax(np.where(before > 0, after / np.where(before > 0, before, 1), 0)))
-    return (
-        f" At step {int(history.step[last])} the schedule raised the learning rate from {before[group]:.2g} to "
-        f"{after[group]:.2g}."
-    )
+    group = int(np.flatnonzero(_leaps(history)[last - 1])[0])
+    before, after = rates(history)[last - 1 : last + 1, group]
+    return f" At step {int(history.step[last])} the schedule raised the learning rate from {before:.2g} to {after:.2g}."
+
+
+def _leaps(history: History, times: float = 3.0) -> Bools:
+    """Which param groups' rates rose `times` from one row to the next, `[T - 1, G]`."""
+    rate = rates(history)
+    with np.errstate(invalid="ignore", divide="ignore"):
+        return np.asarray((rate[1:] > times * rate[:-1]) & (rate[:-1] > 0))

@@ -123,7 +123,7 @@ def weights_shrink(
         which = _of_a_group(history, wide | _gains(history, begin), left < share, pull)
     if not which.any():
         return []
-    decay = max((float(g["weight_decay"]) for g in settings(history) if _decays(g.get("weight_decay"))), default=0.0)
+    decay = max(_decay_of_groups(history), default=0.0)
     row = 0 if decays else int(np.flatnonzero((norm[:, which] < 0.9 * begin[which]).any(axis=1))[0])
     least = float(np.nanmin(left[which]))
     return [
@@ -152,12 +152,13 @@ def _of_a_group(history: History, apt: Bools, shrunk: Bools, pull: float) -> Boo
     None where less than two of its `apt` ones did, or no more than half.
     """
     found = np.zeros(len(apt), bool)
+    if not _decouples(history):
+        return found
     layers = [group.get("layers") or () for o in own_optimizers(history) for group in o.get("groups") or ()]
-    for i, (own, names) in enumerate(zip(settings(history), layers, strict=False)):
-        held = apt & np.isin(history.layers, names)
+    for i, (decay, names) in enumerate(zip(_decay_of_groups(history), layers, strict=False)):
         rates = set_rate(history, i), set_rate(history)  # one column where all groups have one rate
-        decay = float(own["weight_decay"]) if _decays(own.get("weight_decay")) else 0.0
-        strong = decay * next((rate for rate in rates if np.isfinite(rate)), 0.0) > pull and _decouples(history)
+        held = apt & np.isin(history.layers, names)
+        strong = decay * next((rate for rate in rates if np.isfinite(rate)), 0.0) > pull
         if strong and max(2, held.sum() / 2) <= (held & shrunk).sum():
             found |= held & shrunk
     return found
@@ -206,8 +207,12 @@ def _taken_by_decay(history: History) -> float:
     """The share of the weights that a decay takes in a step: rate x decay, where no second moment divides it."""
     if not _decouples(history):
         return 0.0
-    decays = [float(g["weight_decay"]) for g in settings(history) if _decays(g.get("weight_decay"))]
-    return max(decays, default=0.0) * set_rate(history)
+    return max(_decay_of_groups(history), default=0.0) * set_rate(history)
+
+
+def _decay_of_groups(history: History) -> list[float]:
+    """The weight decay of each param group, 0 where it has none."""
+    return [float(g["weight_decay"]) if _decays(g.get("weight_decay")) else 0.0 for g in settings(history)]
 
 
 def _decouples(history: History) -> bool:
