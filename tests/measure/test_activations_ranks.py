@@ -1,14 +1,11 @@
 """Activations over several processes: two ranks with half of the batch each record what one process with all does."""
 
 import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from test_distributed import SUPPORT, torchrun
-
-from gradwatch import open_history
+from torchrun import recorded
 
 pytestmark = [
     pytest.mark.slow,
@@ -16,10 +13,25 @@ pytestmark = [
 ]
 
 
-@pytest.mark.parametrize("kind", ["ddp", "fsdp", "tp"])
-def test_two_ranks_together_are_one_process(kind, tmp_path):
-    found = [recorded(size, name, tmp_path / name).activations for size, name in ((2, kind), (1, "one"))]
-    together, alone = found
+KINDS = ("ddp", "fsdp", "tp")
+REFUSED = ("clipped-fsdp", "clipped-none")
+
+
+@pytest.fixture(scope="module")
+def inside(tmp_path_factory):
+    each = {2: KINDS, 1: ("one",)}
+    return {size: recorded(tmp_path_factory, size, "ranks_inside.py", *kinds) for size, kinds in each.items()}
+
+
+@pytest.fixture(scope="module")
+def attention(tmp_path_factory):
+    each = {2: (*KINDS, "clipped-ddp", *REFUSED), 1: ("one", "clipped-one")}
+    return {size: recorded(tmp_path_factory, size, "ranks_attention.py", *kinds) for size, kinds in each.items()}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_two_ranks_together_are_one_process(kind, inside):
+    together, alone = inside[2][kind].activations, inside[1]["one"].activations
     assert together.step.tolist() == alone.step.tolist() == [0, 1, 2, 4]
     assert together.layers == alone.layers == ("0", "1", "2", "3", "4")
     left_out = [2] if kind == "tp" else []  # of the outputs of "2" a rank has addends, as it says
@@ -31,9 +43,9 @@ def test_two_ranks_together_are_one_process(kind, tmp_path):
     assert alone.values["saturated"][0, 3] > 0
 
 
-@pytest.mark.parametrize("kind", ["ddp", "fsdp", "tp"])
-def test_the_heads_and_experts_of_two_ranks_are_those_of_one_process(kind, tmp_path):
-    both = [recorded(size, name, tmp_path / name, "ranks_attention.py") for size, name in ((2, kind), (1, "one"))]
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_heads_and_experts_of_two_ranks_are_those_of_one_process(kind, attention):
+    both = attention[2][kind], attention[1]["one"]
     together, alone = (history.activations for history in both)
     assert together.layers == alone.layers
     assert together.step.tolist() == alone.step.tolist() == [0, 1, 2, 4]
@@ -58,23 +70,13 @@ def test_the_heads_and_experts_of_two_ranks_are_those_of_one_process(kind, tmp_p
     np.testing.assert_allclose(*rms, rtol=1e-3, atol=1e-3)
 
 
-def test_logits_are_clipped_by_the_largest_of_all_ranks(tmp_path):
-    names = (2, "clipped-ddp"), (1, "clipped-one")
-    together, alone = (recorded(size, name, tmp_path / name, "ranks_attention.py") for size, name in names)
+def test_logits_are_clipped_by_the_largest_of_all_ranks(attention):
+    together, alone = attention[2]["clipped-ddp"], attention[1]["clipped-one"]
     np.testing.assert_array_equal(together.layer("renorm_rate"), alone.layer("renorm_rate"))
     assert np.nanmax(alone.layer("renorm_rate")) == 1
     np.testing.assert_allclose(together.layer("weight_norm"), alone.layer("weight_norm"), rtol=1e-5)
 
 
-@pytest.mark.parametrize("kind", ["clipped-fsdp", "clipped-none"])
-def test_ranks_that_would_scale_their_weights_apart_are_refused(kind, tmp_path):
-    done = torchrun(2, SUPPORT / "ranks_attention.py", kind, tmp_path)
-    assert done.returncode != 0
-    assert "QKClip: all ranks that share weights must scale them alike" in done.stderr
-
-
-def recorded(size, kind, folder, script="ranks_inside.py"):
-    done = torchrun(size, SUPPORT / script, kind, folder)
-    assert done.returncode == 0, done.stderr[-3000:]
-    (run,) = Path(folder).iterdir()
-    return open_history(run)
+@pytest.mark.parametrize("kind", REFUSED)
+def test_ranks_that_would_scale_their_weights_apart_are_refused(kind, attention):
+    assert "QKClip: all ranks that share weights must scale them alike" in attention[2][kind]

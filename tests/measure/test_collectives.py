@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
-from test_distributed import SUPPORT, torchrun
+from torchrun import SUPPORT, torchrun
 
 from gradwatch.errors import GradwatchWarning
 from gradwatch.measure.collectives import together
@@ -25,11 +25,21 @@ slow = [
 SAMPLED, OTHER = 4, 5  # steps
 
 
-@pytest.mark.parametrize("kind", [pytest.param(kind, marks=slow) for kind in ("ddp", "fsdp", "tp")])
-def test_all_switches_share_the_collective_of_a_sampled_step_and_only_slots_has_one_in_another(kind, tmp_path):
-    done = torchrun(2, SUPPORT / "ranks_collectives.py", kind, tmp_path)
+KINDS = ("ddp", "fsdp", "tp")
+
+
+@pytest.fixture(scope="module")
+def launched(tmp_path_factory):
+    """The folder in which two ranks left what they counted."""
+    folder = tmp_path_factory.mktemp("collectives")
+    done = torchrun(2, SUPPORT / "ranks_collectives.py", *KINDS, folder)
     assert done.returncode == 0, done.stderr[-3000:]
-    calls = json.loads((tmp_path / "collectives.json").read_text())
+    return folder
+
+
+@pytest.mark.parametrize("kind", [pytest.param(kind, marks=slow) for kind in KINDS])
+def test_all_switches_share_the_collective_of_a_sampled_step_and_only_slots_has_one_in_another(kind, launched):
+    calls = json.loads((launched / kind / "collectives.json").read_text())
     plain = calls.pop("none")
     assert plain[OTHER] == (0 if kind == "ddp" else 1)
     # of the optimizer's state and the update, which are there after a step, every one is measured
@@ -46,7 +56,8 @@ def test_all_switches_share_the_collective_of_a_sampled_step_and_only_slots_has_
         further = (2 if kind == "tp" else 1) * AGAIN - 1
         assert more == dict.fromkeys(calls, 0) | {"singular_values": further, "all": further}
     inf = math.inf  # of -3 and -2; -inf and -5; inf and 1; NaN and inf stay what they are among sums
-    for count, (calls, sums, largest, marks) in enumerate(json.loads((tmp_path / "largest.json").read_text()), 1):
+    ways = json.loads((launched / kind / "largest.json").read_text())
+    for count, (calls, sums, largest, marks) in enumerate(ways, 1):
         assert calls == count  # with few ranks, with many
         np.testing.assert_equal(sums, [3.0, inf, math.nan])
         assert largest == [[-2.0, -5.0], [inf]]

@@ -1,18 +1,15 @@
 """Several processes: what is recorded and done equals a single process, however tensors are spread (ranks.py)."""
 
 import functools
-import os
 import re
-import subprocess
 import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
 import ranks
 import torch
-from filelock import FileLock
 from gloo import AT_THE_END
+from torchrun import ROOT, SUPPORT, launched_once, torchrun
 
 from gradwatch import open_history
 
@@ -20,8 +17,6 @@ pytestmark = [
     pytest.mark.slow,
     pytest.mark.skipif(sys.platform == "win32" or not torch.distributed.is_available(), reason="needs gloo"),
 ]
-ROOT = Path(__file__).parents[2]
-SUPPORT = ROOT / "tests" / "support"
 SIZES = [2, 4]
 CASES = [
     pytest.param(size, name, i, id=f"{size}-{name}-{i}")
@@ -29,38 +24,6 @@ CASES = [
     for name, (*_, pairs) in scenarios.items()
     for i in range(len(pairs))
 ]
-
-
-def torchrun(size, *command, cwd=None, **environment):
-    """`torchrun` with `size` processes on this machine."""
-    env = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join([str(ROOT), str(SUPPORT)])}
-    start = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={size}"]
-    return subprocess.run(
-        [*start, *map(str, command)],
-        env={**env, **environment},
-        cwd=cwd,
-        capture_output=True,
-        text=True,
-        timeout=200,
-        check=False,
-    )
-
-
-def launched_once(tmp_path_factory, worker_id, name, size, script, *arguments, **environment):
-    """The folder, its last argument, in which the ranks of a script left what they saw.
-
-    pytest's own workers share it: the first that asks runs them.
-    """
-    root = tmp_path_factory.getbasetemp()
-    folder = (root if worker_id == "master" else root.parent) / name
-    with FileLock(f"{folder}.lock"):
-        if not folder.exists():
-            folder.mkdir()
-            done = torchrun(size, SUPPORT / script, *arguments, folder, **environment)
-            (folder / "said").write_text(f"{done.returncode}\n{done.stderr}")
-        said = (folder / "said").read_text()
-        assert said.startswith("0\n"), said[-3000:]
-    return folder
 
 
 @pytest.fixture(scope="session")

@@ -6,7 +6,7 @@ import sys
 import numpy as np
 import pytest
 import torch
-from test_distributed import SUPPORT, torchrun
+from torchrun import SUPPORT, torchrun
 
 from gradwatch import open_history
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import ranks_parallel
 import torch
-from test_distributed import launched_once
+from torchrun import launched_once
 
 from gradwatch import open_history
 

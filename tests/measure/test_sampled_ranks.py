@@ -5,7 +5,7 @@ import sys
 import numpy as np
 import pytest
 import torch
-from test_activations_ranks import recorded
+from torchrun import recorded
 
 pytestmark = [
     pytest.mark.slow,
@@ -13,14 +13,22 @@ pytestmark = [
 ]
 
 
+KINDS = ("ddp", "ddp-no-sync", "fsdp", "tp")
+
+
+@pytest.fixture(scope="module")
+def ranks(tmp_path_factory):
+    return recorded(tmp_path_factory, 2, "ranks_sampled.py", *KINDS)
+
+
 @pytest.fixture(scope="module")
 def alone(tmp_path_factory):
-    return recorded(1, "one", tmp_path_factory.mktemp("ranks") / "one", "ranks_sampled.py")
+    return recorded(tmp_path_factory, 1, "ranks_sampled.py", "one")["one"]
 
 
-@pytest.mark.parametrize("kind", ["ddp", "ddp-no-sync", "fsdp", "tp"])
-def test_two_ranks_together_are_one_process(kind, alone, tmp_path):
-    together = recorded(2, kind, tmp_path / kind, "ranks_sampled.py")
+@pytest.mark.parametrize("kind", KINDS)
+def test_two_ranks_together_are_one_process(kind, ranks, alone):
+    together = ranks[kind]
     np.testing.assert_allclose(together.total("grad_norm"), alone.total("grad_norm"), rtol=1e-5)
     first, wanted = (history.total("micro_grad_norm") for history in (together, alone))
     assert np.isfinite(wanted).tolist() == [True, False] * 3

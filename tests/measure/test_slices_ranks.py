@@ -5,8 +5,7 @@ import sys
 import numpy as np
 import pytest
 import torch
-from test_activations_ranks import recorded
-from test_distributed import SUPPORT, torchrun
+from torchrun import recorded
 
 pytestmark = [
     pytest.mark.slow,
@@ -14,18 +13,23 @@ pytestmark = [
 ]
 
 
+SPREAD, ROWS = ("ddp", "fsdp", "tp", "fsdp-units"), ("ddp-rows", "fsdp-rows", "tp-vocabulary-rows")
+REFUSED = ("tp-rows", "tp-units")
+
+
+@pytest.fixture(scope="module")
+def ranks(tmp_path_factory):
+    return recorded(tmp_path_factory, 2, "ranks_slices.py", *SPREAD, *ROWS, *REFUSED)
+
+
 @pytest.fixture(scope="module")
 def alone(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("ranks")
-    return {kind: recorded(1, kind, folder / kind, "ranks_slices.py") for kind in ("one", "one-units", "one-rows")}
+    return recorded(tmp_path_factory, 1, "ranks_slices.py", "one", "one-units", "one-rows")
 
 
-@pytest.mark.parametrize("kind", ["ddp", "fsdp", "tp", "fsdp-units"])
-def test_two_ranks_together_are_one_process(kind, alone, tmp_path):
-    together, one = (
-        recorded(2, kind, tmp_path / kind, "ranks_slices.py"),
-        alone[f"one{kind[4:]}" if "-" in kind else "one"],
-    )
+@pytest.mark.parametrize("kind", SPREAD)
+def test_two_ranks_together_are_one_process(kind, ranks, alone):
+    together, one = ranks[kind], alone["one-units" if kind.endswith("-units") else "one"]
     assert together.layers == one.layers
     assert [*one.layers[:3], one.layers[5], one.layers[-1]] == [
         *(f"experts[{i}]" for i in range(3)),
@@ -38,23 +42,15 @@ def test_two_ranks_together_are_one_process(kind, alone, tmp_path):
     assert set(together.per_layer) == set(one.per_layer)
 
 
-@pytest.mark.parametrize("kind", ["ddp-rows", "fsdp-rows", "tp-vocabulary-rows"])
-def test_the_largest_row_of_two_ranks_is_that_of_one_process(kind, alone, tmp_path):
-    together, one = recorded(2, kind, tmp_path / kind, "ranks_slices.py"), alone["one-rows"]
+@pytest.mark.parametrize("kind", ROWS)
+def test_the_largest_row_of_two_ranks_is_that_of_one_process(kind, ranks, alone):
+    together, one = ranks[kind], alone["one-rows"]
     assert np.isfinite(one.layer("row_index")[:, :2]).all()
     assert one.layer("row_index")[:, :2].max() >= 2  # a row of the other rank, too
     for name in ("row_index", "row_share", "grad_norm"):
         np.testing.assert_allclose(together.layer(name), one.layer(name), rtol=1e-5, err_msg=name)
 
 
-def test_rows_that_are_cut_over_ranks_are_refused(tmp_path):
-    done = torchrun(2, SUPPORT / "ranks_slices.py", "tp-rows", tmp_path / "tp")
-    assert done.returncode != 0
-    assert "rows are spread over ranks" in done.stdout
-
-
-def test_units_of_slices_that_are_spread_over_ranks_are_refused(tmp_path):
-    done = torchrun(2, SUPPORT / "ranks_slices.py", "tp-units", tmp_path / "tp")
-    assert done.returncode != 0
-    assert "its units are spread over ranks" in done.stdout
-    assert not [*(tmp_path / "tp").glob("*")] or not [*(tmp_path / "tp").rglob("*.parquet")]
+def test_rows_and_units_that_are_cut_over_ranks_are_refused(ranks):
+    assert "rows are spread over ranks" in ranks["tp-rows"]
+    assert "its units are spread over ranks" in ranks["tp-units"]

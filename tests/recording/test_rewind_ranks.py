@@ -1,13 +1,11 @@
 """`Rewind` over two ranks: all go back together, also where one alone saw why."""
 
-import os
-import subprocess
 import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from torchrun import SUPPORT, torchrun
 
 from gradwatch import open_history
 
@@ -16,19 +14,12 @@ pytestmark = [
     pytest.mark.timeout(900),
     pytest.mark.skipif(sys.platform == "win32" or not torch.distributed.is_available(), reason="needs gloo"),
 ]
-ROOT = Path(__file__).parents[2]
-SUPPORT = ROOT / "tests" / "support"
 WRAPS = ("ddp", "zero", "fsdp1", "fsdp2")
 
 
 def ranks(*words):
     """Two ranks that do what these words say, and how they ended."""
-    env = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join([str(ROOT), str(SUPPORT)])}
-    start = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
-    return subprocess.run(
-        [*start, str(SUPPORT / "ranks_rewind.py"), *map(str, words)],
-        env=env, capture_output=True, text=True, timeout=300, check=False,
-    )  # fmt: skip
+    return torchrun(2, SUPPORT / "ranks_rewind.py", *words)
 
 
 def seen_by(tmp_path, *words):

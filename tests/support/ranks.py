@@ -7,13 +7,13 @@ The oracle gathers whole gradients with `full_tensor()`, a collective per layer,
 
 import copy
 import gc
-import os
 import sys
 from functools import partial
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
+from gloo import leave
 from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.distributed.device_mesh import init_device_mesh
@@ -345,13 +345,6 @@ def cpu_offload(root):
         )  # fmt: skip
         torch.save(seen, root / f"{i}.pt")
     leave()
-
-
-def leave():
-    """End at once: gloo's threads may still let go of tensors while Python finalizes, which aborts (pytorch#190489)."""
-    dist.destroy_process_group()
-    sys.stdout.flush()
-    os._exit(0)
 
 
 def main(root):

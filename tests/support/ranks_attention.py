@@ -1,13 +1,11 @@
 """One rank of the test of attention: a training whose batch, or whose heads, are spread over the ranks; or one process.
 
-torchrun --nproc-per-node N tests/support/ranks_attention.py KIND FOLDER
+torchrun --nproc-per-node N tests/support/ranks_attention.py KIND... FOLDER
 """
-
-import gc
-import sys
 
 import torch
 import torch.distributed as dist
+from gloo import each_kind
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
@@ -51,8 +49,7 @@ class Block(nn.Module):
         return x + self.mlp(x + self.attn(x))
 
 
-def main(kind, folder):
-    dist.init_process_group("gloo")
+def train(kind, folder):
     rank, size = dist.get_rank(), dist.get_world_size()
     torch.manual_seed(0)
     model = nn.Sequential(Block(), Block())
@@ -79,8 +76,6 @@ def main(kind, folder):
         optimizer.step()
         optimizer.zero_grad()
     watch.close()
-    dist.destroy_process_group()
 
 
-main(*sys.argv[1:])
-gc.collect()  # ends gloo's threads: one that lets go of a tensor while Python ends aborts it (pytorch#179291)
+each_kind(train)

@@ -1,16 +1,16 @@
 """One rank of the test of collectives: how many each switch adds to a step that is sampled, and to another.
 
-torchrun --nproc-per-node N tests/support/ranks_collectives.py KIND FOLDER
+torchrun --nproc-per-node N tests/support/ranks_collectives.py KIND... FOLDER
 """
 
 import json
 import math
-import sys
-from pathlib import Path
+from unittest import mock
 
 import torch
 import torch.distributed as dist
-from ranks import Collectives, leave
+from gloo import each_kind
+from ranks import Collectives
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
@@ -74,24 +74,22 @@ def counts(kind, folder, **asked):
 
 def largest(places):
     """What two ranks make of sums, largest values and marks, with room for so many numbers; and by how many calls."""
-    collectives.PLACES, inf, rank = places, math.inf, dist.get_rank()
+    inf, rank = math.inf, dist.get_rank()
     sums = [torch.tensor([1.0 + rank, [inf, 1.0][rank], math.nan], dtype=torch.float64)]
     most = [torch.tensor([[-3.0, -2.0], [-inf, -5.0]])[:, rank], torch.tensor([[1.0, inf][rank]])]
     marks = torch.tensor([7.0, float(rank)]).double()
-    with Collectives() as seen:
+    with mock.patch.object(collectives, "PLACES", places), Collectives() as seen:
         marks = add_up(collectives.add_and_compare(sums, most, marks, dist.group.WORLD, None), None)
     return len(seen.calls), sums[0].tolist(), [t.tolist() for t in most], marks.tolist()
 
 
-def main(kind, folder):
-    dist.init_process_group("gloo")
+def train(kind, folder):
     together = {name: value for asked in SWITCHES.values() for name, value in asked.items()}
-    found = {name: counts(kind, folder, **asked) for name, asked in {**SWITCHES, "all": together}.items()}
+    found = {name: counts(kind, folder / name, **asked) for name, asked in {**SWITCHES, "all": together}.items()}
     ways = [largest(places) for places in (collectives.PLACES, 0)]
     if dist.get_rank() == 0:
-        (Path(folder) / "collectives.json").write_text(json.dumps(found))
-        (Path(folder) / "largest.json").write_text(json.dumps(ways))
-    leave()
+        (folder / "collectives.json").write_text(json.dumps(found))
+        (folder / "largest.json").write_text(json.dumps(ways))
 
 
-main(*sys.argv[1:])
+each_kind(train)

@@ -1,13 +1,11 @@
 """One rank of the test of activations: a training whose batch is spread over the ranks, or one process with all of it.
 
-torchrun --nproc-per-node N tests/support/ranks_inside.py KIND FOLDER
+torchrun --nproc-per-node N tests/support/ranks_inside.py KIND... FOLDER
 """
-
-import gc
-import sys
 
 import torch
 import torch.distributed as dist
+from gloo import each_kind
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
@@ -17,8 +15,7 @@ from torch.nn.parallel import DistributedDataParallel
 import gradwatch
 
 
-def main(kind, folder):
-    dist.init_process_group("gloo")
+def train(kind, folder):
     rank, size = dist.get_rank(), dist.get_world_size()
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(6, 1500), nn.ReLU(), nn.Linear(1500, 6), nn.Tanh(), nn.Linear(6, 1))
@@ -40,8 +37,6 @@ def main(kind, folder):
         optimizer.step()
         optimizer.zero_grad()
     watch.close()
-    dist.destroy_process_group()
 
 
-main(*sys.argv[1:])
-gc.collect()  # ends gloo's threads: one that lets go of a tensor while Python ends aborts it (pytorch#179291)
+each_kind(train)

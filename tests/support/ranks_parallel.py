@@ -8,6 +8,7 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
+from gloo import leave
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe, ScheduleInterleaved1F1B
@@ -240,6 +241,4 @@ if __name__ == "__main__":
     for part in (experts, pipeline):
         (Path(sys.argv[1]) / part.__name__).mkdir(exist_ok=True)
         part(Path(sys.argv[1]) / part.__name__)
-    from ranks import leave
-
     leave()

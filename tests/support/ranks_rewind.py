@@ -11,7 +11,8 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from ranks import Net, fsdp1, leave, mesh, shard_all, whole
+from gloo import leave
+from ranks import Net, fsdp1, mesh, shard_all, whole
 from torch import nn
 from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.nn.parallel import DistributedDataParallel

@@ -1,14 +1,13 @@
 """One rank of the test of what is sampled besides activations: a loop that accumulates, over ranks or in one process.
 
-torchrun --nproc-per-node N tests/support/ranks_sampled.py KIND FOLDER
+torchrun --nproc-per-node N tests/support/ranks_sampled.py KIND... FOLDER
 """
 
 import contextlib
-import gc
-import sys
 
 import torch
 import torch.distributed as dist
+from gloo import each_kind
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
@@ -29,8 +28,7 @@ def wrap(model, kind, size):
     return DistributedDataParallel(model) if kind.startswith("ddp") else model
 
 
-def main(kind, folder):
-    dist.init_process_group("gloo")
+def train(kind, folder):
     rank, size = dist.get_rank(), dist.get_world_size()
     torch.manual_seed(0)
     model = wrap(nn.Sequential(nn.Linear(6, 12), nn.Tanh(), nn.Linear(12, 7), nn.Tanh(), nn.Linear(7, 3)), kind, size)
@@ -48,8 +46,6 @@ def main(kind, folder):
         optimizer.step()
         optimizer.zero_grad()
     watch.close()
-    dist.destroy_process_group()
 
 
-main(*sys.argv[1:])
-gc.collect()  # ends gloo's threads: one that lets go of a tensor while Python ends aborts it (pytorch#179291)
+each_kind(train)

@@ -1,13 +1,11 @@
 """One rank of the tests of slices and rows: parameters that hold several layers, over ranks or in one process.
 
-torchrun --nproc-per-node N tests/support/ranks_slices.py KIND FOLDER
+torchrun --nproc-per-node N tests/support/ranks_slices.py KIND... FOLDER
 """
-
-import gc
-import sys
 
 import torch
 import torch.distributed as dist
+from gloo import each_kind
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
@@ -46,20 +44,15 @@ def wrap(model, kind, size):
     return model
 
 
-def main(kind, folder):
-    dist.init_process_group("gloo")
+def train(kind, folder):
     rank, size = dist.get_rank(), dist.get_world_size()
     torch.manual_seed(0)
     model = wrap(Model(), kind, size) if size > 1 else Model()
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-2, momentum=0.9)
     clip = chain(AGC(0.1), ClipByNorm(0.5)) if kind.endswith("-units") else ClipByNorm(0.5)
-    try:
-        watch = gradwatch.watch(model, optimizer, clip=clip, dir=folder, run_name=kind, log=None, delivery="none",
-                                verbose=False, every=1, slots=True,
-                                **({"rows": ("experts", "heads")} if "rows" in kind else {"split": SPLIT}))  # fmt: skip
-    except gradwatch.GradwatchError as error:
-        print(f"refused: {error}")
-        raise SystemExit(7) from None
+    watch = gradwatch.watch(model, optimizer, clip=clip, dir=folder, run_name=kind, log=None, delivery="none",
+                            verbose=False, every=1, slots=True,
+                            **({"rows": ("experts", "heads")} if "rows" in kind else {"split": SPLIT}))  # fmt: skip
     for step in range(5):
         x = [0.1 * step + 0.2, 0.3 * step - 0.4]  # of two ranks, or one process that has both
         own = x[rank] if size > 1 and not kind.startswith("tp") else sum(x) / 2
@@ -68,8 +61,6 @@ def main(kind, folder):
         optimizer.step()
         optimizer.zero_grad()
     watch.close()
-    dist.destroy_process_group()
 
 
-main(*sys.argv[1:])
-gc.collect()  # ends gloo's threads: one that lets go of a tensor while Python ends aborts it (pytorch#179291)
+each_kind(train)

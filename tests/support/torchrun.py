@@ -1,0 +1,58 @@
+"""Starts scripts of ranks with `torchrun` on this machine, and opens what they recorded."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+from filelock import FileLock
+
+from gradwatch import open_history
+
+ROOT = Path(__file__).parents[2]
+SUPPORT = ROOT / "tests" / "support"
+
+
+def torchrun(size, *command, cwd=None, **environment):
+    """`size` processes that run a script."""
+    env = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join([str(ROOT), str(SUPPORT)])}
+    start = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={size}"]
+    return subprocess.run(
+        [*start, *map(str, command)],
+        env={**env, **environment},
+        cwd=cwd,
+        capture_output=True,
+        text=True,
+        timeout=200,
+        check=False,
+    )
+
+
+def launched_once(tmp_path_factory, worker_id, name, size, script, *arguments, **environment):
+    """The folder, its last argument, in which the ranks of a script left what they saw.
+
+    pytest's own workers share it: the first that asks runs them.
+    """
+    root = tmp_path_factory.getbasetemp()
+    folder = (root if worker_id == "master" else root.parent) / name
+    with FileLock(f"{folder}.lock"):
+        if not folder.exists():
+            folder.mkdir()
+            done = torchrun(size, SUPPORT / script, *arguments, folder, **environment)
+            (folder / "said").write_text(f"{done.returncode}\n{done.stderr}")
+        said = (folder / "said").read_text()
+        assert said.startswith("0\n"), said[-3000:]
+    return folder
+
+
+def recorded(tmp_path_factory, size, script, *kinds):
+    """What was recorded of each kind of training that a script has (`gloo.each_kind`); one start of the ranks for all.
+
+    Of a kind that gradwatch refuses: what it said.
+    """
+    folder = tmp_path_factory.mktemp(f"{Path(script).stem}-{size}")
+    done = torchrun(size, SUPPORT / script, *kinds, folder)
+    assert done.returncode == 0, done.stderr[-3000:]
+    refused = {path.stem: path.read_text() for path in folder.glob("*.refused")}
+    assert not [path for kind in refused for path in (folder / kind).rglob("*.parquet")]
+    return refused | {kind: open_history(*(folder / kind).iterdir()) for kind in kinds if kind not in refused}
