@@ -24,6 +24,7 @@ KEY_COLUMNS = ("attempt", "optimizer", "step")
 SETTING = "setting/"  # before the column of an optimizer's setting that changes during the run
 WAS_NAN = "was_nan/"  # before the name of a logged scalar: 1 in the steps in which it was NaN, not left out
 IN_LOSS = "in_loss/"  # before the numbers of what a loss was asked for, and the model said
+LAYER_IN_LOSS = f"{IN_LOSS}layer_of/"  # before the number of a layer of the manifest, of which one of them is
 # How columns begin that gradwatch records itself.
 RECORDED = ("lr/", "rank_grad_norm/", SETTING, WAS_NAN, IN_LOSS, *ITEMS)
 STEP_COLUMNS = (

@@ -144,8 +144,15 @@ def of_scores(q: Tensor, k: Tensor, mask: Tensor | None, causal: bool, scale: fl
     shared = q.shape[1] // k.shape[1]  # queries' heads that share one of the keys'
     longest = [torch.linalg.vector_norm(x, dim=-1, dtype=wide).amax(dim=-1) for x in (q, k)]  # [B, H]
     bound = _number(longest[0] * longest[1].repeat_interleave(shared, dim=1) * abs(scale)).amax(dim=0)
+    return Logits(bound, *_of_rows(sampled_logits(q, k, mask, causal, scale)))
+
+
+def sampled_logits(q: Tensor, k: Tensor, mask: Tensor | None, causal: bool, scale: float | None) -> Tensor:
+    """Of a sample of the examples and queries `[E, H, R, S]`, at least as wide as float32; masked ones are -inf."""
+    scale = 1 / math.sqrt(q.shape[-1]) if scale is None else float(scale)
+    wide = torch.promote_types(q.dtype, torch.float32)
     examples, rows = _sampled(q.shape[0], q.shape[1], q.shape[2], k.shape[2])
-    few = k[examples].repeat_interleave(shared, dim=1)
+    few = k[examples].repeat_interleave(q.shape[1] // k.shape[1], dim=1)
     with torch.autocast(q.device.type, enabled=False):
         logits = (q[examples, :, rows].to(wide) * scale) @ few.to(wide).transpose(-2, -1)
     if causal:
@@ -155,7 +162,7 @@ def of_scores(q: Tensor, k: Tensor, mask: Tensor | None, causal: bool, scale: fl
         mask = mask[:, None] if mask.ndim == 3 else mask  # as q was made to have heads
         inner = mask.expand(*q.shape[:3], k.shape[2])[examples, :, rows]
         logits = logits.masked_fill(~inner, -math.inf) if inner.dtype == torch.bool else logits + inner
-    return Logits(bound, *_of_rows(logits))
+    return logits
 
 
 @without_autograd

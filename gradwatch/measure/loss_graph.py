@@ -2,7 +2,7 @@
 batch norm, and each view that puts axes into another order.
 
 Of its nodes the names, shapes and plain settings are read. What they keep for backward is left alone, but for what a
-loss was given (`loss_targets`).
+loss was given (`loss_targets`) and what shows the model inside (`graph_values`).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from gradwatch.measure import loss_targets
+from gradwatch.measure import graph_values, loss_targets
 
 MOST_NODES = 5_000  # of a graph, those next to the loss first
 MOST_PATHS, LONGEST_PATH, MOST_ROWS = 8, 24, 64
@@ -54,6 +54,30 @@ class LossGraph:
         loss, node = next((found for found in named if found[0] in loss_targets.LOSSES), ("", None))
         tables = (other for other in self._nodes if name_of(other) == "Embedding")
         return loss_targets.seen(loss, node, tables) if loss else {}
+
+    def values(self, names: Sequence[str]) -> dict[str, Tensor]:
+        """What it shows of the model inside: 0-d tensors (`graph_values.seen`); a layer by its place among `names`."""
+        return graph_values.seen(self._parts({name: place for place, name in enumerate(names)}))
+
+    def _parts(self, places: Mapping[str, int]) -> Iterator[graph_values.Part]:
+        """So many of each operation that tells something, those next to the loss first."""
+        at_the_end = {*islice(self._down_to_weights(), MOST_NODES)}
+        left = dict.fromkeys(graph_values.OPERATIONS, graph_values.MOST_PARTS)
+        for node in self._nodes:
+            if left.get(name := name_of(node)) and (layer := self._below(node)):
+                left[name] -= 1
+                below = map(name_of, islice(_nodes(node), 1, 4))
+                yield graph_values.Part(name, node, places[layer], node in at_the_end, "Convolution" in below)
+
+    def _down_to_weights(self) -> Iterator[Node]:
+        """The nodes from the loss to the first operations with weights."""
+        waiting, seen = [self._root] if self._nodes else [], set()
+        while waiting:
+            node = waiting.pop()
+            if node not in seen:
+                seen.add(node)
+                yield node
+                waiting += [] if self._own(node) else _children(node)
 
     def described(self) -> list[dict[str, Any]]:
         """What it shows, a table each, told apart by `what`.

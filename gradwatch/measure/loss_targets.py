@@ -41,12 +41,12 @@ def seen(loss: str, node: Node, tables: Iterable[Node] = ()) -> dict[str, Tensor
     has about a row for each class: `target_is_input`, the share of targets that are the token at their own place, and
     `target_top_at_ends`, how much more often the most frequent one is the last of a row than the first (or less).
     """
-    if not _is_plain(node):
+    if not _lies_there(node):
         return {}
     target, scores = node._saved_target, node._saved_self
     if type(target) is not Tensor or type(scores) not in (Tensor, torch.nn.Parameter) or not target.numel():
         return {}
-    few = _evenly(target.shape, MOST)
+    few = evenly(target.shape, MOST)
     if loss in _NUMBERS:
         found = _of_numbers(target[few].flatten().float(), scores[few].flatten().float())
     elif loss in _YES_OR_NO:
@@ -86,9 +86,9 @@ def _of_two(target: Tensor, said: Tensor) -> dict[str, Tensor]:
 
 def _of_choices(target: Tensor, scores: Tensor, ignored: int, tables: Iterable[Node]) -> dict[str, Tensor]:
     """Of targets `[N, ...]`, classes by their numbers, and scores `[N, C, ...]`."""
-    classes, asked = scores.shape[1], target[_evenly(target.shape, MOST)].flatten()
+    classes, asked = scores.shape[1], target[evenly(target.shape, MOST)].flatten()
     counts = _counts(torch.where(asked == ignored, classes, asked), classes + 1)
-    few = _evenly(target.shape, max(MOST_SCORES // classes, 64))
+    few = evenly(target.shape, max(MOST_SCORES // classes, 64))
     said, wanted = scores[(few[0], slice(None), *few[1:])].argmax(1), target[few]
     found = _of_classes(counts[:classes], _counts(said.flatten(), classes))
     found["ignored"] = counts[classes] / counts.sum()
@@ -141,7 +141,7 @@ def _counts(classes: Tensor, of: int) -> Tensor:
     return torch.zeros(of, device=classes.device).index_add_(0, classes, torch.ones_like(classes, dtype=torch.float32))
 
 
-def _evenly(shape: Sequence[int], most: int) -> tuple[slice, ...]:
+def evenly(shape: Sequence[int], most: int) -> tuple[slice, ...]:
     """A step along each axis, the longest ones first, so that about `most` elements are left, spread evenly."""
     steps, left = [1] * len(shape), list(shape)
     while math.prod(left) > most and max(left) > 1:
@@ -151,15 +151,27 @@ def _evenly(shape: Sequence[int], most: int) -> tuple[slice, ...]:
     return tuple(slice(None, None, step) for step in steps)
 
 
-def _is_plain(node: Node) -> bool:
-    """Whether what the operation keeps for backward lies there as it is, so that a look at it does nothing else.
+def is_plain(kept: Any) -> bool | None:
+    """Whether what is kept for backward lies there as it is: no hooks (a checkpoint's, `save_on_cpu`) bring it back.
 
-    A tensor under hooks (a checkpoint's, `save_on_cpu`) refuses others; one that has none takes these, which hand it
-    through. Of a choice of classes they stand on a number of torch's own, so that all else is checked as ever.
+    None where torch does not tell, as 2.6 does not. `kept` is what a node calls `_raw_saved_...`.
+    """
+    return kept.unpack_hook is None if hasattr(kept, "unpack_hook") else None
+
+
+def _lies_there(node: Node) -> bool:
+    """Whether what an operation on targets or tokens keeps is plain, so that a look at it does nothing else.
+
+    Where torch does not tell, hooks are tried: a tensor under hooks refuses others; one that has none takes these,
+    which hand it through. Of a choice of classes they stand on a number of torch's own, so that all else is checked as
+    ever.
     """
     at = next(name for name in ("total_weight", "target", "indices") if hasattr(node, f"_raw_saved_{name}"))
+    kept = getattr(node, f"_raw_saved_{at}")
+    if (plain := is_plain(kept)) is not None:
+        return plain
     try:
-        getattr(node, f"_raw_saved_{at}").register_hooks(_as_it_is, _as_it_is)
+        kept.register_hooks(_as_it_is, _as_it_is)
     except RuntimeError:
         return False
     return True
@@ -167,7 +179,7 @@ def _is_plain(node: Node) -> bool:
 
 def _plain(tables: Iterable[Node]) -> list[Node]:
     """The first of these embeddings, but for those whose tokens were kept in another way."""
-    return [node for node, _ in zip(tables, range(MOST_TABLES), strict=False) if _is_plain(node)]
+    return [node for node, _ in zip(tables, range(MOST_TABLES), strict=False) if _lies_there(node)]
 
 
 def _as_it_is(value: Tensor) -> Tensor:

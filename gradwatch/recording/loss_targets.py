@@ -74,7 +74,7 @@ class LossTargets:
         if not graph.reached and self._layout.sharding is None:
             return
         self._to_look_at = 0
-        self._values = graph.targets()
+        self._values = {**graph.targets(), **graph.values(self._layout.names)}
         self._misses = 0 if self._values else self._misses
         gone = sum(stranger() is None for stranger in self._strangers)
         self._values |= {f"{IN_LOSS}parameters_gone": float(gone)} if gone else {}

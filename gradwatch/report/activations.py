@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from gradwatch.analysis.rules.activations import in_forward_order
+from gradwatch.analysis.rules.activation_facts import in_forward_order
 from gradwatch.formatting import percent, quantity_text
 from gradwatch.history import Floats, History
 from gradwatch.report.downsample import heatmap

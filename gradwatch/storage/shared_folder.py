@@ -35,7 +35,7 @@ from gradwatch.storage.folder import (
 )
 from gradwatch.storage.manifest import run_of
 from gradwatch.storage.parquet import require_alike
-from gradwatch.table import SAMPLED, WAS_NAN, stack
+from gradwatch.table import LAYER_IN_LOSS, SAMPLED, WAS_NAN, stack
 
 log = logging.getLogger("gradwatch")
 
@@ -186,7 +186,7 @@ def read_whole(
     for path in folders:
         try:
             part = read_run(path, at_most=at_most and at_most // len(folders) ** 2, steps_only=steps_only)
-            found.append(_named(part))
+            found.append(_named(part, sum(len(other.run.layers) for other in found)))
         except RunError as error:
             problems.append(str(error))
     if not found:
@@ -211,10 +211,12 @@ def read_with_parts(folder: Path, at_most: int | None = None) -> tuple[History, 
     return whole, [read_run(part, at_most=at_most) for part in deliverable_parts(folder)]
 
 
-def _named(part: History) -> History:
+def _named(part: History, before: int) -> History:
+    """What was logged under the part's name; layers, where they are numbers, behind those of the parts `before` it."""
     name = part.run.part
     own = {*part.logged, *(f"{WAS_NAN}{key}" for key in part.logged)}
     per_step = {f"{key}/{name}" if key in own else key: values for key, values in part.per_step.items()}
+    per_step |= {key: values + before for key, values in per_step.items() if key.startswith(LAYER_IN_LOSS)}
     problems = tuple(f"{name}: {text}" for text in part.problems)
     return replace(part, by_step=replace(part.by_step, values=per_step), problems=problems)
 

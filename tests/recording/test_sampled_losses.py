@@ -60,6 +60,17 @@ def test_of_a_loss_that_torch_does_not_know_it_is_soon_given_up(tmp_path):
     assert own == 60 - MOST_MISSES
 
 
+def test_the_layer_of_what_is_flat_inside_is_one_of_the_recorded_ones(tmp_path):
+    net = nn.Sequential(nn.Linear(6, 5), nn.Tanh(), nn.Linear(5, 5), nn.Tanh(), nn.Linear(5, 4))
+    net[2].bias = nn.Parameter(torch.full((5,), 50.0))
+    net[0].weight.requires_grad_(False)
+    history, _ = trained(tmp_path, lambda net, _: net(X).exp().mean(), net=net)
+    assert looked_at(history, "saturated") == [0, 11, 21, 31, 41, 51], "of a loss of its own, too"
+    assert history.total("in_loss/saturated")[0] == 1
+    at = history.total("in_loss/layer_of/saturated")
+    assert {history.layers[int(place)] for place in at[np.isfinite(at)]} == {"2.weight"}
+
+
 def test_other_losses_may_come_first_and_so_many_of_them(tmp_path):
     other = torch.ones(2, requires_grad=True)
 
@@ -134,7 +145,7 @@ def test_what_cannot_be_looked_at_ends_no_training(tmp_path, monkeypatch):
     def broken(*_):
         raise RuntimeError("another torch")
 
-    monkeypatch.setattr("gradwatch.measure.loss_targets._is_plain", broken)
+    monkeypatch.setattr("gradwatch.measure.loss_targets._lies_there", broken)
     with pytest.warns(UserWarning, match="what the loss is asked for cannot be recorded, training goes on"):
         history, _ = trained(tmp_path, entropy)
     assert looked_at(history) == []

@@ -1,6 +1,6 @@
 """The unseen trainings are what they are said to be: by their scores alone, no rule is asked.
 
-Every twelfth here; all of them by `scripts/bench/judgement.py --check`.
+Every 24th here; all of them by `scripts/bench/judgement.py --check`.
 """
 
 import re

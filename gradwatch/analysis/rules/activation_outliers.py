@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from gradwatch.analysis.rules.activations import still_grows
+from gradwatch.analysis.rules.activation_facts import still_grows
 from gradwatch.analysis.rules.finding import Finding, Severity
 from gradwatch.analysis.rules.progress import succeeds
 from gradwatch.history import History

@@ -8,59 +8,13 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import numpy as np
-from numpy.typing import NDArray
 
-from gradwatch.analysis.rules.facts import middle
+from gradwatch.analysis.rules.activation_facts import is_meant
+from gradwatch.analysis.rules.dead_layers import dead_layer
 from gradwatch.analysis.rules.finding import Finding, Severity
 from gradwatch.analysis.rules.progress import succeeds
-from gradwatch.history import Floats, History
-from gradwatch.table import Table
-
-
-def birthplace(activations: Table, step: int) -> str:
-    """The module whose output was not finite first, in the first sampled step with such an output; empty where that is
-    after `step`: what is not finite is in the weights by then, and everywhere.
-    """
-    if not len(activations):
-        return ""
-    bad = activations.values["nonfinite"] > 0  # [T, M]
-    rows = np.flatnonzero(bad.any(axis=1) & (activations.step <= step))
-    if not len(rows):
-        return ""
-    order = np.where(bad[rows[0]], activations.values["order"][rows[0]], np.inf)
-    return activations.layers[int(order.argmin())]
-
-
-def medians(values: Floats) -> Floats:
-    """Of each column, `[T, M]` -> `[M]`, of what is no NaN; inf counts. NaN where there is nothing else."""
-    out = np.full(values.shape[1], np.nan)
-    seen = ~np.isnan(values).all(axis=0)
-    out[seen] = np.nanmedian(values[:, seen], axis=0)
-    return out
-
-
-def in_forward_order(activations: Table) -> Table:
-    """The modules in the order in which their outputs came, by the median step; others as they stood, after these.
-
-    A model may define its parts in another order: a block of Llama its normalisations last.
-    """
-    if "order" not in activations.values:
-        return activations
-    return activations.of_layers(np.argsort(medians(activations.values["order"]), kind="stable"))
-
-
-def still_grows(values: Floats, limit: float, growth: float) -> tuple[NDArray[np.intp], Floats, Floats]:
-    """Which columns of `[T, M]` have grown beyond a limit and still grow, and what all were at first and are at last.
-
-    By thirds of the sampled steps: the median of the last is above `limit`, more than `growth` times that of the first
-    steps, and above that of the middle third.
-    """
-    third = len(values) // 3
-    first, second, last = (
-        medians(part) for part in (values[: max(1, third // 2)], values[third:-third], values[-third:])
-    )
-    with np.errstate(invalid="ignore"):
-        return np.flatnonzero((last > limit) & (last > growth * first) & (last > second)), first, last
+from gradwatch.analysis.rules.sampled_losses import inside
+from gradwatch.history import History
 
 
 def dead_units(history: History, share: float = 0.5, min_rows: int = 3) -> list[Finding]:
@@ -68,23 +22,27 @@ def dead_units(history: History, share: float = 0.5, min_rows: int = 3) -> list[
 
     `dead` of a module, by the median of the last third of the sampled steps, is more than `share`. It is recorded where
     each unit had at least 32 elements in a step. From the first sampled step after which half of that was never
-    undercut.
+    undercut. Or, where no module was looked at and no layer is dead, from the start (`_from_the_start`).
     Source: SageMaker Debugger's DeadRelu (a unit is dead that hardly ever fires; alarm for more than half of a layer).
     """
-    return _held(history, "dead", share, min_rows, "dead-units", _dead_words)
+    return _held(history, "dead", share, min_rows, "dead-units", _dead_words) or (
+        [] if dead_layer(history) else _from_the_start(history, ("dead",), "dead-units", _dead_words, 0.8)
+    )
 
 
 def saturated(history: History, share: float = 0.5, min_rows: int = 3) -> list[Finding]:
     """A tanh or a sigmoid that sits at its ends: for more than `share` of the elements its slope is below 1 %.
 
     By the median of the last third of the sampled steps, from the first after which half of that was never undercut.
-    Not of the last module of the forward pass: an output is meant to be sure of itself.
+    Not of the last module of the forward pass: an output is meant to be sure of itself. Or, where no module was looked
+    at, from the start (`_from_the_start`), also of an output: at first it has no reason to be.
     Source: Glorot and Bengio 2010, "Understanding the difficulty of training deep feedforward neural networks".
     """
-    return _held(history, "saturated", share, min_rows, "saturated", _saturated_words)
+    return _held(history, "saturated", share, min_rows, "saturated", _saturated_words) or _from_the_start(
+        history, ("saturated", "end_saturated"), "saturated", _saturated_words
+    )
 
 
-TWO_ENDED = ("Tanh", "Sigmoid", "Hardtanh", "Hardsigmoid")
 Words = Callable[[float, int, int], tuple[str, str]]  # of the worst share, how many modules, since which step
 
 
@@ -96,7 +54,7 @@ def _held(history: History, quantity: str, share: float, min_rows: int, rule: st
     known = np.isfinite(table.values[quantity])
     late = np.arange(len(table)) >= len(table) - max(min_rows, len(table) // 3)
     at = [
-        i for i, name in enumerate(table.layers) if _is_meant(history, name, rule) and known[late, i].sum() >= min_rows
+        i for i, name in enumerate(table.layers) if is_meant(history, name, rule) and known[late, i].sum() >= min_rows
     ]
     typical = {i: float(np.nanmedian(table.values[quantity][late, i])) for i in at}
     hit = [i for i in at if typical[i] > share]
@@ -113,22 +71,27 @@ def _held(history: History, quantity: str, share: float, min_rows: int, rule: st
     return [Finding(rule, severity, names, first, int(history.step[-1]), evidence, cause, cure)]
 
 
-def at_the_ends(history: History) -> float:
-    """The share of saturated elements of the non-linearities with two ends, but the last module; NaN where unknown.
+def _from_the_start(
+    history: History, kinds: tuple[str, ...], rule: str, words: Words, share: float = 0.6
+) -> list[Finding]:
+    """The same of the non-linearities of the losses that were looked at: flat in the first one, and ever since.
 
-    Of the median one, by the median of its sampled steps.
+    Of the worst of each of the `kinds` (`inside`), where modules were not looked at: the `share` in the first sample
+    and in the end, nearly so in all. What became flat later may be what was learnt; of that `lr_too_high` says what the
+    first steps did. In the healthy trainings of the tests .22 of a sigmoid or tanh is flat at first, at most, .02 of
+    one at the end, and .68 of a ReLU.
     """
-    table = history.activations.with_values("saturated")
-    at = [i for i, name in enumerate(table.layers) if _is_meant(history, name, "saturated")]
-    return middle(medians(table.values["saturated"][:, at])) if at else float("nan")
-
-
-def _is_meant(history: History, name: str, rule: str) -> bool:
-    if rule != "saturated":
-        return True
-    order = history.activations.values["order"][-1]
-    place = history.activations.layers.index(name)
-    return history.run.modules.get(name, "") in TWO_ENDED and order[place] < np.nanmax(order)
+    if history.activations.layers:
+        return []
+    seen = (inside(history, kind) for kind in kinds)
+    held = [one for one in seen if one is not None and min(one.first, one.last) > share and one.least > share - 0.1]
+    if not held:
+        return []
+    cause, cure = words(held[0].last, 1, held[0].first_step)
+    severity: Severity = "note" if succeeds(history) else "warning"
+    evidence: dict[str, float | str] = {"share": held[0].last, "modules": 1}
+    steps = held[0].first_step, int(history.step[-1])
+    return [Finding(rule, severity, (held[0].layer,), *steps, evidence, cause, cure)]
 
 
 def _dead_words(worst: float, count: int, first: int) -> tuple[str, str]:

@@ -8,9 +8,10 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from gradwatch.analysis.rules.activations import medians, still_grows
+from gradwatch.analysis.rules.activation_facts import medians, still_grows
 from gradwatch.analysis.rules.finding import Finding, Severity, Why
-from gradwatch.analysis.rules.progress import succeeds
+from gradwatch.analysis.rules.progress import progress, succeeds
+from gradwatch.analysis.rules.sampled_losses import inside
 from gradwatch.history import Bools, History
 from gradwatch.table import Table
 
@@ -59,7 +60,7 @@ def attention_collapsed(history: History, below: float = 0.05, share: float = 0.
     """
     heads = history.activations.with_values("entropy")
     if len(heads) < min_rows or not heads.layers:
-        return []
+        return _certain(history)
     values = heads.values["entropy"]
     last = medians(values[-max(min_rows, len(heads) // 3) :])
     with np.errstate(invalid="ignore"):
@@ -86,13 +87,34 @@ def attention_collapsed(history: History, below: float = 0.05, share: float = 0.
         "reaches the queries and keys, so they stay so."
     )
     since = _since(heads, collapsed)
-    began = "Begin with smaller weights for queries and keys (Xavier's initialisation), and check that the logits are "
-    cure = (
-        f"{began}divided by the root of the head's size; a normalisation of queries and keys bounds them."
-        if since == heads.step[0]
-        else "Lower the learning rate or warm it up; normalise queries and keys, which bounds the logits."
-    )
+    cure = _UNDIVIDED if since == heads.step[0] else _LONG
     return [_finding(history, "attention-collapsed", heads, hit, since, evidence, cause, cure)]
+
+
+_UNDIVIDED = (
+    "Begin with smaller weights for queries and keys (Xavier's initialisation), and check that the logits are divided "
+    "by the root of the head's size; a normalisation of queries and keys bounds them."
+)
+_LONG = "Lower the learning rate or warm it up; normalise queries and keys, which bounds the logits."
+
+
+def _certain(history: History, at_first: float = 0.1, held: float = 0.9, left: float = 0.1) -> list[Finding]:
+    """Where no head was looked at: a softmax inside the model of whose rows the share `held` gives all to one key in
+    the end (`inside`), and `at_first` of them did before the first step. A note where a loss came down to `left`.
+    """
+    seen = inside(history, "certain")
+    if history.activations.layers or seen is None or seen.first < at_first or seen.last < held:
+        return []
+    cause = (
+        f"In a softmax inside the model, at `{seen.layer}`, {seen.first:.0%} of the rows gave all to one of their keys "
+        f"before the first step, and {seen.last:.0%} do in the end. Hardly any gradient reaches what its logits are "
+        "made of, so they stay so."
+    )
+    evidence: dict[str, float | str] = {"certain": seen.last, "certain_at_first": seen.first}
+    steps = seen.first_step, int(history.step[-1])
+    well = any(p.ended < left * p.first for p in progress(history) if p.is_loss)
+    severity: Severity = "note" if well else "warning"
+    return [Finding("attention-collapsed", severity, (seen.layer,), *steps, evidence, cause, _UNDIVIDED)]
 
 
 def grown_logits(history: History, step: int, limit: float = 100.0, growth: float = 3.0) -> Why | None:

@@ -1,8 +1,8 @@
-"""Losses that begin far above what outputs of unit size give: then what comes in, or is given out, is too large."""
+"""Trainings that begin far from the usual: losses far above what outputs of unit size give, weights next to 0."""
 
 from __future__ import annotations
 
-from gradwatch.analysis.rules.facts import chance_loss
+from gradwatch.analysis.rules.facts import chance_loss, initial_gains
 from gradwatch.analysis.rules.losses import first_quarter, scaled_losses
 from gradwatch.history import History
 
@@ -25,3 +25,9 @@ def begins_far(history: History, cause: str, cure: str, times: float = 3.0) -> t
         + ("" if norms else "; a norm in each block that is added up, x = x + block(norm(x))")
         + f". If that is not it: {cure[0].lower()}{cure[1:]}",
     )
+
+
+def begins_small(history: History, small: float = 0.1) -> bool:
+    """Whether half of the matrices began next to 0 (`initial_gains`): they have to grow to their size."""
+    gain = initial_gains(history)
+    return bool((gain > small).sum() <= (gain > 0).sum() / 2)

@@ -9,9 +9,9 @@ import re
 from dataclasses import replace
 
 import numpy as np
-from numpy.typing import NDArray
 
 from gradwatch.analysis.final_values import nonfinite_rows
+from gradwatch.analysis.rules.came_apart import improved, leapt, loss_jump, ran_off, sustained_growth, thrown_out
 from gradwatch.analysis.rules.depth import profile
 from gradwatch.analysis.rules.facts import (
     GUARD,
@@ -26,7 +26,7 @@ from gradwatch.analysis.rules.facts import (
     pick,
     set_rate,
 )
-from gradwatch.analysis.rules.far_beginning import begins_far
+from gradwatch.analysis.rules.far_beginning import begins_far, begins_small
 from gradwatch.analysis.rules.finding import Finding, Why, either
 from gradwatch.analysis.rules.losses import first_quarter, has_rivals, odd_batch, scaled_losses, training_losses
 from gradwatch.analysis.rules.nonfinite import growth_before
@@ -37,7 +37,7 @@ from gradwatch.analysis.rules.tries import A_THIRD, LOWER, clip_with, rate_times
 from gradwatch.analysis.rules.updates import far_targets
 from gradwatch.analysis.rules.vanishing_causes import remedies
 from gradwatch.formatting import percent, setting_text
-from gradwatch.history import Bools, Floats, History
+from gradwatch.history import Bools, History
 
 
 @once
@@ -48,12 +48,13 @@ def exploding(
 
     By the norm: it stayed `decades` powers of ten above the run's own early median for `width` steps in a row while
     the training loss did not improve (`blind_decades` where no loss was logged); in a run of fewer than three times
-    that many steps, its last third lies `blind_decades` above its first. By the loss: see `_loss_jump` and
-    `_thrown_out`. By the end: a step that was not skipped was inf or NaN, and the norm, the loss or the steps had
+    that many steps, its last third lies `blind_decades` above its first. By the loss: see `loss_jump` and
+    `thrown_out`. By the end: a step that was not skipped was inf or NaN, and the norm, the loss or the steps had
     grown before (`growth_before`). All are relative to the run itself, so noise, one spike, or leaving a plateau
-    gives no alarm. A loss without a scale (`scaled_losses`) is not asked. Where other parts of the run log losses too
-    they may train against each other: a loss that does not fall is no sign. A warning where nothing but the loss rose,
-    by usual steps, to less than `far` times its start: targets of values that are learnt from themselves grow so.
+    gives no alarm; nor does a norm that grows with weights that begin next to 0. A loss without a scale
+    (`scaled_losses`) is not asked. Where other parts of the run log losses too they may train against each other: a
+    loss that does not fall is no sign. A warning where nothing but the loss rose, by usual steps, to less than `far`
+    times its start: targets of values that are learnt from themselves grow so.
 
     `along` says how the gradient grows: over the `steps`, along the `depth` (the norms rise from the last layer to the
     first, in the first step already) or along `time` (recurrent weights have most of the norm in the steps that set a
@@ -63,13 +64,14 @@ def exploding(
     """
     losses = scaled_losses(history)
     alone = not has_rivals(history)
-    growth, rows = _sustained_growth(history.total("grad_norm"), width)
+    growth, rows = sustained_growth(history.total("grad_norm"), width)
     told = losses and alone and np.isfinite(history.total("grad_norm")).sum() >= 3 * width
     grown = np.flatnonzero(growth >= (decades if told else blind_decades))
-    if len(grown) and not any(_improved(values, width) for values in losses.values()) and not far_targets(history):
+    better = any(improved(values, width) for values in losses.values())
+    if len(grown) and not (better or far_targets(history) or begins_small(history)):
         return [_explosion(history, rows[grown[0]], {"grad_norm_growth": float(10 ** growth.max())})]
     for name, values in losses.items():
-        jump = (alone and _loss_jump(values, width)) or _thrown_out(values, history.total("grad_norm"), width, alone)
+        jump = (alone and loss_jump(values, width)) or thrown_out(values, history.total("grad_norm"), width, alone)
         if jump:
             row, evidence = jump
             found = _explosion(history, row, {"metric": name, **evidence})
@@ -78,7 +80,7 @@ def exploding(
             mild &= bool(np.median(known[-width:]) < far * np.median(known[:width]))
             return [replace(found, severity="warning") if mild else found]
     for name in [] if alone else training_losses(history):
-        jump = _ran_off(history.total(name), width)
+        jump = ran_off(history.total(name), width)
         if jump:
             row, evidence = jump
             return [_explosion(history, row, {"metric": name, **evidence})]
@@ -188,21 +190,13 @@ def _over_steps(history: History, row: int, large: float = 1e4) -> Why:
         cure += f"If it does not, or must be so large, lower the learning rate by decades and clip: {limit}."
     elif far and not calm:
         cause, cure = far
-    elif calm and _leapt(history.total("grad_norm"), row):
+    elif calm and leapt(history.total("grad_norm"), row):
         tries = (bound, LOWER, f"{LOWER} {bound}")
         cure = f"Clip: {limit}; if it comes apart all the same, lower the learning rate. Look at that step's batch."
     return Why(cause + longer.cause, longer.around(cure), {}, longer.left_of(tries), causes)
 
 
 _TOO_LARGE = "The steps are larger than the loss surface allows"
-
-
-def _leapt(norm: Floats, row: int, times: float = 30.0, usual: int = 16) -> bool:
-    """Whether the norm leapt in one step near a row, to `times` the highest of the `usual` ones before it."""
-    before = np.lib.stride_tricks.sliding_window_view(norm, usual)[:-1].max(axis=1)  # of norm[usual:]
-    with np.errstate(invalid="ignore", divide="ignore"):
-        leaps = usual + np.flatnonzero(norm[usual:] > times * before)
-    return bool((np.abs(leaps - row) <= usual).any())
 
 
 def _along(history: History, row: int) -> tuple[str, tuple[str, ...], dict[str, float | str]]:
@@ -230,101 +224,3 @@ def _kinds(history: History) -> list[Bools]:
     weights = matrices(history)
     biases = ~weights & np.array([name.endswith("bias") for name in history.layers], bool)
     return [weights, biases]
-
-
-def _sustained_growth(norm: Floats, width: int) -> tuple[Floats, NDArray[np.intp]]:
-    """For each `width` finite steps in a row: their lowest log10 over the early median, and the row they start at.
-
-    The early median is that of the first tenth of the finite steps, at least `width` of them, or of the first `width`
-    where these were higher: from a norm that collapsed nothing has grown.
-    """
-    rows = np.flatnonzero(np.isfinite(norm) & (norm > 0))
-    if len(rows) < 3 * width:
-        return _risen(norm[rows]), rows[-(len(rows) // 3) :]
-    logs = np.log10(norm[rows])
-    early = max(np.median(logs[: max(width, len(logs) // 10)]), np.median(logs[:width]))
-    return np.lib.stride_tricks.sliding_window_view(logs - early, width).min(axis=1), rows
-
-
-def _risen(norm: Floats, least: int = 4) -> Floats:
-    """Of a short run: log10 of the lowest norm of its last third over the highest of its first, one value or none."""
-    third = len(norm) // 3
-    return np.log10(norm[-third:].min(keepdims=True) / norm[:third].max()) if len(norm) >= least else np.zeros(0)
-
-
-def _improved(values: Floats, width: int) -> bool:
-    """Whether the last values are below the first ones, by their medians."""
-    finite = values[np.isfinite(values)]
-    n = min(width, len(finite) // 2)
-    return bool(np.median(finite[-n:]) < np.median(finite[:n]))
-
-
-def _loss_jump(
-    values: Floats, width: int, share: float = 0.5, sigmas: float = 6.0
-) -> tuple[int, dict[str, float | str]] | None:
-    """The row at which a loss left its minimum for good, and the numbers; None for a loss that stayed near it.
-
-    Alarm: it ended above its smoothed minimum by more than `share` of all it had won, by more than `sigmas` robust
-    standard deviations of its noise, and by more than a quarter of where it started.
-    """
-    rows = np.flatnonzero(np.isfinite(values))
-    block = max(width, len(rows) // 40)  # medians of blocks: the minimum of a noisy curve is low by luck
-    if len(rows) < 3 * block:
-        return None
-    rows = rows[len(rows) % block :]
-    blocks = values[rows].reshape(-1, block)
-    smooth = np.median(blocks, axis=1)
-    noise = 1.4826 * float(np.median(np.abs(blocks - smooth[:, None])))
-    start, low, end = float(smooth[0]), float(smooth.min()), float(smooth[-1])
-    if end - low <= max(share * (start - low), sigmas * noise, abs(start) / 4):
-        return None
-    lowest = int(smooth.argmin())
-    left = lowest + int(np.argmax(smooth[lowest:] > (low + end) / 2))
-    return int(rows[left * block]), {"start": start, "lowest": low, "end": end}
-
-
-def _ran_off(
-    values: Floats, width: int, times: float = 20.0, least: float = 0.1
-) -> tuple[int, dict[str, float | str]] | None:
-    """The row at which a rival's loss left the size it began with for good, and the numbers.
-
-    Alarm: in the last quarter of the run it is `times` its first values, by the median, and these say something: above
-    `least`. In healthy trainings of the tests it is 3 times them at most.
-    """
-    rows = np.flatnonzero(np.isfinite(values))
-    if len(rows) < 4 * width:
-        return None
-    finite = np.abs(values[rows])
-    start, end = float(np.median(finite[:3])), float(np.median(finite[-(len(rows) // 4) :]))
-    if start < least or end <= times * start:
-        return None
-    row = rows[int(np.argmax(finite > np.sqrt(times) * start))]
-    return int(row), {"start": start, "highest": float(finite.max()), "end": end}
-
-
-def _thrown_out(
-    values: Floats, norm: Floats, width: int, alone: bool, jump: float = 5.0, growth: float = 20.0, above: float = 1.1
-) -> tuple[int, dict[str, float | str]] | None:
-    """The row at which a training was thrown out of its start and never came back, and the numbers.
-
-    Alarm: the loss rose to `jump` times its first value and ended `above` times it, clear of its noise, and the
-    gradient norm grew to `growth` times its own first value; of rivals to as many times its median over their first
-    quarter, for a judge that knows nothing yet hands on next to no gradient. (A generator's loss may end above its
-    start.)
-    """
-    rows, norms = np.flatnonzero(np.isfinite(values)), norm[np.isfinite(norm) & (norm > 0)]
-    if len(rows) < 3 * width or not len(norms) or values[rows[0]] <= 0:
-        return None
-    finite = values[rows]
-    start, highest, end = (
-        float(finite[0]),
-        float(finite.max()),
-        float(np.median(finite[-max(width, len(rows) // 40) :])),
-    )
-    first = float(norms[0] if alone else np.median(norms[: -(-len(norms) // 4)]))
-    sigma = 1.4826 * float(np.median(np.abs(np.diff(finite)))) / np.sqrt(2)
-    unclear = 3 * 1.2533 * sigma / np.sqrt(max(width, len(rows) // 40))  # of the median at the end
-    if highest <= jump * start or end <= above * start + unclear or norms.max() <= growth * first:
-        return None
-    row = rows[int(np.argmax(finite > (1 + jump) / 2 * start))]
-    return int(row), {"start": start, "highest": highest, "end": end, "grad_norm_growth": float(norms.max() / first)}

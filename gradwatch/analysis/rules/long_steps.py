@@ -5,9 +5,6 @@ Legend: T recorded steps.
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable
-
 import numpy as np
 from numpy.typing import NDArray
 
@@ -17,12 +14,8 @@ from gradwatch.analysis.rules.facts import (
     GUARD,
     LEAST_STEPS,
     USUAL_RATIO,
-    directness,
-    initial_gains,
     is_adaptive,
     largest_ratio,
-    measured,
-    middle,
     optimizer_kind,
     set_rate,
     smooth,
@@ -30,15 +23,15 @@ from gradwatch.analysis.rules.facts import (
 )
 from gradwatch.analysis.rules.far_beginning import begins_far
 from gradwatch.analysis.rules.finding import Finding, Severity, Why, either
-from gradwatch.analysis.rules.losses import has_rivals, odd_batch, scaled_losses
+from gradwatch.analysis.rules.long_steps_effects import BY_THEN, Effect, anew, first_step, outgrew, ran_away, shut
+from gradwatch.analysis.rules.losses import has_rivals, scaled_losses
 from gradwatch.analysis.rules.once import once
-from gradwatch.analysis.rules.progress import progress, reaches_its_goal, succeeds
+from gradwatch.analysis.rules.progress import progress, succeeds
 from gradwatch.analysis.rules.schedule import goes_astray, raised_at, raised_before
-from gradwatch.analysis.rules.step_length import first_ratio, is_new_each_step, lengthened, lowered
+from gradwatch.analysis.rules.step_length import first_ratio, lengthened, lowered
 from gradwatch.analysis.rules.tries import LOWER, clip_with, rate_times, warm_up
-from gradwatch.formatting import percent, setting_text
-from gradwatch.history import Bools, Floats, History
-from gradwatch.table import CELLS, spread
+from gradwatch.formatting import setting_text
+from gradwatch.history import Floats, History
 
 Rows = NDArray[np.intp]
 
@@ -54,19 +47,20 @@ def lr_too_high(history: History, jump: float = 0.35, sigmas: float = 6.0, width
     than it began, by steps longer than usual: by usual ones its targets may have grown instead, and it is a warning
     with both causes. A note where the loss fell to a tenth of where it began all the same,
     or where it was over within a tenth of the steps, and the loss then fell on, to less than half of where it began, if
-    it did not throw the weights out either (`_ran_away`); or where it rose before it had won anything, and the training
-    succeeds: one first loss may lie low by chance. Not judged where parts of a run train against each other, or
-    where the loss is below 0 early or begins in its own noise (a policy gradient's): it has no scale.
-    First steps that were far too long show in the weights (`_ran_away`), which is said where the loss shows nothing by
-    the first 50 steps; and so do steps that lead the weights away while little is learnt (`_outgrew`), and those of an
-    Adam that begins anew in each (`is_new_each_step`).
+    it did not throw the weights out either (`ran_away`); or where it rose before it had won anything, and the training
+    succeeds: one first loss may lie low by chance. The loss is not judged where parts of a run train against each
+    other (the first step alone is: `first_step`), or where it is below 0 early or begins in its own noise (a policy
+    gradient's): it has no scale.
+    First steps that were far too long show in the weights (`ran_away`), which is said where the loss shows nothing by
+    the first 50 steps; and so do steps that lead the weights away while little is learnt (`outgrew`), those of an Adam
+    that begins anew in each (`anew`), and those that shut what is inside the model (`shut`).
     Source: methods, S5: jump over the running minimum of 1.95 to 8.6 nats against .36 or less in healthy runs, where
     spike scores stay 0; section 0.3: under Adam warm-up cures it, and clipping does not.
     """
     if has_rivals(history):
-        return []
-    away = _ran_away(history)
-    soon = away[0].first_step + _BY_THEN if away else 0
+        return _of(history, first_step(history))
+    away = _of(history, ran_away(history))
+    soon = away[0].first_step + BY_THEN if away else 0
     for name, values in scaled_losses(history).items():
         rows = np.flatnonzero(np.isfinite(values))
         if len(rows) < 5 * width:
@@ -85,115 +79,20 @@ def lr_too_high(history: History, jump: float = 0.35, sigmas: float = 6.0, width
             unclear = end >= began and usual and not raised_before(history, int(rows[first]))
             if end >= began and not shifted and not unclear:
                 severity = "error"
-            if severity == "note" and not shifted and away:
+            if severity == "note" and not shifted and (away := away or _of(history, shut(history))):
                 return away
             numbers: dict[str, float | str] = {"metric": name, **evidence, "end": end}
             end_row = len(history) - 1 if severity == "error" else int(rows[last])
             return [_too_high(history, severity, int(rows[first]), end_row, numbers, shifted, unclear=unclear)]
-    return away or _outgrew(history) or _anew(history)
+    return away or _of(history, outgrew(history) or anew(history) or shut(history))
 
 
-_BY_THEN = 50
-
-
-def _ran_away(
-    history: History,
-    soon: float = 3.0,
-    later: float = 4.0,
-    own: float = 0.35,
-    beyond: float = 10.0,
-    large: float = 3.5,
-) -> list[Finding]:
-    """First steps that threw the weights out: most matrices grew `soon` times in 20 steps, or `later` times in 50.
-
-    Or, where the rate sets the length of a step, the first one changed them by the share `own` of their size, and the
-    loss rose by half within ten, or they grew to twice their size in 20. Not said of weights that begin next to 0
-    (`initial_gains`), of a single matrix, nor of growth in a training that succeeds; of such a first step where its
-    loss came down to a tenth.
-    Whatever came of it, a first step of `beyond` times the weights replaced them, if it left them `large` (as gains).
-    The healthy trainings of the tests grow up to 2.9 times in 20 steps, or succeed; Adam's first steps are below .25,
-    those of others below 6 (L-BFGS).
-    """
-    at, norm = measured(history, "weight_norm")
-    gain = initial_gains(history)
-    which = gain > 0.1
-    if len(at) < 3 or which.sum() < 2 or which.sum() <= (gain > 0).sum() / 2:
+def _of(history: History, effect: Effect | None) -> list[Finding]:
+    """The finding of what steps did, to the end of the run."""
+    if effect is None:
         return []
-    grown = _growth(norm, which, np.nanmedian)
-    there = ~np.isnan(grown)
-    if not there.any():
-        return []
-    at, grown = at[there], grown[there]
-    after = history.layer_step[at] - history.layer_step[at[0]]
-    fast = ((grown > soon) & (after <= 20)) | ((grown > later) & (after <= _BY_THEN))
-    replaced = first_ratio(history) > beyond and middle(gain) > large
-    first = first_ratio(history) if replaced or steps_by_rate(history) else 0.0
-    losses = [p for p in progress(history) if p.is_loss]
-    up = [float(history.total(p.metric)[:10].max()) > 1.5 * p.first for p in losses]
-    thrown = bool(losses) and (all(up) or (bool(((grown > 2) & (after <= 20)).any()) and not succeeds(history)))
-    if replaced or (first > own and thrown and not any(p.ended < p.first / 10 for p in losses)):
-        row = 0
-    elif fast.any() and losses and not succeeds(history):
-        row = max(0, int(np.argmax(grown > soon**0.5)) - 1)  # in between two measurements
-    else:
-        return []
-    times = float(grown[after <= _BY_THEN].max())
-    begin, end = int(history.layer_rows[at[row]]), len(history) - 1
-    batch = odd_batch(history)
-    if batch is not None and begin <= batch <= history.layer_rows[at[min(row + 1, len(at) - 1)]]:
-        begin = min(batch + 1, end)
-    evidence: dict[str, float | str] = {"growth": times, "within_steps": int(after[after <= _BY_THEN].max())}
-    why = f"The first steps were far too long: most weights grew to {times:.3g} times their size in them."
-    if first > own:
-        why = f"The first step was far too long: it changed the weights by {percent(first)} of their size."
-    severity: Severity = (
-        "error" if losses and not any(p.is_real() or p.ended < 0.9 * p.first for p in losses) else "warning"
-    )
-    return [_too_high(history, severity, begin, end, evidence, False, why)]
-
-
-def _growth(norm: Floats, which: Bools, median: Callable[..., Floats]) -> Floats:
-    """By what most of these layers grew since they were first measured, `[M]`; a few rows at a time, for memory."""
-    out = []
-    with np.errstate(invalid="ignore", divide="ignore"):
-        for rows in np.array_split(norm, max(1, norm.size // CELLS)):
-            times = rows[:, which].astype(np.float64) / norm[0, which]
-            known = np.flatnonzero(~np.isnan(times).all(axis=1))
-            out.append(spread(median(times[known], axis=1), known, len(times)))
-    return np.concatenate(out)
-
-
-def _outgrew(history: History, times: float = 5.0, left: float = 0.4, direct: float = 0.9) -> list[Finding]:
-    """Most matrices ended at `times` their first size, and of each loss the share `left` of its first value is left.
-
-    Weights that grow because the loss asks for it leave little of it. Not said of matrices that began next to 0
-    (`initial_gains`), nor where another metric reaches its goal, nor of steps that get the share `direct` of their way
-    in a straight line: they have far to go, to targets that are large; nor under Muon, whose steps lead weights of any
-    size to that of their rate. The healthy trainings of the tests that leave so much grow up to 3.2 times.
-    """
-    at, norm = measured(history, "weight_norm")
-    which, losses = initial_gains(history) > 0.1, [p for p in progress(history) if p.is_loss]
-    if len(at) < 3 or which.sum() < 2 or not losses or any(p.ended < left * p.first for p in losses):
-        return []
-    grown = _growth(norm, which, np.median)
-    straight = middle(directness(history)[1][which]) > direct or "Muon" in optimizer_kind(history)
-    if not times < grown[-1] < math.inf or straight or reaches_its_goal(history):
-        return []
-    row = max(0, int(np.argmax(grown > times**0.5)) - 1)
-    p = losses[0]
-    why = f"The steps are too long for what is learnt: most weights grew to {grown[-1]:.3g} times their size, and "
-    why += f"{p.metric} still is {p.ended:.4g} of the {p.first:.4g} that it began with."
-    evidence: dict[str, float | str] = {"growth": float(grown[-1]), "metric": p.metric, "left": p.ended / p.first}
-    begin, end = int(history.layer_rows[at[row]]), len(history) - 1
-    return [_too_high(history, "warning", begin, end, evidence, False, why)]
-
-
-def _anew(history: History) -> list[Finding]:
-    """Every step is as long as Adam's first, the longest that it takes: the sign of each gradient times the rate."""
-    if not is_new_each_step(history):
-        return []
-    why = f"Every step is the longest that {optimizer_kind(history)} takes."
-    return [_too_high(history, "warning", 0, len(history) - 1, {}, False, why)]
+    severity, row, evidence, why = effect
+    return [_too_high(history, severity, row, len(history) - 1, evidence, False, why)]
 
 
 def _jumps(values: Floats, jump: float, sigmas: float, width: int) -> tuple[int, int, dict[str, float]] | None:

@@ -12,6 +12,7 @@ import numpy as np
 from gradwatch.analysis.rules.facts import matrices, measured, root_mean_square, set_rate
 from gradwatch.analysis.rules.finding import Why, either
 from gradwatch.analysis.rules.progress import Progress
+from gradwatch.analysis.rules.sampled_losses import inside
 from gradwatch.analysis.rules.tries import rate_times
 from gradwatch.formatting import quantity_text, setting_text
 from gradwatch.history import History
@@ -84,7 +85,9 @@ def left_open(history: History) -> Why:
 
 
 def _between(history: History) -> Why | None:
-    """A layer that hands on nothing, or never did: a norm over one feature, biases that hold gates or units shut."""
+    """A layer that hands on nothing, or never did: a norm over one feature, biases that hold gates or units shut; or
+    that something does so, as the last layer shows.
+    """
     kinds, shapes = history.run.modules, {layer.name: layer.shape for layer in history.run.layers}
     for name, shape in shapes.items():
         module = name.rpartition(".")[0]
@@ -94,7 +97,7 @@ def _between(history: History) -> Why | None:
                 f"Take `{module}` away, or let it norm the features before they become one.",
                 {"norm_over_one": module},
             )
-    return _shut(history)
+    return _shut(history) or _alike(history)
 
 
 def _shut(history: History, far: float = 3.0) -> Why | None:
@@ -113,4 +116,23 @@ def _shut(history: History, far: float = 3.0) -> Why | None:
         "or gates that it holds shut pass nothing on, whatever is learnt behind them.",
         f"Begin {name} at 0; the forget gate of an LSTM at 1, so that it keeps what it has.",
         {"bias": name, "bias_rms": float(rms[which[0]])},
+    )
+
+
+def _alike(history: History, same: float = 0.999, always: float = 0.99) -> Why | None:
+    """The last layer is given the same for every example, but for a share of 1 - `same`, from the first sample on.
+
+    Of that share of its square is its mean (`inside`). Of trainings of the tests that learn it is .996 at most, and of
+    one 1: its inputs are angles between vectors of one length.
+    """
+    seen = inside(history, "end_alike")
+    if seen is None or min(seen.first, seen.last) < same or seen.least < always:
+        return None
+    return Why(
+        f"What `{seen.layer}` is given is the same for every example, but for {1 - seen.last:.1g} of it: what tells "
+        "them apart is lost before that.",
+        "Follow two unlike examples through the model and print how far apart they are behind each module: where that "
+        "falls to nothing is the cause. Often it is a sigmoid, a softmax or a ReLU that is flat for all, rounds of "
+        "averages, weights that begin far too small, or a state that has faded.",
+        {"alike": seen.last, "layer": seen.layer},
     )

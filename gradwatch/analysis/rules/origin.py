@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from gradwatch.analysis.rules.activations import birthplace
+from gradwatch.analysis.rules.activation_facts import birthplace
 from gradwatch.analysis.rules.largest_row import nonfinite_row
 from gradwatch.history import Bools, History
 

@@ -5,10 +5,12 @@ Legend: S sampled steps.
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 
 from gradwatch.history import Bools, Floats, History
-from gradwatch.table import IN_LOSS
+from gradwatch.table import IN_LOSS, LAYER_IN_LOSS
 
 
 def sampled(history: History, *names: str) -> tuple[Floats, ...]:
@@ -49,3 +51,40 @@ def another_task(history: History) -> Bools:
         if targets[i - 1] == targets[i] != targets[i + 1] == targets[i + 2]:
             changed |= (history.step > at[i]) & (history.step <= at[i + 2])
     return changed
+
+
+INSIDE = {
+    "certain": "of the rows of a softmax give all to one",
+    "saturated": "of the elements of a sigmoid or tanh are where it is flat",
+    "dead": "of the units of a ReLU are 0 for every example",
+}
+"""What may be flat inside a model, in words; `in_loss/...` of the worst non-linearity of the kind."""
+
+
+class Inside(NamedTuple):
+    """How flat the worst of a kind was: in the first sample, `soon` after it, and by the median of the last quarter.
+
+    `soon` is the last sample within so many steps of the first, at `soon_step`; NaN where there is none. `least` is the
+    least of all samples; `layer` is below the one that was worst in the last.
+    """
+
+    first: float
+    soon: float
+    last: float
+    least: float
+    first_step: int
+    soon_step: int
+    layer: str
+
+
+def inside(history: History, kind: str, min_samples: int = 4, soon: int = 20) -> Inside | None:
+    """What was seen of one of `INSIDE`; None where it was seen less often than `min_samples`."""
+    at, values, places = sampled(history, kind, f"{LAYER_IN_LOSS.removeprefix(IN_LOSS)}{kind}")
+    if len(at) < min_samples:
+        return None
+    last = float(np.median(values[-max(3, len(values) // 4) :]))
+    layers = history.run.layers
+    layer = layers[int(places[-1])].name if 0 <= places[-1] < len(layers) else ""
+    next_to = int(np.searchsorted(at, at[0] + soon, side="right")) - 1
+    early = values[next_to] if next_to else float("nan")
+    return Inside(values[0], early, last, values.min(), int(at[0]), int(at[next_to]), layer)

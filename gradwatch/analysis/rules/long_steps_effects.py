@@ -1,0 +1,177 @@
+"""What steps that are far too long do to the weights, and to what is inside the model.
+
+Legend: M measurements of the weights.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import NamedTuple
+
+import numpy as np
+
+from gradwatch.analysis.rules.facts import directness, initial_gains, measured, middle, optimizer_kind, steps_by_rate
+from gradwatch.analysis.rules.far_beginning import begins_small
+from gradwatch.analysis.rules.finding import Severity
+from gradwatch.analysis.rules.losses import odd_batch
+from gradwatch.analysis.rules.progress import progress, reaches_its_goal, succeeds
+from gradwatch.analysis.rules.sampled_losses import INSIDE, inside
+from gradwatch.analysis.rules.step_length import first_ratio, is_new_each_step
+from gradwatch.formatting import percent
+from gradwatch.history import Bools, Floats, History
+from gradwatch.table import CELLS, spread
+
+
+class Effect(NamedTuple):
+    """How bad it is, the row in which it began, the numbers that show it, and what was done, in words."""
+
+    severity: Severity
+    row: int
+    evidence: dict[str, float | str]
+    why: str
+
+
+BY_THEN = 50
+
+
+def ran_away(
+    history: History,
+    soon: float = 3.0,
+    later: float = 4.0,
+    own: float = 0.35,
+    beyond: float = 10.0,
+    large: float = 3.5,
+) -> Effect | None:
+    """First steps that threw the weights out: most matrices grew `soon` times in 20 steps, or `later` times in 50.
+
+    Or, where the rate sets the length of a step, the first one changed them by the share `own` of their size, and the
+    loss rose by half within ten, or they grew to twice their size in 20. Not said of weights that begin next to 0
+    (`initial_gains`), of a single matrix, nor of growth in a training that succeeds; of such a first step where its
+    loss came down to a tenth.
+    Whatever came of it, a first step of `beyond` times the weights replaced them, if it left them `large` (as gains).
+    The healthy trainings of the tests grow up to 2.9 times in 20 steps, or succeed; Adam's first steps are below .25,
+    those of others below 6 (L-BFGS).
+    """
+    at, norm = measured(history, "weight_norm")
+    gain = initial_gains(history)
+    which = gain > 0.1
+    if len(at) < 3 or which.sum() < 2 or begins_small(history):
+        return None
+    grown = _growth(norm, which, np.nanmedian)
+    there = ~np.isnan(grown)
+    if not there.any():
+        return None
+    at, grown = at[there], grown[there]
+    after = history.layer_step[at] - history.layer_step[at[0]]
+    fast = ((grown > soon) & (after <= 20)) | ((grown > later) & (after <= BY_THEN))
+    replaced = first_ratio(history) > beyond and middle(gain) > large
+    first = first_ratio(history) if replaced or steps_by_rate(history) else 0.0
+    losses = [p for p in progress(history) if p.is_loss]
+    up = [float(history.total(p.metric)[:10].max()) > 1.5 * p.first for p in losses]
+    thrown = bool(losses) and (all(up) or (bool(((grown > 2) & (after <= 20)).any()) and not succeeds(history)))
+    if replaced or (first > own and thrown and not any(p.ended < p.first / 10 for p in losses)):
+        row = 0
+    elif fast.any() and losses and not succeeds(history):
+        row = max(0, int(np.argmax(grown > soon**0.5)) - 1)  # in between two measurements
+    else:
+        return None
+    times = float(grown[after <= BY_THEN].max())
+    begin, end = int(history.layer_rows[at[row]]), len(history) - 1
+    batch = odd_batch(history)
+    if batch is not None and begin <= batch <= history.layer_rows[at[min(row + 1, len(at) - 1)]]:
+        begin = min(batch + 1, end)
+    evidence: dict[str, float | str] = {"growth": times, "within_steps": int(after[after <= BY_THEN].max())}
+    why = f"The first steps were far too long: most weights grew to {times:.3g} times their size in them."
+    if first > own:
+        why = f"The first step was far too long: it changed the weights by {percent(first)} of their size."
+    severity: Severity = (
+        "error" if losses and not any(p.is_real() or p.ended < 0.9 * p.first for p in losses) else "warning"
+    )
+    return Effect(severity, begin, evidence, why)
+
+
+def first_step(history: History, own: float = 0.75) -> Effect | None:
+    """The first step changed most matrices by the share `own` of their size, or more.
+
+    Where parts of a run train against each other nothing else can be asked: their losses have no level. Not said of
+    weights that begin next to 0, nor where the rate does not set the length of a step.
+    """
+    first = first_ratio(history) if steps_by_rate(history) and not begins_small(history) else 0.0
+    if not first > own or (initial_gains(history) > 0).sum() < 2:
+        return None
+    why = f"The first step was far too long: it changed the weights by {percent(first)} of their size."
+    return Effect("warning", 0, {}, why)
+
+
+def _growth(norm: Floats, which: Bools, median: Callable[..., Floats]) -> Floats:
+    """By what most of these layers grew since they were first measured, `[M]`; a few rows at a time, for memory."""
+    out = []
+    with np.errstate(invalid="ignore", divide="ignore"):
+        for rows in np.array_split(norm, max(1, norm.size // CELLS)):
+            times = rows[:, which].astype(np.float64) / norm[0, which]
+            known = np.flatnonzero(~np.isnan(times).all(axis=1))
+            out.append(spread(median(times[known], axis=1), known, len(times)))
+    return np.concatenate(out)
+
+
+def outgrew(history: History, times: float = 5.0, left: float = 0.4, direct: float = 0.9) -> Effect | None:
+    """Most matrices ended at `times` their first size, and of each loss the share `left` of its first value is left.
+
+    Weights that grow because the loss asks for it leave little of it. Not said of matrices that began next to 0
+    (`initial_gains`), nor where another metric reaches its goal, nor of steps that get the share `direct` of their way
+    in a straight line: they have far to go, to targets that are large; nor under Muon, whose steps lead weights of any
+    size to that of their rate. The healthy trainings of the tests that leave so much grow up to 3.2 times.
+    """
+    at, norm = measured(history, "weight_norm")
+    which, losses = initial_gains(history) > 0.1, [p for p in progress(history) if p.is_loss]
+    if len(at) < 3 or which.sum() < 2 or not losses or any(p.ended < left * p.first for p in losses):
+        return None
+    grown = _growth(norm, which, np.median)
+    straight = middle(directness(history)[1][which]) > direct or "Muon" in optimizer_kind(history)
+    if not times < grown[-1] < math.inf or straight or reaches_its_goal(history):
+        return None
+    row = max(0, int(np.argmax(grown > times**0.5)) - 1)
+    p = losses[0]
+    why = f"The steps are too long for what is learnt: most weights grew to {grown[-1]:.3g} times their size, and "
+    why += f"{p.metric} still is {p.ended:.4g} of the {p.first:.4g} that it began with."
+    evidence: dict[str, float | str] = {"growth": float(grown[-1]), "metric": p.metric, "left": p.ended / p.first}
+    return Effect("warning", int(history.layer_rows[at[row]]), evidence, why)
+
+
+def anew(history: History) -> Effect | None:
+    """Every step is as long as Adam's first, the longest that it takes: the sign of each gradient times the rate."""
+    if not is_new_each_step(history):
+        return None
+    why = f"Every step is the longest that {optimizer_kind(history)} takes."
+    return Effect("warning", 0, {}, why)
+
+
+def shut(history: History, own: float = 0.25, left: float = 0.2) -> Effect | None:
+    """Long first steps, within twenty of which much of what is inside a non-linearity came to where it is flat.
+
+    The first one changed most matrices by the share `own` of their size. In the first sample a small share was flat, in
+    the last one within twenty steps clearly more, and so it was in the last quarter of the samples (`_SHUT`, by the
+    kind). Of sigmoids and ReLUs only where the training does not succeed: gates are meant to open and to close. Not
+    said where less than the share `left` of a loss is left: an attention may be right to be sure. Nor of weights that
+    begin next to 0: what comes through them is what dies.
+    In the healthy trainings of the tests no softmax gets surer by more than .01 in so few steps.
+    Source: Zhai et al. 2023, arXiv:2303.06296 (attention whose entropy collapses as the rate is warmed up too far).
+    """
+    well = any(p.ended < left * p.first for p in progress(history) if p.is_loss)
+    if well or begins_small(history) or not first_ratio(history) > own:
+        return None
+    for kind, (before, leap, held) in _SHUT.items():
+        seen = inside(history, kind)
+        if seen is None or seen.first >= before:
+            continue
+        if seen.soon - seen.first > leap and seen.last > held and not (kind != "certain" and succeeds(history)):
+            why = f"The first steps were too long for what is inside: {percent(seen.soon)} {INSIDE[kind]} at "
+            why += f"`{seen.layer}` by step {seen.soon_step}, {percent(seen.first)} at first, and {percent(seen.last)} "
+            why += "in the end. Hardly any gradient comes back through them."
+            evidence: dict[str, float | str] = {f"{kind}_at_first": seen.first, kind: seen.last, "layer": seen.layer}
+            return Effect("warning", 0, evidence, why)
+    return None
+
+
+_SHUT = {"certain": (0.1, 0.4, 0.5), "saturated": (0.5, 0.35, 0.8), "dead": (0.5, 0.35, 0.8)}  # before, leap, held
