@@ -6,7 +6,7 @@ Nothing is computed again for it, and what is kept in another way (a checkpoint,
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
 
 import torch
@@ -24,16 +24,32 @@ LEAST = 32  # examples without which no unit is called dead
 Node = Any  # torch.autograd.graph.Node
 
 
+class Given(NamedTuple):
+    """Where an operation with weights has what it is given: its place among the operands, and its name there."""
+
+    place: int
+    kept: str
+
+
+GIVEN = {"Addmm": Given(1, "mat1"), "Mm": Given(0, "self"), "Convolution": Given(0, "input"),
+         "MkldnnRnnLayer": Given(0, "input")}  # fmt: skip
+
+
 class Part(NamedTuple):
     """An operation: its `name`, the number of the `layer` that is its own or the next one below it, whether it is
-    `at_the_end`, with no weights between it and the loss, and whether its units are `channels`, along the second axis.
+    `at_the_end`, with no weights between it and the loss, whether it is `given_data` beside its weights, and whether
+    its units are `channels`, along the second axis.
     """
 
     name: str
     node: Node
     layer: int
     at_the_end: bool
+    given_data: bool
     channels: bool
+
+
+Look = Callable[[Part], "Tensor | None"]
 
 
 @without_autograd
@@ -43,23 +59,32 @@ def seen(parts: Iterable[Part]) -> dict[str, Tensor]:
     `saturated`: the share of a sigmoid's or tanh's elements whose slope is below a hundredth of its largest;
     `end_saturated`, of those at the end. `certain`: the share of the rows of a softmax, also that of an attention,
     that give all to one. `dead`: the share of a ReLU's units that are 0 for every example. `end_alike`: how much of
-    what the last weights are given is the same for every example, 1 - variance / mean square.
+    what the last weights are given is the same for every example, 1 - variance / mean square. `input_rms`: the largest
+    root mean square of the elements of a batch that weights are given.
     """
     worst: dict[str, tuple[Tensor, Tensor]] = {}
     for part in parts:
-        kind, look = _KINDS[part.name]
-        kind = f"end_{kind}" if part.at_the_end else kind
-        flat = look(part) if kind in QUANTITIES else None
-        if flat is None:
-            continue
-        most, at = worst.get(kind, (torch.full_like(flat, -1.0), torch.full_like(flat, -1.0)))
-        worst[kind] = torch.fmax(flat, most), torch.where(flat > most, float(part.layer), at)
-    return {f"{IN_LOSS}{kind}": flat for kind, (flat, _) in worst.items()} | {
+        for kind, look in _looks(part):
+            if (value := look(part)) is not None:
+                most, at = worst.get(kind, (value, torch.full_like(value, float(part.layer))))
+                worst[kind] = torch.fmax(value, most), torch.where(value > most, float(part.layer), at)
+    return {f"{IN_LOSS}{kind}": value for kind, (value, _) in worst.items()} | {
         f"{LAYER_IN_LOSS}{kind}": layer for kind, (_, layer) in worst.items()
     }
 
 
-QUANTITIES = ("saturated", "end_saturated", "certain", "dead", "end_alike")
+def _looks(part: Part) -> Iterator[tuple[str, Look]]:
+    if part.name in GIVEN:
+        if part.at_the_end:
+            yield "end_alike", _alike
+        if part.given_data:
+            yield "input_rms", _root_mean_square
+        return
+    kind, look = _KINDS[part.name]
+    if not part.at_the_end:
+        yield kind, look
+    elif kind == "saturated":
+        yield f"end_{kind}", look
 
 
 def _result(part: Part) -> Tensor | None:
@@ -126,18 +151,26 @@ def _dead(part: Part) -> Tensor | None:
 
 def _alike(part: Part) -> Tensor | None:
     """Of what an operation with weights is given, `[N, ...]`: the share of its square that is that of its mean."""
-    at = _INPUTS[part.name]
-    if not is_plain(getattr(part.node, f"_raw_saved_{at}", None)):
+    few = _given(part)
+    if few is None or few.dim() < 2 or len(few) < LEAST:
         return None
-    x = getattr(part.node, f"_saved_{at}")
-    if type(x) is not Tensor or x.dim() < 2 or len(x) < LEAST:
-        return None
-    few = x[evenly(x.shape, 4 * MOST)].float()
     return few.mean(0).square().mean() / few.square().mean()
 
 
-Look = Callable[[Part], "Tensor | None"]
-_INPUTS = {"Addmm": "mat1", "Mm": "self", "Convolution": "input"}
+def _root_mean_square(part: Part) -> Tensor | None:
+    few = _given(part)
+    return None if few is None else few.square().mean().sqrt()
+
+
+def _given(part: Part) -> Tensor | None:
+    """What an operation with weights is given, or evenly spread examples and elements of it."""
+    kept = GIVEN[part.name].kept
+    if not is_plain(getattr(part.node, f"_raw_saved_{kept}", None)):
+        return None
+    x = getattr(part.node, f"_saved_{kept}")
+    return x[evenly(x.shape, 4 * MOST)].float() if type(x) is Tensor and x.numel() else None
+
+
 _ATTENTION = (
     "FlashAttentionForCpu",
     "FlashAttention",
@@ -152,6 +185,5 @@ _KINDS: dict[str, tuple[str, Look]] = {
     "SafeSoftmax": ("certain", _certain),
     **{f"ScaledDotProduct{name}": ("certain", _certain_attention) for name in _ATTENTION},
     "Relu": ("dead", _dead),
-    **dict.fromkeys(_INPUTS, ("alike", _alike)),
 }
-OPERATIONS = (*_KINDS,)
+OPERATIONS = (*_KINDS, *GIVEN)

@@ -19,12 +19,14 @@ from torch import Tensor, nn
 from gradwatch.measure import graph_values, loss_targets
 
 MOST_NODES = 5_000  # of a graph, those next to the loss first
+MOST_LOSSES = 4  # terms of a loss that are looked at
 MOST_PATHS, LONGEST_PATH, MOST_ROWS = 8, 24, 64
 Node = Any  # torch.autograd.graph.Node, or what stands for one of a Function written in Python
 Shape = tuple[int, ...]
 
 _SAME_WEIGHTS = ("T", "Transpose", "Permute", "ToCopy", "View", "Unsqueeze")
 _BATCH_NORMS = ("NativeBatchNorm", "CudnnBatchNorm", "MiopenBatchNorm", "BatchNormWithUpdate")  # of these rows alone
+_PRODUCTS = ("Bmm", "Mm", "Mv", "Dot", "Baddbmm")
 _ARRANGE = ("Transpose", "Permute", "T")
 
 
@@ -48,36 +50,53 @@ class LossGraph:
 
     def targets(self) -> dict[str, Tensor | float]:
         """What the loss is asked for, and the model said: 0-d tensors (`loss_targets.seen`), of the nearest of torch's
-        losses.
+        losses; of several of numbers, of that whose targets are the largest.
         """
         named = ((name_of(node), node) for node in self._nodes)
-        loss, node = next((found for found in named if found[0] in loss_targets.LOSSES), ("", None))
+        losses = [*islice((found for found in named if found[0] in loss_targets.LOSSES), MOST_LOSSES)]
+        if not losses:
+            return {}
         tables = (other for other in self._nodes if name_of(other) == "Embedding")
-        return loss_targets.seen(loss, node, tables) if loss else {}
+        if losses[0][0] not in loss_targets.NUMBERS:
+            return loss_targets.seen(*losses[0], tables)
+        found = (loss_targets.seen(*each) for each in losses if each[0] in loss_targets.NUMBERS)
+        return loss_targets.largest([each for each in found if each])
 
     def values(self, names: Sequence[str]) -> dict[str, Tensor]:
         """What it shows of the model inside: 0-d tensors (`graph_values.seen`); a layer by its place among `names`."""
         return graph_values.seen(self._parts({name: place for place, name in enumerate(names)}))
 
     def _parts(self, places: Mapping[str, int]) -> Iterator[graph_values.Part]:
-        """So many of each operation that tells something, those next to the loss first."""
-        at_the_end = {*islice(self._down_to_weights(), MOST_NODES)}
-        left = dict.fromkeys(graph_values.OPERATIONS, graph_values.MOST_PARTS)
+        """So many of each operation that tells something, those next to the loss first; of what is given data, too."""
+        outer = {*islice(self._down(), MOST_NODES)}
+        last = {*islice(self._down(through_products=True), MOST_NODES)}
+        left = dict.fromkeys((*graph_values.OPERATIONS, "inputs"), graph_values.MOST_PARTS)
         for node in self._nodes:
-            if left.get(name := name_of(node)) and (layer := self._below(node)):
-                left[name] -= 1
-                below = map(name_of, islice(_nodes(node), 1, 4))
-                yield graph_values.Part(name, node, places[layer], node in at_the_end, "Convolution" in below)
+            name = name_of(node)
+            given = bool(left["inputs"]) and self._is_given_data(node)
+            if name not in graph_values.OPERATIONS or not (given or left[name]) or not (layer := self._below(node)):
+                continue
+            left["inputs" if given else name] -= 1
+            below = map(name_of, islice(_nodes(node), 1, 4))
+            ends = node in (last if name in graph_values.GIVEN else outer)
+            yield graph_values.Part(name, node, places[layer], ends, given, "Convolution" in below)
 
-    def _down_to_weights(self) -> Iterator[Node]:
-        """The nodes from the loss to the first operations with weights."""
+    def _down(self, through_products: bool = False) -> Iterator[Node]:
+        """The nodes from the loss to the first operations with weights, or to a product of two that are made."""
         waiting, seen = [self._root] if self._nodes else [], set()
         while waiting:
             node = waiting.pop()
-            if node not in seen:
-                seen.add(node)
-                yield node
-                waiting += [] if self._own(node) else _children(node)
+            if node in seen:
+                continue
+            seen.add(node)
+            yield node
+            if not self._own(node) and (through_products or not _is_product(node)):
+                waiting += _children(node)
+
+    def _is_given_data(self, node: Node) -> bool:
+        """Whether weights stand here beside a batch that asks for no gradient."""
+        at = graph_values.GIVEN.get(name_of(node))
+        return at is not None and node.next_functions[at.place][0] is None and bool(self._own(node))
 
     def described(self) -> list[dict[str, Any]]:
         """What it shows, a table each, told apart by `what`.
@@ -85,11 +104,14 @@ class LossGraph:
         Of each `path` from the loss to weights: the `operations` on it, as torch names them, the `shapes` of what they
         give out, how many operands of each ask for a gradient (`operands`), and the `layer` it ends in. Of each
         `softmax`: its `operation`, `dim` and `shape`. Of each `batch_norm` in training, its `shape`. Of each `view`
-        that puts axes into another order, the shape it is `of` and its own. Of those that are alike in all but the
+        that puts axes into another order, the shape it is `of` and its own. Of each `input`, an operation with weights
+        that is given a batch, its `operation`. Of others that are alike in all but the
         layer, the first.
         """
         found = [*self._paths(), *(row for node in self._nodes for row in self._of_node(node))]
-        kinds = {tuple(row[key] for key in row if key != "layer"): row for row in reversed(found)}
+        kinds = {
+            tuple(row[key] for key in row if key != "layer" or row["what"] == "input"): row for row in reversed(found)
+        }
         return [*reversed(kinds.values())][:MOST_ROWS]
 
     def _of_node(self, node: Node) -> Iterator[dict[str, Any]]:
@@ -98,6 +120,8 @@ class LossGraph:
         if name in ("Softmax", "SafeSoftmax", "LogSoftmax") and shape:
             dim = loss_targets.signed(int(node._saved_dim))
             seen = {"what": "softmax", "operation": name, "dim": dim % len(shape)}
+        elif self._is_given_data(node):
+            seen = {"what": "input", "operation": name}
         elif name in _BATCH_NORMS and shape and getattr(node, "_saved_training", True):
             seen = {"what": "batch_norm"}
         elif name in ("View", "UnsafeView", "ReshapeAlias"):
@@ -211,6 +235,12 @@ def _nodes(root: Node) -> Iterator[Node]:
             if child not in seen:
                 seen.add(child)
                 waiting.append(child)
+
+
+def _is_product(node: Node) -> bool:
+    """Whether two things that are made are multiplied: as matrices, or one is spread over the other, as weights are."""
+    operands = [shape_of(child) for child in _children(node)]
+    return name_of(node) in _PRODUCTS or (name_of(node) == "Mul" and len({*operands}) == 2)
 
 
 def _with_reduction(node: Node) -> str:

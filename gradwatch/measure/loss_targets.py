@@ -24,8 +24,8 @@ MOST_TABLES = 4  # embeddings whose tokens are compared with the targets
 Node = Any  # torch.autograd.graph.Node
 
 _CHOICES, _YES_OR_NO = ("NllLoss", "NllLoss2D"), ("BinaryCrossEntropy", "BinaryCrossEntropyWithLogits")
-_NUMBERS = ("MseLoss", "SmoothL1Loss", "HuberLoss")
-LOSSES = (*_CHOICES, *_YES_OR_NO, *_NUMBERS)
+NUMBERS = ("MseLoss", "SmoothL1Loss", "HuberLoss")
+LOSSES = (*_CHOICES, *_YES_OR_NO, *NUMBERS)
 
 
 @without_autograd
@@ -47,7 +47,7 @@ def seen(loss: str, node: Node, tables: Iterable[Node] = ()) -> dict[str, Tensor
     if type(target) is not Tensor or type(scores) not in (Tensor, torch.nn.Parameter) or not target.numel():
         return {}
     few = evenly(target.shape, MOST)
-    if loss in _NUMBERS:
+    if loss in NUMBERS:
         found = _of_numbers(target[few].flatten().float(), scores[few].flatten().float())
     elif loss in _YES_OR_NO:
         found = _of_two(target[few], scores[few] > (0.0 if loss.endswith("Logits") else 0.5))
@@ -56,6 +56,22 @@ def seen(loss: str, node: Node, tables: Iterable[Node] = ()) -> dict[str, Tensor
     else:
         found = _of_choices(target, scores, signed(node._saved_ignore_index), tables)
     return {f"{IN_LOSS}targets": float(target.numel()), **{f"{IN_LOSS}{name}": value for name, value in found.items()}}
+
+
+@without_autograd
+def largest(found: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Of several losses of numbers what was `seen` of that whose targets deviate most; nothing of none."""
+    best: dict[str, Any] = {}
+    for each in found:
+        if not best:
+            best = each
+            continue
+        more = each[_SPREAD] > best[_SPREAD]
+        best = {name: torch.where(more, value, best[name]) for name, value in each.items()}
+    return best
+
+
+_SPREAD = f"{IN_LOSS}target_std"
 
 
 def _of_numbers(target: Tensor, predicted: Tensor) -> dict[str, Tensor]:

@@ -74,8 +74,9 @@ class LossTargets:
         if not graph.reached and self._layout.sharding is None:
             return
         self._to_look_at = 0
-        self._values = {**graph.targets(), **graph.values(self._layout.names)}
-        self._misses = 0 if self._values else self._misses
+        seen = {**graph.targets(), **graph.values(self._layout.names)}
+        self._values |= seen
+        self._misses = 0 if seen else self._misses
         gone = sum(stranger() is None for stranger in self._strangers)
         self._values |= {f"{IN_LOSS}parameters_gone": float(gone)} if gone else {}
         self._strangers = [weakref.ref(parameter) for parameter in graph.strangers]
@@ -83,7 +84,11 @@ class LossTargets:
     @untraced
     def after(self, before: Any) -> None:
         """The gradients are there."""
-        self._had_gradients = self._has_gradients()
+        grads = [p.grad for p in self._layout.params if p.grad is not None] if self._layout else []
+        self._had_gradients = bool(grads)
+        if grads and type(grads[-1]) is Tensor and not (grads[-1].is_sparse or is_captured(grads[-1].device)):
+            with self._looking.at("what backward left"):
+                self._values[f"{IN_LOSS}gradient_left"] = (grads[-1] != 0).any().float()
 
     def _has_gradients(self) -> bool:
         return self._layout is not None and any(p.grad is not None for p in self._layout.params)

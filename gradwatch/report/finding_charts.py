@@ -15,6 +15,7 @@ from gradwatch.analysis.clips import as_one
 from gradwatch.analysis.rules import Finding
 from gradwatch.analysis.rules.facts import limits_of, rates
 from gradwatch.analysis.rules.losses import training_losses
+from gradwatch.analysis.rules.sampled_losses import sampled
 from gradwatch.formatting import quantity_text
 from gradwatch.history import Floats, History
 from gradwatch.report.activations import as_layers
@@ -202,21 +203,47 @@ def module_curves(quantity: str, label: str, of: str = "modules", log: bool = Tr
     return lambda history, finding: layer_curves(quantity, label, of, log)(as_layers(history, quantity), finding)
 
 
+def in_losses(*kinds: str) -> Draw:
+    """What the losses that were looked at show of the first of these `kinds` that is flat at last, or of the last."""
+
+    def draw(history: History, finding: Finding) -> Chart | None:
+        for kind in kinds:
+            steps, share = sampled(history, kind)
+            if len(steps) and (kind == kinds[-1] or share[-1] > 0.5):
+                label = f"share that is {kind.removeprefix('end_')}"
+                drawn = figure([line(steps, share, label, AFTER)], label, 0, legend=False)
+                title = f"{label.capitalize()}, of the worst: {share[0]:.0%} at first, {share[-1]:.0%} in the end"
+                return Chart(title, _marked(drawn, history, finding), HEIGHT)
+        return None
+
+    return draw
+
+
+def either(first: Draw, second: Draw) -> Draw:
+    """The first chart, or where that was not recorded the second."""
+    return lambda history, finding: first(history, finding) or second(history, finding)
+
+
 _UPDATES = layer_curves("update_ratio", "update ratio")
 _WEIGHTS = layer_curves("weight_norm", "weight norm")
 
 CHARTS: dict[str, Draw] = {
-    "dead-units": module_curves("dead", "share of dead units", log=False),
-    "saturated": module_curves("saturated", "share of saturated elements", log=False),
+    "dead-units": either(module_curves("dead", "share of dead units", log=False), in_losses("dead")),
+    "saturated": either(
+        module_curves("saturated", "share of saturated elements", log=False), in_losses("saturated", "end_saturated")
+    ),
     "stale-second-moment": layer_curves("adam_rms", "gradient over Adam's estimate of it"),
     "activation-outlier": module_curves("max", "largest |a|"),
     "attention-logits-grow": module_curves("logit_max", "largest attention logit", "heads"),
-    "attention-collapsed": module_curves("entropy", "share of the largest entropy", "heads", log=False),
+    "attention-collapsed": either(
+        module_curves("entropy", "share of the largest entropy", "heads", log=False), in_losses("certain")
+    ),
     "expert-starved": module_curves("tokens", "share of the tokens", "experts", log=False),
     "nonfinite": layer_heatmap("grad_norm", "Gradient norm per layer", onset=True),
     "vanishing": depth_profile,
     "dead-layer": _NORMS,
     "no-gradient": _NORMS,
+    "not-in-optimizer": _NORMS,
     "weights-unchanged": _UPDATES,
     "update-too-large": _UPDATES,
     "update-too-small": _UPDATES,

@@ -125,8 +125,8 @@ each rule has counted since.
 
 Descriptions of some of those held out had been seen by then. Two findings were named after the novel ones were written;
 who had not read the rules added their names to four of these, before the reading. Those that were read were looked at
-afterwards, and rules changed; of seven findings that came later the names were added to nine trainings that they are
-about. The same script made this page.
+afterwards, and rules changed; of ten findings that came later, or came to see more, the names were added to 22
+trainings that they are about. The same script made this page.
 
 """
 

@@ -56,6 +56,7 @@ def test_where_the_non_linearities_are_flat():
             "saturated": float((1 - net.tanh.detach().square() < 0.01).float().mean()), "layer_of/saturated": 0,
             "dead": 0.4, "layer_of/dead": 2,
             "end_saturated": float((slope < 0.0025).float().mean()), "layer_of/end_saturated": 4,
+            "input_rms": float(batch(B, 6).square().mean().sqrt()), "layer_of/input_rms": 0,
             "end_alike": float(net.relu.detach().mean(0).square().mean() / mean_square), "layer_of/end_alike": 4,
         },
         abs=1e-6,
@@ -137,3 +138,20 @@ def test_what_was_written_to_is_still_refused_by_torch():
     for look in (lambda: seen(loss, net), loss.backward):
         with pytest.raises(RuntimeError, match="modified by an inplace operation"):
             look()
+
+
+def test_the_size_of_what_weights_are_given():
+    net = Net()
+    assert seen(net(7 * batch(B, 6)).mean(), net)["input_rms"] == pytest.approx(7 * batch(B, 6).square().mean().sqrt())
+    text = nn.Sequential(nn.Embedding(5, 6), nn.Linear(6, 2))
+    assert "input_rms" not in seen(text(torch.arange(5).repeat(8)).mean(), text), "a table gives it, no batch"
+
+
+def test_of_products_at_the_end_the_softmax_is_inside():
+    """An attention whose values are no weights: what its softmax says is read, and not the answer itself."""
+    asks = nn.Linear(6, 6)
+    keys, values = batch(9, 6), batch(9, 3)
+    read = (100 * asks(batch(B, 6)) @ keys.T).softmax(-1)
+    assert seen((read @ values).square().mean(), asks)["certain"] > 0.9
+    assert seen((read[..., None] * asks(values.repeat(1, 2))).sum(1).square().mean(), asks)["certain"] > 0.9
+    assert "certain" not in seen(read.square().mean(), asks)

@@ -197,3 +197,11 @@ def test_a_target_that_was_written_to_is_still_refused_by_torch():
         seen(loss)  # which a Watch leaves out of the record
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
         loss.backward()
+
+
+def test_of_several_losses_of_numbers_that_with_the_widest_targets_is_told():
+    near, far = REAL, 1000 * REAL
+    for first, second in ((near, far), (far, near)):
+        found = seen(F.mse_loss(ONE(X), first) + F.smooth_l1_loss(ONE(X), second))
+        assert found == pytest.approx(seen(F.mse_loss(ONE(X), far)), rel=1e-5)
+    assert seen(F.cross_entropy(MANY(X), Y) + F.mse_loss(ONE(X), far))["target_top_share"] < 1

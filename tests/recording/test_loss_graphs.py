@@ -51,8 +51,9 @@ def test_it_is_heard_once_and_torchs_own_function_is_back_after_the_first_step(t
             assert (torch.autograd.backward is torchs) == (step > 0)
             optimizer.step()
             assert torch.autograd.backward is torchs
-    path, softmax = graph_of(watch)
+    path, softmax, given = graph_of(watch)
     assert (path["operations"], softmax["operation"]) == ("NllLoss LogSoftmax Addmm", "LogSoftmax")
+    assert given == {"what": "input", "operation": "Addmm", "shape": "16x4", "layer": "weight"}
 
 
 def test_a_watch_that_hears_of_no_loss_leaves_nothing_behind(tmp_path):
@@ -83,7 +84,7 @@ def test_of_a_layer_that_no_loss_reaches_it_waits_so_long_and_no_longer(tmp_path
             F.cross_entropy(net["a"](X), Y).backward()
             optimizer.step()
         assert not hears(watch)
-    assert len(graph_of(watch)) == 2  # what is seen again is noted once
+    assert len(graph_of(watch)) == 3  # what is seen again is noted once
 
 
 def test_losses_that_reach_none_of_the_layers_are_not_walked_for_ever(tmp_path):

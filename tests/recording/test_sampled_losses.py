@@ -55,7 +55,7 @@ def test_they_become_ever_rarer(tmp_path):
 
 
 def test_of_a_loss_that_torch_does_not_know_it_is_soon_given_up(tmp_path):
-    history, own = trained(tmp_path, lambda net, _: net(X).exp().mean())
+    history, own = trained(tmp_path, lambda net, _: net.weight.exp().mean(), net=nn.Linear(6, 4, bias=False))
     assert looked_at(history) == []
     assert own == 60 - MOST_MISSES
 
@@ -99,6 +99,18 @@ def test_gradients_that_are_gone_when_backward_is_called_again_are_counted(insid
     history = gradwatch.open_history(watch.dir)
     assert looked_at(history, "dropped") == ([0, 11] if inside and set_to_none else [])  # of zeros nothing is known
     assert np.nanmax(history.total("in_loss/dropped"), initial=0) == (3 if inside and set_to_none else 0)
+
+
+@pytest.mark.parametrize("wiped", [True, False])
+def test_whether_backward_left_a_gradient_that_the_step_may_not_see(wiped, tmp_path):
+    def between(net):
+        if wiped:
+            net.zero_grad(set_to_none=False)
+
+    history, _ = trained(tmp_path, entropy, between=between)
+    left = history.total("in_loss/gradient_left")
+    assert set(left[np.isfinite(left)]) == {1.0}
+    assert (history.total("grad_norm") == 0).all() == wiped
 
 
 def test_parameters_that_are_made_in_each_call_are_counted_when_they_are_gone(tmp_path):

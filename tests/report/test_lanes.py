@@ -88,8 +88,8 @@ def test_what_no_optimizer_holds_is_named_once_and_in_its_own_part(tmp_path):
     )
     found = diagnose(gan(tmp_path, g, d))
     assert [(f.rule, f.optimizer, f.layers) for f in found] == [
-        ("no-gradient", "D", ("D.spare",)),
-        ("no-gradient", "G", ("G.spare",)),
+        ("not-in-optimizer", "D", ("D.spare",)),
+        ("not-in-optimizer", "G", ("G.spare",)),
     ]
 
 
@@ -97,9 +97,9 @@ def test_of_two_optimizers_that_step_apart_one_lane_names_what_neither_holds():
     names = np.array(["SGD", "Adam"] * 100, dtype=object)
     run = {"unheld": ("spare",), "optimizers": ({"name": "SGD", "class": "SGD"}, {"name": "Adam", "class": "Adam"})}
     history = changed(make_history(steps=200, logged=(), clip=None, **run), optimizer=names)
-    assert [(f.rule, f.optimizer, f.layers) for f in diagnose(history)] == [("no-gradient", "SGD", ("spare",))]
+    assert [(f.rule, f.optimizer, f.layers) for f in diagnose(history)] == [("not-in-optimizer", "SGD", ("spare",))]
     together = changed(history, optimizer=np.array(["SGD+Adam"] * 200, dtype=object))
-    assert [(f.rule, f.layers) for f in diagnose(together)] == [("no-gradient", ("spare",))]
+    assert [(f.rule, f.layers) for f in diagnose(together)] == [("not-in-optimizer", ("spare",))]
 
 
 @pytest.mark.parametrize("part", ["G", "D"])

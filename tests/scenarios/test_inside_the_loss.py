@@ -101,3 +101,62 @@ def test_a_last_layer_that_is_given_the_same_for_every_example(mixed, tmp_path):
     assert [*found] == (["no-progress"] if mixed else [])
     if mixed:
         assert "`2.weight` is given is the same for every example" in found["no-progress"].cause
+
+
+@pytest.mark.parametrize(("scale", "gain", "rules"), [(100.0, 1.0, ["inputs-not-normalised"]), (1.0, 60.0, [])])
+def test_large_inputs_are_told_from_what_else_makes_gradients_large(scale, gain, rules, tmp_path):
+    """The first is given numbers in the hundreds, the second weights that begin far too large."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(16, 32), nn.ReLU(), nn.Linear(32, 32), nn.ReLU(), nn.Linear(32, 4))
+    with torch.no_grad():
+        for layer in model[::2]:
+            layer.weight.mul_(gain)
+    batch_of = blobs(batch=32)
+
+    def loss_of(step):
+        x, y = batch_of(step)
+        return F.cross_entropy(model(scale * x), y)
+
+    found = roots(fit(tmp_path, model, optim.Adam(model.parameters(), 1e-3), loss_of, 120))
+    assert ("inputs-not-normalised" in found) == bool(rules)
+    assert found, "the other one has a name, too"
+
+
+@pytest.mark.parametrize("to_none", [True, False])
+@pytest.mark.parametrize("between", [True, False])
+def test_gradients_that_are_wiped_between_backward_and_step(between, to_none, tmp_path):
+    torch.manual_seed(0)
+    model = nn.Linear(16, 4)
+    batch_of = blobs(batch=32)
+
+    def loss_of(step):
+        model.zero_grad()
+        return F.cross_entropy(model(batch_of(step)[0]), batch_of(step)[1])
+
+    def wipe(step):
+        if between:
+            model.zero_grad(set_to_none=to_none)
+
+    found = roots(fit(tmp_path, model, optim.Adam(model.parameters(), 1e-2), loss_of, 60, wipe))
+    assert [*found] == (["no-gradient"] if between else [])
+    if between:
+        assert found["no-gradient"].alternatives == ()
+        assert "zero_grad() stands between backward() and step()" in found["no-gradient"].cause
+
+
+@pytest.mark.parametrize("padded", [True, False])
+def test_a_state_that_is_read_behind_the_padding(padded, tmp_path):
+    torch.manual_seed(0)
+    model = nn.ModuleDict({"rnn": nn.RNN(4, 16, batch_first=True), "head": nn.Linear(16, 2)})
+    generator = torch.Generator().manual_seed(1)
+
+    def loss_of(step):
+        x = torch.randn(32, 6, 4, generator=generator)
+        y = (x[:, :, 0].sum(1) > 0).long()
+        x = torch.cat([x, torch.zeros(32, 60 if padded else 0, 4)], dim=1)
+        return F.cross_entropy(model["head"](model["rnn"](x)[0][:, -1]), y)
+
+    found = roots(fit(tmp_path, model, optim.Adam(model.parameters(), 3e-3), loss_of, 150))
+    assert [*found] == (["vanishing"] if padded else [])
+    if padded:
+        assert found["vanishing"].layers == ("rnn.weight_ih_l0",)

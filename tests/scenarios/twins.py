@@ -28,6 +28,10 @@ TWINS: dict[str, tuple[tuple[str, Train], tuple[str, Train]]] = {
         ("no such batch", partial(d.dying_relu, lr=0.2)),
     ),
     "no-gradient": (("a head that is not used", d.two_heads), ("both heads used", partial(d.two_heads, both=True))),
+    "not-in-optimizer": (
+        ("a head that the optimizer was not given", partial(d.two_heads, both=True, forgotten=True)),
+        ("all parameters given", partial(d.two_heads, both=True)),
+    ),
     "imbalance": (
         ("inputs from 0 to 255", d.unscaled_inputs),
         ("inputs from 0 to 1", partial(d.unscaled_inputs, scale=1.0, lr=0.1)),
@@ -122,6 +126,7 @@ def as_sick(rule: str) -> Sick:
 # Of these the loss of the twin is not clearly better, or another one; a second clip hides the true norms only.
 NOT_TOLD = {
     "no-gradient",
+    "not-in-optimizer",
     "gradients-accumulate",
     "weight-growth",
     "generator-starves",

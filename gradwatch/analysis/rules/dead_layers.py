@@ -24,7 +24,7 @@ from gradwatch.analysis.rules.facts import (
 from gradwatch.analysis.rules.far_beginning import begins_far
 from gradwatch.analysis.rules.finding import Finding, Why, either
 from gradwatch.analysis.rules.losses import has_rivals, learnt
-from gradwatch.analysis.rules.no_gradient import CUT_OFF, ZEROED
+from gradwatch.analysis.rules.no_gradient import CUT_OFF, ZEROED, wiped
 from gradwatch.analysis.rules.once import once
 from gradwatch.analysis.rules.progress import all_learnt
 from gradwatch.analysis.rules.step_length import first_ratio
@@ -48,9 +48,12 @@ def dead_layer(
     they reach the units and cancel (the last bias of a Wasserstein critic). Steps whose loss is below `done` times the
     first do not count: nothing is left to learn there; nor does a network whose loss came to rest at its lowest as they
     became zero (`all_learnt`), or whose gradients faded away all together (`faded`). Where every gradient was zero in
-    every step it is an error of all layers, which something may have zeroed before the step, too (`_all_zero`).
+    every step it is an error of all layers, which something may have zeroed before the step, too (`_all_zero`); where
+    it is known that something did (`wiped`), `no-gradient` says so.
     Source: dead ReLU units give exact zeros (methods: S4); SageMaker Debugger's DyingReLU.
     """
+    if wiped(history):
+        return []
     if _is_zero(history, min_steps):
         return _all_zero(history)
     learnt_all = learnt(history, done)[history.layer_rows]

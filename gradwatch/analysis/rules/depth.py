@@ -25,7 +25,7 @@ from gradwatch.analysis.rules.facts import (
     to_usual,
     typical,
 )
-from gradwatch.analysis.rules.fading import fades
+from gradwatch.analysis.rules.fading import fades, lost_in_time
 from gradwatch.analysis.rules.finding import Finding, Severity
 from gradwatch.analysis.rules.losses import scaled_losses
 from gradwatch.analysis.rules.once import once
@@ -88,7 +88,7 @@ def vanishing(
 
     Where activations were recorded they tell the causes apart (`why_vanishing`), and what vanishes on its way forward
     is found too, which leaves the gradients of all layers alike, and next to nothing (`_faded`). Or the first layers
-    lose their gradient as the training goes on (`fading.fades`).
+    lose their gradient as the training goes on (`fading.fades`), or a recurrence its inputs (`lost_in_time`).
     Source: SageMaker Debugger's VanishingGradient asks for an absolute mean; the ratio is that of methods S2 (x 0.24 a
     layer for sigmoids).
     """
@@ -98,7 +98,7 @@ def vanishing(
     whole = profile(history, which)
     if whole.decades < decades or whole.fit < fit:
         found = _cut_off(history, which, 10.0**-decades, min_steps) or _faded(history, decades, fit)
-        return found or fades(history)
+        return found or lost_in_time(history) or fades(history)
     ends = [name in whole.layers[:1] + whole.layers[-1:] for name in history.layers]
     logs = _log10(history.layer("grad_norm")[:, ends])
     gap = logs[:, 1] - logs[:, 0]

@@ -17,8 +17,10 @@ from gradwatch.analysis.rules.facts import (
     root_mean_square,
 )
 from gradwatch.analysis.rules.finding import Finding, either
+from gradwatch.analysis.rules.loss_graph import given_data
 from gradwatch.analysis.rules.losses import scaled_losses
 from gradwatch.analysis.rules.progress import reaches_its_goal, succeeds
+from gradwatch.analysis.rules.sampled_losses import given
 from gradwatch.analysis.rules.standstill import equal_odds
 from gradwatch.analysis.rules.vanishing_causes import SATURATING
 from gradwatch.history import Floats, History
@@ -37,25 +39,20 @@ def inputs_not_normalised(
     large, as its gradient may come from time steps without any input. A note where the training succeeds and its
     loss began where that of equal probabilities does, or where another metric got better by half. Of units with two
     ends that what comes in holds at these from the start, no gradient tells its size: see `_at_their_ends`. Of a later
-    matrix it is said where what comes in is `large` times what came into those before it (`too_large_inside`).
+    matrix it is said where what comes in is `large` times what came into those before it (`too_large_inside`). Where
+    the graphs of the losses show which layers are given data, it is said of those alone. Where the batches that were
+    looked at (`given`) are of a usual size it is not said, and where they are above `large` it is, whatever gradients
+    do.
     Source: LeCun et al. 1998, Efficient BackProp, section 4.3 (inputs of zero mean and unit variance).
     """
-    found = _later_inputs(history, large, beyond) or _first_inputs(history)
-    if found is None:
-        return []
-    layer, norm, elements = found
-    ended = _at_their_ends(history, layer)
-    if ended:
-        return ended
-    norm = norm[np.isfinite(norm) & (norm > 0)]
-    if len(norm) < least:
-        return []
-    size = float(np.median(norm))
-    rms = size / float(np.sqrt(elements))
-    first = float(np.median(norm[:least]))  # what another net gives to this one may grow: then that is what is wrong
-    too_small = max(size, first) < small and "weight_ih" not in layer  # gradients of later steps may meet no input
-    if not ((large < min(rms, first / float(np.sqrt(elements))) and rms < beyond) or too_small):
-        return []
+    measured = given(history)
+    if measured and measured[1] > large:
+        layer, rms = measured
+    else:
+        found = _by_gradients(history, large, small, beyond, least)
+        if isinstance(found, Finding) or found is None:
+            return [found] if found else []
+        layer, rms = found
     what = "far above" if rms > large else "far below"
     return [
         Finding(
@@ -73,7 +70,34 @@ def inputs_not_normalised(
     ]
 
 
-def _at_their_ends(history: History, layer: str, usual: float = 2.0) -> list[Finding]:
+def _by_gradients(
+    history: History, large: float, small: float, beyond: float, least: int
+) -> tuple[str, float] | Finding | None:
+    """The layer that is given what is far too large or too small, and the size of that, by the gradients it gets."""
+    found = _later_inputs(history, large, beyond) or _first_inputs(history)
+    measured = given(history)
+    data = given_data(history) | ({measured[0]} if measured else set())
+    if found is None or (data and found[0] not in data):
+        return None  # what it is given is made inside
+    layer, norm, elements = found
+    if measured and layer in (measured[0], *(data if len(data) == 1 else ())) and small < measured[1] < large:
+        return None  # its gradients are large or small for another reason
+    ended = _at_their_ends(history, layer)
+    if ended:
+        return ended
+    norm = norm[np.isfinite(norm) & (norm > 0)]
+    if len(norm) < least:
+        return None
+    size = float(np.median(norm))
+    rms = size / float(np.sqrt(elements))
+    first = float(np.median(norm[:least]))  # what another net gives to this one may grow: then that is what is wrong
+    too_small = max(size, first) < small and "weight_ih" not in layer  # gradients of later steps may meet no input
+    if not ((large < min(rms, first / float(np.sqrt(elements))) and rms < beyond) or too_small):
+        return None
+    return layer, rms
+
+
+def _at_their_ends(history: History, layer: str, usual: float = 2.0) -> Finding | None:
     """The first layer and its bias never had a gradient but 0, while the next one had, and its units have two ends.
 
     What lies behind units at their ends still learns: where the next matrix has none either, nothing comes back to
@@ -90,22 +114,20 @@ def _at_their_ends(history: History, layer: str, usual: float = 2.0) -> list[Fin
     cell = {layer, layer.replace("weight_ih", "weight_hh")}  # of a recurrent one
     behind = [i for i in np.flatnonzero(matrices(history)) if names[i] not in cell][:1]
     if not (two_ended and small and (norm[:, own] == 0).all() and (norm[:, behind] > 0).any()):
-        return []
-    return [
-        Finding(
-            "inputs-not-normalised",
-            "warning",
-            (layer,),
-            int(history.step[0]),
-            int(history.step[-1]),
-            {"gain": float(initial_gains(history)[own[0]]), "grad_norm": 0.0},
-            f"No gradient ever came to {layer} or its bias, though their size is usual: its units stand at their ends "
-            f"for every example. {either(_OF_ENDS)}",
-            "Look at the size of what is given to the model, and normalise it: subtract the mean and divide by the "
-            "standard deviation of the training data.",
-            alternatives=_OF_ENDS,
-        )
-    ]
+        return None
+    return Finding(
+        "inputs-not-normalised",
+        "warning",
+        (layer,),
+        int(history.step[0]),
+        int(history.step[-1]),
+        {"gain": float(initial_gains(history)[own[0]]), "grad_norm": 0.0},
+        f"No gradient ever came to {layer} or its bias, though their size is usual: its units stand at their ends "
+        f"for every example. {either(_OF_ENDS)}",
+        "Look at the size of what is given to the model, and normalise it: subtract the mean and divide by the "
+        "standard deviation of the training data.",
+        alternatives=_OF_ENDS,
+    )
 
 
 _OF_ENDS = ("what comes in is far larger than 1", "its output is multiplied by 0 further on")

@@ -248,6 +248,11 @@ def from_graph(
     return Finding(rule, "warning", layers, first, last, evidence, cause, cure, alternatives=alternatives)
 
 
+def given_data(history: History) -> set[str]:
+    """The layers that are given a batch of data, as the graphs of its losses show; empty where these are not known."""
+    return {str(row.get("layer", "")) for row in _rows(history, "input")}
+
+
 def _rows(history: History, what: str) -> Iterator[dict[str, Any]]:
     """Those of the graph that are of layers of this lane, or of none."""
     for row in history.run.loss_graph:

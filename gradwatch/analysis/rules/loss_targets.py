@@ -25,7 +25,7 @@ def class_imbalance(
     history: History,
     share: float = 0.8,
     said: float = 0.999,
-    learnt: float = 0.7,
+    learnt: float = 0.85,
     soft: float = 0.02,
     min_steps: int = 100,
 ) -> list[Finding]:

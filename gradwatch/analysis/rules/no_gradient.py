@@ -1,4 +1,4 @@
-"""Parameters that could learn and never do: no gradient, no optimizer, or frozen before they were trained.
+"""Parameters that could learn and never do: no gradient comes to them, or they were frozen before they were trained.
 
 Legend: R recorded rows of the layers, L layers.
 """
@@ -19,16 +19,19 @@ _STRAY = re.compile(r"(^|\.)param_groups\.\d+\.\d+$|(^|\.)optimizer\.")
 
 
 def no_gradient(history: History, min_steps: int = 10) -> list[Finding]:
-    """Parameters that can learn and never do: no gradient came in `min_steps` steps, or no optimizer holds them.
+    """Parameters that can learn and never do: no gradient came in `min_steps` steps.
 
     Those that were frozen (`requires_grad=False`) when the run began are left out, but where the optimizer holds them
     and they have not been trained before (`_never_trained`): a part that was left frozen by mistake. So is a bias
     beside a weight that got one: a loss of differences or derivatives knows no constants. Where no layer had a
-    gradient in any step, it is one finding of all of them, and an error (`_nowhere`). Parameters that are made on the
+    gradient in any step, or something took them all away before it (`wiped`), it is one finding of all of them, and an
+    error (`_nowhere`). Parameters that are made on the
     way to the loss, and gone afterwards, are one of their own (`_made_on_the_way`).
     Source: SageMaker Debugger's UnchangedTensor asks the same of the weights.
     """
     seen = present(history)  # [R, L]
+    if wiped(history):
+        return _gone(history)
     if len(history) >= min_steps and seen.shape[1] and not seen.any():
         return _nowhere(history)
     frozen = {layer.name for layer in history.run.layers if layer.frozen}
@@ -36,7 +39,6 @@ def no_gradient(history: History, min_steps: int = 10) -> list[Finding]:
     silent = ~seen.any(axis=0) if len(history) >= min_steps and seen.any() else np.zeros(len(can), bool)
     beside = {beside_bias(name) for name, rows in zip(history.layers, seen.T, strict=True) if rows.any()}
     never = can & silent & np.array([name not in beside for name in history.layers], bool)
-    unheld = _own_unheld(history) if seen.any() else ()
     raw = _never_trained(history, ~can & silent)
     findings = _made_on_the_way(history)
     if never.any():
@@ -53,19 +55,6 @@ def no_gradient(history: History, min_steps: int = 10) -> list[Finding]:
                 "checkpoint(use_reentrant=True) passes none back to a block whose input asks for none: "
                 "use_reentrant=False. If nothing is cut, use the module, or set requires_grad_(False) if it is meant "
                 "to rest.",
-            )
-        )
-    if unheld:
-        findings.append(
-            _without(
-                history,
-                unheld,
-                "no optimizer",
-                "These parameters ask for gradients and are in no optimizer of this Watch: nothing trains them.",
-                "Give them to the optimizer (all of model.parameters(), built after the model is complete; layers that "
-                "forward makes belong into __init__; what is thawed later by add_param_group; modules in an "
-                "nn.ModuleList, not in a list), watch the optimizer that has them too, or set requires_grad_(False), "
-                "which also saves their backward pass.",
             )
         )
     if raw:
@@ -103,6 +92,21 @@ def _made_on_the_way(history: History, least: int = 2) -> list[Finding]:
             "Make the layer in __init__, keep it as self.name, and build the optimizer after that.",
         )
     ]
+
+
+def wiped(history: History, least: int = 3) -> bool:
+    """Whether backward had left a gradient in each step that was looked at, `least` or more, and no step saw one."""
+    _, left = sampled(history, "gradient_left")
+    seen = (history.layer("grad_norm") > 0).any() or (history.total("nonfinite") > 0).any()
+    return len(left) >= least and bool((left == 1).all()) and not seen
+
+
+def _gone(history: History) -> list[Finding]:
+    evidence: dict[str, float | str] = {"layers": len(history.layers), "missing": "every gradient"}
+    cause = f"Backward leaves gradients, and none is there when the optimizer steps: {ZEROED}."
+    cure = "The order is optimizer.zero_grad(), loss.backward(), optimizer.step(): nothing between the last two sets "
+    cure += "gradients to zero or takes them away."
+    return [Finding("no-gradient", "error", (), int(history.step[0]), int(history.step[-1]), evidence, cause, cure)]
 
 
 def _nowhere(history: History) -> list[Finding]:
@@ -146,14 +150,3 @@ def _without(history: History, layers: tuple[str, ...], missing: str, cause: str
     sizes: dict[str, float | str] = {"layers": len(layers), "missing": missing}
     steps = int(history.step[0]), int(history.step[-1])
     return Finding("no-gradient", "warning", layers, *steps, sizes, cause, cure)
-
-
-def _own_unheld(history: History) -> tuple[str, ...]:
-    """Of the parameters that no optimizer holds, those that belong to this lane: each is named in one lane only."""
-    names = [str(o.get("name")) for o in history.run.optimizers]
-    here = {part for name in dict.fromkeys(history.optimizer) for part in str(name).split("+")}
-
-    def owner(layer: str) -> str:
-        return next((name for name in names if layer.startswith(name.split(".")[0] + ".")), next(iter(names), ""))
-
-    return tuple(layer for layer in history.run.unheld if owner(layer) in here or not here & set(names))

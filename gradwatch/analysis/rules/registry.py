@@ -49,6 +49,7 @@ from gradwatch.analysis.rules.no_gradient import no_gradient
 from gradwatch.analysis.rules.no_progress import no_progress
 from gradwatch.analysis.rules.noise import noise_dominated
 from gradwatch.analysis.rules.nonfinite import nonfinite
+from gradwatch.analysis.rules.not_in_optimizer import not_in_optimizer
 from gradwatch.analysis.rules.optimizer_state import optimizer_state_lost
 from gradwatch.analysis.rules.outputs import softmax_twice
 from gradwatch.analysis.rules.progress import progress, succeeds
@@ -65,10 +66,10 @@ from gradwatch.history import History
 from gradwatch.storage.logged_names import is_training_loss
 
 RULES: tuple[Rule, ...] = (
-    nonfinite, exploding, vanishing, dead_layer, no_gradient, imbalance, scaled_gradients, gradients_accumulate,
-    noise_dominated, weights_unchanged, update_too_large, update_too_small, below_epsilon, generator_starves,
-    weight_growth, weights_shrink, renorm_binds, spike, lr_too_high, softmax_twice, no_progress, bad_initialisation,
-    shapes_broadcast, softmax_over_the_batch, norm_over_too_few, axes_mixed, dropout_too_strong,
+    nonfinite, exploding, vanishing, dead_layer, no_gradient, not_in_optimizer, imbalance, scaled_gradients,
+    gradients_accumulate, noise_dominated, weights_unchanged, update_too_large, update_too_small, below_epsilon,
+    generator_starves, weight_growth, weights_shrink, renorm_binds, spike, lr_too_high, softmax_twice, no_progress,
+    bad_initialisation, shapes_broadcast, softmax_over_the_batch, norm_over_too_few, axes_mixed, dropout_too_strong,
     weight_decay_too_strong,
     labels_not_shifted, targets_out_of_range, padding_in_loss, targets_not_normalised, data_not_shuffled,
     class_imbalance, accumulation_wiped,
@@ -154,6 +155,7 @@ CONSEQUENCES: dict[str, set[str]] = {
     "dead-layer": {"vanishing", "imbalance", "update-too-small", "weights-unchanged", "noise-dominated"},
     "vanishing": {"dead-units", "dead-layer", "imbalance", "update-too-small", "weights-unchanged"},
     "no-gradient": {"weights-unchanged", "update-too-small", "policy-never-acts"},
+    "not-in-optimizer": {"weights-unchanged", "update-too-small", "policy-never-acts"},
     "skips-often": {"weights-unchanged", "update-too-small"},
     "weights-unchanged": {"update-too-small", "policy-never-acts"},
     "imbalance": {"clip-is-your-learning-rate", "update-too-small"},

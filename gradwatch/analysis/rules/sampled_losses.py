@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 
 from gradwatch.history import Bools, Floats, History
-from gradwatch.table import IN_LOSS, LAYER_IN_LOSS
+from gradwatch.table import IN_LOSS
 
 
 def sampled(history: History, *names: str) -> tuple[Floats, ...]:
@@ -77,14 +77,24 @@ class Inside(NamedTuple):
     layer: str
 
 
+def given(history: History) -> tuple[str, float] | None:
+    """The layer that is given the largest numbers as data, and their root mean square in the first samples."""
+    _, sizes, places = sampled(history, "input_rms", "layer_of/input_rms")
+    size = float(np.median(sizes[:5])) if len(sizes) else 0.0  # 0 is the first state of a recurrence
+    return (_layer(history, places[0]), size) if size > 0 else None
+
+
+def _layer(history: History, place: float) -> str:
+    layers = history.run.layers
+    return layers[int(place)].name if 0 <= place < len(layers) else ""
+
+
 def inside(history: History, kind: str, min_samples: int = 4, soon: int = 20) -> Inside | None:
     """What was seen of one of `INSIDE`; None where it was seen less often than `min_samples`."""
-    at, values, places = sampled(history, kind, f"{LAYER_IN_LOSS.removeprefix(IN_LOSS)}{kind}")
+    at, values, places = sampled(history, kind, f"layer_of/{kind}")
     if len(at) < min_samples:
         return None
     last = float(np.median(values[-max(3, len(values) // 4) :]))
-    layers = history.run.layers
-    layer = layers[int(places[-1])].name if 0 <= places[-1] < len(layers) else ""
     next_to = int(np.searchsorted(at, at[0] + soon, side="right")) - 1
     early = values[next_to] if next_to else float("nan")
-    return Inside(values[0], early, last, values.min(), int(at[0]), int(at[next_to]), layer)
+    return Inside(values[0], early, last, values.min(), int(at[0]), int(at[next_to]), _layer(history, places[-1]))

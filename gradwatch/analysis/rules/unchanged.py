@@ -20,6 +20,7 @@ from gradwatch.analysis.rules.facts import (
     numel,
     pick,
     rates,
+    settings,
 )
 from gradwatch.analysis.rules.finding import Finding, Severity, either
 from gradwatch.analysis.rules.progress import all_learnt
@@ -206,14 +207,19 @@ _NO_EFFECT = ("something puts the weights back after it", "the optimizer steps o
 
 
 def _expected(history: History, rows: Rows) -> Callable[[int], Floats]:
-    """The update ratio that a layer's step should have, `[M]`: lr * gradient for SGD, lr for each element for Adam."""
+    """The update ratio that a layer's step should have, `[M]`: lr * gradient for SGD, for Adam lr for each element,
+    and less where eps stands beside gradients that are smaller.
+    """
     rate = np.nanmax(np.where(np.isfinite(r := rates(history)[history.layer_rows[rows]]), r, 0.0), axis=1)
-    weights, norms = history.layer("weight_norm"), None if is_adaptive(history) else history.layer("clipped_norm")
+    weights, norms, by_rate = history.layer("weight_norm"), history.layer("clipped_norm"), is_adaptive(history)
     roots = np.sqrt(numel(history))
+    eps = min((e for group in settings(history) if isinstance(e := group.get("eps"), float)), default=0.0)
 
     def of(layer: int) -> Floats:
         weight = weights[rows, layer].astype(np.float64)
-        length = roots[layer] if norms is None else norms[rows, layer]
+        length = norms[rows, layer].astype(np.float64)
+        if by_rate:
+            length = roots[layer] * (length / (length + eps * roots[layer]) if eps else 1)
         with np.errstate(invalid="ignore", divide="ignore"):
             return np.asarray(np.where(weight > 0, rate * length / weight, np.nan))
 

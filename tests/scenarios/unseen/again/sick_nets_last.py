@@ -200,6 +200,7 @@ def members_of_three_circles_of_friends(folder, ill):
 
 
 @sick(
+    "not-in-optimizer",
     "weights-unchanged", "parameters-not-in-the-optimizer",
     where="actor.0, actor.2 and actor.4, all steps: gradients, and never an update",
     cure="hand the parameters of both to the optimizer: only the critic's are in it",

@@ -57,6 +57,7 @@ def zeroed_once_an_epoch(folder, ill):
 
 
 @sick(
+    "not-in-optimizer",
     "no-gradient", "no-progress",
     where="all weights; only the biases are trained", cure="`not in`: the filter for decay took the wrong half",
 )  # fmt: skip

@@ -53,6 +53,7 @@ class Adapted(nn.Module):
 
 # The optimizer made before the adapters, in a LoRA.
 @sick(
+    "not-in-optimizer",
     "no-gradient", "weights-unchanged",
     where="down and up of each block, all steps: only the head is in the optimizer", cure="make it behind the adapters",
 )  # fmt: skip

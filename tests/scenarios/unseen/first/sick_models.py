@@ -108,6 +108,7 @@ def targets_of_ten_thousand(folder, ill):
 
 
 @sick(
+    "inputs-not-normalised",
     "lr-too-high", "imbalance", "exploding", "dead-layer", "update-too-large",
     where="0.weight, all steps", cure="standardise the inputs: one column is in thousands",
 )  # fmt: skip

@@ -12,6 +12,7 @@ from unseen import dense, entropy_of, fit, rings, score_of, seeded, sick, square
 
 
 @sick(
+    "not-in-optimizer",
     "no-gradient", "weights-unchanged",
     where="2.weight and 2.bias, all steps", cure="make the optimizer after the head was replaced: it holds the old one",
 )  # fmt: skip
@@ -192,6 +193,7 @@ def batch_norm_left_in_eval(folder, ill):
 
 
 @sick(
+    "inputs-not-normalised",
     "vanishing", "update-too-small", "imbalance", "no-progress",
     where="0.weight, all steps", cure="standardise the inputs: they are in millionths",
 )  # fmt: skip

@@ -59,7 +59,7 @@ def router_to_one_expert(folder, ill):
 
 
 @sick(
-    "saturated", "vanishing", "no-progress",
+    "attention-collapsed", "saturated", "vanishing", "no-progress",
     where="query.weight and key.weight, all steps", cure="divide the products by the root of their size",
 )  # fmt: skip
 def attention_of_unscaled_products(folder, ill):

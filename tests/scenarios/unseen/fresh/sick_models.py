@@ -16,6 +16,7 @@ from unseen.tasks import play
 
 
 @sick(
+    "inputs-not-normalised",
     "lr-too-high", "exploding", "imbalance", "dead-layer", "update-too-large", "nonfinite",
     where="all layers, from the first step", cure="divide by 255: pixels of 0 to 1",
 )  # fmt: skip

@@ -135,6 +135,7 @@ def loss_that_was_told_to_require_a_gradient(folder, ill):
 
 # "Redundant code in Learner.freeze and Learner.unfreeze", github.com/fastai/fastai/issues/2133
 @sick(
+    "not-in-optimizer",
     "no-gradient",
     where="the body, which thaws at step 60: no optimizer holds it",
     cure="add_param_group when it thaws: the list was made of what was trainable before",

@@ -86,6 +86,7 @@ class Forecast(nn.Module):
 
 # "Loss not decreasing in LSTM network", discuss.pytorch.org/t/159152
 @sick(
+    "not-in-optimizer",
     "no-gradient", "no-progress",
     where="the layers behind the memory, which parameters() does not name", cure="nn.ModuleList, not a list",
 )  # fmt: skip

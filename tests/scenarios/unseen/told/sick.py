@@ -201,6 +201,7 @@ def old_words_that_fade(folder, ill):
 
 # "Parameters of discriminator optimizer" (one of two, listed twice), github.com/line/open-universe/issues/5
 @sick(
+    "not-in-optimizer",
     "no-gradient",
     where="the second judge, all steps: no optimizer holds it", cure="the parameters of both",
 )  # fmt: skip

@@ -174,6 +174,7 @@ class Listed(nn.Module):
 
 # From a post ("PyTorch mysteries"): "my model didn't know it had parameters".
 @sick(
+    "not-in-optimizer",
     "no-gradient",
     where="the three layers, all steps: no optimizer holds them", cure="nn.ModuleList",
 )  # fmt: skip

@@ -265,6 +265,7 @@ def four_languages_cut_down_one_by_one(folder, ill):
 
 
 @sick(
+    "not-in-optimizer",
     "weights-unchanged", "not-in-the-optimizer",
     where="body, all steps: it has gradients and no optimizer holds it", cure="optim.Adam(net.parameters())",
 )  # fmt: skip
