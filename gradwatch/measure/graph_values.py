@@ -18,7 +18,8 @@ from gradwatch.measure.loss_targets import evenly, is_plain, signed
 from gradwatch.measure.saturation import SIGMOID_ENDS, TANH_ENDS
 from gradwatch.table import IN_LOSS, LAYER_IN_LOSS
 
-MOST = 1 << 16  # elements of each that are looked at
+MOST = 1 << 14  # elements of each that are looked at
+MOST_EXAMPLES = 2  # of an attention
 MOST_PARTS = 12  # of each operation, those next to the loss first
 LEAST = 32  # examples without which no unit is called dead
 Node = Any  # torch.autograd.graph.Node
@@ -126,8 +127,10 @@ def _certain_attention(part: Part) -> Tensor | None:
     query, key, *masks = (getattr(node, f"_saved_{name}") for name in names)
     if query.dim() != 4 or key.dim() != 4:
         return None
+    few = slice(None, None, -(-len(query) // MOST_EXAMPLES))
     mask = masks[0] if masks else None
-    logits = attention.sampled_logits(query, key, mask, node._saved_is_causal, node._saved_scale)
+    mask = mask[few] if mask is not None and mask.dim() == 4 and len(mask) == len(query) else mask
+    logits = attention.sampled_logits(query[few], key[few], mask, node._saved_is_causal, node._saved_scale)
     return _share(logits.softmax(-1).amax(-1) > SIGMOID_ENDS, logits.isfinite().sum(-1) > 1, logits.shape[-1])
 
 

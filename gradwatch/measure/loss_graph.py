@@ -7,6 +7,7 @@ loss was given (`loss_targets`) and what shows the model inside (`graph_values`)
 
 from __future__ import annotations
 
+import functools
 import math
 import re
 from collections import deque
@@ -171,7 +172,12 @@ class LossGraph:
 
 def name_of(node: Node) -> str:
     """The operation that a node is of, one word: AddmmBackward0 is Addmm."""
-    name = re.sub(r"Backward\d*$", "", str(node.name()).rsplit("::", 1)[-1])
+    return _operation(str(node.name()))
+
+
+@functools.lru_cache(maxsize=1_000)  # a model has few, and each is asked for thousands of times
+def _operation(name: str) -> str:
+    name = re.sub(r"Backward\d*$", "", name.rsplit("::", 1)[-1])
     return re.sub(r"\s+", "_", name)[:100] or "unnamed"
 
 
