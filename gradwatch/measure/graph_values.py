@@ -1,11 +1,16 @@
 """What a model looks like inside, by what the graph of its loss keeps for backward: where its non-linearities are flat,
 and whether what the last weights are given differs from example to example.
 
-Nothing is computed again for it, and what is kept in another way (a checkpoint, a copy on the host) is left alone.
+Nothing is computed again for it, and what is kept in another way (a checkpoint, a copy on the host) is left alone. Of
+large tensors rows and columns are looked at that are as far apart as a stride without a common factor makes them: an
+even one would meet the same token of each row, or the same pixel, again and again.
+
+Legend: N examples, M elements of each, K of what a softmax chooses one.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
 
@@ -14,12 +19,13 @@ from torch import Tensor
 
 from gradwatch.measure import attention
 from gradwatch.measure.autograd import without_autograd
-from gradwatch.measure.loss_targets import evenly, is_plain, signed
+from gradwatch.measure.loss_targets import is_plain, signed
 from gradwatch.measure.saturation import SIGMOID_ENDS, TANH_ENDS
 from gradwatch.table import IN_LOSS, LAYER_IN_LOSS
 
 MOST = 1 << 14  # elements of each that are looked at
 MOST_EXAMPLES = 2  # of an attention
+MOST_ROWS = 256  # of a softmax, or of what weights are given
 MOST_PARTS = 12  # of each operation, those next to the loss first
 LEAST = 32  # examples without which no unit is called dead
 Node = Any  # torch.autograd.graph.Node
@@ -39,7 +45,7 @@ GIVEN = {"Addmm": Given(1, "mat1"), "Mm": Given(0, "self"), "Convolution": Given
 class Part(NamedTuple):
     """An operation: its `name`, the number of the `layer` that is its own or the next one below it, whether it is
     `at_the_end`, with no weights between it and the loss, whether it is `given_data` beside its weights, and whether
-    its units are `channels`, along the second axis.
+    its units are `channels`, along the second axis, or the last one; None where that is not known.
     """
 
     name: str
@@ -47,7 +53,7 @@ class Part(NamedTuple):
     layer: int
     at_the_end: bool
     given_data: bool
-    channels: bool
+    channels: bool | None
 
 
 Look = Callable[[Part], "Tensor | None"]
@@ -61,14 +67,21 @@ def seen(parts: Iterable[Part]) -> dict[str, Tensor]:
     `end_saturated`, of those at the end. `certain`: the share of the rows of a softmax, also that of an attention,
     that give all to one. `dead`: the share of a ReLU's units that are 0 for every example. `end_alike`: how much of
     what the last weights are given is the same for every example, 1 - variance / mean square. `input_rms`: the largest
-    root mean square of the elements of a batch that weights are given.
+    root mean square of the elements of a batch that weights are given. NaN where it is not known.
     """
     worst: dict[str, tuple[Tensor, Tensor]] = {}
     for part in parts:
         for kind, look in _looks(part):
-            if (value := look(part)) is not None:
-                most, at = worst.get(kind, (value, torch.full_like(value, float(part.layer))))
-                worst[kind] = torch.fmax(value, most), torch.where(value > most, float(part.layer), at)
+            try:
+                value = look(part)
+            except RuntimeError:  # it was freed, or written to: of the latter torch tells in backward
+                continue
+            if value is None:
+                continue
+            most, at = worst.get(kind, (value, torch.full_like(value, float(part.layer))))
+            if most.device == value.device:
+                more = (value > most) | most.isnan()
+                worst[kind] = torch.fmax(value, most), torch.where(more, float(part.layer), at)
     return {f"{IN_LOSS}{kind}": value for kind, (value, _) in worst.items()} | {
         f"{LAYER_IN_LOSS}{kind}": layer for kind, (_, layer) in worst.items()
     }
@@ -88,74 +101,100 @@ def _looks(part: Part) -> Iterator[tuple[str, Look]]:
         yield f"end_{kind}", look
 
 
-def _result(part: Part) -> Tensor | None:
-    """What the operation gave out; None where that is not there as it is, or torch does not tell."""
-    if not is_plain(getattr(part.node, "_raw_saved_result", None)):
+def _kept(node: Node, name: str) -> Tensor | None:
+    """What a node keeps by this name; None where it lies there in another way, or torch does not tell."""
+    if not is_plain(getattr(node, f"_raw_saved_{name}", None)):
         return None
-    result = part.node._saved_result
-    return result if type(result) is Tensor and result.numel() else None
+    found = getattr(node, f"_saved_{name}")
+    ordinary = type(found) is Tensor and found.layout is torch.strided and not (found.is_nested or found.is_complex())
+    return found if ordinary and found.numel() else None
+
+
+def _spread(x: Tensor, dim: int, most: int) -> Tensor:
+    """`most` places along one axis, or all, at a stride without a common factor with its length."""
+    length = x.shape[dim]
+    if length <= most:
+        return x
+    stride = next(step for step in range(int(0.618 * length), length) if math.gcd(step, length) == 1)
+    return x.index_select(dim, torch.arange(most, device=x.device) * stride % length)
+
+
+def _elements(part: Part) -> Tensor | None:
+    y = _kept(part.node, "result")
+    return None if y is None else _spread(y.reshape(-1), 0, MOST).float()
 
 
 def _flat_sigmoid(part: Part) -> Tensor | None:
-    if (y := _result(part)) is None:
-        return None
-    few = y[evenly(y.shape, MOST)].float()
-    return ((few < 1 - SIGMOID_ENDS) | (few > SIGMOID_ENDS)).float().mean()
+    few = _elements(part)
+    return None if few is None else ((few < 1 - SIGMOID_ENDS) | (few > SIGMOID_ENDS)).float().mean()
 
 
 def _flat_tanh(part: Part) -> Tensor | None:
-    if (y := _result(part)) is None:
-        return None
-    return (y[evenly(y.shape, MOST)].float().abs() > TANH_ENDS).float().mean()
+    few = _elements(part)
+    return None if few is None else (few.abs() > TANH_ENDS).float().mean()
 
 
 def _certain(part: Part) -> Tensor | None:
-    """Of the rows that have several to choose from: one alone is certain, as at the head of a causal attention."""
-    if (p := _result(part)) is None or not p.dim():
+    """Of the rows that have several to choose from: one alone is certain, as at the head of a causal attention.
+
+    A row of one number above 0 may be masked, or so sure that nothing else is left: where most are so, nothing is said.
+    """
+    p = _kept(part.node, "result")
+    if p is None or not p.dim():
         return None
     rows = p.movedim(signed(int(part.node._saved_dim)), -1)
-    few = rows[(*evenly(rows.shape[:-1], max(MOST // rows.shape[-1], 64)), slice(None))].float()
-    return _share(few.amax(-1) > SIGMOID_ENDS, (few > 0).sum(-1) > 1, few.shape[-1])
+    few = _spread(rows.reshape(-1, rows.shape[-1]), 0, MOST_ROWS).float()
+    return _share(few.amax(-1) > SIGMOID_ENDS, (few > 0).sum(-1) > 1)
 
 
 def _certain_attention(part: Part) -> Tensor | None:
     """As `_certain`, of the logits of a sample of the queries, which are computed for it."""
     node = part.node
-    names = [name for name in ("query", "key", "attn_mask", "attn_bias") if hasattr(node, f"_saved_{name}")]
-    if not all(is_plain(getattr(node, f"_raw_saved_{name}")) for name in names):
+    query, key = _kept(node, "query"), _kept(node, "key")
+    if query is None or key is None or query.dim() != 4 or key.dim() != 4:
         return None
-    query, key, *masks = (getattr(node, f"_saved_{name}") for name in names)
-    if query.dim() != 4 or key.dim() != 4:
-        return None
+    mask = None
+    for name in ("attn_mask", "attn_bias"):
+        raw = getattr(node, f"_raw_saved_{name}", None)
+        if raw is not None and not is_plain(raw):
+            return None
+        mask = getattr(node, f"_saved_{name}") if raw is not None else mask
     few = slice(None, None, -(-len(query) // MOST_EXAMPLES))
-    mask = masks[0] if masks else None
     mask = mask[few] if mask is not None and mask.dim() == 4 and len(mask) == len(query) else mask
     logits = attention.sampled_logits(query[few], key[few], mask, node._saved_is_causal, node._saved_scale)
-    return _share(logits.softmax(-1).amax(-1) > SIGMOID_ENDS, logits.isfinite().sum(-1) > 1, logits.shape[-1])
+    several = (logits > attention.MASKED).sum(-1) > 1
+    return _share(logits.softmax(-1).amax(-1) > SIGMOID_ENDS, several)
 
 
-def _share(hit: Tensor, counts: Tensor, choices: int) -> Tensor | None:
-    """Of the rows that count; where none does, a logit was so far above all others that nothing else is left."""
-    if choices < 2:
-        return None
+def _share(hit: Tensor, counts: Tensor) -> Tensor:
+    """Of the rows that count; NaN where less than half of them do."""
     of = counts.sum()
-    return torch.where(of > 0, (hit & counts).sum() / of, hit.float().mean())
+    return torch.where(2 * of >= counts.numel(), (hit & counts).sum() / of, math.nan)
 
 
 def _dead(part: Part) -> Tensor | None:
-    if (y := _result(part)) is None or y.dim() < 2:
+    y = _kept(part.node, "result")
+    if y is None or y.dim() < 2 or part.channels is None:
         return None
-    units = y.movedim(1, -1) if part.channels else y
-    units = units.reshape(-1, units.shape[-1])
-    if len(units) < LEAST:
+    units = y.flatten(2) if part.channels and y.dim() > 2 else y.reshape(-1, y.shape[-1])[..., None]  # [N, M, places]
+    if units.shape[0] * units.shape[2] < LEAST:
         return None
-    return (units[evenly(units.shape, 4 * MOST)] == 0).all(0).float().mean()
+    few = _spread(_spread(units, 0, 64), 2, MOST // 64) if part.channels else _spread(units, 0, MOST_ROWS)
+    return (few == 0).all(2).all(0).float().mean()
+
+
+def _given(part: Part) -> Tensor | None:
+    """What an operation with weights is given `[N, M]`, or some examples and elements of it."""
+    x = _kept(part.node, GIVEN[part.name].kept)
+    if x is None or x.dim() < 2:
+        return None
+    return _spread(_spread(x.reshape(len(x), -1), 0, MOST_ROWS), 1, MOST // 64).float()
 
 
 def _alike(part: Part) -> Tensor | None:
-    """Of what an operation with weights is given, `[N, ...]`: the share of its square that is that of its mean."""
+    """The share of its square that is that of its mean over the examples."""
     few = _given(part)
-    if few is None or few.dim() < 2 or len(few) < LEAST:
+    if few is None or len(few) < LEAST:
         return None
     return few.mean(0).square().mean() / few.square().mean()
 
@@ -163,15 +202,6 @@ def _alike(part: Part) -> Tensor | None:
 def _root_mean_square(part: Part) -> Tensor | None:
     few = _given(part)
     return None if few is None else few.square().mean().sqrt()
-
-
-def _given(part: Part) -> Tensor | None:
-    """What an operation with weights is given, or evenly spread examples and elements of it."""
-    kept = GIVEN[part.name].kept
-    if not is_plain(getattr(part.node, f"_raw_saved_{kept}", None)):
-        return None
-    x = getattr(part.node, f"_saved_{kept}")
-    return x[evenly(x.shape, 4 * MOST)].float() if type(x) is Tensor and x.numel() else None
 
 
 _ATTENTION = (

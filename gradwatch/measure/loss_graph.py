@@ -15,11 +15,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice, pairwise
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from gradwatch.measure import graph_values, loss_targets
 
 MOST_NODES = 5_000  # of a graph, those next to the loss first
+MOST_ABOVE = 500  # of those above the first weights
 MOST_LOSSES = 4  # terms of a loss that are looked at
 MOST_PATHS, LONGEST_PATH, MOST_ROWS = 8, 24, 64
 Node = Any  # torch.autograd.graph.Node, or what stands for one of a Function written in Python
@@ -27,6 +29,7 @@ Shape = tuple[int, ...]
 
 _SAME_WEIGHTS = ("T", "Transpose", "Permute", "ToCopy", "View", "Unsqueeze")
 _BATCH_NORMS = ("NativeBatchNorm", "CudnnBatchNorm", "MiopenBatchNorm", "BatchNormWithUpdate")  # of these rows alone
+_WITH_WEIGHTS = ("Addmm", "Convolution", "MkldnnRnnLayer")
 _PRODUCTS = ("Bmm", "Mm", "Mv", "Dot", "Baddbmm")
 _ARRANGE = ("Transpose", "Permute", "T")
 
@@ -69,21 +72,27 @@ class LossGraph:
 
     def _parts(self, places: Mapping[str, int]) -> Iterator[graph_values.Part]:
         """So many of each operation that tells something, those next to the loss first; of what is given data, too."""
-        outer = {*islice(self._down(), MOST_NODES)}
-        last = {*islice(self._down(through_products=True), MOST_NODES)}
+        outer = {*islice(self._down(), MOST_ABOVE)}
+        last = {*islice(self._down(through_products=True), MOST_ABOVE)}
         left = dict.fromkeys((*graph_values.OPERATIONS, "inputs"), graph_values.MOST_PARTS)
         for node in self._nodes:
             name = name_of(node)
-            given = bool(left["inputs"]) and self._is_given_data(node)
-            if name not in graph_values.OPERATIONS or not (given or left[name]) or not (layer := self._below(node)):
+            has_weights = name in graph_values.GIVEN
+            if not left.get(name) and not (has_weights and left["inputs"]):
+                continue
+            given = has_weights and bool(left["inputs"]) and self._is_given_data(node)
+            if not (given or left.get(name)) or is_written_in_python(node) or (has_weights and not self._own(node)):
                 continue
             left["inputs" if given else name] -= 1
-            below = map(name_of, islice(_nodes(node), 1, 4))
-            ends = node in (last if name in graph_values.GIVEN else outer)
-            yield graph_values.Part(name, node, places[layer], ends, given, "Convolution" in below)
+            if layer := self._below(node):
+                ends = node in (last if has_weights else outer)
+                yield graph_values.Part(name, node, places[layer], ends, given, self._has_channels(node))
 
     def _down(self, through_products: bool = False) -> Iterator[Node]:
-        """The nodes from the loss to the first operations with weights, or to a product of two that are made."""
+        """The nodes from the loss to the first operations with weights, or to a product of two that are made.
+
+        No further than what hides weights of its own: a frozen layer, a checkpoint, what was compiled.
+        """
         waiting, seen = [self._root] if self._nodes else [], set()
         while waiting:
             node = waiting.pop()
@@ -91,13 +100,25 @@ class LossGraph:
                 continue
             seen.add(node)
             yield node
-            if not self._own(node) and (through_products or not _is_product(node)):
+            hides = name_of(node) in _WITH_WEIGHTS or is_written_in_python(node) or _is_normed(node)
+            if not (hides or self._own(node)) and (through_products or not _is_product(node)):
                 waiting += _children(node)
 
     def _is_given_data(self, node: Node) -> bool:
         """Whether weights stand here beside a batch that asks for no gradient."""
         at = graph_values.GIVEN.get(name_of(node))
-        return at is not None and node.next_functions[at.place][0] is None and bool(self._own(node))
+        if at is None or node.next_functions[at.place][0] is not None or not self._own(node):
+            return False
+        return name_of(node) != "Mm" or name_of(node.next_functions[1][0]) == "T"  # else it may be of a second backward
+
+    def _has_channels(self, node: Node, nearest: int = 30) -> bool | None:
+        """Whether the units of an operation are those of a convolution; None where an axis moved on the way here."""
+        for below in islice(_nodes(node), 1, nearest):
+            if name_of(below) in ("Transpose", "Permute"):
+                return None
+            if self._own(below) and not name_of(below).endswith("Norm"):
+                return name_of(below) == "Convolution"
+        return None
 
     def described(self) -> list[dict[str, Any]]:
         """What it shows, a table each, told apart by `what`.
@@ -118,7 +139,7 @@ class LossGraph:
     def _of_node(self, node: Node) -> Iterator[dict[str, Any]]:
         name, shape = name_of(node), shape_of(node)
         seen: dict[str, Any] = {}
-        if name in ("Softmax", "SafeSoftmax", "LogSoftmax") and shape:
+        if name in ("Softmax", "SafeSoftmax", "LogSoftmax") and shape and not is_written_in_python(node):
             dim = loss_targets.signed(int(node._saved_dim))
             seen = {"what": "softmax", "operation": name, "dim": dim % len(shape)}
         elif self._is_given_data(node):
@@ -241,6 +262,17 @@ def _nodes(root: Node) -> Iterator[Node]:
             if child not in seen:
                 seen.add(child)
                 waiting.append(child)
+
+
+def is_written_in_python(node: Node) -> bool:
+    """Whether a node is of a `torch.autograd.Function`, which may be called as an operation of torch is."""
+    return isinstance(node, torch.autograd.function.BackwardCFunction)
+
+
+def _is_normed(node: Node) -> bool:
+    """Whether weights come here out of a weight norm."""
+    below = (child for operand in _children(node) for child in (operand, *_children(operand)))
+    return name_of(node) == "Mm" and any("WeightNorm" in name_of(child) for child in below)
 
 
 def _is_product(node: Node) -> bool:

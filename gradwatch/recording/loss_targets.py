@@ -69,14 +69,17 @@ class LossTargets:
     def _look_at(self, loss: Any) -> None:
         if self._layout is None or not isinstance(loss, Tensor) or is_captured(loss.device):
             return
-        layers = {id(p): name for p, name in zip(self._layout.params, self._layout.names, strict=True)}
+        named = zip(reversed(self._layout.params), reversed(self._layout.names), strict=True)
+        layers = {id(p): name for p, name in named}  # of slices the first
         graph = LossGraph(loss, layers)
         if not graph.reached and self._layout.sharding is None:
             return
         self._to_look_at = 0
-        seen = {**graph.targets(), **graph.values(self._layout.names)}
-        self._values |= seen
-        self._misses = 0 if seen else self._misses
+        self._values |= (asked := graph.targets())
+        self._misses = 0 if asked else self._misses
+        with self._looking.at("the model inside"):
+            self._values |= (inside := graph.values(self._layout.names))
+            self._misses = 0 if inside else self._misses
         gone = sum(stranger() is None for stranger in self._strangers)
         self._values |= {f"{IN_LOSS}parameters_gone": float(gone)} if gone else {}
         self._strangers = [weakref.ref(parameter) for parameter in graph.strangers]

@@ -92,7 +92,7 @@ def test_how_certain_an_attention_is(how, scale):
     found = seen(net(batch(B, T, D)).square().mean(), net)
     few = net.p if how == "written out" else net.p[:: B // MOST_EXAMPLES]
     several = few[..., 1:, :]  # the first query has one key
-    assert found["certain"] == pytest.approx(float((several.amax(-1) > 0.9975).float().mean()), abs=0.01)
+    assert found["certain"] == pytest.approx(float((several.amax(-1) > 0.9975).float().mean()), abs=0.08)
     assert (found["certain"] > 0.5) == (scale == 20.0)
     assert found["layer_of/certain"] == 0
 
@@ -119,6 +119,9 @@ def test_what_is_kept_in_another_way_is_not_fetched():
     assert (seen(loss, net), fetched) == ({}, [])
     called = checkpoint(lambda x: (calls.append(1), net(x))[1], batch(B, 6).requires_grad_(), use_reentrant=False)
     assert (seen(called.square().mean(), net), len(calls)) == ({}, 1)
+    reader = Attention(1.0, "causal")
+    called = checkpoint(lambda x: (calls.append(1), reader(x))[1], batch(B, T, D).requires_grad_(), use_reentrant=False)
+    assert (seen(called.square().mean(), reader), len(calls)) == ({}, 2)
 
 
 def test_a_look_changes_nothing():
@@ -137,9 +140,9 @@ def test_what_was_written_to_is_still_refused_by_torch():
     net = Net()
     loss = net(batch(B, 6)).square().mean()
     net.tanh.detach().mul_(2)
-    for look in (lambda: seen(loss, net), loss.backward):
-        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
-            look()
+    assert "saturated" not in seen(loss, net)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        loss.backward()
 
 
 def test_the_size_of_what_weights_are_given():
@@ -157,3 +160,110 @@ def test_of_products_at_the_end_the_softmax_is_inside():
     assert seen((read @ values).square().mean(), asks)["certain"] > 0.9
     assert seen((read[..., None] * asks(values.repeat(1, 2))).sum(1).square().mean(), asks)["certain"] > 0.9
     assert "certain" not in seen(read.square().mean(), asks)
+
+
+# ------------------------------------------------------- what somebody broke: samples in step with the data, odd graphs
+
+
+def test_rows_of_an_attention_are_not_sampled_in_step_with_its_queries():
+    asks = nn.Linear(8, 8)
+    x = asks(batch(8, 8, 256, 8))
+    logits = (x @ x.transpose(-1, -2)).masked_fill(torch.ones(256, 256).triu(1).bool(), -torch.inf)
+    assert seen(((0.1 * logits).softmax(-1) @ x).square().mean(), asks)["certain"] == pytest.approx(0, abs=0.05)
+
+
+@pytest.mark.parametrize("fused", [True, False])
+def test_queries_that_have_one_key_are_not_certain(fused):
+    asks = nn.Linear(8, 8)
+    x = asks(batch(4, 1, T, 8))
+    alone = torch.full((T,), torch.finfo(torch.float32).min).index_fill(0, torch.tensor([0]), 0.0)
+    if fused:
+        y = F.scaled_dot_product_attention(x, x, x, attn_mask=alone.expand(4, 1, T, T))
+    else:
+        y = (x @ x.transpose(-1, -2) + alone).softmax(-1) @ x
+    assert seen(asks(y).square().mean(), asks)["certain"] != seen(asks(y).square().mean(), asks)["certain"]  # NaN
+
+
+def test_examples_are_not_sampled_in_step_with_the_tokens_of_a_row():
+    table, head = nn.Embedding(50, 512), nn.Linear(512, 4)
+    tokens = torch.randint(1, 50, (128, 64), generator=torch.Generator().manual_seed(2))
+    tokens[:, 0] = 0  # the same at the start of each
+    net = nn.ModuleList([table, head])
+    x = table(tokens)
+    exact = x.detach().flatten(0, 1)
+    exact = float(exact.mean(0).square().mean() / exact.square().mean())
+    assert seen(head(x).square().mean(), net)["end_alike"] == pytest.approx(exact, abs=0.05)
+
+
+def test_pixels_are_not_sampled_in_step_with_the_rows_of_an_image():
+    net = nn.Sequential(nn.Conv2d(1, 64, 3, padding=1, bias=False), nn.ReLU(), nn.Conv2d(64, 1, 1))
+    x = batch(64, 1, 64, 64)
+    x[..., :8] = x[..., -8:] = 0
+    x[..., :8, :] = x[..., -8:, :] = 0
+    assert seen(net(x).square().mean(), net)["dead"] < 0.05
+    line = nn.Linear(64 * 64 * 3, 1)
+    x = batch(64, 64, 64, 3) * torch.tensor([1.0, 1.0, 100.0])
+    want = float(x.square().mean().sqrt())
+    assert seen(line(x.flatten(1)).square().mean(), line)["input_rms"] == pytest.approx(want, rel=0.1)
+
+
+def test_units_behind_a_sum_of_convolutions_are_channels_and_of_moved_axes_nothing_is_said():
+    net = nn.Sequential(nn.Conv1d(6, 6, 1), nn.Linear(6, 1))
+    with torch.no_grad():
+        net[0].weight[3:] = 0
+        net[0].bias[3:] = -100
+    x = batch(B, 6, 20)
+    added = (net[0](x) + net[0](x).tanh()).relu()
+    assert seen(net[1](added.mean(2)).square().mean(), net)["dead"] == 0.5
+    turned = net[0](x).transpose(1, 2).relu()
+    assert "dead" not in seen(net[1](turned).square().mean(), net)
+
+
+@pytest.mark.parametrize("layout", ["to_sparse", "to_sparse_csr"])
+@pytest.mark.filterwarnings("ignore:Sparse CSR tensor support is in beta")
+def test_a_sparse_operand_is_left_alone(layout):
+    net = nn.Linear(6, 4)
+    graph = getattr((batch(B, B) > 1).float(), layout)()
+    found = seen(F.cross_entropy(graph @ net(batch(B, 6)), torch.zeros(B, dtype=torch.long)), net)
+    assert found["input_rms"] == pytest.approx(1, abs=0.2)
+
+
+def test_what_a_second_backward_is_given_is_no_data():
+    net = Net()
+    x = batch(B, 6).requires_grad_()
+    (slope,) = torch.autograd.grad(net(x).sum(), x, create_graph=True)
+    assert "input_rms" not in seen(slope.square().mean(), net)
+
+
+def test_weights_that_are_hidden_end_the_way_from_the_loss():
+    net, head = nn.Sequential(nn.Linear(6, 5), nn.Sigmoid()), nn.Linear(5, 1).requires_grad_(False)
+    with torch.no_grad():
+        net[0].bias.fill_(50.0)
+    found = seen(head(net(batch(B, 6))).square().mean(), net)
+    assert found["saturated"] == 1
+    assert not {"end_saturated", "end_alike"} & {*found}
+
+
+class Softmax(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return 2 * x
+
+    @staticmethod
+    def backward(ctx, grad):
+        return 2 * grad
+
+
+def test_odd_graphs_are_looked_at_as_far_as_they_go():
+    net = nn.Linear(6, 5)
+    names = {id(p): name for name, p in net.named_parameters()}
+    loss = Softmax.apply(net(batch(B, 6))).square().mean()
+    assert not [row for row in LossGraph(loss, names).described() if row["what"] == "softmax"]
+    assert seen(loss, net)["input_rms"] > 0
+    trunk = net(batch(B, 6)).tanh()
+    torch.autograd.grad(trunk.sum(), net.weight)
+    assert "saturated" not in seen(trunk.clone().square().mean(), net), "it is freed"
+    complex_net = nn.Linear(6, 5, dtype=torch.complex64)
+    assert seen(complex_net(batch(B, 6).to(torch.complex64)).abs().mean(), complex_net) == {}
+    first_nan = seen((net(batch(B, 6) * torch.nan).sigmoid() + net(batch(B, 6)).sigmoid()).mean(), net)
+    assert first_nan["end_saturated"] == 0
