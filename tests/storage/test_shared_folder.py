@@ -19,6 +19,7 @@ from gradwatch.open_run import open_histories
 from gradwatch.storage.folder import create_folder, list_parts, read_run, write_json
 from gradwatch.storage.shared_folder import joint_run, joint_status, part_folders, run_folders
 from gradwatch.storage.writer import RunWriter
+from gradwatch.table import LAYER_IN_LOSS
 
 
 def model_and_optimizer(seed=0, lr=0.1):
@@ -118,8 +119,14 @@ def test_two_watches_are_one_run_and_each_records_what_it_would_alone(pairs, tmp
         np.testing.assert_array_equal(lane.step, want.step)
         for quantity, values in want.per_layer.items():
             np.testing.assert_array_equal(lane.layer(quantity), values)
-        for column in set(want.per_step) - {"time", "loss"}:
+        numbers = {column for column in want.per_step if column.startswith(LAYER_IN_LOSS)}
+        for column in set(want.per_step) - numbers - {"time", "loss"}:
             np.testing.assert_array_equal(lane.total(column), want.total(column))
+        for column in numbers:  # of the layers of all parts
+            named = [(run.layers, of.total(column)) for run, of in ((whole.run, lane), (want.run, want))]
+            here, alone_ = ([layers[int(n)].name for n in found if np.isfinite(n)] for layers, found in named)
+            assert here == [f"{name}.{layer}" for layer in alone_]
+        assert numbers
         np.testing.assert_array_equal(lane.total(f"loss/{name}"), want.total("loss"))
 
 
