@@ -78,12 +78,11 @@ class LossGraph:
         for node in self._nodes:
             name = name_of(node)
             has_weights = name in graph_values.GIVEN
-            if not left.get(name) and not (has_weights and left["inputs"]):
+            given = left["inputs"] > 0 and self._is_given_data(node)
+            counted = "inputs" if given else name
+            if not left.get(counted) or is_written_in_python(node) or (has_weights and not self._own(node)):
                 continue
-            given = has_weights and bool(left["inputs"]) and self._is_given_data(node)
-            if not (given or left.get(name)) or is_written_in_python(node) or (has_weights and not self._own(node)):
-                continue
-            left["inputs" if given else name] -= 1
+            left[counted] -= 1
             if layer := self._below(node):
                 ends = node in (last if has_weights else outer)
                 yield graph_values.Part(name, node, places[layer], ends, given, self._has_channels(node))
@@ -107,7 +106,12 @@ class LossGraph:
     def _is_given_data(self, node: Node) -> bool:
         """Whether weights stand here beside a batch that asks for no gradient."""
         at = graph_values.GIVEN.get(name_of(node))
-        if at is None or node.next_functions[at.place][0] is not None or not self._own(node):
+        if (
+            at is None
+            or is_written_in_python(node)
+            or node.next_functions[at.place][0] is not None
+            or not self._own(node)
+        ):
             return False
         return name_of(node) != "Mm" or name_of(node.next_functions[1][0]) == "T"  # else it may be of a second backward
 
@@ -127,8 +131,7 @@ class LossGraph:
         give out, how many operands of each ask for a gradient (`operands`), and the `layer` it ends in. Of each
         `softmax`: its `operation`, `dim` and `shape`. Of each `batch_norm` in training, its `shape`. Of each `view`
         that puts axes into another order, the shape it is `of` and its own. Of each `input`, an operation with weights
-        that is given a batch, its `operation`. Of others that are alike in all but the
-        layer, the first.
+        that is given a batch, its `operation`. Of others that are alike in all but the layer, the first.
         """
         found = [*self._paths(), *(row for node in self._nodes for row in self._of_node(node))]
         kinds = {

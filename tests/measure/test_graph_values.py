@@ -254,9 +254,16 @@ class Softmax(torch.autograd.Function):
         return 2 * grad
 
 
+class Addmm(Softmax):
+    """It has one operand, where torch's own has three."""
+
+
 def test_odd_graphs_are_looked_at_as_far_as_they_go():
     net = nn.Linear(6, 5)
     names = {id(p): name for name, p in net.named_parameters()}
+    loss = Addmm.apply(net.weight.exp()).sum()
+    assert seen(loss, net) == {}
+    assert LossGraph(loss, names).described()
     loss = Softmax.apply(net(batch(B, 6))).square().mean()
     assert not [row for row in LossGraph(loss, names).described() if row["what"] == "softmax"]
     assert seen(loss, net)["input_rms"] > 0
