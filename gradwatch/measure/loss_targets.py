@@ -46,7 +46,7 @@ def seen(loss: str, node: Node, tables: Iterable[Node] = ()) -> dict[str, Tensor
     target, scores = node._saved_target, node._saved_self
     if type(target) is not Tensor or type(scores) not in (Tensor, torch.nn.Parameter) or not target.numel():
         return {}
-    few = evenly(target.shape, MOST)
+    few = _evenly(target.shape, MOST)
     if loss in NUMBERS:
         found = _of_numbers(target[few].flatten().float(), scores[few].flatten().float())
     elif loss in _YES_OR_NO:
@@ -102,9 +102,9 @@ def _of_two(target: Tensor, said: Tensor) -> dict[str, Tensor]:
 
 def _of_choices(target: Tensor, scores: Tensor, ignored: int, tables: Iterable[Node]) -> dict[str, Tensor]:
     """Of targets `[N, ...]`, classes by their numbers, and scores `[N, C, ...]`."""
-    classes, asked = scores.shape[1], target[evenly(target.shape, MOST)].flatten()
+    classes, asked = scores.shape[1], target[_evenly(target.shape, MOST)].flatten()
     counts = _counts(torch.where(asked == ignored, classes, asked), classes + 1)
-    few = evenly(target.shape, max(MOST_SCORES // classes, 64))
+    few = _evenly(target.shape, max(MOST_SCORES // classes, 64))
     said, wanted = scores[(few[0], slice(None), *few[1:])].argmax(1), target[few]
     found = _of_classes(counts[:classes], _counts(said.flatten(), classes))
     found["ignored"] = counts[classes] / counts.sum()
@@ -157,7 +157,7 @@ def _counts(classes: Tensor, of: int) -> Tensor:
     return torch.zeros(of, device=classes.device).index_add_(0, classes, torch.ones_like(classes, dtype=torch.float32))
 
 
-def evenly(shape: Sequence[int], most: int) -> tuple[slice, ...]:
+def _evenly(shape: Sequence[int], most: int) -> tuple[slice, ...]:
     """A step along each axis, the longest ones first, so that about `most` elements are left, spread evenly."""
     steps, left = [1] * len(shape), list(shape)
     while math.prod(left) > most and max(left) > 1:

@@ -60,7 +60,7 @@ class LossTargets:
     def before(self, losses: Any) -> None:
         """Somebody is about to call backward on these."""
         with self._looking.at("what the loss is asked for"):
-            self._dropped += self._had_gradients and not self._has_gradients()
+            self._dropped += self._had_gradients and not self._gradients()
             for loss in losses if isinstance(losses, Sequence) else (losses,):
                 if self._to_look_at:
                     self._to_look_at -= 1
@@ -87,11 +87,11 @@ class LossTargets:
     @untraced
     def after(self, before: Any) -> None:
         """The gradients are there."""
-        grads = [p.grad for p in self._layout.params if p.grad is not None] if self._layout else []
+        grads = self._gradients()
         self._had_gradients = bool(grads)
         if grads and type(grads[-1]) is Tensor and not (grads[-1].is_sparse or is_captured(grads[-1].device)):
             with self._looking.at("what backward left"):
                 self._values[f"{IN_LOSS}gradient_left"] = (grads[-1] != 0).any().float()
 
-    def _has_gradients(self) -> bool:
-        return self._layout is not None and any(p.grad is not None for p in self._layout.params)
+    def _gradients(self) -> list[Tensor]:
+        return [p.grad for p in self._layout.params if p.grad is not None] if self._layout else []

@@ -198,9 +198,19 @@ def depth_profile(history: History, finding: Finding) -> Chart | None:
 _NORMS = layer_heatmap("grad_norm", "Gradient norm per layer")
 
 
-def module_curves(quantity: str, label: str, of: str = "modules", log: bool = True) -> Draw:
-    """A chart of `quantity` in the modules (or heads) of the finding, beside the median of all."""
-    return lambda history, finding: layer_curves(quantity, label, of, log)(as_layers(history, quantity), finding)
+def module_curves(
+    quantity: str, label: str, of: str = "modules", log: bool = True, losses: tuple[str, ...] = ()
+) -> Draw:
+    """A chart of `quantity` in the modules (or heads) of the finding, beside the median of all.
+
+    Where no module was looked at, of what the losses show of these kinds instead (`in_losses`).
+    """
+
+    def draw(history: History, finding: Finding) -> Chart | None:
+        own = layer_curves(quantity, label, of, log)(as_layers(history, quantity), finding)
+        return own or in_losses(*losses)(history, finding)
+
+    return draw
 
 
 def in_losses(*kinds: str) -> Draw:
@@ -219,24 +229,19 @@ def in_losses(*kinds: str) -> Draw:
     return draw
 
 
-def either(first: Draw, second: Draw) -> Draw:
-    """The first chart, or where that was not recorded the second."""
-    return lambda history, finding: first(history, finding) or second(history, finding)
-
-
 _UPDATES = layer_curves("update_ratio", "update ratio")
 _WEIGHTS = layer_curves("weight_norm", "weight norm")
 
 CHARTS: dict[str, Draw] = {
-    "dead-units": either(module_curves("dead", "share of dead units", log=False), in_losses("dead")),
-    "saturated": either(
-        module_curves("saturated", "share of saturated elements", log=False), in_losses("saturated", "end_saturated")
+    "dead-units": module_curves("dead", "share of dead units", log=False, losses=("dead",)),
+    "saturated": module_curves(
+        "saturated", "share of saturated elements", log=False, losses=("saturated", "end_saturated")
     ),
     "stale-second-moment": layer_curves("adam_rms", "gradient over Adam's estimate of it"),
     "activation-outlier": module_curves("max", "largest |a|"),
     "attention-logits-grow": module_curves("logit_max", "largest attention logit", "heads"),
-    "attention-collapsed": either(
-        module_curves("entropy", "share of the largest entropy", "heads", log=False), in_losses("certain")
+    "attention-collapsed": module_curves(
+        "entropy", "share of the largest entropy", "heads", log=False, losses=("certain",)
     ),
     "expert-starved": module_curves("tokens", "share of the tokens", "experts", log=False),
     "nonfinite": layer_heatmap("grad_norm", "Gradient norm per layer", onset=True),

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from gradwatch.analysis.rules.activation_facts import medians, still_grows
 from gradwatch.analysis.rules.finding import Finding, Severity, Why
-from gradwatch.analysis.rules.progress import progress, succeeds
+from gradwatch.analysis.rules.progress import came_down, succeeds
 from gradwatch.analysis.rules.sampled_losses import inside
 from gradwatch.history import Bools, History
 from gradwatch.table import Table
@@ -113,8 +113,7 @@ def _certain(history: History, at_first: float = 0.1, held: float = 0.3, left: f
     )
     evidence: dict[str, float | str] = {"certain": seen.last, "certain_at_first": seen.first}
     steps = seen.first_step, int(history.step[-1])
-    well = any(p.ended < left * p.first for p in progress(history) if p.is_loss)
-    severity: Severity = "note" if well else "warning"
+    severity: Severity = "note" if came_down(history, left) else "warning"
     return [Finding("attention-collapsed", severity, (seen.layer,), *steps, evidence, cause, _UNDIVIDED)]
 
 

@@ -15,7 +15,7 @@ from gradwatch.analysis.rules.facts import directness, initial_gains, measured, 
 from gradwatch.analysis.rules.far_beginning import begins_small
 from gradwatch.analysis.rules.finding import Severity
 from gradwatch.analysis.rules.losses import odd_batch
-from gradwatch.analysis.rules.progress import progress, reaches_its_goal, succeeds
+from gradwatch.analysis.rules.progress import came_down, progress, reaches_its_goal, succeeds
 from gradwatch.analysis.rules.sampled_losses import INSIDE, inside
 from gradwatch.analysis.rules.step_length import first_ratio, is_new_each_step
 from gradwatch.formatting import percent
@@ -84,7 +84,7 @@ def ran_away(
     evidence: dict[str, float | str] = {"growth": times, "within_steps": int(after[after <= BY_THEN].max())}
     why = f"The first steps were far too long: most weights grew to {times:.3g} times their size in them."
     if first > own:
-        why = f"The first step was far too long: it changed the weights by {percent(first)} of their size."
+        why = _changed_by(first)
     severity: Severity = (
         "error" if losses and not any(p.is_real() or p.ended < 0.9 * p.first for p in losses) else "warning"
     )
@@ -100,8 +100,11 @@ def first_step(history: History, own: float = 0.75) -> Effect | None:
     first = first_ratio(history) if steps_by_rate(history) and not begins_small(history) else 0.0
     if not first > own or (initial_gains(history) > 0).sum() < 2:
         return None
-    why = f"The first step was far too long: it changed the weights by {percent(first)} of their size."
-    return Effect("warning", 0, {}, why)
+    return Effect("warning", 0, {}, _changed_by(first))
+
+
+def _changed_by(first: float) -> str:
+    return f"The first step was far too long: it changed the weights by {percent(first)} of their size."
 
 
 def _growth(norm: Floats, which: Bools, median: Callable[..., Floats]) -> Floats:
@@ -158,8 +161,7 @@ def shut(history: History, own: float = 0.25, left: float = 0.2) -> Effect | Non
     In the healthy trainings of the tests no softmax gets surer by more than .01 in so few steps.
     Source: Zhai et al. 2023, arXiv:2303.06296 (attention whose entropy collapses as the rate is warmed up too far).
     """
-    well = any(p.ended < left * p.first for p in progress(history) if p.is_loss)
-    if well or begins_small(history) or not first_ratio(history) > own:
+    if came_down(history, left) or begins_small(history) or not first_ratio(history) > own:
         return None
     for kind, (before, leap, held) in _SHUT.items():
         seen = inside(history, kind)

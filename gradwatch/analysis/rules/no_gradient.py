@@ -25,8 +25,8 @@ def no_gradient(history: History, min_steps: int = 10) -> list[Finding]:
     and they have not been trained before (`_never_trained`): a part that was left frozen by mistake. So is a bias
     beside a weight that got one: a loss of differences or derivatives knows no constants. Where no layer had a
     gradient in any step, or something took them all away before it (`wiped`), it is one finding of all of them, and an
-    error (`_nowhere`). Parameters that are made on the
-    way to the loss, and gone afterwards, are one of their own (`_made_on_the_way`).
+    error (`_nowhere`). Parameters that are made on the way to the loss, and gone afterwards, are one of their own
+    (`_made_on_the_way`).
     Source: SageMaker Debugger's UnchangedTensor asks the same of the weights.
     """
     seen = present(history)  # [R, L]

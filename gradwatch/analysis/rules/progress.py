@@ -127,6 +127,11 @@ def succeeds(history: History, share: float = 0.2) -> bool:
     )
 
 
+def came_down(history: History, left: float) -> bool:
+    """Whether a training loss ended below the share `left` of where it began."""
+    return any(p.ended < left * p.first for p in progress(history) if p.is_loss)
+
+
 def all_learnt(history: History, near: float = 0.02) -> bool:
     """Whether each training loss succeeded, and rests at its lowest, below what equal probabilities give.
 
