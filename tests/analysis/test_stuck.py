@@ -7,9 +7,11 @@ import numpy as np
 import pytest
 from make_run import changed, make_history
 
+from gradwatch.analysis.rules.activations import saturated
 from gradwatch.analysis.rules.depth import vanishing
 from gradwatch.analysis.rules.epsilon import below_epsilon
 from gradwatch.analysis.rules.gradients import exploding
+from gradwatch.analysis.rules.long_steps import lr_too_high
 from gradwatch.analysis.rules.no_progress import no_progress
 from gradwatch.analysis.rules.noise import noise_dominated
 from gradwatch.analysis.rules.outputs import softmax_twice
@@ -222,6 +224,21 @@ def test_a_rival_whose_loss_runs_off_has_come_apart():
     (found,) = exploding(run(part="critic", loss=8 + 40 * np.maximum(ROW - 100, 0) / 10 + NOISE))
     assert found.evidence["start"] == pytest.approx(8, abs=1.5)
     assert exploding(run(part="critic", loss=8 + ROW / 40 + NOISE)) == []
+
+
+@pytest.mark.parametrize(("end", "said"), [(0.5, ["lr-too-high"]), (0.001, [])])
+def test_a_first_step_that_a_rival_won_by_was_not_too_long_for_it(end, said):
+    ratios = np.full((STEPS, 7), 0.8, np.float32)
+    losses = {"loss/D": 0.9 + (end - 0.9) * (1 - FALLS)}
+    history = run("Adam", part="D", per_layer={"update_ratio": ratios}, settings={"lr": 0.1}, **losses)
+    assert [f.rule for f in lr_too_high(history)] == said
+
+
+@pytest.mark.parametrize(("kind", "said"), [("end_saturated", 0), ("saturated", 1)])
+def test_a_rival_may_be_sure_at_once_and_its_inside_may_not_be_flat(kind, said):
+    sampled = {f"in_loss/{kind}": np.ones(STEPS), f"in_loss/layer_of/{kind}": np.zeros(STEPS)}
+    assert len(saturated(run(part="G", loss=1 + 0.1 * NOISE, **sampled))) == said
+    assert len(saturated(run(loss=1 + 0.1 * NOISE, **sampled))) == 1  # of a model of its own either is
 
 
 def test_a_recurrent_network_that_begins_out_of_scale_explodes_along_time():

@@ -12,6 +12,7 @@ import numpy as np
 from gradwatch.analysis.rules.activation_facts import is_meant
 from gradwatch.analysis.rules.dead_layers import dead_layer
 from gradwatch.analysis.rules.finding import Finding, Severity
+from gradwatch.analysis.rules.losses import has_rivals
 from gradwatch.analysis.rules.progress import succeeds
 from gradwatch.analysis.rules.sampled_losses import inside
 from gradwatch.history import History
@@ -35,11 +36,13 @@ def saturated(history: History, share: float = 0.5, min_rows: int = 3) -> list[F
 
     By the median of the last third of the sampled steps, from the first after which half of that was never undercut.
     Not of the last module of the forward pass: an output is meant to be sure of itself. Or, where no module was looked
-    at, from the start (`_from_the_start`), also of an output: at first it has no reason to be.
+    at, from the start (`_from_the_start`), also of an output: at first it has no reason to be. But for the answers of a
+    rival, which may be sure at once: of those `generator_starves` tells.
     Source: Glorot and Bengio 2010, "Understanding the difficulty of training deep feedforward neural networks".
     """
+    kinds = ("saturated",) if has_rivals(history) else ("saturated", "end_saturated")
     return _held(history, "saturated", share, min_rows, "saturated", _saturated_words) or _from_the_start(
-        history, ("saturated", "end_saturated"), "saturated", _saturated_words
+        history, kinds, "saturated", _saturated_words
     )
 
 

@@ -94,9 +94,12 @@ def ran_away(
 def first_step(history: History, own: float = 0.75) -> Effect | None:
     """The first step changed most matrices by the share `own` of their size, or more.
 
-    Where parts of a run train against each other nothing else can be asked: their losses have no level. Not said of
-    weights that begin next to 0, nor where the rate does not set the length of a step.
+    Where parts of a run train against each other nothing else can be asked: their losses have no level. Not said of a
+    part that won all the same, its loss a tenth of what it was, of weights that begin next to 0, nor where the rate
+    does not set the length of a step.
     """
+    if came_down(history, 0.1):
+        return None
     first = first_ratio(history) if steps_by_rate(history) and not begins_small(history) else 0.0
     if not first > own or (initial_gains(history) > 0).sum() < 2:
         return None
