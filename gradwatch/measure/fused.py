@@ -10,13 +10,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import torch
 from torch import Tensor
 from torch.optim import SGD, Adagrad, Adam, AdamW, Optimizer
 
 from gradwatch.measure.layout import Layout, at
 
-# Each is held against the plain path by a test (test_fused.py); a class that is not listed is scaled plainly.
-CLASSES = (SGD, Adam, AdamW, Adagrad)
+_SCALED = {torch.float32, torch.bfloat16}  # the scale is float32: a float64 would lose digits
+# The dtypes of weights that the kernel of a class scales, each held against the plain path by a test (test_fused.py);
+# all others are scaled plainly. On a CPU torch's SGD steps by what it has not scaled, in half precision.
+CLASSES = {SGD: {torch.float32}, Adam: _SCALED, AdamW: _SCALED, Adagrad: _SCALED}
 
 
 def loss_scale(optimizer: Optimizer) -> Tensor | None:
@@ -70,13 +73,14 @@ def settle_momentum(optimizer: Optimizer, groups: Sequence[dict[str, Any]]) -> N
 def why_not_folded(optimizers: Sequence[Optimizer], layout: Layout, dims: int) -> str:
     """Why the kernel cannot scale by a coefficient of `dims` dimensions, in words; empty where it can.
 
-    It takes one fused optimizer of a known class, one coefficient, and float32 throughout.
+    It takes one fused optimizer of a known class, one coefficient, and weights of dtypes that this class scales.
     """
     if dims:
         return "each layer has a coefficient of its own"
-    if not layout.is_float32:  # the scale is float32: float64 would lose digits
-        return why_not_left_out(optimizers, layout) or "not all weights are float32"
-    return why_not_left_out(optimizers, layout)
+    if why := why_not_left_out(optimizers, layout):
+        return why
+    others = sorted(str(dtype).removeprefix("torch.") for dtype in layout.dtypes - CLASSES[type(optimizers[0])])
+    return f"some weights are {' and '.join(others)}" if others else ""
 
 
 def why_not_left_out(optimizers: Sequence[Optimizer], layout: Layout) -> str:

@@ -68,7 +68,6 @@ class Layout:
         self.one_device = len(self.devices) == 1
         self.mixes_devices = len({device.type for device in self.devices}) > 1  # a CPU's and an accelerator's
         self.dtypes = {p.dtype for p in self.params}
-        self.is_float32 = self.dtypes == {torch.float32}
         self.has_complex = any(dtype.is_complex for dtype in self.dtypes)
         parts = self._parts()
         self.wide = frozenset(i for i, part in enumerate(parts) if is_wide(part))
