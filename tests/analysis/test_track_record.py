@@ -22,7 +22,7 @@ def test_what_is_proven_is_so_by_laplaces_rule():
     assert expected_share("never-seen") == 0.5
     assert expected_share("nonfinite") == (27 + 1) / (27 + 2)
     assert {rule for rule in TRACK_RECORD if is_proven(rule)} == {
-        "nonfinite", "weights-unchanged", "update-too-small", "no-progress",
+        "nonfinite", "weights-unchanged", "update-too-small", "no-progress", "clip-before-unscale",
     }  # fmt: skip
     assert not is_proven("never-seen")
 
