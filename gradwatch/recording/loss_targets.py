@@ -23,7 +23,7 @@ class LossTargets:
     """Of the steps that it may `begin` with it hears the first, then one `every` so many, later ever fewer.
 
     In each it looks at the losses until one is of these layers; of sharded ones, which no graph shows, at the first.
-    Until the step it counts how often gradients that backward had left are gone when backward is called again.
+    Until the step it counts the backward passes whose gradients are gone when backward is called again.
     """
 
     def __init__(self, every: int = 1, looking: Looking | None = None) -> None:
@@ -33,15 +33,17 @@ class LossTargets:
         self._layout: Layout | None = None
         self._strangers: list[weakref.ref[nn.Parameter]] = []  # in the last graph, and none of the layers
         self._due = self._misses = 0  # the next step; those without success
-        self._to_look_at = self._dropped = 0  # losses of this step; how often gradients were gone
-        self._had_gradients = False  # when backward was called last, and over
+        self._to_look_at = self._dropped = 0  # losses of this step; backward passes whose gradients were gone
+        self._passes = 0  # those whose gradients were there when the last one was over
+        self._marks: list[tuple[int, int]] = []  # of the gradients then
 
     def begin(self, step: int, layout: Layout) -> None:
         """This step is about to begin."""
         self._layout = layout
         if step >= self._due and self._misses < MOST_MISSES and not self.is_open:
             self._due = max(step + self._every, int(1.1 * step))
-            self._values, self._to_look_at, self._dropped, self._had_gradients = {}, MOST_LOSSES, 0, False
+            self._values, self._to_look_at, self._dropped, self._passes = {}, MOST_LOSSES, 0, 0
+            self._marks = _marks(self._gradients())
             self._misses += 1
             self.is_open = True
             backward_calls.heard.listen(self)
@@ -52,7 +54,7 @@ class LossTargets:
         self.is_open = False
 
     def take(self) -> dict[str, Tensor | float]:
-        """The step is there: what its loss was asked for, and how often its gradients were gone before (`dropped`)."""
+        """The step is there: what its loss was asked for, and how many backward passes were for nothing (`dropped`)."""
         self.stop()
         return {**self._values, **({f"{IN_LOSS}dropped": float(self._dropped)} if self._dropped else {})}
 
@@ -60,7 +62,9 @@ class LossTargets:
     def before(self, losses: Any) -> None:
         """Somebody is about to call backward on these."""
         with self._looking.at("what the loss is asked for"):
-            self._dropped += self._had_gradients and not self._gradients()
+            if self._passes and not self._gradients():
+                self._dropped += self._passes
+                self._passes = 0
             for loss in losses if isinstance(losses, Sequence) else (losses,):
                 if self._to_look_at:
                     self._to_look_at -= 1
@@ -88,10 +92,17 @@ class LossTargets:
     def after(self, before: Any) -> None:
         """The gradients are there."""
         grads = self._gradients()
-        self._had_gradients = bool(grads)
+        marks = _marks(grads)
+        self._passes += bool(grads) and marks != self._marks  # else it was of another model
+        self._marks = marks
         if grads and type(grads[-1]) is Tensor and not (grads[-1].is_sparse or is_captured(grads[-1].device)):
             with self._looking.at("what backward left"):
                 self._values[f"{IN_LOSS}gradient_left"] = (grads[-1] != 0).any().float()
 
     def _gradients(self) -> list[Tensor]:
         return [p.grad for p in self._layout.params if p.grad is not None] if self._layout else []
+
+
+def _marks(grads: list[Tensor]) -> list[tuple[int, int]]:
+    """Which tensors they are, and how often each was written to."""
+    return [(id(grad), -1 if grad.is_inference() else grad._version) for grad in grads]

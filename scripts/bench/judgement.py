@@ -99,23 +99,23 @@ before the next one was read. The authors of the sick ones of `anew` wrote thirt
 for doing no harm. Of the 15 that are not right three are wrong, and twelve silent; three of these are of what was not
 recorded that day: axes that are mixed before the model, the weights of classes, how far apart scores may lie. One half
 of its healthy ones are ordinary, and none of these was warned; the other half unusual, and two were. Before `again` was
-read the rules had learnt to see inside the model by the graph of a loss. Its authors wrote thirty mistakes and 24 tasks down each before any code, drew their pairs by lot, and wrote 18 each in
-the order of the draw. Left out were five that were there already, four that did no harm, and one that made no sense; of
-the first 36 ideas for healthy ones thirty were there already, and others were taken. One of the nine that are wrong is
-a matter of names: parameters that no optimizer holds were a case of `no-gradient` then. The authors of `visible` wrote
-36 mistakes and 24 tasks down each, before any code and before they saw which trainings there are (but for examples of
-their form); what did no harm by its scores or was there already was left out. They did not see what gradwatch prints.
-One of their 14 that are wrong is the same matter of names. Of the 36 of `typical` ten are called only what no finding
-is called yet (labels that do not fit their inputs, a graph that
-is not used), and fourteen are such that their authors thought that a record hardly shows them: one of these is right,
-and 15 of the other 22. The two authors and that of the healthy ones had each seen the findings of some trainings on the
-screen while they wrote; none changed what is expected after it. The mishaps of `daily` are what its author thought
-engineers meet most often: he listed sixty of them and 28 ordinary tasks before he wrote any code, and shuffled their
-pairs; left out were those that did no harm by their scores, that were there already by their names, or that made no
-sense. Of the forty he thought that a record of gradients hardly shows eleven: two of these are right, and 23 of the
-other 29. What is said of a number that is not finite, of what is not trained, and of what is clipped or scheduled away
-is right; what is silent or wrong is mostly a rate that is too high for a part, a loss that falls all the same, and what
-is put together wrongly.
+read the rules had learnt to see inside the model by the graph of a loss. Its authors wrote thirty mistakes and 24 tasks
+down each before any code, drew their pairs by lot, and wrote 18 each in the order of the draw. Left out were five that
+were there already, four that did no harm, and one that made no sense; of the first 36 ideas for healthy ones thirty
+were there already, and others were taken. One of the nine that are wrong is a matter of names: parameters that no
+optimizer holds were a case of `no-gradient` then. The authors of `visible` wrote 36 mistakes and 24 tasks down each,
+before any code and before they saw which trainings there are (but for examples of their form); what did no harm by its
+scores or was there already was left out. They did not see what gradwatch prints. One of their 14 that are wrong is the
+same matter of names. Of the 36 of `typical` ten are called only what no finding is called yet (labels that do not fit
+their inputs, a graph that is not used), and fourteen are such that their authors thought that a record hardly shows
+them: one of these is right, and 15 of the other 22. The two authors and that of the healthy ones had each seen the
+findings of some trainings on the screen while they wrote; none changed what is expected after it. The mishaps of
+`daily` are what its author thought engineers meet most often: he listed sixty of them and 28 ordinary tasks before he
+wrote any code, and shuffled their pairs; left out were those that did no harm by their scores, that were there already
+by their names, or that made no sense. Of the forty he thought that a record of gradients hardly shows eleven: two of
+these are right, and 23 of the other 29. What is said of a number that is not finite, of what is not trained, and of
+what is clipped or scheduled away is right; what is silent or wrong is mostly a rate that is too high for a part, a loss
+that falls all the same, and what is put together wrongly.
 The mistakes of `met`, `sent` and `heard` were taken as a search met them; those of `sent` and `heard` by people whose
 training was unstable or did not learn. The healthy trainings of these three were written by somebody else, as those of
 `daily`: half of them ordinary, half of them wild. Of `heard` its author thought that a record of gradients hardly shows

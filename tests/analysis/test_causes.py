@@ -17,6 +17,7 @@ from gradwatch.analysis.rules.gradients import exploding
 from gradwatch.analysis.rules.guard import too_few
 from gradwatch.analysis.rules.initialisation import bad_initialisation
 from gradwatch.analysis.rules.long_steps import lr_too_high
+from gradwatch.analysis.rules.losses import odd_batch
 from gradwatch.analysis.rules.no_progress import no_progress
 from gradwatch.analysis.rules.nonfinite import nonfinite
 from gradwatch.analysis.rules.outputs import softmax_twice
@@ -168,6 +169,9 @@ def test_a_schedule_that_ran_out_is_said_though_the_loss_fell_before():
     assert (found.first_step, found.tries) == (70, ())  # the next step in which weights were measured
     late = np.where(np.arange(STEPS) < 300, 0.1, 1e-5)  # the end of a decay
     assert update_too_small(run(ratio=0.01, loss=falls, lr=late)) == []
+    for cut, said in ((0.28, True), (0.32, False)):  # a hundredth, for most of the run
+        rate = np.where(np.arange(STEPS) < cut * STEPS, 0.1, 1e-3)
+        assert bool(update_too_small(run(ratio=0.01, loss=falls, lr=rate))) == said
 
 
 # ------------------------------------------------------------------------------------------------------------- growth
@@ -591,7 +595,10 @@ def test_a_batch_that_leaps_in_the_first_steps_is_a_spike_if_all_is_as_before_it
     (found,) = spike(history)
     assert (found.first_step, found.evidence["odd_batch"]) == (5, 5)
     gone = np.arange(STEPS) >= 5
-    assert spike(run(loss=np.where(gone, 2.5e9, 2.3 + NOISE), grad_norm=np.where(gone, 9e4, 1.0))) == []
+    for after in (2.5e9, np.nan):
+        losses = np.where(hit, 2.5e9, np.where(gone, after, 2.3 + NOISE))
+        norms = np.where(hit, 9e4, np.where(gone, 9e4 if after == after else np.nan, 1.0))
+        assert odd_batch(run(loss=losses, grad_norm=norms)) is None
 
 
 # ------------------------------------------------------------------------------------------------- nothing left to do

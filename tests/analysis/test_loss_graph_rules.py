@@ -161,6 +161,20 @@ def test_a_batch_norm_of_two_rows_is_told_unless_their_images_are_large(rows, si
     assert len(norm_over_too_few(history)) == told
 
 
+@pytest.mark.parametrize(("outputs", "told"), [(3, True), (8, True), (9, False)])
+def test_a_layer_norm_over_the_few_outputs_of_a_loss_of_differences_is_told(outputs, told):
+    net = nn.Sequential(nn.Linear(6, outputs), nn.LayerNorm(outputs))
+    names = {id(p): name for name, p in net.named_parameters()}
+
+    def found(out):
+        loss = F.mse_loss(out, torch.zeros_like(out))
+        rows = tuple(LossGraph(loss, names).described())
+        return norm_over_too_few(make_history(3, layers=tuple(names.values()), loss_graph=rows))
+
+    assert [f.evidence for f in found(net(X))] == [{"outputs": outputs}] * told
+    assert found(net(X) @ torch.ones(outputs, 2)) == []  # the norm is not the last
+
+
 def test_a_view_that_mixes_axes_is_told_with_its_shapes():
     (found,) = axes_mixed(run_of(FIRST(X[:15]).view(3, 5, 8).view(3, 2, 5, 4).square().mean()))
     assert found.evidence == {"before": "[3, 5, 8]", "after": "[3, 2, 5, 4]"}

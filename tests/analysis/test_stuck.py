@@ -196,7 +196,7 @@ def test_a_param_group_that_is_held_back_is_named_with_both_rates():
     assert len(found.layers) == 5
     assert "is 1e-09, of another 0.001" in found.cause
     assert update_too_small(apart((1e-3, 1e-3))) == []
-    assert update_too_small(apart((1e-9, 1e-3), slow=1e-4)) == []
+    assert update_too_small(apart((1e-9, 1e-3), slow=1e-3)) == []
 
 
 @pytest.mark.parametrize(("optimizer", "said"), [("Rprop", True), ("LBFGS", True), ("Adam", False)])
@@ -239,6 +239,21 @@ def test_a_rival_may_be_sure_at_once_and_its_inside_may_not_be_flat(kind, said):
     sampled = {f"in_loss/{kind}": np.ones(STEPS), f"in_loss/layer_of/{kind}": np.zeros(STEPS)}
     assert len(saturated(run(part="G", loss=1 + 0.1 * NOISE, **sampled))) == said
     assert len(saturated(run(loss=1 + 0.1 * NOISE, **sampled))) == 1  # of a model of its own either is
+
+
+@pytest.mark.parametrize(("first", "left", "said"), [(0.3, 1e-4, 1), (0.1, 1e-4, 0), (0.3, 1e-2, 0)])
+def test_first_steps_after_which_no_gradient_is_left_were_too_long(first, left, said):
+    """A policy that chose for good in its first steps: its loss has no scale."""
+    ratios = np.where(ROW[:, None] == 0, first, 1e-4) * np.ones(7)
+    norms = np.where(ROW < 20, 1.0, left)
+    columns = {"grad_norm": norms, "loss": np.where(ROW < 9, -0.1, 0.0) + 1e-3 * NOISE}
+    assert len(lr_too_high(run("Adam", per_layer={"update_ratio": ratios.astype(np.float32)}, **columns))) == said
+
+
+@pytest.mark.parametrize(("betas", "said"), [((0.999, 0.9), ["warning"]), ((0.9, 0.999), []), ((0.95, 0.9), [])])
+def test_betas_that_are_the_wrong_way_round_make_steps_too_long_from_the_start(betas, said):
+    history = run("Adam", settings={"betas": list(betas)}, loss=3 + 0.1 * NOISE)
+    assert [(f.severity, f.first_step) for f in lr_too_high(history)] == [(each, 0) for each in said]
 
 
 def test_a_recurrent_network_that_begins_out_of_scale_explodes_along_time():
@@ -298,6 +313,7 @@ def test_a_softmax_over_the_batch_is_told_by_where_the_loss_begins_and_by_the_la
 
 def test_a_part_whose_loss_rose_far_above_that_of_even_odds_has_lost():
     lost = 0.7 + 5 * np.minimum(ROW / 200, 1) + 0.05 * NOISE
+    assert generator_starves(run(part="G", loss=np.where(ROW == 9, -0.1, lost))) == []  # no entropy is below 0
     (found,) = generator_starves(run(part="G", loss=lost))
     assert found.evidence["ended"] == pytest.approx(5.7, abs=0.1)
     assert generator_starves(run(part="G", loss=0.7 + 0.5 * ROW / STEPS + 0.05 * NOISE)) == []

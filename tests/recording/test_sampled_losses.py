@@ -1,5 +1,7 @@
 """Now and then the loss that backward is called on is looked at: its numbers come with the row of their step."""
 
+import copy
+
 import numpy as np
 import pytest
 import torch
@@ -99,6 +101,34 @@ def test_gradients_that_are_gone_when_backward_is_called_again_are_counted(insid
     history = gradwatch.open_history(watch.dir)
     assert looked_at(history, "dropped") == ([0, 11] if inside and set_to_none else [])  # of zeros nothing is known
     assert np.nanmax(history.total("in_loss/dropped"), initial=0) == (3 if inside and set_to_none else 0)
+
+
+@pytest.mark.parametrize(("other", "wiped"), [(False, 9), (True, 0)])
+def test_backward_passes_that_an_epoch_wipes_all_at_once_are_counted_one_by_one(other, wiped, tmp_path):
+    net = nn.Linear(6, 4)
+    trained = copy.deepcopy(net) if other else net  # the other nine of each ten passes are of another model
+    optimizer = optim.SGD(net.parameters(), 0.1)
+    with gradwatch.watch(net, optimizer, log=None, dir=tmp_path, verbose=False) as watch:
+        for step in range(200):
+            if step % 10 == 0:  # an epoch begins
+                optimizer.zero_grad()
+            (entropy(net if step % 10 == 0 else trained, step) / 16).backward()
+            if step % 10 == 0:
+                optimizer.step()
+                optimizer.zero_grad()
+    dropped = gradwatch.open_history(watch.dir).total("in_loss/dropped")
+    assert np.nanmax(dropped, initial=0) == wiped
+
+
+@pytest.mark.parametrize("weights", [None, (4.0, 1.0, 2.0, 1.0)])
+def test_how_much_the_loss_weighs_the_most_frequent_class_is_recorded(weights, tmp_path):
+    net, weight = nn.Linear(6, 4), weights and torch.tensor(weights)
+    optimizer = optim.SGD(net.parameters(), 0.1)
+    with gradwatch.watch(net, optimizer, log=None, dir=tmp_path, verbose=False) as watch:
+        F.cross_entropy(net(torch.randn(9, 6)), torch.tensor([2, 2, 2, 2, 2, 0, 1, 3, 3]), weight=weight).backward()
+        optimizer.step()
+    seen = gradwatch.open_history(watch.dir).total("in_loss/target_top_weight")
+    assert seen.tolist() == [1.0] if weights else np.isnan(seen).all()
 
 
 @pytest.mark.parametrize("wiped", [True, False])

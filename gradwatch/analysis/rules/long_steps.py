@@ -23,7 +23,17 @@ from gradwatch.analysis.rules.facts import (
 )
 from gradwatch.analysis.rules.far_beginning import begins_far
 from gradwatch.analysis.rules.finding import Finding, Severity, Why, either
-from gradwatch.analysis.rules.long_steps_effects import BY_THEN, Effect, anew, first_step, outgrew, ran_away, shut
+from gradwatch.analysis.rules.long_steps_effects import (
+    BY_THEN,
+    Effect,
+    anew,
+    died_at_once,
+    first_step,
+    outgrew,
+    ran_away,
+    shut,
+    turned,
+)
 from gradwatch.analysis.rules.losses import has_rivals, scaled_losses
 from gradwatch.analysis.rules.once import once
 from gradwatch.analysis.rules.progress import progress, succeeds
@@ -53,7 +63,8 @@ def lr_too_high(history: History, jump: float = 0.35, sigmas: float = 6.0, width
     gradient's): it has no scale.
     First steps that were far too long show in the weights (`ran_away`), which is said where the loss shows nothing by
     the first 50 steps; and so do steps that lead the weights away while little is learnt (`outgrew`), those of an Adam
-    that begins anew in each (`anew`), and those that shut what is inside the model (`shut`).
+    that begins anew in each (`anew`) or whose betas are swapped (`turned`), and those that shut what is inside the
+    model (`shut`) or leave no gradient (`died_at_once`).
     Source: methods, S5: jump over the running minimum of 1.95 to 8.6 nats against .36 or less in healthy runs, where
     spike scores stay 0; section 0.3: under Adam warm-up cures it, and clipping does not.
     """
@@ -79,12 +90,14 @@ def lr_too_high(history: History, jump: float = 0.35, sigmas: float = 6.0, width
             unclear = end >= began and usual and not raised_before(history, int(rows[first]))
             if end >= began and not shifted and not unclear:
                 severity = "error"
-            if severity == "note" and not shifted and (away := away or _of(history, shut(history))):
+            if severity == "note" and not shifted and (away := away or _of(history, turned(history) or shut(history))):
                 return away
             numbers: dict[str, float | str] = {"metric": name, **evidence, "end": end}
             end_row = len(history) - 1 if severity == "error" else int(rows[last])
-            return [_too_high(history, severity, int(rows[first]), end_row, numbers, shifted, unclear=unclear)]
-    return away or _of(history, outgrew(history) or anew(history) or shut(history))
+            begin_row = 0 if turned(history) else int(rows[first])  # those are wrong from the start
+            return [_too_high(history, severity, begin_row, end_row, numbers, shifted, unclear=unclear)]
+    effects = outgrew, anew, shut, turned, died_at_once
+    return away or _of(history, next(filter(None, (effect(history) for effect in effects)), None))
 
 
 def _of(history: History, effect: Effect | None) -> list[Finding]:

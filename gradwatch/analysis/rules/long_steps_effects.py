@@ -17,7 +17,7 @@ from gradwatch.analysis.rules.finding import Severity
 from gradwatch.analysis.rules.losses import odd_batch
 from gradwatch.analysis.rules.progress import came_down, progress, reaches_its_goal, succeeds
 from gradwatch.analysis.rules.sampled_losses import INSIDE, inside
-from gradwatch.analysis.rules.step_length import first_ratio, is_new_each_step
+from gradwatch.analysis.rules.step_length import betas_turned, first_ratio, is_new_each_step
 from gradwatch.formatting import percent
 from gradwatch.history import Bools, Floats, History
 from gradwatch.table import CELLS, spread
@@ -143,6 +143,36 @@ def outgrew(history: History, times: float = 5.0, left: float = 0.4, direct: flo
     why += f"{p.metric} still is {p.ended:.4g} of the {p.first:.4g} that it began with."
     evidence: dict[str, float | str] = {"growth": float(grown[-1]), "metric": p.metric, "left": p.ended / p.first}
     return Effect("warning", int(history.layer_rows[at[row]]), evidence, why)
+
+
+def turned(history: History) -> Effect | None:
+    """Adam's betas are the wrong way round: a mean over a thousand steps, divided by one over ten; a note if it learns.
+
+    Source: Kingma & Ba, arXiv:1412.6980, theorem 4.1, which asks that beta1 squared be below the root of beta2.
+    """
+    pair = betas_turned(history)
+    if pair is None:
+        return None
+    why = f"Each step goes on in those that follow, and grows: Adam's betas {pair} are the wrong way round."
+    return Effect("note" if succeeds(history) else "warning", 0, {"beta1": pair[0], "beta2": pair[1]}, why)
+
+
+def died_at_once(history: History, own: float = 0.2, left: float = 1e-3, soon: int = 50) -> Effect | None:
+    """Long first steps, after which next to no gradient is left: the share `left` of the first from step `soon` on.
+
+    The first one changed most matrices by the share `own` of their size. Not said of weights that begin next to 0, nor
+    where a loss came down to a tenth: it may have learnt all there was.
+    """
+    norm = history.total("grad_norm")
+    norm = norm[np.isfinite(norm)]
+    first = first_ratio(history) if steps_by_rate(history) and not begins_small(history) else 0.0
+    if not first > own or len(norm) < 2 * soon or came_down(history, 0.1):
+        return None
+    rest = float(np.quantile(norm[soon:], 0.9)) / norm[0]
+    if not 0 < rest < left:
+        return None
+    why = f"{_changed_by(first)} Since step {soon} the gradient is at most {rest:.1e} of the first one: what the model "
+    return Effect("warning", 0, {"gradient_left": rest}, f"{why}chose by then it never leaves again.")
 
 
 def anew(history: History) -> Effect | None:

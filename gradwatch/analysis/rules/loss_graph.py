@@ -27,6 +27,7 @@ _RANGES = {
     "Relu": ("ReLU", 0.0, math.inf),
 }
 _TO_ONE = {"Mean", "Sum", "Neg", "Div", "Mul", "Add", "Minimum", "Maximum", "Clamp"}  # all that is left is a mean
+_NUMBERS = {"MseLoss", "SmoothL1Loss", "HuberLoss"}
 _OF_DIFFERENCES = {"MseLoss", "L1Loss", "SmoothL1Loss", "HuberLoss", "Pow", "Abs"}
 
 
@@ -95,7 +96,7 @@ def reached_range(history: History) -> tuple[str, str, float, float] | None:
     """
     for path, layer in paths(history):
         for above, below in _neighbours(path):
-            if above in ("MseLoss", "SmoothL1Loss", "HuberLoss") and below in _RANGES:
+            if above in _NUMBERS and below in _RANGES:
                 name, least, most = _RANGES[below]
                 return name, layer, least, most
     return None
@@ -182,13 +183,20 @@ def softmax_over_the_batch(history: History) -> list[Finding]:
     return []
 
 
-def norm_over_too_few(history: History, most: int = 2, places: int = 64) -> list[Finding]:
+def norm_over_too_few(history: History, most: int = 2, places: int = 64, outputs: int = 8) -> list[Finding]:
     """A batch norm in training whose batch has `most` rows or fewer, which leave it fewer than `places` numbers of a
-    channel. A warning.
+    channel; or a layer norm over the few `outputs` that a loss of differences is taken of. A warning.
 
-    Its mean and variance are those of two examples: of two numbers a and b it gives out their order, 1 and -1.
-    Source: Ioffe & Szegedy, arXiv:1502.03167, section 3; Wu & He, arXiv:1803.08494, figure 1 (the error by batch size).
+    Its mean and variance are those of two examples: of two numbers a and b it gives out their order, 1 and -1. And of
+    outputs that are normed their sum and their length are the same for every example.
+    Source: Ioffe & Szegedy, arXiv:1502.03167, section 3; Wu & He, arXiv:1803.08494, figure 1 (the error by batch size);
+    Ba et al., arXiv:1607.06450, table 1 (what a layer norm does not see).
     """
+    for path, layer in paths(history):
+        for above, below in pairwise(each for each in path if each.name not in _SAME_NUMBERS):
+            normed = above.name.partition("/")[0] in _NUMBERS and below.name == "NativeLayerNorm"
+            if normed and below.shape[-1] <= outputs:
+                return [_outputs_normed(history, layer, below.shape[-1])]
     shapes = {row["layer"]: _shape(row["shape"]) for row in _rows(history, "batch_norm")}
     few = [name for name, shape in shapes.items() if shape[0] <= most and math.prod(shape[:1] + shape[2:]) < places]
     if not few:
@@ -207,6 +215,18 @@ def norm_over_too_few(history: History, most: int = 2, places: int = 64) -> list
             "several processes SyncBatchNorm does.",
         )
     ]
+
+
+def _outputs_normed(history: History, layer: str, n: int) -> Finding:
+    return from_graph(
+        history,
+        "norm-over-too-few",
+        layer,
+        {"outputs": n},
+        f"A layer norm behind the last layer norms the {n} outputs of the model together: their mean and their spread "
+        "are the same for every example, whatever its targets are.",
+        "Leave that norm out: what a loss of differences is taken of is what a linear layer gives.",
+    )
 
 
 def axes_mixed(history: History) -> list[Finding]:

@@ -16,7 +16,7 @@ from gradwatch.analysis.rules.losses import has_rivals
 from gradwatch.analysis.rules.progress import progress, succeeds
 from gradwatch.analysis.rules.sampled_losses import follow, sampled
 from gradwatch.formatting import percent
-from gradwatch.history import History
+from gradwatch.history import Floats, History
 
 LEAST_SAMPLES = 8
 
@@ -34,9 +34,10 @@ def class_imbalance(
     Alarm: in the later half of the samples of `min_steps` steps the same class has `share` of the targets by the
     median and of what the model says, the class with the highest score, all but 1 - `said`. Not where a loss ended
     below the share `learnt` of the entropy of that class against all others, which is what is lost by knowing only how
-    frequent it is: the scores say more than the highest. Padding (`padding-in-loss`) is told apart; parts that train
-    against each other are not judged, nor targets that never change, nor probabilities that are further than `soft`
-    from 0 and 1.
+    frequent it is: the scores say more than the highest. By its mean: of few rare ones most batches have none. Where
+    the loss gives that class more weight than an average one, its size says nothing. Padding (`padding-in-loss`) is
+    told apart; parts that train against each other are not judged, nor targets that never change, nor probabilities
+    that are further than `soft` from 0 and 1.
     Source: He & Garcia (2009), IEEE TKDE 21, on learning from imbalanced data; Lin et al., arXiv:1708.02002, section 1.
     """
     names = "target_top", "target_top_share", "predicted_top_share", "target_std"
@@ -48,8 +49,12 @@ def class_imbalance(
     between = sampled(history, "target_soft")[1]
     if usual < share or says < said or len({*top[late]}) > 1 or not spread.any() or (between > soft).any():
         return []
-    if usual < 1 and any(p.is_loss and p.ended < learnt * _entropy(usual) for p in progress(history)):
+    weights = sampled(history, "target_top_weight")[1]
+    weight = float(np.median(weights)) if len(weights) else 0.0
+    ends = (history.total(p.metric) for p in progress(history) if p.is_loss)
+    if usual < 1 and not weight > 1 and any(_mean_end(end) < learnt * _entropy(usual) for end in ends):
         return []
+    more = f" The loss gives it {weight:.2g} times the weight of an average class as well." if weight > 1 else ""
     return [
         from_graph(
             history,
@@ -57,8 +62,8 @@ def class_imbalance(
             "",
             {"class": float(top[-1]), "share_of_targets": usual, "share_of_predictions": says},
             f"{percent(usual)} of the targets are of class {top[-1]:.0f}, and the model says that class for "
-            f"{percent(says)} of them: a loss that is a mean over all is low by that alone.",
-            "Give the rare classes their weight: weight= of cross_entropy, pos_weight= of "
+            f"{percent(says)} of them: a loss that is a mean over all is low by that alone.{more}",
+            "Give the rare classes their weight (one over their share): weight= of cross_entropy, pos_weight= of "
             "binary_cross_entropy_with_logits, or batches that hold as much of each class. Judge the model by the "
             "recall of each class, not by the loss or the accuracy over all.",
         )
@@ -197,10 +202,10 @@ def targets_not_normalised(
 def accumulation_wiped(history: History, least: int = 3) -> list[Finding]:
     """Of several backward passes before a step the gradients of the last are left alone. A warning.
 
-    Alarm: in the median of two samples or more, `least` times before the step the gradients that a backward had left
-    were gone (None) as it was called again. Once or twice they are taken apart on purpose, as sharpness-aware
-    minimisation does it; parts that train against each other are not judged. Gradients that are set to 0 in place are
-    not told from those that are kept.
+    Alarm: in the median of two samples or more the gradients of `least` backward passes before the step were gone
+    (None) as it was called again. Once or twice they are taken apart on purpose, as sharpness-aware minimisation does
+    it; parts that train against each other are not judged. Gradients that are set to 0 in place are not told from those
+    that are kept.
     Source: torch's documentation of gradient accumulation: zero_grad() stands behind step(), not before each backward.
     """
     step, dropped = sampled(history, "dropped")
@@ -208,7 +213,7 @@ def accumulation_wiped(history: History, least: int = 3) -> list[Finding]:
     if often < least or has_rivals(history):
         return []
     causes = (
-        "zero_grad() stands inside the loop over micro-batches",
+        "zero_grad() stands inside the loop over micro-batches, or an epoch begins with it",
         "they are taken one by one on purpose, and put together by hand",
     )
     return [
@@ -217,9 +222,9 @@ def accumulation_wiped(history: History, least: int = 3) -> list[Finding]:
             "accumulation-wiped",
             "",
             {"backwards": often + 1, "dropped": often},
-            f"In a step backward is called {often + 1:.0f} times, and before each call the gradients of the one before "
-            f"are gone: the step is that of the last micro-batch alone, of 1/{often + 1:.0f} of the data. "
-            f"{either(causes)}",
+            f"Of the backward passes of a step {often:.0f} are for nothing: their gradients are gone when backward is "
+            f"called again, and the step is that of what is left, of 1/{often + 1:.0f} of the data if that is the last "
+            f"one alone. {either(causes)}",
             "Call optimizer.zero_grad() once, behind optimizer.step(), and divide each micro-batch's loss by their "
             "number.",
             causes,
@@ -260,6 +265,12 @@ def data_not_shuffled(
             "that is drawn from at random.",
         )
     ]
+
+
+def _mean_end(values: Floats) -> float:
+    """Of a scalar `[T]` over the last quarter of what was logged."""
+    known = values[np.isfinite(values)]
+    return float(known[-max(5, len(known) // 4) :].mean())
 
 
 def _entropy(share: float) -> float:

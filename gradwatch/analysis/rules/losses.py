@@ -88,7 +88,7 @@ def odd_batch(history: History, times: float = 30.0, usual: int = 16) -> int | N
         before = values[max(0, row - usual) : row]
         out = before.min() > before.max() / times and not values[row] <= times * before.max()
         after = values[row + 1 : row + 9]
-        return bool(out and (row >= usual or (len(after) and not np.median(after) > times / 10 * before.max())))
+        return bool(out and (row >= usual or (len(after) and np.median(after) <= times / 10 * before.max())))
 
     for values in scaled_losses(history).values():
         with np.errstate(invalid="ignore", divide="ignore"):

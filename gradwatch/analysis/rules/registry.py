@@ -114,7 +114,6 @@ CONSEQUENCES: dict[str, set[str]] = {
     }
     | {"update-too-large", "lr-too-high"},
     "generator-starves": {"below-epsilon", "update-too-small", "vanishing", "weights-unchanged"},
-    "below-epsilon": {"update-too-small", "weights-unchanged"},
     "softmax-twice": {"update-too-small", "vanishing"},
     "bad-initialisation": {
         "saturated",
@@ -129,7 +128,8 @@ CONSEQUENCES: dict[str, set[str]] = {
         "vanishing",
         "imbalance",
     },
-    "lr-too-high": _RUINED | {"exploding"},
+    "lr-too-high": _RUINED | {"exploding", "below-epsilon"},
+    "below-epsilon": {"update-too-small", "weights-unchanged"},
     "update-too-large": (_RUINED | {"exploding", "lr-too-high"}) - {"update-too-large"},
     "activation-outlier": {
         "spike",

@@ -127,12 +127,15 @@ def _sure(history: History, first: int, nothing: float = 0.02) -> list[Finding]:
 
 
 def _lost(history: History, times: float, high: float, first: int, even: float = 0.5) -> list[Finding]:
-    """A part whose loss began near the log 2 of even odds (within the share `even`), and has risen for good since."""
+    """A part whose loss began near the log 2 of even odds (within the share `even`), and has risen for good since.
+
+    Not of one that was below 0: no entropy is.
+    """
     for name in training_losses(history):
         values = history.total(name)
         values = values[np.isfinite(values)]
         begun, late = middle(values[:first]), middle(values[-max(first, len(values) // 4) :])
-        if abs(begun - np.log(2)) > even * np.log(2) or not late > max(high, times * begun):
+        if abs(begun - np.log(2)) > even * np.log(2) or not late > max(high, times * begun) or values.min() < 0:
             continue
         row = int(np.flatnonzero(history.total(name) > max(high, times * begun))[0])
         return [

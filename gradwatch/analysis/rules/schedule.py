@@ -14,19 +14,21 @@ from gradwatch.formatting import setting_text
 from gradwatch.history import Bools, Floats, History
 
 
-def ran_out(history: History, gone: float = 1e-3) -> Why | None:
+def ran_out(history: History, gone: float = 1e-3, early: float = 0.3) -> Why | None:
     """What a schedule did that left no learning rate: cause, cure and numbers; None where it left one.
 
-    It ran out when for more than half of the run each group's rate was below `gone` times its highest. It never got
-    there when the highest is below a tenth of what was set for the scheduler.
+    It ran out when for more than half of the run each group's rate was below `gone` times its highest, or was below ten
+    times that from the share `early` of the run on. It never got there when the highest is below a tenth of what was
+    set for the scheduler.
     """
     rate = rates(history)
     highest = np.nanmax(rate, axis=0, initial=0, where=np.isfinite(rate))
-    left = np.flatnonzero((rate > gone * highest).any(axis=1))
-    row = int(left[-1]) + 1 if len(left) else 0
-    if (highest > 0).all() and row < len(history) / 2 and row < len(history):
+    row, left = _gone(rate, gone * highest), f"{gone:g}"
+    if not row < len(history) / 2:
+        row, left = _gone(rate, 10 * gone * highest), f"{10 * gone:g}"
+    if (highest > 0).all() and row < len(history) * (0.5 if left == f"{gone:g}" else early):
         step, falls = int(history.step[row]), [int(history.step[at]) for at in _falls(rate[:, 0])]
-        said = f"The schedule ran out: from step {step} on the learning rate is less than a thousandth of what it was."
+        said = f"The schedule ran out: from step {step} on the learning rate is less than {left} of what it was."
         cure = "Stretch the schedule to the length of the run: count its steps as the scheduler is stepped, once a "
         cure += "batch or once an epoch."
         if falls:
@@ -42,6 +44,12 @@ def ran_out(history: History, gone: float = 1e-3) -> Why | None:
     if said_of and 0 < highest.max() < max(said_of) / 10:
         return _never_there(rate[:, int(highest.argmax())], max(said_of))
     return None
+
+
+def _gone(rate: Floats, least: Floats) -> int:
+    """The row from which on each group's rate `[T, G]` is at its `least` or below."""
+    left = np.flatnonzero((rate > least * (1 + 1e-6)).any(axis=1))
+    return int(left[-1]) + 1 if len(left) else 0
 
 
 def _falls(rate: Floats, share: float = 0.1) -> list[int]:

@@ -74,8 +74,7 @@ def lengthened(history: History, momentum: float = 0.97, apart: float = 100.0) -
     """
     own = settings(history)
     found = [group.get("momentum") for group in own if not group.get("dampening")]
-    pairs = [pair for group in own if isinstance(pair := group.get("betas"), list | tuple) and len(pair) > 1]
-    found += [pair[0] for pair in pairs]
+    found += [pair[0] for pair in _betas(history)]
     highest = max((float(m) for m in found if isinstance(m, int | float) and m < 1), default=0.0)
     added = _added(history)
     if added:
@@ -85,9 +84,9 @@ def lengthened(history: History, momentum: float = 0.97, apart: float = 100.0) -
         cause += "lost from one step to the next."
         kept = "Build the optimizer once, before the loop, and keep its state (no state.clear()). If it is kept: "
         return Lengthened(cause, first=kept)
-    turned = [pair for pair in pairs if pair[0] > pair[1] and pair[0] >= momentum]
+    turned = betas_turned(history, momentum)
     if turned:
-        cause = f" Its betas {tuple(turned[0])} are the wrong way round."
+        cause = f" Its betas {turned} are the wrong way round."
         return Lengthened(cause, first="Begin with betas=(0.9, 0.999); if that is not all: ")
     if highest >= momentum:
         cause = f" A momentum of {highest:g} makes steps up to {1 / (1 - highest):.0f} times as long as lr says."
@@ -99,6 +98,16 @@ def lengthened(history: History, momentum: float = 0.97, apart: float = 100.0) -
         cause = f" Param group {fastest} has {times:.3g} times the rate of the next."
         return Lengthened(cause, instead=f" Begin with param group {fastest}.")
     return Lengthened()
+
+
+def betas_turned(history: History, momentum: float = 0.97) -> tuple[float, float] | None:
+    """The betas of a group whose first is the larger one, and `momentum` or more; None where no group has such."""
+    return next((pair for pair in _betas(history) if pair[0] > pair[1] and pair[0] >= momentum), None)
+
+
+def _betas(history: History) -> list[tuple[float, float]]:
+    found = (group.get("betas") for group in settings(history))
+    return [(pair[0], pair[1]) for pair in found if isinstance(pair, list | tuple) and len(pair) > 1]
 
 
 def is_new_each_step(history: History, least: int = 100, near: float = 0.05, straight: float = 0.9) -> bool:

@@ -198,7 +198,7 @@ def update_too_small(
         return []
     if learnt(history).mean() > 0.5:
         return []  # there is no more to step for
-    held = _held_back(history, ratio, which, limit)
+    held = _held_back(history, ratio, which, slow if kind else slow_sgd)
     if held:
         return held
     high = np.nanquantile(ratio[:, which], 0.9, axis=0)
@@ -249,14 +249,18 @@ def _of_small_steps(history: History, found: float, rate: float) -> Why:
     )
 
 
-def _held_back(history: History, ratio: Floats, which: Bools, limit: float, apart: float = 1000.0) -> list[Finding]:
-    """Most of the weights as good as stand still, others step as usual, and a group's rate is `apart` times another's.
+def _held_back(
+    history: History, ratio: Floats, which: Bools, slow_share: float, apart: float = 1000.0
+) -> list[Finding]:
+    """Most of the weights hardly move, others step as usual, and a group's rate is `apart` times another's.
 
+    They move by less than `slow_share` of what is usual in a step, others by more.
     Source: Howard & Ruder, arXiv:1801.06146 (rates of groups apart: 2.6 from one to the next).
     """
     high = np.zeros(len(which))
     high[which] = np.nanquantile(ratio[:, which], 0.9, axis=0)
-    slow, usual = (high > 0) & (high < limit), high > 100 * limit
+    limit = slow_share * USUAL_RATIO[is_adaptive(history)]
+    slow, usual = (high > 0) & (high < limit), high > limit
     group = np.nanmax(np.nan_to_num(rates(history)), axis=0)
     if not usual.any() or not group.min() > 0 or group.max() < apart * group.min():
         return []

@@ -117,7 +117,7 @@ def dot_products_of_wide_tables(folder, ill):
 
 
 @sick(
-    "dead-layer", "vanishing", "no-progress",
+    "dead-layer", "vanishing", "no-progress", "norm-over-too-few",
     where="all before the last norm, all steps", cure="no norm over one feature: it is zero whatever came before",
 )  # fmt: skip
 def layer_norm_of_one_feature(folder, ill):
