@@ -11,6 +11,7 @@ from torch.nn import functional as F
 
 from gradwatch.analysis.rules.loss_graph import (
     axes_mixed,
+    is_of_log_probabilities,
     norm_over_too_few,
     number_of_classes,
     shapes_broadcast,
@@ -19,6 +20,7 @@ from gradwatch.analysis.rules.loss_graph import (
     takes_logits,
     without_logarithm,
 )
+from gradwatch.analysis.rules.negative_loss import negative_loss
 from gradwatch.analysis.rules.plateaus import rests
 from gradwatch.analysis.rules.progress import progress
 from gradwatch.analysis.rules.standstill import at_chance, equal_odds
@@ -173,6 +175,24 @@ def test_a_layer_norm_over_the_few_outputs_of_a_loss_of_differences_is_told(outp
 
     assert [f.evidence for f in found(net(X))] == [{"outputs": outputs}] * told
     assert found(net(X) @ torch.ones(outputs, 2)) == []  # the norm is not the last
+
+
+@pytest.mark.parametrize(
+    ("loss", "said"),
+    [
+        (lambda: 0.5 * (FIRST(X) @ SECOND(X).T).log_softmax(1).diagonal().mean(), True),  # the minus is not there
+        (lambda: logits().log_softmax(1).gather(1, Y[:, None]).mean() + logits().log_softmax(1)[:, 0].mean(), True),
+        (lambda: -(FIRST(X) @ SECOND(X).T).log_softmax(1).diagonal().mean(), False),
+        (lambda: torch.mean(REAL * logits().log_softmax(1)[:, 0]), False),  # weighed by what came of it: a policy's
+        (lambda: logits().log_softmax(1)[:, 0].mean() + 0.1 * logits().square().mean(), False),
+    ],
+)
+def test_a_loss_below_0_that_is_a_mean_of_log_probabilities_has_the_wrong_sign(loss, said):
+    rows = tuple(LossGraph(loss(), LAYERS).described())
+    history = make_history(60, layers=tuple(LAYERS.values()), loss_graph=rows)
+    assert is_of_log_probabilities(history) == said
+    falls = changed(history, per_step={**history.per_step, "loss": np.linspace(-6.0, -9.0, len(history))})
+    assert [f.cause.count("wrong sign") for f in negative_loss(falls)] == [1] * said
 
 
 def test_a_view_that_mixes_axes_is_told_with_its_shapes():

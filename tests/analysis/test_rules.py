@@ -355,7 +355,7 @@ def test_a_consequence_begins_no_earlier_than_its_root_and_before_its_end():
     assert tree(found("exploding", 10, 20), found("dead-layer", 20)) == {"exploding": ["dead-layer"]}
     assert tree(found("exploding", 10, 20), found("dead-layer", 70)) == {"exploding": ["dead-layer"]}  # seen late
     assert tree(found("exploding", 10, 20), found("dead-layer", 71)) == {"exploding": [], "dead-layer": []}
-    assert tree(found("exploding", 10, 20), found("vanishing", 21)) == {"exploding": [], "vanishing": []}
+    assert tree(found("exploding", 10, 20), found("imbalance", 21)) == {"exploding": [], "imbalance": []}
 
 
 def test_what_sums_up_a_run_follows_from_what_explains_it():

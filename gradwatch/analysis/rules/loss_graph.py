@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import pairwise, takewhile
 from typing import Any
 
 from gradwatch.analysis.rules.finding import Finding, either
@@ -28,6 +28,7 @@ _RANGES = {
 }
 _TO_ONE = {"Mean", "Sum", "Neg", "Div", "Mul", "Add", "Minimum", "Maximum", "Clamp"}  # all that is left is a mean
 _NUMBERS = {"MseLoss", "SmoothL1Loss", "HuberLoss"}
+_TO_A_SUM = {"Mean", "Sum", "Add", "Diagonal", "DiagonalBackward0_copy"}
 _OF_DIFFERENCES = {"MseLoss", "L1Loss", "SmoothL1Loss", "HuberLoss", "Pow", "Abs"}
 
 
@@ -100,6 +101,18 @@ def reached_range(history: History) -> tuple[str, str, float, float] | None:
                 name, least, most = _RANGES[below]
                 return name, layer, least, most
     return None
+
+
+def is_of_log_probabilities(history: History) -> bool:
+    """Whether the graph shows that the first losses are sums or means of what a log-softmax gives, times a number, and
+    nothing else: such a loss is below 0 only if it is a likelihood, which wants to be as high as possible.
+    """
+    found = [path for path, _ in paths(history)]
+    above = [[*takewhile(lambda each: each.name != "LogSoftmax", path)] for path in found]
+    if not found or any(len(part) == len(path) for part, path in zip(above, found, strict=True)):
+        return False
+    unscaled = (each for part in above for each in part if each.name not in ("Mul", "Div") or math.prod(each.shape) > 1)
+    return {each.name.partition("/")[0] for each in unscaled} <= _SAME_NUMBERS | _TO_A_SUM
 
 
 def number_of_classes(history: History) -> int | None:

@@ -180,7 +180,7 @@ _OF_THE_RUN = {
     "update-too-small",
     "class-imbalance",
 }  # seen at its end, whatever they begin with
-_LATE = {"weight-growth", "dead-layer"}  # seen some steps after what did it
+_LATE = {"weight-growth", "dead-layer", "vanishing"}  # seen some steps after what did it
 _AT_ONCE = 10  # or so many after a spike that the training recovered from: what begins later has another cause
 _HANDED_ON = {"nonfinite", "exploding", "generator-starves"}  # from a part to its rival
 

@@ -49,7 +49,7 @@ class Patches(nn.Module):
     cure="a decay of 0.05, for the matrices alone",
 )  # fmt: skip
 def patches_in_one_group_with_their_gains(folder, ill):
-    """M26: one group for everything, and 5 where the recipe says 0.05."""
+    """One group for everything, and 5 where the recipe says 0.05."""
     seeded(301)
     net, batch = Patches(), batches(64, seed=31)
 
@@ -106,7 +106,7 @@ class Grid:
     cure="set the group's rate after load_state_dict: it brings back the rate of the phase that was over",
 )  # fmt: skip
 def rat_in_a_grid_whose_cheese_is_moved(folder, ill):
-    """M17: values of one goal are learned with a cosine to 1e-7; a checkpoint of it begins the training for another."""
+    """Values of one goal are learned with a cosine to 1e-7; a checkpoint of it begins the training for another."""
     seeded(302)
     net = dense(25, 64, 4)
     slow = copy.deepcopy(net).requires_grad_(False)
@@ -148,7 +148,7 @@ def rat_in_a_grid_whose_cheese_is_moved(folder, ill):
     where="all layers, at each window with a fault of the sensor", cure="clip between backward and step",
 )  # fmt: skip
 def two_sines_with_a_loose_contact(folder, ill):
-    """M13: the clip stands behind the step. A loose contact throws single readings to fifty and more."""
+    """The clip stands behind the step. A loose contact throws single readings to fifty and more."""
     seeded(303)
     net = nn.Sequential(
         nn.Conv1d(1, 16, 5, padding=2), nn.ReLU(), nn.Conv1d(16, 16, 5, padding=2), nn.ReLU(), nn.Flatten(),
@@ -178,7 +178,7 @@ def two_sines_with_a_loose_contact(folder, ill):
     where="all layers, from the first step", cure="scaler.step(optimizer): it divides by the scale of 65536",
 )  # fmt: skip
 def two_towers_that_forget_who_multiplied(folder, ill):
-    """M14: scaler.scale(loss).backward() is followed by a plain optimizer.step()."""
+    """Scaler.scale(loss).backward() is followed by a plain optimizer.step()."""
     seeded(304)
     net = nn.ModuleDict({"left": dense(20, 64, 16), "right": dense(14, 64, 16)})
     of_left, of_right = torch.randn(4, 20), torch.randn(4, 14)
@@ -213,7 +213,7 @@ def two_towers_that_forget_who_multiplied(folder, ill):
     cure="mode='min': a loss is to fall, and each epoch that it fell in counts as a bad one",
 )  # fmt: skip
 def bright_patch_boxed_by_a_patient_schedule(folder, ill):
-    """M08: ReduceLROnPlateau with mode='max', as for an accuracy, is handed the loss of each epoch."""
+    """ReduceLROnPlateau with mode='max', as for an accuracy, is handed the loss of each epoch."""
     seeded(305)
     body = nn.Sequential(
         nn.Conv2d(1, 12, 3, padding=1), nn.ReLU(), nn.Conv2d(12, 12, 3, stride=2, padding=1), nn.ReLU(), nn.Flatten(),
@@ -252,7 +252,7 @@ def bright_patch_boxed_by_a_patient_schedule(folder, ill):
     cure="load the optimizer's first state dict once, not at each epoch's begin",
 )  # fmt: skip
 def digits_cleaned_by_what_begins_anew(folder, ill):
-    """M05: each epoch of three steps begins with the optimizer's state as it was at the start; moments are gone."""
+    """Each epoch of three steps begins with the optimizer's state as it was at the start; moments are gone."""
     seeded(306)
     net = nn.Sequential(
         nn.Conv2d(1, 16, 3, padding=1), nn.ReLU(), nn.Conv2d(16, 8, 3, stride=2, padding=1), nn.ReLU(),

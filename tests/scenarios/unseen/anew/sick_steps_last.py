@@ -32,7 +32,7 @@ class Messages(nn.Module):
     where="all layers, from the first steps", cure="the rate of one process: 0.02, not sixty-four times that",
 )  # fmt: skip
 def energies_of_small_molecules_on_one_of_many_machines(folder, ill):
-    """M24: the rate is multiplied by a world size of 64 and one process runs."""
+    """The rate is multiplied by a world size of 64 and one process runs."""
     seeded(313)
     net = Messages(4)
     worth = torch.randn(4)
@@ -56,7 +56,7 @@ def energies_of_small_molecules_on_one_of_many_machines(folder, ill):
     cure="weights in float32: a step of 1e-4 is below half a digit of a bfloat16 weight",
 )  # fmt: skip
 def corridor_by_an_actor_of_few_digits(folder, ill):
-    """M25: the whole net is cast to bfloat16 and trained by Adam at 1e-4; advantage actor-critic in a corridor of 8."""
+    """The whole net is cast to bfloat16 and trained by Adam at 1e-4; advantage actor-critic in a corridor of 8."""
     seeded(314)
     net = nn.ModuleDict({"body": nn.Linear(8, 64), "actor": nn.Linear(64, 2), "critic": nn.Linear(64, 1)})
     dtype = torch.bfloat16 if ill else torch.float32
@@ -124,7 +124,7 @@ class Lion(optim.Optimizer):
     where="all layers, all steps: each element moves by 0.02", cure="a rate of 1e-3",
 )  # fmt: skip
 def digits_dreamt_by_a_lion(folder, ill):
-    """M30: Lion at the rate of the SGD that stood there before."""
+    """Lion at the rate of the SGD that stood there before."""
     seeded(315)
     net = nn.ModuleDict({"read": dense(64, 96, 16), "write": dense(8, 96, 64)})
     batch = batches(64, seed=45)
@@ -169,7 +169,7 @@ class Ratings(nn.Module):
     where="user.weight and film.weight, all steps", cure="0.03 ** (last - depth): the tables are to be fastest",
 )  # fmt: skip
 def films_rated_at_three_unlike_paces(folder, ill):
-    """M11: each stage has 0.03 of the rate of the one before, counted from the wrong end."""
+    """Each stage has 0.03 of the rate of the one before, counted from the wrong end."""
     seeded(316)
     net = Ratings(150, 80)
     users, films = torch.randn(150, 4), torch.randn(80, 4)
@@ -214,7 +214,7 @@ class Reverser(nn.Module):
     cure="accumulate two batches, fewer than an epoch has, and zero only after a step",
 )  # fmt: skip
 def numbers_read_backwards_in_short_epochs(folder, ill):
-    """M20: a step each sixteenth batch, counted within an epoch of ten, and each epoch begins with a zero_grad."""
+    """A step each sixteenth batch, counted within an epoch of ten, and each epoch begins with a zero_grad."""
     seeded(317)
     net = Reverser()
     make = optim.Adam(net.parameters(), lr=3e-3)
@@ -245,7 +245,7 @@ def numbers_read_backwards_in_short_epochs(folder, ill):
     where="all layers, each micro-batch and each step", cure="one clip, before the step, at 1",
 )  # fmt: skip
 def digits_that_keep_their_distance_in_parts(folder, ill):
-    """M28: the running sum is clipped after each of four micro-batches, and once more before the step."""
+    """The running sum is clipped after each of four micro-batches, and once more before the step."""
     seeded(318)
     net, batch = dense(64, 64, 64, 16), batches(192, seed=48)
 

@@ -19,7 +19,7 @@ import gradwatch
     where="all layers: the gradients of all steps so far are summed", cure="optimizer.zero_grad() in each step",
 )  # fmt: skip
 def sugar_foretold_a_year_ahead(folder, ill):
-    """M06: nothing is ever zeroed."""
+    """Nothing is ever zeroed."""
     seeded(307)
     x, y = (torch.tensor(part, dtype=torch.float32) for part in load_diabetes(return_X_y=True))
     x, y = x / x.std(0), ((y - y.mean()) / y.std())[:, None]
@@ -45,7 +45,7 @@ def sugar_foretold_a_year_ahead(folder, ill):
     where="all layers: each step goes on for a thousand more", cure="betas=(0.9, 0.999)",
 )  # fmt: skip
 def weight_and_breed_of_the_same_animal(folder, ill):
-    """M10: betas in the wrong order; a regression and a classification from one body."""
+    """Betas in the wrong order; a regression and a classification from one body."""
     seeded(308)
     net = nn.ModuleDict({"body": dense(10, 64, 64), "weight": nn.Linear(64, 1), "breed": nn.Linear(64, 5)})
     of_weight, of_breed = torch.randn(10, 3), torch.randn(10, 5)
@@ -82,7 +82,7 @@ class Normed(nn.Module):
     where="all layers, the first dozen steps", cure="a warm-up of 150 steps to a rate of 0.003",
 )  # fmt: skip
 def levers_behind_six_norms(folder, ill):
-    """M19: a deep policy with its norms behind the sums begins at once, at a high rate of Adam."""
+    """A deep policy with its norms behind the sums begins at once, at a high rate of Adam."""
     seeded(309)
     net, best = Normed(6, 48, 6, 4), torch.randn(6, 4)
 
@@ -112,7 +112,7 @@ def levers_behind_six_norms(folder, ill):
     cure="zero_grad once in each step, before the first part",
 )  # fmt: skip
 def chirps_heard_four_at_a_time(folder, ill):
-    """M07: zero_grad stands within the loop over eight micro-batches of four rows."""
+    """Zero_grad stands within the loop over eight micro-batches of four rows."""
     seeded(310)
     net = nn.ModuleDict({"gru": nn.GRU(1, 24, batch_first=True), "head": nn.Linear(24, 3)})
 
@@ -143,7 +143,7 @@ def chirps_heard_four_at_a_time(folder, ill):
     where="both nets, all steps", cure="scaler.unscale_(optimizer) before clip_grad_norm_",
 )  # fmt: skip
 def ring_of_points_by_two_that_quarrel(folder, ill):
-    """M01: both nets are clipped at 1 while their gradients are still multiplied by 65536."""
+    """Both nets are clipped at 1 while their gradients are still multiplied by 65536."""
     seeded(311)
     maker, judge = dense(4, 48, 48, 2), dense(2, 48, 48, 1, act=nn.GELU)
     of_maker, of_judge = optim.SGD(maker.parameters(), lr=0.05), optim.SGD(judge.parameters(), lr=0.1)
@@ -201,7 +201,7 @@ class Pooled(nn.Module):
     where="the set's encoder and its pooling, all steps", cure="a rate of 1e-3 for both optimizers",
 )  # fmt: skip
 def parcels_of_which_the_heaviest_counts(folder, ill):
-    """M22: two optimizers; the one of the encoder is a thousand times slower than the head's."""
+    """Two optimizers; the one of the encoder is a thousand times slower than the head's."""
     seeded(312)
     net = nn.ModuleDict({"of_set": Pooled(3), "head": dense(32, 32, 1)})
 
