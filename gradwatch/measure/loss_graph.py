@@ -131,9 +131,13 @@ class LossGraph:
         give out, how many operands of each ask for a gradient (`operands`), and the `layer` it ends in. Of each
         `softmax`: its `operation`, `dim` and `shape`. Of each `batch_norm` in training, its `shape`. Of each `view`
         that puts axes into another order, the shape it is `of` and its own. Of each `input`, an operation with weights
-        that is given a batch, its `operation`. Of others that are alike in all but the layer, the first.
+        that is given a batch, its `operation`; not of weights that are given what others made as well, as those of a
+        recurrence are after their first state. Of others that are alike in all but the layer, the first.
         """
         found = [*self._paths(), *(row for node in self._nodes for row in self._of_node(node))]
+        with_weights = (node for node in self._nodes if name_of(node) in graph_values.GIVEN)
+        inner = {self._own(node) for node in with_weights if not self._is_given_data(node)}
+        found = [row for row in found if row["what"] != "input" or row["layer"] not in inner]
         kinds = {
             tuple(row[key] for key in row if key != "layer" or row["what"] == "input"): row for row in reversed(found)
         }
@@ -187,7 +191,8 @@ class LossGraph:
                 below = _children(below)[0]
             own.append(self._layers.get(id(getattr(below, "variable", None)), ""))
         named = [name for name in own if name]
-        return next((name for name in named if not name.endswith("bias")), named[0] if named else "")
+        weights = (name for name in named if "bias" not in name.rpartition(".")[2])  # bias, in_proj_bias, bias_hh_l0
+        return next(weights, named[0] if named else "")
 
     def _below(self, node: Node, nearest: int = 60) -> str:
         """The layer that is nearest below this operation."""

@@ -181,3 +181,13 @@ def joined(parts, draw):
         else:
             out.append(n)
     return tuple(out)
+
+
+@pytest.mark.parametrize("kind", [nn.RNN, nn.GRU])
+def test_of_the_operands_of_a_recurrence_the_weight_is_named_and_not_its_bias(kind):
+    net = kind(3, 4, batch_first=True)
+    names = {id(p): name for name, p in net.named_parameters()}
+    loss = net(torch.randn(2, 5, 3))[0].square().mean()
+    described = LossGraph(loss, names).described()
+    ends = {row["layer"] for row in described if row.get("operations", "").endswith("Addmm")}
+    assert (ends, {row["layer"] for row in described if row["what"] == "input"}) == ({"weight_hh_l0"}, {"weight_ih_l0"})

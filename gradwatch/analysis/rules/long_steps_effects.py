@@ -84,7 +84,7 @@ def ran_away(
     evidence: dict[str, float | str] = {"growth": times, "within_steps": int(after[after <= BY_THEN].max())}
     why = f"The first steps were far too long: most weights grew to {times:.3g} times their size in them."
     if first > own:
-        why = _changed_by(first)
+        why, evidence["update_ratio"] = _changed_by(first), first
     severity: Severity = (
         "error" if losses and not any(p.is_real() or p.ended < 0.9 * p.first for p in losses) else "warning"
     )
@@ -103,7 +103,7 @@ def first_step(history: History, own: float = 0.75) -> Effect | None:
     first = first_ratio(history) if steps_by_rate(history) and not begins_small(history) else 0.0
     if not first > own or (initial_gains(history) > 0).sum() < 2:
         return None
-    return Effect("warning", 0, {}, _changed_by(first))
+    return Effect("warning", 0, {"update_ratio": first}, _changed_by(first))
 
 
 def _changed_by(first: float) -> str:
@@ -172,7 +172,8 @@ def died_at_once(history: History, own: float = 0.2, left: float = 1e-3, soon: i
     if not 0 < rest < left:
         return None
     why = f"{_changed_by(first)} Since step {soon} the gradient is at most {rest:.1e} of the first one: what the model "
-    return Effect("warning", 0, {"gradient_left": rest}, f"{why}chose by then it never leaves again.")
+    evidence: dict[str, float | str] = {"update_ratio": first, "gradient_left": rest}
+    return Effect("warning", 0, evidence, f"{why}chose by then it never leaves again.")
 
 
 def anew(history: History) -> Effect | None:
@@ -204,7 +205,8 @@ def shut(history: History, own: float = 0.25, left: float = 0.2) -> Effect | Non
             why = f"The first steps were too long for what is inside: {percent(seen.soon)} {INSIDE[kind]} at "
             why += f"`{seen.layer}` by step {seen.soon_step}, {percent(seen.first)} at first, and {percent(seen.last)} "
             why += "in the end. Hardly any gradient comes back through them."
-            evidence: dict[str, float | str] = {f"{kind}_at_first": seen.first, kind: seen.last, "layer": seen.layer}
+            evidence: dict[str, float | str] = {"update_ratio": first_ratio(history), "layer": seen.layer}
+            evidence |= {f"{kind}_at_first": seen.first, kind: seen.last}
             return Effect("warning", 0, evidence, why)
     return None
 
