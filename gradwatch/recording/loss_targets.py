@@ -35,7 +35,7 @@ class LossTargets:
         self._due = self._misses = 0  # the next step; those without success
         self._to_look_at = self._dropped = 0  # losses of this step; backward passes whose gradients were gone
         self._passes = 0  # those whose gradients were there when the last one was over
-        self._marks: list[tuple[int, int]] = []  # of the gradients then
+        self._marks: list[tuple[int, int]] = []  # of the gradients before it
 
     def begin(self, step: int, layout: Layout) -> None:
         """This step is about to begin."""
@@ -43,7 +43,6 @@ class LossTargets:
         if step >= self._due and self._misses < MOST_MISSES and not self.is_open:
             self._due = max(step + self._every, int(1.1 * step))
             self._values, self._to_look_at, self._dropped, self._passes = {}, MOST_LOSSES, 0, 0
-            self._marks = _marks(self._gradients())
             self._misses += 1
             self.is_open = True
             backward_calls.heard.listen(self)
@@ -62,9 +61,9 @@ class LossTargets:
     def before(self, losses: Any) -> None:
         """Somebody is about to call backward on these."""
         with self._looking.at("what the loss is asked for"):
-            if self._passes and not self._gradients():
-                self._dropped += self._passes
-                self._passes = 0
+            self._marks = _marks(self._gradients())
+            if not self._marks:
+                self._dropped, self._passes = self._dropped + self._passes, 0
             for loss in losses if isinstance(losses, Sequence) else (losses,):
                 if self._to_look_at:
                     self._to_look_at -= 1
@@ -92,9 +91,7 @@ class LossTargets:
     def after(self, before: Any) -> None:
         """The gradients are there."""
         grads = self._gradients()
-        marks = _marks(grads)
-        self._passes += bool(grads) and marks != self._marks  # else it was of another model
-        self._marks = marks
+        self._passes += _marks(grads) != self._marks  # else it was of another model
         if grads and type(grads[-1]) is Tensor and not (grads[-1].is_sparse or is_captured(grads[-1].device)):
             with self._looking.at("what backward left"):
                 self._values[f"{IN_LOSS}gradient_left"] = (grads[-1] != 0).any().float()

@@ -153,7 +153,7 @@ def turned(history: History) -> Effect | None:
     pair = betas_turned(history)
     if pair is None:
         return None
-    why = f"Each step goes on in those that follow, and grows: Adam's betas {pair} are the wrong way round."
+    why = "Each step goes on in those that follow, and grows."
     return Effect("note" if succeeds(history) else "warning", 0, {"beta1": pair[0], "beta2": pair[1]}, why)
 
 
