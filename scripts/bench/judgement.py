@@ -131,7 +131,7 @@ each rule has counted since.
 
 Descriptions of some of those held out had been seen by then. Two findings were named after the novel ones were written;
 who had not read the rules added their names to four of these, before the reading. Those that were read were looked at
-afterwards, and rules changed; of ten findings that came later, or came to see more, the names were added to 22
+afterwards, and rules changed; of eleven findings that came later, or came to see more, the names were added to 23
 trainings that they are about. The same script made this page.
 
 """
