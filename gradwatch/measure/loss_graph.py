@@ -40,6 +40,7 @@ class LossGraph:
     def __init__(self, loss: Tensor, layers: Mapping[int, str]) -> None:
         self._root, self._layers = loss.grad_fn, layers
         self._nodes = [] if loss.grad_fn is None else [*_nodes(loss.grad_fn)]
+        self._owned: dict[Node, str] = {}  # what `_own` said, which is asked of most nodes several times
 
     @property
     def reached(self) -> set[int]:
@@ -76,15 +77,15 @@ class LossGraph:
         last = {*islice(self._down(through_products=True), MOST_ABOVE)}
         left = dict.fromkeys((*graph_values.OPERATIONS, "inputs"), graph_values.MOST_PARTS)
         for node in self._nodes:
-            name = name_of(node)
+            if (name := name_of(node)) not in left or is_written_in_python(node):
+                continue
             has_weights = name in graph_values.GIVEN
-            given = left["inputs"] > 0 and self._is_given_data(node)
-            counted = "inputs" if given else name
-            if not left.get(counted) or is_written_in_python(node) or (has_weights and not self._own(node)):
+            given = left["inputs"] > 0 and has_weights and self._is_given_data(node)
+            counted, ends = "inputs" if given else name, node in (last if has_weights else outer)
+            if not left[counted] or (has_weights and not ((given or ends) and self._own(node))):
                 continue
             left[counted] -= 1
             if layer := self._below(node):
-                ends = node in (last if has_weights else outer)
                 yield graph_values.Part(name, node, places[layer], ends, given, self._has_channels(node))
 
     def _down(self, through_products: bool = False) -> Iterator[Node]:
@@ -184,6 +185,11 @@ class LossGraph:
 
     def _own(self, node: Node) -> str:
         """The layer that is an operand of this operation, as it is or transposed; a weight rather than its bias."""
+        if node not in self._owned:
+            self._owned[node] = self._find_own(node)
+        return self._owned[node]
+
+    def _find_own(self, node: Node) -> str:
         own = []
         for child in _children(node):
             below = child
