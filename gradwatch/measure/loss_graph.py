@@ -53,6 +53,13 @@ class LossGraph:
         leaves = (getattr(node, "variable", None) for node in self._nodes)
         return [leaf for leaf in leaves if isinstance(leaf, nn.Parameter) and id(leaf) not in self._layers]
 
+    @property
+    def asks_of_data(self) -> bool:
+        """Whether the gradient of the loss comes to a tensor that is no parameter: to an input, as for an attack."""
+        leaves = (getattr(node, "variable", None) for node in self._nodes)
+        known = (nn.Parameter, type(None))
+        return any(not isinstance(leaf, known) and id(leaf) not in self._layers for leaf in leaves)
+
     def targets(self) -> dict[str, Tensor | float]:
         """What the loss is asked for, and the model said: 0-d tensors (`loss_targets.seen`), of the nearest of torch's
         losses; of several of numbers, of that whose targets are the largest.
@@ -214,6 +221,17 @@ def name_of(node: Node) -> str:
 def _operation(name: str) -> str:
     name = re.sub(r"Backward\d*$", "", name.rsplit("::", 1)[-1])
     return re.sub(r"\s+", "_", name)[:100] or "unnamed"
+
+
+def beginning(loss: Any, most: int = 8) -> str:
+    """The operations that a loss begins with, but for factors: losses of a kind begin alike. Empty without a graph."""
+    names: list[str] = []
+    node = getattr(loss, "grad_fn", None)
+    while node is not None and len(names) < most:
+        if (name := name_of(node)) not in ("Mul", "Div"):
+            names.append(name)
+        node = next(iter(_children(node)), None)
+    return " ".join(names)
 
 
 def shape_of(node: Node) -> Shape:

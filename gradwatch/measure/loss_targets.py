@@ -35,7 +35,7 @@ def seen(loss: str, node: Node, tables: Iterable[Node] = ()) -> dict[str, Tensor
     Of all: `target_mean` and `target_std`, where a class counts by its number, of so many `targets`. Of classes, also
     of two: `target_top`, the most frequent one, `target_top_share` and `predicted_top_share`, the share of targets
     that were `predicted_right` and of those that are `ignored`; where classes have weights, `target_top_weight`, that
-    of the most frequent one beside their mean; of probabilities, `target_soft`, how far they are from
+    of the most frequent one beside the mean of those above 0; of probabilities, `target_soft`, how far they are from
     0 and 1 on average. Of numbers: `target_low` and `target_high`, between which nine tenths lie, `target_spread`, the
     median distance from the median, `target_farthest`, the largest, `predicted_mean` and `predicted_std`, and the
     share of the targets' variance that is `explained`. Of tokens, which came in by one of the embeddings `tables` that
@@ -56,8 +56,8 @@ def seen(loss: str, node: Node, tables: Iterable[Node] = ()) -> dict[str, Tensor
         return {}
     else:
         found = _of_choices(target, scores, signed(node._saved_ignore_index), tables)
-        if type(node._saved_weight) is Tensor:
-            found["target_top_weight"] = node._saved_weight[found["target_top"]] / node._saved_weight.mean()
+        if type(weight := node._saved_weight) is Tensor:
+            found["target_top_weight"] = weight[found["target_top"]] * (weight > 0).sum() / weight.sum()
     return {f"{IN_LOSS}targets": float(target.numel()), **{f"{IN_LOSS}{name}": value for name, value in found.items()}}
 
 

@@ -10,11 +10,12 @@ from torch import Tensor, nn
 
 from gradwatch.measure.layout import Layout
 from gradwatch.measure.looking import Looking
-from gradwatch.measure.loss_graph import LossGraph
+from gradwatch.measure.loss_graph import LossGraph, beginning
 from gradwatch.recording import backward_calls
 from gradwatch.recording.hooks import is_captured, untraced
 from gradwatch.table import IN_LOSS
 
+Pass = tuple[str, int]  # the operations that its loss begins with, and how often the weights had been written to
 MOST_LOSSES = 8  # of a step that are walked: the others' may come first
 MOST_MISSES = 4  # steps without a loss that torch knows, after which no other is asked
 
@@ -23,7 +24,8 @@ class LossTargets:
     """Of the steps that it may `begin` with it hears the first, then one `every` so many, later ever fewer.
 
     In each it looks at the losses until one is of these layers; of sharded ones, which no graph shows, at the first.
-    Until the step it counts the backward passes whose gradients are gone when backward is called again.
+    Of the backward passes before the step it counts those whose gradients are gone when backward is called again, and
+    that are as the last one, on a loss of the same kind and for the same weights: micro-batches that are thrown away.
     """
 
     def __init__(self, every: int = 1, looking: Looking | None = None) -> None:
@@ -33,16 +35,20 @@ class LossTargets:
         self._layout: Layout | None = None
         self._strangers: list[weakref.ref[nn.Parameter]] = []  # in the last graph, and none of the layers
         self._due = self._misses = 0  # the next step; those without success
-        self._to_look_at = self._dropped = 0  # losses of this step; backward passes whose gradients were gone
-        self._passes = 0  # those whose gradients were there when the last one was over
-        self._marks: list[tuple[int, int]] = []  # of the gradients before it
+        self._to_look_at = 0  # losses of this step
+        self._passes: list[Pass] = []  # those whose gradients were there when the last one was over
+        self._gone: list[Pass] = []  # those whose gradients were gone when the next one began
+        self._now: Pass = ("", 0)  # the one that is being made
+        self._marks: list[tuple[int, int]] = []  # of the gradients, before it and after
+        self._of_data = False  # whether a loss of this step asks for the gradient of an input
 
     def begin(self, step: int, layout: Layout) -> None:
         """This step is about to begin."""
         self._layout = layout
         if step >= self._due and self._misses < MOST_MISSES and not self.is_open:
             self._due = max(step + self._every, int(1.1 * step))
-            self._values, self._to_look_at, self._dropped, self._passes = {}, MOST_LOSSES, 0, 0
+            self._values, self._to_look_at, self._passes, self._gone = {}, MOST_LOSSES, [], []
+            self._of_data = False
             self._misses += 1
             self.is_open = True
             backward_calls.heard.listen(self)
@@ -53,17 +59,24 @@ class LossTargets:
         self.is_open = False
 
     def take(self) -> dict[str, Tensor | float]:
-        """The step is there: what its loss was asked for, and how many backward passes were for nothing (`dropped`)."""
+        """The step is there: what its loss was asked for, and how many backward passes were for nothing (`dropped`).
+
+        They were not where others are stepped by than backward left: gradients that were put together by hand.
+        """
         self.stop()
-        return {**self._values, **({f"{IN_LOSS}dropped": float(self._dropped)} if self._dropped else {})}
+        left, there = ([mark[0] for mark in marks] for marks in (self._marks, _marks(self._gradients())))
+        lost = self._gone.count(self._now) if left == there and not self._of_data else 0
+        return {**self._values, **({f"{IN_LOSS}dropped": float(lost)} if lost else {})}
 
     @untraced
     def before(self, losses: Any) -> None:
         """Somebody is about to call backward on these."""
         with self._looking.at("what the loss is asked for"):
             self._marks = _marks(self._gradients())
+            first = losses[0] if isinstance(losses, Sequence) and losses else losses
+            self._now = (beginning(first), sum(p._version for p in self._layout.params) if self._layout else 0)
             if not self._marks:
-                self._dropped, self._passes = self._dropped + self._passes, 0
+                self._gone, self._passes = [*self._gone, *self._passes], []
             for loss in losses if isinstance(losses, Sequence) else (losses,):
                 if self._to_look_at:
                     self._to_look_at -= 1
@@ -77,7 +90,7 @@ class LossTargets:
         graph = LossGraph(loss, layers)
         if not graph.reached and self._layout.sharding is None:
             return
-        self._to_look_at = 0
+        self._to_look_at, self._of_data = 0, graph.asks_of_data
         self._values |= (asked := graph.targets())
         self._misses = 0 if asked else self._misses
         with self._looking.at("the model inside"):
@@ -91,7 +104,9 @@ class LossTargets:
     def after(self, before: Any) -> None:
         """The gradients are there."""
         grads = self._gradients()
-        self._passes += _marks(grads) != self._marks  # else it was of another model
+        if (marks := _marks(grads)) != self._marks:  # else it was of another model
+            self._passes.append(self._now)
+        self._marks = marks
         if grads and type(grads[-1]) is Tensor and not (grads[-1].is_sparse or is_captured(grads[-1].device)):
             with self._looking.at("what backward left"):
                 self._values[f"{IN_LOSS}gradient_left"] = (grads[-1] != 0).any().float()

@@ -169,9 +169,10 @@ def test_a_schedule_that_ran_out_is_said_though_the_loss_fell_before():
     assert (found.first_step, found.tries) == (70, ())  # the next step in which weights were measured
     late = np.where(np.arange(STEPS) < 300, 0.1, 1e-5)  # the end of a decay
     assert update_too_small(run(ratio=0.01, loss=falls, lr=late)) == []
-    for cut, said in ((0.28, True), (0.32, False)):  # a hundredth, for most of the run
-        rate = np.where(np.arange(STEPS) < cut * STEPS, 0.1, 1e-3)
-        assert bool(update_too_small(run(ratio=0.01, loss=falls, lr=rate))) == said
+    for cut, last, said in ((0.28, 1e-7, True), (0.32, 1e-7, False), (0.28, 1e-3, False)):  # one that stays is meant
+        steps = np.arange(STEPS)
+        rate = np.where(steps < cut * STEPS, 0.1, np.where(steps < 0.6 * STEPS, 1e-3, last))
+        assert bool(update_too_small(run(ratio=0.005, loss=falls, lr=rate))) == said
 
 
 # ------------------------------------------------------------------------------------------------------------- growth

@@ -1,6 +1,7 @@
 """What the graph of a loss is judged to be: each mistake beside losses that look like it and are meant."""
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -193,6 +194,8 @@ def test_a_loss_below_0_that_is_a_mean_of_log_probabilities_has_the_wrong_sign(l
     assert is_of_log_probabilities(history) == said
     falls = changed(history, per_step={**history.per_step, "loss": np.linspace(-6.0, -9.0, len(history))})
     assert [f.cause.count("wrong sign") for f in negative_loss(falls)] == [1] * said
+    upwards = replace(falls.run, optimizers=({"name": "SGD", "class": "SGD", "settings": {"maximize": True}},))
+    assert negative_loss(replace(falls, run=upwards)) == []
 
 
 def test_a_view_that_mixes_axes_is_told_with_its_shapes():

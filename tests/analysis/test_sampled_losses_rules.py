@@ -47,7 +47,7 @@ RARE = {"target_top": 0, "target_top_share": 0.98, "predicted_top_share": 1.0, "
         ({"losses": np.geomspace(0.7, 0.02, 240)}, 0),  # below 0.098, what knowing the share alone gives
         ({"losses": np.geomspace(0.7, 0.095, 240)}, 1),
         ({"losses": np.geomspace(0.7, 0.02, 240), "target_top_weight": 4.0}, 1),  # of a loss that weighs it more
-        ({"losses": np.geomspace(0.7, 0.02, 240), "target_top_weight": 0.2}, 0),
+        ({"losses": np.geomspace(0.7, 0.02, 240), "target_top_weight": 1.2}, 0),
         ({"losses": np.where(np.arange(240) % 8 == 0, 0.7, 0.02)}, 1),  # most batches have none of the rare class
         ({"target_top_at_ends": 0.9, "ignored": 0.0}, 0),  # padding
     ],

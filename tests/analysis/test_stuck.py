@@ -183,12 +183,13 @@ def test_a_loss_that_came_back_after_a_spike_and_rises_later_is_no_error():
     assert [f.severity for f in spike(run(loss=stays, grad_norm=norm))] == ["error"]
 
 
-def apart(rates, slow=1e-8):
+def apart(rates, slow=1e-8, norm=2.0):
     """Weights of which most move by `slow` in a step and others as usual, with these rates of the groups."""
     ratio = make_history(STEPS).per_layer["update_ratio"]
     measured = np.where(np.isnan(ratio), np.nan, np.array([slow] * 5 + [0.01, 0.01])).astype(np.float32)
     columns = dict(zip(("lr", "lr/1"), (np.full(STEPS, rate) for rate in rates), strict=True))
-    return run("Adam", per_layer={"update_ratio": measured}, loss=3 - ROW / STEPS, settings={"lr": 1e-3}, **columns)
+    layers = {"update_ratio": measured, "weight_norm": np.where(np.isnan(ratio), np.nan, norm).astype(np.float32)}
+    return run("Adam", per_layer=layers, loss=3 - ROW / STEPS, settings={"lr": 1e-3}, **columns)
 
 
 def test_a_param_group_that_is_held_back_is_named_with_both_rates():
@@ -196,7 +197,10 @@ def test_a_param_group_that_is_held_back_is_named_with_both_rates():
     assert len(found.layers) == 5
     assert "is 1e-09, of another 0.001" in found.cause
     assert update_too_small(apart((1e-3, 1e-3))) == []
-    assert update_too_small(apart((1e-9, 1e-3), slow=1e-3)) == []
+    assert update_too_small(apart((1e-9, 1e-3), slow=1e-4)) == []  # weights that were trained before
+    as_torch = math.sqrt(4 / 3)  # of [4, 4], each element between -1/2 and 1/2
+    assert len(update_too_small(apart((1e-9, 1e-3), slow=1e-4, norm=as_torch))) == 1
+    assert update_too_small(apart((1e-9, 1e-3), slow=1e-3, norm=as_torch)) == []
 
 
 @pytest.mark.parametrize(("optimizer", "said"), [("Rprop", True), ("LBFGS", True), ("Adam", False)])

@@ -15,7 +15,7 @@ from gradwatch.analysis.rules import diagnose
         (t.not_shifted, "labels-not-shifted", "100 % of the targets are the token that the model is given"),
         (t.padded, "padding-in-loss", f"are the token {t.CODES.max()}, which stands at one end of the rows"),
         (t.behind_a_sigmoid, "targets-out-of-range", "a sigmoid, gives numbers between 0 and 1"),
-        (t.wiped, "accumulation-wiped", "the step is that of the last micro-batch alone, of 1/16 of the data"),
+        (t.wiped, "accumulation-wiped", "and the step is that of what is left, of 1/16 of the data"),
         (t.prices, "targets-not-normalised", "The targets are 39"),
     ],
 )

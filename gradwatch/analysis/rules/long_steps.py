@@ -38,7 +38,7 @@ from gradwatch.analysis.rules.losses import has_rivals, scaled_losses
 from gradwatch.analysis.rules.once import once
 from gradwatch.analysis.rules.progress import progress, succeeds
 from gradwatch.analysis.rules.schedule import goes_astray, raised_at, raised_before
-from gradwatch.analysis.rules.step_length import first_ratio, lengthened, lowered
+from gradwatch.analysis.rules.step_length import betas_turned, first_ratio, lengthened, lowered
 from gradwatch.analysis.rules.tries import LOWER, clip_with, rate_times, warm_up
 from gradwatch.formatting import setting_text
 from gradwatch.history import Floats, History
@@ -94,7 +94,7 @@ def lr_too_high(history: History, jump: float = 0.35, sigmas: float = 6.0, width
                 return away
             numbers: dict[str, float | str] = {"metric": name, **evidence, "end": end}
             end_row = len(history) - 1 if severity == "error" else int(rows[last])
-            begin_row = 0 if turned(history) else int(rows[first])  # those are wrong from the start
+            begin_row = 0 if betas_turned(history) else int(rows[first])  # those are wrong from the start
             return [_too_high(history, severity, begin_row, end_row, numbers, shifted, unclear=unclear)]
     effects = outgrew, anew, shut, turned, died_at_once
     return away or _of(history, next(filter(None, (effect(history) for effect in effects)), None))

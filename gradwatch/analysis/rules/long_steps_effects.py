@@ -146,27 +146,28 @@ def outgrew(history: History, times: float = 5.0, left: float = 0.4, direct: flo
 
 
 def turned(history: History) -> Effect | None:
-    """Adam's betas are the wrong way round: a mean over a thousand steps, divided by one over ten; a note if it learns.
+    """Adam's betas are the wrong way round: a mean over a thousand steps, divided by one over ten. Not if it learns.
 
     Source: Kingma & Ba, arXiv:1412.6980, theorem 4.1, which asks that beta1 squared be below the root of beta2.
     """
     pair = betas_turned(history)
-    if pair is None:
+    if pair is None or succeeds(history):
         return None
     why = "Each step goes on in those that follow, and grows."
-    return Effect("note" if succeeds(history) else "warning", 0, {"beta1": pair[0], "beta2": pair[1]}, why)
+    return Effect("warning", 0, {"beta1": pair[0], "beta2": pair[1]}, why)
 
 
 def died_at_once(history: History, own: float = 0.2, left: float = 1e-3, soon: int = 50) -> Effect | None:
     """Long first steps, after which next to no gradient is left: the share `left` of the first from step `soon` on.
 
-    The first one changed most matrices by the share `own` of their size. Not said of weights that begin next to 0, nor
-    where a loss came down to a tenth: it may have learnt all there was.
+    The first one changed most matrices by the share `own` of their size. Not said of weights that begin next to 0, of a
+    single matrix, nor where a loss got better: it may have learnt all there was.
     """
     norm = history.total("grad_norm")
     norm = norm[np.isfinite(norm)]
     first = first_ratio(history) if steps_by_rate(history) and not begins_small(history) else 0.0
-    if not first > own or len(norm) < 2 * soon or came_down(history, 0.1):
+    better = any(p.is_real() for p in progress(history) if p.is_loss)
+    if not first > own or len(norm) < 2 * soon or better or (initial_gains(history) > 0).sum() < 2:
         return None
     rest = float(np.quantile(norm[soon:], 0.9)) / norm[0]
     if not 0 < rest < left:

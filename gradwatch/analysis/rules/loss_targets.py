@@ -27,17 +27,18 @@ def class_imbalance(
     said: float = 0.999,
     learnt: float = 0.85,
     soft: float = 0.02,
+    more: float = 1.5,
     min_steps: int = 100,
 ) -> list[Finding]:
     """Most targets are of one class, and the model says that class for everything. A warning.
 
-    Alarm: in the later half of the samples of `min_steps` steps the same class has `share` of the targets by the
-    median and of what the model says, the class with the highest score, all but 1 - `said`. Not where a loss ended
-    below the share `learnt` of the entropy of that class against all others, which is what is lost by knowing only how
-    frequent it is: the scores say more than the highest. By its mean: of few rare ones most batches have none. Where
-    the loss gives that class more weight than an average one, its size says nothing. Padding (`padding-in-loss`) is
-    told apart; parts that train against each other are not judged, nor targets that never change, nor probabilities
-    that are further than `soft` from 0 and 1.
+    Alarm: in the later half of the samples of `min_steps` steps the same class has `share` of the targets by the median
+    and of what the model says, the class with the highest score, all but 1 - `said`. Not where a loss ended below the
+    share `learnt` of the entropy of that class against all others, which is what is lost by knowing only how frequent
+    it is: the scores say more than the highest. By its mean: of few rare ones most batches have none. Where the loss
+    gives that class `more` times the weight of an average one, its size says nothing. Padding is told apart
+    (`padding-in-loss`); parts that train against each other are not judged, nor targets that never change, nor
+    probabilities that are further than `soft` from 0 and 1.
     Source: He & Garcia (2009), IEEE TKDE 21, on learning from imbalanced data; Lin et al., arXiv:1708.02002, section 1.
     """
     names = "target_top", "target_top_share", "predicted_top_share", "target_std"
@@ -52,9 +53,9 @@ def class_imbalance(
     weights = sampled(history, "target_top_weight")[1]
     weight = float(np.median(weights)) if len(weights) else 0.0
     ends = (history.total(p.metric) for p in progress(history) if p.is_loss)
-    if usual < 1 and not weight > 1 and any(_mean_end(end) < learnt * _entropy(usual) for end in ends):
+    if usual < 1 and not weight > more and any(_mean_end(end) < learnt * _entropy(usual) for end in ends):
         return []
-    more = f" The loss gives it {weight:.2g} times the weight of an average class as well." if weight > 1 else ""
+    also = f" The loss gives it {weight:.2g} times the weight of an average class as well." if weight > more else ""
     return [
         from_graph(
             history,
@@ -62,7 +63,7 @@ def class_imbalance(
             "",
             {"class": float(top[-1]), "share_of_targets": usual, "share_of_predictions": says},
             f"{percent(usual)} of the targets are of class {top[-1]:.0f}, and the model says that class for "
-            f"{percent(says)} of them: a loss that is a mean over all is low by that alone.{more}",
+            f"{percent(says)} of them: a loss that is a mean over all is low by that alone.{also}",
             "Give the rare classes their weight (one over their share): weight= of cross_entropy, pos_weight= of "
             "binary_cross_entropy_with_logits, or batches that hold as much of each class. Judge the model by the "
             "recall of each class, not by the loss or the accuracy over all.",

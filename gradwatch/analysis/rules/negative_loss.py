@@ -6,11 +6,12 @@ Legend: T recorded steps, C classes.
 from __future__ import annotations
 
 import math
+import re
 
 import numpy as np
 
 from gradwatch.analysis.clips import incoming
-from gradwatch.analysis.rules.facts import chance_loss, last_matrix, middle
+from gradwatch.analysis.rules.facts import chance_loss, last_matrix, middle, settings
 from gradwatch.analysis.rules.finding import Finding, Why, either
 from gradwatch.analysis.rules.loss_graph import from_graph, is_of_log_probabilities, without_logarithm
 from gradwatch.analysis.rules.losses import has_rivals, training_losses
@@ -81,13 +82,19 @@ def _of_classes(history: History, name: str, values: Floats, near: float, close:
     if abs(first * classes + 1) < close and values.min() >= -1 and chance > 0:
         words = _where(name, f"minus 1 / {classes}", classes)
         return Why(f"{words}it is the mean of minus the probabilities, without their logarithm.", _LOGARITHM, {})
-    if is_of_log_probabilities(history):
-        said = f"{name} is a mean of logarithms of probabilities, which are below 0, and not of minus these: "
-        return Why(said + _TURNED, _TURN, {})
+    if is_of_log_probabilities(history) and not _is_meant_to_fall(history):
+        said = f"{name} is a mean of logarithms of probabilities, which are below 0, and not of minus these. "
+        return Why(said + either(_LIKELIHOOD), _TURN, {}, alternatives=_LIKELIHOOD)
     if _of_no_logarithm(values, chance):
         said = f"{name} is below 0 from the first step on, and never falls by as much as 1. {either(_DIVERGENCE)}"
         return Why(said, _GIVE_LOGARITHM, {}, alternatives=_DIVERGENCE)
     return None
+
+
+def _is_meant_to_fall(history: History) -> bool:
+    """Whether a likelihood is no loss with the wrong sign: steps lead uphill, or a return is logged, as of a policy."""
+    uphill = any(group.get("maximize") for group in settings(history))
+    return uphill or any(re.search("return|reward", name) for name in history.logged)
 
 
 def _by_its_way(history: History, name: str, values: Floats, times: float) -> Why | None:
@@ -154,6 +161,10 @@ _DIVERGENCE = (
     "it is no divergence, and may be below 0",
 )
 _GIVE_LOGARITHM = "Give kl_div log_softmax(logits): a divergence of the logarithms is never below 0."
+_LIKELIHOOD = (
+    "it has the wrong sign, and the training makes it worse",
+    "these are meant to fall: they are weighed by what something cost, or something is to be unlearnt",
+)
 _TURNED = "it has the wrong sign, and the training makes it worse."
 _TURN = "Look at the sign of the loss: take the minus away, or minimise what is maximised now."
 _LOGARITHM = "Give nll_loss log_softmax(logits), or cross_entropy the logits."

@@ -14,17 +14,17 @@ from gradwatch.formatting import setting_text
 from gradwatch.history import Bools, Floats, History
 
 
-def ran_out(history: History, gone: float = 1e-3, early: float = 0.3) -> Why | None:
+def ran_out(history: History, gone: float = 1e-3, early: float = 0.3, nothing: float = 1e-5) -> Why | None:
     """What a schedule did that left no learning rate: cause, cure and numbers; None where it left one.
 
-    It ran out when for more than half of the run each group's rate was below `gone` times its highest, or was below ten
-    times that from the share `early` of the run on. It never got there when the highest is below a tenth of what was
-    set for the scheduler.
+    It ran out when for more than half of the run each group's rate was below `gone` times its highest; or below ten
+    times that from the share `early` of the run on, and it went on to `nothing`: a rate that stays at a hundredth is
+    meant. It never got there when the highest is below a tenth of what was set for the scheduler.
     """
     rate = rates(history)
     highest = np.nanmax(rate, axis=0, initial=0, where=np.isfinite(rate))
     row, left = _gone(rate, gone * highest), f"{gone:g}"
-    if not row < len(history) / 2:
+    if not row < len(history) / 2 and (rate[-1:] <= nothing * highest).all():
         row, left = _gone(rate, 10 * gone * highest), f"{10 * gone:g}"
     if (highest > 0).all() and row < len(history) * (0.5 if left == f"{gone:g}" else early):
         step, falls = int(history.step[row]), [int(history.step[at]) for at in _falls(rate[:, 0])]

@@ -101,13 +101,18 @@ def lengthened(history: History, momentum: float = 0.97, apart: float = 100.0) -
 
 
 def betas_turned(history: History, momentum: float = 0.97) -> tuple[float, float] | None:
-    """The betas of a group whose first is the larger one, and `momentum` or more; None where no group has such."""
+    """The betas of a group whose first is the larger one, and `momentum` or more, of Adam's kin; None where none is.
+
+    Adan has three, which are counted the other way round.
+    """
+    if "Adam" not in optimizer_kind(history):
+        return None
     return next((pair for pair in _betas(history) if pair[0] > pair[1] and pair[0] >= momentum), None)
 
 
 def _betas(history: History) -> list[tuple[float, float]]:
     found = (group.get("betas") for group in settings(history))
-    return [(pair[0], pair[1]) for pair in found if isinstance(pair, list | tuple) and len(pair) > 1]
+    return [(pair[0], pair[1]) for pair in found if isinstance(pair, list | tuple) and len(pair) == 2]
 
 
 def is_new_each_step(history: History, least: int = 100, near: float = 0.05, straight: float = 0.9) -> bool:

@@ -12,6 +12,7 @@ from gradwatch.analysis.rules.facts import (
     LEAST_STEPS,
     USUAL_RATIO,
     directness,
+    initial_gains,
     initial_sum,
     is_adaptive,
     matrices,
@@ -198,7 +199,7 @@ def update_too_small(
         return []
     if learnt(history).mean() > 0.5:
         return []  # there is no more to step for
-    held = _held_back(history, ratio, which, slow if kind else slow_sgd)
+    held = _held_back(history, ratio, which, limit, slow if kind else slow_sgd)
     if held:
         return held
     high = np.nanquantile(ratio[:, which], 0.9, axis=0)
@@ -250,17 +251,20 @@ def _of_small_steps(history: History, found: float, rate: float) -> Why:
 
 
 def _held_back(
-    history: History, ratio: Floats, which: Bools, slow_share: float, apart: float = 1000.0
+    history: History, ratio: Floats, which: Bools, limit: float, slow_share: float, apart: float = 1000.0
 ) -> list[Finding]:
-    """Most of the weights hardly move, others step as usual, and a group's rate is `apart` times another's.
+    """Most of the weights as good as stand still, others step as usual, and a group's rate is `apart` times another's.
 
-    They move by less than `slow_share` of what is usual in a step, others by more.
+    They stand still below `limit`; weights that begin as torch's layers do also below `slow_share` of what is usual:
+    what was trained before is meant to be tuned gently.
     Source: Howard & Ruder, arXiv:1801.06146 (rates of groups apart: 2.6 from one to the next).
     """
     high = np.zeros(len(which))
     high[which] = np.nanquantile(ratio[:, which], 0.9, axis=0)
-    limit = slow_share * USUAL_RATIO[is_adaptive(history)]
-    slow, usual = (high > 0) & (high < limit), high > limit
+    hardly = slow_share * USUAL_RATIO[is_adaptive(history)]
+    if abs(middle(initial_gains(history)[which & (high < hardly)]) * np.sqrt(3) - 1) < 0.03:
+        limit = hardly
+    slow, usual = (high > 0) & (high < limit), high > min(100 * limit, hardly)
     group = np.nanmax(np.nan_to_num(rates(history)), axis=0)
     if not usual.any() or not group.min() > 0 or group.max() < apart * group.min():
         return []
