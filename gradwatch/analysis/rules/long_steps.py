@@ -209,7 +209,7 @@ def _too_high(
         (),
         int(history.step[row if raised is None else raised]),
         int(history.step[last]),
-        {**known, "update_ratio": largest_ratio(history), **evidence, **logits.evidence},
+        {**evidence, **known, "update_ratio": evidence.get("update_ratio", largest_ratio(history)), **logits.evidence},
         f"{cause} {astray.cause}" if astray else cause + longer.cause + raised_before(history, row) + logits.cause,
         astray.cure if astray else longer.around(cure),
         tries=() if astray else longer.left_of(tries),
