@@ -40,25 +40,24 @@ class LossGraph:
     def __init__(self, loss: Tensor, layers: Mapping[int, str]) -> None:
         self._root, self._layers = loss.grad_fn, layers
         self._nodes = [] if loss.grad_fn is None else [*_nodes(loss.grad_fn)]
+        leaves = (getattr(node, "variable", None) for node in self._nodes)
+        self._leaves: list[Tensor] = [leaf for leaf in leaves if leaf is not None]
         self._owned: dict[Node, str] = {}  # what `_own` said, which is asked of most nodes several times
 
     @property
     def reached(self) -> set[int]:
         """The ids of the layers that the gradient of the loss comes to, as far as the graph is walked."""
-        return {id(getattr(node, "variable", None)) for node in self._nodes} & self._layers.keys()
+        return {*map(id, self._leaves)} & self._layers.keys()
 
     @property
     def strangers(self) -> list[nn.Parameter]:
         """The parameters in the graph that are none of the layers: of another model, or made on the way."""
-        leaves = (getattr(node, "variable", None) for node in self._nodes)
-        return [leaf for leaf in leaves if isinstance(leaf, nn.Parameter) and id(leaf) not in self._layers]
+        return [leaf for leaf in self._leaves if isinstance(leaf, nn.Parameter) and id(leaf) not in self._layers]
 
     @property
     def asks_of_data(self) -> bool:
         """Whether the gradient of the loss comes to a tensor that is no parameter: to an input, as for an attack."""
-        leaves = (getattr(node, "variable", None) for node in self._nodes)
-        known = (nn.Parameter, type(None))
-        return any(not isinstance(leaf, known) and id(leaf) not in self._layers for leaf in leaves)
+        return any(not isinstance(leaf, nn.Parameter) and id(leaf) not in self._layers for leaf in self._leaves)
 
     def targets(self) -> dict[str, Tensor | float]:
         """What the loss is asked for, and the model said: 0-d tensors (`loss_targets.seen`), of the nearest of torch's

@@ -596,10 +596,10 @@ def test_a_batch_that_leaps_in_the_first_steps_is_a_spike_if_all_is_as_before_it
     (found,) = spike(history)
     assert (found.first_step, found.evidence["odd_batch"]) == (5, 5)
     gone = np.arange(STEPS) >= 5
-    for after in (2.5e9, np.nan):
-        losses = np.where(hit, 2.5e9, np.where(gone, after, 2.3 + NOISE))
-        norms = np.where(hit, 9e4, np.where(gone, 9e4 if after == after else np.nan, 1.0))
-        assert odd_batch(run(loss=losses, grad_norm=norms)) is None
+    assert spike(run(loss=np.where(gone, 2.5e9, 2.3 + NOISE), grad_norm=np.where(gone, 9e4, 1.0))) == []
+    after = np.where(gone & ~hit, np.nan, 0.0)  # it came apart
+    apart = run(loss=np.where(hit, 2.5e9, 2.3 + NOISE) + after, grad_norm=np.where(hit, 9e4, 1.0) + after)
+    assert odd_batch(apart) is None
 
 
 # ------------------------------------------------------------------------------------------------- nothing left to do

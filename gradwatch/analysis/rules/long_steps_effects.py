@@ -98,12 +98,18 @@ def first_step(history: History, own: float = 0.75) -> Effect | None:
     part that won all the same, its loss a tenth of what it was, of weights that begin next to 0, nor where the rate
     does not set the length of a step.
     """
-    if came_down(history, 0.1):
-        return None
-    first = first_ratio(history) if steps_by_rate(history) and not begins_small(history) else 0.0
-    if not first > own or (initial_gains(history) > 0).sum() < 2:
+    first = _set_by_the_rate(history)
+    if came_down(history, 0.1) or not first > own:
         return None
     return Effect("warning", 0, {"update_ratio": first}, _changed_by(first))
+
+
+def _set_by_the_rate(history: History) -> float:
+    """The update ratio of the first step; 0 where the rate does not set it, of weights that begin next to 0, and of a
+    single matrix.
+    """
+    told = steps_by_rate(history) and not begins_small(history) and (initial_gains(history) > 0).sum() > 1
+    return first_ratio(history) if told else 0.0
 
 
 def _changed_by(first: float) -> str:
@@ -165,9 +171,9 @@ def died_at_once(history: History, own: float = 0.2, left: float = 1e-3, soon: i
     """
     norm = history.total("grad_norm")
     norm = norm[np.isfinite(norm)]
-    first = first_ratio(history) if steps_by_rate(history) and not begins_small(history) else 0.0
+    first = _set_by_the_rate(history)
     better = any(p.is_real() for p in progress(history) if p.is_loss)
-    if not first > own or len(norm) < 2 * soon or better or (initial_gains(history) > 0).sum() < 2:
+    if not first > own or len(norm) < 2 * soon or better:
         return None
     rest = float(np.quantile(norm[soon:], 0.9)) / norm[0]
     if not 0 < rest < left:

@@ -29,7 +29,7 @@ _RANGES = {
 _TO_ONE = {"Mean", "Sum", "Neg", "Div", "Mul", "Add", "Minimum", "Maximum", "Clamp"}  # all that is left is a mean
 _NUMBERS = {"MseLoss", "SmoothL1Loss", "HuberLoss"}
 _TO_A_SUM = {"Mean", "Sum", "Add", "Diagonal", "DiagonalBackward0_copy"}
-_OF_DIFFERENCES = {"MseLoss", "L1Loss", "SmoothL1Loss", "HuberLoss", "Pow", "Abs"}
+_OF_DIFFERENCES = _NUMBERS | {"L1Loss", "Pow", "Abs"}
 
 
 @dataclass(frozen=True)
@@ -126,7 +126,7 @@ def number_of_classes(history: History) -> int | None:
     losses = [{each.name.partition("/")[0] for each in path} for path, _ in paths(history)]
     if losses and all(names & {"BinaryCrossEntropy", "BinaryCrossEntropyWithLogits"} for names in losses):
         return 2
-    return 1 if losses and all(names & {"MseLoss", "L1Loss", "SmoothL1Loss", "HuberLoss"} for names in losses) else None
+    return 1 if losses and all(names & (_NUMBERS | {"L1Loss"}) for names in losses) else None
 
 
 def is_mean_cross_entropy(history: History) -> bool:
@@ -206,7 +206,7 @@ def norm_over_too_few(history: History, most: int = 2, places: int = 64, outputs
     Ba et al., arXiv:1607.06450, table 1 (what a layer norm does not see).
     """
     for path, layer in paths(history):
-        for above, below in pairwise(each for each in path if each.name not in _SAME_NUMBERS):
+        for above, below in pairwise(_changing(path)):
             normed = above.name.partition("/")[0] in _NUMBERS and below.name == "NativeLayerNorm"
             if normed and below.shape[-1] <= outputs:
                 return [_outputs_normed(history, layer, below.shape[-1])]
@@ -295,9 +295,12 @@ def _rows(history: History, what: str) -> Iterator[dict[str, Any]]:
 
 def _neighbours(path: list[Operation]) -> Iterator[tuple[str, str]]:
     """Each operation and the next below it, but for those that leave the numbers as they are."""
-    names = [each.name.partition("/")[0] for each in path]
-    names = [name for name in names if name not in _SAME_NUMBERS]
-    yield from pairwise(names)
+    yield from pairwise(each.name.partition("/")[0] for each in _changing(path))
+
+
+def _changing(path: list[Operation]) -> list[Operation]:
+    """The operations of a path, but for those that leave the numbers as they are."""
+    return [each for each in path if each.name not in _SAME_NUMBERS]
 
 
 def _shape(text: str) -> tuple[int, ...]:

@@ -23,12 +23,13 @@ def ran_out(history: History, gone: float = 1e-3, early: float = 0.3, nothing: f
     """
     rate = rates(history)
     highest = np.nanmax(rate, axis=0, initial=0, where=np.isfinite(rate))
-    row, left = _gone(rate, gone * highest), f"{gone:g}"
-    if not row < len(history) / 2 and (rate[-1:] <= nothing * highest).all():
-        row, left = _gone(rate, 10 * gone * highest), f"{10 * gone:g}"
-    if (highest > 0).all() and row < len(history) * (0.5 if left == f"{gone:g}" else early):
+    left, share = gone, 0.5
+    if not _gone(rate, left * highest) < share * len(rate) and (rate[-1:] <= nothing * highest).all():
+        left, share = 10 * gone, early
+    row = _gone(rate, left * highest)
+    if (highest > 0).all() and row < share * len(rate):
         step, falls = int(history.step[row]), [int(history.step[at]) for at in _falls(rate[:, 0])]
-        said = f"The schedule ran out: from step {step} on the learning rate is less than {left} of what it was."
+        said = f"The schedule ran out: from step {step} on the learning rate is less than {left:g} of what it was."
         cure = "Stretch the schedule to the length of the run: count its steps as the scheduler is stepped, once a "
         cure += "batch or once an epoch."
         if falls:
