@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.functional import softplus
 
 from gradwatch.measure.autograd import without_autograd
 from gradwatch.table import IN_LOSS
@@ -33,14 +34,16 @@ def seen(loss: str, node: Node, tables: Iterable[Node] = ()) -> dict[str, Tensor
     """0-d tensors on the loss's device, by name; `loss` is the operation that the `node` is of, of `LOSSES`.
 
     Of all: `target_mean` and `target_std`, where a class counts by its number, of so many `targets`. Of classes, also
-    of two: `target_top`, the most frequent one, `target_top_share` and `predicted_top_share`, the share of targets
-    that were `predicted_right` and of those that are `ignored`; where classes have weights, `target_top_weight`, that
-    of the most frequent one beside the mean of those above 0; of probabilities, `target_soft`, how far they are from
-    0 and 1 on average. Of numbers: `target_low` and `target_high`, between which nine tenths lie, `target_spread`, the
-    median distance from the median, `target_farthest`, the largest, `predicted_mean` and `predicted_std`, and the
-    share of the targets' variance that is `explained`. Of tokens, which came in by one of the embeddings `tables` that
-    has about a row for each class: `target_is_input`, the share of targets that are the token at their own place, and
-    `target_top_at_ends`, how much more often the most frequent one is the last of a row than the first (or less).
+    of two: `target_top`, the most frequent one, `target_top_share` and `predicted_top_share`, the share of targets that
+    were `predicted_right` and of those that are `ignored`; where classes have weights, `target_top_weight`, that of the
+    most frequent one beside the mean of those above 0; of probabilities, `target_soft`, how far they are from 0 and 1
+    on average; of logits the `cross_entropy`, in nats, and how far those of one choice are apart, by the median
+    (`logit_range`) and at most (`logit_range_most`), of two classes how far the one is from 0. Of numbers: `target_low`
+    and `target_high`, between which nine tenths lie, `target_spread`, the median distance from the median,
+    `target_farthest`, the largest, `predicted_mean` and `predicted_std`, and the share of the targets' variance that is
+    `explained`. Of tokens, which came in by one of the embeddings `tables` that has about a row for each class:
+    `target_is_input`, the share of targets that are the token at their own place, and `target_top_at_ends`, how much
+    more often the most frequent one is the last of a row than the first (or less).
     """
     if not _lies_there(node):
         return {}
@@ -51,7 +54,10 @@ def seen(loss: str, node: Node, tables: Iterable[Node] = ()) -> dict[str, Tensor
     if loss in NUMBERS:
         found = _of_numbers(target[few].flatten().float(), scores[few].flatten().float())
     elif loss in _YES_OR_NO:
-        found = _of_two(target[few], scores[few] > (0.0 if loss.endswith("Logits") else 0.5))
+        is_logits = loss.endswith("Logits")
+        found = _of_two(target[few], scores[few] > (0.0 if is_logits else 0.5))
+        if is_logits:
+            found |= _of_logits(scores[few].abs().flatten(), softplus(scores[few]) - target[few] * scores[few])
     elif scores.dim() < 2:  # of a single prediction
         return {}
     else:
@@ -108,10 +114,13 @@ def _of_choices(target: Tensor, scores: Tensor, ignored: int, tables: Iterable[N
     classes, asked = scores.shape[1], target[_evenly(target.shape, MOST)].flatten()
     counts = _counts(torch.where(asked == ignored, classes, asked), classes + 1)
     few = _evenly(target.shape, max(MOST_SCORES // classes, 64))
-    said, wanted = scores[(few[0], slice(None), *few[1:])].argmax(1), target[few]
+    some, wanted = scores[(few[0], slice(None), *few[1:])], target[few]
+    said, counted = some.argmax(1), wanted != ignored
     found = _of_classes(counts[:classes], _counts(said.flatten(), classes))
     found["ignored"] = counts[classes] / counts.sum()
-    found["predicted_right"] = (said == wanted).sum() / (wanted != ignored).sum()
+    found["predicted_right"] = (said == wanted).sum() / counted.sum()
+    of_wanted = some.gather(1, torch.where(counted, wanted, 0)[:, None])[:, 0]
+    found |= _of_logits((some.amax(1) - some.amin(1)).flatten(), torch.where(counted, -of_wanted, torch.nan))
     read = (node for node in tables if _is_of(classes, getattr(node, "_saved_weight_sym_argsize_0", classes)))
     tokens = [_of_tokens(target, node._saved_indices, ignored, found["target_top"]) for node in _plain(read)]
     alike = [each for each in tokens if each is not None]
@@ -132,6 +141,12 @@ def _of_classes(target: Tensor, predicted: Tensor) -> dict[str, Tensor]:
         "target_top_share": share.amax(),
         "predicted_top_share": predicted.amax() / predicted.sum(),
     }
+
+
+def _of_logits(ranges: Tensor, losses: Tensor) -> dict[str, Tensor]:
+    """Of how far the logits of each choice are apart, and of what the loss is of each, NaN where it is left out."""
+    ranges, losses = ranges.float(), losses.float()
+    return {"logit_range": ranges.median(), "logit_range_most": ranges.amax(), "cross_entropy": losses.nanmean()}
 
 
 def _of_tokens(target: Tensor, indices: Tensor, ignored: int, top: Tensor) -> Tensor | None:

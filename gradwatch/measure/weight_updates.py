@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
@@ -137,7 +137,7 @@ class UpdateRatio:
     """How far a step moved each layer, from at most 4,096 of its elements: `before()` the step, `after()` it; and how
     far all that happened since the measurement before did.
 
-    One buffer `[3, N]` is filled again and again, by one `cat` per device and dtype: constant memory, few kernels, and
+    A buffer `[3, N]` is filled again and again, by one `cat` per device and dtype: constant memory, few kernels, and
     no large allocation in steady state. Layers with samples of one size lie side by side, so that one kernel norms
     them all.
     """
@@ -170,7 +170,8 @@ class UpdateRatio:
 
         The ratios are NaN where the weights were all zero.
         """
-        samples, now = self._look(2), self._looks % 2
+        self._look(2)
+        samples, now = self._samples(), self._looks % 2
         if self._before != now:
             samples[2].sub_(samples[self._before])
             return {"update_norm": (yield from self._over_ranks(self._norms(samples[2:]), True))[0]}
@@ -212,20 +213,27 @@ class UpdateRatio:
         places: list[int] = sorted(self.layout.every, key=self._order.__getitem__)
         return self.layout.numbers(places, torch.int64)
 
-    def _look(self, row: int) -> Tensor:
-        """The samples of all layers, one after the other, group by group, in a row of the buffer; which is returned."""
-        samples = self._buffer("samples", (3, sum(self.sizes)), self.layout.device, self.layout.dtype)
-        weights, start = self.layout.weights(), 0
+    def _look(self, row: int) -> None:
+        """The samples of all layers, one after the other, into this row of the buffer of each group."""
+        weights = self.layout.weights()
+        for layers, own, _ in self._parts():
+            torch.cat([sample(weights[i]) for i in layers], out=own[row])
+
+    def _samples(self) -> Tensor:
+        """The rows that were looked at, in the layout's dtype and on its device: those of all groups side by side."""
+        for _, own, part in self._parts():
+            if own is not part:
+                part.copy_(own, non_blocking=own.device.type != "cpu" or part.device.type == "cpu")
+        return self._buffer("samples", (3, sum(self.sizes)), self.layout.device, self.layout.dtype)
+
+    def _parts(self) -> Iterator[tuple[Sequence[int], Tensor, Tensor]]:
+        """Of each group its layers, the buffer that is looked into, and its part of the samples: mostly the same."""
+        samples, start = self._buffer("samples", (3, sum(self.sizes)), self.layout.device, self.layout.dtype), 0
         for (device, dtype), layers in self._groups.items():
             size = sum(self.sizes[i] for i in layers)
-            part, start = samples[row].narrow(0, start, size), start + size
-            parts = [sample(weights[i]) for i in layers]
-            if (device, dtype) == (samples.device, samples.dtype):
-                torch.cat(parts, out=part)
-            else:
-                own = self._buffer((device, dtype), (size,), device, dtype)
-                part.copy_(torch.cat(parts, out=own), non_blocking=device.type != "cpu" or part.device.type == "cpu")
-        return samples
+            part, start = samples.narrow(1, start, size), start + size
+            is_like = (device, dtype) == (samples.device, samples.dtype)
+            yield layers, part if is_like else self._buffer((device, dtype), (3, size), device, dtype), part
 
     def _buffer(self, name: object, shape: tuple[int, ...], device: torch.device, dtype: torch.dtype) -> Tensor:
         if name not in self._buffers:

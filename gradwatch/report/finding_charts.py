@@ -268,7 +268,7 @@ CHARTS: dict[str, Draw] = {
     "dropout-too-strong": loss_curve,
     **dict.fromkeys(("labels-not-shifted", "targets-out-of-range", "padding-in-loss"), loss_curve),
     **dict.fromkeys(("targets-not-normalised", "data-not-shuffled", "class-imbalance"), loss_curve),
-    "accumulation-wiped": loss_curve,
+    **dict.fromkeys(("accumulation-wiped", "logits-bounded"), loss_curve),
     "generator-starves": loss_curve,
     "optimizer-state-lost": loss_curve,
     "schedule-too-short": rate_curve,

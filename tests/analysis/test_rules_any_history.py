@@ -20,7 +20,8 @@ PER_STEP = (
 OF_LOSSES = (
     "targets", "target_mean", "target_std", "target_top", "target_top_share", "predicted_top_share", "ignored",
     "target_soft", "target_is_input", "target_top_at_ends", "target_low", "target_high", "target_spread",
-    "target_farthest", "predicted_mean", "predicted_std", "predicted_right", "explained", "parameters_gone",
+    "target_farthest", "predicted_mean", "predicted_std", "predicted_right",
+    "logit_range", "logit_range_most", "cross_entropy", "explained", "parameters_gone",
 )  # fmt: skip
 SQUASHED = {"what": "path", "operations": "MseLoss Sigmoid Addmm", "shapes": "1 4x5 4x5", "operands": "1 1 2"}
 OF_MODULES = ("rms", "max", "zeros", "saturated", "dead", "nonfinite", "order")

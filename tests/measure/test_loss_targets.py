@@ -41,8 +41,21 @@ def of_classes(asked, said, ignored=0.0):
     }
 
 
+def of_logits(ranges, losses):
+    ordered = np.sort(np.asarray(ranges), axis=None)
+    median = ordered[(len(ordered) - 1) // 2]  # torch's is the lower one
+    return {"logit_range": median, "logit_range_most": ordered[-1], "cross_entropy": np.mean(losses)}
+
+
+def of_choices(scores, y):
+    """Of logits [N, C] and classes that are all asked for."""
+    scores = scores.detach().double().numpy()
+    losses = np.log(np.exp(scores).sum(1)) - scores[np.arange(len(scores)), y.numpy()]
+    return of_logits(np.ptp(scores, axis=1), losses)
+
+
 def test_of_classes():
-    expected = of_classes(Y, MANY(X).argmax(1))
+    expected = {**of_classes(Y, MANY(X).argmax(1)), **of_choices(MANY(X), Y)}
     assert seen(F.cross_entropy(MANY(X), Y)) == pytest.approx(expected, rel=1e-5)
     weight = torch.rand(C)
     expected["target_top_weight"] = float(weight[int(expected["target_top"])] / weight.mean())
@@ -55,6 +68,7 @@ def test_what_is_ignored_is_no_target():
     kept = y != -100
     expected = of_classes(y[kept], MANY(X).argmax(1), ignored=0.25)
     expected["predicted_right"] = float((y == MANY(X).argmax(1))[kept].float().mean())
+    expected |= of_choices(MANY(X), Y) | {"cross_entropy": of_choices(MANY(X)[kept], y[kept])["cross_entropy"]}
     assert seen(F.cross_entropy(MANY(X), y)) == pytest.approx(expected, rel=1e-5)
     nothing = seen(F.cross_entropy(MANY(X), torch.full((N,), -100)))
     assert (nothing["ignored"], np.isnan(nothing["target_top_share"])) == (1, True)
@@ -62,7 +76,8 @@ def test_what_is_ignored_is_no_target():
 
 def test_of_pixels():
     scores, y = MANY(X).T.reshape(1, C, 6, 10), Y.reshape(1, 6, 10)
-    assert seen(F.cross_entropy(scores, y)) == pytest.approx(of_classes(y, scores.argmax(1)), rel=1e-5)
+    expected = {**of_classes(y, scores.argmax(1)), **of_choices(MANY(X), Y)}
+    assert seen(F.cross_entropy(scores, y)) == pytest.approx(expected, rel=1e-5)
 
 
 @pytest.mark.parametrize("logits", [True, False])
@@ -72,6 +87,9 @@ def test_of_two_classes(logits):
     expected = of_classes(y.long(), (said > 0).long())
     del expected["ignored"]
     expected["target_soft"] = 0
+    if logits:
+        said, y = (each.detach().double().numpy() for each in (said, y))
+        expected |= of_logits(np.abs(said), np.log1p(np.exp(said)) - y * said)
     assert seen(loss) == pytest.approx(expected, rel=1e-5)
 
 

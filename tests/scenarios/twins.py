@@ -81,6 +81,7 @@ TWINS: dict[str, tuple[tuple[str, Train], tuple[str, Train]]] = {
             ("data-not-shuffled", t.sorted_by_label, "in the order of the labels", "in any order"),
             ("accumulation-wiped", t.wiped, "zero_grad() before each micro-batch", "before the first"),
             ("class-imbalance", t.rare_and_never_said, "no weights", "pos_weight=50"),
+            ("logits-bounded", t.bare_cosines, "cosines without a scale", "16 times as large"),
             ("dead-units", i.dead_units, "most biases begin at -20", "as torch begins"),
             ("saturated", i.saturated, "inputs from 0 to 1000", "inputs from 0 to 1"),
             ("attention-logits-grow", i.growing_logits, "Adam at 0.1", "Adam at 0.003"),

@@ -11,6 +11,7 @@ from gradwatch.analysis.clips import incoming
 from gradwatch.analysis.rules.activation_outliers import activation_outlier
 from gradwatch.analysis.rules.activations import dead_units, saturated
 from gradwatch.analysis.rules.attention import attention_collapsed, attention_logits_grow
+from gradwatch.analysis.rules.bounded_logits import logits_bounded
 from gradwatch.analysis.rules.clipping import (
     clip_before_unscale,
     clip_inert,
@@ -72,7 +73,7 @@ RULES: tuple[Rule, ...] = (
     bad_initialisation, shapes_broadcast, softmax_over_the_batch, norm_over_too_few, axes_mixed, dropout_too_strong,
     weight_decay_too_strong,
     labels_not_shifted, targets_out_of_range, padding_in_loss, targets_not_normalised, data_not_shuffled,
-    class_imbalance, accumulation_wiped,
+    class_imbalance, accumulation_wiped, logits_bounded,
     inputs_not_normalised, negative_loss, left_in_eval, norm_statistics, dead_units, saturated,
     optimizer_state_lost, schedule_too_short, warmup_too_long,
     attention_logits_grow, attention_collapsed, activation_outlier, expert_starved, stale_second_moment,
@@ -163,6 +164,7 @@ CONSEQUENCES: dict[str, set[str]] = {
     "update-too-small": set(),
     "renorm-binds": set(),
     "class-imbalance": set(),
+    "logits-bounded": set(),
 }
 for _rule, _explained in CONSEQUENCES.items():
     _explained |= {"no-progress", "class-imbalance"} - {_rule}

@@ -1,0 +1,80 @@
+"""Logits that something keeps close together: what the loss, in steps that were sampled, could not come below."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from gradwatch.analysis.rules.finding import Finding, either
+from gradwatch.analysis.rules.loss_graph import from_graph, number_of_classes
+from gradwatch.analysis.rules.losses import has_rivals
+from gradwatch.analysis.rules.sampled_losses import sampled
+from gradwatch.history import Floats, History
+
+
+def logits_bounded(
+    history: History,
+    held: float = 0.3,
+    unsure: float = 0.25,
+    times: float = 1.5,
+    still: float = 1.15,
+    piled: float = 0.6,
+    min_samples: int = 8,
+    min_steps: int = 100,
+) -> list[Finding]:
+    """A model that is right more often than it is sure: its logits come no further apart. A warning.
+
+    Among C classes whose logits are at most R apart cross-entropy is no less than log(1 + (C - 1) exp(-R)). Alarm: in
+    the last quarter of the samples that is the share `held` of the loss at least, by the largest R of any choice; R is
+    what it was in the second quarter, within a factor of `still`, and that of the median choice is the share `piled` of
+    it, as if all stood at an end; and the loss is more than `times` what a model that is as often right and knows how
+    often would have, and more than that by `unsure` nats. Such a model has the entropy of being right, and at most
+    log(C - 1) for each of the others. Not judged: targets that name each class once (rows that are told from each
+    other, whose temperature is chosen), and parts that train against each other.
+    Source: the definition of cross-entropy; Wang et al., arXiv:1704.06369, proposition 2 (the least loss that cosines
+    can have); Guo et al., arXiv:1706.04599, section 2, on confidence.
+    """
+    names = "logit_range_most", "logit_range", "cross_entropy", "predicted_right", "target_top_share", "targets"
+    step, most, usual, loss, right, share, targets = sampled(history, *names)
+    classes = number_of_classes(history)
+    if len(step) < min_samples or len(history) < min_steps or not classes or classes < 2 or has_rivals(history):
+        return []
+    late, before = slice(-max(3, len(step) // 4), None), slice(len(step) // 4, len(step) // 2)
+    widest, ended = float(most[late].max()), float(np.median(loss[late]))
+    least, calibrated = _least(classes, widest), _calibrated(classes, right[late])
+    rests = 1 / still < widest / most[before].max() < still and np.median(usual[late]) > piled * widest
+    is_unsure = ended > times * calibrated and ended - calibrated > unsure
+    if not (rests and least > held * ended and is_unsure) or np.median(share * targets) < 1.5:
+        return []
+    causes = (
+        "something bounds them: cosines without a scale, a temperature, a norm, a tanh or a sigmoid behind the last "
+        "layer, a decay of its weights",
+        "the steps of the last layer are too short to bring them further apart in this time",
+    )
+    return [
+        from_graph(
+            history,
+            "logits-bounded",
+            "",
+            {"logit_range": widest, "classes": classes, "lowest_possible": least, "cross_entropy": ended},
+            f"The model is right in {np.median(right[late]):.0%} of its choices, and its logits come no further apart "
+            f"than {widest:.2g}: among {classes} classes no loss is below {least:.2g} then, and it ended at "
+            f"{ended:.2g}. {either(causes)}",
+            "Give the loss what a linear layer gives out. Cosines want a scale that is learnt or large, as 16 or 30: "
+            "logits = scale * cosines; a temperature divides by a number well below 1.",
+            causes,
+        )
+    ]
+
+
+def _least(classes: int, apart: float) -> float:
+    """The least cross-entropy, in nats, among so many classes whose logits are at most so far apart."""
+    return math.log1p((classes - 1) * math.exp(-apart))
+
+
+def _calibrated(classes: int, right: Floats) -> float:
+    """The most that a model loses, in nats, that is so often right and as sure as that."""
+    share = float(np.clip(np.median(right), 1e-9, 1 - 1e-9))
+    entropy = -share * math.log(share) - (1 - share) * math.log(1 - share)
+    return entropy + (1 - share) * math.log(max(classes - 1, 1))
