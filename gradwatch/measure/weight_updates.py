@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import math
 import operator
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import groupby
+from itertools import count, groupby
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -56,6 +57,7 @@ class Weights:
         self.layout, self.renorm, self.every, self.slots = layout, renorm, every, slots
         self.looking, self.heads = looking or Looking(), heads
         self._iterations: Iterations = {}
+        self._turns: defaultdict[Optimizer, Iterator[int]] = defaultdict(count)  # of each that steps alone
         self._update_ratio = UpdateRatio(layout)
         self._singular_values = SingularValues(layout, singular_values) if singular_values else None
         self._patterns = singular_values
@@ -79,13 +81,18 @@ class Weights:
         copied = {key: value.to(self.layout.device, copy=True) for key, value in state.items()}
         self.state = self.state | copied
 
-    def before_step(self, number: int) -> bool:
-        """Whether the weights are measured in this step. If so they are looked at, and with `slots` in any step."""
-        is_measured = number % self.every == 0
+    def before_step(self, number: int, alone: Optimizer | None = None) -> bool:
+        """Whether the weights are measured in this step. If so they are looked at, and with `slots` in any step.
+
+        Those of an optimizer that steps `alone` also in one `every` so many of its own: of several that step in turn
+        one might have none of the steps whose numbers `every` divides.
+        """
+        turn = number if alone is None else next(self._turns[alone])
+        is_measured = 0 in (number % self.every, turn % self.every)
         if is_measured or self.slots:
             self._looked = False
             with self.looking.at("update_ratio"):
-                self._update_ratio.before(is_measured)
+                self._update_ratio.before(number % self.every == 0)
                 self._looked = True
         return is_measured
 
@@ -123,7 +130,7 @@ class Weights:
         if self.slots:
             asked["adam_rms"] = adam_rms(self.layout, optimizers)
         if self._looked:
-            asked["update_ratio"] = self._update_ratio.after(self.slots)
+            asked["update_ratio"] = self._update_ratio.after(self.slots, is_measured)
         found = yield from together(asked, self.looking)
         values = {} if renorm_rate is None or not is_measured else {"renorm_rate": renorm_rate}
         for name, value in found.items():
@@ -163,10 +170,10 @@ class UpdateRatio:
         self._look(self._before)
         self._looks += is_measured
 
-    def after(self, with_norm: bool = False) -> Sums[dict[str, Tensor]]:
-        """Of each layer, `[L]`, after a measured step, as shares of ‖w before the step‖: how far the step moved it
-        (`update_ratio`), and from the second measurement on, how far it is from where it was before the last measured
-        step (`displacement`). `with_norm`, and of any other step, how far it moved it (`update_norm`).
+    def after(self, with_norm: bool = False, with_ratio: bool = True) -> Sums[dict[str, Tensor]]:
+        """Of each layer, `[L]`, after a step, as shares of ‖w before the step‖: `with_ratio`, how far the step moved it
+        (`update_ratio`), and from the second measurement on that `before` was told of, how far it is from where it was
+        before the last of these (`displacement`). `with_norm` how far the step moved it (`update_norm`).
 
         The ratios are NaN where the weights were all zero.
         """
@@ -174,7 +181,10 @@ class UpdateRatio:
         samples, now = self._samples(), self._looks % 2
         if self._before != now:
             samples[2].sub_(samples[self._before])
-            return {"update_norm": (yield from self._over_ranks(self._norms(samples[2:]), True))[0]}
+            both = samples[slice(self._before, 3, 2 - self._before) if with_ratio else slice(2, 3)]
+            *before, moved = yield from self._over_ranks(self._norms(both), with_norm)
+            found = {"update_ratio": moved / threshold(before[0], 0.0, torch.nan)} if with_ratio else {}
+            return {**found, "update_norm": moved} if with_norm else found
         earlier = slice(2, 3) if self._looks == 1 else slice(1, 3) if now == 0 else slice(0, 3, 2)
         samples[earlier].sub_(samples[now])  # the look before the last, and the one after the step
         norms = yield from self._over_ranks(self._norms(samples), with_norm)

@@ -57,11 +57,16 @@ class Inside:
             return {} if self.mode is None else self.mode.at_first()
         return {}
 
-    def begin(self, step: int, layout: Layout) -> None:
-        """The forward pass of this step is about to begin."""
+    def begin(self, step: int, layout: Layout, lanes: Sequence[str] = (), samples: bool = True) -> None:
+        """The forward pass of this step is about to begin, of one of these `lanes`, where optimizers step in turn.
+
+        Unless something `samples` it, nothing but its losses is heard of.
+        """
+        self.loss_targets.begin(step, layout, lanes)
+        if not samples:
+            return
         self.activations.begin(step)
         self.loss_graphs.begin(layout)
-        self.loss_targets.begin(step, layout)
         if self.logits is not None:
             self.logits.begin()
         if self.histogram is not None:

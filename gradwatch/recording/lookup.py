@@ -58,7 +58,8 @@ def _looked_up(stepper: Stepper, step: Step) -> tuple[Now, dict[str, Any]]:
         values["loss_scale"] = scale
     inside = stepper.inside
     if inside.loss_targets.is_open:
-        values.update(inside.loss_targets.take())
+        own = None if stepper.together else stepper.clipper.held(step.optimizers[0])
+        values.update(inside.loss_targets.take(stepper.lane(step), own))
     if inside.mode is not None and not inside.mode.model.training:
         values["eval_mode"] = 1.0
     if stepper.settings.lost_state(step.optimizers[0]):

@@ -15,17 +15,21 @@ from gradwatch.recording import backward_calls
 from gradwatch.recording.hooks import is_captured, untraced
 from gradwatch.table import IN_LOSS
 
+Mark = tuple[int, int]
 Pass = tuple[str, int]  # the operations that its loss begins with, and how often the weights had been written to
 MOST_LOSSES = 8  # of a step that are walked: the others' may come first
+MOST_TURNS = 8  # steps on end that are heard of, for each of several optimizers, until each has had its own
 MOST_MISSES = 4  # steps without a loss that torch knows, after which no other is asked
 
 
 class LossTargets:
-    """Of the steps that it may `begin` with it hears the first, then one `every` so many, later ever fewer.
+    """Of the steps that it may `begin` with it hears the first, then one `every` so many, later ever fewer; of several
+    optimizers that step in turn one of each.
 
     In each it looks at the losses until one is of these layers; of sharded ones, which no graph shows, at the first.
     Of the backward passes before the step it counts those whose gradients are gone when backward is called again, and
     that are as the last one, on a loss of the same kind and for the same weights: micro-batches that are thrown away.
+    And the layers whose gradients nobody wrote to from the step before on, but backward: they were never cleared.
     """
 
     def __init__(self, every: int = 1, looking: Looking | None = None) -> None:
@@ -35,20 +39,28 @@ class LossTargets:
         self._layout: Layout | None = None
         self._strangers: list[weakref.ref[nn.Parameter]] = []  # in the last graph, and none of the layers
         self._due = self._misses = 0  # the next step; those without success
+        self._lanes: set[str] = set()  # whose steps are to be heard of; with none, whoever's comes next
+        self._until = 0  # the step up to which they are waited for
         self._to_look_at = 0  # losses of this step
         self._passes: list[Pass] = []  # those whose gradients were there when the last one was over
         self._gone: list[Pass] = []  # those whose gradients were gone when the next one began
         self._now: Pass = ("", 0)  # the one that is being made
-        self._marks: list[tuple[int, int]] = []  # of the gradients, before it and after
+        self._marks: list[Mark] = []  # of the gradients, before it and after
         self._of_data = False  # whether a loss of this step asks for the gradient of an input
+        self._kept: dict[int, Mark] = {}  # of layers whose gradients nobody but backward wrote to since the last step
+        self._is_kept: Tensor | None = None  # whether one of them was not 0 as the first backward was called
 
-    def begin(self, step: int, layout: Layout) -> None:
-        """This step is about to begin."""
+    def begin(self, step: int, layout: Layout, lanes: Sequence[str] = ()) -> None:
+        """This step is about to begin, of one of these `lanes`, where there are several."""
         self._layout = layout
-        if step >= self._due and self._misses < MOST_MISSES and not self.is_open:
-            self._due = max(step + self._every, int(1.1 * step))
+        is_due = step >= self._due
+        if is_due and not self.is_open:
+            self._due = max(step + self._every * max(len(lanes), 1), int(1.1 * step))
+            self._lanes, self._until = {*lanes}, step + MOST_TURNS * len(lanes) if lanes else 0
+        if (is_due or (self._lanes and step < self._until)) and self._misses < MOST_MISSES and not self.is_open:
             self._values, self._to_look_at, self._passes, self._gone = {}, MOST_LOSSES, [], []
-            self._of_data = False
+            self._of_data, self._is_kept = False, None
+            self._kept = {i: _mark(p.grad) for i, p in enumerate(layout.params) if p.grad is not None}
             self._misses += 1
             self.is_open = True
             backward_calls.heard.listen(self)
@@ -58,21 +70,33 @@ class LossTargets:
         backward_calls.heard.leave(self)
         self.is_open = False
 
-    def take(self) -> dict[str, Tensor | float]:
-        """The step is there: what its loss was asked for, and how many backward passes were for nothing (`dropped`).
+    def take(self, lane: str, held: Sequence[bool] | None = None) -> dict[str, Tensor | float]:
+        """The step of a lane, of the layers that are `held` or of all, is there: what its loss was asked for, how many
+        backward passes were for nothing (`dropped`), and of which share of these layers gradients were `never_cleared`.
 
-        They were not where others are stepped by than backward left: gradients that were put together by hand.
+        No pass was for nothing where others are stepped by than backward left: gradients that were put together by
+        hand. Nothing of a lane that was heard of in this turn.
         """
         self.stop()
+        if self._until and lane not in self._lanes:
+            self._misses -= 1
+            return {}
+        self._lanes.discard(lane)
         left, there = ([mark[0] for mark in marks] for marks in (self._marks, _marks(self._gradients())))
         lost = self._gone.count(self._now) if left == there and not self._of_data else 0
-        return {**self._values, **({f"{IN_LOSS}dropped": float(lost)} if lost else {})}
+        found = self._values | ({f"{IN_LOSS}dropped": float(lost)} if lost else {})
+        if self._is_kept is not None and self._layout is not None:
+            own = [i for i, p in enumerate(self._layout.params) if p.grad is not None and (held is None or held[i])]
+            kept = sum(i in self._kept for i in own) / max(len(own), 1)
+            found |= {f"{IN_LOSS}never_cleared": self._is_kept * kept} if kept else {}
+        return found
 
     @untraced
     def before(self, losses: Any) -> None:
         """Somebody is about to call backward on these."""
         with self._looking.at("what the loss is asked for"):
             self._marks = _marks(self._gradients())
+            self._keep()
             first = losses[0] if isinstance(losses, Sequence) and losses else losses
             self._now = (beginning(first), sum(p._version for p in self._layout.params) if self._layout else 0)
             if not self._marks:
@@ -107,14 +131,31 @@ class LossTargets:
         if (marks := _marks(grads)) != self._marks:  # else it was of another model
             self._passes.append(self._now)
         self._marks = marks
+        if self._layout is not None and self._kept:
+            there = ((i, self._layout.params[i].grad) for i in self._kept)
+            self._kept = {i: _mark(grad) for i, grad in there if grad is not None}
         if grads and type(grads[-1]) is Tensor and not (grads[-1].is_sparse or is_captured(grads[-1].device)):
             with self._looking.at("what backward left"):
                 self._values[f"{IN_LOSS}gradient_left"] = (grads[-1] != 0).any().float()
+
+    def _keep(self) -> None:
+        """Backward is about to write to the gradients: those that somebody else wrote to, or cleared, are not kept."""
+        if self._layout is None or not self._kept:
+            return
+        grads = {i: self._layout.params[i].grad for i in self._kept}
+        self._kept = {i: mark for i, mark in self._kept.items() if grads[i] is not None and _mark(grads[i]) == mark}
+        last = grads[max(self._kept)] if self._kept else None
+        if self._is_kept is None and type(last) is Tensor and not (last.is_sparse or is_captured(last.device)):
+            self._is_kept = (last != 0).any().float()
 
     def _gradients(self) -> list[Tensor]:
         return [p.grad for p in self._layout.params if p.grad is not None] if self._layout else []
 
 
-def _marks(grads: list[Tensor]) -> list[tuple[int, int]]:
-    """Which tensors they are, and how often each was written to."""
-    return [(id(grad), -1 if grad.is_inference() else grad._version) for grad in grads]
+def _marks(grads: list[Tensor]) -> list[Mark]:
+    return [_mark(grad) for grad in grads]
+
+
+def _mark(grad: Tensor) -> Mark:
+    """Which tensor it is, and how often it was written to."""
+    return id(grad), -1 if grad.is_inference() else grad._version

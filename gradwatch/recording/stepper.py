@@ -231,7 +231,8 @@ class Stepper:
         number = self.steps
         rate = self.rate_scale.at(number - self.taken_back) if self.rate_scale.acts else 1.0
         step = self._step = Step(optimizer, scaler, inside, rate, number)
-        step.is_measured, step.grad_writes = self.weights.before_step(number), self.gradient_writes.since(optimizer)
+        step.is_measured = self.weights.before_step(number, None if self.together else optimizer)
+        step.grad_writes = self.gradient_writes.since(optimizer)
         return step
 
     def _part(self, optimizer: Optimizer, scaler: GradScaler | None, inside: bool) -> Step:
@@ -304,13 +305,13 @@ class Stepper:
         if step is None:
             return
         found: dict[str, Any] = {}
-        looks = step.is_measured or self.weights.slots
+        looks, lanes = step.is_measured or self.weights.slots, () if self.together else self.clipper.names
         if looks or self.inside.samples:
             asked = looks and step.here is not None
             weights = self.weights.after_step(self.optimizers, step.renorm_rate, step.is_measured) if asked else None
             found = self.inside.end(self.layout, self.weights.looking, weights)
-            if goes_on:
-                self.inside.begin(self.steps, self.layout)
+        if goes_on and (looks or self.inside.samples or lanes):
+            self.inside.begin(self.steps, self.layout, lanes, looks or self.inside.samples)
         if step.here is None:
             return
         if step.pieces is not None:
@@ -325,6 +326,4 @@ class Stepper:
 
     def lane(self, step: Step) -> str:
         """The names of the optimizers that take the step."""
-        if self.together:
-            return self._joint_lane
-        return self.clipper.names[self.optimizers.index(step.optimizers[0])]
+        return self._joint_lane if self.together else self.clipper.names[self.optimizers.index(step.optimizers[0])]

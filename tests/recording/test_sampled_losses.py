@@ -9,6 +9,7 @@ from torch import nn, optim
 from torch.nn import functional as F
 
 import gradwatch
+from gradwatch.analysis.rules.gradient_scale import gradients_accumulate
 from gradwatch.analysis.rules.no_gradient import no_gradient
 from gradwatch.recording.loss_targets import MOST_LOSSES, MOST_MISSES
 
@@ -118,6 +119,77 @@ def test_backward_passes_that_an_epoch_wipes_all_at_once_are_counted_one_by_one(
                 optimizer.zero_grad()
     dropped = gradwatch.open_history(watch.dir).total("in_loss/dropped")
     assert np.nanmax(dropped, initial=0) == wiped
+
+
+def play(folder, clears, set_to_none, steps=40):
+    """Two optimizers in turn, `maker` through `judge`; the judge's gradients are cleared where it `clears`."""
+    net = nn.ModuleDict({"maker": nn.Linear(6, 4), "judge": nn.Linear(4, 1)})
+    maker, judge = (optim.SGD(net[name].parameters(), 0.01) for name in net)
+    with gradwatch.watch(net, [maker, judge], log=None, dir=folder, verbose=False) as watch:
+        for step in range(steps):
+            if clears == "before":
+                judge.zero_grad(set_to_none=set_to_none)
+            net["judge"](net["maker"](X.roll(step, 0)).detach()).square().mean().backward()
+            judge.step()
+            if clears == "after":
+                judge.zero_grad(set_to_none=set_to_none)
+                net["judge"].requires_grad_(False)
+            maker.zero_grad(set_to_none=set_to_none)
+            net["judge"](net["maker"](X)).mean().backward()
+            maker.step()
+            net["judge"].requires_grad_(True)
+    return gradwatch.open_history(watch.dir)
+
+
+@pytest.mark.filterwarnings("ignore:the watched optimizers do not step together")
+@pytest.mark.parametrize("set_to_none", [True, False])
+@pytest.mark.parametrize("clears", ["before", "after", "never"])
+def test_gradients_that_are_never_cleared_are_told_from_those_that_another_backward_leaves(
+    clears, set_to_none, tmp_path
+):
+    lanes = play(tmp_path, clears, set_to_none).lanes()
+    kept = {name: np.nanmax(lane.total("in_loss/never_cleared"), initial=0) for name, lane in lanes.items()}
+    assert kept == {"SGD.0": 0, "SGD.1": 1 if clears == "never" else 0}
+    found = [f.evidence for lane in lanes.values() for f in gradients_accumulate(lane)]
+    assert [evidence["share_of_layers"] for evidence in found] == ([1] if clears == "never" else [])
+
+
+@pytest.mark.filterwarnings("ignore:the watched optimizers do not step together")
+@pytest.mark.parametrize("turns", [(1, 1), (5, 1), (4, 1), (1, 3)])
+def test_of_optimizers_that_step_in_turn_each_is_looked_at_and_its_weights_are_measured(turns, tmp_path):
+    nets = nn.ModuleList([nn.Linear(6, 4), nn.Linear(6, 4)])
+    optimizers = [optim.SGD(net.parameters(), 0.1) for net in nets]
+    with gradwatch.watch(nets, optimizers, log=None, dir=tmp_path, verbose=False) as watch:
+        for step in range(60):
+            for net, optimizer, count in zip(nets, optimizers, turns, strict=True):
+                for _ in range(count):
+                    optimizer.zero_grad()
+                    before = net.weight.detach().clone()
+                    entropy(net, step).backward()
+                    optimizer.step()
+    for lane, net in zip(("SGD.0", "SGD.1"), nets, strict=True):
+        history = gradwatch.open_history(watch.dir).lanes()[lane]
+        assert len(looked_at(history)) >= 4
+        ratio = history.layer("update_ratio")[:, history.layers.index(f"{lane[-1]}.weight")]
+        assert np.isfinite(ratio).sum() >= 6, "one in ten of its own steps"
+        if net is nets[1] and np.isfinite(ratio[-1]):
+            assert ratio[-1] == pytest.approx(float((net.weight - before).norm() / before.norm()), rel=1e-4)
+
+
+@pytest.mark.parametrize(("own", "kept"), [(0, 1), (1, 0.5), (2, 0)])
+def test_the_share_of_the_layers_that_are_never_cleared_is_told(own, kept, tmp_path):
+    net = nn.Linear(6, 4)
+    optimizer = optim.SGD(net.parameters(), 0.01)
+    with gradwatch.watch(net, optimizer, log=None, dir=tmp_path, verbose=False) as watch:
+        for step in range(20):
+            for p in [*net.parameters()][:own]:
+                p.grad = None
+            for part in range(2):
+                entropy(net, step + part).backward()
+            optimizer.step()
+    history = gradwatch.open_history(watch.dir)
+    assert looked_at(history, "never_cleared") == ([11] if kept else []), "before the first step there is nothing"
+    assert np.nanmax(history.total("in_loss/never_cleared"), initial=0) == kept
 
 
 def attacked(net, optimizer):

@@ -23,8 +23,9 @@ from gradwatch.analysis.rules.gradients import exploding
 from gradwatch.analysis.rules.long_steps import lr_too_high
 from gradwatch.analysis.rules.losses import has_rivals, training_losses
 from gradwatch.analysis.rules.progress import progress, succeeds
+from gradwatch.analysis.rules.sampled_losses import sampled
 from gradwatch.analysis.rules.weight_growth import weights_shrink
-from gradwatch.formatting import loop_clips
+from gradwatch.formatting import loop_clips, percent
 from gradwatch.history import Floats, History
 
 
@@ -142,10 +143,13 @@ def gradients_accumulate(
     before did while the loss is thrown about (`_swings`).
     Of parts that train against each other it must reach `against` times: the gradient that a critic hands on grows as
     the critic learns. Not said where a loss fell by the share `well`: sums of gradients lead past where they point.
+    Always where gradients of the step before were there unchanged when backward was called (`_never_cleared`).
     Where it is known how often the loop writes to a gradient between two steps (`grad_writes`), that counts for more:
     never where the gradients are new in each step; always where backward alone writes, and the norm rises as of a sum.
     Source: torch adds to .grad until it is zeroed; the growth is that of a sum.
     """
+    if kept := _never_cleared(history):
+        return kept
     norm = incoming(history)
     bad = np.flatnonzero(~(np.isfinite(norm) & (norm > 0)))
     norm = norm[: bad[0]] if len(bad) else norm
@@ -181,6 +185,33 @@ def gradients_accumulate(
             "each optimizer.step()).",
         )
     ]
+
+
+def _never_cleared(history: History, least: int = 2) -> list[Finding]:
+    """In the steps that were looked at, `least` or more, backward added to what the step before had left."""
+    at, share = sampled(history, "never_cleared")
+    if (share > 0).sum() < least:
+        return []
+    part, norm = float(np.median(share[share > 0])), incoming(history)
+    whose = "the gradients" if part == 1 else f"the gradients of {percent(part)} of the layers"
+    return [
+        Finding(
+            rule="gradients-accumulate",
+            severity="error",
+            layers=(),
+            first_step=int(at[share > 0][0]),
+            last_step=int(history.step[-1]),
+            evidence={
+                "share_of_layers": part, "steps_looked_at": len(at), "first_grad_norm": float(norm[0]),
+                "last_grad_norm": float(norm[-1]),
+            },
+            cause=f"Nothing sets {whose} to zero: when backward was called they were as the step before had left them, "
+            "and were added to.",
+            cure="Call zero_grad() of the optimizer that holds them once in each step, before backward (with gradient "
+            "accumulation: after each step). Of several models each one's: a loss that goes through another leaves "
+            "gradients there, too.",
+        )
+    ]  # fmt: skip
 
 
 def _of_backward(history: History) -> Floats:
