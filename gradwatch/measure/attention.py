@@ -151,7 +151,7 @@ def sampled_logits(q: Tensor, k: Tensor, mask: Tensor | None, causal: bool, scal
     """Of a sample of the examples and queries `[E, H, R, S]`, at least as wide as float32; masked ones are -inf."""
     scale = 1 / math.sqrt(q.shape[-1]) if scale is None else float(scale)
     wide = torch.promote_types(q.dtype, torch.float32)
-    examples, rows = _sampled(q.shape[0], q.shape[1], q.shape[2], k.shape[2])
+    examples, rows = sampled(q.shape[0], q.shape[1], q.shape[2], k.shape[2])
     few = k[examples].repeat_interleave(q.shape[1] // k.shape[1], dim=1)
     with torch.autocast(q.device.type, enabled=False):
         logits = (q[examples, :, rows].to(wide) * scale) @ few.to(wide).transpose(-2, -1)
@@ -168,7 +168,7 @@ def sampled_logits(q: Tensor, k: Tensor, mask: Tensor | None, causal: bool, scal
 @without_autograd
 def of_softmax(x: Tensor) -> Logits:
     """What logits `[B, H, T, S]` that are there show; the bound is the largest of all, the rest of the sampled rows."""
-    examples, rows = _sampled(*x.shape)
+    examples, rows = sampled(*x.shape)
     largest, entropy, count = _of_rows(x[examples, :, rows].to(torch.promote_types(x.dtype, torch.float32)))
     return Logits(torch.maximum(_number(x.amax(dim=(0, 2, 3)).to(largest)), largest), largest, entropy, count)
 
@@ -188,7 +188,7 @@ def _of_rows(logits: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     return largest, entropy.masked_fill(~counts, 0.0).sum(dim=(0, 2)), counts.sum(dim=(0, 2)).to(logits.dtype)
 
 
-def _sampled(examples: int, heads: int, queries: int, keys: int) -> tuple[slice, slice]:
+def sampled(examples: int, heads: int, queries: int, keys: int) -> tuple[slice, slice]:
     """Which examples and queries are looked at: evenly spread, and never without the last query, which sees most."""
     rows = max(1, min(ROWS, queries, LOGITS // max(1, heads * keys)))
     every = -(-queries // rows)

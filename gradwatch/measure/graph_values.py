@@ -27,6 +27,7 @@ MOST = 1 << 14  # elements of each that are looked at
 MOST_EXAMPLES = 2  # of an attention
 MOST_ROWS = 256  # of a softmax, or of what weights are given
 MOST_PARTS = 12  # of each operation, those next to the loss first
+LEAST_WEIGHTS = 8  # of choices, from which a mean and a deviation are told
 LEAST = 32  # examples without which no unit is called dead
 Node = Any  # torch.autograd.graph.Node
 
@@ -64,10 +65,11 @@ def seen(parts: Iterable[Part]) -> dict[str, Tensor]:
     """0-d tensors by name: of the worst of each kind how flat it is, and the number of the layer below it.
 
     `saturated`: the share of a sigmoid's or tanh's elements whose slope is below a hundredth of its largest;
-    `end_saturated`, of those at the end. `certain`: the share of the rows of a softmax, also that of an attention,
-    that give all to one. `dead`: the share of a ReLU's units that are 0 for every example. `end_alike`: how much of
-    what the last weights are given is the same for every example, 1 - variance / mean square. `input_rms`: the largest
-    root mean square of the elements of a batch that weights are given. NaN where it is not known.
+    `end_saturated`, of those at the end. `certain`: the share of the rows of a softmax, also that of an attention, that
+    give all to one. `dead`: the share of a ReLU's units that are 0 for every example. `end_alike`: how much of what the
+    last weights are given is the same for every example, 1 - variance / mean square. `causal`: the share of the weights
+    of an attention of tokens over the same ones that go to no later one, of that where it is largest. `input_rms`: the
+    largest root mean square of the elements of a batch that weights are given. NaN where it is not known.
     """
     worst: dict[str, tuple[Tensor, Tensor]] = {}
     for part in parts:
@@ -87,6 +89,31 @@ def seen(parts: Iterable[Part]) -> dict[str, Tensor]:
     }
 
 
+@without_autograd
+def weights_of_choices(product: Node) -> dict[str, Tensor]:
+    """Mean and deviation of what the logarithms of probabilities are multiplied by: returns, or advantages."""
+    for name in ("other", "self"):
+        weight = _kept(product, name)
+        if weight is not None and not weight.requires_grad and weight.numel() >= LEAST_WEIGHTS:
+            few = _spread(weight.reshape(-1), 0, MOST).float()
+            return {f"{IN_LOSS}advantage_mean": few.mean(), f"{IN_LOSS}advantage_std": few.std(correction=0)}
+    return {}
+
+
+@without_autograd
+def codes_used(lookup: Node) -> Tensor | None:
+    """The share of a table's rows that a lookup asks for; None where it asks for fewer than there are."""
+    name = "indices" if hasattr(lookup, "_saved_indices") else "index"
+    kept, asked = getattr(lookup, f"_raw_saved_{name}"), getattr(lookup, f"_saved_{name}")
+    if isinstance(asked, (tuple, list)):  # of `table[i]`: one for each axis
+        kept, asked = kept[0], asked[0]
+    sizes = getattr(lookup, "_saved_self_sym_sizes", None) or (getattr(lookup, "_saved_weight_sym_argsize_0", 0),)
+    is_asked = type(asked) is Tensor and asked.dtype == torch.int64 and is_plain(kept)
+    if not is_asked or not 1 < sizes[0] <= asked.numel():
+        return None
+    return torch.zeros(sizes[0], device=asked.device).index_fill_(0, asked.flatten(), 1.0).mean()
+
+
 def _looks(part: Part) -> Iterator[tuple[str, Look]]:
     if part.name in GIVEN:
         if part.at_the_end:
@@ -97,6 +124,8 @@ def _looks(part: Part) -> Iterator[tuple[str, Look]]:
     kind, look = _KINDS[part.name]
     if not part.at_the_end:
         yield kind, look
+        if kind == "certain":
+            yield "causal", _causal_attention if look is _certain_attention else _causal
     elif kind == "saturated":
         yield f"end_{kind}", look
 
@@ -149,7 +178,16 @@ def _certain(part: Part) -> Tensor | None:
 
 def _certain_attention(part: Part) -> Tensor | None:
     """As `_certain`, of the logits of a sample of the queries, which are computed for it."""
-    node = part.node
+    found = _sampled_attention(part.node)
+    if found is None:
+        return None
+    logits, _ = found
+    several = (logits > attention.MASKED).sum(-1) > 1
+    return _share(logits.softmax(-1).amax(-1) > SIGMOID_ENDS, several)
+
+
+def _sampled_attention(node: Node) -> tuple[Tensor, Tensor] | None:
+    """The logits of some examples and queries of a fused attention `[E, H, R, S]`, and which queries `[R]`."""
     query, key = _kept(node, "query"), _kept(node, "key")
     if query is None or key is None or query.dim() != 4 or key.dim() != 4:
         return None
@@ -161,9 +199,31 @@ def _certain_attention(part: Part) -> Tensor | None:
         mask = getattr(node, f"_saved_{name}") if raw is not None else mask
     few = slice(None, None, -(-len(query) // MOST_EXAMPLES))
     mask = mask[few] if mask is not None and mask.dim() == 4 and len(mask) == len(query) else mask
-    logits = attention.sampled_logits(query[few], key[few], mask, node._saved_is_causal, node._saved_scale)
-    several = (logits > attention.MASKED).sum(-1) > 1
-    return _share(logits.softmax(-1).amax(-1) > SIGMOID_ENDS, several)
+    query, key = query[few], key[few]
+    _, rows = attention.sampled(query.shape[0], query.shape[1], query.shape[2], key.shape[2])
+    logits = attention.sampled_logits(query, key, mask, node._saved_is_causal, node._saved_scale)
+    return logits, torch.arange(query.shape[2], device=query.device)[rows]
+
+
+def _causal(part: Part) -> Tensor | None:
+    """Of an attention `[..., T, T]` that is written out: the share of its weights that go to no later token."""
+    p = _kept(part.node, "result")
+    if p is None or p.dim() < 3 or not 1 < p.shape[-1] == p.shape[-2]:
+        return None
+    if signed(int(part.node._saved_dim)) % p.dim() != p.dim() - 1:
+        return None
+    few = _spread(p.reshape(-1, *p.shape[-2:]), 0, MOST_EXAMPLES).float()
+    return few.tril().sum() / few.sum()
+
+
+def _causal_attention(part: Part) -> Tensor | None:
+    """The same of a fused one."""
+    found = _sampled_attention(part.node)
+    if found is None or not 1 < part.node._saved_query.shape[2] == part.node._saved_key.shape[2]:
+        return None
+    logits, queries = found
+    p, token = logits.softmax(-1), torch.arange(logits.shape[-1], device=logits.device)
+    return (p * (token <= queries[:, None])).nansum() / p.nansum()
 
 
 def _share(hit: Tensor, counts: Tensor) -> Tensor:
@@ -220,3 +280,4 @@ _KINDS: dict[str, tuple[str, Look]] = {
     "Relu": ("dead", _dead),
 }
 OPERATIONS = (*_KINDS, *GIVEN)
+LOOKUPS = ("Embedding", "Index", "IndexSelect")

@@ -8,17 +8,18 @@ loss was given (`loss_targets`) and what shows the model inside (`graph_values`)
 from __future__ import annotations
 
 import functools
-import math
 import re
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import islice, pairwise
+from itertools import islice
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from gradwatch.measure import graph_values, loss_targets
+from gradwatch.measure.views import reorders
+from gradwatch.table import IN_LOSS, LAYER_IN_LOSS
 
 MOST_NODES = 5_000  # of a graph, those next to the loss first
 MOST_ABOVE = 500  # of those above the first weights
@@ -31,6 +32,8 @@ _SAME_WEIGHTS = ("T", "Transpose", "Permute", "ToCopy", "View", "Unsqueeze")
 _BATCH_NORMS = ("NativeBatchNorm", "CudnnBatchNorm", "MiopenBatchNorm", "BatchNormWithUpdate")  # of these rows alone
 _WITH_WEIGHTS = ("Addmm", "Convolution", "MkldnnRnnLayer")
 _PRODUCTS = ("Bmm", "Mm", "Mv", "Dot", "Baddbmm")
+_SAME_NUMBERS = ("Neg", "Squeeze", "Select", "View", "Unsqueeze", "Stack", "Cat")
+_CHOICES = ("Gather", "Index", "NllLoss")  # of log-probabilities
 _ARRANGE = ("Transpose", "Permute", "T")
 
 
@@ -74,8 +77,31 @@ class LossGraph:
         return loss_targets.largest([each for each in found if each])
 
     def values(self, names: Sequence[str]) -> dict[str, Tensor]:
-        """What it shows of the model inside: 0-d tensors (`graph_values.seen`); a layer by its place among `names`."""
-        return graph_values.seen(self._parts({name: place for place, name in enumerate(names)}))
+        """What it shows of the model inside: 0-d tensors (`graph_values.seen`); a layer by its place among `names`.
+
+        And of a table whose rows the loss is taken of, as of a book of codes, which share of them is used
+        (`codes_used`); of choices that are weighed, as by a return, its mean and deviation (`advantage_...`).
+        """
+        places = {name: place for place, name in enumerate(names)}
+        return graph_values.seen(self._parts(places)) | self._above(places)
+
+    def _above(self, places: Mapping[str, int]) -> dict[str, Tensor]:
+        """What stands between the loss and the first weights: a lookup of rows, a product with log-probabilities."""
+        found: dict[str, Tensor] = {}
+        for node in islice(self._down(), MOST_ABOVE):
+            name = name_of(node)
+            if name in graph_values.LOOKUPS and (layer := self._own(node)):
+                used = graph_values.codes_used(node)
+                if used is not None and f"{IN_LOSS}codes_used" not in found:
+                    at = torch.full_like(used, float(places[layer]))
+                    found |= {f"{IN_LOSS}codes_used": used, f"{LAYER_IN_LOSS}codes_used": at}
+            elif name == "Mul" and len(_children(node)) == 1 and not is_written_in_python(node):
+                below = _children(node)[0]
+                while name_of(below) in _SAME_NUMBERS and _children(below):
+                    below = _children(below)[0]
+                if name_of(below) in _CHOICES:
+                    found = graph_values.weights_of_choices(node) | found
+        return found
 
     def _parts(self, places: Mapping[str, int]) -> Iterator[graph_values.Part]:
         """So many of each operation that tells something, those next to the loss first; of what is given data, too."""
@@ -240,41 +266,6 @@ def shape_of(node: Node) -> Shape:
         return tuple(int(size) for size in told[0].shape) if told else ()
     except (RuntimeError, AttributeError, TypeError):  # of a nested tensor, each layout in its own way
         return ()
-
-
-def reorders(before: Shape, after: Shape, arranged: bool = False) -> bool:
-    """Whether a view of the shape `before` as `after` has an axis in another place, which wants a transpose.
-
-    Axes are told by their sizes. A view may split and join axes: then of the numbers of elements in front of its axes,
-    before and after, each divides the next. Where one does not, and an axis of several neighbours is found again behind
-    another number of elements, what is called that axis has other elements. So it is where heads are made out of
-    `[T, H x D]` as `[H, T, D]`, or joined from that, whatever the sizes; unless the axes were `arranged` just before.
-    """
-    for old, new in _groups(before, after):
-        moved = any(
-            old.count(n) == new.count(n) == 1 and math.prod(old[:i]) != math.prod(new[: new.index(n)])
-            for i, n in enumerate(old)
-        )
-        splits = sorted({math.prod(axes[:i]) for axes in (old, new) for i in range(len(axes))})
-        heads = sorted((old, new), key=len)
-        split = [*map(len, heads)] == [2, 3] and heads[0][0] == heads[1][1] and not arranged
-        if moved and (split or any(b % a for a, b in pairwise(splits))):
-            return True
-    return False
-
-
-def _groups(before: Shape, after: Shape) -> Iterator[tuple[list[int], list[int]]]:
-    """The smallest runs of neighbouring axes that hold the same elements before and after; axes of 1 left out."""
-    old, new = [n for n in before if n != 1], [n for n in after if n != 1]
-    i = j = 0
-    while i < len(old) and j < len(new):
-        ends = i + 1, j + 1
-        while (a := math.prod(old[i : ends[0]])) != (b := math.prod(new[j : ends[1]])):
-            ends = (ends[0] + 1, ends[1]) if a < b else (ends[0], ends[1] + 1)
-            if ends[0] > len(old) or ends[1] > len(new):
-                return  # of another number of elements: no view
-        yield old[i : ends[0]], new[j : ends[1]]
-        i, j = ends
 
 
 def _children(node: Node) -> list[Node]:

@@ -41,16 +41,17 @@ def seen(loss: str, node: Node, tables: Iterable[Node] = ()) -> dict[str, Tensor
     (`logit_range`) and at most (`logit_range_most`), of two classes how far the one is from 0. Of numbers: `target_low`
     and `target_high`, between which nine tenths lie, `target_spread`, the median distance from the median,
     `target_farthest`, the largest, `predicted_mean` and `predicted_std`, and the share of the targets' variance that is
-    `explained`. Of tokens, which came in by one of the embeddings `tables` that has about a row for each class:
-    `target_is_input`, the share of targets that are the token at their own place, and `target_top_at_ends`, how much
-    more often the most frequent one is the last of a row than the first (or less).
+    `explained`; so is a share of the entropy of logits' targets, where they weigh alike. Of targets that come in rows,
+    as tokens do by one of the embeddings `tables`: `target_top_at_ends`, how much more often the most frequent one is
+    the last of a row than the first (or less), and of tables that have about a row for each class `target_is_input`,
+    the share of targets that are the token at their own place, and `target_is_next`, at the next one.
     """
     if not _lies_there(node):
         return {}
     target, scores = node._saved_target, node._saved_self
     if type(target) is not Tensor or type(scores) not in (Tensor, torch.nn.Parameter) or not target.numel():
         return {}
-    few = _evenly(target.shape, MOST)
+    few, is_reduced = _evenly(target.shape, MOST), node._saved_reduction != 0
     if loss in NUMBERS:
         found = _of_numbers(target[few].flatten().float(), scores[few].flatten().float())
     elif loss in _YES_OR_NO:
@@ -58,12 +59,19 @@ def seen(loss: str, node: Node, tables: Iterable[Node] = ()) -> dict[str, Tensor
         found = _of_two(target[few], scores[few] > (0.0 if is_logits else 0.5))
         if is_logits:
             found |= _of_logits(scores[few].abs().flatten(), softplus(scores[few]) - target[few] * scores[few])
+            of_all = target[few].float().mean()
+            if type(node._saved_weight) is not Tensor and type(node._saved_pos_weight) is not Tensor and is_reduced:
+                found["explained"] = 1 - found["cross_entropy"] / _entropy(torch.stack([of_all, 1 - of_all]))
     elif scores.dim() < 2:  # of a single prediction
         return {}
     else:
         found = _of_choices(target, scores, signed(node._saved_ignore_index), tables)
         if type(weight := node._saved_weight) is Tensor:
             found["target_top_weight"] = weight[found["target_top"]] * (weight > 0).sum() / weight.sum()
+        if type(weight) is Tensor or not is_reduced:
+            del found["explained"]
+        if not is_reduced:  # each is multiplied by something yet: a mask of the padding, perhaps
+            found.pop("target_top_at_ends", None)
     return {f"{IN_LOSS}targets": float(target.numel()), **{f"{IN_LOSS}{name}": value for name, value in found.items()}}
 
 
@@ -121,12 +129,16 @@ def _of_choices(target: Tensor, scores: Tensor, ignored: int, tables: Iterable[N
     found["predicted_right"] = (said == wanted).sum() / counted.sum()
     of_wanted = some.gather(1, torch.where(counted, wanted, 0)[:, None])[:, 0]
     found |= _of_logits((some.amax(1) - some.amin(1)).flatten(), torch.where(counted, -of_wanted, torch.nan))
-    read = (node for node in tables if _is_of(classes, getattr(node, "_saved_weight_sym_argsize_0", classes)))
-    tokens = [_of_tokens(target, node._saved_indices, ignored, found["target_top"]) for node in _plain(read)]
-    alike = [each for each in tokens if each is not None]
-    if alike:
-        same, ends = torch.stack(alike).unbind(1)
-        found["target_is_input"], found["target_top_at_ends"] = same.amax(), ends[same.argmax()]
+    found["explained"] = 1 - found["cross_entropy"] / _entropy(counts[:classes] / counts[:classes].sum())
+    read = [(node, *rows) for node in _plain(tables) if (rows := _rows(target, node._saved_indices))]
+    alike = (rows for node, *rows in read if _is_of(classes, getattr(node, "_saved_weight_sym_argsize_0", classes)))
+    same = [torch.stack(_hits(asked, tokens, ignored)) for asked, tokens in alike]
+    if same:
+        found["target_is_input"], found["target_is_next"] = torch.stack(same).amax(0)
+    in_rows = read[0][1] if read else target.reshape(-1, target.shape[-1]) if target.dim() > 1 else None
+    if in_rows is not None and in_rows.shape[1] > 1:
+        is_top = (in_rows == found["target_top"]).float()
+        found["target_top_at_ends"] = (is_top[:, -1] - is_top[:, 0]).mean()
     return found
 
 
@@ -149,20 +161,25 @@ def _of_logits(ranges: Tensor, losses: Tensor) -> dict[str, Tensor]:
     return {"logit_range": ranges.median(), "logit_range_most": ranges.amax(), "cross_entropy": losses.nanmean()}
 
 
-def _of_tokens(target: Tensor, indices: Tensor, ignored: int, top: Tensor) -> Tensor | None:
-    """Of targets that belong to tokens `[R, T]`, or to all but one of each row, `[2]`: the share that is the token
-    itself, and how much more often the `top` one is the last of a row than the first. None of other tokens.
-    """
+def _entropy(shares: Tensor) -> Tensor:
+    """Of how often each class was asked for, in nats."""
+    return -torch.xlogy(shares, shares).sum()
+
+
+def _rows(target: Tensor, indices: Tensor) -> tuple[Tensor, Tensor] | None:
+    """Targets and tokens `[R, T]` each, where there is one for each token, or for all but one of each row."""
     rows = indices.reshape(-1, indices.shape[-1]) if indices.dim() > 1 else indices[None]
     if target.numel() == rows.numel() - len(rows):
         rows = rows[:, :-1]
-    if target.numel() != rows.numel() or rows.shape[1] < 2:
-        return None
-    asked = target.reshape(rows.shape)
-    valid = asked != ignored
-    same = ((asked == rows) & valid).sum() / valid.sum()
-    is_top = (asked == top).float()
-    return torch.stack([same, (is_top[:, -1] - is_top[:, 0]).mean()])
+    return (target.reshape(rows.shape), rows) if target.numel() == rows.numel() and rows.shape[1] > 1 else None
+
+
+def _hits(asked: Tensor, tokens: Tensor, ignored: int) -> tuple[Tensor, Tensor]:
+    """The share of targets `[R, T]` that are the token at their own place, and at the next one."""
+    counts = asked != ignored
+    after, counts_there = tokens[:, 1:], counts[:, :-1]
+    is_next = ((asked[:, :-1] == after) & counts_there).sum() / counts_there.sum()
+    return ((asked == tokens) & counts).sum() / counts.sum(), is_next
 
 
 def _is_of(classes: int, rows: int) -> bool:

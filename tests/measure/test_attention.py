@@ -190,7 +190,7 @@ def test_torchs_own_attention_has_its_heads_with_and_without_weights(tmp_path):
 def test_of_many_examples_and_queries_a_sample_is_taken_that_holds_the_last(monkeypatch):
     monkeypatch.setattr(attention, "ROWS", 3)
     monkeypatch.setattr(attention, "LOGITS", 2 * HEADS * 3 * T)
-    examples, rows = attention._sampled(5, HEADS, T, T)
+    examples, rows = attention.sampled(5, HEADS, T, T)
     assert [*range(5)][examples] == [0, 3]
     assert [*range(T)][rows] == [0, 3, 6]
     q, k = torch.randn(2, 5, HEADS, T, 6, generator=torch.Generator().manual_seed(0))

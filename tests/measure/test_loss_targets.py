@@ -41,17 +41,21 @@ def of_classes(asked, said, ignored=0.0):
     }
 
 
-def of_logits(ranges, losses):
+def of_logits(ranges, losses, shares):
     ordered = np.sort(np.asarray(ranges), axis=None)
-    median = ordered[(len(ordered) - 1) // 2]  # torch's is the lower one
-    return {"logit_range": median, "logit_range_most": ordered[-1], "cross_entropy": np.mean(losses)}
+    return {
+        "logit_range": ordered[(len(ordered) - 1) // 2],  # torch's median is the lower one
+        "logit_range_most": ordered[-1],
+        "cross_entropy": np.mean(losses),
+        "explained": 1 + np.mean(losses) / np.sum(shares * np.log(shares)),
+    }
 
 
 def of_choices(scores, y):
     """Of logits [N, C] and classes that are all asked for."""
-    scores = scores.detach().double().numpy()
-    losses = np.log(np.exp(scores).sum(1)) - scores[np.arange(len(scores)), y.numpy()]
-    return of_logits(np.ptp(scores, axis=1), losses)
+    scores, y = scores.detach().double().numpy(), y.numpy()
+    losses = np.log(np.exp(scores).sum(1)) - scores[np.arange(len(scores)), y]
+    return of_logits(np.ptp(scores, axis=1), losses, np.bincount(y) / len(y))
 
 
 def test_of_classes():
@@ -59,6 +63,7 @@ def test_of_classes():
     assert seen(F.cross_entropy(MANY(X), Y)) == pytest.approx(expected, rel=1e-5)
     weight = torch.rand(C)
     expected["target_top_weight"] = float(weight[int(expected["target_top"])] / weight.mean())
+    del expected["explained"]
     assert seen(3 * F.nll_loss(MANY(X).log_softmax(1), Y, weight=weight)) == pytest.approx(expected, rel=1e-5)
 
 
@@ -68,7 +73,8 @@ def test_what_is_ignored_is_no_target():
     kept = y != -100
     expected = of_classes(y[kept], MANY(X).argmax(1), ignored=0.25)
     expected["predicted_right"] = float((y == MANY(X).argmax(1))[kept].float().mean())
-    expected |= of_choices(MANY(X), Y) | {"cross_entropy": of_choices(MANY(X)[kept], y[kept])["cross_entropy"]}
+    of_kept = of_choices(MANY(X)[kept], y[kept])
+    expected |= of_choices(MANY(X), Y) | {name: of_kept[name] for name in ("cross_entropy", "explained")}
     assert seen(F.cross_entropy(MANY(X), y)) == pytest.approx(expected, rel=1e-5)
     nothing = seen(F.cross_entropy(MANY(X), torch.full((N,), -100)))
     assert (nothing["ignored"], np.isnan(nothing["target_top_share"])) == (1, True)
@@ -76,7 +82,9 @@ def test_what_is_ignored_is_no_target():
 
 def test_of_pixels():
     scores, y = MANY(X).T.reshape(1, C, 6, 10), Y.reshape(1, 6, 10)
-    expected = {**of_classes(y, scores.argmax(1)), **of_choices(MANY(X), Y)}
+    tops = Y.reshape(6, 10) == of_classes(Y, Y)["target_top"]
+    ends = {"target_top_at_ends": float((tops[:, -1].float() - tops[:, 0].float()).mean())}
+    expected = {**of_classes(y, scores.argmax(1)), **of_choices(MANY(X), Y), **ends}
     assert seen(F.cross_entropy(scores, y)) == pytest.approx(expected, rel=1e-5)
 
 
@@ -89,7 +97,8 @@ def test_of_two_classes(logits):
     expected["target_soft"] = 0
     if logits:
         said, y = (each.detach().double().numpy() for each in (said, y))
-        expected |= of_logits(np.abs(said), np.log1p(np.exp(said)) - y * said)
+        shares = np.array([y.mean(), 1 - y.mean()])
+        expected |= of_logits(np.abs(said), np.log1p(np.exp(said)) - y * said, shares)
     assert seen(loss) == pytest.approx(expected, rel=1e-5)
 
 
@@ -159,6 +168,21 @@ def test_padding_stands_at_the_ends_of_the_rows():
     )
     assert seen(language(net, tokens.flip(1), shifted=True))["target_top_at_ends"] == -1
     assert "target_top_at_ends" not in seen(F.cross_entropy(MANY(X), Y))  # nothing was read by an embedding
+
+
+def test_padding_of_other_classes_than_the_tokens_stands_at_the_ends_too():
+    tokens, _ = texts()
+    words, head = nn.Embedding(90, 6), nn.Linear(6, 9)  # a tag for each word
+    assert seen(F.cross_entropy(head(words(tokens)).flatten(0, 1), tokens.flatten()))["target_top_at_ends"] == 1
+    assert seen(F.cross_entropy(head(torch.randn(4, 10, 6)).mT, tokens))["target_top_at_ends"] == 1
+
+
+def test_of_losses_that_are_multiplied_by_a_mask_it_is_not_known_where_the_padding_stands():
+    tokens, net = texts()
+    each = F.cross_entropy(net(tokens[:, :-1]).flatten(0, 1), tokens[:, 1:].flatten(), reduction="none")
+    found = seen((each * (tokens[:, 1:].flatten() > 0)).sum())
+    assert found["target_top_share"] > 0.4
+    assert not {"target_top_at_ends", "explained"} & found.keys()
 
 
 @pytest.mark.parametrize("loss", [lambda: (ONE(X) - REAL).abs().mean(), lambda: F.cross_entropy(MANY(X)[0], Y[0])])

@@ -28,6 +28,7 @@ _RANGES = {
 }
 _TO_ONE = {"Mean", "Sum", "Neg", "Div", "Mul", "Add", "Minimum", "Maximum", "Clamp"}  # all that is left is a mean
 _NUMBERS = {"MseLoss", "SmoothL1Loss", "HuberLoss"}
+_NORMS = {"NativeLayerNorm": "layer norm", "NativeBatchNorm": "batch norm", "CudnnBatchNorm": "batch norm"}
 _TO_A_SUM = {"Mean", "Sum", "Add", "Diagonal", "DiagonalBackward0_copy"}
 _OF_DIFFERENCES = _NUMBERS | {"L1Loss", "Pow", "Abs"}
 
@@ -135,6 +136,13 @@ def is_mean_cross_entropy(history: History) -> bool:
     return bool(heads) and all(name in ("NllLoss", "NllLoss2D") for name in heads)
 
 
+def is_one_loss(history: History) -> bool:
+    """Whether the graph shows that the first losses are one of torch's own each, times a number, and nothing else."""
+    heads = [next((each.name for each in path if each.name not in ("Mul", "Div")), "") for path, _ in paths(history)]
+    known = _NUMBERS | {"NllLoss", "NllLoss2D", "BinaryCrossEntropyWithLogits"}
+    return bool(heads) and all(head.partition("/")[0] in known for head in heads)
+
+
 def shapes_broadcast(history: History) -> list[Finding]:
     """N predictions, a column, set against N targets, a row: a loss of all N x N pairs. A warning.
 
@@ -198,7 +206,7 @@ def softmax_over_the_batch(history: History) -> list[Finding]:
 
 def norm_over_too_few(history: History, most: int = 2, places: int = 64, outputs: int = 8) -> list[Finding]:
     """A batch norm in training whose batch has `most` rows or fewer, which leave it fewer than `places` numbers of a
-    channel; or a layer norm over the few `outputs` that a loss of differences is taken of. A warning.
+    channel; or a norm of the few `outputs` that a loss of differences is taken of. A warning.
 
     Its mean and variance are those of two examples: of two numbers a and b it gives out their order, 1 and -1. And of
     outputs that are normed their sum and their length are the same for every example.
@@ -207,9 +215,9 @@ def norm_over_too_few(history: History, most: int = 2, places: int = 64, outputs
     """
     for path, layer in paths(history):
         for above, below in pairwise(_changing(path)):
-            normed = above.name.partition("/")[0] in _NUMBERS and below.name == "NativeLayerNorm"
-            if normed and below.shape[-1] <= outputs:
-                return [_outputs_normed(history, layer, below.shape[-1])]
+            kind = _NORMS.get(below.name) if above.name.partition("/")[0] in _NUMBERS else None
+            if kind and below.shape[-1] <= outputs:
+                return [_outputs_normed(history, layer, below.shape[-1], kind)]
     shapes = {row["layer"]: _shape(row["shape"]) for row in _rows(history, "batch_norm")}
     few = [name for name, shape in shapes.items() if shape[0] <= most and math.prod(shape[:1] + shape[2:]) < places]
     if not few:
@@ -230,14 +238,19 @@ def norm_over_too_few(history: History, most: int = 2, places: int = 64, outputs
     ]
 
 
-def _outputs_normed(history: History, layer: str, n: int) -> Finding:
+def _outputs_normed(history: History, layer: str, n: int, kind: str) -> Finding:
+    words = {
+        "layer norm": f"norms the {n} outputs of the model together: their mean and their spread are the same for "
+        "every example, whatever its targets are.",
+        "batch norm": "norms what the model gives out: its mean and its spread are the same in every batch, whatever "
+        "the targets of that batch are, and what an example gives depends on the others.",
+    }
     return from_graph(
         history,
         "norm-over-too-few",
         layer,
-        {"outputs": n},
-        f"A layer norm behind the last layer norms the {n} outputs of the model together: their mean and their spread "
-        "are the same for every example, whatever its targets are.",
+        {"outputs": n, "norm": kind},
+        f"A {kind} behind the last layer {words[kind]}",
         "Leave that norm out: what a loss of differences is taken of is what a linear layer gives.",
     )
 
@@ -246,7 +259,7 @@ def axes_mixed(history: History) -> list[Finding]:
     """A view that names axes in another order than the numbers lie in: it wants a transpose. A warning.
 
     Alarm: a view whose axes are no splitting and joining of those before, and in which an axis is found again behind
-    another number of elements (`measure.loss_graph.reorders`): what was one row is spread over several.
+    another number of elements (`measure.views.reorders`): what was one row is spread over several.
     Source: torch's documentation of `Tensor.view`, which keeps the elements in their order.
     """
     for row in _rows(history, "view"):

@@ -14,7 +14,7 @@ from gradwatch.analysis.rules.finding import Finding, either
 from gradwatch.analysis.rules.loss_graph import from_graph, reached_range
 from gradwatch.analysis.rules.losses import has_rivals
 from gradwatch.analysis.rules.progress import progress, succeeds
-from gradwatch.analysis.rules.sampled_losses import follow, sampled
+from gradwatch.analysis.rules.sampled_losses import follow, layer_at, sampled
 from gradwatch.formatting import percent
 from gradwatch.history import Floats, History
 
@@ -122,6 +122,39 @@ def labels_not_shifted(history: History, share: float = 0.98, varied: float = 0.
             "Ask for the next token: cross_entropy(logits[:, :-1].flatten(0, 1), tokens[:, 1:].flatten()). A model of "
             "Transformers shifts labels itself; then do not shift them, nor compute the loss a second time.",
             causes,
+        )
+    ]
+
+
+def future_seen(
+    history: History, following: float = 0.98, back: float = 0.9, varied: float = 0.9, least: int = 3
+) -> list[Finding]:
+    """A model of the next token reads it: its attention gives weight to later tokens. A warning.
+
+    Alarm: `following` of the targets are the token at the next place of what is read, in the median of the samples,
+    less than `varied` of them one and the same; and each attention of tokens over the same ones that is seen gives less
+    than `back` of its weight to a token itself and to earlier ones.
+    Source: Vaswani et al., arXiv:1706.03762, section 3.2.3 (the mask of the decoder).
+    """
+    _, following_share, same, top = sampled(history, "target_is_next", "target_is_input", "target_top_share")
+    _, causal, places = sampled(history, "causal", "layer_of/causal")
+    if len(following_share) < least or len(causal) < least or np.median(following_share) < following:
+        return []
+    if np.median(same) > 0.5 or np.median(top) > varied or np.median(causal) > back:
+        return []
+    ahead = percent(1 - float(np.median(causal)))
+    return [
+        from_graph(
+            history,
+            "future-seen",
+            layer_at(history, places[-1]),
+            {"share_that_is_next": float(np.median(following_share)), "weight_ahead": 1 - float(np.median(causal))},
+            f"The model is asked for the next token, and its attention gives {ahead} of its weight to later tokens: it "
+            "reads what it is to foretell. The loss falls below what can be foretold, and nothing of it is left where "
+            "tokens are made one by one.",
+            "Mask what comes later: is_causal=True in scaled_dot_product_attention, or a mask that is -inf above the "
+            "diagonal (torch.nn.Transformer.generate_square_subsequent_mask). To see it: the outputs at a place must "
+            "not change when later tokens do.",
         )
     ]
 

@@ -27,7 +27,7 @@ from gradwatch.analysis.rules.facts import (
 from gradwatch.analysis.rules.finding import Finding, Why, either
 from gradwatch.analysis.rules.long_steps import lr_too_high
 from gradwatch.analysis.rules.open_causes import left_open, out_of_reach
-from gradwatch.analysis.rules.plateaus import begins_late, finding_of, rests, stops
+from gradwatch.analysis.rules.plateaus import begins_late, explains_nothing, finding_of, rests, stops
 from gradwatch.analysis.rules.progress import Progress, can_be_judged, progress, unmoved, went
 from gradwatch.analysis.rules.schedule import ran_out
 from gradwatch.analysis.rules.standstill import at_chance, equal_odds, stands
@@ -49,9 +49,9 @@ def no_progress(
     where it did not clearly get better). Or the losses came to what equal probabilities for all classes give, from
     above, and no further (`at_chance`), or stand next to it (`stands`); or they fell to less than half, and nothing
     that is measured on other data was ever better (`_not_held_out`); or nothing that is meant to rise ever did
-    (`_not_its_goal`); or they fell within the first quarter of the run, and stand since, far above 0 (`rests`); or
-    the gradient faded, and most of the loss is left (`stops`); or they stood at equal odds for most of the run
-    (`begins_late`).
+    (`_not_its_goal`); or what is said tells nothing of what is asked for (`explains_nothing`); or they fell within the
+    first quarter of the run, and stand since, far above 0 (`rests`); or the gradient faded, and most of the loss is
+    left (`stops`); or they stood at equal odds for most of the run (`begins_late`).
     A run that is under way is judged from `running` steps on, and after a tenth of its `total_steps`. Not judged: a run
     that was resumed (it may have learnt before), parts that train against each other, a loss that is below 0 early.
     The cause is the first of these that the record shows: a schedule that ran out, or never got where it should; steps
@@ -68,6 +68,7 @@ def no_progress(
         return (
             _not_held_out(history, min_steps, running, share)
             or _not_its_goal(history, min_steps, running)
+            or explains_nothing(history, min_steps, running)
             or rests(history, min_steps, running)
             or stops(history, min_steps, running)
             or begins_late(history, min_steps, running)

@@ -10,9 +10,11 @@ import numpy as np
 from gradwatch.analysis.clips import incoming
 from gradwatch.analysis.rules.facts import ends_in, middle
 from gradwatch.analysis.rules.finding import Finding, Severity, Why, either
-from gradwatch.analysis.rules.loss_graph import wants_its_sigmoid
+from gradwatch.analysis.rules.loss_graph import is_one_loss, wants_its_sigmoid
 from gradwatch.analysis.rules.progress import Progress, can_be_judged, progress, reaches_its_goal, succeeds
+from gradwatch.analysis.rules.sampled_losses import sampled
 from gradwatch.analysis.rules.standstill import equal_odds, left_odds, rests_since
+from gradwatch.formatting import percent
 from gradwatch.history import History
 
 
@@ -115,6 +117,36 @@ def begins_late(history: History, min_steps: int, running: int, late: float = 0.
         "biases that hold gates open or shut, a state that fades or is dropped out, products that are not scaled.",
         {"left_at": min(shares)},
         alternatives=_LATE,
+    )
+    return finding_of(history, shown, why)
+
+
+def explains_nothing(
+    history: History, min_steps: int, running: int, late: float = 0.03, ever: float = 0.05, soft: float = 0.05
+) -> list[Finding]:
+    """The outputs tell nothing of the targets, whatever the loss does: to know their mean is as good.
+
+    The share of the targets' variance that is explained, or of the entropy of their classes, is below `late` in the
+    last quarter of the samples, by the median, and at its third highest below `ever`. Of a loss that is one of torch's
+    own and nothing else, on batches of eight targets or more, none of them probabilities (`soft`).
+    """
+    step, share, targets = sampled(history, "explained", "targets")
+    between = sampled(history, "target_soft")[1]
+    if len(step) < 8 or np.median(targets) < 8 or (between > soft).any() or not is_one_loss(history):
+        return []
+    ended, best = float(np.median(share[-max(3, len(share) // 4) :])), float(np.sort(share)[-3])
+    losses = [p for p in progress(history) if p.is_loss] if can_be_judged(history, min_steps, running) else []
+    if not losses or ended > late or best > ever or reaches_its_goal(history):
+        return []
+    shown, classes = losses[0], len(sampled(history, "predicted_right")[0]) > 0
+    of = "entropy of the classes" if classes else "variance of the numbers"
+    why = Why(
+        f"The outputs explain {percent(max(ended, 0.0))} of the {of} that are asked for: "
+        f"{'how frequent each class is' if classes else 'their mean'} would do as well. {shown.metric} went from "
+        f"{shown.first:.4g} to {shown.ended:.4g}. {either(_AT_A_FLOOR[0])}",
+        _AT_A_FLOOR[1],
+        {"explained": ended, "explained_at_best": best},
+        alternatives=_AT_A_FLOOR[0],
     )
     return finding_of(history, shown, why)
 

@@ -10,6 +10,7 @@ import numpy as np
 from gradwatch.analysis.clips import incoming
 from gradwatch.analysis.rules.activation_outliers import activation_outlier
 from gradwatch.analysis.rules.activations import dead_units, saturated
+from gradwatch.analysis.rules.advantages import returns_not_normalised
 from gradwatch.analysis.rules.attention import attention_collapsed, attention_logits_grow
 from gradwatch.analysis.rules.bounded_logits import logits_bounded
 from gradwatch.analysis.rules.clipping import (
@@ -19,6 +20,7 @@ from gradwatch.analysis.rules.clipping import (
     no_step,
     policy_never_acts,
 )
+from gradwatch.analysis.rules.codebook import codebook_collapse
 from gradwatch.analysis.rules.dead_layers import dead_layer
 from gradwatch.analysis.rules.depth import imbalance, vanishing
 from gradwatch.analysis.rules.double_clip import double_clip
@@ -37,6 +39,7 @@ from gradwatch.analysis.rules.loss_targets import (
     accumulation_wiped,
     class_imbalance,
     data_not_shuffled,
+    future_seen,
     labels_not_shifted,
     padding_in_loss,
     targets_not_normalised,
@@ -73,7 +76,7 @@ RULES: tuple[Rule, ...] = (
     bad_initialisation, shapes_broadcast, softmax_over_the_batch, norm_over_too_few, axes_mixed, dropout_too_strong,
     weight_decay_too_strong,
     labels_not_shifted, targets_out_of_range, padding_in_loss, targets_not_normalised, data_not_shuffled,
-    class_imbalance, accumulation_wiped, logits_bounded,
+    class_imbalance, accumulation_wiped, logits_bounded, future_seen, codebook_collapse, returns_not_normalised,
     inputs_not_normalised, negative_loss, left_in_eval, norm_statistics, dead_units, saturated,
     optimizer_state_lost, schedule_too_short, warmup_too_long,
     attention_logits_grow, attention_collapsed, activation_outlier, expert_starved, stale_second_moment,
@@ -93,6 +96,8 @@ CONSEQUENCES: dict[str, set[str]] = {
     "dropout-too-strong": _MISMADE | {"bad-initialisation"},
     **dict.fromkeys(("labels-not-shifted", "targets-out-of-range", "padding-in-loss", "data-not-shuffled"), _MISMADE),
     "accumulation-wiped": _MISMADE,
+    **dict.fromkeys(("future-seen", "codebook-collapse"), _RUINED),
+    "returns-not-normalised": _MISMADE | {"targets-not-normalised"},
     "targets-not-normalised": _MISMADE | {"bad-initialisation", "scaled-gradients", "gradients-accumulate"},
     "negative-loss": _RUINED | {"exploding", "lr-too-high", "scaled-gradients", "gradients-accumulate"},
     "left-in-eval": _RUINED | {"exploding", "lr-too-high"},
@@ -165,6 +170,7 @@ CONSEQUENCES: dict[str, set[str]] = {
     "renorm-binds": set(),
     "class-imbalance": set(),
     "logits-bounded": set(),
+    "stale-second-moment": {"update-too-small", "weights-unchanged"},
 }
 for _rule, _explained in CONSEQUENCES.items():
     _explained |= {"no-progress", "class-imbalance"} - {_rule}

@@ -81,10 +81,11 @@ def given(history: History) -> tuple[str, float] | None:
     """The layer that is given the largest numbers as data, and their root mean square in the first samples."""
     _, sizes, places = sampled(history, "input_rms", "layer_of/input_rms")
     size = float(np.median(sizes[:5])) if len(sizes) else 0.0  # 0 is the first state of a recurrence
-    return (_layer(history, places[0]), size) if size > 0 else None
+    return (layer_at(history, places[0]), size) if size > 0 else None
 
 
-def _layer(history: History, place: float) -> str:
+def layer_at(history: History, place: float) -> str:
+    """The layer of a column `in_loss/layer_of/...`, the run's by its place; empty where there is none."""
     layers = history.run.layers
     return layers[int(place)].name if 0 <= place < len(layers) else ""
 
@@ -97,4 +98,4 @@ def inside(history: History, kind: str, min_samples: int = 4, soon: int = 20) ->
     last = float(np.median(values[-max(3, len(values) // 4) :]))
     next_to = int(np.searchsorted(at, at[0] + soon, side="right")) - 1
     early = values[next_to] if next_to else float("nan")
-    return Inside(values[0], early, last, values.min(), int(at[0]), int(at[next_to]), _layer(history, places[-1]))
+    return Inside(values[0], early, last, values.min(), int(at[0]), int(at[next_to]), layer_at(history, places[-1]))

@@ -19,7 +19,8 @@ def ran_out(history: History, gone: float = 1e-3, early: float = 0.3, nothing: f
 
     It ran out when for more than half of the run each group's rate was below `gone` times its highest; or below ten
     times that from the share `early` of the run on, and it went on to `nothing`: a rate that stays at a hundredth is
-    meant. It never got there when the highest is below a tenth of what was set for the scheduler.
+    meant. It never got there when the highest is below a tenth of what was set for the scheduler,
+    or, in a run that is over, of the top of its cycle (`max_lr`).
     """
     rate = rates(history)
     highest = np.nanmax(rate, axis=0, initial=0, where=np.isfinite(rate))
@@ -44,7 +45,17 @@ def ran_out(history: History, gone: float = 1e-3, early: float = 0.3, nothing: f
     said_of = [float(lr) for lr in rates_set if isinstance(lr, int | float)]
     if said_of and 0 < highest.max() < max(said_of) / 10:
         return _never_there(rate[:, int(highest.argmax())], max(said_of))
+    cycles = [group.get("max_lr") for group in settings(history) if history.run.status != "RUNNING"]
+    tops = [float(lr) for lr in cycles if isinstance(lr, int | float)]
+    if tops and 0 < highest.max() < max(tops) / 10:
+        return _never_there(rate[:, int(highest.argmax())], max(tops))._replace(cure=_CYCLE)
     return None
+
+
+_CYCLE = (
+    "OneCycleLR and CyclicLR count batches: call scheduler.step() after each of them, or give total_steps "
+    "(step_size_up) in the calls that are made."
+)
 
 
 def _gone(rate: Floats, least: Floats) -> int:

@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from gradwatch.analysis.rules.facts import pick
+from gradwatch.analysis.clips import incoming
+from gradwatch.analysis.rules.facts import USUAL_RATIO, matrices, measured, middle, pick, rates, settings
 from gradwatch.analysis.rules.finding import Finding, Severity
+from gradwatch.analysis.rules.losses import training_losses
 from gradwatch.analysis.rules.progress import succeeds
 from gradwatch.history import History
 
@@ -23,9 +25,11 @@ def stale_second_moment(
     others. Needs both on the step in question: `slots=True`.
     Source: Wortsman et al. 2023, arXiv:2304.13013 (loss spikes follow within 8 steps where this root mean square is
     well above 1; its StableAdamW divides the learning rate by it).
+
+    Without `slots`, steps that became short as v still holds the gradients of the first ones (`_of_the_first_steps`).
     """
     if "adam_rms" not in history.per_layer:
-        return []
+        return _of_the_first_steps(history)
     rows = np.flatnonzero(np.isfinite(history.layer("adam_rms")).any(axis=1))
     if len(rows) < min_rows:
         return []
@@ -61,3 +65,57 @@ def stale_second_moment(
     names = pick(history, hit.any(axis=0))
     found = int(step[seen[0]]), int(step[seen[-1]])
     return [Finding("stale-second-moment", severity, names, *found, evidence, cause, cure)]
+
+
+def _of_the_first_steps(
+    history: History, times: float = 100.0, first: int = 10, short: float = 0.1, least: int = 5
+) -> list[Finding]:
+    """Adam's steps are short for good, since the gradients of the `first` steps were `times` those of later ones.
+
+    In most matrices a typical step is less than the share `short` of a usual one, and of the first measured one, at a
+    learning rate that is as it was, and v forgets too slowly: its memory, 1 / (1 - beta2) steps, is a third of those
+    since at least. Not said where a loss got better since then.
+    Source: Kingma & Ba, arXiv:1412.6980, algorithm 1: v is a mean of squares over 1 / (1 - beta2) steps.
+    """
+    betas = [float(group["betas"][1]) for group in settings(history) if isinstance(group.get("betas"), list | tuple)]
+    at, ratio = measured(history, "update_ratio")
+    wide = matrices(history) & np.isfinite(ratio).any(axis=0) if len(at) else np.zeros(0, bool)
+    norm, rate = incoming(history), rates(history)
+    late = slice(len(norm) // 2, None)
+    if not betas or len(at) < least or not wide.any() or len(norm) < 5 * first:
+        return []
+    large, usual = float(np.nanmax(norm[:first])), middle(norm[late])
+    memory = 1 / max(1 - max(betas), 1e-9)
+    steady = middle(rate[late].max(axis=1)) > 0.3 * np.nanmax(rate)
+    began, ended = ratio[0, wide], np.nanmedian(ratio[len(ratio) // 2 :, wide], axis=0)
+    is_short = np.median(ended) < short * min(USUAL_RATIO[True], float(np.median(began)))
+    if not (large > times * usual > 0 and memory > len(norm) / 3 and steady and is_short) or _got_better(
+        history, first
+    ):
+        return []
+    names, beta2 = pick(history, wide), max(betas)
+    return [
+        Finding(
+            "stale-second-moment",
+            "warning",
+            names,
+            first,
+            int(history.step[-1]),
+            {"first_grad_norm": large, "grad_norm": usual, "update_ratio": float(np.median(ended)), "beta2": beta2},
+            f"The gradients of the first steps were {large / usual:.3g} times as large as those since. Adam divides by "
+            f"their mean square over the last {memory:,.0f} steps (beta2 = {beta2:g}), which still holds them: a step "
+            f"changes the weights by {np.median(ended):.1e} of their size, at first by {np.median(began):.1e}.",
+            "Take the first batches' gradients down (a normaliser that has seen data, a clip from the first step on, "
+            "targets of usual size), or make the optimizer anew behind them; a beta2 of 0.99 forgets sooner.",
+        )
+    ]
+
+
+def _got_better(history: History, first: int, share: float = 0.3) -> bool:
+    """Whether a training loss ended better by the `share` than it was after the `first` steps."""
+    for name in training_losses(history):
+        values = history.total(name)[first:]
+        values = values[np.isfinite(values)]
+        if len(values) > 20 and middle(values[-len(values) // 4 :]) < (1 - share) * middle(values[:20]):
+            return True
+    return False
