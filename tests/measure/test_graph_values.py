@@ -77,10 +77,11 @@ class Attention(nn.Module):
         q, k, v = (t.view(B, T, 2, 8).transpose(1, 2) for t in self.qkv(x).chunk(3, -1))
         later = torch.ones(T, T).triu(1).bool()
         logits = (q @ k.transpose(-1, -2)) * self.scale
-        self.p = logits.masked_fill(later, -1e9).softmax(-1)
-        masks = {"causal": {"is_causal": True}, "mask": {"attn_mask": ~later}}
+        logits = logits if "open" in self.how else logits.masked_fill(later, -1e9)
+        self.p = logits.softmax(-1)
+        masks = {"causal": {"is_causal": True}, "mask": {"attn_mask": ~later}, "open": {}}
         y = self.p @ v
-        if self.how != "written out":
+        if not self.how.startswith("written out"):
             y = F.scaled_dot_product_attention(q, k, v, scale=self.scale, **masks[self.how])
         return self.out(y.transpose(1, 2).flatten(2))
 
@@ -95,6 +96,69 @@ def test_how_certain_an_attention_is(how, scale):
     assert found["certain"] == pytest.approx(float((several.amax(-1) > 0.9975).float().mean()), abs=0.08)
     assert (found["certain"] > 0.5) == (scale == 20.0)
     assert found["layer_of/certain"] == 0
+
+
+@pytest.mark.parametrize("how", ["written out", "causal", "mask", "written out, open", "open"])
+def test_whether_an_attention_looks_ahead(how):
+    net = Attention(1.0, how)
+    found = seen(net(batch(B, T, D)).square().mean(), net)
+    back = net.p.detach().tril().sum() / net.p.detach().sum() if "open" in how else 1
+    assert found["causal"] == pytest.approx(float(back), abs=0.05)
+    assert (found["causal"] < 0.8) == ("open" in how)
+    both = nn.ModuleList([Attention(1.0, "open"), Attention(1.0, "mask")])  # of an encoder, and of a decoder
+    assert seen((both[0](batch(B, T, D)) + both[1](batch(B, T, D))).square().mean(), both)["causal"] == pytest.approx(1)
+
+
+def of_a_book(way, n=96):
+    torch.manual_seed(0)
+    net = nn.ModuleDict({"enc": nn.Linear(6, 4), "dec": nn.Linear(4, 6), "book": nn.Embedding(64, 4)})
+    x, book = batch(n, 6), net["book"]
+    z = net["enc"](x)
+    chosen = torch.cdist(z, book.weight).argmin(1)
+    ways = {
+        "embedding": lambda: book(chosen),
+        "index": lambda: book.weight[chosen],
+        "index_select": lambda: book.weight.index_select(0, chosen),
+    }
+    codes = ways[way]()
+    loss = F.mse_loss(net["dec"](z + (codes - z).detach()), x)
+    return net, loss, (codes - z.detach()).square().mean(), len(chosen.unique()) / 64
+
+
+@pytest.mark.parametrize("way", ["embedding", "index", "index_select"])
+def test_which_share_of_a_book_of_codes_is_used(way):
+    net, loss, of_codes, share = of_a_book(way)
+    found = seen(loss + of_codes, net)
+    assert (found["codes_used"], found["layer_of/codes_used"]) == (share, 4)
+    assert "codes_used" not in seen(loss, net), "the loss is not taken of the codes"
+    net, loss, of_codes, _ = of_a_book(way, n=63)  # fewer than there are codes
+    assert "codes_used" not in seen(loss + of_codes, net)
+
+
+def test_rows_that_go_through_weights_are_no_codes():
+    net = nn.Sequential(nn.Embedding(5, 4), nn.Linear(4, 1))
+    assert "codes_used" not in seen(net(torch.arange(B) % 5).square().mean(), net)
+
+
+@pytest.mark.parametrize("way", ["gather", "index", "nll", "distribution", "stacked"])
+def test_what_choices_are_weighed_by(way):
+    net, x, chosen = nn.Linear(6, 4), batch(20, 6), torch.arange(20) % 4
+    weight = 100 + batch(20)
+    log_p = net(x).log_softmax(1)
+    ways = {
+        "gather": lambda: weight * -log_p.gather(1, chosen[:, None]).squeeze(1),
+        "index": lambda: -log_p[torch.arange(20), chosen] * weight,
+        "nll": lambda: F.cross_entropy(net(x), chosen, reduction="none") * weight,
+        "distribution": lambda: -torch.distributions.Categorical(logits=net(x)).log_prob(chosen) * weight,
+        "stacked": lambda: (
+            torch.stack([-log_p[i : i + 1].gather(1, chosen[i : i + 1, None])[0, 0] for i in range(20)]) * weight
+        ),
+    }
+    found = seen(ways[way]().mean(), net)
+    of_all = float(weight.mean()), float(weight.std(correction=0))
+    assert (found["advantage_mean"], found["advantage_std"]) == pytest.approx(of_all, rel=1e-4)
+    assert "advantage_mean" not in seen(3 * F.cross_entropy(net(x), chosen), net)
+    assert "advantage_mean" not in seen((weight[:, None] * net(x)).mean(), net)  # no choices
 
 
 def test_of_what_is_the_same_for_every_example():

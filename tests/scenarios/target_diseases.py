@@ -3,7 +3,7 @@
 import torch
 from diseases import dense
 from nets import CODES, SEED, Recurrent, batches, digits, mlp, pieces
-from torch import optim
+from torch import nn, optim
 from torch.nn import functional as F
 from trainings import fit
 
@@ -97,6 +97,70 @@ def bare_cosines(folder, sick=True, steps=200):
         return F.cross_entropy(scale * F.linear(F.normalize(body(x)), F.normalize(head.weight)), y)
 
     return fit(folder, net, optim.Adam(net.parameters(), 0.003), loss_of, steps)
+
+
+class Letters(nn.Module):
+    """One block of attention over letters, `causal` or not."""
+
+    def __init__(self, causal):
+        super().__init__()
+        torch.manual_seed(SEED[0])
+        self.causal, self.letters = causal, nn.Embedding(int(CODES.max()) + 1, 32)
+        self.places, self.heads = nn.Embedding(64, 32), nn.Linear(32, 96)
+        self.block, self.last = nn.Sequential(nn.Linear(32, 64), nn.ReLU(), nn.Linear(64, 32)), nn.Linear(32, 28)
+
+    def forward(self, x):
+        h = self.letters(x) + self.places(torch.arange(x.shape[1]))
+        q, k, v = self.heads(h)[:, None].chunk(3, -1)
+        h = h + F.scaled_dot_product_attention(q, k, v, is_causal=self.causal)[:, 0]
+        return self.last(h + self.block(h))
+
+
+def read_ahead(folder, sick=True, steps=200):
+    """The next letter by an attention that sees it (the twin: that is causal)."""
+    net, piece = Letters(causal=not sick), pieces()
+
+    def loss_of(step):
+        x, following = piece(step)
+        return F.cross_entropy(net(x).flatten(0, 1), following.flatten())
+
+    return fit(folder, net, optim.Adam(net.parameters(), 0.003), loss_of, steps)
+
+
+def far_codes(folder, sick=True, steps=150):
+    """A quantiser of digits whose codes begin far out (the twin: at what the encoder gives out)."""
+    torch.manual_seed(SEED[0])
+    net = nn.ModuleDict({"enc": dense([64, 32, 8]), "dec": dense([8, 32, 64]), "book": nn.Embedding(64, 8)})
+    batch = batches(size=128)
+    with torch.no_grad():
+        nn.init.normal_(net["book"].weight, std=5.0)
+        if not sick:
+            net["book"].weight.copy_(net["enc"](batch(0)[0].flatten(1))[:64])
+
+    def loss_of(step):
+        x = batch(step)[0].flatten(1)
+        z = net["enc"](x)
+        codes = net["book"](torch.cdist(z, net["book"].weight).argmin(1))
+        back = net["dec"](z + (codes - z).detach())
+        return F.mse_loss(back, x) + F.mse_loss(codes, z.detach()) + 0.25 * F.mse_loss(z, codes.detach())
+
+    return fit(folder, net, optim.Adam(net.parameters(), 0.003), loss_of, steps)
+
+
+def paid_in_hundreds(folder, sick=True, steps=150):
+    """A bandit paid about 100 whatever it does (the twin: without the mean, divided by the deviation)."""
+    torch.manual_seed(SEED[0])
+    net, draw = dense([6, 32, 4]), torch.Generator().manual_seed(SEED[0])
+
+    def loss_of(step):
+        x = torch.randn(64, 6, generator=draw)
+        log_p = net(x).log_softmax(1)
+        chosen = torch.multinomial(log_p.exp(), 1, generator=draw)
+        pay = 100 + 5 * (chosen[:, 0] == x[:, :4].argmax(1)).float()
+        pay = pay if sick else (pay - pay.mean()) / (pay.std() + 1e-8)
+        return -(log_p.gather(1, chosen)[:, 0] * pay).mean()
+
+    return fit(folder, net, optim.SGD(net.parameters(), 0.01), loss_of, steps)
 
 
 def wiped(folder, sick=True, steps=150):

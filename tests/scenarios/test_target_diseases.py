@@ -17,6 +17,9 @@ from gradwatch.analysis.rules import diagnose
         (t.behind_a_sigmoid, "targets-out-of-range", "a sigmoid, gives numbers between 0 and 1"),
         (t.wiped, "accumulation-wiped", "and the step is that of what is left, of 1/16 of the data"),
         (t.bare_cosines, "logits-bounded", "among 10 classes no loss is below 1."),
+        (t.read_ahead, "future-seen", "of its weight to later tokens"),
+        (t.far_codes, "codebook-collapse", "Of the rows of this table"),
+        (t.paid_in_hundreds, "returns-not-normalised", "are multiplied by 10"),
         (t.prices, "targets-not-normalised", "The targets are 39"),
     ],
 )

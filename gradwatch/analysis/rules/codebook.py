@@ -11,7 +11,7 @@ from gradwatch.formatting import percent
 from gradwatch.history import History
 
 
-def codebook_collapse(history: History, share: float = 0.25, least: int = 4, min_steps: int = 50) -> list[Finding]:
+def codebook_collapse(history: History, share: float = 0.06, least: int = 4, min_steps: int = 50) -> list[Finding]:
     """Of a table whose rows a loss of differences is taken of less than the `share` are ever asked for. A warning.
 
     In the last quarter of the samples, `least` at least, by the median, in batches that ask four times for each row on

@@ -16,6 +16,7 @@ from gradwatch.analysis.rules.finding import Finding, Why, either
 from gradwatch.analysis.rules.loss_graph import from_graph, is_of_log_probabilities, without_logarithm
 from gradwatch.analysis.rules.losses import has_rivals, training_losses
 from gradwatch.analysis.rules.progress import reaches_its_goal
+from gradwatch.analysis.rules.sampled_losses import sampled
 from gradwatch.history import Floats, History
 
 
@@ -92,9 +93,10 @@ def _of_classes(history: History, name: str, values: Floats, near: float, close:
 
 
 def _is_meant_to_fall(history: History) -> bool:
-    """Whether a likelihood is no loss with the wrong sign: steps lead uphill, or a return is logged, as of a policy."""
+    """Whether a likelihood is no loss with the wrong sign: steps lead uphill, or choices are weighed, as a policy's."""
     uphill = any(group.get("maximize") for group in settings(history))
-    return uphill or any(re.search("return|reward", name) for name in history.logged)
+    weighed = len(sampled(history, "advantage_mean")[0]) > 0
+    return uphill or weighed or any(re.search("return|reward", name) for name in history.logged)
 
 
 def _by_its_way(history: History, name: str, values: Floats, times: float) -> Why | None:
