@@ -45,8 +45,9 @@ GIVEN = {"Addmm": Given(1, "mat1"), "Mm": Given(0, "self"), "Convolution": Given
 
 class Part(NamedTuple):
     """An operation: its `name`, the number of the `layer` that is its own or the next one below it, whether it is
-    `at_the_end`, with no weights between it and the loss, whether it is `given_data` beside its weights, and whether
-    its units are `channels`, along the second axis, or the last one; None where that is not known.
+    `at_the_end`, with no weights between it and the loss, whether it is `given_data` beside its weights, whether its
+    units are `channels`, along the second axis, or the last one, None where that is not known, and whether it is an
+    attention over what its queries are made of (`of_itself`).
     """
 
     name: str
@@ -55,6 +56,7 @@ class Part(NamedTuple):
     at_the_end: bool
     given_data: bool
     channels: bool | None
+    of_itself: bool = False
 
 
 Look = Callable[[Part], "Tensor | None"]
@@ -124,7 +126,7 @@ def _looks(part: Part) -> Iterator[tuple[str, Look]]:
     kind, look = _KINDS[part.name]
     if not part.at_the_end:
         yield kind, look
-        if kind == "certain":
+        if kind == "certain" and part.of_itself:
             yield "causal", _causal_attention if look is _certain_attention else _causal
     elif kind == "saturated":
         yield f"end_{kind}", look
@@ -280,4 +282,5 @@ _KINDS: dict[str, tuple[str, Look]] = {
     "Relu": ("dead", _dead),
 }
 OPERATIONS = (*_KINDS, *GIVEN)
+ATTENTIONS = [name for name, (kind, _) in _KINDS.items() if kind == "certain"]
 LOOKUPS = ("Embedding", "Index", "IndexSelect")

@@ -7,9 +7,6 @@ loss was given (`loss_targets`) and what shows the model inside (`graph_values`)
 
 from __future__ import annotations
 
-import functools
-import re
-from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
 from typing import Any
@@ -18,17 +15,24 @@ import torch
 from torch import Tensor, nn
 
 from gradwatch.measure import graph_values, loss_targets
+from gradwatch.measure.graph_nodes import (
+    Node,
+    Shape,
+    children,
+    is_written_in_python,
+    name_of,
+    shape_of,
+    walk,
+)
 from gradwatch.measure.views import reorders
 from gradwatch.table import IN_LOSS, LAYER_IN_LOSS
 
-MOST_NODES = 5_000  # of a graph, those next to the loss first
 MOST_ABOVE = 500  # of those above the first weights
 MOST_LOSSES = 4  # terms of a loss that are looked at
 MOST_PATHS, LONGEST_PATH, MOST_ROWS = 8, 24, 64
-Node = Any  # torch.autograd.graph.Node, or what stands for one of a Function written in Python
-Shape = tuple[int, ...]
 
 _SAME_WEIGHTS = ("T", "Transpose", "Permute", "ToCopy", "View", "Unsqueeze")
+_SAME_INPUT = (*_SAME_WEIGHTS, "Expand", "ReshapeAlias", "Clone", "UnsafeView")
 _BATCH_NORMS = ("NativeBatchNorm", "CudnnBatchNorm", "MiopenBatchNorm", "BatchNormWithUpdate")  # of these rows alone
 _WITH_WEIGHTS = ("Addmm", "Convolution", "MkldnnRnnLayer")
 _PRODUCTS = ("Bmm", "Mm", "Mv", "Dot", "Baddbmm")
@@ -42,7 +46,7 @@ class LossGraph:
 
     def __init__(self, loss: Tensor, layers: Mapping[int, str]) -> None:
         self._root, self._layers = loss.grad_fn, layers
-        self._nodes = [] if loss.grad_fn is None else [*_nodes(loss.grad_fn)]
+        self._nodes = [] if loss.grad_fn is None else [*walk(loss.grad_fn)]
         leaves = (getattr(node, "variable", None) for node in self._nodes)
         self._leaves: list[Tensor] = [leaf for leaf in leaves if leaf is not None]
         self._owned: dict[Node, str] = {}  # what `_own` said, which is asked of most nodes several times
@@ -95,10 +99,10 @@ class LossGraph:
                 if used is not None and f"{IN_LOSS}codes_used" not in found:
                     at = torch.full_like(used, float(places[layer]))
                     found |= {f"{IN_LOSS}codes_used": used, f"{LAYER_IN_LOSS}codes_used": at}
-            elif name == "Mul" and len(_children(node)) == 1 and not is_written_in_python(node):
-                below = _children(node)[0]
-                while name_of(below) in _SAME_NUMBERS and _children(below):
-                    below = _children(below)[0]
+            elif name == "Mul" and len(children(node)) == 1 and not is_written_in_python(node):
+                below = children(node)[0]
+                while name_of(below) in _SAME_NUMBERS and children(below):
+                    below = children(below)[0]
                 if name_of(below) in _CHOICES:
                     found = graph_values.weights_of_choices(node) | found
         return found
@@ -118,7 +122,8 @@ class LossGraph:
                 continue
             left[counted] -= 1
             if layer := self._below(node):
-                yield graph_values.Part(name, node, places[layer], ends, given, self._has_channels(node))
+                of_itself = name in graph_values.ATTENTIONS and self._is_of_itself(node)
+                yield graph_values.Part(name, node, places[layer], ends, given, self._has_channels(node), of_itself)
 
     def _down(self, through_products: bool = False) -> Iterator[Node]:
         """The nodes from the loss to the first operations with weights, or to a product of two that are made.
@@ -134,7 +139,7 @@ class LossGraph:
             yield node
             hides = name_of(node) in _WITH_WEIGHTS or is_written_in_python(node) or _is_normed(node)
             if not (hides or self._own(node)) and (through_products or not _is_product(node)):
-                waiting += _children(node)
+                waiting += children(node)
 
     def _is_given_data(self, node: Node) -> bool:
         """Whether weights stand here beside a batch that asks for no gradient."""
@@ -150,11 +155,32 @@ class LossGraph:
 
     def _has_channels(self, node: Node, nearest: int = 30) -> bool | None:
         """Whether the units of an operation are those of a convolution; None where an axis moved on the way here."""
-        for below in islice(_nodes(node), 1, nearest):
+        for below in islice(walk(node), 1, nearest):
             if name_of(below) in ("Transpose", "Permute"):
                 return None
             if self._own(below) and not name_of(below).endswith("Norm"):
                 return name_of(below) == "Convolution"
+        return None
+
+    def _is_of_itself(self, node: Node, nearest: int = 8) -> bool:
+        """Whether the queries and keys of an attention are made of the same thing, each by weights."""
+        fused = name_of(node).startswith("ScaledDotProduct")
+        scores = node if fused else next((n for n in islice(walk(node), nearest) if name_of(n) in _PRODUCTS), None)
+        sources = [] if scores is None else [self._made_of(child) for child, _ in scores.next_functions[:2]]
+        return len(sources) == 2 and sources[0] is sources[1] is not None
+
+    def _made_of(self, node: Node | None, most: int = 16) -> Node | None:
+        """What the next weights below are given, behind all that leaves its numbers as they are."""
+        for _ in range(most):
+            if node is None:
+                break
+            given = graph_values.GIVEN.get(name_of(node))
+            if given is not None and self._own(node):
+                node = node.next_functions[given.place][0]
+                while node is not None and name_of(node) in _SAME_INPUT:
+                    node = node.next_functions[0][0]
+                return node
+            node = next(iter(children(node)), None)
         return None
 
     def described(self) -> list[dict[str, Any]]:
@@ -187,7 +213,7 @@ class LossGraph:
         elif name in _BATCH_NORMS and shape and getattr(node, "_saved_training", True):
             seen = {"what": "batch_norm"}
         elif name in ("View", "UnsafeView", "ReshapeAlias"):
-            before, below = next(map(shape_of, _children(node)), ()), map(name_of, islice(_nodes(node), 1, 4))
+            before, below = next(map(shape_of, children(node)), ()), map(name_of, islice(walk(node), 1, 4))
             arranged = next((name for name in below if name != "Clone"), "") in _ARRANGE
             seen = {"what": "view", "of": _text(before)} if reorders(before, shape, arranged) else {}
         if seen:
@@ -204,14 +230,14 @@ class LossGraph:
             seen.add(node)
             path, own = [*above, node], self._own(node)
             if not own:
-                waiting += [(child, path) for child in reversed(_children(node))]
+                waiting += [(child, path) for child in reversed(children(node))]
                 continue
             found += 1
             yield {
                 "what": "path",
                 "operations": " ".join(map(_with_reduction, path)),
                 "shapes": " ".join(_text(shape_of(each)) for each in path),
-                "operands": " ".join(str(len(_children(each))) for each in path),
+                "operands": " ".join(str(len(children(each))) for each in path),
                 "layer": own,
             }
 
@@ -223,10 +249,10 @@ class LossGraph:
 
     def _find_own(self, node: Node) -> str:
         own = []
-        for child in _children(node):
+        for child in children(node):
             below = child
-            while name_of(below) in _SAME_WEIGHTS and len(_children(below)) == 1:
-                below = _children(below)[0]
+            while name_of(below) in _SAME_WEIGHTS and len(children(below)) == 1:
+                below = children(below)[0]
             own.append(self._layers.get(id(getattr(below, "variable", None)), ""))
         named = [name for name in own if name]
         weights = (name for name in named if "bias" not in name.rpartition(".")[2])  # bias, in_proj_bias, bias_hh_l0
@@ -234,18 +260,7 @@ class LossGraph:
 
     def _below(self, node: Node, nearest: int = 60) -> str:
         """The layer that is nearest below this operation."""
-        return next(filter(None, map(self._own, islice(_nodes(node), nearest))), "")
-
-
-def name_of(node: Node) -> str:
-    """The operation that a node is of, one word: AddmmBackward0 is Addmm."""
-    return _operation(str(node.name()))
-
-
-@functools.lru_cache(maxsize=1_000)  # a model has few, and each is asked for thousands of times
-def _operation(name: str) -> str:
-    name = re.sub(r"Backward\d*$", "", name.rsplit("::", 1)[-1])
-    return re.sub(r"\s+", "_", name)[:100] or "unnamed"
+        return next(filter(None, map(self._own, islice(walk(node), nearest))), "")
 
 
 def beginning(loss: Any, most: int = 8) -> str:
@@ -255,51 +270,19 @@ def beginning(loss: Any, most: int = 8) -> str:
     while node is not None and len(names) < most:
         if (name := name_of(node)) not in ("Mul", "Div"):
             names.append(name)
-        node = next(iter(_children(node)), None)
+        node = next(iter(children(node)), None)
     return " ".join(names)
-
-
-def shape_of(node: Node) -> Shape:
-    """Of what the operation gives out (its first output); empty where that is not known, as of nested tensors."""
-    told: Sequence[Any] = getattr(node, "_input_metadata", ())
-    try:
-        return tuple(int(size) for size in told[0].shape) if told else ()
-    except (RuntimeError, AttributeError, TypeError):  # of a nested tensor, each layout in its own way
-        return ()
-
-
-def _children(node: Node) -> list[Node]:
-    return [child for child, _ in node.next_functions if child is not None]
-
-
-def _nodes(root: Node) -> Iterator[Node]:
-    """The nodes of a graph, those next to its root first."""
-    seen, waiting = {root}, deque([root])
-    for _ in range(MOST_NODES):
-        if not waiting:
-            return
-        node = waiting.popleft()
-        yield node
-        for child in _children(node):
-            if child not in seen:
-                seen.add(child)
-                waiting.append(child)
-
-
-def is_written_in_python(node: Node) -> bool:
-    """Whether a node is of a `torch.autograd.Function`, which may be called as an operation of torch is."""
-    return isinstance(node, torch.autograd.function.BackwardCFunction)
 
 
 def _is_normed(node: Node) -> bool:
     """Whether weights come here out of a weight norm."""
-    below = (child for operand in _children(node) for child in (operand, *_children(operand)))
+    below = (child for operand in children(node) for child in (operand, *children(operand)))
     return name_of(node) == "Mm" and any("WeightNorm" in name_of(child) for child in below)
 
 
 def _is_product(node: Node) -> bool:
     """Whether two things that are made are multiplied: as matrices, or one is spread over the other, as weights are."""
-    operands = [shape_of(child) for child in _children(node)]
+    operands = [shape_of(child) for child in children(node)]
     return name_of(node) in _PRODUCTS or (name_of(node) == "Mul" and len({*operands}) == 2)
 
 

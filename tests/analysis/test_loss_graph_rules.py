@@ -174,7 +174,7 @@ def test_a_layer_norm_over_the_few_outputs_of_a_loss_of_differences_is_told(outp
         rows = tuple(LossGraph(loss, names).described())
         return norm_over_too_few(make_history(3, layers=tuple(names.values()), loss_graph=rows))
 
-    assert [f.evidence for f in found(net(X))] == [{"outputs": outputs}] * told
+    assert [f.evidence for f in found(net(X))] == [{"outputs": outputs, "norm": "layer norm"}] * told
     assert found(net(X) @ torch.ones(outputs, 2)) == []  # the norm is not the last
 
 

@@ -8,7 +8,8 @@ from torch import nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
-from gradwatch.measure.loss_graph import MOST_NODES, MOST_ROWS, LossGraph, name_of
+from gradwatch.measure.graph_nodes import MOST_NODES, name_of
+from gradwatch.measure.loss_graph import MOST_ROWS, LossGraph
 from gradwatch.measure.views import reorders
 
 X = torch.randn(16, 6)

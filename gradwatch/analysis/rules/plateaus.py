@@ -10,7 +10,7 @@ import numpy as np
 from gradwatch.analysis.clips import incoming
 from gradwatch.analysis.rules.facts import ends_in, middle
 from gradwatch.analysis.rules.finding import Finding, Severity, Why, either
-from gradwatch.analysis.rules.loss_graph import is_one_loss, wants_its_sigmoid
+from gradwatch.analysis.rules.loss_graph import is_one_loss, number_of_classes, wants_its_sigmoid
 from gradwatch.analysis.rules.progress import Progress, can_be_judged, progress, reaches_its_goal, succeeds
 from gradwatch.analysis.rules.sampled_losses import sampled
 from gradwatch.analysis.rules.standstill import equal_odds, left_odds, rests_since
@@ -122,21 +122,31 @@ def begins_late(history: History, min_steps: int, running: int, late: float = 0.
 
 
 def explains_nothing(
-    history: History, min_steps: int, running: int, late: float = 0.03, ever: float = 0.05, soft: float = 0.05
+    history: History,
+    min_steps: int,
+    running: int,
+    late: float = 0.03,
+    ever: float = 0.05,
+    soft: float = 0.05,
+    still: float = 0.01,
 ) -> list[Finding]:
     """The outputs tell nothing of the targets, whatever the loss does: to know their mean is as good.
 
     The share of the targets' variance that is explained, or of the entropy of their classes, is below `late` in the
     last quarter of the samples, by the median, and at its third highest below `ever`. Of a loss that is one of torch's
-    own and nothing else, on batches of eight targets or more, none of them probabilities (`soft`).
+    own and nothing else, on batches of eight targets or more, four for each class, none of them probabilities (`soft`);
+    where it got better by `still` since the quarter before, it may yet come.
     """
     step, share, targets = sampled(history, "explained", "targets")
     between = sampled(history, "target_soft")[1]
-    if len(step) < 8 or np.median(targets) < 8 or (between > soft).any() or not is_one_loss(history):
+    least = max(8, 4 * (number_of_classes(history) or 1))
+    if len(step) < 8 or np.median(targets) < least or (between > soft).any() or not is_one_loss(history):
         return []
-    ended, best = float(np.median(share[-max(3, len(share) // 4) :])), float(np.sort(share)[-3])
+    quarter = max(3, len(share) // 4)
+    ended, before, best = float(np.median(share[-quarter:])), share[-2 * quarter : -quarter], float(np.sort(share)[-3])
     losses = [p for p in progress(history) if p.is_loss] if can_be_judged(history, min_steps, running) else []
-    if not losses or ended > late or best > ever or reaches_its_goal(history):
+    comes = ended - float(np.median(before)) > still
+    if not losses or ended > late or best > ever or comes or reaches_its_goal(history):
         return []
     shown, classes = losses[0], len(sampled(history, "predicted_right")[0]) > 0
     of = "entropy of the classes" if classes else "variance of the numbers"

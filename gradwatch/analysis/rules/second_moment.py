@@ -10,7 +10,7 @@ import numpy as np
 from gradwatch.analysis.clips import incoming
 from gradwatch.analysis.rules.facts import USUAL_RATIO, matrices, measured, middle, pick, rates, settings
 from gradwatch.analysis.rules.finding import Finding, Severity
-from gradwatch.analysis.rules.losses import training_losses
+from gradwatch.analysis.rules.losses import has_rivals, training_losses
 from gradwatch.analysis.rules.progress import succeeds
 from gradwatch.history import History
 
@@ -74,7 +74,7 @@ def _of_the_first_steps(
 
     In most matrices a typical step is less than the share `short` of a usual one, and of the first measured one, at a
     learning rate that is as it was, and v forgets too slowly: its memory, 1 / (1 - beta2) steps, is a third of those
-    since at least. Not said where a loss got better since then.
+    since at least. Not said where a loss got better since then, nor of parts that train against each other.
     Source: Kingma & Ba, arXiv:1412.6980, algorithm 1: v is a mean of squares over 1 / (1 - beta2) steps.
     """
     betas = [float(group["betas"][1]) for group in settings(history) if isinstance(group.get("betas"), list | tuple)]
@@ -82,12 +82,13 @@ def _of_the_first_steps(
     wide = matrices(history) & np.isfinite(ratio).any(axis=0) if len(at) else np.zeros(0, bool)
     norm, rate = incoming(history), rates(history)
     late = slice(len(norm) // 2, None)
-    if not betas or len(at) < least or not wide.any() or len(norm) < 5 * first:
+    if not betas or len(at) < least or not wide.any() or len(norm) < 5 * first or has_rivals(history):
         return []
     large, usual = float(np.nanmax(norm[:first])), middle(norm[late])
     memory = 1 / max(1 - max(betas), 1e-9)
     steady = middle(rate[late].max(axis=1)) > 0.3 * np.nanmax(rate)
     began, ended = ratio[0, wide], np.nanmedian(ratio[len(ratio) // 2 :, wide], axis=0)
+    steady &= middle(norm[first : 3 * first]) < 3 * usual  # it fell at once
     is_short = np.median(ended) < short * min(USUAL_RATIO[True], float(np.median(began)))
     if not (large > times * usual > 0 and memory > len(norm) / 3 and steady and is_short) or _got_better(
         history, first

@@ -1,0 +1,75 @@
+"""Which findings may follow from which."""
+
+from __future__ import annotations
+
+_RUINED = {"nonfinite", "dead-layer", "spike", "imbalance", "vanishing", "weight-growth", "renorm-binds"} | {
+    "update-too-large", "update-too-small", "weights-unchanged", "clip-is-your-learning-rate", "noise-dominated",
+    "policy-never-acts", "dead-units", "saturated",
+    "attention-logits-grow", "attention-collapsed", "activation-outlier", "expert-starved",
+    "skips-often", "clip-over-muon", "stale-second-moment",
+}  # fmt: skip
+_MISMADE = _RUINED | {"exploding", "lr-too-high", "softmax-twice"}  # what is put together wrongly is there at once
+CONSEQUENCES: dict[str, set[str]] = {
+    **dict.fromkeys(("shapes-broadcast", "softmax-over-the-batch", "norm-over-too-few", "axes-mixed"), _MISMADE),
+    "dropout-too-strong": _MISMADE | {"bad-initialisation"},
+    **dict.fromkeys(("labels-not-shifted", "targets-out-of-range", "padding-in-loss", "data-not-shuffled"), _MISMADE),
+    "accumulation-wiped": _MISMADE,
+    **dict.fromkeys(("future-seen", "codebook-collapse"), _RUINED),
+    "returns-not-normalised": _MISMADE | {"targets-not-normalised"},
+    "targets-not-normalised": _MISMADE | {"bad-initialisation", "scaled-gradients", "gradients-accumulate"},
+    "negative-loss": _RUINED | {"exploding", "lr-too-high", "scaled-gradients", "gradients-accumulate"},
+    "left-in-eval": _RUINED | {"exploding", "lr-too-high"},
+    "optimizer-state-lost": _RUINED | {"exploding", "lr-too-high"},
+    "schedule-too-short": _RUINED | {"exploding", "lr-too-high"},
+    "warmup-too-long": {"update-too-small", "weights-unchanged"},
+    "inputs-not-normalised": _RUINED | {"exploding", "lr-too-high", "bad-initialisation", "scaled-gradients"},
+    "gradients-accumulate": _RUINED | {"exploding", "lr-too-high", "scaled-gradients"},
+    "scaled-gradients": _RUINED | {"exploding", "lr-too-high"},
+    "clip-before-unscale": {"clip-is-your-learning-rate", "double-clip", "update-too-small", "weights-unchanged"}
+    | {"clip-over-muon"},
+    "exploding": _RUINED | {"lr-too-high"},
+    "weight-decay-too-strong": {"weights-shrink", "below-epsilon", "vanishing", "dead-layer", "update-too-small"},
+    "weights-shrink": {"below-epsilon", "imbalance", "vanishing", "dead-layer", "update-too-small",
+        "update-too-large", "lr-too-high"},
+    "generator-starves": {"below-epsilon", "update-too-small", "vanishing", "weights-unchanged"},
+    "softmax-twice": {"update-too-small", "vanishing", "logits-bounded", "stale-second-moment"},
+    "bad-initialisation": {"saturated", "dead-units", "dead-layer", "attention-collapsed", "update-too-small",
+        "lr-too-high", "weight-growth", "update-too-large", "spike", "vanishing", "imbalance"},
+    "lr-too-high": _RUINED | {"exploding", "below-epsilon"},
+    "below-epsilon": {"update-too-small", "weights-unchanged"},
+    "update-too-large": (_RUINED | {"exploding", "lr-too-high"}) - {"update-too-large"},
+    "activation-outlier": {"spike", "exploding", "nonfinite", "weight-growth", "dead-units", "dead-layer",
+        "lr-too-high", "attention-logits-grow", "attention-collapsed", "saturated", "imbalance",
+        "noise-dominated"},
+    "attention-logits-grow": {"attention-collapsed", "spike", "nonfinite", "vanishing", "imbalance"}
+    | {"update-too-small"},
+    "spike": {"nonfinite", "exploding", "dead-layer", "lr-too-high", "update-too-large", "weight-growth"}
+    | {"noise-dominated", "skips-often"},
+    "nonfinite": (_RUINED | {"exploding"}) - {"nonfinite"},
+    "weight-growth": {"exploding", "nonfinite", "dead-layer", "vanishing", "update-too-small", "renorm-binds"},
+    "expert-starved": {"dead-layer", "dead-units", "no-gradient", "vanishing", "imbalance", "update-too-small"}
+    | {"weights-unchanged"},
+    "saturated": {"dead-units", "vanishing", "imbalance", "update-too-small", "weights-unchanged", "dead-layer"},
+    "attention-collapsed": {"attention-logits-grow", "vanishing", "imbalance", "update-too-small"},
+    "dead-units": {"dead-layer", "vanishing", "imbalance", "update-too-small", "weights-unchanged"},
+    "dead-layer": {"vanishing", "imbalance", "update-too-small", "weights-unchanged", "noise-dominated"},
+    "vanishing": {"dead-units", "dead-layer", "imbalance", "update-too-small", "weights-unchanged"},
+    "no-gradient": {"weights-unchanged", "update-too-small", "policy-never-acts"},
+    "not-in-optimizer": {"weights-unchanged", "update-too-small", "policy-never-acts"},
+    "skips-often": {"weights-unchanged", "update-too-small"},
+    "weights-unchanged": {"update-too-small", "policy-never-acts"},
+    "imbalance": {"clip-is-your-learning-rate", "update-too-small"},
+    "clip-is-your-learning-rate": {"update-too-small", "double-clip"},
+    "stale-second-moment": {"update-too-small"},
+    "update-too-small": set(),
+    "renorm-binds": set(),
+    "class-imbalance": set(),
+    "logits-bounded": set(),
+}  # fmt: skip
+for _rule, _explained in CONSEQUENCES.items():
+    _explained |= {"no-progress", "class-imbalance"} - {_rule}
+"""What may follow from what: the rules in a set are consequences of the rule they stand under, if that began first.
+
+Two rules may stand in each other's sets: then the one that began first is the root, and of those that began at the same
+step the one that stands higher here. So a rule stands above all that follow from it, and from which it does not.
+"""

@@ -1,0 +1,59 @@
+"""The nodes of an autograd graph: what each is called, what it gives out, and those below it."""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections import deque
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+
+MOST_NODES = 5_000  # of a graph, those next to the loss first
+Node = Any  # torch.autograd.graph.Node, or what stands for one of a Function written in Python
+Shape = tuple[int, ...]
+
+
+def name_of(node: Node) -> str:
+    """The operation that a node is of, one word: AddmmBackward0 is Addmm."""
+    return _operation(str(node.name()))
+
+
+@functools.lru_cache(maxsize=1_000)  # a model has few, and each is asked for thousands of times
+def _operation(name: str) -> str:
+    name = re.sub(r"Backward\d*$", "", name.rsplit("::", 1)[-1])
+    return re.sub(r"\s+", "_", name)[:100] or "unnamed"
+
+
+def shape_of(node: Node) -> Shape:
+    """Of what the operation gives out (its first output); empty where that is not known, as of nested tensors."""
+    told: Sequence[Any] = getattr(node, "_input_metadata", ())
+    try:
+        return tuple(int(size) for size in told[0].shape) if told else ()
+    except (RuntimeError, AttributeError, TypeError):  # of a nested tensor, each layout in its own way
+        return ()
+
+
+def children(node: Node) -> list[Node]:
+    """The nodes that its gradient goes to."""
+    return [child for child, _ in node.next_functions if child is not None]
+
+
+def walk(root: Node) -> Iterator[Node]:
+    """The nodes of a graph, those next to its root first."""
+    seen, waiting = {root}, deque([root])
+    for _ in range(MOST_NODES):
+        if not waiting:
+            return
+        node = waiting.popleft()
+        yield node
+        for child in children(node):
+            if child not in seen:
+                seen.add(child)
+                waiting.append(child)
+
+
+def is_written_in_python(node: Node) -> bool:
+    """Whether a node is of a `torch.autograd.Function`, which may be called as an operation of torch is."""
+    return isinstance(node, torch.autograd.function.BackwardCFunction)
