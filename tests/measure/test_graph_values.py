@@ -111,6 +111,13 @@ def test_whether_an_attention_looks_ahead(how):
     ] == pytest.approx(1)
 
 
+def test_of_an_attention_over_something_else_it_is_not_asked():
+    net, other = Attention(1.0, "written out, open"), nn.Linear(D, D)
+    x = batch(B, T, D).requires_grad_()
+    q, k = net.qkv(x).chunk(3, -1)[0], net.qkv(other(x)).chunk(3, -1)[1]
+    assert "causal" not in seen(((q @ k.mT).softmax(-1) @ net.out(x)).square().mean(), net)
+
+
 def of_a_book(way, n=96):
     torch.manual_seed(0)
     net = nn.ModuleDict({"enc": nn.Linear(6, 4), "dec": nn.Linear(4, 6), "book": nn.Embedding(64, 4)})
