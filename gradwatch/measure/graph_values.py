@@ -91,15 +91,20 @@ def seen(parts: Iterable[Part]) -> dict[str, Tensor]:
     }
 
 
+def factor(product: Node) -> Tensor | None:
+    """The constant tensor that something is multiplied by."""
+    found = (_kept(product, name) for name in ("other", "self"))
+    return next((each for each in found if each is not None and not each.requires_grad), None)
+
+
 @without_autograd
 def weights_of_choices(product: Node) -> dict[str, Tensor]:
     """Mean and deviation of what the logarithms of probabilities are multiplied by: returns, or advantages."""
-    for name in ("other", "self"):
-        weight = _kept(product, name)
-        if weight is not None and not weight.requires_grad and weight.numel() >= LEAST_WEIGHTS:
-            few = _spread(weight.reshape(-1), 0, MOST).float()
-            return {f"{IN_LOSS}advantage_mean": few.mean(), f"{IN_LOSS}advantage_std": few.std(correction=0)}
-    return {}
+    weight = factor(product)
+    if weight is None or weight.numel() < LEAST_WEIGHTS:
+        return {}
+    few = _spread(weight.reshape(-1), 0, MOST).float()
+    return {f"{IN_LOSS}advantage_mean": few.mean(), f"{IN_LOSS}advantage_std": few.std(correction=0)}
 
 
 @without_autograd
@@ -124,7 +129,7 @@ def _looks(part: Part) -> Iterator[tuple[str, Look]]:
             yield "input_rms", _root_mean_square
         return
     kind, look = _KINDS[part.name]
-    if not part.at_the_end:
+    if kind == "dropped_out" or not part.at_the_end:
         yield kind, look
         if kind == "certain" and part.of_itself:
             yield "causal", _causal_attention if look is _certain_attention else _causal
@@ -228,6 +233,18 @@ def _causal_attention(part: Part) -> Tensor | None:
     return (p * (token <= queries[:, None])).nansum() / p.nansum()
 
 
+def _dropped(part: Part) -> Tensor | None:
+    """The share of zeros among factors that are 0 or one over the rest, as those of a dropout are; else NaN."""
+    noise = factor(part.node)
+    if noise is None or noise.dtype == torch.bool or noise.numel() < LEAST:
+        return None
+    few = _spread(noise.reshape(-1), 0, MOST).float()
+    zeros = (few == 0).float().mean()
+    rest = few.masked_fill(few == 0, torch.nan)
+    is_noise = (few.amax() == rest.nan_to_num(torch.inf).amin()) & ((few.amax() * (1 - zeros) - 1).abs() < 0.1)
+    return torch.where(is_noise, zeros, torch.nan)
+
+
 def _share(hit: Tensor, counts: Tensor) -> Tensor:
     """Of the rows that count; NaN where less than half of them do."""
     of = counts.sum()
@@ -280,6 +297,7 @@ _KINDS: dict[str, tuple[str, Look]] = {
     "SafeSoftmax": ("certain", _certain),
     **{f"ScaledDotProduct{name}": ("certain", _certain_attention) for name in _ATTENTION},
     "Relu": ("dead", _dead),
+    "Mul": ("dropped_out", _dropped),
 }
 OPERATIONS = (*_KINDS, *GIVEN)
 ATTENTIONS = [name for name, (kind, _) in _KINDS.items() if kind == "certain"]

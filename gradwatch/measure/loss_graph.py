@@ -36,7 +36,7 @@ _SAME_INPUT = (*_SAME_WEIGHTS, "Expand", "ReshapeAlias", "Clone", "UnsafeView")
 _BATCH_NORMS = ("NativeBatchNorm", "CudnnBatchNorm", "MiopenBatchNorm", "BatchNormWithUpdate")  # of these rows alone
 _WITH_WEIGHTS = ("Addmm", "Convolution", "MkldnnRnnLayer")
 _PRODUCTS = ("Bmm", "Mm", "Mv", "Dot", "Baddbmm")
-_SAME_NUMBERS = ("Neg", "Squeeze", "Select", "View", "Unsqueeze", "Stack", "Cat")
+_SAME_NUMBERS = ("Sum", "Neg", "Squeeze", "Select", "View", "Unsqueeze", "Stack", "Cat")
 _CHOICES = ("Gather", "Index", "NllLoss")  # of log-probabilities
 _ARRANGE = ("Transpose", "Permute", "T")
 
@@ -76,9 +76,19 @@ class LossGraph:
             return {}
         tables = (other for other in self._nodes if name_of(other) == "Embedding")
         if losses[0][0] not in loss_targets.NUMBERS:
-            return loss_targets.seen(*losses[0], tables)
+            return loss_targets.seen(*losses[0], tables, self._mask_of(losses[0][1]))
         found = (loss_targets.seen(*each) for each in losses if each[0] in loss_targets.NUMBERS)
         return loss_targets.largest([each for each in found if each])
+
+    def _mask_of(self, loss: Node, nearest: int = 40) -> Tensor | None:
+        """What a loss of each target by itself is multiplied by; None of one that is reduced, or where nothing is."""
+        for node in self._nodes[:nearest] if getattr(loss, "_saved_reduction", 1) == 0 else ():
+            below = node
+            while name_of(below) in ("Mul", *_SAME_NUMBERS) and len(children(below)) == 1 and below is not loss:
+                below = children(below)[0]
+            if name_of(node) == "Mul" and below is loss:
+                return graph_values.factor(node)
+        return None
 
     def values(self, names: Sequence[str]) -> dict[str, Tensor]:
         """What it shows of the model inside: 0-d tensors (`graph_values.seen`); a layer by its place among `names`.
@@ -211,7 +221,8 @@ class LossGraph:
         elif self._is_given_data(node):
             seen = {"what": "input", "operation": name}
         elif name in _BATCH_NORMS and shape and getattr(node, "_saved_training", True):
-            seen = {"what": "batch_norm"}
+            of_each = shape[0] == 1 and name_of(next(iter(children(node)), node)) in _SAME_INPUT
+            seen = {} if of_each else {"what": "batch_norm"}  # an instance norm is one of a single, long row
         elif name in ("View", "UnsafeView", "ReshapeAlias"):
             before, below = next(map(shape_of, children(node)), ()), map(name_of, islice(walk(node), 1, 4))
             arranged = next((name for name in below if name != "Clone"), "") in _ARRANGE

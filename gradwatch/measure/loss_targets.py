@@ -30,21 +30,23 @@ LOSSES = (*_CHOICES, *_YES_OR_NO, *NUMBERS)
 
 
 @without_autograd
-def seen(loss: str, node: Node, tables: Iterable[Node] = ()) -> dict[str, Tensor | float]:
-    """0-d tensors on the loss's device, by name; `loss` is the operation that the `node` is of, of `LOSSES`.
+def seen(loss: str, node: Node, tables: Iterable[Node] = (), mask: Tensor | None = None) -> dict[str, Tensor | float]:
+    """0-d tensors on the loss's device, by name; `loss` is the operation that the `node` is of, of `LOSSES`. Classes
+    that are multiplied by a `mask` of 0 are ignored.
 
     Of all: `target_mean` and `target_std`, where a class counts by its number, of so many `targets`. Of classes, also
     of two: `target_top`, the most frequent one, `target_top_share` and `predicted_top_share`, the share of targets that
     were `predicted_right` and of those that are `ignored`; where classes have weights, `target_top_weight`, that of the
     most frequent one beside the mean of those above 0; of probabilities, `target_soft`, how far they are from 0 and 1
-    on average; of logits the `cross_entropy`, in nats, and how far those of one choice are apart, by the median
-    (`logit_range`) and at most (`logit_range_most`), of two classes how far the one is from 0. Of numbers: `target_low`
-    and `target_high`, between which nine tenths lie, `target_spread`, the median distance from the median,
-    `target_farthest`, the largest, `predicted_mean` and `predicted_std`, and the share of the targets' variance that is
-    `explained`; so is a share of the entropy of logits' targets, where they weigh alike. Of targets that come in rows,
-    as tokens do by one of the embeddings `tables`: `target_top_at_ends`, how much more often the most frequent one is
-    the last of a row than the first (or less), and of tables that have about a row for each class `target_is_input`,
-    the share of targets that are the token at their own place, and `target_is_next`, at the next one.
+    on average, and `target_outside`, the share that lies outside of these; of logits the `cross_entropy`, in nats, and
+    how far those of one choice are apart, by the median (`logit_range`) and at most (`logit_range_most`), of two
+    classes how far the one is from 0. Of numbers: `target_low` and `target_high`, between which nine tenths lie,
+    `target_spread`, the median distance from the median, `target_farthest`, the largest, `predicted_mean` and
+    `predicted_std`, and the share of the targets' variance that is `explained`; so is a share of the entropy of logits'
+    targets, where they weigh alike. Of targets that come in rows, as tokens do by one of the embeddings `tables`:
+    `target_top_at_ends`, how much more often the most frequent one is the last of a row than the first (or less), and
+    of tables that have about a row for each class `target_is_input`, the share of targets that are the token at their
+    own place, and `target_is_next`, at the next one.
     """
     if not _lies_there(node):
         return {}
@@ -59,18 +61,25 @@ def seen(loss: str, node: Node, tables: Iterable[Node] = ()) -> dict[str, Tensor
         found = _of_two(target[few], scores[few] > (0.0 if is_logits else 0.5))
         if is_logits:
             found |= _of_logits(scores[few].abs().flatten(), softplus(scores[few]) - target[few] * scores[few])
-            of_all = target[few].float().mean()
-            if type(node._saved_weight) is not Tensor and type(node._saved_pos_weight) is not Tensor and is_reduced:
-                found["explained"] = 1 - found["cross_entropy"] / _entropy(torch.stack([of_all, 1 - of_all]))
+            of_all, of_ones = target[few].float().mean(), node._saved_pos_weight
+            if type(of_ones) is Tensor:
+                weights = torch.stack([torch.ones((), device=target.device), of_ones.float().mean()])
+                found["target_top_weight"] = weights[found["target_top"]] / weights.mean()
+            elif type(node._saved_weight) is not Tensor and is_reduced:
+                share = 1 - found["cross_entropy"] / _entropy(torch.stack([of_all, 1 - of_all]))
+                found["explained"] = torch.where(found["target_outside"] > 0, torch.nan, share)
     elif scores.dim() < 2:  # of a single prediction
         return {}
     else:
-        found = _of_choices(target, scores, signed(node._saved_ignore_index), tables)
+        ignored = signed(node._saved_ignore_index)
+        if mask is not None and mask.numel() == target.numel():
+            target = torch.where(mask.reshape(target.shape) != 0, target, ignored)
+        found = _of_choices(target, scores, ignored, tables)
         if type(weight := node._saved_weight) is Tensor:
             found["target_top_weight"] = weight[found["target_top"]] * (weight > 0).sum() / weight.sum()
         if type(weight) is Tensor or not is_reduced:
             del found["explained"]
-        if not is_reduced:  # each is multiplied by something yet: a mask of the padding, perhaps
+        if not is_reduced and mask is None:  # what becomes of each is not known
             found.pop("target_top_at_ends", None)
     return {f"{IN_LOSS}targets": float(target.numel()), **{f"{IN_LOSS}{name}": value for name, value in found.items()}}
 
@@ -113,6 +122,7 @@ def _of_two(target: Tensor, said: Tensor) -> dict[str, Tensor]:
     asked = target > 0.5
     found = _of_classes(_counts(asked.flatten().long(), 2), _counts(said.flatten().long(), 2))
     found["target_soft"] = (target - asked.to(target.dtype)).abs().float().mean()
+    found["target_outside"] = ((target < 0) | (target > 1)).float().mean()
     found["predicted_right"] = (asked == said).float().mean()
     return found
 

@@ -4,18 +4,21 @@ import numpy as np
 import pytest
 from make_run import changed, make_history
 
+from gradwatch.analysis.rules.advantages import returns_not_normalised
+from gradwatch.analysis.rules.bounded_logits import logits_bounded
+from gradwatch.analysis.rules.codebook import codebook_collapse
+from gradwatch.analysis.rules.gradient_scale import gradients_accumulate
 from gradwatch.analysis.rules.loss_targets import (
     accumulation_wiped,
     class_imbalance,
     data_not_shuffled,
-    labels_not_shifted,
-    padding_in_loss,
     targets_not_normalised,
     targets_out_of_range,
 )
 from gradwatch.analysis.rules.losses import scaled_losses
 from gradwatch.analysis.rules.sampled_losses import own_targets_grow
 from gradwatch.analysis.rules.spikes import spike
+from gradwatch.analysis.rules.token_targets import future_seen, labels_not_shifted, padding_in_loss
 
 SAMPLES = 24
 RNG = np.random.default_rng(0)
@@ -54,6 +57,73 @@ RARE = {"target_top": 0, "target_top_share": 0.98, "predicted_top_share": 1.0, "
 )
 def test_one_class_for_everything(differs, found):
     assert len(class_imbalance(run_with(**{**RARE, **differs}))) == found
+
+
+UNSURE = {
+    "logit_range_most": 1.6, "logit_range": 1.4, "cross_entropy": 1.4, "predicted_right": 0.99, "targets": 64,
+    "target_top_share": 0.2,
+}  # fmt: skip
+OF_TEN = ({"what": "softmax", "operation": "LogSoftmax", "dim": 1, "shape": "64x10", "layer": ""},)
+
+
+@pytest.mark.parametrize(
+    ("differs", "found"),
+    [
+        ({}, 1),
+        ({"predicted_right": 0.6}, 0),  # as unsure as it should be: 0.67 + 0.4 log 9
+        ({"logit_range_most": 8.0, "logit_range": 7.0}, 0),  # the bound is far below the loss
+        ({"logit_range_most": np.linspace(0.5, 1.6, SAMPLES)}, 0),  # they still come apart
+        ({"logit_range_most": np.linspace(9.0, 1.6, SAMPLES)}, 0),  # they came together
+        ({"logit_range": 0.5}, 0),  # a few stand out
+        ({"cross_entropy": 0.2}, 0),
+        ({"target_top_share": 1 / 64}, 0),  # rows that are told from each other
+        ({"graph": ()}, 0),  # of how many classes it is not known
+    ],
+)
+def test_logits_that_come_no_further_apart(differs, found):
+    assert len(logits_bounded(run_with(**{"graph": OF_TEN, **UNSURE, **differs}))) == found
+
+
+AHEAD = {"target_is_next": 1.0, "target_is_input": 0.05, "target_top_share": 0.2, "causal": 0.5, "layer_of/causal": 0}
+
+
+@pytest.mark.parametrize(
+    ("differs", "found"),
+    [
+        ({}, 1),
+        ({"causal": 1.0}, 0),
+        ({"target_is_next": 0.5}, 0),  # what is filled in
+        ({"target_is_input": 0.9}, 0),
+        ({"target_top_share": 0.95}, 0),  # what is always the same is the same as anything
+    ],
+)
+def test_attention_that_reads_what_is_asked_for(differs, found):
+    assert len(future_seen(run_with(**{**AHEAD, **differs}))) == found
+
+
+@pytest.mark.parametrize(
+    ("used", "found"),
+    [(0.02, 1), (np.geomspace(0.9, 0.01, SAMPLES), 1), (0.2, 0), (np.geomspace(0.01, 0.9, SAMPLES), 0)],
+)
+def test_codes_that_nobody_chooses(used, found):
+    assert len(codebook_collapse(run_with(**{"codes_used": used, "layer_of/codes_used": 0}))) == found
+
+
+@pytest.mark.parametrize(("mean", "spread", "found"), [(100, 5, 1), (-100, 5, 1), (100, 200, 0), (3, 1, 0)])
+def test_returns_as_they_are(mean, spread, found):
+    run = run_with(advantage_mean=mean, advantage_std=spread)
+    assert len(returns_not_normalised(run)) == found
+    better = changed(run, per_step={**run.per_step, "return": np.linspace(10.0, 100, 240)})
+    assert returns_not_normalised(better) == []
+
+
+@pytest.mark.parametrize(
+    ("share", "found"),
+    [(1.0, "the gradients to zero"), (0.5, "the gradients of 50.0 % of the layers to zero"), (0.0, "")],
+)
+def test_gradients_that_were_never_cleared(share, found):
+    told = gradients_accumulate(run_with(never_cleared=share))
+    assert [found in f.cause for f in told] == [True] * bool(found)
 
 
 PADDED = {"target_top": 3, "target_top_share": 0.7, "target_top_at_ends": 0.9, "ignored": 0.0}

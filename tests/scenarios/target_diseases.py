@@ -163,6 +163,47 @@ def paid_in_hundreds(folder, sick=True, steps=150):
     return fit(folder, net, optim.SGD(net.parameters(), 0.01), loss_of, steps)
 
 
+def first_of_another_size(folder, sick=True, steps=200):
+    """Targets 3,000 times as large in the first three steps, under a beta2 of 0.9999 (the twin: never)."""
+    torch.manual_seed(SEED[0])
+    net, draw = dense([4, 32, 1]), torch.Generator().manual_seed(SEED[0])
+
+    def loss_of(step):
+        x = torch.randn(64, 4, generator=draw)
+        y = x[:, :1] * x[:, 1:2] + x[:, 2:3]
+        return F.mse_loss(net(x), 3000 * y if sick and step < 3 else y)
+
+    return fit(folder, net, optim.Adam(net.parameters(), 0.003, betas=(0.9, 0.9999)), loss_of, steps)
+
+
+def cycle_that_hardly_turns(folder, sick=True, steps=200):
+    """OneCycleLR, sized in batches and stepped once in twenty of them (the twin: after each)."""
+    net, batch = mlp(), batches(size=16)
+    optimizer = optim.Adam(net.parameters())
+    plan = optim.lr_scheduler.OneCycleLR(optimizer, 0.003, total_steps=steps + 1, div_factor=1000)
+
+    def loss_of(step):
+        if step and (step % 20 == 0 or not sick):
+            plan.step()
+        x, y = batch(step)
+        return F.cross_entropy(net(x), y)
+
+    return fit(folder, net, optimizer, loss_of, steps)
+
+
+def means_alone(folder, sick=True, steps=400):
+    """Numbers around 5 that do not belong to their inputs (the twin: they do): the loss falls to their variance."""
+    torch.manual_seed(SEED[0])
+    net, draw = dense([6, 32, 1]), torch.Generator().manual_seed(SEED[0])
+
+    def loss_of(step):
+        x = torch.randn(256, 6, generator=draw)
+        y = 5 + x[:, :1] + x[:, 1:2].sin()
+        return F.mse_loss(net(x), y[torch.randperm(256, generator=draw)] if sick else y)
+
+    return fit(folder, net, optim.Adam(net.parameters(), 0.02), loss_of, steps)
+
+
 def wiped(folder, sick=True, steps=150):
     """Sixteen micro-batches of two digits a step, of which all but the last are thrown away (the twin: all count)."""
     net, batch = mlp(), batches(size=2)

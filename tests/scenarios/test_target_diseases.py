@@ -20,6 +20,13 @@ from gradwatch.analysis.rules import diagnose
         (t.read_ahead, "future-seen", "of its weight to later tokens"),
         (t.far_codes, "codebook-collapse", "Of the rows of this table"),
         (t.paid_in_hundreds, "returns-not-normalised", "are multiplied by 10"),
+        (
+            t.first_of_another_size,
+            "stale-second-moment",
+            "by their mean square over the last 10,000 steps",
+        ),
+        (t.cycle_that_hardly_turns, "update-too-small", "The schedule never got there"),
+        (t.means_alone, "no-progress", "their mean would do as well"),
         (t.prices, "targets-not-normalised", "The targets are 39"),
     ],
 )

@@ -199,7 +199,7 @@ def _never_cleared(history: History, least: int = 2) -> list[Finding]:
             rule="gradients-accumulate",
             severity="error",
             layers=(),
-            first_step=int(at[share > 0][0]),
+            first_step=int(at[share > 0][0] if (share[at > at[0]] == 0).any() else history.step[0]),
             last_step=int(history.step[-1]),
             evidence={
                 "share_of_layers": part, "steps_looked_at": len(at), "first_grad_norm": float(norm[0]),

@@ -16,7 +16,7 @@ from gradwatch.analysis.rules.far_beginning import begins_small
 from gradwatch.analysis.rules.finding import Severity
 from gradwatch.analysis.rules.losses import odd_batch
 from gradwatch.analysis.rules.progress import came_down, progress, reaches_its_goal, succeeds
-from gradwatch.analysis.rules.sampled_losses import INSIDE, inside
+from gradwatch.analysis.rules.sampled_losses import INSIDE, inside, is_explained
 from gradwatch.analysis.rules.step_length import betas_turned, first_ratio, is_new_each_step
 from gradwatch.formatting import percent
 from gradwatch.history import Bools, Floats, History
@@ -131,9 +131,10 @@ def outgrew(history: History, times: float = 5.0, left: float = 0.4, direct: flo
     """Most matrices ended at `times` their first size, and of each loss the share `left` of its first value is left.
 
     Weights that grow because the loss asks for it leave little of it. Not said of matrices that began next to 0
-    (`initial_gains`), nor where another metric reaches its goal, nor of steps that get the share `direct` of their way
-    in a straight line: they have far to go, to targets that are large; nor under Muon, whose steps lead weights of any
-    size to that of their rate. The healthy trainings of the tests that leave so much grow up to 3.2 times.
+    (`initial_gains`), nor where another metric reaches its goal, or half of the targets is explained and ever more
+    (`is_explained`), nor of steps that get the share `direct` of their way in a straight line: they have far to go, to
+    targets that are large; nor under Muon, whose steps lead weights of any size to that of their rate. The healthy
+    trainings of the tests that leave so much grow up to 3.2 times.
     """
     at, norm = measured(history, "weight_norm")
     which, losses = initial_gains(history) > 0.1, [p for p in progress(history) if p.is_loss]
@@ -141,7 +142,7 @@ def outgrew(history: History, times: float = 5.0, left: float = 0.4, direct: flo
         return None
     grown = _growth(norm, which, np.median)
     straight = middle(directness(history)[1][which]) > direct or "Muon" in optimizer_kind(history)
-    if not times < grown[-1] < math.inf or straight or reaches_its_goal(history):
+    if not times < grown[-1] < math.inf or straight or reaches_its_goal(history) or is_explained(history):
         return None
     row = max(0, int(np.argmax(grown > times**0.5)) - 1)
     p = losses[0]

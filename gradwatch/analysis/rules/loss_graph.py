@@ -30,6 +30,10 @@ _TO_ONE = {"Mean", "Sum", "Neg", "Div", "Mul", "Add", "Minimum", "Maximum", "Cla
 _NUMBERS = {"MseLoss", "SmoothL1Loss", "HuberLoss"}
 _NORMS = {"NativeLayerNorm": "layer norm", "NativeBatchNorm": "batch norm", "CudnnBatchNorm": "batch norm"}
 _TO_A_SUM = {"Mean", "Sum", "Add", "Diagonal", "DiagonalBackward0_copy"}
+_OF_CHOICES = {
+    *_SQUASH, "LogSoftmax", "LogSigmoid", "Logsumexp", "Softplus", "Exp", "NllLoss", "NllLoss2D", "CtcLoss", "KlDiv",
+    "BinaryCrossEntropy", "BinaryCrossEntropyWithLogits",
+}  # fmt: skip
 _OF_DIFFERENCES = _NUMBERS | {"L1Loss", "Pow", "Abs"}
 
 
@@ -128,6 +132,12 @@ def number_of_classes(history: History) -> int | None:
     if losses and all(names & {"BinaryCrossEntropy", "BinaryCrossEntropyWithLogits"} for names in losses):
         return 2
     return 1 if losses and all(names & (_NUMBERS | {"L1Loss"}) for names in losses) else None
+
+
+def may_choose(history: History) -> bool:
+    """Whether a loss may be one of classes, as far as the graph tells: a softmax or a sigmoid is there, or an exp."""
+    names = {each.name.partition("/")[0] for path, _ in paths(history) for each in path}
+    return not names or bool(names & _OF_CHOICES) or any(True for _ in _rows(history, "softmax"))
 
 
 def is_mean_cross_entropy(history: History) -> bool:

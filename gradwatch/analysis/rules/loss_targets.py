@@ -14,7 +14,8 @@ from gradwatch.analysis.rules.finding import Finding, either
 from gradwatch.analysis.rules.loss_graph import from_graph, reached_range
 from gradwatch.analysis.rules.losses import has_rivals
 from gradwatch.analysis.rules.progress import progress, succeeds
-from gradwatch.analysis.rules.sampled_losses import follow, layer_at, sampled
+from gradwatch.analysis.rules.sampled_losses import follow, sampled
+from gradwatch.analysis.rules.token_targets import padding_in_loss
 from gradwatch.formatting import percent
 from gradwatch.history import Floats, History
 
@@ -35,10 +36,10 @@ def class_imbalance(
     Alarm: in the later half of the samples of `min_steps` steps the same class has `share` of the targets by the median
     and of what the model says, the class with the highest score, all but 1 - `said`. Not where a loss ended below the
     share `learnt` of the entropy of that class against all others, which is what is lost by knowing only how frequent
-    it is: the scores say more than the highest. By its mean: of few rare ones most batches have none. Where the loss
-    gives that class `more` times the weight of an average one, its size says nothing. Padding is told apart
-    (`padding-in-loss`); parts that train against each other are not judged, nor targets that never change, nor
-    probabilities that are further than `soft` from 0 and 1.
+    it is: the scores say more than the highest; or more than the rest of the entropy of all classes is explained. By
+    its mean: of few rare ones most batches have none. Where the loss gives that class `more` times the weight of an
+    average one, its size says nothing. Padding is told apart (`padding-in-loss`); parts that train against each other
+    are not judged, nor targets that never change, nor probabilities that are further than `soft` from 0 and 1.
     Source: He & Garcia (2009), IEEE TKDE 21, on learning from imbalanced data; Lin et al., arXiv:1708.02002, section 1.
     """
     names = "target_top", "target_top_share", "predicted_top_share", "target_std"
@@ -53,6 +54,9 @@ def class_imbalance(
     weights = sampled(history, "target_top_weight")[1]
     weight = float(np.median(weights)) if len(weights) else 0.0
     ends = (history.total(p.metric) for p in progress(history) if p.is_loss)
+    explained = sampled(history, "explained")[1]
+    if len(explained) and float(np.median(explained[-max(3, len(explained) // 4) :])) > 1 - learnt:
+        return []
     if usual < 1 and not weight > more and any(_mean_end(end) < learnt * _entropy(usual) for end in ends):
         return []
     also = f" The loss gives it {weight:.2g} times the weight of an average class as well." if weight > more else ""
@@ -71,103 +75,18 @@ def class_imbalance(
     ]
 
 
-def padding_in_loss(history: History, share: float = 0.5, at_ends: float = 0.5) -> list[Finding]:
-    """Padding is asked for as if it were text. A warning.
-
-    Alarm: of targets that belong to rows of tokens one and the same token is the most frequent one in all samples, has
-    `share` of them by the median, none is ignored, and it stands at one end of the rows in `at_ends` more of them than
-    at the other.
-    Source: torch's documentation of CrossEntropyLoss, `ignore_index`.
-    """
-    _, top, asked, ends, ignored = sampled(history, "target_top", "target_top_share", "target_top_at_ends", "ignored")
-    if len(top) < 3 or len({*top}) > 1 or ignored.any():
-        return []
-    usual, more = float(np.median(asked)), abs(float(np.median(ends)))
-    if usual < share or more < at_ends:
-        return []
-    token = f"{top[0]:.0f}"
-    return [
-        from_graph(
-            history,
-            "padding-in-loss",
-            "",
-            {"token": float(top[0]), "share_of_targets": usual, "more_at_one_end": more},
-            f"{percent(usual)} of the tokens that the loss asks for are the token {token}, which stands at one end of "
-            "the rows: it is padding. It is easy to say, so the loss falls, and the text has a small part of the mean.",
-            f"cross_entropy(..., ignore_index={token}), if {token} is nothing but padding; where it also ends a text, "
-            "put -100 into the targets behind the first one.",
-        )
-    ]
-
-
-def labels_not_shifted(history: History, share: float = 0.98, varied: float = 0.9) -> list[Finding]:
-    """The model is asked for the token that it is given at the same place. A warning.
-
-    Alarm: of targets that belong to rows of tokens `share` are the token itself, in the median of the samples, and no
-    token is more than the share `varied` of them: what is always the same is the same as anything.
-    Source: Radford et al. (2018), the loss of a language model: the next token, given those before it.
-    """
-    _, same, top = sampled(history, "target_is_input", "target_top_share")
-    if len(same) < 3 or np.median(same) < share or np.median(top) > varied:
-        return []
-    causes = ("the next token was meant, and the targets were not shifted", "the model is to give back what it reads")
-    return [
-        from_graph(
-            history,
-            "labels-not-shifted",
-            "",
-            {"share_that_is_the_input": float(np.median(same))},
-            f"{percent(float(np.median(same)))} of the targets are the token that the model is given at the same "
-            f"place: it has only to copy. {either(causes)}",
-            "Ask for the next token: cross_entropy(logits[:, :-1].flatten(0, 1), tokens[:, 1:].flatten()). A model of "
-            "Transformers shifts labels itself; then do not shift them, nor compute the loss a second time.",
-            causes,
-        )
-    ]
-
-
-def future_seen(
-    history: History, following: float = 0.98, back: float = 0.9, varied: float = 0.9, least: int = 3
-) -> list[Finding]:
-    """A model of the next token reads it: its attention gives weight to later tokens. A warning.
-
-    Alarm: `following` of the targets are the token at the next place of what is read, in the median of the samples,
-    less than `varied` of them one and the same; and each attention of tokens over the same ones that is seen gives less
-    than `back` of its weight to a token itself and to earlier ones.
-    Source: Vaswani et al., arXiv:1706.03762, section 3.2.3 (the mask of the decoder).
-    """
-    _, following_share, same, top = sampled(history, "target_is_next", "target_is_input", "target_top_share")
-    _, causal, places = sampled(history, "causal", "layer_of/causal")
-    if len(following_share) < least or len(causal) < least or np.median(following_share) < following:
-        return []
-    if np.median(same) > 0.5 or np.median(top) > varied or np.median(causal) > back:
-        return []
-    ahead = percent(1 - float(np.median(causal)))
-    return [
-        from_graph(
-            history,
-            "future-seen",
-            layer_at(history, places[-1]),
-            {"share_that_is_next": float(np.median(following_share)), "weight_ahead": 1 - float(np.median(causal))},
-            f"The model is asked for the next token, and its attention gives {ahead} of its weight to later tokens: it "
-            "reads what it is to foretell. The loss falls below what can be foretold, and nothing of it is left where "
-            "tokens are made one by one.",
-            "Mask what comes later: is_causal=True in scaled_dot_product_attention, or a mask that is -inf above the "
-            "diagonal (torch.nn.Transformer.generate_square_subsequent_mask). To see it: the outputs at a place must "
-            "not change when later tokens do.",
-        )
-    ]
-
-
 def targets_out_of_range(history: History, beyond: float = 0.05) -> list[Finding]:
     """The last operation cannot give what is asked for: a sigmoid, a tanh, a softmax or a ReLU, and targets outside of
     its range. A warning.
 
     Alarm: the graph of the loss shows that operation right below a loss of differences, and more than a twentieth of
     the targets lie further outside, by the medians over the samples, than `beyond` of the distance that nine tenths of
-    the targets span.
+    the targets span. Or that share of the targets of a binary cross-entropy lie outside of 0 and 1.
     Source: the ranges of these functions; Goodfellow et al. (2016), Deep Learning, section 6.2.2.
     """
+    outside = sampled(history, "target_outside")[1]
+    if len(outside) > 2 and np.median(outside) > beyond:
+        return [_no_probabilities(history, float(np.median(outside)))]
     shown = reached_range(history)
     _, low, high = sampled(history, "target_low", "target_high")
     if shown is None or len(low) < 3:
@@ -192,17 +111,31 @@ def targets_out_of_range(history: History, beyond: float = 0.05) -> list[Finding
     ]
 
 
+def _no_probabilities(history: History, share: float) -> Finding:
+    return from_graph(
+        history,
+        "targets-out-of-range",
+        "",
+        {"share_outside": share},
+        f"{percent(share)} of the targets of a binary cross-entropy are below 0 or above 1. It asks for probabilities: "
+        "of others it has no least value, and falls for ever.",
+        "Give it labels of 0 and 1: (labels + 1) / 2 of those that are -1 and 1.",
+    )
+
+
 def targets_not_normalised(
-    history: History, large: float = 30.0, missed: float = 0.5, min_steps: int = 50
+    history: History, large: float = 30.0, missed: float = 0.5, min_steps: int = 50, apart: float = 3.0
 ) -> list[Finding]:
     """Numbers that are asked for are so large that the outputs have not come to them. A warning.
 
     Alarm: mean or deviation of the targets are above `large` in size, by the medians over the samples, and at the end
     of `min_steps` steps or more the outputs' mean is away from that of the targets by the share `missed` of it, or
-    their deviation is below that share of the targets'.
+    their deviation is below that share of the targets'; or what they say is worse than the targets' mean would be, by
+    no more than `apart` times their variance (beyond that it came apart).
     Source: LeCun et al. (1998), Efficient BackProp, sections 4.3 and 4.5.
     """
-    step, mean, std, said, deviation = sampled(history, "target_mean", "target_std", "predicted_mean", "predicted_std")
+    names = "target_mean", "target_std", "predicted_mean", "predicted_std", "explained"
+    step, mean, std, said, deviation, share = sampled(history, *names)
     if len(step) < LEAST_SAMPLES or len(history) < min_steps or has_rivals(history):
         return []
     asked, spread = float(np.median(mean)), float(np.median(std))
@@ -211,7 +144,8 @@ def targets_not_normalised(
     short = float(np.median(deviation[late]))
     far = abs(asked) > large and away > missed * abs(asked)
     flat = spread > large and short < missed * spread
-    if not (far or flat) or succeeds(history, 0.9):
+    astray = max(abs(asked), spread) > large and -apart < float(np.median(share[late])) < 0
+    if not astray and (not (far or flat) or succeeds(history, 0.9)):
         return []
     return [
         from_graph(

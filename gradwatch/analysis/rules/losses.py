@@ -10,7 +10,7 @@ import re
 import numpy as np
 
 from gradwatch.analysis.rules.facts import own_optimizers
-from gradwatch.analysis.rules.sampled_losses import own_targets_grow
+from gradwatch.analysis.rules.sampled_losses import is_explained, own_targets_grow
 from gradwatch.analysis.rules.schedule import raised_before
 from gradwatch.history import Bools, Floats, History
 from gradwatch.storage.logged_names import is_loss, is_training_loss
@@ -48,13 +48,21 @@ def scaled_losses(history: History, nothing: float = 1e-6) -> dict[str, Floats]:
     """
     if not has_rivals(history) and any(map(_OF_AN_AGENT.search, filter(is_loss, history.logged))):
         return {}
-    if own_targets_grow(history):
+    if own_targets_grow(history) or _rises_with_its_targets(history):
         return {}
     norm = history.total("grad_norm")
     least = nothing * min([1.0, *norm[np.isfinite(norm)][:1]])
     found = {name: history.total(name) for name in training_losses(history)}
     early = {name: first_quarter(values) for name, values in found.items()}
     return {n: values for n, values in found.items() if early[n].min() >= 0 and not early[n][0] < least}
+
+
+def _rises_with_its_targets(history: History) -> bool:
+    """Whether one training loss alone was logged, that ended above where it began, and the targets are explained."""
+    values = [history.total(name) for name in training_losses(history)]
+    known = [each[np.isfinite(each)] for each in values]
+    rose = len(known) == 1 and len(known[0]) > 20 and np.median(known[0][-10:]) > np.median(known[0][:10])
+    return bool(rose) and is_explained(history)
 
 
 def first_quarter(values: Floats) -> Floats:

@@ -11,6 +11,7 @@ import numpy as np
 
 from gradwatch.analysis.rules.facts import LEAST_STEPS
 from gradwatch.analysis.rules.finding import Finding, Severity, either
+from gradwatch.analysis.rules.sampled_losses import inside
 from gradwatch.formatting import setting_text
 from gradwatch.history import History
 
@@ -56,10 +57,14 @@ def dropout_too_strong(history: History, most: float = 0.75) -> list[Finding]:
     """A dropout that leaves less than a quarter of what it is given: p is above `most`. A warning.
 
     In torch p is the share that is dropped; in Srivastava et al., and as `keep_prob` in TensorFlow 1, the one that is
-    kept. Not of a model that was in eval mode in every step, where nothing is dropped.
+    kept. By the model's modules, or by the factors that the graph of a loss shows. Not of a model that was in eval mode
+    in every step, where nothing is dropped.
     Source: Srivastava et al. (2014), JMLR 15: between 0.5 and 0.8 of the units of hidden layers are kept.
     """
     strong = {name: p for name, p in history.run.dropouts.items() if p > most}
+    seen = inside(history, "dropped_out")
+    if seen is not None and seen.least > most:
+        strong = strong or {seen.layer: round(seen.last, 2)}
     if not strong or (history.total("eval_mode") == 1).all():
         return []
     name, p = max(strong.items(), key=lambda each: each[1])

@@ -98,7 +98,10 @@ def _not_held_out(history: History, min_steps: int, running: int, share: float, 
         values = values[np.isfinite(values)]
         if rises is not None and len(values) >= least:
             unseen.append(went(name, -values if rises else values, -1 if rises else 1))
-    if not unseen or any(p.is_large(share) or abs(p.best - p.began) > 0.05 * abs(p.began) for p in unseen):
+    better = (
+        p.is_large(share) or p.won > 0.2 * abs(p.first) or abs(p.best - p.began) > 0.05 * abs(p.began) for p in unseen
+    )
+    if not unseen or any(better):
         return []
     shown, other = known[0], unseen[0]
     return finding_of(

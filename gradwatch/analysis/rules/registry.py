@@ -40,12 +40,10 @@ from gradwatch.analysis.rules.loss_targets import (
     accumulation_wiped,
     class_imbalance,
     data_not_shuffled,
-    future_seen,
-    labels_not_shifted,
-    padding_in_loss,
     targets_not_normalised,
     targets_out_of_range,
 )
+from gradwatch.analysis.rules.loss_terms import loss_terms_apart
 from gradwatch.analysis.rules.losses import has_rivals
 from gradwatch.analysis.rules.modes import dropout_too_strong, left_in_eval, norm_statistics
 from gradwatch.analysis.rules.muon import clip_over_muon
@@ -64,9 +62,11 @@ from gradwatch.analysis.rules.second_moment import stale_second_moment
 from gradwatch.analysis.rules.skips import skips_often
 from gradwatch.analysis.rules.spikes import spike
 from gradwatch.analysis.rules.step_data import with_data
+from gradwatch.analysis.rules.token_targets import future_seen, labels_not_shifted, padding_in_loss
 from gradwatch.analysis.rules.unchanged import weights_unchanged
 from gradwatch.analysis.rules.updates import update_too_large, update_too_small
 from gradwatch.analysis.rules.weight_growth import renorm_binds, weight_decay_too_strong, weight_growth, weights_shrink
+from gradwatch.analysis.rules.wrong_sign import wrong_sign
 from gradwatch.history import History
 from gradwatch.storage.logged_names import is_training_loss
 
@@ -78,6 +78,7 @@ RULES: tuple[Rule, ...] = (
     weight_decay_too_strong,
     labels_not_shifted, targets_out_of_range, padding_in_loss, targets_not_normalised, data_not_shuffled,
     class_imbalance, accumulation_wiped, logits_bounded, future_seen, codebook_collapse, returns_not_normalised,
+    loss_terms_apart, wrong_sign,
     inputs_not_normalised, negative_loss, left_in_eval, norm_statistics, dead_units, saturated,
     optimizer_state_lost, schedule_too_short, warmup_too_long,
     attention_logits_grow, attention_collapsed, activation_outlier, expert_starved, stale_second_moment,

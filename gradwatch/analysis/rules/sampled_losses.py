@@ -39,6 +39,18 @@ def own_targets_grow(history: History, follows: float = 0.8, times: float = 3.0,
     return float(np.median(spread[-quarter:])) > times * float(np.median(spread[:quarter]))
 
 
+def is_explained(history: History, share: float = 0.5, more: float = 0.05, least: int = 8) -> bool:
+    """Whether the model came to explain the `share` of what is asked for, and did not lose it again.
+
+    Then a loss that rises does so with its targets.
+    """
+    at, explained = sampled(history, "explained")
+    quarter = max(3, len(explained) // 4)
+    ended, began = float(np.median(explained[-quarter:])), float(np.median(explained[:quarter]))
+    best = float(np.sort(explained)[-3]) if len(at) >= least else np.inf
+    return ended > share and ended > began + more and ended > best - more
+
+
 def another_task(history: History) -> Bools:
     """In which rows a loss came to be of another number of targets for good, and the steps after it, `[T]`.
 

@@ -14,19 +14,25 @@ from gradwatch.formatting import setting_text
 from gradwatch.history import Bools, Floats, History
 
 
-def ran_out(history: History, gone: float = 1e-3, early: float = 0.3, nothing: float = 1e-5) -> Why | None:
+def ran_out(
+    history: History, gone: float = 1e-3, early: float = 0.3, nothing: float = 1e-5, often: int = 6
+) -> Why | None:
     """What a schedule did that left no learning rate: cause, cure and numbers; None where it left one.
 
     It ran out when for more than half of the run each group's rate was below `gone` times its highest; or below ten
     times that from the share `early` of the run on, and it went on to `nothing`: a rate that stays at a hundredth is
-    meant. It never got there when the highest is below a tenth of what was set for the scheduler,
-    or, in a run that is over, of the top of its cycle (`max_lr`).
+    meant. So is it judged, from half of the run on, where the rate was cut `often` times and came below `gone`. It
+    never got there when the highest is below a tenth of what was set for the scheduler, or, in a run that is over, of
+    the top of its cycle (`max_lr`).
     """
     rate = rates(history)
     highest = np.nanmax(rate, axis=0, initial=0, where=np.isfinite(rate))
     left, share = gone, 0.5
     if not _gone(rate, left * highest) < share * len(rate) and (rate[-1:] <= nothing * highest).all():
         left, share = 10 * gone, early
+    cuts = _falls(rate[:, 0])
+    if len(cuts) >= often and (rate[-1] <= gone * highest).all():
+        left, share = 10 * gone, 0.6
     row = _gone(rate, left * highest)
     if (highest > 0).all() and row < share * len(rate):
         step, falls = int(history.step[row]), [int(history.step[at]) for at in _falls(rate[:, 0])]

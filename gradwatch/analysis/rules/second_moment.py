@@ -84,6 +84,8 @@ def _of_the_first_steps(
     late = slice(len(norm) // 2, None)
     if not betas or len(at) < least or not wide.any() or len(norm) < 5 * first or has_rivals(history):
         return []
+    if not np.isfinite(norm[:first]).any():
+        return []
     large, usual = float(np.nanmax(norm[:first])), middle(norm[late])
     memory = 1 / max(1 - max(betas), 1e-9)
     steady = middle(rate[late].max(axis=1)) > 0.3 * np.nanmax(rate)

@@ -10,7 +10,7 @@ import math
 import numpy as np
 
 from gradwatch.analysis.rules.facts import chance_loss, ends_in, last_matrix, smooth
-from gradwatch.analysis.rules.loss_graph import number_of_classes
+from gradwatch.analysis.rules.loss_graph import may_choose, number_of_classes
 from gradwatch.analysis.rules.progress import Progress, reaches_its_goal
 from gradwatch.history import History
 
@@ -42,7 +42,12 @@ def at_chance(
     loss began next to log 2: not all rows need be used. Any power of two up to the `largest` batch whose pairs are told
     apart, where the loss hardly differs from it, nor from step to step. A noisy loss may end somewhat
     above it (`high`; half of that where it began at twice log C): what is drawn anew in each step adds, as a dropout.
+    One that still falls passes by.
     """
+    values = history.total(loss.metric)
+    third, last = (float(np.median(part)) for part in np.array_split(values[np.isfinite(values)], 4)[2:])
+    if last < (1 - 5 * near) * third:  # it passes by
+        return False
     pairs = round(loss.ended / math.log(2)) * math.log(2) if math.isfinite(loss.ended) else 0.0
     if 0 < pairs <= math.log(largest) and abs(loss.ended - pairs) < near / 10 * pairs and loss.noise < near * pairs:
         return min(loss.best, loss.began) > (1 - 2 * near) * pairs
@@ -62,6 +67,8 @@ def equal_odds(history: History) -> float:
     last, classes = last_matrix(history), number_of_classes(history)
     if classes is not None:
         return math.log(classes) if classes > 1 else math.nan
+    if not may_choose(history):
+        return math.nan
     of_two = ends_in(history, "Sigmoid") or (last is not None and last.shape[0] <= 2)
     return math.log(2) if of_two else chance_loss(history)
 

@@ -219,7 +219,7 @@ def layers_that_are_told_where_to_land(folder):
     seeded(905)
     sizes = (64, 96, 96, 10)
     forth = nn.ModuleList(nn.Linear(a, b) for a, b in itertools.pairwise(sizes))
-    back = nn.ModuleList(nn.Linear(b, a) for a, b in itertools.pairwise(sizes))
+    back = nn.ModuleList(nn.Linear(b, a) for a, b in itertools.pairwise(sizes[1:]))
     for layer in (*forth, *back):
         nn.init.orthogonal_(layer.weight)
     net = nn.ModuleDict({"forth": forth, "back": back})

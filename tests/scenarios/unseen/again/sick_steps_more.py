@@ -38,7 +38,7 @@ def grid(size=5, gamma=0.9):
 
 
 @sick(
-    "weights-unchanged", "not-in-the-optimizer", "no-gradient",
+    "weights-unchanged", "not-in-the-optimizer", "no-gradient", "not-in-optimizer",
     where="head.weight and head.bias, all steps: the optimizer holds those of the old head",
     cure="make the optimizer after the head has been replaced",
 )  # fmt: skip

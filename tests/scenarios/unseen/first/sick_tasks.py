@@ -27,7 +27,7 @@ def judge_that_wins(folder, ill):
 
 
 @sick(
-    "lr-too-high", "update-too-large", "exploding", "saturated",
+    "lr-too-high", "update-too-large", "exploding", "saturated", "returns-not-normalised",
     where="all layers, from the first steps", cure="subtract a baseline and divide the returns by their deviation",
 )  # fmt: skip
 def returns_in_the_thousands(folder, ill):

@@ -1,0 +1,121 @@
+"""What is wrong with the tokens that a loss asks for, in steps that were sampled."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from gradwatch.analysis.rules.finding import Finding, either
+from gradwatch.analysis.rules.loss_graph import from_graph
+from gradwatch.analysis.rules.sampled_losses import layer_at, sampled
+from gradwatch.formatting import percent
+from gradwatch.history import Floats, History
+
+
+def padding_in_loss(history: History, share: float = 0.5, at_ends: float = 0.5) -> list[Finding]:
+    """Padding is asked for as if it were text. A warning.
+
+    Alarm: of targets that belong to rows of tokens one and the same token is the most frequent one in all samples, has
+    `share` of them by the median, none is ignored, and it stands at one end of the rows in `at_ends` more of them than
+    at the other.
+    Source: torch's documentation of CrossEntropyLoss, `ignore_index`.
+    """
+    _, top, asked, ends, ignored = sampled(history, "target_top", "target_top_share", "target_top_at_ends", "ignored")
+    if len(top) < 3 or len({*top}) > 1:
+        return []
+    if ignored.any():
+        return _nothing_else(history, top[0], asked, ignored)
+    usual, more = float(np.median(asked)), abs(float(np.median(ends)))
+    if usual < share or more < at_ends:
+        return []
+    token = f"{top[0]:.0f}"
+    return [
+        from_graph(
+            history,
+            "padding-in-loss",
+            "",
+            {"token": float(top[0]), "share_of_targets": usual, "more_at_one_end": more},
+            f"{percent(usual)} of the tokens that the loss asks for are the token {token}, which stands at one end of "
+            "the rows: it is padding. It is easy to say, so the loss falls, and the text has a small part of the mean.",
+            f"cross_entropy(..., ignore_index={token}), if {token} is nothing but padding; where it also ends a text, "
+            "put -100 into the targets behind the first one.",
+        )
+    ]
+
+
+def _nothing_else(
+    history: History, token: float, asked: Floats, ignored: Floats, all_of: float = 0.99
+) -> list[Finding]:
+    """Of the tokens that are asked for all are one and the same, and others are left out."""
+    if np.median(asked) < all_of or len(sampled(history, "target_is_input")[0]) < 3:
+        return []
+    return [
+        from_graph(
+            history,
+            "padding-in-loss",
+            "",
+            {"token": float(token), "share_of_targets": float(np.median(asked)), "ignored": float(np.median(ignored))},
+            f"Of the tokens {percent(float(np.median(ignored)))} are left out of the loss, and of the others "
+            f"{percent(float(np.median(asked)))} are the token {token:.0f}: the padding is asked for, not the text.",
+            "Turn the mask round: a loss is multiplied by 1 where there is text, and by 0 where there is padding (a "
+            "key_padding_mask of torch is True where there is padding).",
+        )
+    ]
+
+
+def labels_not_shifted(history: History, share: float = 0.98, varied: float = 0.9) -> list[Finding]:
+    """The model is asked for the token that it is given at the same place. A warning.
+
+    Alarm: of targets that belong to rows of tokens `share` are the token itself, in the median of the samples, and no
+    token is more than the share `varied` of them: what is always the same is the same as anything.
+    Source: Radford et al. (2018), the loss of a language model: the next token, given those before it.
+    """
+    _, same, top = sampled(history, "target_is_input", "target_top_share")
+    if len(same) < 3 or np.median(same) < share or np.median(top) > varied:
+        return []
+    causes = ("the next token was meant, and the targets were not shifted", "the model is to give back what it reads")
+    return [
+        from_graph(
+            history,
+            "labels-not-shifted",
+            "",
+            {"share_that_is_the_input": float(np.median(same))},
+            f"{percent(float(np.median(same)))} of the targets are the token that the model is given at the same "
+            f"place: it has only to copy. {either(causes)}",
+            "Ask for the next token: cross_entropy(logits[:, :-1].flatten(0, 1), tokens[:, 1:].flatten()). A model of "
+            "Transformers shifts labels itself; then do not shift them, nor compute the loss a second time.",
+            causes,
+        )
+    ]
+
+
+def future_seen(
+    history: History, following: float = 0.98, back: float = 0.9, varied: float = 0.9, least: int = 3
+) -> list[Finding]:
+    """A model of the next token reads it: its attention gives weight to later tokens. A warning.
+
+    Alarm: `following` of the targets are the token at the next place of what is read, in the median of the samples,
+    less than `varied` of them one and the same; and each attention of tokens over the same ones that is seen gives less
+    than `back` of its weight to a token itself and to earlier ones.
+    Source: Vaswani et al., arXiv:1706.03762, section 3.2.3 (the mask of the decoder).
+    """
+    _, following_share, same, top = sampled(history, "target_is_next", "target_is_input", "target_top_share")
+    _, causal, places = sampled(history, "causal", "layer_of/causal")
+    if len(following_share) < least or len(causal) < least or np.median(following_share) < following:
+        return []
+    if np.median(same) > 0.5 or np.median(top) > varied or np.median(causal) > back:
+        return []
+    ahead = percent(1 - float(np.median(causal)))
+    return [
+        from_graph(
+            history,
+            "future-seen",
+            layer_at(history, places[-1]),
+            {"share_that_is_next": float(np.median(following_share)), "weight_ahead": 1 - float(np.median(causal))},
+            f"The model is asked for the next token, and its attention gives {ahead} of its weight to later tokens: it "
+            "reads what it is to foretell. The loss falls below what can be foretold, and nothing of it is left where "
+            "tokens are made one by one.",
+            "Mask what comes later: is_causal=True in scaled_dot_product_attention, or a mask that is -inf above the "
+            "diagonal (torch.nn.Transformer.generate_square_subsequent_mask). To see it: the outputs at a place must "
+            "not change when later tokens do.",
+        )
+    ]
