@@ -27,6 +27,7 @@ from gradwatch.analysis.rules import diagnose
         ),
         (t.cycle_that_hardly_turns, "update-too-small", "The schedule never got there"),
         (t.means_alone, "no-progress", "their mean would do as well"),
+        (t.head_that_climbs, "wrong-sign", "Param group 1 has maximize=True"),
         (t.prices, "targets-not-normalised", "The targets are 39"),
     ],
 )

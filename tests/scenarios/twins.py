@@ -84,6 +84,7 @@ TWINS: dict[str, tuple[tuple[str, Train], tuple[str, Train]]] = {
             ("future-seen", t.read_ahead, "attention without a mask", "is_causal=True"),
             ("codebook-collapse", t.far_codes, "codes begin far out", "codes begin at outputs"),
             ("returns-not-normalised", t.paid_in_hundreds, "paid 100 or 105", "mean 0, deviation 1"),
+            ("wrong-sign", t.head_that_climbs, "the head has maximize=True", "no group has"),
             ("logits-bounded", t.bare_cosines, "cosines without a scale", "16 times as large"),
             ("dead-units", i.dead_units, "most biases begin at -20", "as torch begins"),
             ("saturated", i.saturated, "inputs from 0 to 1000", "inputs from 0 to 1"),

@@ -16,11 +16,9 @@ CONSEQUENCES: dict[str, set[str]] = {
     "accumulation-wiped": _MISMADE,
     **dict.fromkeys(("future-seen", "codebook-collapse"), _RUINED),
     "wrong-sign": _MISMADE,
-    "loss-terms-apart": {"dead-layer", "dead-units", "vanishing", "imbalance", "weights-shrink", "update-too-small"},
     "returns-not-normalised": _MISMADE | {"targets-not-normalised"},
     "targets-not-normalised": _MISMADE | {"bad-initialisation", "scaled-gradients", "gradients-accumulate"},
-    "negative-loss": _RUINED | {"exploding", "lr-too-high", "scaled-gradients", "gradients-accumulate"}
-    | {"loss-terms-apart"},
+    "negative-loss": _RUINED | {"exploding", "lr-too-high", "scaled-gradients", "gradients-accumulate"},
     "left-in-eval": _RUINED | {"exploding", "lr-too-high"},
     "optimizer-state-lost": _RUINED | {"exploding", "lr-too-high"},
     "schedule-too-short": _RUINED | {"exploding", "lr-too-high"},

@@ -134,8 +134,8 @@ def targets_not_normalised(
     no more than `apart` times their variance (beyond that it came apart).
     Source: LeCun et al. (1998), Efficient BackProp, sections 4.3 and 4.5.
     """
-    names = "target_mean", "target_std", "predicted_mean", "predicted_std", "explained"
-    step, mean, std, said, deviation, share = sampled(history, *names)
+    step, mean, std, said, deviation = sampled(history, "target_mean", "target_std", "predicted_mean", "predicted_std")
+    share = sampled(history, "explained")[1]
     if len(step) < LEAST_SAMPLES or len(history) < min_steps or has_rivals(history):
         return []
     asked, spread = float(np.median(mean)), float(np.median(std))
@@ -144,7 +144,7 @@ def targets_not_normalised(
     short = float(np.median(deviation[late]))
     far = abs(asked) > large and away > missed * abs(asked)
     flat = spread > large and short < missed * spread
-    astray = max(abs(asked), spread) > large and -apart < float(np.median(share[late])) < 0
+    astray = max(abs(asked), spread) > large and len(share) > 0 and -apart < float(np.median(share[late])) < 0
     if not astray and (not (far or flat) or succeeds(history, 0.9)):
         return []
     return [

@@ -128,27 +128,30 @@ def explains_nothing(
     late: float = 0.03,
     ever: float = 0.05,
     soft: float = 0.05,
-    still: float = 0.01,
+    still: float = 0.03,
 ) -> list[Finding]:
-    """The outputs tell nothing of the targets, whatever the loss does: to know their mean is as good.
+    """The outputs tell nothing of the targets, whatever the loss did: to know their mean is as good.
 
     The share of the targets' variance that is explained, or of the entropy of their classes, is below `late` in the
     last quarter of the samples, by the median, and at its third highest below `ever`. Of a loss that is one of torch's
     own and nothing else, on batches of eight targets or more, four for each class, none of them probabilities (`soft`);
-    where it got better by `still` since the quarter before, it may yet come.
+    not where it fell by the share `still` since the quarter of the run before: then it may come yet.
     """
     step, share, targets = sampled(history, "explained", "targets")
     between = sampled(history, "target_soft")[1]
     least = max(8, 4 * (number_of_classes(history) or 1))
     if len(step) < 8 or np.median(targets) < least or (between > soft).any() or not is_one_loss(history):
         return []
-    quarter = max(3, len(share) // 4)
-    ended, before, best = float(np.median(share[-quarter:])), share[-2 * quarter : -quarter], float(np.sort(share)[-3])
+    ended, best = float(np.median(share[-max(3, len(share) // 4) :])), float(np.sort(share)[-3])
     losses = [p for p in progress(history) if p.is_loss] if can_be_judged(history, min_steps, running) else []
-    comes = ended - float(np.median(before)) > still
-    if not losses or ended > late or best > ever or comes or reaches_its_goal(history):
+    if not losses or ended > late or best > ever or reaches_its_goal(history):
         return []
-    shown, classes = losses[0], len(sampled(history, "predicted_right")[0]) > 0
+    shown = losses[0]
+    values = history.total(shown.metric)
+    before, last = (float(np.median(part)) for part in np.array_split(values[np.isfinite(values)], 4)[2:])
+    if last < (1 - still) * before:
+        return []
+    classes = len(sampled(history, "predicted_right")[0]) > 0
     of = "entropy of the classes" if classes else "variance of the numbers"
     why = Why(
         f"The outputs explain {percent(max(ended, 0.0))} of the {of} that are asked for: "

@@ -43,7 +43,6 @@ from gradwatch.analysis.rules.loss_targets import (
     targets_not_normalised,
     targets_out_of_range,
 )
-from gradwatch.analysis.rules.loss_terms import loss_terms_apart
 from gradwatch.analysis.rules.losses import has_rivals
 from gradwatch.analysis.rules.modes import dropout_too_strong, left_in_eval, norm_statistics
 from gradwatch.analysis.rules.muon import clip_over_muon
@@ -78,7 +77,7 @@ RULES: tuple[Rule, ...] = (
     weight_decay_too_strong,
     labels_not_shifted, targets_out_of_range, padding_in_loss, targets_not_normalised, data_not_shuffled,
     class_imbalance, accumulation_wiped, logits_bounded, future_seen, codebook_collapse, returns_not_normalised,
-    loss_terms_apart, wrong_sign,
+    wrong_sign,
     inputs_not_normalised, negative_loss, left_in_eval, norm_statistics, dead_units, saturated,
     optimizer_state_lost, schedule_too_short, warmup_too_long,
     attention_logits_grow, attention_collapsed, activation_outlier, expert_starved, stale_second_moment,

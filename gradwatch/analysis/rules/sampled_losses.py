@@ -44,10 +44,12 @@ def is_explained(history: History, share: float = 0.5, more: float = 0.05, least
 
     Then a loss that rises does so with its targets.
     """
-    at, explained = sampled(history, "explained")
+    explained = sampled(history, "explained")[1]
+    if len(explained) < least:
+        return False
     quarter = max(3, len(explained) // 4)
     ended, began = float(np.median(explained[-quarter:])), float(np.median(explained[:quarter]))
-    best = float(np.sort(explained)[-3]) if len(at) >= least else np.inf
+    best = float(np.sort(explained)[-3])
     return ended > share and ended > began + more and ended > best - more
 
 

@@ -42,7 +42,7 @@ def blobs(batch=16, size=16):
 
 
 @sick(
-    "loss-terms-unbalanced", "auxiliary-dominates", "dead-layer", "dead-units", "loss-terms-apart",
+    "loss-terms-unbalanced", "auxiliary-dominates", "dead-layer", "dead-units",
     where="fine and coarse: the penalty is nine tenths of the loss and more, their units die; the cross-entropy stays",
     cure="average the penalty over batch, channels and places as the cross-entropy is",
 )  # fmt: skip
