@@ -170,6 +170,16 @@ def test_what_choices_are_weighed_by(way):
     assert "advantage_mean" not in seen((weight[:, None] * net(x)).mean(), net)  # no choices
 
 
+def test_what_a_dropout_drops():
+    net, x = nn.Sequential(nn.Linear(6, 64), nn.Linear(64, 1)), batch(B, 6)
+    for p in (0.1, 0.9):
+        torch.manual_seed(0)
+        found = seen(net[1](F.dropout(net[0](x), p)).square().mean(), net)
+        assert (found["dropped_out"], found["layer_of/dropped_out"]) == (pytest.approx(p, abs=0.02), 0)
+    masked = seen(net[1](net[0](x) * (x[:, :1] > 0).float()).square().mean(), net)  # a mask is no dropout
+    assert torch.tensor(masked["dropped_out"]).isnan()
+
+
 def test_of_what_is_the_same_for_every_example():
     net = nn.Sequential(nn.Linear(6, 8), nn.Linear(8, 1))
     with torch.no_grad():

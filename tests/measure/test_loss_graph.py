@@ -193,3 +193,14 @@ def test_of_the_operands_of_a_recurrence_the_weight_is_named_and_not_its_bias(ki
     described = LossGraph(loss, names).described()
     ends = {row["layer"] for row in described if row.get("operations", "").endswith("Addmm")}
     assert (ends, {row["layer"] for row in described if row["what"] == "input"}) == ({"weight_hh_l0"}, {"weight_ih_l0"})
+
+
+def test_an_instance_norm_is_no_batch_norm_of_one_row():
+    def norms(norm):
+        net = nn.Sequential(nn.Conv2d(1, 4, 1), norm)
+        names = {id(p): name for name, p in net.named_parameters()}
+        rows = LossGraph(net(torch.randn(6, 1, 5, 5)).square().mean(), names).described()
+        return [row["shape"] for row in rows if row["what"] == "batch_norm"]
+
+    assert norms(nn.InstanceNorm2d(4, affine=True)) == []
+    assert norms(nn.BatchNorm2d(4)) == ["6x4x5x5"]

@@ -94,7 +94,7 @@ def test_of_two_classes(logits):
     loss = F.binary_cross_entropy_with_logits(said, y) if logits else F.binary_cross_entropy(said.sigmoid(), y)
     expected = of_classes(y.long(), (said > 0).long())
     del expected["ignored"]
-    expected["target_soft"] = 0
+    expected |= {"target_soft": 0, "target_outside": 0}
     if logits:
         said, y = (each.detach().double().numpy() for each in (said, y))
         shares = np.array([y.mean(), 1 - y.mean()])
@@ -177,12 +177,26 @@ def test_padding_of_other_classes_than_the_tokens_stands_at_the_ends_too():
     assert seen(F.cross_entropy(head(torch.randn(4, 10, 6)).mT, tokens))["target_top_at_ends"] == 1
 
 
-def test_of_losses_that_are_multiplied_by_a_mask_it_is_not_known_where_the_padding_stands():
+def test_what_is_multiplied_by_nothing_is_ignored():
     tokens, net = texts()
-    each = F.cross_entropy(net(tokens[:, :-1]).flatten(0, 1), tokens[:, 1:].flatten(), reduction="none")
-    found = seen((each * (tokens[:, 1:].flatten() > 0)).sum())
-    assert found["target_top_share"] > 0.4
-    assert not {"target_top_at_ends", "explained"} & found.keys()
+    read, asked = tokens[:, :-1], tokens[:, 1:]
+    each = F.cross_entropy(net(read).flatten(0, 1), asked.flatten(), reduction="none").view(asked.shape)
+    found = seen((each * (asked > 0)).sum() / (asked > 0).sum())
+    assert found["ignored"] == pytest.approx(float((asked == 0).float().mean()))
+    assert found["target_top"] > 0
+    turned = seen((each * (asked == 0)).sum())
+    assert (turned["target_top"], turned["target_top_share"]) == (0, 1)
+    assert not {"target_top_at_ends", "explained"} & seen(each.sum(1).square().sum()).keys()  # by what is not known
+
+
+def test_how_much_the_positives_weigh_and_which_targets_are_no_probabilities():
+    y = (torch.arange(N) < 6).float()[:, None]
+    found = seen(F.binary_cross_entropy_with_logits(ONE(X), y, pos_weight=torch.tensor(0.1)))
+    assert (found["target_top"], found["target_top_weight"]) == (0, pytest.approx(1 / 0.55))
+    assert "explained" not in found
+    signs = seen(F.binary_cross_entropy_with_logits(ONE(X), 2 * y - 1))
+    assert signs["target_outside"] == pytest.approx(0.9)
+    assert np.isnan(signs["explained"])
 
 
 @pytest.mark.parametrize("loss", [lambda: (ONE(X) - REAL).abs().mean(), lambda: F.cross_entropy(MANY(X)[0], Y[0])])
