@@ -11,7 +11,7 @@ import numpy as np
 
 from gradwatch.analysis.rules.facts import optimizer_kind
 from gradwatch.analysis.rules.finding import Finding, either
-from gradwatch.analysis.rules.loss_graph import from_graph, reached_range
+from gradwatch.analysis.rules.loss_graph import from_graph, number_of_classes, reached_range
 from gradwatch.analysis.rules.losses import has_rivals
 from gradwatch.analysis.rules.progress import progress, succeeds
 from gradwatch.analysis.rules.sampled_losses import follow, sampled
@@ -36,10 +36,11 @@ def class_imbalance(
     Alarm: in the later half of the samples of `min_steps` steps the same class has `share` of the targets by the median
     and of what the model says, the class with the highest score, all but 1 - `said`. Not where a loss ended below the
     share `learnt` of the entropy of that class against all others, which is what is lost by knowing only how frequent
-    it is: the scores say more than the highest; or more than the rest of the entropy of all classes is explained. By
-    its mean: of few rare ones most batches have none. Where the loss gives that class `more` times the weight of an
-    average one, its size says nothing. Padding is told apart (`padding-in-loss`); parts that train against each other
-    are not judged, nor targets that never change, nor probabilities that are further than `soft` from 0 and 1.
+    it is: the scores say more than the highest; or of more than two classes, more than the rest of the entropy is
+    explained. By its mean: of few rare ones most batches have none. Where the loss gives that class `more` times the
+    weight of an average one, its size says nothing. Padding is told apart (`padding-in-loss`); parts that train against
+    each other are not judged, nor targets that never change, nor probabilities that are further than `soft` from 0 and
+    1.
     Source: He & Garcia (2009), IEEE TKDE 21, on learning from imbalanced data; Lin et al., arXiv:1708.02002, section 1.
     """
     names = "target_top", "target_top_share", "predicted_top_share", "target_std"
@@ -54,7 +55,7 @@ def class_imbalance(
     weights = sampled(history, "target_top_weight")[1]
     weight = float(np.median(weights)) if len(weights) else 0.0
     ends = (history.total(p.metric) for p in progress(history) if p.is_loss)
-    explained = sampled(history, "explained")[1]
+    explained = sampled(history, "explained")[1] if (number_of_classes(history) or 0) > 2 else ()
     if len(explained) and float(np.median(explained[-max(3, len(explained) // 4) :])) > 1 - learnt:
         return []
     if usual < 1 and not weight > more and any(_mean_end(end) < learnt * _entropy(usual) for end in ends):
