@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gradwatch import table
-from gradwatch.table import EMPTY, RECORDED, SAMPLED, STEP_COLUMNS, Table, concat_tables, nanmean
+from gradwatch.table import EMPTY, SAMPLED, Table, concat_tables, is_logged, nanmean
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -236,7 +236,7 @@ class History:
     @property
     def logged(self) -> tuple[str, ...]:
         """Names of the scalars the user logged (loss, accuracies, ...), in the order of first use."""
-        return tuple(n for n in self.per_step if n not in STEP_COLUMNS and not n.startswith(RECORDED))
+        return tuple(n for n in self.per_step if is_logged(n))
 
     def slice(self, start: int, stop: int) -> History:
         """The recorded steps `start <= step < stop` (step numbers, not row numbers)."""

@@ -125,6 +125,11 @@ SAMPLED = {
 NOT_SAMPLED: dict[str, Any] = dict.fromkeys(SAMPLED, EMPTY)
 
 
+def is_logged(name: str) -> bool:
+    """Whether a scalar of this name is one that the loop logged, and none that gradwatch records itself."""
+    return name not in STEP_COLUMNS and not name.startswith(RECORDED)
+
+
 def concat_tables(parts: Sequence[Table]) -> Table:
     """The rows of several tables, by step; a step taken again in a later attempt replaces the earlier one.
 

@@ -15,7 +15,7 @@ import numpy as np
 from gradwatch.history import History, Run
 from gradwatch.measure import activations, attention, gradient_histogram, largest_logits, routers
 from gradwatch.recording.loop_clips import COEF, Applied, clip_columns
-from gradwatch.table import RECORDED, SAMPLED, STEP_COLUMNS, WAS_NAN, Table, stack
+from gradwatch.table import SAMPLED, WAS_NAN, Table, is_logged, stack
 
 ACTIVATIONS, HISTOGRAMS, HEADS = SAMPLED
 QUANTITIES = {
@@ -97,8 +97,7 @@ def history(
 
 def is_nan(name: str, value: Any) -> bool:
     """Whether this is a NaN that the loop logged under the name: a step without it looks the same in its column."""
-    logged = name not in STEP_COLUMNS and not name.startswith(RECORDED)
-    return logged and np.ndim(value) == 0 and bool(np.isnan(value))
+    return is_logged(name) and np.ndim(value) == 0 and bool(np.isnan(value))
 
 
 def _sampled(name: str, steps: Table, rows: Sequence[Row], found: Sequence[tuple[int, Any]]) -> Table:

@@ -11,6 +11,7 @@ from torch import Tensor
 from gradwatch.measure.ring_buffer import Ring
 from gradwatch.recording.blocks import Row
 from gradwatch.storage.logged_names import is_training_loss
+from gradwatch.table import is_logged
 
 GRAD_NORM, SKIPPED = "grad_norm", "skipped"
 
@@ -34,8 +35,11 @@ class Recent:
         self.losses: deque[tuple[int, str, float | Tensor]] = deque(maxlen=4 * ring.rows)
 
     def log(self, at: int, name: str, value: float | Tensor) -> None:
-        """Something was logged for the row `at`."""
-        if is_training_loss(name):
+        """Something was put down for the row `at`: of what the loop logged the losses are kept.
+
+        What gradwatch looks at by itself (`in_loss/...`) never steers a training.
+        """
+        if is_logged(name) and is_training_loss(name):
             self.losses.append((at, name, value))
 
     def read(self, since: int) -> list[Seen]:

@@ -27,6 +27,7 @@ from gradwatch import Rewind, RunError, SkipSpike, TrainingHalted, WatchError, o
 from gradwatch.analysis.rules import Finding
 from gradwatch.cli import main
 from gradwatch.recording import open_watches
+from gradwatch.recording.loss_targets import LossTargets
 from gradwatch.recording.snapshot import Training as Snapshots
 from gradwatch.recording.snapshot import load
 from gradwatch.recording.trouble import TroubleFinder, stands_out
@@ -292,6 +293,16 @@ def test_a_finding_may_ask_for_it(tmp_path):
     assert rewind.count == 1
     same(training.state(), never_saw(tmp_path, 45, data=data))
     training.end()
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_what_is_only_looked_at_never_takes_a_training_back(value, tmp_path, monkeypatch):
+    monkeypatch.setattr(LossTargets, "take", lambda *_: {"in_loss/explained": torch.tensor(value)})
+    training = Training(tmp_path, Data())
+    rewind = training.rewind()
+    training.run(rewind(training.loader))
+    assert rewind.count == 0
+    assert "in_loss/explained" in training.end().per_step
 
 
 def test_a_finding_that_no_rewind_helps_with_halts(tmp_path):

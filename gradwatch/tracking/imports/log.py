@@ -17,7 +17,7 @@ from gradwatch.storage.encoding import write_part
 from gradwatch.storage.folder import MANIFEST, TABLES, create_folder, now_iso, put, write_json
 from gradwatch.storage.logged_names import is_loss
 from gradwatch.storage.manifest import check_run
-from gradwatch.table import RECORDED, STEP_COLUMNS, Table, stack
+from gradwatch.table import Table, is_logged, stack
 from gradwatch.tracking.mlflow_names import OWN
 
 MAX_BYTES = 1 << 30  # of a file that is imported
@@ -123,8 +123,7 @@ def _columns(log: Log) -> dict[str, dict[int, float]]:
     if len(left) > MAX_LOGGED - len(out):
         log.notes.append(f"of {len(left):,} scalars, the first {MAX_LOGGED - len(out):,} are taken")
     for name in left[: MAX_LOGGED - len(out)]:
-        reserved = name in STEP_COLUMNS or name.startswith(RECORDED)
-        out[(f"logged/{name}" if reserved else name)[:MAX_LOGGED_NAME]] = found[name]
+        out[(name if is_logged(name) else f"logged/{name}")[:MAX_LOGGED_NAME]] = found[name]
     return out
 
 
