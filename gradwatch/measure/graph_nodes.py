@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import re
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -38,6 +38,13 @@ def shape_of(node: Node) -> Shape:
 def children(node: Node) -> list[Node]:
     """The nodes that its gradient goes to."""
     return [child for child, _ in node.next_functions if child is not None]
+
+
+def through(node: Node, names: Collection[str]) -> Node:
+    """The first node from this one on, each time the first child, that is of none of these operations."""
+    while name_of(node) in names and (below := children(node)):
+        node = below[0]
+    return node
 
 
 def walk(root: Node) -> Iterator[Node]:

@@ -10,15 +10,17 @@ Legend: N examples, M elements of each, K of what a softmax chooses one.
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from gradwatch.measure import attention
 from gradwatch.measure.autograd import without_autograd
+from gradwatch.measure.graph_nodes import Node
 from gradwatch.measure.loss_targets import is_plain, signed
 from gradwatch.measure.saturation import SIGMOID_ENDS, TANH_ENDS
 from gradwatch.table import IN_LOSS, LAYER_IN_LOSS
@@ -29,7 +31,6 @@ MOST_ROWS = 256  # of a softmax, or of what weights are given
 MOST_PARTS = 12  # of each operation, those next to the loss first
 LEAST_WEIGHTS = 8  # of choices, from which a mean and a deviation are told
 LEAST = 32  # examples without which no unit is called dead
-Node = Any  # torch.autograd.graph.Node
 
 
 class Given(NamedTuple):
@@ -59,6 +60,7 @@ class Part(NamedTuple):
     of_itself: bool = False
 
 
+Sample = tuple[Tensor, Tensor]  # of an attention
 Look = Callable[[Part], "Tensor | None"]
 
 
@@ -69,9 +71,10 @@ def seen(parts: Iterable[Part]) -> dict[str, Tensor]:
     `saturated`: the share of a sigmoid's or tanh's elements whose slope is below a hundredth of its largest;
     `end_saturated`, of those at the end. `certain`: the share of the rows of a softmax, also that of an attention, that
     give all to one. `dead`: the share of a ReLU's units that are 0 for every example. `end_alike`: how much of what the
-    last weights are given is the same for every example, 1 - variance / mean square. `causal`: the share of the weights
-    of an attention of tokens over the same ones that go to no later one, of that where it is largest. `input_rms`: the
-    largest root mean square of the elements of a batch that weights are given. NaN where it is not known.
+    last weights are given is the same for every example, 1 - variance / mean square. `dropped_out`: the share of zeros
+    among the factors of a dropout, of the strongest. `causal`: the share of the weights of an attention of tokens over
+    the same ones that go to no later one, of that where it is largest. `input_rms`: the largest root mean square of the
+    elements of a batch that weights are given. NaN where it is not known.
     """
     worst: dict[str, tuple[Tensor, Tensor]] = {}
     for part in parts:
@@ -128,11 +131,19 @@ def _looks(part: Part) -> Iterator[tuple[str, Look]]:
         if part.given_data:
             yield "input_rms", _root_mean_square
         return
+    if part.name in _FUSED:
+        if part.at_the_end:
+            return
+        once = functools.cache(functools.partial(_sampled_attention, part.node))  # its logits are computed
+        yield "certain", lambda _: _certain_attention(once())
+        if part.of_itself:
+            yield "causal", lambda each: _causal_attention(each.node, once())
+        return
     kind, look = _KINDS[part.name]
     if kind == "dropped_out" or not part.at_the_end:
         yield kind, look
         if kind == "certain" and part.of_itself:
-            yield "causal", _causal_attention if look is _certain_attention else _causal
+            yield "causal", _causal
     elif kind == "saturated":
         yield f"end_{kind}", look
 
@@ -183,17 +194,16 @@ def _certain(part: Part) -> Tensor | None:
     return _share(few.amax(-1) > SIGMOID_ENDS, (few > 0).sum(-1) > 1)
 
 
-def _certain_attention(part: Part) -> Tensor | None:
-    """As `_certain`, of the logits of a sample of the queries, which are computed for it."""
-    found = _sampled_attention(part.node)
-    if found is None:
+def _certain_attention(sample: Sample | None) -> Tensor | None:
+    """As `_certain`, of a fused attention."""
+    if sample is None:
         return None
-    logits, _ = found
+    logits, _ = sample
     several = (logits > attention.MASKED).sum(-1) > 1
     return _share(logits.softmax(-1).amax(-1) > SIGMOID_ENDS, several)
 
 
-def _sampled_attention(node: Node) -> tuple[Tensor, Tensor] | None:
+def _sampled_attention(node: Node) -> Sample | None:
     """The logits of some examples and queries of a fused attention `[E, H, R, S]`, and which queries `[R]`."""
     query, key = _kept(node, "query"), _kept(node, "key")
     if query is None or key is None or query.dim() != 4 or key.dim() != 4:
@@ -223,12 +233,11 @@ def _causal(part: Part) -> Tensor | None:
     return few.tril().sum() / few.sum()
 
 
-def _causal_attention(part: Part) -> Tensor | None:
+def _causal_attention(node: Node, sample: Sample | None) -> Tensor | None:
     """The same of a fused one."""
-    found = _sampled_attention(part.node)
-    if found is None or not 1 < part.node._saved_query.shape[2] == part.node._saved_key.shape[2]:
+    if sample is None or not 1 < node._saved_query.shape[2] == node._saved_key.shape[2]:
         return None
-    logits, queries = found
+    logits, queries = sample
     p, token = logits.softmax(-1), torch.arange(logits.shape[-1], device=logits.device)
     return (p * (token <= queries[:, None])).nansum() / p.nansum()
 
@@ -283,22 +292,24 @@ def _root_mean_square(part: Part) -> Tensor | None:
     return None if few is None else few.square().mean().sqrt()
 
 
-_ATTENTION = (
-    "FlashAttentionForCpu",
-    "FlashAttention",
-    "EfficientAttention",
-    "CudnnAttention",
-    "FusedAttentionOverrideable",
+_FUSED = tuple(
+    f"ScaledDotProduct{name}"
+    for name in (
+        "FlashAttentionForCpu",
+        "FlashAttention",
+        "EfficientAttention",
+        "CudnnAttention",
+        "FusedAttentionOverrideable",
+    )
 )
 _KINDS: dict[str, tuple[str, Look]] = {
     "Sigmoid": ("saturated", _flat_sigmoid),
     "Tanh": ("saturated", _flat_tanh),
     "Softmax": ("certain", _certain),
     "SafeSoftmax": ("certain", _certain),
-    **{f"ScaledDotProduct{name}": ("certain", _certain_attention) for name in _ATTENTION},
     "Relu": ("dead", _dead),
     "Mul": ("dropped_out", _dropped),
 }
-OPERATIONS = (*_KINDS, *GIVEN)
-ATTENTIONS = [name for name, (kind, _) in _KINDS.items() if kind == "certain"]
+OPERATIONS = (*_KINDS, *_FUSED, *GIVEN)
+ATTENTIONS = (*_FUSED, *(name for name, (kind, _) in _KINDS.items() if kind == "certain"))
 LOOKUPS = ("Embedding", "Index", "IndexSelect")

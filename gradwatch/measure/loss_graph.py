@@ -15,15 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from gradwatch.measure import graph_values, loss_targets
-from gradwatch.measure.graph_nodes import (
-    Node,
-    Shape,
-    children,
-    is_written_in_python,
-    name_of,
-    shape_of,
-    walk,
-)
+from gradwatch.measure.graph_nodes import Node, Shape, children, is_written_in_python, name_of, shape_of, through, walk
 from gradwatch.measure.views import reorders
 from gradwatch.table import IN_LOSS, LAYER_IN_LOSS
 
@@ -109,13 +101,14 @@ class LossGraph:
                 if used is not None and f"{IN_LOSS}codes_used" not in found:
                     at = torch.full_like(used, float(places[layer]))
                     found |= {f"{IN_LOSS}codes_used": used, f"{LAYER_IN_LOSS}codes_used": at}
-            elif name == "Mul" and len(children(node)) == 1 and not is_written_in_python(node):
-                below = children(node)[0]
-                while name_of(below) in _SAME_NUMBERS and children(below):
-                    below = children(below)[0]
-                if name_of(below) in _CHOICES:
-                    found = graph_values.weights_of_choices(node) | found
+            elif name == "Mul" and self._weighs_choices(node):
+                found = graph_values.weights_of_choices(node) | found
         return found
+
+    @staticmethod
+    def _weighs_choices(product: Node) -> bool:
+        below = [] if is_written_in_python(product) else children(product)
+        return len(below) == 1 and name_of(through(below[0], _SAME_NUMBERS)) in _CHOICES
 
     def _parts(self, places: Mapping[str, int]) -> Iterator[graph_values.Part]:
         """So many of each operation that tells something, those next to the loss first; of what is given data, too."""
@@ -261,10 +254,8 @@ class LossGraph:
     def _find_own(self, node: Node) -> str:
         own = []
         for child in children(node):
-            below = child
-            while name_of(below) in _SAME_WEIGHTS and len(children(below)) == 1:
-                below = children(below)[0]
-            own.append(self._layers.get(id(getattr(below, "variable", None)), ""))
+            leaf = getattr(through(child, _SAME_WEIGHTS), "variable", None)
+            own.append(self._layers.get(id(leaf), ""))
         named = [name for name in own if name]
         weights = (name for name in named if "bias" not in name.rpartition(".")[2])  # bias, in_proj_bias, bias_hh_l0
         return next(weights, named[0] if named else "")

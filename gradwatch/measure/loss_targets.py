@@ -17,12 +17,12 @@ from torch import Tensor
 from torch.nn.functional import softplus
 
 from gradwatch.measure.autograd import without_autograd
+from gradwatch.measure.graph_nodes import Node
 from gradwatch.table import IN_LOSS
 
 MOST = 1 << 16  # targets that are looked at
 MOST_SCORES = 1 << 18  # of the scores of all classes, or those of 64 predictions
 MOST_TABLES = 4  # embeddings whose tokens are compared with the targets
-Node = Any  # torch.autograd.graph.Node
 
 _CHOICES, _YES_OR_NO = ("NllLoss", "NllLoss2D"), ("BinaryCrossEntropy", "BinaryCrossEntropyWithLogits")
 NUMBERS = ("MseLoss", "SmoothL1Loss", "HuberLoss")

@@ -134,9 +134,9 @@ class LossTargets:
         if self._layout is not None and self._kept:
             there = ((i, self._layout.params[i].grad) for i in self._kept)
             self._kept = {i: _mark(grad) for i, grad in there if grad is not None}
-        if grads and type(grads[-1]) is Tensor and not (grads[-1].is_sparse or is_captured(grads[-1].device)):
-            with self._looking.at("what backward left"):
-                self._values[f"{IN_LOSS}gradient_left"] = (grads[-1] != 0).any().float()
+        with self._looking.at("what backward left"):
+            left = _is_left(grads[-1]) if grads else None
+            self._values |= {} if left is None else {f"{IN_LOSS}gradient_left": left}
 
     def _keep(self) -> None:
         """Backward is about to write to the gradients: those that somebody else wrote to, or cleared, are not kept."""
@@ -144,12 +144,18 @@ class LossTargets:
             return
         grads = {i: self._layout.params[i].grad for i in self._kept}
         self._kept = {i: mark for i, mark in self._kept.items() if grads[i] is not None and _mark(grads[i]) == mark}
-        last = grads[max(self._kept)] if self._kept else None
-        if self._is_kept is None and type(last) is Tensor and not (last.is_sparse or is_captured(last.device)):
-            self._is_kept = (last != 0).any().float()
+        if self._is_kept is None and self._kept:
+            self._is_kept = _is_left(grads[max(self._kept)])
 
     def _gradients(self) -> list[Tensor]:
         return [p.grad for p in self._layout.params if p.grad is not None] if self._layout else []
+
+
+def _is_left(grad: Tensor | None) -> Tensor | None:
+    """Whether any of a gradient is not 0, 0-d; None of one that is sparse, or on a device that is captured."""
+    if type(grad) is not Tensor or grad.is_sparse or is_captured(grad.device):
+        return None
+    return (grad != 0).any().float()
 
 
 def _marks(grads: list[Tensor]) -> list[Mark]:

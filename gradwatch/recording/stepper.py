@@ -306,12 +306,13 @@ class Stepper:
             return
         found: dict[str, Any] = {}
         looks, lanes = step.is_measured or self.weights.slots, () if self.together else self.clipper.names
-        if looks or self.inside.samples:
+        samples = looks or self.inside.samples
+        if samples:
             asked = looks and step.here is not None
             weights = self.weights.after_step(self.optimizers, step.renorm_rate, step.is_measured) if asked else None
             found = self.inside.end(self.layout, self.weights.looking, weights)
-        if goes_on and (looks or self.inside.samples or lanes):
-            self.inside.begin(self.steps, self.layout, lanes, looks or self.inside.samples)
+        if goes_on and (samples or lanes):
+            self.inside.begin(self.steps, self.layout, lanes, samples)
         if step.here is None:
             return
         if step.pieces is not None:

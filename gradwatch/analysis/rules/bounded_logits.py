@@ -9,7 +9,7 @@ import numpy as np
 from gradwatch.analysis.rules.finding import Finding, either
 from gradwatch.analysis.rules.loss_graph import from_graph, number_of_classes
 from gradwatch.analysis.rules.losses import has_rivals
-from gradwatch.analysis.rules.sampled_losses import sampled
+from gradwatch.analysis.rules.sampled_losses import entropy_of_two, sampled
 from gradwatch.history import Floats, History
 
 
@@ -76,5 +76,4 @@ def _least(classes: int, apart: float) -> float:
 def _calibrated(classes: int, right: Floats) -> float:
     """The most that a model loses, in nats, that is so often right and as sure as that."""
     share = float(np.clip(np.median(right), 1e-9, 1 - 1e-9))
-    entropy = -share * math.log(share) - (1 - share) * math.log(1 - share)
-    return entropy + (1 - share) * math.log(max(classes - 1, 1))
+    return entropy_of_two(share) + (1 - share) * math.log(max(classes - 1, 1))

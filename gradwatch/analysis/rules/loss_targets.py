@@ -14,7 +14,7 @@ from gradwatch.analysis.rules.finding import Finding, either
 from gradwatch.analysis.rules.loss_graph import from_graph, number_of_classes, reached_range
 from gradwatch.analysis.rules.losses import has_rivals
 from gradwatch.analysis.rules.progress import progress, succeeds
-from gradwatch.analysis.rules.sampled_losses import follow, sampled
+from gradwatch.analysis.rules.sampled_losses import ended, entropy_of_two, follow, sampled
 from gradwatch.analysis.rules.token_targets import padding_in_loss
 from gradwatch.formatting import percent
 from gradwatch.history import Floats, History
@@ -55,10 +55,10 @@ def class_imbalance(
     weights = sampled(history, "target_top_weight")[1]
     weight = float(np.median(weights)) if len(weights) else 0.0
     ends = (history.total(p.metric) for p in progress(history) if p.is_loss)
-    explained = sampled(history, "explained")[1] if (number_of_classes(history) or 0) > 2 else ()
-    if len(explained) and float(np.median(explained[-max(3, len(explained) // 4) :])) > 1 - learnt:
+    explained = sampled(history, "explained")[1]
+    if (number_of_classes(history) or 0) > 2 and len(explained) and ended(explained) > 1 - learnt:
         return []
-    if usual < 1 and not weight > more and any(_mean_end(end) < learnt * _entropy(usual) for end in ends):
+    if usual < 1 and not weight > more and any(_mean_end(end) < learnt * entropy_of_two(usual) for end in ends):
         return []
     also = f" The loss gives it {weight:.2g} times the weight of an average class as well." if weight > more else ""
     return [
@@ -240,8 +240,3 @@ def _mean_end(values: Floats) -> float:
     """Of a scalar `[T]` over the last quarter of what was logged."""
     known = values[np.isfinite(values)]
     return float(known[-max(5, len(known) // 4) :].mean())
-
-
-def _entropy(share: float) -> float:
-    """Of two classes of which one has this share, in nats."""
-    return -share * math.log(share) - (1 - share) * math.log(1 - share)

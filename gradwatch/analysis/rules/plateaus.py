@@ -12,7 +12,7 @@ from gradwatch.analysis.rules.facts import ends_in, middle
 from gradwatch.analysis.rules.finding import Finding, Severity, Why, either
 from gradwatch.analysis.rules.loss_graph import is_one_loss, number_of_classes, wants_its_sigmoid
 from gradwatch.analysis.rules.progress import Progress, can_be_judged, progress, reaches_its_goal, succeeds
-from gradwatch.analysis.rules.sampled_losses import sampled
+from gradwatch.analysis.rules.sampled_losses import ended, sampled
 from gradwatch.analysis.rules.standstill import equal_odds, left_odds, rests_since
 from gradwatch.formatting import percent
 from gradwatch.history import History
@@ -142,9 +142,9 @@ def explains_nothing(
     least = max(8, 4 * (number_of_classes(history) or 1))
     if len(step) < 8 or np.median(targets) < least or (between > soft).any() or not is_one_loss(history):
         return []
-    ended, best = float(np.median(share[-max(3, len(share) // 4) :])), float(np.sort(share)[-3])
+    rest, best = ended(share), float(np.sort(share)[-3])
     losses = [p for p in progress(history) if p.is_loss] if can_be_judged(history, min_steps, running) else []
-    if not losses or ended > late or best > ever or reaches_its_goal(history):
+    if not losses or rest > late or best > ever or reaches_its_goal(history):
         return []
     shown = losses[0]
     values = history.total(shown.metric)
@@ -154,11 +154,11 @@ def explains_nothing(
     classes = len(sampled(history, "predicted_right")[0]) > 0
     of = "entropy of the classes" if classes else "variance of the numbers"
     why = Why(
-        f"The outputs explain {percent(max(ended, 0.0))} of the {of} that are asked for: "
+        f"The outputs explain {percent(max(rest, 0.0))} of the {of} that are asked for: "
         f"{'how frequent each class is' if classes else 'their mean'} would do as well. {shown.metric} went from "
         f"{shown.first:.4g} to {shown.ended:.4g}. {either(_AT_A_FLOOR[0])}",
         _AT_A_FLOOR[1],
-        {"explained": ended, "explained_at_best": best},
+        {"explained": rest, "explained_at_best": best},
         alternatives=_AT_A_FLOOR[0],
     )
     return finding_of(history, shown, why)

@@ -5,6 +5,7 @@ Legend: S sampled steps.
 
 from __future__ import annotations
 
+import math
 from typing import NamedTuple
 
 import numpy as np
@@ -18,6 +19,16 @@ def sampled(history: History, *names: str) -> tuple[Floats, ...]:
     values = [history.total(f"{IN_LOSS}{name}") for name in names]
     known = np.all([np.isfinite(each) for each in values], axis=0)
     return history.step[known].astype(float), *(each[known] for each in values)
+
+
+def ended(values: Floats) -> float:
+    """Where a number came to, `[S]`: the median of the last quarter of its samples."""
+    return float(np.median(values[-max(3, len(values) // 4) :]))
+
+
+def entropy_of_two(share: float) -> float:
+    """Of two classes of which one has this share, in nats."""
+    return -share * math.log(share) - (1 - share) * math.log(1 - share)
 
 
 def follow(history: History) -> float:
@@ -47,10 +58,8 @@ def is_explained(history: History, share: float = 0.5, more: float = 0.05, least
     explained = sampled(history, "explained")[1]
     if len(explained) < least:
         return False
-    quarter = max(3, len(explained) // 4)
-    ended, began = float(np.median(explained[-quarter:])), float(np.median(explained[:quarter]))
-    best = float(np.sort(explained)[-3])
-    return ended > share and ended > began + more and ended > best - more
+    last, began = ended(explained), float(np.median(explained[: max(3, len(explained) // 4)]))
+    return last > max(share, began + more, float(np.sort(explained)[-3]) - more)
 
 
 def another_task(history: History) -> Bools:
@@ -109,7 +118,7 @@ def inside(history: History, kind: str, min_samples: int = 4, soon: int = 20) ->
     at, values, places = sampled(history, kind, f"layer_of/{kind}")
     if len(at) < min_samples:
         return None
-    last = float(np.median(values[-max(3, len(values) // 4) :]))
+    last = ended(values)
     next_to = int(np.searchsorted(at, at[0] + soon, side="right")) - 1
     early = values[next_to] if next_to else float("nan")
     return Inside(values[0], early, last, values.min(), int(at[0]), int(at[next_to]), layer_at(history, places[-1]))

@@ -35,7 +35,7 @@ def ran_out(
         left, share = 10 * gone, 0.6
     row = _gone(rate, left * highest)
     if (highest > 0).all() and row < share * len(rate):
-        step, falls = int(history.step[row]), [int(history.step[at]) for at in _falls(rate[:, 0])]
+        step, falls = int(history.step[row]), [int(history.step[at]) for at in cuts]
         said = f"The schedule ran out: from step {step} on the learning rate is less than {left:g} of what it was."
         cure = "Stretch the schedule to the length of the run: count its steps as the scheduler is stepped, once a "
         cure += "batch or once an epoch."
