@@ -6,6 +6,7 @@ On a CPU each runs too, as far as it can: it shows that the question is put righ
 from __future__ import annotations
 
 import random
+import traceback
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
@@ -14,7 +15,7 @@ from typing import Any
 import gpt_steps
 import launches
 import torch
-from bench_common import MODELS
+from bench_common import GPTS, MODELS
 from torch import nn
 
 import gradwatch
@@ -121,6 +122,35 @@ def _waits(settings: dict[str, Any], clip: str | None, logged: Any, is_watched: 
     return None
 
 
+def looks_inside_wait_for_nothing() -> dict[str, Any]:
+    """Whole steps of a GPT, its loss looked at in each: the error, or null; `bare` is torch alone."""
+    found: dict[str, Any] = {
+        way: _looks_wait(way) for way in ("bare", "watched", "autocast, bare", "autocast, watched")
+    }
+    held = all(found[way.replace("bare", "watched")] is None for way in found if "bare" in way and found[way] is None)
+    return {**found, "held": held}
+
+
+def _looks_wait(way: str) -> str | None:
+    torch.manual_seed(0)
+    with torch.device(DEVICE):
+        net = GPTS["gpt-tiny"]()
+        tokens, targets = net.batch(4, 32)
+    optimizer = torch.optim.AdamW(net.parameters(), lr=1e-3, fused=True)
+    with nullcontext() if "bare" in way else watch(net, optimizer, "ClipByGlobalNorm(1.0)", every=1, flush_every=0.01):
+        for n in range(60):
+            try:
+                with no_waiting() if n >= 5 else nullcontext():
+                    optimizer.zero_grad()
+                    with torch.autocast(DEVICE.type, torch.bfloat16, enabled="autocast" in way):
+                        loss = nn.functional.cross_entropy(net(tokens).flatten(0, 1), targets.flatten())
+                    loss.backward()
+                    optimizer.step()
+            except RuntimeError:
+                return traceback.format_exc(limit=-6)
+    return None
+
+
 def layers_that_come_and_go() -> dict[str, Any]:
     """Experts without a token: does a new pattern wait, or leave a constant?"""
     model, chance = matrices(24, 16), random.Random(0)
@@ -221,7 +251,7 @@ def _kernels(name: str, way: str | None) -> list[int]:
 PROBES = {
     probe.__name__.replace("_", " "): probe
     for probe in (
-        halves_are_rounded_once, nothing_waits, layers_that_come_and_go, both_kinds_of_device, another_stream,
+        halves_are_rounded_once, nothing_waits, looks_inside_wait_for_nothing, layers_that_come_and_go, both_kinds_of_device, another_stream,
         launches_by_the_rules, launches_of_the_device,
     )
 }  # fmt: skip

@@ -21,7 +21,7 @@ import tempfile
 import time
 from argparse import Namespace
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +30,8 @@ from bench_output import arguments
 ROOT = Path(__file__).parents[2]
 SECONDS = 530  # of the whole run
 LIMITS = {  # of a section, which is given what is left where that is less
-    "machine": 40, "probes": 70, "gpt2-124m": 100, "tests": 180, "gpt-1b": 80, "small": 60, "drains": 40, "memory": 60,
+    "machine": 40, "probes": 70, "gpt2-124m": 100, "tests": 120, "gpt-1b": 80, "small": 60, "drains": 40, "memory": 60,
+    "scenarios": 90,
 }  # fmt: skip
 NEEDED = ("torch", "numpy", "pandas", "pyarrow", "filelock", "pytest")  # plotly, MLflow and the rest may be missing
 TAIL = 1500  # characters of what a section that failed had printed
@@ -91,9 +92,16 @@ def run_section(name: str, limit: float, tiny: bool) -> Report:
 
 
 def run_parts(name: str, limit: float, tiny: bool, folder: Path) -> Report:
-    """A section of gpu_sections.py: a line of its file is a part."""
-    command = [sys.executable, str(Path(__file__).with_name("gpu_sections.py")), name, *(["--tiny"] if tiny else [])]
+    """A section of gpu_sections.py, or gpu_scenarios.py: a line of its file is a part."""
     lines = folder / "parts.jsonl"
+    if name == "scenarios":
+        script = [
+            "gpu_scenarios.py",
+            *(["--names", "twin, sick: nonfinite"] if tiny else ["--seconds", f"{limit - 15:.0f}"]),
+        ]
+    else:
+        script = ["gpu_sections.py", name, *(["--tiny"] if tiny else [])]
+    command = [sys.executable, str(Path(__file__).with_name(script[0])), *script[1:]]
     error = run_process([*command, "-o", str(lines)], limit, folder)
     parts: Report = {}
     for line in read_lines(lines):
@@ -102,37 +110,31 @@ def run_parts(name: str, limit: float, tiny: bool, folder: Path) -> Report:
 
 
 def run_tests(name: str, limit: float, tiny: bool, folder: Path) -> Report:
-    """The tests marked `gpu`, a file after the other: how many passed, failed and were skipped, and what failed."""
-    deadline, parts = time.monotonic() + limit, {}
-    for file in gpu_tests()[: 1 if tiny else None]:
-        parts[str(file.relative_to(ROOT))] = _test(file, deadline - time.monotonic(), tiny, folder)
-    return {"parts": parts, "error": None}
+    """The tests marked `gpu`, the slow ones too: of each file how many passed, failed, were skipped, what failed."""
+    files = gpu_tests()[: 1 if tiny else None]
+    command = [sys.executable, "-m", "pytest", "-q", "-o", "addopts=", "-p", "no:cacheprovider", "-p", "gpu_tests_log"]
+    if importlib.util.find_spec("xdist") and not tiny:
+        command += ["-n", str(min(12, os.cpu_count() or 1)), "--dist", "load"]
+    if importlib.util.find_spec("pytest_timeout"):
+        command += ["--timeout=100"]
+    log = folder / "tests.jsonl"
+    error = run_process([*command, "-m", "gpu", *map(str, files)], limit, folder, GPU_TESTS_LOG=str(log))
+    outcomes = {line["test"]: line for line in read_lines(log)}  # the last of a test counts
+    parts = {str(file.relative_to(ROOT)): _of_file(file, outcomes.values(), tiny) for file in files}
+    return {"parts": parts, "error": error and None if any(p["failed tests"] for p in parts.values()) else error}
+
+
+def _of_file(file: Path, outcomes: Iterable[Report], tiny: bool) -> Report:
+    own = [line for line in outcomes if line["test"].startswith(f"{file.relative_to(ROOT)}::")]
+    counts = Counter(line["outcome"] for line in own)
+    failed = {line["test"]: line["why"] for line in own if line["outcome"] == "failed"}
+    return {**counts, "held": not failed and (tiny or counts["passed"] > 0), "failed tests": failed}
 
 
 def gpu_tests() -> list[Path]:
-    """The files with tests that need a GPU, those with most of them last."""
+    """The files with tests that need a GPU."""
     texts = {p: p.read_text(encoding="utf-8") for p in (ROOT / "tests").rglob("test_*.py")}
-    marked = [p for p, text in texts.items() if "mark.gpu" in text or "from devices import" in text]
-    most = ("test_truth.py", "test_sync.py")
-    return sorted(marked, key=lambda p: (p.name in most, p.name))
-
-
-def _test(file: Path, limit: float, tiny: bool, folder: Path) -> Report:
-    if limit < 5:
-        return {"held": False, "error": "no time was left for it"}
-    marks = "gpu and not slow" if file.name == "test_truth.py" else "gpu"
-    command = [sys.executable, "-m", "pytest", "-q", "-o", "addopts=", "-p", "no:cacheprovider", "-p", "gpu_tests_log"]
-    if importlib.util.find_spec("xdist") and not tiny:
-        command += ["-n", str(min(6, os.cpu_count() or 1)), "--dist", "load"]
-    if importlib.util.find_spec("pytest_timeout"):
-        command += ["--timeout=100"]
-    log = folder / f"{file.stem}.jsonl"
-    error = run_process([*command, "-m", marks, str(file)], limit, folder, GPU_TESTS_LOG=str(log))
-    outcomes = {line["test"]: line for line in read_lines(log)}  # the last of a test counts
-    counts = Counter(line["outcome"] for line in outcomes.values())
-    failed = {test: line["why"] for test, line in outcomes.items() if line["outcome"] == "failed"}
-    held = error is None and (tiny or counts["passed"] > 0)
-    return {**counts, "held": held, "error": error, "failed tests": failed}
+    return sorted(p for p, text in texts.items() if "mark.gpu" in text or "from devices import" in text)
 
 
 def run_process(command: Sequence[str], limit: float, folder: Path, **env: str) -> str | None:

@@ -17,7 +17,7 @@ WIDTH, LENGTH, TOKENS = 32, 12, 16
 
 
 class Reader(nn.Module):
-    """Says the token that stands behind the one that it is asked for; `scale` multiplies the attention's logits."""
+    """Says the token two places behind the one that it is asked for; `scale` multiplies the attention's logits."""
 
     def __init__(self, scale):
         super().__init__()
@@ -41,7 +41,7 @@ def reader(folder, scale=WIDTH**-0.5, rate=3e-3, steps=120, noise=0.0):
     def loss_of(step):
         tokens, lots = torch.randint(TOKENS, (2, 32, LENGTH), generator=generator)
         by_lot = torch.rand(32, LENGTH, generator=generator) < noise
-        answers = torch.where(by_lot, lots, tokens.roll(-1, 1))
+        answers = torch.where(by_lot, lots, tokens.roll(-2, 1))  # the next one would be `future-seen`
         return F.cross_entropy(model(tokens).flatten(0, 1), answers.flatten())
 
     return fit(folder, model, optim.Adam(model.parameters(), rate), loss_of, steps)

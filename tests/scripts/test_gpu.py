@@ -46,11 +46,18 @@ def test_a_run_writes_what_it_found_and_needs_neither_mlflow_nor_plotly(tmp_path
         (tmp_path / f"{name}.py").write_text("raise ImportError('not here')")
     own = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}  # it is no worker
     env = {**own, "PYTHON": sys.executable, "PYTHONPATH": str(tmp_path), "OMP_NUM_THREADS": "1"}
-    command = [ROOT / "scripts" / "bench" / "gpu", "--tiny", "--only", "drains,tests", "-o", tmp_path / "gpu.json"]
+    command = [
+        ROOT / "scripts" / "bench" / "gpu",
+        "--tiny",
+        "--only",
+        "drains,tests,scenarios",
+        "-o",
+        tmp_path / "gpu.json",
+    ]
     done = subprocess.run(command, capture_output=True, text=True, env=env, check=False)
     report = json.loads((tmp_path / "gpu.json").read_text())
     assert (done.returncode, report["failures"]) == (0, []), done.stdout + done.stderr
-    assert list(report["sections"]) == ["drains", "tests"]
+    assert list(report["sections"]) == ["drains", "tests", "scenarios"]
     ((file, counts),) = report["sections"]["tests"]["parts"].items()
     assert (ROOT / file).exists()
     assert counts["failed tests"] == {}
@@ -150,5 +157,4 @@ def test_the_bars_are_of_the_whole_model_and_of_enough_tokens(phase, whole, held
 
 def test_the_files_with_tests_for_a_gpu_are_found():
     names = [path.name for path in gpu_run.gpu_tests()]
-    assert {"test_devices.py", "test_cuda_rules.py", "test_fused.py", "test_hooks.py", "test_distributed.py"} < {*names}
-    assert names[-2:] == ["test_sync.py", "test_truth.py"]
+    assert {"test_devices.py", "test_cuda_rules.py", "test_fused.py", "test_hooks.py", "test_truth.py"} < {*names}
