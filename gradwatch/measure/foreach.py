@@ -170,12 +170,31 @@ def scale_(layout: Layout, groups: Sequence[Group], coef: Tensor) -> None:
         elif is_seen_to_be_one(coef):
             continue
         elif tensors[0].dtype in HALVES:
-            # CUDA rounds a 0-d factor to the tensors' dtype before it multiplies; what GradScaler unscales with does
-            # not, and takes the whole list at once. It tells of inf and NaN besides, which nobody asks for here.
-            found = layout.constant(("inf", here.device), lambda: torch.zeros(1, device=here.device))  # noqa: B023
-            torch._amp_foreach_non_finite_check_and_unscale_(tensors, found, here.float())
+            _scale_halves(layout, tensors, here.float())
         else:
             torch._foreach_mul_(tensors, here)
+
+
+def _scale_halves(layout: Layout, tensors: Sequence[Tensor], coef: Tensor) -> None:
+    """Multiply them by a 0-d float32, which CUDA's `mul` would round to their dtype before it multiplies.
+
+    What takes a whole list and does not round it are kernels for something else. GradScaler's tells of inf and NaN
+    besides; it knows no bfloat16 on CUDA. There SGD's divides gradients by a scale in place, and a step at a rate of 0
+    is none: it writes the gradients as the weights first, then as the gradients (FusedSgdKernel.cu).
+    """
+    if coef.device.type != "cuda" or tensors[0].dtype is not torch.bfloat16:
+        found = layout.constant(("inf", coef.device), lambda: torch.zeros(1, device=coef.device))
+        torch._amp_foreach_non_finite_check_and_unscale_(tensors, found, coef)
+        return
+    dense = [t for t in tensors if t.is_contiguous()]
+    if dense:
+        torch._fused_sgd_(
+            dense, dense, [], weight_decay=0.0, momentum=0.0, lr=0.0, dampening=0.0, nesterov=False, maximize=False,
+            is_first_step=False, grad_scale=coef.reciprocal(),
+        )  # fmt: skip
+    for t in tensors if len(dense) < len(tensors) else ():
+        if not t.is_contiguous():
+            t.mul_(coef.view(1))  # which is not rounded either
 
 
 def _scale_each(layout: Layout, tensors: Sequence[Tensor], index: Sequence[int], coef: Tensor, is_read: bool) -> None:

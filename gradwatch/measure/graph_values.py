@@ -41,7 +41,8 @@ class Given(NamedTuple):
 
 
 GIVEN = {"Addmm": Given(1, "mat1"), "Mm": Given(0, "self"), "Convolution": Given(0, "input"),
-         "MkldnnRnnLayer": Given(0, "input")}  # fmt: skip
+         "MkldnnRnnLayer": Given(0, "input"), "CudnnRnn": Given(0, "input")}  # fmt: skip
+CUDNN_TANH = 1  # of cuDNN's kinds of recurrence
 
 
 class Part(NamedTuple):
@@ -130,6 +131,8 @@ def _looks(part: Part) -> Iterator[tuple[str, Look]]:
             yield "end_alike", _alike
         if part.given_data:
             yield "input_rms", _root_mean_square
+        if part.name == "CudnnRnn" and part.node._saved_mode == CUDNN_TANH:
+            yield "saturated", _flat_tanh
         return
     if part.name in _FUSED:
         if part.at_the_end:
@@ -167,7 +170,7 @@ def _spread(x: Tensor, dim: int, most: int) -> Tensor:
 
 
 def _elements(part: Part) -> Tensor | None:
-    y = _kept(part.node, "result")
+    y = _kept(part.node, "result0" if part.name == "CudnnRnn" else "result")
     return None if y is None else _spread(y.reshape(-1), 0, MOST).float()
 
 
@@ -254,6 +257,12 @@ def _dropped(part: Part) -> Tensor | None:
     return torch.where(is_noise, zeros, torch.nan)
 
 
+def _dropped_by_mask(part: Part) -> Tensor | None:
+    """The same of the kernel that CUDA has for a dropout, which keeps what is left."""
+    left = _kept(part.node, "result1")
+    return None if left is None else 1 - _spread(left.reshape(-1), 0, MOST).float().mean()
+
+
 def _share(hit: Tensor, counts: Tensor) -> Tensor:
     """Of the rows that count; NaN where less than half of them do."""
     of = counts.sum()
@@ -309,6 +318,7 @@ _KINDS: dict[str, tuple[str, Look]] = {
     "SafeSoftmax": ("certain", _certain),
     "Relu": ("dead", _dead),
     "Mul": ("dropped_out", _dropped),
+    "NativeDropout": ("dropped_out", _dropped_by_mask),
 }
 OPERATIONS = (*_KINDS, *_FUSED, *GIVEN)
 ATTENTIONS = (*_FUSED, *(name for name, (kind, _) in _KINDS.items() if kind == "certain"))

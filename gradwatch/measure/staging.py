@@ -103,7 +103,7 @@ class OnStream:
     def follow(self) -> None:
         """The stream that writes now goes behind the one that wrote before, and so behind its stagings."""
         stream = self.cuda.current_stream(self.device)
-        if stream != self._stream:
+        if self._stream is None or stream != self._stream:  # torch says False of `stream != None`
             if self._stream is not None:
                 stream.wait_stream(self._stream)
             self._stream = stream
@@ -111,7 +111,7 @@ class OnStream:
     def join(self) -> None:
         """The next staging goes behind what is on this stream."""
         stream = self.cuda.current_stream(self.device)
-        if stream != self._stream and stream not in self._others:
+        if stream not in (self._stream, *self._others):
             self._others.append(stream)
 
     def stage(self, tensors: Sequence[Tensor]) -> OnTheWay:

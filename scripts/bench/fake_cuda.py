@@ -51,10 +51,13 @@ def fake_cuda() -> Iterator[None]:
         yield
 
 
+_META = torch.library.Library("aten", "IMPL", "Meta")
+_META.impl("_fused_sgd_", lambda *args, **kwargs: None)  # torch has none: it writes in place, which has no shape
 READ = (Tensor.item, Tensor.__float__, Tensor.__int__, Tensor.__bool__)
 BINDINGS: dict[Any, Any] = {
     Tensor.copy_: ATEN.copy_.default,
     Tensor.__invert__: ATEN.bitwise_not.default,
+    torch._fused_sgd_: ATEN._fused_sgd_.default,
     **dict.fromkeys(READ, ATEN._local_scalar_dense.default),
 }
 DTYPES: dict[Any, torch.dtype] = {
@@ -138,6 +141,8 @@ class Trace(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         name = func.name().split("::")[1].split(".")[0]
+        if name == "_amp_foreach_non_finite_check_and_unscale_" and args[0][0].dtype is torch.bfloat16:
+            raise NotImplementedError(f"\"{name}cuda\" not implemented for 'BFloat16'")  # as torch's own says
         self.launches[name] += launches(name, args, kwargs)
         self._note_reads_and_copies(name, args, kwargs)
         if name == "_foreach_norm":  # fake ones are computed tensor by tensor, which would be noted too
@@ -181,7 +186,7 @@ def launches(name: str, args: Any, kwargs: Any) -> int:
     if name == "_amp_foreach_non_finite_check_and_unscale_":
         return _multi(args[0], 1)
     if name.startswith("_fused_"):
-        return _multi(args[0], 3 if "sgd" in name else 4)
+        return _multi(args[0], sum(map(bool, args[:3])) if "sgd" in name else 4)
     if name.startswith("_foreach_"):
         return _foreach(name, args)
     if name in ("stack", "cat"):

@@ -251,7 +251,7 @@ def _kernels(name: str, way: str | None) -> list[int]:
 PROBES = {
     probe.__name__.replace("_", " "): probe
     for probe in (
-        halves_are_rounded_once, nothing_waits, looks_inside_wait_for_nothing, layers_that_come_and_go, both_kinds_of_device, another_stream,
-        launches_by_the_rules, launches_of_the_device,
+        halves_are_rounded_once, nothing_waits, looks_inside_wait_for_nothing, layers_that_come_and_go,
+        both_kinds_of_device, another_stream, launches_by_the_rules, launches_of_the_device,
     )
 }  # fmt: skip

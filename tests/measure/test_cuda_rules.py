@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 import torch
-from devices import DEVICES
+from devices import DEVICES, skip_unless_fused
 from fake_cuda import Trace, fake_cuda, parameters, step_of, take_step
 from torch import nn
 from torch._subclasses.fake_tensor import DataDependentOutputException
@@ -315,6 +315,7 @@ KERNELS = [(cls, {}) for cls in CLASSES] + [
 @pytest.mark.parametrize(("cls", "settings"), KERNELS, ids=str)
 def test_what_the_kernel_leaves_out_is_what_a_step_without_gradients_is(cls, settings, device, tmp_path, monkeypatch):
     """Weights, momentum, step counts; the first step skipped, too. The CPU's kernels are taken for a device's."""
+    skip_unless_fused(cls, device)
 
     def trained(read):
         monkeypatch.setattr("gradwatch.recording.clipper.can_be_read", lambda _: read)

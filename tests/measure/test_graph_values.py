@@ -170,11 +170,12 @@ def test_what_choices_are_weighed_by(way):
     assert "advantage_mean" not in seen((weight[:, None] * net(x)).mean(), net)  # no choices
 
 
-def test_what_a_dropout_drops():
+@pytest.mark.parametrize("drop", [F.dropout, lambda x, p: torch.native_dropout(x, p, True)[0]])  # as CUDA's kernel does
+def test_what_a_dropout_drops(drop):
     net, x = nn.Sequential(nn.Linear(6, 64), nn.Linear(64, 1)), batch(B, 6)
     for p in (0.1, 0.9):
         torch.manual_seed(0)
-        found = seen(net[1](F.dropout(net[0](x), p)).square().mean(), net)
+        found = seen(net[1](drop(net[0](x), p)).square().mean(), net)
         assert (found["dropped_out"], found["layer_of/dropped_out"]) == (pytest.approx(p, abs=0.02), 0)
     masked = seen(net[1](net[0](x) * (x[:, :1] > 0).float()).square().mean(), net)  # a mask is no dropout
     assert torch.tensor(masked["dropped_out"]).isnan()

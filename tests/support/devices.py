@@ -9,6 +9,14 @@ ON_GPU = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), rea
 DEVICES = ["cpu", pytest.param("cuda", marks=ON_GPU)]
 
 
+def skip_unless_fused(cls, device):
+    """Skip where torch has no kernel of this optimizer for the device (Adagrad on CUDA)."""
+    try:
+        cls([torch.nn.Parameter(torch.zeros(1, device=device))], fused=True)
+    except RuntimeError as error:
+        pytest.skip(f"torch refuses: {error}")
+
+
 @contextlib.contextmanager
 def no_waiting(device):
     """Within, whatever waits for the device raises; on a CPU nothing does."""
