@@ -175,7 +175,7 @@ def scale_(layout: Layout, groups: Sequence[Group], coef: Tensor) -> None:
             torch._foreach_mul_(tensors, here)
 
 
-def _scale_halves(layout: Layout, tensors: Sequence[Tensor], coef: Tensor) -> None:
+def _scale_halves(layout: Layout, tensors: list[Tensor], coef: Tensor) -> None:
     """Multiply them by a 0-d float32, which CUDA's `mul` would round to their dtype before it multiplies.
 
     What takes a whole list and does not round it are kernels for something else. GradScaler's tells of inf and NaN
