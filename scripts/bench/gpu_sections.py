@@ -26,7 +26,7 @@ import gpt_steps
 import gpu_probes
 import torch
 from bench_common import GPTS, MODELS, machine
-from bench_step import measure, variant
+from bench_step import measure, timed, variant
 from gpu_probes import DEVICE, synchronize, watch
 from torch import nn
 
@@ -46,7 +46,10 @@ def sections(tiny: bool) -> dict[str, dict[str, Part]]:
     return {
         "machine": {"about": about, "copy": partial(copy_rate, 1 << (20 if tiny else 30))},
         "probes": gpu_probes.PROBES,
-        "gpt2-124m": gpt("gpt2-124m", Size(5, 40), {(4, 1024): 1, (20, 1024): 3}, tiny),
+        "gpt2-124m": {
+            **gpt("gpt2-124m", Size(7, 40), {(4, 1024): 1, (20, 1024): 3}, tiny),
+            "by kernels": partial(kernels, tiny),
+        },
         "gpt-1b": gpt("gpt-1b", Size(3, 15), {(4, 1024): 1}, tiny),
         "small": {name: partial(small, name, Size(1, 2) if tiny else Size(7, 40)) for name in small_nets(tiny)},
         "drains": {f"{layers} layers": partial(drain, layers, tiny) for layers in ((5,) if tiny else (147, 1000))},
@@ -93,6 +96,38 @@ def gpt(name: str, size: Size, batches: dict[tuple[int, int], int], tiny: bool) 
         )
         for (sequences, tokens), fewer in batches.items()
     }
+
+
+def kernels(tiny: bool) -> dict[str, Any]:
+    """Milliseconds of what a clip is made of, in torch's own calls: the least is that of a round.
+
+    What a clip cannot do without is the norms, and a step whose kernel divides by a scale.
+    """
+    with torch.device(DEVICE):
+        params = [p.detach() for p in GPTS["gpt-tiny" if tiny else "gpt2-124m"]().parameters()]
+        grads, scale = [torch.randn_like(p) for p in params], torch.ones(())
+        first, second = ([torch.zeros_like(p) for p in params] for _ in range(2))
+        counts = [torch.zeros(()) for _ in params]
+
+    def step(**scaled: Any) -> None:
+        torch._fused_adamw_(
+            params, grads, first, second, [], counts, lr=1e-5, beta1=0.9, beta2=0.999, weight_decay=0.01, eps=1e-8,
+            amsgrad=False, maximize=False, **scaled,
+        )  # fmt: skip
+
+    calls: dict[str, Callable[[], Any]] = {
+        "norms": lambda: torch._foreach_norm(grads),
+        "a multiplication": lambda: torch._foreach_mul_(grads, scale),
+        "a step": step,
+        "a step that scales": partial(step, grad_scale=scale),
+    }
+    found: dict[str, list[float]] = {name: [] for name in calls}
+    for _ in range(7):
+        for name, call in calls.items():
+            found[name].append(1e3 * timed(call, 3 if tiny else 20, DEVICE.type) / (3 if tiny else 20))
+    ms = {name: min(times) for name, times in found.items()}
+    with_torch = ms["norms"] + ms["a multiplication"] + ms["a step"]
+    return {"ms": ms, "least, to torch's clip + step": (ms["norms"] + ms["a step that scales"]) / with_torch}
 
 
 def small_nets(tiny: bool) -> list[str]:

@@ -11,8 +11,10 @@ DEVICES = ["cpu", pytest.param("cuda", marks=ON_GPU)]
 
 def skip_unless_fused(cls, device):
     """Skip where torch has no kernel of this optimizer for the device (Adagrad on CUDA)."""
+    parameter = torch.nn.Parameter(torch.zeros(1, device=device))
+    parameter.grad = torch.zeros_like(parameter)
     try:
-        cls([torch.nn.Parameter(torch.zeros(1, device=device))], fused=True)
+        cls([parameter], fused=True).step()
     except RuntimeError as error:
         pytest.skip(f"torch refuses: {error}")
 
