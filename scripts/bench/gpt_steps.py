@@ -1,7 +1,8 @@
 """Whole training steps of a GPT with bf16 autocast and fused AdamW, for `bench_step.py`: meant for CUDA, runs on CPU.
 
 All variants train the same model with the same optimizer, one after the other: four copies of 1 B parameters would not
-fit. A variant is entered anew for each round, takes a few steps untimed, then its steps are timed.
+fit. A variant is entered anew for each round, takes some steps untimed, then its steps are timed. A Watch looks at the
+loss in ever fewer steps, some 80 of 100,000: of a round they would be a tenth, so `a look` is timed alone.
 """
 
 from __future__ import annotations
@@ -10,10 +11,11 @@ import random
 import statistics
 import time
 from collections import Counter
-from collections.abc import Callable
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from typing import Any
+from unittest import mock
 
 import torch
 from bench_common import GPTS
@@ -23,10 +25,13 @@ from torch.nn import functional as F
 from torch.optim import Optimizer
 from torch.profiler import ProfilerActivity, profile
 
+from gradwatch.recording.loss_targets import LossTargets
+
 WHAT = {
     "phase": "median ratio of the optimizer phase (clip, recording, step) to torch clip_grad_norm_ + optimizer.step",
     "whole": "the same of a whole training step: forward and backward in bf16 autocast, then the phase",
     "to bare": "median ratio of a whole training step to one without clip and record",
+    "a look": "by how many milliseconds a whole step is longer in which the loss is looked at; in no other figure",
     "launches": "of ten phases in a row, one of which measures the weights: kernels on CUDA, copies and fills apart; "
     "on a CPU torch's own calls",
     "waits": "the error that torch.cuda.set_sync_debug_mode('error') raised in 10 whole steps in a row; null: none",
@@ -35,7 +40,8 @@ Step = Callable[[], None]
 Variant = Callable[[str, nn.Module, Optimizer], AbstractContextManager[Step]]
 VARIANTS = ("torch clip + step", "gradwatch clip + step", "step alone", "gradwatch no clip + step")
 BATCH = {"cuda": (4, 1024), "cpu": (2, 32)}
-WARM = 3
+WARM = 12  # a measured step is one of them, and the first rows leave
+PHASES = 4  # as many phases alone are timed as whole steps
 IN_A_ROW = 10  # `every` by default: one of them is a measured one
 
 
@@ -60,9 +66,9 @@ def measure(
     counted = {}
     for r in range(rounds):
         for v in random.Random(r).sample(VARIANTS, len(VARIANTS)):
-            with variant(v, net, optimizer) as step:
+            with variant(v, net, optimizer) as step, without_looks():
                 whole = _timed(WARM, steps, device, backward, step)
-                phase = _timed(WARM, steps, device, step)
+                phase = _timed(WARM, PHASES * steps, device, step)
                 times[v].append((phase, whole))
                 if r == 0:
                     counted[v] = launches(step, device)
@@ -73,7 +79,25 @@ def measure(
     )
     parameters = sum(p.numel() for p in net.parameters())
     return {"parameters": parameters, "tensors": len(list(net.parameters())), "batch": batch,
-            "phase": phase, "whole": whole, "to bare": bare, "launches": counted, "waits": waits}  # fmt: skip
+            "phase": phase, "whole": whole, "to bare": bare, "launches": counted, "waits": waits,
+            "a look": _look(partial(variant, VARIANTS[-1], net, optimizer), backward, device)}  # fmt: skip
+
+
+@contextmanager
+def without_looks() -> Iterator[None]:
+    """Within, no loss is looked at."""
+    with mock.patch.object(LossTargets, "begin", lambda *_: None):  # noqa: PT008 (a Mock takes as long as what is timed)
+        yield
+
+
+def _look(opened: Callable[[], AbstractContextManager[Step]], backward: Step, device: str) -> float:
+    """Milliseconds. Looks come with measured steps, so these are compared, with a look and without one."""
+    medians = []
+    for looks in (without_looks(), nullcontext()):
+        with looks, opened() as step:
+            times = [_timed(0, 1, device, backward, step) for _ in range(8 * IN_A_ROW)]
+            medians.append(statistics.median(times[2 * IN_A_ROW :: IN_A_ROW]))
+    return 1e3 * (medians[1] - medians[0])
 
 
 def _timed(warm: int, steps: int, device: str, *parts: Step) -> float:

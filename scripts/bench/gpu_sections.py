@@ -29,8 +29,11 @@ from bench_common import GPTS, MODELS, machine
 from bench_step import measure, timed, variant
 from gpu_probes import DEVICE, synchronize, watch
 from torch import nn
+from torch.autograd import DeviceType
+from torch.profiler import ProfilerActivity, profile
 
 Part = Callable[[], dict[str, Any]]
+SMALL = {"transformer-74": 1000, "linear-1000": 200, "mlp-6": 2000}  # steps of a round, which takes half a second
 OPTIONAL = ("mlflow", "plotly", "matplotlib", "triton", "pytest", "pytest-timeout", "pytest-xdist")
 
 
@@ -50,8 +53,10 @@ def sections(tiny: bool) -> dict[str, dict[str, Part]]:
             **gpt("gpt2-124m", Size(7, 40), {(4, 1024): 1, (20, 1024): 3}, tiny),
             "by kernels": partial(kernels, tiny),
         },
-        "gpt-1b": gpt("gpt-1b", Size(3, 15), {(4, 1024): 1}, tiny),
-        "small": {name: partial(small, name, Size(1, 2) if tiny else Size(7, 40)) for name in small_nets(tiny)},
+        "gpt-1b": gpt("gpt-1b", Size(3, 20), {(4, 1024): 1}, tiny),
+        "small": {
+            name: partial(small, name, Size(1, 2) if tiny else Size(5, SMALL[name])) for name in small_nets(tiny)
+        },
         "drains": {f"{layers} layers": partial(drain, layers, tiny) for layers in ((5,) if tiny else (147, 1000))},
         "memory": {str(way): partial(memory, way, tiny) for way in WAYS},
     }
@@ -99,7 +104,7 @@ def gpt(name: str, size: Size, batches: dict[tuple[int, int], int], tiny: bool) 
 
 
 def kernels(tiny: bool) -> dict[str, Any]:
-    """Milliseconds of what a clip is made of, in torch's own calls: the least is that of a round.
+    """Milliseconds of what a clip is made of, in torch's own kernels: the least is that of a round.
 
     What a clip cannot do without is the norms, and a step whose kernel divides by a scale.
     """
@@ -121,13 +126,22 @@ def kernels(tiny: bool) -> dict[str, Any]:
         "a step": step,
         "a step that scales": partial(step, grad_scale=scale),
     }
-    found: dict[str, list[float]] = {name: [] for name in calls}
-    for _ in range(7):
-        for name, call in calls.items():
-            found[name].append(1e3 * timed(call, 3 if tiny else 20, DEVICE.type) / (3 if tiny else 20))
-    ms = {name: min(times) for name, times in found.items()}
+    ms = {name: min(device_ms(call, 3 if tiny else 20) for _ in range(5)) for name, call in calls.items()}
     with_torch = ms["norms"] + ms["a multiplication"] + ms["a step"]
-    return {"ms": ms, "least, to torch's clip + step": (ms["norms"] + ms["a step that scales"]) / with_torch}
+    return {"device ms": ms, "least, to torch's clip + step": (ms["norms"] + ms["a step that scales"]) / with_torch}
+
+
+def device_ms(call: Callable[[], Any], times: int) -> float:
+    """What the kernels of a call take, whatever the host does meanwhile; on a CPU the call."""
+    if DEVICE.type != "cuda":
+        return 1e3 * timed(call, times, DEVICE.type) / times
+    call()
+    synchronize()
+    with profile(activities=[ProfilerActivity.CUDA]) as profiled:
+        for _ in range(times):
+            call()
+        synchronize()
+    return sum(e.time_range.elapsed_us() for e in profiled.events() if e.device_type == DeviceType.CUDA) / times / 1e3
 
 
 def small_nets(tiny: bool) -> list[str]:

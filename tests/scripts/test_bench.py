@@ -232,7 +232,7 @@ def test_the_page_shows_what_is_there_and_names_what_has_not_run(scripts, tmp_pa
     assert "| seconds, close | 0.25 |" in shown
     assert "`scripts/bench/bench_store.py` on a box, 3 rounds" in shown
     assert "bench_store.py" not in waiting
-    assert "bench_step.py --device cuda" in waiting
+    assert "`scripts/bench/gpu` (on a GPU)" in waiting
 
 
 def test_times_under_load_are_not_shown(scripts, tmp_path):
