@@ -58,6 +58,11 @@ class LossGraph:
         """Whether the gradient of the loss comes to a tensor that is no parameter: to an input, as for an attack."""
         return any(not isinstance(leaf, nn.Parameter) and id(leaf) not in self._layers for leaf in self._leaves)
 
+    def factor(self) -> Tensor | None:
+        """The constant number, 0-d, that the whole of the loss is multiplied by, as by a loss scale."""
+        found = graph_values.factor(self._root) if self._nodes and name_of(self._root) == "Mul" else None
+        return found.detach().reshape(()).float() if found is not None and found.numel() == 1 else None
+
     def targets(self) -> dict[str, Tensor | float]:
         """What the loss is asked for, and the model said: 0-d tensors (`loss_targets.seen`), of the nearest of torch's
         losses; of several of numbers, of that whose targets are the largest.

@@ -7,8 +7,11 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
+from gradwatch.measure.autograd import without_autograd
 from gradwatch.recording.blocks import Row
 from gradwatch.recording.clipper import Clipped
+from gradwatch.recording.hooks import untraced
+from gradwatch.recording.loop_clips import Clip
 from gradwatch.recording.optimizer_settings import UNKNOWN, Now
 from gradwatch.recording.step import Step
 
@@ -39,6 +42,16 @@ def record(stepper: Stepper, step: Step, clipped: Clipped | None) -> None:
     step.here = here
     if step.is_measured:
         stepper.gradient_writes.note(step.optimizers[0])
+
+
+@untraced
+@without_autograd
+def record_late(stepper: Stepper, step: Step, clip: Clip) -> None:
+    """The loop has clipped inside the optimizer's step, whose row is begun."""
+    with stepper.weights.looking.at("the loop's own clips"):
+        step.clips = stepper.loop_clips.late(step.clips, clip, stepper.layout.params)
+        stepper.recorder.add(step.clips.values)
+        stepper.recorder.amend(clips=step.clips.applied)
 
 
 def _looked_up(stepper: Stepper, step: Step) -> tuple[Now, dict[str, Any]]:

@@ -47,6 +47,8 @@ class LossTargets:
         self._now: Pass = ("", 0)  # the one that is being made
         self._marks: list[Mark] = []  # of the gradients, before it and after
         self._of_data = False  # whether a loss of this step asks for the gradient of an input
+        self._factor: Tensor | None = None  # by which the loss of this step is multiplied as a whole
+        self._as_left = False  # whether the gradients that a step begins with are as backward left them
         self._kept: dict[int, Mark] = {}  # of layers whose gradients nobody but backward wrote to since the last step
         self._is_kept: Tensor | None = None  # whether one of them was not 0 as the first backward was called
 
@@ -59,7 +61,7 @@ class LossTargets:
             self._lanes, self._until = {*lanes}, step + MOST_TURNS * len(lanes) if lanes else 0
         if (is_due or (self._lanes and step < self._until)) and self._misses < MOST_MISSES and not self.is_open:
             self._values, self._to_look_at, self._passes, self._gone = {}, MOST_LOSSES, [], []
-            self._of_data, self._is_kept = False, None
+            self._of_data, self._is_kept, self._factor = False, None, None
             self._kept = {i: _mark(p.grad) for i, p in enumerate(layout.params) if p.grad is not None}
             self._misses += 1
             self.is_open = True
@@ -70,9 +72,14 @@ class LossTargets:
         backward_calls.heard.leave(self)
         self.is_open = False
 
+    def stepping(self) -> None:
+        """The gradients are there that a step is taken with, and nothing of ours has changed them yet."""
+        self._as_left = self.is_open and self._marks == _marks(self._gradients())
+
     def take(self, lane: str, held: Sequence[bool] | None = None) -> dict[str, Tensor | float]:
         """The step of a lane, of the layers that are `held` or of all, is there: what its loss was asked for, how many
-        backward passes were for nothing (`dropped`), and of which share of these layers gradients were `never_cleared`.
+        backward passes were for nothing (`dropped`), of which share of these layers gradients were `never_cleared`, and
+        what `factor` of the loss is in them still.
 
         No pass was for nothing where others are stepped by than backward left: gradients that were put together by
         hand. Nothing of a lane that was heard of in this turn.
@@ -85,6 +92,8 @@ class LossTargets:
         left, there = ([mark[0] for mark in marks] for marks in (self._marks, _marks(self._gradients())))
         lost = self._gone.count(self._now) if left == there and not self._of_data else 0
         found = self._values | ({f"{IN_LOSS}dropped": float(lost)} if lost else {})
+        if self._factor is not None and self._as_left:  # nobody took it out of the gradients again
+            found[f"{IN_LOSS}factor"] = self._factor
         if self._is_kept is not None and self._layout is not None:
             own = [i for i, p in enumerate(self._layout.params) if p.grad is not None and (held is None or held[i])]
             kept = sum(i in self._kept for i in own) / max(len(own), 1)
@@ -115,6 +124,7 @@ class LossTargets:
         if not graph.reached and self._layout.sharding is None:
             return
         self._to_look_at, self._of_data = 0, graph.asks_of_data
+        self._factor = graph.factor()
         self._values |= (asked := graph.targets())
         self._misses = 0 if asked else self._misses
         with self._looking.at("the model inside"):

@@ -21,7 +21,7 @@ from gradwatch.recording.hooks import Closure, Hooks, refuse_capture, untraced
 from gradwatch.recording.inside import Inside
 from gradwatch.recording.layers import held
 from gradwatch.recording.learning_rate import RateScale
-from gradwatch.recording.lookup import record
+from gradwatch.recording.lookup import record, record_late
 from gradwatch.recording.loop_clips import Clip, LoopClips
 from gradwatch.recording.optimizer_settings import GroupSettings
 from gradwatch.recording.recorder import Recorder
@@ -260,6 +260,8 @@ class Stepper:
         After a leader that was dropped, each of the others is clipped by its own gradients.
         """
         alone = step.is_lost or step.inside or not self.together
+        if is_first:
+            self.inside.loss_targets.stepping()
         clipped = self._clip(step, optimizer, alone, is_first)
         if clipped is not None and clipped.unscaled:
             step.is_unscaled = not alone
@@ -289,15 +291,7 @@ class Stepper:
         if step is None or step.running is None or step.here is None:
             self.loop_clips.add(clip)
         elif not self._in_closure:  # of a closure the first evaluation is recorded
-            self._clips_late(step, clip)
-
-    @untraced
-    @without_autograd
-    def _clips_late(self, step: Step, clip: Clip) -> None:
-        with self.weights.looking.at("the loop's own clips"):
-            step.clips = self.loop_clips.late(step.clips, clip, self.layout.params)
-            self.recorder.add(step.clips.values)
-            self.recorder.amend(clips=step.clips.applied)
+            record_late(self, step, clip)
 
     def _finish(self, goes_on: bool = True) -> None:
         """After the last optimizer of a step: what is measured only every few steps."""

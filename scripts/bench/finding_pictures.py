@@ -41,8 +41,8 @@ SHOWN = {  # what stands above the loss, where it is not each layer's grad_norm
     "stale-second-moment": "adam_rms",
 }
 TOTALS = {"clip-inert", "clip-is-your-learning-rate", "clip-over-muon", "double-clip", "clip-before-unscale"} | {
-    "skips-often"
-}
+    "skips-often", "clip-after-step",
+}  # fmt: skip
 
 
 def draw(rule: str) -> None:

@@ -12,7 +12,7 @@ from gradwatch.analysis.rules import diagnose
 from gradwatch.analysis.rules.clipping import clip_is_your_learning_rate
 from gradwatch.analysis.rules.dead_layers import dead_layer
 from gradwatch.analysis.rules.facts import ends_in
-from gradwatch.analysis.rules.gradient_scale import gradients_accumulate
+from gradwatch.analysis.rules.gradient_scale import gradients_accumulate, scaled_gradients
 from gradwatch.analysis.rules.gradients import exploding
 from gradwatch.analysis.rules.guard import too_few
 from gradwatch.analysis.rules.initialisation import bad_initialisation
@@ -68,7 +68,37 @@ def test_the_history_of_the_scale_says_why_steps_were_dropped(scale, words, cure
     assert cure in found.cure
 
 
+def test_a_scale_that_nothing_lowers_is_named():
+    """As by `scaler.update(value)`, which sets it back."""
+    steps = overflowed(2.0 ** (10 + np.arange(STEPS) // 20 % 2))
+    held = changed(steps, per_step={**steps.per_step, "loss_scale": np.full(STEPS, 2.0**22)})
+    (found,) = nonfinite(held)
+    assert "The loss scale stays at 4.1943e+06 although steps are dropped" in found.cause
+    assert "scaler.update()" in found.cure
+
+
+def test_a_loss_that_is_multiplied_by_a_scale_is_told_from_the_first_look():
+    looked = np.where(np.arange(STEPS) % 10 == 0, 1.0, np.nan)
+    for factor, more, said in [
+        (2.0**16, {}, ["warning"]), (1000.0, {}, []), (2.0**7, {}, []),
+        (2.0**16, {"loss_scale": np.full(STEPS, 2.0**16)}, []),
+    ]:  # fmt: skip
+        history = run(loss=thrown(at=5, up=100.0), **{"in_loss/factor": factor * looked}, **more)
+        found = [f for f in scaled_gradients(history) if "is multiplied by" in f.cause]
+        assert [f.severity for f in found] == said, (factor, more)
+    adam = run("Adam", loss=thrown(), **{"in_loss/factor": 2.0**16 * looked})
+    assert [f.severity for f in scaled_gradients(adam)] == ["note"]
+
+
 # ---------------------------------------------------------------------------------------------------------- schedule
+
+
+def test_a_warm_up_that_begins_anew_again_and_again_is_no_warm_up_that_is_too_long():
+    (found,) = update_too_small(run(rate=0.1, ratio=1e-8, lr=1e-5 * (1 + np.arange(STEPS) % 8)))
+    assert "begins anew again and again, 49 times, and comes to 8e-05 of the 0.1" in found.cause
+    assert "scheduler.load_state_dict()" in found.cure
+    (found,) = update_too_small(run(rate=0.1, ratio=1e-8, lr=1e-5 * (1 + np.arange(STEPS) / 50)))
+    assert "never got there" in found.cause
 
 
 def thrown(at=200, up=3.0):

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from make_run import changed, make_history
+from make_run import LAYERS, changed, make_history
 
 from gradwatch.analysis.rules.activations import saturated
 from gradwatch.analysis.rules.depth import vanishing
@@ -18,6 +18,7 @@ from gradwatch.analysis.rules.outputs import softmax_twice
 from gradwatch.analysis.rules.registry import diagnose
 from gradwatch.analysis.rules.rivals import generator_starves
 from gradwatch.analysis.rules.spikes import spike
+from gradwatch.analysis.rules.unchanged import weights_unchanged
 from gradwatch.analysis.rules.updates import update_too_small
 from gradwatch.analysis.rules.weight_growth import weights_shrink
 
@@ -201,6 +202,24 @@ def test_a_param_group_that_is_held_back_is_named_with_both_rates():
     as_torch = math.sqrt(4 / 3)  # of [4, 4], each element between -1/2 and 1/2
     assert len(update_too_small(apart((1e-9, 1e-3), slow=1e-4, norm=as_torch))) == 1
     assert update_too_small(apart((1e-9, 1e-3), slow=1e-3, norm=as_torch)) == []
+
+
+def test_weights_whose_own_group_has_next_to_no_rate_are_no_copies():
+    """What their steps should be is by the rate of their group, not by the highest."""
+    slow, fast = list(LAYERS[:3]), list(LAYERS[3:])
+    groups = [{"settings": {"lr": rate}, "layers": layers} for rate, layers in ((1e-11, slow), (1e-3, fast))]
+    made = {"name": "Adam", "class": "Adam", "settings": {}, "groups": groups}
+    history = run("Adam", loss=3 - ROW / STEPS)
+    still = np.where(np.isnan(history.per_layer["update_ratio"]), np.nan, [0.0] * 3 + [0.01] * (len(LAYERS) - 3))
+    history = changed(
+        replace(history, run=replace(history.run, optimizers=(made,))),
+        per_layer={**history.per_layer, "update_ratio": still.astype(np.float32)},
+        per_step={**history.per_step, "lr": np.full(STEPS, 1e-11), "lr/1": np.full(STEPS, 1e-3)},
+    )
+    (found,) = weights_unchanged(history)
+    assert "it is rounded away. The learning rate of their param group is 1e-11." in found.cause
+    assert found.cure == "Raise that rate by decades."
+    assert found.evidence["lr"] == 1e-11
 
 
 @pytest.mark.parametrize(("optimizer", "said"), [("Rprop", True), ("LBFGS", True), ("Adam", False)])

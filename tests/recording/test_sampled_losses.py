@@ -49,6 +49,24 @@ def test_it_is_the_first_step_and_one_after_each_measured_one(tmp_path):
     assert history.logged == ()  # what gradwatch records itself
 
 
+def test_a_factor_of_the_loss_is_told_where_nobody_takes_it_out_of_the_gradients(tmp_path):
+    def scaled(net, step):
+        return 1024 * entropy(net, step)
+
+    def unscaled(net):
+        for p in net.parameters():
+            p.grad /= 1024
+
+    history, _ = trained(tmp_path / "left", scaled, clip="ClipByGlobalNorm(0.1)")
+    assert history.total("in_loss/factor")[looked_at(history)].tolist() == [1024] * 6
+    for name, loss_of, between in [("out", scaled, unscaled), ("none", entropy, None)]:
+        history, _ = trained(tmp_path / name, loss_of, between=between)
+        assert looked_at(history, "factor") == []
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**12)
+    history, _ = trained(tmp_path / "scaler", lambda net, step: scaler.scale(entropy(net, step)))
+    assert history.total("in_loss/factor")[0] == 2**12
+
+
 def test_they_become_ever_rarer(tmp_path):
     history, _ = trained(tmp_path, entropy, steps=1000, every=1)
     steps = looked_at(history)

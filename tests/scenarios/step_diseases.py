@@ -331,6 +331,24 @@ def clipped_twice(folder, sick=True, seen=True):
     )  # fmt: skip
 
 
+def clipped_late(folder, sick=True, steps=120):
+    """Momentum at a rate that wants a clip, which comes behind the step (the twin: before it)."""
+    net, batch = mlp(), batches()
+    optimizer = optim.SGD(net.parameters(), 0.6, momentum=0.9)
+
+    def clip(_):
+        nn.utils.clip_grad_norm_(net.parameters(), 0.1)
+
+    def loss_of(step):
+        if sick and step:
+            clip(step)
+        optimizer.zero_grad()
+        x, y = batch(step)
+        return F.cross_entropy(net(x), y)
+
+    return fit(folder, net, optimizer, loss_of, steps, zero_grad=False, before_step=None if sick else clip)
+
+
 def clipped_while_scaled(folder, sick=True, by_hand=False):
     """`clip_grad_norm_` before `unscale_` under a GradScaler (the twin: after it)."""
     net = mlp()

@@ -17,7 +17,7 @@ WIDTH, LENGTH, TOKENS = 32, 12, 16
 
 
 class Reader(nn.Module):
-    """Says the token that stands some places behind the one that it is asked for; `scale` multiplies the attention's logits."""
+    """Says the token some places behind the one that it is asked for; `scale` multiplies the attention's logits."""
 
     def __init__(self, scale):
         super().__init__()

@@ -1,6 +1,7 @@
 """What a loss is asked for wrongly is the root, by its name and its words; the healthy twin is left alone."""
 
 import pytest
+import step_diseases as s
 import target_diseases as t
 from trainings import serious
 
@@ -29,6 +30,7 @@ from gradwatch.analysis.rules import diagnose
         (t.means_alone, "no-progress", "their mean would do as well"),
         (t.head_that_climbs, "wrong-sign", "Param group 1 has maximize=True"),
         (t.prices, "targets-not-normalised", "The targets are 39"),
+        (s.clipped_late, "clip-after-step", "The loop's clip to 0.1 comes behind optimizer.step()"),
     ],
 )
 def test_it_is_the_root_and_the_twin_is_healthy(train, rule, words, tmp_path):

@@ -26,7 +26,6 @@ WANTED = {  # what no finding is called yet, and an expert would say
     "categories-as-numbers",
     "class-never-in-loss",
     "class-weights-inverted",
-    "clip-after-step",
     "clip-after-the-step",
     "clip-per-micro-batch",
     "clip-without-gradient",

@@ -14,6 +14,7 @@ CONSEQUENCES: dict[str, set[str]] = {
     "dropout-too-strong": _MISMADE | {"bad-initialisation"},
     **dict.fromkeys(("labels-not-shifted", "targets-out-of-range", "padding-in-loss", "data-not-shuffled"), _MISMADE),
     "accumulation-wiped": _MISMADE,
+    "clip-after-step": _MISMADE | {"double-clip"},
     **dict.fromkeys(("future-seen", "codebook-collapse"), _RUINED),
     "wrong-sign": _MISMADE,
     "returns-not-normalised": _MISMADE | {"targets-not-normalised"},

@@ -30,7 +30,7 @@ from gradwatch.history import Floats, History
 
 
 def scaled_gradients(
-    history: History, excess: float = 1000.0, min_steps: int = 20, beyond: float = 10.0
+    history: History, excess: float = 1000.0, min_steps: int = 20, beyond: float = 10.0, least_factor: float = 256.0
 ) -> list[Finding]:
     """The gradients are far larger than the fall of the loss that they brought about: a loss scale is left in them.
 
@@ -44,10 +44,14 @@ def scaled_gradients(
     against each other nothing is said, nor of a training that came apart or is thrown about, nor where the loop clips
     before it unscales: then the large norms are explained. Nor of weights that fade away: their steps are those of a
     decay.
+    Or it is told: the loss as a whole was multiplied by a power of two, of `least_factor` at least, in each step that
+    was looked at, nobody wrote to the gradients between backward and the step, and no scaler steps.
     A warning; a note where nothing depends on the scale (an optimizer of Adam's kind, and no clip).
     Source: the descent lemma; forgotten unscaling is wandb#4369, DeepSpeed#8588; the two with a scale that the tests
     have are 2,000 and 4,000 times beyond, networks that are steep or thrown about below 0.4.
     """
+    if told := _told(history, least_factor):
+        return [told]
     names = training_losses(history)
     if len(history) < min_steps or has_rivals(history) or not names:
         return []
@@ -68,16 +72,14 @@ def scaled_gradients(
     ratio = middle(path[: end + 1]) * float(end + 1) / half
     if not excess <= ratio < np.inf or _of_all_layers(history, loss) < beyond:
         return []
-    clipped = history.run.clip or loop_clips(history.per_step)
     causes = (
         f"a loss scale (of the order of 2**{round(np.log2(ratio / 10))}) was not taken out before the step",
         "another loss was logged, such as a mean beside a sum",
     )
-    severity: Severity = "note" if is_adaptive(history) and not clipped else "warning"
     return [
         Finding(
             rule="scaled-gradients",
-            severity=severity,
+            severity=_severity(history),
             layers=(),
             first_step=int(history.step[0]),
             last_step=int(history.step[-1]),
@@ -94,6 +96,31 @@ def scaled_gradients(
             "the same factor.",
         )
     ]
+
+
+def _severity(history: History) -> Severity:
+    return "warning" if history.run.clip or loop_clips(history.per_step) or not is_adaptive(history) else "note"
+
+
+def _told(history: History, least: float) -> Finding | None:
+    """The scale as the loss has it."""
+    _, factor = sampled(history, "factor")
+    is_scale = (factor >= least) & (np.log2(factor) % 1 == 0)
+    if not len(factor) or not is_scale.all() or np.isfinite(history.total("loss_scale")).any():
+        return None
+    scale = f"{factor[-1]:,.0f}"
+    return Finding(
+        "scaled-gradients",
+        _severity(history),
+        (),
+        int(history.step[0]),
+        int(history.step[-1]),
+        {"factor": float(factor[-1]), "median_grad_norm": middle(incoming(history))},
+        f"The loss is multiplied by {scale} before backward(), and nothing divides the gradients by it: they are "
+        f"{scale} times those of the loss when the optimizer steps.",
+        "scaler.step(optimizer) and scaler.update() in the place of optimizer.step(); before a clip "
+        "scaler.unscale_(optimizer). Until then thresholds of clips are wrong by the same factor.",
+    )
 
 
 def _of_all_layers(history: History, loss: Floats) -> float:

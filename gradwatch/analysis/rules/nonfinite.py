@@ -138,16 +138,26 @@ _FINITE_ALL_THE_SAME = (
 )
 
 
-def _of_the_scale(history: History, times: int = 3) -> tuple[str, str] | None:
+def _of_the_scale(history: History, times: int = 3, held: int = 5) -> tuple[str, str] | None:
     """What the history of a GradScaler's scale says beyond that it was too high once: cause and cure.
 
-    It fell below 1 (float16 passes its largest number without any scale), or was doubled and halved `times` each.
+    It fell below 1 (float16 passes its largest number without any scale), was doubled and halved `times` each, or stays
+    where it is after `held` dropped steps and more.
     Source: torch.amp.GradScaler: halved when a step was dropped, doubled after growth_interval steps (2,000).
     """
     scale = history.total("loss_scale")
+    dropped = (history.total("skipped")[:-1] > 0) & np.isfinite(scale[1:])
+    stays = scale[1:][dropped] >= scale[:-1][dropped]
     scale = scale[np.isfinite(scale) & (scale > 0)]
     if not len(scale):
         return None
+    if len(stays) >= held and stays.all():
+        return (
+            f"The loss scale stays at {scale[-1]:g} although steps are dropped: nothing lowers it, and numbers pass "
+            "65504 again and again.",
+            "Call scaler.update() behind each scaler.step(), without a value: it halves the scale after a step that "
+            "was dropped. A value sets it back, and a backoff_factor of 1 holds it.",
+        )
     if scale.min() < 1:
         return (
             f"The loss scale was halved down to {scale.min():.2g}, and numbers still passed 65504: they are too large "

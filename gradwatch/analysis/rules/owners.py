@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from gradwatch.analysis.optimizers import groups
-from gradwatch.analysis.rules.facts import ADAPTIVE, matrices, own_optimizers, set_rate
+from gradwatch.analysis.rules.facts import ADAPTIVE, matrices, own_optimizers, rates, set_rate
 from gradwatch.history import Bools, History
 
 
@@ -24,6 +24,15 @@ def owners(history: History) -> list[tuple[str, dict[str, Any]]]:
             first = first if first[0] else (kind, settings)
             found.update(dict.fromkeys(group.get("layers", ()), (kind, settings)))
     return [found.get(name, first) for name in history.layers]
+
+
+def rate_columns(history: History) -> list[int | None]:
+    """Of each layer which of the `rates` is that of its param group; None where it is not known."""
+    names = [group.get("layers", ()) for o in own_optimizers(history) for group in o.get("groups") or [{}]]
+    if len(names) != rates(history).shape[1]:
+        return [None] * len(history.layers)
+    found = {name: column for column, group in enumerate(names) for name in group}
+    return [found.get(name) for name in history.layers]
 
 
 def of_muon(history: History) -> Bools:

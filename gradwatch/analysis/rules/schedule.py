@@ -84,6 +84,15 @@ def _never_there(rate: Floats, wanted: float) -> Why:
     """What a rate that stayed below a tenth of what was `wanted` did: it rises too slowly, or began there."""
     first, highest = float(rate[0]), float(np.nanmax(rate))
     numbers: dict[str, float | str] = {"lr": highest, "lr_set": wanted}
+    back = (np.diff(rate) < 0) & (rate[1:] < 1.5 * first)
+    if back.sum() >= 3:
+        return Why(
+            f"The schedule begins anew again and again, {int(back.sum())} times, and comes to {highest:.3g} of the "
+            f"{wanted:.3g} that was set.",
+            "Make the scheduler once, before the loop; where a training goes on from a checkpoint, load its state: "
+            "scheduler.load_state_dict(), beside the optimizer's.",
+            numbers,
+        )
     if highest > 1.5 * first:
         return Why(
             f"The schedule never got there: the learning rate rose to {highest:.3g} of the {wanted:.3g} that was set.",

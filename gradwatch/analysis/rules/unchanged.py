@@ -23,8 +23,10 @@ from gradwatch.analysis.rules.facts import (
     settings,
 )
 from gradwatch.analysis.rules.finding import Finding, Severity, either
+from gradwatch.analysis.rules.owners import rate_columns
 from gradwatch.analysis.rules.progress import all_learnt
 from gradwatch.analysis.rules.updates import update_too_small, weak_gradients
+from gradwatch.formatting import setting_text
 from gradwatch.history import Bools, Floats, History
 
 Rows = NDArray[np.intp]
@@ -163,7 +165,8 @@ def _explained(
     expected = np.concatenate([wanted(int(i))[rows >= start] for i in np.flatnonzero(still)])
     median = np.nanmedian(expected) if np.isfinite(expected).any() else np.nan
     coef = history.layer("clip_coef")[start:][:, still]
-    rate = float(np.nanmedian(groups[:, 0]))
+    columns = {column for column, stands in zip(rate_columns(history), still, strict=True) if stands}
+    rate = float(np.nanmedian(groups[:, [column or 0 for column in columns]]))
     evidence: dict[str, float | str] = {"layers": int(still.sum()), "of": len(still), "lr": rate}
     weights = matrices(history) if matrices(history).any() else np.ones(len(still), bool)
     everything = bool(still[weights].all())
@@ -191,7 +194,13 @@ def _explained(
         if wide:
             higher = rate * USUAL_RATIO[is_adaptive(history)] / median if median > 0 else 0.0
             weak = weak_gradients(history, float(median), float(higher))
-            cause, cure = (weak.cause, weak.cure) if weak else (cause, "Raise the learning rate by decades.")
+            slow = None not in columns and rate < 1e-3 * float(np.nanmax(groups))
+            of_group = f" The learning rate of their param group is {setting_text(rate)}." if slow else ""
+            cause, cure = (
+                (weak.cause, weak.cure)
+                if weak and not slow
+                else (cause + of_group, f"Raise {'that' if slow else 'the learning'} rate by decades.")
+            )
     elif everything and all_learnt(history):
         return []  # L-BFGS stops by itself where a step no longer lowers the loss
     else:
@@ -210,14 +219,16 @@ def _expected(history: History, rows: Rows) -> Callable[[int], Floats]:
     """The update ratio that a layer's step should have, `[M]`: lr * gradient for SGD, for Adam lr for each element,
     and less where eps stands beside gradients that are smaller.
     """
-    rate = np.nanmax(np.where(np.isfinite(r := rates(history)[history.layer_rows[rows]]), r, 0.0), axis=1)
+    every = np.nan_to_num(rates(history)[history.layer_rows[rows]], posinf=0.0, neginf=0.0)
+    highest, columns = every.max(axis=1), rate_columns(history)
     weights, norms, by_rate = history.layer("weight_norm"), history.layer("clipped_norm"), is_adaptive(history)
     roots = np.sqrt(numel(history))
     eps = min((e for group in settings(history) if isinstance(e := group.get("eps"), float)), default=0.0)
 
     def of(layer: int) -> Floats:
         weight = weights[rows, layer].astype(np.float64)
-        length = norms[rows, layer].astype(np.float64)
+        length, column = norms[rows, layer].astype(np.float64), columns[layer]
+        rate = highest if column is None else every[:, column]
         if by_rate:
             length = roots[layer] * (length / (length + eps * roots[layer]) if eps else 1)
         with np.errstate(invalid="ignore", divide="ignore"):

@@ -272,6 +272,8 @@ def _held_back(
     if elements[slow].sum() <= elements[which].sum() / 2:
         return []
     low, highest, found = float(group.min()), float(group.max()), float(high[slow].max())
+    far = ", ".join(map(str, np.flatnonzero(group * apart <= highest)))
+    which_rates = f"rates of param groups {far}" if "," in far else f"rate of param group {far}"
     return [
         Finding(
             "update-too-small",
@@ -282,7 +284,7 @@ def _held_back(
             {"update_ratio": found, "limit": limit, "usual": USUAL_RATIO[is_adaptive(history)], "lr": low},
             f"These weights change by no more than {found:.1e} of their size in a step. The learning rate of a param "
             f"group is {setting_text(low)}, of another {setting_text(highest)}.",
-            f"Raise the rate of param group {int(group.argmin())} to a tenth of the other's, or freeze its weights "
+            f"Raise the {which_rates} to a tenth of the highest at least, or freeze those weights "
             "(requires_grad=False) if they are meant to rest.",
         )
     ]

@@ -275,7 +275,7 @@ class ViT(nn.Module):
 
 
 @sick(
-    "clip-inert", "clip-after-the-step", "exploding", "lr-too-high", "update-too-large",
+    "clip-inert", "clip-after-the-step", "clip-after-step", "exploding", "lr-too-high", "update-too-large",
     where="all layers, all steps: the clip stands behind the step", cure="clip between backward and step",
 )  # fmt: skip
 def patches_of_digits_tamed_too_late(folder, ill):

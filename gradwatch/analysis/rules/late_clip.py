@@ -1,0 +1,43 @@
+"""A clip of the loop's own that comes when the step is taken already."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from gradwatch.analysis.rules.finding import Finding
+from gradwatch.analysis.rules.progress import succeeds
+from gradwatch.formatting import setting_text
+from gradwatch.history import History
+
+
+def clip_after_step(history: History, often: float = 0.8, min_steps: int = 10, near: float = 1e-3) -> list[Finding]:
+    """The loop clips behind `optimizer.step()`: what it clips was used already. A warning; a note where it succeeds.
+
+    Alarm: in a share of `often` of at least `min_steps` calls the norm that the loop's clip sees is, to `near`, the one
+    that the step before was taken with, and not the one that comes to the next.
+    Source: torch's documentation of `clip_grad_norm_` (between backward and step, as in its AMP examples).
+    """
+    seen, came = history.total("user_grad_norm")[1:], history.total("grad_norm")
+    with np.errstate(invalid="ignore", divide="ignore"):
+        is_old, is_new = (np.abs(seen / other - 1) < near for other in (came[:-1], came[1:]))
+    called = np.isfinite(seen)
+    late = called & is_old & ~is_new
+    if called.sum() < min_steps or late.sum() < often * called.sum():
+        return []
+    limit = float(np.nanmedian(history.total("user_max_norm")))
+    above = float((came[1:][late] > limit).mean())
+    rows = np.flatnonzero(late)
+    return [
+        Finding(
+            "clip-after-step",
+            "note" if succeeds(history) else "warning",
+            (),
+            int(history.step[0]),
+            int(history.step[rows[-1] + 1]),
+            {"calls": int(called.sum()), "of_the_step_before": int(late.sum()), "max_norm": limit, "above": above},
+            f"The loop's clip to {setting_text(limit)} comes behind optimizer.step(): it clips the gradients of a step "
+            "that is taken already, and the next backward makes others. No step is clipped.",
+            "The order is optimizer.zero_grad(), loss.backward(), clip_grad_norm_(), optimizer.step().",
+            tries=(f"--clip 'ClipByGlobalNorm({setting_text(limit)})'",),
+        )
+    ]

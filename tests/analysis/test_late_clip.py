@@ -1,0 +1,53 @@
+"""A clip that sees the norm of the step before; each line of its condition alone."""
+
+import numpy as np
+import pytest
+from make_run import changed, make_history
+
+from gradwatch.analysis.rules import diagnose
+from gradwatch.analysis.rules.late_clip import clip_after_step
+
+
+def run_with(seen, steps=60, limit=0.5, loss=None):
+    """A run whose loop clips to `limit`; `seen(norms)` are the norms that its clip sees, from the second step on."""
+    history = make_history(steps, clip=None, logged=("loss",))
+    norms = history.total("grad_norm")
+    columns = {"user_grad_norm": np.r_[np.nan, seen(norms)], "user_max_norm": np.r_[np.nan, np.full(steps - 1, limit)]}
+    if loss is not None:
+        columns["loss"] = loss
+    return changed(history, per_step={**history.per_step, **columns})
+
+
+def test_a_clip_behind_the_step_is_told_with_its_limit():
+    flat = np.full(60, 2.0) + 0.1 * np.random.default_rng(0).standard_normal(60)
+    history = run_with(lambda norms: norms[:-1], loss=flat)
+    (found,) = clip_after_step(history)
+    assert (found.severity, found.first_step, found.last_step) == ("warning", 0, 59)
+    assert found.evidence["of_the_step_before"] == found.evidence["calls"] == 59
+    assert found.tries == ("--clip 'ClipByGlobalNorm(0.5)'",)
+    assert "clip-after-step" in {root.rule for root in diagnose(history)}
+
+
+def test_of_a_training_that_succeeds_it_is_a_note():
+    (found,) = clip_after_step(run_with(lambda norms: norms[:-1], loss=np.geomspace(2.0, 0.01, 60)))
+    assert found.severity == "note"
+
+
+@pytest.mark.parametrize(
+    "seen",
+    [
+        lambda norms: norms[1:],  # between backward and step
+        lambda norms: np.where(np.arange(len(norms) - 1) % 2, norms[:-1], norms[1:]),  # now here, now there
+        lambda norms: np.where(np.arange(len(norms) - 1) < 9, norms[:-1], np.nan),  # too few calls
+        lambda norms: 1.01 * norms[:-1],  # of other gradients
+    ],
+)
+def test_of_others_nothing_is_said(seen):
+    assert clip_after_step(run_with(seen)) == []
+
+
+def test_gradients_that_never_change_are_not_told_apart():
+    history = run_with(lambda norms: norms[:-1])
+    same = np.full(len(history), 3.0)
+    history = changed(history, per_step={**history.per_step, "grad_norm": same, "user_grad_norm": same})
+    assert clip_after_step(history) == []
