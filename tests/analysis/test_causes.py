@@ -226,6 +226,7 @@ def test_gains_that_run_away_are_weight_growth_and_no_constraint_is_advised(begi
 
 
 def test_no_step_that_was_healthy_is_said_in_words():
+    assert too_few(np.ones(1)).endswith("only 1 step was healthy, too few to take one from.")
     assert too_few(np.ones(3)).endswith("only 3 steps were healthy, too few to take one from.")
     assert too_few(np.ones(0)).endswith("no step was healthy.")
 

@@ -5,7 +5,7 @@ from functools import partial
 
 import numpy as np
 import pytest
-from make_run import LAYERS, changed
+from make_run import LAYERS, changed, make_history
 from test_causes import NOISE, STEPS, learns, run, thrown
 
 from gradwatch.analysis.rules.dead_layers import dead_layer
@@ -79,6 +79,16 @@ def test_where_no_gradient_has_come_the_cure_names_the_layers_between_which_it_e
     assert "(y - x).detach()" in found.cure
     (last,) = dead_layer(without(LAYERS[1:3]))
     assert "between them and the loss" in last.cure
+
+
+def test_a_bias_that_is_reached_where_its_weight_is_not_says_that_nothing_comes_in():
+    layers = ("0.weight", "0.bias", "2.weight", "2.bias")
+    history = make_history(STEPS, layers=layers)
+    norm = history.layer("grad_norm").copy()
+    norm[:, :3] = 0
+    (found,) = dead_layer(changed(history, per_layer={**history.per_layer, "grad_norm": norm}))
+    assert "one reaches the bias of `2`: all that comes into it is 0" in found.cause
+    assert "Look at what is given to `2`" in found.cure
 
 
 def test_a_relu_behind_the_last_layer_is_taken_away():

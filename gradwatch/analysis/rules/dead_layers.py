@@ -235,6 +235,15 @@ def _never_reached(history: History, dead: Bools) -> Why:
     here, after = history.layers[last].rpartition(".")[0], ""
     if dead[: last + 1].all() and last + 1 < len(dead):
         after = history.layers[last + 1].rpartition(".")[0]
+    if after and after == here:  # the weight has none, and the bias beside it has
+        return Why(
+            f"No gradient has ever reached these weights, and one reaches the bias of `{here}`: all that comes into it "
+            "is 0, from the start.",
+            f"Look at what is given to `{here}`: weights that all begin at 0 make nothing else, and a ReLU whose bias "
+            "begins far below 0 lets nothing through. Begin with torch's own weights and biases of 0; an activation "
+            "that leaks (LeakyReLU, GELU) comes back.",
+            {},
+        )
     between = f"between `{here}` and `{after}`" if after else "between them and the loss"
     causes = (f"what stands {between} has no slope (round, sign, argmax, a comparison, a clamp)", *_NEVER_REACHED)
     return Why(

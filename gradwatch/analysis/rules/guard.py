@@ -104,8 +104,8 @@ def wrong_norms(roots: Iterable[Finding]) -> Finding | None:
 
 def too_few(norms: Floats) -> str:
     """Why the usual value stands where a threshold of the run's own is wanted."""
-    healthy = f"only {len(norms)} steps were healthy, too few to take one from" if len(norms) else "no step was healthy"
-    return f"{USUAL} is the usual first value: {healthy}."
+    some = f"only {len(norms)} step{'s were' if len(norms) > 1 else ' was'} healthy, too few to take one from"
+    return f"{USUAL} is the usual first value: {some if len(norms) else 'no step was healthy'}."
 
 
 def with_guard(history: History, roots: Sequence[Finding]) -> list[Finding]:

@@ -155,8 +155,9 @@ def _of_the_scale(history: History, times: int = 3, held: int = 5) -> tuple[str,
         return (
             f"The loss scale stays at {scale[-1]:g} although steps are dropped: nothing lowers it, and numbers pass "
             "65504 again and again.",
-            "Call scaler.update() behind each scaler.step(), without a value: it halves the scale after a step that "
-            "was dropped. A value sets it back, and a backoff_factor of 1 holds it.",
+            "Make the GradScaler once, before the loop, and call scaler.update() behind each scaler.step(), without a "
+            "value: it halves the scale after a step that was dropped. A value sets it back, and a backoff_factor of 1 "
+            "holds it.",
         )
     if scale.min() < 1:
         return (
