@@ -32,6 +32,7 @@ from urllib.parse import quote
 from judgement import ROOT, Judged
 from nets import SEED
 from readings import READINGS, Reading
+from readings_afresh import READ_AFRESH
 from readings_last import READ_LAST
 from readings_since import READ_SINCE
 from torch.optim import Optimizer
@@ -57,8 +58,9 @@ READ_ONCE = (
     "reported",
     "asked",
     *LATEST,
+    "afresh",
 )  # groups that were counted once, and looked at since
-READ = READINGS | READ_SINCE | READ_LAST
+READ = READINGS | READ_SINCE | READ_LAST | READ_AFRESH
 WRITTEN_FOR = {training.name: training for training in TOLD_BY_LOSSES}
 HEAD = """\
 # Cures that were tried
@@ -70,11 +72,11 @@ main finding followed to the letter, and with an expert's fix. All rows are of t
 was made. The main finding is the first root that is an error or a warning; seeds of which nothing is said stay as they
 are. Where a finding has options that can be tried on an unchanged script (as `gradwatch sweep --cures` does), the first
 of them is the advice; *best* is the best of all of them. Where it has only words, or words that go beyond the options,
-the advice is a person's reading of them (tests/scenarios/readings.py, readings_since.py and readings_last.py, written
-before it was tried). Some words lead a reader to the expert's own fix: such an advice helps by definition if it is read
-rightly, so the others are counted apart, and tell more: a reader who does not know the fault may stop at another of the
-places that the words name. The expert's fix was written before a rule saw the training. Rules and words of the cures
-were changed with all of these trainings in view: of a new one expect less.
+the advice is a person's reading of them (tests/scenarios/readings.py, readings_since.py, readings_last.py and
+readings_afresh.py, written before it was tried). Some words lead a reader to the expert's own fix: such an advice helps
+by definition if it is read rightly, so the others are counted apart, and tell more: a reader who does not know the
+fault may stop at another of the places that the words name. The expert's fix was written before a rule saw the
+training. Rules and words of the cures were changed with all of these trainings in view: of a new one expect less.
 
 The score is the training's own, lower is better, the median over the seeds; ∞ is one that diverged. The expert's gain
 is measured from the untreated score, or from where the training began if that is lower. An advice **helps** if it has
@@ -84,11 +86,13 @@ untreated one by more than a tenth of that gain and by more than the seeds diffe
 
 """
 BEFORE = """\
-The two latest groups were tried before a word of advice was changed for them, and stand so in
+`sent` and `heard` were tried before a word of advice was changed for them, and stand so in
 docs/measurements/cures_first.json: that is what a new training can expect. The rules had been changed after both were
 read, the advice had not been tried. Of one training that diverges (flow-by-sgd-at-the-rate-of-adam) the reading was
 changed since as well: a mean alone does not bring its loss near 1, and the words go on to a lower rate and a clip. The
-groups `told` and `met` between them were not tried."""
+groups `told` and `met` between them were not tried, nor those from `daily` to `anew`. The latest, `afresh`, was tried
+when rules had been changed for it, and the words of three findings as well (a scale that nothing lowers, a warm-up that
+begins anew, rates of groups)."""
 Row = dict[str, Any]
 Results = dict[str, list[Row]]  # by training, a row for each seed
 
@@ -306,8 +310,9 @@ def before(results: Results) -> list[str]:
     """The latest groups at their first reading, beside what they are today, and what was made worse then."""
     first = json.loads(FIRST.read_text(encoding="utf-8"))
     lines: list[str] = []
-    for name in LATEST:
-        for half, each in ((f"{name}, at first", first), (f"{name}, today", results)):
+    for name in (*LATEST, "afresh"):
+        then = [] if name == "afresh" else [(f"{name}, at first", first)]
+        for half, each in [*then, (f"{name}, today", results)]:
             counted = totals(half, {key: rows for key, rows in each.items() if group(SICK[key]) == name})
             lines += [*([] if lines else counted[:2]), counted[2], counted[4]]
     worse = ", ".join(f"{key} ({rows[0]['advice']})" for key, rows in first.items() if result(rows) == "worse")
@@ -342,11 +347,16 @@ def to_be_looked_at() -> list[Sick]:
     return [*(training for name in ("tuning", *READ_ONCE) for training in of_group(SICK, name)), *TOLD_BY_LOSSES]
 
 
+def _is_of(training: Sick, wanted: str) -> bool:
+    return not wanted or (training.name in SICK and group(training) == wanted)
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--held-out", action="store_true", help="the totals of the held-out half, and nothing else")
     parser.add_argument("--page", action="store_true", help="train nothing: print the page from the JSON")
     parser.add_argument("--only", default="", help="those with this in their name; the JSON stays as it is")
+    parser.add_argument("--group", default="", help="those of this group that was read once")
     parser.add_argument("--update", action="store_true", help="put what --only trained into the JSON, and print it all")
     parser.add_argument("--keep", type=Path, help="a folder for what is trained; what lies there is not trained again")
     args = parser.parse_args()
@@ -356,7 +366,7 @@ def main() -> int:
     warnings.simplefilter("ignore")
     logging.getLogger("gradwatch").setLevel(logging.CRITICAL)
     half = of_group(SICK, "held out") if args.held_out else to_be_looked_at()
-    chosen = [training for training in half if args.only in training.name]
+    chosen = [training for training in half if args.only in training.name and _is_of(training, args.group)]
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
         trained = Trained(args.keep or Path(folder))
         missing = [line for training in chosen for line in unread(training, trained)]
@@ -378,7 +388,7 @@ def main() -> int:
     if args.update:
         known = json.loads(RESULTS.read_text(encoding="utf-8")) | results
         results = {training.name: known[training.name] for training in half if training.name in known}
-    if args.update or not args.only:
+    if args.update or not (args.only or args.group):
         RESULTS.write_text(json.dumps(results, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
     print(page(results), end="")
     return 0

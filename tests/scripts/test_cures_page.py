@@ -7,6 +7,7 @@ import cures
 import pytest
 import torch
 from readings import READINGS
+from readings_afresh import READ_AFRESH
 from readings_last import READ_LAST
 from readings_since import READ_SINCE
 from trainings import Treatment, fit, treated
@@ -32,7 +33,8 @@ def test_each_reading_is_of_a_finding_that_has_a_page():
     assert {name for name, _ in READINGS} <= {*SICK, *cures.WRITTEN_FOR}
     assert {group(SICK[name]) for name, _ in READ_SINCE} <= {*cures.READ_ONCE, "tuning"}
     assert {group(SICK[name]) for name, _ in READ_LAST} <= {*cures.LATEST}
-    assert {rule for _, rule in READINGS | READ_SINCE | READ_LAST} <= pages
+    assert {group(SICK[name]) for name, _ in READ_AFRESH if name in SICK} == {"afresh"}
+    assert {rule for _, rule in READINGS | READ_SINCE | READ_LAST | READ_AFRESH} <= pages
 
 
 def test_the_first_reading_of_the_latest_groups_is_kept_as_it_was():
