@@ -74,7 +74,7 @@ class LossTargets:
 
     def stepping(self) -> None:
         """The gradients are there that a step is taken with, and nothing of ours has changed them yet."""
-        self._as_left = self.is_open and self._marks == _marks(self._gradients())
+        self._as_left = self._marks == _marks(self._gradients())
 
     def take(self, lane: str, held: Sequence[bool] | None = None) -> dict[str, Tensor | float]:
         """The step of a lane, of the layers that are `held` or of all, is there: what its loss was asked for, how many

@@ -260,7 +260,7 @@ class Stepper:
         After a leader that was dropped, each of the others is clipped by its own gradients.
         """
         alone = step.is_lost or step.inside or not self.together
-        if is_first:
+        if is_first and self.inside.loss_targets.is_open:
             self.inside.loss_targets.stepping()
         clipped = self._clip(step, optimizer, alone, is_first)
         if clipped is not None and clipped.unscaled:
