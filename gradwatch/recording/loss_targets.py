@@ -78,8 +78,8 @@ class LossTargets:
 
     def take(self, lane: str, held: Sequence[bool] | None = None) -> dict[str, Tensor | float]:
         """The step of a lane, of the layers that are `held` or of all, is there: what its loss was asked for, how many
-        backward passes were for nothing (`dropped`), of which share of these layers gradients were `never_cleared`, and
-        what `factor` of the loss is in them still.
+        backward passes were for nothing (`dropped`), of which share of these layers gradients were `never_cleared`,
+        what `factor` of the loss is in them still, and how many passes were `summed` whose losses have none.
 
         No pass was for nothing where others are stepped by than backward left: gradients that were put together by
         hand. Nothing of a lane that was heard of in this turn.
@@ -94,6 +94,8 @@ class LossTargets:
         found = self._values | ({f"{IN_LOSS}dropped": float(lost)} if lost else {})
         if self._factor is not None and self._as_left:  # nobody took it out of the gradients again
             found[f"{IN_LOSS}factor"] = self._factor
+        if self._factor is None and 1 < len(self._passes) == self._passes.count(self._now):
+            found[f"{IN_LOSS}summed"] = float(len(self._passes))
         if self._is_kept is not None and self._layout is not None:
             own = [i for i, p in enumerate(self._layout.params) if p.grad is not None and (held is None or held[i])]
             kept = sum(i in self._kept for i in own) / max(len(own), 1)

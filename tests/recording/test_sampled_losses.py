@@ -67,6 +67,19 @@ def test_a_factor_of_the_loss_is_told_where_nobody_takes_it_out_of_the_gradients
     assert history.total("in_loss/factor")[0] == 2**12
 
 
+@pytest.mark.parametrize(("parts", "divided", "said"), [(8, False, [8.0]), (8, True, []), (1, False, [])])
+def test_passes_that_are_added_up_are_counted_where_their_losses_are_not_divided(parts, divided, said, tmp_path):
+    def loss_of(net, step):
+        losses = [entropy(net, step + part) / parts if divided else entropy(net, step + part) for part in range(parts)]
+        for loss in losses[:-1]:
+            loss.backward()
+        return losses[-1]
+
+    history, _ = trained(tmp_path, loss_of)
+    assert [*{*history.total("in_loss/summed")[np.isfinite(history.total("in_loss/summed"))].tolist()}] == said
+    assert looked_at(history, "summed") == (looked_at(history) if said else [])
+
+
 def test_they_become_ever_rarer(tmp_path):
     history, _ = trained(tmp_path, entropy, steps=1000, every=1)
     steps = looked_at(history)

@@ -45,6 +45,7 @@ from gradwatch.analysis.rules.loss_targets import (
     targets_out_of_range,
 )
 from gradwatch.analysis.rules.losses import has_rivals
+from gradwatch.analysis.rules.micro_batches import with_sums
 from gradwatch.analysis.rules.modes import dropout_too_strong, left_in_eval, norm_statistics
 from gradwatch.analysis.rules.muon import clip_over_muon
 from gradwatch.analysis.rules.negative_loss import negative_loss
@@ -113,11 +114,16 @@ def diagnose(history: History) -> list[Finding]:
         findings = [
             root
             for name, lane in lanes.items()
-            for root in with_guard(lane, group(replace(with_data(lane, f), optimizer=name) for f in _found(lane)))
+            for root in with_guard(lane, group(replace(_told(lane, f), optimizer=name) for f in _found(lane)))
         ]
         rivals = any(map(has_rivals, lanes.values()))
     findings.sort(key=lambda finding: (RANK[finding.severity], finding.first_step))
     return _passed_on(findings, {name: int(lane.step[-1]) for name, lane in lanes.items()}) if rivals else findings
+
+
+def _told(history: History, finding: Finding) -> Finding:
+    """With what the record knows beside it."""
+    return with_sums(history, with_data(history, finding))
 
 
 def _passed_on(roots: list[Finding], ends: dict[str, int]) -> list[Finding]:
