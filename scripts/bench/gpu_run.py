@@ -121,7 +121,8 @@ def run_tests(name: str, limit: float, tiny: bool, folder: Path) -> Report:
     error = run_process([*command, "-m", "gpu", *map(str, files)], limit, folder, GPU_TESTS_LOG=str(log))
     outcomes = {line["test"]: line for line in read_lines(log)}  # the last of a test counts
     parts = {str(file.relative_to(ROOT)): _of_file(file, outcomes.values(), tiny) for file in files}
-    return {"parts": parts, "error": error and None if any(p["failed tests"] for p in parts.values()) else error}
+    failed = any(part["failed tests"] for part in parts.values())
+    return {"parts": parts, "error": None if failed else error}
 
 
 def _of_file(file: Path, outcomes: Iterable[Report], tiny: bool) -> Report:

@@ -3,7 +3,7 @@
     python scripts/bench/gpu_scenarios.py [--every 12] [--seconds 70] -o parts.jsonl
 
 All that a training makes, and draws at random, is made on the CPU and moved, so both train on the same numbers; what a
-kernel draws (dropout) differs. `one` are the trainings of which something else is said on the device, and what.
+kernel draws (dropout) differs. A training is `held` where the same errors and warnings are said of both.
 """
 
 from __future__ import annotations

@@ -33,6 +33,11 @@ def test_of_a_training_that_succeeds_it_is_a_note():
     assert found.severity == "note"
 
 
+def test_of_a_limit_that_no_norm_comes_to_it_is_a_note():
+    (found,) = clip_after_step(run_with(lambda norms: norms[:-1], limit=1e9, loss=np.full(60, 2.0)))
+    assert (found.severity, found.evidence["above"]) == ("note", 0)
+
+
 @pytest.mark.parametrize(
     "seen",
     [

@@ -11,7 +11,9 @@ from gradwatch.history import History
 
 
 def clip_after_step(history: History, often: float = 0.8, min_steps: int = 10, near: float = 1e-3) -> list[Finding]:
-    """The loop clips behind `optimizer.step()`: what it clips was used already. A warning; a note where it succeeds.
+    """The loop clips behind `optimizer.step()`: what it clips was used already.
+
+    A warning; a note where the training succeeds, or no norm is above the limit: then it only looks at them.
 
     Alarm: in a share of `often` of at least `min_steps` calls the norm that the loop's clip sees is, to `near`, the one
     that the step before was taken with, and not the one that comes to the next.
@@ -30,7 +32,7 @@ def clip_after_step(history: History, often: float = 0.8, min_steps: int = 10, n
     return [
         Finding(
             "clip-after-step",
-            "note" if succeeds(history) else "warning",
+            "warning" if above and not succeeds(history) else "note",
             (),
             int(history.step[0]),
             int(history.step[rows[-1] + 1]),
