@@ -17,8 +17,9 @@ make_venv() {
         "$PYTHON" -m venv .venv
     fi
     echo "Installing gradwatch[$extra] into .venv; the first time this takes minutes" >&2
-    .venv/bin/python -c "import torch" 2>/dev/null || .venv/bin/python -m pip install -qq --disable-pip-version-check "$TORCH_PIN"
-    .venv/bin/python -m pip install -qq --disable-pip-version-check -e ".[$extra]"
+    .venv/bin/python -c "import torch" 2>/dev/null || .venv/bin/python -m pip install -qq --disable-pip-version-check --no-compile "$TORCH_PIN"
+    # Modules are compiled as they are imported: all of these packages take two minutes, and few of them are used
+    .venv/bin/python -m pip install -qq --disable-pip-version-check --no-compile -e ".[$extra]"
     echo "$wanted" >"$stamp"
 }
 
