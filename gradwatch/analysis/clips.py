@@ -60,7 +60,7 @@ def incoming(history: History) -> Floats:
     old = np.isnan(history.total("user_clip_coef"))  # of an earlier version's folder: as the loop measured it
     with np.errstate(invalid="ignore", divide="ignore"):
         before = np.where(np.isnan(coef), norm, norm / coef)
-    measured = ~np.isnan(own) & (old | (coef == 0))  # a norm of inf leaves nothing
+    measured = ~np.isnan(own) & (old | (coef == 0)) & ~late_calls(history)  # a norm of inf leaves nothing
     return np.where(measured, own, before)
 
 
@@ -108,6 +108,20 @@ def called(history: History) -> Bools:
     return np.isfinite(history.total("user_max_norm")) | np.isfinite(history.total("user_clip_value"))
 
 
+def late_calls(history: History, often: float = 0.8, least: int = 10, near: float = 1e-3) -> Bools:
+    """In which steps the loop's clip came behind the step before, and clipped nothing of this one, `[T]`.
+
+    Its norm is, to `near`, the one that the step before was taken with, and not the one that comes to this; none where
+    a share of less than `often` of the calls, or fewer than `least`, are so.
+    """
+    seen, came = history.total("user_grad_norm")[1:], history.total("grad_norm")
+    with np.errstate(invalid="ignore", divide="ignore"):
+        is_old, is_new = (np.abs(seen / other - 1) < near for other in (came[:-1], came[1:]))
+    late, count = is_old & ~is_new, int(np.isfinite(seen).sum())
+    found = np.append(False, late) if len(came) else np.zeros(0, bool)
+    return np.asarray(found if count >= least and late.sum() >= often * count else np.zeros(len(came), bool))
+
+
 def _before_step(history: History) -> Floats:
     """What the clips before the step left of the total norm, `[T]`; NaN where that is not known."""
     coef, limit = history.total("user_clip_coef"), history.total("user_max_norm")
@@ -118,4 +132,5 @@ def _before_step(history: History) -> Floats:
         last = formulas.clip_coef(history.total("user_grad_norm"), limit)
     # folders of earlier versions hold the last call alone
     coef = np.where(np.isnan(coef) & ~by_value & ~late & ~early, last, coef)
-    return np.where(called(history) & ~((late | early) & np.isnan(coef)), coef, 1.0)
+    acts = called(history) & ~late_calls(history)
+    return np.where(acts & ~((late | early) & np.isnan(coef)), coef, 1.0)

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 from make_run import changed, make_history
 
+from gradwatch.analysis.clips import incoming, loop_limit, loop_rate
 from gradwatch.analysis.rules import diagnose
 from gradwatch.analysis.rules.late_clip import clip_after_step
 
@@ -26,6 +27,17 @@ def test_a_clip_behind_the_step_is_told_with_its_limit():
     assert found.evidence["of_the_step_before"] == found.evidence["calls"] == 59
     assert found.tries == ("--clip 'ClipByGlobalNorm(0.5)'",)
     assert "clip-after-step" in {root.rule for root in diagnose(history)}
+
+
+def test_a_clip_that_comes_too_late_has_clipped_nothing():
+    """Neither in the clip rate nor in the norms before it, from which thresholds are taken."""
+    history = run_with(lambda norms: norms[:-1], limit=0.01)
+    history = changed(history, per_step={**history.per_step, "user_clip_coef": np.r_[np.nan, np.full(59, 0.01)]})
+    assert loop_rate(history) == 0
+    assert loop_limit(history) is None
+    np.testing.assert_array_equal(incoming(history), history.total("grad_norm"))
+    in_time = changed(history, per_step={**history.per_step, "user_grad_norm": history.total("grad_norm")})
+    assert loop_rate(in_time) > 0.9
 
 
 def test_of_a_training_that_succeeds_it_is_a_note():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from gradwatch.analysis.clips import late_calls
 from gradwatch.analysis.rules.finding import Finding
 from gradwatch.analysis.rules.progress import succeeds
 from gradwatch.formatting import setting_text
@@ -19,24 +20,20 @@ def clip_after_step(history: History, often: float = 0.8, min_steps: int = 10, n
     that the step before was taken with, and not the one that comes to the next.
     Source: torch's documentation of `clip_grad_norm_` (between backward and step, as in its AMP examples).
     """
-    seen, came = history.total("user_grad_norm")[1:], history.total("grad_norm")
-    with np.errstate(invalid="ignore", divide="ignore"):
-        is_old, is_new = (np.abs(seen / other - 1) < near for other in (came[:-1], came[1:]))
-    called = np.isfinite(seen)
-    late = called & is_old & ~is_new
-    if called.sum() < min_steps or late.sum() < often * called.sum():
+    late = late_calls(history, often, min_steps, near)
+    if not late.any():
         return []
     limit = float(np.nanmedian(history.total("user_max_norm")))
-    above = float((came[1:][late] > limit).mean())
-    rows = np.flatnonzero(late)
+    above = float((history.total("grad_norm")[late] > limit).mean())
+    calls = int(np.isfinite(history.total("user_grad_norm")).sum())
     return [
         Finding(
             "clip-after-step",
             "warning" if above and not succeeds(history) else "note",
             (),
             int(history.step[0]),
-            int(history.step[rows[-1] + 1]),
-            {"calls": int(called.sum()), "of_the_step_before": int(late.sum()), "max_norm": limit, "above": above},
+            int(history.step[np.flatnonzero(late)[-1]]),
+            {"calls": calls, "of_the_step_before": int(late.sum()), "max_norm": limit, "above": above},
             f"The loop's clip to {setting_text(limit)} comes behind optimizer.step(): it clips the gradients of a step "
             "that is taken already, and the next backward makes others. No step is clipped.",
             "The order is optimizer.zero_grad(), loss.backward(), clip_grad_norm_(), optimizer.step().",
