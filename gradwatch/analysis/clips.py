@@ -13,6 +13,8 @@ from gradwatch import formulas
 from gradwatch.formatting import loop_clips
 from gradwatch.history import Bools, Floats, History
 
+LATE, CALLS, NEAR = 0.8, 10, 1e-3  # the share of at least so many clips that come too late, by norms so near
+
 
 def clips_itself(history: History) -> bool:
     """Whether the loop itself clips, as far as that is seen."""
@@ -108,7 +110,7 @@ def called(history: History) -> Bools:
     return np.isfinite(history.total("user_max_norm")) | np.isfinite(history.total("user_clip_value"))
 
 
-def late_calls(history: History, often: float = 0.8, least: int = 10, near: float = 1e-3) -> Bools:
+def late_calls(history: History, often: float = LATE, least: int = CALLS, near: float = NEAR) -> Bools:
     """In which steps the loop's clip came behind the step before, and clipped nothing of this one, `[T]`.
 
     Its norm is, to `near`, the one that the step before was taken with, and not the one that comes to this; none where
@@ -117,9 +119,10 @@ def late_calls(history: History, often: float = 0.8, least: int = 10, near: floa
     seen, came = history.total("user_grad_norm")[1:], history.total("grad_norm")
     with np.errstate(invalid="ignore", divide="ignore"):
         is_old, is_new = (np.abs(seen / other - 1) < near for other in (came[:-1], came[1:]))
-    late, count = is_old & ~is_new, int(np.isfinite(seen).sum())
-    found = np.append(False, late) if len(came) else np.zeros(0, bool)
-    return np.asarray(found if count >= least and late.sum() >= often * count else np.zeros(len(came), bool))
+    late, count, found = is_old & ~is_new, int(np.isfinite(seen).sum()), np.zeros(len(came), bool)
+    if count >= least and late.sum() >= often * count:
+        found[1:] = late
+    return found
 
 
 def _before_step(history: History) -> Floats:

@@ -61,7 +61,7 @@ class LossTargets:
             self._lanes, self._until = {*lanes}, step + MOST_TURNS * len(lanes) if lanes else 0
         if (is_due or (self._lanes and step < self._until)) and self._misses < MOST_MISSES and not self.is_open:
             self._values, self._to_look_at, self._passes, self._gone = {}, MOST_LOSSES, [], []
-            self._of_data, self._is_kept, self._factor = False, None, None
+            self._of_data, self._is_kept, self._factor, self._as_left = False, None, None, False
             self._kept = {i: _mark(p.grad) for i, p in enumerate(layout.params) if p.grad is not None}
             self._misses += 1
             self.is_open = True

@@ -123,7 +123,7 @@ def measure(model: str, optimizer: str, rounds: int, steps: int, device: str) ->
     for r in range(rounds + 1):  # one round to warm up
         for name in random.Random(r).sample(variants, len(variants)):
             with variant(name, *pairs[name]) as step:
-                for _ in range(12):  # a measured step is one of them, and the first rows leave
+                for _ in range(gpt_steps.WARM):
                     step()
                 taken = timed(step, steps, device)
             if r:

@@ -51,14 +51,14 @@ RESULTS = ROOT / "docs" / "measurements" / "cures.json"
 FIRST = ROOT / "docs" / "measurements" / "cures_first.json"  # the same of `LATEST`, before a word of advice was changed
 SEEDS = 3
 LATEST = ("sent", "heard")
+TODAY = (*LATEST, "afresh")  # those whose totals the page shows one by one
 READ_ONCE = (
     "blind",
     "fresh",
     "novel",
     "reported",
     "asked",
-    *LATEST,
-    "afresh",
+    *TODAY,
 )  # groups that were counted once, and looked at since
 READ = READINGS | READ_SINCE | READ_LAST | READ_AFRESH
 WRITTEN_FOR = {training.name: training for training in TOLD_BY_LOSSES}
@@ -310,8 +310,8 @@ def before(results: Results) -> list[str]:
     """The latest groups at their first reading, beside what they are today, and what was made worse then."""
     first = json.loads(FIRST.read_text(encoding="utf-8"))
     lines: list[str] = []
-    for name in (*LATEST, "afresh"):
-        then = [] if name == "afresh" else [(f"{name}, at first", first)]
+    for name in TODAY:
+        then = [(f"{name}, at first", first)] if name in LATEST else []
         for half, each in [*then, (f"{name}, today", results)]:
             counted = totals(half, {key: rows for key, rows in each.items() if group(SICK[key]) == name})
             lines += [*([] if lines else counted[:2]), counted[2], counted[4]]

@@ -50,18 +50,7 @@ def measure(
 ) -> dict[str, Any]:
     """Time, launches and waits of each variant, as `WHAT` defines them, on batches of so many sequences and tokens."""
     batch = batch or BATCH[device]
-    torch.manual_seed(0)
-    with torch.device(device):
-        net = GPTS[name]()
-    optimizer = torch.optim.AdamW(net.parameters(), lr=1e-5, fused=True)
-    tokens, targets = net.batch(*batch)
-
-    def backward() -> None:
-        optimizer.zero_grad()
-        with torch.autocast(device, torch.bfloat16):
-            loss = F.cross_entropy(net(tokens).flatten(0, 1), targets.flatten())
-        loss.backward()
-
+    net, optimizer, backward = training(name, device, batch)
     times: dict[str, list[tuple[float, float]]] = {v: [] for v in VARIANTS}
     counted = {}
     for r in range(rounds):
@@ -72,15 +61,34 @@ def measure(
                 times[v].append((phase, whole))
                 if r == 0:
                     counted[v] = launches(step, device)
-    waits = {v: _waits(partial(variant, v, net, optimizer), backward, device) for v in VARIANTS}
+    held_up = {v: waits(partial(variant, v, net, optimizer), backward, device) for v in VARIANTS}
     phase, whole, bare = (
         {v: statistics.median(t[i] / b[i] for t, b in zip(times[v], times[base], strict=True)) for v in VARIANTS}
         for i, base in ((0, "torch clip + step"), (1, "torch clip + step"), (1, "step alone"))
     )
     parameters = sum(p.numel() for p in net.parameters())
     return {"parameters": parameters, "tensors": len(list(net.parameters())), "batch": batch,
-            "phase": phase, "whole": whole, "to bare": bare, "launches": counted, "waits": waits,
+            "phase": phase, "whole": whole, "to bare": bare, "launches": counted, "waits": held_up,
             "a look": _look(partial(variant, VARIANTS[-1], net, optimizer), backward, device)}  # fmt: skip
+
+
+def training(
+    name: str, device: str, batch: tuple[int, int], autocast: bool = True
+) -> tuple[nn.Module, Optimizer, Step]:
+    """A new GPT, its fused AdamW, and what sets the gradients to zero and makes others."""
+    torch.manual_seed(0)
+    with torch.device(device):
+        net = GPTS[name]()
+        tokens, targets = net.batch(*batch)
+    optimizer = torch.optim.AdamW(net.parameters(), lr=1e-5, fused=True)
+
+    def backward() -> None:
+        optimizer.zero_grad()
+        with torch.autocast(device, torch.bfloat16, enabled=autocast):
+            loss = F.cross_entropy(net(tokens).flatten(0, 1), targets.flatten())
+        loss.backward()
+
+    return net, optimizer, backward
 
 
 @contextmanager
@@ -119,31 +127,41 @@ def _synchronize(device: str) -> None:
 
 def launches(step: Step, device: str, steps: int = IN_A_ROW) -> dict[str, int]:
     """What so many steps in a row launch, by kind."""
+    events = profiled_events(step, device, steps)
+    if device == "cuda":
+        kinds = ("copies" if e.name.startswith(("Memcpy", "Memset")) else "kernels" for e in events)
+    else:
+        kinds = ("calls" for e in events if _is_call(e) and not _is_call(e.cpu_parent))
+    return dict(Counter(kinds))
+
+
+def profiled_events(step: Step, device: str, steps: int) -> list[Any]:
+    """What so many steps in a row gave the device to do; on a CPU torch's calls, and what they call."""
     _synchronize(device)
     activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if device == "cuda" else [])]
     with profile(activities=activities) as profiled:
         for _ in range(steps):
             step()
         _synchronize(device)
-    if device == "cuda":
-        events = [e for e in profiled.events() if e.device_type == DeviceType.CUDA]
-        names = [e.name for e in events if not getattr(e, "is_user_annotation", False)]  # "Optimizer.step#..." is one
-        kinds = ("copies" if n.startswith(("Memcpy", "Memset")) else "kernels" for n in names)
-    else:
-        kinds = ("calls" for e in profiled.events() if _is_call(e) and not _is_call(e.cpu_parent))
-    return dict(Counter(kinds))
+    events = list(profiled.events())
+    if device != "cuda":
+        return events
+    own = (e for e in events if e.device_type == DeviceType.CUDA)
+    return [e for e in own if not getattr(e, "is_user_annotation", False)]  # "Optimizer.step#..." is one
 
 
 def _is_call(event: Any) -> bool:
     return event is not None and event.name.startswith("aten::")
 
 
-def _waits(opened: Callable[[], AbstractContextManager[Step]], backward: Step, device: str) -> str | None:
-    """What in ten steps waited for the device; None where nothing did, and on a CPU."""
+def waits(
+    opened: Callable[[], AbstractContextManager[Step]], backward: Step, device: str, steps: int = IN_A_ROW
+) -> str | None:
+    """What in so many steps waited for the device; None where nothing did, and on a CPU."""
     before = torch.cuda.get_sync_debug_mode() if device == "cuda" else 0
     with opened() as step:
         try:
-            for n in range(2 * IN_A_ROW):  # constants are made on the first measured ones
+            for n in range(IN_A_ROW + steps):  # constants are made on the first measured ones
                 if n == IN_A_ROW and device == "cuda":
                     torch.cuda.set_sync_debug_mode("error")
                 backward()

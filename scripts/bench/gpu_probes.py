@@ -6,16 +6,16 @@ On a CPU each runs too, as far as it can: it shows that the question is put righ
 from __future__ import annotations
 
 import random
-import traceback
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
+from functools import partial
 from typing import Any
 
 import gpt_steps
 import launches
 import torch
-from bench_common import GPTS, MODELS
+from bench_common import MODELS
 from torch import nn
 
 import gradwatch
@@ -123,32 +123,23 @@ def _waits(settings: dict[str, Any], clip: str | None, logged: Any, is_watched: 
 
 
 def looks_inside_wait_for_nothing() -> dict[str, Any]:
-    """Whole steps of a GPT, its loss looked at in each: the error, or null; `bare` is torch alone."""
-    found: dict[str, Any] = {
-        way: _looks_wait(way) for way in ("bare", "watched", "autocast, bare", "autocast, watched")
-    }
-    held = all(found[way.replace("bare", "watched")] is None for way in found if "bare" in way and found[way] is None)
-    return {**found, "held": held}
+    """Whole steps of a GPT, its loss looked at in many: the error, or null; `bare` is torch alone."""
+    found: dict[str, Any] = {"held": True}
+    for what, autocast in (("", False), ("autocast, ", True)):
+        net, optimizer, backward = gpt_steps.training("gpt-tiny", DEVICE.type, (4, 32), autocast)
+        bare, watched = (
+            gpt_steps.waits(partial(_opened, net, optimizer, is_watched), backward, DEVICE.type, steps=55)
+            for is_watched in (False, True)
+        )
+        found |= {f"{what}bare": bare, f"{what}watched": watched}
+        found["held"] &= watched is None or bare is not None
+    return found
 
 
-def _looks_wait(way: str) -> str | None:
-    torch.manual_seed(0)
-    with torch.device(DEVICE):
-        net = GPTS["gpt-tiny"]()
-        tokens, targets = net.batch(4, 32)
-    optimizer = torch.optim.AdamW(net.parameters(), lr=1e-3, fused=True)
-    with nullcontext() if "bare" in way else watch(net, optimizer, "ClipByGlobalNorm(1.0)", every=1, flush_every=0.01):
-        for n in range(60):
-            try:
-                with no_waiting() if n >= 5 else nullcontext():
-                    optimizer.zero_grad()
-                    with torch.autocast(DEVICE.type, torch.bfloat16, enabled="autocast" in way):
-                        loss = nn.functional.cross_entropy(net(tokens).flatten(0, 1), targets.flatten())
-                    loss.backward()
-                    optimizer.step()
-            except RuntimeError:
-                return traceback.format_exc(limit=-6)
-    return None
+@contextmanager
+def _opened(net: nn.Module, optimizer: torch.optim.Optimizer, is_watched: bool) -> Iterator[Callable[[], Any]]:
+    with watch(net, optimizer, "ClipByGlobalNorm(1.0)", every=1, flush_every=0.01) if is_watched else nullcontext():
+        yield optimizer.step
 
 
 def layers_that_come_and_go() -> dict[str, Any]:

@@ -29,8 +29,6 @@ from bench_common import GPTS, MODELS, machine
 from bench_step import measure, timed, variant
 from gpu_probes import DEVICE, synchronize, watch
 from torch import nn
-from torch.autograd import DeviceType
-from torch.profiler import ProfilerActivity, profile
 
 Part = Callable[[], dict[str, Any]]
 SMALL = {"transformer-74": 1000, "linear-1000": 200, "mlp-6": 2000}  # steps of a round, which takes half a second
@@ -136,12 +134,8 @@ def device_ms(call: Callable[[], Any], times: int) -> float:
     if DEVICE.type != "cuda":
         return 1e3 * timed(call, times, DEVICE.type) / times
     call()
-    synchronize()
-    with profile(activities=[ProfilerActivity.CUDA]) as profiled:
-        for _ in range(times):
-            call()
-        synchronize()
-    return sum(e.time_range.elapsed_us() for e in profiled.events() if e.device_type == DeviceType.CUDA) / times / 1e3
+    events = gpt_steps.profiled_events(call, DEVICE.type, times)
+    return sum(e.time_range.elapsed_us() for e in events) / times / 1e3
 
 
 def small_nets(tiny: bool) -> list[str]:

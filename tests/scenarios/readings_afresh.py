@@ -22,6 +22,12 @@ def _normed(block: nn.Module, x: torch.Tensor) -> torch.Tensor:
     return y
 
 
+def tenth_of_the_highest(net: nn.Module, optimizer: optim.Optimizer) -> None:
+    highest = max(group["lr"] for group in optimizer.param_groups)
+    for group in optimizer.param_groups:
+        group["lr"] = max(group["lr"], highest / 10)
+
+
 # By training and finding.
 READ_AFRESH = {
     ("logits-bounded: cosines without a scale", "logits-bounded"): Reading("16 times the cosines", as_expert=True),
@@ -63,7 +69,7 @@ READ_AFRESH = {
         "add_param_group() of what is thawed", as_expert=True
     ),
     ("ring-out-of-noise-with-rates-by-depth", "update-too-small"): Reading(
-        "the rates of the slow groups are a tenth of the highest", lambda net, optimizer: _tenth(optimizer)
+        "the rates of the slow groups are a tenth of the highest", tenth_of_the_highest
     ),
     ("roles-with-a-quiet-partition", "negative-loss"): Reading(
         "of the terms the partition's falls without end: its sign is turned", as_expert=True
@@ -84,9 +90,3 @@ READ_AFRESH = {
         "pos_weight is one over the share of the rare class", as_expert=True
     ),
 }
-
-
-def _tenth(optimizer: optim.Optimizer) -> None:
-    highest = max(group["lr"] for group in optimizer.param_groups)
-    for group in optimizer.param_groups:
-        group["lr"] = max(group["lr"], highest / 10)

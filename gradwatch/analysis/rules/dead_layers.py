@@ -235,7 +235,7 @@ def _never_reached(history: History, dead: Bools) -> Why:
     here, after = history.layers[last].rpartition(".")[0], ""
     if dead[: last + 1].all() and last + 1 < len(dead):
         after = history.layers[last + 1].rpartition(".")[0]
-    if after and after == here:  # the weight has none, and the bias beside it has
+    if after and history.layers[last + 1] == beside_bias(history.layers[last]):
         return Why(
             f"No gradient has ever reached these weights, and one reaches the bias of `{here}`: all that comes into it "
             "is 0, from the start.",

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import numpy as np
 
-from gradwatch.analysis.clips import late_calls
+from gradwatch.analysis.clips import CALLS, LATE, NEAR, late_calls
 from gradwatch.analysis.rules.finding import Finding
 from gradwatch.analysis.rules.progress import succeeds
 from gradwatch.formatting import setting_text
 from gradwatch.history import History
 
 
-def clip_after_step(history: History, often: float = 0.8, min_steps: int = 10, near: float = 1e-3) -> list[Finding]:
+def clip_after_step(history: History, often: float = LATE, min_steps: int = CALLS, near: float = NEAR) -> list[Finding]:
     """The loop clips behind `optimizer.step()`: what it clips was used already.
 
     A warning; a note where the training succeeds, or no norm is above the limit: then it only looks at them.

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import numpy as np
-
-from gradwatch.analysis.rules.facts import is_adaptive
+from gradwatch.analysis.rules.facts import is_adaptive, middle
 from gradwatch.analysis.rules.finding import Finding
 from gradwatch.analysis.rules.sampled_losses import sampled
 from gradwatch.history import History
@@ -20,13 +18,15 @@ def with_sums(history: History, finding: Finding, least: int = 4) -> Finding:
 
     Source: torch's documentation of gradient accumulation (`loss = loss / iters_to_accumulate`).
     """
-    _, passes = sampled(history, "summed")
-    if finding.rule not in TOO_LONG or is_adaptive(history) or not len(passes) or np.median(passes) < least:
+    if finding.rule not in TOO_LONG or is_adaptive(history):
         return finding
-    parts = f"{np.median(passes):.0f}"
+    passes = middle(sampled(history, "summed")[1])
+    if not passes >= least:
+        return finding
+    parts = f"{passes:.0f}"
     return replace(
         finding,
-        evidence={**finding.evidence, "passes_summed": float(np.median(passes))},
+        evidence={**finding.evidence, "passes_summed": passes},
         cause=f"{finding.cause} Each step is that of the sum of {parts} backward passes, whose losses are not divided: "
         f"{parts} times as long as that of their mean.",
         cure=f"Divide each micro-batch's loss by their number: (loss / {parts}).backward(). If that was done already, "

@@ -195,12 +195,11 @@ def _explained(
             higher = rate * USUAL_RATIO[is_adaptive(history)] / median if median > 0 else 0.0
             weak = weak_gradients(history, float(median), float(higher))
             slow = None not in columns and rate < 1e-3 * float(np.nanmax(groups))
-            of_group = f" The learning rate of their param group is {setting_text(rate)}." if slow else ""
-            cause, cure = (
-                (weak.cause, weak.cure)
-                if weak and not slow
-                else (cause + of_group, f"Raise {'that' if slow else 'the learning'} rate by decades.")
-            )
+            if slow:
+                cause += f" The learning rate of their param group is {setting_text(rate)}."
+                cure = "Raise that rate by decades."
+            else:
+                cause, cure = (weak.cause, weak.cure) if weak else (cause, "Raise the learning rate by decades.")
     elif everything and all_learnt(history):
         return []  # L-BFGS stops by itself where a step no longer lowers the loss
     else:
