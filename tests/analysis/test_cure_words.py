@@ -89,6 +89,11 @@ def test_a_bias_that_is_reached_where_its_weight_is_not_says_that_nothing_comes_
     (found,) = dead_layer(changed(history, per_layer={**history.per_layer, "grad_norm": norm}))
     assert "one reaches the bias of `2`: all that comes into it is 0" in found.cause
     assert "Look at what is given to `2`" in found.cure
+    recurrent = make_history(STEPS, layers=("0.weight", "2.weight_ih_l0", "2.weight_hh_l0", "2.bias_ih_l0"))
+    norm = recurrent.layer("grad_norm").copy()
+    norm[:, :2] = 0
+    (other,) = dead_layer(changed(recurrent, per_layer={**recurrent.per_layer, "grad_norm": norm}))
+    assert "reaches the bias" not in other.cause
 
 
 def test_a_relu_behind_the_last_layer_is_taken_away():
