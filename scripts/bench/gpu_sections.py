@@ -48,7 +48,7 @@ def sections(tiny: bool) -> dict[str, dict[str, Part]]:
         "machine": {"about": about, "copy": partial(copy_rate, 1 << (20 if tiny else 30))},
         "probes": gpu_probes.PROBES,
         "gpt2-124m": {
-            **gpt("gpt2-124m", Size(7, 40), {(4, 1024): 1, (20, 1024): 3}, tiny),
+            **gpt("gpt2-124m", Size(5, 60), {(4, 1024): 1, (20, 1024): 3}, tiny),
             "by kernels": partial(kernels, tiny),
         },
         "gpt-1b": gpt("gpt-1b", Size(3, 20), {(4, 1024): 1}, tiny),
