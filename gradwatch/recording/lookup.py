@@ -72,7 +72,8 @@ def _looked_up(stepper: Stepper, step: Step) -> tuple[Now, dict[str, Any]]:
     inside = stepper.inside
     if inside.loss_targets.is_open:
         own = None if stepper.together else stepper.clipper.held(step.optimizers[0])
-        values.update(inside.loss_targets.take(stepper.lane(step), own))
+        rescaled = bool(step.clips.applied) or step.scaler is not None
+        values.update(inside.loss_targets.take(stepper.lane(step), own, rescaled))
     if inside.mode is not None and not inside.mode.model.training:
         values["eval_mode"] = 1.0
     if stepper.settings.lost_state(step.optimizers[0]):

@@ -76,13 +76,14 @@ class LossTargets:
         """The gradients are there that a step is taken with, and nothing of ours has changed them yet."""
         self._as_left = self._marks == _marks(self._gradients())
 
-    def take(self, lane: str, held: Sequence[bool] | None = None) -> dict[str, Tensor | float]:
+    def take(self, lane: str, held: Sequence[bool] | None = None, rescaled: bool = False) -> dict[str, Tensor | float]:
         """The step of a lane, of the layers that are `held` or of all, is there: what its loss was asked for, how many
         backward passes were for nothing (`dropped`), of which share of these layers gradients were `never_cleared`,
         what `factor` of the loss is in them still, and how many passes were `summed` whose losses have none.
 
         No pass was for nothing where others are stepped by than backward left: gradients that were put together by
-        hand. Nothing of a lane that was heard of in this turn.
+        hand, unless all that wrote to them is known to have `rescaled` them, a clip or a loss scaler. Nothing of a lane
+        that was heard of in this turn.
         """
         self.stop()
         if self._until and lane not in self._lanes:
@@ -90,7 +91,8 @@ class LossTargets:
             return {}
         self._lanes.discard(lane)
         left, there = ([mark[0] for mark in marks] for marks in (self._marks, _marks(self._gradients())))
-        lost = self._gone.count(self._now) if left == there and not self._of_data else 0
+        is_left = self._as_left or (rescaled and left == there)
+        lost = self._gone.count(self._now) if is_left and not self._of_data else 0
         found = self._values | ({f"{IN_LOSS}dropped": float(lost)} if lost else {})
         if self._factor is not None and self._as_left:  # nobody took it out of the gradients again
             found[f"{IN_LOSS}factor"] = self._factor

@@ -54,7 +54,7 @@ class GroupSettings:
         self._start: dict[str, Any] = {}  # by column, what they were at first
         self._changed: Mapping[str, float] = {}
         self._tensors: dict[str, Tensor] = {}
-        self._without_state: set[Optimizer] = set()  # when they were last asked
+        self._without_state: set[Optimizer] = set()  # and had none after their last step
         self._meet()
 
     def describe(self, layout: Layout) -> tuple[dict[str, Any], ...]:
@@ -82,12 +82,15 @@ class GroupSettings:
         """
         state = getattr(optimizer, "state", None)
         if not isinstance(state, dict) or state:
-            if self._without_state:
-                self._without_state.discard(optimizer)
             return False
         new = optimizer not in self._without_state
         self._without_state.add(optimizer)
         return new
+
+    def stepped(self, optimizer: Optimizer) -> None:
+        """One has stepped: from now on its state is missed where it is gone."""
+        if self._without_state and getattr(optimizer, "state", None):
+            self._without_state.discard(optimizer)
 
     def _all_values(self) -> Iterator[Any]:
         """Everything that the groups hold, one after the other: no Python instruction per setting."""

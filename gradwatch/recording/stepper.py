@@ -169,6 +169,7 @@ class Stepper:
         if step is not None and step.young:
             fused.settle_momentum(optimizer, step.young)
         fused.restore(optimizer)
+        self.settings.stepped(optimizer)
         if self.weights.renorm is not None:
             rate = self.weights.constrain(self.clipper.held(optimizer))
         if step is not None:

@@ -14,9 +14,9 @@ AT = np.arange(STEPS)
 NOISE = 0.01 * np.sin(12.9898 * AT)
 
 
-def run(empty, kind="Adam", first=0, attempts=None, loss=None, momentum=0.0, betas=None, **columns):
+def run(empty, kind="Adam", first=0, attempts=None, loss=None, momentum=0.0, betas=None, alpha=None, **columns):
     """A calm run that begins at the step `first`, and whose optimizer had no state in the rows `empty`."""
-    settings = {"lr": 0.1, "momentum": momentum, "betas": betas}
+    settings = {"lr": 0.1, "momentum": momentum, "betas": betas, "alpha": alpha}
     optimizers = ({"name": kind, "class": kind, "settings": settings},)
     history = make_history(STEPS, clip=None, logged=("loss",), status="FINISHED", optimizers=optimizers)
     columns["empty_state"] = np.where(np.isin(AT, empty), 1.0, np.nan)
@@ -70,6 +70,7 @@ def test_within_a_run_it_counts_where_the_loss_rises_after_it():
         ({"empty": range(0, STEPS, 60), "betas": [0.9, 0.999]}, "note"),  # three times: of a round or a task each
         ({"empty": range(0, STEPS, 10), "kind": "SGD", "momentum": 0.99}, "warning"),
         ({"empty": range(0, STEPS, 20), "kind": "SGD", "momentum": 0.9}, "note"),  # it was full by then
+        ({"empty": range(0, STEPS, 10), "kind": "RMSprop", "momentum": 0, "alpha": 0.99}, "warning"),
     ],
 )
 def test_a_state_that_never_fills_is_lost_from_the_first_step_on(options, severity):

@@ -24,15 +24,15 @@ SAMPLES = 24
 RNG = np.random.default_rng(0)
 
 
-def run_with(losses=None, steps=240, graph=(), **numbers):
+def run_with(losses=None, steps=240, graph=(), logged=("loss", "val_accuracy"), **numbers):
     """A run of which every tenth loss was looked at; a number or one for each sample by name."""
-    history = make_history(steps=steps, every=10, loss_graph=graph)
+    history = make_history(steps=steps, every=10, loss_graph=graph, logged=logged)
     columns = {}
     for name, value in numbers.items():
         column = columns[f"in_loss/{name}"] = np.full(steps, np.nan)
         column[:: steps // SAMPLES][:] = value
-    logged = {"loss": losses if losses is not None else np.full(steps, 0.7) + 0.01 * RNG.standard_normal(steps)}
-    return changed(history, per_step={**history.per_step, **logged, **columns})
+    columns["loss"] = losses if losses is not None else np.full(steps, 0.7) + 0.01 * RNG.standard_normal(steps)
+    return changed(history, per_step={**history.per_step, **columns})
 
 
 RARE = {"target_top": 0, "target_top_share": 0.98, "predicted_top_share": 1.0, "target_std": 0.1, "target_soft": 0.0}
@@ -217,6 +217,11 @@ CYCLE = np.arange(SAMPLES) % 5.0
 def test_rows_in_an_order(differs, found):
     numbers = {"target_mean": CYCLE, "target_std": 0.2, "targets": 64, "target_low": 0.0}
     assert len(data_not_shuffled(run_with(**{**numbers, **differs}))) == found
+
+
+def test_what_an_agent_is_asked_for_moves_with_what_it_does():
+    numbers = {"target_mean": CYCLE, "target_std": 0.2, "targets": 64, "target_low": 0.0}
+    assert data_not_shuffled(run_with(**numbers, logged=("loss", "return"))) == []
 
 
 @pytest.mark.parametrize(("dropped", "found"), [(3, 1), (15, 1), (1, 0)])

@@ -165,7 +165,7 @@ def test_weights_that_come_back_from_a_long_first_step_do_not_shrink(first, said
 
 def test_a_schedule_that_ran_out_once_nothing_was_left_did_not_stop_the_training():
     rate = np.where(ROW < 50, 0.1, 1e-6)
-    assert [f.rule for f in update_too_small(run(loss=2 + 0.1 * NOISE, lr=rate))] == ["update-too-small"]
+    assert [f.rule for f in update_too_small(run(loss=2 + 0.1 * NOISE, lr=rate))] == ["schedule-too-short"]
     assert update_too_small(run(loss=np.where(ROW < 20, 2.0, 0.0), lr=rate)) == []
 
 

@@ -20,9 +20,10 @@ def test_the_record_is_that_of_the_readings():
 
 def test_what_is_proven_is_so_by_laplaces_rule():
     assert expected_share("never-seen") == 0.5
-    assert expected_share("nonfinite") == (28 + 1) / (28 + 2)
+    assert expected_share("nonfinite") == (29 + 1) / (29 + 2)
     assert {rule for rule in TRACK_RECORD if is_proven(rule)} == {
         "nonfinite", "optimizer-state-lost", "weights-unchanged", "update-too-small", "no-progress",
+        "targets-not-normalised", "weight-decay-too-strong", "not-in-optimizer",
         "clip-before-unscale",
     }  # fmt: skip
     assert not is_proven("never-seen")

@@ -38,6 +38,14 @@ def test_state_that_is_thrown_away_is_told_each_time(tmp_path):
     assert "empty_state" not in found.logged
 
 
+def test_state_that_is_thrown_away_in_each_step_is_told_in_each_and_what_never_has_any_in_none(tmp_path):
+    def reset(step, optimizer):
+        optimizer.load_state_dict({**optimizer.state_dict(), "state": {}})
+
+    assert empty_in(trained(tmp_path, before=reset)) == [*range(6)]
+    assert empty_in(trained(tmp_path / "sgd", torch.optim.SGD, before=reset)) == [0]
+
+
 @pytest.mark.parametrize("loaded", [False, True])
 def test_a_run_that_goes_on_without_its_state_is_told(loaded, tmp_path):
     net = nn.Linear(4, 1)

@@ -135,6 +135,28 @@ def test_gradients_that_are_gone_when_backward_is_called_again_are_counted(insid
     assert np.nanmax(history.total("in_loss/dropped"), initial=0) == (3 if inside and set_to_none else 0)
 
 
+@pytest.mark.parametrize(("written", "wiped"), [("by a clip", 3), ("by hand", 0), ("by a scaler", 3)])
+def test_gradients_that_are_put_together_by_hand_are_not_wiped_but_by_a_clip_they_are(written, wiped, tmp_path):
+    net = nn.Linear(6, 4)
+    optimizer = optim.SGD(net.parameters(), 0.1)
+    scaler = torch.amp.GradScaler("cpu", enabled=written == "by a scaler")
+    with gradwatch.watch(net, optimizer, log=None, dir=tmp_path, verbose=False) as watch:
+        for step in range(3):
+            for part in range(4):
+                optimizer.zero_grad()
+                scaler.scale(entropy(net, 4 * step + part)).backward()
+            if written == "by a clip":
+                nn.utils.clip_grad_norm_(net.parameters(), 0.01)
+            if written == "by hand":
+                for p in net.parameters():
+                    p.grad.copy_(p.grad.sign())
+            if scaler.is_enabled():
+                scaler.unscale_(optimizer)
+            scaler.step(optimizer)
+            scaler.update()
+    assert np.nanmax(gradwatch.open_history(watch.dir).total("in_loss/dropped"), initial=0) == wiped
+
+
 @pytest.mark.parametrize(("other", "wiped"), [(False, 9), (True, 0)])
 def test_backward_passes_that_an_epoch_wipes_all_at_once_are_counted_one_by_one(other, wiped, tmp_path):
     net = nn.Linear(6, 4)

@@ -14,7 +14,7 @@ from gradwatch.analysis.rules.finding import Finding, either
 from gradwatch.analysis.rules.loss_graph import from_graph, number_of_classes, reached_range
 from gradwatch.analysis.rules.losses import has_rivals
 from gradwatch.analysis.rules.progress import progress, succeeds
-from gradwatch.analysis.rules.sampled_losses import ended, entropy_of_two, follow, sampled
+from gradwatch.analysis.rules.sampled_losses import ended, entropy_of_two, follow, logs_rewards, sampled
 from gradwatch.analysis.rules.token_targets import padding_in_loss
 from gradwatch.formatting import percent
 from gradwatch.history import Floats, History
@@ -209,13 +209,13 @@ def data_not_shuffled(
     Alarm: of the variance of the targets over `least` samples or more, the share that lies between the batches, beyond
     what batches of this size have by chance, is above `share`. A class counts by its number. Not judged: batches of
     fewer targets than `rows`, numbers that are what the model says of them, by a correlation of their means above
-    `follows` (values that are learnt from the model's own, or rows that it answers rightly in any order), and parts
-    that train against each other. A warning.
+    `follows` (values that are learnt from the model's own, or rows that it answers rightly in any order), what an agent
+    is asked for, whose rewards are logged, and parts that train against each other. A warning.
     Source: Bottou (2012), Stochastic Gradient Descent Tricks, section 3.1; the intraclass correlation, Fisher (1925).
     """
     kinds = (sampled(history, "target_mean", "target_std", "targets", of) for of in ("target_top", "target_low"))
     step, mean, std, targets, _ = max(kinds, key=lambda found: len(found[0]))  # classes, or numbers
-    if len(step) < least or np.median(targets) < rows or has_rivals(history):
+    if len(step) < least or np.median(targets) < rows or has_rivals(history) or logs_rewards(history):
         return []
     between, within = float(np.var(mean)), float(np.mean(np.square(std)))
     by_chance = within / max(float(np.median(targets)) - 1, 1)

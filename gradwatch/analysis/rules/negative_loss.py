@@ -6,7 +6,6 @@ Legend: T recorded steps, C classes.
 from __future__ import annotations
 
 import math
-import re
 
 import numpy as np
 
@@ -16,7 +15,7 @@ from gradwatch.analysis.rules.finding import Finding, Why, either
 from gradwatch.analysis.rules.loss_graph import from_graph, is_of_log_probabilities, without_logarithm
 from gradwatch.analysis.rules.losses import has_rivals, training_losses
 from gradwatch.analysis.rules.progress import reaches_its_goal
-from gradwatch.analysis.rules.sampled_losses import sampled
+from gradwatch.analysis.rules.sampled_losses import logs_rewards, sampled
 from gradwatch.history import Floats, History
 
 
@@ -96,7 +95,7 @@ def _is_meant_to_fall(history: History) -> bool:
     """Whether a likelihood is no loss with the wrong sign: steps lead uphill, or choices are weighed, as a policy's."""
     uphill = any(group.get("maximize") for group in settings(history))
     weighed = len(sampled(history, "advantage_mean")[0]) > 0
-    return uphill or weighed or any(re.search("return|reward", name) for name in history.logged)
+    return uphill or weighed or logs_rewards(history)
 
 
 def _by_its_way(history: History, name: str, values: Floats, times: float) -> Why | None:

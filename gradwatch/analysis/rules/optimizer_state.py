@@ -46,7 +46,8 @@ def optimizer_state_lost(history: History, width: int = 10, sigmas: float = 4.0)
     if errors > sigmas:
         said += " The loss was higher in the steps after it than before."
     if empty:
-        said += f" They never hold more than {empty:g} steps, where they are meant to hold {_memory(history):g}."
+        hold = "1 step" if empty == 1 else f"{empty:g} steps"
+        said += f" They never hold more than {hold}, where they are meant to hold {_memory(history):g}."
     return [
         Finding(
             "optimizer-state-lost",
@@ -79,7 +80,11 @@ def _never_fills(history: History, rows: NDArray[np.intp], least: int = 5) -> fl
 
 def _memory(history: History) -> float:
     """Over how many steps the longest of the optimizer's averages reaches: 1 / (1 - its decay)."""
-    decays = [float(d) for group in settings(history) for d in (group.get("betas") or [group.get("momentum") or 0])]
+    decays = [
+        float(decay)
+        for group in settings(history)
+        for decay in (group.get("betas") or [group.get("momentum") or 0, group.get("alpha") or 0])
+    ]
     return max((1 / (1 - decay) for decay in decays if 0 <= decay < 1), default=0.0)
 
 

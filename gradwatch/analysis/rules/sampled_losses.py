@@ -6,6 +6,7 @@ Legend: S sampled steps.
 from __future__ import annotations
 
 import math
+import re
 from typing import NamedTuple
 
 import numpy as np
@@ -35,6 +36,11 @@ def follow(history: History) -> float:
     """How the means of targets that are numbers and of what the model says go together, -1 to 1; 0 of classes."""
     _, asked, said = sampled(history, "target_mean", "predicted_mean")
     return float(np.corrcoef(asked, said)[0, 1]) if len(asked) > 2 and np.ptp(asked) and np.ptp(said) else 0.0
+
+
+def logs_rewards(history: History) -> bool:
+    """Whether what is logged is of an agent: what it is asked for moves with what it does."""
+    return any(re.search("return|reward", name) for name in history.logged)
 
 
 def own_targets_grow(history: History, follows: float = 0.8, times: float = 3.0, least: int = 8) -> bool:

@@ -181,8 +181,9 @@ def update_too_small(
     `slow` or `slow_sgd` of what is usual, while the loss falls as slowly at the end as at first, or hardly (`creeps`,
     `hardly_moves`); or a very high loss does so while usual steps get the share `direct` of their way in a straight
     line; or a schedule left next to no rate for more than half of the run (`ran_out`), from where on it is asked, three
-    measurements do, and steps are shorter than usual. Or most of the weights are so, in a param group with a rate of
-    its own (`_held_back`). (One quiet layer among others is `vanishing`.)
+    measurements do, and steps are shorter than usual: where it ran out, that is `schedule-too-short`. Or most of the
+    weights are so, in a param group with a rate of its own (`_held_back`). (One quiet layer among others is
+    `vanishing`.)
     Source: CS231n; SageMaker Debugger's WeightUpdateRatio (1e-8). The healthy trainings of the tests are above 3e-4.
     """
     kind = is_adaptive(history)
@@ -214,7 +215,7 @@ def update_too_small(
     why = scheduled or (_FAR if far else None) or _of_small_steps(history, found, rate)
     return [
         Finding(
-            "update-too-small",
+            "schedule-too-short" if "lr_gone_at" in why.evidence else "update-too-small",
             "warning",
             (),
             int(history.step[rows[0]]),

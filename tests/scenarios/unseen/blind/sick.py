@@ -23,7 +23,7 @@ def transformer_at_the_rate_of_a_cnn(folder, ill):
 
 
 @sick(
-    "schedule-ran-out", "weights-unchanged", "update-too-small", "no-progress",
+    "schedule-ran-out", "schedule-too-short", "weights-unchanged", "update-too-small", "no-progress",
     where="all layers, from step 60 or so", cure="mode='min': the schedule waits for a loss to rise",
 )  # fmt: skip
 def plateau_schedule_that_wants_a_rise(folder, ill):

@@ -32,7 +32,7 @@ def adagrad_accumulator_full(folder, ill):
 
 
 @sick(
-    "schedule-ran-out", "weights-unchanged", "update-too-small", "no-progress",
+    "schedule-ran-out", "schedule-too-short", "weights-unchanged", "update-too-small", "no-progress",
     where="all layers, from step 40 or so", cure="step the schedule once an epoch, not once a batch",
 )  # fmt: skip
 def epoch_schedule_stepped_per_batch(folder, ill):

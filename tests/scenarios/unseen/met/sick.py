@@ -261,7 +261,7 @@ def statistics_that_are_never_updated(folder, ill):
 # "Fix a bug in resuming LR with warmup and reduceonplateau" (a restart multiplies the rate by 1e-4),
 # github.com/facebookresearch/ParlAI/pull/1812
 @sick(
-    "update-too-small", "no-progress", "schedule-ran-out",
+    "update-too-small", "no-progress", "schedule-ran-out", "schedule-too-short",
     where="all layers, from step 25 on", cure="the rate that the run had before it was interrupted",
 )  # fmt: skip
 def rate_a_ten_thousandth_after_a_restart(folder, ill):
