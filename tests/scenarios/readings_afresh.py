@@ -36,10 +36,10 @@ READ_AFRESH = {
     ),
     ("wrong-sign: the head has maximize=True", "wrong-sign"): Reading("no maximize=True", as_expert=True),
     ("arm-with-its-elbow-up-or-down", "targets-out-of-range"): Reading("(labels + 1) / 2", as_expert=True),
-    ("bars-coded-in-six-numbers", "update-too-small"): Reading(
+    ("bars-coded-in-six-numbers", "schedule-too-short"): Reading(
         "scheduler.step() is found in the loop over batches: it is called once an epoch", as_expert=True
     ),
-    ("brackets-counted-while-the-loss-is-watched", "update-too-small"): Reading("mode='min'", as_expert=True),
+    ("brackets-counted-while-the-loss-is-watched", "schedule-too-short"): Reading("mode='min'", as_expert=True),
     ("cars-and-their-wait-at-a-crossing", "targets-not-normalised"): Reading(
         "the targets less their mean, over their deviation", as_expert=True
     ),

@@ -271,7 +271,7 @@ READ_SINCE = {
     ("mask-of-nothing-and-255", "negative-loss"): Reading(
         "the sign is right, and the mask is of 0 and 255: it is divided by 255", as_expert=True
     ),
-    ("plateau-schedule-that-wants-a-rise", "update-too-small"): Reading(
+    ("plateau-schedule-that-wants-a-rise", "schedule-too-short"): Reading(
         "ReduceLROnPlateau waits for a loss to rise: mode='min'", as_expert=True
     ),
     ("line-that-goes-on-below-zero", "exploding"): Reading("the schedule ends at 0", as_expert=True),
