@@ -97,7 +97,7 @@ def seen(parts: Iterable[Part]) -> dict[str, Tensor]:
 
 def factor(product: Node) -> Tensor | None:
     """The constant tensor that something is multiplied by."""
-    found = (_kept(product, name) for name in ("other", "self"))
+    found = (kept(product, name) for name in ("other", "self"))
     return next((each for each in found if each is not None and not each.requires_grad), None)
 
 
@@ -151,7 +151,7 @@ def _looks(part: Part) -> Iterator[tuple[str, Look]]:
         yield f"end_{kind}", look
 
 
-def _kept(node: Node, name: str) -> Tensor | None:
+def kept(node: Node, name: str) -> Tensor | None:
     """What a node keeps by this name; None where it lies there in another way, or torch does not tell."""
     if not is_plain(getattr(node, f"_raw_saved_{name}", None)):
         return None
@@ -170,7 +170,7 @@ def _spread(x: Tensor, dim: int, most: int) -> Tensor:
 
 
 def _elements(part: Part) -> Tensor | None:
-    y = _kept(part.node, "result0" if part.name == "CudnnRnn" else "result")
+    y = kept(part.node, "result0" if part.name == "CudnnRnn" else "result")
     return None if y is None else _spread(y.reshape(-1), 0, MOST).float()
 
 
@@ -189,7 +189,7 @@ def _certain(part: Part) -> Tensor | None:
 
     A row of one number above 0 may be masked, or so sure that nothing else is left: where most are so, nothing is said.
     """
-    p = _kept(part.node, "result")
+    p = kept(part.node, "result")
     if p is None or not p.dim():
         return None
     rows = p.movedim(signed(int(part.node._saved_dim)), -1)
@@ -208,7 +208,7 @@ def _certain_attention(sample: Sample | None) -> Tensor | None:
 
 def _sampled_attention(node: Node) -> Sample | None:
     """The logits of some examples and queries of a fused attention `[E, H, R, S]`, and which queries `[R]`."""
-    query, key = _kept(node, "query"), _kept(node, "key")
+    query, key = kept(node, "query"), kept(node, "key")
     if query is None or key is None or query.dim() != 4 or key.dim() != 4:
         return None
     mask = None
@@ -227,7 +227,7 @@ def _sampled_attention(node: Node) -> Sample | None:
 
 def _causal(part: Part) -> Tensor | None:
     """Of an attention `[..., T, T]` that is written out: the share of its weights that go to no later token."""
-    p = _kept(part.node, "result")
+    p = kept(part.node, "result")
     if p is None or p.dim() < 3 or not 1 < p.shape[-1] == p.shape[-2]:
         return None
     if signed(int(part.node._saved_dim)) % p.dim() != p.dim() - 1:
@@ -259,7 +259,7 @@ def _dropped(part: Part) -> Tensor | None:
 
 def _dropped_by_mask(part: Part) -> Tensor | None:
     """The same of the kernel that CUDA has for a dropout, which keeps what is left."""
-    left = _kept(part.node, "result1")
+    left = kept(part.node, "result1")
     return None if left is None else 1 - _spread(left.reshape(-1), 0, MOST).float().mean()
 
 
@@ -270,7 +270,7 @@ def _share(hit: Tensor, counts: Tensor) -> Tensor:
 
 
 def _dead(part: Part) -> Tensor | None:
-    y = _kept(part.node, "result")
+    y = kept(part.node, "result")
     if y is None or y.dim() < 2 or part.channels is None:
         return None
     units = y.flatten(2) if part.channels and y.dim() > 2 else y.reshape(-1, y.shape[-1])[..., None]  # [N, M, places]
@@ -282,7 +282,7 @@ def _dead(part: Part) -> Tensor | None:
 
 def _given(part: Part) -> Tensor | None:
     """What an operation with weights is given `[N, M]`, or some examples and elements of it."""
-    x = _kept(part.node, GIVEN[part.name].kept)
+    x = kept(part.node, GIVEN[part.name].kept)
     if x is None or x.dim() < 2:
         return None
     return _spread(_spread(x.reshape(len(x), -1), 0, MOST_ROWS), 1, MOST // 64).float()

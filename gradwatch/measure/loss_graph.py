@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from gradwatch.measure import graph_values, loss_targets
 from gradwatch.measure.graph_nodes import Node, Shape, children, is_written_in_python, name_of, shape_of, through, walk
+from gradwatch.measure.linear_chain import linear_chain
 from gradwatch.measure.views import reorders
 from gradwatch.table import IN_LOSS, LAYER_IN_LOSS
 
@@ -78,10 +79,19 @@ class LossGraph:
         if not losses:
             return {}
         tables = (other for other in self._nodes if name_of(other) == "Embedding")
+        data = [*islice(self._data(), loss_targets.MOST_TABLES)]
         if losses[0][0] not in loss_targets.NUMBERS:
-            return loss_targets.seen(*losses[0], tables, self._mask_of(losses[0][1]))
-        found = (loss_targets.seen(*each) for each in losses if each[0] in loss_targets.NUMBERS)
+            return loss_targets.seen(*losses[0], tables, data, self._mask_of(losses[0][1]))
+        found = (loss_targets.seen(*each, data=data) for each in losses if each[0] in loss_targets.NUMBERS)
         return loss_targets.largest([each for each in found if each])
+
+    def _data(self) -> Iterator[Tensor]:
+        """The tables `[N, M]` of data that weights are given."""
+        for node in self._nodes:
+            if name_of(node) in ("Addmm", "Mm") and self._is_given_data(node):
+                table = graph_values.kept(node, graph_values.GIVEN[name_of(node)].kept)
+                if table is not None:
+                    yield table
 
     def _mask_of(self, loss: Node, nearest: int = 40) -> Tensor | None:
         """What a loss of each target by itself is multiplied by; None of one that is reduced, or where nothing is."""
@@ -205,12 +215,15 @@ class LossGraph:
         `softmax`: its `operation`, `dim` and `shape`. Of each `batch_norm` in training, its `shape`. Of each `view`
         that puts axes into another order, the shape it is `of` and its own. Of each `input`, an operation with weights
         that is given a batch, its `operation`; not of weights that are given what others made as well, as those of a
-        recurrence are after their first state. Of others that are alike in all but the layer, the first.
+        recurrence are after their first state. Of a model with nothing that bends between its layers, all of them
+        (`linear`). Of others that are alike in all but the layer, the first.
         """
         found = [*self._paths(), *(row for node in self._nodes for row in self._of_node(node))]
         with_weights = (node for node in self._nodes if name_of(node) in graph_values.GIVEN)
         inner = {self._own(node) for node in with_weights if not self._is_given_data(node)}
         found = [row for row in found if row["what"] != "input" or row["layer"] not in inner]
+        chain = linear_chain(self._nodes, self._own, self._is_given_data)
+        found += [{"what": "linear", "layers": " ".join(chain), "layer": chain[0]}] if chain else []
         kinds = {
             tuple(row[key] for key in row if key != "layer" or row["what"] == "input"): row for row in reversed(found)
         }

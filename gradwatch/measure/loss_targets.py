@@ -22,7 +22,9 @@ from gradwatch.table import IN_LOSS
 
 MOST = 1 << 16  # targets that are looked at
 MOST_SCORES = 1 << 18  # of the scores of all classes, or those of 64 predictions
-MOST_TABLES = 4  # embeddings whose tokens are compared with the targets
+MOST_TABLES = 4  # embeddings whose tokens are compared with the targets, and tables of data whose columns are
+MOST_ROWS, MOST_COLUMNS = 256, 1 << 12  # of a table of data
+LEAST_ROWS = 8  # with which a column is compared with the targets
 
 _CHOICES, _YES_OR_NO = ("NllLoss", "NllLoss2D"), ("BinaryCrossEntropy", "BinaryCrossEntropyWithLogits")
 NUMBERS = ("MseLoss", "SmoothL1Loss", "HuberLoss")
@@ -30,7 +32,9 @@ LOSSES = (*_CHOICES, *_YES_OR_NO, *NUMBERS)
 
 
 @without_autograd
-def seen(loss: str, node: Node, tables: Iterable[Node] = (), mask: Tensor | None = None) -> dict[str, Tensor | float]:
+def seen(
+    loss: str, node: Node, tables: Iterable[Node] = (), data: Sequence[Tensor] = (), mask: Tensor | None = None
+) -> dict[str, Tensor | float]:
     """0-d tensors on the loss's device, by name; `loss` is the operation that the `node` is of, of `LOSSES`. Classes
     that are multiplied by a `mask` of 0 are ignored.
 
@@ -42,11 +46,13 @@ def seen(loss: str, node: Node, tables: Iterable[Node] = (), mask: Tensor | None
     how far those of one choice are apart, by the median (`logit_range`) and at most (`logit_range_most`), of two
     classes how far the one is from 0. Of numbers: `target_low` and `target_high`, between which nine tenths lie,
     `target_spread`, the median distance from the median, `target_farthest`, the largest, `predicted_mean` and
-    `predicted_std`, and the share of the targets' variance that is `explained`; so is a share of the entropy of logits'
-    targets, where they weigh alike. Of targets that come in rows, as tokens do by one of the embeddings `tables`:
-    `target_top_at_ends`, how much more often the most frequent one is the last of a row than the first (or less), and
-    of tables that have about a row for each class `target_is_input`, the share of targets that are the token at their
-    own place, and `target_is_next`, at the next one.
+    `predicted_std`, of several columns how many times the deviation of one is that of another, at most
+    (`target_columns_apart`), and the share of the targets' variance that is `explained`; so is a share of the entropy
+    of logits' targets, where they weigh alike. Of targets that come in rows, as tokens do by one of the
+    embeddings `tables`: `target_top_at_ends`, how much more often the most frequent one is the last of a row than the
+    first (or less), and of tables that have about a row for each class `target_is_input`, the share of targets that are
+    the token at their own place, and `target_is_next`, at the next one. Of tables of `data` with a row for each target
+    `target_in_data`, the largest share of targets that stand in one of a table's columns.
     """
     if not _lies_there(node):
         return {}
@@ -56,6 +62,8 @@ def seen(loss: str, node: Node, tables: Iterable[Node] = (), mask: Tensor | None
     few, is_reduced = _evenly(target.shape, MOST), node._saved_reduction != 0
     if loss in NUMBERS:
         found = _of_numbers(target[few].flatten().float(), scores[few].flatten().float())
+        if target.dim() == 2 and target.shape[1] > 1 and target.numel() <= MOST:
+            found["target_columns_apart"] = _columns_apart(target.float())
     elif loss in _YES_OR_NO:
         is_logits = loss.endswith("Logits")
         found = _of_two(target[few], scores[few] > (0.0 if is_logits else 0.5))
@@ -81,6 +89,7 @@ def seen(loss: str, node: Node, tables: Iterable[Node] = (), mask: Tensor | None
             del found["explained"]
         if not is_reduced and mask is None:  # what becomes of each is not known
             found.pop("target_top_at_ends", None)
+    found |= _in_data(target.reshape(-1), data)
     return {f"{IN_LOSS}targets": float(target.numel()), **{f"{IN_LOSS}{name}": value for name, value in found.items()}}
 
 
@@ -93,11 +102,30 @@ def largest(found: Sequence[dict[str, Any]]) -> dict[str, Any]:
             best = each
             continue
         more = each[_SPREAD] > best[_SPREAD]
-        best = {name: torch.where(more, value, best[name]) for name, value in each.items()}
+        best = {name: torch.where(more, value, best.get(name, math.nan)) for name, value in each.items()}
     return best
 
 
 _SPREAD = f"{IN_LOSS}target_std"
+
+
+def _in_data(target: Tensor, tables: Iterable[Tensor]) -> dict[str, Tensor]:
+    """Of targets `[N]`, one for each row of a table of data `[N, M]`, the share that stands in one of its columns, of
+    the column where it is largest; 0 where they are all alike.
+    """
+    found = []
+    for table in tables:
+        if len(table) == len(target) >= LEAST_ROWS and 1 < table.shape[1] <= MOST_COLUMNS:
+            few = slice(None, None, -(-len(table) // MOST_ROWS))
+            asked = target[few].to(table.dtype)
+            found.append((table[few] == asked[:, None]).float().mean(0).amax() * (asked != asked[0]).any())
+    return {"target_in_data": torch.stack(found).amax()} if found else {}
+
+
+def _columns_apart(target: Tensor) -> Tensor:
+    """How many times the deviation of a column `[N, M]` is that of another, of those that vary."""
+    spread = target.std(0, correction=0)
+    return spread.amax() / spread.masked_fill(spread == 0, math.inf).amin()
 
 
 def _of_numbers(target: Tensor, predicted: Tensor) -> dict[str, Tensor]:

@@ -265,7 +265,7 @@ CHARTS: dict[str, Draw] = {
     "negative-loss": loss_curve,
     "softmax-twice": loss_curve,
     **dict.fromkeys(("shapes-broadcast", "softmax-over-the-batch", "norm-over-too-few", "axes-mixed"), loss_curve),
-    "dropout-too-strong": loss_curve,
+    **dict.fromkeys(("dropout-too-strong", "no-activation"), loss_curve),
     **dict.fromkeys(("labels-not-shifted", "targets-out-of-range", "padding-in-loss"), loss_curve),
     **dict.fromkeys(("targets-not-normalised", "data-not-shuffled", "class-imbalance"), loss_curve),
     **dict.fromkeys(("accumulation-wiped", "logits-bounded", "future-seen"), loss_curve),

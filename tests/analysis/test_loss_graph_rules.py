@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import replace
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -10,18 +11,19 @@ from make_run import changed, make_history
 from torch import nn
 from torch.nn import functional as F
 
+from gradwatch.analysis.rules.broadcast import shapes_broadcast
 from gradwatch.analysis.rules.loss_graph import (
     axes_mixed,
     is_of_log_probabilities,
     norm_over_too_few,
     number_of_classes,
-    shapes_broadcast,
     softmax_over_the_batch,
     squashed,
     takes_logits,
     without_logarithm,
 )
 from gradwatch.analysis.rules.negative_loss import negative_loss
+from gradwatch.analysis.rules.no_activation import no_activation
 from gradwatch.analysis.rules.plateaus import rests
 from gradwatch.analysis.rules.progress import progress
 from gradwatch.analysis.rules.standstill import at_chance, equal_odds
@@ -65,6 +67,62 @@ def logits():
 def test_a_column_against_a_row_is_told(loss):
     (found,) = shapes_broadcast(run_of(loss()))
     assert (found.severity, found.evidence["rows"]) == ("warning", N)
+
+
+IMAGES, MASKS = torch.randn(N, 2, 6, 6), (torch.rand(N, 6, 6) > 0.5).float()
+CONV = nn.Conv2d(2, 1, 3, padding=1)
+
+
+def of_net(net, loss):
+    """A run of a model whose first loss this is."""
+    params = dict(net.named_parameters())
+    graph = LossGraph(loss, {id(p): name for name, p in params.items()})
+    history = make_history(20, layers=tuple(params), loss_graph=tuple(graph.described()))
+    layers = tuple(replace(layer, shape=tuple(params[layer.name].shape)) for layer in history.run.layers)
+    return replace(history, run=replace(history.run, layers=layers))
+
+
+@pytest.mark.parametrize(
+    ("loss", "told"),
+    [
+        (lambda p: -(p * MASKS + (1 - p) * (1 - MASKS)).log().mean(), True),
+        (lambda p: F.mse_loss(p, MASKS), True),
+        (lambda p: (p - MASKS).abs().mean(), True),
+        (lambda p: F.mse_loss(p, MASKS[:, None]), False),
+        (lambda p: (p.squeeze(1) - MASKS).abs().mean(), False),
+        (lambda p: (p.flatten(1)[:, None] - MASKS.flatten(1)).square().sum(2).amin(1).mean(), False),  # the nearest
+    ],
+)
+@pytest.mark.filterwarnings("ignore:Using a target size")
+def test_images_of_one_channel_against_masks_without_one_are_told(loss, told):
+    found = shapes_broadcast(of_net(CONV, loss(CONV(IMAGES).sigmoid())))
+    assert [f.evidence["rows"] for f in found] == [N] * told
+    assert not told or "[16, 1, 6, 6], the others [16, 6, 6]" in found[0].cause
+
+
+def stack(*widths, between=None, kind=nn.Linear):
+    """Layers of these widths, with something between them."""
+    layers = [kind(a, b) for a, b in pairwise(widths)]
+    return nn.Sequential(*(each for layer in layers for each in (layer, between) if each is not None))
+
+
+@pytest.mark.parametrize(
+    ("net", "told"),
+    [
+        (stack(2, 8, 8, 3), 3),
+        (stack(2, 8, 3), 2),
+        (stack(2, 8, 8, between=nn.BatchNorm1d(8)), 2),
+        (stack(2, 8, 3, between=nn.Dropout(0.5)), 2),
+        (stack(2, 3), 0),
+        (stack(2, 8, 3, between=nn.ReLU()), 0),
+        (stack(2, 8, 8, between=nn.LayerNorm(8)), 0),
+        (stack(8, 2, 8), 0),  # a linear autoencoder
+    ],
+)  # fmt: skip
+def test_layers_with_nothing_between_them_are_told(net, told):
+    out = net(torch.randn(N, net[0].in_features))
+    found = no_activation(of_net(net, F.mse_loss(out, torch.zeros_like(out))))
+    assert [f.evidence["layers"] for f in found] == [told] * bool(told)
 
 
 @pytest.mark.parametrize(

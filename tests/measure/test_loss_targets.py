@@ -17,9 +17,10 @@ REAL = 3 + 2 * torch.randn(N, 1, generator=torch.Generator().manual_seed(3))
 ONE, MANY = nn.Linear(6, 1), nn.Linear(6, C)
 
 
-def seen(loss):
+def seen(loss, but="in_loss/target_in_data"):
     layers = {id(p): f"{i}.{name}" for i, m in enumerate((ONE, MANY)) for name, p in m.named_parameters()}
     found = LossGraph(loss, layers).targets()
+    found.pop(but, None)
     tensors = [value for value in found.values() if not isinstance(value, float)]
     assert all(value.dim() == 0 and not value.requires_grad for value in tensors)
     return {name.removeprefix("in_loss/"): float(value) for name, value in found.items()}
@@ -125,6 +126,33 @@ def test_of_numbers(loss):
         "explained": 1 - np.square(said - asked).mean() / asked.var(),
     }
     assert seen(loss(ONE(X), REAL)) == pytest.approx(expected, rel=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("asked", "share"),
+    [
+        (X[:, 2:3], 1.0),
+        (torch.cat([X[: N // 2, 2:3], torch.zeros(N // 2, 1)]), 0.5),
+        (X[:, 2:3].roll(1, 0), 0.0),
+        (torch.zeros(N, 1), 0.0),  # what is always the same is the same as anything
+    ],
+)
+def test_targets_that_stand_in_a_column_of_the_data(asked, share):
+    assert seen(F.mse_loss(ONE(X), asked), but=None)["target_in_data"] == share
+    data = torch.cat([X[:, :5], (asked > 0).float()], 1)
+    told = seen(F.binary_cross_entropy_with_logits(ONE(data), (asked > 0).float()), but=None)["target_in_data"]
+    assert told == (asked > 0).any()
+    flat = ONE(X.reshape(6, 10, 6)).squeeze(2)
+    assert seen(F.mse_loss(flat, asked.reshape(6, 10)), but=None)["target_in_data"] == share
+    assert "target_in_data" not in seen(F.mse_loss(ONE(X.exp() * ONE.weight), asked), but=None)  # that is no data
+
+
+def test_columns_of_targets_that_are_of_several_sizes():
+    asked = torch.randn(N, C) * torch.tensor([1.0, 20.0, 0.5, 0.0, 3.0])
+    spread = asked.std(0, correction=0)
+    found = seen(F.mse_loss(MANY(X), asked))
+    assert found["target_columns_apart"] == pytest.approx(float(spread.max() / spread[spread > 0].min()))
+    assert "target_columns_apart" not in seen(F.mse_loss(ONE(X), REAL))
 
 
 def texts(padding=0):

@@ -21,6 +21,20 @@ def broadcast(folder, sick=True, steps=200):
     return fit(folder, net, optim.Adam(net.parameters(), 0.01), loss_of, steps)
 
 
+def without_activations(folder, sick=True, steps=200):
+    """Three layers with nothing between them (the twin: with a ReLU between them)."""
+    torch.manual_seed(SEED[0])
+    between = nn.Identity if sick else nn.ReLU
+    net = nn.Sequential(nn.Linear(8, 32), between(), nn.Linear(32, 32), between(), nn.Linear(32, 1))
+    draw = torch.Generator().manual_seed(SEED[0])
+
+    def loss_of(step):
+        x = torch.randn(64, 8, generator=draw)
+        return F.mse_loss(net(x).squeeze(1), x[:, 0] * x[:, 1] + x[:, 2])
+
+    return fit(folder, net, optim.Adam(net.parameters(), 0.01), loss_of, steps)
+
+
 def gated_over_the_batch(folder, sick=True, steps=200):
     """Gates of four experts that add up to 1 over the batch (the twin: over the experts)."""
     torch.manual_seed(SEED[0])

@@ -163,6 +163,7 @@ READINGS = {
         "the warm-up ends after a twentieth of the run: ten steps", as_expert=True
     ),
     ("weight-decay-too-strong: Adam, a decay of 0.1", "weight-decay-too-strong"): Reading("AdamW", as_expert=True),
+    ("no-activation: nothing between three layers", "no-activation"): Reading("nn.ReLU between", as_expert=True),
     ("shapes-broadcast: [64, 1] against [64]", "shapes-broadcast"): Reading("predictions.squeeze(-1)", as_expert=True),
     ("softmax-over-the-batch: gates over the batch", "softmax-over-the-batch"): Reading("dim=-1", as_expert=True),
     ("norm-over-too-few: batches of two", "norm-over-too-few"): Reading("larger batches", as_expert=True),

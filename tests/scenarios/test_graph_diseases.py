@@ -11,6 +11,7 @@ from gradwatch.analysis.rules import diagnose
     ("train", "rule", "layer", "words"),
     [
         (g.broadcast, "shapes-broadcast", "2.weight", "over all 64 x 64 pairs"),
+        (g.without_activations, "no-activation", "4.weight", "The 3 layers of this model follow one another"),
         (g.gated_over_the_batch, "softmax-over-the-batch", "router.weight", "dim 0 of [64, 4]"),
         (g.normed_over_two, "norm-over-too-few", "5.weight", "on batches of 2"),
         (g.nine_in_ten_dropped, "dropout-too-strong", None, "drops 0.9 of what it is given"),

@@ -70,6 +70,7 @@ TWINS: dict[str, tuple[tuple[str, Train], tuple[str, Train]]] = {
             ("schedule-too-short", s.outlasted_schedule, "T_max of half the run", "T_max of the whole run"),
             ("warmup-too-long", s.endless_warmup, "a warm-up as long as the run", "a warm-up of ten steps"),
             ("shapes-broadcast", g.broadcast, "[64, 1] against [64]", "one shape"),
+            ("no-activation", g.without_activations, "nothing between three layers", "a ReLU"),
             ("softmax-over-the-batch", g.gated_over_the_batch, "gates over the batch", "over the experts"),
             ("norm-over-too-few", g.normed_over_two, "batches of two", "of 64"),
             ("axes-mixed", g.viewed_for_transposed, "heads by a view", "by a view and a transpose"),

@@ -17,6 +17,7 @@ CONSEQUENCES: dict[str, set[str]] = {
     "clip-after-step": _MISMADE | {"double-clip"},
     **dict.fromkeys(("future-seen", "codebook-collapse"), _RUINED),
     "wrong-sign": _MISMADE,
+    "no-activation": _RUINED,
     "returns-not-normalised": _MISMADE | {"targets-not-normalised"},
     "targets-not-normalised": _MISMADE | {"bad-initialisation", "scaled-gradients", "gradients-accumulate"},
     "negative-loss": _RUINED | {"exploding", "lr-too-high", "scaled-gradients", "gradients-accumulate"},

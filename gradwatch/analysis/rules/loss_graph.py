@@ -26,15 +26,13 @@ _RANGES = {
     **{operation: (name, -1.0 if name == "tanh" else 0.0, 1.0) for operation, name in _SQUASH.items()},
     "Relu": ("ReLU", 0.0, math.inf),
 }
-_TO_ONE = {"Mean", "Sum", "Neg", "Div", "Mul", "Add", "Minimum", "Maximum", "Clamp"}  # all that is left is a mean
-_NUMBERS = {"MseLoss", "SmoothL1Loss", "HuberLoss"}
+NUMBERS = {"MseLoss", "SmoothL1Loss", "HuberLoss"}
 _NORMS = {"NativeLayerNorm": "layer norm", "NativeBatchNorm": "batch norm", "CudnnBatchNorm": "batch norm"}
 _TO_A_SUM = {"Mean", "Sum", "Add", "Diagonal", "DiagonalBackward0_copy"}
 _OF_CHOICES = {
     *_SQUASH, "LogSoftmax", "LogSigmoid", "Logsumexp", "Softplus", "Exp", "NllLoss", "NllLoss2D", "CtcLoss", "KlDiv",
     "BinaryCrossEntropy", "BinaryCrossEntropyWithLogits",
 }  # fmt: skip
-_OF_DIFFERENCES = _NUMBERS | {"L1Loss", "Pow", "Abs"}
 
 
 @dataclass(frozen=True)
@@ -50,7 +48,7 @@ class Operation:
 
 def paths(history: History) -> Iterator[tuple[list[Operation], str]]:
     """The ways from the first losses down to weights, and the layer that each ends in."""
-    for row in _rows(history, "path"):
+    for row in graph_rows(history, "path"):
         names, shapes, operands = (str(row[key]).split() for key in ("operations", "shapes", "operands"))
         yield [Operation(n, _shape(s), int(o)) for n, s, o in zip(names, shapes, operands, strict=True)], row["layer"]
 
@@ -102,7 +100,7 @@ def reached_range(history: History) -> tuple[str, str, float, float] | None:
     """
     for path, layer in paths(history):
         for above, below in _neighbours(path):
-            if above in _NUMBERS and below in _RANGES:
+            if above in NUMBERS and below in _RANGES:
                 name, least, most = _RANGES[below]
                 return name, layer, least, most
     return None
@@ -124,20 +122,20 @@ def number_of_classes(history: History) -> int | None:
     """Among how many classes the first losses choose: the size of their softmax, 2 for a binary cross-entropy, 1 where
     they are all of differences. None where the graph does not show it, or there are several.
     """
-    softmaxes = [row for row in _rows(history, "softmax") if row["operation"] == "LogSoftmax"]
+    softmaxes = [row for row in graph_rows(history, "softmax") if row["operation"] == "LogSoftmax"]
     sizes = {_shape(row["shape"])[row["dim"]] for row in softmaxes} - {1}
     if softmaxes:
         return sizes.pop() if len(sizes) == 1 else None
     losses = [{each.name.partition("/")[0] for each in path} for path, _ in paths(history)]
     if losses and all(names & {"BinaryCrossEntropy", "BinaryCrossEntropyWithLogits"} for names in losses):
         return 2
-    return 1 if losses and all(names & (_NUMBERS | {"L1Loss"}) for names in losses) else None
+    return 1 if losses and all(names & (NUMBERS | {"L1Loss"}) for names in losses) else None
 
 
 def may_choose(history: History) -> bool:
     """Whether a loss may be one of classes, as far as the graph tells: a softmax or a sigmoid is there, or an exp."""
     names = {each.name.partition("/")[0] for path, _ in paths(history) for each in path}
-    return not names or bool(names & _OF_CHOICES) or any(True for _ in _rows(history, "softmax"))
+    return not names or bool(names & _OF_CHOICES) or any(True for _ in graph_rows(history, "softmax"))
 
 
 def is_mean_cross_entropy(history: History) -> bool:
@@ -149,40 +147,8 @@ def is_mean_cross_entropy(history: History) -> bool:
 def is_one_loss(history: History) -> bool:
     """Whether the graph shows that the first losses are one of torch's own each, times a number, and nothing else."""
     heads = [next((each.name for each in path if each.name not in ("Mul", "Div")), "") for path, _ in paths(history)]
-    known = _NUMBERS | {"NllLoss", "NllLoss2D", "BinaryCrossEntropyWithLogits"}
+    known = NUMBERS | {"NllLoss", "NllLoss2D", "BinaryCrossEntropyWithLogits"}
     return bool(heads) and all(head.partition("/")[0] in known for head in heads)
-
-
-def shapes_broadcast(history: History) -> list[Finding]:
-    """N predictions, a column, set against N targets, a row: a loss of all N x N pairs. A warning.
-
-    Torch's broadcasting makes `[N, 1] - [N]` a table `[N, N]`, and so does a product of a column of log-probabilities
-    with a row of advantages. Alarm: on the way from a loss to the weights a column (or row) of N numbers became such a
-    table by a difference, a product or an expansion whose other operand asks for no gradient, and what is left above
-    is their mean. A table of differences between scores (a ranking) has gradients on both sides.
-    Source: torch's documentation of broadcasting semantics; its own warning in `mse_loss`.
-    """
-    for path, layer in paths(history):
-        for i, (table, column) in enumerate(pairwise(path)):
-            n = table.shape[0] if len(table.shape) == 2 else 0
-            spread = n > 1 and table.shape == (n, n) and column.shape in ((n, 1), (n,)) and table.operands == 1
-            above = {each.name.partition("/")[0] for each in path[:i]}
-            wanted = _TO_ONE if table.name == "Mul" else _TO_ONE | _OF_DIFFERENCES
-            if spread and table.name in ("Sub", "Rsub", "Mul", "Expand") and above <= wanted:
-                return [
-                    from_graph(
-                        history,
-                        "shapes-broadcast",
-                        layer,
-                        {"rows": n, "operation": table.name},
-                        f"The loss is taken over all {n} x {n} pairs of {n} predictions and {n} targets: one is a "
-                        f"column [{n}, 1], the other a row [{n}], and broadcasting makes a table of the two. Each "
-                        "prediction is drawn to the mean of all targets.",
-                        "Give both one shape: predictions.squeeze(-1), or targets.unsqueeze(-1). Then assert "
-                        "predictions.shape == targets.shape before the loss.",
-                    )
-                ]
-    return []
 
 
 def softmax_over_the_batch(history: History) -> list[Finding]:
@@ -193,7 +159,7 @@ def softmax_over_the_batch(history: History) -> list[Finding]:
     Source: the definition of the softmax; torch warns where `dim` is left out, for this reason.
     """
     rows = {next((each.shape[0] for each in path if math.prod(each.shape) > 1), 1) for path, _ in paths(history)}
-    for row in _rows(history, "softmax"):
+    for row in graph_rows(history, "softmax"):
         shape = _shape(row["shape"])
         if row["dim"] != 0 or len(shape) != 2 or shape[0] not in rows - {1} or shape[1] in (1, shape[0]):
             continue
@@ -225,10 +191,10 @@ def norm_over_too_few(history: History, most: int = 2, places: int = 64, outputs
     """
     for path, layer in paths(history):
         for above, below in pairwise(_changing(path)):
-            kind = _NORMS.get(below.name) if above.name.partition("/")[0] in _NUMBERS else None
+            kind = _NORMS.get(below.name) if above.name.partition("/")[0] in NUMBERS else None
             if kind and below.shape[-1] <= outputs:
                 return [_outputs_normed(history, layer, below.shape[-1], kind)]
-    shapes = {row["layer"]: _shape(row["shape"]) for row in _rows(history, "batch_norm")}
+    shapes = {row["layer"]: _shape(row["shape"]) for row in graph_rows(history, "batch_norm")}
     few = [name for name, shape in shapes.items() if shape[0] <= most and math.prod(shape[:1] + shape[2:]) < places]
     if not few:
         return []
@@ -272,7 +238,7 @@ def axes_mixed(history: History) -> list[Finding]:
     another number of elements (`measure.views.reorders`): what was one row is spread over several.
     Source: torch's documentation of `Tensor.view`, which keeps the elements in their order.
     """
-    for row in _rows(history, "view"):
+    for row in graph_rows(history, "view"):
         before, after = (list(_shape(row[key])) for key in ("of", "shape"))
         return [
             from_graph(
@@ -306,10 +272,10 @@ def from_graph(
 
 def given_data(history: History) -> set[str]:
     """The layers that are given a batch of data, as the graphs of its losses show; empty where these are not known."""
-    return {str(row.get("layer", "")) for row in _rows(history, "input")}
+    return {str(row.get("layer", "")) for row in graph_rows(history, "input")}
 
 
-def _rows(history: History, what: str) -> Iterator[dict[str, Any]]:
+def graph_rows(history: History, what: str) -> Iterator[dict[str, Any]]:
     """Those of the graph that are of layers of this lane, or of none."""
     for row in history.run.loss_graph:
         if row.get("what") == what and (row.get("layer", "") in history.layers or not row.get("layer")):

@@ -125,14 +125,20 @@ def _no_probabilities(history: History, share: float) -> Finding:
 
 
 def targets_not_normalised(
-    history: History, large: float = 30.0, missed: float = 0.5, min_steps: int = 50, apart: float = 3.0
+    history: History,
+    large: float = 30.0,
+    missed: float = 0.5,
+    min_steps: int = 50,
+    apart: float = 3.0,
+    unlike: float = 100.0,
 ) -> list[Finding]:
     """Numbers that are asked for are so large that the outputs have not come to them. A warning.
 
     Alarm: mean or deviation of the targets are above `large` in size, by the medians over the samples, and at the end
     of `min_steps` steps or more the outputs' mean is away from that of the targets by the share `missed` of it, or
     their deviation is below that share of the targets'; or what they say is worse than the targets' mean would be, by
-    no more than `apart` times their variance (beyond that it came apart).
+    no more than `apart` times their variance (beyond that it came apart). Or one column of the targets has `unlike`
+    times the deviation of another, and one above `large`: then the loss is that column's alone.
     Source: LeCun et al. (1998), Efficient BackProp, sections 4.3 and 4.5.
     """
     step, mean, std, said, deviation = sampled(history, "target_mean", "target_std", "predicted_mean", "predicted_std")
@@ -147,7 +153,7 @@ def targets_not_normalised(
     flat = spread > large and short < missed * spread
     astray = max(abs(asked), spread) > large and len(share) > 0 and -apart < float(np.median(share[late])) < 0
     if not astray and (not (far or flat) or succeeds(history, 0.9)):
-        return []
+        return _columns_apart(history, large, unlike)
     return [
         from_graph(
             history,
@@ -164,6 +170,24 @@ def targets_not_normalised(
             f"{optimizer_kind(history)} brings it there by steps that have nothing to do with the targets' size.",
             "Take the targets' mean away and divide by their deviation, both of the training data, and turn the "
             "model's answers back. Returns and rewards: divide by a running deviation.",
+        )
+    ]
+
+
+def _columns_apart(history: History, large: float, unlike: float) -> list[Finding]:
+    _, times, spread = sampled(history, "target_columns_apart", "target_std")
+    if len(times) < LEAST_SAMPLES or np.median(times) < unlike or np.median(spread) < large:
+        return []
+    return [
+        from_graph(
+            history,
+            "targets-not-normalised",
+            "",
+            {"columns_apart": float(np.median(times)), "target_std": float(np.median(spread))},
+            f"Of what the model is asked for one column deviates {np.median(times):.3g} times as much as another: the "
+            "loss and its gradients are those of the largest, and the others are hardly learnt.",
+            "Give each column of the targets a mean of 0 and a deviation of 1, of the training data, and turn the "
+            "model's answers back; or give each a loss of its own, weighed by one over its variance.",
         )
     ]
 

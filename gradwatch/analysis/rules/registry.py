@@ -13,6 +13,7 @@ from gradwatch.analysis.rules.activations import dead_units, saturated
 from gradwatch.analysis.rules.advantages import returns_not_normalised
 from gradwatch.analysis.rules.attention import attention_collapsed, attention_logits_grow
 from gradwatch.analysis.rules.bounded_logits import logits_bounded
+from gradwatch.analysis.rules.broadcast import shapes_broadcast
 from gradwatch.analysis.rules.clipping import (
     clip_before_unscale,
     clip_inert,
@@ -36,7 +37,7 @@ from gradwatch.analysis.rules.initialisation import bad_initialisation
 from gradwatch.analysis.rules.inputs import inputs_not_normalised
 from gradwatch.analysis.rules.late_clip import clip_after_step
 from gradwatch.analysis.rules.long_steps import lr_too_high
-from gradwatch.analysis.rules.loss_graph import axes_mixed, norm_over_too_few, shapes_broadcast, softmax_over_the_batch
+from gradwatch.analysis.rules.loss_graph import axes_mixed, norm_over_too_few, softmax_over_the_batch
 from gradwatch.analysis.rules.loss_targets import (
     accumulation_wiped,
     class_imbalance,
@@ -49,6 +50,7 @@ from gradwatch.analysis.rules.micro_batches import with_sums
 from gradwatch.analysis.rules.modes import dropout_too_strong, left_in_eval, norm_statistics
 from gradwatch.analysis.rules.muon import clip_over_muon
 from gradwatch.analysis.rules.negative_loss import negative_loss
+from gradwatch.analysis.rules.no_activation import no_activation
 from gradwatch.analysis.rules.no_gradient import no_gradient
 from gradwatch.analysis.rules.no_progress import no_progress
 from gradwatch.analysis.rules.noise import noise_dominated
@@ -79,7 +81,7 @@ RULES: tuple[Rule, ...] = (
     weight_decay_too_strong,
     labels_not_shifted, targets_out_of_range, padding_in_loss, targets_not_normalised, data_not_shuffled,
     class_imbalance, accumulation_wiped, logits_bounded, future_seen, codebook_collapse, returns_not_normalised,
-    wrong_sign,
+    wrong_sign, no_activation,
     inputs_not_normalised, negative_loss, left_in_eval, norm_statistics, dead_units, saturated,
     optimizer_state_lost, schedule_too_short, warmup_too_long,
     attention_logits_grow, attention_collapsed, activation_outlier, expert_starved, stale_second_moment,

@@ -91,13 +91,18 @@ def labels_not_shifted(history: History, share: float = 0.98, varied: float = 0.
 def future_seen(
     history: History, following: float = 0.98, back: float = 0.9, varied: float = 0.9, least: int = 3
 ) -> list[Finding]:
-    """A model of the next token reads it: its attention gives weight to later tokens. A warning.
+    """What a model is asked for it is given: a column of its inputs, or the token that its attention reads. A warning.
 
-    Alarm: `following` of the targets are the token at the next place of what is read, in the median of the samples,
-    less than `varied` of them one and the same; and each attention of tokens over the same ones that is seen gives less
-    than `back` of its weight to a token itself and to earlier ones.
-    Source: Vaswani et al., arXiv:1706.03762, section 3.2.3 (the mask of the decoder).
+    Alarm: one column of a table that weights are given holds the targets of its rows, `following` of them; or as many
+    targets are the token at the next place of what is read, and each attention of tokens over the same ones that is
+    seen gives less than `back` of its weight to a token itself and to earlier ones. In the median of the samples, less
+    than `varied` of the targets one and the same.
+    Source: Kaufman et al. (2012), Leakage in Data Mining; Vaswani et al., arXiv:1706.03762, section 3.2.3 (the mask of
+    the decoder).
     """
+    given = _in_data(history, following, least)
+    if given:
+        return given
     _, following_share, same, top = sampled(history, "target_is_next", "target_is_input", "target_top_share")
     _, causal, places = sampled(history, "causal", "layer_of/causal")
     if len(following_share) < least or len(causal) < least or np.median(following_share) < following:
@@ -117,5 +122,25 @@ def future_seen(
             "Mask what comes later: is_causal=True in scaled_dot_product_attention, or a mask that is -inf above the "
             "diagonal (torch.nn.Transformer.generate_square_subsequent_mask). To see it: the outputs at a place must "
             "not change when later tokens do.",
+        )
+    ]
+
+
+def _in_data(history: History, share: float, least: int) -> list[Finding]:
+    _, found = sampled(history, "target_in_data")
+    if len(found) < least or np.median(found) < share:
+        return []
+    causes = ("the targets were to be those of a later row or time, and were not shifted", "the column is the target")
+    return [
+        from_graph(
+            history,
+            "future-seen",
+            "",
+            {"share_in_data": float(np.median(found))},
+            f"{percent(float(np.median(found)))} of the targets stand in one column of what the model is given, in "
+            f"their own row: it has only to copy that. {either(causes)}",
+            "Shift the targets against the inputs, or take the column out: what is not known yet when the model is "
+            "asked must not be given to it. To find it: (inputs == targets[:, None]).float().mean(0).",
+            causes,
         )
     ]

@@ -1,0 +1,58 @@
+"""Predictions set against targets of another shape, as the autograd graph of the first losses shows it.
+
+Legend: N rows of a batch.
+"""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+from gradwatch.analysis.rules.finding import Finding
+from gradwatch.analysis.rules.loss_graph import NUMBERS, Operation, from_graph, paths
+from gradwatch.history import History
+
+_TO_ONE = {"Mean", "Sum", "Neg", "Div", "Mul", "Add", "Minimum", "Maximum", "Clamp"}  # all that is left is a mean
+_OF_DIFFERENCES = NUMBERS | {"L1Loss", "Pow", "Abs"}
+_SPREADS = ("Sub", "Rsub", "Mul", "Expand")
+
+
+def shapes_broadcast(history: History) -> list[Finding]:
+    """N predictions, a column, set against N targets, a row: a loss of all N x N pairs. A warning.
+
+    Torch's broadcasting makes `[N, 1] - [N]` a table `[N, N]`, and so does a product of a column of log-probabilities
+    with a row of advantages. Alarm: on the way from a loss to the weights a column (or row) of N numbers became such a
+    table by a difference, a product or an expansion whose other operand asks for no gradient, and what is left above
+    is their mean. Or images of one channel, as weights give them, `[N, 1, ...]`, became `[N, N, ...]` so. A table of
+    differences between scores (a ranking) has gradients on both sides.
+    Source: torch's documentation of broadcasting semantics; its own warning in `mse_loss`.
+    """
+    for path, layer in paths(history):
+        for i, (table, before) in enumerate(pairwise(path)):
+            if table.operands != 1 or table.name not in _SPREADS:
+                continue
+            n, rest = table.shape[0] if len(table.shape) > 1 else 0, table.shape[2:]
+            if n < 2 or table.shape[:2] != (n, n):
+                continue
+            if rest and before.shape == (n, 1, *rest) and all(each.shape == before.shape for each in path[i + 1 :]):
+                shapes = f"the ones are {[n, 1, *rest]}, the others {[n, *rest]}"
+                return [_found(history, layer, table, shapes, axis=1)]
+            above = {each.name.partition("/")[0] for each in path[:i]}
+            wanted = _TO_ONE if table.name == "Mul" else _TO_ONE | _OF_DIFFERENCES
+            if not rest and before.shape in ((n, 1), (n,)) and above <= wanted:
+                shapes = f"one is a column [{n}, 1], the other a row [{n}]"
+                return [_found(history, layer, table, shapes, axis=-1)]
+    return []
+
+
+def _found(history: History, layer: str, table: Operation, shapes: str, axis: int) -> Finding:
+    n = table.shape[0]
+    return from_graph(
+        history,
+        "shapes-broadcast",
+        layer,
+        {"rows": n, "operation": table.name},
+        f"The loss is taken over all {n} x {n} pairs of {n} predictions and {n} targets: {shapes}, and "
+        "broadcasting sets each against all. Each prediction is drawn to the mean of all targets.",
+        f"Give both one shape: predictions.squeeze({axis}), or targets.unsqueeze({axis}). Then assert "
+        "predictions.shape == targets.shape before the loss.",
+    )

@@ -1,0 +1,41 @@
+"""A deep model with nothing between its layers that bends: all of it is one linear layer."""
+
+from __future__ import annotations
+
+from gradwatch.analysis.rules.finding import Finding
+from gradwatch.analysis.rules.loss_graph import from_graph, graph_rows
+from gradwatch.analysis.rules.progress import succeeds
+from gradwatch.history import History
+
+
+def no_activation(history: History, gained: float = 0.9) -> list[Finding]:
+    """Layers follow one another, and nothing between them bends. A warning, unless the training succeeds.
+
+    Alarm: all that the layers of the model are given, but for the first, is made by other layers and operations that
+    are linear, as the graph of the first losses shows it; and no layer between is narrower than what comes in and what
+    goes out, as those of a factorisation or a linear autoencoder are: a narrow one keeps the product's rank down, which
+    a single layer does not. Not said where the share `gained` of the loss is gone.
+    Source: Goodfellow et al., Deep Learning, section 6.1 (a linear function of a linear function is linear).
+    """
+    shapes = {layer.name: layer.shape for layer in history.run.layers}
+    for row in graph_rows(history, "linear"):
+        names = str(row["layers"]).split()  # from the loss down
+        known = [shapes[name] for name in names if len(shapes.get(name, ())) > 1]
+        if len(known) < 2 or len(known) < len(names) or succeeds(history, gained):
+            continue
+        narrowest, ends = min(shape[0] for shape in known[1:]), min(known[0][0], known[-1][1])
+        if narrowest < ends:
+            continue
+        return [
+            from_graph(
+                history,
+                "no-activation",
+                names[0],
+                {"layers": len(names)},
+                f"The {len(names)} layers of this model follow one another with nothing between them that bends: "
+                "together they are one linear function of what comes in, and learn no more than a single layer could.",
+                "Put an activation behind each layer but the last (nn.ReLU, nn.GELU, nn.Tanh), and look whether the "
+                "one that was meant is called in forward.",
+            )
+        ]
+    return []
