@@ -15,7 +15,7 @@ from gradwatch.analysis.rules import diagnose
 from gradwatch.storage.folder import read_run
 from gradwatch.storage.shared_folder import run_folders
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]  # `folders` runs some seventy scripts
 # script: the steps of each optimizer
 STEPS = {
     "argparse_script": [300],  # more than the ring holds
