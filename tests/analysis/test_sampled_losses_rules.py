@@ -267,3 +267,24 @@ def leaps(at, targets):
 )
 def test_a_leap_where_another_task_begins_is_no_odd_batch(targets, found):
     assert sum(f.severity != "note" for f in spike(leaps(115, targets))) == found
+
+
+@pytest.mark.parametrize(
+    ("numbers", "found"),
+    [
+        ({"target_in_data": 1.0}, 1),
+        ({"target_in_data": 1.0, "target_top_share": 0.6}, 1),
+        ({"target_in_data": 1.0, "target_top_share": 0.95}, 0),  # what is nearly always the same is like anything rare
+        ({"target_in_data": 0.9}, 0),
+    ],
+)
+def test_what_is_asked_for_stands_in_the_data(numbers, found):
+    told = future_seen(run_with(**numbers))
+    assert [(f.rule, f.evidence["share_in_data"]) for f in told] == [("future-seen", 1.0)] * found
+
+
+@pytest.mark.parametrize(("apart", "std", "found"), [(8000.0, 600.0, 1), (50.0, 600.0, 0), (8000.0, 2.0, 0)])
+def test_one_column_of_the_targets_is_all_of_the_loss(apart, std, found):
+    numbers = {"target_mean": 0.0, "target_std": std, "predicted_mean": 0.0, "predicted_std": std, "explained": 0.99}
+    told = targets_not_normalised(run_with(**numbers, target_columns_apart=apart))
+    assert [f.evidence.get("columns_apart") for f in told] == [apart] * found

@@ -100,7 +100,7 @@ def future_seen(
     Source: Kaufman et al. (2012), Leakage in Data Mining; Vaswani et al., arXiv:1706.03762, section 3.2.3 (the mask of
     the decoder).
     """
-    given = _in_data(history, following, least)
+    given = _in_data(history, following, varied, least)
     if given:
         return given
     _, following_share, same, top = sampled(history, "target_is_next", "target_is_input", "target_top_share")
@@ -126,9 +126,9 @@ def future_seen(
     ]
 
 
-def _in_data(history: History, share: float, least: int) -> list[Finding]:
-    _, found = sampled(history, "target_in_data")
-    if len(found) < least or np.median(found) < share:
+def _in_data(history: History, share: float, varied: float, least: int) -> list[Finding]:
+    found, top = sampled(history, "target_in_data")[1], sampled(history, "target_top_share")[1]
+    if len(found) < least or np.median(found) < share or (len(top) and np.median(top) > varied):
         return []
     causes = ("the targets were to be those of a later row or time, and were not shifted", "the column is the target")
     return [
