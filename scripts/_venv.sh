@@ -4,6 +4,10 @@
 # The version that is installed where there is no torch yet; with this pin pip never looks for anything newer.
 TORCH_PIN="torch==2.13.0"
 
+# Packages are compiled as they are first imported (all of them would take two minutes). Where a container forbids to keep
+# what was compiled, each process would compile torch anew: seconds, thousands of times in the tests.
+unset PYTHONDONTWRITEBYTECODE
+
 make_venv() {
     local extra=$1 stamp wanted
     stamp=.venv/.installed-$extra
@@ -18,7 +22,6 @@ make_venv() {
     fi
     echo "Installing gradwatch[$extra] into .venv; the first time this takes minutes" >&2
     .venv/bin/python -c "import torch" 2>/dev/null || .venv/bin/python -m pip install -qq --disable-pip-version-check --no-compile "$TORCH_PIN"
-    # Modules are compiled as they are imported: all of these packages take two minutes, and few of them are used
     .venv/bin/python -m pip install -qq --disable-pip-version-check --no-compile -e ".[$extra]"
     echo "$wanted" >"$stamp"
 }
