@@ -67,6 +67,8 @@ def seen(
     elif loss in _YES_OR_NO:
         is_logits = loss.endswith("Logits")
         found = _of_two(target[few], scores[few] > (0.0 if is_logits else 0.5))
+        if mask is not None:  # or weights: how much each class counts is not known
+            del found["target_top_share"], found["predicted_top_share"]
         if is_logits:
             found |= _of_logits(scores[few].abs().flatten(), softplus(scores[few]) - target[few] * scores[few])
             of_all, of_ones = target[few].float().mean(), node._saved_pos_weight

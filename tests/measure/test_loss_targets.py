@@ -227,6 +227,14 @@ def test_how_much_the_positives_weigh_and_which_targets_are_no_probabilities():
     assert np.isnan(signs["explained"])
 
 
+def test_of_two_classes_that_are_masked_by_hand_no_shares_are_told():
+    y, there = (REAL > 3).float(), (torch.arange(N) % 3 > 0).float()[:, None]
+    each = F.binary_cross_entropy_with_logits(ONE(X), y, reduction="none")
+    shares = {"target_top_share", "predicted_top_share"}
+    assert not shares & seen((each * there).sum() / there.sum()).keys()
+    assert shares <= seen(each.mean()).keys()
+
+
 @pytest.mark.parametrize("loss", [lambda: (ONE(X) - REAL).abs().mean(), lambda: F.cross_entropy(MANY(X)[0], Y[0])])
 def test_of_another_loss_and_of_a_single_prediction_nothing_is_told(loss):
     assert seen(loss()) == {}

@@ -26,6 +26,7 @@ from gradwatch.analysis.rules.facts import (
 )
 from gradwatch.analysis.rules.finding import Finding, Why, either
 from gradwatch.analysis.rules.long_steps import lr_too_high
+from gradwatch.analysis.rules.loss_terms import outweighed
 from gradwatch.analysis.rules.open_causes import left_open, out_of_reach
 from gradwatch.analysis.rules.plateaus import begins_late, explains_nothing, finding_of, rests, stops
 from gradwatch.analysis.rules.progress import Progress, can_be_judged, progress, unmoved, went
@@ -144,6 +145,10 @@ def _not_its_goal(history: History, min_steps: int, running: int, good: float = 
         return []
     shown = goals[0]
     falls = f"{losses[0].metric} falls from {losses[0].began:.4g} to {losses[0].ended:.4g}, and " if losses else ""
+    others = [n for n in history.logged if not losses or (n != losses[0].metric and not higher_is_better(n, [history]))]
+    why = outweighed(history, losses[0].metric, others) if losses else None
+    if why:
+        return finding_of(history, shown, why._replace(cause=f"{falls}{_no_better(shown)}. {why.cause}"))
     causes = _BESIDE_IT if losses else _AGAINST_IT
     why = Why(
         f"{falls}{_no_better(shown)}. {either(causes)}",
