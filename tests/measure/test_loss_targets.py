@@ -14,6 +14,7 @@ N, C = 60, 5
 X = torch.randn(N, 6, generator=torch.Generator().manual_seed(1))
 Y = torch.randint(C, (N,), generator=torch.Generator().manual_seed(2))
 REAL = 3 + 2 * torch.randn(N, 1, generator=torch.Generator().manual_seed(3))
+torch.manual_seed(0)  # of other weights next to nothing may be explained, which no tolerance fits
 ONE, MANY = nn.Linear(6, 1), nn.Linear(6, C)
 
 
