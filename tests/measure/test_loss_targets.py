@@ -14,7 +14,7 @@ N, C = 60, 5
 X = torch.randn(N, 6, generator=torch.Generator().manual_seed(1))
 Y = torch.randint(C, (N,), generator=torch.Generator().manual_seed(2))
 REAL = 3 + 2 * torch.randn(N, 1, generator=torch.Generator().manual_seed(3))
-torch.manual_seed(0)  # of other weights next to nothing may be explained, which no tolerance fits
+torch.manual_seed(4)
 ONE, MANY = nn.Linear(6, 1), nn.Linear(6, C)
 
 
@@ -62,11 +62,11 @@ def of_choices(scores, y):
 
 def test_of_classes():
     expected = {**of_classes(Y, MANY(X).argmax(1)), **of_choices(MANY(X), Y)}
-    assert seen(F.cross_entropy(MANY(X), Y)) == pytest.approx(expected, rel=1e-5)
+    assert seen(F.cross_entropy(MANY(X), Y)) == pytest.approx(expected, rel=1e-5, abs=1e-6)
     weight = torch.rand(C)
     expected["target_top_weight"] = float(weight[int(expected["target_top"])] / weight.mean())
     del expected["explained"]
-    assert seen(3 * F.nll_loss(MANY(X).log_softmax(1), Y, weight=weight)) == pytest.approx(expected, rel=1e-5)
+    assert seen(3 * F.nll_loss(MANY(X).log_softmax(1), Y, weight=weight)) == pytest.approx(expected, rel=1e-5, abs=1e-6)
 
 
 def test_what_is_ignored_is_no_target():
@@ -77,7 +77,7 @@ def test_what_is_ignored_is_no_target():
     expected["predicted_right"] = float((y == MANY(X).argmax(1))[kept].float().mean())
     of_kept = of_choices(MANY(X)[kept], y[kept])
     expected |= of_choices(MANY(X), Y) | {name: of_kept[name] for name in ("cross_entropy", "explained")}
-    assert seen(F.cross_entropy(MANY(X), y)) == pytest.approx(expected, rel=1e-5)
+    assert seen(F.cross_entropy(MANY(X), y)) == pytest.approx(expected, rel=1e-5, abs=1e-6)
     nothing = seen(F.cross_entropy(MANY(X), torch.full((N,), -100)))
     assert (nothing["ignored"], np.isnan(nothing["target_top_share"])) == (1, True)
 
@@ -87,7 +87,7 @@ def test_of_pixels():
     tops = Y.reshape(6, 10) == of_classes(Y, Y)["target_top"]
     ends = {"target_top_at_ends": float((tops[:, -1].float() - tops[:, 0].float()).mean())}
     expected = {**of_classes(y, scores.argmax(1)), **of_choices(MANY(X), Y), **ends}
-    assert seen(F.cross_entropy(scores, y)) == pytest.approx(expected, rel=1e-5)
+    assert seen(F.cross_entropy(scores, y)) == pytest.approx(expected, rel=1e-5, abs=1e-6)
 
 
 @pytest.mark.parametrize("logits", [True, False])
@@ -101,7 +101,7 @@ def test_of_two_classes(logits):
         said, y = (each.detach().double().numpy() for each in (said, y))
         shares = np.array([y.mean(), 1 - y.mean()])
         expected |= of_logits(np.abs(said), np.log1p(np.exp(said)) - y * said, shares)
-    assert seen(loss) == pytest.approx(expected, rel=1e-5)
+    assert seen(loss) == pytest.approx(expected, rel=1e-5, abs=1e-6)  # next to nothing may be explained
 
 
 def test_probabilities_are_told_from_classes():
@@ -126,7 +126,7 @@ def test_of_numbers(loss):
         "predicted_std": said.std(),
         "explained": 1 - np.square(said - asked).mean() / asked.var(),
     }
-    assert seen(loss(ONE(X), REAL)) == pytest.approx(expected, rel=1e-5)
+    assert seen(loss(ONE(X), REAL)) == pytest.approx(expected, rel=1e-5, abs=1e-6)
 
 
 @pytest.mark.parametrize(
@@ -298,5 +298,5 @@ def test_of_several_losses_of_numbers_that_with_the_widest_targets_is_told():
     near, far = REAL, 1000 * REAL
     for first, second in ((near, far), (far, near)):
         found = seen(F.mse_loss(ONE(X), first) + F.smooth_l1_loss(ONE(X), second))
-        assert found == pytest.approx(seen(F.mse_loss(ONE(X), far)), rel=1e-5)
+        assert found == pytest.approx(seen(F.mse_loss(ONE(X), far)), rel=1e-5, abs=1e-6)
     assert seen(F.cross_entropy(MANY(X), Y) + F.mse_loss(ONE(X), far))["target_top_share"] < 1
