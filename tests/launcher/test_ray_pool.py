@@ -9,7 +9,6 @@ import time
 from pathlib import Path
 from types import SimpleNamespace
 
-import interrupted_search
 import pytest
 from click.testing import CliRunner
 from processes import start_sweep
@@ -38,17 +37,6 @@ for step in range(40):
         pathlib.Path(f"waiting-{os.environ['NODE']}").touch()
         while not os.path.exists("go"):
             time.sleep(0.05)
-    loss = w.square().sum()
-    optimizer.zero_grad()
-    loss.backward()
-    optimizer.step()
-"""
-RACE = """
-import sys
-import torch
-w = torch.nn.Parameter(torch.ones(4) * (1 + int(sys.argv[-1]) / 100))
-optimizer = torch.optim.SGD([w], lr=0.05)
-for step in range(40):
     loss = w.square().sum()
     optimizer.zero_grad()
     loss.backward()
@@ -142,23 +130,6 @@ def test_ctrl_c_lets_the_trainings_close_and_the_same_command_goes_on(desk, node
     done = len(list(desk.glob("gradwatch-runs/*/*/job.json")))
     (desk / "go").touch()
     assert finished(start("--on", "ray")).count("finished after") == 4 - done
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(900)
-def test_a_search_on_the_cluster_goes_on_after_ctrl_c(desk, nodes):
-    pytest.importorskip("optuna")
-    interrupted_search.check(desk, "--on", "ray")
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(900)
-def test_losers_are_stopped_on_the_cluster_too(desk, nodes):
-    (desk / "train.py").write_text(RACE)
-    clips, seeds = ["--clip", "none", "--clip", "ClipByNorm(1e-06)"], ["--seed", "0", "--seed", "1", "--seed", "2"]
-    out = finished(start_sweep("--log", "none", "--stop-losers", *clips, *seeds, "--on", "ray", *TRAIN))
-    assert out.count("finished after") == 5
-    assert "Stopped early (--stop-losers): ClipByNorm(1e-06) after 2 of 3 seeds" in re.sub(r"\s+", " ", out)
 
 
 def test_each_training_gets_a_gpu_and_its_share_of_the_cpus_or_what_is_asked_for():

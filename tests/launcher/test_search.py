@@ -3,16 +3,19 @@
 import json
 import math
 import os
+import re
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
-import interrupted_search
 import numpy as np
 import pytest
 import torch
 from click.testing import CliRunner
 from make_run import changed, make_history
+from processes import start_sweep
 
 import gradwatch
 from gradwatch import PolicyError, RunError
@@ -27,6 +30,24 @@ from gradwatch.storage.folder import read_manifest
 from gradwatch.storage.shared_folder import run_folders
 
 ROOT = Path(gradwatch.__file__).parents[1]
+# The second training that is begun, that of the first trial, stays until it is ended.
+STAYS = """
+import pathlib, time
+import torch
+begun = len(list(pathlib.Path().glob("begun-*")))
+pathlib.Path(f"begun-{begun}").touch()
+w = torch.nn.Parameter(torch.ones(4))
+optimizer = torch.optim.SGD([w], lr=0.05)
+for step in range(40):
+    while begun == 1 and step == 20:
+        pathlib.Path("waits").touch()
+        time.sleep(0.05)
+    loss = w.square().sum()
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+"""
+INTERRUPTED = ["--search", "2", "--metric", "loss", "--log", "none", "--lr-scale", "0.1..1"]
 
 
 # ------------------------------------------------------------------------------------------------------- what is drawn
@@ -325,7 +346,26 @@ def test_a_run_that_explodes_does_not_train_to_its_end(tmp_path):
 def test_ctrl_c_in_a_trial_and_the_same_command_goes_on_with_it(tmp_path, monkeypatch):
     pytest.importorskip("optuna")
     monkeypatch.chdir(tmp_path)
-    interrupted_search.check(tmp_path)
+    (tmp_path / "train.py").write_text(STAYS)
+    words = [*INTERRUPTED, "train.py"]
+    process = start_sweep(*words)
+    deadline = time.monotonic() + 400
+    while not (tmp_path / "waits").exists():
+        assert process.poll() is None, process.communicate()
+        assert time.monotonic() < deadline, "no trial was begun"
+        time.sleep(0.05)
+    os.killpg(process.pid, signal.SIGINT)
+    out, err = process.communicate(timeout=200)
+    assert process.returncode in (130, -signal.SIGINT), out + err
+    assert err.splitlines()[-1] == "Stopped: 1 of 2 runs are finished and kept; the same command goes on."
+    process = start_sweep(*words)
+    out, err = process.communicate(timeout=600)
+    assert process.returncode == 0, out + err
+    assert "A search of 2 trials by loss: 2 trained to their end." in re.sub(r"\s+", " ", out)
+    runs = [read_manifest(folder) for folder in run_folders(tmp_path / "gradwatch-runs")]
+    assert sorted(run.status for run in runs) == ["FINISHED", "FINISHED", "FINISHED", "KILLED"]
+    (killed,) = [run for run in runs if run.status == "KILLED"]
+    assert killed.lr_scale in [run.lr_scale for run in runs if run.status == "FINISHED"], "the same trial again"
 
 
 # ------------------------------------------------------------------------------------------------ gradwatch.objective
