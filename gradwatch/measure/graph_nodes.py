@@ -11,6 +11,8 @@ from typing import Any
 import torch
 
 MOST_NODES = 5_000  # of a graph, those next to the loss first
+SAME_WEIGHTS = ("T", "Transpose", "Permute", "ToCopy", "View", "Unsqueeze")  # what leaves the numbers as they are
+SAME_INPUT = (*SAME_WEIGHTS, "Expand", "ReshapeAlias", "Clone", "UnsafeView")
 Node = Any  # torch.autograd.graph.Node, or what stands for one of a Function written in Python
 Shape = tuple[int, ...]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from gradwatch.measure.graph_nodes import Node, children, is_written_in_python, name_of
+from gradwatch.measure.graph_nodes import SAME_INPUT, Node, children, is_written_in_python, name_of
 from gradwatch.measure.graph_values import GIVEN
 
 MOST_BETWEEN = 50  # operations between two layers
@@ -12,9 +12,9 @@ MOST_BETWEEN = 50  # operations between two layers
 _RECURRENT = ("MkldnnRnnLayer", "CudnnRnn")
 _BY_A_CONSTANT = ("Mul", "Div")  # linear where one operand alone asks for a gradient
 _LINEAR = {
-    *("View", "UnsafeView", "ReshapeAlias", "Squeeze", "Unsqueeze", "T", "Transpose", "Permute", "ToCopy", "Clone"),
-    *("Expand", "Select", "Slice", "Split", "Cat", "Stack", "ConstantPadNd", "Add", "Sub", "Neg", "Mean", "Sum"),
-    *("AvgPool1D", "AvgPool2D", "AdaptiveAvgPool2D", "NativeBatchNorm", "CudnnBatchNorm", *_BY_A_CONSTANT),
+    *(*SAME_INPUT, "Squeeze", "Select", "Slice", "Split", "Cat", "Stack", "ConstantPadNd", "Add", "Sub", "Neg"),
+    *("Mean", "Sum", "AvgPool1D", "AvgPool2D", "AdaptiveAvgPool2D", "NativeBatchNorm", "CudnnBatchNorm"),
+    *_BY_A_CONSTANT,
 }
 
 

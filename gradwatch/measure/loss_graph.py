@@ -15,7 +15,18 @@ import torch
 from torch import Tensor, nn
 
 from gradwatch.measure import graph_values, loss_targets
-from gradwatch.measure.graph_nodes import Node, Shape, children, is_written_in_python, name_of, shape_of, through, walk
+from gradwatch.measure.graph_nodes import (
+    SAME_INPUT,
+    SAME_WEIGHTS,
+    Node,
+    Shape,
+    children,
+    is_written_in_python,
+    name_of,
+    shape_of,
+    through,
+    walk,
+)
 from gradwatch.measure.linear_chain import linear_chain
 from gradwatch.measure.views import reorders
 from gradwatch.table import IN_LOSS, LAYER_IN_LOSS
@@ -24,8 +35,6 @@ MOST_ABOVE = 500  # of those above the first weights
 MOST_LOSSES = 4  # terms of a loss that are looked at
 MOST_PATHS, LONGEST_PATH, MOST_ROWS = 8, 24, 64
 
-_SAME_WEIGHTS = ("T", "Transpose", "Permute", "ToCopy", "View", "Unsqueeze")
-_SAME_INPUT = (*_SAME_WEIGHTS, "Expand", "ReshapeAlias", "Clone", "UnsafeView")
 _BATCH_NORMS = ("NativeBatchNorm", "CudnnBatchNorm", "MiopenBatchNorm", "BatchNormWithUpdate")  # of these rows alone
 _WITH_WEIGHTS = ("Addmm", "Convolution", "MkldnnRnnLayer", "CudnnRnn")
 _PRODUCTS = ("Bmm", "Mm", "Mv", "Dot", "Baddbmm")
@@ -201,7 +210,7 @@ class LossGraph:
             given = graph_values.GIVEN.get(name_of(node))
             if given is not None and self._own(node):
                 node = node.next_functions[given.place][0]
-                while node is not None and name_of(node) in _SAME_INPUT:
+                while node is not None and name_of(node) in SAME_INPUT:
                     node = node.next_functions[0][0]
                 return node
             node = next(iter(children(node)), None)
@@ -238,7 +247,7 @@ class LossGraph:
         elif self._is_given_data(node):
             seen = {"what": "input", "operation": name}
         elif name in _BATCH_NORMS and shape and getattr(node, "_saved_training", True):
-            of_each = shape[0] == 1 and name_of(next(iter(children(node)), node)) in _SAME_INPUT
+            of_each = shape[0] == 1 and name_of(next(iter(children(node)), node)) in SAME_INPUT
             seen = {} if of_each else {"what": "batch_norm"}  # an instance norm is one of a single, long row
         elif name in ("View", "UnsafeView", "ReshapeAlias"):
             before, below = next(map(shape_of, children(node)), ()), map(name_of, islice(walk(node), 1, 4))
@@ -278,7 +287,7 @@ class LossGraph:
     def _find_own(self, node: Node) -> str:
         own = []
         for child in children(node):
-            leaf = getattr(through(child, _SAME_WEIGHTS), "variable", None)
+            leaf = getattr(through(child, SAME_WEIGHTS), "variable", None)
             own.append(self._layers.get(id(leaf), ""))
         named = [name for name in own if name]
         weights = (name for name in named if "bias" not in name.rpartition(".")[2])  # bias, in_proj_bias, bias_hh_l0

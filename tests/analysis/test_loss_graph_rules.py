@@ -100,9 +100,9 @@ def test_images_of_one_channel_against_masks_without_one_are_told(loss, told):
     assert not told or "[16, 1, 6, 6], the others [16, 6, 6]" in found[0].cause
 
 
-def stack(*widths, between=None, kind=nn.Linear):
+def stack(*widths, between=None):
     """Layers of these widths, with something between them."""
-    layers = [kind(a, b) for a, b in pairwise(widths)]
+    layers = [nn.Linear(a, b) for a, b in pairwise(widths)]
     return nn.Sequential(*(each for layer in layers for each in (layer, between) if each is not None))
 
 

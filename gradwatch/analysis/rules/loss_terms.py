@@ -19,9 +19,8 @@ def outweighed(history: History, loss: str, others: Sequence[str], most: float =
     logged. None where they do not add up to it.
     """
     found = weights_of(history, loss, others)
-    shares = {name: part for name, (_, part) in found.items()}
-    first = max(shares, key=lambda name: shares[name], default="")
-    if len(found) < 2 or shares[first] < most:
+    first = max(found, key=lambda name: found[name][1], default="")
+    if len(found) < 2 or found[first][1] < most:
         return None
     sum_of = " + ".join(
         name if abs(weight - 1) < 0.01 else f"{weight:.3g} {name}" for name, (weight, _) in found.items()
@@ -43,13 +42,13 @@ def weights_of(
     By least squares over the steps in which all were logged; empty where what is left is above the share `near` of the
     loss, a weight is below 0, or there are too few steps for so many `others`.
     """
-    values = np.array([history.total(name) for name in others], np.float64).T.reshape(
-        len(history), len(others)
-    )  # [T, K]
+    if not 1 < len(others) <= most:
+        return {}
+    values = np.array([history.total(name) for name in others], np.float64).T  # [T, K]
     total = history.total(loss).astype(np.float64)
     known = np.isfinite(values).all(1) & np.isfinite(total)
     values, total = values[known], total[known]
-    if not 1 < len(others) <= most or len(total) < 8 * len(others):
+    if len(total) < 8 * len(others):
         return {}
     weights, *_ = np.linalg.lstsq(values, total, rcond=None)
     if np.sqrt(np.mean((values @ weights - total) ** 2)) > near * np.sqrt(np.mean(total**2)):

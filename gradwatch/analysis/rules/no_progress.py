@@ -144,11 +144,14 @@ def _not_its_goal(history: History, min_steps: int, running: int, good: float = 
     if not goals or any(better) or not all(p.is_real() for p in losses):
         return []
     shown = goals[0]
-    falls = f"{losses[0].metric} falls from {losses[0].began:.4g} to {losses[0].ended:.4g}, and " if losses else ""
-    others = [n for n in history.logged if not losses or (n != losses[0].metric and not higher_is_better(n, [history]))]
-    why = outweighed(history, losses[0].metric, others) if losses else None
-    if why:
-        return finding_of(history, shown, why._replace(cause=f"{falls}{_no_better(shown)}. {why.cause}"))
+    falls, outweighs = "", None
+    if losses:
+        loss = losses[0].metric
+        falls = f"{loss} falls from {losses[0].began:.4g} to {losses[0].ended:.4g}, and "
+        terms = [name for name in history.logged if name != loss and not higher_is_better(name, [history])]
+        outweighs = outweighed(history, loss, terms)
+    if outweighs:
+        return finding_of(history, shown, outweighs._replace(cause=f"{falls}{_no_better(shown)}. {outweighs.cause}"))
     causes = _BESIDE_IT if losses else _AGAINST_IT
     why = Why(
         f"{falls}{_no_better(shown)}. {either(causes)}",

@@ -1,14 +1,53 @@
-"""Tasks that several unseen trainings share: two networks at play, rewards, experts, a memory."""
+"""What several unseen trainings share: loops of their own, two networks at play, rewards, experts, a memory."""
 
 from __future__ import annotations
+
+import math
 
 import torch
 from torch import nn
 from torch.nn import functional as F
+from torch.utils.data import DataLoader, TensorDataset
 from trainings import TREATMENT
 
 import gradwatch
 from unseen import Outcome, dense, score_of, waves
+
+# -------------------------------------------------------------------------------------------------------------- loops
+
+
+def tend(folder, net, optimizer, one, steps, score) -> Outcome:
+    """A loop of its own under a Watch: `one(step)` does all of a step and hands back what is logged."""
+    first = float(score())
+    options = TREATMENT[-1].begin(net, optimizer)
+    watch = gradwatch.watch(net, optimizer, **{"log": None, "dir": folder, "verbose": False, **options})
+    with watch:
+        for step in range(steps):
+            watch.log(**one(step))
+    last = float(score())
+    return Outcome(gradwatch.open_history(watch.dir), first, last if math.isfinite(last) else math.inf)
+
+
+def rounds(rows, *tensors):
+    """`draw()`: the next batch of shuffled epochs without an end."""
+    loader = DataLoader(TensorDataset(*tensors), rows, shuffle=True, drop_last=True)
+
+    def endless():
+        while True:
+            yield from loader
+
+    batches = endless()
+    return lambda: next(batches)
+
+
+def clipped(net, most):
+    """`before_step(step)`: the norm of all gradients is held."""
+
+    def before_step(step):
+        nn.utils.clip_grad_norm_(net.parameters(), most)
+
+    return before_step
+
 
 # ------------------------------------------------------------------------------------------------ two networks at play
 

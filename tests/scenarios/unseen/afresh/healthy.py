@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import nn, optim
 from torch.nn import functional as F
-from torch.utils.data import DataLoader, TensorDataset
 from unseen import fit, healthy, seeded
+from unseen.tasks import clipped, rounds
 
 KINDS = 5
 
@@ -29,29 +29,8 @@ def painted(rows, side=16):
     return (image - 0.5) / 0.3, y, mask
 
 
-def rounds(rows, *tensors):
-    """`draw()`: the next batch of shuffled epochs without an end."""
-    loader = DataLoader(TensorDataset(*tensors), rows, shuffle=True, drop_last=True)
-
-    def endless():
-        while True:
-            yield from loader
-
-    batches = endless()
-    return lambda: next(batches)
-
-
 def right(said, y):
     return (said.argmax(1) == y).float().mean()
-
-
-def clipped(net, most):
-    """`before_step(step)`: the norm of all gradients is held."""
-
-    def before_step(step):
-        nn.utils.clip_grad_norm_(net.parameters(), most)
-
-    return before_step
 
 
 def without_decay(net, decay):

@@ -10,7 +10,7 @@ import torch
 from torch import nn, optim
 from torch.nn import functional as F
 from unseen import dense, fit, healthy, seeded
-from unseen.afresh.healthy import clipped
+from unseen.tasks import clipped
 
 
 class Stones:

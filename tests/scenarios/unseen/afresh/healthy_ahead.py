@@ -6,7 +6,7 @@ import torch
 from torch import nn, optim
 from torch.nn import functional as F
 from unseen import fit, healthy, seeded
-from unseen.afresh.healthy import clipped
+from unseen.tasks import clipped
 
 
 def rivers(many=12, long=800):

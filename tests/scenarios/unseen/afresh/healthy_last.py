@@ -6,7 +6,8 @@ import torch
 from torch import nn, optim
 from torch.nn import functional as F
 from unseen import dense, fit, healthy, seeded
-from unseen.afresh.healthy import rounds, without_decay
+from unseen.afresh.healthy import without_decay
+from unseen.tasks import rounds
 
 
 def order(said, y):

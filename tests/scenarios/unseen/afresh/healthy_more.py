@@ -9,7 +9,8 @@ import torch
 from torch import nn, optim
 from torch.nn import functional as F
 from unseen import dense, fit, healthy, seeded
-from unseen.afresh.healthy import clipped, right, rounds, without_decay
+from unseen.afresh.healthy import right, without_decay
+from unseen.tasks import clipped, rounds
 
 # ------------------------------------------------------------------------------------------------------------- words
 

@@ -10,22 +10,8 @@ from nets import batches, digits
 from torch import nn, optim
 from torch.nn import functional as F
 from torch.nn.utils import parametrizations, parametrize
-from trainings import TREATMENT
-from unseen import Outcome, dense, fit, healthy, rings, seeded
-
-import gradwatch
-
-
-def tend(folder, net, optimizer, one, steps, score) -> Outcome:
-    """A loop of its own under a Watch: `one(step)` does all of a step and hands back what is logged."""
-    first = float(score())
-    options = TREATMENT[-1].begin(net, optimizer)
-    watch = gradwatch.watch(net, optimizer, **{"log": None, "dir": folder, "verbose": False, **options})
-    with watch:
-        for step in range(steps):
-            watch.log(**one(step))
-    last = float(score())
-    return Outcome(gradwatch.open_history(watch.dir), first, last if math.isfinite(last) else math.inf)
+from unseen import dense, fit, healthy, rings, seeded
+from unseen.tasks import tend
 
 
 def flat_digits():

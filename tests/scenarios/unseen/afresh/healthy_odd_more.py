@@ -9,7 +9,8 @@ from nets import digits
 from torch import nn, optim
 from torch.nn import functional as F
 from unseen import dense, fit, healthy, seeded
-from unseen.afresh.healthy_odd import flat_digits, tend
+from unseen.afresh.healthy_odd import flat_digits
+from unseen.tasks import tend
 
 # ---------------------------------------------------------------------------------------------- plans and designs
 

@@ -6,36 +6,15 @@ import torch
 from nets import digits
 from torch import nn, optim
 from torch.nn import functional as F
-from torch.utils.data import DataLoader, TensorDataset
 from trainings import TREATMENT
 from unseen import Outcome, dense, fit, healthy, mean, seeded
+from unseen.tasks import clipped, rounds
 
 import gradwatch
 
 
-def rounds(rows, *tensors):
-    """`draw()`: the next batch of shuffled epochs without an end."""
-    loader = DataLoader(TensorDataset(*tensors), rows, shuffle=True, drop_last=True)
-
-    def endless():
-        while True:
-            yield from loader
-
-    batches = endless()
-    return lambda: next(batches)
-
-
 def right(said, y):
     return (said.argmax(-1) == y).float().mean()
-
-
-def clipped(net, most):
-    """`before_step(step)`: the norm of all gradients is held."""
-
-    def before_step(step):
-        nn.utils.clip_grad_norm_(net.parameters(), most)
-
-    return before_step
 
 
 def rise_and_fall(optimizer, rise, steps):

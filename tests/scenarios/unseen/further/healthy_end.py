@@ -8,9 +8,10 @@ from torch import nn, optim
 from torch.nn import functional as F
 from trainings import TREATMENT
 from unseen import Outcome, dense, fit, healthy, seeded
-from unseen.further.healthy import clipped, right, rise_and_fall, rounds
+from unseen.further.healthy import right, rise_and_fall
 from unseen.further.healthy_last import LETTERS, fables, pieces_of
 from unseen.further.healthy_more import small_body
+from unseen.tasks import clipped, rounds
 
 import gradwatch
 

@@ -10,7 +10,8 @@ from torch import nn, optim
 from torch.nn import functional as F
 from trainings import TREATMENT
 from unseen import Outcome, fit, healthy, mean, seeded
-from unseen.further.healthy import clipped, rise_and_fall, rounds
+from unseen.further.healthy import rise_and_fall
+from unseen.tasks import clipped, rounds
 
 import gradwatch
 

@@ -7,7 +7,8 @@ from nets import digits
 from torch import nn, optim
 from torch.nn import functional as F
 from unseen import dense, fit, healthy, score_of, seeded
-from unseen.further.healthy import clipped, right, rise_and_fall, rounds
+from unseen.further.healthy import right, rise_and_fall
+from unseen.tasks import clipped, rounds
 
 # ------------------------------------------------------------------------------------------------------------- sounds
 

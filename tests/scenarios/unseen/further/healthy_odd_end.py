@@ -9,7 +9,7 @@ import torch
 from torch import nn, optim
 from torch.nn import functional as F
 from unseen import dense, fit, healthy, seeded
-from unseen.further.healthy_odd import tend
+from unseen.tasks import tend
 
 
 def pushed_on(s, a):

@@ -9,7 +9,7 @@ from nets import batches, digits
 from torch import nn, optim
 from torch.nn import functional as F
 from unseen import dense, fit, healthy, score_of, seeded
-from unseen.further.healthy_odd import tend
+from unseen.tasks import tend
 
 # ---------------------------------------------------------------------------------------- likelihoods, distances, walks
 
