@@ -13,6 +13,8 @@ from writers import writers_ended
 
 # The models of the tests are tiny, and pytest's workers fill the cores: more threads would only be in each other's way.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+# Where there is no GPU, Triton's kernels run in its interpreter: it has to know before anything imports it.
+os.environ.setdefault("TRITON_INTERPRET", str(int(not Path("/dev/nvidiactl").exists())))
 os.environ.pop("COLUMNS", None)  # a width that somebody exported: tables would leave columns out
 
 # A shell starts what stands before an & with SIGINT ignored, nohup does so with SIGHUP, and whoever they start inherits

@@ -82,6 +82,11 @@ def measure(
     They are put `into` a tensor that is like them, which is returned. `rows` is given the norms of the rows of those
     layers whose rows are looked at.
     """
+    for n, group in enumerate(groups if layout.at_once and p == 2.0 else ()):
+        at_once = _norms_at_once(layout, group, into)
+        if at_once is not None:  # 0 of the layers of the others
+            rest = [*groups[:n], *groups[n + 1 :]]
+            return torch.add(at_once, measure(layout, rest), out=into) if rest else at_once
     if len(groups) == 1 and len(groups[0][1]) == len(layout.names):
         norms = _norms(layout, groups[0], p, rows=rows)
         if norms[0].dtype is layout.dtype:
@@ -101,12 +106,26 @@ def measure_plain(layout: Layout, tensors: MaybeTensors, into: Tensor | None) ->
     the layout's dtype: so nobody need look at each of them on every step.
     """
     try:
+        if layout.at_once:
+            at_once = _norms_at_once(layout, (cast("list[Tensor]", tensors), layout.every), into)
+            if at_once is not None:
+                return at_once
         if layout.by_rows:
             norms = _norms(layout, (cast("list[Tensor]", tensors), layout.every), 2.0, layout.dtype)
             return torch.stack(list(norms), out=into)
         return torch.stack(torch._foreach_norm(cast("list[Tensor]", tensors), 2.0, dtype=layout.dtype), out=into)
     except (AttributeError, TypeError, RuntimeError):  # of a None, and of what an operation is not there for
         return None
+
+
+def _norms_at_once(layout: Layout, group: Group, into: Tensor | None) -> Tensor | None:
+    """The 2-norms of the layers of a group, and 0 of all others, `[L]`; None where torch's calls are to be taken."""
+    tensors, index = group
+    if tensors[0].device != layout.device:
+        return None
+    many = layout.multi_tensor(layout.device, tensors[0].dtype)
+    at = None if many is None else many.pointers(tensors, index)
+    return None if many is None or at is None else many.norms(at, into)
 
 
 def are_plain(layout: Layout, tensors: MaybeTensors) -> bool:
@@ -165,6 +184,8 @@ def scale_(layout: Layout, groups: Sequence[Group], coef: Tensor) -> None:
     """
     for tensors, index in groups:
         here = at(tensors[0].device, coef)
+        if layout.at_once and _scaled_at_once(layout, tensors, index, here):
+            continue
         if here.dim():
             _scale_each(layout, tensors, index, here, is_read=can_be_read(coef))
         elif is_seen_to_be_one(coef):
@@ -173,6 +194,13 @@ def scale_(layout: Layout, groups: Sequence[Group], coef: Tensor) -> None:
             _scale_halves(layout, tensors, here.float())
         else:
             torch._foreach_mul_(tensors, here)
+
+
+def _scaled_at_once(layout: Layout, tensors: list[Tensor], index: Sequence[int], coef: Tensor) -> bool:
+    """Whether one kernel has multiplied them by `coef`, `[]` or `[L]`."""
+    many = layout.multi_tensor(coef.device, tensors[0].dtype)
+    at = None if many is None or coef.dtype is not torch.float32 else many.pointers(tensors, index)
+    return many is not None and at is not None and many.multiply_(at, tensors, coef)
 
 
 def _scale_halves(layout: Layout, tensors: list[Tensor], coef: Tensor) -> None:

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from gradwatch.formulas import TORCH_EPS
 from gradwatch.measure.distributed import Sharding, Spread, is_sharded, local
+from gradwatch.measure.multi_tensor import MultiTensor, multi_tensor
 from gradwatch.measure.pipeline import Stages
 from gradwatch.measure.rows import first_rows
 from gradwatch.measure.slices import Cut, Split, cuts
@@ -84,10 +85,13 @@ class Layout:
         self.dtype = torch.float64 if self.dtypes & {torch.float64, torch.complex128} else torch.float32
         self.all_here = (True,) * len(self.params)  # what a step has in which every layer has a gradient
         as_they_are = self.sharding is None and self._cuts is None and not (self.has_complex or self.has_empty or rows)
+        # Whether a kernel may go over many of its tensors at once: see `multi_tensor`
+        self.at_once = self.device.type == "cuda" and self.dtype is torch.float32 and not self.by_rows
         self.is_plain = as_they_are and self.one_device and len(self.dtypes) == 1  # see `measure_plain`
         self._constants: dict[object, Tensor] = {}
         self._excess: dict[float, tuple[Tensor, Tensor, Tensor]] = {}  # see `excess`
         self._small: dict[tuple[torch.device, torch.dtype], list[SmallTensors]] = {}
+        self._multi: dict[tuple[torch.device, torch.dtype], MultiTensor | None] = {}
 
     def weights(self) -> list[Tensor]:
         """The weights as real tensors that share their memory; of a DTensor the part that this rank holds."""
@@ -183,9 +187,18 @@ class Layout:
         """Room for the small layers of this device and dtype, made on first use."""
         key = (device, dtype)
         if key not in self._small:
-            weights = dict(enumerate(self.weights()))
-            self._small[key] = small_tensors({i: w for i, w in weights.items() if (w.device, w.dtype) == key})
+            self._small[key] = small_tensors(self._weights_of(*key))
         return self._small[key]
+
+    def multi_tensor(self, device: torch.device, dtype: torch.dtype) -> MultiTensor | None:
+        """What goes over the layers of this device and dtype in one kernel, made on first use; None: torch's calls."""
+        key = (device, dtype)
+        if self.at_once and key not in self._multi:
+            self._multi[key] = multi_tensor(self._weights_of(*key), len(self.names))
+        return self._multi.get(key)
+
+    def _weights_of(self, device: torch.device, dtype: torch.dtype) -> dict[int, Tensor]:
+        return {i: w for i, w in enumerate(self.weights()) if w.device == device and w.dtype is dtype}
 
     def ones(self, count: int) -> Tensor:
         """So many ones, like the norms."""

@@ -117,7 +117,8 @@ def _in_data(target: Tensor, tables: Iterable[Tensor]) -> dict[str, Tensor]:
     """
     found = []
     for table in tables:
-        if len(table) == len(target) >= LEAST_ROWS and 1 < table.shape[1] <= MOST_COLUMNS:
+        fits = len(table) == len(target) >= LEAST_ROWS and 1 < table.shape[1] <= MOST_COLUMNS
+        if fits and table.device == target.device:
             few = slice(None, None, -(-len(table) // MOST_ROWS))
             asked = target[few].to(table.dtype)
             found.append((table[few] == asked[:, None]).float().mean(0).amax() * (asked != asked[0]).any())
@@ -170,7 +171,8 @@ def _of_choices(target: Tensor, scores: Tensor, ignored: int, tables: Iterable[N
     of_wanted = some.gather(1, torch.where(counted, wanted, 0)[:, None])[:, 0]
     found |= _of_logits((some.amax(1) - some.amin(1)).flatten(), torch.where(counted, -of_wanted, torch.nan))
     found["explained"] = 1 - found["cross_entropy"] / _entropy(counts[:classes] / counts[:classes].sum())
-    read = [(node, *rows) for node in _plain(tables) if (rows := _rows(target, node._saved_indices))]
+    tokens = ((node, node._saved_indices) for node in _plain(tables))
+    read = [(node, *rows) for node, own in tokens if own.device == target.device and (rows := _rows(target, own))]
     alike = (rows for node, *rows in read if _is_of(classes, getattr(node, "_saved_weight_sym_argsize_0", classes)))
     same = [torch.stack(_hits(asked, tokens, ignored)) for asked, tokens in alike]
     if same:

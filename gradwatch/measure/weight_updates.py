@@ -24,8 +24,9 @@ from gradwatch.measure.collectives import Sums, together
 from gradwatch.measure.distributed import local
 from gradwatch.measure.foreach import MaybeTensors, grouped, measure, which_are_there
 from gradwatch.measure.largest_logits import LargestLogits
-from gradwatch.measure.layout import Layout, real, sample, stride
+from gradwatch.measure.layout import SAMPLE, Layout, real, sample, stride
 from gradwatch.measure.looking import Looking
+from gradwatch.measure.multi_tensor import MultiTensor
 from gradwatch.measure.second_moment import adam_rms
 from gradwatch.measure.singular_values import SingularValues
 from gradwatch.measure.weight_batch import Iterations, WeightBatch
@@ -160,6 +161,9 @@ class UpdateRatio:
         self._order = [i for layers in self._groups.values() for i in layers]
         self._blocks = [(size, len([*run])) for size, run in groupby(self.sizes[i] for i in self._order)]
         self._buffers: dict[object, Tensor] = {}
+        self._samplings: dict[
+            tuple[torch.device, torch.dtype], Tensor
+        ] = {}  # of a group: starts, steps, sizes, `[3, L]`
         self._looks = 0  # how often it looked before a measured step: in one of two rows, in turn
         self._before = 0  # the row of the last look before a step
 
@@ -227,7 +231,25 @@ class UpdateRatio:
         """The samples of all layers, one after the other, into this row of the buffer of each group."""
         weights = self.layout.weights()
         for layers, own, _ in self._parts():
-            torch.cat([sample(weights[i]) for i in layers], out=own[row])
+            many = self.layout.multi_tensor(own.device, own.dtype)
+            if many is None or not self._sampled_at_once(many, weights, layers, own[row]):
+                torch.cat([sample(weights[i]) for i in layers], out=own[row])
+
+    def _sampled_at_once(
+        self, many: MultiTensor, weights: Sequence[Tensor], layers: Sequence[int], out: Tensor
+    ) -> bool:
+        """Whether one kernel has put the samples of these layers side by side."""
+        layers = [i for i in layers if self.sizes[i]]
+        at = many.pointers([weights[i] for i in sorted(layers)], sorted(layers))
+        if at is None:
+            return False
+        if (key := (out.device, out.dtype)) not in self._samplings:
+            start, own = 0, [[0, 1, 0] for _ in weights]
+            for i in layers:
+                own[i] = [start, self.steps[i], self.sizes[i]]
+                start += self.sizes[i]
+            self._samplings[key] = many.sent(torch.tensor(own).T.contiguous())
+        return many.sample(at, self._samplings[key], SAMPLE, out)
 
     def _samples(self) -> Tensor:
         """The rows that were looked at, in the layout's dtype and on its device: those of all groups side by side."""

@@ -30,6 +30,8 @@ from bench_step import measure, timed, variant
 from gpu_probes import DEVICE, synchronize, watch
 from torch import nn
 
+from gradwatch.measure.multi_tensor import multi_tensor
+
 Part = Callable[[], dict[str, Any]]
 SMALL = {"transformer-74": 1000, "linear-1000": 200, "mlp-6": 2000}  # steps of a round, which takes half a second
 OPTIONAL = ("mlflow", "plotly", "matplotlib", "triton", "pytest", "pytest-timeout", "pytest-xdist")
@@ -48,7 +50,7 @@ def sections(tiny: bool) -> dict[str, dict[str, Part]]:
         "machine": {"about": about, "copy": partial(copy_rate, 1 << (20 if tiny else 30))},
         "probes": gpu_probes.PROBES,
         "gpt2-124m": {
-            **gpt("gpt2-124m", Size(5, 60), {(4, 1024): 1, (20, 1024): 3}, tiny),
+            **gpt("gpt2-124m", Size(5, 40), {(4, 1024): 1, (20, 1024): 3}, tiny),
             "by kernels": partial(kernels, tiny),
         },
         "gpt-1b": gpt("gpt-1b", Size(3, 20), {(4, 1024): 1}, tiny),
@@ -102,7 +104,7 @@ def gpt(name: str, size: Size, batches: dict[tuple[int, int], int], tiny: bool) 
 
 
 def kernels(tiny: bool) -> dict[str, Any]:
-    """Milliseconds of what a clip is made of, in torch's own kernels: the least is that of a round.
+    """Milliseconds of what a clip is made of, in torch's kernels and in ours: the least is that of a round.
 
     What a clip cannot do without is the norms, and a step whose kernel divides by a scale.
     """
@@ -124,9 +126,31 @@ def kernels(tiny: bool) -> dict[str, Any]:
         "a step": step,
         "a step that scales": partial(step, grad_scale=scale),
     }
-    ms = {name: min(device_ms(call, 3 if tiny else 20) for _ in range(5)) for name, call in calls.items()}
+    many = multi_tensor(dict(enumerate(grads)), len(grads))
+    if many is not None:
+
+        def norms_at_once() -> None:
+            at = many.pointers(grads, range(len(grads)))
+            many.norms(at)
+
+        calls["norms at once"] = norms_at_once
+    times = 3 if tiny else 20
+    ms = {name: min(device_ms(call, times) for _ in range(5)) for name, call in calls.items()}
+    host = {name: min(host_us(calls[name], times) for _ in range(5)) for name in calls if "norms" in name}
     with_torch = ms["norms"] + ms["a multiplication"] + ms["a step"]
-    return {"device ms": ms, "least, to torch's clip + step": (ms["norms"] + ms["a step that scales"]) / with_torch}
+    least = ms.get("norms at once", ms["norms"]) + ms["a step that scales"]
+    return {"device ms": ms, "host us": host, "least, to torch's clip + step": least / with_torch}
+
+
+def host_us(call: Callable[[], Any], times: int) -> float:
+    """Microseconds until so many calls are handed over, each."""
+    synchronize()
+    began = time.perf_counter()
+    for _ in range(times):
+        call()
+    taken = time.perf_counter() - began
+    synchronize()
+    return 1e6 * taken / times
 
 
 def device_ms(call: Callable[[], Any], times: int) -> float:

@@ -10,9 +10,11 @@ from __future__ import annotations
 import json
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
+
+from gpu_run import bars
 
 FOLDER = Path(__file__).parents[2] / "docs" / "measurements"
 Report = Mapping[str, Any]
@@ -222,7 +224,7 @@ def on_gpu(report: Report, name: str) -> str:
     text += "\nMilliseconds of the training's thread for a drain of 100 rows:\n\n"
     rows = {layers: [f"{d['send ms']:.2f}", f"{d['hand over ms']:.3f}"] for layers, d in found["drains"].items()}
     text += table(["", "to send it", "to hand it over"], [[layers, *cells] for layers, cells in rows.items()])
-    text += "\n" + _steps_on_gpu({**found["gpt2-124m"], **found["gpt-1b"]}) + _bars(report["bars"])
+    text += "\n" + _steps_on_gpu({**found["gpt2-124m"], **found["gpt-1b"]})
     return text + _source(found["machine"]["about"], "gpu", name)
 
 
@@ -241,8 +243,8 @@ def _steps_on_gpu(parts: Report) -> str:
         text += (
             "\nThese are **the first 43 steps of a Watch**, four of which look at the loss and five of which are "
             "measured, as it\nbegins: a phase of 124 M parameters in a row is as long as the host takes to ask for it. "
-            "They say what a Watch costs\nat first, not in a long run; the script takes longer rounds now, and has not "
-            "been run since.\n"
+            "They say what a Watch costs\nat first, not in a long run, and norms were taken by torch's calls for lists "
+            "then: see below.\n"
         )
     kernels = parts.get("by kernels", {})
     if "device ms" in kernels:
@@ -254,9 +256,30 @@ def _steps_on_gpu(parts: Report) -> str:
     return text
 
 
-def _bars(bars: Sequence[Report]) -> str:
-    rows = [[bar["what"], f"{bar['found']:.3f}", "yes" if bar["held"] else "**no**"] for bar in bars]
-    return "\nWhat was promised:\n\n" + table(["", "found", "held"], rows)
+def in_the_long_run(report: Report, name: str) -> str:
+    """Parts of two runs of gpu_run.py, before and after norms were taken at once."""
+    runs = report["runs"]
+    text = (
+        "GPT-2 124M on batches of 4 x 1,024 tokens, as above, but in rounds of 60 steps and 240 phases behind the "
+        "first: with\ntorch's calls for lists, as where there is no Triton, and with one kernel for all layers. "
+        "torch makes a tensor of each\nnorm: the device waited for the host. Each figure is the optimizer's phase over "
+        "that of torch's clip and step of the\nsame run:\n\n"
+    )
+    ways = [way for way in runs["torch's calls for lists"]["phase"] if way != "torch clip + step"]
+    rows = [[way, *(f"{run['phase'][way]:.3f}" for run in runs.values())] for way in ways]
+    text += table(["", *runs], rows) + "\nKernels of ten phases, one of which is measured:\n\n"
+    rows = [
+        [way, *(str(run["launches"][way]["kernels"]) for run in runs.values())] for way in ("torch clip + step", *ways)
+    ]
+    text += table(["", *runs], rows)
+    of_the_first = json.loads((FOLDER / "gpu_h100.json").read_text())["bars"]
+    of_now = bars({"gpt2-124m": {"parts": {name: run for name, run in runs.items() if "kernel" in name}}})
+    found = [*of_now, *(bar for bar in of_the_first if "watched" in bar["what"])]
+    rows = [[bar["what"], f"{bar['found']:.3f}", "yes" if bar["held"] else "**no**"] for bar in found]
+    text += (
+        "\nWhat was promised; the second was found in the first steps of a Watch, as the section above has them:\n\n"
+    )
+    return text + table(["", "found", "held"], rows) + _source(report["about"], "gpu --only gpt2-124m", name)
 
 
 def side_by_side(report: Report, name: str) -> str:
@@ -333,6 +356,7 @@ SECTIONS: list[tuple[str, str, str, Callable[[Report, str], str]]] = [
     ("A large report in a browser", "scripts/bench/bench_page.py", "bench_page_cpu.json", plain("bench_page.py")),
     ("Start-up", "scripts/bench/bench_startup.py", "bench_startup_cpu.json", start_up),
     ("On a GPU", "scripts/bench/gpu", "gpu_h100.json", on_gpu),
+    ("On a GPU in the long run", "scripts/bench/gpu --only gpt2-124m", "gpu_h100_norms.json", in_the_long_run),
 ]
 
 

@@ -27,7 +27,7 @@ from gradwatch import (
     SkipSpike,
     open_history,
 )
-from gradwatch.measure import foreach, small_tensors
+from gradwatch.measure import foreach, multi_tensor, small_tensors
 from gradwatch.measure.foreach import scale_
 from gradwatch.measure.fused import CLASSES, why_not_folded
 from gradwatch.measure.gradients import Batch
@@ -97,6 +97,7 @@ def test_each_half_is_multiplied_by_the_whole_coefficient_and_rounded_once(dtype
 @pytest.mark.parametrize(("blocks", "times"), [(57, 1), (20, 3)])
 def test_small_tensors_that_are_scaled_together_are_as_if_each_was_alone(dtype, blocks, times, device, monkeypatch):
     """Large ones among them, one that is not contiguous, one without dimensions, and one that is absent."""
+    monkeypatch.setattr(multi_tensor, "kernels", lambda: None)
     monkeypatch.setattr(foreach, "can_be_read", lambda _: False)
     monkeypatch.setattr(small_tensors, "SMALL", 2**14)
     monkeypatch.setattr(small_tensors, "ROOM", 64 * blocks)

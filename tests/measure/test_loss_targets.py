@@ -7,6 +7,7 @@ from torch import nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
+from gradwatch.measure import loss_targets
 from gradwatch.measure.loss_graph import LossGraph
 from gradwatch.measure.loss_targets import MOST
 
@@ -300,3 +301,14 @@ def test_of_several_losses_of_numbers_that_with_the_widest_targets_is_told():
         found = seen(F.mse_loss(ONE(X), first) + F.smooth_l1_loss(ONE(X), second))
         assert found == pytest.approx(seen(F.mse_loss(ONE(X), far)), rel=1e-5, abs=1e-6)
     assert seen(F.cross_entropy(MANY(X), Y) + F.mse_loss(ONE(X), far))["target_top_share"] < 1
+
+
+@pytest.mark.parametrize("device", ["cpu", "meta"])
+def test_what_lies_on_another_device_than_the_targets_is_not_compared_with_them(device):
+    """As in a model of several devices, which is given its data on the first and its loss on the last."""
+    table, target = torch.arange(40.0).view(20, 2), torch.arange(20.0)
+    assert ("target_in_data" in loss_targets._in_data(target, [table.to(device)])) is (device == "cpu")
+    tokens, asked = torch.arange(60).view(12, 5) % 7, torch.arange(60) % 7
+    read = nn.Embedding(7, 3, device=device)(tokens.to(device)).grad_fn
+    found = loss_targets._of_choices(asked, torch.randn(60, 7), -100, [read])
+    assert ("target_is_input" in found) is (device == "cpu")

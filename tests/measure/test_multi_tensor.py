@@ -1,0 +1,248 @@
+"""One kernel for many tensors: on a CUDA device, and without one in Triton's interpreter, where Triton is installed."""
+
+import importlib.util
+import logging
+
+import pytest
+import torch
+from devices import DEVICES, no_waiting
+from torch import nn
+
+from gradwatch.measure import multi_tensor
+from gradwatch.measure.foreach import measure, measure_plain, scale_
+from gradwatch.measure.gradients import Batch
+from gradwatch.measure.layout import Layout
+from gradwatch.measure.multi_tensor import CHUNK, MultiTensor
+from gradwatch.measure.weight_updates import UpdateRatio
+
+DTYPES = [torch.float32, torch.bfloat16, torch.float16]
+SHAPES = [(), (3,), (0, 4), (CHUNK,), (CHUNK + 1,), (7, 5, 3), (300, 257), (1, 1), (2, 3, 4, 5)]
+
+
+@pytest.fixture
+def kernels(request):
+    """The module of the kernels, for the device of the test."""
+    device = request.getfixturevalue("device")
+    if device == "cpu" and torch.cuda.is_available():
+        pytest.skip("Triton's interpreter and its compiler cannot be had in one process")
+    pytest.importorskip("triton")
+    path = multi_tensor.__file__.replace("multi_tensor.py", "triton_kernels.py")
+    spec = importlib.util.spec_from_file_location(f"kernels_{device}", path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def tensors_of(dtype, device, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    return [torch.randn(s, generator=generator, dtype=torch.float64).to(device, dtype) for s in SHAPES]
+
+
+def laid_out(weights, kernels):
+    """A layout whose lists are gone over in one kernel, wherever they are."""
+    layout = Layout({str(i): nn.Parameter(w) for i, w in enumerate(weights)})
+    layout.at_once, layout.by_rows = True, frozenset()  # as on a device: only a CPU's norms are taken by rows
+    for device, dtype in {(w.device, w.dtype) for w in weights}:
+        own = {i: w for i, w in layout._weights_of(device, dtype).items() if w.numel()}
+        layout._multi[device, dtype] = MultiTensor(own, len(weights), kernels)
+    return layout
+
+
+def norms_of(tensors):
+    return [0.0 if t is None else float(t.double().norm()) for t in tensors]
+
+
+def are_equal(got, wanted, device):
+    """Bit by bit; Triton's interpreter cuts a bfloat16 off where a device rounds it."""
+    cut = device == "cpu" and wanted[0].dtype is torch.bfloat16
+    return all(map(torch.allclose if cut else torch.equal, got, wanted, *([[2**-7] * len(got)] if cut else [])))
+
+
+def refuse(monkeypatch, *names):
+    """Whatever torch's calls for lists would be asked raises."""
+    for name in names or ("_foreach_norm", "_foreach_mul_"):
+        monkeypatch.setattr(torch, name, lambda *args, **words: pytest.fail("torch was asked"))
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("absent", [[], [0, 6]])
+def test_norms_are_those_of_each_layer(kernels, dtype, absent, device, monkeypatch):
+    layout = laid_out(tensors_of(dtype, device), kernels)
+    grads = [None if i in absent else g for i, g in enumerate(tensors_of(dtype, device, 1))]
+    refuse(monkeypatch)
+    groups = Batch(layout, grads).groups
+    assert measure(layout, groups).tolist() == pytest.approx(norms_of(grads), rel=1e-6)
+    into = torch.full((2, len(grads)), -1.0, device=device)
+    assert measure(layout, groups, into=into[0]).data_ptr() == into.data_ptr()
+    assert into[0].tolist() == pytest.approx(norms_of(grads), rel=1e-6)
+    assert into[1].tolist() == [-1] * len(grads)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_layers_of_two_dtypes_and_of_one_that_torch_measures(kernels, device):
+    weights = [t for dtype in (*DTYPES, torch.float32) for t in tensors_of(dtype, device, len(str(dtype)))]
+    layout = laid_out(weights, kernels)
+    del layout._multi[torch.device(weights[0].device), torch.float16]
+    layout._multi[weights[0].device, torch.float16] = None
+    into = torch.empty(len(weights), device=device)
+    assert measure(layout, Batch(layout, weights).groups, into=into) is into
+    assert into.tolist() == pytest.approx(norms_of(weights), rel=1e-5)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), 1e30])
+def test_a_number_that_is_none_stays_in_its_layer(kernels, bad, device):
+    layout = laid_out(tensors_of(torch.float32, device), kernels)
+    grads = tensors_of(torch.float32, device, 1)
+    grads[6][-1, -1] = bad
+    norms = measure(layout, Batch(layout, grads).groups)
+    assert torch.allclose(norms[6], grads[6].norm(), equal_nan=True)
+    grads[6].zero_()
+    assert norms[7:].tolist() == pytest.approx(norms_of(grads[7:]), rel=1e-6)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_addresses_that_no_16_bytes_divide_and_other_orders_of_memory(kernels, dtype, device, monkeypatch):
+    weights = [torch.zeros(300, 257), torch.zeros(2, 3, 4, 5), torch.zeros(CHUNK + 3), torch.zeros(9)]
+    layout = laid_out([w.to(device, dtype) for w in weights], kernels)
+    grads = [
+        torch.randn(257, 300, device=device).to(dtype).T,
+        torch.randn(2, 3, 4, 5, device=device).to(dtype).to(memory_format=torch.channels_last),
+        torch.randn(CHUNK + 4, device=device).to(dtype)[1:],
+        torch.randn(10, device=device).to(dtype)[:-1],
+    ]
+    refuse(monkeypatch)
+    assert measure(layout, Batch(layout, grads).groups).tolist() == pytest.approx(norms_of(grads), rel=1e-6)
+    factor = torch.tensor(0.3337, device=device)
+    wanted = [(g.double() * factor.double()).to(dtype) for g in grads]
+    scale_(layout, Batch(layout, grads).groups, factor)
+    assert are_equal(grads, wanted, device)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("which", ["missing", "sparse", "wider", "larger", "gaps", "one number", "a subclass"])
+def test_what_a_kernel_would_misread_is_left_to_torch(kernels, which, device):
+    weights = [torch.randn(6, 4, device=device) for _ in range(4)]
+    layout = laid_out(weights, kernels)
+    grads = [torch.randn(6, 4, device=device) for _ in range(4)]
+    grads[2] = {
+        "missing": lambda g: None,
+        "sparse": lambda g: g.to_sparse(),
+        "wider": lambda g: g.double(),
+        "larger": lambda g: torch.cat([g, g]),
+        "gaps": lambda g: torch.cat([g, g], 1)[:, ::2],
+        "one number": lambda g: g[0, 0].expand(6, 4),
+        "a subclass": lambda g: g.as_subclass(type("Mine", (torch.Tensor,), {})),
+    }[which](grads[2])
+    many = layout.multi_tensor(weights[0].device, torch.float32)
+    assert many.pointers(grads, layout.every) is None
+    if which not in ("sparse", "larger", "a subclass"):
+        found = measure_plain(layout, grads, None)
+        assert found is None if which in ("missing", "wider") else found.tolist() == pytest.approx(norms_of(grads))
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("per_layer", [False, True])
+@pytest.mark.parametrize("absent", [[], [0, 6]])
+def test_each_product_is_rounded_once_and_nothing_beside_it_is_touched(
+    kernels, dtype, per_layer, absent, device, monkeypatch
+):
+    layout = laid_out(tensors_of(dtype, device), kernels)
+    room = torch.full((sum(t.numel() + 5 for t in tensors_of(dtype, device)),), 3.0, dtype=dtype, device=device)
+    grads, start = [], 0
+    for t in tensors_of(dtype, device, 1):
+        grads.append(room[start : start + t.numel()].view(t.shape))
+        grads[-1].copy_(t)
+        start += t.numel() + 5
+    coef = (
+        torch.linspace(0.9871, 0.9996, len(grads), device=device) if per_layer else torch.tensor(0.5712, device=device)
+    )
+    factors = coef.double().expand(len(grads))
+    wanted = [g.clone() if i in absent else (g.double() * factors[i]).to(dtype) for i, g in enumerate(grads)]
+    versions = [g._version for g in grads]
+    refuse(monkeypatch)
+    batch = Batch(layout, [None if i in absent else g for i, g in enumerate(grads)])
+    scale_(layout, batch.groups, coef)
+    assert are_equal(grads, wanted, device)
+    assert all(
+        g._version > v for i, (g, v) in enumerate(zip(grads, versions, strict=True)) if i not in absent and g.numel()
+    )
+    for g in grads:
+        g.fill_(3.0)
+    assert (room == 3.0).all()
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("dtypes", [DTYPES, DTYPES[:1], DTYPES[1:2]])
+def test_samples_are_those_that_torch_takes(kernels, dtypes, device, monkeypatch):
+    shapes = [*SHAPES, (4096,), (4097,), (64, 64, 64)]
+    layout = laid_out([torch.randn(s, device=device).to(d) for d in dtypes for s in shapes], kernels)
+    plain = Layout(dict(layout.whole))
+    monkeypatch.setattr(plain, "multi_tensor", lambda *_: None)
+    wanted, found = UpdateRatio(plain), UpdateRatio(layout)
+    wanted.before()
+    refuse(monkeypatch, "cat")
+    found.before()
+    assert torch.equal(found._samples()[1], wanted._samples()[1])
+    assert found._samples()[1].any()
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_other_memory_is_found_again(kernels, device):
+    layout = laid_out(tensors_of(torch.float32, device), kernels)
+    many = layout.multi_tensor(layout.device, torch.float32)
+    for n in range(2 * multi_tensor.KEPT):
+        grads = tensors_of(torch.float32, device, n)
+        with no_waiting(device):
+            found = measure_plain(layout, grads, None) if n % 2 else measure(layout, Batch(layout, grads).groups)
+        if n:
+            assert found.tolist() == pytest.approx(norms_of(grads), rel=1e-6)
+    assert len(many._pointers) <= multi_tensor.KEPT
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("name", ["sums_of_squares", "roots", "multiply", "sample"])
+def test_where_a_kernel_fails_torch_does_it(kernels, name, device, monkeypatch, caplog):
+    weights = [torch.randn(8, 8, device=device) for _ in range(5)]
+    layout = laid_out(weights, kernels)
+
+    class Failing:
+        def __getitem__(self, grid):
+            raise OSError("no compiler")
+
+    monkeypatch.setattr(kernels, name, Failing())
+    grads = [torch.randn(8, 8, device=device) for _ in range(5)]
+    wanted = [g * 0.5 for g in grads]
+    with caplog.at_level(logging.INFO, "gradwatch"):
+        UpdateRatio(layout).before()
+        assert measure(layout, Batch(layout, grads).groups).tolist() == pytest.approx(norms_of(grads), rel=1e-6)
+        scale_(layout, Batch(layout, grads).groups, torch.tensor(0.5, device=device))
+    assert all(map(torch.equal, grads, wanted))
+    assert caplog.text.count("no compiler") == 1
+
+
+@pytest.mark.parametrize("device", DEVICES[1:])
+def test_on_a_device_they_are_what_is_taken(device, monkeypatch):
+    pytest.importorskip("triton")
+    multi_tensor.kernels.cache_clear()
+    layout = Layout({str(i): nn.Parameter(t) for i, t in enumerate(tensors_of(torch.float32, device))})
+    refuse(monkeypatch)
+    assert measure(layout, Batch(layout, list(layout.params)).groups).tolist() == pytest.approx(
+        norms_of(layout.params), rel=1e-6
+    )
+
+
+def test_the_switch_and_a_missing_triton_leave_torch(monkeypatch):
+    monkeypatch.setenv(multi_tensor.SWITCH, "0")
+    multi_tensor.kernels.cache_clear()
+    try:
+        assert multi_tensor.kernels() is None
+        monkeypatch.delenv(multi_tensor.SWITCH)
+        multi_tensor.kernels.cache_clear()
+        monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+        assert multi_tensor.kernels() is None
+    finally:
+        multi_tensor.kernels.cache_clear()
