@@ -196,7 +196,7 @@ def scale_(layout: Layout, groups: Sequence[Group], coef: Tensor) -> None:
             torch._foreach_mul_(tensors, here)
 
 
-def _scaled_at_once(layout: Layout, tensors: list[Tensor], index: Sequence[int], coef: Tensor) -> bool:
+def _scaled_at_once(layout: Layout, tensors: list[Tensor], index: tuple[int, ...], coef: Tensor) -> bool:
     """Whether one kernel has multiplied them by `coef`, `[]` or `[L]`."""
     many = layout.multi_tensor(coef.device, tensors[0].dtype)
     at = None if many is None or coef.dtype is not torch.float32 else many.pointers(tensors, index)

@@ -50,56 +50,62 @@ class MultiTensor:
 
     def __init__(self, weights: Mapping[int, Tensor], layers: int, kernels: Any) -> None:
         like = next(iter(weights.values()))
-        self.device, self.dtype, self._kernels, self.works = like.device, like.dtype, kernels, True
-        self._type = getattr(kernels.tl, str(like.dtype).removeprefix("torch."))
+        self.device, self.works, self._kernels, self._dtypes = like.device, True, kernels, {like.dtype}
         self.sizes = [weights[i].numel() if i in weights else 0 for i in range(layers)]
         numel = torch.tensor(self.sizes)
         chunks = (numel + CHUNK - 1) // CHUNK
         first = torch.cat([torch.zeros(1, dtype=torch.int64), chunks.cumsum(0)])
         owner = torch.repeat_interleave(torch.arange(layers), chunks)
-        self._most = 1 << (int(chunks.max()) - 1).bit_length()
-        self._owner, self._first = self.sent(owner.to(torch.int32)), self.sent(first.to(torch.int32))
-        self._numel = self.sent(numel)
-        self._pointers: dict[tuple[int, ...], Pointers] = {}
+        # Which layer each chunk is of, which chunk is the first of each layer, and how large each layer is
+        self._chunks = tuple(map(self.sent, (owner.to(torch.int32), first.to(torch.int32), numel)))
+        self._of_roots = {"most": 1 << (int(chunks.max()) - 1).bit_length(), "per_turn": SUMS, "num_warps": 1}
+        dtype = getattr(kernels.tl, str(like.dtype).removeprefix("torch."))
+        of_chunks = {"per_chunk": CHUNK, "per_turn": BLOCK, "dtype": dtype, "num_warps": WARPS}
+        self._of_chunks = {align: {**of_chunks, "align": align} for align in (1, ALIGNED)}
+        self._of_samples = {"per_turn": SAMPLED, "dtype": dtype}
+        self._known: dict[object, Pointers] = {}
 
     def sent(self, values: Tensor) -> Tensor:
         """Numbers of the host on the device, by a copy that nothing waits for."""
         return values.pin_memory().to(self.device, non_blocking=True) if self.device.type == "cuda" else values
 
-    def pointers(self, tensors: Sequence[Tensor], index: Sequence[int]) -> Pointers | None:
+    def pointers(self, tensors: Sequence[Tensor], index: tuple[int, ...]) -> Pointers | None:
         """Where the tensors of these layers, in their order, are; None where one of them is not as a kernel takes it
-        for: as large as the layer's weight, of its dtype, and without gaps.
+        for: as large as the layer's weight, of its dtype, and without gaps. Asked on every step, as in `foreach`.
         """
+        whole = len(index) == len(self.sizes)
         try:
-            sizes = self.sizes if len(index) == len(self.sizes) else [self.sizes[i] for i in index]
-            if not self.works or [*map(Tensor.numel, tensors)] != sizes:
-                return None
-            if not {*map(type, tensors)} <= PLAIN or {*map(_DTYPE, tensors)} != {self.dtype}:
-                return None
-            if not (all(map(Tensor.is_contiguous, tensors)) or all(map(_is_dense, tensors))):
-                return None
             addresses = tuple(map(Tensor.data_ptr, tensors))
+            sizes = self.sizes if whole else [self.sizes[i] for i in index]
+            alike = {*map(_DTYPE, tensors)} == self._dtypes and [*map(Tensor.numel, tensors)] == sizes
+            dense = all(map(Tensor.is_contiguous, tensors)) or all(map(_is_dense, tensors))
         except (AttributeError, TypeError, RuntimeError):  # of a None, and of what has no memory of its own
             return None
-        if 0 in addresses:
+        if not (alike and dense and self.works):
             return None
-        if len(addresses) < len(self.sizes):
-            here = dict(zip(index, addresses, strict=True))
-            addresses = tuple(here.get(i, 0) for i in range(len(self.sizes)))
-        known = self._pointers.get(addresses)
-        if known is None:
-            if len(self._pointers) >= KEPT:
-                del self._pointers[next(iter(self._pointers))]
-            align = 1 if any(a % ALIGNED for a in addresses) else ALIGNED
-            known = self._pointers[addresses] = Pointers(self.sent(torch.tensor(addresses)), align)
-        return known
+        key = addresses if whole else (index, addresses)
+        return self._known.get(key) or self._sent_pointers(key, tensors, index, addresses)
+
+    def _sent_pointers(
+        self, key: object, tensors: Sequence[Tensor], index: tuple[int, ...], addresses: tuple[int, ...]
+    ) -> Pointers | None:
+        if 0 in addresses or not {*map(type, tensors)} <= PLAIN:
+            return None
+        if len(self._known) >= KEPT:
+            del self._known[next(iter(self._known))]
+        of_all = torch.zeros(len(self.sizes), dtype=torch.int64)
+        of_all[[*index]] = torch.tensor(addresses)
+        align = 1 if any(a % ALIGNED for a in addresses) else ALIGNED
+        self._known[key] = Pointers(self.sent(of_all), align)
+        return self._known[key]
 
     def norms(self, at: Pointers, into: Tensor | None = None) -> Tensor | None:
         """The L2 norm of each layer, `[L]` float32, added up in float32; put `into` a tensor if given."""
         out = torch.empty(len(self.sizes), device=self.device) if into is None or not into.is_contiguous() else into
-        sums = torch.empty(len(self._owner), device=self.device)
-        self._launch("sums_of_squares", len(sums), *self._chunks(at), sums, **self._how(at))
-        self._launch("roots", len(out), sums, self._first, out, most=self._most, per_turn=SUMS, num_warps=1)
+        owner, first, _ = self._chunks
+        sums = torch.empty(len(owner), device=self.device)
+        self._launch("sums_of_squares", (len(owner),), at.on_device, *self._chunks, sums, **self._of_chunks[at.align])
+        self._launch("roots", (len(out),), sums, first, out, **self._of_roots)
         if not self.works:
             return None
         return out if into is None or out is into else into.copy_(out)
@@ -108,8 +114,8 @@ class MultiTensor:
         """Multiply the tensors, which are `at` there, by their layer's number of `factors`, float32 `[L]`, or by one
         for all, `[]`; each product is rounded once.
         """
-        how = {"step": factors.dim(), **self._how(at)}
-        self._launch("multiply", len(self._owner), *self._chunks(at), factors.contiguous(), **how)
+        how, grid = {"step": factors.dim(), **self._of_chunks[at.align]}, (len(self._chunks[0]),)
+        self._launch("multiply", grid, at.on_device, *self._chunks, factors.contiguous(), **how)
         if self.works:
             increment_version(tensors)  # as torch's operations in place do
         return self.works
@@ -118,20 +124,14 @@ class MultiTensor:
         """Some elements of each layer, `most` of one, into `out`. `places`, `[3, L]` int64, says where those of a layer
         begin there, how far one is from the last in the layer's memory, and how many they are.
         """
-        programs, how = -(-most // SAMPLED), {"per_turn": SAMPLED, "dtype": self._type}
-        self._launch("sample", len(self.sizes), at.on_device, *places.unbind(), out, programs=programs, **how)
+        grid = len(self.sizes), -(-most // SAMPLED)
+        self._launch("sample", grid, at.on_device, *places.unbind(), out, **self._of_samples)
         return self.works
 
-    def _chunks(self, at: Pointers) -> tuple[Tensor, ...]:
-        return at.on_device, self._owner, self._first, self._numel
-
-    def _how(self, at: Pointers) -> dict[str, Any]:
-        return {"per_chunk": CHUNK, "per_turn": BLOCK, "dtype": self._type, "align": at.align, "num_warps": WARPS}
-
-    def _launch(self, name: str, grid: int, *args: Any, programs: int = 1, **how: Any) -> None:
+    def _launch(self, name: str, grid: tuple[int, ...], *args: Tensor, **how: Any) -> None:
         try:
             with torch.cuda.device(self.device) if self.device.type == "cuda" else nullcontext():
-                getattr(self._kernels, name)[(grid, programs)](*args, **how)
+                getattr(self._kernels, name)[grid](*args, **how)
         except Exception as error:  # of a compiler, a full disk, a driver: torch's calls are there
             logger.info("Triton failed, and torch's own calls are taken instead: %r", error)
             self.works = False
@@ -153,7 +153,7 @@ def multi_tensor(weights: Mapping[int, Tensor], layers: int) -> MultiTensor | No
     if like.device.type != "cuda" or like.dtype not in DTYPES or not {*map(type, weights.values())} <= PLAIN:
         return None
     made = MultiTensor(weights, layers, found)
-    at = made.pointers([*weights.values()], [*weights])
+    at = made.pointers([*weights.values()], tuple(weights))
     return made if at is not None and made.norms(at) is not None else None
 
 

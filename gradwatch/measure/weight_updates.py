@@ -240,7 +240,8 @@ class UpdateRatio:
     ) -> bool:
         """Whether one kernel has put the samples of these layers side by side."""
         layers = [i for i in layers if self.sizes[i]]
-        at = many.pointers([weights[i] for i in sorted(layers)], sorted(layers))
+        in_order = tuple(sorted(layers))
+        at = many.pointers([weights[i] for i in in_order], in_order)
         if at is None:
             return False
         if (key := (out.device, out.dtype)) not in self._samplings:

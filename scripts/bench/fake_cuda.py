@@ -2,7 +2,8 @@
 
 `step_of` makes a real Stepper over parameters that are fake, and `Trace` is told of each operation of torch in it.
 Launches are counted by the rules of ATen's kernels (MultiTensorApply.cuh, ForeachUtils.h, Shape.cu) for CUDA 12, whose
-kernel arguments hold the fewest tensors; the counts are a model of the device, and no GPU was asked.
+kernel arguments hold the fewest tensors; the counts are a model of the device, and no GPU was asked. Triton's kernels,
+where a Watch has them, are one launch each.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from gradwatch.history import Layer, Run
 from gradwatch.measure.layout import Layout
+from gradwatch.measure.multi_tensor import MultiTensor, Pointers
 from gradwatch.measure.weight_updates import Weights
 from gradwatch.policies import Policy
 from gradwatch.recording.clipper import Clipper
@@ -49,6 +51,33 @@ def fake_cuda() -> Iterator[None]:
     capturing = patch("torch.cuda.is_current_stream_capturing", lambda: False)
     with FakeTensorMode(), torch.no_grad(), _NoDeviceGuard(), capturing:
         yield
+
+
+@contextmanager
+def with_triton() -> Iterator[None]:
+    """Within, layouts go over many tensors at once, as where there is Triton: what it would launch is counted."""
+    with patch("gradwatch.measure.layout.multi_tensor", _Counted):
+        yield
+
+
+class _Counted(MultiTensor):
+    """Tensors that hold nothing have no addresses. A kernel is no operation of torch: one that writes stands for it."""
+
+    def __init__(self, weights: Mapping[int, Tensor], layers: int) -> None:
+        like = next(iter(weights.values()))
+        self.device, self._dtypes, self.works, self.sizes = like.device, {like.dtype}, True, [0] * layers
+        self._chunks = tuple(torch.empty(1, device=like.device) for _ in range(3))
+        self._of_chunks, self._of_roots, self._of_samples = {16: {}}, {}, {}
+
+    def pointers(self, tensors: Sequence[Tensor], index: tuple[int, ...]) -> Pointers | None:
+        there = all(map(_is_dense, tensors)) and {t.dtype for t in tensors} == self._dtypes
+        return Pointers(self._chunks[0], 16) if there else None
+
+    def sent(self, values: Tensor) -> Tensor:
+        return torch.empty(values.shape, device=self.device)
+
+    def _launch(self, name: str, grid: tuple[int, ...], *args: Tensor, **how: Any) -> None:
+        self._chunks[0].zero_()
 
 
 _META = torch.library.Library("aten", "IMPL", "Meta")

@@ -130,7 +130,7 @@ def kernels(tiny: bool) -> dict[str, Any]:
     if many is not None:
 
         def norms_at_once() -> None:
-            at = many.pointers(grads, range(len(grads)))
+            at = many.pointers(grads, tuple(range(len(grads))))
             many.norms(at)
 
         calls["norms at once"] = norms_at_once

@@ -2,8 +2,9 @@
 
     python scripts/bench/launches.py -o docs/measurements/launches_fake_cuda.json
 
-It needs no GPU, and none was asked: the counts are those of ATen's rules (fake_cuda.py). Every host read, every copy
-between devices and every large allocation of a step is listed, too.
+It needs no GPU, and none was asked: the counts are those of ATen's rules (fake_cuda.py), with Triton's kernels, as a
+Watch has them on CUDA, and without. Every host read, every copy between devices and every large allocation of a step is
+listed, too.
 """
 
 from __future__ import annotations
@@ -11,12 +12,13 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import torch
 from bench_common import GPTS, MODELS
-from fake_cuda import Trace, fake_cuda, parameters, step_of, take_step
+from fake_cuda import Trace, fake_cuda, parameters, step_of, take_step, with_triton
 
 from gradwatch.policies import parse
 
@@ -34,9 +36,9 @@ def shapes(tensors: int) -> dict[str, Sequence[int]]:
         return {name: tuple(p.shape) for name, p in NETS[tensors]().named_parameters()}
 
 
-def trace(sizes: Mapping[str, Sequence[int]], dtype: torch.dtype, way: str | None) -> list[Trace]:
+def trace(sizes: Mapping[str, Sequence[int]], dtype: torch.dtype, way: str | None, triton: bool = False) -> list[Trace]:
     """A step of fused AdamW on which the weights are not measured, and one on which they are."""
-    with fake_cuda():
+    with fake_cuda(), with_triton() if triton else nullcontext():
         params = parameters(sizes, dtype)
         optimizer = torch.optim.AdamW(params.values(), lr=1e-4, fused=True)
         clips = way == "torch clip"
@@ -59,12 +61,12 @@ def trace(sizes: Mapping[str, Sequence[int]], dtype: torch.dtype, way: str | Non
     return traces
 
 
-def row(tensors: int, dtype: torch.dtype, way: str) -> dict[str, Any]:
+def row(tensors: int, dtype: torch.dtype, way: str, triton: bool = False) -> dict[str, Any]:
     """Launches beyond those of the optimizer alone, and what a step waits for or allocates."""
     sizes = shapes(tensors)
-    alone, (plain, measured) = trace(sizes, dtype, None)[0], trace(sizes, dtype, way)
+    alone, (plain, measured) = trace(sizes, dtype, None)[0], trace(sizes, dtype, way, triton)
     found = {
-        "tensors": tensors, "dtype": str(dtype).removeprefix("torch."), "way": way,
+        "tensors": tensors, "dtype": str(dtype).removeprefix("torch."), "way": way, "triton": triton,
         "launches": plain.total - alone.total, "measured": measured.total - plain.total,
     }  # fmt: skip
     for kind in ("reads", "copies", "allocations"):
@@ -80,8 +82,9 @@ def main() -> None:
     for tensors in NETS:
         for dtype in DTYPES:
             for way in WAYS:
-                rows.append(row(tensors, dtype, way))
-                print(*rows[-1].values(), sep="  ", flush=True)
+                for triton in (False, True) if way != WAYS[0] else (False,):
+                    rows.append(row(tensors, dtype, way, triton))
+                    print(*rows[-1].values(), sep="  ", flush=True)
     if args.output:
         what = "launches beyond fused AdamW's own, by ATen's rules for CUDA 12, on fake tensors; no GPU was asked"
         text = ",\n".join(json.dumps(r) for r in rows)

@@ -129,8 +129,9 @@ def host_work(report: Report, name: str) -> str:
         "does within a call is not counted, and no clock was asked. Torch's grows with the tensors. That of gradwatch\n"
         "does not, and is spread over some sixty functions: who steps, under which scaler, with what settings, on\n"
         "which gradients, and the row of it. What a Watch does between two steps is not in it: whether rows are due,\n"
-        "or a param group has others. So below about 90 tensors a clip costs Python more than half of torch's, and\n"
-        "below about 25 more than all of it.\n\n"
+        "or a param group has others. So below about 115 tensors a clip costs Python more than half of torch's, and\n"
+        "below about 40 more than all of it. Of a device with Triton: what it does for kernels is counted, and torch's\n"
+        "own call for norms, which makes a tensor of each, is one call into C.\n\n"
         + table(["tensors", *ways], [[str(size), *(shown[size, way] for way in ways)] for size in sizes])
         + f"\n`scripts/bench/host_time.py`, Python {report['python']}, torch {report['torch']}: "
         f"[JSON](measurements/{name}).\n"
@@ -157,14 +158,20 @@ def launches(report: Report, name: str) -> str:
     """launches.py: of fp32 parameters."""
     rows = [row for row in report["rows"] if row["dtype"] == "float32"]
     ways, sizes = (list(dict.fromkeys(row[key] for row in rows)) for key in ("way", "tensors"))
-    shown = {(row["tensors"], row["way"]): f"{row['launches']:,} + {row['measured']:,}" for row in rows}
+    shown = {(row["tensors"], row["way"], row["triton"]): f"{row['launches']:,} + {row['measured']:,}" for row in rows}
+    ours = [way for way in ways if way != "torch clip"]
     return (
         "Kernels beyond fused AdamW's own in a step on a GPU, and how many more where weights are measured, on one\n"
         "step in `every`. They follow from ATen's rules for CUDA 12, on tensors without values: no GPU was asked.\n"
         "A step reads nothing from the device. What it allocates in pieces of 64 KiB and more are AGC's norms and\n"
         "coefficients alone: one of each unit, as many as an embedding has rows, of the tensors that have a gradient\n"
         "in this step.\n\n"
-        + table(["tensors", *ways], [[str(n), *(shown.get((n, way), "") for way in ways)] for n in sizes])
+        + table(
+            ["tensors", "torch clip", *ours],
+            [[str(n), *(shown.get((n, way, way in ours), "") for way in ("torch clip", *ours))] for n in sizes],
+        )
+        + "\nThe same by torch's calls for lists, as where there is no Triton:\n\n"
+        + table(["tensors", *ours], [[str(n), *(shown.get((n, way, False), "") for way in ours)] for n in sizes])
         + "\nA launch of torch's kernel for norms takes at most 110 tensors and 320 blocks of 65,536 elements; one\n"
         "more is before them, and one for each 400 tensors and for each 128 bring the norms together. That is 4 up\n"
         "to 110 tensors and 21 million elements and 22 of 1,000 tensors, and nothing else in torch gives a norm of\n"
@@ -211,7 +218,7 @@ def on_gpu(report: Report, name: str) -> str:
     text += table(["claim", "held"], [[question, "yes" if held else "no"] for question, held in asked.items()])
     text += (
         "\nKernels beyond fused AdamW's own, as the profiler counted them, and how many more where weights are "
-        "measured.\nThey are those of the rules above, or one less:\n\n"
+        "measured.\nThey were those of torch's calls for lists, by the rules above, or one less:\n\n"
     )
     cases = found["probes"]["launches of the device"].items()
     counts = {tuple(case.split(", ", 1)): n for case, n in cases if isinstance(n, list)}

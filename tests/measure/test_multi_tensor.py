@@ -200,7 +200,7 @@ def test_other_memory_is_found_again(kernels, device):
             found = measure_plain(layout, grads, None) if n % 2 else measure(layout, Batch(layout, grads).groups)
         if n:
             assert found.tolist() == pytest.approx(norms_of(grads), rel=1e-6)
-    assert len(many._pointers) <= multi_tensor.KEPT
+    assert len(many._known) <= multi_tensor.KEPT
 
 
 @pytest.mark.parametrize("device", DEVICES)

@@ -9,8 +9,10 @@ import torch
 
 from gradwatch.recording import torch_patches
 
-TABLE = json.loads((Path(__file__).parents[2] / "docs" / "measurements" / "launches_fake_cuda.json").read_text())
-ROWS = {(row["tensors"], row["dtype"], row["way"]): row for row in TABLE["rows"]}
+MEASUREMENTS = Path(__file__).parents[2] / "docs" / "measurements"
+TABLE = json.loads((MEASUREMENTS / "launches_fake_cuda.json").read_text())
+ROWS = {(row["tensors"], row["dtype"], row["way"]): row for row in TABLE["rows"] if not row["triton"]}
+AT_ONCE = {(row["tensors"], row["dtype"], row["way"]): row for row in TABLE["rows"] if row["triton"]}
 QUICK = [key for key in ROWS if key[0] == 6]
 WAYS = ("none", "ClipByGlobalNorm(1.0)")  # of the larger ones: the others take long to count, and nothing else
 pytestmark = pytest.mark.skipif(
@@ -30,13 +32,15 @@ def test_the_table_is_of_this_code(key):
     tensors, dtype, way = key
     again = "scripts/bench/launches.py -o docs/measurements/launches_fake_cuda.json prints it"
     assert launches.row(tensors, getattr(torch, dtype), way) == ROWS[key], again
+    if key in AT_ONCE:
+        assert launches.row(tensors, getattr(torch, dtype), way, triton=True) == AT_ONCE[key], again
 
 
 def test_a_step_waits_for_nothing_and_allocates_little():
     assert {tensors for tensors, _, _ in ROWS} >= {6, 74, 147}
-    assert {key: row for key, row in ROWS.items() if row["reads"] or row["copies"]} == {}
-    large = {key for key, row in ROWS.items() if row["allocations"]}
-    assert {way for _, _, way in large} <= {"AGC(0.01)"}  # a norm of each row of an embedding
+    assert [row for row in TABLE["rows"] if row["reads"] or row["copies"]] == []
+    large = {row["way"] for row in TABLE["rows"] if row["allocations"]}
+    assert large <= {"AGC(0.01)"}  # a norm of each row of an embedding
 
 
 @pytest.mark.parametrize(("tensors", "most"), [(6, 30), (74, 30), (147, 30), (1000, 44)])
@@ -52,6 +56,26 @@ def test_recording_takes_four_launches_and_a_clip_four_more(tensors, way, most, 
     assert ROWS[tensors, dtype, way]["launches"] <= most
     larger = ROWS[147, dtype, way]["launches"] - ROWS[147, dtype, "none"]["launches"]
     assert larger <= most - 4
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("way", ["none", "ClipByGlobalNorm(1.0)", "ClipByNorm(1.0)"])
+def test_with_triton_launches_do_not_grow_with_the_layers(way, dtype):
+    rows = [AT_ONCE[tensors, dtype, way] for tensors in (6, 74, 147, 1000)]
+    assert len({row["launches"] for row in rows}) == 1
+    assert rows[0]["launches"] <= {"none": 4}.get(way, 8)
+    assert max(row["measured"] for row in rows) <= 30
+
+
+def test_a_device_launched_as_many():
+    """As the profiler counted them, in ten phases of GPT-2 124M, one of which is measured."""
+    counted = json.loads((MEASUREMENTS / "gpu_h100_norms.json").read_text())["runs"]
+    for run, table in zip(counted.values(), (ROWS, AT_ONCE), strict=True):
+        kernels = {way: found["kernels"] for way, found in run["launches"].items()}
+        for phase, way in (("gradwatch no clip + step", "none"), ("gradwatch clip + step", "ClipByGlobalNorm(1.0)")):
+            row = table[147, "float32", way]
+            own = 10 * row["launches"] + row["measured"]
+            assert kernels[phase] - kernels["step alone"] == pytest.approx(own, abs=2), way
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
