@@ -130,8 +130,8 @@ def host_work(report: Report, name: str) -> str:
         "does not, and is spread over some sixty functions: who steps, under which scaler, with what settings, on\n"
         "which gradients, and the row of it. What a Watch does between two steps is not in it: whether rows are due,\n"
         "or a param group has others. So below about 115 tensors a clip costs Python more than half of torch's, and\n"
-        "below about 40 more than all of it. Of a device with Triton: what it does for kernels is counted, and torch's\n"
-        "own call for norms, which makes a tensor of each, is one call into C.\n\n"
+        "below about 40 more than all of it. Of a device with Triton: all it does for kernels is counted; torch's\n"
+        "call for norms, which makes a tensor of each, is one call into C.\n\n"
         + table(["tensors", *ways], [[str(size), *(shown[size, way] for way in ways)] for size in sizes])
         + f"\n`scripts/bench/host_time.py`, Python {report['python']}, torch {report['torch']}: "
         f"[JSON](measurements/{name}).\n"
