@@ -219,13 +219,12 @@ class LossGraph:
     def described(self) -> list[dict[str, Any]]:
         """What it shows, a table each, told apart by `what`.
 
-        Of each `path` from the loss to weights: the `operations` on it, as torch names them, the `shapes` of what they
-        give out, how many operands of each ask for a gradient (`operands`), and the `layer` it ends in. Of each
-        `softmax`: its `operation`, `dim` and `shape`. Of each `batch_norm` in training, its `shape`. Of each `view`
-        that puts axes into another order, the shape it is `of` and its own. Of each `input`, an operation with weights
-        that is given a batch, its `operation`; not of weights that are given what others made as well, as those of a
-        recurrence are after their first state. Of a model with nothing that bends between its layers, all of them
-        (`linear`). Of others that are alike in all but the layer, the first.
+        Of each `path` from the loss to weights: the `operations` on it, the `shapes` of what they give out, how many
+        operands of each ask for a gradient (`operands`), and the `layer` it ends in. Of each `softmax`: its
+        `operation`, `dim` and `shape`. Of each `batch_norm` in training, its `shape`; of each `group_norm`, how many
+        `numbers` it takes together. Of each `view` that puts axes into another order, the shape it is `of` and its own.
+        Of each `input`, an operation with weights that is given a batch, its `operation`; not of weights that others
+        give something, too, as a recurrence's. Of a model with nothing that bends, its layers (`linear`).
         """
         found = [*self._paths(), *(row for node in self._nodes for row in self._of_node(node))]
         with_weights = (node for node in self._nodes if name_of(node) in graph_values.GIVEN)
@@ -249,6 +248,8 @@ class LossGraph:
         elif name in _BATCH_NORMS and shape and getattr(node, "_saved_training", True):
             of_each = shape[0] == 1 and name_of(next(iter(children(node)), node)) in SAME_INPUT
             seen = {} if of_each else {"what": "batch_norm"}  # an instance norm is one of a single, long row
+        elif name == "NativeGroupNorm" and shape:
+            seen = {"what": "group_norm", "numbers": int(node._saved_C * node._saved_HxW // node._saved_group)}
         elif name in ("View", "UnsafeView", "ReshapeAlias"):
             before, below = next(map(shape_of, children(node)), ()), map(name_of, islice(walk(node), 1, 4))
             arranged = next((name for name in below if name != "Clone"), "") in _ARRANGE

@@ -51,8 +51,8 @@ def seen(
     of logits' targets, where they weigh alike. Of targets that come in rows, as tokens do by one of the
     embeddings `tables`: `target_top_at_ends`, how much more often the most frequent one is the last of a row than the
     first (or less), and of tables that have about a row for each class `target_is_input`, the share of targets that are
-    the token at their own place, and `target_is_next`, at the next one. Of tables of `data` with a row for each target
-    `target_in_data`, the largest share of targets that stand in one of a table's columns.
+    the token at their own place, and `target_is_next`, at the next one; so of series of numbers. Of tables of `data`
+    with a row for each target `target_in_data`, the largest share of targets that stand in one of a table's columns.
     """
     if not _lies_there(node):
         return {}
@@ -91,7 +91,7 @@ def seen(
             del found["explained"]
         if not is_reduced and mask is None:  # what becomes of each is not known
             found.pop("target_top_at_ends", None)
-    found |= _in_data(target.reshape(-1), data)
+    found |= _in_data(target.reshape(-1), data) | (_of_series(target, data) if loss in NUMBERS else {})
     return {f"{IN_LOSS}targets": float(target.numel()), **{f"{IN_LOSS}{name}": value for name, value in found.items()}}
 
 
@@ -123,6 +123,20 @@ def _in_data(target: Tensor, tables: Iterable[Tensor]) -> dict[str, Tensor]:
             asked = target[few].to(table.dtype)
             found.append((table[few] == asked[:, None]).float().mean(0).amax() * (asked != asked[0]).any())
     return {"target_in_data": torch.stack(found).amax()} if found else {}
+
+
+def _of_series(target: Tensor, tables: Iterable[Tensor]) -> dict[str, Tensor]:
+    """Of targets `[R, T, M]`, the rows of T places of a series, the share that is the data `[R * T, M]` at the same
+    place, and at the next one.
+    """
+    for table in tables:
+        is_alike = target.dim() == 3 and table.dim() == 2 and table.shape[1] == target.shape[2]
+        if is_alike and table.numel() == target.numel() and table.device == target.device and target.shape[1] > 1:
+            few = target[:: -(-len(target) // MOST_ROWS)].to(table.dtype)
+            read = table.view(target.shape)[:: -(-len(target) // MOST_ROWS)]
+            same, following = (few == read).all(2), (few[:, :-1] == read[:, 1:]).all(2)
+            return {"target_is_input": same.float().mean(), "target_is_next": following.float().mean()}
+    return {}
 
 
 def _columns_apart(target: Tensor) -> Tensor:

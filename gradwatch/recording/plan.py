@@ -11,6 +11,7 @@ from gradwatch.formatting import loop_clips
 from gradwatch.history import Run
 from gradwatch.measure.autograd import without_autograd
 from gradwatch.measure.fused import why_not_folded, why_not_left_out
+from gradwatch.measure.layout import Layout
 from gradwatch.policies.intervention import Intervention
 from gradwatch.recording.clipper import READ_STEPS
 from gradwatch.recording.learning_rate import RateScale
@@ -29,7 +30,7 @@ def plan(stepper: Stepper) -> str:
     collectives += ", and the norm joined over the stages of the pipeline" if layout.stages is not None else ""
     return "\n".join(
         [
-            f"{len(layout.names)} layers, one norm pass a step on {layout.device}{collectives}",
+            f"{len(layout.names)} layers, one norm pass a step on {layout.device}{_kernels(layout)}{collectives}",
             f"clip: {clip!r}{'' if clip else '; gradients are left alone'}",
             *(f"  {line}" for line in _scaling(stepper)),
             *(_skipping(stepper) if clip is not None and clip.can_skip else []),
@@ -41,6 +42,14 @@ def plan(stepper: Stepper) -> str:
             *stepper.inside.plan(),
         ]
     )
+
+
+def _kernels(layout: Layout) -> str:
+    """Where it matters, whether one kernel goes over all layers of a dtype."""
+    if layout.device.type != "cuda":
+        return ""
+    at_once = all(layout.multi_tensor(p.device, p.dtype) for p in layout.params)
+    return ", in one kernel for all" if at_once else ", in torch's calls for lists"
 
 
 def _skipping(stepper: Stepper) -> list[str]:

@@ -81,6 +81,31 @@ def test_where_no_gradient_has_come_the_cure_names_the_layers_between_which_it_e
     assert "between them and the loss" in last.cure
 
 
+@pytest.mark.parametrize(
+    ("layers", "dead", "rule"),
+    [
+        (("actor.0", "actor.2", "critic.0", "critic.2"), 2, "no-gradient"),  # all that the actor gives out
+        (("body.0", "body.2", "body.4", "head.0"), 2, "dead-layer"),  # units behind which others live
+        (("one", "critic.0", "critic.2", "critic.4"), 1, "dead-layer"),
+        (("0", "2", "4", "6"), 2, "dead-layer"),
+    ],
+)
+def test_a_part_that_no_gradient_ever_comes_to_is_not_called_dead(layers, dead, rule):
+    history = make_history(STEPS, layers=tuple(f"{name}.weight" for name in layers))
+    norm = history.layer("grad_norm").copy()
+    norm[:, :dead] = 0
+    (found,) = dead_layer(changed(history, per_layer={**history.per_layer, "grad_norm": norm}))
+    assert (found.rule, found.cause[:38]) == (rule, "No gradient has ever reached these wei")
+
+
+def test_a_product_of_zeros_is_a_bad_beginning():
+    history = make_history(STEPS, layers=("down.weight", "up.weight"))
+    nothing = np.zeros_like(history.layer("grad_norm"))
+    columns = {"grad_norm": nothing, "weight_norm": np.where(np.isnan(history.layer("weight_norm")), np.nan, 0.0)}
+    (found,) = dead_layer(changed(history, per_layer={**history.per_layer, **columns}))
+    assert (found.rule, found.severity) == ("bad-initialisation", "error")
+
+
 def test_a_bias_that_is_reached_where_its_weight_is_not_says_that_nothing_comes_in():
     layers = ("0.weight", "0.bias", "2.weight", "2.bias")
     history = make_history(STEPS, layers=layers)

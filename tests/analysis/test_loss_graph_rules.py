@@ -34,7 +34,9 @@ LAST = 4  # the rows of the last matrix of `make_history`
 X, Y, REAL = torch.randn(N, 6), torch.arange(N) % C, torch.randn(N)
 ONE, MANY = nn.Linear(6, 1), nn.Linear(6, C)
 FIRST, SECOND = nn.Linear(6, 8), nn.Linear(6, 8)
-LAYERS = {id(p): f"{i}.{name}" for i, m in enumerate((ONE, MANY, FIRST, SECOND)) for name, p in m.named_parameters()}
+SERIES, SEEN = nn.Linear(3, 1), torch.randn(N, 5, 3)  # of which each moment is weighed
+PARTS = (ONE, MANY, FIRST, SECOND, SERIES)
+LAYERS = {id(p): f"{i}.{name}" for i, m in enumerate(PARTS) for name, p in m.named_parameters()}
 
 
 def run_of(loss):
@@ -148,7 +150,9 @@ def test_what_sets_all_against_all_on_purpose_is_not(loss):
     [
         (lambda: F.nll_loss(logits().log_softmax(0), Y), True),
         (lambda: ((logits().softmax(0)) * FIRST(X)[:, :C]).sum(1).square().mean(), True),  # gates
+        (lambda: (SERIES(SEEN).softmax(0) * SEEN).sum((1, 2)).square().mean() + column()[:, 0].sum(), True),
         (lambda: F.cross_entropy(logits(), Y), False),
+        (lambda: (SERIES(SEEN).softmax(1) * SEEN).sum((1, 2)).square().mean() + column()[:, 0].sum(), False),
         (lambda: (column().softmax(0) * FIRST(X)).sum(0).square().mean(), False),  # the instances of one bag
         (lambda: (logits().softmax(0).T @ FIRST(X)).square().mean(), False),  # several looks at one set
         (lambda: F.cross_entropy(s := FIRST(X) @ SECOND(X).T, (at := torch.arange(N))) + F.cross_entropy(s.T, at),
@@ -254,6 +258,37 @@ def test_a_loss_below_0_that_is_a_mean_of_log_probabilities_has_the_wrong_sign(l
     assert [f.cause.count("wrong sign") for f in negative_loss(falls)] == [1] * said
     upwards = replace(falls.run, optimizers=({"name": "SGD", "class": "SGD", "settings": {"maximize": True}},))
     assert negative_loss(replace(falls, run=upwards)) == []
+
+
+SHARES = torch.full((N, C), 1 / C)
+
+
+@pytest.mark.parametrize(
+    ("loss", "said"),
+    [
+        (lambda: F.kl_div(logits().softmax(1), SHARES, reduction="batchmean"), True),
+        (lambda: 4.0 * F.kl_div((logits() / 2).softmax(1), SHARES), True),
+        (lambda: F.kl_div(logits().log_softmax(1), SHARES, reduction="batchmean"), False),
+        (lambda: (SHARES * (SHARES.log() - logits().softmax(1).log())).sum(1).mean(), False),
+        (lambda: (logits().softmax(1) * SHARES).sum(1).mean(), False),  # what is to be paid for, on average
+    ],
+)
+@pytest.mark.parametrize("ends", [-0.4, 0.4])
+def test_a_divergence_below_0_was_given_probabilities(loss, said, ends):
+    rows = tuple(LossGraph(loss(), LAYERS).described())
+    history = make_history(60, layers=tuple(LAYERS.values()), loss_graph=rows)
+    falls = changed(history, per_step={**history.per_step, "loss": np.linspace(-0.1, ends, len(history))})
+    found = [f for f in negative_loss(falls) if "kl_div is given probabilities" in f.cause]
+    assert len(found) == (said and ends < 0)
+
+
+@pytest.mark.parametrize(("groups", "size", "numbers"), [(16, 1, 2), (32, 1, 1), (16, 2, 0), (8, 1, 0)])
+def test_a_group_norm_of_two_numbers_is_told(groups, size, numbers):
+    net = nn.Sequential(nn.Conv1d(3, 32, 1), nn.GroupNorm(groups, 32))
+    names = {id(p): name for name, p in net.named_parameters()}
+    rows = tuple(LossGraph(net(torch.randn(N, 3, size)).square().mean(), names).described())
+    found = norm_over_too_few(make_history(3, layers=tuple(names.values()), loss_graph=rows))
+    assert [f.evidence for f in found] == [{"numbers": numbers}] * bool(numbers)
 
 
 def test_a_view_that_mixes_axes_is_told_with_its_shapes():

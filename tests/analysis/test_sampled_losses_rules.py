@@ -63,6 +63,11 @@ UNSURE = {
     "logit_range_most": 1.6, "logit_range": 1.4, "cross_entropy": 1.4, "predicted_right": 0.99, "targets": 64,
     "target_top_share": 0.2,
 }  # fmt: skip
+ROWS = {
+    "target_top_share": 1 / 64, "logit_range_most": 1.97, "logit_range": 1.88, "cross_entropy": 3.9,
+    "predicted_right": 0.35,
+    "graph": ({"what": "softmax", "operation": "LogSoftmax", "dim": 1, "shape": "64x64", "layer": ""},),
+}  # fmt: skip
 OF_TEN = ({"what": "softmax", "operation": "LogSoftmax", "dim": 1, "shape": "64x10", "layer": ""},)
 
 
@@ -77,6 +82,9 @@ OF_TEN = ({"what": "softmax", "operation": "LogSoftmax", "dim": 1, "shape": "64x
         ({"logit_range": 0.5}, 0),  # a few stand out
         ({"cross_entropy": 0.2}, 0),
         ({"target_top_share": 1 / 64}, 0),  # rows that are told from each other
+        (ROWS, 1),  # by cosines that nothing divides
+        ({**ROWS, "predicted_right": 0.8}, 0),
+        ({**ROWS, "logit_range_most": 3.9, "logit_range": 3.7}, 0),  # by 0.5
         ({"graph": ()}, 0),  # of how many classes it is not known
     ],
 )
@@ -95,6 +103,7 @@ AHEAD = {"target_is_next": 1.0, "target_is_input": 0.05, "target_top_share": 0.2
         ({"target_is_next": 0.5}, 0),  # what is filled in
         ({"target_is_input": 0.9}, 0),
         ({"target_top_share": 0.95}, 0),  # what is always the same is the same as anything
+        ({"target_top_share": np.nan}, 1),  # of a series of numbers
     ],
 )
 def test_attention_that_reads_what_is_asked_for(differs, found):

@@ -24,7 +24,7 @@ def test_what_is_proven_is_so_by_laplaces_rule():
     assert {rule for rule in TRACK_RECORD if is_proven(rule)} == {
         "nonfinite", "optimizer-state-lost", "weights-unchanged", "update-too-small", "no-progress",
         "targets-not-normalised", "weight-decay-too-strong", "not-in-optimizer",
-        "clip-before-unscale",
+        "clip-before-unscale", "shapes-broadcast",
     }  # fmt: skip
     assert not is_proven("never-seen")
 

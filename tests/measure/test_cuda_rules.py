@@ -3,6 +3,7 @@
 What only a GPU can show is marked `gpu`.
 """
 
+import contextlib
 import random
 from dataclasses import dataclass
 
@@ -10,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 from devices import DEVICES, skip_unless_fused
-from fake_cuda import Trace, fake_cuda, parameters, step_of, take_step
+from fake_cuda import Trace, fake_cuda, parameters, step_of, take_step, with_triton
 from torch import nn
 from torch._subclasses.fake_tensor import DataDependentOutputException
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -278,6 +279,18 @@ def test_the_plan_says_that_skips_in_a_row_are_read_now_and_then():
         optimizer = torch.optim.AdamW(params.values(), fused=True)
         stepper = step_of(params, optimizer, parse("chain(SkipNonfinite(at_most=4), ClipByGlobalNorm(1.0))"), every=100)
         assert "one number is read every 16 steps, for at_most" in stepper_plan(stepper)
+
+
+@pytest.mark.parametrize(
+    ("kernels", "words"),
+    [(contextlib.nullcontext, "in torch's calls for lists"), (with_triton, "in one kernel for all")],
+)
+def test_the_plan_says_how_norms_are_taken(kernels, words, monkeypatch):
+    monkeypatch.setattr(multi_tensor, "kernels", lambda: None)  # of the device, where there is one
+    with fake_cuda(), kernels():
+        params = parameters(dict.fromkeys("abcd", (3, 2)), torch.float32)
+        stepper = step_of(params, torch.optim.AdamW(params.values(), fused=True))
+        assert f"4 layers, one norm pass a step on cuda:0, {words}\n" in stepper_plan(stepper)
 
 
 @pytest.mark.parametrize("settings", [{"fused": True}, {"foreach": True}], ids=str)

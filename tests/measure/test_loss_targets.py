@@ -303,6 +303,15 @@ def test_of_several_losses_of_numbers_that_with_the_widest_targets_is_told():
     assert seen(F.cross_entropy(MANY(X), Y) + F.mse_loss(ONE(X), far))["target_top_share"] < 1
 
 
+@pytest.mark.parametrize(("shift", "same", "following"), [(0, 1.0, 0.0), (1, 0.0, 1.0), (2, 0.0, 0.0)])
+def test_a_series_that_is_asked_for_is_beside_the_one_that_is_read(shift, same, following):
+    long, read = torch.randn(8, 7, 6), nn.Linear(6, 6)
+    loss = F.mse_loss(read(long[:, :5]), long[:, shift : shift + 5])
+    told = LossGraph(loss, {id(read.weight): "0.weight", id(read.bias): "0.bias"}).targets()
+    assert [float(told[f"in_loss/target_is_{name}"]) for name in ("input", "next")] == [same, following]
+    assert "target_is_next" not in seen(F.mse_loss(ONE(X), REAL))
+
+
 @pytest.mark.parametrize("device", ["cpu", "meta"])
 def test_what_lies_on_another_device_than_the_targets_is_not_compared_with_them(device):
     """As in a model of several devices, which is given its data on the first and its loss on the last."""

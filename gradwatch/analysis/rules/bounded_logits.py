@@ -18,6 +18,7 @@ def logits_bounded(
     held: float = 0.3,
     unsure: float = 0.25,
     times: float = 1.5,
+    cosines: tuple[float, float] = (1.7, 2.05),
     still: float = 1.15,
     piled: float = 0.6,
     min_samples: int = 8,
@@ -30,8 +31,9 @@ def logits_bounded(
     what it was in the second quarter, within a factor of `still`, and that of the median choice is the share `piled` of
     it, as if all stood at an end; and the loss is more than `times` what a model that is as often right and knows how
     often would have, and more than that by `unsure` nats. Such a model has the entropy of being right, and at most
-    log(C - 1) for each of the others. Not judged: targets that name each class once (rows that are told from each
-    other, whose temperature is chosen), and parts that train against each other.
+    log(C - 1) for each of the others. Of targets that name each class once (rows that are told from each other, whose
+    temperature is chosen) only logits that end `cosines` apart are judged, as those of cosines do that nothing divides:
+    of them most are not right. Not judged: parts that train against each other.
     Source: the definition of cross-entropy; Wang et al., arXiv:1704.06369, proposition 2 (the least loss that cosines
     can have); Guo et al., arXiv:1706.04599, section 2, on confidence.
     """
@@ -45,7 +47,9 @@ def logits_bounded(
     least, calibrated = _least(classes, widest), _calibrated(classes, right[late])
     rests = 1 / still < widest / most[before].max() < still and np.median(usual[late]) > piled * widest
     is_unsure = ended > times * calibrated and ended - calibrated > unsure
-    if not (rests and least > held * ended and is_unsure) or np.median(share * targets) < 1.5:
+    if np.median(share * targets) < 1.5:
+        is_unsure = cosines[0] < widest < cosines[1] and float(np.median(right[late])) < 0.5
+    if not (rests and least > held * ended and is_unsure):
         return []
     causes = (
         "something bounds them: cosines without a scale, a temperature, a norm, a tanh or a sigmoid behind the last "

@@ -49,7 +49,8 @@ def dead_layer(
     first do not count: nothing is left to learn there; nor does a network whose loss came to rest at its lowest as they
     became zero (`all_learnt`), or whose gradients faded away all together (`faded`). Where every gradient was zero in
     every step it is an error of all layers, which something may have zeroed before the step, too (`_all_zero`); where
-    it is known that something did (`wiped`), `no-gradient` says so.
+    it is known that something did (`wiped`), `no-gradient` says so, and so it is called where a whole part of the model
+    never got one. Where every weight is 0 it is `bad-initialisation`.
     Source: dead ReLU units give exact zeros (methods: S4); SageMaker Debugger's DyingReLU.
     """
     if wiped(history):
@@ -77,9 +78,10 @@ def dead_layer(
     start = first <= int(np.flatnonzero(there[:, dead].any(axis=1))[0])
     idle = start and not dying_network and _idle(history, dead)
     why = _IDLE if idle else _why(history, dead, start)
+    apart = start and not idle and not dying_network and _is_a_part(history, dead)
     return [
         Finding(
-            rule="dead-layer",
+            rule="no-gradient" if apart else "dead-layer",
             severity="error" if dying_network else "note" if idle else "warning",
             layers=pick(history, dead),
             first_step=int(history.layer_step[first]),
@@ -98,6 +100,19 @@ def dead_layer(
     ]
 
 
+def _is_a_part(history: History, dead: Bools) -> bool:
+    """Whether these layers `[L]` are all of some part of the model, its last ones too, and another part is trained.
+
+    Units that are dead leave the layers behind them alive: it is what the part gives out that nothing depends on.
+    """
+    parts = [name.partition(".")[0] for name in history.layers]
+    own = {part for part, is_dead in zip(parts, dead, strict=True) if is_dead}
+    others = {part for part, is_dead in zip(parts, dead, strict=True) if not is_dead}
+    matrix = matrices(history)
+    several = all(sum(m for part, m in zip(parts, matrix, strict=True) if part == each) > 1 for each in own)
+    return bool(others) and not own & others and several
+
+
 def _is_zero(history: History, min_steps: int) -> bool:
     """Whether there were gradients, and each of them was exactly 0."""
     norm, there = history.layer("grad_norm"), present(history)
@@ -112,7 +127,7 @@ def _all_zero(history: History) -> list[Finding]:
     if are_zero(history, np.ones(layers, bool)):
         cause = "Every gradient is exactly 0, and so is every weight: a product of zeros passes none on."
         cure = "Begin with other weights than 0 in all but one factor."
-        return [Finding("dead-layer", "error", (), *steps, evidence, cause, cure)]
+        return [Finding("bad-initialisation", "error", (), *steps, evidence, cause, cure)]
     causes = (_FLAT, ZEROED, CUT_OFF)
     cause = f"Every gradient is exactly 0 when the optimizer steps. {either(causes)}"
     cure = "Look at the outputs in the first step: where a ReLU or a clamp makes all of them 0, softplus in its place, "

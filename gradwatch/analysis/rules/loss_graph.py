@@ -79,6 +79,18 @@ def without_logarithm(history: History) -> tuple[str, str] | None:
     return None
 
 
+def has_probabilities_for_logarithms(history: History) -> bool:
+    """Whether a path shows what kl_div does with its first argument, and a softmax right below: a sum or a mean of what
+    is constant less another constant times a probability.
+    """
+    return any(
+        (sub.name, mul.name, below.name) in (("Sub", "Mul", "Softmax"), ("Sub", "Mul", "SafeSoftmax"))
+        and sub.operands == mul.operands == 1
+        for path, _ in paths(history)
+        for sub, mul, below in zip(path, path[1:], path[2:], strict=False)
+    )
+
+
 def takes_logits(history: History) -> bool:
     """Whether the graph shows a loss that applies its own softmax or sigmoid, on what weights gave out, as it is or
     scaled (a temperature, cosines).
@@ -154,14 +166,16 @@ def is_one_loss(history: History) -> bool:
 def softmax_over_the_batch(history: History) -> list[Finding]:
     """A softmax whose numbers add up to 1 over the rows of the batch, not over the classes of each row. A warning.
 
-    Alarm: a softmax over dim 0 of a table [N, C], C from 2 on and not N, where N is the number of rows of the first
-    table on the way from a loss to weights.
+    Alarm: a softmax over dim 0 of [N, ...], C numbers a row, C from 2 on and not N, where N is the number of rows of
+    the first table on the way from a loss to weights.
     Source: the definition of the softmax; torch warns where `dim` is left out, for this reason.
     """
     rows = {next((each.shape[0] for each in path if math.prod(each.shape) > 1), 1) for path, _ in paths(history)}
     for row in graph_rows(history, "softmax"):
         shape = _shape(row["shape"])
-        if row["dim"] != 0 or len(shape) != 2 or shape[0] not in rows - {1} or shape[1] in (1, shape[0]):
+        if row["dim"] != 0 or len(shape) < 2 or shape[0] not in rows - {1}:
+            continue
+        if shape[1] == shape[0] or math.prod(shape[1:]) == 1:
             continue
         causes = ("dim=0 is meant to be dim=1", "the rows are one set, whose members are weighed against each other")
         return [
@@ -169,10 +183,11 @@ def softmax_over_the_batch(history: History) -> list[Finding]:
                 history,
                 "softmax-over-the-batch",
                 row["layer"],
-                {"rows": shape[0], "columns": shape[1], "operation": row["operation"]},
-                f"A softmax over dim 0 of [{shape[0]}, {shape[1]}]: its numbers add up to 1 over the {shape[0]} "
+                {"rows": shape[0], "columns": math.prod(shape[1:]), "operation": row["operation"]},
+                f"A softmax over dim 0 of [{', '.join(map(str, shape))}]: its numbers add up to 1 over the {shape[0]} "
                 f"rows of the batch, so that what a row is given depends on the others. {either(causes)}",
-                "Where each row is an example of its own, take the softmax over the last dimension: dim=-1. To see it: "
+                "Where each row is an example of its own, take the softmax over what a row chooses from: dim=-1 of a "
+                "table of scores, dim=1 of [batch, time, ...]. To see it: "
                 "the outputs of a row must not change when the other rows do.",
                 causes,
             )
@@ -182,7 +197,8 @@ def softmax_over_the_batch(history: History) -> list[Finding]:
 
 def norm_over_too_few(history: History, most: int = 2, places: int = 64, outputs: int = 8) -> list[Finding]:
     """A batch norm in training whose batch has `most` rows or fewer, which leave it fewer than `places` numbers of a
-    channel; or a norm of the few `outputs` that a loss of differences is taken of. A warning.
+    channel; a group norm of `most` numbers; or a norm of the few `outputs` that a loss of differences is taken of. A
+    warning.
 
     Its mean and variance are those of two examples: of two numbers a and b it gives out their order, 1 and -1. And of
     outputs that are normed their sum and their length are the same for every example.
@@ -194,6 +210,9 @@ def norm_over_too_few(history: History, most: int = 2, places: int = 64, outputs
             kind = _NORMS.get(below.name) if above.name.partition("/")[0] in NUMBERS else None
             if kind and below.shape[-1] <= outputs:
                 return [_outputs_normed(history, layer, below.shape[-1], kind)]
+    for row in graph_rows(history, "group_norm"):
+        if 0 < (numbers := int(row["numbers"])) <= most:
+            return [_groups_of_few(history, row["layer"], numbers)]
     shapes = {row["layer"]: _shape(row["shape"]) for row in graph_rows(history, "batch_norm")}
     few = [name for name, shape in shapes.items() if shape[0] <= most and math.prod(shape[:1] + shape[2:]) < places]
     if not few:
@@ -212,6 +231,20 @@ def norm_over_too_few(history: History, most: int = 2, places: int = 64, outputs
             "several processes SyncBatchNorm does.",
         )
     ]
+
+
+def _groups_of_few(history: History, layer: str, numbers: int) -> Finding:
+    left = "nothing but 0" if numbers == 1 else "which of the two is larger, 1 and -1"
+    return from_graph(
+        history,
+        "norm-over-too-few",
+        layer,
+        {"numbers": numbers},
+        f"A group norm takes mean and variance of {numbers} {'number' if numbers == 1 else 'numbers'}: what is left of "
+        f"them is {left}, and no gradient comes through.",
+        "Take groups of more channels (num_groups of 1 to 8), or a LayerNorm, or norm before the places are pooled or "
+        "strided away.",
+    )
 
 
 def _outputs_normed(history: History, layer: str, n: int, kind: str) -> Finding:

@@ -12,7 +12,12 @@ import numpy as np
 from gradwatch.analysis.clips import incoming
 from gradwatch.analysis.rules.facts import chance_loss, last_matrix, middle, settings
 from gradwatch.analysis.rules.finding import Finding, Why, either
-from gradwatch.analysis.rules.loss_graph import from_graph, is_of_log_probabilities, without_logarithm
+from gradwatch.analysis.rules.loss_graph import (
+    from_graph,
+    has_probabilities_for_logarithms,
+    is_of_log_probabilities,
+    without_logarithm,
+)
 from gradwatch.analysis.rules.losses import has_rivals, training_losses
 from gradwatch.analysis.rules.progress import reaches_its_goal
 from gradwatch.analysis.rules.sampled_losses import logs_rewards, sampled
@@ -27,7 +32,8 @@ def negative_loss(
     With C rows in the last matrix, three at least, a cross-entropy begins at log C. Alarm: none of `min_steps` or more
     values of a training loss is above 0, and the first ones are within the share `near` of -log C (it has the wrong
     sign), or within `close` of -1 / C and none is below -1 (probabilities were given in place of their logarithms), or
-    all lie where kl_div of probabilities in place of their logarithms does (`_of_no_logarithm`); or the graph of the
+    all lie where kl_div of probabilities in place of their logarithms does (`_of_no_logarithm`), or the graph shows
+    that it is given these (`has_probabilities_for_logarithms`); or the graph of the
     loss shows that it is of logarithms of probabilities (`is_of_log_probabilities`). Of any model: it began within
     `near` of log 2, the cross-entropy of even odds, and fell to `times` that below 0 (its targets are none); or, below
     0 throughout, it fell to `times` its first value, the second half of the steps by more than the first (then a loss
@@ -82,6 +88,9 @@ def _of_classes(history: History, name: str, values: Floats, near: float, close:
     if abs(first * classes + 1) < close and values.min() >= -1 and chance > 0:
         words = _where(name, f"minus 1 / {classes}", classes)
         return Why(f"{words}it is the mean of minus the probabilities, without their logarithm.", _LOGARITHM, {})
+    if has_probabilities_for_logarithms(history):
+        words = f"{name} is below 0 from the first step on, as a divergence cannot be: kl_div is given probabilities, "
+        return Why(f"{words}and its first argument is their logarithm.", _GIVE_LOGARITHM, {})
     if is_of_log_probabilities(history) and not _is_meant_to_fall(history):
         said = f"{name} is a mean of logarithms of probabilities, which are below 0, and not of minus these. "
         return Why(said + either(_LIKELIHOOD), _TURN, {}, alternatives=_LIKELIHOOD)

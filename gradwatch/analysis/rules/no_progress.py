@@ -31,7 +31,7 @@ from gradwatch.analysis.rules.open_causes import left_open, out_of_reach
 from gradwatch.analysis.rules.plateaus import begins_late, explains_nothing, finding_of, rests, stops
 from gradwatch.analysis.rules.progress import Progress, can_be_judged, progress, unmoved, went
 from gradwatch.analysis.rules.schedule import ran_out
-from gradwatch.analysis.rules.standstill import at_chance, equal_odds, stands
+from gradwatch.analysis.rules.standstill import at_chance, equal_odds, is_explained, stands
 from gradwatch.analysis.rules.tries import LOWER, rate_times
 from gradwatch.analysis.rules.unchanged import TAKEN_BACK
 from gradwatch.analysis.rules.updates import weak_gradients
@@ -48,7 +48,8 @@ def no_progress(
     Each of them ended within its noise of where it began (four standard errors), or by less than `share` of it better;
     and that it won more than the share `most` is out of the question for a loss (two standard errors; twice that share
     where it did not clearly get better). Or the losses came to what equal probabilities for all classes give, from
-    above, and no further (`at_chance`), or stand next to it (`stands`); or they fell to less than half, and nothing
+    above, and no further (`at_chance`), or stand next to it (`stands`), and not another term learnt what it is asked
+    for (`is_explained`); or they fell to less than half, and nothing
     that is measured on other data was ever better (`_not_held_out`); or nothing that is meant to rise ever did
     (`_not_its_goal`); or what is said tells nothing of what is asked for (`explains_nothing`); or they fell within the
     first quarter of the run, and stand since, far above 0 (`rests`); or the gradient faded, and most of the loss is
@@ -64,7 +65,7 @@ def no_progress(
         return []  # other data or another loss came: where that began says nothing
     if not losses or not all(p.is_flat(most if p.is_real() else 2 * most) for p in losses):
         losses = unmoved(history, min_steps, running, math.inf)
-        losses = [p for p in losses if at_chance(history, p) or stands(history, p)]
+        losses = [p for p in losses if (at_chance(history, p) or stands(history, p)) and not is_explained(history)]
     if not losses:
         return (
             _not_held_out(history, min_steps, running, share)

@@ -70,7 +70,8 @@ def stale_second_moment(
 def _of_the_first_steps(
     history: History, times: float = 100.0, first: int = 10, short: float = 0.1, least: int = 5
 ) -> list[Finding]:
-    """Adam's steps are short for good, since the gradients of the `first` steps were `times` those of later ones.
+    """Adam's steps are short for good, since the gradients of the first steps were `times` those of later ones: of the
+    `first`, or of as many up to a fifth of the run as were a third of that.
 
     In most matrices a typical step is less than the share `short` of a usual one, and of the first measured one, at a
     learning rate that is as it was, and v forgets too slowly: its memory, 1 / (1 - beta2) steps, is a third of those
@@ -86,7 +87,10 @@ def _of_the_first_steps(
         return []
     if not np.isfinite(norm[:first]).any():
         return []
-    large, usual = float(np.nanmax(norm[:first])), middle(norm[late])
+    usual = middle(norm[late])
+    still_large = np.flatnonzero(norm[: len(norm) // 5] > times / 3 * usual)
+    first = max(first, int(still_large[-1]) + 1 if len(still_large) else 0)
+    large = float(np.nanmax(norm[:first]))
     memory = 1 / max(1 - max(betas), 1e-9)
     steady = middle(rate[late].max(axis=1)) > 0.3 * np.nanmax(rate)
     began, ended = ratio[0, wide], np.nanmedian(ratio[len(ratio) // 2 :, wide], axis=0)

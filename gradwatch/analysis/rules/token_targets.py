@@ -103,11 +103,12 @@ def future_seen(
     given = _in_data(history, following, varied, least)
     if given:
         return given
-    _, following_share, same, top = sampled(history, "target_is_next", "target_is_input", "target_top_share")
+    _, following_share, same = sampled(history, "target_is_next", "target_is_input")
+    _, top = sampled(history, "target_top_share")  # of tokens
     _, causal, places = sampled(history, "causal", "layer_of/causal")
     if len(following_share) < least or len(causal) < least or np.median(following_share) < following:
         return []
-    if np.median(same) > 0.5 or np.median(top) > varied or np.median(causal) > back:
+    if np.median(same) > 0.5 or (len(top) and np.median(top) > varied) or np.median(causal) > back:
         return []
     ahead = percent(1 - float(np.median(causal)))
     return [

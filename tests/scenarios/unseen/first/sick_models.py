@@ -36,7 +36,7 @@ def all_units_equal(folder, ill):
 
 
 @sick(
-    "dead-layer", "weights-unchanged", "no-progress",
+    "dead-layer", "bad-initialisation", "weights-unchanged", "no-progress",
     where="lora_a and lora_b, all steps", cure="only one of A and B begins at zero",
 )  # fmt: skip
 def adapters_both_zero(folder, ill):

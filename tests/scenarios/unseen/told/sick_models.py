@@ -244,7 +244,7 @@ def net_that_follows_its_copy(folder, ill):
 # "PPO ratio between old policy and new policy" (it is always 1),
 # github.com/abhisheksuran/Reinforcement_Learning/issues/4
 @sick(
-    "dead-layer", "no-progress",
+    "dead-layer", "no-gradient", "no-progress",
     where="the actor, all steps: a ratio of a share to itself has no slope", cure="the shares of when it was played",
 )  # fmt: skip
 def ratio_of_a_policy_to_itself(folder, ill):
