@@ -23,6 +23,7 @@ from torch import Tensor, nn
 from torch.autograd.graph import increment_version
 
 logger = logging.getLogger(__name__)
+FAILED = "Triton failed, and torch's own calls are taken instead: %r"
 SWITCH = "GRADWATCH_TRITON"  # the environment variable; 0: torch's calls
 FEW = 4  # tensors up to which torch's calls take the host no longer
 CHUNK, BLOCK, WARPS = 2**14, 2**11, 4  # elements of a program, and of a turn of its loop; 32 threads each
@@ -96,8 +97,11 @@ class MultiTensor:
         of_all = torch.zeros(len(self.sizes), dtype=torch.int64)
         of_all[[*index]] = torch.tensor(addresses)
         align = 1 if any(a % ALIGNED for a in addresses) else ALIGNED
-        self._known[key] = Pointers(self.sent(of_all), align)
-        return self._known[key]
+        try:
+            self._known[key] = Pointers(self.sent(of_all), align)
+        except RuntimeError as error:  # no more memory that a device can read
+            self._give_up(error)
+        return self._known.get(key)
 
     def norms(self, at: Pointers, into: Tensor | None = None) -> Tensor | None:
         """The L2 norm of each layer, `[L]` float32, added up in float32; put `into` a tensor if given."""
@@ -116,8 +120,8 @@ class MultiTensor:
         """
         how, grid = {"step": factors.dim(), **self._of_chunks[at.align]}, (len(self._chunks[0]),)
         self._launch("multiply", grid, at.on_device, *self._chunks, factors.contiguous(), **how)
-        if self.works:
-            increment_version(tensors)  # as torch's operations in place do
+        for tensor in tensors if self.works else ():  # one by one: torch 2.6 takes no list
+            increment_version(tensor)  # as torch's operations in place do
         return self.works
 
     def sample(self, at: Pointers, places: Tensor, most: int, out: Tensor) -> bool:
@@ -133,8 +137,11 @@ class MultiTensor:
             with torch.cuda.device(self.device) if self.device.type == "cuda" else nullcontext():
                 getattr(self._kernels, name)[grid](*args, **how)
         except Exception as error:  # of a compiler, a full disk, a driver: torch's calls are there
-            logger.info("Triton failed, and torch's own calls are taken instead: %r", error)
-            self.works = False
+            self._give_up(error)
+
+    def _give_up(self, error: Exception) -> None:
+        logger.info(FAILED, error)
+        self.works = False
 
 
 def _is_dense(tensor: Tensor) -> bool:
@@ -152,7 +159,11 @@ def multi_tensor(weights: Mapping[int, Tensor], layers: int) -> MultiTensor | No
     like = next(iter(weights.values()))
     if like.device.type != "cuda" or like.dtype not in DTYPES or not {*map(type, weights.values())} <= PLAIN:
         return None
-    made = MultiTensor(weights, layers, found)
+    try:
+        made = MultiTensor(weights, layers, found)
+    except RuntimeError as error:  # no memory for its tables
+        logger.info(FAILED, error)
+        return None
     at = made.pointers([*weights.values()], tuple(weights))
     return made if at is not None and made.norms(at) is not None else None
 
@@ -165,6 +176,6 @@ def kernels() -> Any:
     try:
         from gradwatch.measure import triton_kernels
     except Exception as error:  # what it needs may be missing, or of another version
-        logger.info("Triton cannot be imported, and torch's own calls are taken instead: %r", error)
+        logger.info(FAILED, error)
         return None
     return triton_kernels

@@ -95,7 +95,8 @@ def test_a_part_that_no_gradient_ever_comes_to_is_not_called_dead(layers, dead, 
     norm = history.layer("grad_norm").copy()
     norm[:, :dead] = 0
     (found,) = dead_layer(changed(history, per_layer={**history.per_layer, "grad_norm": norm}))
-    assert (found.rule, found.cause[:38]) == (rule, "No gradient has ever reached these wei")
+    assert found.rule == rule
+    assert ("this part of the model" in found.cause) == (rule == "no-gradient")
 
 
 def test_a_product_of_zeros_is_a_bad_beginning():

@@ -224,6 +224,17 @@ def test_where_a_kernel_fails_torch_does_it(kernels, name, device, monkeypatch, 
     assert caplog.text.count("no compiler") == 1
 
 
+@pytest.mark.parametrize("device", DEVICES)
+def test_without_memory_for_the_addresses_torch_does_it(kernels, device, monkeypatch, caplog):
+    layout = laid_out([torch.randn(8, 8, device=device) for _ in range(5)], kernels)
+    monkeypatch.setattr(MultiTensor, "sent", lambda *_: (_ for _ in ()).throw(RuntimeError("cannot pin")))
+    grads = [torch.randn(8, 8, device=device) for _ in range(5)]
+    with caplog.at_level(logging.INFO, "gradwatch"):
+        for _ in range(2):
+            assert measure_plain(layout, grads, None).tolist() == pytest.approx(norms_of(grads), rel=1e-6)
+    assert caplog.text.count("cannot pin") == 1
+
+
 @pytest.mark.parametrize("device", DEVICES[1:])
 def test_on_a_device_they_are_what_is_taken(device, monkeypatch):
     pytest.importorskip("triton")

@@ -77,8 +77,8 @@ def dead_layer(
     first = _since(norm[:, dead], there[:, dead], late)
     start = first <= int(np.flatnonzero(there[:, dead].any(axis=1))[0])
     idle = start and not dying_network and _idle(history, dead)
-    why = _IDLE if idle else _why(history, dead, start)
     apart = start and not idle and not dying_network and _is_a_part(history, dead)
+    why = _IDLE if idle else _APART if apart else _why(history, dead, start)
     return [
         Finding(
             rule="no-gradient" if apart else "dead-layer",
@@ -272,6 +272,20 @@ def _never_reached(history: History, dead: Bools) -> Why:
     )
 
 
+_NO_TERM = (
+    "its term of the loss has no slope (a ratio of it to itself, a clamp at its end, a factor of 0, argmax)",
+    "what it gives out is not used",
+)
+_APART = Why(
+    "No gradient has ever reached this part of the model, its last layers too, which units that are dead leave alive. "
+    f"{either(_NO_TERM)}",
+    "Look at the term of the loss that it is to lower, and follow .grad_fn from there to what the part gives out. What "
+    "is compared with itself is kept without a graph: the old log-probabilities of a policy's ratio are those of the "
+    "roll-out. What is rounded or chosen passes exactly 0 back: y = x + (y - x).detach(). Freeze the part if it is "
+    "meant to rest.",
+    {},
+    alternatives=_NO_TERM,
+)
 _NEVER_REACHED = ("their units were dead or saturated from the start", "nothing depends on them")
 
 
