@@ -79,7 +79,8 @@ class LossTargets:
     def take(self, lane: str, held: Sequence[bool] | None = None, rescaled: bool = False) -> dict[str, Tensor | float]:
         """The step of a lane, of the layers that are `held` or of all, is there: what its loss was asked for, how many
         backward passes were for nothing (`dropped`), of which share of these layers gradients were `never_cleared`,
-        what `factor` of the loss is in them still, and how many passes were `summed` whose losses have none.
+        what `factor` of the loss is in them still, of how many `passes` they are, and how many were `summed` whose
+        losses have no factor.
 
         No pass was for nothing where others are stepped by than backward left: gradients that were put together by
         hand, unless all that wrote to them is known to have `rescaled` them, a clip or a loss scaler. Nothing of a lane
@@ -96,6 +97,8 @@ class LossTargets:
         found = self._values | ({f"{IN_LOSS}dropped": float(lost)} if lost else {})
         if self._factor is not None and self._as_left:  # nobody took it out of the gradients again
             found[f"{IN_LOSS}factor"] = self._factor
+        if self._passes:
+            found[f"{IN_LOSS}passes"] = float(len(self._passes))
         if self._factor is None and 1 < len(self._passes) == self._passes.count(self._now):
             found[f"{IN_LOSS}summed"] = float(len(self._passes))
         if self._is_kept is not None and self._layout is not None:

@@ -7,6 +7,7 @@ from make_run import changed, make_history
 from gradwatch.analysis.rules.advantages import returns_not_normalised
 from gradwatch.analysis.rules.bounded_logits import logits_bounded
 from gradwatch.analysis.rules.codebook import codebook_collapse
+from gradwatch.analysis.rules.double_clip import double_clip
 from gradwatch.analysis.rules.gradient_scale import gradients_accumulate
 from gradwatch.analysis.rules.loss_targets import (
     accumulation_wiped,
@@ -290,6 +291,13 @@ def test_a_leap_where_another_task_begins_is_no_odd_batch(targets, found):
 def test_what_is_asked_for_stands_in_the_data(numbers, found):
     told = future_seen(run_with(**numbers))
     assert [(f.rule, f.evidence["share_in_data"]) for f in told] == [("future-seen", 1.0)] * found
+
+
+@pytest.mark.parametrize(("passes", "found"), [(4, 1), (1, 0), (None, 1)])
+def test_noise_behind_a_clip_is_no_clip_of_a_part(passes, found):
+    history = run_with(**({} if passes is None else {"passes": passes}))
+    early = {"user_early_coef": np.full(240, 0.5)}
+    assert len(double_clip(changed(history, per_step={**history.per_step, **early}))) == found
 
 
 @pytest.mark.parametrize(("apart", "std", "found"), [(8000.0, 600.0, 1), (50.0, 600.0, 0), (8000.0, 2.0, 0)])

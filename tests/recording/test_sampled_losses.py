@@ -78,6 +78,7 @@ def test_passes_that_are_added_up_are_counted_where_their_losses_are_not_divided
     history, _ = trained(tmp_path, loss_of)
     assert [*{*history.total("in_loss/summed")[np.isfinite(history.total("in_loss/summed"))].tolist()}] == said
     assert looked_at(history, "summed") == (looked_at(history) if said else [])
+    assert {*history.total("in_loss/passes")[looked_at(history)].tolist()} == {float(parts)}
 
 
 def test_they_become_ever_rarer(tmp_path):

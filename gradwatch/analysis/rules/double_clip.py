@@ -10,6 +10,7 @@ import numpy as np
 from gradwatch.analysis.clips import called
 from gradwatch.analysis.rules.facts import clips
 from gradwatch.analysis.rules.finding import Finding
+from gradwatch.analysis.rules.sampled_losses import sampled
 from gradwatch.formatting import loop_clips, percent, setting_text
 from gradwatch.history import Floats, History
 
@@ -62,7 +63,14 @@ def double_clip(history: History, often: float = 0.3, min_steps: int = 20) -> li
 
 
 def clips_parts(history: History, often: float = 0.3) -> float:
-    """The share of the steps in which the loop cut down a part of a sum before the rest came; 0 below `often`."""
+    """The share of the steps in which the loop cut down a part of a sum before the rest came; 0 below `often`.
+
+    And where the steps that were looked at are of one backward pass: what comes behind its clip is the loop's own, as
+    noise is.
+    """
+    _, passes = sampled(history, "passes")
+    if len(passes) and np.median(passes) < 2:
+        return 0.0
     share = float((history.total("user_early_coef") < 1).mean()) if len(history) else 0.0
     return share if share >= often else 0.0
 
