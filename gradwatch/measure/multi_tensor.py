@@ -25,7 +25,7 @@ from torch.autograd.graph import increment_version
 logger = logging.getLogger(__name__)
 FAILED = "Triton failed, and torch's own calls are taken instead: %r"
 SWITCH = "GRADWATCH_TRITON"  # the environment variable; 0: torch's calls
-FEW = 4  # tensors up to which torch's calls take the host no longer
+FEW = 16  # tensors from which torch's calls take the host longer than the addresses do
 CHUNK, BLOCK, WARPS = 2**14, 2**11, 4  # elements of a program, and of a turn of its loop; 32 threads each
 SUMS = 256  # of chunks, in a turn of the loop that adds them up
 SAMPLED = 2**10  # elements of a program that samples

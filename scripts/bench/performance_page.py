@@ -148,7 +148,9 @@ def host_clock(report: Report, name: str) -> str:
     ]
     return (
         "Microseconds of the processor in a step beyond fused AdamW's own, where what a GPU would be given costs\n"
-        "nothing, and their ratio to torch's clip. What grows is that each is asked for its gradient.\n\n"
+        "nothing, and their ratio to torch's clip. What grows is that each is asked for its gradient and, from 16\n"
+        "on, for its address, as one kernel takes the norms of all. What torch's own call for norms costs the host\n"
+        "instead, a tensor of each norm, is not in it: see [below](#on-a-gpu-in-the-long-run).\n\n"
         + table(["tensors", *ways], shown)
         + _source(report, "host_time.py --clock", name)
     )

@@ -5,6 +5,7 @@ What only a GPU can show is marked `gpu`.
 
 import contextlib
 import random
+import string
 from dataclasses import dataclass
 
 import numpy as np
@@ -288,9 +289,9 @@ def test_the_plan_says_that_skips_in_a_row_are_read_now_and_then():
 def test_the_plan_says_how_norms_are_taken(kernels, words, monkeypatch):
     monkeypatch.setattr(multi_tensor, "kernels", lambda: None)  # of the device, where there is one
     with fake_cuda(), kernels():
-        params = parameters(dict.fromkeys("abcd", (3, 2)), torch.float32)
+        params = parameters(dict.fromkeys(string.ascii_letters, (3, 2)), torch.float32)
         stepper = step_of(params, torch.optim.AdamW(params.values(), fused=True))
-        assert f"4 layers, one norm pass a step on cuda:0, {words}\n" in stepper_plan(stepper)
+        assert f"52 layers, one norm pass a step on cuda:0, {words}\n" in stepper_plan(stepper)
 
 
 @pytest.mark.parametrize("settings", [{"fused": True}, {"foreach": True}], ids=str)

@@ -239,7 +239,8 @@ def test_without_memory_for_the_addresses_torch_does_it(kernels, device, monkeyp
 def test_on_a_device_they_are_what_is_taken(device, monkeypatch):
     pytest.importorskip("triton")
     multi_tensor.kernels.cache_clear()
-    layout = Layout({str(i): nn.Parameter(t) for i, t in enumerate(tensors_of(torch.float32, device))})
+    tensors = tensors_of(torch.float32, device) * 2
+    layout = Layout({str(i): nn.Parameter(t) for i, t in enumerate(tensors)})
     refuse(monkeypatch)
     assert measure(layout, Batch(layout, list(layout.params)).groups).tolist() == pytest.approx(
         norms_of(layout.params), rel=1e-6

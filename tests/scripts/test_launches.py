@@ -61,7 +61,7 @@ def test_recording_takes_four_launches_and_a_clip_four_more(tensors, way, most, 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("way", ["none", "ClipByGlobalNorm(1.0)", "ClipByNorm(1.0)"])
 def test_with_triton_launches_do_not_grow_with_the_layers(way, dtype):
-    rows = [AT_ONCE[tensors, dtype, way] for tensors in (6, 74, 147, 1000)]
+    rows = [AT_ONCE[tensors, dtype, way] for tensors in (74, 147, 1000)]
     assert len({row["launches"] for row in rows}) == 1
     assert rows[0]["launches"] <= {"none": 4}.get(way, 8)
     assert max(row["measured"] for row in rows) <= 30
