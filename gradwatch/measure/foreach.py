@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.utils._foreach_utils import _group_tensors_by_device_and_dtype
 
 from gradwatch.measure.layout import Layout, at
+from gradwatch.measure.multi_tensor import MultiTensor, Pointers
 
 MaybeTensors = Sequence[Tensor | None]
 Group = tuple[list[Tensor], tuple[int, ...]]  # tensors of one device and dtype, and the layers they belong to
@@ -120,12 +121,16 @@ def measure_plain(layout: Layout, tensors: MaybeTensors, into: Tensor | None) ->
 
 def _norms_at_once(layout: Layout, group: Group, into: Tensor | None) -> Tensor | None:
     """The 2-norms of the layers of a group, and 0 of all others, `[L]`; None where torch's calls are to be taken."""
+    found = _at_once(layout, group) if group[0][0].device == layout.device else None
+    return None if found is None else found[0].norms(found[1], into)
+
+
+def _at_once(layout: Layout, group: Group) -> tuple[MultiTensor, Pointers] | None:
+    """What goes over a group in one kernel, and where its tensors are."""
     tensors, index = group
-    if tensors[0].device != layout.device:
-        return None
-    many = layout.multi_tensor(layout.device, tensors[0].dtype)
-    at = None if many is None else many.pointers(tensors, index)
-    return None if many is None or at is None else many.norms(at, into)
+    many = layout.multi_tensor(tensors[0].device, tensors[0].dtype)
+    where = None if many is None else many.pointers(tensors, index)
+    return None if many is None or where is None else (many, where)
 
 
 def are_plain(layout: Layout, tensors: MaybeTensors) -> bool:
@@ -184,7 +189,7 @@ def scale_(layout: Layout, groups: Sequence[Group], coef: Tensor) -> None:
     """
     for tensors, index in groups:
         here = at(tensors[0].device, coef)
-        if layout.at_once and _scaled_at_once(layout, tensors, index, here):
+        if layout.at_once and _scaled_at_once(layout, (tensors, index), here):
             continue
         if here.dim():
             _scale_each(layout, tensors, index, here, is_read=can_be_read(coef))
@@ -196,11 +201,10 @@ def scale_(layout: Layout, groups: Sequence[Group], coef: Tensor) -> None:
             torch._foreach_mul_(tensors, here)
 
 
-def _scaled_at_once(layout: Layout, tensors: list[Tensor], index: tuple[int, ...], coef: Tensor) -> bool:
-    """Whether one kernel has multiplied them by `coef`, `[]` or `[L]`."""
-    many = layout.multi_tensor(coef.device, tensors[0].dtype)
-    at = None if many is None or coef.dtype is not torch.float32 else many.pointers(tensors, index)
-    return many is not None and at is not None and many.multiply_(at, tensors, coef)
+def _scaled_at_once(layout: Layout, group: Group, coef: Tensor) -> bool:
+    """Whether one kernel has multiplied a group by `coef`, `[]` or `[L]`."""
+    found = _at_once(layout, group) if coef.dtype is torch.float32 else None
+    return found is not None and found[0].multiply_(found[1], group[0], coef)
 
 
 def _scale_halves(layout: Layout, tensors: list[Tensor], coef: Tensor) -> None:

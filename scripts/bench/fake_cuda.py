@@ -54,10 +54,15 @@ def fake_cuda() -> Iterator[None]:
 
 
 @contextmanager
-def with_triton() -> Iterator[None]:
-    """Within, layouts go over many tensors at once, as where there is Triton: what it would launch is counted."""
-    of_many = lambda weights, layers: _Counted(weights, layers) if len(weights) >= FEW else None  # noqa: E731
-    with patch("gradwatch.measure.layout.multi_tensor", of_many):
+def with_triton(kind: Callable[[Mapping[int, Tensor], int], MultiTensor] | None = None) -> Iterator[None]:
+    """Within, layouts go over many tensors at once, as where there is Triton, by this kind of MultiTensor: by default
+    what it would launch is counted.
+    """
+
+    def made(weights: Mapping[int, Tensor], layers: int) -> MultiTensor | None:
+        return (kind or _Counted)(weights, layers) if len(weights) >= FEW else None
+
+    with patch("gradwatch.measure.layout.multi_tensor", made):
         yield
 
 

@@ -35,10 +35,10 @@ from unittest.mock import patch
 
 import torch
 from bench_output import cpu_name
-from fake_cuda import step_of
+from fake_cuda import step_of, with_triton
 from torch import nn
 
-from gradwatch.measure.multi_tensor import FEW, MultiTensor
+from gradwatch.measure.multi_tensor import MultiTensor
 from gradwatch.policies import parse
 
 TENSORS = (6, 74, 147, 1000)
@@ -107,8 +107,7 @@ def taking_steps(tensors: int, way: str | None) -> Iterator[Callable[[], Any]]:
     on_device = [
         patch(f"gradwatch.{name}.can_be_read", lambda _: False) for name in ("measure.foreach", "recording.clipper")
     ]
-    unlaunched = _Unlaunched if tensors >= FEW else lambda *_: None
-    with on_device[0], on_device[1], patch("gradwatch.measure.layout.multi_tensor", unlaunched):
+    with on_device[0], on_device[1], with_triton(_Unlaunched):
         if stepper is not None:
             stepper.layout.at_once = True
         for _ in range(FIRST):

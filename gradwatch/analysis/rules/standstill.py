@@ -9,10 +9,10 @@ import math
 
 import numpy as np
 
-from gradwatch.analysis.rules.facts import chance_loss, ends_in, last_matrix, middle, smooth
+from gradwatch.analysis.rules.facts import chance_loss, ends_in, last_matrix, smooth
 from gradwatch.analysis.rules.loss_graph import may_choose, number_of_classes
 from gradwatch.analysis.rules.progress import Progress, reaches_its_goal
-from gradwatch.analysis.rules.sampled_losses import sampled
+from gradwatch.analysis.rules.sampled_losses import ended, sampled
 from gradwatch.history import History
 
 
@@ -93,7 +93,7 @@ def stands(history: History, loss: Progress, high: float = 0.8, late: float = 0.
 def is_explained(history: History, share: float = 0.5) -> bool:
     """Whether a loss that was looked at into the end explains that `share` of its targets, by the last samples."""
     _, explained = sampled(history, "explained")
-    return len(explained) > 2 and middle(explained[-max(3, len(explained) // 4) :]) > share
+    return len(explained) > 2 and ended(explained) > share
 
 
 def left_odds(history: History, loss: Progress, near: float = 0.03, less: float = 0.05) -> float:
