@@ -76,6 +76,11 @@ def pytest_collection_finish():
     gc.freeze()
 
 
+def pytest_unconfigure():
+    """What is never collected is reported as leaked by Triton as the process ends."""
+    gc.unfreeze()
+
+
 @pytest.fixture(autouse=True)
 def own_levels():
     """What a command that runs for long sets for its process (`log_to_stdout`) ends with the test that ran it here."""

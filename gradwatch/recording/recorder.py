@@ -119,13 +119,15 @@ class Recorder:
     @property
     def full(self) -> bool:
         """Whether every row of the ring is used. Those that were sent off may be written anew."""
-        return len(self.rows) - (self.sending.done if self.sending else 0) >= self.ring.rows
+        sending = self.sending  # read once: another thread may hand it over meanwhile
+        return len(self.rows) - (sending.done if sending else 0) >= self.ring.rows
 
     @property
     def due(self) -> bool:
         """Whether the rows so far should leave, or have arrived."""
-        if self.sending is not None:
-            return self.full or self.sending.block.staged.is_there()
+        sending = self.sending
+        if sending is not None:
+            return self.full or sending.block.staged.is_there()
         return self.full or (bool(self.rows or self.values) and time.monotonic() - self.drained > self.pause)
 
     @property

@@ -10,6 +10,7 @@ import torch
 from training import mlp, train, watch
 
 from gradwatch import open_history
+from gradwatch.recording.recorder import Recorder, Sending
 
 
 @pytest.fixture(autouse=True)
@@ -68,6 +69,29 @@ def test_what_another_thread_does_costs_no_step_and_moves_no_value(what, tmp_pat
     assert (len(history), history.problems) == (60, ())
     np.testing.assert_array_equal(history.total("count"), range(60))
     assert np.isfinite(history.layer("weight_norm")).all()
+
+
+def test_rows_that_another_thread_hands_over_meanwhile_are_no_longer_due(tmp_path):
+    """Between two looks at what is on its way, a thread that logs may have handed it over."""
+
+    reads = []
+
+    class Elsewhere(Recorder):
+        sending = property(lambda self: reads.pop(0) if reads else None, lambda self, sending: None)
+
+    model = mlp()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with watch(model, optimizer, tmp_path) as watching:
+        train(model, optimizer, 3)
+        recorder = watching._recorder
+        sending = Sending(0, 0, (), [], recorder.ring.stage(0, 0, []))
+        recorder.__class__ = Elsewhere
+        reads.append(sending)
+        assert not recorder.full
+        for left in ([sending], [sending, None, sending]):
+            reads[:] = left
+            assert recorder.due
+        recorder.__class__, recorder.sending = Recorder, None
 
 
 def test_a_value_for_a_step_that_left_meanwhile_is_kept_at_the_next_one(tmp_path):

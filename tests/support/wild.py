@@ -97,6 +97,8 @@ def child(how, folder, words, place=None, environment=None):
 
 if __name__ == "__main__":
     how, out = sys.argv[1], Path(sys.argv[2])
+    if not torch.cuda.is_available():  # as in torch's builds for a CPU; of what is frozen it says that it was leaked
+        sys.modules["triton"] = None
     torch.optim.SGD([torch.zeros(1)], lr=0.1)  # torch imports its compiler with the first optimizer
     if how == "gradwatch":
         importlib.import_module("gradwatch.launcher.autowatch")
