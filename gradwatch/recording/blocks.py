@@ -39,6 +39,7 @@ class Row(NamedTuple):
     clips: tuple[Applied, ...] = ()  # of the loop's own; `COEF` and its number names the coefficient of each
     is_divided: bool = False  # whether the ring has a divisor of all gradients in the place of the first coefficient
     grad_writes: float = math.nan  # how often the loop wrote to the first gradient since the step before
+    weight_writes: float = math.nan  # and to the first weight
     sampled: Mapping[str, tuple[str, ...]] = {}  # of each table of sampled steps: what was looked at, a column each
 
 
@@ -155,6 +156,7 @@ def _per_step(rows: Sequence[Row], layers: dict[str, Any], skipped: Any) -> dict
     for g in range(widest):
         steps[f"lr/{g}" if g else "lr"] = np.array([row.lrs[g] if g < len(row.lrs) else np.nan for row in rows])
     steps["grad_writes"] = np.array([row.grad_writes for row in rows])
+    steps["weight_writes"] = np.array([row.weight_writes for row in rows])
     for name in dict.fromkeys(name for row in rows for name in row.settings):
         steps[name] = np.array([row.settings.get(name, np.nan) for row in rows])
     return steps

@@ -37,6 +37,7 @@ def record(stepper: Stepper, step: Step, clipped: Clipped | None) -> None:
     row = Row(
         step.number, time.time(), stepper.lane(step), now.rates, here, can_skip, clipped is not None,
         now.changed, step.clips.applied, is_divided, step.grad_writes,
+        step.weight_writes,
     )  # fmt: skip
     stepper.recorder.begin(row, fields, values)
     step.here = here

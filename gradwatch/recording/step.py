@@ -22,6 +22,7 @@ class Step:
     # What comes later, and in most steps not at all
     is_measured = False  # whether the weights are measured in it
     grad_writes = math.nan  # how often the loop wrote to the leader's first gradient since the step before
+    weight_writes = math.nan  # and to the first of its weights
     running: Optimizer | None = None  # whose step has begun and not ended
     is_scaled = False  # whether a loss scaler has set what the kernel of one of them does to its gradients
     young: Sequence[dict[str, Any]] = ()  # its groups whose momentum comes into being

@@ -27,6 +27,7 @@ from gradwatch.recording.optimizer_settings import GroupSettings
 from gradwatch.recording.recorder import Recorder
 from gradwatch.recording.step import Step, clear_up
 from gradwatch.recording.torch_patches import Listener, leave, listen
+from gradwatch.recording.weight_writes import WeightWrites
 
 
 class Stepper:
@@ -54,7 +55,7 @@ class Stepper:
         self.taken_back = 0  # steps that a rewind has undone: the schedules do not count them
         self.notes: dict[str, str] = {}  # what others do around the steps, for the plan
         self.loop_clips, self._in_closure = LoopClips(self.optimizers), False
-        self.gradient_writes = GradientWrites(weights.looking)
+        self.gradient_writes, self.weight_writes = GradientWrites(weights.looking), WeightWrites()
         self.settings = GroupSettings(dict(zip(clipper.names, clipper.optimizers, strict=True)))
         self._joint_lane = "+".join(clipper.names)
         self._step: Step | None = None
@@ -234,6 +235,7 @@ class Stepper:
         step = self._step = Step(optimizer, scaler, inside, rate, number)
         step.is_measured = self.weights.before_step(number, None if self.together else optimizer)
         step.grad_writes = self.gradient_writes.since(optimizer)
+        step.weight_writes = self.weight_writes.since(optimizer)
         return step
 
     def _part(self, optimizer: Optimizer, scaler: GradScaler | None, inside: bool) -> Step:
@@ -299,6 +301,7 @@ class Stepper:
         step, self._step = self._step, None  # at once: whatever raises from here on, the step is over
         if step is None:
             return
+        self.weight_writes.note(step.optimizers)
         found: dict[str, Any] = {}
         looks, lanes = step.is_measured or self.weights.slots, () if self.together else self.clipper.names
         samples = looks or self.inside.samples

@@ -269,7 +269,7 @@ CHARTS: dict[str, Draw] = {
     **dict.fromkeys(("labels-not-shifted", "targets-out-of-range", "padding-in-loss"), loss_curve),
     **dict.fromkeys(("targets-not-normalised", "data-not-shuffled", "class-imbalance"), loss_curve),
     **dict.fromkeys(("accumulation-wiped", "logits-bounded", "future-seen"), loss_curve),
-    **dict.fromkeys(("codebook-collapse", "returns-not-normalised", "wrong-sign"), loss_curve),
+    **dict.fromkeys(("codebook-collapse", "returns-not-normalised", "wrong-sign", "weights-reset"), loss_curve),
     "generator-starves": loss_curve,
     "optimizer-state-lost": loss_curve,
     "schedule-too-short": rate_curve,

@@ -35,6 +35,7 @@ READ_AFRESH = {
         "the codes begin at what the encoder gives out", as_expert=True
     ),
     ("wrong-sign: the head has maximize=True", "wrong-sign"): Reading("no maximize=True", as_expert=True),
+    ("weights-reset: the worst is loaded back", "weights-reset"): Reading("the best is kept", as_expert=True),
     ("arm-with-its-elbow-up-or-down", "targets-out-of-range"): Reading("(labels + 1) / 2", as_expert=True),
     ("bars-coded-in-six-numbers", "schedule-too-short"): Reading(
         "scheduler.step() is found in the loop over batches: it is called once an epoch", as_expert=True

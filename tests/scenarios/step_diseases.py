@@ -5,10 +5,12 @@ All are real: a tiny net, a real optimizer, the disease put in where users put i
 
 from __future__ import annotations
 
+import copy
 import functools
 
 import torch
 from nets import Recurrent, Transformer, batches, classify, mlp, pieces, predict
+from nets import digits as all_digits
 from torch import nn, optim
 from torch.nn import functional as F
 from trainings import fit
@@ -347,6 +349,29 @@ def clipped_late(folder, sick=True, steps=120):
         return F.cross_entropy(net(x), y)
 
     return fit(folder, net, optimizer, loss_of, steps, zero_grad=False, before_step=None if sick else clip)
+
+
+def loaded_back(folder, sick=True, steps=240):
+    """Every 30 steps the weights of the worst loss so far are kept, or loaded back (the twin: those of the best)."""
+    net, batch = mlp(), batches()
+    held = all_digits()
+    kept = {"loss": 0.0 if sick else float("inf"), "weights": copy.deepcopy(net.state_dict())}
+
+    def loss_of(step):
+        if step and step % 30 == 0:
+            validate()
+        x, y = batch(step)
+        return F.cross_entropy(net(x), y)
+
+    def validate():
+        with torch.no_grad():
+            loss = float(F.cross_entropy(net(held[0]), held[1]))
+        if loss > kept["loss"] if sick else loss < kept["loss"]:
+            kept.update(loss=loss, weights=copy.deepcopy(net.state_dict()))
+        else:
+            net.load_state_dict(kept["weights"])
+
+    return fit(folder, net, optim.Adam(net.parameters(), 0.003), loss_of, steps)
 
 
 def clipped_while_scaled(folder, sick=True, by_hand=False):

@@ -67,6 +67,7 @@ TWINS: dict[str, tuple[tuple[str, Train], tuple[str, Train]]] = {
             ("left-in-eval", s.left_in_eval_mode, "model.eval() for good", "model.train() after it"),
             ("norm-statistics", s.average_of_one_batch, "momentum=0.9", "momentum=0.1"),
             ("optimizer-state-lost", s.resumed, "resumed without Adam's state", "resumed with it"),
+            ("weights-reset", s.loaded_back, "the worst is loaded back", "the best"),
             ("schedule-too-short", s.outlasted_schedule, "T_max of half the run", "T_max of the whole run"),
             ("warmup-too-long", s.endless_warmup, "a warm-up as long as the run", "a warm-up of ten steps"),
             ("shapes-broadcast", g.broadcast, "[64, 1] against [64]", "one shape"),

@@ -18,6 +18,7 @@ CONSEQUENCES: dict[str, set[str]] = {
     **dict.fromkeys(("future-seen", "codebook-collapse"), _RUINED),
     "wrong-sign": _MISMADE,
     "no-activation": _RUINED,
+    "weights-reset": {"lr-too-high", "spike", "update-too-large", "noise-dominated"},
     "returns-not-normalised": _MISMADE | {"targets-not-normalised"},
     "targets-not-normalised": _MISMADE | {"bad-initialisation", "scaled-gradients", "gradients-accumulate"},
     "negative-loss": _RUINED | {"exploding", "lr-too-high", "scaled-gradients", "gradients-accumulate"},

@@ -1,6 +1,6 @@
-"""Which optimizer steps each layer, by which settings.
+"""Which optimizer steps each layer, by which settings; and who else writes to the weights.
 
-Legend: L layers.
+Legend: L layers, E steps before which something else than the optimizer did.
 """
 
 from __future__ import annotations
@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from gradwatch.analysis.optimizers import groups
 from gradwatch.analysis.rules.facts import ADAPTIVE, matrices, own_optimizers, rates, set_rate
@@ -33,6 +34,11 @@ def rate_columns(history: History) -> list[int | None]:
         return [None] * len(history.layers)
     found = {name: column for column, group in enumerate(names) for name in group}
     return [found.get(name) for name in history.layers]
+
+
+def written_before(history: History) -> NDArray[np.intp]:
+    """The rows of the steps before which something else than the optimizer wrote to the weights, `[E]`."""
+    return np.flatnonzero(history.total("weight_writes") > 0)
 
 
 def of_muon(history: History) -> Bools:

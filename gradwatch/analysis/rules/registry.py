@@ -69,6 +69,7 @@ from gradwatch.analysis.rules.token_targets import future_seen, labels_not_shift
 from gradwatch.analysis.rules.unchanged import weights_unchanged
 from gradwatch.analysis.rules.updates import update_too_large, update_too_small
 from gradwatch.analysis.rules.weight_growth import renorm_binds, weight_decay_too_strong, weight_growth, weights_shrink
+from gradwatch.analysis.rules.weights_reset import weights_reset
 from gradwatch.analysis.rules.wrong_sign import wrong_sign
 from gradwatch.history import History
 from gradwatch.storage.logged_names import is_training_loss
@@ -81,7 +82,7 @@ RULES: tuple[Rule, ...] = (
     weight_decay_too_strong,
     labels_not_shifted, targets_out_of_range, padding_in_loss, targets_not_normalised, data_not_shuffled,
     class_imbalance, accumulation_wiped, logits_bounded, future_seen, codebook_collapse, returns_not_normalised,
-    wrong_sign, no_activation,
+    wrong_sign, no_activation, weights_reset,
     inputs_not_normalised, negative_loss, left_in_eval, norm_statistics, dead_units, saturated,
     optimizer_state_lost, schedule_too_short, warmup_too_long,
     attention_logits_grow, attention_collapsed, activation_outlier, expert_starved, stale_second_moment,

@@ -23,7 +23,7 @@ from gradwatch.analysis.rules.facts import (
     settings,
 )
 from gradwatch.analysis.rules.finding import Finding, Severity, either
-from gradwatch.analysis.rules.owners import rate_columns
+from gradwatch.analysis.rules.owners import rate_columns, written_before
 from gradwatch.analysis.rules.progress import all_learnt
 from gradwatch.analysis.rules.updates import update_too_small, weak_gradients
 from gradwatch.formatting import setting_text
@@ -130,7 +130,7 @@ def _put_back(history: History, share: float = 0.02, least: int = 5) -> list[Fin
         return []  # a step is no longer than rounding: of weights that grew huge, what is left of it is chance
     if all_learnt(history):
         return []  # they rest at what was wanted: there a proximal step takes back each step of the gradient
-    long = moves > 5 * USUAL_RATIO[is_adaptive(history)]
+    long = moves > 5 * USUAL_RATIO[is_adaptive(history)] and not len(written_before(history))
     return [
         _finding(
             history,

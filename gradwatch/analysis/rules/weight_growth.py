@@ -22,8 +22,9 @@ from gradwatch.analysis.rules.facts import (
     set_rate,
     settings,
 )
-from gradwatch.analysis.rules.finding import Finding, either
+from gradwatch.analysis.rules.finding import Finding, Why, either
 from gradwatch.analysis.rules.once import once
+from gradwatch.analysis.rules.owners import written_before
 from gradwatch.analysis.rules.progress import succeeds
 from gradwatch.analysis.rules.step_length import lengthened
 from gradwatch.analysis.rules.tries import LOWER, renorm_with
@@ -126,6 +127,7 @@ def weights_shrink(
     decay = max(_decay_of_groups(history), default=0.0)
     row = 0 if decays else int(np.flatnonzero((norm[:, which] < 0.9 * begin[which]).any(axis=1))[0])
     least = float(np.nanmin(left[which]))
+    why = _shrinking(history, decay)
     return [
         Finding(
             "weights-shrink",
@@ -133,17 +135,28 @@ def weights_shrink(
             pick(history, which),
             int(history.layer_step[at[row]]),
             int(history.step[-1]),
-            {"left": least, "weight_decay": decay, "lr": set_rate(history)},
-            f"These weights fade away: {percent(least)} of their first norm is left. "
-            + (
-                f"The weight decay of {decay:g} is stronger than what the loss asks of them."
-                if decay
-                else f"What makes them smaller is stronger than what the loss asks of them. {either(_OF_SHRINKING)}"
-            ),
-            f"Lower weight_decay a hundredfold, to {decay / 100:g}." if decay else _OF_A_PENALTY,
-            alternatives=() if decay else _OF_SHRINKING,
+            {"left": least, "weight_decay": decay, "lr": set_rate(history), **why.evidence},
+            f"These weights fade away: {percent(least)} of their first norm is left. {why.cause}",
+            why.cure,
+            alternatives=why.alternatives,
         )
     ]
+
+
+def _shrinking(history: History, decay: float) -> Why:
+    """What makes the weights smaller."""
+    if decay:
+        said = f"The weight decay of {decay:g} is stronger than what the loss asks of them."
+        return Why(said, f"Lower weight_decay a hundredfold, to {decay / 100:g}.", {})
+    writes = len(written_before(history))
+    if writes > 2:
+        return Why(
+            f"The loop itself writes to the weights between {writes} pairs of steps.",
+            "Look at what it writes there: an average whose shares do not add up to 1, a decay of its own, a mask.",
+            {"writes": writes},
+        )
+    said = f"What makes them smaller is stronger than what the loss asks of them. {either(_OF_SHRINKING)}"
+    return Why(said, _OF_A_PENALTY, {}, alternatives=_OF_SHRINKING)
 
 
 def _of_a_group(history: History, apt: Bools, shrunk: Bools, pull: float) -> Bools:
