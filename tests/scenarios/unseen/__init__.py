@@ -7,8 +7,8 @@ once before whoever changes rules looked at them: `blind`, `fresh`, `novel`; the
 `sent` and `heard`, whose sick ones are mistakes that people made and asked or told about in public; `daily`, the
 mishaps that engineers meet most often, drawn by lot; `common`, healthy ones of an unusual make; `typical`, drawn
 by lot from published taxonomies of faults, or as a search met them in bug reports; `visible` and, by others who were
-asked the same, `again`, `anew`, `afresh`, `further` and `onward`, the latest, mistakes that show in what is recorded,
-as their authors think, paired with tasks by lot. The next have to be written first.
+asked the same, `again`, `anew`, `afresh`, `further`, `onward` and `beyond`, the latest, mistakes that show in what is
+recorded, as their authors think, paired with tasks by lot. The next have to be written first.
 `unseen.every` imports every one.
 """
 
@@ -117,7 +117,7 @@ def healthy(gain: float = 0.3):
 # The folders that only count, in the order in which they were written.
 UNNAMED = (
     "blind", "fresh", "novel", "reported", "asked", "told", "met", "sent", "heard", "daily", "common", "typical",
-    "visible", "again", "anew", "afresh", "further", "onward",
+    "visible", "again", "anew", "afresh", "further", "onward", "beyond",
 )  # fmt: skip
 
 
