@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
+from itertools import islice
 from typing import Any
 
 import torch
@@ -17,7 +18,7 @@ from torch import Tensor
 from torch.nn.functional import softplus
 
 from gradwatch.measure.autograd import without_autograd
-from gradwatch.measure.graph_nodes import Node
+from gradwatch.measure.graph_nodes import Node, shape_of, walk
 from gradwatch.table import IN_LOSS
 
 MOST = 1 << 16  # targets that are looked at
@@ -84,7 +85,7 @@ def seen(
         ignored = signed(node._saved_ignore_index)
         if mask is not None and mask.numel() == target.numel():
             target = torch.where(mask.reshape(target.shape) != 0, target, ignored)
-        found = _of_choices(target, scores, ignored, tables)
+        found = _of_choices(target, scores, ignored, tables, _length_of_rows(node, target))
         if type(weight := node._saved_weight) is Tensor:
             found["target_top_weight"] = weight[found["target_top"]] * (weight > 0).sum() / weight.sum()
         if type(weight) is Tensor or not is_reduced:
@@ -172,8 +173,19 @@ def _of_two(target: Tensor, said: Tensor) -> dict[str, Tensor]:
     return found
 
 
-def _of_choices(target: Tensor, scores: Tensor, ignored: int, tables: Iterable[Node]) -> dict[str, Tensor]:
-    """Of targets `[N, ...]`, classes by their numbers, and scores `[N, C, ...]`."""
+def _length_of_rows(loss: Node, target: Tensor, nearest: int = 5) -> int | None:
+    """T of targets `[R * T]` whose scores were `[R, T, C]` before they were flattened, as the graph shows it."""
+    for node in islice(walk(loss), 1, nearest) if target.dim() == 1 else ():
+        shape = shape_of(node)
+        if len(shape) == 3 and shape[0] * shape[1] == len(target):
+            return shape[1]
+    return None
+
+
+def _of_choices(
+    target: Tensor, scores: Tensor, ignored: int, tables: Iterable[Node], length: int | None = None
+) -> dict[str, Tensor]:
+    """Of targets `[N, ...]`, classes by their numbers, and scores `[N, C, ...]`; N in rows of a `length`, if known."""
     classes, asked = scores.shape[1], target[_evenly(target.shape, MOST)].flatten()
     counts = _counts(torch.where(asked == ignored, classes, asked), classes + 1)
     few = _evenly(target.shape, max(MOST_SCORES // classes, 64))
@@ -191,10 +203,15 @@ def _of_choices(target: Tensor, scores: Tensor, ignored: int, tables: Iterable[N
     same = [torch.stack(_hits(asked, tokens, ignored)) for asked, tokens in alike]
     if same:
         found["target_is_input"], found["target_is_next"] = torch.stack(same).amax(0)
-    in_rows = read[0][1] if read else target.reshape(-1, target.shape[-1]) if target.dim() > 1 else None
+    length = target.shape[-1] if target.dim() > 1 else length
+    in_rows = read[0][1] if read else target.reshape(-1, length) if length else None
     if in_rows is not None and in_rows.shape[1] > 1:
         is_top = (in_rows == found["target_top"]).float()
         found["target_top_at_ends"] = (is_top[:, -1] - is_top[:, 0]).mean()
+    if 0 <= ignored < classes and not read:
+        apart = target.reshape(-1, length or 1) == ignored
+        found["class_left_out"] = torch.full_like(found["ignored"], ignored)
+        found["ignored_at_ends"] = (apart[:, -1].float() - apart[:, 0].float()).mean()
     return found
 
 

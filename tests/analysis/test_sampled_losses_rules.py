@@ -76,6 +76,22 @@ OF_TEN = ({"what": "softmax", "operation": "LogSoftmax", "dim": 1, "shape": "64x
     ("differs", "found"),
     [
         ({}, 1),
+        ({"ignored": 0.01}, 0),
+        ({"ignored_at_ends": 0.6}, 0),  # padding
+        ({"ignored_at_ends": -1.0}, 0),
+        ({"class_left_out": np.arange(SAMPLES) % 2}, 0),
+    ],
+)
+def test_a_class_that_the_loss_leaves_out(differs, found):
+    numbers = {**RARE, "target_top_share": 0.5, "class_left_out": 0.0, "ignored": 0.2, "ignored_at_ends": 0.02}
+    said = class_imbalance(run_with(**{**numbers, **differs}))
+    assert [f.cause.startswith("ignore_index=0 leaves 20") for f in said] == [True] * found
+
+
+@pytest.mark.parametrize(
+    ("differs", "found"),
+    [
+        ({}, 1),
         ({"predicted_right": 0.6}, 0),  # as unsure as it should be: 0.67 + 0.4 log 9
         ({"logit_range_most": 8.0, "logit_range": 7.0}, 0),  # the bound is far below the loss
         ({"logit_range_most": np.linspace(0.5, 1.6, SAMPLES)}, 0),  # they still come apart
@@ -86,6 +102,8 @@ OF_TEN = ({"what": "softmax", "operation": "LogSoftmax", "dim": 1, "shape": "64x
         (ROWS, 1),  # by cosines that nothing divides
         ({**ROWS, "predicted_right": 0.8}, 0),
         ({**ROWS, "logit_range_most": 3.9, "logit_range": 3.7}, 0),  # by 0.5
+        ({**ROWS, "logit_range_most": 0.14, "logit_range": 0.13}, 1),  # that a temperature multiplies
+        ({**ROWS, "logit_range_most": 0.14, "logit_range": 0.13, "predicted_right": 1 / 64}, 0),  # nothing was learnt
         ({"graph": ()}, 0),  # of how many classes it is not known
     ],
 )

@@ -277,6 +277,16 @@ def test_first_steps_after_which_no_gradient_is_left_were_too_long(first, left, 
 def test_betas_that_are_the_wrong_way_round_make_steps_too_long_from_the_start(betas, said):
     history = run("Adam", settings={"betas": list(betas)}, loss=3 + 0.1 * NOISE)
     assert [(f.severity, f.first_step) for f in lr_too_high(history)] == [(each, 0) for each in said]
+    for left, learns in ((0.5, said), (0.05, [])):  # of the loss
+        falls = run("Adam", settings={"betas": list(betas)}, loss=3 * (left + (1 - left) * FALLS) + 0.01 * NOISE)
+        assert [f.severity for f in lr_too_high(falls)] == learns
+
+
+@pytest.mark.parametrize(("loss", "severity"), [(8 - 12 * (1 - FALLS), "note"), (-8 + 0.02 * ROW, "warning")])
+def test_a_spike_that_passed_is_a_note_where_a_likelihood_goes_on_to_rise(loss, severity):
+    norm = np.where(ROW == 200, 20.0, 1.0) * (1 + 0.05 * NOISE)
+    below_0 = np.where(ROW == 3, -1.0, loss) + 0.01 * NOISE
+    assert [f.severity for f in spike(run(loss=below_0, grad_norm=norm, clipped_norm=norm))] == [severity]
 
 
 def test_a_recurrent_network_that_begins_out_of_scale_explodes_along_time():

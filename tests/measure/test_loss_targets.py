@@ -207,6 +207,29 @@ def test_padding_of_other_classes_than_the_tokens_stands_at_the_ends_too():
     assert seen(F.cross_entropy(head(torch.randn(4, 10, 6)).mT, tokens))["target_top_at_ends"] == 1
 
 
+def test_padding_stands_at_the_ends_of_rows_that_no_embedding_reads():
+    tokens, head = texts()[0], nn.Linear(6, 9)
+    scores = head(torch.randn(4, 10, 6))
+    assert seen(F.cross_entropy(scores.flatten(0, 1), tokens.flatten()))["target_top_at_ends"] == 1
+    assert seen(F.cross_entropy(scores.view(40, 9), tokens.flip(1).flatten()))["target_top_at_ends"] == -1
+    assert "target_top_at_ends" not in seen(F.cross_entropy(head(torch.randn(40, 6)), tokens.flatten()))  # no rows
+
+
+def test_a_class_that_is_left_out_by_its_number():
+    y = Y.clone()
+    y[:12] = 2
+    found = seen(F.cross_entropy(MANY(X), y, ignore_index=2))
+    assert (found["class_left_out"], found["ignored_at_ends"]) == (2, 0)
+    assert found["ignored"] == pytest.approx(float((y == 2).float().mean()))
+    assert "class_left_out" not in seen(F.cross_entropy(MANY(X), y))
+    assert "class_left_out" not in seen(F.cross_entropy(MANY(X), y, ignore_index=C))  # no class
+    tokens, net = texts()
+    text = F.cross_entropy(net(tokens[:, :-1]).flatten(0, 1), tokens[:, 1:].flatten(), ignore_index=0)
+    assert "class_left_out" not in seen(text)  # of what an embedding reads it is padding
+    in_rows = F.cross_entropy(nn.Linear(6, 9)(torch.randn(4, 10, 6)).flatten(0, 1), tokens.flatten(), ignore_index=0)
+    assert seen(in_rows)["ignored_at_ends"] == 1
+
+
 def test_what_is_multiplied_by_nothing_is_ignored():
     tokens, net = texts()
     read, asked = tokens[:, :-1], tokens[:, 1:]

@@ -19,6 +19,7 @@ def logits_bounded(
     unsure: float = 0.25,
     times: float = 1.5,
     cosines: tuple[float, float] = (1.7, 2.05),
+    multiplied: float = 0.5,
     still: float = 1.15,
     piled: float = 0.6,
     min_samples: int = 8,
@@ -33,7 +34,8 @@ def logits_bounded(
     often would have, and more than that by `unsure` nats. Such a model has the entropy of being right, and at most
     log(C - 1) for each of the others. Of targets that name each class once (rows that are told from each other, whose
     temperature is chosen) only logits that end `cosines` apart are judged, as those of cosines do that nothing divides:
-    of them most are not right. Not judged: parts that train against each other.
+    of them most are not right; or less than `multiplied` apart, as those do that a temperature multiplies. Not judged:
+    parts that train against each other.
     Source: the definition of cross-entropy; Wang et al., arXiv:1704.06369, proposition 2 (the least loss that cosines
     can have); Guo et al., arXiv:1706.04599, section 2, on confidence.
     """
@@ -49,6 +51,7 @@ def logits_bounded(
     is_unsure = ended > times * calibrated and ended - calibrated > unsure
     if np.median(share * targets) < 1.5:
         is_unsure = cosines[0] < widest < cosines[1] and float(np.median(right[late])) < 0.5
+        is_unsure |= widest < multiplied and float(np.median(right[late])) > 4 / classes
     if not (rests and least > held * ended and is_unsure):
         return []
     causes = (

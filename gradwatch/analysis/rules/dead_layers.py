@@ -7,29 +7,21 @@ from __future__ import annotations
 
 import numpy as np
 
+from gradwatch.analysis.rules.dead_causes import IDLE, why_dead
 from gradwatch.analysis.rules.depth import vanishing
 from gradwatch.analysis.rules.facts import (
-    USUAL_RATIO,
     are_zero,
     beside_bias,
-    ends_in,
-    is_adaptive,
     matrices,
     middle,
     pick,
     present,
-    set_rate,
-    to_usual,
 )
-from gradwatch.analysis.rules.far_beginning import begins_far
-from gradwatch.analysis.rules.finding import Finding, Why, either
-from gradwatch.analysis.rules.losses import has_rivals, learnt
+from gradwatch.analysis.rules.finding import Finding, either
+from gradwatch.analysis.rules.losses import learnt
 from gradwatch.analysis.rules.no_gradient import CUT_OFF, ZEROED, wiped
 from gradwatch.analysis.rules.once import once
 from gradwatch.analysis.rules.progress import all_learnt
-from gradwatch.analysis.rules.step_length import first_ratio
-from gradwatch.analysis.rules.tries import rate_times, warm_up
-from gradwatch.formatting import setting_text
 from gradwatch.history import Bools, Floats, History
 from gradwatch.table import squares
 
@@ -42,15 +34,15 @@ def dead_layer(
 
     Of a network that is dying, most layers are zero for most batches: when more than the share `most` of the layers had
     an exactly zero gradient in more than the share `often` of those steps, these are all dead, and it is an error.
-    Fewer layers are a warning, and must be zero throughout (a head that is used now and then is not dead). A layer
-    must have been seen in at least `min_steps` steps of that half. It is a note where nothing but 0 ever came into
-    these layers: the biases beside them have gradients. A bias is not dead while the weight beside it has gradients:
+    Fewer layers are a warning, and must be zero throughout. A layer must have been seen in at least `min_steps` steps
+    of that half. It is a note where nothing but 0 ever came into these layers: the biases beside them have gradients;
+    unless these are all that data is given to. A bias is not dead while the weight beside it has gradients:
     they reach the units and cancel (the last bias of a Wasserstein critic). Steps whose loss is below `done` times the
     first do not count: nothing is left to learn there; nor does a network whose loss came to rest at its lowest as they
-    became zero (`all_learnt`), or whose gradients faded away all together (`faded`). Where every gradient was zero in
-    every step it is an error of all layers, which something may have zeroed before the step, too (`_all_zero`); where
-    it is known that something did (`wiped`), `no-gradient` says so, and so it is called where a whole part of the model
-    never got one. Where every weight is 0 it is `bad-initialisation`.
+    became zero (`all_learnt`), or whose gradients faded (`faded`). Where every gradient was zero in every step it is an
+    error of all layers, which something may have zeroed before the step, too (`_all_zero`); where it is known that
+    something did (`wiped`), `no-gradient` says so, and so it is called where a whole part of the model never got one.
+    Where every weight is 0 it is `bad-initialisation`.
     Source: dead ReLU units give exact zeros (methods: S4); SageMaker Debugger's DyingReLU.
     """
     if wiped(history):
@@ -78,11 +70,11 @@ def dead_layer(
     start = first <= int(np.flatnonzero(there[:, dead].any(axis=1))[0])
     idle = start and not dying_network and _idle(history, dead)
     apart = start and not idle and not dying_network and _is_a_part(history, dead)
-    why = _IDLE if idle else _APART if apart else _why(history, dead, start)
+    why = why_dead(history, dead, start, idle, apart)
     return [
         Finding(
             rule="no-gradient" if apart else "dead-layer",
-            severity="error" if dying_network else "note" if idle else "warning",
+            severity="error" if dying_network else "note" if why is IDLE else "warning",
             layers=pick(history, dead),
             first_step=int(history.layer_step[first]),
             last_step=int(history.step[-1]),
@@ -203,104 +195,11 @@ def faded(history: History, share: float = 1e-4, width: int = 10) -> bool:
     return middle(before) < share * middle(norm[alive[:width]])
 
 
-def _why(history: History, dead: Bools, start: bool) -> Why:
-    if are_zero(history, dead):
-        return Why(
-            "No gradient has ever reached these weights: they all began at 0, and zeros pass none on.",
-            "Begin with other weights than 0 (He's initialisation).",
-            {},
-        )
-    if start:
-        return _never_reached(history, dead)
-    if ends_in(history, "ReLU") and dead[matrices(history)].all():
-        return Why(
-            "Their gradient became exactly zero and stayed so. The model ends in a ReLU: where no output is above 0, "
-            "none of them passes anything back.",
-            "Take the ReLU out from behind the last layer of weights; softplus in its place where outputs must be "
-            "positive. A lower learning rate only gets there later.",
-            {"last_module": "ReLU"},
-        )
-    return _thrown(history)
-
-
-def _thrown(history: History) -> Why:
-    """Steps that threw units to where they are dead, and what came before them."""
-    first, kind = first_ratio(history), is_adaptive(history)
-    times = to_usual(history, first) if first > USUAL_RATIO[kind] else 0.1
-    cause = "Their gradient became exactly zero and stayed so: a step threw their units, or those after them, to where "
-    cause += "they are dead or saturated."
-    if has_rivals(history):
-        return Why(
-            cause,
-            "If a rival judges what they give out, look at its outputs first: where a sigmoid and a clamp hold all of "
-            "them at an end, it won, and nothing comes back from it. Lower the rival's learning rate to a tenth and "
-            "take its loss of logits (binary_cross_entropy_with_logits); a lower rate for both leaves it ahead.",
-            {},
-        )
-    cure = f"Lower the learning rate to about {setting_text(set_rate(history) * times)} or warm it up; an activation "
-    cure += "that leaks (LeakyReLU, GELU) can come back."
-    cause, cure = begins_far(history, cause, cure) or (cause, cure)
-    numbers: dict[str, float | str] = {} if np.isnan(first) else {"first_update_ratio": first}
-    return Why(cause, cure, numbers, (rate_times(times), warm_up(history)))
-
-
-def _never_reached(history: History, dead: Bools) -> Why:
-    """What may keep all gradients from these layers `[L]`, and between which two layers it stands where they end."""
-    last = int(np.flatnonzero(dead)[-1])
-    here, after = history.layers[last].rpartition(".")[0], ""
-    if dead[: last + 1].all() and last + 1 < len(dead):
-        after = history.layers[last + 1].rpartition(".")[0]
-    if after and history.layers[last + 1] == beside_bias(history.layers[last]):
-        return Why(
-            f"No gradient has ever reached these weights, and one reaches the bias of `{here}`: all that comes into it "
-            "is 0, from the start.",
-            f"Look at what is given to `{here}`: weights that all begin at 0 make nothing else, and a ReLU whose bias "
-            "begins far below 0 lets nothing through. Begin with torch's own weights and biases of 0; an activation "
-            "that leaks (LeakyReLU, GELU) comes back.",
-            {},
-        )
-    between = f"between `{here}` and `{after}`" if after else "between them and the loss"
-    causes = (f"what stands {between} has no slope (round, sign, argmax, a comparison, a clamp)", *_NEVER_REACHED)
-    return Why(
-        f"No gradient has ever reached these weights. {either(causes)}",
-        f"Look at forward() {between}. What is rounded or compared there passes exactly 0 back: pass the gradient "
-        "straight through, y = x + (y - x).detach(). If nothing is, look at the outputs of these layers: if all are 0, "
-        "or all at an end, at the initialisation and the biases, or use an activation that leaks (LeakyReLU, GELU). "
-        "Freeze the layers if they are meant to rest.",
-        {},
-        alternatives=causes,
-    )
-
-
-_NO_TERM = (
-    "its term of the loss has no slope (a ratio of it to itself, a clamp at its end, a factor of 0, argmax)",
-    "what it gives out is not used",
-)
-_APART = Why(
-    "No gradient has ever reached this part of the model, its last layers too, which units that are dead leave alive. "
-    f"{either(_NO_TERM)}",
-    "Look at the term of the loss that it is to lower, and follow .grad_fn from there to what the part gives out. What "
-    "is compared with itself is kept without a graph: the old log-probabilities of a policy's ratio are those of the "
-    "roll-out. What is rounded or chosen passes exactly 0 back: y = x + (y - x).detach(). Freeze the part if it is "
-    "meant to rest.",
-    {},
-    alternatives=_NO_TERM,
-)
-_NEVER_REACHED = ("their units were dead or saturated from the start", "nothing depends on them")
-
-
 def _idle(history: History, dead: Bools) -> bool:
     """Whether the bias beside each of these weights `[L]` has gradients: what comes into them is 0 throughout."""
     norm, place = history.layer("grad_norm"), {name: i for i, name in enumerate(history.layers)}
     beside = [place.get(beside_bias(name)) for name in pick(history, dead)]
     return all(i is not None and not dead[i] and (norm[:, i] > 0).any() for i in beside)
-
-
-_IDLE = Why(
-    "Gradients reach the biases beside these weights, and none the weights: all that comes into them is 0.",
-    "If it is meant to be so (an input that is not used yet), nothing. Else look at what is given to these layers.",
-    {},
-)
 
 
 def _cancels(history: History, norm: Floats) -> Bools:

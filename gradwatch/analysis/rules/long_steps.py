@@ -30,6 +30,7 @@ from gradwatch.analysis.rules.long_steps_effects import (
     died_at_once,
     first_step,
     outgrew,
+    overwritten,
     ran_away,
     shut,
     turned,
@@ -96,7 +97,7 @@ def lr_too_high(history: History, jump: float = 0.35, sigmas: float = 6.0, width
             end_row = len(history) - 1 if severity == "error" else int(rows[last])
             begin_row = 0 if betas_turned(history) else int(rows[first])  # those are wrong from the start
             return [_too_high(history, severity, begin_row, end_row, numbers, shifted, unclear=unclear)]
-    effects = outgrew, anew, shut, turned, died_at_once
+    effects = outgrew, anew, shut, turned, overwritten, died_at_once
     return away or _of(history, next(filter(None, (effect(history) for effect in effects)), None))
 
 

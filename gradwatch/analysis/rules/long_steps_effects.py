@@ -11,7 +11,16 @@ from typing import NamedTuple
 
 import numpy as np
 
-from gradwatch.analysis.rules.facts import directness, initial_gains, measured, middle, optimizer_kind, steps_by_rate
+from gradwatch.analysis.rules.facts import (
+    directness,
+    initial_gains,
+    measured,
+    middle,
+    optimizer_kind,
+    rates,
+    settings,
+    steps_by_rate,
+)
 from gradwatch.analysis.rules.far_beginning import begins_small
 from gradwatch.analysis.rules.finding import Severity
 from gradwatch.analysis.rules.losses import odd_batch
@@ -153,15 +162,36 @@ def outgrew(history: History, times: float = 5.0, left: float = 0.4, direct: flo
 
 
 def turned(history: History) -> Effect | None:
-    """Adam's betas are the wrong way round: a mean over a thousand steps, divided by one over ten. Not if it learns.
+    """Adam's betas are the wrong way round: a mean over a thousand steps, divided by one over ten.
+
+    Not where nine tenths of the loss are gone all the same.
 
     Source: Kingma & Ba, arXiv:1412.6980, theorem 4.1, which asks that beta1 squared be below the root of beta2.
     """
     pair = betas_turned(history)
-    if pair is None or succeeds(history):
+    if pair is None or succeeds(history, 0.9):
         return None
     why = "Each step goes on in those that follow, and grows."
     return Effect("warning", 0, {"beta1": pair[0], "beta2": pair[1]}, why)
+
+
+def overwritten(history: History, apart: float = 4.0) -> Effect | None:
+    """Groups that were given rates `apart`, and were all stepped with the highest of them: one number was written to
+    each, as by a warm-up that sets `group["lr"]`. Not where half of the loss is gone all the same.
+    """
+    every, wanted = rates(history), [group.get("lr") for group in settings(history)]
+    if every.shape[1] != len(wanted) or len(wanted) < 2 or succeeds(history, 0.5):
+        return None
+    given = [float(rate) for rate in wanted if isinstance(rate, int | float)]
+    if len(given) < len(wanted) or not max(given) > apart * min(given) > 0:
+        return None
+    alike = (every == every[:, :1]).all(axis=1)
+    if not alike.mean() > 0.9 or not every.max() > apart * min(given):
+        return None
+    group = given.index(min(given))
+    why = f"Param group {group} was given the rate {min(given):g} and is stepped with {every.max():.3g}, as all others "
+    evidence: dict[str, float | str] = {"group": group, "given": min(given), "lr": float(every.max())}
+    return Effect("warning", 0, evidence, f'{why}are: something writes one rate to all groups (group["lr"] = ...).')
 
 
 def died_at_once(history: History, own: float = 0.2, left: float = 1e-3, soon: int = 50) -> Effect | None:

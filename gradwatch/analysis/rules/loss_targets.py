@@ -14,7 +14,15 @@ from gradwatch.analysis.rules.finding import Finding, either
 from gradwatch.analysis.rules.loss_graph import from_graph, number_of_classes, reached_range
 from gradwatch.analysis.rules.losses import has_rivals
 from gradwatch.analysis.rules.progress import progress, succeeds
-from gradwatch.analysis.rules.sampled_losses import ended, entropy_of_two, follow, logs_rewards, sampled
+from gradwatch.analysis.rules.sampled_losses import (
+    are_left_out,
+    dropped_passes,
+    ended,
+    entropy_of_two,
+    follow,
+    logs_rewards,
+    sampled,
+)
 from gradwatch.analysis.rules.token_targets import padding_in_loss
 from gradwatch.formatting import percent
 from gradwatch.history import Floats, History
@@ -40,7 +48,7 @@ def class_imbalance(
     explained. By its mean: of few rare ones most batches have none. Where the loss gives that class `more` times the
     weight of an average one, its size says nothing. Padding is told apart (`padding-in-loss`); parts that train against
     each other are not judged, nor targets that never change, nor probabilities that are further than `soft` from 0 and
-    1.
+    1. Or the loss leaves a class out that is no padding (`_left_out`).
     Source: He & Garcia (2009), IEEE TKDE 21, on learning from imbalanced data; Lin et al., arXiv:1708.02002, section 1.
     """
     names = "target_top", "target_top_share", "predicted_top_share", "target_std"
@@ -51,7 +59,7 @@ def class_imbalance(
     usual, says = float(np.median(asked[late])), float(np.median(given[late]))
     between = sampled(history, "target_soft")[1]
     if usual < share or says < said or len({*top[late]}) > 1 or not spread.any() or (between > soft).any():
-        return []
+        return _left_out(history)
     weights = sampled(history, "target_top_weight")[1]
     weight = float(np.median(weights)) if len(weights) else 0.0
     ends = (history.total(p.metric) for p in progress(history) if p.is_loss)
@@ -72,6 +80,30 @@ def class_imbalance(
             "Give the rare classes their weight (one over their share): weight= of cross_entropy, pos_weight= of "
             "binary_cross_entropy_with_logits, or batches that hold as much of each class. Judge the model by the "
             "recall of each class, not by the loss or the accuracy over all.",
+        )
+    ]
+
+
+def _left_out(history: History, least: float = 0.02, at_ends: float = 0.25) -> list[Finding]:
+    """A class that `ignore_index` leaves out, which is `least` of all targets and no more often at one end of the rows
+    than at the other by `at_ends`, as padding is. Not of tokens, which an embedding reads.
+    """
+    _, which, share, ends = sampled(history, "class_left_out", "ignored", "ignored_at_ends")
+    is_one = len(which) >= LEAST_SAMPLES and len({*which}) == 1
+    if not is_one or np.median(share) < least or abs(float(np.median(ends))) > at_ends:
+        return []
+    causes = (f"{which[0]:.0f} is a class like others, and never learnt", "it says that nothing is known of these")
+    return [
+        from_graph(
+            history,
+            "class-imbalance",
+            "",
+            {"class": float(which[0]), "share_of_targets": float(np.median(share))},
+            f"ignore_index={which[0]:.0f} leaves {percent(float(np.median(share)))} of the targets out of the loss. "
+            f"{either(causes)}",
+            f"If {which[0]:.0f} is a class, leave ignore_index at -100; if not, give what is not known a number that "
+            "no class has.",
+            causes,
         )
     ]
 
@@ -197,13 +229,13 @@ def accumulation_wiped(history: History, least: int = 3) -> list[Finding]:
 
     Alarm: in the median of two samples or more the gradients of `least` backward passes before the step were gone
     (None) as it was called again. Once or twice they are taken apart on purpose, as sharpness-aware minimisation does
-    it; parts that train against each other are not judged. Gradients that are set to 0 in place are not told from those
-    that are kept.
+    it; parts that train against each other are not judged, nor a loop that leaves steps out (`are_left_out`). Gradients
+    that are set to 0 in place are not told from those that are kept.
     Source: torch's documentation of gradient accumulation: zero_grad() stands behind step(), not before each backward.
     """
     step, dropped = sampled(history, "dropped")
     often = float(np.median(dropped)) if len(step) > 1 else 0.0
-    if often < least or has_rivals(history):
+    if often < least or has_rivals(history) or are_left_out(dropped_passes(history)):
         return []
     causes = (
         "zero_grad() stands inside the loop over micro-batches, or an epoch begins with it",

@@ -6,11 +6,13 @@ import re
 
 import numpy as np
 
-from gradwatch.analysis.clips import incoming
+from gradwatch.analysis.clips import incoming, late_calls
 from gradwatch.analysis.noise_scale import estimates, noise_scale
 from gradwatch.analysis.rules.facts import middle, optimizer_kind
 from gradwatch.analysis.rules.finding import Finding
+from gradwatch.analysis.rules.losses import scaled_losses
 from gradwatch.analysis.rules.progress import Progress, learnt_before, progress, unmoved, went
+from gradwatch.analysis.rules.sampled_losses import sampled
 from gradwatch.analysis.rules.tries import LOWER, OWN_PAST, clip_with
 from gradwatch.formatting import setting_text
 from gradwatch.history import History
@@ -24,11 +26,15 @@ def noise_dominated(
     min_losses: int = 200,
     running: int = 1000,
     share: float = 0.3,
+    added: float = 3.0,
 ) -> list[Finding]:
     """A batch is mostly noise: by the losses of a run that gets nowhere, or by the gradients.
 
     Or each batch has a loss of its own, and the optimizer takes each for the whole of the data (`_of_whole_batches`):
     its standard deviation is above `share` of where the loss ended.
+    Or the loop adds to the gradients what is longer than its clip has left of them (`_behind_the_clip`): what comes to
+    the optimizer is `added` times the clip's max_norm, and less than a fifth of what was won was won since the first
+    quarter of the run.
 
     By the losses, a warning: nothing that was logged gets better, as in `no_progress` (from `min_losses` steps on, of a
     run under way from `running`), and the standard deviation of one training loss, by the differences of neighbours,
@@ -41,6 +47,7 @@ def noise_dominated(
     return (
         _by_losses(history, noise, min_losses, running)
         or _of_whole_batches(history, share, min_steps)
+        or _behind_the_clip(history, added, min_steps)
         or _by_gradients(history, times, min_steps)
     )
 
@@ -108,6 +115,41 @@ def _from_batch_to_batch(
 
 
 _WHOLE = re.compile("L?BFGS|Rprop")
+
+
+def _behind_the_clip(history: History, times: float, min_steps: int, often: float = 0.9) -> list[Finding]:
+    """In the share `often` of the steps, or more, after a clip of all gradients of the one backward pass of a step.
+
+    Source: Abadi et al., arXiv:1607.00133, algorithm 1: the noise of differential privacy is divided by the batch, as
+    the sum of the gradients is.
+    """
+    norm, limit, share = (history.total(name) for name in ("grad_norm", "user_max_norm", "user_clip_share"))
+    asked = np.isfinite(limit) & (share == 1) & ~late_calls(history)
+    passes = sampled(history, "passes")[1]
+    if asked.sum() < max(min_steps, often * len(history)) or not len(passes) or passes.max() > 1:
+        return []
+    longer = float(np.median(norm[asked] / limit[asked]))
+    if not (norm[asked] > times * limit[asked]).mean() > often:
+        return []
+    losses = [values[np.isfinite(values)] for values in scaled_losses(history).values()]
+    late = [(went("loss", values[len(values) // 4 :], 1), values[0]) for values in losses if len(values) >= min_steps]
+    if not late or any(p.gain > 0.2 * (first - p.ended) for p, first in late):
+        return []
+    return [
+        Finding(
+            "noise-dominated",
+            "warning",
+            (),
+            int(history.step[0]),
+            int(history.step[-1]),
+            {"times_the_clip": longer, "user_max_norm": float(np.median(limit[asked]))},
+            f"The loop clips its gradients to {setting_text(float(np.median(limit[asked])))}, and those that come to "
+            f"the optimizer are {longer:.2g} times as long: what is added behind the clip decides each step, and since "
+            "the first quarter of the run little gets better.",
+            "Look at what is added there. Noise for privacy is divided by the number of rows of the batch, as the "
+            "gradient of a mean is; or take larger batches.",
+        )
+    ]
 
 
 def _by_gradients(history: History, times: float, min_steps: int) -> list[Finding]:

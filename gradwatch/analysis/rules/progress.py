@@ -18,7 +18,7 @@ from gradwatch.analysis.rules.facts import (
     rates,
     steps_taken,
 )
-from gradwatch.analysis.rules.losses import has_rivals, scaled_losses
+from gradwatch.analysis.rules.losses import has_rivals, scaled_losses, training_losses
 from gradwatch.analysis.rules.once import once
 from gradwatch.history import Floats, History
 from gradwatch.storage.logged_names import is_loss
@@ -125,6 +125,15 @@ def succeeds(history: History, share: float = 0.2) -> bool:
     return (
         lost_since(history) is None and not has_rivals(history) and any(p.succeeded(share) for p in progress(history))
     )
+
+
+def descends(history: History, sigmas: float = 20.0) -> bool:
+    """Whether a training loss, which may be below 0 as a likelihood is, ended below where it began by far more than its
+    noise, and close to its lowest.
+    """
+    values = (history.total(name) for name in training_losses(history))
+    went_on = (went("loss", each[np.isfinite(each)], 1) for each in values if np.isfinite(each).sum() >= 20)
+    return any(p.is_real(sigmas) and p.ended - p.best < 0.25 * p.gain for p in went_on)
 
 
 def came_down(history: History, left: float) -> bool:

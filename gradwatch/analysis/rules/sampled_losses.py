@@ -22,6 +22,19 @@ def sampled(history: History, *names: str) -> tuple[Floats, ...]:
     return history.step[known].astype(float), *(each[known] for each in values)
 
 
+def dropped_passes(history: History) -> Floats:
+    """How many backward passes came to nothing before each step that was looked at, `[S]`."""
+    known = np.isfinite(history.total(f"{IN_LOSS}passes"))
+    return np.nan_to_num(history.total(f"{IN_LOSS}dropped"))[known]
+
+
+def are_left_out(dropped: Floats, least: int = 5) -> bool:
+    """Whether as many passes came to nothing before each step as chance has it, not as micro-batches or a loop over an
+    epoch would: none before a third of `least` looks or more, and several before others.
+    """
+    return bool(len(dropped) >= least and (dropped == 0).mean() > 1 / 3 and dropped.max() > 1)
+
+
 def ended(values: Floats) -> float:
     """Where a number came to, `[S]`: the median of the last quarter of its samples."""
     return float(np.median(values[-max(3, len(values) // 4) :]))

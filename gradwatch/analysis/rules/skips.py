@@ -11,6 +11,8 @@ from gradwatch.analysis.clips import incoming
 from gradwatch.analysis.final_values import nonfinite_rows
 from gradwatch.analysis.rules.facts import GUARD, middle, pick
 from gradwatch.analysis.rules.finding import Finding
+from gradwatch.analysis.rules.losses import has_rivals
+from gradwatch.analysis.rules.sampled_losses import are_left_out, dropped_passes
 from gradwatch.analysis.rules.tries import clip_with
 from gradwatch.formatting import percent
 from gradwatch.history import Bools, History
@@ -21,6 +23,7 @@ from gradwatch.policies.grammar import members
 def skips_often(history: History, share: float = 0.1, few: int = 10, in_a_row: int = 50) -> list[Finding]:
     """A policy that left out `share` of the steps, and at least `few`, or `in_a_row` steps on end. A warning.
 
+    Or the loop itself did, as far as its backward passes are heard of that no step followed (`are_left_out`).
     Steps that a GradScaler drops, as it does while it looks for its scale, are not the policy's. Where most were not
     finite, the cause lies before the policy; else it takes usual steps of this run for odd ones.
     Source: Chowdhery et al. 2022, "PaLM", arXiv:2204.02311, 5.1 (200 to 500 batches left out about 20 times: below a
@@ -31,7 +34,7 @@ def skips_often(history: History, share: float = 0.1, few: int = 10, in_a_row: i
     skipped = (history.total("skipped") > 0) & ~(bad & np.isfinite(history.total("loss_scale")))
     count, longest = int(skipped.sum()), _longest(skipped)
     if not policies or not (count >= max(few, share * len(history)) or longest >= in_a_row):
-        return []
+        return _of_the_loop(history, few)
     lost = int((skipped & bad).sum())
     mostly_lost = 2 * lost >= count
     named = " or ".join(repr(p) for p in policies if mostly_lost or not isinstance(p, SkipNonfinite))
@@ -66,6 +69,29 @@ def skips_often(history: History, share: float = 0.1, few: int = 10, in_a_row: i
         Finding("skips-often", "warning", (), int(first), int(last), evidence, begin + compared + window, cure,
                 tries=(clip_with(text),))
     ]  # fmt: skip
+
+
+def _of_the_loop(history: History, few: int) -> list[Finding]:
+    dropped = dropped_passes(history)
+    if not are_left_out(dropped) or dropped.sum() < few or has_rivals(history):
+        return []
+    norm = incoming(history)
+    most = float(np.nanmax(norm, initial=0.0))
+    passes = f"{int(dropped.sum()):,} backward passes came to nothing before {len(dropped)} of the steps, up to "
+    return [
+        Finding(
+            "skips-often",
+            "warning",
+            (),
+            int(history.step[0]),
+            int(history.step[-1]),
+            {"passes": float(dropped.sum()), "in_a_row": float(dropped.max()), "largest_norm": most},
+            f"The loop itself leaves steps out: {passes}{int(dropped.max()):,} before one. The largest norm that was "
+            f"stepped with is {most:.3g}.",
+            "Look at what decides whether optimizer.step() is called. Clip to that bound instead of leaving the step "
+            "out, or put it far above the usual norm.",
+        )
+    ]
 
 
 def _longest(mask: Bools) -> int:

@@ -23,7 +23,7 @@ from gradwatch.analysis.rules.facts import (
 from gradwatch.analysis.rules.finding import Finding, Severity, either
 from gradwatch.analysis.rules.largest_row import LargestRow, largest_row
 from gradwatch.analysis.rules.losses import has_rivals, odd_batch, scaled_losses
-from gradwatch.analysis.rules.progress import succeeds
+from gradwatch.analysis.rules.progress import descends, succeeds
 from gradwatch.analysis.rules.sampled_losses import another_task
 from gradwatch.analysis.rules.schedule import raised_before
 from gradwatch.analysis.rules.tries import A_THIRD, OWN_PAST, clip_with
@@ -53,12 +53,12 @@ def spike(
     that the run's losses have (5th to 95th percentile), and half of that is gone in the 16 steps that follow where no
     norm spiked; a loss of inf is no jump but `nonfinite`. `layers` are those that carry the largest one. A note where
     the policy caught all and the training recovered, or where none was above `mild` times the usual norm, no batch is
-    odd and the training succeeds, or where the loss came back and fell by the share `well`, and it is the only one or
-    none is above `began` times the highest norm of the run's first tenth (Adam's late instability, once the gradients
-    have faded; Molybog et al., arXiv:2304.09871); an error where the loss has not come back by the end or most later
-    norms are not finite, else a warning. Where more than the share `often` of the steps are spikes, the 99th percentile
-    of the norms lies among them: the cure under Adam and its kin is then a clip by each layer's own past
-    (docs/findings/cures.md: outliers-under-a-square).
+    odd and the training succeeds (or a loss below 0 `descends`), or where the loss came back and fell by the share
+    `well`, and it is the only one or none is above `began` times the highest norm of the run's first tenth (Adam's late
+    instability, once the gradients have faded; Molybog et al., arXiv:2304.09871); an error where the loss has not come
+    back by the end or most later norms are not finite, else a warning. Where more than the share `often` of the steps
+    are spikes, the 99th percentile of the norms lies among them: the cure under Adam and its kin is then a clip by each
+    layer's own past (docs/findings/cures.md: outliers-under-a-square).
     Source: OLMo 2's spike score (seven standard deviations from the average of the last 1,000 values) and OLMo-core's
     stability monitor (six, of the last 128), made robust; the healthy trainings of the tests reach a ratio of 9.8.
     """
@@ -74,7 +74,7 @@ def spike(
     all_caught = len(caught) > 0 and bool(caught.all())
     # A loss that jumps and comes back, with usual gradients, is one odd batch; with gradients that are not finite, not.
     quiet = all_caught if up.any() else batch is None
-    passed = quiet or (batch is None and np.nanmax(seen.times[rows], initial=1.0) < mild and succeeds(history))
+    passed = quiet or (batch is None and np.nanmax(seen.times[rows], initial=1.0) < mild and _goes_well(history))
     passed |= back == "yes" and succeeds(history, well) and _is_small(incoming(history), rows, began)
     severity: Severity = "error" if losses and not recovered else "note" if passed and recovered else "warning"
     one_row = largest_row(history, worst) if up[worst] else None
@@ -129,6 +129,11 @@ def _came_back(history: History, losses: dict[str, Floats], rows: Rows) -> tuple
     after = np.isfinite(norm[rows[-1] + 1 :])
     recovered = all(state != "no" for state in back) and (len(after) < 16 or after.mean() > 0.5)
     return "no" if not recovered else "unknown" if "unknown" in back else "yes", bool(recovered)
+
+
+def _goes_well(history: History) -> bool:
+    """Whether the training succeeds, or its loss, which is below 0 early, `descends`."""
+    return succeeds(history) or (not scaled_losses(history) and descends(history))
 
 
 class _Seen(NamedTuple):

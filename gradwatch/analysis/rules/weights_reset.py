@@ -5,6 +5,8 @@ Legend: T recorded steps, E steps before which something else than the optimizer
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -26,15 +28,15 @@ _RESETS = (
 
 
 def weights_reset(
-    history: History, least: int = 3, apart: int = 3, part: float = 0.6, kept: float = 0.5, sigmas: float = 4.0
+    history: History, least: int = 3, apart: int = 3, kept: float = 0.25, sigmas: float = 8.0
 ) -> list[Finding]:
-    """The loop writes to the weights between some steps, and either the loss leaps up each time, to where it leapt
-    before, or it never gets better. A warning.
+    """The loop writes to the weights between some steps, and either the loss leaps up there, nearly as far as it fell
+    since the last time, or it never gets better. A warning.
 
     `weight_writes` counts what is written by torch's own counter of the first weight, in `least` or more gaps between
-    steps, at most in every `apart`th. The loss leaps where its median after a gap is above the one before by `sigmas`
-    standard errors, in the share `part` of all gaps; it gets no better where what it leaps to falls by less than the
-    share `kept` of a leap from the first to the last. Not said of parts that train against each other.
+    steps, at most in every `apart`th. The loss leaps where its median after a gap is above the one before, on the mean
+    over all gaps by `sigmas` standard errors of that; and what it leaps to falls from one gap to the next by less than
+    the share `kept` of a leap. Not said of parts that train against each other.
     Source: the standard error of a median; torch's documentation of `load_state_dict`, which copies in place.
     """
     at = written_before(history)
@@ -43,13 +45,11 @@ def weights_reset(
     for shown in (p for p in progress(history) if p.is_loss):
         loss = history.total(shown.metric)
         before, after = _around(loss, at)
-        leaps = after - before
-        error = 1.2533 * shown.noise * np.sqrt(2 / _width(at))
-        leapt = leaps > sigmas * error
-        if leapt.mean() >= part and after[0] - after[-1] < kept * middle(leaps[leapt]):
+        leap, error = _mean(after - before)
+        if leap > sigmas * error and after[0] - after[-1] < kept * leap * (len(at) - 1):
             said = (
-                f"{shown.metric} leaps from {middle(before[leapt]):.4g} to {middle(after[leapt]):.4g} at "
-                f"{int(leapt.sum())} of them: what was learnt since the last one is gone."
+                f"{shown.metric} leaps from {middle(before):.4g} to {middle(after):.4g} there: most of what was learnt "
+                "since the last time is gone."
             )
             return [_finding(history, at, said, ())]
     flat = unmoved(history, 100, 500, 0.02)
@@ -72,6 +72,14 @@ def _around(loss: Floats, at: Rows) -> tuple[Floats, Floats]:
         np.array([middle(loss[max(0, row - width) : row]) for row in at]),
         np.array([middle(loss[row : row + width]) for row in at]),
     )
+
+
+def _mean(values: Floats) -> tuple[float, float]:
+    """The mean of the finite values, and its standard error."""
+    known = values[np.isfinite(values)]
+    if len(known) < 3:
+        return math.nan, math.nan
+    return float(known.mean()), float(known.std(ddof=1) / math.sqrt(len(known)))
 
 
 def _finding(history: History, at: Rows, said: str, causes: tuple[str, ...]) -> Finding:

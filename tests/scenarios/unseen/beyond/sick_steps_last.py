@@ -13,6 +13,7 @@ from unseen.tasks import clipped, tend
 
 @sick(
     "weights-overwritten",
+    "weights-reset",
     "weights-unchanged",
     where="all layers, every twentieth step: the weights are back near their first values, whatever the optimizer did",
     cure="keep a copy of the weights before the evaluation of their average, and put it back after",

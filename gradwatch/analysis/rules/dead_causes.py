@@ -1,0 +1,135 @@
+"""Why no gradient moves some layers.
+
+Legend: L layers.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from gradwatch.analysis.rules.facts import (
+    USUAL_RATIO,
+    are_zero,
+    beside_bias,
+    ends_in,
+    is_adaptive,
+    matrices,
+    pick,
+    set_rate,
+    to_usual,
+)
+from gradwatch.analysis.rules.far_beginning import begins_far
+from gradwatch.analysis.rules.finding import Why, either
+from gradwatch.analysis.rules.loss_graph import given_data
+from gradwatch.analysis.rules.losses import has_rivals
+from gradwatch.analysis.rules.step_length import first_ratio
+from gradwatch.analysis.rules.tries import rate_times, warm_up
+from gradwatch.formatting import setting_text
+from gradwatch.history import Bools, History
+
+
+def why_dead(history: History, dead: Bools, start: bool, idle: bool, apart: bool) -> Why:
+    """The cause of these layers `[L]`, of which none lived from the `start`; or the biases beside them do, so that they
+    are `idle`; or they are a part of the model, `apart` from what is trained.
+    """
+    if idle:
+        return _UNREAD if given_data(history) == {*pick(history, dead)} else IDLE
+    if apart:
+        return _APART
+    if are_zero(history, dead):
+        return Why(
+            "No gradient has ever reached these weights: they all began at 0, and zeros pass none on.",
+            "Begin with other weights than 0 (He's initialisation).",
+            {},
+        )
+    if start:
+        return _never_reached(history, dead)
+    if ends_in(history, "ReLU") and dead[matrices(history)].all():
+        return Why(
+            "Their gradient became exactly zero and stayed so. The model ends in a ReLU: where no output is above 0, "
+            "none of them passes anything back.",
+            "Take the ReLU out from behind the last layer of weights; softplus in its place where outputs must be "
+            "positive. A lower learning rate only gets there later.",
+            {"last_module": "ReLU"},
+        )
+    return _thrown(history)
+
+
+def _thrown(history: History) -> Why:
+    """Steps that threw units to where they are dead, and what came before them."""
+    first, kind = first_ratio(history), is_adaptive(history)
+    times = to_usual(history, first) if first > USUAL_RATIO[kind] else 0.1
+    cause = "Their gradient became exactly zero and stayed so: a step threw their units, or those after them, to where "
+    cause += "they are dead or saturated."
+    if has_rivals(history):
+        return Why(
+            cause,
+            "If a rival judges what they give out, look at its outputs first: where a sigmoid and a clamp hold all of "
+            "them at an end, it won, and nothing comes back from it. Lower the rival's learning rate to a tenth and "
+            "take its loss of logits (binary_cross_entropy_with_logits); a lower rate for both leaves it ahead.",
+            {},
+        )
+    cure = f"Lower the learning rate to about {setting_text(set_rate(history) * times)} or warm it up; an activation "
+    cure += "that leaks (LeakyReLU, GELU) can come back."
+    cause, cure = begins_far(history, cause, cure) or (cause, cure)
+    numbers: dict[str, float | str] = {} if np.isnan(first) else {"first_update_ratio": first}
+    return Why(cause, cure, numbers, (rate_times(times), warm_up(history)))
+
+
+def _never_reached(history: History, dead: Bools) -> Why:
+    """What may keep all gradients from these layers `[L]`, and between which two layers it stands where they end."""
+    last = int(np.flatnonzero(dead)[-1])
+    here, after = history.layers[last].rpartition(".")[0], ""
+    if dead[: last + 1].all() and last + 1 < len(dead):
+        after = history.layers[last + 1].rpartition(".")[0]
+    if after and history.layers[last + 1] == beside_bias(history.layers[last]):
+        return Why(
+            f"No gradient has ever reached these weights, and one reaches the bias of `{here}`: all that comes into it "
+            "is 0, from the start.",
+            f"Look at what is given to `{here}`: weights that all begin at 0 make nothing else, and a ReLU whose bias "
+            "begins far below 0 lets nothing through. Begin with torch's own weights and biases of 0; an activation "
+            "that leaks (LeakyReLU, GELU) comes back.",
+            {},
+        )
+    between = f"between `{here}` and `{after}`" if after else "between them and the loss"
+    causes = (f"what stands {between} has no slope (round, sign, argmax, a comparison, a clamp)", *_NEVER_REACHED)
+    return Why(
+        f"No gradient has ever reached these weights. {either(causes)}",
+        f"Look at forward() {between}. What is rounded or compared there passes exactly 0 back: pass the gradient "
+        "straight through, y = x + (y - x).detach(). If nothing is, look at the outputs of these layers: if all are 0, "
+        "or all at an end, at the initialisation and the biases, or use an activation that leaks (LeakyReLU, GELU). "
+        "Freeze the layers if they are meant to rest.",
+        {},
+        alternatives=causes,
+    )
+
+
+_NO_TERM = (
+    "its term of the loss has no slope (a ratio of it to itself, a clamp at its end, a factor of 0, argmax)",
+    "what it gives out is not used",
+)
+_APART = Why(
+    "No gradient has ever reached this part of the model, its last layers too, which units that are dead leave alive. "
+    f"{either(_NO_TERM)}",
+    "Look at the term of the loss that it is to lower, and follow .grad_fn from there to what the part gives out. What "
+    "is compared with itself is kept without a graph: the old log-probabilities of a policy's ratio are those of the "
+    "roll-out. What is rounded or chosen passes exactly 0 back: y = x + (y - x).detach(). Freeze the part if it is "
+    "meant to rest.",
+    {},
+    alternatives=_NO_TERM,
+)
+_NEVER_REACHED = ("their units were dead or saturated from the start", "nothing depends on them")
+
+
+IDLE = Why(
+    "Gradients reach the biases beside these weights, and none the weights: all that comes into them is 0.",
+    "If it is meant to be so (an input that is not used yet), nothing. Else look at what is given to these layers.",
+    {},
+)
+
+
+_UNREAD = Why(
+    "Gradients reach the biases beside these weights alone: all data, which comes to them, is 0 there.",
+    "Look at what is made of the data: a division of whole numbers (//), a cast, a mask, a buffer not filled yet.",
+    {},
+)
