@@ -120,8 +120,8 @@ class MultiTensor:
         """
         how, grid = {"step": factors.dim(), **self._of_chunks[at.align]}, (len(self._chunks[0]),)
         self._launch("multiply", grid, at.on_device, *self._chunks, factors.contiguous(), **how)
-        for tensor in tensors if self.works else ():  # one by one: torch 2.6 takes no list
-            increment_version(tensor)  # as torch's operations in place do
+        if self.works:
+            _count_write(tensors)
         return self.works
 
     def sample(self, at: Pointers, places: Tensor, most: int, out: Tensor) -> bool:
@@ -142,6 +142,15 @@ class MultiTensor:
     def _give_up(self, error: Exception) -> None:
         logger.info(FAILED, error)
         self.works = False
+
+
+def _count_write(tensors: Sequence[Tensor]) -> None:
+    """As torch's operations in place count theirs, in `Tensor._version`."""
+    try:
+        increment_version(tensors)
+    except (TypeError, AttributeError):  # torch 2.6 takes one at a time
+        for tensor in tensors:
+            increment_version(tensor)
 
 
 def _is_dense(tensor: Tensor) -> bool:

@@ -161,7 +161,8 @@ PADDED = {"target_top": 3, "target_top_share": 0.7, "target_top_at_ends": 0.9, "
     ("differs", "found"),
     [
         ({}, 1),
-        ({"target_top_at_ends": -0.9}, 1),  # in front
+        ({"target_top_at_ends": -0.9, "target_is_input": 0.1}, 1),
+        ({"target_top_at_ends": -0.9}, 0),  # of what is no text: much of one kind comes before what is to be said
         ({"target_top_at_ends": 0.1}, 0),
         ({"target_top_share": 0.4}, 0),
         ({"ignored": 0.2}, 0),

@@ -41,7 +41,7 @@ def run(optimizers=({"name": "Adam", "class": "Adam", "settings": {"lr": 0.1}},)
         ({"loss": 1 + 0.05 * NOISE}, "loss is no better than it was at first"),
         ({"loss": 1 + 0.05 * NOISE, "weight_writes": 0.0 * ROW}, None),
         ({"weight_writes": np.where(CYCLE % 2, 1.0, 0.0)}, None),  # a part of each step, or of each other one
-        ({"weight_writes": np.where(ROW < 41, WRITES, 0.0)}, None),  # once
+        ({"weight_writes": np.where(ROW < 161, WRITES, 0.0)}, None),  # four times: as a restart may, on purpose
     ],
 )
 def test_weights_that_are_loaded_back(differs, said):

@@ -16,7 +16,7 @@ def padding_in_loss(history: History, share: float = 0.5, at_ends: float = 0.5) 
 
     Alarm: of targets that belong to rows of tokens one and the same token is the most frequent one in all samples, has
     `share` of them by the median, none is ignored, and it stands at one end of the rows in `at_ends` more of them than
-    at the other.
+    at the other; of what is no text, at the last one.
     Source: torch's documentation of CrossEntropyLoss, `ignore_index`.
     """
     _, top, asked, ends, ignored = sampled(history, "target_top", "target_top_share", "target_top_at_ends", "ignored")
@@ -24,7 +24,8 @@ def padding_in_loss(history: History, share: float = 0.5, at_ends: float = 0.5) 
         return []
     if ignored.any():
         return _nothing_else(history, top[0], asked, ignored)
-    usual, more = float(np.median(asked)), abs(float(np.median(ends)))
+    usual, end = float(np.median(asked)), float(np.median(ends))
+    more = abs(end) if len(sampled(history, "target_is_input")[0]) else end  # only texts are filled up in front
     if usual < share or more < at_ends:
         return []
     token = f"{top[0]:.0f}"

@@ -28,7 +28,7 @@ _RESETS = (
 
 
 def weights_reset(
-    history: History, least: int = 3, apart: int = 3, kept: float = 0.25, sigmas: float = 8.0
+    history: History, least: int = 5, apart: int = 3, kept: float = 0.25, sigmas: float = 8.0
 ) -> list[Finding]:
     """The loop writes to the weights between some steps, and either the loss leaps up there, nearly as far as it fell
     since the last time, or it never gets better. A warning.
