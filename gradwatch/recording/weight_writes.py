@@ -22,19 +22,22 @@ class WeightWrites:
 
     def __init__(self) -> None:
         self._counts = world_size() == 1
-        self._last: dict[Optimizer, tuple[Tensor, int]] = {}  # a parameter, and its counter
+        self._first: dict[Optimizer, Tensor] = {}  # the weight that is asked
+        self._last: dict[Optimizer, int] = {}  # its counter, when the optimizer had stepped
 
     def since(self, optimizer: Optimizer) -> float:
         """How often since `note`; NaN where that is not known."""
-        if optimizer not in self._last:
-            return math.nan
-        param, version = self._last.pop(optimizer)
-        return param._version - version
+        last = self._last.pop(optimizer, None)
+        return math.nan if last is None else self._first[optimizer]._version - last
 
     def note(self, optimizers: Iterable[Optimizer]) -> None:
         """These have stepped: from here on the loop has the weights."""
         for optimizer in optimizers if self._counts else ():
-            params = (p for group in optimizer.param_groups for p in group["params"])
-            param = next((p for p in islice(params, MOST) if p.grad is not None), None)
-            if param is not None:
-                self._last[optimizer] = param, param._version
+            if optimizer in self._first or self._has_first(optimizer):
+                self._last[optimizer] = self._first[optimizer]._version
+
+    def _has_first(self, optimizer: Optimizer) -> bool:
+        params = (p for group in optimizer.param_groups for p in group["params"])
+        found = [p for p in islice(params, MOST) if p.grad is not None][:1]
+        self._first.update(zip((optimizer,), found, strict=False))
+        return bool(found)
