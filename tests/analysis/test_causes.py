@@ -537,7 +537,7 @@ def test_small_weights_are_said_beside_a_layer_that_nothing_ever_comes_into():
     assert [f.severity for f in dead_layer(history)] == ["note"]
     row = {"what": "input", "operation": "Addmm", "layer": "head.weight", "shape": "32x4"}
     of_data = replace(history, run=replace(history.run, loss_graph=(row,)))
-    assert ["all data, which comes to them, is 0" in f.cause for f in dead_layer(of_data)] == [True]
+    assert ["the data, all of which comes to them, is 0" in f.cause for f in dead_layer(of_data)] == [True]
     assert [f.severity for f in dead_layer(of_data)] == ["warning"]
     assert ["a small part of" in f.cause for f in bad_initialisation(history)] == [True]
 

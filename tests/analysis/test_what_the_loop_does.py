@@ -124,3 +124,4 @@ def test_one_rate_that_is_written_to_groups_that_were_given_several(given, stepp
     columns = {"lr": np.full(STEPS, stepped[0]), "lr/1": np.full(STEPS, stepped[1])}
     found = lr_too_high(run((made,), loss=loss, **columns))
     assert ["writes one rate to all groups" in f.cause for f in found] == [True] * said
+    assert all(f.cure.startswith("Multiply each group's own rate") and f.tries == () for f in found)

@@ -129,7 +129,7 @@ IDLE = Why(
 
 
 _UNREAD = Why(
-    "Gradients reach the biases beside these weights alone: all data, which comes to them, is 0 there.",
+    "Gradients reach the biases beside these weights alone: the data, all of which comes to them, is 0 there.",
     "Look at what is made of the data: a division of whole numbers (//), a cast, a mask, a buffer not filled yet.",
     {},
 )

@@ -5,6 +5,8 @@ Legend: T recorded steps.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -105,8 +107,9 @@ def _of(history: History, effect: Effect | None) -> list[Finding]:
     """The finding of what steps did, to the end of the run."""
     if effect is None:
         return []
-    severity, row, evidence, why = effect
-    return [_too_high(history, severity, row, len(history) - 1, evidence, False, why)]
+    severity, row, evidence, why, cure = effect
+    found = _too_high(history, severity, row, len(history) - 1, evidence, False, why)
+    return [replace(found, cure=cure, tries=()) if cure else found]
 
 
 def _jumps(values: Floats, jump: float, sigmas: float, width: int) -> tuple[int, int, dict[str, float]] | None:

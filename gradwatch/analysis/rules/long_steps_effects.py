@@ -33,12 +33,15 @@ from gradwatch.table import CELLS, spread
 
 
 class Effect(NamedTuple):
-    """How bad it is, the row in which it began, the numbers that show it, and what was done, in words."""
+    """How bad it is, the row in which it began, the numbers that show it, and what was done, in words; and what to do,
+    where that is not to shorten all steps.
+    """
 
     severity: Severity
     row: int
     evidence: dict[str, float | str]
     why: str
+    cure: str = ""
 
 
 BY_THEN = 50
@@ -191,7 +194,9 @@ def overwritten(history: History, apart: float = 4.0) -> Effect | None:
     group = given.index(min(given))
     why = f"Param group {group} was given the rate {min(given):g} and is stepped with {every.max():.3g}, as all others "
     evidence: dict[str, float | str] = {"group": group, "given": min(given), "lr": float(every.max())}
-    return Effect("warning", 0, evidence, f'{why}are: something writes one rate to all groups (group["lr"] = ...).')
+    why += 'are: something writes one rate to all groups (group["lr"] = ...).'
+    cure = "Multiply each group's own rate by what the schedule says, as torch's schedulers do: "
+    return Effect("warning", 0, evidence, why, f'{cure}group["lr"] = group["initial_lr"] * factor.')
 
 
 def died_at_once(history: History, own: float = 0.2, left: float = 1e-3, soon: int = 50) -> Effect | None:

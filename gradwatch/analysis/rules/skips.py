@@ -77,7 +77,7 @@ def _of_the_loop(history: History, few: int) -> list[Finding]:
         return []
     norm = incoming(history)
     most = float(np.nanmax(norm, initial=0.0))
-    passes = f"{int(dropped.sum()):,} backward passes came to nothing before {len(dropped)} of the steps, up to "
+    passes = f"{int(dropped.sum()):,} backward passes came to nothing before the {len(dropped)} steps that were looked "
     return [
         Finding(
             "skips-often",
@@ -86,8 +86,8 @@ def _of_the_loop(history: History, few: int) -> list[Finding]:
             int(history.step[0]),
             int(history.step[-1]),
             {"passes": float(dropped.sum()), "in_a_row": float(dropped.max()), "largest_norm": most},
-            f"The loop itself leaves steps out: {passes}{int(dropped.max()):,} before one. The largest norm that was "
-            f"stepped with is {most:.3g}.",
+            f"The loop itself leaves steps out: {passes}at, up to {int(dropped.max()):,} before one. The largest norm "
+            f"that was stepped with is {most:.3g}.",
             "Look at what decides whether optimizer.step() is called. Clip to that bound instead of leaving the step "
             "out, or put it far above the usual norm.",
         )
