@@ -55,7 +55,7 @@ class Stepper:
         self.taken_back = 0  # steps that a rewind has undone: the schedules do not count them
         self.notes: dict[str, str] = {}  # what others do around the steps, for the plan
         self.loop_clips, self._in_closure = LoopClips(self.optimizers), False
-        self.gradient_writes, self.weight_writes = GradientWrites(weights.looking), WeightWrites()
+        self.gradient_writes, self.weight_writes = GradientWrites(weights.looking), WeightWrites(weights.looking)
         self.settings = GroupSettings(dict(zip(clipper.names, clipper.optimizers, strict=True)))
         self._joint_lane = "+".join(clipper.names)
         self._step: Step | None = None
@@ -103,7 +103,7 @@ class Stepper:
         """Go on with other layers, or the same on another device or of another dtype; only between two steps."""
         weights = self.weights.on(layout)
         self.clipper.relayout(layout)
-        self.weights = weights
+        self.weights, self.weight_writes = weights, WeightWrites(weights.looking)
 
     # -------------------------------------------------------------------------------------------- what the loop calls
 

@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from gradwatch.measure.distributed import world_size
+from gradwatch.measure.looking import Looking
 from gradwatch.recording.gradient_writes import MOST
 
 
@@ -20,8 +21,8 @@ class WeightWrites:
     Across ranks, whose communication writes as well, nothing is counted.
     """
 
-    def __init__(self) -> None:
-        self._counts = world_size() == 1
+    def __init__(self, looking: Looking) -> None:
+        self._looking, self._counts = looking, world_size() == 1
         self._first: dict[Optimizer, Tensor] = {}  # the weight that is asked
         self._last: dict[Optimizer, int] = {}  # its counter, when the optimizer had stepped
 
@@ -37,7 +38,10 @@ class WeightWrites:
                 self._last[optimizer] = self._first[optimizer]._version
 
     def _has_first(self, optimizer: Optimizer) -> bool:
-        params = (p for group in optimizer.param_groups for p in group["params"])
-        found = [p for p in islice(params, MOST) if p.grad is not None][:1]
-        self._first.update(zip((optimizer,), found, strict=False))
-        return bool(found)
+        with self._looking.at("weight_writes"):
+            params = (p for group in optimizer.param_groups for p in group["params"])
+            for param in islice(params, MOST):
+                if param.grad is not None and param._version >= 0:  # not every kind of tensor counts
+                    self._first[optimizer] = param
+                    return True
+        return False

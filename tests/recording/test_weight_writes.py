@@ -63,3 +63,19 @@ def test_optimizers_that_step_apart_have_counts_of_their_own(tmp_path):
                 second[0].weight.mul_(0.5)
     lanes = open_history(watching.dir).lanes()
     assert [np.nansum(lane.total("weight_writes")) for lane in lanes.values()] == [0, 3]
+
+
+@pytest.mark.filterwarnings("ignore:.*cannot be recorded, training goes on")
+def test_a_tensor_that_does_not_count_ends_no_training(tmp_path):
+    class Uncounted(torch.nn.Parameter):
+        @property
+        def _version(self):
+            raise RuntimeError("Inference tensors do not track version counter.")
+
+    model = mlp()
+    model[0].weight = Uncounted(model[0].weight.detach())
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with watch(model, optimizer, tmp_path) as watching:
+        train(model, optimizer, 4)
+    history = open_history(watching.dir)
+    assert (len(history), np.isnan(history.total("weight_writes")).all()) == (4, True)
