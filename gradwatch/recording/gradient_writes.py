@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from itertools import islice
 from weakref import ref
 
 from torch import Tensor
@@ -12,6 +13,12 @@ from gradwatch.measure.distributed import world_size
 from gradwatch.measure.looking import Looking
 
 MOST = 100  # parameters that are asked for the first gradient
+
+
+def first_with_gradient(optimizer: Optimizer) -> Tensor | None:
+    """The first of its parameters that has a gradient, of as many as are asked for it."""
+    params = (p for group in optimizer.param_groups for p in group["params"])
+    return next((p for p in islice(params, MOST) if p.grad is not None), None)
 
 
 class GradientWrites:
@@ -38,8 +45,6 @@ class GradientWrites:
     def note(self, optimizer: Optimizer) -> None:
         """From here on the loop has the gradients."""
         with self._looking.at("grad_writes"):
-            params = (p for group in optimizer.param_groups for p in group["params"])
-            for param, _ in zip(params, range(MOST), strict=False) if self._counts else ():
-                if param.grad is not None:
-                    self._last[optimizer] = param, ref(param.grad), param.grad._version
-                    return
+            param = first_with_gradient(optimizer) if self._counts else None
+            if param is not None and param.grad is not None:
+                self._last[optimizer] = param, ref(param.grad), param.grad._version

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from itertools import islice
 
 from torch import Tensor
 from torch.optim import Optimizer
 
 from gradwatch.measure.distributed import world_size
 from gradwatch.measure.looking import Looking
-from gradwatch.recording.gradient_writes import MOST
+from gradwatch.recording.gradient_writes import first_with_gradient
 
 
 class WeightWrites:
@@ -39,9 +38,8 @@ class WeightWrites:
 
     def _has_first(self, optimizer: Optimizer) -> bool:
         with self._looking.at("weight_writes"):
-            params = (p for group in optimizer.param_groups for p in group["params"])
-            for param in islice(params, MOST):
-                if param.grad is not None and param._version >= 0:  # not every kind of tensor counts
-                    self._first[optimizer] = param
-                    return True
+            param = first_with_gradient(optimizer)
+            if param is not None and param._version >= 0:  # not every kind of tensor counts
+                self._first[optimizer] = param
+                return True
         return False

@@ -49,6 +49,19 @@ def clipped(net, most):
     return before_step
 
 
+def held_out(net, loss):
+    """`score()`: a loss on rows that are not trained on, in evaluation mode."""
+
+    def score():
+        net.eval()
+        with torch.no_grad():
+            value = float(loss())
+        net.train()
+        return value
+
+    return score
+
+
 # ------------------------------------------------------------------------------------------------ two networks at play
 
 

@@ -8,7 +8,7 @@ from torch.nn import functional as F
 from torch.nn.utils.rnn import pack_padded_sequence
 from torch.optim.lr_scheduler import CosineAnnealingLR, LambdaLR, MultiStepLR, OneCycleLR
 from unseen import dense, fit, healthy, seeded
-from unseen.tasks import clipped, rounds
+from unseen.tasks import clipped, held_out, rounds
 
 
 def accuracy(logits, y):
@@ -17,19 +17,6 @@ def accuracy(logits, y):
 
 def standardised(x):
     return (x - x.mean(0)) / x.std(0)
-
-
-def held_out(net, loss):
-    """`score()`: a loss on rows that are not trained on, in evaluation mode."""
-
-    def score():
-        net.eval()
-        with torch.no_grad():
-            value = float(loss())
-        net.train()
-        return value
-
-    return score
 
 
 def classify(net, x, y, rows, kept=600):

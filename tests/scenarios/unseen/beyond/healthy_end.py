@@ -5,20 +5,7 @@ from torch import nn
 from torch.nn import functional as F
 from torch.optim.lr_scheduler import ExponentialLR, ReduceLROnPlateau
 from unseen import dense, fit, healthy, score_of, seeded
-from unseen.tasks import clipped, rounds
-
-
-def held_out(net, loss):
-    """`score()`: a loss on rows that are not trained on, in evaluation mode."""
-
-    def score():
-        net.eval()
-        with torch.no_grad():
-            value = float(loss())
-        net.train()
-        return value
-
-    return score
+from unseen.tasks import clipped, held_out, rounds
 
 
 class Lifts:

@@ -6,20 +6,7 @@ from torch.nn import functional as F
 from torch.optim.lr_scheduler import CosineAnnealingLR, ExponentialLR, LambdaLR
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 from unseen import dense, fit, healthy, seeded
-from unseen.tasks import clipped, rounds
-
-
-def held_out(net, loss):
-    """`score()`: a loss on rows that are not trained on, in evaluation mode."""
-
-    def score():
-        net.eval()
-        with torch.no_grad():
-            value = float(loss())
-        net.train()
-        return value
-
-    return score
+from unseen.tasks import clipped, held_out, rounds
 
 
 def share_right(logits, y):
