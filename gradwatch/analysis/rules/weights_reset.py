@@ -53,8 +53,8 @@ def weights_reset(
             )
             return [_finding(history, at, said, ())]
     flat = unmoved(history, 100, 500, 0.02)
-    else_why = weights_shrink(history) or weights_unchanged(history)
-    if flat and not else_why and np.ptp(at) > len(history) / 2 and all(p.is_flat(0.1) for p in flat):
+    never = flat and np.ptp(at) > len(history) / 2 and all(p.is_flat(0.1) for p in flat)
+    if never and not (weights_shrink(history) or weights_unchanged(history)):  # asked last: they go through all layers
         said = f"{flat[0].metric} is no better than it was at first: {flat[0].began:.4g}, then {flat[0].ended:.4g}."
         return [_finding(history, at, f"{said} {either(_RESETS)}", _RESETS)]
     return []
