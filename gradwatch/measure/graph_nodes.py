@@ -66,3 +66,19 @@ def walk(root: Node) -> Iterator[Node]:
 def is_written_in_python(node: Node) -> bool:
     """Whether a node is of a `torch.autograd.Function`, which may be called as an operation of torch is."""
     return isinstance(node, torch.autograd.function.BackwardCFunction)
+
+
+def beginning(loss: Any, most: int = 8) -> str:
+    """The operations that a loss begins with, but for factors: losses of a kind begin alike. Empty without a graph."""
+    names: list[str] = []
+    node = getattr(loss, "grad_fn", None)
+    while node is not None and len(names) < most:
+        if (name := name_of(node)) not in ("Mul", "Div"):
+            names.append(name)
+        node = next(iter(children(node)), None)
+    return " ".join(names)
+
+
+def signed(number: int) -> int:
+    """Torch shows a negative setting of an operation as an unsigned number of 64 bits."""
+    return number - 2**64 if number >= 2**63 else number

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from gradwatch.measure import graph_values, loss_targets
+from gradwatch.measure import graph_values, loss_targets, posterior
 from gradwatch.measure.graph_nodes import (
     SAME_INPUT,
     SAME_WEIGHTS,
@@ -24,10 +24,12 @@ from gradwatch.measure.graph_nodes import (
     is_written_in_python,
     name_of,
     shape_of,
+    signed,
     through,
     walk,
 )
 from gradwatch.measure.linear_chain import linear_chain
+from gradwatch.measure.sequence_axes import wrong_axes
 from gradwatch.measure.views import reorders
 from gradwatch.table import IN_LOSS, LAYER_IN_LOSS
 
@@ -116,10 +118,16 @@ class LossGraph:
         """What it shows of the model inside: 0-d tensors (`graph_values.seen`); a layer by its place among `names`.
 
         And of a table whose rows the loss is taken of, as of a book of codes, which share of them is used
-        (`codes_used`); of choices that are weighed, as by a return, its mean and deviation (`advantage_...`).
+        (`codes_used`); of choices that are weighed, as by a return, its mean and deviation (`advantage_...`); of a
+        code that is drawn, which share of its units tells something (`code_informative`).
         """
         places = {name: place for place, name in enumerate(names)}
-        return graph_values.seen(self._parts(places)) | self._above(places)
+        found = graph_values.seen(self._parts(places)) | self._above(places)
+        code = posterior.seen(self._nodes, {*islice(self._down(), MOST_ABOVE)})
+        if code is not None and (layer := self._below(code[0])):
+            at = torch.full_like(code[1], float(places[layer]))
+            found |= {f"{IN_LOSS}code_informative": code[1], f"{LAYER_IN_LOSS}code_informative": at}
+        return found
 
     def _above(self, places: Mapping[str, int]) -> dict[str, Tensor]:
         """What stands between the loss and the first weights: a lookup of rows, a product with log-probabilities."""
@@ -230,6 +238,9 @@ class LossGraph:
         with_weights = (node for node in self._nodes if name_of(node) in graph_values.GIVEN)
         inner = {self._own(node) for node in with_weights if not self._is_given_data(node)}
         found = [row for row in found if row["what"] != "input" or row["layer"] not in inner]
+        for met, made in wrong_axes(self._nodes, {*self._down()}):
+            seen = {"what": "sequence", "operation": name_of(met), "shape": _text(shape_of(made))}
+            found.append(seen | {"layer": self._below(made)})
         chain = linear_chain(self._nodes, self._own, self._is_given_data)
         found += [{"what": "linear", "layers": " ".join(chain), "layer": chain[0]}] if chain else []
         kinds = {
@@ -241,7 +252,7 @@ class LossGraph:
         name, shape = name_of(node), shape_of(node)
         seen: dict[str, Any] = {}
         if name in ("Softmax", "SafeSoftmax", "LogSoftmax") and shape and not is_written_in_python(node):
-            dim = loss_targets.signed(int(node._saved_dim))
+            dim = signed(int(node._saved_dim))
             seen = {"what": "softmax", "operation": name, "dim": dim % len(shape)}
         elif self._is_given_data(node):
             seen = {"what": "input", "operation": name}
@@ -297,17 +308,6 @@ class LossGraph:
     def _below(self, node: Node, nearest: int = 60) -> str:
         """The layer that is nearest below this operation."""
         return next(filter(None, map(self._own, islice(walk(node), nearest))), "")
-
-
-def beginning(loss: Any, most: int = 8) -> str:
-    """The operations that a loss begins with, but for factors: losses of a kind begin alike. Empty without a graph."""
-    names: list[str] = []
-    node = getattr(loss, "grad_fn", None)
-    while node is not None and len(names) < most:
-        if (name := name_of(node)) not in ("Mul", "Div"):
-            names.append(name)
-        node = next(iter(children(node)), None)
-    return " ".join(names)
 
 
 def _is_normed(node: Node) -> bool:

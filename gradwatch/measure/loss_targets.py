@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.nn.functional import softplus
 
 from gradwatch.measure.autograd import without_autograd
-from gradwatch.measure.graph_nodes import Node, shape_of, walk
+from gradwatch.measure.graph_nodes import Node, shape_of, signed, walk
 from gradwatch.table import IN_LOSS
 
 MOST = 1 << 16  # targets that are looked at
@@ -308,8 +308,3 @@ def _plain(tables: Iterable[Node]) -> list[Node]:
 
 def _as_it_is(value: Tensor) -> Tensor:
     return value
-
-
-def signed(number: int) -> int:
-    """Torch shows a negative setting of an operation as an unsigned number of 64 bits."""
-    return number - 2**64 if number >= 2**63 else number

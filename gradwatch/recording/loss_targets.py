@@ -8,9 +8,10 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from gradwatch.measure.graph_nodes import beginning
 from gradwatch.measure.layout import Layout
 from gradwatch.measure.looking import Looking
-from gradwatch.measure.loss_graph import LossGraph, beginning
+from gradwatch.measure.loss_graph import LossGraph
 from gradwatch.recording import backward_calls
 from gradwatch.recording.hooks import is_captured, untraced
 from gradwatch.table import IN_LOSS

@@ -11,9 +11,9 @@ from make_run import changed, make_history
 from torch import nn
 from torch.nn import functional as F
 
+from gradwatch.analysis.rules.axes_mixed import axes_mixed
 from gradwatch.analysis.rules.broadcast import shapes_broadcast
 from gradwatch.analysis.rules.loss_graph import (
-    axes_mixed,
     is_of_log_probabilities,
     norm_over_too_few,
     number_of_classes,

@@ -17,6 +17,7 @@ from gradwatch.analysis.rules.loss_targets import (
     targets_out_of_range,
 )
 from gradwatch.analysis.rules.losses import scaled_losses
+from gradwatch.analysis.rules.posterior import posterior_collapse
 from gradwatch.analysis.rules.sampled_losses import own_targets_grow
 from gradwatch.analysis.rules.spikes import spike
 from gradwatch.analysis.rules.token_targets import future_seen, labels_not_shifted, padding_in_loss
@@ -135,6 +136,15 @@ def test_attention_that_reads_what_is_asked_for(differs, found):
 )
 def test_codes_that_nobody_chooses(used, found):
     assert len(codebook_collapse(run_with(**{"codes_used": used, "layer_of/codes_used": 0}))) == found
+
+
+@pytest.mark.parametrize(
+    ("informative", "found"),
+    [(0.0, 1), (np.geomspace(0.8, 0.001, SAMPLES), 1), (0.1, 0), (np.linspace(0, 1, SAMPLES), 0)],
+)
+def test_codes_that_are_drawn_from_the_prior(informative, found):
+    run = run_with(**{"code_informative": informative, "layer_of/code_informative": 0})
+    assert len(posterior_collapse(run)) == found
 
 
 @pytest.mark.parametrize(("mean", "spread", "found"), [(100, 5, 1), (-100, 5, 1), (100, 200, 0), (3, 1, 0)])

@@ -147,6 +147,22 @@ def far_codes(folder, sick=True, steps=150):
     return fit(folder, net, optim.Adam(net.parameters(), 0.003), loss_of, steps)
 
 
+def summed_divergence(folder, sick=True, steps=200):
+    """A VAE of digits whose divergence is summed over the batch (the twin: the mean over it)."""
+    torch.manual_seed(SEED[0])
+    net, batch = nn.ModuleDict({"enc": dense([64, 48, 12]), "dec": dense([6, 48, 64])}), batches()
+
+    def loss_of(step):
+        x = batch(step)[0].flatten(1)
+        mean, log_variance = net["enc"](x).chunk(2, 1)
+        code = mean + torch.exp(0.5 * log_variance) * torch.randn_like(mean)
+        divergence = -0.5 * (1 + log_variance - mean.square() - log_variance.exp()).sum(1)
+        error = 10 * F.mse_loss(net["dec"](code), x, reduction="none").sum(1).mean()
+        return error + (divergence.sum() if sick else divergence.mean())
+
+    return fit(folder, net, optim.Adam(net.parameters(), 0.003), loss_of, steps)
+
+
 def paid_in_hundreds(folder, sick=True, steps=150):
     """A bandit paid about 100 whatever it does (the twin: without the mean, divided by the deviation)."""
     torch.manual_seed(SEED[0])

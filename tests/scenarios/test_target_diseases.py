@@ -20,6 +20,7 @@ from gradwatch.analysis.rules import diagnose
         (t.bare_cosines, "logits-bounded", "among 10 classes no loss is below 1."),
         (t.read_ahead, "future-seen", "of its weight to later tokens"),
         (t.far_codes, "codebook-collapse", "Of the rows of this table"),
+        (t.summed_divergence, "posterior-collapse", "The code is drawn from the prior, whatever the example"),
         (t.paid_in_hundreds, "returns-not-normalised", "are multiplied by 10"),
         (
             t.first_of_another_size,

@@ -85,6 +85,7 @@ TWINS: dict[str, tuple[tuple[str, Train], tuple[str, Train]]] = {
             ("class-imbalance", t.rare_and_never_said, "no weights", "pos_weight=50"),
             ("future-seen", t.read_ahead, "attention without a mask", "is_causal=True"),
             ("codebook-collapse", t.far_codes, "codes begin far out", "codes begin at outputs"),
+            ("posterior-collapse", t.summed_divergence, "a divergence summed over the batch", "a mean over it"),
             ("returns-not-normalised", t.paid_in_hundreds, "paid 100 or 105", "mean 0, deviation 1"),
             ("wrong-sign", t.head_that_climbs, "the head has maximize=True", "no group has"),
             ("logits-bounded", t.bare_cosines, "cosines without a scale", "16 times as large"),

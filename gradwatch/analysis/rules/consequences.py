@@ -15,7 +15,7 @@ CONSEQUENCES: dict[str, set[str]] = {
     **dict.fromkeys(("labels-not-shifted", "targets-out-of-range", "padding-in-loss", "data-not-shuffled"), _MISMADE),
     "accumulation-wiped": _MISMADE,
     "clip-after-step": _MISMADE | {"double-clip"},
-    **dict.fromkeys(("future-seen", "codebook-collapse"), _RUINED),
+    **dict.fromkeys(("future-seen", "codebook-collapse", "posterior-collapse"), _RUINED),
     "wrong-sign": _MISMADE,
     "no-activation": _RUINED,
     "weights-reset": {"lr-too-high", "spike", "update-too-large", "noise-dominated"},

@@ -50,7 +50,7 @@ def paths(history: History) -> Iterator[tuple[list[Operation], str]]:
     """The ways from the first losses down to weights, and the layer that each ends in."""
     for row in graph_rows(history, "path"):
         names, shapes, operands = (str(row[key]).split() for key in ("operations", "shapes", "operands"))
-        yield [Operation(n, _shape(s), int(o)) for n, s, o in zip(names, shapes, operands, strict=True)], row["layer"]
+        yield [Operation(n, shape_in(s), int(o)) for n, s, o in zip(names, shapes, operands, strict=True)], row["layer"]
 
 
 def squashed(history: History) -> tuple[str, str, str] | None:
@@ -135,7 +135,7 @@ def number_of_classes(history: History) -> int | None:
     they are all of differences. None where the graph does not show it, or there are several.
     """
     softmaxes = [row for row in graph_rows(history, "softmax") if row["operation"] == "LogSoftmax"]
-    sizes = {_shape(row["shape"])[row["dim"]] for row in softmaxes} - {1}
+    sizes = {shape_in(row["shape"])[row["dim"]] for row in softmaxes} - {1}
     if softmaxes:
         return sizes.pop() if len(sizes) == 1 else None
     losses = [{each.name.partition("/")[0] for each in path} for path, _ in paths(history)]
@@ -172,7 +172,7 @@ def softmax_over_the_batch(history: History) -> list[Finding]:
     """
     rows = {next((each.shape[0] for each in path if math.prod(each.shape) > 1), 1) for path, _ in paths(history)}
     for row in graph_rows(history, "softmax"):
-        shape = _shape(row["shape"])
+        shape = shape_in(row["shape"])
         if row["dim"] != 0 or len(shape) < 2 or shape[0] not in rows - {1}:
             continue
         if shape[1] == shape[0] or math.prod(shape[1:]) == 1:
@@ -213,7 +213,7 @@ def norm_over_too_few(history: History, most: int = 2, places: int = 64, outputs
     for row in graph_rows(history, "group_norm"):
         if 0 < (numbers := int(row["numbers"])) <= most:
             return [_groups_of_few(history, row["layer"], numbers)]
-    shapes = {row["layer"]: _shape(row["shape"]) for row in graph_rows(history, "batch_norm")}
+    shapes = {row["layer"]: shape_in(row["shape"]) for row in graph_rows(history, "batch_norm")}
     few = [name for name, shape in shapes.items() if shape[0] <= most and math.prod(shape[:1] + shape[2:]) < places]
     if not few:
         return []
@@ -264,30 +264,6 @@ def _outputs_normed(history: History, layer: str, n: int, kind: str) -> Finding:
     )
 
 
-def axes_mixed(history: History) -> list[Finding]:
-    """A view that names axes in another order than the numbers lie in: it wants a transpose. A warning.
-
-    Alarm: a view whose axes are no splitting and joining of those before, and in which an axis is found again behind
-    another number of elements (`measure.views.reorders`): what was one row is spread over several.
-    Source: torch's documentation of `Tensor.view`, which keeps the elements in their order.
-    """
-    for row in graph_rows(history, "view"):
-        before, after = (list(_shape(row[key])) for key in ("of", "shape"))
-        return [
-            from_graph(
-                history,
-                "axes-mixed",
-                row["layer"],
-                {"before": str(before), "after": str(after)},
-                f"A view (or reshape) takes {before} for {after}. It moves no number: what is called by the same size "
-                "afterwards consists of other numbers, of several rows.",
-                "Reorder axes with transpose or permute, and split or join only neighbours: "
-                "x.view(B, T, H, D).transpose(1, 2), not x.view(B, H, T, D).",
-            )
-        ]
-    return []
-
-
 def from_graph(
     history: History,
     rule: str,
@@ -325,5 +301,6 @@ def _changing(path: list[Operation]) -> list[Operation]:
     return [each for each in path if each.name not in _SAME_NUMBERS]
 
 
-def _shape(text: str) -> tuple[int, ...]:
+def shape_in(text: str) -> tuple[int, ...]:
+    """The shape that a row of the graph holds as text."""
     return tuple(map(int, text.split("x")))

@@ -12,6 +12,7 @@ from gradwatch.analysis.rules.activation_outliers import activation_outlier
 from gradwatch.analysis.rules.activations import dead_units, saturated
 from gradwatch.analysis.rules.advantages import returns_not_normalised
 from gradwatch.analysis.rules.attention import attention_collapsed, attention_logits_grow
+from gradwatch.analysis.rules.axes_mixed import axes_mixed
 from gradwatch.analysis.rules.bounded_logits import logits_bounded
 from gradwatch.analysis.rules.broadcast import shapes_broadcast
 from gradwatch.analysis.rules.clipping import (
@@ -37,7 +38,7 @@ from gradwatch.analysis.rules.initialisation import bad_initialisation
 from gradwatch.analysis.rules.inputs import inputs_not_normalised
 from gradwatch.analysis.rules.late_clip import clip_after_step
 from gradwatch.analysis.rules.long_steps import lr_too_high
-from gradwatch.analysis.rules.loss_graph import axes_mixed, norm_over_too_few, softmax_over_the_batch
+from gradwatch.analysis.rules.loss_graph import norm_over_too_few, softmax_over_the_batch
 from gradwatch.analysis.rules.loss_targets import (
     accumulation_wiped,
     class_imbalance,
@@ -58,6 +59,7 @@ from gradwatch.analysis.rules.nonfinite import nonfinite
 from gradwatch.analysis.rules.not_in_optimizer import not_in_optimizer
 from gradwatch.analysis.rules.optimizer_state import optimizer_state_lost
 from gradwatch.analysis.rules.outputs import softmax_twice
+from gradwatch.analysis.rules.posterior import posterior_collapse
 from gradwatch.analysis.rules.progress import progress, succeeds
 from gradwatch.analysis.rules.rivals import generator_starves
 from gradwatch.analysis.rules.schedule_length import schedule_too_short, warmup_too_long
@@ -81,7 +83,8 @@ RULES: tuple[Rule, ...] = (
     bad_initialisation, shapes_broadcast, softmax_over_the_batch, norm_over_too_few, axes_mixed, dropout_too_strong,
     weight_decay_too_strong,
     labels_not_shifted, targets_out_of_range, padding_in_loss, targets_not_normalised, data_not_shuffled,
-    class_imbalance, accumulation_wiped, logits_bounded, future_seen, codebook_collapse, returns_not_normalised,
+    class_imbalance, accumulation_wiped, logits_bounded, future_seen, codebook_collapse, posterior_collapse,
+    returns_not_normalised,
     wrong_sign, no_activation, weights_reset,
     inputs_not_normalised, negative_loss, left_in_eval, norm_statistics, dead_units, saturated,
     optimizer_state_lost, schedule_too_short, warmup_too_long,

@@ -1,0 +1,41 @@
+"""A drawn code that tells nothing of its example, in steps that were sampled."""
+
+from __future__ import annotations
+
+from gradwatch.analysis.rules.finding import Finding, either
+from gradwatch.analysis.rules.loss_graph import from_graph
+from gradwatch.analysis.rules.sampled_losses import ended, layer_at, sampled
+from gradwatch.formatting import percent
+from gradwatch.history import History
+
+
+def posterior_collapse(history: History, share: float = 0.02, least: int = 4, min_steps: int = 100) -> list[Finding]:
+    """Of the units of a code that is drawn no more than the `share` is drawn otherwise than from the prior. A warning.
+
+    In the last quarter of the samples, `least` at least, by the median: the variance of such a unit is that of the
+    prior, 1, within 5 % (`measure.posterior`), whatever the example.
+    Source: Bowman et al., arXiv:1511.06349, section 3.1; Lucas et al., arXiv:1911.02469 (posterior collapse).
+    """
+    step, informative, places = sampled(history, "code_informative", "layer_of/code_informative")
+    if len(step) < least or len(history) < min_steps:
+        return []
+    rest = ended(informative)
+    if rest > share:
+        return []
+    causes = (
+        "the divergence outweighs the error, as where the one is a sum over the batch and the other a mean",
+        "what reads the code does as well without it, from what else it is given",
+    )
+    return [
+        from_graph(
+            history,
+            "posterior-collapse",
+            layer_at(history, places[-1]),
+            {"code_informative": rest, "code_informative_at_most": float(informative.max())},
+            f"The code is drawn from the prior, whatever the example: of its units {percent(rest)} have a variance "
+            f"that is not 1. What is made of it knows nothing of the example. {either(causes)}",
+            "Sum the error and the divergence over the same, the elements of an example, and take the mean over the "
+            "examples of both; if they do, weigh the divergence less (0.1), or raise its weight from 0 on.",
+            causes,
+        )
+    ]
