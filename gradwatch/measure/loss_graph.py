@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from gradwatch.measure import graph_values, loss_targets, posterior
+from gradwatch.measure import graph_values, loss_targets, policy_entropy, posterior
 from gradwatch.measure.graph_nodes import (
     SAME_INPUT,
     SAME_WEIGHTS,
@@ -140,7 +140,7 @@ class LossGraph:
                     at = torch.full_like(used, float(places[layer]))
                     found |= {f"{IN_LOSS}codes_used": used, f"{LAYER_IN_LOSS}codes_used": at}
             elif name == "Mul" and self._weighs_choices(node):
-                found = graph_values.weights_of_choices(node) | found
+                found = graph_values.weights_of_choices(node) | policy_entropy.seen(self._root) | found
         return found
 
     @staticmethod

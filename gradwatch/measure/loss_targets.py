@@ -9,7 +9,7 @@ Legend: N predictions, C classes, R rows of T tokens.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 from typing import Any
 
@@ -29,6 +29,7 @@ LEAST_ROWS = 8  # with which a column is compared with the targets
 
 _CHOICES, _YES_OR_NO = ("NllLoss", "NllLoss2D"), ("BinaryCrossEntropy", "BinaryCrossEntropyWithLogits")
 NUMBERS = ("MseLoss", "SmoothL1Loss", "HuberLoss")
+_PLACES = ("target_is_input", "target_is_next", "target_is_after_next")
 LOSSES = (*_CHOICES, *_YES_OR_NO, *NUMBERS)
 
 
@@ -52,7 +53,8 @@ def seen(
     of logits' targets, where they weigh alike. Of targets that come in rows, as tokens do by one of the
     embeddings `tables`: `target_top_at_ends`, how much more often the most frequent one is the last of a row than the
     first (or less), and of tables that have about a row for each class `target_is_input`, the share of targets that are
-    the token at their own place, and `target_is_next`, at the next one; so of series of numbers. Of tables of `data`
+    the token at their own place, `target_is_next`, at the next one, and of tokens `target_is_after_next`; so of series
+    of numbers. Of tables of `data`
     with a row for each target `target_in_data`, the largest share of targets that stand in one of a table's columns.
     """
     if not _lies_there(node):
@@ -200,9 +202,9 @@ def _of_choices(
     tokens = ((node, node._saved_indices) for node in _plain(tables))
     read = [(node, *rows) for node, own in tokens if own.device == target.device and (rows := _rows(target, own))]
     alike = (rows for node, *rows in read if _is_of(classes, getattr(node, "_saved_weight_sym_argsize_0", classes)))
-    same = [torch.stack(_hits(asked, tokens, ignored)) for asked, tokens in alike]
+    same = [torch.stack([*_hits(asked, tokens, ignored)]) for asked, tokens in alike]
     if same:
-        found["target_is_input"], found["target_is_next"] = torch.stack(same).amax(0)
+        found |= zip(_PLACES, torch.stack(same).amax(0), strict=True)
     length = target.shape[-1] if target.dim() > 1 else length
     in_rows = read[0][1] if read else target.reshape(-1, length) if length else None
     if in_rows is not None and in_rows.shape[1] > 1:
@@ -247,12 +249,12 @@ def _rows(target: Tensor, indices: Tensor) -> tuple[Tensor, Tensor] | None:
     return (target.reshape(rows.shape), rows) if target.numel() == rows.numel() and rows.shape[1] > 1 else None
 
 
-def _hits(asked: Tensor, tokens: Tensor, ignored: int) -> tuple[Tensor, Tensor]:
-    """The share of targets `[R, T]` that are the token at their own place, and at the next one."""
-    counts = asked != ignored
-    after, counts_there = tokens[:, 1:], counts[:, :-1]
-    is_next = ((asked[:, :-1] == after) & counts_there).sum() / counts_there.sum()
-    return ((asked == tokens) & counts).sum() / counts.sum(), is_next
+def _hits(asked: Tensor, tokens: Tensor, ignored: int) -> Iterator[Tensor]:
+    """The share of targets `[R, T]` that are the token at their own place, at the next one, and at that after it."""
+    for ahead in range(len(_PLACES)):
+        wanted = asked[:, : asked.shape[1] - ahead]
+        counts = wanted != ignored
+        yield ((wanted == tokens[:, ahead:]) & counts).sum() / counts.sum()
 
 
 def _is_of(classes: int, rows: int) -> bool:

@@ -695,3 +695,11 @@ def test_beside_muon_a_clip_is_the_rate_of_the_optimizer_whose_steps_it_shortens
     (found,) = clip_is_your_learning_rate(replace(history, run=replace(history.run, clip="ClipByGlobalNorm(0.1)")))
     assert "the real learning rate is" in found.cause
     assert any("lr-scale" in each for each in found.tries)
+
+
+def test_steps_that_are_too_small_are_those_of_numbers_too_where_they_are_all_there_is():
+    history = run(ratio=1e-9, loss=2 + 0.01 * np.sin(np.arange(STEPS) * 1.7))
+    numbers = tuple(replace(layer, shape=(16,)) for layer in history.run.layers)
+    assert [f.rule for f in update_too_small(replace(history, run=replace(history.run, layers=numbers)))] == [
+        "update-too-small"
+    ]

@@ -1,5 +1,7 @@
 """What targets that were sampled are judged to be, and what keeps a rule silent: each line of a condition alone."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from make_run import changed, make_history
@@ -7,8 +9,10 @@ from make_run import changed, make_history
 from gradwatch.analysis.rules.advantages import returns_not_normalised
 from gradwatch.analysis.rules.bounded_logits import logits_bounded
 from gradwatch.analysis.rules.codebook import codebook_collapse
+from gradwatch.analysis.rules.dead_layers import dead_layer
 from gradwatch.analysis.rules.double_clip import double_clip
 from gradwatch.analysis.rules.gradient_scale import gradients_accumulate
+from gradwatch.analysis.rules.inputs import inputs_not_normalised
 from gradwatch.analysis.rules.loss_targets import (
     accumulation_wiped,
     class_imbalance,
@@ -21,6 +25,7 @@ from gradwatch.analysis.rules.posterior import posterior_collapse
 from gradwatch.analysis.rules.sampled_losses import own_targets_grow
 from gradwatch.analysis.rules.spikes import spike
 from gradwatch.analysis.rules.token_targets import future_seen, labels_not_shifted, padding_in_loss
+from gradwatch.analysis.rules.wrong_sign import wrong_sign
 
 SAMPLES = 24
 RNG = np.random.default_rng(0)
@@ -186,6 +191,56 @@ def test_padding(differs, found):
 @pytest.mark.parametrize(("same", "top", "found"), [(1.0, 0.2, 1), (0.85, 0.2, 0), (1.0, 0.95, 0)])
 def test_the_token_itself(same, top, found):
     assert len(labels_not_shifted(run_with(target_is_input=same, target_top_share=top))) == found
+
+
+@pytest.mark.parametrize(("second", "following", "found"), [(1.0, 0.1, 1), (0.9, 0.1, 0), (1.0, 0.9, 0)])
+def test_the_token_after_the_next_one(second, following, found):
+    same = {"target_is_input": 0.1, "target_is_next": following, "target_top_share": 0.2}
+    assert len(labels_not_shifted(run_with(target_is_after_next=second, **same))) == found
+
+
+@pytest.mark.parametrize(("rewarded", "advantage", "found"), [(0.0, 0.5, 1), (1.0, 0.5, 0), (0.0, np.nan, 0)])
+def test_an_entropy_that_is_added_to_a_loss_of_weighed_choices(rewarded, advantage, found):
+    falls = np.linspace(2, 1, 240)  # it may learn all the same
+    told = wrong_sign(run_with(entropy_rewarded=rewarded, advantage_std=advantage, losses=falls))
+    assert ["The loss rises with the entropy" in f.cause for f in told] == [True] * found
+
+
+def test_a_number_that_climbs_is_a_multiplier_and_a_layer_is_not():
+    for shape, found in (((), 0), ((4, 4), 1)):
+        groups = {"layers": ["body.weight"]}, {"layers": ["last"], "settings": {"maximize": True}}
+        made = {"name": "Adam", "class": "Adam", "settings": {}, "groups": groups}
+        run = make_history(200, layers=("body.weight", "last"), optimizers=(made,), logged=())
+        layers = (run.run.layers[0], replace(run.run.layers[1], shape=shape))
+        run = replace(run, run=replace(run.run, layers=layers))
+        assert len(wrong_sign(run)) == found
+
+
+@pytest.mark.parametrize(
+    ("operations", "shape", "words"),
+    [
+        ("BinaryCrossEntropy Round Sigmoid", "1", "numbers that are rounded (round)"),
+        ("NllLoss LogSoftmax", "32x1", "a softmax over dim 1 of [32, 1]"),
+        ("NllLoss LogSoftmax", "32x2", None),
+        ("BinaryCrossEntropy Sigmoid", "1", None),
+    ],
+)
+def test_gradients_that_are_0_by_what_has_no_slope(operations, shape, words):
+    graph = path(operations)
+    if "Softmax" in operations:
+        graph += ({"what": "softmax", "operation": "LogSoftmax", "dim": 1, "shape": shape, "layer": ""},)
+    run = run_with(graph=graph)
+    nothing = {**run.per_layer, "grad_norm": np.zeros_like(run.layer("grad_norm"))}
+    (found,) = dead_layer(changed(run, per_layer=nothing))
+    assert found.rule == ("dead-layer" if words is None else "no-gradient")
+    assert words is None or words in found.cause
+
+
+@pytest.mark.parametrize(("share", "severity"), [(0.9, "warning"), (0.3, "note")])
+def test_inputs_that_hold_a_sigmoid_at_its_ends_are_no_note(share, severity):
+    seen = {"input_rms": 80.0, "saturated": share, "layer_of/input_rms": 0, "layer_of/saturated": 0}
+    (found,) = inputs_not_normalised(run_with(losses=np.geomspace(0.7, 0.1, 240), **seen))
+    assert found.severity == severity
 
 
 def path(operations):

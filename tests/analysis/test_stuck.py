@@ -320,6 +320,9 @@ def test_a_loss_that_fell_within_the_first_steps_is_not_dominated_by_noise():
     assert noise_dominated(run(loss=np.where(ROW == 0, 20.0, noisy), grad_norm=noisy)) == []
     assert noise_dominated(run(loss=noisy * CHANCE / 4, grad_norm=noisy)) == []  # it was learnt before the first step
     assert noise_dominated(run(loss=noisy, grad_norm=1 + 0.3 * NOISE)) == []  # no example weighs more than others
+    for targets, said in ((64.0, True), (2.0, False)):  # the squared errors of two are as noisy by themselves
+        alone = run(loss=noisy, grad_norm=noisy, **{"in_loss/targets": np.full(STEPS, targets)})
+        assert bool(noise_dominated(alone)) == said
 
 
 def test_what_is_left_of_a_loss_at_the_float_floor_is_no_noise_of_batches():
@@ -359,3 +362,6 @@ def test_a_discriminator_that_is_sure_starves_its_rival_whatever_the_rival_logs(
     assert "tells all that its rival makes" in found.cause
     for fine in (sure + 0.4, 5.0 * np.exp(-ROW / 8)):  # it is in doubt; it is another loss
         assert generator_starves(run(part="D", **{"loss/D": fine})) == []
+    of_values = {"what": "path", "operations": "MseLoss Addmm", "shapes": "1 8x1", "operands": "1 1", "layer": ""}
+    critic = run(part="D", **{"loss/D": sure})
+    assert generator_starves(replace(critic, run=replace(critic.run, loss_graph=(of_values,)))) == []

@@ -327,6 +327,17 @@ def test_of_several_losses_of_numbers_that_with_the_widest_targets_is_told():
 
 
 @pytest.mark.parametrize(("shift", "same", "following"), [(0, 1.0, 0.0), (1, 0.0, 1.0), (2, 0.0, 0.0)])
+def test_tokens_that_are_asked_for_are_beside_those_that_are_read(shift, same, following):
+    tokens, table, head = torch.randint(3, 50, (8, 9)), nn.Embedding(50, 6), nn.Linear(6, 50)
+    loss = F.cross_entropy(head(table(tokens[:, :6])).flatten(0, 1), tokens[:, shift : shift + 6].flatten())
+    told = LossGraph(loss, {id(p): f"{i}" for i, p in enumerate((table.weight, head.weight))}).targets()
+    found = [float(told[f"in_loss/target_is_{name}"]) for name in ("input", "next", "after_next")]
+    wanted = [same, following, float(shift == 2)]
+    assert [share > 0.5 for share in found] == [bool(share) for share in wanted]
+    assert max(found) == 1.0
+
+
+@pytest.mark.parametrize(("shift", "same", "following"), [(0, 1.0, 0.0), (1, 0.0, 1.0), (2, 0.0, 0.0)])
 def test_a_series_that_is_asked_for_is_beside_the_one_that_is_read(shift, same, following):
     long, read = torch.randn(8, 7, 6), nn.Linear(6, 6)
     loss = F.mse_loss(read(long[:, :5]), long[:, shift : shift + 5])

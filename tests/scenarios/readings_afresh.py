@@ -34,6 +34,9 @@ READ_AFRESH = {
     ("codebook-collapse: codes begin far out", "codebook-collapse"): Reading(
         "the codes begin at what the encoder gives out", as_expert=True
     ),
+    ("posterior-collapse: a divergence summed over the batch", "posterior-collapse"): Reading(
+        "the mean over the examples of both", as_expert=True
+    ),
     ("wrong-sign: the head has maximize=True", "wrong-sign"): Reading("no maximize=True", as_expert=True),
     ("weights-reset: the worst is loaded back", "weights-reset"): Reading("the best is kept", as_expert=True),
     ("arm-with-its-elbow-up-or-down", "targets-out-of-range"): Reading("(labels + 1) / 2", as_expert=True),

@@ -119,7 +119,6 @@ WANTED = {  # what no finding is called yet, and an expert would say
     "plateau-mode",
     "plateau-mode-inverted",
     "pooled-away",
-    "posterior-collapse",
     "posterior-collapsed",
     "precision-too-low",
     "probabilities-not-logs",

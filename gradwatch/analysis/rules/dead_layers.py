@@ -18,6 +18,7 @@ from gradwatch.analysis.rules.facts import (
     present,
 )
 from gradwatch.analysis.rules.finding import Finding, either
+from gradwatch.analysis.rules.loss_graph import graph_rows, paths, shape_in
 from gradwatch.analysis.rules.losses import learnt
 from gradwatch.analysis.rules.no_gradient import CUT_OFF, ZEROED, wiped
 from gradwatch.analysis.rules.once import once
@@ -40,7 +41,8 @@ def dead_layer(
     they reach the units and cancel (the last bias of a Wasserstein critic). Steps whose loss is below `done` times the
     first do not count: nothing is left to learn there; nor does a network whose loss came to rest at its lowest as they
     became zero (`all_learnt`), or whose gradients faded (`faded`). Where every gradient was zero in every step it is an
-    error of all layers, which something may have zeroed before the step, too (`_all_zero`); where it is known that
+    error of all layers, which something may have zeroed before the step, too (`_all_zero`), or `no-gradient`, where the
+    graph shows what has no slope (`_without_slope`); where it is known that
     something did (`wiped`), `no-gradient` says so, and so it is called where a whole part of the model never got one.
     Where every weight is 0 it is `bad-initialisation`.
     Source: dead ReLU units give exact zeros (methods: S4); SageMaker Debugger's DyingReLU.
@@ -120,6 +122,10 @@ def _all_zero(history: History) -> list[Finding]:
         cause = "Every gradient is exactly 0, and so is every weight: a product of zeros passes none on."
         cure = "Begin with other weights than 0 in all but one factor."
         return [Finding("bad-initialisation", "error", (), *steps, evidence, cause, cure)]
+    if flat := _without_slope(history):
+        cause = f"Every gradient is exactly 0: {flat}."
+        cure = "Take the loss of what comes before that, and round, compare or normalise only what is counted."
+        return [Finding("no-gradient", "error", (), *steps, evidence, cause, cure)]
     causes = (_FLAT, ZEROED, CUT_OFF)
     cause = f"Every gradient is exactly 0 when the optimizer steps. {either(causes)}"
     cure = "Look at the outputs in the first step: where a ReLU or a clamp makes all of them 0, softplus in its place, "
@@ -129,6 +135,20 @@ def _all_zero(history: History) -> list[Finding]:
     return [Finding("dead-layer", "error", (), *steps, evidence, cause, cure, alternatives=causes)]
 
 
+def _without_slope(history: History) -> str:
+    """What on the only ways from the loss to the weights has no slope anywhere, as the graph shows it, in words."""
+    ways = [[each.name for each in path] for path, _ in paths(history)]
+    stepped = [next((name for name in way if name in _STEPS), "") for way in ways]
+    if stepped and all(stepped):
+        return f"the loss is taken of numbers that are rounded ({stepped[0].lower()}), whose slope is 0 everywhere"
+    for row in graph_rows(history, "softmax"):
+        shape = shape_in(row["shape"])
+        if shape[row["dim"]] == 1:
+            return f"a softmax over dim {row['dim']} of {list(shape)} has one to choose from, and is 1 whatever that is"
+    return ""
+
+
+_STEPS = ("Round", "Sign", "Floor", "Ceil", "Trunc")
 _FLAT = "what the loss depends on is flat for all examples (a ReLU or a clamp at the output, a factor of 0)"
 
 

@@ -20,7 +20,7 @@ from gradwatch.analysis.rules.finding import Finding, either
 from gradwatch.analysis.rules.loss_graph import given_data
 from gradwatch.analysis.rules.losses import scaled_losses
 from gradwatch.analysis.rules.progress import reaches_its_goal, succeeds
-from gradwatch.analysis.rules.sampled_losses import given
+from gradwatch.analysis.rules.sampled_losses import given, inside
 from gradwatch.analysis.rules.standstill import equal_odds
 from gradwatch.analysis.rules.vanishing_causes import SATURATING
 from gradwatch.history import Floats, History
@@ -37,7 +37,8 @@ def inputs_not_normalised(
     `small`. Above `beyond` the bias's gradient is nothing but rounding, as before a batch norm. Asked of the first
     matrix, if it is no embedding and has a bias, in `least` steps at least; of a recurrent one only whether it is
     large, as its gradient may come from time steps without any input. A note where the training succeeds and its
-    loss began where that of equal probabilities does, or where another metric got better by half. Of units with two
+    loss began where that of equal probabilities does, or where another metric got better by half, unless what comes in
+    holds three in four elements of a sigmoid or tanh at their ends throughout. Of units with two
     ends that what comes in holds at these from the start, no gradient tells its size: see `_at_their_ends`. Of a later
     matrix it is said where what comes in is `large` times what came into those before it (`too_large_inside`). Where
     the graphs of the losses show which layers are given data, it is said of those alone. Where the batches that were
@@ -54,10 +55,13 @@ def inputs_not_normalised(
             return [found] if found else []
         layer, rms = found
     what = "far above" if rms > large else "far below"
+    ends = inside(history, "saturated")  # what learns by the few units between is slowed down all the same
+    held = rms > large and ends is not None and ends.least > 0.75
+    fine = not held and (reaches_its_goal(history, 0.5) or learns_from_chance(history))
     return [
         Finding(
             "inputs-not-normalised",
-            "note" if reaches_its_goal(history, 0.5) or learns_from_chance(history) else "warning",
+            "note" if fine else "warning",
             (layer,),
             int(history.step[0]),
             int(history.step[-1]),

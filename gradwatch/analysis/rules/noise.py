@@ -38,8 +38,10 @@ def noise_dominated(
 
     By the losses, a warning: nothing that was logged gets better, as in `no_progress` (from `min_losses` steps on, of a
     run under way from `running`), and the standard deviation of one training loss, by the differences of neighbours,
-    is above the share `noise` of where it began and ended: learning could not be seen. So is that of the gradient norm,
-    where it is known. Not said of a loss that was learnt within the first steps, or before them (`learnt_before`).
+    is above the share `noise` of where it began and ended: learning could not be seen. Of few targets, n, it must be
+    above 1.5 sqrt(2 / n), by half more than that of n squared errors of a normal distribution. So is that of the
+    gradient norm, where it is known. Not said of a loss that was learnt within the first steps, or before them
+    (`learnt_before`).
     By the gradients, a note, as late in a training it is usual: the noise scale (`analysis.noise_scale`, of ranks or of
     micro-batches) is `times` the batch, over the later half of at least `min_steps` steps in which it is known.
     Source: McCandlish et al. 2018, appendix A.1; the standard error of a median.
@@ -56,7 +58,9 @@ def _by_losses(history: History, noise: float, min_steps: int, running: int) -> 
     losses = unmoved(history, min_steps, running)
     if any(_learnt(p) or learnt_before(history, p) for p in losses):
         return []  # it was learnt within the first steps, or before them
-    if not losses or not all(p.noise > noise * max(abs(p.began), abs(p.ended)) for p in losses):
+    targets = sampled(history, "targets")[1]
+    natural = 1.5 * float(np.sqrt(2 / np.median(targets))) if len(targets) else 0.0
+    if not losses or not all(p.noise > max(noise, natural) * max(abs(p.began), abs(p.ended)) for p in losses):
         return []
     norm = incoming(history)
     norm = norm[np.isfinite(norm)]

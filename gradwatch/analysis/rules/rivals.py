@@ -17,6 +17,7 @@ from gradwatch.analysis.rules.facts import (
     root_mean_square,
 )
 from gradwatch.analysis.rules.finding import Finding
+from gradwatch.analysis.rules.loss_graph import NUMBERS, paths
 from gradwatch.analysis.rules.losses import has_rivals, training_losses
 from gradwatch.analysis.rules.progress import progress
 from gradwatch.history import History
@@ -99,9 +100,11 @@ def _unheard(history: History, tiny: float = 1e-8) -> list[Finding]:
 def _sure(history: History, first: int, nothing: float = 0.02) -> list[Finding]:
     """A part whose loss began where that of even odds does, one or two times log 2, and is next to `nothing` since.
 
+    Not of a part whose graph shows a loss of differences, as of a critic that learns values: it has no odds.
     Source: Goodfellow et al. 2014, section 4: at the best of both the discriminator's loss is 2 log 2.
     """
-    for name in training_losses(history):
+    of_differences = any(each.name in NUMBERS for path, _ in paths(history) for each in path)
+    for name in training_losses(history) if not of_differences else ():
         values = history.total(name)
         values = values[np.isfinite(values)]
         begun, late = middle(values[:1]) / np.log(2), values[len(values) // 2 :]

@@ -67,12 +67,13 @@ def labels_not_shifted(history: History, share: float = 0.98, varied: float = 0.
     """The model is asked for the token that it is given at the same place. A warning.
 
     Alarm: of targets that belong to rows of tokens `share` are the token itself, in the median of the samples, and no
-    token is more than the share `varied` of them: what is always the same is the same as anything.
+    token is more than the share `varied` of them: what is always the same is the same as anything. Or `share` are the
+    token after the next one, and less than half the next: they were shifted twice (`_shifted_twice`).
     Source: Radford et al. (2018), the loss of a language model: the next token, given those before it.
     """
     _, same, top = sampled(history, "target_is_input", "target_top_share")
     if len(same) < 3 or np.median(same) < share or np.median(top) > varied:
-        return []
+        return _shifted_twice(history, share, varied)
     causes = ("the next token was meant, and the targets were not shifted", "the model is to give back what it reads")
     return [
         from_graph(
@@ -85,6 +86,26 @@ def labels_not_shifted(history: History, share: float = 0.98, varied: float = 0.
             "Ask for the next token: cross_entropy(logits[:, :-1].flatten(0, 1), tokens[:, 1:].flatten()). A model of "
             "Transformers shifts labels itself; then do not shift them, nor compute the loss a second time.",
             causes,
+        )
+    ]
+
+
+def _shifted_twice(history: History, share: float, varied: float) -> list[Finding]:
+    """Targets that are the token after the next one, as where a model shifts those that were shifted before."""
+    _, second, following, top = sampled(history, "target_is_after_next", "target_is_next", "target_top_share")
+    if len(second) < 3 or np.median(second) < share or np.median(following) > 0.5 or np.median(top) > varied:
+        return []
+    usual = float(np.median(second))
+    return [
+        from_graph(
+            history,
+            "labels-not-shifted",
+            "",
+            {"share_that_is_after_the_next": usual},
+            f"{percent(usual)} of the targets are not the next token but the one after it: they were shifted twice, "
+            "and the next one is never learnt.",
+            "Shift once: a model of Transformers shifts labels itself, and a decoder whose inputs begin with a token "
+            "of their own is given targets as they are.",
         )
     ]
 

@@ -194,7 +194,8 @@ def update_too_small(
     if scheduled:
         left = history.step[rows] >= float(scheduled.evidence.get("lr_gone_at", 0))
         rows, ratio = rows[left], ratio[left]
-    which = matrices(history) & (~np.isnan(ratio)).any(axis=0)
+    which = matrices(history)
+    which = (which if which.any() else ~which) & (~np.isnan(ratio)).any(axis=0)  # numbers that are learnt themselves
     skipped = history.total("skipped") > 0
     if len(rows) < (3 if scheduled else min_measured) or not which.any() or skipped.all():
         return []

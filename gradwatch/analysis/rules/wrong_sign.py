@@ -2,23 +2,32 @@
 
 from __future__ import annotations
 
-from gradwatch.analysis.rules.facts import settings
+import numpy as np
+
+from gradwatch.analysis.rules.facts import matrices, settings
 from gradwatch.analysis.rules.finding import Finding
 from gradwatch.analysis.rules.losses import has_rivals
+from gradwatch.analysis.rules.owners import owners
 from gradwatch.analysis.rules.progress import succeeds
+from gradwatch.analysis.rules.sampled_losses import sampled
 from gradwatch.history import History
 
 
 def wrong_sign(history: History, min_steps: int = 20) -> list[Finding]:
-    """Of one optimizer's groups some raise the loss that others lower (`maximize=True`). A warning.
+    """Of one optimizer's groups some raise the loss that others lower (`maximize=True`), or a loss of weighed choices
+    rises with their entropy (`_against_entropy`). A warning.
 
-    Not of parts that train against each other, nor where the training succeeds: a multiplier of Lagrange's climbs.
+    Not of parts that train against each other, nor where the training succeeds, nor of numbers that belong to no
+    matrix: a multiplier of Lagrange's climbs.
     Source: torch's documentation of `maximize`.
     """
+    if len(history) < min_steps or has_rivals(history):
+        return []
     groups = settings(history)
     climbs = [bool(group.get("maximize")) for group in groups]
-    if len(history) < min_steps or len({*climbs}) < 2 or has_rivals(history) or succeeds(history):
-        return []
+    uphill = np.array([bool(group.get("maximize")) for _, group in owners(history)], bool)
+    if len({*climbs}) < 2 or succeeds(history) or (uphill.any() and not (uphill & matrices(history)).any()):
+        return _against_entropy(history)
     which = ", ".join(str(i) for i, climbing in enumerate(climbs) if climbing)
     return [
         Finding(
@@ -32,5 +41,28 @@ def wrong_sign(history: History, min_steps: int = 20) -> list[Finding]:
             "the others lower.",
             "Take maximize=True out of that group, unless it is to work against the others (a multiplier, an "
             "adversary).",
+        )
+    ]
+
+
+def _against_entropy(history: History, least: int = 3) -> list[Finding]:
+    """Choices that are weighed by an advantage, and a term of the loss that rises with their entropy, in every sample.
+
+    Source: Mnih et al., arXiv:1602.01783, section 4: the entropy is a bonus, so that choices stay open.
+    """
+    step, rewarded, _ = sampled(history, "entropy_rewarded", "advantage_std")
+    if len(step) < least or rewarded.any():
+        return []
+    return [
+        Finding(
+            "wrong-sign",
+            "warning",
+            (),
+            int(history.step[0]),
+            int(history.step[-1]),
+            {"entropy_rewarded": "no", "samples": len(step)},
+            "The loss rises with the entropy of the choices: it is added where it is to be taken away. The choices are "
+            "soon always the same, and nothing better is tried.",
+            "Take the entropy away from the loss: loss = policy_loss + value_loss - 0.01 * entropy.",
         )
     ]

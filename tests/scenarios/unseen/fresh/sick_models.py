@@ -118,7 +118,7 @@ def relu_behind_the_last_layer(folder, ill):
 
 
 @sick(
-    "no-progress", "noise-dominated",
+    "no-progress", "noise-dominated", "axes-mixed",
     where="all layers, all steps", cure="batch_first=True: the state runs from row to row, not from token to token",
 )  # fmt: skip
 def time_taken_for_the_batch(folder, ill):

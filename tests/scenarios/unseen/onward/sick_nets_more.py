@@ -281,6 +281,7 @@ def hums(count, voices):
 @sick(
     "imbalance",
     "posterior-collapsed",
+    "posterior-collapse",
     where="the loss: the divergence is summed over 128 hives, the error is a mean over hives and bins",
     cure="sum both over the bins and take the mean over the hives",
 )

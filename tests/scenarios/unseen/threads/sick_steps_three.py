@@ -152,6 +152,7 @@ class Translator(nn.Module):
 # https://github.com/huggingface/transformers/pull/46898
 @sick(
     "labels-shifted-twice",
+    "labels-not-shifted",
     "labels-mismatched",
     where="the loss: the writer's inputs are shifted, and its labels are shifted once more",
     cure="compare each place with the label of that place, since the inputs are shifted already",

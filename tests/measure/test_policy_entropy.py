@@ -1,0 +1,51 @@
+"""The sign that an entropy has in a loss, however both are written."""
+
+import pytest
+import torch
+from torch import nn
+from torch.distributions import Categorical
+from torch.nn import functional as F
+
+from gradwatch.measure.policy_entropy import seen
+from gradwatch.table import IN_LOSS
+
+NET, X = nn.Linear(4, 3), torch.randn(8, 4)
+
+
+def by_logarithms():
+    log_p = NET(X).log_softmax(-1)
+    return -(log_p.exp() * log_p).sum(-1).mean()
+
+
+def by_probabilities():
+    p = NET(X).softmax(-1)
+    return -(p * p.log()).sum(-1).mean()
+
+
+ENTROPIES = {
+    "logarithms": by_logarithms,
+    "probabilities": by_probabilities,
+    "of logits": lambda: Categorical(logits=NET(X)).entropy().mean(),
+    "of probabilities": lambda: Categorical(probs=NET(X).softmax(-1)).entropy().mean(),
+}
+LOSSES = {
+    "a bonus": lambda rest, entropy: rest - 0.01 * entropy,
+    "a negative weight": lambda rest, entropy: rest + entropy * -0.01,
+    "in brackets": lambda rest, entropy: -(0.01 * entropy - rest) / 2,
+    "a mean of each": lambda rest, entropy: torch.stack([rest, 1 - entropy]).mean(),
+}
+
+
+@pytest.mark.parametrize("entropy", ENTROPIES.values(), ids=ENTROPIES)
+@pytest.mark.parametrize("loss", LOSSES.values(), ids=LOSSES)
+def test_a_bonus_is_told_from_a_penalty(entropy, loss):
+    rest = NET(X).square().mean()
+    assert {name: float(value) for name, value in seen(loss(rest, entropy()).grad_fn).items()} == {
+        f"{IN_LOSS}entropy_rewarded": 1.0
+    }
+    assert [*map(float, seen(loss(rest, -entropy()).grad_fn).values())] == [0.0]
+
+
+def test_of_a_loss_without_an_entropy_nothing_is_told():
+    assert seen(F.cross_entropy(NET(X), torch.arange(8) % 3).grad_fn) == {}
+    assert seen(NET(X).exp().mean().grad_fn) == {}
