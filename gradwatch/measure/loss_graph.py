@@ -114,7 +114,7 @@ class LossGraph:
                 return graph_values.factor(node)
         return None
 
-    def values(self, names: Sequence[str]) -> dict[str, Tensor]:
+    def values(self, names: Sequence[str]) -> dict[str, Tensor | float]:
         """What it shows of the model inside: 0-d tensors (`graph_values.seen`); a layer by its place among `names`.
 
         And of a table whose rows the loss is taken of, as of a book of codes, which share of them is used
@@ -129,9 +129,9 @@ class LossGraph:
             found |= {f"{IN_LOSS}code_informative": code[1], f"{LAYER_IN_LOSS}code_informative": at}
         return found
 
-    def _above(self, places: Mapping[str, int]) -> dict[str, Tensor]:
+    def _above(self, places: Mapping[str, int]) -> dict[str, Tensor | float]:
         """What stands between the loss and the first weights: a lookup of rows, a product with log-probabilities."""
-        found: dict[str, Tensor] = {}
+        found: dict[str, Tensor | float] = {}
         for node in islice(self._down(), MOST_ABOVE):
             name = name_of(node)
             if name in graph_values.LOOKUPS and (layer := self._own(node)):

@@ -4,9 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-import torch
-from torch import Tensor
-
 from gradwatch.measure.graph_nodes import Node, children, is_written_in_python, name_of, through
 from gradwatch.measure.graph_values import factor
 from gradwatch.table import IN_LOSS
@@ -17,8 +14,8 @@ _CLAMPS = ("Clamp", "ClampMin", "ClampMax")
 _PROBABILITIES, _LOGARITHMS = ("Softmax", "SafeSoftmax", "Exp", "Div"), ("LogSoftmax", "Log", "Sub")
 
 
-def seen(loss: Node) -> dict[str, Tensor]:
-    """`entropy_rewarded`, 0-d: 1 where the loss falls as the entropy rises, 0 where it rises with it.
+def seen(loss: Node) -> dict[str, float]:
+    """`entropy_rewarded`: 1 where the loss falls as the entropy rises, 0 where it rises with it.
 
     Nothing of a loss without one, or where a factor of it lies on a device, which is not asked.
     """
@@ -27,7 +24,7 @@ def seen(loss: Node) -> dict[str, Tensor]:
         node, sign = waiting.pop()
         left -= 1
         if _is_p_log_p(node):
-            return {f"{IN_LOSS}entropy_rewarded": torch.tensor(float(sign > 0))}
+            return {f"{IN_LOSS}entropy_rewarded": float(sign > 0)}
         waiting += [(child, sign * turned) for child, turned in _signs(node)]
     return {}
 

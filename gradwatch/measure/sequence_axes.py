@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Sequence
 from itertools import islice
 
-from gradwatch.measure.graph_nodes import Node, children, name_of, shape_of, signed, walk
+from gradwatch.measure.graph_nodes import Node, children, is_written_in_python, name_of, shape_of, signed, walk
 
 MOST_BETWEEN, MOST_BELOW = 40, 300  # operations
 _RECURRENT = ("MkldnnRnnLayer", "CudnnRnn")
@@ -26,15 +26,19 @@ def wrong_axes(nodes: Sequence[Node], outer: Collection[Node]) -> Iterator[tuple
     these and the loss); a `Convolution` along the other axis below; an `Embedding` of tokens `[T, B]`, which are texts
     by rows only if their targets say so.
     """
+    first = None  # of the attentions, that which is the furthest from the loss, the next to its tokens
     for node in nodes:
-        name, below = name_of(node), next(iter(children(node)), None)
+        name = "" if is_written_in_python(node) else name_of(node)
         if name == "Select" or (name in _POOLS and node not in outer):
-            if below is not None and len(shape_of(below)) == 3 and _runs_along_the_other(below, _axis_of(node)):
-                yield node, below
-        elif (is_first := _runs_along_the_first(node)) or _attends(node):
-            met = _given_by_rows(node) if is_first else _tokens_of(node)
-            if met is not None:
-                yield met, node if is_first else met
+            given = children(node)[0]
+            if len(shape_of(given)) == 3 and _runs_along_the_other(given, _axis_of(node)):
+                yield node, given
+        elif _attends(node):
+            first = node
+        elif _runs_along_the_first(node) and (met := _given_by_rows(node)) is not None:
+            yield met, node
+    if first is not None and (met := _tokens_of(first)) is not None:
+        yield met, met
 
 
 def _runs_along_the_other(node: Node, picked: int) -> bool:
@@ -55,7 +59,8 @@ def _runs_along_the_first(node: Node) -> bool:
     name = name_of(node)
     if name in _RECURRENT:
         return len(shape_of(node)) == 3 and not getattr(node, "_saved_batch_first", False)
-    steps = children(node) if name == "Stack" and len(shape_of(node)) == 3 and not node._saved_dim else []
+    is_first = name == "Stack" and len(shape_of(node)) == 3 and getattr(node, "_saved_dim", None) == 0
+    steps = children(node) if is_first else []
     return len(steps) > 2 and all(steps[i] in {*islice(walk(steps[i + 1]), MOST_BETWEEN)} for i in (0, 1))
 
 
@@ -71,7 +76,7 @@ def _given_by_rows(sequence: Node) -> Node | None:
     """What a recurrence `[T, B, H]` is given, if its first axis is that of the rows below and its second along them."""
     given = sequence
     if name_of(sequence) == "Stack":
-        taken = (n for n in walk(sequence) if name_of(n) == "Unbind" and not n._saved_dim)
+        taken = (n for n in walk(sequence) if name_of(n) == "Unbind" and getattr(n, "_saved_dim", None) == 0)
         given = next(taken, sequence)
     start = next(iter(children(given)), None)
     if start is None or shape_of(start)[:2] != shape_of(sequence)[:2]:
@@ -101,7 +106,7 @@ def _followed(node: Node, axis: int) -> Iterator[tuple[Node, int]]:
 
 def _step(node: Node, axis: int) -> tuple[Node, int] | None:
     name, shape = name_of(node), shape_of(node)
-    if name in (*_RECURRENT, "Stack", "Embedding", "Convolution"):
+    if name in (*_RECURRENT, "Stack", "Embedding", "Convolution") or is_written_in_python(node):
         return None
     child = next(iter(children(node)), None)
     if child is None:
@@ -123,7 +128,7 @@ def _step(node: Node, axis: int) -> tuple[Node, int] | None:
 
 
 def _axis_of(pick: Node) -> int:
-    """Of three axes the one that is picked or pooled; -1 of several."""
-    dims = pick._saved_dim
-    dims = (dims,) if isinstance(dims, int) else dims
+    """Of three axes the one that is picked or pooled; -1 of several, or all."""
+    saved = getattr(pick, "_saved_dim", None)
+    dims = [saved] if isinstance(saved, int) else [*(saved or ())]
     return signed(dims[0]) % 3 if len(dims) == 1 else -1

@@ -92,6 +92,26 @@ def test_pictures_of_one_film_are_read_in_their_order():
     assert met(LossGraph(out.sum(), names).described()) == []
 
 
+class Select(torch.autograd.Function):
+    """Called as an operation of torch is, and keeps nothing that it keeps."""
+
+    @staticmethod
+    def forward(ctx, x):
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, grad):
+        return grad
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_pools_all_or_several_axes_or_is_written_in_python_picks_none(kind):
+    for use in (
+        lambda out: out.mean().expand(WIDTH), lambda out: out.mean((0, 1)), lambda out: out.amax((0, 1)), Select.apply,
+    ):  # fmt: skip
+        assert met(graph_of(kind, lambda out, head, use=use: head(use(out)))) == []
+
+
 def test_what_others_of_a_batch_are_asked_besides_is_meant():
     over_rows, over_places = (layer_of("attention", batch_first=first) for first in (False, True))
     head, x = nn.Linear(WIDTH, 3), torch.randn(ROWS, PLACES, WIDTH)

@@ -136,15 +136,16 @@ def _all_zero(history: History) -> list[Finding]:
 
 
 def _without_slope(history: History) -> str:
-    """What on the only ways from the loss to the weights has no slope anywhere, as the graph shows it, in words."""
-    ways = [[each.name for each in path] for path, _ in paths(history)]
-    stepped = [next((name for name in way if name in _STEPS), "") for way in ways]
+    """What on all ways from the loss to the weights has no slope anywhere, as the graph shows it, in words."""
+    ways = [path for path, _ in paths(history)]
+    stepped = [next((each.name for each in way if each.name in _STEPS), "") for way in ways]
     if stepped and all(stepped):
         return f"the loss is taken of numbers that are rounded ({stepped[0].lower()}), whose slope is 0 everywhere"
     for row in graph_rows(history, "softmax"):
-        shape = shape_in(row["shape"])
-        if shape[row["dim"]] == 1:
-            return f"a softmax over dim {row['dim']} of {list(shape)} has one to choose from, and is 1 whatever that is"
+        shape, dim = shape_in(row["shape"]), row["dim"]
+        is_on_all = all(any((each.name, each.shape) == (row["operation"], shape) for each in way) for way in ways)
+        if shape[dim] == 1 and ways and is_on_all:
+            return f"a softmax over dim {dim} of {list(shape)} has one to choose from, and is 1 whatever that is"
     return ""
 
 
