@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+import torch
+from torch import Tensor
+
 from gradwatch.measure.graph_nodes import Node, children, is_written_in_python, name_of, through
 from gradwatch.measure.graph_values import factor
 from gradwatch.table import IN_LOSS
@@ -11,6 +14,7 @@ from gradwatch.table import IN_LOSS
 MOST = 200  # operations between the loss and the choices
 _SAME_SIGN = ("Add", "Mean", "Sum", "Squeeze", "Unsqueeze", "View", "Expand", "Select", "ToCopy", "Stack", "Cat")
 _CLAMPS = ("Clamp", "ClampMin", "ClampMax")
+_OF_PYTHON = (torch.float64, torch.float32, torch.int64)  # what a number of Python's is kept as
 _PROBABILITIES, _LOGARITHMS = ("Softmax", "SafeSoftmax", "Exp", "Div"), ("LogSoftmax", "Log", "Sub")
 
 
@@ -40,8 +44,14 @@ def _signs(node: Node) -> Iterator[tuple[Node, int]]:
     name = "" if is_written_in_python(node) else name_of(node)
     turned = {"Neg": -1, "Rsub": -1, **dict.fromkeys(_SAME_SIGN, 1)}.get(name, 0)
     if name in ("Mul", "Div") and len(children(node)) == 1:
-        by = factor(node)
-        turned = (1 if by > 0 else -1) if by is not None and by.device.type == "cpu" and by.numel() == 1 else 0
+        turned = _sign(factor(node))
     for place, (child, _) in enumerate(node.next_functions if turned or name == "Sub" else ()):
         if child is not None:
             yield child, turned or (-1 if place else 1)
+
+
+def _sign(factor: Tensor | None) -> int:
+    """Of a number that was written into the loss, which torch keeps on the host; 0 of any other, which is not known."""
+    if factor is None or factor.device.type != "cpu" or factor.numel() != 1 or factor.dtype not in _OF_PYTHON:
+        return 0
+    return 1 if factor.numpy().item() > 0 else -1

@@ -193,9 +193,12 @@ def test_the_token_itself(same, top, found):
     assert len(labels_not_shifted(run_with(target_is_input=same, target_top_share=top))) == found
 
 
-@pytest.mark.parametrize(("second", "following", "found"), [(1.0, 0.1, 1), (0.9, 0.1, 0), (1.0, 0.9, 0)])
-def test_the_token_after_the_next_one(second, following, found):
-    same = {"target_is_input": 0.1, "target_is_next": following, "target_top_share": 0.2}
+@pytest.mark.parametrize(
+    ("second", "following", "causal", "found"),
+    [(1.0, 0.1, np.nan, 1), (1.0, 0.1, 1.0, 1), (1.0, 0.1, 0.5, 0), (0.9, 0.1, 1.0, 0), (1.0, 0.9, 1.0, 0)],
+)
+def test_the_token_after_the_next_one(second, following, causal, found):
+    same = {"target_is_input": 0.1, "target_is_next": following, "target_top_share": 0.2, "causal": causal}
     assert len(labels_not_shifted(run_with(target_is_after_next=second, **same))) == found
 
 

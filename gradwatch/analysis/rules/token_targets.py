@@ -95,6 +95,9 @@ def _shifted_twice(history: History, share: float, varied: float) -> list[Findin
     _, second, following, top = sampled(history, "target_is_after_next", "target_is_next", "target_top_share")
     if len(second) < 3 or np.median(second) < share or np.median(following) > 0.5 or np.median(top) > varied:
         return []
+    causal = sampled(history, "causal")[1]
+    if len(causal) and np.median(causal) < 1:
+        return []  # its attention reads the token that is asked for: to find it is the task
     usual = float(np.median(second))
     return [
         from_graph(
