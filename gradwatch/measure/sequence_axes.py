@@ -90,7 +90,8 @@ def _given_by_rows(sequence: Node) -> Node | None:
 def _tokens_of(attention: Node) -> Node | None:
     """The embedding `[first, second, H]` of tokens below an attention that runs along the first."""
     rows, _, places, _ = shape_of(attention)
-    below = (node for node in islice(walk(attention), MOST_BELOW) if name_of(node) == "Embedding")
+    tables = (node for node in islice(walk(attention), MOST_BELOW) if name_of(node) == "Embedding")
+    below = (node for node in tables if len(shape_of(node)) == 3)  # one of places alone is `[T, H]`
     return next((node for node in below if rows != places and shape_of(node)[:2] == (places, rows)), None)
 
 

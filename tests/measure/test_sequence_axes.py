@@ -78,6 +78,13 @@ def test_texts_by_rows_are_read_along_the_first_axis(kind):
     assert met(graph_of(kind, each, "tokens", time_first=True)) == []
 
 
+def test_a_table_of_places_whose_width_is_that_of_the_batch_holds_no_texts():
+    places, layer = nn.Embedding(PLACES, WIDTH), layer_of("attention", batch_first=True)
+    x = torch.randn(WIDTH, PLACES, WIDTH) + places(torch.arange(PLACES))  # as many rows as a place has numbers
+    names = {id(p): name for name, p in nn.ModuleDict({"places": places, "read": layer}).named_parameters()}
+    assert met(LossGraph(layer(x).sum(), names).described()) == []
+
+
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "attention"])
 def test_what_a_convolution_looked_along_is_read_along_the_other_axis(kind):
     assert met(graph_of(kind, each, "signal")) == [("Convolution", AXES)]
