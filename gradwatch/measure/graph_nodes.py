@@ -13,6 +13,8 @@ import torch
 MOST_NODES = 5_000  # of a graph, those next to the loss first
 SAME_WEIGHTS = ("T", "Transpose", "Permute", "ToCopy", "View", "Unsqueeze")  # what leaves the numbers as they are
 SAME_INPUT = (*SAME_WEIGHTS, "Expand", "ReshapeAlias", "Clone", "UnsafeView")
+PRODUCTS = ("Bmm", "Mm", "Mv", "Dot", "Baddbmm")
+RECURRENT = ("MkldnnRnnLayer", "CudnnRnn")  # kernels of a whole recurrence
 Node = Any  # torch.autograd.graph.Node, or what stands for one of a Function written in Python
 Shape = tuple[int, ...]
 
@@ -26,6 +28,11 @@ def name_of(node: Node) -> str:
 def _operation(name: str) -> str:
     name = re.sub(r"Backward\d*$", "", name.rsplit("::", 1)[-1])
     return re.sub(r"\s+", "_", name)[:100] or "unnamed"
+
+
+def with_reduction(node: Node) -> str:
+    """Its operation, and where a loss is a sum that it is one."""
+    return f"{name_of(node)}/sum" if getattr(node, "_saved_reduction", None) == 2 else name_of(node)
 
 
 def shape_of(node: Node) -> Shape:
@@ -66,6 +73,18 @@ def walk(root: Node) -> Iterator[Node]:
 def is_written_in_python(node: Node) -> bool:
     """Whether a node is of a `torch.autograd.Function`, which may be called as an operation of torch is."""
     return isinstance(node, torch.autograd.function.BackwardCFunction)
+
+
+def is_normed(node: Node) -> bool:
+    """Whether weights come here out of a weight norm."""
+    below = (child for operand in children(node) for child in (operand, *children(operand)))
+    return name_of(node) == "Mm" and any("WeightNorm" in name_of(child) for child in below)
+
+
+def is_product(node: Node) -> bool:
+    """Whether two things that are made are multiplied: as matrices, or one is spread over the other, as weights are."""
+    operands = [shape_of(child) for child in children(node)]
+    return name_of(node) in PRODUCTS or (name_of(node) == "Mul" and len({*operands}) == 2)
 
 
 def beginning(loss: Any, most: int = 8) -> str:

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from gradwatch.measure.graph_nodes import SAME_INPUT, Node, children, is_written_in_python, name_of
+from gradwatch.measure.graph_nodes import RECURRENT, SAME_INPUT, Node, children, is_written_in_python, name_of
 from gradwatch.measure.graph_values import GIVEN
 
 MOST_BETWEEN = 50  # operations between two layers
 
-_RECURRENT = ("MkldnnRnnLayer", "CudnnRnn")
 _BY_A_CONSTANT = ("Mul", "Div")  # linear where one operand alone asks for a gradient
 _LINEAR = {
     *(*SAME_INPUT, "Squeeze", "Select", "Slice", "Split", "Cat", "Stack", "ConstantPadNd", "Add", "Sub", "Neg"),
@@ -27,7 +26,7 @@ def linear_chain(nodes: Sequence[Node], own: Callable[[Node], str], is_given_dat
     layers = {node: own(node) for node in nodes if name_of(node) in GIVEN}
     layers = {node: layer for node, layer in layers.items() if layer}
     inner = [node for node in layers if not is_given_data(node)]
-    if not inner or len(inner) == len(layers) or any(name_of(node) in _RECURRENT for node in layers):
+    if not inner or len(inner) == len(layers) or any(name_of(node) in RECURRENT for node in layers):
         return []
     given = (node.next_functions[GIVEN[name_of(node)].place][0] for node in inner)
     return [*layers.values()] if all(_is_made_by(each, layers) for each in given) else []

@@ -8,6 +8,7 @@ loss was given (`loss_targets`) and what shows the model inside (`graph_values`)
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from functools import cached_property
 from itertools import islice
 from typing import Any
 
@@ -16,17 +17,22 @@ from torch import Tensor, nn
 
 from gradwatch.measure import graph_values, loss_targets, policy_entropy, posterior
 from gradwatch.measure.graph_nodes import (
+    PRODUCTS,
+    RECURRENT,
     SAME_INPUT,
     SAME_WEIGHTS,
     Node,
     Shape,
     children,
+    is_normed,
+    is_product,
     is_written_in_python,
     name_of,
     shape_of,
     signed,
     through,
     walk,
+    with_reduction,
 )
 from gradwatch.measure.linear_chain import linear_chain
 from gradwatch.measure.sequence_axes import wrong_axes
@@ -38,8 +44,7 @@ MOST_LOSSES = 4  # terms of a loss that are looked at
 MOST_PATHS, LONGEST_PATH, MOST_ROWS = 8, 24, 64
 
 _BATCH_NORMS = ("NativeBatchNorm", "CudnnBatchNorm", "MiopenBatchNorm", "BatchNormWithUpdate")  # of these rows alone
-_WITH_WEIGHTS = ("Addmm", "Convolution", "MkldnnRnnLayer", "CudnnRnn")
-_PRODUCTS = ("Bmm", "Mm", "Mv", "Dot", "Baddbmm")
+_WITH_WEIGHTS = ("Addmm", "Convolution", *RECURRENT)
 _SAME_NUMBERS = ("Sum", "Neg", "Squeeze", "Select", "View", "Unsqueeze", "Stack", "Cat")
 _CHOICES = ("Gather", "Index", "NllLoss")  # of log-probabilities
 _ARRANGE = ("Transpose", "Permute", "T")
@@ -123,25 +128,30 @@ class LossGraph:
         """
         places = {name: place for place, name in enumerate(names)}
         found = graph_values.seen(self._parts(places)) | self._above(places)
-        code = posterior.seen(self._nodes, {*islice(self._down(), MOST_ABOVE)})
+        code = posterior.seen(self._nodes, self._outer)
         if code is not None and (layer := self._below(code[0])):
-            at = torch.full_like(code[1], float(places[layer]))
-            found |= {f"{IN_LOSS}code_informative": code[1], f"{LAYER_IN_LOSS}code_informative": at}
+            found |= _of_layer("code_informative", code[1], places[layer])
         return found
+
+    @cached_property
+    def _outer(self) -> dict[Node, None]:
+        """The nodes from the loss to the first weights, in their order."""
+        return dict.fromkeys(islice(self._down(), MOST_ABOVE))
 
     def _above(self, places: Mapping[str, int]) -> dict[str, Tensor | float]:
         """What stands between the loss and the first weights: a lookup of rows, a product with log-probabilities."""
         found: dict[str, Tensor | float] = {}
-        for node in islice(self._down(), MOST_ABOVE):
+        weighs = False
+        for node in self._outer:
             name = name_of(node)
             if name in graph_values.LOOKUPS and (layer := self._own(node)):
                 used = graph_values.codes_used(node)
                 if used is not None and f"{IN_LOSS}codes_used" not in found:
-                    at = torch.full_like(used, float(places[layer]))
-                    found |= {f"{IN_LOSS}codes_used": used, f"{LAYER_IN_LOSS}codes_used": at}
+                    found |= _of_layer("codes_used", used, places[layer])
             elif name == "Mul" and self._weighs_choices(node):
-                found = graph_values.weights_of_choices(node) | policy_entropy.seen(self._root) | found
-        return found
+                found = {**graph_values.weights_of_choices(node), **found}
+                weighs = True
+        return {**found, **policy_entropy.seen(self._root)} if weighs else found
 
     @staticmethod
     def _weighs_choices(product: Node) -> bool:
@@ -150,7 +160,6 @@ class LossGraph:
 
     def _parts(self, places: Mapping[str, int]) -> Iterator[graph_values.Part]:
         """So many of each operation that tells something, those next to the loss first; of what is given data, too."""
-        outer = {*islice(self._down(), MOST_ABOVE)}
         last = {*islice(self._down(through_products=True), MOST_ABOVE)}
         left = dict.fromkeys((*graph_values.OPERATIONS, "inputs"), graph_values.MOST_PARTS)
         for node in self._nodes:
@@ -158,7 +167,7 @@ class LossGraph:
                 continue
             has_weights = name in graph_values.GIVEN
             given = left["inputs"] > 0 and has_weights and self._is_given_data(node)
-            counted, ends = "inputs" if given else name, node in (last if has_weights else outer)
+            counted, ends = "inputs" if given else name, node in (last if has_weights else self._outer)
             if not left[counted] or (has_weights and not ((given or ends) and self._own(node))):
                 continue
             left[counted] -= 1
@@ -178,8 +187,8 @@ class LossGraph:
                 continue
             seen.add(node)
             yield node
-            hides = name_of(node) in _WITH_WEIGHTS or is_written_in_python(node) or _is_normed(node)
-            if not (hides or self._own(node)) and (through_products or not _is_product(node)):
+            hides = name_of(node) in _WITH_WEIGHTS or is_written_in_python(node) or is_normed(node)
+            if not (hides or self._own(node)) and (through_products or not is_product(node)):
                 waiting += children(node)
 
     def _is_given_data(self, node: Node) -> bool:
@@ -206,7 +215,7 @@ class LossGraph:
     def _is_of_itself(self, node: Node, nearest: int = 8) -> bool:
         """Whether the queries and keys of an attention are made of the same thing, each by weights."""
         fused = name_of(node).startswith("ScaledDotProduct")
-        scores = node if fused else next((n for n in islice(walk(node), nearest) if name_of(n) in _PRODUCTS), None)
+        scores = node if fused else next((n for n in islice(walk(node), nearest) if name_of(n) in PRODUCTS), None)
         sources = [] if scores is None else [self._made_of(child) for child, _ in scores.next_functions[:2]]
         return len(sources) == 2 and sources[0] is sources[1] is not None
 
@@ -284,7 +293,7 @@ class LossGraph:
             found += 1
             yield {
                 "what": "path",
-                "operations": " ".join(map(_with_reduction, path)),
+                "operations": " ".join(map(with_reduction, path)),
                 "shapes": " ".join(_text(shape_of(each)) for each in path),
                 "operands": " ".join(str(len(children(each))) for each in path),
                 "layer": own,
@@ -310,20 +319,9 @@ class LossGraph:
         return next(filter(None, map(self._own, islice(walk(node), nearest))), "")
 
 
-def _is_normed(node: Node) -> bool:
-    """Whether weights come here out of a weight norm."""
-    below = (child for operand in children(node) for child in (operand, *children(operand)))
-    return name_of(node) == "Mm" and any("WeightNorm" in name_of(child) for child in below)
-
-
-def _is_product(node: Node) -> bool:
-    """Whether two things that are made are multiplied: as matrices, or one is spread over the other, as weights are."""
-    operands = [shape_of(child) for child in children(node)]
-    return name_of(node) in _PRODUCTS or (name_of(node) == "Mul" and len({*operands}) == 2)
-
-
-def _with_reduction(node: Node) -> str:
-    return f"{name_of(node)}/sum" if getattr(node, "_saved_reduction", None) == 2 else name_of(node)
+def _of_layer(kind: str, value: Tensor, place: int) -> dict[str, Tensor]:
+    """A number that was seen, and the layer that it is of by its place among all."""
+    return {f"{IN_LOSS}{kind}": value, f"{LAYER_IN_LOSS}{kind}": torch.full_like(value, float(place))}
 
 
 def _text(shape: Shape) -> str:

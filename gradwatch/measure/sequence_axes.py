@@ -11,10 +11,18 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Sequence
 from itertools import islice
 
-from gradwatch.measure.graph_nodes import Node, children, is_written_in_python, name_of, shape_of, signed, walk
+from gradwatch.measure.graph_nodes import (
+    RECURRENT,
+    Node,
+    children,
+    is_written_in_python,
+    name_of,
+    shape_of,
+    signed,
+    walk,
+)
 
 MOST_BETWEEN, MOST_BELOW = 40, 300  # operations
-_RECURRENT = ("MkldnnRnnLayer", "CudnnRnn")
 _POOLS = ("Mean", "Amax")
 _ATTENTIONS = ("Softmax", "SafeSoftmax")
 
@@ -57,7 +65,7 @@ def _runs_along_the_other(node: Node, picked: int) -> bool:
 def _runs_along_the_first(node: Node) -> bool:
     """Whether it gives out `[T, B, H]`, each place made of the one before."""
     name = name_of(node)
-    if name in _RECURRENT:
+    if name in RECURRENT:
         return len(shape_of(node)) == 3 and not getattr(node, "_saved_batch_first", False)
     is_first = name == "Stack" and len(shape_of(node)) == 3 and getattr(node, "_saved_dim", None) == 0
     steps = children(node) if is_first else []
@@ -107,7 +115,7 @@ def _followed(node: Node, axis: int) -> Iterator[tuple[Node, int]]:
 
 def _step(node: Node, axis: int) -> tuple[Node, int] | None:
     name, shape = name_of(node), shape_of(node)
-    if name in (*_RECURRENT, "Stack", "Embedding", "Convolution") or is_written_in_python(node):
+    if name in (*RECURRENT, "Stack", "Embedding", "Convolution") or is_written_in_python(node):
         return None
     child = next(iter(children(node)), None)
     if child is None:

@@ -42,8 +42,8 @@ def dead_layer(
     first do not count: nothing is left to learn there; nor does a network whose loss came to rest at its lowest as they
     became zero (`all_learnt`), or whose gradients faded (`faded`). Where every gradient was zero in every step it is an
     error of all layers, which something may have zeroed before the step, too (`_all_zero`), or `no-gradient`, where the
-    graph shows what has no slope (`_without_slope`); where it is known that
-    something did (`wiped`), `no-gradient` says so, and so it is called where a whole part of the model never got one.
+    graph shows what has no slope (`_without_slope`); where it is known that something did (`wiped`), `no-gradient` says
+    so, and so it is called where a whole part of the model never got one.
     Where every weight is 0 it is `bad-initialisation`.
     Source: dead ReLU units give exact zeros (methods: S4); SageMaker Debugger's DyingReLU.
     """
