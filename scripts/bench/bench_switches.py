@@ -34,8 +34,11 @@ EVERY = 4  # steps, of which one is sampled
 PARTS = 2  # micro-batches of a step: the noise scale compares the first with all
 WARM_UP = 2 * EVERY - 2  # so that a round's third step is the sampled one, and no hook waits for it between rounds
 SAMPLED = 2
-SIZES = {"tiny": (64, 32, 2, 2, 8), "small": (4096, 256, 4, 8, 128)}  # vocabulary, width, depth, heads, tokens
-BATCH = 2
+SIZES = {  # vocabulary, width, depth, heads, tokens, sequences of a micro-batch
+    "tiny": (64, 32, 2, 2, 8, 2),
+    "small": (4096, 256, 4, 8, 128, 2),
+    "gpt2": (50257, 768, 12, 12, 1024, 4),  # for a GPU
+}
 
 
 class Switch(NamedTuple):
@@ -69,14 +72,16 @@ class Step(NamedTuple):
 
 
 class Training:
-    """A model of its own, watched with a switch."""
+    """A model of its own, watched with a switch; in bf16 autocast on a GPU."""
 
-    def __init__(self, size: str, asked: dict[str, Any], stack: ExitStack) -> None:
+    def __init__(self, size: str, asked: dict[str, Any], stack: ExitStack, device: str) -> None:
         torch.manual_seed(0)
-        *shape, length = SIZES[size]
-        self.model = Transformer(*shape, context=length)
+        *shape, length, sequences = SIZES[size]
+        self.device = device
+        with torch.device(device):
+            self.model = Transformer(*shape, context=length)
+            self.batches = [self.model.batch(sequences, length) for _ in range(PARTS)]
         self.optimizer = OPTIMIZERS["fused AdamW"](self.model.parameters())
-        self.batches = [self.model.batch(BATCH, length) for _ in range(PARTS)]
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         watch = gradwatch.watch(self.model, self.optimizer, clip="ClipByGlobalNorm(1.0)", log=None, delivery="none",
                                 dir=folder, every=EVERY, verbose=False, flush_every=3600.0, **asked)  # fmt: skip
@@ -84,15 +89,22 @@ class Training:
 
     def step(self) -> Step:
         """Take one step."""
-        began = time.perf_counter()
+        began = self._now()
         self.optimizer.zero_grad()
         for tokens, targets in self.batches:
-            loss = F.cross_entropy(self.model(tokens).flatten(0, 1), targets.flatten())
+            with torch.autocast(self.device, torch.bfloat16, enabled=self.device != "cpu"):
+                loss = F.cross_entropy(self.model(tokens).flatten(0, 1), targets.flatten())
             (loss / PARTS).backward()
-        stepped = time.perf_counter()
+        stepped = self._now()
         self.optimizer.step()
-        ended = time.perf_counter()
+        ended = self._now()
         return Step(ended - began, ended - stepped)
+
+    def _now(self) -> float:
+        """Seconds, when the device has done all that it was asked."""
+        if self.device != "cpu":
+            torch.cuda.synchronize()
+        return time.perf_counter()
 
     def peak(self) -> list[int]:
         """Of the steps of a round, the most bytes that were held at once of what the step itself made."""
@@ -129,11 +141,11 @@ class Held(TorchDispatchMode):
         self.now -= size
 
 
-def measure(size: str, rounds: int) -> dict[str, Any]:
+def measure(size: str, rounds: int, device: str = "cpu") -> dict[str, Any]:
     """The shares of a step and the bytes of each switch."""
     steps: dict[str, list[list[Step]]] = {name: [] for name in SWITCHES}
     with ExitStack() as stack:
-        trainings = {name: Training(size, switch.asked, stack) for name, switch in SWITCHES.items()}
+        trainings = {name: Training(size, switch.asked, stack, device) for name, switch in SWITCHES.items()}
         for training in trainings.values():
             for _ in range(WARM_UP):
                 training.step()

@@ -11,7 +11,7 @@ import random
 import statistics
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from typing import Any
@@ -46,29 +46,39 @@ IN_A_ROW = 10  # `every` by default: one of them is a measured one
 
 
 def measure(
-    name: str, variant: Variant, rounds: int, steps: int, device: str, batch: tuple[int, int] | None = None
+    name: str,
+    variant: Variant,
+    rounds: int,
+    steps: int,
+    device: str,
+    batch: tuple[int, int] | None = None,
+    variants: Sequence[str] = VARIANTS,
 ) -> dict[str, Any]:
     """Time, launches and waits of each variant, as `WHAT` defines them, on batches of so many sequences and tokens."""
     batch = batch or BATCH[device]
     net, optimizer, backward = training(name, device, batch)
-    times: dict[str, list[tuple[float, float]]] = {v: [] for v in VARIANTS}
+    times: dict[str, list[tuple[float, float]]] = {v: [] for v in variants}
     counted = {}
     for r in range(rounds):
-        for v in random.Random(r).sample(VARIANTS, len(VARIANTS)):
+        for v in random.Random(r).sample(variants, len(variants)):
             with variant(v, net, optimizer) as step, without_looks():
                 whole = _timed(WARM, steps, device, backward, step)
                 phase = _timed(WARM, PHASES * steps, device, step)
                 times[v].append((phase, whole))
                 if r == 0:
                     counted[v] = launches(step, device)
-    held_up = {v: waits(partial(variant, v, net, optimizer), backward, device) for v in VARIANTS}
-    phase, whole, bare = (
-        {v: statistics.median(t[i] / b[i] for t, b in zip(times[v], times[base], strict=True)) for v in VARIANTS}
-        for i, base in ((0, "torch clip + step"), (1, "torch clip + step"), (1, "step alone"))
-    )
+    held_up = {v: waits(partial(variant, v, net, optimizer), backward, device) for v in variants}
+    figures = {
+        what: {v: statistics.median(t[i] / b[i] for t, b in zip(times[v], times[base], strict=True)) for v in variants}
+        for what, i, base in (("phase", 0, VARIANTS[0]), ("whole", 1, VARIANTS[0]), ("to bare", 1, "step alone"))
+        if base in variants
+    }
+    spread = [[whole / bare for (_, whole), (_, bare) in zip(times[v], times["step alone"], strict=True)]
+              for v in variants]  # fmt: skip
     parameters = sum(p.numel() for p in net.parameters())
-    return {"parameters": parameters, "tensors": len(list(net.parameters())), "batch": batch,
-            "phase": phase, "whole": whole, "to bare": bare, "launches": counted, "waits": held_up,
+    return {"parameters": parameters, "tensors": len(list(net.parameters())), "batch": batch, "rounds": rounds,
+            "steps": steps, **figures, "to bare, each round": dict(zip(variants, spread, strict=True)),
+            "launches": counted, "waits": held_up,
             "a look": _look(partial(variant, VARIANTS[-1], net, optimizer), backward, device)}  # fmt: skip
 
 

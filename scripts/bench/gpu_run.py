@@ -28,10 +28,10 @@ from typing import Any
 from bench_output import arguments
 
 ROOT = Path(__file__).parents[2]
-SECONDS = 495  # of the whole run
+SECONDS = 520  # of the whole run
 LIMITS = {  # of a section, which is given what is left where that is less
-    "machine": 40, "probes": 70, "gpt2-124m": 140, "tests": 120, "gpt-1b": 80, "small": 90, "drains": 40, "memory": 40,
-    "scenarios": 80,
+    "machine": 40, "probes": 70, "gpt2-124m": 190, "tests": 120, "gpt-1b": 80, "small": 70, "drains": 40, "memory": 40,
+    "switches": 60, "scenarios": 70,
 }  # fmt: skip
 NEEDED = ("torch", "numpy", "pandas", "pyarrow", "filelock", "pytest")  # plotly, MLflow and the rest may be missing
 TAIL = 1500  # characters of what a section that failed had printed
@@ -130,7 +130,8 @@ def _of_file(file: Path, outcomes: Iterable[Report], tiny: bool) -> Report:
     own = [line for line in outcomes if line["test"].startswith(f"{file.relative_to(ROOT)}::")]
     counts = Counter(line["outcome"] for line in own)
     failed = {line["test"]: line["why"] for line in own if line["outcome"] == "failed"}
-    return {**counts, "held": not failed and (tiny or counts["passed"] > 0), "failed tests": failed}
+    held = not failed and (tiny or counts["passed"] > 0 or not own)  # none where a framework is not installed
+    return {**counts, "held": held, "failed tests": failed}
 
 
 def gpu_tests() -> list[Path]:
@@ -181,9 +182,9 @@ def bars(sections: Mapping[str, Report]) -> list[Report]:
     found = []
     for figures in parts.values():
         if figures.get("parameters", 0) > 1e8:
-            found.append(
-                (f"clip + everything, to torch's clip + step, at most {TO_TORCH}", figures["phase"][OURS], TO_TORCH)
-            )
+            if "phase" in figures:
+                what = f"clip + everything, to torch's clip + step, at most {TO_TORCH}"
+                found.append((what, figures["phase"][OURS], TO_TORCH))
             tokens = figures["batch"][0] * figures["batch"][1]
             if tokens >= TOKENS:
                 what = f"a watched step of {tokens:,} tokens without a policy, to a bare one, at most {TO_BARE}"

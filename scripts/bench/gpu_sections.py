@@ -16,12 +16,13 @@ import statistics
 import tempfile
 import time
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import bench_switches
 import gpt_steps
 import gpu_probes
 import torch
@@ -50,15 +51,17 @@ def sections(tiny: bool) -> dict[str, dict[str, Part]]:
         "machine": {"about": about, "copy": partial(copy_rate, 1 << (20 if tiny else 30))},
         "probes": gpu_probes.PROBES,
         "gpt2-124m": {
-            **gpt("gpt2-124m", Size(5, 40), {(4, 1024): 1, (20, 1024): 3}, tiny),
+            **gpt("gpt2-124m", Size(5, 40), (4, 1024), gpt_steps.VARIANTS, tiny),
+            **gpt("gpt2-124m", Size(11, 40), (20, 1024), gpt_steps.VARIANTS[2:], tiny),
             "by kernels": partial(kernels, tiny),
         },
-        "gpt-1b": gpt("gpt-1b", Size(3, 20), {(4, 1024): 1}, tiny),
+        "gpt-1b": gpt("gpt-1b", Size(3, 20), (4, 1024), gpt_steps.VARIANTS, tiny),
         "small": {
             name: partial(small, name, Size(1, 2) if tiny else Size(5, SMALL[name])) for name in small_nets(tiny)
         },
         "drains": {f"{layers} layers": partial(drain, layers, tiny) for layers in ((5,) if tiny else (147, 1000))},
         "memory": {str(way): partial(memory, way, tiny) for way in WAYS},
+        "switches": {"of a training step": partial(switches, tiny)},
     }
 
 
@@ -91,16 +94,12 @@ def copy_rate(size: int) -> dict[str, Any]:
 # -------------------------------------------------------------------------------------------------------------- clocks
 
 
-def gpt(name: str, size: Size, batches: dict[tuple[int, int], int], tiny: bool) -> dict[str, Part]:
-    """Whole steps on batches of (sequences, tokens); the larger ones in fewer steps."""
+def gpt(name: str, size: Size, batch: tuple[int, int], variants: Sequence[str], tiny: bool) -> dict[str, Part]:
+    """Whole steps on batches of (sequences, tokens)."""
     if tiny:
-        name, size, batches = "gpt-tiny", Size(1, 2), {(2, 32): 1}
-    return {
-        f"{name}, {sequences} x {tokens}": partial(
-            gpt_steps.measure, name, variant, size.rounds, -(-size.steps // fewer), DEVICE.type, (sequences, tokens)
-        )
-        for (sequences, tokens), fewer in batches.items()
-    }
+        name, size, batch = "gpt-tiny", Size(1, 2), (batch[0] // 2, 32)
+    measured = partial(gpt_steps.measure, name, variant, *size, DEVICE.type, batch, variants)
+    return {f"{name}, {batch[0]} x {batch[1]}": measured}
 
 
 def kernels(tiny: bool) -> dict[str, Any]:
@@ -189,6 +188,11 @@ def drain(layers: int, tiny: bool) -> dict[str, Any]:
             sends.append(sent - began)
             hands.append(time.perf_counter() - landed)
     return {"rows": rows, "send ms": 1e3 * min(sends[1:]), "hand over ms": 1e3 * min(hands[1:])}
+
+
+def switches(tiny: bool) -> dict[str, Any]:
+    """What each switch that looks inside adds to a step of GPT-2 124M on two micro-batches of 4 x 1024."""
+    return bench_switches.measure("tiny" if tiny else "gpt2", 2 if tiny else 7, DEVICE.type)
 
 
 # -------------------------------------------------------------------------------------------------------------- memory
