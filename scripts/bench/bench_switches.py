@@ -23,6 +23,7 @@ from typing import Any, NamedTuple
 import torch
 from bench_common import OPTIMIZERS, Transformer, machine
 from bench_output import arguments, publish
+from gpt_steps import without_looks
 from torch import Tensor
 from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -145,6 +146,7 @@ def measure(size: str, rounds: int, device: str = "cpu") -> dict[str, Any]:
     """The shares of a step and the bytes of each switch."""
     steps: dict[str, list[list[Step]]] = {name: [] for name in SWITCHES}
     with ExitStack() as stack:
+        stack.enter_context(without_looks())  # a look at a loss comes in ever fewer steps, of each training in others
         trainings = {name: Training(size, switch.asked, stack, device) for name, switch in SWITCHES.items()}
         for training in trainings.values():
             for _ in range(WARM_UP):
