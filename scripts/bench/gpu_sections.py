@@ -34,7 +34,7 @@ from torch import nn
 from gradwatch.measure.multi_tensor import multi_tensor
 
 Part = Callable[[], dict[str, Any]]
-SMALL = {"transformer-74": 1000, "linear-1000": 200, "mlp-6": 2000}  # steps of a round, which takes half a second
+SMALL = {"transformer-74": 300, "linear-1000": 100, "mlp-6": 600}  # steps of a round, some tenths of a second
 OPTIONAL = ("mlflow", "plotly", "matplotlib", "triton", "pytest", "pytest-timeout", "pytest-xdist")
 
 
@@ -52,10 +52,10 @@ def sections(tiny: bool) -> dict[str, dict[str, Part]]:
         "probes": gpu_probes.PROBES,
         "gpt2-124m": {
             **gpt("gpt2-124m", Size(5, 40), (4, 1024), gpt_steps.VARIANTS, tiny),
-            **gpt("gpt2-124m", Size(11, 40), (20, 1024), gpt_steps.VARIANTS[2:], tiny),
+            **gpt("gpt2-124m", Size(7, 40), (20, 1024), gpt_steps.VARIANTS[2:], tiny),
             "by kernels": partial(kernels, tiny),
         },
-        "gpt-1b": gpt("gpt-1b", Size(3, 20), (4, 1024), gpt_steps.VARIANTS, tiny),
+        "gpt-1b": gpt("gpt-1b", Size(3, 15), (4, 1024), gpt_steps.VARIANTS, tiny),
         "small": {
             name: partial(small, name, Size(1, 2) if tiny else Size(5, SMALL[name])) for name in small_nets(tiny)
         },

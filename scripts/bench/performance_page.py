@@ -14,8 +14,6 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from gpu_run import bars
-
 FOLDER = Path(__file__).parents[2] / "docs" / "measurements"
 Report = Mapping[str, Any]
 
@@ -150,7 +148,7 @@ def host_clock(report: Report, name: str) -> str:
         "Microseconds of the processor in a step beyond fused AdamW's own, where what a GPU would be given costs\n"
         "nothing, and their ratio to torch's clip. What grows is that each is asked for its gradient and, from 16\n"
         "on, for its address, as one kernel takes the norms of all. What torch's own call for norms costs the host\n"
-        "instead, a tensor of each norm, is not in it: see [below](#on-a-gpu-in-the-long-run).\n\n"
+        "instead, a tensor of each norm, is not in it: see [below](#norms-of-all-layers-at-once).\n\n"
         + table(["tensors", *ways], shown)
         + _source(report, "host_time.py --clock", name)
     )
@@ -185,42 +183,45 @@ def launches(report: Report, name: str) -> str:
 
 def switches(report: Report, name: str) -> str:
     """bench_switches.py; its times only where nothing disturbed them."""
-    clock = report.get("clock_shares", {})
     text = (
         "What each [switch](switches.md) adds to a training step of a GPT-2 cut to a CPU's size, in percent of that\n"
         "step watched without it: *sampled*, the step that it samples; *others*, any other; *on average*, at its\n"
         "default pace. *Memory* is how much more tensors a sampled step holds at its peak, beside\n"
         f"{report['bytes_plain'] / 2**20:,.1f} MiB without a switch.\n\n"
     )
+    return text + _of_switches(report) + _source(report, "bench_switches.py", name)
+
+
+def _of_switches(report: Report) -> str:
+    clock = report.get("clock_shares", {})
     head = ["switch", *(next(iter(clock.values())) if clock else ()), "memory"]
     rows = [
         [f"`{switch}`", *(f"{100 * share:.1f}" for share in clock.get(switch, {}).values()),
          f"{held['sampled'] / 2**20:,.1f} MiB"]
         for switch, held in report["bytes"].items()
     ]  # fmt: skip
-    return text + table(head, rows) + _source(report, "bench_switches.py", name)
+    return table(head, rows)
 
 
 def on_gpu(report: Report, name: str) -> str:
-    """gpu_run.py: what held, what was counted, and what was timed."""
+    """gpu_run.py: what held, what was counted, and what was timed; of trainings what its last run says of any."""
     found = {section: result["parts"] for section, result in report["sections"].items()}
     tests = Counter[str]()
     for part in found["tests"].values():
         tests.update({outcome: part.get(outcome, 0) for outcome in ("passed", "failed", "skipped")})
-    trained = found["scenarios"]
-    others = ", ".join(f"`{name}`" for name, part in trained.items() if not part["held"])
     asked = {question: part["held"] for question, part in found["probes"].items() if "held" in part}
     text = (
         f"All that needs a device, in {report['seconds'] / 60:.0f} minutes. Of the tests marked `gpu` "
         f"{tests['passed']} passed, {tests['failed']} failed and {tests['skipped']}\nwere skipped, where torch has no "
-        f"such kernel. Of {len(trained)} trainings of the rules' own suite "
-        f"{sum(part['held'] for part in trained.values())} got the findings\nthat they get on a CPU, all but {others}. "
-        "What was claimed of a device, and whether it held:\n\n"
+        "such kernel. What was claimed of a device, and whether it held:\n\n"
     )
     text += table(["claim", "held"], [[question, "yes" if held else "no"] for question, held in asked.items()])
+    unfinished = [section for section, result in report["sections"].items() if result["error"]]
+    if unfinished:
+        text += f"\nIn this run {', '.join(f'`{s}`' for s in unfinished)} did not come to their end in their time.\n"
     text += (
         "\nKernels beyond fused AdamW's own, as the profiler counted them, and how many more where weights are "
-        "measured.\nThey were those of torch's calls for lists, by the rules above, or one less:\n\n"
+        "measured.\nThey are those of the rules above, or one less:\n\n"
     )
     cases = found["probes"]["launches of the device"].items()
     counts = {tuple(case.split(", ", 1)): n for case, n in cases if isinstance(n, list)}
@@ -233,46 +234,65 @@ def on_gpu(report: Report, name: str) -> str:
     text += "\nMilliseconds of the training's thread for a drain of 100 rows:\n\n"
     rows = {layers: [f"{d['send ms']:.2f}", f"{d['hand over ms']:.3f}"] for layers, d in found["drains"].items()}
     text += table(["", "to send it", "to hand it over"], [[layers, *cells] for layers, cells in rows.items()])
+    small = {net: part["ratios"] for net, part in found["small"].items() if "ratios" in part}
+    if small:
+        text += "\nThe optimizer phase of small nets with fused AdamW, as [above](#optimizer-phase):\n\n"
+        text += _cases(small, "{:.2f}".format)
     text += "\n" + _steps_on_gpu({**found["gpt2-124m"], **found["gpt-1b"]})
+    rows = [[bar["what"], f"{bar['found']:.4f}", "yes" if bar["held"] else "**no**"] for bar in report["bars"]]
+    text += "\nWhat was promised of GPT-2 124M:\n\n" + table(["", "found", "held"], rows)
+    for part in found["switches"].values():
+        text += (
+            "\nWhat a [switch](switches.md) adds there to a step of two micro-batches of 4 x 1,024 tokens, in percent "
+            "of it, as [above](#switches). The host\nis what such a step waits for, and a switch gives it more to ask "
+            "for:\n\n"
+        )
+        text += _of_switches(part)
     return text + _source(found["machine"]["about"], "gpu", name)
 
 
 def _steps_on_gpu(parts: Report) -> str:
     text = (
         "Training steps of GPTs in bf16 autocast with fused AdamW: the optimizer's *phase* in a row, divided by that "
-        "of torch's\nclip and step, and the *whole* step, divided by one without clip and record. Nothing waited for "
-        "the device in any.\n\n"
+        "of torch's\nclip and step, and the *whole* step, divided by one without clip and record, the median of rounds "
+        "and the least and\nthe most of one. Where a step is little work for the device it waits for the host, whose "
+        "pace varies. Nothing waited\nfor the device in any.\n\n"
     )
-    rows = [
-        [case, way, f"{figures['phase'][way]:.3f}", f"{figures['to bare'][way]:.3f}"]
-        for case, figures in parts.items() if "phase" in figures for way in figures["phase"]
-    ]  # fmt: skip
-    text += table(["", "", "phase", "whole"], rows)
-    if any("phase" in figures and "a look" not in figures for figures in parts.values()):
-        text += (
-            "\nThese are **the first 43 steps of a Watch**, four of which look at the loss and five of which are "
-            "measured, as it\nbegins: a phase of 124 M parameters in a row is as long as the host takes to ask for it. "
-            "They say what a Watch costs\nat first, not in a long run, and norms were taken by torch's calls for lists "
-            "then: see below.\n"
-        )
+    rows = []
+    for case, figures in parts.items():
+        for way, whole in figures.get("to bare", {}).items():
+            phase = f"{figures['phase'][way]:.3f}" if "phase" in figures else ""
+            rounds = figures["to bare, each round"][way]
+            rows.append([case, way, phase, f"{whole:.4f}", f"{min(rounds):.4f} to {max(rounds):.4f}"])
+    text += table(["", "", "phase", "whole", "of a round"], rows)
     kernels = parts.get("by kernels", {})
     if "device ms" in kernels:
         least = kernels["least, to torch's clip + step"]
         text += (
             f"\nThe kernels of the norms and of a step that scales, without anything else, take {least:.2f} of torch's "
-            "norms, multiplication\nand step: no clip that torch's kernels are asked for is faster.\n"
+            "norms, multiplication\nand step: no clip is faster whose step is fused AdamW's.\n"
         )
     return text
 
 
-def in_the_long_run(report: Report, name: str) -> str:
+def trainings_on_gpu(report: Report, name: str) -> str:
+    """The section `scenarios` of gpu_run.py."""
+    trained = report["sections"]["scenarios"]["parts"]
+    others = ", ".join(f"`{name}`" for name, part in trained.items() if not part["held"])
+    return (
+        f"Of {len(trained)} trainings of the rules' own suite {sum(part['held'] for part in trained.values())} got the "
+        f"findings on a device that they get on a CPU, all but\n{others}.\n"
+        + _source(report["sections"]["machine"]["parts"]["about"], "gpu", name)
+    )
+
+
+def norms_at_once(report: Report, name: str) -> str:
     """Parts of two runs of gpu_run.py, before and after norms were taken at once."""
     runs = report["runs"]
     text = (
-        "GPT-2 124M on batches of 4 x 1,024 tokens, as above, but in rounds of 60 steps and 240 phases behind the "
-        "first: with\ntorch's calls for lists, as where there is no Triton, and with one kernel for all layers. "
-        "torch makes a tensor of each\nnorm: the device waited for the host. Each figure is the optimizer's phase over "
-        "that of torch's clip and step of the\nsame run:\n\n"
+        "GPT-2 124M on batches of 4 x 1,024 tokens: with torch's calls for lists, as where there is no Triton, and "
+        "with one kernel\nfor all layers. torch makes a tensor of each norm: the device waited for the host. Each "
+        "figure is the optimizer's phase\nover that of torch's clip and step of the same run:\n\n"
     )
     ways = [way for way in runs["torch's calls for lists"]["phase"] if way != "torch clip + step"]
     rows = [[way, *(f"{run['phase'][way]:.3f}" for run in runs.values())] for way in ways]
@@ -280,15 +300,7 @@ def in_the_long_run(report: Report, name: str) -> str:
     rows = [
         [way, *(str(run["launches"][way]["kernels"]) for run in runs.values())] for way in ("torch clip + step", *ways)
     ]
-    text += table(["", *runs], rows)
-    of_the_first = json.loads((FOLDER / "gpu_h100.json").read_text())["bars"]
-    of_now = bars({"gpt2-124m": {"parts": {name: run for name, run in runs.items() if "kernel" in name}}})
-    found = [*of_now, *(bar for bar in of_the_first if "watched" in bar["what"])]
-    rows = [[bar["what"], f"{bar['found']:.3f}", "yes" if bar["held"] else "**no**"] for bar in found]
-    text += (
-        "\nWhat was promised; the second was found in the first steps of a Watch, as the section above has them:\n\n"
-    )
-    return text + table(["", "found", "held"], rows) + _source(report["about"], "gpu --only gpt2-124m", name)
+    return text + table(["", *runs], rows) + _source(report["about"], "gpu --only gpt2-124m", name)
 
 
 def side_by_side(report: Report, name: str) -> str:
@@ -364,8 +376,9 @@ SECTIONS: list[tuple[str, str, str, Callable[[Report, str], str]]] = [
     ("Reports of long histories", "scripts/bench/bench_report.py", "bench_report_cpu.json", plain("bench_report.py")),
     ("A large report in a browser", "scripts/bench/bench_page.py", "bench_page_cpu.json", plain("bench_page.py")),
     ("Start-up", "scripts/bench/bench_startup.py", "bench_startup_cpu.json", start_up),
-    ("On a GPU", "scripts/bench/gpu", "gpu_h100.json", on_gpu),
-    ("On a GPU in the long run", "scripts/bench/gpu --only gpt2-124m", "gpu_h100_norms.json", in_the_long_run),
+    ("On a GPU", "scripts/bench/gpu", "gpu_h200.json", on_gpu),
+    ("Trainings on a GPU", "scripts/bench/gpu --only scenarios", "gpu_h100.json", trainings_on_gpu),
+    ("Norms of all layers at once", "scripts/bench/gpu --only gpt2-124m", "gpu_h100_norms.json", norms_at_once),
 ]
 
 
