@@ -10,7 +10,7 @@ import math
 import operator
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import count, groupby
+from itertools import count
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -24,9 +24,9 @@ from gradwatch.measure.collectives import Sums, together
 from gradwatch.measure.distributed import local
 from gradwatch.measure.foreach import MaybeTensors, grouped, measure, which_are_there
 from gradwatch.measure.largest_logits import LargestLogits
-from gradwatch.measure.layout import SAMPLE, Layout, real, sample, stride
+from gradwatch.measure.layout import Layout, real
 from gradwatch.measure.looking import Looking
-from gradwatch.measure.multi_tensor import MultiTensor
+from gradwatch.measure.samples import Samples
 from gradwatch.measure.second_moment import adam_rms
 from gradwatch.measure.singular_values import SingularValues
 from gradwatch.measure.weight_batch import Iterations, WeightBatch
@@ -36,7 +36,6 @@ if TYPE_CHECKING:
     from gradwatch.policies.base import State
 
 _REQUIRES_GRAD = operator.attrgetter("requires_grad")
-FEW = 8  # layers that share one size of sample, on average, from which a kernel for each size is fewer
 
 
 class Weights:
@@ -60,6 +59,7 @@ class Weights:
         self._iterations: Iterations = {}
         self._turns: defaultdict[Optimizer, Iterator[int]] = defaultdict(count)  # of each that steps alone
         self._update_ratio = UpdateRatio(layout)
+        self._of_moments = Samples(layout, 2) if slots else None
         self._singular_values = SingularValues(layout, singular_values) if singular_values else None
         self._patterns = singular_values
         self._looked = False  # whether it has seen the weights before the step
@@ -129,7 +129,7 @@ class Weights:
             if self.slots:
                 asked["slot_norm"] = slot_norms(self.layout, optimizers, self.looking)
         if self.slots:
-            asked["adam_rms"] = adam_rms(self.layout, optimizers)
+            asked["adam_rms"] = adam_rms(self.layout, optimizers, self._of_moments)
         if self._looked:
             asked["update_ratio"] = self._update_ratio.after(self.slots, is_measured)
         found = yield from together(asked, self.looking)
@@ -144,34 +144,17 @@ class Weights:
 class UpdateRatio:
     """How far a step moved each layer, from at most 4,096 of its elements: `before()` the step, `after()` it; and how
     far all that happened since the measurement before did.
-
-    A buffer `[3, N]` is filled again and again, by one `cat` per device and dtype: constant memory, few kernels, and
-    no large allocation in steady state. Layers with samples of one size lie side by side, so that one kernel norms
-    them all.
     """
 
     def __init__(self, layout: Layout) -> None:
-        self.layout = layout
-        weights = layout.weights()
-        self.steps = [stride(w.numel()) for w in weights]
-        self.sizes = [math.ceil(w.numel() / step) for w, step in zip(weights, self.steps, strict=True)]
-        self._groups: dict[tuple[torch.device, torch.dtype], list[int]] = {}  # layers, which lie together in a buffer
-        for i in sorted(layout.every, key=self.sizes.__getitem__):
-            self._groups.setdefault((weights[i].device, weights[i].dtype), []).append(i)
-        self._order = [i for layers in self._groups.values() for i in layers]
-        self._blocks = [(size, len([*run])) for size, run in groupby(self.sizes[i] for i in self._order)]
-        self._buffers: dict[object, Tensor] = {}
-        self._samplings: dict[
-            tuple[torch.device, torch.dtype], Tensor
-        ] = {}  # of a group: starts, steps, sizes, `[3, L]`
+        self.layout, self._samples = layout, Samples(layout, 3)
         self._looks = 0  # how often it looked before a measured step: in one of two rows, in turn
         self._before = 0  # the row of the last look before a step
 
-    @without_autograd
     def before(self, is_measured: bool = True) -> None:
         """Look at the weights before the step: where it `is_measured`, the next one that is will know it, too."""
         self._before = (self._looks + 1) % 2
-        self._look(self._before)
+        self._samples.look(self._before, self.layout.weights())
         self._looks += is_measured
 
     def after(self, with_norm: bool = False, with_ratio: bool = True) -> Sums[dict[str, Tensor]]:
@@ -181,17 +164,17 @@ class UpdateRatio:
 
         The ratios are NaN where the weights were all zero.
         """
-        self._look(2)
-        samples, now = self._samples(), self._looks % 2
+        self._samples.look(2, self.layout.weights())
+        samples, now = self._samples.rows(), self._looks % 2
         if self._before != now:
             samples[2].sub_(samples[self._before])
             both = samples[slice(self._before, 3, 2 - self._before) if with_ratio else slice(2, 3)]
-            *before, moved = yield from self._over_ranks(self._norms(both), with_norm)
+            *before, moved = yield from self._over_ranks(self._samples.norms(both), with_norm)
             found = {"update_ratio": moved / threshold(before[0], 0.0, torch.nan)} if with_ratio else {}
             return {**found, "update_norm": moved} if with_norm else found
         earlier = slice(2, 3) if self._looks == 1 else slice(1, 3) if now == 0 else slice(0, 3, 2)
         samples[earlier].sub_(samples[now])  # the look before the last, and the one after the step
-        norms = yield from self._over_ranks(self._norms(samples), with_norm)
+        norms = yield from self._over_ranks(self._samples.norms(samples), with_norm)
         ratios = norms[earlier] / threshold(norms[now], 0.0, torch.nan)
         found = dict(zip(("update_ratio", "displacement"), reversed(ratios.unbind()), strict=False))
         return {**found, "update_norm": norms[2]} if with_norm else found
@@ -200,78 +183,13 @@ class UpdateRatio:
         """The norms of samples, `[R, L]`, over all ranks; estimates `of_all` elements where that is asked for."""
         if self.layout.sharding is None:
             roots = self.layout.constant(
-                "roots", lambda: self.layout.numbers([*map(math.sqrt, self.steps)], norms.dtype)
+                "roots", lambda: self.layout.numbers([*map(math.sqrt, self._samples.steps)], norms.dtype)
             )
             return norms * roots if of_all else norms
         # an element of a sample stands for as many as the sample's step
-        steps = self.layout.constant("steps", lambda: self.layout.numbers(self.steps, torch.float64))
+        steps = self.layout.constant("steps", lambda: self.layout.numbers(self._samples.steps, torch.float64))
         sums = yield from self.layout.sharding.add(norms.to(torch.float64) ** 2 * steps)
         return sums.sqrt().to(norms.dtype)
-
-    def _norms(self, samples: Tensor) -> Tensor:
-        """The L2 norm of each layer's part of each row of `samples`, `[R, L]`."""
-        if len(self._blocks) * FEW > len(self.sizes):
-            sizes = [self.sizes[i] for i in self._order]
-            parts = [part for row in samples for part in torch.split(row, sizes)]
-            norms = torch.stack(torch._foreach_norm(parts)).view(len(samples), -1)
-        else:
-            norms, start, place = samples.new_empty(len(samples), len(self.sizes)), 0, 0
-            for size, count in self._blocks:
-                block = samples.narrow(1, start, size * count).view(-1, count, size)
-                torch.linalg.vector_norm(block, dim=2, out=norms.narrow(1, place, count))
-                start, place = start + size * count, place + count
-        return norms.index_select(1, self.layout.constant("places", self._places))
-
-    def _places(self) -> Tensor:
-        """Where each layer lies in the order of the samples, `[L]`."""
-        places: list[int] = sorted(self.layout.every, key=self._order.__getitem__)
-        return self.layout.numbers(places, torch.int64)
-
-    def _look(self, row: int) -> None:
-        """The samples of all layers, one after the other, into this row of the buffer of each group."""
-        weights = self.layout.weights()
-        for layers, own, _ in self._parts():
-            many = self.layout.multi_tensor(own.device, own.dtype)
-            if many is None or not self._sampled_at_once(many, weights, layers, own[row]):
-                torch.cat([sample(weights[i]) for i in layers], out=own[row])
-
-    def _sampled_at_once(
-        self, many: MultiTensor, weights: Sequence[Tensor], layers: Sequence[int], out: Tensor
-    ) -> bool:
-        """Whether one kernel has put the samples of these layers side by side."""
-        layers = [i for i in layers if self.sizes[i]]
-        in_order = tuple(sorted(layers))
-        at = many.pointers([weights[i] for i in in_order], in_order)
-        if at is None:
-            return False
-        if (key := (out.device, out.dtype)) not in self._samplings:
-            start, own = 0, [[0, 1, 0] for _ in weights]
-            for i in layers:
-                own[i] = [start, self.steps[i], self.sizes[i]]
-                start += self.sizes[i]
-            self._samplings[key] = many.sent(torch.tensor(own).T.contiguous())
-        return many.sample(at, self._samplings[key], SAMPLE, out)
-
-    def _samples(self) -> Tensor:
-        """The rows that were looked at, in the layout's dtype and on its device: those of all groups side by side."""
-        for _, own, part in self._parts():
-            if own is not part:
-                part.copy_(own, non_blocking=own.device.type != "cpu" or part.device.type == "cpu")
-        return self._buffer("samples", (3, sum(self.sizes)), self.layout.device, self.layout.dtype)
-
-    def _parts(self) -> Iterator[tuple[Sequence[int], Tensor, Tensor]]:
-        """Of each group its layers, the buffer that is looked into, and its part of the samples: mostly the same."""
-        samples, start = self._buffer("samples", (3, sum(self.sizes)), self.layout.device, self.layout.dtype), 0
-        for (device, dtype), layers in self._groups.items():
-            size = sum(self.sizes[i] for i in layers)
-            part, start = samples.narrow(1, start, size), start + size
-            is_like = (device, dtype) == (samples.device, samples.dtype)
-            yield layers, part if is_like else self._buffer((device, dtype), (3, size), device, dtype), part
-
-    def _buffer(self, name: object, shape: tuple[int, ...], device: torch.device, dtype: torch.dtype) -> Tensor:
-        if name not in self._buffers:
-            self._buffers[name] = torch.zeros(shape, dtype=dtype, device=device)
-        return self._buffers[name]
 
 
 def weight_norms(layout: Layout) -> Sums[Tensor]:

@@ -13,6 +13,8 @@ from gradwatch.measure.foreach import measure, measure_plain, scale_
 from gradwatch.measure.gradients import Batch
 from gradwatch.measure.layout import Layout
 from gradwatch.measure.multi_tensor import CHUNK, MultiTensor
+from gradwatch.measure.samples import Samples
+from gradwatch.measure.second_moment import adam_rms
 from gradwatch.measure.weight_updates import UpdateRatio
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
@@ -182,12 +184,33 @@ def test_samples_are_those_that_torch_takes(kernels, dtypes, device, monkeypatch
     layout = laid_out([torch.randn(s, device=device).to(d) for d in dtypes for s in shapes], kernels)
     plain = Layout(dict(layout.whole))
     monkeypatch.setattr(plain, "multi_tensor", lambda *_: None)
-    wanted, found = UpdateRatio(plain), UpdateRatio(layout)
-    wanted.before()
+    wanted, found = Samples(plain, 2), Samples(layout, 2)
+    wanted.look(1, plain.weights())
     refuse(monkeypatch, "cat")
-    found.before()
-    assert torch.equal(found._samples()[1], wanted._samples()[1])
-    assert found._samples()[1].any()
+    found.look(1, layout.weights())
+    assert torch.equal(found.rows(), wanted.rows())
+    assert found.rows()[1].any()
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_gradients_beside_second_moments_are_sampled_at_once(kernels, device, monkeypatch):
+    layout = laid_out([torch.randn(s, device=device) for s in [*SHAPES, (64, 64, 64)]], kernels)
+    optimizer, samples = torch.optim.AdamW(layout.params, fused=True), Samples(layout, 2)
+    for p in layout.params:
+        p.grad = torch.randn_like(p)
+    optimizer.step()
+
+    def rms(samples):
+        with pytest.raises(StopIteration) as ended:
+            next(adam_rms(layout, [optimizer], samples))
+        return ended.value.value
+
+    wanted = rms(None)
+    refuse(monkeypatch, "cat")
+    rms(samples)  # constants are made
+    with no_waiting(device):
+        assert torch.allclose(rms(samples), wanted, rtol=1e-6, equal_nan=True)
+    assert wanted[-1] > 0.5
 
 
 @pytest.mark.parametrize("device", DEVICES)

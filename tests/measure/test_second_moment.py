@@ -7,13 +7,15 @@ from torch import nn
 from training import watch
 
 from gradwatch import open_history
+from gradwatch.measure import second_moment
 
 
-def train(folder, kind, steps=5, every=1, width=8, dtype=torch.float32, **options):
+def train(folder, kind, steps=5, every=1, width=8, dtype=torch.float32, unused=True, **options):
     """Train; what was recorded, and the oracle's numbers of each step."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(6, width), nn.ReLU(), nn.Linear(width, 3)).to(dtype)
-    model.unused = nn.Linear(2, 2).to(dtype)
+    if unused:
+        model.unused = nn.Linear(2, 2).to(dtype)
     optimizer = kind(model.parameters(), **options)
     wanted = []
     with watch(model, optimizer, folder, slots=True, every=every, clip="ClipByGlobalNorm(0.1)") as handle:
@@ -41,18 +43,22 @@ def rms(p, state, group):
      (torch.optim.Adam, {"lr": 0.01, "dtype": torch.bfloat16}),
      (torch.optim.Adam, {"lr": 0.01, "dtype": torch.double})],
 )  # fmt: skip
-def test_every_number_is_the_oracles(kind, options, tmp_path):
-    history, wanted = train(tmp_path, kind, **options)
+@pytest.mark.parametrize("unused", [True, False])
+def test_every_number_is_the_oracles(kind, options, unused, tmp_path, monkeypatch):
+    other = "_ratio_norms_at_once" if unused else "_norms_by_kind"  # where all layers are alike they are one
+    monkeypatch.setattr(second_moment, other, lambda *_: pytest.fail(other))
+    history, wanted = train(tmp_path, kind, unused=unused, **options)
     np.testing.assert_allclose(history.layer("adam_rms"), wanted, rtol=1e-5)
-    assert np.isnan(history.layer("adam_rms")[:, -2:]).all()
+    assert np.isnan(history.layer("adam_rms")[:, -2:]).all() == unused
 
 
 def test_it_is_measured_on_every_step_whatever_the_pace_and_of_large_layers_estimated(tmp_path):
     history, wanted = train(tmp_path / "small", torch.optim.Adam, every=4)
     np.testing.assert_allclose(history.layer("adam_rms"), wanted, rtol=1e-5)
     assert np.flatnonzero(np.isfinite(history.layer("weight_norm")[:, 0])).tolist() == [0, 4]
-    history, wanted = train(tmp_path / "large", torch.optim.Adam, every=4, width=3000)  # 18,000 and 9,000 elements
-    np.testing.assert_allclose(history.layer("adam_rms"), wanted, rtol=0.05)
+    for unused in (True, False):  # 18,000 and 9,000 elements
+        history, wanted = train(tmp_path / f"large {unused}", torch.optim.Adam, every=4, width=3000, unused=unused)
+        np.testing.assert_allclose(history.layer("adam_rms"), wanted, rtol=0.05)
 
 
 def test_layers_that_have_a_gradient_now_and_then(tmp_path):

@@ -129,7 +129,7 @@ def test_the_update_ratio_of_a_sample_is_within_a_few_percent(shape):
     p = nn.Parameter(torch.randn(shape))
     layout = Layout({"w": p})
     ratio = UpdateRatio(layout)
-    assert ratio.sizes[0] <= SAMPLE
+    assert ratio._samples.sizes[0] <= SAMPLE
     for _ in range(2):  # the buffers serve again
         with torch.no_grad():
             ratio.before()
@@ -146,7 +146,7 @@ def test_layers_that_are_normed_side_by_side_keep_their_own_ratios():
     torch.manual_seed(0)
     params = {f"{i}.{shape}": nn.Parameter(torch.randn(shape)) for i in range(9) for shape in ((4, 3), (5,), (2, 6))}
     ratio = UpdateRatio(Layout(params))
-    assert len(ratio._blocks) == 2
+    assert len(ratio._samples._blocks) == 2
     was = []
     for _ in range(4):
         ratio.before()
