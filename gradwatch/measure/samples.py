@@ -30,7 +30,7 @@ class Samples:
     def __init__(self, layout: Layout, rows: int) -> None:
         self.layout, self._rows = layout, rows
         weights = layout.weights()
-        self._kinds = [*zip(map(_DEVICE, weights), map(_DTYPE, weights), map(Tensor.numel, weights), strict=True)]
+        self._kinds = _kinds(weights)
         self.steps = [stride(w.numel()) for w in weights]
         self.sizes = [math.ceil(w.numel() / step) for w, step in zip(weights, self.steps, strict=True)]
         self._groups: dict[tuple[torch.device, torch.dtype], list[int]] = {}  # layers, which lie together in a buffer
@@ -43,9 +43,7 @@ class Samples:
 
     def fit(self, tensors: Sequence[Tensor]) -> bool:
         """Whether these are as the weights are: of their devices, dtypes and sizes."""
-        return [*zip(map(_DEVICE, tensors), map(_DTYPE, tensors), map(Tensor.numel, tensors), strict=True)] == (
-            self._kinds
-        )
+        return _kinds(tensors) == self._kinds
 
     @without_autograd
     def look(self, row: int, tensors: Sequence[Tensor]) -> None:
@@ -114,3 +112,7 @@ class Samples:
         if name not in self._buffers:
             self._buffers[name] = torch.zeros((self._rows, size), dtype=dtype, device=device)
         return self._buffers[name]
+
+
+def _kinds(tensors: Sequence[Tensor]) -> list[tuple[torch.device, torch.dtype, int]]:
+    return [*zip(map(_DEVICE, tensors), map(_DTYPE, tensors), map(Tensor.numel, tensors), strict=True)]

@@ -54,7 +54,6 @@ class Batches(NamedTuple):
 
 
 WHOLE = {"transformer-74": Batches(32, 3), "linear-1000": Batches(32, 6), "mlp-6": Batches(8, 200)}
-VARIANTS = ("torch clip + step", "gradwatch clip + step", "step alone", "gradwatch no clip + step")
 SELDOM = ("torch, 1 in 10 clipped", "gradwatch, 1 in 10 clipped")
 
 
@@ -117,18 +116,16 @@ def measure(model: str, optimizer: str, rounds: int, steps: int, device: str) ->
     """Median over rounds of each variant's time divided by torch's clip and step of the same round; and of
     gradwatch's by torch's, where one step in ten is clipped.
     """
-    variants = (*VARIANTS, *SELDOM)
+    variants = (*gpt_steps.VARIANTS, *SELDOM)
     pairs = {name: built(model, optimizer, device) for name in variants}
     times: dict[str, list[float]] = {name: [] for name in variants}
     for r in range(rounds + 1):  # one round to warm up
         for name in random.Random(r).sample(variants, len(variants)):
             with variant(name, *pairs[name]) as step:
-                for _ in range(gpt_steps.WARM):
-                    step()
-                taken = timed(step, steps, device)
+                taken = gpt_steps.timed(gpt_steps.WARM, steps, device, step)
             if r:
                 times[name].append(taken)
-    ratios = {name: (times[name], times["torch clip + step"]) for name in VARIANTS}
+    ratios = {name: (times[name], times["torch clip + step"]) for name in gpt_steps.VARIANTS}
     ratios["1 in 10 clipped, gradwatch / torch"] = times[SELDOM[1]], times[SELDOM[0]]
     return {name: statistics.median(t / b for t, b in zip(*both, strict=True)) for name, both in ratios.items()}
 
@@ -169,18 +166,6 @@ def _training(name: str, model: str) -> Iterator[Callable[[], tuple[float, float
         yield train
 
 
-def timed(step: Callable[[], None], steps: int, device: str) -> float:
-    """Seconds that so many steps take."""
-    if device == "cuda":
-        torch.cuda.synchronize()
-    started = time.perf_counter()
-    for _ in range(steps):
-        step()
-    if device == "cuda":
-        torch.cuda.synchronize()
-    return time.perf_counter() - started
-
-
 def main() -> None:
     parser = arguments(__doc__, rounds=15)
     parser.add_argument("--steps", type=int, default=40, help="of a round; ten times as many of the small MLP")
@@ -193,11 +178,11 @@ def main() -> None:
     models = named("--models", args.models, MODELS | GPTS) if args.models else list(MODELS)
     cases = {f"{m}, {o}": (m, o) for m in models if m in MODELS for o in OPTIMIZERS if args.only in f"{m}, {o}"}
     if instructions.inside(args):
-        instructions.run(args, {(case, v): (ready, v, *cases[case]) for case in cases for v in VARIANTS})
+        instructions.run(args, {(case, v): (ready, v, *cases[case]) for case in cases for v in gpt_steps.VARIANTS})
         return
     report = {"what": WHAT["instructions" if args.instructions else "times"], **machine(args.device)}
     if args.instructions:
-        report["instructions"] = instructions.count(cases, VARIANTS)
+        report["instructions"] = instructions.count(cases, gpt_steps.VARIANTS)
     else:
         report |= {"rounds": args.rounds, "steps": args.steps}
         report["ratios"] = {

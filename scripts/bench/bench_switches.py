@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 import torch
 from bench_common import OPTIMIZERS, Transformer, machine
 from bench_output import arguments, publish
-from gpt_steps import without_looks
+from gpt_steps import synchronize, without_looks
 from torch import Tensor
 from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -103,8 +103,7 @@ class Training:
 
     def _now(self) -> float:
         """Seconds, when the device has done all that it was asked."""
-        if self.device != "cpu":
-            torch.cuda.synchronize()
+        synchronize(self.device)
         return time.perf_counter()
 
     def peak(self) -> list[int]:

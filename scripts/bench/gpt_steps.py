@@ -62,22 +62,21 @@ def measure(
     for r in range(rounds):
         for v in random.Random(r).sample(variants, len(variants)):
             with variant(v, net, optimizer) as step, without_looks():
-                whole = _timed(WARM, steps, device, backward, step)
-                phase = _timed(WARM, PHASES * steps, device, step)
+                whole = timed(WARM, steps, device, backward, step)
+                phase = timed(WARM, PHASES * steps, device, step)
                 times[v].append((phase, whole))
                 if r == 0:
                     counted[v] = launches(step, device)
     held_up = {v: waits(partial(variant, v, net, optimizer), backward, device) for v in variants}
-    figures = {
-        what: {v: statistics.median(t[i] / b[i] for t, b in zip(times[v], times[base], strict=True)) for v in variants}
+    ratios = {
+        what: {v: [t[i] / b[i] for t, b in zip(times[v], times[base], strict=True)] for v in variants}
         for what, i, base in (("phase", 0, VARIANTS[0]), ("whole", 1, VARIANTS[0]), ("to bare", 1, "step alone"))
         if base in variants
     }
-    spread = [[whole / bare for (_, whole), (_, bare) in zip(times[v], times["step alone"], strict=True)]
-              for v in variants]  # fmt: skip
+    figures = {what: {v: statistics.median(each) for v, each in found.items()} for what, found in ratios.items()}
     parameters = sum(p.numel() for p in net.parameters())
     return {"parameters": parameters, "tensors": len(list(net.parameters())), "batch": batch, "rounds": rounds,
-            "steps": steps, **figures, "to bare, each round": dict(zip(variants, spread, strict=True)),
+            "steps": steps, **figures, "to bare, each round": ratios["to bare"],
             "launches": counted, "waits": held_up,
             "a look": _look(partial(variant, VARIANTS[-1], net, optimizer), backward, device)}  # fmt: skip
 
@@ -113,24 +112,25 @@ def _look(opened: Callable[[], AbstractContextManager[Step]], backward: Step, de
     medians = []
     for looks in (without_looks(), nullcontext()):
         with looks, opened() as step:
-            times = [_timed(0, 1, device, backward, step) for _ in range(8 * IN_A_ROW)]
+            times = [timed(0, 1, device, backward, step) for _ in range(8 * IN_A_ROW)]
             medians.append(statistics.median(times[2 * IN_A_ROW :: IN_A_ROW]))
     return 1e3 * (medians[1] - medians[0])
 
 
-def _timed(warm: int, steps: int, device: str, *parts: Step) -> float:
+def timed(warm: int, steps: int, device: str, *parts: Step) -> float:
     """Seconds of `steps` times all parts, after `warm` times that do not count."""
     for n in range(warm + steps):
         if n == warm:
-            _synchronize(device)
+            synchronize(device)
             began = time.perf_counter()
         for part in parts:
             part()
-    _synchronize(device)
+    synchronize(device)
     return time.perf_counter() - began
 
 
-def _synchronize(device: str) -> None:
+def synchronize(device: str) -> None:
+    """Wait until the device has done all that it was asked."""
     if device == "cuda":
         torch.cuda.synchronize()
 
@@ -147,12 +147,12 @@ def launches(step: Step, device: str, steps: int = IN_A_ROW) -> dict[str, int]:
 
 def profiled_events(step: Step, device: str, steps: int) -> list[Any]:
     """What so many steps in a row gave the device to do; on a CPU torch's calls, and what they call."""
-    _synchronize(device)
+    synchronize(device)
     activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if device == "cuda" else [])]
     with profile(activities=activities) as profiled:
         for _ in range(steps):
             step()
-        _synchronize(device)
+        synchronize(device)
     events = list(profiled.events())
     if device != "cuda":
         return events

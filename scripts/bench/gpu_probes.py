@@ -26,8 +26,7 @@ folder = "."  # where runs go; set by whoever asks
 
 def synchronize() -> None:
     """Wait until the device has done all that was asked of it."""
-    if DEVICE.type == "cuda":
-        torch.cuda.synchronize()
+    gpt_steps.synchronize(DEVICE.type)
 
 
 def watch(model: nn.Module, optimizer: torch.optim.Optimizer, clip: str | None = None, **options: Any) -> Any:

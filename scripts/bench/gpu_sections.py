@@ -27,7 +27,7 @@ import gpt_steps
 import gpu_probes
 import torch
 from bench_common import GPTS, MODELS, machine
-from bench_step import measure, timed, variant
+from bench_step import measure, variant
 from gpu_probes import DEVICE, synchronize, watch
 from torch import nn
 
@@ -150,7 +150,7 @@ def host_us(call: Callable[[], Any], times: int) -> float:
 def device_ms(call: Callable[[], Any], times: int) -> float:
     """What the kernels of a call take, whatever the host does meanwhile; on a CPU the call."""
     if DEVICE.type != "cuda":
-        return 1e3 * timed(call, times, DEVICE.type) / times
+        return 1e3 * gpt_steps.timed(0, times, DEVICE.type, call) / times
     call()
     events = gpt_steps.profiled_events(call, DEVICE.type, times)
     return sum(e.time_range.elapsed_us() for e in events) / times / 1e3
