@@ -72,10 +72,29 @@ class Opening:
             "signals": [signal.getsignal(number) for number in signals.SIGNALS],
             "wakeup": wakeup(),
             "autograd": torch.is_grad_enabled(),
+            "locks": locks_that_are_held(),
             "logger": (logger.level, [*logger.handlers], logger.propagate),
             "runs": [*self.folder.rglob("run.json"), *self.folder.rglob("writer.lock")],
             "open files": [link for link in map(target, os.listdir("/proc/self/fd")) if str(self.folder) in link],
         }  # fmt: skip
+
+
+def locks_that_are_held():
+    """As another thread finds them: the one that holds a lock may take it again."""
+    locks = {"clips": torch_patches._seen._lock, "guards": learning_rate._lock}
+    held = []
+
+    def look():
+        for name, lock in locks.items():
+            if lock.acquire(blocking=False):
+                lock.release()
+            else:
+                held.append(name)
+
+    thread = threading.Thread(target=look)
+    thread.start()
+    thread.join()
+    return held
 
 
 def wakeup():

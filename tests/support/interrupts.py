@@ -61,7 +61,7 @@ class Injected:
                 self._reached(frame)
         elif event == "exception":
             self._last[frame] = RAISED
-        elif event == "line" and not self.calls:
+        elif event == "line" and not self.calls and not _leaves_with(frame.f_code.co_code, frame.f_lasti):
             self._reached(frame)
         elif event == "return":
             self._last.pop(frame, None)
@@ -88,6 +88,14 @@ def _handler(code: CodeType, at: int) -> int | None:
         return None
     regions = dis._parse_exception_table(code)  # type: ignore[attr-defined]
     return next((region.target for region in regions if region.start <= at < region.end), None)
+
+
+def _leaves_with(code: bytes, at: int) -> bool:
+    """Whether a `with` ends here, by the three Nones that its exit is called with. Nothing raises before that call: an
+    exception would leave what was entered as it is, as a lock held for good.
+    """
+    loads = {code[at : at + 2], code[at + 2 : at + 4], code[at + 4 : at + 6]}
+    return len(loads) == 1 and dis.opname[code[at]] == "LOAD_CONST"
 
 
 class ExitFunctions(list[Any]):
