@@ -33,7 +33,7 @@ ALIGNED = 16  # bytes that a thread reads at once
 KEPT = 8  # lists of addresses that are kept on the device: of gradients, of weights, of what an optimizer keeps
 DTYPES = {torch.float32, torch.bfloat16, torch.float16}
 PLAIN = {Tensor, nn.Parameter}  # whose elements lie where `data_ptr` says
-_DTYPE = operator.attrgetter("dtype")
+_DTYPE, _NBYTES = map(operator.attrgetter, ("dtype", "nbytes"))
 
 
 class Pointers(NamedTuple):
@@ -52,13 +52,14 @@ class MultiTensor:
     def __init__(self, weights: Mapping[int, Tensor], layers: int, kernels: Any) -> None:
         like = next(iter(weights.values()))
         self.device, self.works, self._kernels, self._dtypes = like.device, True, kernels, {like.dtype}
-        self.sizes = [weights[i].numel() if i in weights else 0 for i in range(layers)]
-        numel = torch.tensor(self.sizes)
+        self.layers, self._nbytes = layers, [weights[i].nbytes if i in weights else 0 for i in range(layers)]
+        numel = torch.tensor(self._nbytes) // like.itemsize
         chunks = (numel + CHUNK - 1) // CHUNK
         first = torch.cat([torch.zeros(1, dtype=torch.int64), chunks.cumsum(0)])
         owner = torch.repeat_interleave(torch.arange(layers), chunks)
         # Which layer each chunk is of, which chunk is the first of each layer, and how large each layer is
         self._chunks = tuple(map(self.sent, (owner.to(torch.int32), first.to(torch.int32), numel)))
+        self._count = len(owner)
         self._of_roots = {"most": 1 << (int(chunks.max()) - 1).bit_length(), "per_turn": SUMS, "num_warps": 1}
         dtype = getattr(kernels.tl, str(like.dtype).removeprefix("torch."))
         of_chunks = {"per_chunk": CHUNK, "per_turn": BLOCK, "dtype": dtype, "num_warps": WARPS}
@@ -74,11 +75,11 @@ class MultiTensor:
         """Where the tensors of these layers, in their order, are; None where one of them is not as a kernel takes it
         for: as large as the layer's weight, of its dtype, and without gaps. Asked on every step, as in `foreach`.
         """
-        whole = len(index) == len(self.sizes)
+        whole = len(index) == self.layers
         try:
             addresses = tuple(map(Tensor.data_ptr, tensors))
-            sizes = self.sizes if whole else [self.sizes[i] for i in index]
-            alike = {*map(_DTYPE, tensors)} == self._dtypes and [*map(Tensor.numel, tensors)] == sizes
+            sizes = self._nbytes if whole else [self._nbytes[i] for i in index]
+            alike = {*map(_DTYPE, tensors)} == self._dtypes and [*map(_NBYTES, tensors)] == sizes
             dense = all(map(Tensor.is_contiguous, tensors)) or all(map(_is_dense, tensors))
         except (AttributeError, TypeError, RuntimeError):  # of a None, and of what has no memory of its own
             return None
@@ -94,7 +95,7 @@ class MultiTensor:
             return None
         if len(self._known) >= KEPT:
             del self._known[next(iter(self._known))]
-        of_all = torch.zeros(len(self.sizes), dtype=torch.int64)
+        of_all = torch.zeros(self.layers, dtype=torch.int64)
         of_all[[*index]] = torch.tensor(addresses)
         align = 1 if any(a % ALIGNED for a in addresses) else ALIGNED
         try:
@@ -105,11 +106,10 @@ class MultiTensor:
 
     def norms(self, at: Pointers, into: Tensor | None = None) -> Tensor | None:
         """The L2 norm of each layer, `[L]` float32, added up in float32; put `into` a tensor if given."""
-        out = torch.empty(len(self.sizes), device=self.device) if into is None or not into.is_contiguous() else into
-        owner, first, _ = self._chunks
-        sums = torch.empty(len(owner), device=self.device)
-        self._launch("sums_of_squares", (len(owner),), at.on_device, *self._chunks, sums, **self._of_chunks[at.align])
-        self._launch("roots", (len(out),), sums, first, out, **self._of_roots)
+        out = torch.empty(self.layers, device=self.device) if into is None or not into.is_contiguous() else into
+        sums = torch.empty(self._count, device=self.device)
+        self._launch("sums_of_squares", (self._count,), at.on_device, *self._chunks, sums, **self._of_chunks[at.align])
+        self._launch("roots", (self.layers,), sums, self._chunks[1], out, **self._of_roots)
         if not self.works:
             return None
         return out if into is None or out is into else into.copy_(out)
@@ -118,7 +118,7 @@ class MultiTensor:
         """Multiply the tensors, which are `at` there, by their layer's number of `factors`, float32 `[L]`, or by one
         for all, `[]`; each product is rounded once.
         """
-        how, grid = {"step": factors.dim(), **self._of_chunks[at.align]}, (len(self._chunks[0]),)
+        how, grid = {"step": factors.dim(), **self._of_chunks[at.align]}, (self._count,)
         self._launch("multiply", grid, at.on_device, *self._chunks, factors.contiguous(), **how)
         if self.works:
             _count_write(tensors)
@@ -128,7 +128,7 @@ class MultiTensor:
         """Some elements of each layer, `most` of one, into `out`. `places`, `[3, L]` int64, says where those of a layer
         begin there, how far one is from the last in the layer's memory, and how many they are.
         """
-        grid = len(self.sizes), -(-most // SAMPLED)
+        grid = self.layers, -(-most // SAMPLED)
         self._launch("sample", grid, at.on_device, *places.unbind(), out, **self._of_samples)
         return self.works
 
