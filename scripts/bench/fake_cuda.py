@@ -71,7 +71,8 @@ class _Counted(MultiTensor):
 
     def __init__(self, weights: Mapping[int, Tensor], layers: int) -> None:
         like = next(iter(weights.values()))
-        self.device, self._dtypes, self.works, self.sizes = like.device, {like.dtype}, True, [0] * layers
+        self.device, self._dtypes, self.works = like.device, {like.dtype}, True
+        self.layers, self._count = layers, 1
         self._chunks = tuple(torch.empty(1, device=like.device) for _ in range(3))
         self._of_chunks, self._of_roots, self._of_samples = {16: {}}, {}, {}
 

@@ -104,7 +104,10 @@ def test_a_product_of_zeros_is_a_bad_beginning():
     nothing = np.zeros_like(history.layer("grad_norm"))
     columns = {"grad_norm": nothing, "weight_norm": np.where(np.isnan(history.layer("weight_norm")), np.nan, 0.0)}
     (found,) = dead_layer(changed(history, per_layer={**history.per_layer, **columns}))
-    assert (found.rule, found.severity) == ("bad-initialisation", "error")
+    assert (found.rule, found.severity, found.layers) == ("bad-initialisation", "error", ())
+    columns["weight_norm"][:, 1] = history.layer("weight_norm")[:, 1]
+    (found,) = dead_layer(changed(history, per_layer={**history.per_layer, **columns}))
+    assert (found.rule, found.layers) == ("bad-initialisation", ("down.weight",))
 
 
 def test_a_bias_that_is_reached_where_its_weight_is_not_says_that_nothing_comes_in():

@@ -15,6 +15,7 @@ from gradwatch.analysis.rules.axes_mixed import axes_mixed
 from gradwatch.analysis.rules.broadcast import shapes_broadcast
 from gradwatch.analysis.rules.loss_graph import (
     is_of_log_probabilities,
+    is_of_no_choice,
     norm_over_too_few,
     number_of_classes,
     softmax_over_the_batch,
@@ -63,6 +64,7 @@ def logits():
         lambda: F.huber_loss(column(), REAL) * 65536.0,
         lambda: -(column().sigmoid().log() * REAL).mean(),  # log-probabilities against advantages
         lambda: F.mse_loss(logits().gather(1, Y[:, None]), REAL) + 0.1 * logits().square().mean(),
+        lambda: torch.max((d := REAL - column()).square(), d.abs()).mean() - 0.1 * logits().square().mean(),
     ],
 )
 @pytest.mark.filterwarnings("ignore:Using a target size")
@@ -127,6 +129,14 @@ def test_layers_with_nothing_between_them_are_told(net, told):
     assert [f.evidence["layers"] for f in found] == [told] * bool(told)
 
 
+def test_of_a_training_that_came_apart_nothing_is_said_of_what_a_line_learns():
+    out = stack(2, 8, 3)(torch.randn(N, 2))
+    history = of_net(net := stack(2, 8, 3), F.mse_loss(net(torch.randn(N, 2)), torch.zeros_like(out)))
+    assert no_activation(history)
+    last = np.arange(len(history)) >= len(history) - 3
+    assert no_activation(changed(history, per_step={**history.per_step, "nonfinite": last * 1.0})) == []
+
+
 @pytest.mark.parametrize(
     "loss",
     [
@@ -185,6 +195,36 @@ def test_a_softmax_over_the_rows_is_told_where_the_loss_is_of_these_rows(loss, t
 def test_what_is_squashed_twice_is_told_by_its_loss(loss, shown):
     found = squashed(run_of(loss()))
     assert (found and found[:2]) == shown
+
+
+@pytest.mark.parametrize(
+    ("loss", "shown"),
+    [
+        (lambda: (column()[:, 0] - REAL).abs().mean() + F.mse_loss(column()[:, 0], REAL), True),
+        (lambda: F.mse_loss(column()[:, 0], REAL) + F.cross_entropy(logits(), Y), False),
+        (lambda: F.mse_loss(logits().softmax(1)[:, 0], REAL), False),
+    ],
+)
+def test_losses_of_differences_alone_are_of_no_choice(loss, shown):
+    assert is_of_no_choice(run_of(loss())) == shown
+    assert not is_of_no_choice(make_history(3))  # the graph is not known
+
+
+@pytest.mark.parametrize(
+    ("loss", "told"),
+    [
+        (lambda p, t: -(t * p.log() + (1 - t) * (1 - p).log()).mean(), True),
+        (lambda p, t: -((t * p.log() + (1 - t) * (1 - p).log()) * REAL).mean(), False),  # weighed, as a policy's
+        (lambda p, t: -(p * p.log() + (1 - p) * (1 - p).log()).mean(), False),  # an entropy
+    ],
+)
+def test_a_cross_entropy_written_by_hand_falls_below_0_by_its_targets_alone(loss, told):
+    rows = tuple(LossGraph(loss(column()[:, 0].sigmoid(), REAL * 255), LAYERS).described())
+    history = make_history(60, layers=tuple(LAYERS.values()), loss_graph=rows)
+    falls = changed(history, per_step={**history.per_step, "loss": np.linspace(22.0, -400.0, len(history))})
+    said = [f.cause for f in negative_loss(falls)]
+    assert [c for c in said if "only where a target is not between 0 and 1" in c] == said * told
+    assert bool(said) >= told
 
 
 def test_logits_that_go_in_as_they_are_rule_it_out():

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from make_run import changed
+from make_run import changed, make_history
 from test_causes import NOISE, STEPS, learns, run
 
 from gradwatch.analysis.rules import diagnose
@@ -35,7 +35,7 @@ def fed(times, *, bias=True, kinds=None):
     return changed(plain, per_layer={**plain.per_layer, "grad_norm": norm})
 
 
-@pytest.mark.parametrize(("times", "found"), [(1.0, False), (8.0, False), (8000.0, True), (1e-3, True), (1e9, False)])
+@pytest.mark.parametrize(("times", "found"), [(1.0, False), (8.0, False), (8000.0, True), (1e-3, True), (1e9, True)])
 def test_the_size_of_the_inputs_is_that_of_a_weights_gradient_beside_its_biases(times, found):
     told = inputs_not_normalised(fed(times))
     assert bool(told) == found
@@ -45,6 +45,16 @@ def test_the_size_of_the_inputs_is_that_of_a_weights_gradient_beside_its_biases(
 def test_without_a_bias_or_behind_an_embedding_the_size_of_the_inputs_is_not_known():
     assert inputs_not_normalised(fed(8000.0, bias=False)) == []
     assert inputs_not_normalised(fed(8000.0, kinds={"0": "Embedding"})) == []
+    assert inputs_not_normalised(fed(1e9, kinds={"1": "BatchNorm1d"})) == []  # the bias's gradient is rounding
+
+
+@pytest.mark.parametrize(("times", "found"), [(50.0, False), (1e5, True)])
+def test_numbers_beside_what_embeddings_look_up_are_told_where_they_are_far_larger(times, found):
+    plain = make_history(STEPS, layers=("who.weight", "0.weight", "0.bias"), modules={"who": "Embedding"})
+    norm = plain.layer("grad_norm").copy()
+    norm[:, 2] = norm[:, 1] / times
+    told = inputs_not_normalised(changed(plain, per_layer={**plain.per_layer, "grad_norm": norm}))
+    assert [f.layers for f in told] == [("0.weight",)] * found
 
 
 @pytest.mark.parametrize(

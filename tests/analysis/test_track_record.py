@@ -22,7 +22,7 @@ def test_what_is_proven_is_so_by_laplaces_rule():
     assert expected_share("never-seen") == 0.5
     assert expected_share("nonfinite") == (29 + 1) / (29 + 2)
     assert {rule for rule in TRACK_RECORD if is_proven(rule)} == {
-        "bad-initialisation", "clip-before-unscale", "inputs-not-normalised", "nonfinite", "optimizer-state-lost",
+        "bad-initialisation", "clip-before-unscale", "no-gradient", "nonfinite", "optimizer-state-lost",
         "schedule-too-short", "shapes-broadcast", "softmax-twice", "targets-not-normalised", "targets-out-of-range",
         "update-too-small", "weight-decay-too-strong", "weights-unchanged",
     }  # fmt: skip

@@ -42,7 +42,7 @@ for step in range(40):
     loss.backward()
     optimizer.step()
 """
-SWEEP = ["--log", "none", "--clip", "none", "--clip", "ClipByGlobalNorm(1.0)", "--seed", "0", "--seed", "1"]
+SWEEP = ["--log", "none", "--clip", "ClipByGlobalNorm(1.0)", "--seed", "0", "--seed", "1"]
 TRAIN = ["train.py", "--seed", "{seed}"]
 
 
@@ -108,11 +108,11 @@ def test_a_node_that_dies_costs_its_trainings_only(desk, nodes):
     (desk / "go").touch()
     out = finished(process)
     nodes.there[name] = nodes.add(name)
-    assert out.count("finished after") == 4
+    assert out.count("finished after") == 2
     assert len(re.findall(r"seed 1: finished .*, tried 2 times, as its node died", out)) == 1
     finished(start("--dir", "local", "--jobs", "2"))
     assert compared(desk / "gradwatch-runs") == compared(desk / "local")
-    assert len(compared(desk / "local")) == 2
+    assert len(compared(desk / "local")) == 1
 
 
 @pytest.mark.slow
@@ -123,13 +123,13 @@ def test_ctrl_c_lets_the_trainings_close_and_the_same_command_goes_on(desk, node
     os.kill(process.pid, signal.SIGINT)
     out, err = process.communicate(timeout=60)
     assert process.returncode in (130, -signal.SIGINT), out + err
-    assert re.search(r"^Stopped: \d of 4 runs are finished and kept; the same command goes on\.$", err, re.M)
+    assert re.search(r"^Stopped: \d of 2 runs are finished and kept; the same command goes on\.$", err, re.M)
     statuses = {read_manifest(folder).status for folder in run_folders(desk / "gradwatch-runs")}
     assert "KILLED" in statuses
     assert "RUNNING" not in statuses
     done = len(list(desk.glob("gradwatch-runs/*/*/job.json")))
     (desk / "go").touch()
-    assert finished(start("--on", "ray")).count("finished after") == 4 - done
+    assert finished(start("--on", "ray")).count("finished after") == 2 - done
 
 
 def test_each_training_gets_a_gpu_and_its_share_of_the_cpus_or_what_is_asked_for():

@@ -5,6 +5,7 @@ Legend: N rows of a batch.
 
 from __future__ import annotations
 
+import math
 from itertools import pairwise
 
 from gradwatch.analysis.rules.finding import Finding
@@ -36,7 +37,8 @@ def shapes_broadcast(history: History) -> list[Finding]:
             if rest and before.shape == (n, 1, *rest) and all(each.shape == before.shape for each in path[i + 1 :]):
                 shapes = f"the ones are {[n, 1, *rest]}, the others {[n, *rest]}"
                 return [_found(history, layer, table, shapes, axis=1)]
-            above = {each.name.partition("/")[0] for each in path[:i]}
+            one = sum(math.prod(each.shape) == 1 for each in path[:i])  # what is done to the mean itself tells nothing
+            above = {each.name.partition("/")[0] for each in path[max(0, one - 1) : i]}
             wanted = _TO_ONE if table.name == "Mul" else _TO_ONE | _OF_DIFFERENCES
             if not rest and before.shape in ((n, 1), (n,)) and above <= wanted:
                 shapes = f"one is a column [{n}, 1], the other a row [{n}]"

@@ -27,6 +27,7 @@ CONSEQUENCES: dict[str, set[str]] = {
     "optimizer-state-lost": _RUINED | {"exploding", "lr-too-high"},
     "schedule-too-short": _RUINED | {"exploding", "lr-too-high"},
     "warmup-too-long": {"update-too-small", "weights-unchanged"},
+    "softmax-twice": {"update-too-small", "vanishing", "logits-bounded", "stale-second-moment"},
     "inputs-not-normalised": _RUINED
     | {"exploding", "lr-too-high", "bad-initialisation", "scaled-gradients", "posterior-collapse"},
     "gradients-accumulate": _RUINED | {"exploding", "lr-too-high", "scaled-gradients"},
@@ -38,7 +39,6 @@ CONSEQUENCES: dict[str, set[str]] = {
     "weights-shrink": {"below-epsilon", "imbalance", "vanishing", "dead-layer", "update-too-small",
         "update-too-large", "lr-too-high"},
     "generator-starves": {"below-epsilon", "update-too-small", "vanishing", "weights-unchanged"},
-    "softmax-twice": {"update-too-small", "vanishing", "logits-bounded", "stale-second-moment"},
     "bad-initialisation": {"saturated", "dead-units", "dead-layer", "attention-collapsed", "update-too-small",
         "lr-too-high", "weight-growth", "update-too-large", "spike", "vanishing", "imbalance"},
     "lr-too-high": _RUINED | {"exploding", "below-epsilon", "posterior-collapse"},

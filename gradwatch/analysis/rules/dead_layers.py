@@ -44,7 +44,7 @@ def dead_layer(
     error of all layers, which something may have zeroed before the step, too (`_all_zero`), or `no-gradient`, where the
     graph shows what has no slope (`_without_slope`); where it is known that something did (`wiped`), `no-gradient` says
     so, and so it is called where a whole part of the model never got one.
-    Where every weight is 0 it is `bad-initialisation`.
+    Where weights that were 0 at first pass none on it is `bad-initialisation`.
     Source: dead ReLU units give exact zeros (methods: S4); SageMaker Debugger's DyingReLU.
     """
     if wiped(history):
@@ -118,10 +118,14 @@ def _all_zero(history: History) -> list[Finding]:
     layers = len(history.layers)
     evidence: dict[str, float | str] = {"layers": layers, "of": layers, "since": "the start"}
     steps = int(history.step[0]), int(history.step[-1])
-    if are_zero(history, np.ones(layers, bool)):
-        cause = "Every gradient is exactly 0, and so is every weight: a product of zeros passes none on."
+    zero = np.array([are_zero(history, np.arange(layers) == i) for i in range(layers)])
+    if zero.any():
+        every = zero[matrices(history)].all()
+        which = "so is every weight" if every else "so were these weights at first"
+        cause = f"Every gradient is exactly 0, and {which}: a product of zeros passes none on."
         cure = "Begin with other weights than 0 in all but one factor."
-        return [Finding("bad-initialisation", "error", (), *steps, evidence, cause, cure)]
+        found = () if every else pick(history, zero)
+        return [Finding("bad-initialisation", "error", found, *steps, evidence, cause, cure)]
     if flat := _without_slope(history):
         cause = f"Every gradient is exactly 0: {flat}."
         cure = "Take the loss of what comes before that, and round, compare or normalise only what is counted."

@@ -14,6 +14,7 @@ from gradwatch.analysis.rules.facts import (
     embeddings,
     initial_gains,
     matrices,
+    measured,
     root_mean_square,
 )
 from gradwatch.analysis.rules.finding import Finding, either
@@ -34,16 +35,16 @@ def inputs_not_normalised(
     A layer's gradient is the sum of d x' over the rows of a batch, its bias's the sum of d (d: the gradient of its
     output, x: its input). The quotient of their norms is about the norm of an x, and over the root of the fan in about
     the root mean square of its elements. Alarm: by the median step the latter is above `large`, or the former below
-    `small`. Above `beyond` the bias's gradient is nothing but rounding, as before a batch norm. Asked of the first
-    matrix, if it is no embedding and has a bias, in `least` steps at least; of a recurrent one only whether it is
-    large, as its gradient may come from time steps without any input. A note where the training succeeds and its
-    loss began where that of equal probabilities does, or where another metric got better by half, unless what comes in
-    holds three in four elements of a sigmoid or tanh at their ends throughout. Of units with two
-    ends that what comes in holds at these from the start, no gradient tells its size: see `_at_their_ends`. Of a later
-    matrix it is said where what comes in is `large` times what came into those before it (`too_large_inside`). Where
-    the graphs of the losses show which layers are given data, it is said of those alone. Where the batches that were
-    looked at (`given`) are of a usual size it is not said, and where they are above `large` it is, whatever gradients
-    do.
+    `small`. Above `beyond`, where there is a norm, the bias's gradient is nothing but rounding, as before a batch norm.
+    Asked of the first matrix, if it is no embedding (but see `_beside_tables`) and has a bias, in `least` steps at
+    least; of a recurrent one only whether it is large, as its gradient may come from time steps without any input.
+    A note where the training succeeds and its loss began where that of equal probabilities does, or where another
+    metric got better by half, unless what comes in holds three in four elements of a sigmoid or tanh at their ends
+    throughout. Of units with two ends that what comes in holds at these from the start, no gradient tells its size:
+    see `_at_their_ends`. Of a later matrix it is said where what comes in is `large` times what came into those
+    before it (`too_large_inside`). Where the graphs of the losses show which layers are given data, it is said of
+    those alone. Where the batches that were looked at (`given`) are of a usual size it is not said, and where they
+    are above `large` it is, whatever gradients do.
     Source: LeCun et al. 1998, Efficient BackProp, section 4.3 (inputs of zero mean and unit variance).
     """
     measured = given(history)
@@ -78,7 +79,7 @@ def _by_gradients(
     history: History, large: float, small: float, beyond: float, least: int
 ) -> tuple[str, float] | Finding | None:
     """The layer that is given what is far too large or too small, and the size of that, by the gradients it gets."""
-    found = _later_inputs(history, large, beyond) or _first_inputs(history)
+    found = _later_inputs(history, large, beyond) or _first_inputs(history, large)
     measured = given(history)
     data = given_data(history) | ({measured[0]} if measured else set())
     if found is None or (data and found[0] not in data):
@@ -96,7 +97,8 @@ def _by_gradients(
     rms = size / float(np.sqrt(elements))
     first = float(np.median(norm[:least]))  # what another net gives to this one may grow: then that is what is wrong
     too_small = max(size, first) < small and "weight_ih" not in layer  # gradients of later steps may meet no input
-    if not ((large < min(rms, first / float(np.sqrt(elements))) and rms < beyond) or too_small):
+    rounding = rms > beyond and any("Norm" in kind for kind in history.run.modules.values())
+    if not ((large < min(rms, first / float(np.sqrt(elements))) and not rounding) or too_small):
         return None
     return layer, rms
 
@@ -137,10 +139,25 @@ def _at_their_ends(history: History, layer: str, usual: float = 2.0) -> Finding 
 _OF_ENDS = ("what comes in is far larger than 1", "its output is multiplied by 0 further on")
 
 
-def _first_inputs(history: History) -> tuple[str, Floats, int] | None:
+def _first_inputs(history: History, large: float) -> tuple[str, Floats, int] | None:
     """The first matrix, the norm of what came into it in each row `[R]`, and the elements of that; None if unknown."""
-    wide = np.flatnonzero(matrices(history))
-    return _inputs_of(history, int(wide[0])) if len(wide) and not embeddings(history)[wide[0]] else None
+    wide, tables = np.flatnonzero(matrices(history)), embeddings(history)
+    return _inputs_of(history, int(wide[0])) if len(wide) and not tables[wide[0]] else _beside_tables(history, large)
+
+
+def _beside_tables(history: History, large: float) -> tuple[str, Floats, int] | None:
+    """As `_first_inputs`, of the first matrix behind embeddings, which is given something else beside what is looked up
+    there, as numbers that a table has for each row: what comes in is `large` times `large` as large as the tables'.
+    """
+    tables, (rows, weights) = embeddings(history), measured(history, "weight_norm")
+    others = np.flatnonzero(matrices(history) & ~tables)
+    found = _inputs_of(history, int(others[0])) if len(others) and tables[: others[0]].any() else None
+    if found is None or not len(rows):
+        return None
+    _, norm, elements = found
+    looked_up = float(np.nanmax(root_mean_square(history, weights[0])[tables]))
+    far = float(norm[0]) / float(np.sqrt(elements)) > large**2 * max(looked_up, 1.0)
+    return found if far else None
 
 
 def _later_inputs(history: History, large: float, beyond: float) -> tuple[str, Floats, int] | None:

@@ -130,6 +130,19 @@ def is_of_log_probabilities(history: History) -> bool:
     return {each.name.partition("/")[0] for each in unscaled} <= _SAME_NUMBERS | _TO_A_SUM
 
 
+def is_entropy_of_two(history: History) -> bool:
+    """Whether the graph shows a binary cross-entropy that was written by hand: the mean of two sums of constants times
+    logarithms of what a sigmoid gives out. It is below 0 only where one of these constants is.
+    """
+    for path, _ in paths(history):
+        each = [*takewhile(lambda op: op.name in {"Neg", "Mean", "Sum", "Div"}, path)]
+        names = [(op.name, op.operands) for op in path[len(each) : len(each) + 3]]
+        below = {op.name for op in path[len(each) + 3 : len(each) + 7]}
+        if names == [("Add", 2), ("Mul", 1), ("Log", 1)] and "Sigmoid" in below:
+            return True
+    return False
+
+
 def number_of_classes(history: History) -> int | None:
     """Among how many classes the first losses choose: the size of their softmax, 2 for a binary cross-entropy, 1 where
     they are all of differences. None where the graph does not show it, or there are several.
@@ -144,10 +157,17 @@ def number_of_classes(history: History) -> int | None:
     return 1 if losses and all(names & (NUMBERS | {"L1Loss"}) for names in losses) else None
 
 
-def may_choose(history: History) -> bool:
-    """Whether a loss may be one of classes, as far as the graph tells: a softmax or a sigmoid is there, or an exp."""
+def is_of_no_choice(history: History) -> bool:
+    """Whether the graph shows losses, and none of classes: no softmax, no sigmoid and no exp is on the way to them, nor
+    a function of the user's own.
+    """
     names = {each.name.partition("/")[0] for path, _ in paths(history) for each in path}
-    return not names or bool(names & _OF_CHOICES) or any(True for _ in graph_rows(history, "softmax"))
+    return bool(names) and not names & _OF_CHOICES and not any(name.endswith("Function") for name in names)
+
+
+def may_choose(history: History) -> bool:
+    """Whether a loss may be one of classes, as far as the graph tells, or a softmax stands anywhere before it."""
+    return not is_of_no_choice(history) or any(True for _ in graph_rows(history, "softmax"))
 
 
 def is_mean_cross_entropy(history: History) -> bool:

@@ -15,6 +15,7 @@ from gradwatch.analysis.rules.finding import Finding, Why, either
 from gradwatch.analysis.rules.loss_graph import (
     from_graph,
     has_probabilities_for_logarithms,
+    is_entropy_of_two,
     is_of_log_probabilities,
     without_logarithm,
 )
@@ -34,7 +35,8 @@ def negative_loss(
     sign), or within `close` of -1 / C and none is below -1 (probabilities were given in place of their logarithms), or
     all lie where kl_div of probabilities in place of their logarithms does (`_of_no_logarithm`), or the graph shows
     that it is given these (`has_probabilities_for_logarithms`); or the graph of the
-    loss shows that it is of logarithms of probabilities (`is_of_log_probabilities`). Of any model: it began within
+    loss shows that it is of logarithms of probabilities (`is_of_log_probabilities`), or a binary cross-entropy that was
+    written by hand (`is_entropy_of_two`), whose last values then are below 0. Of any model: it began within
     `near` of log 2, the cross-entropy of even odds, and fell to `times` that below 0 (its targets are none); or, below
     0 throughout, it fell to `times` its first value, the second half of the steps by more than the first (then a loss
     without a lower bound is the alternative); or it did so from above 0 while the gradient grew as it does on the way
@@ -78,6 +80,8 @@ def _of_classes(history: History, name: str, values: Floats, near: float, close:
     chance, last = chance_loss(history), last_matrix(history)
     first, classes = float(np.median(values[:3])), last.shape[0] if last is not None else 0
     end, even = float(np.median(values[-3:])), math.log(2)
+    if end < 0 and is_entropy_of_two(history):
+        return Why(f"{name} falls below 0, to {end:.3g}: {_OUTSIDE}", f"{_TARGETS} {_BYTES}", {})
     if values.max() > 0:
         if not (end < -times * values[0] and abs(values[0] - even) < near * even):
             return None
@@ -179,8 +183,13 @@ _TURNED = "it has the wrong sign, and the training makes it worse."
 _TURN = "Look at the sign of the loss: take the minus away, or minimise what is maximised now."
 _LOGARITHM = "Give nll_loss log_softmax(logits), or cross_entropy the logits."
 _ODD = ("binary_cross_entropy was given targets that are not between 0 and 1", "it is no cross-entropy")
+_OUTSIDE = (
+    "a sum of targets times logarithms of probabilities, which are below 0, is so only where a target is not between "
+    "0 and 1."
+)
+_BYTES = "A mask of 255 is divided by it."
 _TARGETS = "Look at the targets: 0 and 1, not -1 and 1. A cross-entropy of these is never below 0."
-_GIVEN = f"If it is right: {_LOGARITHM} Give binary_cross_entropy targets from 0 to 1: a mask of 255 is divided by it."
+_GIVEN = f"If it is right: {_LOGARITHM} Give binary_cross_entropy targets from 0 to 1. {_BYTES}"
 _UNBOUNDED = ("it has the wrong sign", "it has no lower bound, and outputs or weights that grow lower it")
 _NO_FLOOR = ("a term of it has the wrong sign", "it has no lower bound, and outputs or weights that grow lower it")
 _FLOOR = "Log each term of the loss by itself: the one that falls without end has the wrong sign, or wants a bound."

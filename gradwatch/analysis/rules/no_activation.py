@@ -14,9 +14,12 @@ def no_activation(history: History, gained: float = 0.9) -> list[Finding]:
     Alarm: all that the layers of the model are given, but for the first, is made by other layers and operations that
     are linear, as the graph of the first losses shows it; and no layer between is narrower than what comes in and what
     goes out, as those of a factorisation or a linear autoencoder are: a narrow one keeps the product's rank down, which
-    a single layer does not. Not said where the share `gained` of the loss is gone.
+    a single layer does not. Not said where the share `gained` of the loss is gone, nor where gradients stopped being
+    finite: how much a straight line learns is not seen there.
     Source: Goodfellow et al., Deep Learning, section 6.1 (a linear function of a linear function is linear).
     """
+    if (history.total("nonfinite")[-3:] > 0).any():
+        return []
     shapes = {layer.name: layer.shape for layer in history.run.layers}
     for row in graph_rows(history, "linear"):
         names = str(row["layers"]).split()  # from the loss down

@@ -19,7 +19,7 @@ from gradwatch.analysis.rules.facts import (
     smooth,
 )
 from gradwatch.analysis.rules.finding import Finding, Why, either
-from gradwatch.analysis.rules.loss_graph import from_graph, squashed, takes_logits
+from gradwatch.analysis.rules.loss_graph import from_graph, is_of_no_choice, squashed, takes_logits
 from gradwatch.analysis.rules.losses import has_rivals, scaled_losses
 from gradwatch.analysis.rules.no_gradient import no_gradient
 from gradwatch.formatting import percent
@@ -61,7 +61,7 @@ def softmax_twice(
         )
         return [from_graph(history, "softmax-twice", layer, {"loss": loss, "before": before}, words, cure)]
     last = last_matrix(history)
-    if takes_logits(history):
+    if takes_logits(history) or is_of_no_choice(history):
         return []
     least = running if history.run.status == "RUNNING" else min_steps
     if last is None:
