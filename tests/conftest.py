@@ -27,11 +27,11 @@ QUICK = pytest.StashKey[bool]()  # whether the slow tests are left out
 
 # The files that take longest, longest first: the workers begin with them, so that none is left with one at the end.
 LONGEST = [
-    "test_truth", "test_run", "test_ranks_that_end", "test_hooks", "test_lightning", "test_run_options", "test_demo",
-    "test_distributed", "test_healthy",
-    "test_client", "test_outages", "test_writer", "test_sync_and_ui", "test_html", "test_shared_run",
-    "test_sweep", "test_transformers", "test_courier_process",
-    "test_updates", "test_spikes", "test_clipping", "test_diseases",
+    "test_outages", "test_run_options", "test_sweep", "test_distributed", "test_rewind_ranks", "test_service",
+    "test_demo", "test_search", "test_ray_pool", "test_client", "test_gpu", "test_truth", "test_rewind",
+    "test_tracking_server", "test_bench", "test_chaos", "test_slurm", "test_activations_ranks", "test_html",
+    "test_sync_and_ui", "test_run", "test_writer", "test_rules_any_history", "test_chdir", "test_transformers",
+    "test_unseen", "test_compose_commands", "test_cures",
 ]  # fmt: skip
 
 

@@ -25,10 +25,10 @@ def script(name, *options, output):
 @pytest.mark.slow
 def test_kills_lose_at_most_five_seconds_and_spoil_nothing(tmp_path):
     kills = ("--kills", "4", "--lives", "2", "--span", "4")
-    options = (*kills, "--outages", "2", "--points", "2000", "--seed", "1", "--dir", str(tmp_path))
+    options = (*kills, "--outages", "1", "--points", "1000", "--seed", "1", "--dir", str(tmp_path))
     measured = script("chaos.py", *options, output=tmp_path / "chaos.json")
     arrived, found = measured["outages"], measured["kills"]
-    assert arrived["produced"] == arrived["delivered"] > 1000
+    assert arrived["produced"] == arrived["delivered"] > 500
     assert arrived["lost"] == arrived["duplicated"] == 0
     assert found["kills"] == 4
     assert found["produced"] > 100

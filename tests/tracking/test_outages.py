@@ -227,15 +227,12 @@ def test_postgresql_through_twenty_faults(tmp_path):
 
 
 @pytest.mark.slow
-def test_the_chaos_script_counts_what_arrived(monkeypatch):
-    """Its short form; the long one is 20 outages and 100,000 points."""
+def test_the_chaos_script_tells_what_arrived_whole(monkeypatch):
+    """tests/scripts/test_chaos.py lets it count."""
     monkeypatch.syspath_prepend(str(Path(__file__).parents[2] / "scripts" / "bench"))
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
     import chaos_outages
 
-    monkeypatch.setattr(chaos_outages, "FAULTS", (swallow, answer(503)))
-    tally = chaos_outages.outages(seed=1, count=2, points=1_000)
-    assert tally.whole
-    assert tally.produced == tally.delivered >= 1_000
+    assert chaos_outages.Tally(10, 10, 0, 0, {}).whole
     assert not chaos_outages.Tally(10, 9, 1, 0, {}).whole
     assert not chaos_outages.Tally(10, 10, 0, 1, {}).whole
