@@ -9,7 +9,7 @@ import numpy as np
 
 from gradwatch.analysis.rules.facts import (
     USUAL_RATIO,
-    are_zero,
+    began_at_zero,
     beside_bias,
     ends_in,
     is_adaptive,
@@ -36,7 +36,8 @@ def why_dead(history: History, dead: Bools, start: bool, idle: bool, apart: bool
         return _UNREAD if given_data(history) == {*pick(history, dead)} else IDLE
     if apart:
         return _APART
-    if are_zero(history, dead):
+    wide = dead & matrices(history)
+    if wide.any() and began_at_zero(history)[wide].all():
         return Why(
             "No gradient has ever reached these weights: they all began at 0, and zeros pass none on.",
             "Begin with other weights than 0 (He's initialisation).",

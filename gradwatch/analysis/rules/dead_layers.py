@@ -10,7 +10,7 @@ import numpy as np
 from gradwatch.analysis.rules.dead_causes import IDLE, why_dead
 from gradwatch.analysis.rules.depth import vanishing
 from gradwatch.analysis.rules.facts import (
-    are_zero,
+    began_at_zero,
     beside_bias,
     matrices,
     middle,
@@ -118,7 +118,7 @@ def _all_zero(history: History) -> list[Finding]:
     layers = len(history.layers)
     evidence: dict[str, float | str] = {"layers": layers, "of": layers, "since": "the start"}
     steps = int(history.step[0]), int(history.step[-1])
-    zero = np.array([are_zero(history, np.arange(layers) == i) for i in range(layers)])
+    zero = began_at_zero(history)
     if zero.any():
         every = zero[matrices(history)].all()
         which = "so is every weight" if every else "so were these weights at first"

@@ -187,11 +187,10 @@ def root_mean_square(history: History, norm: Floats) -> Floats:
     return np.asarray(norm / np.sqrt(numel(history)))
 
 
-def are_zero(history: History, which: Bools) -> bool:
-    """Whether the weight matrices among some layers `[L]` were 0 at first: products of them pass no gradient on."""
+def began_at_zero(history: History) -> Bools:
+    """Which weight matrices were 0 when first measured, `[L]`: products of them pass no gradient on."""
     _, norm = measured(history, "weight_norm")
-    which = which & matrices(history)
-    return bool(len(norm) and which.any() and (norm[0, which] == 0).all())
+    return matrices(history) & (norm[0] == 0) if len(norm) else np.zeros(len(history.layers), bool)
 
 
 @once

@@ -14,7 +14,6 @@ from gradwatch.analysis.rules.facts import (
     embeddings,
     initial_gains,
     matrices,
-    measured,
     root_mean_square,
 )
 from gradwatch.analysis.rules.finding import Finding, either
@@ -149,15 +148,14 @@ def _beside_tables(history: History, large: float) -> tuple[str, Floats, int] | 
     """As `_first_inputs`, of the first matrix behind embeddings, which is given something else beside what is looked up
     there, as numbers that a table has for each row: what comes in is `large` times `large` as large as the tables'.
     """
-    tables, (rows, weights) = embeddings(history), measured(history, "weight_norm")
+    tables = embeddings(history)
     others = np.flatnonzero(matrices(history) & ~tables)
     found = _inputs_of(history, int(others[0])) if len(others) and tables[: others[0]].any() else None
-    if found is None or not len(rows):
+    if found is None:
         return None
     _, norm, elements = found
-    looked_up = float(np.nanmax(root_mean_square(history, weights[0])[tables]))
-    far = float(norm[0]) / float(np.sqrt(elements)) > large**2 * max(looked_up, 1.0)
-    return found if far else None
+    looked_up = float(np.nanmax([1.0, *initial_gains(history)[tables]]))
+    return found if (norm[:1] / np.sqrt(elements) > large**2 * looked_up).any() else None
 
 
 def _later_inputs(history: History, large: float, beyond: float) -> tuple[str, Floats, int] | None:

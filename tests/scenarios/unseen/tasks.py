@@ -70,6 +70,31 @@ def circle(batch=64):
     return torch.stack([angle.cos(), angle.sin()], 1) * 2 + 0.05 * torch.randn(batch, 2)
 
 
+def in_turn(folder, make, judge, of_make, of_judge, judge_loss, make_loss, steps, score, rounds=1, after_judge=None,
+            names=("D", "G")):  # fmt: skip
+    """The judge learns `rounds` times, then the maker once, each under a Watch of its own; losses draw a batch."""
+    first = score()
+    options = {"log": None, "dir": folder, "verbose": False, **TREATMENT[-1].begin(make, of_make)}
+    w_judge = gradwatch.watch(judge, of_judge, name=names[0], **options)
+    w_make = gradwatch.watch(make, of_make, name=names[1], run=w_judge, **options)
+    with w_judge, w_make:
+        for _ in range(steps):
+            for _ in range(rounds):
+                of_judge.zero_grad()
+                loss = judge_loss()
+                loss.backward()
+                of_judge.step()
+                if after_judge:
+                    after_judge()
+                w_judge.log(loss=loss)
+            of_make.zero_grad()
+            loss = make_loss()
+            loss.backward()
+            of_make.step()
+            w_make.log(loss=loss)
+    return Outcome(gradwatch.open_history(w_judge.dir.parent), first, score())
+
+
 def play(folder, make, judge, of_make, of_judge, judge_loss, make_loss, steps, rounds=1, after_judge=None):
     """Two networks in turn; the score is how far the radii of what is made are from 2."""
 
@@ -77,26 +102,13 @@ def play(folder, make, judge, of_make, of_judge, judge_loss, make_loss, steps, r
         with torch.no_grad():
             return float((make(torch.randn(512, 4)).norm(dim=1) - 2).abs().mean())
 
-    first = score()
-    options = {"log": None, "dir": folder, "verbose": False, **TREATMENT[-1].begin(make, of_make)}
-    w_judge = gradwatch.watch(judge, of_judge, name="D", **options)
-    w_make = gradwatch.watch(make, of_make, name="G", run=w_judge, **options)
-    with w_judge, w_make:
-        for _ in range(steps):
-            for _ in range(rounds):
-                of_judge.zero_grad()
-                loss = judge_loss(circle(), make(torch.randn(64, 4)).detach())
-                loss.backward()
-                of_judge.step()
-                if after_judge:
-                    after_judge()
-                w_judge.log(loss=loss)
-            of_make.zero_grad()
-            loss = make_loss(make(torch.randn(64, 4)))
-            loss.backward()
-            of_make.step()
-            w_make.log(loss=loss)
-    return Outcome(gradwatch.open_history(w_judge.dir.parent), first, score())
+    def judged():
+        return judge_loss(circle(), make(torch.randn(64, 4)).detach())
+
+    def made():
+        return make_loss(make(torch.randn(64, 4)))
+
+    return in_turn(folder, make, judge, of_make, of_judge, judged, made, steps, score, rounds, after_judge)
 
 
 # ------------------------------------------------------------------------------------------------------- single models

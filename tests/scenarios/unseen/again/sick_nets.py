@@ -5,10 +5,8 @@ from __future__ import annotations
 import torch
 from torch import nn, optim
 from torch.nn import functional as F
-from trainings import TREATMENT
-from unseen import Outcome, dense, entropy_of, fit, rings, score_of, seeded, sick
-
-import gradwatch
+from unseen import dense, entropy_of, fit, rings, score_of, seeded, sick
+from unseen.tasks import in_turn
 
 
 class Encoder(nn.Module):
@@ -38,25 +36,15 @@ class Encoder(nn.Module):
 def adversaries(folder, make, judge, of_make, of_judge, real, losses, noise, steps, score, rounds=1):
     """Two networks in turn: `real()` draws what is true, `losses` are the judge's of both kinds and the maker's."""
     judge_loss, make_loss = losses
-    first = score()
-    options = {"log": None, "dir": folder, "verbose": False, **TREATMENT[-1].begin(make, of_make)}
-    w_judge = gradwatch.watch(judge, of_judge, name="D", **options)
-    w_make = gradwatch.watch(make, of_make, name="G", run=w_judge, **options)
-    with w_judge, w_make:
-        for _ in range(steps):
-            for _ in range(rounds):
-                of_judge.zero_grad()
-                x = real()
-                loss = judge_loss(judge(x), judge(make(torch.randn(len(x), noise)).detach()))
-                loss.backward()
-                of_judge.step()
-                w_judge.log(loss=loss)
-            of_make.zero_grad()
-            loss = make_loss(judge(make(torch.randn(64, noise))))
-            loss.backward()
-            of_make.step()
-            w_make.log(loss=loss)
-    return Outcome(gradwatch.open_history(w_judge.dir.parent), first, score())
+
+    def judged():
+        x = real()
+        return judge_loss(judge(x), judge(make(torch.randn(len(x), noise)).detach()))
+
+    def made():
+        return make_loss(judge(make(torch.randn(64, noise))))
+
+    return in_turn(folder, make, judge, of_make, of_judge, judged, made, steps, score, rounds)
 
 
 # ------------------------------------------------------------------------------------------- 1: recurrence x contrast

@@ -8,11 +8,8 @@ import torch
 from torch import nn
 from torch.distributions import Categorical
 from torch.nn import functional as F
-from trainings import TREATMENT
-from unseen import Outcome, dense, fit, seeded, sick
-from unseen.tasks import clipped, held_out, tend
-
-import gradwatch
+from unseen import dense, fit, seeded, sick
+from unseen.tasks import clipped, held_out, in_turn, tend
 
 # -------------------------------------------------------------------------------------------------------------- agents
 
@@ -190,26 +187,14 @@ def duel(folder, maker, judge, of_maker, of_judge, draw, judge_loss, maker_loss,
         with torch.no_grad():
             return apart(draw(512), maker(torch.randn(512, 4)))
 
-    first = score()
-    options = {"log": None, "dir": folder, "verbose": False, **TREATMENT[-1].begin(maker, of_maker)}
-    w_judge = gradwatch.watch(judge, of_judge, name="judge", **options)
-    w_maker = gradwatch.watch(maker, of_maker, name="maker", run=w_judge, **options)
-    with w_judge, w_maker:
-        for _ in range(steps):
-            for _ in range(times):
-                of_judge.zero_grad()
-                loss = judge_loss(judge(draw(64)), judge(maker(torch.randn(64, 4)).detach()))
-                loss.backward()
-                of_judge.step()
-                if after_judge:
-                    after_judge()
-                w_judge.log(loss=loss)
-            of_maker.zero_grad()
-            loss = maker_loss(judge(maker(torch.randn(64, 4))))
-            loss.backward()
-            of_maker.step()
-            w_maker.log(loss=loss)
-    return Outcome(gradwatch.open_history(w_judge.dir.parent), first, score())
+    def judged():
+        return judge_loss(judge(draw(64)), judge(maker(torch.randn(64, 4)).detach()))
+
+    def made():
+        return maker_loss(judge(maker(torch.randn(64, 4))))
+
+    return in_turn(folder, maker, judge, of_maker, of_judge, judged, made, steps, score, times, after_judge,
+                   names=("judge", "maker"))  # fmt: skip
 
 
 # https://github.com/Zeleni9/pytorch-wgan/pull/53
