@@ -273,6 +273,25 @@ def test_first_steps_after_which_no_gradient_is_left_were_too_long(first, left, 
     assert len(lr_too_high(run("Adam", per_layer={"update_ratio": ratios.astype(np.float32)}, **columns))) == said
 
 
+@pytest.mark.parametrize(
+    ("differs", "said"),
+    [
+        ({}, 1),
+        ({"lr": np.full(STEPS, 1e-3)}, 0),
+        ({"loss": 2 + 2 * np.exp(-ROW / 100) + 0.01 * NOISE}, 0),  # it still falls
+        ({"loss": 2 + 2 * np.exp(-ROW / 20) + 0.01 * NOISE}, 0),  # all there is to learn, it may be
+        ({"loss": 2 + 2 * np.exp(-ROW / 20) + 0.01 * NOISE, "first": 0.2}, 1),
+        ({"layers": LAYERS}, 0),
+    ],
+)
+def test_attention_at_a_high_rate_of_adam_stands_where_it_began(differs, said):
+    layers = [name.replace("attn", "attn.query") for name in LAYERS]
+    columns = {"layers": layers, "loss": 4 + 0.1 * NOISE, "lr": np.full(STEPS, 1e-2), "first": 0.05} | differs
+    ratios = np.where(ROW[:, None] == 0, columns.pop("first"), 1e-2) * np.ones(len(LAYERS))
+    history = run("Adam", per_layer={"update_ratio": ratios.astype(np.float32)}, **columns)
+    assert ["attention" in f.cause for f in lr_too_high(history)] == [True] * said
+
+
 @pytest.mark.parametrize(("betas", "said"), [((0.999, 0.9), ["warning"]), ((0.9, 0.999), []), ((0.95, 0.9), [])])
 def test_betas_that_are_the_wrong_way_round_make_steps_too_long_from_the_start(betas, said):
     history = run("Adam", settings={"betas": list(betas)}, loss=3 + 0.1 * NOISE)

@@ -5,6 +5,8 @@ Legend: T sampled steps, H heads.
 
 from __future__ import annotations
 
+import re
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -138,6 +140,18 @@ def grown_logits(history: History, step: int, limit: float = 100.0, growth: floa
         "",
         {"largest_logit": float(highest[worst]), "head": heads.layers[worst], "logits_since": since},
     )
+
+
+_PROJECTIONS = re.compile(
+    r"(attn|attention)\.\w+\.|in_proj_weight|(^|[._])(q|k|wq|wk|qkv|query|key|c_attn|to_q|to_k|to_qkv)(_proj)?\.weight",
+    re.I,
+)
+
+
+def has_attention(history: History) -> bool:
+    """Whether the model has heads of attention, as were looked at, or as the names of its layers say."""
+    heads = history.activations.with_values("logit_max")
+    return bool(heads.layers) or any(map(_PROJECTIONS.search, history.layers))
 
 
 def _finding(

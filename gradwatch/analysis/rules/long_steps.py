@@ -36,6 +36,7 @@ from gradwatch.analysis.rules.long_steps_effects import (
     ran_away,
     shut,
     turned,
+    unsettled,
 )
 from gradwatch.analysis.rules.losses import has_rivals, scaled_losses
 from gradwatch.analysis.rules.once import once
@@ -99,7 +100,7 @@ def lr_too_high(history: History, jump: float = 0.35, sigmas: float = 6.0, width
             end_row = len(history) - 1 if severity == "error" else int(rows[last])
             begin_row = 0 if betas_turned(history) else int(rows[first])  # those are wrong from the start
             return [_too_high(history, severity, begin_row, end_row, numbers, shifted, unclear=unclear)]
-    effects = outgrew, anew, shut, turned, overwritten, died_at_once
+    effects = outgrew, anew, shut, turned, overwritten, died_at_once, unsettled
     return away or _of(history, next(filter(None, (effect(history) for effect in effects)), None))
 
 

@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from gradwatch.analysis.rules.attention import has_attention
 from gradwatch.analysis.rules.facts import (
     directness,
     initial_gains,
@@ -24,7 +25,7 @@ from gradwatch.analysis.rules.facts import (
 from gradwatch.analysis.rules.far_beginning import begins_small
 from gradwatch.analysis.rules.finding import Severity
 from gradwatch.analysis.rules.losses import odd_batch
-from gradwatch.analysis.rules.progress import came_down, progress, reaches_its_goal, succeeds
+from gradwatch.analysis.rules.progress import came_down, can_be_judged, progress, reaches_its_goal, succeeds
 from gradwatch.analysis.rules.sampled_losses import INSIDE, inside, is_explained
 from gradwatch.analysis.rules.step_length import betas_turned, first_ratio, is_new_each_step
 from gradwatch.formatting import percent
@@ -217,6 +218,34 @@ def died_at_once(history: History, own: float = 0.2, left: float = 1e-3, soon: i
     why = f"{_changed_by(first)} Since step {soon} the gradient is at most {rest:.1e} of the first one: what the model "
     evidence: dict[str, float | str] = {"update_ratio": first, "gradient_left": rest}
     return Effect("warning", 0, evidence, f"{why}chose by then it never leaves again.")
+
+
+def unsettled(history: History, high: float = 3e-3, own: float = 0.1, least: int = 100) -> Effect | None:
+    """A model with attention, which Adam or its kin steps at a rate above `high`, and losses that stand far above 0.
+
+    By the median of the rates. From the second quarter of the run to the last no loss lost more than a thirtieth, and
+    four fifths of the first one are left: three tenths where the first step changed the weights by the share `own`, for
+    such a loss may also be all that there is to learn. Not said where another metric reaches its goal, or half of the
+    targets is explained (`is_explained`). The healthy trainings of the tests at such rates lost a fifth, at least.
+    Source: Vaswani et al. 2017, arXiv:1706.03762, section 5.3 (a peak of 7e-4 at a width of 512, of 3e-3 at one of 32,
+    after a warm-up); Liu et al. 2020, arXiv:2004.08249, on why Adam without one fails there.
+    """
+    rate, first = middle(rates(history).max(axis=1)), first_ratio(history)
+    losses = [p for p in progress(history) if p.is_loss] if can_be_judged(history, least, 500) else []
+    if not (steps_by_rate(history) and rate > high and has_attention(history)) or not losses:
+        return None
+    for p in losses:
+        values = history.total(p.metric)
+        second, last = (float(np.median(part)) for part in np.array_split(values[np.isfinite(values)], 4)[1::2])
+        if last < second * 29 / 30:
+            return None
+    p = losses[0]
+    if p.ended < (0.3 if first > own else 0.8) * p.first or reaches_its_goal(history) or is_explained(history):
+        return None
+    why = f"The rate is {rate:.3g} and the model has attention, which {optimizer_kind(history)} trains at a few times "
+    why += f"1e-3 at most, after a warm-up: {p.metric} stands at {p.ended:.4g} since the first quarter of the run."
+    evidence: dict[str, float | str] = {"metric": p.metric, "end": p.ended, "update_ratio": first}
+    return Effect("warning", 0, evidence, why)
 
 
 def anew(history: History) -> Effect | None:
