@@ -30,8 +30,9 @@ from gradwatch.analysis.rules.loss_terms import outweighed
 from gradwatch.analysis.rules.open_causes import left_open, out_of_reach
 from gradwatch.analysis.rules.plateaus import begins_late, explains_nothing, finding_of, rests, stops
 from gradwatch.analysis.rules.progress import Progress, can_be_judged, progress, unmoved, went
+from gradwatch.analysis.rules.sampled_losses import is_explained
 from gradwatch.analysis.rules.schedule import ran_out
-from gradwatch.analysis.rules.standstill import at_chance, equal_odds, is_explained, stands
+from gradwatch.analysis.rules.standstill import at_chance, equal_odds, stands
 from gradwatch.analysis.rules.tries import LOWER, rate_times
 from gradwatch.analysis.rules.unchanged import TAKEN_BACK
 from gradwatch.analysis.rules.updates import weak_gradients
@@ -65,7 +66,9 @@ def no_progress(
         return []  # other data or another loss came: where that began says nothing
     if not losses or not all(p.is_flat(most if p.is_real() else 2 * most) for p in losses):
         losses = unmoved(history, min_steps, running, math.inf)
-        losses = [p for p in losses if (at_chance(history, p) or stands(history, p)) and not is_explained(history)]
+        losses = [
+            p for p in losses if (at_chance(history, p) or stands(history, p)) and not is_explained(history, least=3)
+        ]
     if not losses:
         return (
             _not_held_out(history, min_steps, running, share)

@@ -12,7 +12,6 @@ import numpy as np
 from gradwatch.analysis.rules.facts import chance_loss, ends_in, last_matrix, smooth
 from gradwatch.analysis.rules.loss_graph import may_choose, number_of_classes
 from gradwatch.analysis.rules.progress import Progress, reaches_its_goal
-from gradwatch.analysis.rules.sampled_losses import ended, sampled
 from gradwatch.history import History
 
 
@@ -88,12 +87,6 @@ def stands(history: History, loss: Progress, high: float = 0.8, late: float = 0.
     second, last = (float(np.median(part)) for part in np.array_split(values[np.isfinite(values)], 4)[1::2])
     was_better = loss.ended - loss.best > 2 * late * chance
     return second - last < late * chance and not was_better and not reaches_its_goal(history)
-
-
-def is_explained(history: History, share: float = 0.5) -> bool:
-    """Whether a loss that was looked at into the end explains that `share` of its targets, by the last samples."""
-    _, explained = sampled(history, "explained")
-    return len(explained) > 2 and ended(explained) > share
 
 
 def left_odds(history: History, loss: Progress, near: float = 0.03, less: float = 0.05) -> float:
