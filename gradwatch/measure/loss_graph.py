@@ -94,20 +94,22 @@ class LossGraph:
         losses = [*islice((found for found in named if found[0] in loss_targets.LOSSES), MOST_LOSSES)]
         if not losses:
             return {}
-        tables = (other for other in self._nodes if name_of(other) == "Embedding")
-        data = [*islice(self._data(), loss_targets.MOST_TABLES)]
         if losses[0][0] not in loss_targets.NUMBERS:
-            return loss_targets.seen(*losses[0], tables, data, self._mask_of(losses[0][1]))
-        found = (loss_targets.seen(*each, data=data) for each in losses if each[0] in loss_targets.NUMBERS)
+            name, node = losses[0]
+            tables = (below for below in walk(node) if name_of(below) == "Embedding")
+            return loss_targets.seen(name, node, tables, self._data(node), self._mask_of(node))
+        found = (
+            loss_targets.seen(*each, data=self._data(each[1])) for each in losses if each[0] in loss_targets.NUMBERS
+        )
         return loss_targets.largest([each for each in found if each])
 
-    def _data(self) -> Iterator[Tensor]:
-        """The tables `[N, M]` of data that weights are given."""
-        for node in self._nodes:
-            if name_of(node) in ("Addmm", "Mm") and self._is_given_data(node):
-                table = graph_values.kept(node, graph_values.GIVEN[name_of(node)].kept)
-                if table is not None:
-                    yield table
+    def _data(self, loss: Node) -> list[Tensor]:
+        """The first tables `[N, M]` of data that weights are given on the way to a loss: of a later step's, its targets
+        may be a part.
+        """
+        given = (node for node in walk(loss) if name_of(node) in ("Addmm", "Mm") and self._is_given_data(node))
+        tables = (graph_values.kept(node, graph_values.GIVEN[name_of(node)].kept) for node in given)
+        return [*islice((table for table in tables if table is not None), loss_targets.MOST_TABLES)]
 
     def _mask_of(self, loss: Node, nearest: int = 40) -> Tensor | None:
         """What a loss of each target by itself is multiplied by; None of one that is reduced, or where nothing is."""

@@ -1,5 +1,7 @@
 """What a loss is asked for, and what the model said, by numbers that numpy finds too."""
 
+from itertools import pairwise
+
 import numpy as np
 import pytest
 import torch
@@ -181,6 +183,17 @@ def test_targets_that_are_the_tokens_themselves_are_told_from_the_next_ones(insi
     tokens = torch.arange(40).reshape(4, 10) % 9  # no token is followed by itself
     assert seen(language(net, tokens, shifted=True, inside=inside))["target_is_input"] == 0
     assert seen(language(net, tokens, shifted=False, inside=inside))["target_is_input"] == 1
+
+
+def test_what_is_read_after_a_target_is_not_compared_with_it():
+    """A loop over time with a loss for each step: the target of one is what the next one reads."""
+    clicks, table, head = torch.randint(9, (4, 6)), nn.Embedding(9, 6), nn.Linear(6, 9)
+    losses = [F.cross_entropy(head(table(now)), following) for now, following in pairwise(clicks)]
+    assert seen(torch.stack(losses).mean())["target_is_input"] < 0.7
+    series, read = torch.randn(4, 20, 3), nn.Linear(3, 1)
+    losses = [F.mse_loss(read(now), following[:, :1]) for now, following in pairwise(series)]
+    layers = {id(read.weight): "read.weight", id(read.bias): "read.bias"}
+    assert LossGraph(torch.stack(losses).mean(), layers).targets()["in_loss/target_in_data"] == 0
 
 
 def test_a_table_of_other_things_than_what_is_asked_for_is_not_compared():
