@@ -99,6 +99,27 @@ def test_a_part_that_no_gradient_ever_comes_to_is_not_called_dead(layers, dead, 
     assert ("this part of the model" in found.cause) == (rule == "no-gradient")
 
 
+@pytest.mark.parametrize(("operations", "rule"), [("Mean Sub Addmm", "no-gradient"), ("Mean Relu Addmm", "dead-layer")])
+def test_a_head_right_behind_the_loss_that_no_gradient_comes_to_is_not_called_dead(operations, rule):
+    layers = ("trunk.0.weight", "trunk.2.weight", "mean.weight", "mean.bias", "spread.weight")
+    path = {"what": "path", "operations": operations, "shapes": "1 8x1 8x1", "operands": "1 1 3", "layer": layers[2]}
+    history = make_history(STEPS, layers=layers, loss_graph=(path,))
+    norm = history.layer("grad_norm").copy()
+    norm[:, 2:4] = 0
+    (found,) = dead_layer(changed(history, per_layer={**history.per_layer, "grad_norm": norm}))
+    assert (found.rule, found.layers) == (rule, layers[2:4])
+
+
+def test_a_recurrence_whose_state_is_never_handed_on_has_no_gradient():
+    layers = ("rnn.weight_ih_l0", "rnn.weight_hh_l0", "rnn.bias_ih_l0", "rnn.bias_hh_l0", "out.weight")
+    history = make_history(STEPS, layers=layers)
+    norm = history.layer("grad_norm").copy()
+    norm[:, 1] = 0
+    (found,) = dead_layer(changed(history, per_layer={**history.per_layer, "grad_norm": norm}))
+    assert (found.rule, found.severity, found.layers) == ("no-gradient", "warning", layers[1:2])
+    assert "the state that they are given is 0" in found.cause
+
+
 def test_a_product_of_zeros_is_a_bad_beginning():
     history = make_history(STEPS, layers=("down.weight", "up.weight"))
     nothing = np.zeros_like(history.layer("grad_norm"))

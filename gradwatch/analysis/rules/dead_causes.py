@@ -106,7 +106,8 @@ def _never_reached(history: History, dead: Bools) -> Why:
 
 
 _NO_TERM = (
-    "its term of the loss has no slope (a ratio of it to itself, a clamp at its end, a factor of 0, argmax)",
+    "its term of the loss has no slope (a ratio of it to itself, a clamp at its end, a factor of 0, argmax, a "
+    "log-probability of what it drew itself)",
     "what it gives out is not used",
 )
 _APART = Why(
@@ -114,10 +115,18 @@ _APART = Why(
     f"{either(_NO_TERM)}",
     "Look at the term of the loss that it is to lower, and follow .grad_fn from there to what the part gives out. What "
     "is compared with itself is kept without a graph: the old log-probabilities of a policy's ratio are those of the "
-    "roll-out. What is rounded or chosen passes exactly 0 back: y = x + (y - x).detach(). Freeze the part if it is "
-    "meant to rest.",
+    "roll-out. An action of rsample() keeps its graph, and its mean takes it along: take sample() where a "
+    "log-probability is weighed by a return. What is rounded or chosen passes exactly 0 back: pass the gradient "
+    "straight through, y = x + (y - x).detach(). Freeze the part if it is meant to rest.",
     {},
     alternatives=_NO_TERM,
+)
+FORGETS = Why(
+    "Gradients reach the biases beside these weights, and none the weights: the state that they are given is 0 in "
+    "every call. What was read before is forgotten each time.",
+    "Hand the state on: out, state = rnn(x, state), and keep it from one call to the next (detached after each step of "
+    "the optimizer); or give the recurrence whole sequences, and not one element of them at a time.",
+    {},
 )
 _NEVER_REACHED = ("their units were dead or saturated from the start", "nothing depends on them")
 

@@ -5,9 +5,11 @@ Legend: T recorded steps, L layers.
 
 from __future__ import annotations
 
+import re
+
 import numpy as np
 
-from gradwatch.analysis.rules.dead_causes import IDLE, why_dead
+from gradwatch.analysis.rules.dead_causes import FORGETS, IDLE, why_dead
 from gradwatch.analysis.rules.depth import vanishing
 from gradwatch.analysis.rules.facts import (
     began_at_zero,
@@ -26,6 +28,8 @@ from gradwatch.analysis.rules.progress import all_learnt
 from gradwatch.history import Bools, Floats, History
 from gradwatch.table import squares
 
+_OF_A_STATE = re.compile(r"(^|\.)weight_hh")
+
 
 @once
 def dead_layer(
@@ -43,7 +47,8 @@ def dead_layer(
     became zero (`all_learnt`), or whose gradients faded (`faded`). Where every gradient was zero in every step it is an
     error of all layers, which something may have zeroed before the step, too (`_all_zero`), or `no-gradient`, where the
     graph shows what has no slope (`_without_slope`); where it is known that something did (`wiped`), `no-gradient` says
-    so, and so it is called where a whole part of the model never got one.
+    so, and so it is called where a whole part of the model never got one, or the weights of a recurrence that are given
+    its state (`weight_hh_l0`), which is 0 in every call then.
     Where weights that were 0 at first pass none on it is `bad-initialisation`.
     Source: dead ReLU units give exact zeros (methods: S4); SageMaker Debugger's DyingReLU.
     """
@@ -71,11 +76,12 @@ def dead_layer(
     first = _since(norm[:, dead], there[:, dead], late)
     start = first <= int(np.flatnonzero(there[:, dead].any(axis=1))[0])
     idle = start and not dying_network and _idle(history, dead)
+    forgets = idle and all(map(_OF_A_STATE.search, pick(history, dead)))
     apart = start and not idle and not dying_network and _is_a_part(history, dead)
-    why = why_dead(history, dead, start, idle, apart)
+    why = FORGETS if forgets else why_dead(history, dead, start, idle, apart)
     return [
         Finding(
-            rule="no-gradient" if apart else "dead-layer",
+            rule="no-gradient" if apart or forgets else "dead-layer",
             severity="error" if dying_network else "note" if why is IDLE else "warning",
             layers=pick(history, dead),
             first_step=int(history.layer_step[first]),
@@ -97,14 +103,16 @@ def dead_layer(
 def _is_a_part(history: History, dead: Bools) -> bool:
     """Whether these layers `[L]` are all of some part of the model, its last ones too, and another part is trained.
 
-    Units that are dead leave the layers behind them alive: it is what the part gives out that nothing depends on.
+    Units that are dead leave the layers behind them alive: it is what the part gives out that nothing depends on. A
+    part of one matrix counts where the graph shows it right behind the loss, and nothing flat in between.
     """
     parts = [name.partition(".")[0] for name in history.layers]
     own = {part for part, is_dead in zip(parts, dead, strict=True) if is_dead}
     others = {part for part, is_dead in zip(parts, dead, strict=True) if not is_dead}
     matrix = matrices(history)
-    several = all(sum(m for part, m in zip(parts, matrix, strict=True) if part == each) > 1 for each in own)
-    return bool(others) and not own & others and several
+    sizes = {each: sum(m for part, m in zip(parts, matrix, strict=True) if part == each) for each in own}
+    ends = {layer.partition(".")[0] for path, layer in paths(history) if not {op.name for op in path} & _SATURATE}
+    return bool(others) and not own & others and all(sizes[each] > 1 or each in ends for each in own)
 
 
 def _is_zero(history: History, min_steps: int) -> bool:
@@ -154,6 +162,7 @@ def _without_slope(history: History) -> str:
 
 
 _STEPS = ("Round", "Sign", "Floor", "Ceil", "Trunc")
+_SATURATE = {*_STEPS, "Relu", "Clamp", "ClampMin", "ClampMax", "Hardtanh", "Sigmoid", "Tanh", "Softmax", "SafeSoftmax"}
 _FLAT = "what the loss depends on is flat for all examples (a ReLU or a clamp at the output, a factor of 0)"
 
 
