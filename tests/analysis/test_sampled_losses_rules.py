@@ -17,6 +17,7 @@ from gradwatch.analysis.rules.loss_targets import (
     accumulation_wiped,
     class_imbalance,
     data_not_shuffled,
+    labels_ignored,
     targets_not_normalised,
     targets_out_of_range,
 )
@@ -90,7 +91,7 @@ OF_TEN = ({"what": "softmax", "operation": "LogSoftmax", "dim": 1, "shape": "64x
 )
 def test_a_class_that_the_loss_leaves_out(differs, found):
     numbers = {**RARE, "target_top_share": 0.5, "class_left_out": 0.0, "ignored": 0.2, "ignored_at_ends": 0.02}
-    said = class_imbalance(run_with(**{**numbers, **differs}))
+    said = labels_ignored(run_with(**{**numbers, **differs}))
     assert [f.cause.startswith("ignore_index=0 leaves 20") for f in said] == [True] * found
 
 

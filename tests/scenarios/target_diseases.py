@@ -179,6 +179,37 @@ def paid_in_hundreds(folder, sick=True, steps=150):
     return fit(folder, net, optim.SGD(net.parameters(), 0.01), loss_of, steps)
 
 
+def class_left_out(folder, sick=True, steps=150):
+    """Points of five kinds, of which kind 0 is ignored as if it were padding (the twin: nothing is)."""
+    torch.manual_seed(SEED[0])
+    net, draw = dense([6, 32, 5]), torch.Generator().manual_seed(SEED[0])
+    centres = 3 * torch.randn(5, 6, generator=draw)
+
+    def loss_of(step):
+        kind = torch.randint(5, (64,), generator=draw)
+        x = centres[kind] + torch.randn(64, 6, generator=draw)
+        return F.cross_entropy(net(x), kind, ignore_index=0 if sick else -100)
+
+    return fit(folder, net, optim.Adam(net.parameters(), 0.003), loss_of, steps)
+
+
+def pulled_at_by_the_policy(folder, sick=True, steps=200):
+    """A bandit whose advantage keeps the critic's graph (the twin: the value is detached there)."""
+    torch.manual_seed(SEED[0])
+    net, draw = nn.ModuleDict({"policy": dense([6, 32, 4]), "critic": dense([6, 32, 1])}), torch.Generator()
+    draw.manual_seed(SEED[0])
+
+    def loss_of(step):
+        x = torch.randn(64, 6, generator=draw)
+        log_p, value = net["policy"](x).log_softmax(1), net["critic"](x)[:, 0]
+        chosen = torch.multinomial(log_p.exp().detach(), 1, generator=draw)
+        pay = (chosen[:, 0] == x[:, :4].argmax(1)).float()
+        advantage = pay - (value if sick else value.detach())
+        return -(log_p.gather(1, chosen)[:, 0] * advantage).mean() + F.mse_loss(value, pay)
+
+    return fit(folder, net, optim.Adam(net.parameters(), 0.003), loss_of, steps)
+
+
 def first_of_another_size(folder, sick=True, steps=200):
     """Targets 3,000 times as large in the first three steps, under a beta2 of 0.9999 (the twin: never)."""
     torch.manual_seed(SEED[0])

@@ -13,6 +13,8 @@ CONSEQUENCES: dict[str, set[str]] = {
     **dict.fromkeys(("shapes-broadcast", "softmax-over-the-batch", "norm-over-too-few", "axes-mixed"), _MISMADE),
     "dropout-too-strong": _MISMADE | {"bad-initialisation"},
     **dict.fromkeys(("labels-not-shifted", "targets-out-of-range", "padding-in-loss", "data-not-shuffled"), _MISMADE),
+    "labels-ignored": _MISMADE | {"weight-decay-too-strong"},
+    "advantage-not-detached": _RUINED,
     "accumulation-wiped": _MISMADE,
     "clip-after-step": _MISMADE | {"double-clip"},
     **dict.fromkeys(("future-seen", "codebook-collapse"), _RUINED),

@@ -48,7 +48,7 @@ def class_imbalance(
     explained. By its mean: of few rare ones most batches have none. Where the loss gives that class `more` times the
     weight of an average one, its size says nothing. Padding is told apart (`padding-in-loss`); parts that train against
     each other are not judged, nor targets that never change, nor probabilities that are further than `soft` from 0 and
-    1. Or the loss leaves a class out that is no padding (`_left_out`).
+    1.
     Source: He & Garcia (2009), IEEE TKDE 21, on learning from imbalanced data; Lin et al., arXiv:1708.02002, section 1.
     """
     names = "target_top", "target_top_share", "predicted_top_share", "target_std"
@@ -59,7 +59,7 @@ def class_imbalance(
     usual, says = float(np.median(asked[late])), float(np.median(given[late]))
     between = sampled(history, "target_soft")[1]
     if usual < share or says < said or len({*top[late]}) > 1 or not spread.any() or (between > soft).any():
-        return _left_out(history)
+        return []
     weights = sampled(history, "target_top_weight")[1]
     weight = float(np.median(weights)) if len(weights) else 0.0
     ends = (history.total(p.metric) for p in progress(history) if p.is_loss)
@@ -84,9 +84,12 @@ def class_imbalance(
     ]
 
 
-def _left_out(history: History, least: float = 0.02, at_ends: float = 0.25) -> list[Finding]:
-    """A class that `ignore_index` leaves out, which is `least` of all targets and no more often at one end of the rows
-    than at the other by `at_ends`, as padding is. Not of tokens, which an embedding reads.
+def labels_ignored(history: History, least: float = 0.02, at_ends: float = 0.25) -> list[Finding]:
+    """A class that `ignore_index` leaves out of the loss, as if it were padding. A warning.
+
+    Alarm: it is the share `least` of all targets, by the median of `LEAST_SAMPLES` samples or more, and no more often
+    at one end of the rows than at the other by `at_ends`, as padding is. Not of tokens, which an embedding reads.
+    Source: torch's documentation of ignore_index: such targets do not contribute to the gradient.
     """
     _, which, share, ends = sampled(history, "class_left_out", "ignored", "ignored_at_ends")
     is_one = len(which) >= LEAST_SAMPLES and len({*which}) == 1
@@ -96,7 +99,7 @@ def _left_out(history: History, least: float = 0.02, at_ends: float = 0.25) -> l
     return [
         from_graph(
             history,
-            "class-imbalance",
+            "labels-ignored",
             "",
             {"class": float(which[0]), "share_of_targets": float(np.median(share))},
             f"ignore_index={which[0]:.0f} leaves {percent(float(np.median(share)))} of the targets out of the loss. "

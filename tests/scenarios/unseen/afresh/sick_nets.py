@@ -244,7 +244,7 @@ def values_of_the_walk():
 
 
 @sick(
-    "ignore-index-is-a-class", "class-never-in-loss", "targets-ignored",
+    "ignore-index-is-a-class", "class-never-in-loss", "labels-ignored", "targets-ignored",
     where="the loss: of its targets those of bin 0 (the pit) are dropped; the logits of bin 0 only ever sink",
     cure="no ignore_index=0: in words 0 was padding, here it is a return of nothing",
 )  # fmt: skip

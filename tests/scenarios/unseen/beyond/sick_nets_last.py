@@ -32,6 +32,7 @@ def picker(width=24):
 
 @sick(
     "class-ignored",
+    "labels-ignored",
     "class-imbalance",
     where="the loss and the first row of the head at each step: moments of the primary wave, class 0, are left out",
     cure="no ignore_index, as 0 is a class and no padding",
