@@ -11,6 +11,7 @@ from make_run import changed, make_history
 from torch import nn
 from torch.nn import functional as F
 
+from gradwatch.analysis.rules.advantages import policy_loss_trains_critic
 from gradwatch.analysis.rules.axes_mixed import axes_mixed
 from gradwatch.analysis.rules.broadcast import shapes_broadcast
 from gradwatch.analysis.rules.loss_graph import (
@@ -40,9 +41,9 @@ PARTS = (ONE, MANY, FIRST, SECOND, SERIES)
 LAYERS = {id(p): f"{i}.{name}" for i, m in enumerate(PARTS) for name, p in m.named_parameters()}
 
 
-def run_of(loss):
-    rows = tuple(LossGraph(loss, LAYERS).described())
-    return make_history(3, layers=tuple(LAYERS.values()), loss_graph=rows)
+def run_of(*losses, **run):
+    rows = tuple(row for loss in losses for row in LossGraph(loss, LAYERS).described())
+    return make_history(3, layers=tuple(LAYERS.values()), loss_graph=rows, **run)
 
 
 def column():
@@ -386,3 +387,41 @@ def test_the_sigmoid_that_a_binary_cross_entropy_wants_takes_nothing_away(of, se
 
 def with_loss(history, loss):
     return changed(history, per_step={**history.per_step, "loss": loss})
+
+
+# ------------------------------------------------------------------------------------------------- a policy, its critic
+
+
+def of_choices(advantage):
+    return -(logits().log_softmax(1).gather(1, Y[:, None])[:, 0] * advantage).mean()
+
+
+def of_numbers(advantage):
+    return -(torch.distributions.Normal(logits()[:, 0], 1.0).log_prob(REAL) * advantage).mean()
+
+
+@pytest.mark.parametrize(
+    ("loss", "said"),
+    [
+        (lambda: of_choices(REAL - column()[:, 0]), 1),
+        (lambda: of_choices((REAL - column()[:, 0]) / 3), 1),
+        (lambda: of_numbers(REAL - column()[:, 0]), 1),
+        (lambda: of_choices(REAL - column()[:, 0]) + F.mse_loss(column()[:, 0], REAL), 1),
+        (lambda: of_choices(REAL - column()[:, 0].detach()) + F.mse_loss(column()[:, 0], REAL), 0),
+        (lambda: of_numbers(REAL - column()[:, 0].detach()) + F.mse_loss(column()[:, 0], REAL), 0),
+        (lambda: of_choices((-column()[:, 0]).exp()) + column().mean(), 0),  # weighed by how sure it is
+        (lambda: of_choices(1 - column()[:, 0].sigmoid()), 0),  # by a gate
+        (lambda: of_choices(REAL) * (1 - column().mean()), 0),  # a multiplier of all
+    ],
+)
+def test_a_policy_that_pulls_at_its_critic(loss, said):
+    assert len(policy_loss_trains_critic(run_of(loss()))) == said
+
+
+@pytest.mark.parametrize(("optimizers", "said"), [(("Adam",), 1), (("actor", "critic"), 0)])
+def test_a_policy_that_climbs_a_critic_of_the_same_optimizer(optimizers, said):
+    made = tuple({"name": name, "class": "Adam"} for name in optimizers)
+    fits, climbs = F.mse_loss(column(), REAL[:, None]), -column().mean()
+    assert len(policy_loss_trains_critic(run_of(fits, climbs, optimizers=made))) == said
+    assert policy_loss_trains_critic(run_of(fits, optimizers=made)) == []
+    assert policy_loss_trains_critic(run_of(climbs, optimizers=made)) == []

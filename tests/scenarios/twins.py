@@ -87,7 +87,7 @@ TWINS: dict[str, tuple[tuple[str, Train], tuple[str, Train]]] = {
             ("codebook-collapse", t.far_codes, "codes begin far out", "codes begin at outputs"),
             ("posterior-collapse", t.summed_divergence, "a divergence summed over the batch", "a mean over it"),
             ("returns-not-normalised", t.paid_in_hundreds, "paid 100 or 105", "mean 0, deviation 1"),
-            ("advantage-not-detached", t.pulled_at_by_the_policy, "the value keeps its graph", "it is detached"),
+            ("policy-loss-trains-critic", t.pulled_at_by_the_policy, "the value keeps its graph", "it is detached"),
             ("labels-ignored", t.class_left_out, "ignore_index=0", "ignore_index=-100"),
             ("wrong-sign", t.head_that_climbs, "the head has maximize=True", "no group has"),
             ("logits-bounded", t.bare_cosines, "cosines without a scale", "16 times as large"),
@@ -155,7 +155,7 @@ NOT_TOLD = {
     "class-imbalance",
     "future-seen",
     "returns-not-normalised",
-    "advantage-not-detached",
+    "policy-loss-trains-critic",
     "labels-ignored",
 }
 TOLD_BY_LOSSES = [as_sick(rule) for rule in TWINS if rule not in NOT_TOLD]

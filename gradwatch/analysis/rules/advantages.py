@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import takewhile
 
 import numpy as np
 
-from gradwatch.analysis.rules.facts import pick, present
+from gradwatch.analysis.rules.facts import own_optimizers, pick, present
 from gradwatch.analysis.rules.finding import Finding
 from gradwatch.analysis.rules.loss_graph import Operation, from_graph, paths
 from gradwatch.analysis.rules.progress import reaches_its_goal
@@ -45,47 +46,59 @@ def returns_not_normalised(
     ]
 
 
-def advantage_not_detached(history: History) -> list[Finding]:
-    """The loss of a policy pulls at the critic, whose value it weighs its choices by. A warning.
+def policy_loss_trains_critic(history: History) -> list[Finding]:
+    """The loss of a policy pulls at the critic, whose values it weighs its choices by, or climbs. A warning.
 
     Alarm: the graph of a loss shows a product, element by element, of what leads to the log-probabilities of choices
     and of a difference that leads to a single output of another layer, with no exponential, power or squashing function
-    on the way to it. Only where both are trained by the same step: an optimizer of the critic's own may clear its
-    gradients first.
-    Source: Mnih et al. (2016), arXiv:1602.01783, algorithm S3: the policy's gradient is that of the log-probability
-    alone, times a number.
+    on the way to it. Or a layer of one output is fitted to targets by a mean squared error, and a mean of what it gives
+    out is climbed as well, as a policy does whose actions it judges. Only where both are trained by the same step: an
+    optimizer of the critic's own may clear its gradients first.
+    Source: Mnih et al. (2016), arXiv:1602.01783, algorithm S3 (the policy's gradient is that of the log-probability
+    alone, times a number); Lillicrap et al. (2015), arXiv:1509.02971, algorithm 1 (the policy climbs a critic that it
+    does not change).
     """
-    trained = {*pick(history, present(history).any(axis=0))}
+    trained = {*pick(history, np.asarray(present(history).any(axis=0)))}
     ways = [(path, layer) for path, layer in paths(history) if layer in trained]
     for choice, policy in ways:
         for value, critic in ways:
-            at = _where_they_part(choice, value)
+            at = _behind_a_product(choice, value)
             if critic != policy and at and _chooses(choice[at:]) and _is_a_difference_of_values(value[at:]):
-                return [
-                    from_graph(
-                        history,
-                        "advantage-not-detached",
-                        critic,
-                        {"policy": policy, "critic": critic},
-                        f"The log-probabilities that `{policy}` gives are multiplied by a difference that `{critic}` "
-                        "is asked for a gradient by: the loss of the policy moves the value too, by how likely the "
-                        "choice was, and away from the return.",
-                        "Detach the advantage in the loss of the policy: -(log_prob * (returns - "
-                        "value.detach())).mean(). The critic learns from its own loss alone.",
-                    )
-                ]
+                cause = (
+                    f"The log-probabilities that `{policy}` gives are multiplied by a difference that `{critic}` is "
+                )
+                cause += (
+                    "asked for a gradient by: the loss of the policy moves the value too, by how likely the choice "
+                )
+                cure = "Detach the advantage in the loss of the policy: -(log_prob * (returns - value.detach())).mean()"
+                return [_pulled_at(history, critic, f"{cause}was, and away from the return.", cure)]
+    fitted = {layer for path, layer in ways if path[0].name == "MseLoss" and _gives_values(path[1:])}
+    climbed = {layer for path, layer in ways if _is_a_mean_of_values(path)}
+    others = {name.partition(".")[0] for name in trained}
+    for critic in sorted(fitted & climbed):
+        if len(own_optimizers(history)) == 1 and others - {critic.partition(".")[0]}:
+            cause = (
+                f"`{critic}` is fitted to targets, and the mean of what it gives out is climbed in the same step: the "
+            )
+            cause += "loss of the policy raises the values too, whatever the targets say."
+            cure = "Give the critic an optimizer of its own, and clear its gradients before its backward; or freeze it "
+            return [_pulled_at(history, critic, cause, f"{cure}(requires_grad_(False)) while the policy climbs it")]
     return []
+
+
+def _pulled_at(history: History, critic: str, cause: str, cure: str) -> Finding:
+    cure += ". The critic learns from its own loss alone."
+    return from_graph(history, "policy-loss-trains-critic", critic, {"critic": critic}, cause, cure)
 
 
 _BENDS = {"Exp", "Pow", "Sigmoid", "Tanh", "Softmax", "SafeSoftmax", "LogSoftmax", "Log", "Softplus", "Gather"}
 
 
-def _where_they_part(one: Sequence[Operation], other: Sequence[Operation]) -> int:
-    """The place behind the last operation that two ways share, if it is a product of two for each of several rows."""
-    shared = next((i for i, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), 0)
-    last = one[shared - 1] if shared else None
-    is_product = last is not None and last.name == "Mul" and last.operands == 2 and max(last.shape, default=1) > 1
-    return shared if is_product else 0
+def _behind_a_product(one: Sequence[Operation], other: Sequence[Operation]) -> int:
+    """The place behind the last product of two, for each of several rows, that both ways begin with; 0 without any."""
+    alike = [a for a, _ in takewhile(lambda pair: pair[0] == pair[1], zip(one, other, strict=False))]
+    products = (op.name == "Mul" and op.operands == 2 and max(op.shape, default=1) > 1 for op in alike)
+    return max((place + 1 for place, is_product in enumerate(products) if is_product), default=0)
 
 
 def _chooses(path: Sequence[Operation]) -> bool:
@@ -97,5 +110,16 @@ def _chooses(path: Sequence[Operation]) -> bool:
 
 def _is_a_difference_of_values(path: Sequence[Operation]) -> bool:
     """Whether a way leads through a difference to a layer of one output, and nothing that bends."""
-    names = {op.name for op in path}
-    return "Sub" in names and not names & _BENDS and path[-1].name in ("Addmm", "Mm") and path[-1].shape[-1:] == (1,)
+    return any(op.name == "Sub" for op in path) and _gives_values(path)
+
+
+def _is_a_mean_of_values(path: Sequence[Operation]) -> bool:
+    """Whether a way leads from a loss, turned round, through a mean to a layer of one output, and nothing between."""
+    names = [op.name for op in path if op.name not in ("Squeeze", "View", "Select", "Add")]
+    return names[:-1] in (["Neg", "Mean"], ["Mean", "Neg"]) and _gives_values(path)
+
+
+def _gives_values(path: Sequence[Operation]) -> bool:
+    """Whether a way leads to a layer of one output, and nothing on it bends."""
+    bends = any(op.name in _BENDS for op in path)
+    return bool(path) and not bends and path[-1].name in ("Addmm", "Mm") and path[-1].shape[-1:] == (1,)

@@ -10,7 +10,7 @@ import numpy as np
 from gradwatch.analysis.clips import incoming
 from gradwatch.analysis.rules.activation_outliers import activation_outlier
 from gradwatch.analysis.rules.activations import dead_units, saturated
-from gradwatch.analysis.rules.advantages import advantage_not_detached, returns_not_normalised
+from gradwatch.analysis.rules.advantages import policy_loss_trains_critic, returns_not_normalised
 from gradwatch.analysis.rules.attention import attention_collapsed, attention_logits_grow
 from gradwatch.analysis.rules.axes_mixed import axes_mixed
 from gradwatch.analysis.rules.bounded_logits import logits_bounded
@@ -85,7 +85,7 @@ RULES: tuple[Rule, ...] = (
     weight_decay_too_strong,
     labels_not_shifted, targets_out_of_range, padding_in_loss, targets_not_normalised, data_not_shuffled,
     class_imbalance, accumulation_wiped, logits_bounded, future_seen, codebook_collapse, posterior_collapse,
-    returns_not_normalised, advantage_not_detached, labels_ignored,
+    returns_not_normalised, policy_loss_trains_critic, labels_ignored,
     wrong_sign, no_activation, weights_reset,
     inputs_not_normalised, negative_loss, left_in_eval, norm_statistics, dead_units, saturated,
     optimizer_state_lost, schedule_too_short, warmup_too_long,

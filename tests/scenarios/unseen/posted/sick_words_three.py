@@ -91,7 +91,7 @@ def way(doors, order):
 
 
 # https://github.com/astariul/encode-attend-navigate-pytorch/pull/3
-@sick("advantage-not-detached", "critic-not-detached", "noise-dominated",
+@sick("critic-not-detached", "policy-loss-trains-critic", "noise-dominated",
       where="the critic, at every step: the loss of the policy pulls at it as well and holds its values far too low",
       cure="the critic's value detached in the loss of the policy")  # fmt: skip
 def rounds_of_a_postwoman(folder, ill):

@@ -11,7 +11,8 @@ from unseen.tasks import tend
 
 
 # https://github.com/ray-project/ray/pull/65125
-@sick("actor-loss-trains-critic", "gradients-accumulate", where="every layer of the critic",
+@sick("actor-loss-trains-critic", "policy-loss-trains-critic", "gradients-accumulate",
+      where="every layer of the critic",
       cure="freeze the critic while the actor's loss is computed")  # fmt: skip
 def the_valve_of_a_tank(folder, ill):
     seeded(2632)

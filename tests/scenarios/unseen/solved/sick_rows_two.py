@@ -8,7 +8,8 @@ from unseen import dense, fit, mean, seeded, sick
 
 
 # https://github.com/keras-team/keras-io/issues/194
-@sick("value-not-detached", "advantage-not-detached", where="the head of the value and the shared layer",
+@sick("value-not-detached", "advantage-not-detached", "policy-loss-trains-critic",
+      where="the head of the value and the shared layer",
       cure="detach the value where the difference multiplies the log-probability")  # fmt: skip
 def a_rover_on_its_way_home(folder, ill):
     seeded(2626)
