@@ -22,7 +22,11 @@ from gradwatch.analysis.rules import diagnose
         (t.far_codes, "codebook-collapse", "Of the rows of this table"),
         (t.summed_divergence, "posterior-collapse", "The code is drawn from the prior, whatever the example"),
         (t.paid_in_hundreds, "returns-not-normalised", "are multiplied by 10"),
-        (t.pulled_at_by_the_policy, "policy-loss-trains-critic", "the loss of the policy moves the value too"),
+        (
+            t.pulled_at_by_the_policy,
+            "policy-loss-trains-critic",
+            "moves the value by how likely the choice was",
+        ),
         (t.class_left_out, "labels-ignored", "ignore_index=0 leaves"),
         (
             t.first_of_another_size,

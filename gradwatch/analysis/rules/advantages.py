@@ -60,35 +60,40 @@ def policy_loss_trains_critic(history: History) -> list[Finding]:
     """
     trained = {*pick(history, np.asarray(present(history).any(axis=0)))}
     ways = [(path, layer) for path, layer in paths(history) if layer in trained]
+    if critic := _weighs_by(ways):
+        cause = f"What the log-probabilities of choices are multiplied by asks `{critic}` for a gradient, too: the "
+        cause += "loss of the policy moves the value by how likely the choice was, and away from the return."
+        cure = "Detach the advantage in the loss of the policy: -(log_prob * (returns - value.detach())).mean()"
+    elif len(own_optimizers(history)) == 1 and (critic := _climbs(ways, trained)):
+        cause = f"`{critic}` is fitted to targets, and the mean of what it gives out is climbed by the same optimizer: "
+        cause += "the loss of the policy raises the values, whatever the targets say."
+        cure = "Give the critic an optimizer of its own, and clear its gradients before its backward; or freeze it "
+        cure += "(requires_grad_(False)) while the policy climbs it"
+    else:
+        return []
+    cure += ". The critic learns from its own loss alone."
+    return [from_graph(history, "policy-loss-trains-critic", critic, {"critic": critic}, cause, cure)]
+
+
+Ways = Sequence[tuple[Sequence[Operation], str]]
+
+
+def _weighs_by(ways: Ways) -> str:
+    """The layer whose values log-probabilities of choices are multiplied by; empty where it is none."""
     for choice, policy in ways:
         for value, critic in ways:
             at = _behind_a_product(choice, value)
             if critic != policy and at and _chooses(choice[at:]) and _is_a_difference_of_values(value[at:]):
-                cause = (
-                    f"The log-probabilities that `{policy}` gives are multiplied by a difference that `{critic}` is "
-                )
-                cause += (
-                    "asked for a gradient by: the loss of the policy moves the value too, by how likely the choice "
-                )
-                cure = "Detach the advantage in the loss of the policy: -(log_prob * (returns - value.detach())).mean()"
-                return [_pulled_at(history, critic, f"{cause}was, and away from the return.", cure)]
+                return critic
+    return ""
+
+
+def _climbs(ways: Ways, trained: set[str]) -> str:
+    """The layer of one part whose values are fitted to targets and climbed, beside other parts that are trained."""
     fitted = {layer for path, layer in ways if path[0].name == "MseLoss" and _gives_values(path[1:])}
-    climbed = {layer for path, layer in ways if _is_a_mean_of_values(path)}
-    others = {name.partition(".")[0] for name in trained}
-    for critic in sorted(fitted & climbed):
-        if len(own_optimizers(history)) == 1 and others - {critic.partition(".")[0]}:
-            cause = (
-                f"`{critic}` is fitted to targets, and the mean of what it gives out is climbed in the same step: the "
-            )
-            cause += "loss of the policy raises the values too, whatever the targets say."
-            cure = "Give the critic an optimizer of its own, and clear its gradients before its backward; or freeze it "
-            return [_pulled_at(history, critic, cause, f"{cure}(requires_grad_(False)) while the policy climbs it")]
-    return []
-
-
-def _pulled_at(history: History, critic: str, cause: str, cure: str) -> Finding:
-    cure += ". The critic learns from its own loss alone."
-    return from_graph(history, "policy-loss-trains-critic", critic, {"critic": critic}, cause, cure)
+    both = fitted & {layer for path, layer in ways if _is_a_mean_of_values(path)}
+    parts = {name.partition(".")[0] for name in trained}
+    return next((critic for critic in sorted(both) if parts - {critic.partition(".")[0]}), "")
 
 
 _BENDS = {"Exp", "Pow", "Sigmoid", "Tanh", "Softmax", "SafeSoftmax", "LogSoftmax", "Log", "Softplus", "Gather"}
