@@ -44,6 +44,10 @@ def run_with(losses=None, steps=240, graph=(), logged=("loss", "val_accuracy"), 
 
 
 RARE = {"target_top": 0, "target_top_share": 0.98, "predicted_top_share": 1.0, "target_std": 0.1, "target_soft": 0.0}
+PIXELS = (
+    {"what": "path", "operations": "NllLoss2D LogSoftmax Convolution", "shapes": "1 8x2x24x24 8x2x24x24",
+     "operands": "1 1 3", "layer": "head.weight"},
+)  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -61,6 +65,8 @@ RARE = {"target_top": 0, "target_top_share": 0.98, "predicted_top_share": 1.0, "
         ({"losses": np.geomspace(0.7, 0.02, 240), "target_top_weight": 1.2}, 0),
         ({"losses": np.where(np.arange(240) % 8 == 0, 0.7, 0.02)}, 1),  # most batches have none of the rare class
         ({"target_top_at_ends": 0.9, "ignored": 0.0}, 0),  # padding
+        ({"losses": np.geomspace(0.7, 0.02, 240), "graph": PIXELS}, 1),  # of which only the highest score is drawn
+        ({"losses": np.geomspace(0.7, 0.02, 240), "graph": PIXELS, "target_top_share": 0.93}, 0),
     ],
 )
 def test_one_class_for_everything(differs, found):

@@ -11,7 +11,7 @@ import numpy as np
 
 from gradwatch.analysis.rules.facts import optimizer_kind
 from gradwatch.analysis.rules.finding import Finding, either
-from gradwatch.analysis.rules.loss_graph import from_graph, number_of_classes, reached_range
+from gradwatch.analysis.rules.loss_graph import from_graph, number_of_classes, paths, reached_range
 from gradwatch.analysis.rules.losses import has_rivals
 from gradwatch.analysis.rules.progress import progress, succeeds
 from gradwatch.analysis.rules.sampled_losses import (
@@ -37,6 +37,7 @@ def class_imbalance(
     learnt: float = 0.85,
     soft: float = 0.02,
     more: float = 1.5,
+    rare: float = 0.95,
     min_steps: int = 100,
 ) -> list[Finding]:
     """Most targets are of one class, and the model says that class for everything. A warning.
@@ -45,10 +46,10 @@ def class_imbalance(
     and of what the model says, the class with the highest score, all but 1 - `said`. Not where a loss ended below the
     share `learnt` of the entropy of that class against all others, which is what is lost by knowing only how frequent
     it is: the scores say more than the highest; or of more than two classes, more than the rest of the entropy is
-    explained. By its mean: of few rare ones most batches have none. Where the loss gives that class `more` times the
-    weight of an average one, its size says nothing. Padding is told apart (`padding-in-loss`); parts that train against
-    each other are not judged, nor targets that never change, nor probabilities that are further than `soft` from 0 and
-    1.
+    explained. By its mean: of few rare ones most batches have none. Of pixels only the highest score is drawn: there
+    that is no excuse where the class has the share `rare`. Where the loss gives that class `more` times the weight of
+    an average one, its size says nothing. Padding is told apart (`padding-in-loss`); parts that train against each
+    other are not judged, nor targets that never change, nor probabilities that are further than `soft` from 0 and 1.
     Source: He & Garcia (2009), IEEE TKDE 21, on learning from imbalanced data; Lin et al., arXiv:1708.02002, section 1.
     """
     names = "target_top", "target_top_share", "predicted_top_share", "target_std"
@@ -64,10 +65,11 @@ def class_imbalance(
     weight = float(np.median(weights)) if len(weights) else 0.0
     ends = (history.total(p.metric) for p in progress(history) if p.is_loss)
     explained = sampled(history, "explained")[1]
-    if (number_of_classes(history) or 0) > 2 and len(explained) and ended(explained) > 1 - learnt:
-        return []
-    if usual < 1 and not weight > more and any(_mean_end(end) < learnt * entropy_of_two(usual) for end in ends):
-        return []
+    if not _is_of_pixels(history) or usual < rare:
+        if (number_of_classes(history) or 0) > 2 and len(explained) and ended(explained) > 1 - learnt:
+            return []
+        if usual < 1 and not weight > more and any(_mean_end(end) < learnt * entropy_of_two(usual) for end in ends):
+            return []
     also = f" The loss gives it {weight:.2g} times the weight of an average class as well." if weight > more else ""
     return [
         from_graph(
@@ -82,6 +84,12 @@ def class_imbalance(
             "recall of each class, not by the loss or the accuracy over all.",
         )
     ]
+
+
+def _is_of_pixels(history: History) -> bool:
+    """Whether a convolution gives out the scores, for each place of a picture."""
+    ends = (path[-1] for path, _ in paths(history))
+    return any(end.name == "Convolution" and math.prod(end.shape[2:]) > 1 for end in ends)
 
 
 def labels_ignored(history: History, least: float = 0.02, at_ends: float = 0.25) -> list[Finding]:
