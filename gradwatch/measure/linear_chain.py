@@ -1,10 +1,11 @@
-"""Whether the layers of a model follow one another with nothing between them that bends: then they are one layer."""
+"""Layers of a model that follow one another with nothing between them that bends: then they are one layer."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
 
-from gradwatch.measure.graph_nodes import RECURRENT, SAME_INPUT, Node, children, is_written_in_python, name_of
+from gradwatch.measure.graph_nodes import RECURRENT, SAME_INPUT, Node, children, is_written_in_python, name_of, shape_of
 from gradwatch.measure.graph_values import GIVEN
 
 MOST_BETWEEN = 50  # operations between two layers
@@ -30,6 +31,25 @@ def linear_chain(nodes: Sequence[Node], own: Callable[[Node], str], is_given_dat
         return []
     given = (node.next_functions[GIVEN[name_of(node)].place][0] for node in inner)
     return [*layers.values()] if all(_is_made_by(each, layers) for each in given) else []
+
+
+def linear_pairs(nodes: Sequence[Node], own: Callable[[Node], str]) -> Iterator[list[str]]:
+    """Two layers, of which the first alone is given what the second gives out: the same features, maybe in other rows.
+
+    What others are given too, as a residual connection or several heads are, is used as it is.
+    """
+    users = Counter(below for node in nodes for below in children(node))
+    for node in nodes:
+        if name_of(node) in _LAYERS and (above := own(node)):
+            below = node.next_functions[GIVEN[name_of(node)].place][0]
+            while below is not None and users[below] == 1 and name_of(below) in _SAME_FEATURES:
+                under = next(iter(children(below)), None)
+                below = under if under is not None and shape_of(below)[-1:] == shape_of(under)[-1:] else None
+            if below is not None and users[below] == 1 and name_of(below) in _LAYERS and own(below) not in ("", above):
+                yield [above, own(below)]
+
+
+_LAYERS, _SAME_FEATURES = ("Addmm", "Mm"), ("View", "UnsafeView", "ReshapeAlias", "Clone", "ToCopy")
 
 
 def _is_made_by(node: Node | None, layers: dict[Node, str]) -> bool:

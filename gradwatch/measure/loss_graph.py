@@ -34,7 +34,7 @@ from gradwatch.measure.graph_nodes import (
     walk,
     with_reduction,
 )
-from gradwatch.measure.linear_chain import linear_chain
+from gradwatch.measure.linear_chain import linear_chain, linear_pairs
 from gradwatch.measure.sequence_axes import wrong_axes
 from gradwatch.measure.views import reorders
 from gradwatch.table import IN_LOSS, LAYER_IN_LOSS
@@ -243,7 +243,8 @@ class LossGraph:
         `operation`, `dim` and `shape`. Of each `batch_norm` in training, its `shape`; of each `group_norm`, how many
         `numbers` it takes together. Of each `view` that puts axes into another order, the shape it is `of` and its own.
         Of each `input`, an operation with weights that is given a batch, its `operation`; not of weights that others
-        give something, too, as a recurrence's. Of a model with nothing that bends, its layers (`linear`).
+        give something, too, as a recurrence's. Of layers with nothing that
+        bends between them, all of a model or two that follow one another, their names (`linear`).
         """
         found = [*self._paths(), *(row for node in self._nodes for row in self._of_node(node))]
         with_weights = (node for node in self._nodes if name_of(node) in graph_values.GIVEN)
@@ -253,7 +254,8 @@ class LossGraph:
             seen = {"what": "sequence", "operation": name_of(met), "shape": _text(shape_of(made))}
             found.append(seen | {"layer": self._below(made)})
         chain = linear_chain(self._nodes, self._own, self._is_given_data)
-        found += [{"what": "linear", "layers": " ".join(chain), "layer": chain[0]}] if chain else []
+        pairs = [chain] if chain else linear_pairs(self._nodes, self._own)
+        found += [{"what": "linear", "layers": " ".join(each), "layer": each[0]} for each in pairs]
         kinds = {
             tuple(row[key] for key in row if key != "layer" or row["what"] == "input"): row for row in reversed(found)
         }

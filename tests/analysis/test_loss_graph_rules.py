@@ -130,6 +130,34 @@ def test_layers_with_nothing_between_them_are_told(net, told):
     assert [f.evidence["layers"] for f in found] == [told] * bool(told)
 
 
+class Residual(nn.Module):
+    """A layer beside itself."""
+
+    def __init__(self):
+        super().__init__()
+        self.own = nn.Linear(8, 8)
+
+    def forward(self, x):
+        return x + self.own(x)
+
+
+@pytest.mark.parametrize(
+    ("parts", "told"),
+    [
+        ((nn.ReLU(), nn.Linear(8, 24), nn.Linear(24, 3)), ("2.weight", "3.weight")),
+        ((nn.ReLU(), nn.Unflatten(1, (2, 4)), nn.Linear(4, 24), nn.Linear(24, 3)), ("3.weight", "4.weight")),
+        ((nn.ReLU(), nn.Linear(8, 24), nn.Tanh(), nn.Linear(24, 3)), ()),
+        ((nn.ReLU(), nn.Linear(8, 4), nn.Linear(4, 3)), ()),  # a factor
+        ((nn.ReLU(), nn.Linear(8, 8), Residual()), ()),  # which others are given too
+        ((nn.ReLU(), nn.Linear(8, 24), nn.LayerNorm(24), nn.Linear(24, 3)), ()),
+    ],
+)
+def test_two_layers_with_nothing_between_them_inside_a_model_are_told(parts, told):
+    net = nn.Sequential(nn.Linear(2, 8), *parts)
+    found = no_activation(of_net(net, net(torch.randn(N, 2)).square().mean()))
+    assert [all(f"`{name}`" in f.cause for name in told) for f in found] == [True] * bool(told)
+
+
 def test_of_a_training_that_came_apart_nothing_is_said_of_what_a_line_learns():
     net = stack(2, 8, 3)
     history = of_net(net, net(torch.randn(N, 2)).square().mean())

@@ -1,4 +1,4 @@
-"""A deep model with nothing between its layers that bends: all of it is one linear layer."""
+"""Layers with nothing between them that bends: together they are one linear layer."""
 
 from __future__ import annotations
 
@@ -14,8 +14,9 @@ def no_activation(history: History, gained: float = 0.9) -> list[Finding]:
     Alarm: all that the layers of the model are given, but for the first, is made by other layers and operations that
     are linear, as the graph of the first losses shows it; and no layer between is narrower than what comes in and what
     goes out, as those of a factorisation or a linear autoencoder are: a narrow one keeps the product's rank down, which
-    a single layer does not. Not said where the share `gained` of the loss is gone, nor where gradients stopped being
-    finite: how much a straight line learns is not seen there.
+    a single layer does not. Or that is so of two layers that follow one another, and what is between them is as wide as
+    either of its ends: nothing is gained by it. Not said where the share `gained` of the loss is gone, nor where
+    gradients stopped being finite: how much a straight line learns is not seen there.
     Source: Goodfellow et al., Deep Learning, section 6.1 (a linear function of a linear function is linear).
     """
     if (history.total("nonfinite")[-3:] > 0).any():
@@ -26,17 +27,19 @@ def no_activation(history: History, gained: float = 0.9) -> list[Finding]:
         known = [shapes[name] for name in names if len(shapes.get(name, ())) > 1]
         if len(known) < 2 or len(known) < len(names) or succeeds(history, gained):
             continue
-        narrowest, ends = min(shape[0] for shape in known[1:]), min(known[0][0], known[-1][1])
-        if narrowest < ends:
+        narrowest, ends = min(shape[0] for shape in known[1:]), (known[0][0], known[-1][1])
+        is_whole = len(names) == sum(len(layer.shape) > 1 for layer in history.run.layers)
+        if narrowest < (min(ends) if is_whole else max(ends)):
             continue
+        which = f"The {len(names)} layers of this model" if is_whole else f"`{names[-1]}` and `{names[0]}`"
         return [
             from_graph(
                 history,
                 "no-activation",
                 names[0],
                 {"layers": len(names)},
-                f"The {len(names)} layers of this model follow one another with nothing between them that bends: "
-                "together they are one linear function of what comes in, and learn no more than a single layer could.",
+                f"{which} follow one another with nothing between them that bends: together they are one linear "
+                "function of what comes in, and learn no more than a single layer could.",
                 "Put an activation behind each layer but the last (nn.ReLU, nn.GELU, nn.Tanh), and look whether the "
                 "one that was meant is called in forward.",
             )
