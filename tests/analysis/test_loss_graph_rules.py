@@ -148,6 +148,7 @@ class Residual(nn.Module):
         ((nn.ReLU(), nn.Unflatten(1, (2, 4)), nn.Linear(4, 24), nn.Linear(24, 3)), ("3.weight", "4.weight")),
         ((nn.ReLU(), nn.Linear(8, 24), nn.Tanh(), nn.Linear(24, 3)), ()),
         ((nn.ReLU(), nn.Linear(8, 4), nn.Linear(4, 3)), ()),  # a factor
+        ((nn.ReLU(), nn.Linear(8, 8), nn.Linear(8, 3)), ()),  # a head behind a trunk
         ((nn.ReLU(), nn.Linear(8, 8), Residual()), ()),  # which others are given too
         ((nn.ReLU(), nn.Linear(8, 24), nn.LayerNorm(24), nn.Linear(24, 3)), ()),
     ],

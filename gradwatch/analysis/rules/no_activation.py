@@ -29,7 +29,7 @@ def no_activation(history: History, gained: float = 0.9) -> list[Finding]:
             continue
         narrowest, ends = min(shape[0] for shape in known[1:]), (known[0][0], known[-1][1])
         is_whole = len(names) == sum(len(layer.shape) > 1 for layer in history.run.layers)
-        if narrowest < (min(ends) if is_whole else max(ends)):
+        if narrowest < min(ends) if is_whole else narrowest <= max(ends):
             continue
         which = f"The {len(names)} layers of this model" if is_whole else f"`{names[-1]}` and `{names[0]}`"
         return [
