@@ -14,9 +14,9 @@ def no_activation(history: History, gained: float = 0.9) -> list[Finding]:
     Alarm: all that the layers of the model are given, but for the first, is made by other layers and operations that
     are linear, as the graph of the first losses shows it; and no layer between is narrower than what comes in and what
     goes out, as those of a factorisation or a linear autoencoder are: a narrow one keeps the product's rank down, which
-    a single layer does not. Or that is so of two layers that follow one another, and what is between them is as wide as
-    either of its ends: nothing is gained by it. Not said where the share `gained` of the loss is gone, nor where
-    gradients stopped being finite: how much a straight line learns is not seen there.
+    a single layer does not. Or that is so of two layers that follow one another, and what is between them is wider than
+    both ends: nothing is gained by that. Not said where the share `gained` of the loss is gone, nor where gradients
+    stopped being finite: how much a straight line learns is not seen there.
     Source: Goodfellow et al., Deep Learning, section 6.1 (a linear function of a linear function is linear).
     """
     if (history.total("nonfinite")[-3:] > 0).any():
@@ -29,7 +29,8 @@ def no_activation(history: History, gained: float = 0.9) -> list[Finding]:
             continue
         narrowest, ends = min(shape[0] for shape in known[1:]), (known[0][0], known[-1][1])
         is_whole = len(names) == sum(len(layer.shape) > 1 for layer in history.run.layers)
-        if narrowest < min(ends) if is_whole else narrowest <= max(ends):
+        is_factor = narrowest < min(ends) if is_whole else narrowest <= max(ends)
+        if is_factor:
             continue
         which = f"The {len(names)} layers of this model" if is_whole else f"`{names[-1]}` and `{names[0]}`"
         return [
