@@ -94,13 +94,11 @@ class LossGraph:
         losses = [*islice((found for found in named if found[0] in loss_targets.LOSSES), MOST_LOSSES)]
         if not losses:
             return {}
-        if losses[0][0] not in loss_targets.NUMBERS:
-            name, node = losses[0]
-            tables = (below for below in walk(node) if name_of(below) == "Embedding")
-            return loss_targets.seen(name, node, tables, self._data(node), self._mask_of(node))
-        found = (
-            loss_targets.seen(*each, data=self._data(each[1])) for each in losses if each[0] in loss_targets.NUMBERS
-        )
+        name, node = losses[0]
+        if name not in loss_targets.NUMBERS:
+            return loss_targets.seen(name, node, self._data(node), self._mask_of(node))
+        of_numbers = (each for each in losses if each[0] in loss_targets.NUMBERS)
+        found = (loss_targets.seen(name, node, self._data(node)) for name, node in of_numbers)
         return loss_targets.largest([each for each in found if each])
 
     def _data(self, loss: Node) -> list[Tensor]:

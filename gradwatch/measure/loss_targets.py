@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.nn.functional import softplus
 
 from gradwatch.measure.autograd import without_autograd
-from gradwatch.measure.graph_nodes import Node, shape_of, signed, walk
+from gradwatch.measure.graph_nodes import Node, name_of, shape_of, signed, walk
 from gradwatch.table import IN_LOSS
 
 MOST = 1 << 16  # targets that are looked at
@@ -34,9 +34,7 @@ LOSSES = (*_CHOICES, *_YES_OR_NO, *NUMBERS)
 
 
 @without_autograd
-def seen(
-    loss: str, node: Node, tables: Iterable[Node] = (), data: Sequence[Tensor] = (), mask: Tensor | None = None
-) -> dict[str, Tensor | float]:
+def seen(loss: str, node: Node, data: Sequence[Tensor] = (), mask: Tensor | None = None) -> dict[str, Tensor | float]:
     """0-d tensors on the loss's device, by name; `loss` is the operation that the `node` is of, of `LOSSES`. Classes
     that are multiplied by a `mask` of 0 are ignored.
 
@@ -50,12 +48,12 @@ def seen(
     `target_spread`, the median distance from the median, `target_farthest`, the largest, `predicted_mean` and
     `predicted_std`, of several columns how many times the deviation of one is that of another, at most
     (`target_columns_apart`), and the share of the targets' variance that is `explained`; so is a share of the entropy
-    of logits' targets, where they weigh alike. Of targets that come in rows, as tokens do by one of the
-    embeddings `tables`: `target_top_at_ends`, how much more often the most frequent one is the last of a row than the
+    of logits' targets, where they weigh alike. Of targets that come in rows, as tokens do by one of the embeddings that
+    the loss is made of: `target_top_at_ends`, how much more often the most frequent one is the last of a row than the
     first (or less), and of tables that have about a row for each class `target_is_input`, the share of targets that are
     the token at their own place, `target_is_next`, at the next one, and of tokens `target_is_after_next`; so of series
-    of numbers. Of tables of `data`
-    with a row for each target `target_in_data`, the largest share of targets that stand in one of a table's columns.
+    of numbers. Of tables of `data` with a row for each target `target_in_data`, the largest share of targets that stand
+    in one of a table's columns.
     """
     if not _lies_there(node):
         return {}
@@ -87,7 +85,7 @@ def seen(
         ignored = signed(node._saved_ignore_index)
         if mask is not None and mask.numel() == target.numel():
             target = torch.where(mask.reshape(target.shape) != 0, target, ignored)
-        found = _of_choices(target, scores, ignored, tables, _length_of_rows(node, target))
+        found = _of_choices(target, scores, ignored, _plain_tables(node), _length_of_rows(node, target))
         if type(weight := node._saved_weight) is Tensor:
             found["target_top_weight"] = weight[found["target_top"]] * (weight > 0).sum() / weight.sum()
         if type(weight) is Tensor or not is_reduced:
@@ -185,7 +183,7 @@ def _length_of_rows(loss: Node, target: Tensor, nearest: int = 5) -> int | None:
 
 
 def _of_choices(
-    target: Tensor, scores: Tensor, ignored: int, tables: Iterable[Node], length: int | None = None
+    target: Tensor, scores: Tensor, ignored: int, tables: Sequence[Node], length: int | None = None
 ) -> dict[str, Tensor]:
     """Of targets `[N, ...]`, classes by their numbers, and scores `[N, C, ...]`; N in rows of a `length`, if known."""
     classes, asked = scores.shape[1], target[_evenly(target.shape, MOST)].flatten()
@@ -199,7 +197,7 @@ def _of_choices(
     of_wanted = some.gather(1, torch.where(counted, wanted, 0)[:, None])[:, 0]
     found |= _of_logits((some.amax(1) - some.amin(1)).flatten(), torch.where(counted, -of_wanted, torch.nan))
     found["explained"] = 1 - found["cross_entropy"] / _entropy(counts[:classes] / counts[:classes].sum())
-    tokens = ((node, node._saved_indices) for node in _plain(tables))
+    tokens = ((node, node._saved_indices) for node in tables)
     read = [(node, *rows) for node, own in tokens if own.device == target.device and (rows := _rows(target, own))]
     alike = (rows for node, *rows in read if _is_of(classes, getattr(node, "_saved_weight_sym_argsize_0", classes)))
     same = [torch.stack([*_hits(asked, tokens, ignored)]) for asked, tokens in alike]
@@ -303,9 +301,10 @@ def _lies_there(node: Node) -> bool:
     return True
 
 
-def _plain(tables: Iterable[Node]) -> list[Node]:
-    """The first of these embeddings, but for those whose tokens were kept in another way."""
-    return [node for node, _ in zip(tables, range(MOST_TABLES), strict=False) if _lies_there(node)]
+def _plain_tables(loss: Node) -> list[Node]:
+    """The first embeddings that a loss is made of, but for those whose tokens were kept in another way."""
+    found = (node for node in walk(loss) if name_of(node) == "Embedding")
+    return [node for node in islice(found, MOST_TABLES) if _lies_there(node)]
 
 
 def _as_it_is(value: Tensor) -> Tensor:

@@ -25,6 +25,7 @@ from gradwatch.measure.weight_updates import Weights
 from gradwatch.policies import Policy
 from gradwatch.recording.arguments import Settings
 from gradwatch.recording.clipper import Clipper
+from gradwatch.recording.copies import Copies
 from gradwatch.recording.loss_graphs import LossGraphs
 from gradwatch.recording.loss_targets import LossTargets
 from gradwatch.recording.micro_batches import MicroBatches
@@ -131,12 +132,14 @@ def measured(
     if renorm is not None and renorm.hears_attention:
         logits = _logits(model, layout, part)
     weights = Weights(layout, renorm, settings.every, settings.slots, looking, settings.matrices, logits)
+    held = {id(p) for o in optimizers.values() for group in o.param_groups for p in group["params"]}
+    copies = Copies(model, held) if layout.sharding is None else None
     looked_at = replace(
         _inside(model, settings, layout, part, looking),
         logits=logits,
         mode=Mode.of(model),
         loss_graphs=LossGraphs(looking),
-        loss_targets=LossTargets(settings.every, looking),
+        loss_targets=LossTargets(settings.every, looking, copies),
     )
     return Clipper(layout, optimizers, clip, looked_at.histogram), weights, looked_at
 

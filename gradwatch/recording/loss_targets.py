@@ -13,6 +13,7 @@ from gradwatch.measure.layout import Layout
 from gradwatch.measure.looking import Looking
 from gradwatch.measure.loss_graph import LossGraph
 from gradwatch.recording import backward_calls
+from gradwatch.recording.copies import Copies
 from gradwatch.recording.hooks import is_captured, untraced
 from gradwatch.table import IN_LOSS
 
@@ -30,11 +31,12 @@ class LossTargets:
     In each it looks at the losses until one is of these layers; of sharded ones, which no graph shows, at the first.
     Of the backward passes before the step it counts those whose gradients are gone when backward is called again, and
     that are as the last one, on a loss of the same kind and for the same weights: micro-batches that are thrown away.
-    And the layers whose gradients nobody wrote to from the step before on, but backward: they were never cleared.
+    And the layers whose gradients nobody wrote to from the step before on, but backward: they were never cleared. And
+    whether the `copies` of trained parts are what they were at first.
     """
 
-    def __init__(self, every: int = 1, looking: Looking | None = None) -> None:
-        self._every, self._looking = every, looking or Looking()
+    def __init__(self, every: int = 1, looking: Looking | None = None, copies: Copies | None = None) -> None:
+        self._every, self._looking, self._copies = every, looking or Looking(), copies
         self.is_open = False  # whether it hears of the step that is to come
         self._values: dict[str, Tensor | float] = {}
         self._layout: Layout | None = None
@@ -81,7 +83,7 @@ class LossTargets:
         """The step of a lane, of the layers that are `held` or of all, is there: what its loss was asked for, how many
         backward passes were for nothing (`dropped`), of which share of these layers gradients were `never_cleared`,
         what `factor` of the loss is in them still, of how many `passes` they are, and how many were `summed` whose
-        losses have no factor.
+        losses have no factor; and whether a copy has ever moved (`copy_moved`).
 
         No pass was for nothing where others are stepped by than backward left: gradients that were put together by
         hand, unless all that wrote to them is known to have `rescaled` them, a clip or a loss scaler. Nothing of a lane
@@ -98,6 +100,8 @@ class LossTargets:
         found = self._values | ({f"{IN_LOSS}dropped": float(lost)} if lost else {})
         if self._factor is not None and self._as_left:  # nobody took it out of the gradients again
             found[f"{IN_LOSS}factor"] = self._factor
+        if self._copies is not None and (moved := self._copies.moved()) is not None:
+            found[f"{IN_LOSS}copy_moved"] = moved
         if self._passes:
             found[f"{IN_LOSS}passes"] = float(len(self._passes))
         if self._factor is None and 1 < len(self._passes) == self._passes.count(self._now):

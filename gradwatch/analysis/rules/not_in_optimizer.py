@@ -5,22 +5,32 @@ Legend: R recorded rows of the layers, L layers.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from gradwatch.analysis.rules.facts import present
-from gradwatch.analysis.rules.finding import Finding
+from gradwatch.analysis.rules.finding import Finding, either
+from gradwatch.analysis.rules.loss_graph import from_graph
+from gradwatch.analysis.rules.sampled_losses import sampled
 from gradwatch.history import History
 
 
-def not_in_optimizer(history: History) -> list[Finding]:
+def not_in_optimizer(history: History, least: int = 8) -> list[Finding]:
     """Parameters that ask for gradients and are in no optimizer of the Watch (`Run.unheld`). A warning.
 
     Each is named in one lane only, that of the optimizer whose model it belongs to. Not said where no layer had a
-    gradient in any step.
+    gradient in any step. Of a copy of a part that is trained, as a target network is (`copy_moved`), nothing is said if
+    it ever moved; if it never did, that it is `weights-unchanged`.
     Source: the parameters of `torch.optim.Optimizer`: what is not handed over is never updated.
     """
     layers = _own(history) if present(history).any() else ()
+    _, moved = sampled(history, "copy_moved")
+    copies = _copies(history, layers) if len(moved) else ()
+    layers = tuple(layer for layer in layers if layer not in copies)
+    found = [_never_follows(history, copies)] if copies and len(moved) >= least and not moved.any() else []
     if not layers:
-        return []
+        return found
     return [
+        *found,
         Finding(
             "not-in-optimizer",
             "warning",
@@ -33,8 +43,45 @@ def not_in_optimizer(history: History) -> list[Finding]:
             "forward makes belong into __init__; what is thawed later by add_param_group; modules in an "
             "nn.ModuleList, not in a list), watch the optimizer that has them too, or set requires_grad_(False), "
             "which also saves their backward pass.",
-        )
+        ),
     ]
+
+
+def _copies(history: History, layers: tuple[str, ...]) -> tuple[str, ...]:
+    """Those of the parameters that no optimizer holds that stand under the names of a part that one does."""
+    trained = _by_part(history.layers).values()
+    return tuple(
+        f"{part}.{name}" for part, names in _by_part(layers).items() if names in trained for name in names if name
+    )
+
+
+def _by_part(names: Iterable[str]) -> dict[str, list[str]]:
+    parts: dict[str, list[str]] = {}
+    for part, _, own in (name.partition(".") for name in names):
+        parts.setdefault(part, []).append(own)
+    return parts
+
+
+_NEVER_FOLLOWS = (
+    "it is a target network, or an average of the weights, that is never updated, or that its own weights are loaded "
+    "into",
+    "it is a reference that is meant to rest, or its first update is still to come",
+)
+
+
+def _never_follows(history: History, copies: tuple[str, ...]) -> Finding:
+    part = copies[0].partition(".")[0]
+    return from_graph(
+        history,
+        "weights-unchanged",
+        "",
+        {"layers": len(copies)},
+        f"`{part}` has the names and shapes of a part that is trained, no optimizer holds it, and it is what it was "
+        f"before the first step. {either(_NEVER_FOLLOWS)}",
+        f"Load the trained weights into `{part}` every so many steps (target.load_state_dict(online.state_dict())), or "
+        "follow them a little in each: target.lerp_(online, 0.005) of each pair of parameters, under no_grad().",
+        _NEVER_FOLLOWS,
+    )
 
 
 def _own(history: History) -> tuple[str, ...]:
