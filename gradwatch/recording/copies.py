@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection
+from collections.abc import Iterable
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
+from torch.optim import Optimizer
 
 from gradwatch.recording.hooks import is_captured
+from gradwatch.recording.layers import clean_name, held
 
 MOST, ELEMENTS = 8, 64  # parameters that are compared with what they were, and elements of each
 
@@ -16,12 +19,13 @@ MOST, ELEMENTS = 8, 64  # parameters that are compared with what they were, and 
 class Copies:
     """Parameters that ask for a gradient and are not trained, under the names and shapes of a part that is."""
 
-    def __init__(self, model: nn.Module, trained: Collection[int]) -> None:
-        """`trained` are the ids of the parameters that an optimizer holds."""
+    def __init__(self, model: nn.Module, optimizers: Iterable[Optimizer]) -> None:
+        trained = {key for optimizer in optimizers for key in held(optimizer)}
         parts: dict[str, dict[str, nn.Parameter]] = defaultdict(dict)
-        for name, p in getattr(model, "module", model).named_parameters():
-            part, _, own = name.partition(".")
-            parts[part][own] = p
+        for name, p in model.named_parameters():
+            part, _, own = clean_name(name).partition(".")
+            if own and not is_lazy(p):
+                parts[part][own] = p
         models = [_shapes(own) for own in parts.values() if all(id(p) in trained for p in own.values())]
         found = [
             p

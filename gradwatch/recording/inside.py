@@ -132,8 +132,7 @@ def measured(
     if renorm is not None and renorm.hears_attention:
         logits = _logits(model, layout, part)
     weights = Weights(layout, renorm, settings.every, settings.slots, looking, settings.matrices, logits)
-    held = {id(p) for o in optimizers.values() for group in o.param_groups for p in group["params"]}
-    copies = Copies(model, held) if layout.sharding is None else None
+    copies = Copies(model, optimizers.values()) if layout.sharding is None else None
     looked_at = replace(
         _inside(model, settings, layout, part, looking),
         logits=logits,

@@ -13,8 +13,8 @@ def twins(**others):
     return nn.ModuleDict({"online": nn.Linear(4, 2), "target": nn.Linear(4, 2), **others})
 
 
-def ids(module):
-    return {id(p) for p in module.parameters()}
+def copies_in(net, *trained):
+    return Copies(net, [torch.optim.SGD(net[name].parameters(), 0.1) for name in trained])
 
 
 def test_a_copy_that_is_written_to_has_moved_whoever_wrote_and_however():
@@ -23,7 +23,7 @@ def test_a_copy_that_is_written_to_has_moved_whoever_wrote_and_however():
         lambda p: p.detach().copy_(torch.ones_like(p)),
     ):
         net = twins()
-        copies = Copies(net, ids(net["online"]))
+        copies = copies_in(net, "online")
         assert copies.moved() == 0
         write(net["target"].bias)
         assert copies.moved() == 1
@@ -32,12 +32,17 @@ def test_a_copy_that_is_written_to_has_moved_whoever_wrote_and_however():
 def test_no_copy_is_what_has_other_shapes_or_names_gets_gradients_or_is_frozen():
     for other in (nn.Linear(4, 3), nn.Sequential(nn.Linear(4, 2)), nn.Linear(4, 2).requires_grad_(False)):
         net = nn.ModuleDict({"online": nn.Linear(4, 2), "target": other})
-        assert Copies(net, ids(net["online"])).moved() is None
+        assert copies_in(net, "online").moved() is None
+    alone = nn.ParameterDict({"gain": nn.Parameter(torch.ones(2)), "other": nn.Parameter(torch.ones(2))})
+    assert Copies(alone, [torch.optim.SGD([alone["gain"]], 0.1)]).moved() is None
+    assert copies_in(twins(later=nn.LazyLinear(2)), "online").moved() == 0
     net = twins()
-    copies = Copies(net, ids(net["online"]))
+    wrapped = torch.nn.DataParallel(net)
+    assert Copies(wrapped, [torch.optim.SGD(net["online"].parameters(), 0.1)]).moved() == 0
+    copies = copies_in(net, "online")
     net["target"](torch.ones(1, 4)).sum().backward()  # a head that was forgotten
     assert copies.moved() is None
-    assert Copies(net, ids(net)).moved() is None
+    assert copies_in(net, "online", "target").moved() is None
 
 
 @pytest.mark.parametrize(("every", "said"), [(None, ["weights-unchanged"]), (10, [])])
