@@ -39,10 +39,14 @@ class Copies:
         self._first = [_some(p).clone() for p in self._params]
 
     def moved(self) -> Tensor | None:
-        """Whether any is another than at first, 0-d; None without any, or where they get gradients of their own."""
-        if not self._params or any(p.grad is not None for p in self._params) or is_captured(self._params[0].device):
+        """Whether any is another than at first, 0-d; None without any, where they get gradients of their own, and where
+        they are elsewhere by now.
+        """
+        pairs = [*zip(self._params, self._first, strict=True)]
+        if not pairs or any(p.grad is not None or p.device != first.device for p, first in pairs):
             return None
-        pairs = zip(self._params, self._first, strict=True)
+        if is_captured(pairs[0][1].device):
+            return None
         return torch.stack([(_some(p) != first).any() for p, first in pairs]).any().float()
 
 

@@ -100,8 +100,9 @@ class LossTargets:
         found = self._values | ({f"{IN_LOSS}dropped": float(lost)} if lost else {})
         if self._factor is not None and self._as_left:  # nobody took it out of the gradients again
             found[f"{IN_LOSS}factor"] = self._factor
-        if self._copies is not None and (moved := self._copies.moved()) is not None:
-            found[f"{IN_LOSS}copy_moved"] = moved
+        with self._looking.at("what copies are"):
+            moved = None if self._copies is None else self._copies.moved()
+            found |= {} if moved is None else {f"{IN_LOSS}copy_moved": moved}
         if self._passes:
             found[f"{IN_LOSS}passes"] = float(len(self._passes))
         if self._factor is None and 1 < len(self._passes) == self._passes.count(self._now):

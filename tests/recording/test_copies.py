@@ -37,6 +37,10 @@ def test_no_copy_is_what_has_other_shapes_or_names_gets_gradients_or_is_frozen()
     assert Copies(alone, [torch.optim.SGD([alone["gain"]], 0.1)]).moved() is None
     assert copies_in(twins(later=nn.LazyLinear(2)), "online").moved() == 0
     net = twins()
+    elsewhere = copies_in(net, "online")
+    elsewhere._first = [first.to("meta") for first in elsewhere._first]
+    assert elsewhere.moved() is None
+    net = twins()
     wrapped = torch.nn.DataParallel(net)
     assert Copies(wrapped, [torch.optim.SGD(net["online"].parameters(), 0.1)]).moved() == 0
     copies = copies_in(net, "online")
