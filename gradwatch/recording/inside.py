@@ -132,7 +132,9 @@ def measured(
     if renorm is not None and renorm.hears_attention:
         logits = _logits(model, layout, part)
     weights = Weights(layout, renorm, settings.every, settings.slots, looking, settings.matrices, logits)
-    copies = Copies(model, optimizers.values()) if layout.sharding is None else None
+    copies = None
+    with looking.at("what copies are"):
+        copies = Copies(model, optimizers.values()) if layout.sharding is None else None
     looked_at = replace(
         _inside(model, settings, layout, part, looking),
         logits=logits,
