@@ -282,10 +282,12 @@ def test_first_steps_after_which_no_gradient_is_left_were_too_long(first, left, 
         ({"loss": 2 + 2 * np.exp(-ROW / 20) + 0.01 * NOISE}, 0),  # all there is to learn, it may be
         ({"loss": 2 + 2 * np.exp(-ROW / 20) + 0.01 * NOISE, "first": 0.2}, 1),
         ({"layers": LAYERS}, 0),
+        ({"layers": [*LAYERS[:-1], "q.weight"]}, 0),  # the values of an agent
+        ({"layers": [name.replace("attn", "attn.out_proj") for name in LAYERS]}, 1),
     ],
 )
 def test_attention_at_a_high_rate_of_adam_stands_where_it_began(differs, said):
-    layers = [name.replace("attn", "attn.query") for name in LAYERS]
+    layers = [*(name.replace("attn", "query") for name in LAYERS[:-1]), "key.weight"]
     columns = {"layers": layers, "loss": 4 + 0.1 * NOISE, "lr": np.full(STEPS, 1e-2), "first": 0.05} | differs
     ratios = np.where(ROW[:, None] == 0, columns.pop("first"), 1e-2) * np.ones(len(LAYERS))
     history = run("Adam", per_layer={"update_ratio": ratios.astype(np.float32)}, **columns)

@@ -142,16 +142,17 @@ def grown_logits(history: History, step: int, limit: float = 100.0, growth: floa
     )
 
 
-_PROJECTIONS = re.compile(
-    r"(attn|attention)\.\w+\.|in_proj_weight|(^|[._])(q|k|wq|wk|qkv|query|key|c_attn|to_q|to_k|to_qkv)(_proj)?\.weight",
-    re.I,
-)
+_TOGETHER = re.compile(r"(attn|attention)\.\w+\.|in_proj_weight|(^|[._])(qkv|c_attn|to_qkv)(_proj)?\.weight", re.I)
+_APART = [re.compile(rf"(^|[._])({names})(_proj)?\.weight", re.I) for names in ("q|wq|query|to_q", "k|wk|key|to_k")]
 
 
 def has_attention(history: History) -> bool:
-    """Whether the model has heads of attention, as were looked at, or as the names of its layers say."""
+    """Whether the model has heads of attention, as were looked at, or as the names say of the layers of queries and
+    keys.
+    """
     heads = history.activations.with_values("logit_max")
-    return bool(heads.layers) or any(map(_PROJECTIONS.search, history.layers))
+    apart = all(any(map(names.search, history.layers)) for names in _APART)
+    return bool(heads.layers) or apart or any(map(_TOGETHER.search, history.layers))
 
 
 def _finding(
