@@ -70,6 +70,25 @@ def pytest_collection_modifyitems(items):
     items.sort(key=lambda item: rank.get(item.path.stem, len(rank)))
 
 
+LISTENED_TO = {"gradwatch.recording.torch_patches": "_seen", "gradwatch.recording.backward_calls": "heard"}
+
+
+def _listened_to():
+    """What tells a watch of calls of torch's, of what is imported by now."""
+    return [getattr(sys.modules[module], name) for module, name in LISTENED_TO.items() if module in sys.modules]
+
+
+@pytest.fixture(autouse=True)
+def nobody_listens_on():
+    """A watch that a test leaves open, in the middle of a step, say, hears of nothing that later tests do."""
+    before = {id(listener) for each in _listened_to() for listener in each.listeners}
+    yield
+    for each in _listened_to():
+        for listener in each.listeners:
+            if id(listener) not in before:
+                each.leave(listener)
+
+
 def pytest_collection_finish():
     """Leave what is imported by now out of every later garbage collection, which would go through all of torch."""
     gc.collect()
