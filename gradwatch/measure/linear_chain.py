@@ -40,16 +40,22 @@ def linear_pairs(nodes: Sequence[Node], own: Callable[[Node], str]) -> Iterator[
     """
     users = Counter(below for node in nodes for below in children(node))
     for node in nodes:
-        if name_of(node) in _LAYERS and (above := own(node)):
+        if _is_layer(node) and (above := own(node)):
             below = node.next_functions[GIVEN[name_of(node)].place][0]
             while below is not None and users[below] == 1 and name_of(below) in _SAME_FEATURES:
                 under = next(iter(children(below)), None)
                 below = under if under is not None and shape_of(below)[-1:] == shape_of(under)[-1:] else None
-            if below is not None and users[below] == 1 and name_of(below) in _LAYERS and own(below) not in ("", above):
+            if below is not None and users[below] == 1 and _is_layer(below) and own(below) not in ("", above):
                 yield [above, own(below)]
 
 
-_LAYERS, _SAME_FEATURES = ("Addmm", "Mm"), ("View", "UnsafeView", "ReshapeAlias", "Clone", "ToCopy")
+_SAME_FEATURES = ("View", "UnsafeView", "ReshapeAlias", "Clone", "ToCopy")
+
+
+def _is_layer(node: Node) -> bool:
+    """Whether it multiplies by weights the other way round, `[out, in]`, as nn.Linear does."""
+    last = node.next_functions[-1][0] if name_of(node) in ("Addmm", "Mm") else None
+    return last is not None and name_of(last) == "T"
 
 
 def _is_made_by(node: Node | None, layers: dict[Node, str]) -> bool:

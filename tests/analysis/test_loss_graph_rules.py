@@ -141,9 +141,21 @@ class Residual(nn.Module):
         return x + self.own(x)
 
 
+class LowRank(nn.Module):
+    """A product of two factors, each `[in, out]`."""
+
+    def __init__(self):
+        super().__init__()
+        self.a, self.b = nn.Parameter(torch.randn(8, 2)), nn.Parameter(torch.randn(2, 3))
+
+    def forward(self, x):
+        return x @ self.a @ self.b
+
+
 @pytest.mark.parametrize(
     ("parts", "told"),
     [
+        ((nn.ReLU(), LowRank()), ()),
         ((nn.ReLU(), nn.Linear(8, 24), nn.Linear(24, 3)), ("2.weight", "3.weight")),
         ((nn.ReLU(), nn.Unflatten(1, (2, 4)), nn.Linear(4, 24), nn.Linear(24, 3)), ("3.weight", "4.weight")),
         ((nn.ReLU(), nn.Linear(8, 24), nn.Tanh(), nn.Linear(24, 3)), ()),
