@@ -241,8 +241,8 @@ class LossGraph:
         `operation`, `dim` and `shape`. Of each `batch_norm` in training, its `shape`; of each `group_norm`, how many
         `numbers` it takes together. Of each `view` that puts axes into another order, the shape it is `of` and its own.
         Of each `input`, an operation with weights that is given a batch, its `operation`; not of weights that others
-        give something, too, as a recurrence's. Of layers with nothing that
-        bends between them, all of a model or two that follow one another, their names (`linear`).
+        give something, too, as a recurrence's. Of layers with nothing that bends between them, all of a model or two
+        that follow one another, their names (`linear`).
         """
         found = [*self._paths(), *(row for node in self._nodes for row in self._of_node(node))]
         with_weights = (node for node in self._nodes if name_of(node) in graph_values.GIVEN)

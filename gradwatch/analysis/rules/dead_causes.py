@@ -5,6 +5,8 @@ Legend: L layers.
 
 from __future__ import annotations
 
+import re
+
 import numpy as np
 
 from gradwatch.analysis.rules.facts import (
@@ -32,6 +34,8 @@ def why_dead(history: History, dead: Bools, start: bool, idle: bool, apart: bool
     """The cause of these layers `[L]`, of which none lived from the `start`; or the biases beside them do, so that they
     are `idle`; or they are a part of the model, `apart` from what is trained.
     """
+    if idle and all(map(_OF_A_STATE.search, pick(history, dead))):
+        return FORGETS
     if idle:
         return _UNREAD if given_data(history) == {*pick(history, dead)} else IDLE
     if apart:
@@ -121,6 +125,7 @@ _APART = Why(
     {},
     alternatives=_NO_TERM,
 )
+_OF_A_STATE = re.compile(r"(^|\.)weight_hh")  # of a recurrence
 FORGETS = Why(
     "Gradients reach the biases beside these weights, and none the weights: the state that they are given is 0 in "
     "every call. What was read before is forgotten each time.",

@@ -5,8 +5,6 @@ Legend: T recorded steps, L layers.
 
 from __future__ import annotations
 
-import re
-
 import numpy as np
 
 from gradwatch.analysis.rules.dead_causes import FORGETS, IDLE, why_dead
@@ -27,8 +25,6 @@ from gradwatch.analysis.rules.once import once
 from gradwatch.analysis.rules.progress import all_learnt
 from gradwatch.history import Bools, Floats, History
 from gradwatch.table import squares
-
-_OF_A_STATE = re.compile(r"(^|\.)weight_hh")
 
 
 @once
@@ -76,12 +72,11 @@ def dead_layer(
     first = _since(norm[:, dead], there[:, dead], late)
     start = first <= int(np.flatnonzero(there[:, dead].any(axis=1))[0])
     idle = start and not dying_network and _idle(history, dead)
-    forgets = idle and all(map(_OF_A_STATE.search, pick(history, dead)))
     apart = start and not idle and not dying_network and _is_a_part(history, dead)
-    why = FORGETS if forgets else why_dead(history, dead, start, idle, apart)
+    why = why_dead(history, dead, start, idle, apart)
     return [
         Finding(
-            rule="no-gradient" if apart or forgets else "dead-layer",
+            rule="no-gradient" if apart or why is FORGETS else "dead-layer",
             severity="error" if dying_network else "note" if why is IDLE else "warning",
             layers=pick(history, dead),
             first_step=int(history.layer_step[first]),

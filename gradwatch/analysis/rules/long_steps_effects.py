@@ -25,7 +25,14 @@ from gradwatch.analysis.rules.facts import (
 from gradwatch.analysis.rules.far_beginning import begins_small
 from gradwatch.analysis.rules.finding import Severity
 from gradwatch.analysis.rules.losses import odd_batch
-from gradwatch.analysis.rules.progress import came_down, can_be_judged, progress, reaches_its_goal, succeeds
+from gradwatch.analysis.rules.progress import (
+    came_down,
+    can_be_judged,
+    progress,
+    quarters,
+    reaches_its_goal,
+    succeeds,
+)
 from gradwatch.analysis.rules.sampled_losses import INSIDE, inside, is_explained
 from gradwatch.analysis.rules.step_length import betas_turned, first_ratio, is_new_each_step
 from gradwatch.formatting import percent
@@ -234,9 +241,7 @@ def unsettled(history: History, high: float = 3e-3, own: float = 0.1, least: int
     losses = [p for p in progress(history) if p.is_loss] if can_be_judged(history, least, 500) else []
     if not (steps_by_rate(history) and rate > high and has_attention(history)) or not losses:
         return None
-    for p in losses:
-        values = history.total(p.metric)
-        second, last = (float(np.median(part)) for part in np.array_split(values[np.isfinite(values)], 4)[1::2])
+    for _, second, _, last in (quarters(history, p.metric) for p in losses):
         if last < second * 29 / 30:
             return None
     p = losses[0]

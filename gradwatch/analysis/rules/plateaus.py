@@ -11,7 +11,7 @@ from gradwatch.analysis.clips import incoming
 from gradwatch.analysis.rules.facts import ends_in, middle
 from gradwatch.analysis.rules.finding import Finding, Severity, Why, either
 from gradwatch.analysis.rules.loss_graph import is_one_loss, number_of_classes, wants_its_sigmoid
-from gradwatch.analysis.rules.progress import Progress, can_be_judged, progress, reaches_its_goal, succeeds
+from gradwatch.analysis.rules.progress import Progress, can_be_judged, progress, quarters, reaches_its_goal, succeeds
 from gradwatch.analysis.rules.sampled_losses import ended, sampled
 from gradwatch.analysis.rules.standstill import equal_odds, left_odds, rests_since
 from gradwatch.formatting import percent
@@ -147,8 +147,7 @@ def explains_nothing(
     if not losses or rest > late or best > ever or reaches_its_goal(history):
         return []
     shown = losses[0]
-    values = history.total(shown.metric)
-    before, last = (float(np.median(part)) for part in np.array_split(values[np.isfinite(values)], 4)[2:])
+    *_, before, last = quarters(history, shown.metric)
     if last < (1 - still) * before:
         return []
     classes = len(sampled(history, "predicted_right")[0]) > 0

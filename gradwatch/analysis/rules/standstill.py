@@ -11,7 +11,7 @@ import numpy as np
 
 from gradwatch.analysis.rules.facts import chance_loss, ends_in, last_matrix, smooth
 from gradwatch.analysis.rules.loss_graph import may_choose, number_of_classes
-from gradwatch.analysis.rules.progress import Progress, reaches_its_goal
+from gradwatch.analysis.rules.progress import Progress, quarters, reaches_its_goal
 from gradwatch.history import History
 
 
@@ -22,13 +22,13 @@ def rests_since(history: History, loss: Progress, left: float, bounded: bool) ->
     seventh. Where outputs are `bounded`, less than a quarter of what it won at all.
     """
     values = history.total(loss.metric)
-    quarters = np.array_split(values[np.isfinite(values)], 4)
-    second, last = (float(np.median(part)) for part in quarters[1::2])
+    parts = np.array_split(values[np.isfinite(values)], 4)
+    second, last = (float(np.median(part)) for part in parts[1::2])
     if not (0 < left * loss.first < loss.ended and loss.won > max(0.1 * loss.first, 3 * loss.noise)):
         return False
     if bounded and second - loss.ended <= loss.won / 4:
         return True
-    unclear = 3 * 1.2533 * loss.noise * math.sqrt(2 / len(quarters[1]))
+    unclear = 3 * 1.2533 * loss.noise * math.sqrt(2 / len(parts[1]))
     lost = loss.ended - loss.best
     return second - last < max(unclear, loss.ended / 100) and lost < 2 * unclear < loss.ended / 3.5
 
@@ -44,8 +44,7 @@ def at_chance(
     above it (`high`; half of that where it began at twice log C): what is drawn anew in each step adds, as a dropout.
     One that still falls passes by.
     """
-    values = history.total(loss.metric)
-    third, last = (float(np.median(part)) for part in np.array_split(values[np.isfinite(values)], 4)[2:])
+    *_, third, last = quarters(history, loss.metric)
     if last < (1 - 5 * near) * third:  # it passes by
         return False
     pairs = round(loss.ended / math.log(2)) * math.log(2) if math.isfinite(loss.ended) else 0.0
@@ -83,8 +82,7 @@ def stands(history: History, loss: Progress, high: float = 0.8, late: float = 0.
     chance = equal_odds(history)
     if not (0.9 * chance < loss.began < 1.3 * chance and high * chance < loss.ended < 1.05 * chance):
         return False
-    values = history.total(loss.metric)
-    second, last = (float(np.median(part)) for part in np.array_split(values[np.isfinite(values)], 4)[1::2])
+    _, second, _, last = quarters(history, loss.metric)
     was_better = loss.ended - loss.best > 2 * late * chance
     return second - last < late * chance and not was_better and not reaches_its_goal(history)
 

@@ -30,7 +30,7 @@ from gradwatch.analysis.rules.facts import (
 )
 from gradwatch.analysis.rules.finding import Finding, Why, either
 from gradwatch.analysis.rules.losses import learnt
-from gradwatch.analysis.rules.progress import creeps, hardly_moves, progress
+from gradwatch.analysis.rules.progress import creeps, hardly_moves, progress, quarters
 from gradwatch.analysis.rules.schedule import ran_out
 from gradwatch.analysis.rules.step_length import first_ratio, lengthened
 from gradwatch.analysis.rules.tries import LOWER, rate_times, warm_up
@@ -300,8 +300,7 @@ def far_targets(history: History, direct: float = 0.9, large: float = 1e4) -> bo
     losses = [p for p in progress(history) if p.is_loss]
     if not losses or not losses[0].first > large or not middle(directness(history)[1][matrices(history)]) > direct:
         return False
-    values = history.total(losses[0].metric)
-    third, last = (float(np.median(part)) for part in np.array_split(values[np.isfinite(values)], 4)[2:])
+    *_, third, last = quarters(history, losses[0].metric)
     return last > large and (last < 0.8 * third or creeps(history, 0.3) or hardly_moves(history))
 
 
