@@ -186,6 +186,24 @@ def test_gradients_are_switched_off_in_one_way():
     assert {path for path in found if not path.startswith("launcher/demo/")} == {"measure/autograd.py"}
 
 
+def test_what_is_made_says_where_and_of_which_dtype():
+    """Else both are what the training's set_default_device() and set_default_dtype() say."""
+    made = {
+        f"torch.{n}" for n in ("empty", "zeros", "ones", "full", "tensor", "as_tensor", "rand", "randn", "linspace")
+    }
+    missing = [
+        f"{path}:{node.lineno}"
+        for path, tree in FILES.items()
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Call)
+        and (ast.unparse(node.func) in made or ast.unparse(node.func) == "torch.arange")
+        and not {"device", *(["dtype"] if ast.unparse(node.func) in made else [])} <= {k.arg for k in node.keywords}
+        and None not in {k.arg for k in node.keywords}
+        and not path.startswith("launcher/demo/")
+    ]
+    assert missing == []
+
+
 def test_reading_starts_without_torch_and_mlflow():
     """`gradwatch.adapters` too: it is only the place of its modules, and none of the frameworks needs the others."""
     names = [

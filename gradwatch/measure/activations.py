@@ -10,7 +10,7 @@ channels of a convolution).
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -140,17 +140,18 @@ class Activations:
 
     def _joined(self, device: torch.device) -> Sums[Sample]:
         slots = list(self._slots.values())
-        sums = [slot.sums(device) for slot in slots]  # M of [5]
-        largest = [slot.largest(device) for slot in slots]  # M of [1]
+        sums, largest = _of_calls(slots, device)  # [M, 5], [M]
         alive = [slot.alive_units(device) for slot in slots if slot.flat is not None]  # N of [U]
         heads, tops = self._attention.parts(device, _exact(device), self.group is not None)
         tokens = self._tokens.sums(device, _exact(device))
         if self.group is not None:
             marks = torch.stack([*(slot.marked(device) for slot in slots), *self._tokens.marked(device)])
-            adding = [*sums, *alive, *heads, *tokens]
-            marks = yield from add_and_compare(adding, [*largest, *tops], marks, self.group, self._place)
-            sums, tokens = _once([*sums, *tokens], self._copies.of(marks), len(slots))
-        own = self._of_modules(torch.stack(sums), torch.cat(largest), alive)
+            adding = [sums, *alive, *heads, *tokens]
+            marks = yield from add_and_compare(adding, [largest, *tops], marks, self.group, self._place)
+            copies = self._copies.of(marks)  # on how many ranks the same is
+            sums = sums / copies[: len(slots), None]
+            tokens = [total / many for total, many in zip(tokens, copies[len(slots) :], strict=True)]
+        own = self._of_modules(sums, largest, alive)
         parts = [(self.names, own), self._attention.joined(heads, tops), self._tokens.joined(tokens)]
         while not parts[-1][0]:  # no experts; no heads
             parts.pop()
@@ -163,29 +164,29 @@ class Activations:
 
     def _of_modules(self, sums: Tensor, largest: Tensor, alive: list[Tensor]) -> Tensor:
         """`[Q, M]` float32 of sums `[M, 5]`, largest values `[M]` and, of the N known non-linearities, units `[U]`."""
-        slots = list(self._slots.values())
         squares, zeros, flat, bad, count = sums.unbind(1)
-        known = [slot.flat is not None for slot in slots]
-        units = iter(alive)
-        nothing = count.new_full((), math.nan)
-        enough = [count[i] >= ELEMENTS * slot.units for i, slot in enumerate(slots)]  # NaN units: no
-        dead = [
-            torch.where(enough[i], _share_dead(next(units)), nothing) if k else nothing for i, k in enumerate(known)
-        ]
-        saturated = torch.stack([flat[i] / count[i] if k else nothing for i, k in enumerate(known)])
-        called = count > 0
-        places = {key: place for place, key in enumerate(self._order)}
-        order = [count.new_full((), places.get(key, math.nan)) for key in self._slots]
-        found = [
-            (squares / count).sqrt(),
-            largest,
-            zeros / count,
-            saturated,
-            torch.stack(dead),
-            bad,
-            torch.stack(order),
-        ]
-        return torch.where(called, torch.stack([f.to(count.dtype) for f in found]), math.nan).to(torch.float32)
+        slots, places = self._slots.values(), {key: place for place, key in enumerate(self._order)}
+        order = _numbers([places.get(key, math.nan) for key in self._slots], count.dtype, count.device)
+        enough = _numbers([ELEMENTS * slot.units for slot in slots], count.dtype, count.device)  # NaN of some
+        dead = torch.full_like(count, math.nan)
+        if alive:
+            with_flat = [i for i, slot in enumerate(slots) if slot.flat is not None]
+            units = torch.stack(alive)
+            there = units > 0
+            shares = (there & (units < ALIVE)).sum(dim=1).to(dead) / there.sum(dim=1)
+            dead.index_copy_(0, _numbers(with_flat, torch.int64, count.device), shares)
+        dead = torch.where(count >= enough, dead, math.nan)
+        found = [(squares / count).sqrt(), largest.to(count), zeros / count, flat / count, dead, bad, order]
+        return torch.where(count > 0, torch.stack(found), math.nan).to(torch.float32)
+
+
+class _Call(NamedTuple):
+    """What one call of a module showed, or a piece of one; 0-d each. All are brought together when the step is over."""
+
+    numel: int
+    norms: tuple[Tensor, Tensor]  # L2, and the largest
+    counts: tuple[Tensor, Tensor]  # not zero, not finite
+    flat: Tensor | None
 
 
 class _Slot(Calls):
@@ -197,8 +198,7 @@ class _Slot(Calls):
 
     def clear(self) -> None:
         super().clear()
-        self._sums: Tensor | None = None  # [5]: squares, zeros, flat, non-finite, all
-        self._largest: Tensor | None = None
+        self.calls: list[_Call] = []
         self._mark: Tensor | None = None  # of the values, where other ranks may have the same
         self.units = math.nan  # how many there are
         self.first = 0  # of those on this rank that are followed, the place among all that are
@@ -207,7 +207,7 @@ class _Slot(Calls):
     @property
     def is_seen(self) -> bool:
         """Whether a call of this step counts."""
-        return self._sums is not None
+        return bool(self.calls)
 
     @without_autograd
     def add(self, y: Tensor, x: Tensor | None) -> None:
@@ -224,16 +224,10 @@ class _Slot(Calls):
 
     def _take(self, y: Tensor, flat: Tensor | None, dim: int) -> None:
         wide = torch.float64 if y.dtype == torch.float64 else torch.float32
-        exact = _exact(y.device)
-        norm = torch.linalg.vector_norm(y, dtype=wide).to(exact)
-        largest = torch.linalg.vector_norm(y, math.inf).to(torch.float32).nan_to_num(nan=math.inf, posinf=math.inf)
-        used = torch.count_nonzero(y).to(exact)
-        bad = torch.count_nonzero(y - y).to(exact)  # inf - inf and NaN - NaN are NaN, and all else is 0
-        every = torch.full_like(norm, y.numel())
-        held = torch.full_like(norm, math.nan) if flat is None else torch.count_nonzero(flat).to(exact)
-        sums = torch.stack([norm.square(), every - used, held, bad, every])
-        self._sums = sums if self._sums is None else self._sums + sums
-        self._largest = largest if self._largest is None else torch.maximum(self._largest, largest)
+        norms = torch.linalg.vector_norm(y, dtype=wide), torch.linalg.vector_norm(y, math.inf, dtype=wide)
+        # inf - inf and NaN - NaN are NaN, and all else is 0
+        counts = torch.count_nonzero(y), torch.count_nonzero(y - y)
+        self.calls.append(_Call(y.numel(), norms, counts, None if flat is None else torch.count_nonzero(flat)))
         if flat is not None:
             others = [d for d in range(flat.ndim) if d != dim]
             alive = (~flat).any(dim=others) if others else ~flat
@@ -241,16 +235,6 @@ class _Slot(Calls):
             step = -(-int(self.units) // UNITS)
             self.first, alive = -(-first // step), alive[-first % step :: step]
             self._alive = alive if self._alive is None else self._alive | alive
-
-    def sums(self, device: torch.device) -> Tensor:
-        """`[5]`, of the precision that counts need."""
-        if self._sums is None:
-            return torch.zeros(5, dtype=_exact(device), device=device)
-        return self._sums.to(device)
-
-    def largest(self, device: torch.device) -> Tensor:
-        """`[1]` float32; -1 where nothing was seen."""
-        return torch.full((1,), -1.0, device=device) if self._largest is None else self._largest.to(device)[None]
 
     def marked(self, device: torch.device) -> Tensor:
         """As `mark`, of all calls; 0 where there were none."""
@@ -272,15 +256,42 @@ def tensor_of(value: Any) -> Tensor | None:
     return next((found for part in values if (found := tensor_of(part)) is not None), None)
 
 
-def _share_dead(units: Tensor) -> Tensor:
-    there = units > 0
-    return (there & (units < ALIVE)).sum() / there.sum()
+def _of_calls(slots: Sequence[_Slot], device: torch.device) -> tuple[Tensor, Tensor]:
+    """Of all calls of each module: sums of squares, zeros, flat ones (NaN where that is not known), non-finite ones and
+    all, `[M, 5]`, of the precision that counts need; and the largest, `[M]` float32, -1 where nothing was seen.
+    """
+    exact = _exact(device)
+    sums = torch.zeros(len(slots), 5, dtype=exact, device=device)
+    largest = torch.full((len(slots),), -1.0, dtype=torch.float32, device=device)
+    calls = [(i, call) for i, slot in enumerate(slots) for call in slot.calls]
+    if not calls:
+        return sums, largest
+    owner = _numbers([i for i, _ in calls], torch.int64, device)
+    numel = _numbers([call.numel for _, call in calls], exact, device)
+    norm, most = _together([n for _, call in calls for n in call.norms], device, exact).view(-1, 2).unbind(1)
+    used, bad = _together([n for _, call in calls for n in call.counts], device, exact).view(-1, 2).unbind(1)
+    flat = torch.full_like(numel, math.nan)
+    known = [n for n, (_, call) in enumerate(calls) if call.flat is not None]
+    if known:
+        flats = [call.flat for _, call in calls if call.flat is not None]
+        flat.index_copy_(0, _numbers(known, torch.int64, device), _together(flats, device, exact))
+    sums.index_add_(0, owner, torch.stack([norm.square(), numel - used, flat, bad, numel], dim=1))
+    most = most.nan_to_num(nan=math.inf, posinf=math.inf).to(torch.float32)
+    return sums, largest.scatter_reduce_(0, owner, most, "amax")
 
 
-def _once(sums: list[Tensor], copies: Tensor, modules: int) -> tuple[list[Tensor], list[Tensor]]:
-    """The sums of modules and those of routers, each divided by on how many ranks the same is."""
-    found = [total / many for total, many in zip(sums, copies, strict=True)]
-    return found[:modules], found[modules:]
+def _numbers(values: Sequence[float], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Numbers of the host on a device, by a copy that nothing waits for."""
+    host = torch.empty(len(values), dtype=dtype, device="cpu", pin_memory=device.type == "cuda")
+    host.numpy()[:] = values
+    return host.to(device, non_blocking=True)
+
+
+def _together(numbers: Sequence[Tensor], device: torch.device, dtype: torch.dtype) -> Tensor:
+    """0-d tensors of any device and dtype in one."""
+    if len({(n.device, n.dtype) for n in numbers}) > 1:
+        numbers = [n.to(device, dtype) for n in numbers]
+    return torch.stack([*numbers]).to(device, dtype)
 
 
 def _exact(device: torch.device) -> torch.dtype:

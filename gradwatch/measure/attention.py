@@ -104,7 +104,8 @@ class Attention(AttentionCalls):
             entropy, rows = total.view(2, -1)[:, :count]
             both = top.view(2, -1)[:, :count]
             found.append(torch.cat([torch.where(both == -math.inf, math.nan, both), (entropy / rows)[None].to(both)]))
-        return tuple(names), torch.cat(found, dim=1) if found else torch.zeros(len(QUANTITIES), 0)
+        nothing = torch.zeros(len(QUANTITIES), 0, dtype=torch.float32, device="cpu")
+        return tuple(names), torch.cat(found, dim=1) if found else nothing
 
 
 class _Heads:
@@ -181,7 +182,7 @@ def _of_rows(logits: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     masked = logits == -math.inf
     keys = (~masked).sum(dim=-1)
     p = torch.special.softmax(logits, -1)
-    entropy = -torch.xlogy(p, p).sum(dim=-1) / keys.log()
+    entropy = -torch.xlogy(p, p).sum(dim=-1) / keys.to(p.dtype).log()
     counts = (keys > 1) & entropy.isfinite()
     faded = masked | (logits < logits.amax(dim=-1, keepdim=True) - FADED)
     largest = _number(logits.masked_fill(faded, 0.0).abs()).amax(dim=(0, 2, 3))

@@ -93,7 +93,11 @@ class Sharding:
         self.held = self.shares * torch.tensor(held, dtype=torch.float64, device=device)
         everything = list(range(len(params)))
         self._sums = [
-            (group, None if places == everything else torch.tensor(places, device=device), frozenset(places))
+            (
+                group,
+                None if places == everything else torch.tensor(places, dtype=torch.int64, device=device),
+                frozenset(places),
+            )
             for group, places in groups
         ]
         self._known_blocks: dict[object, dict[int, _Block]] = {}

@@ -86,8 +86,10 @@ def measure(
     for n, group in enumerate(groups if layout.at_once and p == 2.0 else ()):
         at_once = _norms_at_once(layout, group, into)
         if at_once is not None:  # 0 of the layers of the others
+            if rows is not None:
+                _norms_of_rows(layout, group, rows)
             rest = [*groups[:n], *groups[n + 1 :]]
-            return torch.add(at_once, measure(layout, rest), out=into) if rest else at_once
+            return torch.add(at_once, measure(layout, rest, rows=rows), out=into) if rest else at_once
     if len(groups) == 1 and len(groups[0][1]) == len(layout.names):
         norms = _norms(layout, groups[0], p, rows=rows)
         if norms[0].dtype is layout.dtype:
@@ -178,6 +180,13 @@ def _by_rows(layout: Layout, group: Group) -> list[int]:
     ]
 
 
+def _norms_of_rows(layout: Layout, group: Group, rows: dict[int, Tensor]) -> None:
+    """Of the layers of a group whose rows are looked at."""
+    for tensor, i in zip(*group, strict=True):
+        if i in layout.first_rows and tensor.dim() > 1:
+            rows[i] = unit_norms(tensor.flatten(1), (1,)).flatten()
+
+
 def _accumulate(dtype: torch.dtype) -> torch.dtype | None:
     return torch.float32 if dtype in HALVES else None
 
@@ -215,7 +224,7 @@ def _scale_halves(layout: Layout, tensors: list[Tensor], coef: Tensor) -> None:
     is none: it writes the gradients as the weights first, then as the gradients (FusedSgdKernel.cu).
     """
     if coef.device.type != "cuda" or tensors[0].dtype is not torch.bfloat16:
-        found = layout.constant(("inf", coef.device), lambda: torch.zeros(1, device=coef.device))
+        found = layout.constant(("inf", coef.device), lambda: torch.zeros(1, dtype=torch.float32, device=coef.device))
         torch._amp_foreach_non_finite_check_and_unscale_(tensors, found, coef)
         return
     dense = [t for t in tensors if t.is_contiguous()]

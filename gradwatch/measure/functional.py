@@ -35,7 +35,7 @@ def clip_grads_(parameters: Tensor | Iterable[Tensor], policy: Policy | str) -> 
         raise PolicyError(f"clip_grads_: {policy!r} {why}")
     batch = _batch(parameters, policy.norm_types)
     if not batch.params:
-        return torch.zeros(())
+        return _nothing()
     total = batch.norms().total()
     policy.apply(batch, {})
     batch.apply_pending()
@@ -53,7 +53,12 @@ def global_norm(parameters: Tensor | Iterable[Tensor], norm_type: float = 2.0) -
     Source: `torch.nn.utils.get_total_norm`, `tf.linalg.global_norm`.
     """
     batch = _batch(parameters, (float(norm_type),))
-    return batch.norms().total(float(norm_type)) if batch.params else torch.zeros(())
+    return batch.norms().total(float(norm_type)) if batch.params else _nothing()
+
+
+def _nothing() -> Tensor:
+    """As torch has it."""
+    return torch.zeros((), dtype=torch.float32, device=torch.get_default_device())
 
 
 def _batch(parameters: Tensor | Iterable[Tensor], norm_types: tuple[float, ...]) -> Batch:

@@ -192,7 +192,7 @@ class Batch:
         self._changed(shares)
 
     def _share(self, value: float) -> Tensor:
-        return self.layout.constant(("share", str(value)), lambda: torch.full((), value, device=self.layout.device))
+        return self.layout.constant(("share", str(value)), lambda: self.layout.full((), value).float())
 
     def _changed(self, shares: Sequence[Tensor]) -> None:
         """The tensors are other ones, in these shares of their elements, 0-d each."""

@@ -122,7 +122,8 @@ def codes_used(lookup: Node) -> Tensor | None:
     is_asked = type(asked) is Tensor and asked.dtype == torch.int64 and is_plain(kept)
     if not is_asked or not 1 < sizes[0] <= asked.numel():
         return None
-    return torch.zeros(sizes[0], device=asked.device).index_fill_(0, asked.flatten(), 1.0).mean()
+    used = torch.zeros(sizes[0], dtype=torch.float32, device=asked.device)
+    return used.index_fill_(0, asked.flatten(), 1.0).mean()
 
 
 def _looks(part: Part) -> Iterator[tuple[str, Look]]:
@@ -266,7 +267,7 @@ def _dropped_by_mask(part: Part) -> Tensor | None:
 def _share(hit: Tensor, counts: Tensor) -> Tensor:
     """Of the rows that count; NaN where less than half of them do."""
     of = counts.sum()
-    return torch.where(2 * of >= counts.numel(), (hit & counts).sum() / of, math.nan)
+    return torch.where(2 * of >= counts.numel(), (hit & counts).sum().float() / of, math.nan)
 
 
 def _dead(part: Part) -> Tensor | None:

@@ -163,7 +163,7 @@ class LargestLogits(AttentionCalls):
     def _of(self, key: int, device: torch.device) -> Tensor:
         heads, values = self.heads[key], self._largest.get(key)
         if values is None:
-            return torch.full((heads.keys,), -math.inf, device=device)
+            return torch.full((heads.keys,), -math.inf, dtype=torch.float32, device=device)
         # a maximum over ranks may lose a NaN, and what is not finite is not acted on
         return at(device, values).nan_to_num(nan=math.inf, posinf=math.inf).view(heads.keys, -1).amax(dim=1)
 
@@ -192,7 +192,7 @@ def largest_of(q: Tensor, k: Tensor, mask: Tensor | None, causal: bool, scale: f
     """
     b, h, t, width = q.shape
     keys, shared = k.shape[2], h // k.shape[1]
-    most = torch.full((h,), -math.inf, device=q.device)
+    most = torch.full((h,), -math.inf, dtype=torch.float32, device=q.device)
     scale = 1 / math.sqrt(width) if scale is None else float(scale)
     examples = max(1, PIECE // max(1, h * t * keys))
     rows = max(1, PIECE // max(1, h * keys)) if examples == 1 else t

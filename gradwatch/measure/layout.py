@@ -86,7 +86,7 @@ class Layout:
         self.all_here = (True,) * len(self.params)  # what a step has in which every layer has a gradient
         as_they_are = self.sharding is None and self._cuts is None and not (self.has_complex or self.has_empty or rows)
         # Whether a kernel may go over many of its tensors at once: see `multi_tensor`
-        self.at_once = self.device.type == "cuda" and self.dtype is torch.float32 and not self.by_rows
+        self.at_once = self.device.type == "cuda" and self.dtype is torch.float32 and not self.wide
         self.is_plain = as_they_are and self.one_device and len(self.dtypes) == 1  # see `measure_plain`
         self._constants: dict[object, Tensor] = {}
         self._excess: dict[float, tuple[Tensor, Tensor, Tensor]] = {}  # see `excess`
@@ -169,7 +169,7 @@ class Layout:
     def which(self, flags: Sequence[bool]) -> Tensor:
         """`flags` on the device, `[L]` bool: put together from two constants, as there is no end of patterns."""
         yes, no = (
-            self.constant(flag, lambda: torch.full((), flag, device=self.device))  # noqa: B023
+            self.constant(flag, lambda: torch.full((), flag, dtype=torch.bool, device=self.device))  # noqa: B023
             for flag in (True, False)
         )
         if all(flags):

@@ -74,7 +74,9 @@ def seen(loss: str, node: Node, data: Sequence[Tensor] = (), mask: Tensor | None
             found |= _of_logits(scores[few].abs().flatten(), softplus(scores[few]) - target[few] * scores[few])
             of_all, of_ones = target[few].float().mean(), node._saved_pos_weight
             if type(of_ones) is Tensor:
-                weights = torch.stack([torch.ones((), device=target.device), of_ones.float().mean()])
+                weights = torch.stack(
+                    [torch.ones((), dtype=torch.float32, device=target.device), of_ones.float().mean()]
+                )
                 found["target_top_weight"] = weights[found["target_top"]] / weights.mean()
             elif type(node._saved_weight) is not Tensor and is_reduced:
                 share = 1 - found["cross_entropy"] / _entropy(torch.stack([of_all, 1 - of_all]))
@@ -193,7 +195,7 @@ def _of_choices(
     said, counted = some.argmax(1), wanted != ignored
     found = _of_classes(counts[:classes], _counts(said.flatten(), classes))
     found["ignored"] = counts[classes] / counts.sum()
-    found["predicted_right"] = (said == wanted).sum() / counted.sum()
+    found["predicted_right"] = (said == wanted).sum().float() / counted.sum()
     of_wanted = some.gather(1, torch.where(counted, wanted, 0)[:, None])[:, 0]
     found |= _of_logits((some.amax(1) - some.amin(1)).flatten(), torch.where(counted, -of_wanted, torch.nan))
     found["explained"] = 1 - found["cross_entropy"] / _entropy(counts[:classes] / counts[:classes].sum())
@@ -252,7 +254,7 @@ def _hits(asked: Tensor, tokens: Tensor, ignored: int) -> Iterator[Tensor]:
     for ahead in range(len(_PLACES)):
         wanted = asked[:, : asked.shape[1] - ahead]
         counts = wanted != ignored
-        yield ((wanted == tokens[:, ahead:]) & counts).sum() / counts.sum()
+        yield ((wanted == tokens[:, ahead:]) & counts).sum().float() / counts.sum()
 
 
 def _is_of(classes: int, rows: int) -> bool:
@@ -262,7 +264,8 @@ def _is_of(classes: int, rows: int) -> bool:
 
 def _counts(classes: Tensor, of: int) -> Tensor:
     """How often each of the numbers below `of` is there, `[of]`; without a look at any of them."""
-    return torch.zeros(of, device=classes.device).index_add_(0, classes, torch.ones_like(classes, dtype=torch.float32))
+    ones = torch.ones_like(classes, dtype=torch.float32)
+    return ones.new_zeros(of).index_add_(0, classes, ones)
 
 
 def _evenly(shape: Sequence[int], most: int) -> tuple[slice, ...]:

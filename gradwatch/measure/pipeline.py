@@ -48,7 +48,7 @@ class Stages:
         The first time that is asked, when all stages are watched, is one all-reduce; the answer stays.
         """
         if path not in self._known:
-            self._known[path] = bool(self.any(torch.tensor(here, device=device)))
+            self._known[path] = bool(self.any(torch.tensor(here, dtype=torch.bool, device=device)))
         return self._known[path]
 
 

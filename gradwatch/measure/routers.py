@@ -98,7 +98,9 @@ class Tokens:
         """Names such as `h.0.moe.gate[3]`, and `[2, E]` of `QUANTITIES` for the experts of all routers."""
         names = [f"{self.names[key]}[{e}]" for key, router in self._routers.items() for e in range(router.experts)]
         found = [torch.stack([counts / counts.sum(), counts]) for counts in sums]
-        return tuple(names), torch.cat(found, dim=1) if found else torch.zeros(len(QUANTITIES), 0)
+        return tuple(names), torch.cat(found, dim=1) if found else torch.zeros(
+            len(QUANTITIES), 0, dtype=torch.float32, device="cpu"
+        )
 
 
 def _chosen(values: list[Tensor], router: Router) -> Tensor | None:

@@ -93,7 +93,7 @@ class Samples:
             for i in layers:
                 own[i] = [start, self.steps[i], self.sizes[i]]
                 start += self.sizes[i]
-            self._places[key] = many.sent(torch.tensor(own).T.contiguous())
+            self._places[key] = many.sent(torch.tensor(own, dtype=torch.int64, device="cpu").T.contiguous())
         return many.sample(at, self._places[key], SAMPLE, out)
 
     def _parts(self) -> Iterator[tuple[Sequence[int], Tensor, Tensor]]:

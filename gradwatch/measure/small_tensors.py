@@ -23,10 +23,12 @@ class SmallTensors:
 
     def __init__(self, weights: Mapping[int, Tensor], room: Tensor) -> None:
         blocks = [*map(_blocks, weights.values())]
-        filled = [torch.full((n,), i, device=room.device) for i, n in zip(weights, blocks, strict=True)]
+        filled = [
+            torch.full((n,), i, dtype=torch.int64, device=room.device) for i, n in zip(weights, blocks, strict=True)
+        ]
         self.layers = torch.cat(filled)  # [B] of which layer each block is
         self.room = room[: sum(blocks)]
-        self.factors = torch.empty(sum(blocks), device=room.device)  # [B] of halves
+        self.factors = torch.empty(sum(blocks), dtype=torch.float32, device=room.device)  # [B] of halves
         parts = torch.split(self.room.view(-1), [n * BLOCK for n in blocks])
         self.places = {i: p[: w.numel()].view(w.shape) for (i, w), p in zip(weights.items(), parts, strict=True)}
 

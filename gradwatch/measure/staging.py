@@ -95,7 +95,7 @@ class OnStream:
 
     def __init__(self, device: torch.device, cuda: Any = torch.cuda, pinned: Any = None) -> None:
         self.device, self.cuda = device, cuda
-        self._make = pinned or (lambda n: torch.empty(n, dtype=torch.float32, pin_memory=True))
+        self._make = pinned or (lambda n: torch.empty(n, dtype=torch.float32, device="cpu", pin_memory=True))
         self._pinned: Tensor | None = None
         self._stream: Any = None  # that wrote the last row: it waits for those that wrote before
         self._others: list[Any] = []  # on which something was made since the last staging

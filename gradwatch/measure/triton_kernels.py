@@ -6,13 +6,20 @@ program of it goes over a chunk, of which `owner` says the layer, `[C]`; `first`
 
 from __future__ import annotations
 
+from functools import partial
+
 import triton
 import triton.language as tl
 
 # mypy: disable-error-code="no-untyped-def, untyped-decorator, type-arg"
 
+# MultiTensor hands on what was compiled for other arguments, so nothing may be made of what 16 happens to divide. There
+# is nothing to be made of it: of these a program reads or writes one number, or some from anywhere.
+PLAIN = ("pointers", "owner", "first", "numel", "sums", "starts", "steps", "sizes", "factors", "out")
+jit = partial(triton.jit, do_not_specialize=PLAIN)
 
-@triton.jit
+
+@jit
 def sums_of_squares(
     pointers,
     owner,
@@ -40,7 +47,7 @@ def sums_of_squares(
     tl.store(out + chunk, tl.sum(total))
 
 
-@triton.jit
+@jit
 def roots(sums, first, out, most: tl.constexpr, per_turn: tl.constexpr):
     """The root of the sum over the chunks of each layer, which are `most` at most, `[L]`."""
     layer = tl.program_id(0)
@@ -52,7 +59,7 @@ def roots(sums, first, out, most: tl.constexpr, per_turn: tl.constexpr):
     tl.store(out + layer, tl.sqrt(tl.sum(total)))
 
 
-@triton.jit
+@jit
 def multiply(
     pointers, owner, first, numel, factors, step: tl.constexpr, per_chunk: tl.constexpr, per_turn: tl.constexpr,
     dtype: tl.constexpr, align: tl.constexpr,
@@ -72,7 +79,7 @@ def multiply(
         tl.store(tensor + at, (x * factor).to(dtype), mask=at < size)
 
 
-@triton.jit
+@jit
 def sample(pointers, starts, steps, sizes, out, per_turn: tl.constexpr, dtype: tl.constexpr):
     """Of each layer so many elements, each a step from the last: into `out`, from where the layer's start."""
     layer = tl.program_id(0)

@@ -251,7 +251,8 @@ class Live:
         """Every few steps: whether a rank halts, and why. A collective, and one number read from the device."""
         if steps == 0 or steps % AGREE_STEPS:
             return
-        flag = torch.full((), 0 if self._due_halt is None else rank() + 1, device=self.device)
+        own = 0 if self._due_halt is None else rank() + 1
+        flag = torch.full((), own, dtype=torch.int64, device=self.device)
         dist.all_reduce(flag, dist.ReduceOp.MAX)
         source = int(flag) - 1
         if source >= 0:

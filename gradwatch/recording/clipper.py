@@ -270,7 +270,7 @@ class Clipper:
         return ("clipped_norm", "clip_fraction") if batch.fraction is not None else ()
 
     def _constant(self, name: str, value: float) -> Tensor:
-        return self.layout.constant(name, lambda: torch.full((), value, device=self.layout.device))
+        return self.layout.constant(name, lambda: torch.full((), value, dtype=torch.float32, device=self.layout.device))
 
 
 def keep_if(ok: Tensor, new: State, old: State) -> State:

@@ -48,7 +48,7 @@ class Copier:
         if self.stream is None or part.device.type != "cuda":
             return part.to("cpu", copy=True)
         with torch.cuda.stream(self.stream):
-            host = torch.empty(part.shape, dtype=part.dtype, pin_memory=True)
+            host = torch.empty(part.shape, dtype=part.dtype, device="cpu", pin_memory=True)
             host.copy_(part, non_blocking=True)
             part.record_stream(self.stream)
         return host

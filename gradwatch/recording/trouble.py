@@ -82,7 +82,7 @@ def agreed(trouble: Trouble | None, device: torch.device) -> Trouble | None:
     dist.all_reduce(first, dist.ReduceOp.MAX)
     if int(first) < 0:
         return None
-    source = torch.full((), rank() if own == int(first) else -1, device=device)
+    source = torch.full((), rank() if own == int(first) else -1, dtype=torch.int64, device=device)
     dist.all_reduce(source, dist.ReduceOp.MAX)
     told = [trouble]
     dist.broadcast_object_list(told, src=int(source), device=device)

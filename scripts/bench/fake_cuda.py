@@ -74,7 +74,6 @@ class _Counted(MultiTensor):
         self.device, self._dtypes, self.works = like.device, {like.dtype}, True
         self.layers, self._count = layers, 1
         self._chunks = tuple(torch.empty(1, device=like.device) for _ in range(3))
-        self._of_chunks, self._of_roots, self._of_samples = {16: {}}, {}, {}
 
     def pointers(self, tensors: Sequence[Tensor], index: tuple[int, ...]) -> Pointers | None:
         there = all(map(_is_dense, tensors)) and {t.dtype for t in tensors} == self._dtypes

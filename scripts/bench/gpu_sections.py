@@ -9,15 +9,17 @@ nothing waits and nothing is launched; what only a device can show is left out t
 from __future__ import annotations
 
 import argparse
+import gc
 import importlib.metadata
 import json
+import operator
 import platform
 import statistics
 import tempfile
 import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -35,6 +37,17 @@ from gradwatch.measure.multi_tensor import multi_tensor
 
 Part = Callable[[], dict[str, Any]]
 SMALL = {"transformer-74": 300, "linear-1000": 100, "mlp-6": 600}  # steps of a round, some tenths of a second
+TENSORS = (6, 74, 147, 1000)
+HOST_STEPS = 20  # of a window: the device's queue holds what they launch
+HOST_WAYS: dict[str, tuple[str | None, dict[str, Any] | None]] = {  # the policy, and what is asked of a Watch
+    "alone": (None, None),
+    "torch clip": (None, None),
+    "none": (None, {"every": 1_000_000}),
+    "none, every=10": (None, {"every": 10}),
+    "ClipByGlobalNorm(1.0)": ("ClipByGlobalNorm(1.0)", {"every": 1_000_000}),
+    "ClipByGlobalNorm(1.0), every=10": ("ClipByGlobalNorm(1.0)", {"every": 10}),
+    "ClipByNorm(1.0)": ("ClipByNorm(1.0)", {"every": 1_000_000}),
+}
 OPTIONAL = ("mlflow", "plotly", "matplotlib", "triton", "pytest", "pytest-timeout", "pytest-xdist")
 
 
@@ -52,13 +65,14 @@ def sections(tiny: bool) -> dict[str, dict[str, Part]]:
         "probes": gpu_probes.PROBES,
         "gpt2-124m": {
             **gpt("gpt2-124m", Size(5, 40), (4, 1024), gpt_steps.VARIANTS, tiny),
-            **gpt("gpt2-124m", Size(7, 40), (20, 1024), gpt_steps.VARIANTS[2:], tiny),
+            **gpt("gpt2-124m", Size(5, 40), (20, 1024), gpt_steps.VARIANTS[2:], tiny),
             "by kernels": partial(kernels, tiny),
         },
         "gpt-1b": gpt("gpt-1b", Size(3, 15), (4, 1024), gpt_steps.VARIANTS, tiny),
         "small": {
             name: partial(small, name, Size(1, 2) if tiny else Size(5, SMALL[name])) for name in small_nets(tiny)
         },
+        "host": {f"{n} tensors": partial(host, n, tiny) for n in ((6,) if tiny else TENSORS)},
         "drains": {f"{layers} layers": partial(drain, layers, tiny) for layers in ((5,) if tiny else (147, 1000))},
         "memory": {str(way): partial(memory, way, tiny) for way in WAYS},
         "switches": {"of a training step": partial(switches, tiny)},
@@ -136,13 +150,15 @@ def kernels(tiny: bool) -> dict[str, Any]:
     return {"device ms": ms, "host us": host, "least, to torch's clip + step": least / with_torch}
 
 
-def host_us(call: Callable[[], Any], times: int) -> float:
-    """Microseconds until so many calls are handed over, each."""
+def host_us(call: Callable[[], Any], times: int, clock: Callable[[], float] = time.perf_counter) -> float:
+    """Microseconds until so many calls are handed over, each; without Python's garbage collection, as in `timeit`."""
     synchronize()
-    began = time.perf_counter()
+    gc.disable()
+    began = clock()
     for _ in range(times):
         call()
-    taken = time.perf_counter() - began
+    taken = clock() - began
+    gc.enable()
     synchronize()
     return 1e6 * taken / times
 
@@ -164,6 +180,35 @@ def small_nets(tiny: bool) -> list[str]:
 def small(name: str, size: Size) -> dict[str, Any]:
     """The ratios of the optimizer phase to torch's clip and step."""
     return {"ratios": measure(name, "fused AdamW", size.rounds, size.steps, DEVICE.type)}
+
+
+def host(tensors: int, tiny: bool) -> dict[str, Any]:
+    """Microseconds of the host's processor in a step beyond fused AdamW's own, on tensors of two elements: median over
+    rounds, of each the least of some short windows, at whose beginning the device is done, so that nothing waits for
+    it. With `every=10` the steps that measure the weights are among them, one in ten.
+    """
+    rounds, windows = (1, 2) if tiny else (7, 8 if tensors < 500 else 3)
+    found: dict[str, list[float]] = {name: [] for name in HOST_WAYS}
+    for name, (clip, options) in [*HOST_WAYS.items()] * rounds:
+        model = nn.ParameterList(nn.Parameter(torch.randn(2, device=DEVICE)) for _ in range(tensors))
+        optimizer = torch.optim.AdamW(model.parameters(), fused=True)
+        gpu_probes.fill(model)
+        with nullcontext() if options is None else watch(model, optimizer, clip, flush_every=1000.0, **options):
+            step = partial(_clip_and_step if name == "torch clip" else _step, list(model), optimizer)
+            taken = [host_us(step, HOST_STEPS, time.thread_time) for _ in range(1 + windows)]
+        found[name].append(min(taken[1:]))
+    alone = found.pop("alone")
+    more = {name: statistics.median(map(operator.sub, own, alone)) for name, own in found.items()}
+    return {name: round(us, 1) for name, us in {**more, "alone": statistics.median(alone)}.items()}
+
+
+def _step(params: list[nn.Parameter], optimizer: torch.optim.Optimizer) -> None:
+    optimizer.step()
+
+
+def _clip_and_step(params: list[nn.Parameter], optimizer: torch.optim.Optimizer) -> None:
+    nn.utils.clip_grad_norm_(params, 1.0)
+    optimizer.step()
 
 
 def drain(layers: int, tiny: bool) -> dict[str, Any]:

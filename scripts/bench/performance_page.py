@@ -146,7 +146,7 @@ def host_clock(report: Report, name: str) -> str:
     ]
     return (
         "Microseconds of the processor in a step beyond fused AdamW's own, where what a GPU would be given costs\n"
-        "nothing, and their ratio to torch's clip. What grows is that each is asked for its gradient and, from 16\n"
+        "nothing, and their ratio to torch's clip. What grows is that each is asked for its gradient and, from 4\n"
         "on, for its address, as one kernel takes the norms of all. What torch's own call for norms costs the host\n"
         "instead, a tensor of each norm, is not in it: see [below](#norms-of-all-layers-at-once).\n\n"
         + table(["tensors", *ways], shown)
@@ -203,9 +203,15 @@ def _of_switches(report: Report) -> str:
     return table(head, rows)
 
 
+BEFORE = "gpu_h200_before.json"
+
+
 def on_gpu(report: Report, name: str) -> str:
-    """gpu_run.py: what held, what was counted, and what was timed; of trainings what its last run says of any."""
+    """gpu_run.py: what held, what was counted, and what was timed; where it came to nothing, what it found before."""
+    before = {s: result["parts"] for s, result in json.loads((FOLDER / BEFORE).read_text())["sections"].items()}
     found = {section: result["parts"] for section, result in report["sections"].items()}
+    left = [section for section, parts in found.items() if not parts and before.get(section)]
+    found |= {section: before[section] for section in left}
     tests = Counter[str]()
     for part in found["tests"].values():
         tests.update({outcome: part.get(outcome, 0) for outcome in ("passed", "failed", "skipped")})
@@ -219,9 +225,14 @@ def on_gpu(report: Report, name: str) -> str:
     unfinished = [section for section, result in report["sections"].items() if result["error"]]
     if unfinished:
         text += f"\nIn this run {', '.join(f'`{s}`' for s in unfinished)} did not come to their end in their time.\n"
+    if left:
+        text += (
+            f"What is said here of {' and '.join(f'`{s}`' for s in left)} is of the run before: "
+            f"[JSON](measurements/{BEFORE}).\n"
+        )
     text += (
         "\nKernels beyond fused AdamW's own, as the profiler counted them, and how many more where weights are "
-        "measured.\nThey are those of the rules above, or one less:\n\n"
+        "measured.\nThey are those of the rules above, or one less or more:\n\n"
     )
     cases = found["probes"]["launches of the device"].items()
     counts = {tuple(case.split(", ", 1)): n for case, n in cases if isinstance(n, list)}

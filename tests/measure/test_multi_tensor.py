@@ -13,6 +13,7 @@ from gradwatch.measure.foreach import measure, measure_plain, scale_
 from gradwatch.measure.gradients import Batch
 from gradwatch.measure.layout import Layout
 from gradwatch.measure.multi_tensor import CHUNK, MultiTensor
+from gradwatch.measure.rows import LargestRows
 from gradwatch.measure.samples import Samples
 from gradwatch.measure.second_moment import adam_rms
 from gradwatch.measure.weight_updates import UpdateRatio
@@ -40,10 +41,11 @@ def tensors_of(dtype, device, seed=0):
     return [torch.randn(s, generator=generator, dtype=torch.float64).to(device, dtype) for s in SHAPES]
 
 
-def laid_out(weights, kernels):
+def laid_out(weights, kernels, rows=()):
     """A layout whose lists are gone over in one kernel, wherever they are."""
-    layout = Layout({str(i): nn.Parameter(w) for i, w in enumerate(weights)})
-    layout.at_once, layout.by_rows = True, frozenset()  # as on a device: only a CPU's norms are taken by rows
+    layout = Layout({str(i): nn.Parameter(w) for i, w in enumerate(weights)}, rows=rows)
+    # As on a device: only a CPU's norms are taken by rows, but for those that are looked at
+    layout.at_once, layout.by_rows = True, frozenset(layout.first_rows)
     for device, dtype in {(w.device, w.dtype) for w in weights}:
         own = {i: w for i, w in layout._weights_of(device, dtype).items() if w.numel()}
         layout._multi[device, dtype] = MultiTensor(own, len(weights), kernels)
@@ -82,6 +84,21 @@ def test_norms_are_those_of_each_layer(kernels, dtype, absent, device, monkeypat
 
 
 @pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("default", [torch.float64, torch.bfloat16])
+def test_the_default_dtype_of_a_training_changes_nothing(kernels, default, device):
+    layout = laid_out(tensors_of(torch.float32, device), kernels)
+    grads = tensors_of(torch.float32, device, 1)
+    torch.set_default_dtype(default)
+    try:
+        norms = measure(layout, Batch(layout, grads).groups)
+        measure(layout, Batch(layout, grads).groups, into=norms)  # what was compiled for the one is for the other
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert norms.dtype is torch.float32
+    assert norms.tolist() == pytest.approx(norms_of(grads), rel=1e-6)
+
+
+@pytest.mark.parametrize("device", DEVICES)
 def test_layers_of_two_dtypes_and_of_one_that_torch_measures(kernels, device):
     weights = [t for dtype in (*DTYPES, torch.float32) for t in tensors_of(dtype, device, len(str(dtype)))]
     layout = laid_out(weights, kernels)
@@ -90,6 +107,80 @@ def test_layers_of_two_dtypes_and_of_one_that_torch_measures(kernels, device):
     into = torch.empty(len(weights), device=device)
     assert measure(layout, Batch(layout, weights).groups, into=into) is into
     assert into.tolist() == pytest.approx(norms_of(weights), rel=1e-5)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_rows_are_looked_at_beside_it(kernels, dtype, device, monkeypatch):
+    grads, patterns = tensors_of(dtype, device, 1), ("6", "8", "2")
+    plain = Layout({str(i): nn.Parameter(w) for i, w in enumerate(tensors_of(dtype, device))}, rows=patterns)
+    plain.at_once = False
+    batches = [Batch(plain, grads), Batch(laid_out(tensors_of(dtype, device), kernels, patterns), grads)]
+    wanted = batches[0].measure(rows=LargestRows(plain))
+    refuse(monkeypatch)
+    norms = batches[1].measure(rows=LargestRows(batches[1].layout))
+    assert torch.allclose(norms, wanted, rtol=1e-5)
+    for found, own in zip(*(b.largest_rows for b in batches), strict=True):
+        assert torch.allclose(found, own, rtol=1e-5, equal_nan=True)
+    assert batches[0].largest_rows[0].isfinite().tolist() == [str(i) in ("6", "8") for i in range(len(grads))]
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("name", ["sums_of_squares", "roots", "multiply", "sample"])
+def test_what_was_compiled_is_handed_on(kernels, name, device, monkeypatch):
+    """In the interpreter nothing is: there what was is made up."""
+    layout = laid_out(tensors_of(torch.float32, device), kernels)
+    kernel, asked = getattr(kernels, name), []
+
+    class Counted:
+        arg_names = kernel.arg_names
+
+        def __getitem__(self, grid):
+            def compiled(*args, **constants):
+                asked.append(name)
+                return kernel[grid](*args, **constants) or {(*grid, 1, 1)[:3]: kernel[grid]}
+
+            return compiled
+
+    monkeypatch.setattr(kernels, name, Counted())
+    for n in range(3):
+        grads = tensors_of(torch.float32, device, n)
+        wanted = norms_of(grads)
+        batch = Batch(layout, grads)
+        assert measure(layout, batch.groups).tolist() == pytest.approx(wanted, rel=1e-6)
+        scale_(layout, batch.groups, torch.tensor(0.5, device=device))
+        assert norms_of(grads) == pytest.approx([0.5 * norm for norm in wanted], rel=1e-6)
+        samples = Samples(layout, 1)
+        samples.look(0, grads)
+        assert samples.rows()[0].any()
+    assert asked == [name]
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_a_triton_that_wants_no_constants_there_is_asked_as_it_is_meant_to_be(kernels, device, monkeypatch):
+    layout = laid_out(tensors_of(torch.float32, device), kernels)
+    roots, refused = kernels.roots, []
+
+    def refuse_constants(*args):
+        refused.append(len(args))
+        raise TypeError("function takes exactly 12 arguments (14 given)")
+
+    class Older:
+        arg_names = roots.arg_names
+
+        def __getitem__(self, grid):
+            def compiled(*args, **constants):
+                roots[grid](*args, **constants)
+                return {(*grid, 1, 1)[:3]: refuse_constants}
+
+            return compiled
+
+    monkeypatch.setattr(kernels, "roots", Older())
+    for n in range(3):
+        grads = tensors_of(torch.float32, device, n)
+        assert measure(layout, Batch(layout, grads).groups).tolist() == pytest.approx(norms_of(grads), rel=1e-6)
+    assert len(refused) == 1
+    assert layout.multi_tensor(layout.device, torch.float32).works
 
 
 @pytest.mark.parametrize("device", DEVICES)
@@ -209,7 +300,8 @@ def test_gradients_beside_second_moments_are_sampled_at_once(kernels, device, mo
     refuse(monkeypatch, "cat")
     rms(samples)  # constants are made
     with no_waiting(device):
-        assert torch.allclose(rms(samples), wanted, rtol=1e-6, equal_nan=True)
+        found = rms(samples)
+    assert torch.allclose(found, wanted, rtol=1e-6, equal_nan=True)
     assert wanted[-1] > 0.5
 
 

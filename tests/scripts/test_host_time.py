@@ -31,8 +31,7 @@ def counted(tmp_path_factory):
 
 @pytest.mark.parametrize("way", OURS)
 def test_python_does_nothing_for_each_tensor(counted, way):
-    assert counted[74, way] == counted[147, way] == counted[1000, way]
-    assert counted[6, way] < counted[74, way]  # of so few torch's calls take the norms
+    assert counted[6, way] == counted[74, way] == counted[147, way] == counted[1000, way]
 
 
 @pytest.mark.parametrize(("way", "share"), [("none", 2 / 5), ("ClipByGlobalNorm(1.0)", 1 / 2)])
