@@ -51,7 +51,10 @@ def _signs(node: Node) -> Iterator[tuple[Node, int]]:
 
 
 def _sign(factor: Tensor | None) -> int:
-    """Of a number that was written into the loss, which torch keeps on the host; 0 of any other, which is not known."""
+    """Of a number that was written into the loss, which torch keeps on the host; 0 of 0 and of any other, which is not
+    known.
+    """
     if factor is None or factor.device.type != "cpu" or factor.numel() != 1 or factor.dtype not in _OF_PYTHON:
         return 0
-    return 1 if factor.numpy().item() > 0 else -1
+    number = factor.numpy().item()
+    return (number > 0) - (number < 0)

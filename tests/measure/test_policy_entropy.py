@@ -47,3 +47,8 @@ def test_a_bonus_is_told_from_a_penalty(entropy, loss):
 def test_of_a_loss_without_an_entropy_nothing_is_told():
     assert seen(F.cross_entropy(NET(X), torch.arange(8) % 3).grad_fn) == {}
     assert seen(NET(X).exp().mean().grad_fn) == {}
+
+
+@pytest.mark.parametrize("weight", [0, 0.0, -0.0])
+def test_an_entropy_that_is_multiplied_by_nothing_is_neither(weight):
+    assert seen((NET(X).square().mean() - weight * by_logarithms()).grad_fn) == {}
