@@ -15,7 +15,7 @@ import operator
 import os
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
-from functools import cache
+from functools import cache, partial
 from typing import Any, NamedTuple
 
 import torch
@@ -110,9 +110,9 @@ class MultiTensor:
 
     def norms(self, at: Pointers, into: Tensor | None = None) -> Tensor | None:
         """The L2 norm of each layer, `[L]` float32, added up in float32; put `into` a tensor if given."""
-        like = {"dtype": torch.float32, "device": self.device}
-        out = torch.empty(self.layers, **like) if into is None or not into.is_contiguous() else into
-        sums = torch.empty(self._count, **like)
+        empty = partial(torch.empty, dtype=torch.float32, device=self.device)
+        out = empty(self.layers) if into is None or not into.is_contiguous() else into
+        sums = empty(self._count)
         self._launch("sums_of_squares", (self._count,), at.on_device, *self._chunks, sums, align=at.align)
         self._launch("roots", (self.layers,), sums, self._chunks[1], out)
         if not self.works:

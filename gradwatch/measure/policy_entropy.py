@@ -57,4 +57,4 @@ def _sign(factor: Tensor | None) -> int:
     if factor is None or factor.device.type != "cpu" or factor.numel() != 1 or factor.dtype not in _OF_PYTHON:
         return 0
     number = factor.numpy().item()
-    return (number > 0) - (number < 0)
+    return int(number > 0) - int(number < 0)
