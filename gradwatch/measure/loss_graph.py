@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from gradwatch.measure import graph_values, loss_targets, policy_entropy, posterior
+from gradwatch.measure import graph_values, loss_targets, pairs, policy_entropy, posterior
 from gradwatch.measure.graph_nodes import (
     PRODUCTS,
     RECURRENT,
@@ -123,11 +123,11 @@ class LossGraph:
         """What it shows of the model inside: 0-d tensors (`graph_values.seen`); a layer by its place among `names`.
 
         And of a table whose rows the loss is taken of, as of a book of codes, which share of them is used
-        (`codes_used`); of choices that are weighed, as by a return, its mean and deviation (`advantage_...`); of a
-        code that is drawn, which share of its units tells something (`code_informative`).
+        (`codes_used`); of choices that are weighed, as by a return, its mean and deviation (`advantage_...`); of pairs
+        the share that are one (`pairs_alike`); of a code that is drawn, that of the units that tell something.
         """
         places = {name: place for place, name in enumerate(names)}
-        found = graph_values.seen(self._parts(places)) | self._above(places)
+        found = graph_values.seen(self._parts(places)) | self._above(places) | pairs.seen(self._outer)
         code = posterior.seen(self._nodes, self._outer)
         if code is not None and (layer := self._below(code[0])):
             found |= _of_layer("code_informative", code[1], places[layer])

@@ -193,6 +193,22 @@ def class_left_out(folder, sick=True, steps=150):
     return fit(folder, net, optim.Adam(net.parameters(), 0.003), loss_of, steps)
 
 
+def changed_in_place(folder, sick=True, steps=150):
+    """Two views of each point, which noise is added to in place, so that both are one (the twin: to a copy of each)."""
+    torch.manual_seed(SEED[0])
+    net, draw = dense([6, 32, 16]), torch.Generator().manual_seed(SEED[0])
+
+    def view(x):
+        return x.add_(0.3 * torch.randn(x.shape, generator=draw))
+
+    def loss_of(step):
+        x = torch.randn(48, 6, generator=draw)
+        one, other = (F.normalize(net(v), dim=1) for v in [view(x if sick else x.clone()) for _ in range(2)])
+        return F.cross_entropy(one @ other.T / 0.2, torch.arange(48))
+
+    return fit(folder, net, optim.Adam(net.parameters(), 0.003), loss_of, steps)
+
+
 def pulled_at_by_the_policy(folder, sick=True, steps=200):
     """A bandit whose advantage keeps the critic's graph (the twin: the value is detached there)."""
     torch.manual_seed(SEED[0])

@@ -28,6 +28,7 @@ from gradwatch.analysis.rules import diagnose
             "moves the value by how likely the choice was",
         ),
         (t.class_left_out, "labels-ignored", "ignore_index=0 leaves"),
+        (t.changed_in_place, "views-identical", "is the very same embedding"),
         (
             t.first_of_another_size,
             "stale-second-moment",

@@ -189,7 +189,6 @@ WANTED = {  # what no finding is called yet, and an expert would say
     "updates-rounded-away",
     "value-not-detached",
     "value-outweighs-policy",
-    "views-identical",
     "warmup-compounded",
     "warmup-restarts",
     "weights-overwritten",

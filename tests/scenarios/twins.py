@@ -89,6 +89,7 @@ TWINS: dict[str, tuple[tuple[str, Train], tuple[str, Train]]] = {
             ("returns-not-normalised", t.paid_in_hundreds, "paid 100 or 105", "mean 0, deviation 1"),
             ("policy-loss-trains-critic", t.pulled_at_by_the_policy, "the value keeps its graph", "it is detached"),
             ("labels-ignored", t.class_left_out, "ignore_index=0", "ignore_index=-100"),
+            ("views-identical", t.changed_in_place, "both views are one tensor", "each is a copy"),
             ("wrong-sign", t.head_that_climbs, "the head has maximize=True", "no group has"),
             ("logits-bounded", t.bare_cosines, "cosines without a scale", "16 times as large"),
             ("dead-units", i.dead_units, "most biases begin at -20", "as torch begins"),
@@ -157,5 +158,6 @@ NOT_TOLD = {
     "returns-not-normalised",
     "policy-loss-trains-critic",
     "labels-ignored",
+    "views-identical",
 }
 TOLD_BY_LOSSES = [as_sick(rule) for rule in TWINS if rule not in NOT_TOLD]
