@@ -15,6 +15,7 @@ from gradwatch.analysis.rules.long_steps import lr_too_high
 from gradwatch.analysis.rules.no_progress import no_progress
 from gradwatch.analysis.rules.noise import noise_dominated
 from gradwatch.analysis.rules.outputs import softmax_twice
+from gradwatch.analysis.rules.progress import succeeds
 from gradwatch.analysis.rules.registry import diagnose
 from gradwatch.analysis.rules.rivals import generator_starves
 from gradwatch.analysis.rules.spikes import spike
@@ -53,6 +54,11 @@ def test_a_loss_that_stands_next_to_chance_is_no_progress_and_one_that_falls_on_
     assert found.cause.startswith("loss stands at 1.207 since the first half of the run")
     assert no_progress(run(loss=CHANCE * (1 - 0.2 * ROW / STEPS) + 0.005 * NOISE)) == []
     assert no_progress(run(loss=0.7 * CHANCE + 0.3 * CHANCE * FALLS + 0.005 * NOISE)) == []
+
+
+@pytest.mark.parametrize(("since", "back", "is_one"), [(330, 0.1, True), (370, 0.25, True), (370, 0.7, False)])
+def test_a_loss_that_loses_most_of_what_it_had_won_at_the_very_end_is_no_success(since, back, is_one):
+    assert succeeds(run(loss=0.05 + FALLS + back * (since < ROW) + 0.005 * NOISE)) is is_one
 
 
 def test_an_accuracy_that_never_rises_is_no_progress_whatever_the_loss_does():

@@ -28,7 +28,7 @@ _DIVERGENCE = re.compile(r"(^|[^a-z])kld?([^a-z]|$)", re.IGNORECASE)
 
 @dataclass(frozen=True)
 class Progress:
-    """How a scalar went: medians of where it began and ended, and of the best it was in between.
+    """How a scalar went: medians of where it began and ended, of its `last` twentieth, and of the best in between.
 
     `gain` is how much better than it began it ended, `error` the standard error of that. `first` is its first value,
     `won` how much better than that it ended. `noise` is the standard deviation of one value.
@@ -38,6 +38,7 @@ class Progress:
     first: float
     began: float
     ended: float
+    last: float
     best: float
     gain: float
     won: float
@@ -63,12 +64,11 @@ class Progress:
 
     def succeeded(self, share: float) -> bool:
         """Whether it ended better by a share of where it began, and of its first value, and lost no more of that than
-        a quarter again.
+        a quarter again, nor half of it at the very end.
         """
-        lost = abs(self.ended - self.best)
-        return (
-            self.is_large(share) and self.won > share * abs(self.first) and lost <= 0.25 * abs(self.began - self.best)
-        )
+        most = abs(self.began - self.best)
+        kept = abs(self.ended - self.best) <= 0.25 * most and abs(self.last - self.best) <= 0.5 * most
+        return self.is_large(share) and self.won > share * abs(self.first) and kept
 
 
 @once
@@ -104,7 +104,7 @@ def went(name: str, values: Floats, sign: int, first: int = 5) -> Progress:
     sigma = 1.4826 * float(np.median(np.abs(np.diff(values)))) / np.sqrt(2)  # whatever the trend
     width = max(first, len(values) // 20)
     blocks = values[len(values) % width :].reshape(-1, width)
-    best = float(np.median(blocks, axis=1).min())
+    medians = np.median(blocks, axis=1)
     tried = []
     length = first
     while length <= max(first, len(values) // 4):
@@ -115,7 +115,8 @@ def went(name: str, values: Floats, sign: int, first: int = 5) -> Progress:
     began, gain, error = max(tried, key=lambda t: t[1] / t[2] if t[2] else t[1])
     if abs(gain) <= 4 * error:
         began, gain, error = tried[-1]
-    known = {"first": float(values[0]), "began": began, "ended": ended, "best": min(best, ended)}
+    best = min(float(medians.min()), ended)
+    known = {"first": float(values[0]), "began": began, "ended": ended, "last": float(medians[-1]), "best": best}
     shown = {what: sign * value for what, value in known.items()}
     return Progress(name, **shown, gain=gain, won=float(values[0]) - ended, error=float(error), noise=float(sigma))
 
