@@ -160,8 +160,11 @@ class MultiTensor:
         name, grid = key[:2]
         kernel, named = getattr(self._kernels, name), {**self._constants[name], **variant}
         made = kernel[grid](*args, **named)
-        if made is not None and key not in self._compiled:  # Triton's interpreter makes nothing
-            self._compiled[key] = made[(*grid, 1, 1)[:3]], [named[n] for n in kernel.arg_names if n in named]
+        if key not in self._compiled:
+            try:  # it is launched: whatever another version of Triton says here, it must not be again
+                self._compiled[key] = made[(*grid, 1, 1)[:3]], [named[n] for n in kernel.arg_names if n in named]
+            except Exception:  # its interpreter has compiled nothing
+                self._compiled[key] = None
 
     def _give_up(self, error: Exception) -> None:
         logger.info(FAILED, error)

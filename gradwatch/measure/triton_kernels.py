@@ -15,8 +15,8 @@ import triton.language as tl
 
 # MultiTensor hands on what was compiled for other arguments, so nothing may be made of what 16 happens to divide. There
 # is nothing to be made of it: of these a program reads or writes one number, or some from anywhere.
-PLAIN = ("pointers", "owner", "first", "numel", "sums", "starts", "steps", "sizes", "factors", "out")
-jit = partial(triton.jit, do_not_specialize=PLAIN)
+POINTERS = ("pointers", "owner", "first", "numel", "sums", "starts", "steps", "sizes", "factors", "out")
+jit = partial(triton.jit, do_not_specialize=POINTERS)
 
 
 @jit

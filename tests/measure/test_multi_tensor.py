@@ -157,6 +157,22 @@ def test_what_was_compiled_is_handed_on(kernels, name, device, monkeypatch):
 
 
 @pytest.mark.parametrize("device", DEVICES)
+def test_what_was_launched_is_not_again_where_a_triton_does_not_hand_on_what_it_compiled(kernels, device, monkeypatch):
+    layout, multiply = laid_out(tensors_of(torch.float32, device), kernels), kernels.multiply
+
+    class Other:
+        def __getitem__(self, grid):
+            return lambda *args, **constants: (multiply[grid](*args, **constants), object())[1]
+
+    monkeypatch.setattr(kernels, "multiply", Other())
+    grads = tensors_of(torch.float32, device, 1)
+    wanted = [0.5 * norm for norm in norms_of(grads)]
+    scale_(layout, Batch(layout, grads).groups, torch.tensor(0.5, device=device))
+    assert norms_of(grads) == pytest.approx(wanted, rel=1e-6)
+    assert layout.multi_tensor(layout.device, torch.float32).works
+
+
+@pytest.mark.parametrize("device", DEVICES)
 def test_a_triton_that_wants_no_constants_there_is_asked_as_it_is_meant_to_be(kernels, device, monkeypatch):
     layout = laid_out(tensors_of(torch.float32, device), kernels)
     roots, refused = kernels.roots, []
