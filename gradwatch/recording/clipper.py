@@ -270,7 +270,9 @@ class Clipper:
         return ("clipped_norm", "clip_fraction") if batch.fraction is not None else ()
 
     def _constant(self, name: str, value: float) -> Tensor:
-        return self.layout.constant(name, lambda: torch.full((), value, dtype=torch.float32, device=self.layout.device))
+        """0-d float32, of True bool."""
+        dtype = torch.bool if value is True else torch.float32
+        return self.layout.constant(name, lambda: torch.full((), value, dtype=dtype, device=self.layout.device))
 
 
 def keep_if(ok: Tensor, new: State, old: State) -> State:

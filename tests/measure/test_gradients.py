@@ -230,3 +230,13 @@ def test_what_is_known_of_some_layers_of_some_layers_is_of_these():
     norms = Batch(Layout(params), gradients).only("b.*").only("b.*").only("*.1").norms()
     assert (norms.names, norms.l2.tolist(), norms.numel.tolist()) == (("b.1",), [2.0], [4.0])
     assert norms.present.tolist() == [True]
+
+
+def test_that_a_step_was_dropped_is_a_bool_as_that_it_was_skipped_is(monkeypatch):
+    layout = Layout({"w": nn.Parameter(torch.ones(2))})
+    optimizer = torch.optim.SGD(layout.params, lr=0.1)
+    clipper = Clipper(layout, {"SGD": optimizer}, SkipNorm(1.0))
+    monkeypatch.setattr(clipper, "_look", lambda *_: (None, Batch(layout, [torch.ones(2)]), torch.ones(1)))
+    dropped = clipper.dropped(None, optimizer, alone=True)
+    assert dropped.skipped.dtype is torch.bool
+    assert bool(dropped.skipped)
