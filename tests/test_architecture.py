@@ -188,18 +188,13 @@ def test_gradients_are_switched_off_in_one_way():
 
 def test_what_is_made_says_where_and_of_which_dtype():
     """Else both are what the training's set_default_device() and set_default_dtype() say."""
-    made = {
-        f"torch.{n}" for n in ("empty", "zeros", "ones", "full", "tensor", "as_tensor", "rand", "randn", "linspace")
-    }
+    made = ("empty", "zeros", "ones", "full", "tensor", "as_tensor", "rand", "randn", "linspace")
+    wanted = {**{f"torch.{name}": {"device", "dtype"} for name in made}, "torch.arange": {"device"}}
     missing = [
-        f"{path}:{node.lineno}"
+        f"{path}:{call.lineno}"
         for path, tree in FILES.items()
-        for node in ast.walk(tree)
-        if isinstance(node, ast.Call)
-        and (ast.unparse(node.func) in made or ast.unparse(node.func) == "torch.arange")
-        and not {"device", *(["dtype"] if ast.unparse(node.func) in made else [])} <= {k.arg for k in node.keywords}
-        and None not in {k.arg for k in node.keywords}
-        and not path.startswith("launcher/demo/")
+        for name, call in called(tree)
+        if not wanted.get(name, set()) <= {word.arg for word in call.keywords} and not path.startswith("launcher/demo/")
     ]
     assert missing == []
 

@@ -25,6 +25,7 @@ from gradwatch.measure.collectives import Sums, add_and_compare
 from gradwatch.measure.copies import Copies, mark
 from gradwatch.measure.distributed import local
 from gradwatch.measure.looking import Looking
+from gradwatch.measure.multi_tensor import sent
 from gradwatch.measure.routers import Router, Tokens
 from gradwatch.measure.saturation import Flat, flat_of
 from gradwatch.measure.units import Units
@@ -281,10 +282,9 @@ def _of_calls(slots: Sequence[_Slot], device: torch.device) -> tuple[Tensor, Ten
 
 
 def _numbers(values: Sequence[float], dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Numbers of the host on a device, by a copy that nothing waits for."""
-    host = torch.empty(len(values), dtype=dtype, device="cpu", pin_memory=device.type == "cuda")
+    host = torch.empty(len(values), dtype=dtype, device="cpu")
     host.numpy()[:] = values
-    return host.to(device, non_blocking=True)
+    return sent(host, device)
 
 
 def _together(numbers: Sequence[Tensor], device: torch.device, dtype: torch.dtype) -> Tensor:

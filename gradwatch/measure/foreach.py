@@ -164,7 +164,7 @@ def _norms(
         return torch._foreach_norm(tensors, p, dtype=dtype)
     rest = [t for k, t in enumerate(tensors) if k not in wide]
     norms = iter(torch._foreach_norm(rest, p, dtype=dtype) if rest else ())
-    each = {k: torch.linalg.vector_norm(tensors[k].flatten(1), p, dim=1, dtype=dtype) for k in wide}
+    each = {k: _row_norms(tensors[k], p, dtype) for k in wide}
     if rows is not None:
         rows.update({index[k]: norm for k, norm in each.items() if index[k] in layout.first_rows})
     return [torch.linalg.vector_norm(each[k], p) if k in wide else next(norms) for k in range(len(tensors))]
@@ -180,11 +180,16 @@ def _by_rows(layout: Layout, group: Group) -> list[int]:
     ]
 
 
+def _row_norms(tensor: Tensor, p: float, dtype: torch.dtype | None) -> Tensor:
+    found: Tensor = torch.linalg.vector_norm(tensor.flatten(1), p, dim=1, dtype=dtype)
+    return found
+
+
 def _norms_of_rows(layout: Layout, group: Group, rows: dict[int, Tensor]) -> None:
     """Of the layers of a group whose rows are looked at."""
     for tensor, i in zip(*group, strict=True):
         if i in layout.first_rows and tensor.dim() > 1:
-            rows[i] = unit_norms(tensor.flatten(1), (1,)).flatten()
+            rows[i] = _row_norms(tensor, 2.0, _accumulate(tensor.dtype))
 
 
 def _accumulate(dtype: torch.dtype) -> torch.dtype | None:

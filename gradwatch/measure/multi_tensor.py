@@ -72,8 +72,8 @@ class MultiTensor:
         self._known: dict[object, Pointers] = {}
 
     def sent(self, values: Tensor) -> Tensor:
-        """Numbers of the host on the device, by a copy that nothing waits for."""
-        return values.pin_memory().to(self.device, non_blocking=True) if self.device.type == "cuda" else values
+        """As `sent`, on its device."""
+        return sent(values, self.device)
 
     def pointers(self, tensors: Sequence[Tensor], index: tuple[int, ...]) -> Pointers | None:
         """Where the tensors of these layers, in their order, are; None where one of them is not as a kernel takes it
@@ -169,6 +169,11 @@ class MultiTensor:
     def _give_up(self, error: Exception) -> None:
         logger.info(FAILED, error)
         self.works = False
+
+
+def sent(values: Tensor, device: torch.device) -> Tensor:
+    """Numbers of the host on a device, by a copy that nothing waits for."""
+    return values.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else values.to(device)
 
 
 def _count_write(tensors: Sequence[Tensor]) -> None:

@@ -42,13 +42,9 @@ def _tables(loss: Node) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
     if target is None or target.dim() != 1 or len(target) < LEAST_EXAMPLES:
         return
     for node in islice(walk(loss), NEAREST):
-        factors = (kept(node, "self"), kept(node, "mat2")) if name_of(node) in ("Mm", "Bmm") else (None, None)
-        one, other = (f[0] if f is not None and f.dim() == 3 and len(f) == 1 else f for f in factors)
-        if (
-            one is not None
-            and other is not None
-            and one.dim() == other.dim() == 2
-            and one.shape == other.T.shape
-            and len(one) == len(target)
-        ):
-            yield target, one, other.T
+        factors = [kept(node, name) for name in ("self", "mat2")] if name_of(node) in ("Mm", "Bmm") else []
+        tables = [f[0] if f.dim() == 3 and len(f) == 1 else f for f in factors if f is not None]
+        if [t.dim() for t in tables] == [2, 2]:
+            one, other = tables[0], tables[1].T
+            if one.shape == other.shape and len(one) == len(target):
+                yield target, one, other

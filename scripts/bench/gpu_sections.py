@@ -194,16 +194,12 @@ def host(tensors: int, tiny: bool) -> dict[str, Any]:
         optimizer = torch.optim.AdamW(model.parameters(), fused=True)
         gpu_probes.fill(model)
         with nullcontext() if options is None else watch(model, optimizer, clip, flush_every=1000.0, **options):
-            step = partial(_clip_and_step if name == "torch clip" else _step, list(model), optimizer)
+            step = partial(_clip_and_step, list(model), optimizer) if name == "torch clip" else optimizer.step
             taken = [host_us(step, HOST_STEPS, time.thread_time) for _ in range(1 + windows)]
         found[name].append(min(taken[1:]))
     alone = found.pop("alone")
     more = {name: statistics.median(map(operator.sub, own, alone)) for name, own in found.items()}
     return {name: round(us, 1) for name, us in {**more, "alone": statistics.median(alone)}.items()}
-
-
-def _step(params: list[nn.Parameter], optimizer: torch.optim.Optimizer) -> None:
-    optimizer.step()
 
 
 def _clip_and_step(params: list[nn.Parameter], optimizer: torch.optim.Optimizer) -> None:

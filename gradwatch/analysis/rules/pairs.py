@@ -20,16 +20,16 @@ def views_identical(history: History, share: float = 0.99, least: int = 2) -> li
     step, alike = sampled(history, "pairs_alike")
     if len(step) < least or alike.min() < share:
         return []
+    fewest = float(alike.min())
     causes = ("one view was handed in twice", "what makes the views changes its input in place, so that both are one")
     return [
         from_graph(
             history,
             "views-identical",
             "",
-            {"pairs_alike": float(alike.min()), "samples": len(step)},
-            f"The loss looks for each example among the others by its embedding, and in {percent(float(alike.min()))} "
-            f"of them what is looked for is the very same embedding: it is found whatever the weights are. "
-            f"{either(causes)}",
+            {"pairs_alike": fewest, "samples": len(step)},
+            f"The loss looks for each example among the others by its embedding, and in {percent(fewest)} of them "
+            f"what is looked for is the very same embedding: it is found whatever the weights are. {either(causes)}",
             "Make each view of a copy of the example, and embed both: loss(net(augment(x.clone())), "
             "net(augment(x.clone()))). Compare the two before the net: torch.equal() is to be False.",
             causes,
