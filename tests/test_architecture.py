@@ -186,6 +186,17 @@ def test_gradients_are_switched_off_in_one_way():
     assert {path for path in found if not path.startswith("launcher/demo/")} == {"measure/autograd.py"}
 
 
+def test_a_share_is_written_in_one_way():
+    """By `formatting.percent`, never as `{share:.0%}`, which has no space and rounds to 0 % and 100 %."""
+    specs = [
+        f"{path}:{node.lineno}"
+        for path, tree in FILES.items()
+        for node in ast.walk(tree)
+        if isinstance(node, ast.FormattedValue) and node.format_spec and ast.unparse(node.format_spec).endswith("%'")
+    ]
+    assert specs == []
+
+
 def test_what_is_made_says_where_and_of_which_dtype():
     """Else both are what the training's set_default_device() and set_default_dtype() say."""
     made = ("empty", "zeros", "ones", "full", "tensor", "as_tensor", "rand", "randn", "linspace")

@@ -16,7 +16,7 @@ from gradwatch.analysis.rules import Finding
 from gradwatch.analysis.rules.facts import limits_of, rates
 from gradwatch.analysis.rules.losses import training_losses
 from gradwatch.analysis.rules.sampled_losses import sampled
-from gradwatch.formatting import quantity_text
+from gradwatch.formatting import percent, quantity_text
 from gradwatch.history import Floats, History
 from gradwatch.report.activations import as_layers
 from gradwatch.report.downsample import heatmap
@@ -222,7 +222,8 @@ def in_losses(*kinds: str) -> Draw:
             if len(steps) and (kind == kinds[-1] or share[-1] > 0.5):
                 label = f"share that is {kind.removeprefix('end_')}"
                 drawn = figure([line(steps, share, label, AFTER)], label, 0, legend=False)
-                title = f"{label.capitalize()}, of the worst: {share[0]:.0%} at first, {share[-1]:.0%} in the end"
+                first, last = percent(share[0]), percent(share[-1])
+                title = f"{label.capitalize()}, of the worst: {first} at first, {last} in the end"
                 return Chart(title, _marked(drawn, history, finding), HEIGHT)
         return None
 

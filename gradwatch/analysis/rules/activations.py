@@ -15,6 +15,7 @@ from gradwatch.analysis.rules.finding import Finding, Severity
 from gradwatch.analysis.rules.losses import has_rivals
 from gradwatch.analysis.rules.progress import succeeds
 from gradwatch.analysis.rules.sampled_losses import inside
+from gradwatch.formatting import percent
 from gradwatch.history import History
 
 
@@ -102,7 +103,7 @@ def _dead_words(worst: float, count: int, first: int) -> tuple[str, str]:
     begun = "from the first sampled step on: the weights or biases began so" if at_first else f"from step {first} on"
     begin, lower = "Begin with biases at 0 and He's initialisation", "Lower the learning rate or warm it up"
     return (
-        f"Up to {worst:.0%} of the units of {_modules(count)} are flat for every example, {begun}. Nothing comes back "
+        f"Up to {percent(worst)} of the units of {_modules(count)} are flat for every example, {begun}. Nothing comes "
         "through them, and with a ReLU nothing goes out.",
         f"{begin if at_first else lower}: {'a unit' if at_first else 'one step that is too long can push a unit'} "
         f"beyond all its inputs{' learns nothing' if at_first else ''}. {lower if at_first else begin}; a LeakyReLU, "
@@ -113,7 +114,7 @@ def _dead_words(worst: float, count: int, first: int) -> tuple[str, str]:
 def _saturated_words(worst: float, count: int, first: int) -> tuple[str, str]:
     begun = "from the first sampled step on" if first == 0 else f"from step {first} on"
     return (
-        f"In {_modules(count)} up to {worst:.0%} of the elements lie where the slope is below 1 % of its largest, "
+        f"In {_modules(count)} up to {percent(worst)} of the elements lie where the slope is below 1 % of its largest, "
         f"{begun}: what comes in is too large, or the biases are, and hardly any gradient passes.",
         "Scale the inputs to unit size, begin with smaller weights (Xavier's initialisation) and biases at 0, lower "
         "the learning rate, or put a normalisation before the non-linearity.",

@@ -14,6 +14,7 @@ from gradwatch.analysis.rules.activation_facts import medians, still_grows
 from gradwatch.analysis.rules.finding import Finding, Severity, Why
 from gradwatch.analysis.rules.progress import came_down, succeeds
 from gradwatch.analysis.rules.sampled_losses import inside
+from gradwatch.formatting import percent
 from gradwatch.history import Bools, History
 from gradwatch.table import Table
 
@@ -85,7 +86,7 @@ def attention_collapsed(history: History, below: float = 0.05, share: float = 0.
         evidence["largest_logit"] = largest
     cause = (
         f"{_heads(len(hit)).capitalize()} in {'one module' if len(held) == 1 else f'{len(held)} modules'} look at one "
-        f"key only: the entropy of their attention is below {below:.0%} of what it could be. Hardly any gradient "
+        f"key only: the entropy of their attention is below {percent(below)} of what it could be. Hardly any gradient "
         "reaches the queries and keys, so they stay so."
     )
     since = _since(heads, collapsed)
@@ -109,9 +110,9 @@ def _certain(history: History, at_first: float = 0.1, held: float = 0.3, left: f
     if history.activations.layers or seen is None or seen.first < at_first or seen.last < held:
         return []
     cause = (
-        f"In a softmax inside the model, at `{seen.layer}`, {seen.first:.0%} of the rows gave all to one of their keys "
-        f"before the first step, and {seen.last:.0%} do in the end. Hardly any gradient reaches what its logits are "
-        "made of, so they stay so."
+        f"In a softmax inside the model, at `{seen.layer}`, {percent(seen.first)} of the rows gave all to one of their "
+        f"keys before the first step, and {percent(seen.last)} do in the end. Hardly any gradient reaches what its "
+        "logits are made of, so they stay so."
     )
     evidence: dict[str, float | str] = {"certain": seen.last, "certain_at_first": seen.first}
     steps = seen.first_step, int(history.step[-1])

@@ -10,6 +10,7 @@ from gradwatch.analysis.rules.finding import Finding, either
 from gradwatch.analysis.rules.loss_graph import from_graph, number_of_classes
 from gradwatch.analysis.rules.losses import has_rivals
 from gradwatch.analysis.rules.sampled_losses import entropy_of_two, sampled
+from gradwatch.formatting import percent
 from gradwatch.history import Floats, History
 
 
@@ -65,9 +66,9 @@ def logits_bounded(
             "logits-bounded",
             "",
             {"logit_range": widest, "classes": classes, "lowest_possible": least, "cross_entropy": ended},
-            f"The model is right in {np.median(right[late]):.0%} of its choices, and its logits come no further apart "
-            f"than {widest:.2g}: among {classes} classes no loss is below {least:.2g} then, and it ended at "
-            f"{ended:.2g}. {either(causes)}",
+            f"The model is right in {percent(float(np.median(right[late])))} of its choices, and its logits come no "
+            f"further apart than {widest:.2g}: among {classes} classes no loss is below {least:.2g} then, and it ended "
+            f"at {ended:.2g}. {either(causes)}",
             "Give the loss what a linear layer gives out. Cosines want a scale that is learnt or large, as 16 or 30: "
             "logits = scale * cosines; a temperature divides by a number well below 1.",
             causes,

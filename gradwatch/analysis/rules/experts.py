@@ -10,6 +10,7 @@ import numpy as np
 from gradwatch.analysis.rules.activation_facts import medians
 from gradwatch.analysis.rules.finding import Finding, Severity
 from gradwatch.analysis.rules.progress import succeeds
+from gradwatch.formatting import percent
 from gradwatch.history import History
 from gradwatch.table import nanmean
 
@@ -59,9 +60,9 @@ def expert_starved(
 def _words(evidence: dict[str, float | str], share: float, since: int) -> tuple[str, str]:
     count, of = evidence["experts"], evidence["of"]
     cause = (
-        f"{count} of {of} experts {'gets' if count == 1 else 'get'} less than {share:.0%} of an equal share of the "
-        f"tokens, {f'from step {since} on' if since else 'from the first sampled step on'}, while "
-        f"`{evidence['fed_most']}` gets {evidence['its_share']:.0%} of its router's. What gets "
+        f"{count} of {of} experts {'gets' if count == 1 else 'get'} less than {percent(share)} of an equal share of "
+        f"the tokens, {f'from step {since} on' if since else 'from the first sampled step on'}, while "
+        f"`{evidence['fed_most']}` gets {percent(float(evidence['its_share']))} of its router's. What gets "
         "no tokens gets no gradient, learns nothing, and is not chosen later either."
     )
     cure = (

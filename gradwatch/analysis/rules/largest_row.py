@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 
 from gradwatch.analysis.clips import loop_coef
-from gradwatch.formatting import setting_text
+from gradwatch.formatting import percent, setting_text
 from gradwatch.history import SEEN, History
 
 MOST_OF_IT = 0.9  # of the joint norm: the other 19 % of its square is everything else
@@ -30,7 +30,7 @@ class LargestRow(NamedTuple):
         """In a sentence."""
         lost = f"; the clip left {self.others_kept:.2g} of every other layer's gradient for it"
         return (
-            f" Row {self.number} of {self.layer} alone is {self.share:.1%} of that norm"
+            f" Row {self.number} of {self.layer} alone is {percent(self.share)} of that norm"
             f"{lost if self.others_kept < 1 else ''}."
         )
 
