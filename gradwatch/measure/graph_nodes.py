@@ -44,6 +44,11 @@ def shape_of(node: Node) -> Shape:
         return ()
 
 
+def text_of(shape: Shape) -> str:
+    """A shape as one word, `64x10`; `1` of a single number."""
+    return "x".join(map(str, shape)) or "1"
+
+
 def children(node: Node) -> list[Node]:
     """The nodes that its gradient goes to."""
     return [child for child, _ in node.next_functions if child is not None]

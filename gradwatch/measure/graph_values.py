@@ -95,6 +95,11 @@ def seen(parts: Iterable[Part]) -> dict[str, Tensor]:
     }
 
 
+def of_layer(kind: str, value: Tensor, place: int) -> dict[str, Tensor]:
+    """A number that was seen, 0-d, and the layer that it is of by its place among all."""
+    return {f"{IN_LOSS}{kind}": value, f"{LAYER_IN_LOSS}{kind}": torch.full_like(value, float(place))}
+
+
 def factor(product: Node) -> Tensor | None:
     """The constant tensor that something is multiplied by."""
     found = (kept(product, name) for name in ("other", "self"))
@@ -305,13 +310,9 @@ def _root_mean_square(part: Part) -> Tensor | None:
 _FUSED = tuple(
     f"ScaledDotProduct{name}"
     for name in (
-        "FlashAttentionForCpu",
-        "FlashAttention",
-        "EfficientAttention",
-        "CudnnAttention",
-        "FusedAttentionOverrideable",
+        "FlashAttentionForCpu", "FlashAttention", "EfficientAttention", "CudnnAttention", "FusedAttentionOverrideable",
     )
-)
+)  # fmt: skip
 _KINDS: dict[str, tuple[str, Look]] = {
     "Sigmoid": ("saturated", _flat_sigmoid),
     "Tanh": ("saturated", _flat_tanh),

@@ -12,17 +12,15 @@ from functools import cached_property
 from itertools import islice
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
-from gradwatch.measure import graph_values, loss_targets, pairs, policy_entropy, posterior
+from gradwatch.measure import graph_signs, graph_values, loss_targets, pairs, policy_entropy, posterior
 from gradwatch.measure.graph_nodes import (
     PRODUCTS,
     RECURRENT,
     SAME_INPUT,
     SAME_WEIGHTS,
     Node,
-    Shape,
     children,
     is_normed,
     is_product,
@@ -30,6 +28,7 @@ from gradwatch.measure.graph_nodes import (
     name_of,
     shape_of,
     signed,
+    text_of,
     through,
     walk,
     with_reduction,
@@ -37,7 +36,7 @@ from gradwatch.measure.graph_nodes import (
 from gradwatch.measure.linear_chain import linear_chain, linear_pairs
 from gradwatch.measure.sequence_axes import wrong_axes
 from gradwatch.measure.views import reorders
-from gradwatch.table import IN_LOSS, LAYER_IN_LOSS
+from gradwatch.table import IN_LOSS
 
 MOST_ABOVE = 500  # of those above the first weights
 MOST_LOSSES = 4  # terms of a loss that are looked at
@@ -123,20 +122,26 @@ class LossGraph:
         """What it shows of the model inside: 0-d tensors (`graph_values.seen`); a layer by its place among `names`.
 
         And of a table whose rows the loss is taken of, as of a book of codes, which share of them is used
-        (`codes_used`); of choices that are weighed, as by a return, its mean and deviation (`advantage_...`); of pairs
-        the share that are one (`pairs_alike`); of a code that is drawn, that of the units that tell something.
+        (`codes_used`); of choices that are weighed, as by a return, its mean and deviation (`advantage_...`); of
+        embeddings that are compared, and of scores that are added up, what `pairs` and `graph_signs` see; of a code
+        that is drawn, the share of its units that tell something.
         """
         places = {name: place for place, name in enumerate(names)}
-        found = graph_values.seen(self._parts(places)) | self._above(places) | pairs.seen(self._outer)
+        found = graph_values.seen(self._parts(places)) | self._above(places) | pairs.seen(self._ends)
         code = posterior.seen(self._nodes, self._outer)
         if code is not None and (layer := self._below(code[0])):
-            found |= _of_layer("code_informative", code[1], places[layer])
-        return found
+            found |= graph_values.of_layer("code_informative", code[1], places[layer])
+        return found | graph_signs.seen(self._root, self._own, places)
 
     @cached_property
     def _outer(self) -> dict[Node, None]:
         """The nodes from the loss to the first weights, in their order."""
         return dict.fromkeys(islice(self._down(), MOST_ABOVE))
+
+    @cached_property
+    def _ends(self) -> dict[Node, None]:
+        """The same, through products too: those above the last weights."""
+        return dict.fromkeys(islice(self._down(through_products=True), MOST_ABOVE))
 
     def _above(self, places: Mapping[str, int]) -> dict[str, Tensor | float]:
         """What stands between the loss and the first weights: a lookup of rows, a product with log-probabilities."""
@@ -147,7 +152,7 @@ class LossGraph:
             if name in graph_values.LOOKUPS and (layer := self._own(node)):
                 used = graph_values.codes_used(node)
                 if used is not None and f"{IN_LOSS}codes_used" not in found:
-                    found |= _of_layer("codes_used", used, places[layer])
+                    found |= graph_values.of_layer("codes_used", used, places[layer])
             elif name == "Mul" and self._weighs_choices(node):
                 found = {**graph_values.weights_of_choices(node), **found}
                 weighs = True
@@ -160,14 +165,13 @@ class LossGraph:
 
     def _parts(self, places: Mapping[str, int]) -> Iterator[graph_values.Part]:
         """So many of each operation that tells something, those next to the loss first; of what is given data, too."""
-        last = {*islice(self._down(through_products=True), MOST_ABOVE)}
         left = dict.fromkeys((*graph_values.OPERATIONS, "inputs"), graph_values.MOST_PARTS)
         for node in self._nodes:
             if (name := name_of(node)) not in left or is_written_in_python(node):
                 continue
             has_weights = name in graph_values.GIVEN
             given = left["inputs"] > 0 and has_weights and self._is_given_data(node)
-            counted, ends = "inputs" if given else name, node in (last if has_weights else self._outer)
+            counted, ends = "inputs" if given else name, node in (self._ends if has_weights else self._outer)
             if not left[counted] or (has_weights and not ((given or ends) and self._own(node))):
                 continue
             left[counted] -= 1
@@ -249,7 +253,7 @@ class LossGraph:
         inner = {self._own(node) for node in with_weights if not self._is_given_data(node)}
         found = [row for row in found if row["what"] != "input" or row["layer"] not in inner]
         for met, made in wrong_axes(self._nodes, {*self._down()}):
-            seen = {"what": "sequence", "operation": name_of(met), "shape": _text(shape_of(made))}
+            seen = {"what": "sequence", "operation": name_of(met), "shape": text_of(shape_of(made))}
             found.append(seen | {"layer": self._below(made)})
         chain = linear_chain(self._nodes, self._own, self._is_given_data)
         pairs = [chain] if chain else linear_pairs(self._nodes, self._own)
@@ -275,9 +279,9 @@ class LossGraph:
         elif name in ("View", "UnsafeView", "ReshapeAlias"):
             before, below = next(map(shape_of, children(node)), ()), map(name_of, islice(walk(node), 1, 4))
             arranged = next((name for name in below if name != "Clone"), "") in _ARRANGE
-            seen = {"what": "view", "of": _text(before)} if reorders(before, shape, arranged) else {}
+            seen = {"what": "view", "of": text_of(before)} if reorders(before, shape, arranged) else {}
         if seen:
-            yield {**seen, "shape": _text(shape), "layer": self._below(node)}
+            yield {**seen, "shape": text_of(shape), "layer": self._below(node)}
 
     def _paths(self) -> Iterator[dict[str, Any]]:
         """The ways from the loss down to the first operations with weights; each node is on one of them."""
@@ -296,7 +300,7 @@ class LossGraph:
             yield {
                 "what": "path",
                 "operations": " ".join(map(with_reduction, path)),
-                "shapes": " ".join(_text(shape_of(each)) for each in path),
+                "shapes": " ".join(text_of(shape_of(each)) for each in path),
                 "operands": " ".join(str(len(children(each))) for each in path),
                 "layer": own,
             }
@@ -319,12 +323,3 @@ class LossGraph:
     def _below(self, node: Node, nearest: int = 60) -> str:
         """The layer that is nearest below this operation."""
         return next(filter(None, map(self._own, islice(walk(node), nearest))), "")
-
-
-def _of_layer(kind: str, value: Tensor, place: int) -> dict[str, Tensor]:
-    """A number that was seen, and the layer that it is of by its place among all."""
-    return {f"{IN_LOSS}{kind}": value, f"{LAYER_IN_LOSS}{kind}": torch.full_like(value, float(place))}
-
-
-def _text(shape: Shape) -> str:
-    return "x".join(map(str, shape)) or "1"

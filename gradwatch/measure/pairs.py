@@ -1,4 +1,4 @@
-"""Whether each example is looked for in a table of products with itself: both views of it are one.
+"""What is compared in a loss: whether both views of an example are one, whether all examples have one embedding.
 
 Legend: N examples, D numbers of an embedding.
 """
@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from gradwatch.measure.autograd import without_autograd
-from gradwatch.measure.graph_nodes import Node, name_of, walk
+from gradwatch.measure.graph_nodes import SAME_INPUT, SAME_WEIGHTS, Node, children, name_of, shape_of, through, walk
 from gradwatch.measure.graph_values import kept
 from gradwatch.table import IN_LOSS
 
@@ -21,13 +21,69 @@ NEAREST = 12  # operations below a cross-entropy in which the products stand: a 
 
 
 def seen(nodes: Iterable[Node]) -> dict[str, Tensor]:
-    """`pairs_alike`: of examples that a cross-entropy asks for the one at their own place, `[0, 1, ..., N - 1]`, among
-    the products of `[N, D]` embeddings with as many others, the share whose two embeddings are the same numbers; 0-d.
+    """Numbers, 0-d, of the first of each kind among the nodes from a loss to the first weights.
 
-    Nothing of a loss without such a table. With both views of a batch in one (SimCLR) no example is at its own place.
+    `pairs_alike`: of examples that a cross-entropy asks for the one at their own place, `[0, 1, ..., N - 1]`, among
+    the products of `[N, D]` embeddings with as many others, the share whose two embeddings are the same numbers. With
+    both views of a batch in one (SimCLR) no example is at its own place. `embeddings_alike`: of embeddings `[N, D]`
+    that are divided by their length, the square of the length of their mean: 1 where all point one way.
+    `margins_alike`: of the `[N]` that are left of margins, clamped at 0, the square of their mean over their mean
+    square: 1 where all lack the same. Source: Wang & Isola, arXiv:2005.10242 (alignment without uniformity).
     """
-    found = next((table for node in nodes if name_of(node) == "NllLoss" for table in _tables(node)), None)
-    return {} if found is None else {f"{IN_LOSS}pairs_alike": alike(*found)}
+    nodes, found = [*nodes], {}
+    for kind, look in _KINDS.items():
+        value = next((value for node in nodes for value in look(node)), None)
+        if value is not None:
+            found[f"{IN_LOSS}{kind}"] = value
+    return found
+
+
+def _pairs(node: Node) -> Iterator[Tensor]:
+    if name_of(node) == "NllLoss":
+        yield from (alike(*table) for table in _tables(node))
+
+
+def _embeddings(node: Node) -> Iterator[Tensor]:
+    """Not of gradients, whose length a penalty takes: what weights give out, or a norm behind them."""
+    if name_of(node) not in ("LinalgVectorNorm", "Norm") or len(shape_of(node)) < 1 or not children(node):
+        return
+    made = through(children(node)[0], SAME_INPUT)
+    x = kept(node, "self") if name_of(made) in _GIVEN_OUT else None
+    if x is not None and x.dim() == 2 and len(x) >= LEAST_EXAMPLES < x.numel() and shape_of(node)[0] == len(x):
+        yield same_way(x)
+
+
+def _margins(node: Node) -> Iterator[Tensor]:
+    """Of distances between embeddings that are added up: what else is clamped at 0 may be what a model gives out."""
+    for hinge in children(node) if name_of(node) in _SUMS else ():
+        name = name_of(hinge)
+        at_0 = name in ("Clamp", "ClampMin") and hinge._saved_min == 0 and getattr(hinge, "_saved_max", None) is None
+        left = kept(hinge, "result" if name == "Relu" else "self") if at_0 or name == "Relu" else None
+        is_one_each = left is not None and left.dim() == 1 and len(left) >= LEAST_EXAMPLES
+        if left is not None and is_one_each and any(map(_is_distance, islice(walk(hinge), NEAREST))):
+            yield same_size(left.clamp(min=0))
+
+
+def _is_distance(node: Node) -> bool:
+    """Whether the numbers of an embedding are added up to one, or embeddings multiplied by one another."""
+    below = [through(child, SAME_WEIGHTS) for child in children(node)]
+    if name_of(node) in ("Mm", "Bmm"):
+        return len(below) == 2 and not any(hasattr(child, "variable") for child in below)
+    several = any(len(shape) > 1 and shape[-1] > 1 for shape in map(shape_of, below))
+    return several and name_of(node) in ("Norm", "LinalgVectorNorm", "Sum", "Cdist")
+
+
+@without_autograd
+def same_way(embeddings: Tensor) -> Tensor:
+    """Of `[N, D]`: 1 where all point one way, about 1 / N where they point anywhere."""
+    return torch.nn.functional.normalize(embeddings.float(), dim=1).mean(dim=0).square().sum()
+
+
+@without_autograd
+def same_size(left: Tensor) -> Tensor:
+    """Of `[N]`: 1 where all are the same, NaN where all are 0."""
+    left = left.float()
+    return left.mean().square() / left.square().mean()
 
 
 @without_autograd
@@ -48,3 +104,8 @@ def _tables(loss: Node) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
             one, other = tables[0], tables[1].T
             if one.shape == other.shape and len(one) == len(target):
                 yield target, one, other
+
+
+_GIVEN_OUT = ("Addmm", "Convolution", "NativeBatchNorm", "CudnnBatchNorm", "NativeLayerNorm", "Mean", "Select")
+_SUMS = ("Mean", "Sum", "Index", "MaskedSelect")
+_KINDS = {"pairs_alike": _pairs, "embeddings_alike": _embeddings, "margins_alike": _margins}

@@ -22,6 +22,7 @@ from gradwatch.analysis.rules.loss_targets import (
     targets_out_of_range,
 )
 from gradwatch.analysis.rules.losses import scaled_losses
+from gradwatch.analysis.rules.pairs import representation_collapse
 from gradwatch.analysis.rules.posterior import posterior_collapse
 from gradwatch.analysis.rules.sampled_losses import own_targets_grow
 from gradwatch.analysis.rules.spikes import spike
@@ -214,6 +215,32 @@ def test_an_entropy_that_is_added_to_a_loss_of_weighed_choices(rewarded, advanta
     falls = np.linspace(2, 1, 240)  # it may learn all the same
     told = wrong_sign(run_with(entropy_rewarded=rewarded, advantage_std=advantage, losses=falls))
     assert ["The loss rises with the entropy" in f.cause for f in told] == [True] * found
+
+
+@pytest.mark.parametrize(
+    ("one_way", "layer", "found"),
+    [(1.0, 1, 1), (0.0, 1, 0), (np.arange(SAMPLES) < SAMPLES - 1, 1, 0), (1.0, -1, 0)],
+)
+def test_scores_that_are_pushed_one_way_by_both_terms(one_way, layer, found):
+    told = wrong_sign(run_with(scored_one_way=one_way, **{"layer_of/scored_one_way": layer}))
+    assert ["with one sign at all of them" in f.cause for f in told] == [True] * found
+
+
+@pytest.mark.parametrize(
+    ("seen", "words"),
+    [
+        ({"embeddings_alike": 0.97}, "nothing pushes different examples apart"),
+        ({"embeddings_alike": 0.97, "margins_alike": 0.5}, "the negatives are the hardest"),
+        ({"margins_alike": 0.9995}, "equally far from one another"),
+        ({"embeddings_alike": 0.9}, ""),
+        ({"margins_alike": 0.99}, ""),
+        ({"embeddings_alike": np.linspace(1, 0.5, SAMPLES)}, ""),
+        ({"embeddings_alike": np.where(np.arange(SAMPLES) < 7, 1.0, np.nan)}, ""),
+    ],
+)
+def test_embeddings_that_came_to_one(seen, words):
+    told = representation_collapse(run_with(**seen))
+    assert [words in f.cause for f in told] == [True] * bool(words)
 
 
 def test_a_number_that_climbs_is_a_multiplier_and_a_layer_is_not():

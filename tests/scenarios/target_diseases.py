@@ -209,6 +209,23 @@ def changed_in_place(folder, sick=True, steps=150):
     return fit(folder, net, optim.Adam(net.parameters(), 0.003), loss_of, steps)
 
 
+def hardest_first(folder, sick=True, steps=150):
+    """Points of twenty kinds by triplets, each with the nearest point of another kind (the twin: with any other)."""
+    torch.manual_seed(SEED[0])
+    kinds, draw = torch.randn(20, 24), torch.Generator().manual_seed(SEED[0])
+    net = dense([24, 64, 64, 16])
+
+    def loss_of(step):
+        kind = torch.randint(20, (96,), generator=draw)
+        seen = [kinds[kind] + 1.5 * torch.randn(96, 24, generator=draw) for _ in range(2)]
+        one, other = (F.normalize(net(x), dim=1) for x in seen)
+        apart = 2 - 2 * one @ other.T
+        others = apart.masked_fill(kind == kind[:, None], 9.0).sort(1).values[:, 0 if sick else 40]
+        return (apart.diagonal() - others + 0.3).relu().mean()
+
+    return fit(folder, net, optim.SGD(net.parameters(), 0.2, momentum=0.9), loss_of, steps)
+
+
 def pulled_at_by_the_policy(folder, sick=True, steps=200):
     """A bandit whose advantage keeps the critic's graph (the twin: the value is detached there)."""
     torch.manual_seed(SEED[0])

@@ -90,6 +90,7 @@ TWINS: dict[str, tuple[tuple[str, Train], tuple[str, Train]]] = {
             ("policy-loss-trains-critic", t.pulled_at_by_the_policy, "the value keeps its graph", "it is detached"),
             ("labels-ignored", t.class_left_out, "ignore_index=0", "ignore_index=-100"),
             ("views-identical", t.changed_in_place, "both views are one tensor", "each is a copy"),
+            ("representation-collapse", t.hardest_first, "the hardest negatives from the start", "any negatives"),
             ("wrong-sign", t.head_that_climbs, "the head has maximize=True", "no group has"),
             ("logits-bounded", t.bare_cosines, "cosines without a scale", "16 times as large"),
             ("dead-units", i.dead_units, "most biases begin at -20", "as torch begins"),
@@ -159,5 +160,6 @@ NOT_TOLD = {
     "policy-loss-trains-critic",
     "labels-ignored",
     "views-identical",
+    "representation-collapse",
 }
 TOLD_BY_LOSSES = [as_sick(rule) for rule in TWINS if rule not in NOT_TOLD]

@@ -14,7 +14,7 @@ CONSEQUENCES: dict[str, set[str]] = {
     "dropout-too-strong": _MISMADE | {"bad-initialisation"},
     **dict.fromkeys(("labels-not-shifted", "targets-out-of-range", "padding-in-loss", "data-not-shuffled"), _MISMADE),
     "labels-ignored": _MISMADE | {"weight-decay-too-strong"},
-    "views-identical": _MISMADE,
+    **dict.fromkeys(("views-identical", "representation-collapse"), _MISMADE),
     "policy-loss-trains-critic": _RUINED,
     "accumulation-wiped": _MISMADE,
     "clip-after-step": _MISMADE | {"double-clip"},

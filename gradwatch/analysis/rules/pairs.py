@@ -1,10 +1,11 @@
-"""Pairs of examples that a loss brings together, in steps that were sampled."""
+"""Embeddings that a loss compares, in steps that were sampled."""
 
 from __future__ import annotations
 
 from gradwatch.analysis.rules.finding import Finding, either
 from gradwatch.analysis.rules.loss_graph import from_graph
-from gradwatch.analysis.rules.sampled_losses import sampled
+from gradwatch.analysis.rules.losses import has_rivals
+from gradwatch.analysis.rules.sampled_losses import ended, sampled
 from gradwatch.formatting import percent
 from gradwatch.history import History
 
@@ -35,3 +36,52 @@ def views_identical(history: History, share: float = 0.99, least: int = 2) -> li
             causes,
         )
     ]
+
+
+def representation_collapse(
+    history: History, one_way: float = 0.95, one_margin: float = 0.999, least: int = 8
+) -> list[Finding]:
+    """All examples have come to one embedding. A warning.
+
+    Alarm: of `least` samples or more, in the last quarter by the median, embeddings whose length is divided out point
+    one way (the square of the length of their mean is `one_way` or more), or what margins leave is the same for all
+    examples (their squared mean is `one_margin` of their mean square or more), which is a hinge that no distance
+    changes. Margins not of parts that train against each other: a judge's are alike where it cannot tell.
+    Source: Chen & He (2021), arXiv:2011.10566, section 4.1 (the deviation of normalised outputs falls to 0); Schroff et
+    al. (2015), arXiv:1503.03832, section 3.2 (the hardest negatives lead to f(x) = 0).
+    """
+    _, ways = sampled(history, "embeddings_alike")
+    _, margins = sampled(history, "margins_alike")
+    point = len(ways) >= least and ended(ways) >= one_way
+    lack = len(margins) >= least and ended(margins) >= one_margin and not has_rivals(history)
+    if not point and not lack:
+        return []
+    causes, cure = _HARDEST if len(margins) else _NOT_APART
+    what, seen, said = "embeddings_alike", ways, "point one way"
+    if not point:
+        what, seen, said = "margins_alike", margins, "are equally far from one another"
+    return [
+        from_graph(
+            history,
+            "representation-collapse",
+            "",
+            {what: ended(seen), "samples": len(seen)},
+            f"All examples have come to one embedding: they {said} ({percent(ended(seen))}), and nothing tells them "
+            f"apart. {either(causes)}",
+            cure,
+            causes,
+        )
+    ]
+
+
+_HARDEST = (
+    ("the negatives are the hardest of each batch from the start", "the steps are too long"),
+    "Take negatives at random, or those that are farther off than the positive and still within the margin, and harder "
+    "ones later; lower the learning rate. To see which it is: the loss of random negatives.",
+)
+_NOT_APART = (
+    ("nothing pushes different examples apart", "the steps are too long"),
+    "With negatives look whether those of an example are others, and lower the learning rate. Without them stop the "
+    "gradient of one side (z.detach()) and put a predictor behind the other, or ask for a deviation of each dimension "
+    "over the batch.",
+)

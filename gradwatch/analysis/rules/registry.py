@@ -60,7 +60,7 @@ from gradwatch.analysis.rules.nonfinite import nonfinite
 from gradwatch.analysis.rules.not_in_optimizer import not_in_optimizer
 from gradwatch.analysis.rules.optimizer_state import optimizer_state_lost
 from gradwatch.analysis.rules.outputs import softmax_twice
-from gradwatch.analysis.rules.pairs import views_identical
+from gradwatch.analysis.rules.pairs import representation_collapse, views_identical
 from gradwatch.analysis.rules.posterior import posterior_collapse
 from gradwatch.analysis.rules.progress import progress, succeeds
 from gradwatch.analysis.rules.rivals import generator_starves
@@ -87,6 +87,7 @@ RULES: tuple[Rule, ...] = (
     labels_not_shifted, targets_out_of_range, padding_in_loss, targets_not_normalised, data_not_shuffled,
     class_imbalance, accumulation_wiped, logits_bounded, future_seen, codebook_collapse, posterior_collapse,
     returns_not_normalised, policy_loss_trains_critic, labels_ignored, views_identical,
+    representation_collapse,
     wrong_sign, no_activation, weights_reset,
     inputs_not_normalised, negative_loss, left_in_eval, norm_statistics, dead_units, saturated,
     optimizer_state_lost, schedule_too_short, warmup_too_long,

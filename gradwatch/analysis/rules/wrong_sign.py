@@ -9,20 +9,21 @@ from gradwatch.analysis.rules.finding import Finding
 from gradwatch.analysis.rules.losses import has_rivals
 from gradwatch.analysis.rules.owners import owners
 from gradwatch.analysis.rules.progress import succeeds
-from gradwatch.analysis.rules.sampled_losses import sampled
+from gradwatch.analysis.rules.sampled_losses import layer_at, sampled
 from gradwatch.history import History
 
 
 def wrong_sign(history: History, min_steps: int = 20) -> list[Finding]:
     """Of one optimizer's groups some raise the loss that others lower (`maximize=True`), or a loss of weighed choices
-    rises with their entropy (`_against_entropy`). A warning.
+    rises with their entropy (`_against_entropy`), or the terms of a loss all push the scores of a layer the same way
+    (`_scored_one_way`). A warning.
 
-    Not of parts that train against each other, nor where the training succeeds, nor of numbers that belong to no
-    matrix: a multiplier of Lagrange's climbs.
+    Of groups not in parts that train against each other, nor where the training succeeds, nor of numbers that belong to
+    no matrix: a multiplier of Lagrange's climbs.
     Source: torch's documentation of `maximize`.
     """
     if len(history) < min_steps or has_rivals(history):
-        return []
+        return _scored_one_way(history)
     groups = settings(history)
     climbs = [bool(group.get("maximize")) for group in groups]
     uphill = np.array([bool(group.get("maximize")) for _, group in owners(history)], bool)
@@ -52,7 +53,7 @@ def _against_entropy(history: History, least: int = 3) -> list[Finding]:
     """
     step, rewarded, _ = sampled(history, "entropy_rewarded", "advantage_std")
     if len(step) < least or rewarded.any():
-        return []
+        return _scored_one_way(history)
     return [
         Finding(
             "wrong-sign",
@@ -64,5 +65,34 @@ def _against_entropy(history: History, least: int = 3) -> list[Finding]:
             "The loss rises with the entropy of the choices: it is added where it is to be taken away. The choices are "
             "soon always the same, and nothing better is tried.",
             "Take the entropy away from the loss: loss = policy_loss + value_loss - 0.01 * entropy.",
+        )
+    ]
+
+
+def _scored_one_way(history: History, least: int = 3) -> list[Finding]:
+    """The terms of the loss all push the scores of a layer that it trains the same way, in every sample.
+
+    Source: Arjovsky et al., arXiv:1701.07875, equation 2: a critic's loss is a difference.
+    """
+    step, one_way, places = sampled(history, "scored_one_way", "layer_of/scored_one_way")
+    if len(step) < least or not one_way.all():
+        return []
+    layer = layer_at(history, places[-1])
+    if layer not in history.layers:
+        return []
+    return [
+        Finding(
+            "wrong-sign",
+            "warning",
+            (layer,),
+            int(history.step[0]),
+            int(history.step[-1]),
+            {"samples": len(step)},
+            f"The scores that `{layer}` gives stand in the loss at two places or more, and with one sign at all of "
+            "them: they are pushed the same way whatever is scored, without end. A critic is not asked then to tell "
+            "what is real from what is made.",
+            "Give the terms different signs: critic(made).mean() - critic(real).mean() for the critic, "
+            "-critic(made).mean() for the maker. Mind the brackets: -(a.mean() - b.mean()) is not "
+            "-(a.mean() + b.mean()).",
         )
     ]

@@ -196,7 +196,7 @@ def brews(rows, hours=24):
 @sick(
     "no-stop-gradient",
     "target-not-detached",
-    "representation-collapsed",
+    "representation-collapse",
     where="all layers in the first hundred steps: loss near -1, gradients near nothing, all brews at one point",
     cure="detach the side that is predicted",
 )

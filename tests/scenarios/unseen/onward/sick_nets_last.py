@@ -290,7 +290,7 @@ def apart(one, other, same, margin=1.0):
 
 
 @sick(
-    "representation-collapsed",
+    "representation-collapse",
     "data-not-shuffled",
     "class-imbalance",
     where="the pairs: neighbours in a list that is sorted by wine are of the same wine, and nothing pushes apart",

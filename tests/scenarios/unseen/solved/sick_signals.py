@@ -216,7 +216,7 @@ def footprints(rows, shapes):
 
 
 # https://github.com/wanggrun/triplet/issues/1
-@sick("embedding-collapsed", "hard-negatives", where="the last layer of the encoder: all tracks come to lie at one "
+@sick("representation-collapse", "hard-negatives", where="the last layer of the encoder: all tracks come to lie at one "
       "point, and the loss sits at the margin to the last step", cure="negatives of a middle rank instead of the "
       "hardest one in the batch")  # fmt: skip
 def tracks_of_forest_animals(folder, ill):

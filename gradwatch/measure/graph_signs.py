@@ -1,0 +1,69 @@
+"""With which sign the terms of a loss are added up, as its graph shows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+
+import torch
+from torch import Tensor
+
+from gradwatch.measure.graph_nodes import Node, children, is_written_in_python, name_of, shape_of
+from gradwatch.measure.graph_values import factor
+from gradwatch.table import IN_LOSS, LAYER_IN_LOSS
+
+MOST = 200  # operations that are met on the way down
+_SAME_SIGN = ("Add", "Mean", "Sum", "Squeeze", "Unsqueeze", "View", "Expand", "Select", "ToCopy", "Stack", "Cat")
+_OF_PYTHON = (torch.float64, torch.float32, torch.int64)  # what a number of Python's is kept as
+
+
+def terms(loss: Node) -> Iterator[tuple[Node, int]]:
+    """The nodes that a loss is a weighted sum of, from the loss down, and whether it rises with them, 1, or falls, -1.
+
+    No further than a product with a number that is not known: one that lies on a device is not asked.
+    """
+    waiting, left = [(loss, 1)], MOST
+    while waiting and left:
+        node, sign = waiting.pop()
+        left -= 1
+        yield node, sign
+        waiting += [(child, sign * turned) for child, turned in _signs(node)]
+
+
+def seen(loss: Node | None, own: Callable[[Node], str], places: Mapping[str, int]) -> dict[str, float]:
+    """`scored_one_way`: where a loss adds up the scores of a layer, one for each example, at two places or more, as a
+    critic's of what is real and of what is made, 1 if it does so with one sign and 0 if with both; and that layer, by
+    its place. Nothing of other losses. `own` tells an operation's layer.
+
+    With one sign it has no least: the layer's bias lowers it for ever. Source: Arjovsky et al., arXiv:1701.07875,
+    equation 2: a critic's loss is a difference.
+    """
+    signs: dict[str, list[int]] = {}
+    for node, sign in terms(loss) if loss is not None else ():
+        if name_of(node) in ("Addmm", "Mm") and shape_of(node)[-1:] == (1,) and (layer := own(node)):
+            signs.setdefault(layer, []).append(sign)
+    several = ((layer, float(len({*each}) == 1)) for layer, each in signs.items() if len(each) > 1)
+    return next(
+        ({f"{IN_LOSS}scored_one_way": one, f"{LAYER_IN_LOSS}scored_one_way": float(places[at])} for at, one in several),
+        {},
+    )
+
+
+def _signs(node: Node) -> Iterator[tuple[Node, int]]:
+    """What a node adds up, and whether with its own sign, 1, or with the other, -1; nothing of what does else."""
+    name = "" if is_written_in_python(node) else name_of(node)
+    turned = {"Neg": -1, "Rsub": -1, **dict.fromkeys(_SAME_SIGN, 1)}.get(name, 0)
+    if name in ("Mul", "Div") and len(children(node)) == 1:
+        turned = _sign(factor(node))
+    for place, (child, _) in enumerate(node.next_functions if turned or name == "Sub" else ()):
+        if child is not None:
+            yield child, turned or (-1 if place else 1)
+
+
+def _sign(factor: Tensor | None) -> int:
+    """Of a number that was written into the loss, which torch keeps on the host; 0 of 0 and of any other, which is not
+    known.
+    """
+    if factor is None or factor.device.type != "cpu" or factor.numel() != 1 or factor.dtype not in _OF_PYTHON:
+        return 0
+    number = factor.numpy().item()
+    return int(number > 0) - int(number < 0)

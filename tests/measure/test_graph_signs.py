@@ -1,0 +1,62 @@
+"""Whether a loss pushes the scores of a layer one way, however its terms are written."""
+
+import pytest
+import torch
+from torch import nn
+
+from gradwatch.measure.graph_signs import seen
+from gradwatch.measure.loss_graph import LossGraph
+from gradwatch.table import IN_LOSS, LAYER_IN_LOSS
+
+CRITIC = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 1))
+NAMES = {id(p): name for name, p in CRITIC.named_parameters()}
+PLACES = {name: place for place, name in enumerate(NAMES.values())}
+REAL, MADE = torch.randn(2, 8, 3).unbind()
+
+
+def found(loss):
+    return seen(loss.grad_fn, LossGraph(loss, NAMES)._own, PLACES)
+
+
+ONE_WAY = {
+    "a bracket too late": lambda a, b: -torch.mean(a + torch.mean(b)),
+    "two minuses": lambda a, b: -a.mean() - b.mean(),
+    "a sum of both": lambda a, b: a.mean() + b.mean(),
+    "beside a penalty": lambda a, b: -(a.mean() + b.mean()) / 2 + 10 * (CRITIC[0].weight.norm() - 1) ** 2,
+    "in one list": lambda a, b: torch.stack([a.mean(), b.squeeze(1).mean()]).sum(),
+}
+BOTH_WAYS = {
+    "a difference": lambda a, b: b.mean() - a.mean(),
+    "a minus before": lambda a, b: -a.mean() + b.mean(),
+    "a factor of -1": lambda a, b: a.mean() * -1 + b.mean(),
+    "of each pair": lambda a, b: (b - a).mean(),
+}
+NEITHER = {
+    "one term": lambda a, b: -b.mean(),
+    "behind a sigmoid": lambda a, b: a.sigmoid().mean() + b.sigmoid().mean(),
+    "squares": lambda a, b: (a - 1).square().mean() + (b + 1).square().mean(),
+    "hinges": lambda a, b: (1 - a).relu().mean() + (1 + b).relu().mean(),
+}
+
+
+@pytest.mark.parametrize("loss", ONE_WAY.values(), ids=ONE_WAY)
+def test_one_way(loss):
+    assert found(loss(CRITIC(REAL), CRITIC(MADE))) == {
+        f"{IN_LOSS}scored_one_way": 1,
+        f"{LAYER_IN_LOSS}scored_one_way": 2,
+    }
+
+
+@pytest.mark.parametrize("loss", BOTH_WAYS.values(), ids=BOTH_WAYS)
+def test_both_ways(loss):
+    assert found(loss(CRITIC(REAL), CRITIC(MADE)))[f"{IN_LOSS}scored_one_way"] == 0
+
+
+@pytest.mark.parametrize("loss", NEITHER.values(), ids=NEITHER)
+def test_neither(loss):
+    assert found(loss(CRITIC(REAL), CRITIC(MADE))) == {}
+
+
+def test_several_numbers_of_each_example_are_no_score():
+    net = nn.Linear(3, 2)
+    assert seen((net(REAL).mean() + net(MADE).mean()).grad_fn, lambda node: "weight", {"weight": 0}) == {}
