@@ -160,8 +160,13 @@ class LossGraph:
 
     @staticmethod
     def _weighs_choices(product: Node) -> bool:
+        """Log-probabilities, or their ratio to older ones: exp(new - old)."""
         below = [] if is_written_in_python(product) else children(product)
-        return len(below) == 1 and name_of(through(below[0], _SAME_NUMBERS)) in _CHOICES
+        if len(below) != 1:
+            return False
+        chosen = through(below[0], (*_SAME_NUMBERS, "Clamp"))
+        chosen = through(children(chosen)[0], (*_SAME_NUMBERS, "Sub")) if name_of(chosen) == "Exp" else chosen
+        return name_of(chosen) in _CHOICES
 
     def _parts(self, places: Mapping[str, int]) -> Iterator[graph_values.Part]:
         """So many of each operation that tells something, those next to the loss first; of what is given data, too."""

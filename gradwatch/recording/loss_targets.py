@@ -107,7 +107,7 @@ class LossTargets:
             found[f"{IN_LOSS}passes"] = float(len(self._passes))
         if self._factor is None and 1 < len(self._passes) == self._passes.count(self._now):
             found[f"{IN_LOSS}summed"] = float(len(self._passes))
-        if self._is_kept is not None and self._layout is not None:
+        if self._is_kept is not None and self._layout is not None and self._passes:  # else by autograd.grad()
             own = [i for i, p in enumerate(self._layout.params) if p.grad is not None and (held is None or held[i])]
             kept = sum(i in self._kept for i in own) / max(len(own), 1)
             found |= {f"{IN_LOSS}never_cleared": self._is_kept * kept} if kept else {}

@@ -8,6 +8,7 @@ import pytest
 from make_run import LAYERS, changed, make_history
 from test_causes import NOISE, STEPS, learns, run, thrown
 
+from gradwatch.analysis.rules import diagnose
 from gradwatch.analysis.rules.dead_layers import dead_layer
 from gradwatch.analysis.rules.epsilon import below_epsilon
 from gradwatch.analysis.rules.gradients import exploding
@@ -15,6 +16,7 @@ from gradwatch.analysis.rules.long_steps import lr_too_high
 from gradwatch.analysis.rules.no_progress import no_progress
 from gradwatch.analysis.rules.nonfinite import nonfinite
 from gradwatch.analysis.rules.open_causes import reach
+from gradwatch.analysis.rules.schedule_length import schedule_too_short
 from gradwatch.analysis.rules.spikes import spike
 from gradwatch.analysis.rules.updates import update_too_small
 
@@ -54,12 +56,12 @@ def test_a_rate_that_was_never_there_is_told_from_one_that_rises_too_slowly(rate
 
 def test_a_rate_below_0_is_the_cause_and_no_lower_one_the_cure():
     rate = 0.1 * (1 - AT / 180)
-    for rule in (exploding, lr_too_high):
-        (found,) = rule(run(loss=thrown(), lr=rate))
-        assert "below 0 from step 181 on" in found.cause
-        assert found.tries == ()
-        (other,) = rule(run(loss=thrown(), lr=np.maximum(rate, 0)))
-        assert "below 0" not in other.cause
+    found = diagnose(run(loss=thrown(), lr=rate))[0]
+    assert (found.rule, found.tries) == ("schedule-too-short", ())
+    assert "below 0 from step 181 on" in found.cause
+    assert {"exploding", "lr-too-high"} & {f.rule for f in found.consequences}
+    for other in (np.maximum(rate, 0), np.minimum(-rate, 0), -0.1 + 0 * rate):  # uphill at first, or meant so
+        assert schedule_too_short(run(loss=thrown(), lr=other)) == []
 
 
 # --------------------------------------------------------------------------------------------------------- dead layers

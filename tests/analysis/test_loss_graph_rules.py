@@ -74,6 +74,27 @@ def test_a_column_against_a_row_is_told(loss):
     assert (found.severity, found.evidence["rows"]) == ("warning", N)
 
 
+WEIGHTS = torch.rand(N)
+
+
+@pytest.mark.parametrize(
+    ("loss", "told"),
+    [
+        (lambda: torch.mean(F.cross_entropy(logits(), Y) * WEIGHTS), True),
+        (lambda: (WEIGHTS * F.mse_loss(column()[:, 0], REAL)).sum() / N, True),
+        (lambda: -(logits().log_softmax(1).gather(1, Y[:, None]).mean() * WEIGHTS).mean(), True),
+        (lambda: torch.mean(F.cross_entropy(logits(), Y, reduction="none") * WEIGHTS), False),
+        (lambda: torch.sum(F.cross_entropy(logits(), Y) * WEIGHTS[:3]), False),  # not one for each example
+        (lambda: F.cross_entropy(logits(), Y) * WEIGHTS.mean(), False),
+        (lambda: (column().exp().mean() * WEIGHTS).square().mean(), False),  # more than a sum of the products
+        (lambda: torch.mean(torch.stack([column().mean()] * N) * WEIGHTS), False),
+    ],
+)
+def test_a_mean_that_is_multiplied_by_a_number_of_each_example(loss, told):
+    words = [f.cause for f in shapes_broadcast(run_of(loss()))]
+    assert [f"A mean over {N} examples is multiplied by {N} numbers" in cause for cause in words] == [True] * told
+
+
 IMAGES, MASKS = torch.randn(N, 2, 6, 6), (torch.rand(N, 6, 6) > 0.5).float()
 CONV = nn.Conv2d(2, 1, 3, padding=1)
 

@@ -23,6 +23,7 @@ OF_LOSSES = (
     "target_farthest", "predicted_mean", "predicted_std", "predicted_right",
     "logit_range", "logit_range_most", "cross_entropy", "explained", "parameters_gone", "never_cleared",
     "target_is_next", "causal", "codes_used", "advantage_mean", "advantage_std",
+    "embeddings_alike", "margins_alike", "scored_one_way",
 )  # fmt: skip
 SQUASHED = {"what": "path", "operations": "MseLoss Sigmoid Addmm", "shapes": "1 4x5 4x5", "operands": "1 1 2"}
 OF_MODULES = ("rms", "max", "zeros", "saturated", "dead", "nonfinite", "order")

@@ -149,16 +149,22 @@ def test_rows_that_go_through_weights_are_no_codes():
     assert "codes_used" not in seen(net(torch.arange(B) % 5).square().mean(), net)
 
 
-@pytest.mark.parametrize("way", ["gather", "index", "nll", "distribution", "stacked"])
+@pytest.mark.parametrize("way", ["gather", "index", "nll", "distribution", "stacked", "ratio", "clipped ratio"])
 def test_what_choices_are_weighed_by(way):
     net, x, chosen = nn.Linear(6, 4), batch(20, 6), torch.arange(20) % 4
-    weight = 100 + batch(20)
+    weight, old = 100 + batch(20), -1.4 * torch.ones(20)
     log_p = net(x).log_softmax(1)
+
+    def ratio():
+        return torch.exp(torch.distributions.Categorical(logits=net(x)).log_prob(chosen) - old)
+
     ways = {
         "gather": lambda: weight * -log_p.gather(1, chosen[:, None]).squeeze(1),
         "index": lambda: -log_p[torch.arange(20), chosen] * weight,
         "nll": lambda: F.cross_entropy(net(x), chosen, reduction="none") * weight,
         "distribution": lambda: -torch.distributions.Categorical(logits=net(x)).log_prob(chosen) * weight,
+        "ratio": lambda: (log_p.gather(1, chosen[:, None])[:, 0] - old).exp() * weight,
+        "clipped ratio": lambda: torch.min(ratio() * weight, ratio().clamp(0.8, 1.2) * weight),
         "stacked": lambda: (
             torch.stack([-log_p[i : i + 1].gather(1, chosen[i : i + 1, None])[0, 0] for i in range(20)]) * weight
         ),
@@ -168,6 +174,7 @@ def test_what_choices_are_weighed_by(way):
     assert (found["advantage_mean"], found["advantage_std"]) == pytest.approx(of_all, rel=1e-4)
     assert "advantage_mean" not in seen(3 * F.cross_entropy(net(x), chosen), net)
     assert "advantage_mean" not in seen((weight[:, None] * net(x)).mean(), net)  # no choices
+    assert "advantage_mean" not in seen((weight * (net(x)[:, 0] - old).exp()).mean(), net)
 
 
 @pytest.mark.parametrize("drop", [F.dropout, lambda x, p: torch.native_dropout(x, p, True)[0]])  # as CUDA's kernel does

@@ -208,6 +208,27 @@ def test_gradients_that_are_never_cleared_are_told_from_those_that_another_backw
     assert [evidence["share_of_layers"] for evidence in found] == ([1] if clears == "never" else [])
 
 
+def test_gradients_that_are_made_by_hand_beside_the_backward_of_another_model_are_no_sum(tmp_path):
+    """As of weights of examples, which are learnt from what they do to another model."""
+    net, own = nn.Linear(6, 4), nn.Linear(6, 1)
+    of_net, of_own = (optim.SGD(each.parameters(), 0.01) for each in (net, own))
+    watch = gradwatch.watch(own, of_own, log=None, dir=tmp_path, verbose=False)
+    with watch:
+        for step in range(40):
+            of_own.zero_grad()
+            for p, slope in zip(
+                own.parameters(), torch.autograd.grad(own(X).square().mean(), [*own.parameters()]), strict=True
+            ):
+                p.grad = slope
+            of_own.step()
+            of_net.zero_grad()
+            net(X.roll(step, 0)).square().mean().backward()
+            of_net.step()
+    history = gradwatch.open_history(watch.dir)
+    assert np.nanmax(history.total("in_loss/never_cleared"), initial=0) == 0
+    assert gradients_accumulate(history) == []
+
+
 @pytest.mark.filterwarnings("ignore:the watched optimizers do not step together")
 @pytest.mark.parametrize("turns", [(1, 1), (5, 1), (4, 1), (1, 3)])
 def test_of_optimizers_that_step_in_turn_each_is_looked_at_and_its_weights_are_measured(turns, tmp_path):

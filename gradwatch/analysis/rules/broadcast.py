@@ -14,11 +14,13 @@ from gradwatch.history import History
 
 _TO_ONE = {"Mean", "Sum", "Neg", "Div", "Mul", "Add", "Minimum", "Maximum", "Clamp"}  # all that is left is a mean
 _OF_DIFFERENCES = NUMBERS | {"L1Loss", "Pow", "Abs"}
+_REDUCED = NUMBERS | {"NllLoss", "L1Loss", "BinaryCrossEntropy", "BinaryCrossEntropyWithLogits"}
 _SPREADS = ("Sub", "Rsub", "Mul", "Expand")
 
 
 def shapes_broadcast(history: History) -> list[Finding]:
-    """N predictions, a column, set against N targets, a row: a loss of all N x N pairs. A warning.
+    """N predictions, a column, set against N targets, a row: a loss of all N x N pairs; or N numbers by which a mean is
+    multiplied where each example is meant (`_mean_times_each`). A warning.
 
     Torch's broadcasting makes `[N, 1] - [N]` a table `[N, N]`, and so does a product of a column of log-probabilities
     with a row of advantages. Alarm: on the way from a loss to the weights a column (or row) of N numbers became such a
@@ -43,6 +45,36 @@ def shapes_broadcast(history: History) -> list[Finding]:
             if not rest and before.shape in ((n, 1), (n,)) and above <= wanted:
                 shapes = f"one is a column [{n}, 1], the other a row [{n}]"
                 return [_found(history, layer, table, shapes, axis=-1)]
+        if weighed := _mean_times_each(history, path, layer):
+            return weighed
+    return []
+
+
+def _mean_times_each(history: History, path: list[Operation], layer: str) -> list[Finding]:
+    """A mean over N examples that is multiplied by N numbers that ask for no gradient, and these products added up: the
+    mean of the numbers is all that counts.
+
+    Source: torch's documentation of broadcasting semantics; of its losses, whose `reduction` is "mean" unless told.
+    """
+    for i, (product, mean) in enumerate(pairwise(path[:-1])):
+        n = product.shape[0] if len(product.shape) == 1 else 0
+        added_up = {each.name for each in path[:i]} <= _TO_ONE and all(math.prod(each.shape) == 1 for each in path[:i])
+        reduced = mean.name in ("Mean", "Sum") or mean.name.partition("/")[0] in _REDUCED
+        if n < 2 or product.name != "Mul" or product.operands != 1 or not (added_up and reduced):
+            continue
+        if math.prod(mean.shape) == 1 and path[i + 2].shape[:1] == (n,):
+            return [
+                from_graph(
+                    history,
+                    "shapes-broadcast",
+                    layer,
+                    {"rows": n, "operation": product.name},
+                    f"A mean over {n} examples is multiplied by {n} numbers, where each of them would have its own: "
+                    "only the mean of these numbers counts, whichever example they are of.",
+                    'Multiply before the mean is taken: reduction="none" of the loss, (loss * weight).mean(), or '
+                    "(log_prob * advantage).mean(), with one number for each example in both.",
+                )
+            ]
     return []
 
 

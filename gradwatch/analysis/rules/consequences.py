@@ -9,12 +9,12 @@ _RUINED = {"nonfinite", "dead-layer", "spike", "imbalance", "vanishing", "weight
     "skips-often", "clip-over-muon", "stale-second-moment",
 }  # fmt: skip
 _MISMADE = _RUINED | {"exploding", "lr-too-high", "softmax-twice"}  # what is put together wrongly is there at once
-CONSEQUENCES: dict[str, set[str]] = {
+_NAMED: dict[str, set[str]] = {
     **dict.fromkeys(("shapes-broadcast", "softmax-over-the-batch", "norm-over-too-few", "axes-mixed"), _MISMADE),
     "dropout-too-strong": _MISMADE | {"bad-initialisation"},
     **dict.fromkeys(("labels-not-shifted", "targets-out-of-range", "padding-in-loss", "data-not-shuffled"), _MISMADE),
     "labels-ignored": _MISMADE | {"weight-decay-too-strong"},
-    **dict.fromkeys(("views-identical", "representation-collapse"), _MISMADE),
+    "views-identical": _MISMADE,
     "policy-loss-trains-critic": _RUINED,
     "accumulation-wiped": _MISMADE,
     "clip-after-step": _MISMADE | {"double-clip"},
@@ -75,9 +75,10 @@ CONSEQUENCES: dict[str, set[str]] = {
     "renorm-binds": set(),
     "class-imbalance": set(),
     "logits-bounded": set(),
+    "representation-collapse": set(),
 }  # fmt: skip
-for _rule, _explained in CONSEQUENCES.items():
-    _explained |= {"no-progress", "class-imbalance"} - {_rule}
+_OF_ALL = {"no-progress", "class-imbalance", "representation-collapse"}
+CONSEQUENCES = {rule: (effects | _OF_ALL) - {rule} for rule, effects in _NAMED.items()}
 """What may follow from what: the rules in a set are consequences of the rule they stand under, if that began first.
 
 Two rules may stand in each other's sets: then the one that began first is the root, and of those that began at the same

@@ -158,8 +158,12 @@ _OF_A_RISE = (
 _OF_A_SHIFT = ("other data came, or another loss", "the learning rate is too high")
 
 
-def _shifted(history: History, values: Floats, rows: Rows, row: int, near: int = 12, usual: int = 16) -> bool:
+def _shifted(
+    history: History, values: Floats, rows: Rows, row: int, near: int = 12, usual: int = 16, times: float = 10.0
+) -> bool:
     """Whether a loss rose from one step to the next near a row, and falls since, after `usual` usual steps.
+
+    And did not come to `times` what it was after the rise: that is no other data's doing.
 
     Steps that are too long throw a loss up over several of them, and the gradients grow ahead of it. Where nothing
     did, other data or another loss came, and are learnt: a sixth of the rise is gone within 30 to 50 steps. Attention
@@ -175,7 +179,8 @@ def _shifted(history: History, values: Floats, rows: Rows, row: int, near: int =
         calm = float(np.max(before) - np.median(before))
         past = norm[rows[i] - usual : rows[i]]
         if finite[i] - finite[i - 1] > rise / 2 and rise > 2 * calm > 0 and past.max() < 3 * np.median(past):
-            return bool(np.median(after) - np.median(later) > rise / 6)
+            ends_near = not np.median(finite[-usual:]) > times * np.median(after) > 0
+            return bool(np.median(after) - np.median(later) > rise / 6 and ends_near)
     return False
 
 

@@ -17,6 +17,7 @@ from gradwatch.analysis.rules.loss_graph import (
     has_probabilities_for_logarithms,
     is_entropy_of_two,
     is_of_log_probabilities,
+    paths,
     without_logarithm,
 )
 from gradwatch.analysis.rules.losses import has_rivals, training_losses
@@ -32,16 +33,17 @@ def negative_loss(
 
     With C rows in the last matrix, three at least, a cross-entropy begins at log C. Alarm: none of `min_steps` or more
     values of a training loss is above 0, and the first ones are within the share `near` of -log C (it has the wrong
-    sign), or within `close` of -1 / C and none is below -1 (probabilities were given in place of their logarithms), or
-    all lie where kl_div of probabilities in place of their logarithms does (`_of_no_logarithm`), or the graph shows
-    that it is given these (`has_probabilities_for_logarithms`); or the graph of the
-    loss shows that it is of logarithms of probabilities (`is_of_log_probabilities`), or a binary cross-entropy that was
-    written by hand (`is_entropy_of_two`), whose last values then are below 0. Of any model: it began within
-    `near` of log 2, the cross-entropy of even odds, and fell to `times` that below 0 (its targets are none); or, below
-    0 throughout, it fell to `times` its first value, the second half of the steps by more than the first (then a loss
-    without a lower bound is the alternative); or it did so from above 0 while the gradient grew as it does on the way
-    to no minimum (`_has_no_floor`); or it rose from below 0 to above it (`_rises`). Not of parts that train against
-    each other. In any step: the graph of the loss shows nll_loss right above something that is no logarithm.
+    sign; unless the graph shows that it is of no logarithms), or within `close` of -1 / C and none is below -1
+    (probabilities were given in place of their logarithms), or all lie where kl_div of probabilities in place of their
+    logarithms does (`_of_no_logarithm`), or the graph shows that it is given these
+    (`has_probabilities_for_logarithms`); or the graph of the loss shows that it is of logarithms of probabilities
+    (`is_of_log_probabilities`), or a binary cross-entropy that was written by hand (`is_entropy_of_two`), whose last
+    values then are below 0. Of any model: it began within `near` of log 2, the cross-entropy of even odds, and fell to
+    `times` that below 0 (its targets are none); or, below 0 throughout, it fell to `times` its first value, the second
+    half of the steps by more than the first (then a loss without a lower bound is the alternative); or it did so from
+    above 0 while the gradient grew as it does on the way to no minimum (`_has_no_floor`); or it rose from below 0 to
+    above it (`_rises`). Not of parts that train against each other. In any step: the graph of the loss shows nll_loss
+    right above something that is no logarithm.
     Source: the definition of cross_entropy; torch's documentation of NLLLoss and CTCLoss wants log-probabilities.
     """
     shown = without_logarithm(history)
@@ -87,7 +89,7 @@ def _of_classes(history: History, name: str, values: Floats, near: float, close:
             return None
         falls = f"{name} begins at the {values[0]:.2g} of even odds and falls to {end:.3g}. "
         return Why(falls + either(_ODD), _TARGETS, {}, alternatives=_ODD)
-    if abs(first + chance) < near * chance:
+    if abs(first + chance) < near * chance and _may_be_of_logarithms(history):
         return Why(_where(name, f"minus the logarithm of {classes}", classes) + _TURNED, _TURN, {})
     if abs(first * classes + 1) < close and values.min() >= -1 and chance > 0:
         words = _where(name, f"minus 1 / {classes}", classes)
@@ -102,6 +104,12 @@ def _of_classes(history: History, name: str, values: Floats, near: float, close:
         said = f"{name} is below 0 from the first step on, and never falls by as much as 1. {either(_DIVERGENCE)}"
         return Why(said, _GIVE_LOGARITHM, {}, alternatives=_DIVERGENCE)
     return None
+
+
+def _may_be_of_logarithms(history: History) -> bool:
+    """Whether the first losses are of logarithms, as the graph shows it, or it is not known of what they are."""
+    names = {each.name.partition("/")[0] for path, _ in paths(history) for each in path}
+    return not names or any("Log" in name or "NllLoss" in name for name in names)
 
 
 def _is_meant_to_fall(history: History) -> bool:

@@ -104,6 +104,7 @@ _OF_THE_RUN = {
     "noise-dominated",
     "update-too-small",
     "class-imbalance",
+    "representation-collapse",
 }  # seen at its end, whatever they begin with
 _LATE = {"weight-growth", "dead-layer", "vanishing"}  # seen some steps after what did it
 _AT_ONCE = 10  # or so many after a spike that the training recovered from: what begins later has another cause

@@ -23,9 +23,11 @@ def ran_out(
     times that from the share `early` of the run on, and it went on to `nothing`: a rate that stays at a hundredth is
     meant. So is it judged, from half of the run on, where the rate was cut `often` times and came below `gone`. It
     never got there when the highest is below a tenth of what was set for the scheduler, or, in a run that is over, of
-    the top of its cycle (`max_lr`).
+    the top of its cycle (`max_lr`). One that went below 0 is another matter (`schedule_too_short`).
     """
     rate = rates(history)
+    if (rate[-1:] < 0).any():
+        return None
     highest = np.nanmax(rate, axis=0, initial=0, where=np.isfinite(rate))
     left, share = gone, 0.5
     if not _gone(rate, left * highest) < share * len(rate) and (rate[-1:] <= nothing * highest).all():
@@ -117,21 +119,12 @@ def _never_there(rate: Floats, wanted: float) -> Why:
 
 
 def goes_astray(history: History, row: int, times: float = 3.0) -> Why | None:
-    """What a schedule did that a lower rate does not mend: it went below 0, or rises on; None where it did neither.
+    """What a schedule did that a lower rate does not mend: it rises on; None where it does not.
 
-    Below 0 it does from a row on, or soon after (50 rows): each step leads uphill. It rises where it was raised
-    `times` up to the row, and as much again to the end of the run: a tenth of such a rate comes to the same height
-    later, and what helps is an end to its rise.
+    It was raised `times` up to the row, and as much again to the end of the run: a tenth of such a rate comes to the
+    same height later, and what helps is an end to its rise.
     Source: Smith, arXiv:1506.01186 (the range test, whose rate rises until the loss does).
     """
-    below = np.flatnonzero((rates(history) < 0).any(axis=1))
-    if len(below) and below[0] <= row + 50:
-        step = int(history.step[below[0]])
-        return Why(
-            f"The learning rate is below 0 from step {step} on: each step leads uphill.",
-            f"End the schedule at 0: max(0, ...) around its factor, and as many steps as the run has, not {step}.",
-            {"lr_last": float(rates(history)[-1].min()), "lr_below_0_at": step},
-        )
     rate = rates(history).max(axis=1)
     if not (rate[row] > times * rate[0] and rate[-1] > times * rate[row]):
         return None

@@ -15,7 +15,8 @@ from gradwatch.history import Floats, History
 
 
 def schedule_too_short(history: History, risen: float = 0.1, near: float = 0.05, bent: float = 0.4) -> list[Finding]:
-    """The rate fell along a cosine to its lowest, and climbs back along the same curve: the run outlasted the schedule.
+    """The run outlasted the schedule: the rate fell below 0 (`_below_zero`), or along a cosine to its lowest, and
+    climbs back along the same curve.
 
     After a warm-up, if any, of less than half as many steps as the fall, which is to less than half. The rates after
     the lowest mirror those before it, up to `near` of the highest, and come back to more than the share `risen` of the
@@ -25,6 +26,8 @@ def schedule_too_short(history: History, risen: float = 0.1, near: float = 0.05,
     Source: Loshchilov & Hutter, arXiv:1608.03983, equation 5, which restarts at its lowest; torch's CosineAnnealingLR
     and get_cosine_schedule_with_warmup of transformers go back up the curve.
     """
+    if went_below := _below_zero(history):
+        return went_below
     every = rates(history)
     rate = every[:, int(np.nan_to_num(every).max(axis=0, initial=0).argmax())]
     if not (len(rate) and np.isfinite(rate).all()):
@@ -60,6 +63,34 @@ def schedule_too_short(history: History, risen: float = 0.1, near: float = 0.05,
             f"the run, of {length:,} steps, was not: the scheduler goes on where the cosine does.",
             f"Give the schedule the length of the run as the scheduler is stepped: T_max={length} if once a step, "
             "the number of epochs if once an epoch; or stop calling scheduler.step() at its lowest.",
+        )
+    ]
+
+
+def _below_zero(history: History, least: int = 5) -> list[Finding]:
+    """A rate that was above 0 at first is below it in the `least` last steps or more: each leads uphill.
+
+    Source: the update of any optimizer, w - lr * g.
+    """
+    rate = rates(history)
+    if len(rate) <= least or not (rate[0] >= 0).all():
+        return []
+    below = np.asarray((rate < 0).any(axis=1))
+    if not below[-least:].all():
+        return []
+    step, lowest = int(history.step[np.flatnonzero(~below)[-1] + 1]), float(np.nanmin(rate[-1]))
+    return [
+        Finding(
+            "schedule-too-short",
+            "warning",
+            (),
+            step,
+            int(history.step[-1]),
+            {"lr_last": lowest, "lr_below_0_at": step},
+            f"The learning rate is below 0 from step {step} on, and {lowest:.2g} at the end: each of these steps leads "
+            "uphill. The schedule was over, and the run was not.",
+            f"End the schedule at 0, max(0, ...) around its factor, and give it as many steps as the run has, not "
+            f"{step}; count these as the scheduler is stepped, once a batch or once an epoch.",
         )
     ]
 

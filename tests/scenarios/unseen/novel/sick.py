@@ -225,7 +225,7 @@ def rate_that_came_back_with_the_state(folder, ill):
 
 
 @sick(
-    "rate-below-zero", "wrong-sign", "exploding", "lr-too-high", "weight-growth", "nonfinite",
+    "rate-below-zero", "schedule-too-short", "wrong-sign", "exploding", "lr-too-high", "weight-growth", "nonfinite",
     where="all layers, from step 150", cure="max(0, ...): the line goes on below zero, and every step leads uphill",
 )  # fmt: skip
 def line_that_goes_on_below_zero(folder, ill):
