@@ -159,11 +159,11 @@ _OF_A_SHIFT = ("other data came, or another loss", "the learning rate is too hig
 
 
 def _shifted(
-    history: History, values: Floats, rows: Rows, row: int, near: int = 12, usual: int = 16, times: float = 10.0
+    history: History, values: Floats, rows: Rows, row: int, near: int = 12, usual: int = 16, times: float = 1000.0
 ) -> bool:
     """Whether a loss rose from one step to the next near a row, and falls since, after `usual` usual steps.
 
-    And did not come to `times` what it was after the rise: that is no other data's doing.
+    And did not come to `times` what it was after the rise: a task that grows step by step raises it, too, but not so.
 
     Steps that are too long throw a loss up over several of them, and the gradients grow ahead of it. Where nothing
     did, other data or another loss came, and are learnt: a sixth of the rise is gone within 30 to 50 steps. Attention
