@@ -18,6 +18,7 @@ from gradwatch.recording.hooks import is_captured, untraced
 from gradwatch.table import IN_LOSS
 
 Mark = tuple[int, int]
+Versions = list[tuple[weakref.ref[nn.Parameter], int]]  # how often each had been written to
 Pass = tuple[str, int]  # the operations that its loss begins with, and how often the weights had been written to
 MOST_LOSSES = 8  # of a step that are walked: the others' may come first
 MOST_TURNS = 8  # steps on end that are heard of, for each of several optimizers, until each has had its own
@@ -32,7 +33,8 @@ class LossTargets:
     Of the backward passes before the step it counts those whose gradients are gone when backward is called again, and
     that are as the last one, on a loss of the same kind and for the same weights: micro-batches that are thrown away.
     And the layers whose gradients nobody wrote to from the step before on, but backward: they were never cleared. And
-    whether the `copies` of trained parts are what they were at first.
+    the passes of another model's loss, whose optimizer has stepped since, that are in the gradients of this one still.
+    And whether the `copies` of trained parts are what they were at first.
     """
 
     def __init__(self, every: int = 1, looking: Looking | None = None, copies: Copies | None = None) -> None:
@@ -48,7 +50,9 @@ class LossTargets:
         self._passes: list[Pass] = []  # those whose gradients were there when the last one was over
         self._gone: list[Pass] = []  # those whose gradients were gone when the next one began
         self._now: Pass = ("", 0)  # the one that is being made
+        self._comes_through: Versions = []  # by its loss
         self._marks: list[Mark] = []  # of the gradients, before it and after
+        self._through: list[Versions] = []  # of each pass, the other parameters that its loss came through
         self._of_data = False  # whether a loss of this step asks for the gradient of an input
         self._factor: Tensor | None = None  # by which the loss of this step is multiplied as a whole
         self._as_left = False  # whether the gradients that a step begins with are as backward left them
@@ -63,7 +67,7 @@ class LossTargets:
             self._due = max(step + self._every * max(len(lanes), 1), int(1.1 * step))
             self._lanes, self._until = {*lanes}, step + MOST_TURNS * len(lanes) if lanes else 0
         if (is_due or (self._lanes and step < self._until)) and self._misses < MOST_MISSES and not self.is_open:
-            self._values, self._to_look_at, self._passes, self._gone = {}, MOST_LOSSES, [], []
+            self._values, self._to_look_at, self._passes, self._gone, self._through = {}, MOST_LOSSES, [], [], []
             self._of_data, self._is_kept, self._factor, self._as_left = False, None, None, False
             self._kept = {i: _mark(p.grad) for i, p in enumerate(layout.params) if p.grad is not None}
             self._misses += 1
@@ -83,7 +87,8 @@ class LossTargets:
         """The step of a lane, of the layers that are `held` or of all, is there: what its loss was asked for, how many
         backward passes were for nothing (`dropped`), of which share of these layers gradients were `never_cleared`,
         what `factor` of the loss is in them still, of how many `passes` they are, and how many were `summed` whose
-        losses have no factor; and whether a copy has ever moved (`copy_moved`).
+        losses have no factor; how many of these are of a loss that came through another model which has stepped since,
+        the last one not (`of_another`); and whether a copy has ever moved (`copy_moved`).
 
         No pass was for nothing where others are stepped by than backward left: gradients that were put together by
         hand, unless all that wrote to them is known to have `rescaled` them, a clip or a loss scaler. Nothing of a lane
@@ -107,6 +112,8 @@ class LossTargets:
             found[f"{IN_LOSS}passes"] = float(len(self._passes))
         if self._factor is None and 1 < len(self._passes) == self._passes.count(self._now):
             found[f"{IN_LOSS}summed"] = float(len(self._passes))
+        if len(self._through) > 1 and not self._through[-1] and any(map(_moved, self._through)):
+            found[f"{IN_LOSS}of_another"] = float(sum(map(_moved, self._through)))
         if self._is_kept is not None and self._layout is not None and self._passes:  # else by autograd.grad()
             own = [i for i, p in enumerate(self._layout.params) if p.grad is not None and (held is None or held[i])]
             kept = sum(i in self._kept for i in own) / max(len(own), 1)
@@ -117,7 +124,9 @@ class LossTargets:
     def before(self, losses: Any) -> None:
         """Somebody is about to call backward on these."""
         with self._looking.at("what the loss is asked for"):
-            self._marks = _marks(self._gradients())
+            marks = _marks(self._gradients())
+            self._through = self._through if marks == self._marks else []  # cleared, or another's
+            self._marks = marks
             self._keep()
             first = losses[0] if isinstance(losses, Sequence) and losses else losses
             self._now = (beginning(first), sum(p._version for p in self._layout.params) if self._layout else 0)
@@ -127,13 +136,15 @@ class LossTargets:
                 if self._to_look_at:
                     self._to_look_at -= 1
                     self._look_at(loss)
+            self._comes_through = []
+            if self._strangers and isinstance(first, Tensor) and len(self._through) < MOST_LOSSES:
+                through = LossGraph(first, self._ids()).strangers
+                self._comes_through = [(weakref.ref(p), p._version) for p in through]
 
     def _look_at(self, loss: Any) -> None:
         if self._layout is None or not isinstance(loss, Tensor) or is_captured(loss.device):
             return
-        named = zip(reversed(self._layout.params), reversed(self._layout.names), strict=True)
-        layers = {id(p): name for p, name in named}  # of slices the first
-        graph = LossGraph(loss, layers)
+        graph = LossGraph(loss, self._ids())
         if not graph.reached and self._layout.sharding is None:
             return
         self._to_look_at, self._of_data = 0, graph.asks_of_data
@@ -153,6 +164,7 @@ class LossTargets:
         grads = self._gradients()
         if (marks := _marks(grads)) != self._marks:  # else it was of another model
             self._passes.append(self._now)
+            self._through.append(self._comes_through)
         self._marks = marks
         if self._layout is not None and self._kept:
             there = ((i, self._layout.params[i].grad) for i in self._kept)
@@ -170,6 +182,11 @@ class LossTargets:
         if self._is_kept is None and self._kept:
             self._is_kept = _is_left(grads[max(self._kept)])
 
+    def _ids(self) -> dict[int, str]:
+        """The names of the layers by the ids of their parameters, of slices that of the first."""
+        layout = self._layout
+        return dict(zip(map(id, reversed(layout.params)), reversed(layout.names), strict=True)) if layout else {}
+
     def _gradients(self) -> list[Tensor]:
         return [p.grad for p in self._layout.params if p.grad is not None] if self._layout else []
 
@@ -183,6 +200,11 @@ def _is_left(grad: Tensor | None) -> Tensor | None:
 
 def _marks(grads: list[Tensor]) -> list[Mark]:
     return [_mark(grad) for grad in grads]
+
+
+def _moved(parameters: Versions) -> bool:
+    """Whether somebody wrote to one of them since."""
+    return any((there := at()) is not None and there._version != version for at, version in parameters)
 
 
 def _mark(grad: Tensor) -> Mark:

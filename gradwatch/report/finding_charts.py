@@ -273,7 +273,7 @@ CHARTS: dict[str, Draw] = {
     **dict.fromkeys(("codebook-collapse", "posterior-collapse"), loss_curve),
     **dict.fromkeys(("returns-not-normalised", "wrong-sign", "weights-reset"), loss_curve),
     **dict.fromkeys(("policy-loss-trains-critic", "labels-ignored"), loss_curve),
-    **dict.fromkeys(("views-identical", "representation-collapse"), loss_curve),
+    **dict.fromkeys(("views-identical", "representation-collapse", "values-overestimated"), loss_curve),
     "generator-starves": loss_curve,
     "optimizer-state-lost": loss_curve,
     "schedule-too-short": rate_curve,

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from make_run import changed, make_history
 
-from gradwatch.analysis.rules.advantages import returns_not_normalised
+from gradwatch.analysis.rules.advantages import returns_not_normalised, values_overestimated
 from gradwatch.analysis.rules.bounded_logits import logits_bounded
 from gradwatch.analysis.rules.codebook import codebook_collapse
 from gradwatch.analysis.rules.dead_layers import dead_layer
@@ -241,6 +241,27 @@ def test_scores_that_are_pushed_one_way_by_both_terms(one_way, layer, found):
 def test_embeddings_that_came_to_one(seen, words):
     told = representation_collapse(run_with(**seen))
     assert [words in f.cause for f in told] == [True] * bool(words)
+
+
+STEADY, FASTER = np.linspace(1, 30, SAMPLES), np.geomspace(1, 100, SAMPLES)
+
+
+@pytest.mark.parametrize(
+    ("asked", "more", "found"),
+    [
+        (FASTER, {}, 1),
+        (-FASTER, {}, 1),
+        (STEADY, {}, 0),  # a value that has far to go
+        (STEADY, {"logged": ("loss", "return")}, 1),  # which gets no better
+        (np.geomspace(1, 15, SAMPLES), {}, 0),
+        (FASTER, {"predicted_mean": 1.0}, 0),  # targets of their own
+        (FASTER, {"losses": np.linspace(2, 0.1, 240)}, 0),
+        (np.where(np.arange(SAMPLES) % 4 == 3, 1, FASTER), {}, 0),
+    ],
+)
+def test_values_that_grow_with_what_the_model_says(asked, more, found):
+    seen = {"target_mean": asked, "predicted_mean": asked, "target_std": 0.1, **more}
+    assert len(values_overestimated(run_with(**seen))) == found
 
 
 def test_a_number_that_climbs_is_a_multiplier_and_a_layer_is_not():

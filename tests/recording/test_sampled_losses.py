@@ -398,3 +398,28 @@ def test_a_name_of_its_own_cannot_be_logged(tmp_path):
     watch = gradwatch.watch(net, optim.SGD(net.parameters(), 0.1), log=None, dir=tmp_path, verbose=False)
     with watch, pytest.raises(gradwatch.errors.WatchError, match="gradwatch records in_loss/target_mean itself"):
         watch.log(**{"in_loss/target_mean": 1.0})
+
+
+@pytest.mark.parametrize("set_to_none", [True, False])
+@pytest.mark.parametrize("clears", ["before its loss", "after its step", "both losses first"])
+def test_what_the_loss_of_another_model_leaves_is_told_from_two_losses_of_ones_own(clears, set_to_none, tmp_path):
+    """A judge is cleared after its own step alone: the maker's loss comes through it before the next."""
+    maker, judge = nn.Linear(6, 4), nn.Linear(4, 1)
+    of_maker, of_judge = (optim.SGD(net.parameters(), 0.01) for net in (maker, judge))
+    watch = gradwatch.watch(judge, of_judge, log=None, dir=tmp_path, verbose=False)
+    with watch:
+        for step in range(40):
+            judge(maker(X)).mean().backward()
+            if clears != "both losses first":
+                of_maker.step()
+            if clears == "before its loss":
+                of_judge.zero_grad(set_to_none=set_to_none)
+            judge(maker(X.roll(step, 0)).detach()).square().mean().backward()
+            of_judge.step()
+            of_judge.zero_grad(set_to_none=set_to_none)
+            of_maker.step()
+            of_maker.zero_grad(set_to_none=set_to_none)
+    history = gradwatch.open_history(watch.dir)
+    left = clears == "after its step"
+    assert looked_at(history, "of_another") == (looked_at(history, "passes") if left else [])
+    assert ["another model left here" in f.cause for f in gradients_accumulate(history)] == [True] * left

@@ -1,5 +1,7 @@
 """Losses that are asked for what they should not be, each beside its healthy twin."""
 
+import copy
+
 import torch
 from diseases import dense
 from nets import CODES, SEED, Recurrent, batches, digits, mlp, pieces
@@ -177,6 +179,26 @@ def paid_in_hundreds(folder, sick=True, steps=150):
         return -(log_p.gather(1, chosen)[:, 0] * pay).mean()
 
     return fit(folder, net, optim.SGD(net.parameters(), 0.01), loss_of, steps)
+
+
+def past_the_end(folder, sick=True, steps=400):
+    """Values of a stick that falls, by a target network (the twin: nothing is to come of one that has fallen)."""
+    torch.manual_seed(SEED[0])
+    net, draw = dense([2, 48, 48, 3]), torch.Generator().manual_seed(SEED[0])
+    slow = copy.deepcopy(net)
+
+    def loss_of(step):
+        if step % 20 == 0:
+            slow.load_state_dict(net.state_dict())
+        leans = 2 * torch.rand(128, 2, generator=draw) - 1
+        push = torch.randint(3, (128,), generator=draw)
+        speed = leans[:, 1] + 0.12 * (push - 1) + 0.1 * leans[:, 0]
+        after = torch.stack([leans[:, 0] + 0.5 * speed, speed], 1)
+        with torch.no_grad():
+            to_come = slow(after).amax(1) * (1.0 if sick else (after[:, 0].abs() < 1).float())
+        return F.smooth_l1_loss(net(leans).gather(1, push[:, None])[:, 0], 1 + 0.9 * to_come)
+
+    return fit(folder, net, optim.Adam(net.parameters(), 0.003), loss_of, steps)
 
 
 def class_left_out(folder, sick=True, steps=150):

@@ -91,6 +91,7 @@ TWINS: dict[str, tuple[tuple[str, Train], tuple[str, Train]]] = {
             ("labels-ignored", t.class_left_out, "ignore_index=0", "ignore_index=-100"),
             ("views-identical", t.changed_in_place, "both views are one tensor", "each is a copy"),
             ("representation-collapse", t.hardest_first, "the hardest negatives from the start", "any negatives"),
+            ("values-overestimated", t.past_the_end, "a value after the end of a walk", "none"),
             ("wrong-sign", t.head_that_climbs, "the head has maximize=True", "no group has"),
             ("logits-bounded", t.bare_cosines, "cosines without a scale", "16 times as large"),
             ("dead-units", i.dead_units, "most biases begin at -20", "as torch begins"),
@@ -161,5 +162,6 @@ NOT_TOLD = {
     "labels-ignored",
     "views-identical",
     "representation-collapse",
+    "values-overestimated",
 }
 TOLD_BY_LOSSES = [as_sick(rule) for rule in TWINS if rule not in NOT_TOLD]

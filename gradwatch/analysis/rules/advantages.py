@@ -1,4 +1,4 @@
-"""What the log-probabilities of choices are multiplied by, in steps that were sampled."""
+"""What the log-probabilities of choices are multiplied by, and values that are learnt from values, in sampled steps."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from itertools import takewhile
 import numpy as np
 
 from gradwatch.analysis.rules.facts import own_optimizers, pick, present
-from gradwatch.analysis.rules.finding import Finding
+from gradwatch.analysis.rules.finding import Finding, either
 from gradwatch.analysis.rules.loss_graph import Operation, from_graph, paths
-from gradwatch.analysis.rules.progress import reaches_its_goal
-from gradwatch.analysis.rules.sampled_losses import sampled
+from gradwatch.analysis.rules.progress import reaches_its_goal, succeeds
+from gradwatch.analysis.rules.sampled_losses import follow, logs_rewards, sampled
 from gradwatch.history import History
 
 
@@ -44,6 +44,50 @@ def returns_not_normalised(
             "(returns - returns.mean()) / (returns.std() + 1e-8).",
         )
     ]
+
+
+def values_overestimated(
+    history: History, follows: float = 0.95, times: float = 5.0, alone: float = 20.0, least: int = 12
+) -> list[Finding]:
+    """Values that are learnt from the model's own grow with them on and on, and nothing gets better. A warning.
+
+    Alarm: the mean targets of a loss of differences go together with what the model says (`follow`) by `follows`, are
+    further from 0 in each quarter of the run than in the one before, and come to `times` what they were at first, or
+    deviated by, while a reward that is logged gets no better. Where none is, they come to `alone` times that, and
+    faster from quarter to quarter: what is to be learnt is come to ever more slowly. Not where the training succeeds.
+    Source: van Hasselt et al., arXiv:1509.06461, section 3 (the maximum of what is estimated is too high, and grows by
+    its own estimates); Pardo et al., arXiv:1712.00378, section 3 (where an episode ends there is nothing to come).
+    """
+    step, asked, spread, _ = sampled(history, "target_mean", "target_std", "predicted_mean")
+    if len(step) < least or follow(history) < follows or reaches_its_goal(history) or succeeds(history):
+        return []
+    first = max(float(np.median(np.abs(asked[:3]))), float(np.median(spread[:3])))
+    size = np.interp(np.linspace(step[0], step[-1], 5), step, np.abs(asked))
+    grows, faster = (np.diff(size) > 0).all(), (np.diff(size, 2)[1:] > 0).all()
+    if not grows or not (size[-1] > times * first if logs_rewards(history) else faster and size[-1] > alone * first):
+        return []
+    return [
+        from_graph(
+            history,
+            "values-overestimated",
+            "",
+            {"target_first": float(asked[0]), "target_last": float(asked[-1]), "follow": follow(history)},
+            f"What is asked for grows with what the model says, from {asked[0]:.3g} to {asked[-1]:.3g}, and nothing "
+            f"that was logged gets better. {either(_OVERESTIMATES)}",
+            "Leave the value of the next state out where the episode is done: reward + gamma * (1 - done) * value. If "
+            "it is, let another network choose the action than the one that says its value (Double DQN), copy the "
+            "target network more rarely, and lower the learning rate. To see which: no value is to be above the "
+            "largest return that was seen.",
+            _OVERESTIMATES,
+        )
+    ]
+
+
+_OVERESTIMATES = (
+    "the value of what comes after the end of an episode is counted, too",
+    "each step chases the errors of the one before: the maximum of estimates, a target network that follows at once, a "
+    "rate that is too high",
+)
 
 
 def policy_loss_trains_critic(history: History) -> list[Finding]:

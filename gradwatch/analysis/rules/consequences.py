@@ -21,7 +21,8 @@ _NAMED: dict[str, set[str]] = {
     **dict.fromkeys(("future-seen", "codebook-collapse"), _RUINED),
     "wrong-sign": _MISMADE,
     "no-activation": _RUINED,
-    "weights-reset": {"lr-too-high", "spike", "update-too-large", "noise-dominated"},
+    "values-overestimated": _RUINED | {"exploding", "lr-too-high", "targets-not-normalised"},
+    "weights-reset": {"lr-too-high", "spike", "update-too-large", "noise-dominated", "optimizer-state-lost"},
     "returns-not-normalised": _MISMADE | {"targets-not-normalised"},
     "targets-not-normalised": _MISMADE
     | {"bad-initialisation", "scaled-gradients", "gradients-accumulate", "posterior-collapse"},

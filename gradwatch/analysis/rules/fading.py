@@ -36,7 +36,8 @@ def fades(
         return []  # nothing got better at all: `no-progress` is more than that
     norm = history.layer("grad_norm")[:, matrices(history)]
     kept = _kept(norm, first)
-    places = [k for k in range(1, len(kept)) if 0 < kept[:k].max() < min(faded, kept[k:].min() / times)]
+    behind_of = (k for k in range(1, len(kept)) if np.isfinite(kept[k:].min()))  # inf: they had none at first
+    places = [k for k in behind_of if 0 < kept[:k].max() < min(faded, kept[k:].min() / times)]
     if not places:
         return []
     place = places[-1]

@@ -170,12 +170,13 @@ def gradients_accumulate(
     before did while the loss is thrown about (`_swings`).
     Of parts that train against each other it must reach `against` times: the gradient that a critic hands on grows as
     the critic learns. Not said where a loss fell by the share `well`: sums of gradients lead past where they point.
-    Always where gradients of the step before were there unchanged when backward was called (`_never_cleared`).
+    Always where gradients of the step before were there unchanged when backward was called (`_never_cleared`), or those
+    of another model's loss (`_of_another`).
     Where it is known how often the loop writes to a gradient between two steps (`grad_writes`), that counts for more:
     never where the gradients are new in each step; always where backward alone writes, and the norm rises as of a sum.
     Source: torch adds to .grad until it is zeroed; the growth is that of a sum.
     """
-    if kept := _never_cleared(history):
+    if kept := _never_cleared(history) or _of_another(history):
         return kept
     norm = incoming(history)
     bad = np.flatnonzero(~(np.isfinite(norm) & (norm > 0)))
@@ -239,6 +240,27 @@ def _never_cleared(history: History, least: int = 2) -> list[Finding]:
             "gradients there, too.",
         )
     ]  # fmt: skip
+
+
+def _of_another(history: History, least: int = 3, share: float = 0.8) -> list[Finding]:
+    """In the `share` of the looks, `least` or more, a loss that came through another model, which had stepped since."""
+    looked, _ = sampled(history, "passes")
+    at, losses = sampled(history, "of_another")
+    if len(at) < max(least, share * len(looked)):
+        return []
+    return [
+        Finding(
+            rule="gradients-accumulate",
+            severity="error",
+            layers=(),
+            first_step=int(history.step[0]),
+            last_step=int(history.step[-1]),
+            evidence={"losses_of_others": float(np.median(losses)), "steps_looked_at": len(looked)},
+            cause="Each step is taken with gradients that the loss of another model left here, beside its own: it "
+            "came through these weights, its optimizer stepped, and nothing cleared what it left.",
+            cure="Call zero_grad() of this model's optimizer right before the backward() of its own loss.",
+        )
+    ]
 
 
 def _of_backward(history: History) -> Floats:

@@ -18,11 +18,12 @@ def not_in_optimizer(history: History, least: int = 8) -> list[Finding]:
     """Parameters that ask for gradients and are in no optimizer of the Watch (`Run.unheld`). A warning.
 
     Each is named in one lane only, that of the optimizer whose model it belongs to. Not said where no layer had a
-    gradient in any step. Of a copy of a part that is trained, as a target network is (`copy_moved`), nothing is said if
-    it ever moved; if it never did, that it is `weights-unchanged`.
+    gradient in any step, unless all that the optimizer holds is frozen. Of a copy of a part that is trained, as a
+    target network is (`copy_moved`), nothing is said if it ever moved; if it never did, that it is `weights-unchanged`.
     Source: the parameters of `torch.optim.Optimizer`: what is not handed over is never updated.
     """
-    layers = _own(history) if present(history).any() else ()
+    frozen = all(layer.frozen for layer in history.run.layers if layer.name in history.layers)
+    layers = _own(history) if frozen or present(history).any() else ()
     _, moved = sampled(history, "copy_moved")
     copies = _copies(history, layers) if len(moved) else ()
     layers = tuple(layer for layer in layers if layer not in copies)

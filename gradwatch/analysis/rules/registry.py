@@ -10,7 +10,11 @@ import numpy as np
 from gradwatch.analysis.clips import incoming
 from gradwatch.analysis.rules.activation_outliers import activation_outlier
 from gradwatch.analysis.rules.activations import dead_units, saturated
-from gradwatch.analysis.rules.advantages import policy_loss_trains_critic, returns_not_normalised
+from gradwatch.analysis.rules.advantages import (
+    policy_loss_trains_critic,
+    returns_not_normalised,
+    values_overestimated,
+)
 from gradwatch.analysis.rules.attention import attention_collapsed, attention_logits_grow
 from gradwatch.analysis.rules.axes_mixed import axes_mixed
 from gradwatch.analysis.rules.bounded_logits import logits_bounded
@@ -87,7 +91,7 @@ RULES: tuple[Rule, ...] = (
     labels_not_shifted, targets_out_of_range, padding_in_loss, targets_not_normalised, data_not_shuffled,
     class_imbalance, accumulation_wiped, logits_bounded, future_seen, codebook_collapse, posterior_collapse,
     returns_not_normalised, policy_loss_trains_critic, labels_ignored, views_identical,
-    representation_collapse,
+    representation_collapse, values_overestimated,
     wrong_sign, no_activation, weights_reset,
     inputs_not_normalised, negative_loss, left_in_eval, norm_statistics, dead_units, saturated,
     optimizer_state_lost, schedule_too_short, warmup_too_long,
@@ -160,10 +164,14 @@ def _passed_on(roots: list[Finding], ends: dict[str, int]) -> list[Finding]:
 def _found(lane: History) -> list[Finding]:
     """What each rule says. A training that demonstrably succeeds is not ruined: no error but that of a number.
 
-    What one metric shows is a note where another that counts for more succeeded (`_outweighed`).
+    What one metric shows is a note where another that counts for more succeeded (`_outweighed`); not that a loss falls
+    below 0 where it cannot, which a term of it does with it.
     """
     found = [finding for rule in RULES for finding in rule(lane)]
-    found = [replace(f, severity="note") if _outweighed(lane, f.evidence.get("metric")) else f for f in found]
+    found = [
+        replace(f, severity="note") if f.rule != "negative-loss" and _outweighed(lane, f.evidence.get("metric")) else f
+        for f in found
+    ]
     if any(f.severity == "error" and f.rule != "nonfinite" for f in found) and succeeds(lane):
         return [replace(f, severity="warning") if f.severity == "error" and f.rule != "nonfinite" else f for f in found]
     return found

@@ -15,15 +15,16 @@ from gradwatch.history import Bools, Floats, History
 
 
 def ran_out(
-    history: History, gone: float = 1e-3, early: float = 0.3, nothing: float = 1e-5, often: int = 6
+    history: History, gone: float = 1e-3, early: float = 0.3, nothing: float = 1e-5, often: int = 6, soon: float = 0.1
 ) -> Why | None:
     """What a schedule did that left no learning rate: cause, cure and numbers; None where it left one.
 
     It ran out when for more than half of the run each group's rate was below `gone` times its highest; or below ten
     times that from the share `early` of the run on, and it went on to `nothing`: a rate that stays at a hundredth is
-    meant. So is it judged, from half of the run on, where the rate was cut `often` times and came below `gone`. It
-    never got there when the highest is below a tenth of what was set for the scheduler, or, in a run that is over, of
-    the top of its cycle (`max_lr`). One that went below 0 is another matter (`schedule_too_short`).
+    meant, unless it came there within the share `soon` of the run. So is it judged, from half of the run on, where the
+    rate was cut `often` times and came below `gone`. It never got there when the highest is below a tenth of what was
+    set for the scheduler, or, in a run that is over, of the top of its cycle (`max_lr`). One that went below 0 is
+    another matter (`schedule_too_short`).
     """
     rate = rates(history)
     if (rate[-1:] < 0).any():
@@ -35,14 +36,17 @@ def ran_out(
     cuts = _falls(rate[:, 0])
     if len(cuts) >= often and (rate[-1] <= gone * highest).all():
         left, share = 10 * gone, 0.6
+    if _gone(rate, 10 * gone * highest) < soon * len(rate):
+        left, share = 10 * gone, soon
     row = _gone(rate, left * highest)
     if (highest > 0).all() and row < share * len(rate):
         step, falls = int(history.step[row]), [int(history.step[at]) for at in cuts]
-        said = f"The schedule ran out: from step {step} on the learning rate is less than {left:g} of what it was."
+        said = f"The schedule ran out: from step {step} on the learning rate is at most {left:g} of what it was."
         cure = "Stretch the schedule to the length of the run: count its steps as the scheduler is stepped, once a "
         cure += "batch or once an epoch."
         if falls:
-            said += f" It stood still, and was cut {len(falls)} times, at steps {', '.join(map(str, falls[:4]))}"
+            cut = "once, at step" if len(falls) == 1 else f"{len(falls)} times, at steps"
+            said += f" It stood still, and was cut {cut} {', '.join(map(str, falls[:4]))}"
             said += " and so on." if len(falls) > 4 else "."
             cure = "Look at what cuts it. ReduceLROnPlateau(mode='max') counts a loss that falls as one that does not "
             cure += "get better: mode='min'. Its patience, and the steps of StepLR and MultiStepLR, count calls of "

@@ -88,7 +88,7 @@ def _finding(history: History, at: Rows, said: str, causes: tuple[str, ...]) -> 
         "weights-reset",
         "warning",
         (),
-        int(history.step[at[0]]),
+        int(history.step[0]),  # what the optimizer loses with them follows from it
         int(history.step[-1]),
         {"writes": len(at), "steps_between": every, "share_of_steps": percent(len(at) / len(history))},
         f"The loop writes to the weights between {len(at)} pairs of steps, about every {every:.0f} steps. {said}",

@@ -187,6 +187,7 @@ def flags_of_ships_at_anchor(folder, ill):
 # https://github.com/navneet-nmk/pytorch-rl/issues/2
 @sick(
     "bootstrap-past-the-end",
+    "values-overestimated",
     "targets-run-away",
     where="the targets of the last moves, which go on counting after the fall",
     cure="leave the value of the next state out where the episode is done",

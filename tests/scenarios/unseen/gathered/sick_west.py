@@ -204,7 +204,8 @@ def cheeses_that_a_guest_will_like(folder, ill):
 
 # https://github.com/seungeunrho/minimalRL/issues/32
 @sick(
-    "bootstrap-past-the-end", "terminals-ignored", where="the targets of every step, the whole net",
+    "bootstrap-past-the-end", "values-overestimated", "terminals-ignored",
+    where="the targets of every step, the whole net",
     cure="multiply what the next state is worth by (1 - done)",
 )  # fmt: skip
 def a_marble_kept_on_a_tray(folder, ill):
