@@ -17,6 +17,7 @@ from gradwatch.measure.graph_values import kept
 from gradwatch.table import IN_LOSS
 
 LEAST_EXAMPLES = 8
+MOST_EXAMPLES, MOST_MARGINS = 1 << 10, 1 << 14  # that are looked at
 NEAREST = 12  # operations below a cross-entropy in which the products stand: a temperature, a margin lie between
 
 
@@ -49,19 +50,29 @@ def _embeddings(node: Node) -> Iterator[Tensor]:
         return
     made = through(children(node)[0], SAME_INPUT)
     x = kept(node, "self") if name_of(made) in _GIVEN_OUT else None
-    if x is not None and x.dim() == 2 and len(x) >= LEAST_EXAMPLES < x.numel() and shape_of(node)[0] == len(x):
-        yield same_way(x)
+    if x is None or x.dim() != 2 or len(x) < LEAST_EXAMPLES or x.shape[1] < 2:
+        return
+    if shape_of(node)[0] == len(x):  # one length for each
+        yield same_way(x[:: -(-len(x) // MOST_EXAMPLES)])
 
 
 def _margins(node: Node) -> Iterator[Tensor]:
     """Of distances between embeddings that are added up: what else is clamped at 0 may be what a model gives out."""
     for hinge in children(node) if name_of(node) in _SUMS else ():
-        name = name_of(hinge)
-        at_0 = name in ("Clamp", "ClampMin") and hinge._saved_min == 0 and getattr(hinge, "_saved_max", None) is None
-        left = kept(hinge, "result" if name == "Relu" else "self") if at_0 or name == "Relu" else None
-        is_one_each = left is not None and left.dim() == 1 and len(left) >= LEAST_EXAMPLES
-        if left is not None and is_one_each and any(map(_is_distance, islice(walk(hinge), NEAREST))):
-            yield same_size(left.clamp(min=0))
+        left = _left(hinge)
+        if left is None or left.dim() != 1 or len(left) < LEAST_EXAMPLES:
+            continue
+        if any(map(_is_distance, islice(walk(hinge), NEAREST))):
+            yield same_size(left[:: -(-len(left) // MOST_MARGINS)].clamp(min=0))
+
+
+def _left(hinge: Node) -> Tensor | None:
+    """What was clamped at 0, if that is what was done."""
+    if name_of(hinge) == "Relu":
+        return kept(hinge, "result")
+    least, most = (getattr(hinge, f"_saved_{end}", None) for end in ("min", "max"))
+    at_0 = isinstance(least, int | float) and least == 0 and most is None  # of a tensor nothing is read
+    return kept(hinge, "self") if name_of(hinge) in ("Clamp", "ClampMin") and at_0 else None
 
 
 def _is_distance(node: Node) -> bool:

@@ -112,6 +112,8 @@ def test_the_length_of_a_gradient_is_no_embedding():
         lambda a, b: (1 - a[:, 0]).relu().mean(),
         lambda a, b: F.mse_loss(a[:, 0].relu(), torch.ones(N)),
         lambda a, b: (a - b).norm(dim=1).clamp(min=1e-6).mean(),
+        lambda a, b: (1 - (a - b).norm(dim=1)).clamp(min=torch.zeros(())).mean(),  # may lie on a device
+        lambda a, b: (1 - (a - b).norm(dim=1)).clamp(0, 2).mean(),
     ],
 )
 def test_of_hinges_of_scores_nothing_is_told(loss):
