@@ -480,6 +480,21 @@ def begun(norms, *, ratio=0.01, kinds, first, loss=None):
     return replace(made, run=replace(made.run, layers=layers))
 
 
+def choosing(history, entropy):
+    """The same, whose loss chooses among ten classes and whose first cross-entropy is so large."""
+    path = {"what": "path", "operations": "NllLoss LogSoftmax Addmm", "shapes": "1 64x10 64x10", "operands": "1 1 3"}
+    seen = np.where(np.arange(len(history)) % 10 == 0, entropy, np.nan)
+    history = changed(history, per_step={**history.per_step, "in_loss/cross_entropy": seen})
+    return replace(history, run=replace(history.run, loss_graph=({**path, "layer": "3.weight"},)))
+
+
+@pytest.mark.parametrize(("rms", "entropy", "found"), [(1.6, 28.0, True), (1.6, 6.0, False), (0.1, 28.0, False)])
+def test_logits_that_are_far_apart_at_first_by_a_large_head_are_said_whatever_comes_of_it(rms, entropy, found):
+    kinds = {"table": "Linear", "1": "LayerNorm", "2": "LayerNorm", "3": "Linear"}
+    told = bad_initialisation(choosing(begun([0.07, 1.0, 1.0, rms], kinds=kinds, first=(10, 64)), entropy))
+    assert [(f.layers, f.severity) for f in told] == [(("3.weight",), "warning")] * found
+
+
 GAINS = {"table": "Embedding", "1": "LayerNorm", "2": "LayerNorm", "3": "BatchNorm2d"}
 
 

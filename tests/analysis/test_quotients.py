@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from make_run import changed, make_history
-from test_causes import NOISE, STEPS, learns, run
+from test_causes import NOISE, STEPS, choosing, learns, run
 
 from gradwatch.analysis.rules import diagnose
 from gradwatch.analysis.rules.dead_layers import dead_layer
@@ -240,6 +240,12 @@ def test_units_that_stand_at_their_ends_from_the_start_are_given_what_is_too_lar
     assert [(f.layers, f.confidence) for f in told] == ([(("0.weight",), "possible")] if found else [])
     norm[:, 2] = 0  # what lies behind would learn all the same
     assert inputs_not_normalised(changed(held, per_layer={**held.per_layer, "grad_norm": norm})) == []
+
+
+@pytest.mark.parametrize(("entropy", "severity"), [(28.0, "warning"), (2.5, "note")])
+def test_what_is_given_is_more_than_a_note_where_the_first_logits_are_far_apart(entropy, severity):
+    (found,) = inputs_not_normalised(choosing(fed(8000.0), entropy))
+    assert found.severity == severity
 
 
 @pytest.mark.parametrize(("fades", "rules"), [(True, ["no-progress"]), (False, ["dead-layer"])])

@@ -23,7 +23,7 @@ from gradwatch.analysis.rules.facts import (
 )
 from gradwatch.analysis.rules.finding import Finding, either
 from gradwatch.analysis.rules.gradients import exploding
-from gradwatch.analysis.rules.inputs import learns_from_chance, too_large_inside
+from gradwatch.analysis.rules.inputs import FAR, first_odds, learns_from_chance, too_large_inside
 from gradwatch.analysis.rules.long_steps import lr_too_high
 from gradwatch.analysis.rules.loss_graph import is_mean_cross_entropy, number_of_classes, paths
 from gradwatch.analysis.rules.losses import scaled_losses
@@ -41,23 +41,25 @@ def bad_initialisation(
     """Most matrices multiply what passes through them by far too much, or by far too little, from the start. A warning.
 
     The gain of a matrix is the root mean square of its weights times the root of its fan in: 0.58 as torch makes its
-    layers, 1.41 by He's initialisation. Alarm: the share `most` of `least` or more matrices began above
-    `large` or below `small` (twice that where no normalisation stands between them); where one does or fewer are known,
-    a large gain only counts where the training does not succeed, or its loss began at twice log C or more (C the rows
-    of the last matrix). A small one does not count where a loss fell by nine tenths: tables of features begin next to 0
-    on purpose. Not said where what follows from it is found: an explosion, gradients that vanish, layers that are dead
-    or (of large ones) apart. But large ones are said where layers were dead from the start: their units stand at their
+    layers, 1.41 by He's initialisation. Alarm: the share `most` of `least` or more matrices began above `large` or
+    below `small` (twice that where no normalisation stands between them); where one does or fewer are known, a large
+    gain only counts where the training does not succeed, or its loss began at twice log C or more (C the rows of the
+    last matrix). A small one does not count where a loss fell by nine tenths: tables of features begin next to 0 on
+    purpose. Not said where what follows from it is found: an explosion, gradients that vanish, layers that are dead or
+    (of large ones) apart. But large ones are said where layers were dead from the start: their units stand at their
     ends. Nor are large ones where the first step already changed the weights by a third: their first norm is that after
     it. Or the gains of its normalisations began next to 0 (`_shut_norms`), or a table that is the last layer too began
-    as large as one that is only read (`_tied_table`), or the logits never came near equal odds
-    (`_sure_of_what_is_wrong`), or the gradient grows evenly on its way back to the first layer (`_grows_on_its_way`),
-    or what passes through the layers grows on its way to the last (`_grows_forward`).
+    as large as one that is only read (`_tied_table`), or the first logits are far apart and a matrix is why
+    (`_far_logits`), or they never came near equal odds (`_sure_of_what_is_wrong`), or the gradient grows evenly on its
+    way back to the first layer (`_grows_on_its_way`), or what passes through the layers grows on its way to the last
+    (`_grows_forward`).
     Source: He et al., arXiv:1502.01852; of healthy trainings of the tests the median gain is 0.2 to 2.1.
     """
     return (
         _of_matrices(history, large, small, most, least)
         or _shut_norms(history, most, least)
         or _tied_table(history)
+        or _far_logits(history, large)
         or _sure_of_what_is_wrong(history)
         or _grows_on_its_way(history)
         or _grows_forward(history)
@@ -170,6 +172,28 @@ _TIED = (
     "it is the last layer too, and its rows make the outputs as large as the root of their length",
     "the outputs begin too large for another reason, or the loss is no cross-entropy over its rows",
 )
+
+
+def _far_logits(history: History, large: float) -> list[Finding]:
+    """The first cross-entropy was `FAR` times that of equal odds, and some matrices began above `large`, whatever came
+    of it.
+    """
+    gain, odds = initial_gains(history), first_odds(history)
+    which = gain > large
+    if not odds > FAR or not which.any():
+        return []
+    typical = float(np.median(gain[which]))
+    return [
+        _finding(
+            history,
+            pick(history, which),
+            {"gain": typical, "usual": "0.5 to 1.5", "times_equal_odds": odds},
+            f"The first cross-entropy is {odds:.3g} times that of equal odds: the logits are far apart before anything "
+            f"is learnt. These weights began with a gain of about {typical:.2g}, where 0.5 to 1.5 is usual.",
+            "Begin with torch's own initialisation, or the last layer with weights of a deviation of 0.02 or less. The "
+            "first steps go into making the logits small else.",
+        )
+    ]
 
 
 def _sure_of_what_is_wrong(history: History, began: float = 3.0, ended: float = 2.0) -> list[Finding]:

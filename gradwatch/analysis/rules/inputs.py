@@ -20,7 +20,7 @@ from gradwatch.analysis.rules.finding import Finding, either
 from gradwatch.analysis.rules.loss_graph import given_data
 from gradwatch.analysis.rules.losses import scaled_losses
 from gradwatch.analysis.rules.progress import reaches_its_goal, succeeds
-from gradwatch.analysis.rules.sampled_losses import given, inside
+from gradwatch.analysis.rules.sampled_losses import given, inside, sampled
 from gradwatch.analysis.rules.standstill import equal_odds
 from gradwatch.analysis.rules.vanishing_causes import SATURATING
 from gradwatch.history import Floats, History
@@ -36,14 +36,14 @@ def inputs_not_normalised(
     the root mean square of its elements. Alarm: by the median step the latter is above `large`, or the former below
     `small`. Above `beyond`, where there is a norm, the bias's gradient is nothing but rounding, as before a batch norm.
     Asked of the first matrix, if it is no embedding (but see `_beside_tables`) and has a bias, in `least` steps at
-    least; of a recurrent one only whether it is large, as its gradient may come from time steps without any input.
-    A note where the training succeeds and its loss began where that of equal probabilities does, or where another
-    metric got better by half, unless what comes in holds three in four elements of a sigmoid or tanh at their ends
-    throughout. Of units with two ends that what comes in holds at these from the start, no gradient tells its size:
-    see `_at_their_ends`. Of a later matrix it is said where what comes in is `large` times what came into those
-    before it (`too_large_inside`). Where the graphs of the losses show which layers are given data, it is said of
-    those alone. Where the batches that were looked at (`given`) are of a usual size it is not said, and where they
-    are above `large` it is, whatever gradients do.
+    least; of a recurrent one only whether it is large, as its gradient may come from time steps without any input. A
+    note where the training succeeds and its loss began where that of equal probabilities does, or where another metric
+    got better by half, unless what comes in holds three in four elements of a sigmoid or tanh at their ends throughout,
+    or the first cross-entropy was `FAR` times that of equal odds. Of units with two ends that what comes in holds at
+    these from the start, no gradient tells its size: see `_at_their_ends`. Of a later matrix it is said where what
+    comes in is `large` times what came into those before it (`too_large_inside`). Where the graphs of the losses show
+    which layers are given data, it is said of those alone. Where the batches that were looked at (`given`) are of a
+    usual size it is not said, and where they are above `large` it is, whatever gradients do.
     Source: LeCun et al. 1998, Efficient BackProp, section 4.3 (inputs of zero mean and unit variance).
     """
     measured = given(history)
@@ -57,6 +57,7 @@ def inputs_not_normalised(
     what = "far above" if rms > large else "far below"
     ends = inside(history, "saturated")  # what learns by the few units between is slowed down all the same
     held = rms > large and ends is not None and ends.least > 0.75
+    held |= rms > large and first_odds(history) > FAR
     fine = not held and (reaches_its_goal(history, 0.5) or learns_from_chance(history))
     return [
         Finding(
@@ -72,6 +73,18 @@ def inputs_not_normalised(
             "of bytes: divide by 255).",
         )
     ]
+
+
+FAR = 4.0  # in healthy trainings of the tests 2.8 at most
+
+
+def first_odds(history: History) -> float:
+    """How many times that of equal odds the first cross-entropy of logits was that was looked at; 0 where not known.
+
+    Source: Karpathy 2019, A Recipe for Training Neural Networks ("verify loss @ init").
+    """
+    _, entropy = sampled(history, "cross_entropy")
+    return float(entropy[0]) / equal_odds(history) if len(entropy) else 0.0
 
 
 def _by_gradients(
