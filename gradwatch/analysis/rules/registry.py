@@ -76,7 +76,8 @@ from gradwatch.analysis.rules.step_data import with_data
 from gradwatch.analysis.rules.token_targets import future_seen, labels_not_shifted, padding_in_loss
 from gradwatch.analysis.rules.unchanged import weights_unchanged
 from gradwatch.analysis.rules.updates import update_too_large, update_too_small
-from gradwatch.analysis.rules.weight_growth import renorm_binds, weight_decay_too_strong, weight_growth, weights_shrink
+from gradwatch.analysis.rules.weight_decay import weight_decay_too_strong
+from gradwatch.analysis.rules.weight_growth import renorm_binds, weight_growth, weights_shrink
 from gradwatch.analysis.rules.weights_reset import weights_reset
 from gradwatch.analysis.rules.wrong_sign import wrong_sign
 from gradwatch.history import History

@@ -5,17 +5,13 @@ Legend: L layers, M steps in which weights were measured.
 
 from __future__ import annotations
 
-import re
 from dataclasses import replace
 
 import numpy as np
 
 from gradwatch.analysis.rules.facts import (
-    is_adaptive,
     matrices,
     measured,
-    middle,
-    optimizer_kind,
     own_optimizers,
     pick,
     root_mean_square,
@@ -29,6 +25,7 @@ from gradwatch.analysis.rules.progress import succeeds
 from gradwatch.analysis.rules.step_length import lengthened
 from gradwatch.analysis.rules.tries import LOWER, renorm_with
 from gradwatch.analysis.rules.updates import far_targets
+from gradwatch.analysis.rules.weight_decay import decay_of_groups, decouples, is_decay, taken_by_decay
 from gradwatch.formatting import percent, setting_text
 from gradwatch.history import Bools, Floats, History
 from gradwatch.policies import MaxNorm, MaxSpectral, QKClip, Renorm
@@ -57,7 +54,7 @@ def weight_growth(history: History, factor: float = 10.0, min_measured: int = 8,
         return []
     with np.errstate(invalid="ignore", divide="ignore"):
         grown = (norm[:, which] > np.sqrt(begin[which] * end[which])).any(axis=1)  # half of it, in decades
-    decays = any(_decays(group.get("weight_decay")) for group in settings(history))
+    decays = any(is_decay(group.get("weight_decay")) for group in settings(history))
     largest = float(np.nanmax(end[which] / begin[which]))
     longer = lengthened(history)
     causes = _OF_GROWTH if not longer.cause else ()
@@ -118,13 +115,13 @@ def weights_shrink(
         first = np.where(known, ratio[at[0]].astype(np.float64), 0.0)  # NaN of weights that were 0
         left = end / begin * (1 + first)  # before the first step, at most
         wide = matrices(history) & ~_near_zero(history, begin)
-        decays = _taken_by_decay(history) > pull
+        decays = taken_by_decay(history) > pull
         which = wide & (left < (half if decays else share))
     if which.sum() <= wide.sum() / 2:
         which = _of_a_group(history, wide | _gains(history, begin), left < share, pull)
     if not which.any():
         return []
-    decay = max(_decay_of_groups(history), default=0.0)
+    decay = max(decay_of_groups(history), default=0.0)
     row = 0 if decays else int(np.flatnonzero((norm[:, which] < 0.9 * begin[which]).any(axis=1))[0])
     least = float(np.nanmin(left[which]))
     why = _shrinking(history, decay)
@@ -165,10 +162,10 @@ def _of_a_group(history: History, apt: Bools, shrunk: Bools, pull: float) -> Boo
     None where less than two of its `apt` ones did, or no more than half.
     """
     found = np.zeros(len(apt), bool)
-    if not _decouples(history):
+    if not decouples(history):
         return found
     layers = [group.get("layers") or () for o in own_optimizers(history) for group in o.get("groups") or ()]
-    for i, (decay, names) in enumerate(zip(_decay_of_groups(history), layers, strict=False)):
+    for i, (decay, names) in enumerate(zip(decay_of_groups(history), layers, strict=False)):
         rates = set_rate(history, i), set_rate(history)  # one column where all groups have one rate
         held = apt & np.isin(history.layers, names)
         strong = decay * next((rate for rate in rates if np.isfinite(rate)), 0.0) > pull
@@ -176,64 +173,6 @@ def _of_a_group(history: History, apt: Bools, shrunk: Bools, pull: float) -> Boo
             found |= held & shrunk
     return found
 
-
-def weight_decay_too_strong(
-    history: History, share: float = 0.2, usual: float = 1e-3, min_measured: int = 5
-) -> list[Finding]:
-    """A decay above `usual` that is added to the gradient (L2) of an adaptive optimizer, and is more than a `share` of
-    it in the first quarter of the run, in the median matrix. A warning.
-
-    There it passes through the moments: each weight is drawn to 0 by up to the learning rate, whatever the decay, and
-    those whose gradients are small most of all. A decay of AdamW's size handed to Adam does it.
-    Source: Loshchilov & Hutter, arXiv:1711.05101, section 2 and figure 1. In healthy trainings of the tests it is at
-    most 0.03 of the gradient early on.
-    """
-    own = [group for group in settings(history) if _decays(group.get("weight_decay"))]
-    coupled = _ADDS_DECAY.fullmatch(optimizer_kind(history)) and not any(g.get("decoupled_weight_decay") for g in own)
-    at, norm = measured(history, "weight_norm")
-    if not own or not coupled or len(at) < min_measured:
-        return []
-    decay, wide = max(float(group["weight_decay"]) for group in own), matrices(history)
-    with np.errstate(invalid="ignore", divide="ignore"):
-        shares = decay * norm.astype(np.float64) / history.layer("clipped_norm")[at]
-    early = middle(shares[: -(-len(at) // 4), wide])
-    if decay <= usual or not early > share:
-        return []
-    kind = optimizer_kind(history)
-    return [
-        Finding(
-            "weight-decay-too-strong",
-            "warning",
-            pick(history, wide),
-            int(history.step[0]),
-            int(history.step[-1]),
-            {"decay_over_gradient": early, "weight_decay": decay, "lr": set_rate(history)},
-            f"{kind} adds the decay of {decay:g} times the weights to their gradients, where it was {percent(early)} "
-            "of them: it passes through the moments, and draws each weight to 0 by up to the learning rate in a step.",
-            "Take AdamW, which takes lr x weight_decay of the weights and leaves the moments alone; or a decay of 1e-4 "
-            f"or less with {kind}.",
-        )
-    ]
-
-
-def _taken_by_decay(history: History) -> float:
-    """The share of the weights that a decay takes in a step: rate x decay, where no second moment divides it."""
-    if not _decouples(history):
-        return 0.0
-    return max(_decay_of_groups(history), default=0.0) * set_rate(history)
-
-
-def _decay_of_groups(history: History) -> list[float]:
-    """The weight decay of each param group, 0 where it has none."""
-    return [float(g["weight_decay"]) if _decays(g.get("weight_decay")) else 0.0 for g in settings(history)]
-
-
-def _decouples(history: History) -> bool:
-    """Whether no second moment divides what a decay takes."""
-    return not is_adaptive(history) or "AdamW" in optimizer_kind(history)
-
-
-_ADDS_DECAY = re.compile("Adam|RAdam|NAdam|Adamax|Adagrad|RMSprop|Adadelta|SparseAdam")
 
 _OF_A_PENALTY = (
     "Look in the loss for a term of the weights themselves, a sum of their squares or sizes: take its mean in the "
@@ -302,7 +241,3 @@ def _near_zero(history: History, first: Floats) -> Bools:
 def _gains(history: History, first: Floats) -> Bools:
     """Which layers are vectors that began at 1 or next to it, by their first norms, `[L]`."""
     return np.asarray(~matrices(history) & (np.abs(root_mean_square(history, first) - 1) < 0.1))
-
-
-def _decays(setting: object) -> bool:
-    return isinstance(setting, int | float) and setting > 0

@@ -1,0 +1,119 @@
+"""A weight decay that is a large part of what moves the weights.
+
+Legend: L layers, M steps in which weights were measured, W matrices.
+"""
+
+from __future__ import annotations
+
+import re
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gradwatch.analysis.rules.facts import (
+    is_adaptive,
+    matrices,
+    measured,
+    middle,
+    optimizer_kind,
+    pick,
+    set_rate,
+    settings,
+)
+from gradwatch.analysis.rules.finding import Finding
+from gradwatch.formatting import percent
+from gradwatch.history import Floats, History
+
+_ADDS_DECAY = re.compile("Adam|RAdam|NAdam|Adamax|Adagrad|RMSprop|Adadelta|SparseAdam")
+
+
+def weight_decay_too_strong(
+    history: History, share: float = 0.2, usual: float = 1e-3, min_measured: int = 5, most: float = 0.01
+) -> list[Finding]:
+    """A decay above `usual` that is added to the gradient (L2) of an adaptive optimizer, and is more than a `share` of
+    it in the first quarter of the run, in the median matrix; or one of SGD or AdamW that takes more than `most` of the
+    weights in a step. A warning.
+
+    In the gradient it passes through the moments: each weight is drawn to 0 by up to the learning rate, whatever the
+    decay, and those whose gradients are small most of all. A decay of AdamW's size handed to Adam does it, and a class
+    of somebody's own that is called AdamW and adds it (`_draws_more`).
+    Source: Loshchilov & Hutter, arXiv:1711.05101, section 2 and figure 1. In healthy trainings of the tests it is at
+    most 0.03 of the gradient early on, and takes 0.002 in a step.
+    """
+    own = [group for group in settings(history) if is_decay(group.get("weight_decay"))]
+    at, norm = measured(history, "weight_norm")
+    if not own or len(at) < min_measured:
+        return []
+    kind, decay, wide = optimizer_kind(history), max(float(group["weight_decay"]) for group in own), matrices(history)
+    if (kind == "SGD" or "AdamW" in kind) and (taken := taken_by_decay(history)) > most:
+        return [_takes_too_much(history, pick(history, wide), decay, taken)]
+    early, quarter = slice(-(-len(at) // 4)), norm[: -(-len(at) // 4), wide].astype(np.float64)
+    torch_s_own = any("decoupled_weight_decay" in group for group in own)
+    adds = _ADDS_DECAY.fullmatch(kind) and not any(group.get("decoupled_weight_decay") for group in own)
+    if not adds and (torch_s_own or not _draws_more(history, at[early], quarter, decay)):
+        return []
+    with np.errstate(invalid="ignore", divide="ignore"):
+        of_gradient = middle(decay * quarter / history.layer("clipped_norm")[at[early]][:, wide])
+    if decay <= usual or not of_gradient > share:
+        return []
+    return [
+        Finding(
+            "weight-decay-too-strong",
+            "warning",
+            pick(history, wide),
+            int(history.step[0]),
+            int(history.step[-1]),
+            {"decay_over_gradient": of_gradient, "weight_decay": decay, "lr": set_rate(history)},
+            f"{kind} adds the decay of {decay:g} times the weights to their gradients, where it was "
+            f"{percent(of_gradient)} of them: it passes through the moments, and draws each weight to 0 by up to the "
+            "learning rate in a step.",
+            "Take torch.optim.AdamW, which takes lr x weight_decay of the weights and leaves the moments alone; or a "
+            f"decay of 1e-4 or less with {kind}.",
+        )
+    ]
+
+
+def _draws_more(history: History, at: NDArray[np.intp], norm: Floats, decay: float, left: float = 0.6) -> bool:
+    """Whether most of these matrices `[M, W]` came to less than `left` of their size under an adaptive optimizer, where
+    a decay of its rate times `decay` in each step would have taken less than a tenth.
+    """
+    steps = int(history.layer_step[at[-1]] - history.layer_step[at[0]])
+    taken = 1 - (1 - min(set_rate(history) * decay, 1.0)) ** steps
+    return is_adaptive(history) and taken < 0.1 and middle(norm[-1] / norm[0]) < left
+
+
+def _takes_too_much(history: History, layers: tuple[str, ...], decay: float, taken: float) -> Finding:
+    """The finding of a decay that takes the share `taken` of the weights in each step."""
+    return Finding(
+        "weight-decay-too-strong",
+        "warning",
+        layers,
+        int(history.step[0]),
+        int(history.step[-1]),
+        {"weight_decay": decay, "lr": set_rate(history), "taken_in_a_step": taken},
+        f"The decay of {decay:g} takes {percent(taken)} of the weights in each step (rate x decay): what was learnt "
+        f"some {1 / taken:.0f} steps ago is gone.",
+        f"Lower weight_decay a hundredfold, to {decay / 100:g}: rate x decay is about 1e-4 or less in most trainings.",
+    )
+
+
+def taken_by_decay(history: History) -> float:
+    """The share of the weights that a decay takes in a step: rate x decay, where no second moment divides it."""
+    if not decouples(history):
+        return 0.0
+    return max(decay_of_groups(history), default=0.0) * set_rate(history)
+
+
+def decay_of_groups(history: History) -> list[float]:
+    """The weight decay of each param group, 0 where it has none."""
+    return [float(g["weight_decay"]) if is_decay(g.get("weight_decay")) else 0.0 for g in settings(history)]
+
+
+def decouples(history: History) -> bool:
+    """Whether no second moment divides what a decay takes."""
+    return not is_adaptive(history) or "AdamW" in optimizer_kind(history)
+
+
+def is_decay(setting: object) -> bool:
+    """Whether a group's `weight_decay` is a number above 0."""
+    return isinstance(setting, int | float) and setting > 0

@@ -1,0 +1,47 @@
+"""A decay that is a large part of what moves the weights, by what the optimizer says of itself and what it does."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from make_run import changed, make_history
+
+from gradwatch.analysis.rules.weight_decay import weight_decay_too_strong
+
+STEPS, WIDE = 200, ("0.weight", "2.weight", "4.weight")
+TORCH = {"decoupled_weight_decay": True}
+
+
+def decayed(kind, decay, *, rate=1e-3, left=1.0, gradient=1.0, **settings):
+    """A run whose matrices come to the share `left` of their size, 4, under this optimizer."""
+    settings = {"lr": rate, "weight_decay": decay, **({} if kind == "SGD" else {"betas": [0.9, 0.999]}), **settings}
+    made = {"name": kind, "class": kind, "settings": settings, "groups": ({"layers": list(WIDE)},)}
+    run = make_history(STEPS, every=1, layers=WIDE, optimizers=(made,), logged=("loss",))
+    layers = tuple(replace(layer, shape=(16, 16)) for layer in run.run.layers)
+    norm = np.repeat(4 * np.geomspace(1, left, STEPS)[:, None], 3, axis=1).astype(np.float32)
+    flat = np.full_like(norm, gradient)
+    per_layer = {**run.per_layer, "weight_norm": norm, "grad_norm": flat, "clipped_norm": flat}
+    run = changed(run, per_layer=per_layer, per_step={**run.per_step, "lr": np.full(STEPS, rate)})
+    return replace(run, run=replace(run.run, layers=layers))
+
+
+@pytest.mark.parametrize(
+    ("made", "words"),
+    [
+        (("Adam", 0.1), "adds the decay of 0.1"),
+        (("AdamW", 0.1), ""),
+        (("AdamW", 20.0), "takes 2.0 % of the weights in each step"),
+        (("AdamW", 2.0), ""),
+        (("SGD", 0.2, {"rate": 0.1}), "takes 2.0 % of the weights in each step"),
+        (("SGD", 5e-4, {"rate": 0.1}), ""),
+        (("Prodigy", 0.1, {"rate": 1.0}), ""),  # its rate is a factor
+        (("AdamW", 0.1, {"left": 1e-2}), "adds the decay of 0.1"),  # of somebody's own
+        (("AdamW", 0.1, {"left": 1e-2, **TORCH}), ""),
+        (("AdamW", 0.1, {"left": 1e-2, "gradient": 1e4}), ""),
+        (("AdamW", 0.1, {"left": 0.5}), ""),  # in a quarter of the run next to nothing
+    ],
+)
+def test_a_decay_that_is_too_strong(made, words):
+    kind, decay, *rest = made
+    told = weight_decay_too_strong(decayed(kind, decay, **(rest[0] if rest else {})))
+    assert [words in f.cause for f in told] == [True] * bool(words)
