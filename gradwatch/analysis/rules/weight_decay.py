@@ -38,7 +38,7 @@ def weight_decay_too_strong(
     decay, and those whose gradients are small most of all. A decay of AdamW's size handed to Adam does it, and a class
     of somebody's own that is called AdamW and adds it (`_draws_more`).
     Source: Loshchilov & Hutter, arXiv:1711.05101, section 2 and figure 1. In healthy trainings of the tests it is at
-    most 0.03 of the gradient early on, and takes 0.002 in a step.
+    most 0.03 of the gradient early on, and takes 0.006 in a step.
     """
     own = [group for group in settings(history) if is_decay(group.get("weight_decay"))]
     at, norm = measured(history, "weight_norm")
