@@ -115,6 +115,25 @@ def thrown(at=200, up=3.0):
     return np.where(row < at, 2.3 - 2 * row / STEPS, up) + 0.1 * NOISE
 
 
+@pytest.mark.parametrize(
+    ("ratio", "then", "found"),
+    [
+        (0.3, 2.3, True),
+        (0.3, 30.0, True),
+        (0.1, 2.3, False),  # the first step was short
+        (0.3, 0.3, False),  # it comes down again, as below the catapult's highest rate
+    ],
+)
+def test_a_loss_that_leapt_with_a_long_first_step_and_won_nothing_since(ratio, then, found):
+    loss = np.where(np.arange(STEPS) < 3, [2.4, 9.0, 25.0, *[0] * (STEPS - 3)], then) + 0.01 * NOISE
+    first = np.where(np.arange(STEPS) == 0, ratio, 0.01)
+    leapt = run(loss=loss, ratio=first[:, None])
+    told = [f for f in lr_too_high(leapt) if "leapt_to" in f.evidence]
+    assert [f.first_step for f in told] == [0] * found
+    if then == 30:  # it is the root of what it grew to
+        assert diagnose(changed(leapt, per_step={**leapt.per_step, "loss": loss}))[0].rule == "lr-too-high"
+
+
 def test_a_schedule_that_raised_the_rate_before_is_named():
     raised = np.where(np.arange(STEPS) < 190, 0.01, 0.1)
     words = "At step 190 the schedule raised the learning rate from 0.01 to 0.1."
@@ -687,9 +706,13 @@ def test_weights_that_stand_still_where_the_gradients_are_next_to_nothing_have_c
 def test_a_judge_that_knew_nothing_at_first_does_not_make_its_rival_explode():
     norm = 0.03 + 0.5 * np.minimum(np.arange(STEPS) / 20, 1.0) + np.where(np.arange(STEPS) == 300, 8.0, 0)
     loss = 0.8 + np.where(np.arange(STEPS) > 15, 0.5, 0) + np.where(np.arange(STEPS) == 200, 4.0, 0) + 0.1 * NOISE
-    other = {"loss/D": np.full(STEPS, np.nan)}
-    assert exploding(run(**{"loss/G": loss, "grad_norm": norm, **other})) == []
-    assert exploding(run(**{"loss/G": loss, "grad_norm": norm * np.geomspace(1, 100, STEPS), **other}))
+    for steady, found in ((True, False), (False, True)):
+        norms = norm if steady else norm * np.geomspace(1, 100, STEPS)
+        alone = run(**{"loss/G": loss, "grad_norm": norms, "loss/D": np.full(STEPS, np.nan)})
+        both = tuple({**alone.run.optimizers[0], "name": name} for name in "DG")
+        lane = replace(changed(alone, optimizer=["G"] * STEPS), run=replace(alone.run, optimizers=both))
+        assert bool(exploding(lane)) == found
+        assert exploding(alone), "the loss of a run of its own that was never finite makes nobody its rival"
 
 
 # -------------------------------------------------------------------------------------------------- a clip as the rate

@@ -379,7 +379,8 @@ def test_of_two_that_may_follow_from_each_other_the_first_is_the_root():
 @pytest.mark.parametrize(("own", "roots"), [(True, ["D"]), (False, ["D", "G"])])
 def test_what_one_rival_hands_to_the_other_is_said_once(own, roots):
     """Rivals log a loss each; two optimizers of one model share it, and each is judged for itself."""
-    history = make_history(steps=160, logged=())
+    made = tuple({"name": name, "class": "Adam", "settings": {}} for name in "DG")
+    history = make_history(steps=160, logged=(), optimizers=made)
     of_d, bad = history.step % 2 == 0, history.step >= 80
     losses = {"loss/D": np.where(of_d, 0.7, np.nan), "loss/G": np.where(of_d, np.nan, 0.7)} if own else {}
     norms = {"grad_norm": np.where(bad, np.nan, history.total("grad_norm")), "nonfinite": 1.0 * bad}

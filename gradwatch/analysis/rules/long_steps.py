@@ -31,6 +31,7 @@ from gradwatch.analysis.rules.long_steps_effects import (
     anew,
     died_at_once,
     first_step,
+    leapt,
     outgrew,
     overwritten,
     ran_away,
@@ -66,14 +67,16 @@ def lr_too_high(history: History, jump: float = 0.35, sigmas: float = 6.0, width
     other (the first step alone is: `first_step`), or where it is below 0 early or begins in its own noise (a policy
     gradient's): it has no scale.
     First steps that were far too long show in the weights (`ran_away`), which is said where the loss shows nothing by
-    the first 50 steps; and so do steps that lead the weights away while little is learnt (`outgrew`), those of an Adam
-    that begins anew in each (`anew`) or whose betas are swapped (`turned`), and those that shut what is inside the
-    model (`shut`) or leave no gradient (`died_at_once`).
+    the first 50 steps; so do first steps after which a loss leaps and wins nothing (`leapt`), steps that lead the
+    weights away while little is learnt (`outgrew`), those of an Adam that begins anew in each (`anew`) or whose betas
+    are swapped (`turned`), and those that shut what is inside the model (`shut`) or leave no gradient (`died_at_once`).
     Source: methods, S5: jump over the running minimum of 1.95 to 8.6 nats against .36 or less in healthy runs, where
     spike scores stay 0; section 0.3: under Adam warm-up cures it, and clipping does not.
     """
     if has_rivals(history):
         return _of(history, first_step(history))
+    if at_once := leapt(history):
+        return _of(history, at_once)
     away = _of(history, ran_away(history))
     soon = away[0].first_step + BY_THEN if away else 0
     for name, values in scaled_losses(history).items():

@@ -24,7 +24,7 @@ from gradwatch.analysis.rules.facts import (
 )
 from gradwatch.analysis.rules.far_beginning import begins_small
 from gradwatch.analysis.rules.finding import Severity
-from gradwatch.analysis.rules.losses import odd_batch
+from gradwatch.analysis.rules.losses import odd_batch, scaled_losses
 from gradwatch.analysis.rules.progress import (
     came_down,
     can_be_judged,
@@ -34,6 +34,7 @@ from gradwatch.analysis.rules.progress import (
     succeeds,
 )
 from gradwatch.analysis.rules.sampled_losses import INSIDE, inside, is_explained
+from gradwatch.analysis.rules.standstill import equal_odds
 from gradwatch.analysis.rules.step_length import betas_turned, first_ratio, is_new_each_step
 from gradwatch.formatting import percent
 from gradwatch.history import Bools, Floats, History
@@ -109,6 +110,31 @@ def ran_away(
         "error" if losses and not any(p.is_real() or p.ended < 0.9 * p.first for p in losses) else "warning"
     )
     return Effect(severity, begin, evidence, why)
+
+
+def leapt(history: History, own: float = 0.2, times: float = 2.5, soon: int = 10) -> Effect | None:
+    """The first step changed most matrices by the share `own` of their size, each training loss leapt to `times` its
+    first value within `soon` steps, and stands no lower than it began or at equal odds.
+
+    What becomes of the units then is chance: they die, or the loss is thrown on, or grows until it is not finite.
+    Source: Lewkowycz et al. 2020, arXiv:2003.02218 (a loss that leaps at first comes down again below a rate, and above
+    it never does).
+    """
+    first, losses = first_ratio(history), [*scaled_losses(history).values()]
+    told = first > own and not begins_small(history) and (initial_gains(history) > 0).sum() > 1
+    if not told or not losses:
+        return None
+    highest = 0.0
+    for each in losses:
+        values = each[np.isfinite(each)]
+        ended = middle(values[-max(3, len(values) // 4) :])
+        if len(values) <= soon or not 0 < times * values[0] < values[:soon].max():
+            return None
+        if ended < 0.9 * values[0] and not ended > 0.99 * equal_odds(history):
+            return None
+        highest = float(values[:soon].max())
+    why = f"{_changed_by(first)} The loss leapt with it, and has won nothing since."
+    return Effect("error", 0, {"update_ratio": first, "leapt_to": highest}, why)
 
 
 def first_step(history: History, own: float = 0.75) -> Effect | None:

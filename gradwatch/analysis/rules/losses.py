@@ -75,12 +75,13 @@ def has_rivals(history: History) -> bool:
     """Whether this is a part of a run, or one lane of several that have losses of their own.
 
     They have where one was logged that was not once seen here, or two of the training data in the same steps: most
-    loops log those of all parts together, when the last one has stepped.
+    loops log those of all parts together, when the last one has stepped. Of a run of one lane a loss that was never
+    finite is its own.
     """
     seen = [np.isfinite(history.total(name)).any() for name in history.logged if is_loss(name)]
     lane = len(own_optimizers(history)) < len(history.run.optimizers)
-    several = lane and sum(map(is_training_loss, history.logged)) > 1
-    return history.run.part is not None or not all(seen) or several
+    several = sum(map(is_training_loss, history.logged)) > 1
+    return history.run.part is not None or (lane and (several or not all(seen)))
 
 
 def odd_batch(history: History, times: float = 30.0, usual: int = 16) -> int | None:
