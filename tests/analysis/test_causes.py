@@ -130,8 +130,6 @@ def test_a_loss_that_leapt_with_a_long_first_step_and_won_nothing_since(ratio, t
     leapt = run(loss=loss, ratio=first[:, None])
     told = [f for f in lr_too_high(leapt) if "leapt_to" in f.evidence]
     assert [f.first_step for f in told] == [0] * found
-    if then == 30:  # it is the root of what it grew to
-        assert diagnose(changed(leapt, per_step={**leapt.per_step, "loss": loss}))[0].rule == "lr-too-high"
 
 
 def test_a_schedule_that_raised_the_rate_before_is_named():
@@ -709,6 +707,7 @@ def test_a_judge_that_knew_nothing_at_first_does_not_make_its_rival_explode():
     for steady, found in ((True, False), (False, True)):
         norms = norm if steady else norm * np.geomspace(1, 100, STEPS)
         alone = run(**{"loss/G": loss, "grad_norm": norms, "loss/D": np.full(STEPS, np.nan)})
+        alone = changed(alone, optimizer=["SGD"] * STEPS)
         both = tuple({**alone.run.optimizers[0], "name": name} for name in "DG")
         lane = replace(changed(alone, optimizer=["G"] * STEPS), run=replace(alone.run, optimizers=both))
         assert bool(exploding(lane)) == found

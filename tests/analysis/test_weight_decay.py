@@ -30,11 +30,7 @@ def decayed(kind, decay, *, rate=1e-3, left=1.0, gradient=1.0, **settings):
     [
         (("Adam", 0.1), "adds the decay of 0.1"),
         (("AdamW", 0.1), ""),
-        (("AdamW", 20.0), "takes 2.0 % of the weights in each step"),
-        (("AdamW", 2.0), ""),
-        (("SGD", 0.2, {"rate": 0.1}), "takes 2.0 % of the weights in each step"),
-        (("SGD", 5e-4, {"rate": 0.1}), ""),
-        (("Prodigy", 0.1, {"rate": 1.0}), ""),  # its rate is a factor
+        (("SGD", 0.2, {"rate": 0.1, "left": 1e-2}), ""),
         (("AdamW", 0.1, {"left": 1e-2}), "adds the decay of 0.1"),  # of somebody's own
         (("AdamW", 0.1, {"left": 1e-2, **TORCH}), ""),
         (("AdamW", 0.1, {"left": 1e-2, "gradient": 1e4}), ""),

@@ -80,8 +80,9 @@ def has_rivals(history: History) -> bool:
     """
     seen = [np.isfinite(history.total(name)).any() for name in history.logged if is_loss(name)]
     lane = len(own_optimizers(history)) < len(history.run.optimizers)
-    several = sum(map(is_training_loss, history.logged)) > 1
-    return history.run.part is not None or (lane and (several or not all(seen)))
+    several = lane and sum(map(is_training_loss, history.logged)) > 1
+    alone = {o.get("name") for o in history.run.optimizers} == {*map(str, history.optimizer)}
+    return history.run.part is not None or not (alone or all(seen)) or several
 
 
 def odd_batch(history: History, times: float = 30.0, usual: int = 16) -> int | None:

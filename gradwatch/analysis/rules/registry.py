@@ -218,7 +218,7 @@ def _began(finding: Finding, findings: list[Finding]) -> int:
     """The first step of a finding, of a sign of an explosion that of the explosion; of what sums up a run, its last."""
     if finding.rule in _OF_THE_RUN:
         return finding.last_step
-    sign = finding.rule in SIGNS and not {"odd_batch", "leapt_to"} & finding.evidence.keys()  # these are no mere signs
+    sign = finding.rule in SIGNS and "odd_batch" not in finding.evidence
     ahead = [f.first_step for f in findings if f.rule == "exploding" and sign]
     return max([finding.first_step, *(step for step in ahead if step - finding.first_step <= SIGN_STEPS)])
 

@@ -28,25 +28,22 @@ _ADDS_DECAY = re.compile("Adam|RAdam|NAdam|Adamax|Adagrad|RMSprop|Adadelta|Spars
 
 
 def weight_decay_too_strong(
-    history: History, share: float = 0.2, usual: float = 1e-3, min_measured: int = 5, most: float = 0.01
+    history: History, share: float = 0.2, usual: float = 1e-3, min_measured: int = 5
 ) -> list[Finding]:
     """A decay above `usual` that is added to the gradient (L2) of an adaptive optimizer, and is more than a `share` of
-    it in the first quarter of the run, in the median matrix; or one of SGD or AdamW that takes more than `most` of the
-    weights in a step. A warning.
+    it in the first quarter of the run, in the median matrix. A warning.
 
     In the gradient it passes through the moments: each weight is drawn to 0 by up to the learning rate, whatever the
     decay, and those whose gradients are small most of all. A decay of AdamW's size handed to Adam does it, and a class
     of somebody's own that is called AdamW and adds it (`_draws_more`).
     Source: Loshchilov & Hutter, arXiv:1711.05101, section 2 and figure 1. In healthy trainings of the tests it is at
-    most 0.03 of the gradient early on, and takes 0.006 in a step.
+    most 0.03 of the gradient early on.
     """
     own = [group for group in settings(history) if is_decay(group.get("weight_decay"))]
     at, norm = measured(history, "weight_norm")
     if not own or len(at) < min_measured:
         return []
     kind, decay, wide = optimizer_kind(history), max(float(group["weight_decay"]) for group in own), matrices(history)
-    if (kind == "SGD" or "AdamW" in kind) and (taken := taken_by_decay(history)) > most:
-        return [_takes_too_much(history, pick(history, wide), decay, taken)]
     early, quarter = slice(-(-len(at) // 4)), norm[: -(-len(at) // 4), wide].astype(np.float64)
     torch_s_own = any("decoupled_weight_decay" in group for group in own)
     adds = _ADDS_DECAY.fullmatch(kind) and not any(group.get("decoupled_weight_decay") for group in own)
@@ -80,21 +77,6 @@ def _draws_more(history: History, at: NDArray[np.intp], norm: Floats, decay: flo
     steps = int(history.layer_step[at[-1]] - history.layer_step[at[0]])
     taken = 1 - (1 - min(set_rate(history) * decay, 1.0)) ** steps
     return is_adaptive(history) and taken < 0.1 and middle(norm[-1] / norm[0]) < left
-
-
-def _takes_too_much(history: History, layers: tuple[str, ...], decay: float, taken: float) -> Finding:
-    """The finding of a decay that takes the share `taken` of the weights in each step."""
-    return Finding(
-        "weight-decay-too-strong",
-        "warning",
-        layers,
-        int(history.step[0]),
-        int(history.step[-1]),
-        {"weight_decay": decay, "lr": set_rate(history), "taken_in_a_step": taken},
-        f"The decay of {decay:g} takes {percent(taken)} of the weights in each step (rate x decay): what was learnt "
-        f"some {1 / taken:.0f} steps ago is gone.",
-        f"Lower weight_decay a hundredfold, to {decay / 100:g}: rate x decay is about 1e-4 or less in most trainings.",
-    )
 
 
 def taken_by_decay(history: History) -> float:
