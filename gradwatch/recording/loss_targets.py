@@ -112,8 +112,8 @@ class LossTargets:
             found[f"{IN_LOSS}passes"] = float(len(self._passes))
         if self._factor is None and 1 < len(self._passes) == self._passes.count(self._now):
             found[f"{IN_LOSS}summed"] = float(len(self._passes))
-        if len(self._through) > 1 and not self._through[-1] and any(map(_moved, self._through)):
-            found[f"{IN_LOSS}of_another"] = float(sum(map(_moved, self._through)))
+        if (of_others := sum(map(_moved, self._through))) and not self._through[-1]:
+            found[f"{IN_LOSS}of_another"] = float(of_others)
         if self._is_kept is not None and self._layout is not None and self._passes:  # else by autograd.grad()
             own = [i for i, p in enumerate(self._layout.params) if p.grad is not None and (held is None or held[i])]
             kept = sum(i in self._kept for i in own) / max(len(own), 1)
@@ -132,21 +132,22 @@ class LossTargets:
             self._now = (beginning(first), sum(p._version for p in self._layout.params) if self._layout else 0)
             if not self._marks:
                 self._gone, self._passes = [*self._gone, *self._passes], []
+            self._comes_through, graph = [], None
             for loss in losses if isinstance(losses, Sequence) else (losses,):
                 if self._to_look_at:
                     self._to_look_at -= 1
-                    self._look_at(loss)
-            self._comes_through = []
+                    graph = self._look_at(loss) or graph
             if self._strangers and isinstance(first, Tensor) and len(self._through) < MOST_LOSSES:
-                through = LossGraph(first, self._ids()).strangers
+                through = (graph if graph is not None else LossGraph(first, self._ids())).strangers
                 self._comes_through = [(weakref.ref(p), p._version) for p in through]
 
-    def _look_at(self, loss: Any) -> None:
+    def _look_at(self, loss: Any) -> LossGraph | None:
+        """The graph of a loss of these layers, whose numbers are kept."""
         if self._layout is None or not isinstance(loss, Tensor) or is_captured(loss.device):
-            return
+            return None
         graph = LossGraph(loss, self._ids())
         if not graph.reached and self._layout.sharding is None:
-            return
+            return None
         self._to_look_at, self._of_data = 0, graph.asks_of_data
         self._factor = graph.factor()
         self._values |= (asked := graph.targets())
@@ -157,6 +158,7 @@ class LossTargets:
         gone = sum(stranger() is None for stranger in self._strangers)
         self._values |= {f"{IN_LOSS}parameters_gone": float(gone)} if gone else {}
         self._strangers = [weakref.ref(parameter) for parameter in graph.strangers]
+        return graph
 
     @untraced
     def after(self, before: Any) -> None:

@@ -121,8 +121,7 @@ def leapt(history: History, own: float = 0.2, times: float = 2.5, soon: int = 10
     it never does).
     """
     first, losses = first_ratio(history), [*scaled_losses(history).values()]
-    told = first > own and not begins_small(history) and (initial_gains(history) > 0).sum() > 1
-    if not told or not losses:
+    if not first > own or not losses or not _has_sizes(history):
         return None
     highest = 0.0
     for each in losses:
@@ -154,8 +153,12 @@ def _set_by_the_rate(history: History) -> float:
     """The update ratio of the first step; 0 where the rate does not set it, of weights that begin next to 0, and of a
     single matrix.
     """
-    told = steps_by_rate(history) and not begins_small(history) and (initial_gains(history) > 0).sum() > 1
-    return first_ratio(history) if told else 0.0
+    return first_ratio(history) if steps_by_rate(history) and _has_sizes(history) else 0.0
+
+
+def _has_sizes(history: History) -> bool:
+    """Whether there are several matrices, and they did not begin next to 0: a step may be held against their size."""
+    return not begins_small(history) and bool((initial_gains(history) > 0).sum() > 1)
 
 
 def _changed_by(first: float) -> str:

@@ -43,7 +43,7 @@ def weight_decay_too_strong(
     at, norm = measured(history, "weight_norm")
     if not own or len(at) < min_measured:
         return []
-    kind, decay, wide = optimizer_kind(history), max(float(group["weight_decay"]) for group in own), matrices(history)
+    kind, decay, wide = optimizer_kind(history), max(decay_of_groups(history)), matrices(history)
     early, quarter = slice(-(-len(at) // 4)), norm[: -(-len(at) // 4), wide].astype(np.float64)
     torch_s_own = any("decoupled_weight_decay" in group for group in own)
     adds = _ADDS_DECAY.fullmatch(kind) and not any(group.get("decoupled_weight_decay") for group in own)

@@ -22,13 +22,18 @@ def wrong_sign(history: History, min_steps: int = 20) -> list[Finding]:
     no matrix: a multiplier of Lagrange's climbs.
     Source: torch's documentation of `maximize`.
     """
-    if len(history) < min_steps or has_rivals(history):
-        return _scored_one_way(history)
+    alone = len(history) >= min_steps and not has_rivals(history)
+    found = (_some_climb(history) or _against_entropy(history)) if alone else []
+    return found or _scored_one_way(history)
+
+
+def _some_climb(history: History) -> list[Finding]:
+    """Some groups of a training that does not succeed have `maximize=True`, and others have not."""
     groups = settings(history)
     climbs = [bool(group.get("maximize")) for group in groups]
     uphill = np.array([bool(group.get("maximize")) for _, group in owners(history)], bool)
     if len({*climbs}) < 2 or succeeds(history) or (uphill.any() and not (uphill & matrices(history)).any()):
-        return _against_entropy(history)
+        return []
     which = ", ".join(str(i) for i, climbing in enumerate(climbs) if climbing)
     return [
         Finding(
@@ -53,7 +58,7 @@ def _against_entropy(history: History, least: int = 3) -> list[Finding]:
     """
     step, rewarded, _ = sampled(history, "entropy_rewarded", "advantage_std")
     if len(step) < least or rewarded.any():
-        return _scored_one_way(history)
+        return []
     return [
         Finding(
             "wrong-sign",
