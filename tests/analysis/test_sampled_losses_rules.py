@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from make_run import changed, make_history
 
+from gradwatch.analysis.rules.activations import dead_units, saturated
 from gradwatch.analysis.rules.advantages import returns_not_normalised, values_overestimated
 from gradwatch.analysis.rules.bounded_logits import logits_bounded
 from gradwatch.analysis.rules.codebook import codebook_collapse
@@ -300,6 +301,38 @@ def test_inputs_that_hold_a_sigmoid_at_its_ends_are_no_note(share, severity):
     seen = {"input_rms": 80.0, "saturated": share, "layer_of/input_rms": 0, "layer_of/saturated": 0}
     (found,) = inputs_not_normalised(run_with(losses=np.geomspace(0.7, 0.1, 240), **seen))
     assert found.severity == severity
+
+
+BY_AND_BY = np.clip(np.arange(SAMPLES) / 8, 0.1, 1)  # flat from the eighth sample on
+
+
+@pytest.mark.parametrize(
+    ("losses", "dead", "found"),
+    [
+        (None, BY_AND_BY, True),
+        (np.geomspace(0.7, 0.1, 240), BY_AND_BY, False),  # it is learnt all the same
+        (None, 0.8 * BY_AND_BY, False),
+    ],
+)
+def test_units_that_died_on_the_way_are_dead_where_nothing_got_better(losses, dead, found):
+    history = run_with(losses=losses, dead=dead, **{"layer_of/dead": 1})
+    told = [(f.rule, f.layers, f.first_step) for f in dead_units(history)]
+    assert told == ([("dead-units", (history.run.layers[1].name,), 60)] if found else [])
+
+
+@pytest.mark.parametrize(
+    ("norm", "losses", "found"),
+    [
+        (0.0, np.geomspace(45, 2.3, 240), True),  # it fell to where an output is sure, and wrong
+        (0.01, np.geomspace(45, 2.3, 240), False),
+        (0.0, np.geomspace(45, 1e-3, 240), False),  # sure, and right
+    ],
+)
+def test_an_output_that_got_to_its_ends_and_has_no_gradient_left_is_saturated(norm, losses, found):
+    history = run_with(losses=losses, end_saturated=BY_AND_BY, **{"layer_of/end_saturated": 1})
+    late = {"grad_norm": np.where(np.arange(240) < 90, history.total("grad_norm"), norm)}
+    history = changed(history, per_step={**history.per_step, **late})
+    assert [(f.rule, f.first_step) for f in saturated(history)] == [("saturated", 60)] * found
 
 
 def path(operations):

@@ -228,6 +228,22 @@ def test_weights_whose_own_group_has_next_to_no_rate_are_no_copies():
     assert found.evidence["lr"] == 1e-11
 
 
+@pytest.mark.parametrize(
+    ("dtype", "rate", "said"), [("bfloat16", 1e-4, True), ("bfloat16", 1e-2, False), ("float32", 1e-4, False)]
+)
+def test_a_rate_that_moves_only_the_smallest_of_weights_in_half_precision_is_rounded_away(dtype, rate, said):
+    """Adam moves each element by the rate at most; an eighth of a bfloat16's eps is 2**-10 of its size."""
+    plain = run("Adam", settings={"lr": rate}, lr=np.full(STEPS, rate), loss=3 - ROW / STEPS)
+    layers = tuple(replace(layer, dtype=dtype) for layer in plain.run.layers)
+    sizes = np.sqrt([layer.numel for layer in layers]).astype(np.float32)  # weights of about 1
+    known = ~np.isnan(plain.per_layer["weight_norm"])
+    per_layer = {"weight_norm": np.where(known, sizes, np.nan), "update_ratio": np.where(known, 0.3 * rate, np.nan)}
+    history = changed(replace(plain, run=replace(plain.run, layers=layers)), per_layer={**plain.per_layer, **per_layer})
+    found = weights_unchanged(history)
+    assert [f.rule for f in found] == ["weights-unchanged"] * said
+    assert not said or "smaller than bfloat16 can add to weights of this size" in found[0].cause
+
+
 @pytest.mark.parametrize(("optimizer", "said"), [("Rprop", True), ("LBFGS", True), ("Adam", False)])
 def test_an_optimizer_of_whole_batches_on_noisy_ones(optimizer, said):
     history = run(optimizer, loss=3 * FALLS + 1 + 0.5 * NOISE)

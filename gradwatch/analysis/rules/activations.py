@@ -12,9 +12,9 @@ import numpy as np
 from gradwatch.analysis.rules.activation_facts import is_meant
 from gradwatch.analysis.rules.dead_layers import dead_layer
 from gradwatch.analysis.rules.finding import Finding, Severity
-from gradwatch.analysis.rules.losses import has_rivals
+from gradwatch.analysis.rules.losses import has_rivals, learnt
 from gradwatch.analysis.rules.progress import succeeds
-from gradwatch.analysis.rules.sampled_losses import inside
+from gradwatch.analysis.rules.sampled_losses import inside, sampled
 from gradwatch.formatting import percent
 from gradwatch.history import History
 
@@ -24,12 +24,15 @@ def dead_units(history: History, share: float = 0.5, min_rows: int = 3) -> list[
 
     `dead` of a module, by the median of the last third of the sampled steps, is more than `share`. It is recorded where
     each unit had at least 32 elements in a step. From the first sampled step after which half of that was never
-    undercut. Or, where no module was looked at and no layer is dead, from the start (`_from_the_start`).
+    undercut. Or, where no module was looked at and no layer is dead, from the start (`_from_the_start`), or since then,
+    where nothing got better (`_on_the_way`).
     Source: SageMaker Debugger's DeadRelu (a unit is dead that hardly ever fires; alarm for more than half of a layer).
     """
-    return _held(history, "dead", share, min_rows, "dead-units", _dead_words) or (
-        [] if dead_layer(history) else _from_the_start(history, ("dead",), "dead-units", _dead_words, 0.8)
-    )
+    found = _held(history, "dead", share, min_rows, "dead-units", _dead_words)
+    if found or dead_layer(history):
+        return found
+    found = _from_the_start(history, ("dead",), "dead-units", _dead_words, 0.8)
+    return found or ([] if succeeds(history) else _on_the_way(history, "dead", "dead-units", _dead_words))
 
 
 def saturated(history: History, share: float = 0.5, min_rows: int = 3) -> list[Finding]:
@@ -38,13 +41,17 @@ def saturated(history: History, share: float = 0.5, min_rows: int = 3) -> list[F
     By the median of the last third of the sampled steps, from the first after which half of that was never undercut.
     Not of the last module of the forward pass: an output is meant to be sure of itself. Or, where no module was looked
     at, from the start (`_from_the_start`), also of an output: at first it has no reason to be. But for the answers of a
-    rival, which may be sure at once: of those `generator_starves` tells.
+    rival, which may be sure at once: of those `generator_starves` tells. Or of an output that came there and is left
+    without any gradient, while the loss is not at 0 (`_on_the_way`).
     Source: Glorot and Bengio 2010, "Understanding the difficulty of training deep feedforward neural networks".
     """
     kinds = ("saturated",) if has_rivals(history) else ("saturated", "end_saturated")
-    return _held(history, "saturated", share, min_rows, "saturated", _saturated_words) or _from_the_start(
+    found = _held(history, "saturated", share, min_rows, "saturated", _saturated_words) or _from_the_start(
         history, kinds, "saturated", _saturated_words
     )
+    if found or has_rivals(history) or not _gets_no_gradient(history):
+        return found
+    return _on_the_way(history, "end_saturated", "saturated", _saturated_words)
 
 
 Words = Callable[[float, int, int], tuple[str, str]]  # of the worst share, how many modules, since which step
@@ -96,6 +103,31 @@ def _from_the_start(
     evidence: dict[str, float | str] = {"share": held[0].last, "modules": 1}
     steps = held[0].first_step, int(history.step[-1])
     return [Finding(rule, severity, (held[0].layer,), *steps, evidence, cause, cure)]
+
+
+def _gets_no_gradient(history: History, share: float = 0.9, done: float = 1e-3) -> bool:
+    """Whether the gradient was exactly 0 in the `share` of the second half, with more than `done` of a loss left."""
+    late = np.arange(len(history)) >= len(history) // 2
+    zero = (history.total("grad_norm") == 0) & ~learnt(history, done)
+    return bool(zero[late].mean() > share)
+
+
+def _on_the_way(
+    history: History, kind: str, rule: str, words: Words, first: float = 0.6, share: float = 0.9
+) -> list[Finding]:
+    """The same of a kind of which less than `first` was flat in the first sample, and the `share` in the end.
+
+    From the first sample after which four fifths of the `share` were never undercut. Where modules were not looked at.
+    Of the 32 trainings of the tests that end so, or nearly so, every one is sick.
+    """
+    seen = None if history.activations.layers else inside(history, kind)
+    if seen is None or not seen.first < first <= share < seen.last:
+        return []
+    at, values = sampled(history, kind)
+    since = int(at[min(np.flatnonzero(values < 0.8 * share)[-1] + 1, len(at) - 1)])
+    cause, cure = words(seen.last, 1, since)
+    evidence: dict[str, float | str] = {"share": seen.last, "at_first": float(seen.first), "modules": 1}
+    return [Finding(rule, "warning", (seen.layer,), since, int(history.step[-1]), evidence, cause, cure)]
 
 
 def _dead_words(worst: float, count: int, first: int) -> tuple[str, str]:

@@ -31,6 +31,7 @@ from gradwatch.history import Bools, Floats, History
 
 Rows = NDArray[np.intp]
 EPS = {"float64": 2.0**-52, "float32": 2.0**-23, "float16": 2.0**-10, "bfloat16": 2.0**-7}
+FEW_MOVE = 8  # below this share of eps a step moves only what is under half of the weights' root mean square
 
 
 def weights_unchanged(history: History, min_steps: int = 10, min_measured: int = 3) -> list[Finding]:
@@ -100,6 +101,8 @@ def _still(
         with np.errstate(invalid="ignore"):
             known = taken & np.isfinite(norm[rows, i]) & (norm[rows, i] > least_norm) & ~np.isnan(own)
             still = (own == 0) | ((wanted < 2 * eps[i]) & (wanted > 0) & (own < share * wanted))  # or rounded away
+            if is_matrix and eps[i] > EPS["float32"]:  # so that few numbers are small enough to be moved at all
+                still |= (wanted < eps[i] / FEW_MOVE) & (wanted > 0)
             if away is not None:  # put back between two steps, of which the first moved it
                 still[1:] |= (own[:-1] > 0) & (away[rows[1:], i] == 0)
         moves = np.flatnonzero(known & ~still)
