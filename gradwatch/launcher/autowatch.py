@@ -26,7 +26,7 @@ from gradwatch.policies import parse
 from gradwatch.policies.intervention import Intervention
 from gradwatch.recording import layers
 from gradwatch.recording.attach import settle_unheld, watch, watch_of
-from gradwatch.recording.hooks import fires_hooks, untraced
+from gradwatch.recording.hooks import closure_in, fires_hooks, untraced, with_closure
 from gradwatch.recording.loop_clips import Clip
 from gradwatch.recording.torch_patches import Listener, listen, replace_clips
 from gradwatch.recording.watch import Watch
@@ -104,24 +104,24 @@ class AutoWatch:
     @untraced
     def before(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Hook:
         """Before each step of every optimizer. Before the gradients are there, where it is given a closure."""
-        closure = args[1] if len(args) > 1 else kwargs.get("closure")
+        closure = closure_in(args, kwargs)
         if closure is None:
             self._begin(optimizer)
             return None
         self._meet(optimizer)
         self._early = self.losses.take()
 
-        def evaluate() -> Any:
-            loss = closure()
+        def evaluate(*given: Any, **named: Any) -> Any:
+            loss = closure(*given, **named)
             self.losses.freeze()
             return loss
 
-        return ((args[0], evaluate, *args[2:]), kwargs) if len(args) > 1 else (args, {**kwargs, "closure": evaluate})
+        return with_closure(args, kwargs, evaluate)
 
     @untraced
     def after(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """After each step of every optimizer."""
-        if (args[1] if len(args) > 1 else kwargs.get("closure")) is not None:
+        if closure_in(args, kwargs) is not None:
             inside, watched, loss = self.losses.since, self._known.get(optimizer), self.losses.take()
             loss = loss if inside else self._early
             if watched is not None and loss is not None and not watched.closed:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import functools
+import inspect
 import sys
 from collections.abc import Callable, Sequence
 from types import FrameType
 from typing import Any, ParamSpec, TypeVar
 
 import torch
+from torch import nn
 from torch._C._dynamo.eval_frame import get_eval_frame_callback
 from torch.compiler import is_dynamo_compiling
 from torch.optim import Optimizer
@@ -17,7 +19,8 @@ from gradwatch.errors import WatchError
 from gradwatch.measure.autograd import without_autograd
 from gradwatch.recording.zero import ZeroOptimizer
 
-Closure = Callable[[], Any]
+Arguments = tuple[tuple[Any, ...], dict[str, Any]]
+Closure = Callable[..., Any]  # called without arguments, or with what its optimizer has for it
 P = ParamSpec("P")
 R = TypeVar("R")
 _TORCHS = Optimizer.profile_hook_step.__globals__  # where the wrapper of a step is written
@@ -55,6 +58,27 @@ def refuse_capture(device: torch.device) -> None:
             "optimizer.step() is being captured in a CUDA graph, whose replays would run without gradwatch: "
             "capture the forward and backward pass, and call optimizer.step() outside the graph"
         )
+
+
+def closure_in(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Closure | None:
+    """What the arguments of a step evaluate the loss by; None where there is nothing, or something of somebody's own,
+    which stays as it is: a loss, a model, a function that wants arguments.
+    """
+    given: Closure | None = args[1] if len(args) > 1 else kwargs.get("closure")
+    if not callable(given) or isinstance(given, nn.Module):
+        return None
+    try:
+        inspect.signature(given).bind()
+    except TypeError:
+        return None
+    except ValueError:  # written in C, and says nothing of it
+        pass
+    return given
+
+
+def with_closure(args: tuple[Any, ...], kwargs: dict[str, Any], closure: Closure) -> Arguments:
+    """The arguments of a step with another closure in the place of that which is `closure_in` them."""
+    return ((args[0], closure, *args[2:]), kwargs) if len(args) > 1 else (args, {**kwargs, "closure": closure})
 
 
 def fires_hooks(optimizer: object) -> bool:
@@ -105,10 +129,8 @@ class Hooks:
         if optimizer in self._running and self._is_nested(optimizer, frame):
             return None
         self._running[optimizer] = frame
-        closure = self._begin(optimizer, args[1] if len(args) > 1 else kwargs.get("closure"))
-        if closure is None:
-            return None
-        return ((args[0], closure, *args[2:]), kwargs) if len(args) > 1 else (args, {**kwargs, "closure": closure})
+        closure = self._begin(optimizer, closure_in(args, kwargs))
+        return None if closure is None else with_closure(args, kwargs, closure)
 
     @untraced
     def _after(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:

@@ -138,11 +138,11 @@ class Stepper:
         """The closure, and what is done when it has run."""
         evaluated = untraced(self._evaluated)
 
-        def evaluate() -> Any:
+        def evaluate(*args: Any, **kwargs: Any) -> Any:
             learning_rate.restore(optimizer)  # a closure is the script's own code
             self._in_closure = True
             try:
-                loss = closure()
+                loss = closure(*args, **kwargs)
             finally:
                 self._in_closure = False
             evaluated(optimizer, step)

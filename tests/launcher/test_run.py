@@ -40,6 +40,7 @@ STEPS = {
     "phases": [8, 4, 4],
     "one_renewed": [12, 6, 6],
     "built_late": [7, 4],
+    "steps_by_a_loss": [6],
 }
 # optimizers that step on one backward, or come one after another: compared in tests of their own
 APART = ("rebuilt", "two_kinds", "shared_head", "phases", "one_renewed", "built_late")

@@ -53,7 +53,7 @@ class Oracle:
 
     def before(self, optimizer, args, kwargs):
         closure = args[1] if len(args) > 1 else kwargs.get("closure")
-        if closure is None:
+        if not callable(closure):  # a loss is none
             if self.scaler is None:
                 self.see(optimizer)
             return None

@@ -109,7 +109,7 @@ def _gets_no_gradient(history: History, share: float = 0.9, done: float = 1e-3) 
     """Whether the gradient was exactly 0 in the `share` of the second half, with more than `done` of a loss left."""
     late = np.arange(len(history)) >= len(history) // 2
     zero = (history.total("grad_norm") == 0) & ~learnt(history, done)
-    return bool(zero[late].mean() > share)
+    return bool(len(history)) and bool(zero[late].mean() > share)
 
 
 def _on_the_way(
