@@ -512,6 +512,16 @@ def test_logits_that_are_far_apart_at_first_by_a_large_head_are_said_whatever_co
     assert [(f.layers, f.severity) for f in told] == [(("3.weight",), "warning")] * found
 
 
+@pytest.mark.parametrize(("rms", "said", "found"), [(1.6, 300.0, True), (1.6, 9.0, False), (0.1, 300.0, False)])
+def test_numbers_that_are_far_apart_at_first_by_large_weights_are_said_whatever_comes_of_it(rms, said, found):
+    kinds = {"table": "Linear", "1": "LayerNorm", "2": "LayerNorm", "3": "Linear"}
+    history = begun([0.07, 1.0, 1.0, rms], kinds=kinds, first=(10, 64))
+    looked = np.where(np.arange(len(history)) % 10 == 0, 1.0, np.nan)
+    seen = {"in_loss/predicted_std": said * looked, "in_loss/target_std": looked}
+    told = bad_initialisation(changed(history, per_step={**history.per_step, **seen}))
+    assert [(f.layers, f.evidence["times_the_targets"]) for f in told] == [(("3.weight",), said)] * found
+
+
 GAINS = {"table": "Embedding", "1": "LayerNorm", "2": "LayerNorm", "3": "BatchNorm2d"}
 
 

@@ -187,6 +187,8 @@ def test_weights_of_float16_are_not_sent_to_a_scaler_that_refuses_them():
     layers = tuple(replace(layer, dtype="float16") for layer in history.run.layers)
     (found,) = nonfinite(replace(history, run=replace(history.run, layers=layers)))
     assert "autocast" in found.cure
+    (at_once,) = nonfinite(ruined(replace(run(loss=FLAT, ratio=30.0), run=replace(history.run, layers=layers)), row=1))
+    assert at_once.evidence["after"] == "float16"  # no step was that long: it was divided by 0
     few = (layers[0], *history.run.layers[1:])
     (other,) = nonfinite(replace(history, run=replace(history.run, layers=few)))
     assert "init_scale" in other.cure

@@ -248,6 +248,20 @@ def test_what_is_given_is_more_than_a_note_where_the_first_logits_are_far_apart(
     assert found.severity == severity
 
 
+@pytest.mark.parametrize(("since", "found"), [(3, True), (180, False)])
+def test_a_loss_that_is_0_at_once_asks_for_nothing(since, found):
+    """And one that comes to 0 in time is learnt."""
+    over = np.arange(STEPS) >= since
+    plain = run(ratio=0.01, loss=np.where(over, 0.0, 0.5 + 0.1 * NOISE))
+    norm = np.where(over[:, None], 0, plain.layer("grad_norm")).astype(np.float32)
+    total = np.sqrt((norm.astype(np.float64) ** 2).sum(axis=1))
+    history = changed(plain, per_layer={**plain.per_layer, "grad_norm": norm},
+                      per_step={**plain.per_step, "grad_norm": total})  # fmt: skip
+    told = dead_layer(history)
+    assert [(f.severity, f.first_step) for f in told] == [("warning", since)] * found
+    assert not found or "the loss is exactly 0" in told[0].cause
+
+
 @pytest.mark.parametrize(("fades", "rules"), [(True, ["no-progress"]), (False, ["dead-layer"])])
 def test_gradients_that_fade_to_zero_are_no_dead_layer_and_those_that_stop_at_once_are(fades, rules):
     rows = np.arange(STEPS)

@@ -31,6 +31,7 @@ from gradwatch.analysis.rules.token_targets import future_seen, labels_not_shift
 from gradwatch.analysis.rules.wrong_sign import wrong_sign
 
 SAMPLES = 24
+LAST = make_history().layers[-1]
 RNG = np.random.default_rng(0)
 
 
@@ -276,24 +277,38 @@ def test_a_number_that_climbs_is_a_multiplier_and_a_layer_is_not():
 
 
 @pytest.mark.parametrize(
-    ("operations", "shape", "words"),
+    ("operations", "shape", "rule", "words"),
     [
-        ("BinaryCrossEntropy Round Sigmoid", "1", "numbers that are rounded (round)"),
-        ("NllLoss LogSoftmax", "32x1", "a softmax over dim 1 of [32, 1]"),
-        ("NllLoss LogSoftmax", "32x2", None),
-        ("BinaryCrossEntropy Sigmoid", "1", None),
+        ("BinaryCrossEntropy Round Sigmoid", "1", "no-gradient", "numbers that are rounded (round)"),
+        ("NllLoss LogSoftmax", "32x1", "no-gradient", "a softmax over dim 1 of [32, 1]"),
+        ("NllLoss LogSoftmax", "32x2", "dead-layer", "Either"),
+        ("BinaryCrossEntropy Sigmoid", "1", "dead-layer", "Either"),
     ],
 )
-def test_gradients_that_are_0_by_what_has_no_slope(operations, shape, words):
+def test_gradients_that_are_0_by_what_has_no_slope(operations, shape, rule, words):
     (way,) = path(operations)
     graph = ({**way, "shapes": way["shapes"].replace("4x5", shape)},)
     if "Softmax" in operations:
-        graph += ({"what": "softmax", "operation": "LogSoftmax", "dim": 1, "shape": shape, "layer": ""},)
+        graph += ({"what": "softmax", "operation": "LogSoftmax", "dim": 1, "shape": shape, "layer": LAST},)
     run = run_with(graph=graph)
     nothing = {**run.per_layer, "grad_norm": np.zeros_like(run.layer("grad_norm"))}
     (found,) = dead_layer(changed(run, per_layer=nothing))
-    assert found.rule == ("dead-layer" if words is None else "no-gradient")
-    assert words is None or words in found.cause
+    assert found.rule == rule
+    assert words in found.cause
+
+
+def test_a_part_that_a_softmax_over_one_cuts_off_is_told_so():
+    softmax = {"what": "softmax", "operation": "Softmax", "dim": 2, "layer": LAST}
+    for shape, words in (
+        ("64x12x1", "a softmax over dim 2 of [64, 12, 1] has one to choose from"),
+        ("64x12x3", "Either"),
+    ):
+        run = run_with(graph=({**softmax, "shape": shape},))
+        norm = run.layer("grad_norm").copy()
+        norm[:, -2:] = 0
+        (found,) = dead_layer(changed(run, per_layer={**run.per_layer, "grad_norm": norm}))
+        assert (found.rule, found.layers) == ("no-gradient", run.layers[-2:])
+        assert words in found.cause
 
 
 @pytest.mark.parametrize(("share", "severity"), [(0.9, "warning"), (0.3, "note")])
@@ -367,6 +382,7 @@ def test_out_of_reach(operations, low, high, found):
     assert [f.evidence["operation"] for f in findings] == ([found] if found else [])
 
 
+CYCLES = np.arange(SAMPLES)
 LARGE = {"target_mean": 4000.0, "target_std": 900.0, "predicted_mean": 10.0, "predicted_std": 3.0}
 
 
@@ -378,6 +394,8 @@ LARGE = {"target_mean": 4000.0, "target_std": 900.0, "predicted_mean": 10.0, "pr
         ({"predicted_mean": 3900.0}, 1),  # of the mean, and no more
         ({"target_mean": 4.0, "target_std": 0.9}, 0),
         ({"losses": np.geomspace(1e7, 10, 240)}, 0),
+        ({"predicted_mean": 4000.0 * np.minimum(1, CYCLES / 10), "predicted_std": 800.0}, 1),  # they came there late
+        ({"predicted_mean": 4000.0 * np.minimum(1, CYCLES / 2), "predicted_std": 800.0}, 0),
     ],
 )
 def test_numbers_that_are_too_large(differs, found):

@@ -97,7 +97,7 @@ def test_what_ends_with_the_run_jumps_or_swings_otherwise_is_not(lr):
 def test_a_warm_up_for_most_of_a_run_is_told(lr, status, told):
     found = warmup_too_long(run(lr, status))
     assert [f.severity for f in found] == ["warning"] * told
-    assert not warmup_too_long(run(lr[:90], status))
+    assert not warmup_too_long(run(lr[:45], status))
 
 
 def test_a_long_warm_up_of_a_training_that_succeeded_is_a_note():

@@ -229,15 +229,21 @@ def test_weights_whose_own_group_has_next_to_no_rate_are_no_copies():
 
 
 @pytest.mark.parametrize(
-    ("dtype", "rate", "said"), [("bfloat16", 1e-4, True), ("bfloat16", 1e-2, False), ("float32", 1e-4, False)]
+    ("dtype", "rate", "moved", "said"),
+    [
+        ("bfloat16", 1e-4, 0.3, True),
+        ("bfloat16", 1e-4, 3.0, False),  # rounded by chance
+        ("bfloat16", 1e-2, 0.3, False),
+        ("float32", 1e-4, 0.3, False),
+    ],
 )
-def test_a_rate_that_moves_only_the_smallest_of_weights_in_half_precision_is_rounded_away(dtype, rate, said):
+def test_a_rate_that_moves_only_the_smallest_of_weights_in_half_precision_is_rounded_away(dtype, rate, moved, said):
     """Adam moves each element by the rate at most; an eighth of a bfloat16's eps is 2**-10 of its size."""
     plain = run("Adam", settings={"lr": rate}, lr=np.full(STEPS, rate), loss=3 - ROW / STEPS)
     layers = tuple(replace(layer, dtype=dtype) for layer in plain.run.layers)
     sizes = np.sqrt([layer.numel for layer in layers]).astype(np.float32)  # weights of about 1
     known = ~np.isnan(plain.per_layer["weight_norm"])
-    per_layer = {"weight_norm": np.where(known, sizes, np.nan), "update_ratio": np.where(known, 0.3 * rate, np.nan)}
+    per_layer = {"weight_norm": np.where(known, sizes, np.nan), "update_ratio": np.where(known, moved * rate, np.nan)}
     history = changed(replace(plain, run=replace(plain.run, layers=layers)), per_layer={**plain.per_layer, **per_layer})
     found = weights_unchanged(history)
     assert [f.rule for f in found] == ["weights-unchanged"] * said
@@ -269,6 +275,9 @@ def test_a_rival_whose_loss_runs_off_has_come_apart():
     (found,) = exploding(run(part="critic", loss=8 + 40 * np.maximum(ROW - 100, 0) / 10 + NOISE))
     assert found.evidence["start"] == pytest.approx(8, abs=1.5)
     assert exploding(run(part="critic", loss=8 + ROW / 40 + NOISE)) == []
+    score = -8 + 40 * np.maximum(ROW - 100, 0) / 10 + NOISE  # whose level says nothing by itself
+    assert exploding(run(part="critic", loss=score)) == []
+    assert exploding(run(part="critic", loss=score, grad_norm=np.linspace(1, 30, STEPS)))
 
 
 @pytest.mark.parametrize(("end", "said"), [(0.5, ["lr-too-high"]), (0.001, [])])

@@ -71,15 +71,18 @@ def loss_jump(
 
 
 def ran_off(
-    values: Floats, width: int, times: float = 20.0, least: float = 0.1
+    values: Floats, norm: Floats, width: int, times: float = 20.0, least: float = 0.1, steeper: float = 10.0
 ) -> tuple[int, dict[str, float | str]] | None:
     """The row at which a rival's loss left the size it began with for good, and the numbers.
 
     Alarm: in the last quarter of the run it is `times` its first values, by the median, and these say something: above
-    `least`. In healthy trainings of the tests it is 3 times them at most.
+    `least`. In healthy trainings of the tests it is 3 times them at most. Of a loss that began below 0, a score whose
+    level says nothing, the gradient `norm` must have grown, too: to `steeper` times its first ones.
     """
-    rows = np.flatnonzero(np.isfinite(values))
+    rows, norms = np.flatnonzero(np.isfinite(values)), norm[np.isfinite(norm)]
     if len(rows) < 4 * width:
+        return None
+    if values[rows[0]] < 0 and not np.median(norms[-(len(norms) // 4) :]) > steeper * np.median(norms[:3]):
         return None
     finite = np.abs(values[rows])
     start, end = float(np.median(finite[:3])), float(np.median(finite[-(len(rows) // 4) :]))

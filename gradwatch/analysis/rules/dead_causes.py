@@ -6,6 +6,7 @@ Legend: L layers.
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -22,7 +23,7 @@ from gradwatch.analysis.rules.facts import (
 )
 from gradwatch.analysis.rules.far_beginning import begins_far
 from gradwatch.analysis.rules.finding import Why, either
-from gradwatch.analysis.rules.loss_graph import given_data
+from gradwatch.analysis.rules.loss_graph import given_data, graph_rows, shape_in
 from gradwatch.analysis.rules.losses import has_rivals
 from gradwatch.analysis.rules.step_length import first_ratio
 from gradwatch.analysis.rules.tries import rate_times, warm_up
@@ -36,6 +37,8 @@ def why_dead(history: History, dead: Bools, start: bool, idle: bool, apart: bool
     """
     if idle and all(map(_OF_A_STATE.search, pick(history, dead))):
         return FORGETS
+    if start and (chosen := of_one(history, pick(history, dead))):
+        return Why(f"No gradient has ever reached these weights: {chosen}.", CHOOSE, {})
     if idle:
         return _UNREAD if given_data(history) == {*pick(history, dead)} else IDLE
     if apart:
@@ -58,6 +61,21 @@ def why_dead(history: History, dead: Bools, start: bool, idle: bool, apart: bool
             {"last_module": "ReLU"},
         )
     return _thrown(history)
+
+
+def of_one(history: History, layers: Sequence[str]) -> str:
+    """A softmax above one of these layers that has one to choose from, as the graph of the loss shows it, in words."""
+    for row in graph_rows(history, "softmax"):
+        shape, dim = shape_in(row["shape"]), row["dim"]
+        if shape[dim] == 1 and row["layer"] in layers:
+            return f"a softmax over dim {dim} of {list(shape)} has one to choose from, and is 1 whatever that is"
+    return ""
+
+
+CHOOSE = (
+    "Take the softmax over the dimension along which one is to be chosen; for one answer of two kinds, yes or no, take "
+    "a sigmoid (binary_cross_entropy_with_logits) in its place."
+)
 
 
 def _thrown(history: History) -> Why:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from gradwatch.analysis.rules.dead_causes import FORGETS, IDLE, why_dead
+from gradwatch.analysis.rules.dead_causes import CHOOSE, FORGETS, IDLE, of_one, why_dead
 from gradwatch.analysis.rules.depth import vanishing
 from gradwatch.analysis.rules.facts import (
     began_at_zero,
@@ -18,7 +18,7 @@ from gradwatch.analysis.rules.facts import (
     present,
 )
 from gradwatch.analysis.rules.finding import Finding, either
-from gradwatch.analysis.rules.loss_graph import graph_rows, paths, shape_in
+from gradwatch.analysis.rules.loss_graph import paths
 from gradwatch.analysis.rules.losses import learnt
 from gradwatch.analysis.rules.no_gradient import CUT_OFF, ZEROED, wiped
 from gradwatch.analysis.rules.once import once
@@ -52,6 +52,8 @@ def dead_layer(
         return []
     if _is_zero(history, min_steps):
         return _all_zero(history)
+    if at_once := _nothing_left_at_once(history):
+        return at_once
     learnt_all = learnt(history, done)[history.layer_rows]
     norm, there = history.layer("grad_norm"), present(history)  # [R, L]
     if learnt_all.any():
@@ -131,8 +133,11 @@ def _all_zero(history: History) -> list[Finding]:
         return [Finding("bad-initialisation", "error", found, *steps, evidence, cause, cure)]
     if flat := _without_slope(history):
         cause = f"Every gradient is exactly 0: {flat}."
-        cure = "Take the loss of what comes before that, and round, compare or normalise only what is counted."
+        cure = "Take the loss of what comes before that, and round or compare only what is counted."
         return [Finding("no-gradient", "error", (), *steps, evidence, cause, cure)]
+    if chosen := of_one(history, history.layers):
+        cause = f"Every gradient is exactly 0: {chosen}."
+        return [Finding("no-gradient", "error", (), *steps, evidence, cause, CHOOSE)]
     causes = (_FLAT, ZEROED, CUT_OFF)
     cause = f"Every gradient is exactly 0 when the optimizer steps. {either(causes)}"
     cure = "Look at the outputs in the first step: where a ReLU or a clamp makes all of them 0, softplus in its place, "
@@ -142,17 +147,40 @@ def _all_zero(history: History) -> list[Finding]:
     return [Finding("dead-layer", "error", (), *steps, evidence, cause, cure, alternatives=causes)]
 
 
+def _nothing_left_at_once(history: History, early: float = 0.02, min_steps: int = 100) -> list[Finding]:
+    """The loss came to exactly 0 within the share `early` of a run of `min_steps` or more, and no gradient came since.
+
+    Margins that are learnt to be kept are broken again now and then, in the healthy trainings of the tests until half
+    of the run is over.
+    """
+    norm, nothing = history.total("grad_norm"), learnt(history, 0.0)
+    alive = np.flatnonzero(~((norm == 0) & nothing))
+    row = int(alive[-1]) + 1 if len(alive) else 0
+    if len(history) < min_steps or row > early * len(history):
+        return []
+    evidence: dict[str, float | str] = {
+        "layers": len(history.layers),
+        "of": len(history.layers),
+        "since": f"step {row}",
+    }
+    cause = f"From step {history.step[row]} on the loss is exactly 0 and so is every gradient: nearly all of the run "
+    cause += (
+        "teaches nothing. Most likely the loss asks for less than is meant: a margin that is kept as it is, a clamp "
+    )
+    cause += "at 0, targets that are swapped or the same as what is compared with them."
+    cure = (
+        "Look at the terms of the loss in the first steps: which are 0 for all examples, and should they be? Swap or "
+    )
+    cure += "raise the margins; for pairs, take negatives that are close."
+    return [Finding("dead-layer", "warning", (), int(history.step[row]), int(history.step[-1]), evidence, cause, cure)]
+
+
 def _without_slope(history: History) -> str:
     """What on all ways from the loss to the weights has no slope anywhere, as the graph shows it, in words."""
     ways = [path for path, _ in paths(history)]
     stepped = [next((each.name for each in way if each.name in _STEPS), "") for way in ways]
     if stepped and all(stepped):
         return f"the loss is taken of numbers that are rounded ({stepped[0].lower()}), whose slope is 0 everywhere"
-    for row in graph_rows(history, "softmax"):
-        shape, dim = shape_in(row["shape"]), row["dim"]
-        is_on_all = all(any((each.name, each.shape) == (row["operation"], shape) for each in way) for way in ways)
-        if shape[dim] == 1 and ways and is_on_all:
-            return f"a softmax over dim {dim} of {list(shape)} has one to choose from, and is 1 whatever that is"
     return ""
 
 

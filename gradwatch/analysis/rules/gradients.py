@@ -80,7 +80,7 @@ def exploding(
             mild &= bool(np.median(known[-width:]) < far * np.median(known[:width]))
             return [replace(found, severity="warning") if mild else found]
     for name in [] if alone else training_losses(history):
-        jump = ran_off(history.total(name), width)
+        jump = ran_off(history.total(name), history.total("grad_norm"), width)
         if jump:
             row, evidence = jump
             return [_explosion(history, row, {"metric": name, **evidence})]

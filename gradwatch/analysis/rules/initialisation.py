@@ -28,6 +28,7 @@ from gradwatch.analysis.rules.long_steps import lr_too_high
 from gradwatch.analysis.rules.loss_graph import is_mean_cross_entropy, number_of_classes, paths
 from gradwatch.analysis.rules.losses import scaled_losses
 from gradwatch.analysis.rules.progress import progress, reaches_its_goal, succeeds
+from gradwatch.analysis.rules.sampled_losses import sampled
 from gradwatch.analysis.rules.step_length import first_ratio
 from gradwatch.analysis.rules.vanishing_causes import remedies
 from gradwatch.history import History
@@ -49,8 +50,8 @@ def bad_initialisation(
     (of large ones) apart. But large ones are said where layers were dead from the start: their units stand at their
     ends. Nor are large ones where the first step already changed the weights by a third: their first norm is that after
     it. Or the gains of its normalisations began next to 0 (`_shut_norms`), or a table that is the last layer too began
-    as large as one that is only read (`_tied_table`), or the first logits are far apart and a matrix is why
-    (`_far_logits`), or they never came near equal odds (`_sure_of_what_is_wrong`), or the gradient grows evenly on its
+    as large as one that is only read (`_tied_table`), or the first outputs are far apart and a matrix is why
+    (`_far_outputs`), or they never came near equal odds (`_sure_of_what_is_wrong`), or the gradient grows evenly on its
     way back to the first layer (`_grows_on_its_way`), or what passes through the layers grows on its way to the last
     (`_grows_forward`).
     Source: He et al., arXiv:1502.01852; of healthy trainings of the tests the median gain is 0.2 to 2.1.
@@ -59,7 +60,7 @@ def bad_initialisation(
         _of_matrices(history, large, small, most, least)
         or _shut_norms(history, most, least)
         or _tied_table(history)
-        or _far_logits(history, large)
+        or _far_outputs(history, large)
         or _sure_of_what_is_wrong(history)
         or _grows_on_its_way(history)
         or _grows_forward(history)
@@ -174,24 +175,33 @@ _TIED = (
 )
 
 
-def _far_logits(history: History, large: float) -> list[Finding]:
-    """The first cross-entropy was `FAR` times that of equal odds, and some matrices began above `large`, whatever came
-    of it.
+def _far_outputs(history: History, large: float, wide: float = 2.0, spread: float = 100.0) -> list[Finding]:
+    """The first cross-entropy was `FAR` times that of equal odds, and some matrices began above `large`; or the first
+    numbers spread `spread` times as much as what is asked for, and some began above `wide`. Whatever came of it.
+
+    In healthy trainings of the tests numbers spread 9 times as much, at most.
     """
     gain, odds = initial_gains(history), first_odds(history)
-    which = gain > large
-    if not odds > FAR or not which.any():
+    _, said, asked = sampled(history, "predicted_std", "target_std")
+    times = float(said[0] / asked[0]) if len(said) and asked[0] > 0 else 0.0
+    if odds > FAR and (gain > large).any():
+        which, numbers = gain > large, {"times_equal_odds": odds}
+        shown = f"The first cross-entropy is {odds:.3g} times that of equal odds: the logits are far apart"
+    elif times > spread and (gain > wide).any():
+        which, numbers = gain > wide, {"times_the_targets": times}
+        shown = f"What the model says at first spreads {times:.2g} times as much as what it is asked for"
+    else:
         return []
     typical = float(np.median(gain[which]))
     return [
         _finding(
             history,
             pick(history, which),
-            {"gain": typical, "usual": "0.5 to 1.5", "times_equal_odds": odds},
-            f"The first cross-entropy is {odds:.3g} times that of equal odds: the logits are far apart before anything "
-            f"is learnt. These weights began with a gain of about {typical:.2g}, where 0.5 to 1.5 is usual.",
+            {"gain": typical, "usual": "0.5 to 1.5", **numbers},
+            f"{shown} before anything is learnt. These weights began with a gain of about {typical:.2g}, where 0.5 to "
+            "1.5 is usual.",
             "Begin with torch's own initialisation, or the last layer with weights of a deviation of 0.02 or less. The "
-            "first steps go into making the logits small else.",
+            "first steps go into making the outputs small else.",
         )
     ]
 

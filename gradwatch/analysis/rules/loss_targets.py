@@ -180,8 +180,9 @@ def targets_not_normalised(
     Alarm: mean or deviation of the targets are above `large` in size, by the medians over the samples, and at the end
     of `min_steps` steps or more the outputs' mean is away from that of the targets by the share `missed` of it, or
     their deviation is below that share of the targets'; or what they say is worse than the targets' mean would be, by
-    no more than `apart` times their variance (beyond that it came apart). Or one column of the targets has `unlike`
-    times the deviation of another, and one above `large`: then the loss is that column's alone.
+    no more than `apart` times their variance (beyond that it came apart); or the targets' mean is above a hundred, and
+    the outputs came within the share `missed` of it only after a tenth of the run. Or one column of the targets has
+    `unlike` times the deviation of another, and one above `large`: then the loss is that column's alone.
     Source: LeCun et al. (1998), Efficient BackProp, sections 4.3 and 4.5.
     """
     step, mean, std, said, deviation = sampled(history, "target_mean", "target_std", "predicted_mean", "predicted_std")
@@ -195,8 +196,11 @@ def targets_not_normalised(
     far = abs(asked) > large and away > missed * abs(asked)
     flat = spread > large and short < missed * spread
     astray = max(abs(asked), spread) > large and len(share) > 0 and -apart < float(np.median(share[late])) < 0
-    if not astray and (not (far or flat) or succeeds(history, 0.9)):
+    there = np.abs(said - mean) < missed * np.abs(mean)
+    slow = abs(asked) > 100 and there.any() and step[there.argmax()] - step[0] > len(history) / 10
+    if not (astray or slow) and (not (far or flat) or succeeds(history, 0.9)):
         return _columns_apart(history, large, unlike)
+    when = f", and was halfway to their mean at step {step[there.argmax()]:.0f}" if slow else ""
     return [
         from_graph(
             history,
@@ -209,7 +213,7 @@ def targets_not_normalised(
                 "predicted_std": short,
             },
             f"The targets are {asked:.4g} on average, with a deviation of {spread:.4g}; at the end the model gave "
-            f"{np.median(said[late]):.3g}, with {short:.3g}. A layer gives out numbers of about 1 at first, and "
+            f"{np.median(said[late]):.3g}, with {short:.3g}{when}. A layer gives out numbers of about 1 at first, and "
             f"{optimizer_kind(history)} brings it there by steps that have nothing to do with the targets' size.",
             "Take the targets' mean away and divide by their deviation, both of the training data, and turn the "
             "model's answers back. Returns and rewards: divide by a running deviation.",

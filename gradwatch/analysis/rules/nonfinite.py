@@ -221,13 +221,15 @@ def _of_a_vanished(history: History, row: int, share: float = 0.3) -> tuple[str,
     )
 
 
-def growth_before(history: History, row: int, growth: float = 100.0, update: float = 1.0) -> int | None:
-    """The row in which what ended in `row` began to grow; None where nothing grew before it.
+def growth_before(history: History, row: int, growth: float = 100.0, update: float = 1.0, soon: int = 3) -> int | None:
+    """The row in which what ended in `row` began to grow; None where nothing did, or where one of the first `soon`
+    divided by 0, as most weights are of float16 (`_of_half_weights`).
 
-    Growth: the norm or a loss with a scale (`scaled_losses`) rose to `growth` times the median of its first values, or
-    a step changed the median weight matrix by more than `update` times itself, and no step after it was seen to be
-    calmer (weights that began near 0 are soon twice their size).
+    Growth: the norm or a loss (`scaled_losses`) rose to `growth` times the median of its first values, or a step
+    changed the median matrix by `update` times itself, and none after it was calmer (those from near 0 soon double).
     """
+    if row <= soon and _of_half_weights(history):
+        return None
     begins = []
     names = ["grad_norm", *scaled_losses(history)]
     for name in names:

@@ -106,7 +106,7 @@ def _bend(heights: Floats, full: float) -> float:
 
 
 def warmup_too_long(
-    history: History, share: float = 0.75, low: float = 0.2, min_steps: int = 100, gained: float = 0.5
+    history: History, share: float = 0.75, low: float = 0.2, min_steps: int = 50, gained: float = 0.5
 ) -> list[Finding]:
     """The rate rises in a straight line from next to nothing, and does so for most of the run.
 

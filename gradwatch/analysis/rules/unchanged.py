@@ -102,7 +102,7 @@ def _still(
             known = taken & np.isfinite(norm[rows, i]) & (norm[rows, i] > least_norm) & ~np.isnan(own)
             still = (own == 0) | ((wanted < 2 * eps[i]) & (wanted > 0) & (own < share * wanted))  # or rounded away
             if is_matrix and eps[i] > EPS["float32"]:  # so that few numbers are small enough to be moved at all
-                still |= (wanted < eps[i] / FEW_MOVE) & (wanted > 0)
+                still |= (wanted < eps[i] / FEW_MOVE) & (own < wanted / 2)  # rounded by chance they move further
             if away is not None:  # put back between two steps, of which the first moved it
                 still[1:] |= (own[:-1] > 0) & (away[rows[1:], i] == 0)
         moves = np.flatnonzero(known & ~still)
