@@ -9,7 +9,7 @@ from torch import Tensor
 
 from gradwatch.errors import status_of
 from gradwatch.recording import attach
-from gradwatch.recording.refusal import refusal
+from gradwatch.recording.refusal import loggable
 from gradwatch.recording.watch import Watch
 
 try:
@@ -112,7 +112,7 @@ class GradWatch(Callback):  # type: ignore[misc]
         for watch in self.watches[:1]:
             if not watch.closed:
                 known = watch._recorder.logged
-                watch.log(**{name: value for name, value in values.items() if refusal({name: value}, known) is None})
+                watch.log(**loggable(values, known))
 
 
 def _parts(module: Any, optimizers: Sequence[Any]) -> list[tuple[Any, Any, str | None]]:

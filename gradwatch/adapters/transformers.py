@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from gradwatch.recording import attach
-from gradwatch.recording.refusal import refusal
+from gradwatch.recording.refusal import loggable
 from gradwatch.recording.watch import Watch
 
 try:
@@ -63,7 +63,7 @@ class GradWatchCallback(TrainerCallback, ExportableState):  # type: ignore[misc]
         if self.watch is not None and not self.watch.closed:
             values = {k: v for k, v in (logs or {}).items() if k not in _PROGRESS and not k.endswith(_CLOCK)}
             known = self.watch._recorder.logged
-            self.watch.log(**{k: v for k, v in values.items() if refusal({k: v}, known) is None})
+            self.watch.log(**loggable(values, known))
 
     def on_train_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """Close the Watch."""

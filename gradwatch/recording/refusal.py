@@ -1,4 +1,4 @@
-"""What cannot be logged: `watch.log` refuses it before anything is recorded."""
+"""What cannot be logged: `watch.log` refuses it before anything is recorded, or leaves it out."""
 
 from __future__ import annotations
 
@@ -7,22 +7,21 @@ from typing import Any
 
 from torch import Tensor
 
+from gradwatch.errors import warn
 from gradwatch.sanitize import MAX_LOGGED, MAX_LOGGED_NAME
 from gradwatch.storage.manifest import is_text, text_of
 from gradwatch.table import LISTED, RECORDED, STEP_COLUMNS
 
 
 def refusal(values: Mapping[str, object], known: Collection[str] = ()) -> str | None:
-    """Why these cannot be logged: a name that the record uses itself or that its reader refuses, one too many beside
-    the names `known`, or a value that is not one number; else None.
+    """Why these cannot be logged: a name that the reader of the record refuses, one too many beside the names `known`,
+    or a value that is not one number; else None.
     """
-    given, values = values, itemized(values)
+    values = itemized(values)
     for name, value in values.items():
         if not is_text(name, MAX_LOGGED_NAME):
             found = f"{name[:40]!a}=...): a name of {len(name):,} characters"
             return f"{found}; wanted at most {MAX_LOGGED_NAME}, and such as UTF-8 can hold"
-        if name in STEP_COLUMNS or (name.startswith(RECORDED) and name in given):
-            return f"{name}=...): gradwatch records {name} itself; choose another name"
         if isinstance(value, Tensor):
             fits, found = value.numel() == 1 and not value.is_complex(), f"tensor of shape {tuple(value.shape)}"
         else:
@@ -38,6 +37,22 @@ def refusal(values: Mapping[str, object], known: Collection[str] = ()) -> str | 
             "log under fewer names, and what changes (an epoch, a batch) as a value"
         )
     return None
+
+
+def without_own(values: Mapping[str, Any]) -> dict[str, Any]:
+    """The same without what goes by a name that the record uses itself: the training goes on, and is told so."""
+    for name in filter(_is_own, values):
+        warn(f"watch.log({name}=...) is left out: gradwatch records {name} itself; log yours under another name")
+    return {name: value for name, value in values.items() if not _is_own(name)}
+
+
+def loggable(values: Mapping[str, Any], known: Collection[str]) -> dict[str, Any]:
+    """Those of the values of a framework's own log that can be logged beside the names `known`."""
+    return {k: v for k, v in values.items() if not _is_own(k) and refusal({k: v}, known) is None}
+
+
+def _is_own(name: str) -> bool:
+    return name in STEP_COLUMNS or name.startswith(RECORDED)
 
 
 def itemized(values: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -347,8 +347,6 @@ def test_history_clip_asks_adamax_for_its_maximum(tmp_path):
         ({"loss": torch.ones(3)}, "tensor of shape"),
         ({"sample": torch.arange(3)}, r"or a list of numbers as \.tolist"),
         ({"loss": "high"}, "'high'"),
-        ({"step": 1}, "records step itself"),
-        ({"grad_norm": 1.0}, "records grad_norm itself"),
     ],
 )
 def test_what_cannot_be_logged_is_refused_and_nothing_is_lost(pair, values, says, tmp_path):
@@ -358,6 +356,19 @@ def test_what_cannot_be_logged_is_refused_and_nothing_is_lost(pair, values, says
         with pytest.raises(WatchError, match=says):
             handle.log(**values)
     assert len(open_history(handle.dir)) == 3
+
+
+def test_a_name_that_is_recorded_anyway_is_left_out_and_what_is_logged_with_it_is_not(pair, tmp_path):
+    model, optimizer = pair
+    with watch(model, optimizer, tmp_path) as handle:
+        train(model, optimizer, 3)
+        with pytest.warns(GradwatchWarning, match="lr=.* is left out: gradwatch records lr itself") as caught:
+            handle.log(lr=7.0, accuracy=0.5)
+    assert [w.filename for w in caught] == [__file__]
+    history = open_history(handle.dir)
+    np.testing.assert_array_equal(history.total("accuracy"), [np.nan, np.nan, 0.5])
+    assert history.logged == ("accuracy",)
+    assert 7.0 not in history.total("lr")
 
 
 def test_log_after_close_warns_and_does_not_raise(pair, tmp_path):
