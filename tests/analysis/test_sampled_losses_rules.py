@@ -382,6 +382,15 @@ def test_out_of_reach(operations, low, high, found):
     assert [f.evidence["operation"] for f in findings] == ([found] if found else [])
 
 
+@pytest.mark.parametrize(("mean", "found"), [(0.5, True), (1 / 36, False), (0.001, True)])
+def test_what_a_softmax_gives_adds_up_to_1_and_its_targets_may_not(mean, found):
+    graph = ({"what": "path", "operations": "MseLoss Softmax Addmm", "shapes": "1 64x36 64x36", "operands": "1 1 3",
+              "layer": LAST},
+             {"what": "softmax", "operation": "Softmax", "dim": 1, "shape": "64x36", "layer": LAST})  # fmt: skip
+    told = targets_out_of_range(run_with(graph=graph, target_low=0.0, target_high=0.9, target_mean=mean))
+    assert ["add up to 1" in f.cause for f in told] == [True] * found
+
+
 CYCLES = np.arange(SAMPLES)
 LARGE = {"target_mean": 4000.0, "target_std": 900.0, "predicted_mean": 10.0, "predicted_std": 3.0}
 

@@ -271,6 +271,12 @@ def test_gradients_below_an_eps_that_nobody_raised_are_what_is_small():
     assert [f.rule for f in below_epsilon(with_loss(1e-4 * (1 + 0.001 * NOISE)))] == ["below-epsilon"]  # scaled down
 
 
+@pytest.mark.parametrize(("most", "found"), [(0.07, False), (70.0, True)])
+def test_a_term_that_grows_and_stays_below_what_the_loss_has_won_is_no_explosion(most, found):
+    terms = {"loss": 0.6 * FALLS + 0.01, "loss_color": 1e-4 + most * (1 - FALLS)}
+    assert len(exploding(run(**terms, grad_norm=1 + 30 * (1 - FALLS)))) == found
+
+
 def test_a_rival_whose_loss_runs_off_has_come_apart():
     (found,) = exploding(run(part="critic", loss=8 + 40 * np.maximum(ROW - 100, 0) / 10 + NOISE))
     assert found.evidence["start"] == pytest.approx(8, abs=1.5)

@@ -28,7 +28,14 @@ from gradwatch.analysis.rules.facts import (
 )
 from gradwatch.analysis.rules.far_beginning import begins_far, begins_small
 from gradwatch.analysis.rules.finding import Finding, Why, either
-from gradwatch.analysis.rules.losses import first_quarter, has_rivals, odd_batch, scaled_losses, training_losses
+from gradwatch.analysis.rules.losses import (
+    first_quarter,
+    has_rivals,
+    odd_batch,
+    scaled_losses,
+    training_losses,
+    without_small_terms,
+)
 from gradwatch.analysis.rules.nonfinite import growth_before
 from gradwatch.analysis.rules.once import once
 from gradwatch.analysis.rules.schedule import goes_astray, raised_before
@@ -62,8 +69,8 @@ def exploding(
     Source: growth against the run's own past (OLMo-core's stability monitor), the jump over the running minimum (S5),
     growth along time and depth (Pascanu et al. 2013; methods: S1, S1b).
     """
-    losses = scaled_losses(history)
     alone = not has_rivals(history)
+    losses = without_small_terms(scaled_losses(history)) if alone else scaled_losses(history)
     growth, rows = sustained_growth(history.total("grad_norm"), width)
     told = losses and alone and np.isfinite(history.total("grad_norm")).sum() >= 3 * width
     grown = np.flatnonzero(growth >= (decades if told else blind_decades))

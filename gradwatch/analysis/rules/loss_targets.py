@@ -11,7 +11,14 @@ import numpy as np
 
 from gradwatch.analysis.rules.facts import optimizer_kind
 from gradwatch.analysis.rules.finding import Finding, either
-from gradwatch.analysis.rules.loss_graph import from_graph, number_of_classes, paths, reached_range
+from gradwatch.analysis.rules.loss_graph import (
+    from_graph,
+    graph_rows,
+    number_of_classes,
+    paths,
+    reached_range,
+    shape_in,
+)
 from gradwatch.analysis.rules.losses import has_rivals
 from gradwatch.analysis.rules.progress import progress, succeeds
 from gradwatch.analysis.rules.sampled_losses import (
@@ -125,7 +132,8 @@ def targets_out_of_range(history: History, beyond: float = 0.05) -> list[Finding
 
     Alarm: the graph of the loss shows that operation right below a loss of differences, and more than a twentieth of
     the targets lie further outside, by the medians over the samples, than `beyond` of the distance that nine tenths of
-    the targets span. Or that share of the targets of a binary cross-entropy lie outside of 0 and 1.
+    the targets span; or they add up to less than half or more than twice what a softmax does. Or that share of the
+    targets of a binary cross-entropy lie outside of 0 and 1.
     Source: the ranges of these functions; Goodfellow et al. (2016), Deep Learning, section 6.2.2.
     """
     outside = sampled(history, "target_outside")[1]
@@ -137,22 +145,31 @@ def targets_out_of_range(history: History, beyond: float = 0.05) -> list[Finding
         return []
     operation, layer, least, most = shown
     lowest, highest = float(np.median(low)), float(np.median(high))
-    room = beyond * (highest - lowest)
-    if lowest >= least - room and highest <= most + room:
+    room, in_all = beyond * (highest - lowest), _in_all(history, layer) if operation == "softmax" else 1.0
+    is_within = lowest >= least - room and highest <= most + room
+    if is_within and 0.5 < in_all < 2:
         return []
     reach = f"between {least:g} and {most:g}" if math.isfinite(most) else f"{least:g} or more"
+    asked = f"nine tenths of the targets lie between {lowest:.4g} and {highest:.4g}"
+    asked = f"all together add up to 1, and the targets to {in_all:.3g}" if is_within else asked
     return [
         from_graph(
             history,
             "targets-out-of-range",
             layer,
             {"operation": operation, "target_low": lowest, "target_high": highest},
-            f"The last operation of the model, a {operation}, gives numbers {reach}; nine tenths of the targets lie "
-            f"between {lowest:.4g} and {highest:.4g}. What lies outside cannot be met.",
+            f"The last operation of the model, a {operation}, gives numbers {reach}; {asked}. They cannot be met.",
             f"Leave the {operation} out: for a loss of differences the last layer is linear. Or bring the targets into "
             "its range.",
         )
     ]
+
+
+def _in_all(history: History, layer: str) -> float:
+    """What the targets of an example add up to, where a softmax over all of them stands above this layer; else 1."""
+    sizes = [shape_in(row["shape"])[row["dim"]] for row in graph_rows(history, "softmax") if row["layer"] == layer]
+    _, mean = sampled(history, "target_mean")
+    return float(sizes[0] * np.median(mean)) if sizes and len(mean) else 1.0
 
 
 def _no_probabilities(history: History, share: float) -> Finding:

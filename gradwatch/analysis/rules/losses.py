@@ -6,6 +6,7 @@ Legend: T recorded steps.
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 
 import numpy as np
 
@@ -55,6 +56,17 @@ def scaled_losses(history: History, nothing: float = 1e-6) -> dict[str, Floats]:
     found = {name: history.total(name) for name in training_losses(history)}
     early = {name: first_quarter(values) for name, values in found.items()}
     return {n: values for n, values in found.items() if early[n].min() >= 0 and not early[n][0] < least}
+
+
+def without_small_terms(losses: Mapping[str, Floats]) -> dict[str, Floats]:
+    """The same without the terms `[T]` that stayed below where another loss began, which fell to less than half of it.
+
+    What was next to nothing may grow a thousandfold and be little still.
+    """
+    known = {name: values[np.isfinite(values)] for name, values in losses.items()}
+    fell = [v[0] for v in known.values() if len(v) > 10 and np.median(v[-5:]) < v[0] / 2]
+    most = max(fell, default=0.0)
+    return {name: losses[name] for name, v in known.items() if not len(v) or v[0] in fell or v.max() >= most}
 
 
 def _rises_with_its_targets(history: History) -> bool:

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from gradwatch.analysis.final_values import nonfinite_rows, was_nan
 from gradwatch.analysis.rules.facts import matrices, measured, pick, root_mean_square
 from gradwatch.analysis.rules.finding import Finding, Severity, either
-from gradwatch.analysis.rules.losses import scaled_losses
+from gradwatch.analysis.rules.losses import scaled_losses, without_small_terms
 from gradwatch.analysis.rules.origin import origin
 from gradwatch.analysis.rules.tries import LOWER, warm_up
 from gradwatch.history import Bools, History
@@ -231,7 +231,7 @@ def growth_before(history: History, row: int, growth: float = 100.0, update: flo
     if row <= soon and _of_half_weights(history):
         return None
     begins = []
-    names = ["grad_norm", *scaled_losses(history)]
+    names = ["grad_norm", *without_small_terms(scaled_losses(history))]
     for name in names:
         values = history.total(name)[:row]
         finite = np.flatnonzero(np.isfinite(values) & (values > 0))
