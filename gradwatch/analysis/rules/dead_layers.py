@@ -164,9 +164,9 @@ def _nothing_left_at_once(history: History, early: float = 0.02, min_steps: int 
         "since": f"step {row}",
     }
     cause = (
-        f"From step {history.step[row]} on the loss is exactly 0 and so is every gradient: nearly all of the run teaches "
-        "nothing. Most likely the loss asks for less than is meant: a margin that is kept as it is, a clamp at 0, targets "
-        "that are swapped or the same as what is compared with them."
+        f"From step {history.step[row]} on the loss is exactly 0 and so is every gradient: nearly all of the run "
+        "teaches nothing. Most likely the loss asks for less than is meant: a margin that is kept as it is, a clamp at "
+        "0, targets that are swapped or the same as what is compared with them."
     )
     cure = (
         "Look at the terms of the loss in the first steps: which are 0 for all examples, and should they be? Swap or "
