@@ -19,10 +19,9 @@ from gradwatch.analysis.rules.loss_targets import (
     class_imbalance,
     data_not_shuffled,
     labels_ignored,
-    targets_not_normalised,
-    targets_out_of_range,
 )
 from gradwatch.analysis.rules.losses import scaled_losses
+from gradwatch.analysis.rules.number_targets import targets_not_normalised, targets_out_of_range
 from gradwatch.analysis.rules.pairs import representation_collapse
 from gradwatch.analysis.rules.posterior import posterior_collapse
 from gradwatch.analysis.rules.sampled_losses import own_targets_grow

@@ -45,7 +45,8 @@ def dead_layer(
     graph shows what has no slope (`_without_slope`); where it is known that something did (`wiped`), `no-gradient` says
     so, and so it is called where a whole part of the model never got one, or the weights of a recurrence that are given
     its state (`weight_hh_l0`), which is 0 in every call then.
-    Where weights that were 0 at first pass none on it is `bad-initialisation`.
+    Where weights that were 0 at first pass none on it is `bad-initialisation`. A warning, too, where the loss came to
+    exactly 0 within the first steps (`_nothing_left_at_once`).
     Source: dead ReLU units give exact zeros (methods: S4); SageMaker Debugger's DyingReLU.
     """
     if wiped(history):

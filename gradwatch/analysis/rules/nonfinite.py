@@ -11,9 +11,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gradwatch.analysis.final_values import nonfinite_rows, was_nan
-from gradwatch.analysis.rules.facts import matrices, measured, pick, root_mean_square
+from gradwatch.analysis.rules.facts import matrices, pick
 from gradwatch.analysis.rules.finding import Finding, Severity, either
 from gradwatch.analysis.rules.losses import scaled_losses, without_small_terms
+from gradwatch.analysis.rules.nonfinite_causes import of_a_vanished, of_half_weights, of_the_scale, words
 from gradwatch.analysis.rules.origin import origin
 from gradwatch.analysis.rules.tries import LOWER, warm_up
 from gradwatch.history import Bools, History
@@ -58,9 +59,9 @@ def nonfinite(
     if history.run.source and after != "growth":  # between two rows of a log anything may have happened
         went_first, after = "unknown", "unknown"
     last, following = _bracket(history.layers, ~np.isnan(begin).all(axis=0), bad)
-    said = (_of_half_weights(history) or _of_the_scale(history)) if after == "float16" else None
-    said = said or (_of_a_vanished(history, first) if after == "nothing" else None)
-    cause, cure = said or _words(went_first, after, last, following, int(history.step[first]))
+    said = (of_half_weights(history) or of_the_scale(history)) if after == "float16" else None
+    said = said or (of_a_vanished(history, first) if after == "nothing" else None)
+    cause, cure = said or words(went_first, after, last, following, int(history.step[first]))
     ends = last or history.layers[-1] if bad.any() else ""
     seen = origin(history, first, int(rows[-1]) if skipped else first, bad, ends)
     cure = seen.cure if seen.cure and went_first == "loss" and after == "nothing" and not said else cure
@@ -138,97 +139,15 @@ _FINITE_ALL_THE_SAME = (
 )
 
 
-def _of_the_scale(history: History, times: int = 3, held: int = 5) -> tuple[str, str] | None:
-    """What the history of a GradScaler's scale says beyond that it was too high once: cause and cure.
-
-    It fell below 1 (float16 passes its largest number without any scale), was doubled and halved `times` each, or stays
-    where it is after `held` dropped steps and more.
-    Source: torch.amp.GradScaler: halved when a step was dropped, doubled after growth_interval steps (2,000).
-    """
-    scale = history.total("loss_scale")
-    dropped = (history.total("skipped")[:-1] > 0) & np.isfinite(scale[1:])
-    stays = scale[1:][dropped] >= scale[:-1][dropped]
-    scale = scale[np.isfinite(scale) & (scale > 0)]
-    if not len(scale):
-        return None
-    if len(stays) >= held and stays.all():
-        return (
-            f"The loss scale stays at {scale[-1]:g} although steps are dropped: nothing lowers it, and numbers pass "
-            "65504 again and again.",
-            "Make the GradScaler once, before the loop, and call scaler.update() behind each scaler.step(), without a "
-            "value: it halves the scale after a step that was dropped. A value sets it back, and a backoff_factor of 1 "
-            "holds it.",
-        )
-    if scale.min() < 1:
-        return (
-            f"The loss scale was halved down to {scale.min():.2g}, and numbers still passed 65504: they are too large "
-            "for float16 without any scale.",
-            "Train in bfloat16, which has the range; or look at what is so large: logits, a sum over many, weights "
-            "that grow.",
-        )
-    moves = np.diff(np.log2(scale))
-    doubled, halved = int((moves > 0.5).sum()), int((moves < -0.5).sum())
-    if min(doubled, halved) < times:
-        return None
-    return (
-        f"The loss scale was doubled {doubled} times and halved {halved} times: it comes back to where it overflows, "
-        "and each time a step is dropped.",
-        "Give the GradScaler a longer growth_interval (torch's is 2,000 steps), or train in bfloat16, which needs no "
-        "scale.",
-    )
-
-
-def _of_half_weights(history: History) -> tuple[str, str] | None:
-    """What float16 does to weights that are kept in it: cause and cure; None where others are.
-
-    Source: numpy.finfo(float16): 65504 is the largest, 6e-8 the smallest number; torch.amp.GradScaler refuses to
-    unscale gradients of float16.
-    """
-    kept = [layer for layer in history.run.layers if layer.dtype == "float16"]
-    if 2 * len(kept) <= len(history.run.layers):
-        return None
-    return (
-        f"{len(kept)} of {len(history.run.layers)} layers have weights of float16, which holds nothing above 65504 nor "
-        "below 6e-8: Adam's eps of 1e-8 is 0 in it, so that it divides by 0, and squares of gradients are.",
-        "Keep the weights in float32 (no .half()) and run forward and loss under torch.autocast; or bfloat16, which "
-        "has the range of float32. A GradScaler refuses gradients of float16, so that a loss scale is no cure.",
-    )
-
-
-def _of_a_vanished(history: History, row: int, share: float = 0.3) -> tuple[str, str] | None:
-    """What a vector did that came near 0 before numbers went: cause and cure; None where none did.
-
-    One that is no bias and no gain beside a weight, began above 0.1 by the element and lost more than 1 - `share` of
-    its norm, down to its last measurement before the row: a spread, a scale, a temperature.
-    """
-    at, norm = measured(history, "weight_norm")
-    norm = norm[history.layer_rows[at] < row].astype(np.float64)
-    beside = [name.rpartition(".")[2] in ("bias", "weight") for name in history.layers]
-    own = ~matrices(history) & ~np.array(beside, bool)
-    if len(norm) < 2 or not own.any():
-        return None
-    began = root_mean_square(history, norm[0])
-    gone = own & (began > 0.1) & (norm[-1] < share * norm[0]) & (norm[-1] <= np.fmin.reduce(norm, axis=0))
-    if not gone.any():
-        return None
-    i = int(np.flatnonzero(gone)[0])
-    name, last = history.layers[i], root_mean_square(history, norm[-1])[i]
-    return (
-        f"{name} fell from {began[i]:.2g} to {last:.2g} by the element before step {int(history.step[row])}: at 0 and "
-        "below it, its logarithm or a division by it is not finite.",
-        f"Learn the logarithm of {name} and take exp() of it, or softplus: so it stays above 0. A clamp to a small "
-        "number holds it too, but passes no gradient where it acts.",
-    )
-
-
 def growth_before(history: History, row: int, growth: float = 100.0, update: float = 1.0, soon: int = 3) -> int | None:
     """The row in which what ended in `row` began to grow; None where nothing did, or where one of the first `soon`
-    divided by 0, as most weights are of float16 (`_of_half_weights`).
+    divided by 0, as most weights are of float16 (`of_half_weights`).
 
-    Growth: the norm or a loss (`scaled_losses`) rose to `growth` times the median of its first values, or a step
-    changed the median matrix by `update` times itself, and none after it was calmer (those from near 0 soon double).
+    Growth: the norm or a loss with a scale (`scaled_losses`) rose to `growth` times the median of its first values, or
+    a step changed the median weight matrix by more than `update` times itself, and no step after it was seen to be
+    calmer (weights that began near 0 are soon twice their size).
     """
-    if row <= soon and _of_half_weights(history):
+    if row <= soon and of_half_weights(history):
         return None
     begins = []
     names = ["grad_norm", *without_small_terms(scaled_losses(history))]
@@ -286,45 +205,3 @@ def _bracket(layers: Sequence[str], seen: Bools, bad: Bools) -> tuple[str, str]:
     rest = zip(layers[last + 1 :], seen[last + 1 :], strict=True)
     after = [name for name, here in rest if here and (not tensor or name.rpartition("[")[0] != tensor)]
     return layers[last], after[0] if after else LOSS
-
-
-def _words(went_first: str, after: str, last: str, following: str, step: int) -> tuple[str, str]:
-    if after == "unknown":
-        return (
-            f"The log has a gradient norm or a loss of inf or NaN at step {step}. What came before it, and in which "
-            "layer it began, the log does not tell.",
-            "Train it again with gradwatch (gradwatch run SCRIPT, or a callback), which records every step and layer; "
-            "SkipNonfinite() first in the chain protects the weights meanwhile.",
-        )
-    where = f" between {last} and {following}" if last else ""
-    if after == "growth":
-        return (
-            f"The numbers grew until they left the range of their dtype, in step {step}: the steps were too large.",
-            "Lower the learning rate or warm it up; SkipNonfinite() first in the chain keeps such a step out of the "
-            "weights, and does not stop the growth.",
-        )
-    if after == "float16":
-        return (
-            f"A float16 number passed 65504{where}: the loss scale is too high for these gradients.",
-            "Use a GradScaler with a lower init_scale, which drops such steps and halves the scale, or bfloat16, "
-            "which needs no scale.",
-        )
-    if went_first == "loss":
-        return (
-            f"The loss of step {step} was already inf or NaN, and nothing grew before: log(0), 0/0, an overflowing "
-            "exp, or such a value in the batch.",
-            "Run that batch under torch.autograd.set_detect_anomaly(True), which names the operation. A log, exp or "
-            "division of your own: the fused losses (cross_entropy, binary_cross_entropy_with_logits, logsumexp), or "
-            "an epsilon. ctc_loss: it is inf where a row has fewer frames than signs, and one more for each sign that "
-            "is said twice: more frames, or zero_infinity=True. Else look for such a value in the batch. "
-            "SkipNonfinite() first in the chain protects the weights.",
-        )
-    finite = (
-        "The loss was finite and its derivative was not" if went_first == "gradient" else "A derivative is not finite"
-    )
-    return (
-        f"{finite}{where}, and nothing grew before: a square root, norm, logarithm or division at 0, perhaps in the "
-        "branch of a where() that was not taken.",
-        f"Look at the operations{where}: add an epsilon inside the root or the logarithm, or clamp its argument; "
-        "torch.autograd.set_detect_anomaly(True) names the line; SkipNonfinite() protects the weights meanwhile.",
-    )

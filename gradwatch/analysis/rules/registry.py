@@ -48,8 +48,6 @@ from gradwatch.analysis.rules.loss_targets import (
     class_imbalance,
     data_not_shuffled,
     labels_ignored,
-    targets_not_normalised,
-    targets_out_of_range,
 )
 from gradwatch.analysis.rules.losses import has_rivals
 from gradwatch.analysis.rules.micro_batches import with_sums
@@ -62,6 +60,7 @@ from gradwatch.analysis.rules.no_progress import no_progress
 from gradwatch.analysis.rules.noise import noise_dominated
 from gradwatch.analysis.rules.nonfinite import nonfinite
 from gradwatch.analysis.rules.not_in_optimizer import not_in_optimizer
+from gradwatch.analysis.rules.number_targets import targets_not_normalised, targets_out_of_range
 from gradwatch.analysis.rules.optimizer_state import optimizer_state_lost
 from gradwatch.analysis.rules.outputs import softmax_twice
 from gradwatch.analysis.rules.pairs import representation_collapse, views_identical

@@ -14,6 +14,8 @@ import numpy as np
 from gradwatch.history import Bools, Floats, History
 from gradwatch.table import IN_LOSS
 
+LEAST_SAMPLES = 8
+
 
 def sampled(history: History, *names: str) -> tuple[Floats, ...]:
     """The steps in which all of these numbers were finite, `[S]`, and each of the numbers there."""
