@@ -522,6 +522,29 @@ def test_numbers_that_are_far_apart_at_first_by_large_weights_are_said_whatever_
     assert [(f.layers, f.evidence["times_the_targets"]) for f in told] == [(("3.weight",), said)] * found
 
 
+@pytest.mark.parametrize(
+    ("rms", "said", "last", "named"),
+    [
+        (1.0, 9.0, -9.0, ("table.weight",)),  # its products are as large as the root of its width
+        (0.07, 9.0, -9.0, ()),
+        (1.0, 9.0, 0.6, None),  # nearer than the mean after a quarter of the run
+        (1.0, 2.0, -9.0, None),
+        (1.0, 9.0, -200.0, None),  # it came apart
+    ],
+)
+def test_numbers_that_stay_worse_than_the_mean_of_the_targets_for_most_of_a_run_began_too_far_apart(
+    rms, said, last, named
+):
+    kinds = {"table": "Embedding", "1": "LayerNorm", "2": "LayerNorm", "3": "Linear"}
+    history = begun([rms, 1.0, 1.0, 0.1], kinds=kinds, first=(10, 64))
+    looked = np.where(np.arange(len(history)) % 10 == 0, 1.0, np.nan)
+    explained = np.where(np.arange(len(history)) < len(history) // 4, -79.0, last) * looked
+    seen = {"predicted_std": said * looked, "target_std": looked, "explained": explained}
+    per_step = {f"in_loss/{name}": values for name, values in seen.items()}
+    told = bad_initialisation(changed(history, per_step={**history.per_step, **per_step}))
+    assert [f.layers for f in told] == ([] if named is None else [named])
+
+
 GAINS = {"table": "Embedding", "1": "LayerNorm", "2": "LayerNorm", "3": "BatchNorm2d"}
 
 

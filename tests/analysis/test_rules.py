@@ -13,11 +13,12 @@ from gradwatch import open_history
 from gradwatch.analysis.rules import HEALTHY, TOO_SHORT, Finding, diagnose, verdict
 from gradwatch.analysis.rules.consequences import CONSEQUENCES
 from gradwatch.analysis.rules.dead_layers import dead_layer
-from gradwatch.analysis.rules.depth import imbalance, vanishing
+from gradwatch.analysis.rules.depth import imbalance
 from gradwatch.analysis.rules.gradient_scale import gradients_accumulate
 from gradwatch.analysis.rules.gradients import exploding
 from gradwatch.analysis.rules.nonfinite import nonfinite
 from gradwatch.analysis.rules.registry import group
+from gradwatch.analysis.rules.vanishing import vanishing
 from gradwatch.analysis.rules.vanishing_causes import remedies
 from gradwatch.analysis.rules.weight_growth import renorm_binds
 from gradwatch.report.wording import where_text

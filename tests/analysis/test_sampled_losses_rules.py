@@ -134,6 +134,7 @@ AHEAD = {"target_is_next": 1.0, "target_is_input": 0.05, "target_top_share": 0.2
     [
         ({}, 1),
         ({"causal": 1.0}, 0),
+        ({"causal": 0.97}, 1),  # its mask is finite
         ({"target_is_next": 0.5}, 0),  # what is filled in
         ({"target_is_input": 0.9}, 0),
         ({"target_top_share": 0.95}, 0),  # what is always the same is the same as anything

@@ -8,7 +8,6 @@ import pytest
 from make_run import LAYERS, changed, make_history
 
 from gradwatch.analysis.rules.activations import saturated
-from gradwatch.analysis.rules.depth import vanishing
 from gradwatch.analysis.rules.epsilon import below_epsilon
 from gradwatch.analysis.rules.gradients import exploding
 from gradwatch.analysis.rules.long_steps import lr_too_high
@@ -21,6 +20,7 @@ from gradwatch.analysis.rules.rivals import generator_starves
 from gradwatch.analysis.rules.spikes import spike
 from gradwatch.analysis.rules.unchanged import weights_unchanged
 from gradwatch.analysis.rules.updates import update_too_small
+from gradwatch.analysis.rules.vanishing import vanishing
 from gradwatch.analysis.rules.weight_growth import weights_shrink
 
 STEPS = 400
@@ -149,6 +149,27 @@ def test_most_matrices_with_next_to_no_gradient_are_vanishing_though_there_is_no
     assert vanishing(run(**stuck, per_layer=even)) == []
     learns = {"loss": 2 * FALLS, "layers": names}
     assert vanishing(run(**learns, per_layer={"grad_norm": sizes.astype(np.float32)})) == []
+
+
+DEEP = tuple(f"{i}.weight" for i in range(9))
+SHRINKS = 10.0 ** -np.linspace(4.5, 0, len(DEEP))  # from the last to the first, by half a decade each
+
+
+@pytest.mark.parametrize(("waits", "decades", "found"), [(80, 1.0, True), (0, 1.0, False), (80, 0.3, False)])
+def test_a_loss_that_waits_for_first_layers_without_a_gradient_is_said_though_they_get_one_later(waits, decades, found):
+    loss = np.where(ROW < waits, 2.0, 2 * np.exp(-np.maximum(ROW - waits, 0) / 60)) + 0.001 * NOISE
+    sizes = np.where(ROW[:, None] < 40, SHRINKS**decades, 1.0).astype(np.float32)
+    told = vanishing(run(loss=loss, layers=DEEP, per_layer={"grad_norm": sizes}))
+    assert [(f.layers, f.last_step) for f in told] == [(DEEP[:4], 39)] * found
+
+
+@pytest.mark.parametrize(("alike", "found"), [(0.9999, True), (0.9, False)])
+def test_less_of_a_decline_is_enough_where_the_last_layer_is_given_the_same_for_all(alike, found):
+    sizes = np.tile(SHRINKS**0.75, (STEPS, 1)).astype(np.float32)
+    looked = np.where(ROW % 20 == 0, 1.0, np.nan)
+    seen = {"in_loss/end_alike": alike * looked, "in_loss/layer_of/end_alike": 8 * looked}
+    told = vanishing(run(loss=2 + 0.01 * NOISE, layers=DEEP, per_layer={"grad_norm": sizes}, **seen))
+    assert [f.evidence["decades"] for f in told] == [pytest.approx(3.4, abs=0.1)] * found
 
 
 @pytest.mark.parametrize(

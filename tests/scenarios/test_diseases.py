@@ -17,8 +17,8 @@ from trainings import one, serious
 
 import gradwatch
 from gradwatch.analysis.rules import diagnose, verdict
-from gradwatch.analysis.rules.depth import vanishing
 from gradwatch.analysis.rules.noise import noise_dominated
+from gradwatch.analysis.rules.vanishing import vanishing
 from gradwatch.history import Run
 from gradwatch.open_run import open_history
 

@@ -13,10 +13,10 @@ from gradwatch.analysis.rules import diagnose
 from gradwatch.analysis.rules.activation_outliers import activation_outlier
 from gradwatch.analysis.rules.activations import dead_units, saturated
 from gradwatch.analysis.rules.attention import attention_collapsed, attention_logits_grow, grown_logits
-from gradwatch.analysis.rules.depth import vanishing
 from gradwatch.analysis.rules.experts import expert_starved
 from gradwatch.analysis.rules.noise import noise_dominated
 from gradwatch.analysis.rules.second_moment import stale_second_moment
+from gradwatch.analysis.rules.vanishing import vanishing
 from gradwatch.history import History, Run
 from gradwatch.table import EMPTY, Table
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 import numpy as np
 
 from gradwatch.analysis.rules.dead_causes import CHOOSE, FORGETS, IDLE, of_one, why_dead
-from gradwatch.analysis.rules.depth import vanishing
 from gradwatch.analysis.rules.facts import (
     began_at_zero,
     beside_bias,
@@ -23,6 +22,7 @@ from gradwatch.analysis.rules.losses import learnt
 from gradwatch.analysis.rules.no_gradient import CUT_OFF, ZEROED, wiped
 from gradwatch.analysis.rules.once import once
 from gradwatch.analysis.rules.progress import all_learnt
+from gradwatch.analysis.rules.vanishing import vanishing
 from gradwatch.history import Bools, Floats, History
 from gradwatch.table import squares
 

@@ -5,31 +5,33 @@ Legend: L layers.
 
 from __future__ import annotations
 
-import math
-
 import numpy as np
 
 from gradwatch.analysis.rules.dead_layers import dead_layer
-from gradwatch.analysis.rules.depth import imbalance, profile, vanishing
+from gradwatch.analysis.rules.depth import imbalance, profile
 from gradwatch.analysis.rules.facts import (
     chance_loss,
-    embeddings,
     initial_gains,
-    last_matrix,
     matrices,
     measured,
     pick,
     root_mean_square,
 )
 from gradwatch.analysis.rules.finding import Finding, either
+from gradwatch.analysis.rules.first_outputs import (
+    far_off,
+    far_outputs,
+    initial_finding,
+    long_way_back,
+    sure_of_what_is_wrong,
+    tied_table,
+)
 from gradwatch.analysis.rules.gradients import exploding
-from gradwatch.analysis.rules.inputs import FAR, first_odds, learns_from_chance, too_large_inside
+from gradwatch.analysis.rules.inputs import learns_from_chance, too_large_inside
 from gradwatch.analysis.rules.long_steps import lr_too_high
-from gradwatch.analysis.rules.loss_graph import is_mean_cross_entropy, number_of_classes, paths
-from gradwatch.analysis.rules.losses import scaled_losses
-from gradwatch.analysis.rules.progress import progress, reaches_its_goal, succeeds
-from gradwatch.analysis.rules.sampled_losses import sampled
+from gradwatch.analysis.rules.progress import reaches_its_goal, succeeds
 from gradwatch.analysis.rules.step_length import first_ratio
+from gradwatch.analysis.rules.vanishing import vanishing
 from gradwatch.analysis.rules.vanishing_causes import remedies
 from gradwatch.history import History
 
@@ -41,27 +43,28 @@ def bad_initialisation(
 ) -> list[Finding]:
     """Most matrices multiply what passes through them by far too much, or by far too little, from the start. A warning.
 
-    The gain of a matrix is the root mean square of its weights times the root of its fan in: 0.58 as torch makes its
-    layers, 1.41 by He's initialisation. Alarm: the share `most` of `least` or more matrices began above `large` or
-    below `small` (twice that where no normalisation stands between them); where one does or fewer are known, a large
-    gain only counts where the training does not succeed, or its loss began at twice log C or more (C the rows of the
-    last matrix). A small one does not count where a loss fell by nine tenths: tables of features begin next to 0 on
-    purpose. Not said where what follows from it is found: an explosion, gradients that vanish, layers that are dead or
-    (of large ones) apart. But large ones are said where layers were dead from the start: their units stand at their
-    ends. Nor are large ones where the first step already changed the weights by a third: their first norm is that after
-    it. Or the gains of its normalisations began next to 0 (`_shut_norms`), or a table that is the last layer too began
-    as large as one that is only read (`_tied_table`), or the first outputs are far apart and a matrix is why
-    (`_far_outputs`), or they never came near equal odds (`_sure_of_what_is_wrong`), or the gradient grows evenly on its
-    way back to the first layer (`_grows_on_its_way`), or what passes through the layers grows on its way to the last
-    (`_grows_forward`).
+    The gain of a matrix is the root mean square of its weights times the root of its fan in: 0.58 as torch makes
+    its layers, 1.41 by He's initialisation. Alarm: the share `most` of `least` or more matrices began above `large`
+    or below `small` (twice that where no normalisation stands between them); where one does or fewer are known, a
+    large gain only counts where the training does not succeed, or its loss began at twice log C or more (C the rows
+    of the last matrix). A small one does not count where a loss fell by nine tenths: tables of features begin next
+    to 0 on purpose. Not said where what follows from it is found: an explosion, gradients that vanish, layers that
+    are dead or (of large ones) apart. But large ones are said where layers were dead from the start: their units
+    stand at their ends. Nor are large ones where the first step already changed the weights by a third: their first
+    norm is that after it. Or the gains of its normalisations began next to 0 (`_shut_norms`), or a table that is
+    the last layer too began as large as one that is only read (`tied_table`), or the first outputs are far apart
+    and a matrix is why (`far_outputs`) or far from what is asked for most of the run (`long_way_back`), or they
+    never came near equal odds (`sure_of_what_is_wrong`), or the gradient grows evenly on its way back to the first
+    layer (`_grows_on_its_way`), or what passes through the layers grows on its way to the last (`_grows_forward`).
     Source: He et al., arXiv:1502.01852; of healthy trainings of the tests the median gain is 0.2 to 2.1.
     """
     return (
         _of_matrices(history, large, small, most, least)
         or _shut_norms(history, most, least)
-        or _tied_table(history)
-        or _far_outputs(history, large)
-        or _sure_of_what_is_wrong(history)
+        or tied_table(history)
+        or far_outputs(history, large)
+        or long_way_back(history)
+        or sure_of_what_is_wrong(history)
         or _grows_on_its_way(history)
         or _grows_forward(history)
     )
@@ -82,7 +85,7 @@ def _of_matrices(
     if (
         not moved
         and too_large.sum() >= most * known.sum()
-        and (plain or _far_off(history, chance_loss(history)) or not succeeds(history))
+        and (plain or far_off(history, chance_loss(history)) or not succeeds(history))
     ):
         which, way = too_large, "many times"
     elif too_small.sum() >= most * known.sum() and known.sum() >= least and not succeeds(history, well):
@@ -96,7 +99,7 @@ def _of_matrices(
         return []
     typical = float(np.median(gain[which]))
     return [
-        _finding(
+        initial_finding(
             history,
             pick(history, which),
             {"gain": typical, "usual": "0.5 to 1.5"},
@@ -126,7 +129,7 @@ def _shut_norms(history: History, most: float, least: int, small: float = 0.1) -
         return []
     typical = float(np.median(gain[shut]))
     return [
-        _finding(
+        initial_finding(
             history,
             pick(history, shut),
             {"gain": typical, "usual": "1"},
@@ -136,119 +139,6 @@ def _shut_norms(history: History, most: float, least: int, small: float = 0.1) -
             "leave them out.",
         )
     ]
-
-
-def _tied_table(history: History, unit: float = 0.9, well: float = 0.9) -> list[Finding]:
-    """An embedding began at unit size, nothing else gives out its rows, and the loss began far above their logarithm.
-
-    So it is the last layer too, whose outputs are as large as the root of its width. Nothing else: the last module with
-    weights is no Linear of its own, and no other matrix has as many rows. Not said where the loss fell by the share
-    `well`, nor of a model of nothing but tables (`_of_tables`).
-    Source: Press & Wolf, arXiv:1608.05859 (tied tables); GPT-2's begins at a standard deviation of 0.02.
-    """
-    shapes, kinds = {layer.name: layer.shape for layer in history.run.layers}, history.run.modules
-    owners = {name.rpartition(".")[0] for name in history.layers}
-    last = next((name for name in reversed(kinds) if name in owners or kinds[name] == "Linear"), "")
-    _, norm = measured(history, "weight_norm")
-    if not len(norm) or (last in owners and kinds.get(last) == "Linear") or first_ratio(history) > 1 / 3:
-        return []
-    if succeeds(history, well) or _of_tables(history):
-        return []
-    rms = root_mean_square(history, norm[0].astype(np.float64))
-    tables = [i for i in np.flatnonzero(embeddings(history) & (rms > unit)) if history.layers[i] in shapes]
-    for i in tables:
-        name = history.layers[i]
-        rows = shapes[name][0]
-        others = any(shape[:1] == (rows,) for other, shape in shapes.items() if other != name and len(shape) > 1)
-        if rows > 2 and not others and _far_off(history, math.log(rows)):
-            cause = f"{name} began at unit size, and the loss far above the {math.log(rows):.3g} that equal "
-            cause += f"probabilities for its {rows} rows give. {either(_TIED)}"
-            cure = f"Begin a table that is the last layer too at a standard deviation of 0.02: nn.init.normal_({name}, "
-            cure += "std=0.02). If it is not, look at the size of the first outputs."
-            return [_finding(history, (name,), {"root_mean_square": float(rms[i])}, cause, cure, _TIED)]
-    return []
-
-
-_TIED = (
-    "it is the last layer too, and its rows make the outputs as large as the root of their length",
-    "the outputs begin too large for another reason, or the loss is no cross-entropy over its rows",
-)
-
-
-def _far_outputs(history: History, large: float, wide: float = 2.0, spread: float = 100.0) -> list[Finding]:
-    """The first cross-entropy was `FAR` times that of equal odds, and some matrices began above `large`; or the first
-    numbers spread `spread` times as much as what is asked for, and some began above `wide`. Whatever came of it.
-
-    In healthy trainings of the tests numbers spread 9 times as much, at most.
-    """
-    gain, odds = initial_gains(history), first_odds(history)
-    _, said, asked = sampled(history, "predicted_std", "target_std")
-    times = float(said[0] / asked[0]) if len(said) and asked[0] > 0 else 0.0
-    if odds > FAR and (gain > large).any():
-        which, numbers = gain > large, {"times_equal_odds": odds}
-        shown = f"The first cross-entropy is {odds:.3g} times that of equal odds: the logits are far apart"
-    elif times > spread and (gain > wide).any():
-        which, numbers = gain > wide, {"times_the_targets": times}
-        shown = f"What the model says at first spreads {times:.2g} times as much as what it is asked for"
-    else:
-        return []
-    typical = float(np.median(gain[which]))
-    return [
-        _finding(
-            history,
-            pick(history, which),
-            {"gain": typical, "usual": "0.5 to 1.5", **numbers},
-            f"{shown} before anything is learnt. These weights began with a gain of about {typical:.2g}, where 0.5 to "
-            "1.5 is usual.",
-            "Begin with torch's own initialisation, or the last layer with weights of a deviation of 0.02 or less. The "
-            "first steps go into making the outputs small else.",
-        )
-    ]
-
-
-def _sure_of_what_is_wrong(history: History, began: float = 3.0, ended: float = 2.0) -> list[Finding]:
-    """A cross-entropy began above `began` times what equal probabilities give, and ended above them.
-
-    So it does where the graph of the loss shows its classes: a model that ends there knows less than one that says
-    nothing. Of tokens it has to end above `ended` times, in a training that does not succeed: where the last matrix
-    has as many rows as a table has, the loss is known for a cross-entropy over them, but in a model of nothing but
-    tables (`_of_tables`).
-    Source: Karpathy 2019, A Recipe for Training Neural Networks ("verify loss @ init").
-    """
-    shapes, last = {layer.name: layer.shape for layer in history.run.layers}, last_matrix(history)
-    tables = {shapes[name][0] for name in pick(history, embeddings(history)) if shapes.get(name)}
-    chance, losses = chance_loss(history), [p for p in progress(history) if p.is_loss]
-    if last is None or not losses:
-        return []
-    known = is_mean_cross_entropy(history) and (number_of_classes(history) or 1) > 2
-    tokens = last.shape[0] in tables and not succeeds(history) and not _of_tables(history)
-    if not (known or tokens):
-        return []
-    high = all(p.first > began * chance and p.ended > (ended if tokens else 1.0) * chance for p in losses)
-    high &= tokens or any(p.ended < 0.9 * p.first for p in losses)  # else its steps are why it stays there
-    if not high or lr_too_high(history):
-        return []
-    shown = losses[0]
-    cause = f"{shown.metric} began at {shown.first:.3g}, where equal probabilities give {chance:.3g}, and still is "
-    cause += f"{shown.ended:.3g}: the logits are far apart, and sure of what is wrong. "
-    cure = (
-        "Print the logits of the first step. If some stand out, begin their rows and biases of the last layer at the "
-        "mean of the others; if all are large, normalise what comes into the last layer or divide it by the root of "
-        "its width, and let cosines be divided by 0.05 or more."
-    )
-    nearest = next((layer for _, layer in paths(history)), last.name) if known else last.name
-    return [_finding(history, (nearest,), {"equal_odds": chance}, cause + either(_SURE), cure, _SURE)]
-
-
-_SURE = (
-    "rows or biases of the last layer began unlike the others",
-    "what comes into the last layer, or what its outputs are multiplied by, is far too large",
-)
-
-
-def _of_tables(history: History) -> bool:
-    """Whether all matrices are tables: the factors of ratings, whose squared error begins far above any log C."""
-    return not (matrices(history) & ~embeddings(history)).any()
 
 
 def _grows_on_its_way(history: History, decades: float = 2.0, fit: float = 0.9, first: int = 5) -> list[Finding]:
@@ -263,7 +153,7 @@ def _grows_on_its_way(history: History, decades: float = 2.0, fit: float = 0.9, 
         return []
     times = 10 ** (-along.decades / (len(along.layers) - 1))
     return [
-        _finding(
+        initial_finding(
             history,
             along.layers,
             {"grows_per_layer_by": times},
@@ -291,7 +181,7 @@ def _grows_forward(history: History) -> list[Finding]:
         return []
     name = history.layers[inside.layer]
     return [
-        _finding(
+        initial_finding(
             history,
             (name,),
             {"first_input_rms": inside.first, "last_input_rms": inside.last},
@@ -309,22 +199,3 @@ _FORWARD = (
     "branches, neighbours or tokens are added up with nothing that normalises the sum",
     "the initial weights are too large for this depth",
 )
-
-
-def _finding(
-    history: History,
-    layers: tuple[str, ...],
-    evidence: dict[str, float | str],
-    cause: str,
-    cure: str,
-    alternatives: tuple[str, ...] = (),
-) -> Finding:
-    for name, values in scaled_losses(history).items():
-        evidence[f"first_{name}"] = float(values[np.isfinite(values)][0])
-    steps = int(history.step[0]), int(history.step[-1])
-    return Finding("bad-initialisation", "warning", layers, *steps, evidence, cause, cure, alternatives=alternatives)
-
-
-def _far_off(history: History, chance: float, times: float = 2.0) -> bool:
-    """Whether a training loss began at `times` what equal probabilities give, or above."""
-    return any(float(values[np.isfinite(values)][0]) > times * chance for values in scaled_losses(history).values())

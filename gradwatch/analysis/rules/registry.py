@@ -29,7 +29,7 @@ from gradwatch.analysis.rules.clipping import (
 from gradwatch.analysis.rules.codebook import codebook_collapse
 from gradwatch.analysis.rules.consequences import CONSEQUENCES
 from gradwatch.analysis.rules.dead_layers import dead_layer
-from gradwatch.analysis.rules.depth import imbalance, vanishing
+from gradwatch.analysis.rules.depth import imbalance
 from gradwatch.analysis.rules.double_clip import double_clip
 from gradwatch.analysis.rules.epsilon import below_epsilon
 from gradwatch.analysis.rules.experts import expert_starved
@@ -75,6 +75,7 @@ from gradwatch.analysis.rules.step_data import with_data
 from gradwatch.analysis.rules.token_targets import future_seen, labels_not_shifted, padding_in_loss
 from gradwatch.analysis.rules.unchanged import weights_unchanged
 from gradwatch.analysis.rules.updates import update_too_large, update_too_small
+from gradwatch.analysis.rules.vanishing import vanishing
 from gradwatch.analysis.rules.weight_decay import weight_decay_too_strong
 from gradwatch.analysis.rules.weight_growth import renorm_binds, weight_growth, weights_shrink
 from gradwatch.analysis.rules.weights_reset import weights_reset

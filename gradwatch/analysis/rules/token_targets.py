@@ -114,7 +114,7 @@ def _shifted_twice(history: History, share: float, varied: float) -> list[Findin
 
 
 def future_seen(
-    history: History, following: float = 0.98, back: float = 0.9, varied: float = 0.9, least: int = 3
+    history: History, following: float = 0.98, back: float = 0.995, varied: float = 0.9, least: int = 3
 ) -> list[Finding]:
     """What a model is asked for it is given: a column of its inputs, or the token that its attention reads. A warning.
 
@@ -136,6 +136,7 @@ def future_seen(
     if np.median(same) > 0.5 or (len(top) and np.median(top) > varied) or np.median(causal) > back:
         return []
     ahead = percent(1 - float(np.median(causal)))
+    weak = "" if np.median(causal) < 0.7 else " A mask that adds a finite number (-10, -1e3) is outgrown by the logits."
     return [
         from_graph(
             history,
@@ -146,8 +147,8 @@ def future_seen(
             "reads what it is to foretell. The loss falls below what can be foretold, and nothing of it is left where "
             "tokens are made one by one.",
             "Mask what comes later: is_causal=True in scaled_dot_product_attention, or a mask that is -inf above the "
-            "diagonal (torch.nn.Transformer.generate_square_subsequent_mask). To see it: the outputs at a place must "
-            "not change when later tokens do.",
+            f"diagonal (torch.nn.Transformer.generate_square_subsequent_mask).{weak} To see it: the outputs at a place "
+            "must not change when later tokens do.",
         )
     ]
 
