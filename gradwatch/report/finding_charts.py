@@ -272,7 +272,7 @@ CHARTS: dict[str, Draw] = {
     **dict.fromkeys(("accumulation-wiped", "logits-bounded", "future-seen"), loss_curve),
     **dict.fromkeys(("codebook-collapse", "posterior-collapse"), loss_curve),
     **dict.fromkeys(("returns-not-normalised", "wrong-sign", "weights-reset"), loss_curve),
-    **dict.fromkeys(("policy-loss-trains-critic", "labels-ignored"), loss_curve),
+    **dict.fromkeys(("policy-loss-trains-critic", "labels-ignored", "target-not-detached"), loss_curve),
     **dict.fromkeys(("views-identical", "representation-collapse", "values-overestimated"), loss_curve),
     "generator-starves": loss_curve,
     "optimizer-state-lost": loss_curve,

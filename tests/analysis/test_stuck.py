@@ -157,7 +157,7 @@ SHRINKS = 10.0 ** -np.linspace(4.5, 0, len(DEEP))  # from the last to the first,
 
 @pytest.mark.parametrize(("waits", "decades", "found"), [(80, 1.0, True), (0, 1.0, False), (80, 0.3, False)])
 def test_a_loss_that_waits_for_first_layers_without_a_gradient_is_said_though_they_get_one_later(waits, decades, found):
-    loss = np.where(ROW < waits, 2.0, 2 * np.exp(-np.maximum(ROW - waits, 0) / 60)) + 0.001 * NOISE
+    loss = np.where(waits > ROW, 2.0, 2 * np.exp(-np.maximum(ROW - waits, 0) / 60)) + 0.001 * NOISE
     sizes = np.where(ROW[:, None] < 40, SHRINKS**decades, 1.0).astype(np.float32)
     told = vanishing(run(loss=loss, layers=DEEP, per_layer={"grad_norm": sizes}))
     assert [(f.layers, f.last_step) for f in told] == [(DEEP[:4], 39)] * found

@@ -201,6 +201,22 @@ def past_the_end(folder, sick=True, steps=400):
     return fit(folder, net, optim.Adam(net.parameters(), 0.003), loss_of, steps)
 
 
+def moved_from_both_sides(folder, sick=True, steps=400):
+    """What squares of a ring are worth, by the value of the one that follows (the twin: which is left as it is)."""
+    torch.manual_seed(SEED[0])
+    net, draw = dense([12, 32, 1]), torch.Generator().manual_seed(SEED[0])
+    paid, ring = torch.randn(12, generator=draw), torch.eye(12)
+
+    def loss_of(step):
+        now = torch.randint(12, (64,), generator=draw)
+        then = (now + torch.randint(1, 4, (64,), generator=draw)) % 12
+        with torch.set_grad_enabled(sick):
+            to_come = net(ring[then])[:, 0]
+        return F.mse_loss(net(ring[now])[:, 0], paid[now] + 0.9 * to_come)
+
+    return fit(folder, net, optim.Adam(net.parameters(), 0.003), loss_of, steps)
+
+
 def class_left_out(folder, sick=True, steps=150):
     """Points of five kinds, of which kind 0 is ignored as if it were padding (the twin: nothing is)."""
     torch.manual_seed(SEED[0])

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import takewhile
+from itertools import pairwise, takewhile
 
 import numpy as np
 
 from gradwatch.analysis.rules.facts import own_optimizers, pick, present
 from gradwatch.analysis.rules.finding import Finding, either
-from gradwatch.analysis.rules.loss_graph import Operation, from_graph, paths
+from gradwatch.analysis.rules.loss_graph import NUMBERS, Operation, from_graph, paths
 from gradwatch.analysis.rules.progress import reaches_its_goal, succeeds
 from gradwatch.analysis.rules.sampled_losses import follow, logs_rewards, sampled
 from gradwatch.history import History
@@ -88,6 +88,38 @@ _OVERESTIMATES = (
     "each step chases the errors of the one before: the maximum of estimates, a target network that follows at once, a "
     "rate that is too high",
 )
+
+
+def target_not_detached(history: History) -> list[Finding]:
+    """The target of a value is made of a value of the same weights, and the gradient goes through both. A warning.
+
+    Alarm: both operands of a loss of differences, or of a difference, lead to one layer, and one of them by way of a
+    constant that is added to a constant share, as a reward is to the discounted value of the next state.
+    Source: Sutton & Barto (2018), Reinforcement Learning, section 9.3 (semi-gradient methods) and 11.5 (what the full
+    gradient learns instead: values that change little, not true ones); Mnih et al. (2015), Nature 518.
+    """
+    sides: dict[tuple[int, str], set[bool]] = {}
+    for path, layer in paths(history):
+        at = next((i for i, op in enumerate(path) if op.name in (*NUMBERS, "Sub") and op.operands == 2), None)
+        if at is not None:
+            below = [(op.name, op.operands) for op in path[at + 1 :]]
+            sides.setdefault((at, layer), set()).add((("Add", 1), ("Mul", 1)) in pairwise(below))
+    both = [layer for (_, layer), made in sides.items() if len(made) == 2]
+    if not both:
+        return []
+    return [
+        from_graph(
+            history,
+            "target-not-detached",
+            both[0],
+            {},
+            "What a value is to be is a constant and a share of a value that the same weights give (a reward, and what "
+            "the next state is worth), and the gradient goes through both: the next value is moved towards this one as "
+            "this is towards it. Such values change little from state to state, and are not those of the returns.",
+            "Make the target under torch.no_grad(), or detach() it; better by a copy of the network that follows "
+            "slowly (a target network). If the full gradient of the residual is meant, nothing is wrong.",
+        )
+    ]
 
 
 def policy_loss_trains_critic(history: History) -> list[Finding]:

@@ -16,6 +16,7 @@ _NAMED: dict[str, set[str]] = {
     "labels-ignored": _MISMADE | {"weight-decay-too-strong"},
     "views-identical": _MISMADE,
     "policy-loss-trains-critic": _RUINED,
+    "target-not-detached": _MISMADE | {"values-overestimated", "targets-not-normalised"},
     "accumulation-wiped": _MISMADE,
     "clip-after-step": _MISMADE | {"double-clip"},
     **dict.fromkeys(("future-seen", "codebook-collapse"), _RUINED),
