@@ -216,6 +216,14 @@ def test_a_warm_up_is_not_called_creeping():
     assert update_too_small(run(ratio=2e-4, loss=CREEPS, lr=rate)) == []
 
 
+def test_a_schedule_that_leaves_no_step_at_all_has_run_out():
+    rate = 0.1 * 0.1 ** (np.arange(STEPS) // 10)
+    history = run(ratio=np.where(np.arange(STEPS)[:, None] < 100, 0.01, 0.0), loss=1.2 + learns(), lr=rate)
+    (found,) = update_too_small(history)
+    assert (found.rule, found.evidence["lr_gone_at"]) == ("schedule-too-short", 20)
+    assert "weights-unchanged" not in [f.rule for f in diagnose(history)]
+
+
 def test_a_schedule_that_ran_out_is_said_though_the_loss_fell_before():
     rate = 0.1 * 0.9 ** np.arange(STEPS)
     falls = 1.2 + np.exp(-np.arange(STEPS) / 20)
@@ -224,7 +232,7 @@ def test_a_schedule_that_ran_out_is_said_though_the_loss_fell_before():
     assert (found.first_step, found.tries) == (70, ())  # the next step in which weights were measured
     late = np.where(np.arange(STEPS) < 300, 0.1, 1e-5)  # the end of a decay
     assert update_too_small(run(ratio=0.01, loss=falls, lr=late)) == []
-    for cut, last, said in ((0.28, 1e-7, True), (0.32, 1e-7, False), (0.28, 1e-3, False)):  # one that stays is meant
+    for cut, last, said in ((0.48, 1e-7, True), (0.52, 1e-7, False), (0.28, 1e-3, False)):  # one that stays is meant
         steps = np.arange(STEPS)
         rate = np.where(steps < cut * STEPS, 0.1, np.where(steps < 0.6 * STEPS, 1e-3, last))
         assert bool(update_too_small(run(ratio=0.005, loss=falls, lr=rate))) == said
@@ -543,6 +551,13 @@ def test_numbers_that_stay_worse_than_the_mean_of_the_targets_for_most_of_a_run_
     per_step = {f"in_loss/{name}": values for name, values in seen.items()}
     told = bad_initialisation(changed(history, per_step={**history.per_step, **per_step}))
     assert [f.layers for f in told] == ([] if named is None else [named])
+
+
+@pytest.mark.parametrize(("entropy", "found"), [(60.0, True), (9.0, False)])
+def test_logits_that_are_very_far_apart_at_first_without_large_weights_are_sums(entropy, found):
+    kinds = {"table": "Linear", "1": "LayerNorm", "2": "LayerNorm", "3": "Linear"}
+    told = bad_initialisation(choosing(begun([0.07, 1.0, 1.0, 0.1], kinds=kinds, first=(10, 64)), entropy))
+    assert ["are added up, layer after layer" in f.cause for f in told] == [True] * found
 
 
 GAINS = {"table": "Embedding", "1": "LayerNorm", "2": "LayerNorm", "3": "BatchNorm2d"}

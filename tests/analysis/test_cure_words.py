@@ -13,6 +13,7 @@ from gradwatch.analysis.rules.dead_layers import dead_layer
 from gradwatch.analysis.rules.epsilon import below_epsilon
 from gradwatch.analysis.rules.gradients import exploding
 from gradwatch.analysis.rules.long_steps import lr_too_high
+from gradwatch.analysis.rules.no_gradient import no_gradient
 from gradwatch.analysis.rules.no_progress import no_progress
 from gradwatch.analysis.rules.nonfinite import nonfinite
 from gradwatch.analysis.rules.open_causes import reach
@@ -110,6 +111,43 @@ def test_a_head_right_behind_the_loss_that_no_gradient_comes_to_is_not_called_de
     norm[:, 2] = 0
     (found,) = dead_layer(changed(history, per_layer={**history.per_layer, "grad_norm": norm}))
     assert (found.rule, found.layers) == (rule, layers[2:3])
+
+
+RECTIFIED = {"0": "Linear", "1": "ReLU", "2": "Linear", "3": "ReLU", "4": "Linear"}
+NET = ("0.weight", "0.bias", "2.weight", "2.bias", "4.weight", "4.bias")
+
+
+@pytest.mark.parametrize(
+    ("kinds", "zero", "found"),
+    [
+        (RECTIFIED, [1, 3, 5], True),
+        (RECTIFIED, [5], False),  # a loss of differences knows no constants
+        ({**RECTIFIED, "1": "Tanh", "3": "Tanh"}, [1, 3, 5], False),
+    ],
+)
+def test_a_loss_of_derivatives_of_a_net_of_relus_moves_no_bias(kinds, zero, found):
+    history = make_history(STEPS, layers=NET, modules=kinds)
+    norm = history.layer("grad_norm").copy()
+    norm[:, zero] = 0
+    told = dead_layer(changed(history, per_layer={**history.per_layer, "grad_norm": norm}))
+    assert [(f.severity, f.layers) for f in told] == [("warning", ("0.bias", "2.bias"))] * found
+    assert all("derivatives of the network alone" in f.cause for f in told)
+
+
+MANY = tuple(f"{i}.weight" for i in range(12))
+
+
+@pytest.mark.parametrize(("end", "severity"), [(0.2, "note"), (2.2, "warning")])
+def test_one_layer_of_many_without_a_gradient_is_a_note_where_the_training_succeeds(end, severity):
+    history = make_history(STEPS, layers=MANY, logged=("loss",))
+    norm = history.layer("grad_norm").copy()
+    norm[:, 0] = 0
+    history = changed(history, per_step={**history.per_step, "loss": np.linspace(2.2, end, STEPS)})
+    (found,) = dead_layer(changed(history, per_layer={**history.per_layer, "grad_norm": norm}))
+    assert found.severity == severity
+    norm[:, 0] = np.nan
+    (found,) = no_gradient(changed(history, per_layer={**history.per_layer, "grad_norm": norm, "nonfinite": 0 * norm}))
+    assert (found.rule, found.severity, found.layers) == ("no-gradient", severity, MANY[:1])
 
 
 def test_a_recurrence_whose_state_is_never_handed_on_has_no_gradient():

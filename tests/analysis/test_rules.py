@@ -108,6 +108,15 @@ def test_nonfinite_names_the_first_step_and_layer():
     assert (finding.severity, finding.evidence["steps"]) == ("error", 1)
 
 
+@pytest.mark.parametrize(
+    ("norms", "after"), [((1.0, 300.0, 0.8, 0.9), "nothing"), ((1.0, 1.0, 200.0, 900.0), "growth")]
+)
+def test_a_lone_gradient_that_was_left_behind_is_no_growth(norms, after):
+    history = make_history(steps=44, nan_at=43, clip=None, logged=("loss",))
+    history = with_steps(history, grad_norm=np.array([*np.ones(39), *norms, np.nan]), loss=np.linspace(2.0, 0.3, 44))
+    assert nonfinite(history)[0].evidence["after"] == after
+
+
 @pytest.mark.parametrize(("norms", "after"), [((1.0, 0.4, 0.16), "nothing"), ((1.0, 0.9, 9.0), "growth")])
 def test_a_weight_near_zero_that_doubles_in_a_calm_beginning_is_not_growth(norms, after):
     """Its first step is large for the weight alone: the gradients after it are smaller. Where they grow, it is."""
@@ -269,8 +278,8 @@ def test_the_worst_comes_first_then_the_earliest():
     norm = history.layer("grad_norm").copy()
     norm[20:, 3] = 0
     history = with_steps(with_layer(history, "grad_norm", norm), loss=np.where(history.step > 100, 9.0, 1.0))
-    assert [f.rule for f in diagnose(history)] == ["exploding", "dead-layer"]
-    assert verdict(history).startswith("exploding at step 10")
+    assert [f.rule for f in diagnose(history)] == ["lr-too-high", "dead-layer"]
+    assert verdict(history).startswith("lr-too-high at step 10")
 
 
 def test_a_training_that_is_thrown_out_of_its_start_explodes():
@@ -341,9 +350,9 @@ def tree(*findings):
 def test_an_explosion_is_one_finding_with_its_consequences_under_it():
     history = make_history(steps=300, nan_at=200)
     (root,) = diagnose(with_steps(history, loss=np.where(history.step > 100, 9.0, 1.0)))
-    assert root.rule == "exploding"
+    assert root.rule == "lr-too-high"  # the loss leapt, and did not come back
     data = root.to_json()
-    assert data["docs"] == "docs/findings/exploding.md"
+    assert data["docs"] == "docs/findings/lr-too-high.md"
     below = {finding["rule"]: finding for finding in data["consequences"]}
     assert below["nonfinite"]["layers"] == ["blocks.0.mlp.weight"]
     assert list(data)[:8] == [
@@ -402,6 +411,15 @@ def test_signs_just_before_an_explosion_stand_under_it():
     assert tree(found("exploding", 29), found("spike", 20), found("gradients-accumulate", 0)) == {
         "gradients-accumulate": ["spike", "exploding"]
     }
+
+
+def test_steps_that_are_too_long_stand_above_the_explosion_along_them_that_they_make():
+    apart = replace(found("exploding", 60), evidence={"along": "steps"})
+    assert tree(apart, found("lr-too-high", 12)) == {"lr-too-high": ["exploding"]}
+    assert tree(apart, found("lr-too-high", 65)) == {"lr-too-high": ["exploding"]}
+    assert tree(apart, found("lr-too-high", 66)) == {"exploding": ["lr-too-high"]}
+    alike = replace(found("vanishing", 0), evidence={"left_of_the_gradient": 1e-5})
+    assert tree(alike, found("representation-collapse", 0)) == {"representation-collapse": ["vanishing"]}
 
 
 def test_a_root_is_as_severe_as_its_worst_consequence_which_comes_first():

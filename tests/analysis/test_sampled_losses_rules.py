@@ -280,7 +280,7 @@ def test_a_number_that_climbs_is_a_multiplier_and_a_layer_is_not():
     ("operations", "shape", "rule", "words"),
     [
         ("BinaryCrossEntropy Round Sigmoid", "1", "no-gradient", "numbers that are rounded (round)"),
-        ("NllLoss LogSoftmax", "32x1", "no-gradient", "a softmax over dim 1 of [32, 1]"),
+        ("NllLoss LogSoftmax", "32x1", "dead-layer", "a softmax over dim 1 of [32, 1]"),
         ("NllLoss LogSoftmax", "32x2", "dead-layer", "Either"),
         ("BinaryCrossEntropy Sigmoid", "1", "dead-layer", "Either"),
     ],
@@ -299,15 +299,15 @@ def test_gradients_that_are_0_by_what_has_no_slope(operations, shape, rule, word
 
 def test_a_part_that_a_softmax_over_one_cuts_off_is_told_so():
     softmax = {"what": "softmax", "operation": "Softmax", "dim": 2, "layer": LAST}
-    for shape, words in (
-        ("64x12x1", "a softmax over dim 2 of [64, 12, 1] has one to choose from"),
-        ("64x12x3", "Either"),
+    for shape, rule, words in (
+        ("64x12x1", "dead-layer", "a softmax over dim 2 of [64, 12, 1] has one to choose from"),
+        ("64x12x3", "no-gradient", "Either"),
     ):
         run = run_with(graph=({**softmax, "shape": shape},))
         norm = run.layer("grad_norm").copy()
         norm[:, -2:] = 0
         (found,) = dead_layer(changed(run, per_layer={**run.per_layer, "grad_norm": norm}))
-        assert (found.rule, found.layers) == ("no-gradient", run.layers[-2:])
+        assert (found.rule, found.layers) == (rule, run.layers[-2:])
         assert words in found.cause
 
 
@@ -316,6 +316,20 @@ def test_inputs_that_hold_a_sigmoid_at_its_ends_are_no_note(share, severity):
     seen = {"input_rms": 80.0, "saturated": share, "layer_of/input_rms": 0, "layer_of/saturated": 0}
     (found,) = inputs_not_normalised(run_with(losses=np.geomspace(0.7, 0.1, 240), **seen))
     assert found.severity == severity
+
+
+@pytest.mark.parametrize(
+    ("operations", "found"),
+    [
+        ("NllLoss LogSoftmax Relu Addmm", True),
+        ("BinaryCrossEntropyWithLogits View Relu Addmm", True),
+        ("NllLoss LogSoftmax Addmm", False),
+        ("MseLoss Relu Addmm", False),
+    ],
+)
+def test_scores_that_a_relu_cuts_off_before_their_softmax(operations, found):
+    told = dead_units(run_with(graph=path(operations)))
+    assert [(f.rule, f.severity) for f in told] == [("dead-units", "warning")] * found
 
 
 BY_AND_BY = np.clip(np.arange(SAMPLES) / 8, 0.1, 1)  # flat from the eighth sample on

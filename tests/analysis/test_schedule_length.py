@@ -79,6 +79,24 @@ def test_what_ends_with_the_run_jumps_or_swings_otherwise_is_not(lr):
     assert schedule_too_short(run(lr)) == []
 
 
+WAVES = 0.5 - 0.5 * np.cos(AT * 2 * np.pi / 20)
+
+
+@pytest.mark.parametrize(
+    ("lr", "found"),
+    [
+        (WAVES, True),
+        (np.minimum(1, AT / 40) * WAVES, True),  # each higher than the last, at first
+        (0.2 + 0.8 * WAVES, False),  # as of CyclicLR
+        (0.5 + 0.5 * np.cos((AT % 20) * np.pi / 20), False),  # restarts
+        (0.5 - 0.5 * np.cos(AT * 2 * np.pi / 60), False),  # few
+    ],
+)
+def test_a_rate_that_falls_to_nothing_again_and_again_is_of_a_schedule_that_is_too_short(lr, found):
+    told = [f for f in schedule_too_short(run(lr)) if f.severity == "warning"]
+    assert ["every 20 steps" in f.cause or "climbs back along" in f.cause for f in told] == [True] * found
+
+
 @pytest.mark.parametrize(
     ("lr", "status", "told"),
     [

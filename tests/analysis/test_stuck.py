@@ -151,6 +151,19 @@ def test_most_matrices_with_next_to_no_gradient_are_vanishing_though_there_is_no
     assert vanishing(run(**learns, per_layer={"grad_norm": sizes.astype(np.float32)})) == []
 
 
+@pytest.mark.parametrize(
+    ("comes_in", "falls", "found"), [(1e-5, False, True), (0.1, False, False), (1e-5, True, False)]
+)
+def test_what_is_lost_on_its_way_to_the_last_layer_shows_beside_its_bias(comes_in, falls, found):
+    names = ("0.weight", "2.weight", "4.weight", "6.weight", "6.bias")
+    sizes = np.tile(np.array([*[comes_in] * 4, 1.0], np.float32), (STEPS, 1))
+    loss = 2 * FALLS if falls else 2 + 0.01 * NOISE
+    history = run(loss=loss, layers=names, per_layer={"grad_norm": sizes})
+    layers = (*history.run.layers[:-1], replace(history.run.layers[-1], shape=(4,)))
+    told = vanishing(replace(history, run=replace(history.run, layers=layers)))
+    assert ["lost on its way forward" in f.cause for f in told] == [True] * found
+
+
 DEEP = tuple(f"{i}.weight" for i in range(9))
 SHRINKS = 10.0 ** -np.linspace(4.5, 0, len(DEEP))  # from the last to the first, by half a decade each
 

@@ -12,6 +12,7 @@ import numpy as np
 from gradwatch.analysis.rules.activation_facts import is_meant
 from gradwatch.analysis.rules.dead_layers import dead_layer
 from gradwatch.analysis.rules.finding import Finding, Severity
+from gradwatch.analysis.rules.loss_graph import neighbours, paths
 from gradwatch.analysis.rules.losses import has_rivals, learnt
 from gradwatch.analysis.rules.progress import succeeds
 from gradwatch.analysis.rules.sampled_losses import inside, sampled
@@ -24,15 +25,32 @@ def dead_units(history: History, share: float = 0.5, min_rows: int = 3) -> list[
 
     `dead` of a module, by the median of the last third of the sampled steps, is more than `share`. It is recorded where
     each unit had at least 32 elements in a step. From the first sampled step after which half of that was never
-    undercut. Or, where no module was looked at and no layer is dead, from the start (`_from_the_start`), or since then,
+    undercut. Or, where no layer is dead, a ReLU stands between the last layer and a softmax or a sigmoid of the loss
+    (`_cut_off`). Or, where no module was looked at either, from the start (`_from_the_start`), or since then,
     where nothing got better (`_on_the_way`).
     Source: SageMaker Debugger's DeadRelu (a unit is dead that hardly ever fires; alarm for more than half of a layer).
     """
     found = _held(history, "dead", share, min_rows, "dead-units", _dead_words)
     if found or dead_layer(history):
         return found
+    if cut := _cut_off(history):
+        return [cut]
     found = _from_the_start(history, ("dead",), "dead-units", _dead_words, 0.8)
     return found or ([] if succeeds(history) else _on_the_way(history, "dead", "dead-units", _dead_words))
+
+
+def _cut_off(history: History) -> Finding | None:
+    """A ReLU cuts off at 0 what a loss applies its softmax or sigmoid to, as its graph shows."""
+    applied = ("LogSoftmax", "BinaryCrossEntropyWithLogits")
+    ways = ((pair, layer) for path, layer in paths(history) for pair in neighbours(path))
+    layer = next((layer for (above, below), layer in ways if above in applied and below == "Relu"), None)
+    if layer is None:
+        return None
+    steps = int(history.step[0]), int(history.step[-1])
+    cause = f"A ReLU stands between `{layer}` and the loss, which applies its softmax or sigmoid itself: a score below "
+    cause += "0 is 0, gives nothing back, and no class can be said to be less likely than that."
+    cure = "Take the ReLU out from behind the last layer, and let the loss have its outputs as they are."
+    return Finding("dead-units", "warning", (layer,), *steps, {"behind": layer}, cause, cure)
 
 
 def saturated(history: History, share: float = 0.5, min_rows: int = 3) -> list[Finding]:

@@ -58,6 +58,7 @@ _NAMED: dict[str, set[str]] = {
     "spike": {"nonfinite", "exploding", "dead-layer", "lr-too-high", "update-too-large", "weight-growth"}
     | {"noise-dominated", "skips-often"},
     "nonfinite": (_RUINED | {"exploding", "posterior-collapse"}) - {"nonfinite"},
+    "representation-collapse": {"vanishing", "dead-units", "update-too-small"},  # what is alike has no gradient left
     "posterior-collapse": {"dead-layer", "dead-units", "vanishing", "imbalance", "update-too-small"},
     "weight-growth": {"exploding", "nonfinite", "dead-layer", "vanishing", "update-too-small", "renorm-binds"},
     "expert-starved": {"dead-layer", "dead-units", "no-gradient", "vanishing", "imbalance", "update-too-small"}
@@ -78,7 +79,6 @@ _NAMED: dict[str, set[str]] = {
     "renorm-binds": set(),
     "class-imbalance": set(),
     "logits-bounded": set(),
-    "representation-collapse": set(),
 }  # fmt: skip
 _OF_ALL = {"no-progress", "class-imbalance", "representation-collapse"}
 CONSEQUENCES = {rule: (effects | _OF_ALL) - {rule} for rule, effects in _NAMED.items()}

@@ -13,6 +13,7 @@ from gradwatch.analysis.rules.facts import (
     beside_bias,
     matrices,
     middle,
+    numel,
     pick,
     present,
 )
@@ -21,7 +22,7 @@ from gradwatch.analysis.rules.loss_graph import paths
 from gradwatch.analysis.rules.losses import learnt
 from gradwatch.analysis.rules.no_gradient import CUT_OFF, ZEROED, wiped
 from gradwatch.analysis.rules.once import once
-from gradwatch.analysis.rules.progress import all_learnt
+from gradwatch.analysis.rules.progress import all_learnt, succeeds
 from gradwatch.analysis.rules.vanishing import vanishing
 from gradwatch.history import Bools, Floats, History
 from gradwatch.table import squares
@@ -33,18 +34,20 @@ def dead_layer(
 ) -> list[Finding]:
     """Layers whose gradient was exactly zero whenever it was seen in the second half of the run.
 
-    Of a network that is dying, most layers are zero for most batches: when more than the share `most` of the layers had
-    an exactly zero gradient in more than the share `often` of those steps, these are all dead, and it is an error.
-    Fewer layers are a warning, and must be zero throughout. A layer must have been seen in at least `min_steps` steps
-    of that half. It is a note where nothing but 0 ever came into these layers: the biases beside them have gradients;
-    unless these are all that data is given to. A bias is not dead while the weight beside it has gradients:
-    they reach the units and cancel (the last bias of a Wasserstein critic). Steps whose loss is below `done` times the
-    first do not count: nothing is left to learn there; nor does a network whose loss came to rest at its lowest as they
-    became zero (`all_learnt`), or whose gradients faded (`faded`). Where every gradient was zero in every step it is an
-    error of all layers, which something may have zeroed before the step, too (`_all_zero`), or `no-gradient`, where the
-    graph shows what has no slope (`_without_slope`); where it is known that something did (`wiped`), `no-gradient` says
-    so, and so it is called where a whole part of the model never got one, or the weights of a recurrence that are given
-    its state (`weight_hh_l0`), which is 0 in every call then.
+    Of a network that is dying, most layers are zero for most batches: when more than the share `most` of the layers
+    had an exactly zero gradient in more than the share `often` of those steps, these are all dead, and it is an
+    error. Fewer layers are a warning, and must be zero throughout. A layer must have been seen in at least
+    `min_steps` steps of that half. It is a note where nothing but 0 ever came into these layers: the biases beside
+    them have gradients; unless these are all that data is given to; or where one layer of ten or fewer never had
+    one and the training succeeds: weights of a state that is 0 in the only step that reads it. A bias is not dead
+    while the weight beside it has gradients: they reach the units and cancel (the last bias of a Wasserstein
+    critic). Steps whose loss is below `done` times the first do not count: nothing is left to learn there; nor does
+    a network whose loss came to rest at its lowest as they became zero (`all_learnt`), or whose gradients faded
+    (`faded`). Where every gradient was zero in every step it is an error of all layers, which something may have
+    zeroed before the step, too (`_all_zero`), or `no-gradient`, where the graph shows what has no slope
+    (`_without_slope`); where it is known that something did (`wiped`), `no-gradient` says so, and so it is called
+    where a whole part of the model never got one, or the weights of a recurrence that are given its state
+    (`weight_hh_l0`), which is 0 in every call then.
     Where weights that were 0 at first pass none on it is `bad-initialisation`. A warning, too, where the loss came to
     exactly 0 within the first steps (`_nothing_left_at_once`).
     Source: dead ReLU units give exact zeros (methods: S4); SageMaker Debugger's DyingReLU.
@@ -71,16 +74,18 @@ def dead_layer(
     if not dying_network:
         dead = (zero_share == 1) & ((norm[late] == 0) | ~there[late]).all(axis=0)
     if not dead.any() or not (norm > 0).any():
-        return _nothing_but_rounding(history, min_steps)
+        return _under_a_derivative(history, min_steps) or _nothing_but_rounding(history, min_steps)
     first = _since(norm[:, dead], there[:, dead], late)
     start = first <= int(np.flatnonzero(there[:, dead].any(axis=1))[0])
     idle = start and not dying_network and _idle(history, dead)
     apart = start and not idle and not dying_network and _is_a_part(history, dead)
+    apart &= not of_one(history, pick(history, dead))
+    lone = start and 10 * dead.sum() <= len(dead) and _share_of(history, dead) < 0.1 and succeeds(history)
     why = why_dead(history, dead, start, idle, apart)
     return [
         Finding(
             rule="no-gradient" if apart or why is FORGETS else "dead-layer",
-            severity="error" if dying_network else "note" if why is IDLE else "warning",
+            severity="error" if dying_network else "note" if why is IDLE or lone else "warning",
             layers=pick(history, dead),
             first_step=int(history.layer_step[first]),
             last_step=int(history.step[-1]),
@@ -96,6 +101,35 @@ def dead_layer(
             alternatives=why.alternatives,
         )
     ]
+
+
+def _share_of(history: History, layers: Bools) -> float:
+    return float(numel(history)[layers].sum() / max(1, numel(history).sum()))
+
+
+def _under_a_derivative(history: History, min_steps: int) -> list[Finding]:
+    """All biases but the last are exactly zero throughout, the weights beside them are not, and there are ReLUs.
+
+    So it is where a loss is taken of derivatives of the network by its inputs alone: a ReLU's is a step, in which a
+    bias has no part. Of no healthy training of the tests so.
+    Source: Raissi et al., arXiv:1711.10561 (networks under a derivative have smooth activations there).
+    """
+    norm, place = history.layer("grad_norm"), {name: i for i, name in enumerate(history.layers)}
+    inner = [(i, place[bias]) for name, i in place.items() if (bias := beside_bias(name)) in place and bias != name]
+    last = max((i for name, i in place.items() if matrices(history)[i] and beside_bias(name) != name), default=-1)
+    inner = [(weight, bias) for weight, bias in inner if matrices(history)[weight] and weight != last]
+    if not inner or "ReLU" not in history.run.modules.values() or len(history) < min_steps:
+        return []
+    if not all((norm[:, bias] == 0).all() and (norm[:, weight] > 0).any() for weight, bias in inner):
+        return []
+    layers = tuple(history.layers[bias] for _, bias in inner)
+    steps = int(history.step[0]), int(history.step[-1])
+    evidence: dict[str, float | str] = {"layers": len(layers), "of": len(history.layers), "since": "the start"}
+    cause = "The biases of these layers never get a gradient, and the weights beside them do: the loss depends on "
+    cause += "derivatives of the network alone, and that of a ReLU is a step, which no bias moves by a gradient. What "
+    cause += "the network can say so is constant from piece to piece."
+    cure = "Take an activation with a slope that changes: tanh, softplus, SiLU, sine."
+    return [Finding("dead-layer", "warning", layers, *steps, evidence, cause, cure)]
 
 
 def _is_a_part(history: History, dead: Bools) -> bool:
@@ -138,7 +172,7 @@ def _all_zero(history: History) -> list[Finding]:
         return [Finding("no-gradient", "error", (), *steps, evidence, cause, cure)]
     if chosen := of_one(history, history.layers):
         cause = f"Every gradient is exactly 0: {chosen}."
-        return [Finding("no-gradient", "error", (), *steps, evidence, cause, CHOOSE)]
+        return [Finding("dead-layer", "error", (), *steps, evidence, cause, CHOOSE)]
     causes = (_FLAT, ZEROED, CUT_OFF)
     cause = f"Every gradient is exactly 0 when the optimizer steps. {either(causes)}"
     cure = "Look at the outputs in the first step: where a ReLU or a clamp makes all of them 0, softplus in its place, "

@@ -68,9 +68,12 @@ _TIED = (
 )
 
 
-def far_outputs(history: History, large: float, wide: float = 2.0, spread: float = 100.0) -> list[Finding]:
+def far_outputs(
+    history: History, large: float, wide: float = 2.0, spread: float = 100.0, very_far: float = 20.0
+) -> list[Finding]:
     """The first cross-entropy was `FAR` times that of equal odds, and some matrices began above `large`; or the first
-    numbers spread `spread` times as much as what is asked for, and some began above `wide`. Whatever came of it.
+    numbers spread `spread` times as much as what is asked for, and some began above `wide`. Whatever came of it. Where
+    no matrix did, and a first cross-entropy was `very_far` above equal odds, sums may be why (`_sums`).
 
     In healthy trainings of the tests numbers spread 9 times as much, at most.
     """
@@ -82,7 +85,7 @@ def far_outputs(history: History, large: float, wide: float = 2.0, spread: float
         which, numbers = gain > wide, {"times_the_targets": times}
         shown = f"What the model says at first spreads {times:.2g} times as much as what it is asked for"
     else:
-        return []
+        return _sums(history, odds) if odds > very_far else []
     typical = float(np.median(gain[which]))
     return [
         initial_finding(
@@ -95,6 +98,20 @@ def far_outputs(history: History, large: float, wide: float = 2.0, spread: float
             "first steps go into making the outputs small else.",
         )
     ]
+
+
+def _sums(history: History, odds: float) -> list[Finding]:
+    cause = f"The first cross-entropy is {odds:.3g} times that of equal odds: the logits are far apart before anything "
+    cause += f"is learnt, and no weights began large. {either(_SUMS)}"
+    cure = "Print the size of what comes out of each layer in the first step: where it leaps, take a mean in the place "
+    cure += "of the sum (divide by the number of neighbours, or by the root of their degrees), or a norm behind it."
+    return [initial_finding(history, (), {"times_equal_odds": odds}, cause, cure, _SUMS)]
+
+
+_SUMS = (
+    "neighbours, tokens or branches are added up, layer after layer, with nothing that normalises the sum",
+    "what comes in is far above 1 in size",
+)
 
 
 def long_way_back(history: History, spread: float = 4.0, long: float = 0.5, unit: float = 0.9) -> list[Finding]:

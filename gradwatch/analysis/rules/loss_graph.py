@@ -59,7 +59,7 @@ def squashed(history: History) -> tuple[str, str, str] | None:
     None where no path shows that.
     """
     for path, layer in paths(history):
-        for above, below in _neighbours(path):
+        for above, below in neighbours(path):
             loss = {"LogSoftmax": "cross_entropy", "BinaryCrossEntropyWithLogits": "binary_cross_entropy_with_logits"}
             if above in loss and below in _SQUASH:
                 return loss[above], _SQUASH[below], layer
@@ -72,7 +72,7 @@ def without_logarithm(history: History) -> tuple[str, str] | None:
     None where no path shows that. Of kl_div torch keeps no operation of its own.
     """
     for path, layer in paths(history):
-        for above, below in _neighbours(path):
+        for above, below in neighbours(path):
             given = "probabilities" if _SQUASH.get(below) in ("softmax", "sigmoid") else ""
             if above in ("NllLoss", "NllLoss2D") and (given or below in ("Addmm", "Mm", "Convolution")):
                 return given or "what a layer gives out", layer
@@ -96,14 +96,14 @@ def takes_logits(history: History) -> bool:
     scaled (a temperature, cosines).
     """
     unscaled = [[op for op in path if op.operands > 1 or op.name not in ("Mul", "Div")] for path, _ in paths(history)]
-    pairs = [pair for path in unscaled for pair in _neighbours(path)]
+    pairs = [pair for path in unscaled for pair in neighbours(path)]
     into = [below for above, below in pairs if above in ("LogSoftmax", "BinaryCrossEntropyWithLogits")]
     return bool(into) and all(below in ("Addmm", "Mm", "Convolution", "Bmm", "Add") for below in into)
 
 
 def wants_its_sigmoid(history: History) -> bool:
     """Whether the graph shows binary_cross_entropy of what a sigmoid gives out: there it belongs."""
-    return any(("BinaryCrossEntropy", "Sigmoid") in _neighbours(path) for path, _ in paths(history))
+    return any(("BinaryCrossEntropy", "Sigmoid") in neighbours(path) for path, _ in paths(history))
 
 
 def reached_range(history: History) -> tuple[str, str, float, float] | None:
@@ -111,7 +111,7 @@ def reached_range(history: History) -> tuple[str, str, float, float] | None:
     bounds. None where no path shows one.
     """
     for path, layer in paths(history):
-        for above, below in _neighbours(path):
+        for above, below in neighbours(path):
             if above in NUMBERS and below in _RANGES:
                 name, least, most = _RANGES[below]
                 return name, layer, least, most
@@ -311,7 +311,7 @@ def graph_rows(history: History, what: str) -> Iterator[dict[str, Any]]:
             yield row
 
 
-def _neighbours(path: list[Operation]) -> Iterator[tuple[str, str]]:
+def neighbours(path: list[Operation]) -> Iterator[tuple[str, str]]:
     """Each operation and the next below it, but for those that leave the numbers as they are."""
     yield from pairwise(each.name.partition("/")[0] for each in _changing(path))
 

@@ -10,7 +10,8 @@ import re
 import numpy as np
 
 from gradwatch.analysis.rules.facts import beside_bias, matrices, numel, pick, present
-from gradwatch.analysis.rules.finding import Finding, either
+from gradwatch.analysis.rules.finding import Finding, Severity, either
+from gradwatch.analysis.rules.progress import succeeds
 from gradwatch.analysis.rules.sampled_losses import sampled
 from gradwatch.history import Bools, History
 
@@ -18,8 +19,10 @@ ZEROED, CUT_OFF = "zero_grad() stands between backward() and step()", "the loss 
 _STRAY = re.compile(r"(^|\.)param_groups\.\d+\.\d+$|(^|\.)optimizer\.")
 
 
-def no_gradient(history: History, min_steps: int = 10) -> list[Finding]:
-    """Parameters that can learn and never do: no gradient came in `min_steps` steps.
+def no_gradient(history: History, min_steps: int = 10, little: float = 0.1) -> list[Finding]:
+    """Parameters that can learn and never do: no gradient came in `min_steps` steps. A warning; a note where they are
+    less than the share `little` of all, and the training succeeds: the last block of a stack may give out what nobody
+    reads.
 
     Those that were frozen (`requires_grad=False`) when the run began are left out, but where the optimizer holds them
     and they have not been trained before (`_never_trained`): a part that was left frozen by mistake. So is a bias
@@ -42,9 +45,11 @@ def no_gradient(history: History, min_steps: int = 10) -> list[Finding]:
     raw = _never_trained(history, ~can & silent)
     findings = _made_on_the_way(history)
     if never.any():
+        small = numel(history)[never].sum() < little * numel(history)[can].sum() and succeeds(history)
         findings.append(
             _without(
                 history,
+                "note" if small else "warning",
                 pick(history, never),
                 "no gradient",
                 "The loss does not depend on these parameters, or not through anything that passes a gradient: the "
@@ -61,6 +66,7 @@ def no_gradient(history: History, min_steps: int = 10) -> list[Finding]:
         findings.append(
             _without(
                 history,
+                "warning",
                 raw,
                 "training",
                 "These parameters are frozen, the optimizer holds them, and their size is that of weights as they are "
@@ -146,7 +152,9 @@ def _never_trained(history: History, frozen: Bools, least: int = 256, exact: flo
     return pick(history, frozen) if found > sizes[frozen].sum() / 2 else ()
 
 
-def _without(history: History, layers: tuple[str, ...], missing: str, cause: str, cure: str) -> Finding:
+def _without(
+    history: History, severity: Severity, layers: tuple[str, ...], missing: str, cause: str, cure: str
+) -> Finding:
     sizes: dict[str, float | str] = {"layers": len(layers), "missing": missing}
     steps = int(history.step[0]), int(history.step[-1])
-    return Finding("no-gradient", "warning", layers, *steps, sizes, cause, cure)
+    return Finding("no-gradient", severity, layers, *steps, sizes, cause, cure)

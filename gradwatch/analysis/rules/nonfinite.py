@@ -157,7 +157,7 @@ def growth_before(history: History, row: int, growth: float = 100.0, update: flo
         if len(finite) < 2:
             continue
         early = np.median(values[finite[: max(1, len(finite) // 10)]])
-        if values[finite[-5:]].max() >= growth * early:
+        if values[finite[-2:]].max() >= growth * early:  # a lone one that was left behind is no growth
             low = np.flatnonzero(values[finite] < growth**0.5 * early)
             begins.append(int(finite[min(low[-1] + 1, len(finite) - 1)]) if len(low) else 0)
     last = np.flatnonzero(history.layer_rows < row)[-10:]

@@ -234,7 +234,9 @@ def _by_its_beginning(history: History, values: Floats, classes: int, tight: flo
         words = f"It began within {percent(5 * tight)} of log {classes}, and slows down above that. {either(_BOUNDED)}"
         return Why(words, f"Look at what the loss is given. {_CURE}", {}, alternatives=_BOUNDED)
     off, norm = values[:3] - chance, incoming(history)
-    grows = float(np.nanmax(smooth(norm))) > 2.5 * middle(norm[:5])  # as shares leave the middle: then it falls already
+    grows = float(np.nanmax(smooth(norm), initial=0.0)) > 2.5 * middle(
+        norm[:5]
+    )  # as shares leave the middle: then it falls already
     if not (fell and gain > 0.2 and off.max() < tight * chance and off.min() > -(3 if grows else 1) * tight * chance):
         return None
     causes = (

@@ -114,6 +114,7 @@ _OF_THE_RUN = {
 }  # seen at its end, whatever they begin with
 _LATE = {"weight-growth", "dead-layer", "vanishing"}  # seen some steps after what did it
 _AT_ONCE = 10  # or so many after a spike that the training recovered from: what begins later has another cause
+_LEAPS_WITHIN = 5  # steps of an explosion
 _HANDED_ON = {"nonfinite", "exploding", "generator-starves"}  # from a part to its rival
 
 
@@ -199,7 +200,11 @@ def group(findings: Iterable[Finding]) -> list[Finding]:
     """
     places = {rule: place for place, rule in enumerate(CONSEQUENCES)}
     findings = list(findings)
-    ordered = sorted(findings, key=lambda f: (_began(f, findings), places.get(f.rule, len(places))))
+
+    def place(finding: Finding) -> float:
+        return places["lr-too-high"] + 0.5 if _by_steps(finding) else places.get(finding.rule, len(places))
+
+    ordered = sorted(findings, key=lambda f: (_began(f, findings), place(f)))
     root_of: list[int] = []
     for i, finding in enumerate(ordered):
         causes = (j for j, other in enumerate(ordered[:i]) if _follows(finding, other))
@@ -215,12 +220,22 @@ def group(findings: Iterable[Finding]) -> list[Finding]:
     return roots
 
 
+def _by_steps(finding: Finding) -> bool:
+    """Whether it is that a training came apart along its steps, not along depth or time."""
+    return finding.rule == "exploding" and finding.evidence.get("along") == "steps"
+
+
 def _began(finding: Finding, findings: list[Finding]) -> int:
-    """The first step of a finding, of a sign of an explosion that of the explosion; of what sums up a run, its last."""
-    if finding.rule in _OF_THE_RUN:
+    """The first step of a finding, of a sign of an explosion that of the explosion, of one along the steps that of a
+    leap right behind it; of what sums up a run, its last.
+    """
+    if finding.rule in _OF_THE_RUN or "left_of_the_gradient" in finding.evidence:
         return finding.last_step
     sign = finding.rule in SIGNS and "odd_batch" not in finding.evidence
     ahead = [f.first_step for f in findings if f.rule == "exploding" and sign]
+    if _by_steps(finding):  # too long ones are why, though their loss may be seen to leap a little later
+        long = [f.first_step for f in findings if f.rule == "lr-too-high"]
+        ahead = [step for step in long if step <= finding.first_step + _LEAPS_WITHIN]
     return max([finding.first_step, *(step for step in ahead if step - finding.first_step <= SIGN_STEPS)])
 
 

@@ -15,7 +15,7 @@ from gradwatch.history import Bools, Floats, History
 
 
 def ran_out(
-    history: History, gone: float = 1e-3, early: float = 0.3, nothing: float = 1e-5, often: int = 6, soon: float = 0.1
+    history: History, gone: float = 1e-3, early: float = 0.5, nothing: float = 1e-5, often: int = 6, soon: float = 0.1
 ) -> Why | None:
     """What a schedule did that left no learning rate: cause, cure and numbers; None where it left one.
 

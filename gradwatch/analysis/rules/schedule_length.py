@@ -8,7 +8,7 @@ from __future__ import annotations
 import numpy as np
 
 from gradwatch.analysis.rules.facts import rates, set_rate
-from gradwatch.analysis.rules.finding import Finding, Severity
+from gradwatch.analysis.rules.finding import Finding, Severity, either
 from gradwatch.analysis.rules.progress import succeeds
 from gradwatch.formatting import percent, setting_text
 from gradwatch.history import Floats, History
@@ -16,18 +16,23 @@ from gradwatch.history import Floats, History
 
 def schedule_too_short(history: History, risen: float = 0.1, near: float = 0.05, bent: float = 0.4) -> list[Finding]:
     """The run outlasted the schedule: the rate fell below 0 (`_below_zero`), or along a cosine to its lowest, and
-    climbs back along the same curve.
+    climbs back along the same curve (`_climbs_back`), or does so again and again (`_again_and_again`).
+
+    Source: Loshchilov & Hutter, arXiv:1608.03983, equation 5, which restarts at its lowest; torch's CosineAnnealingLR
+    and get_cosine_schedule_with_warmup of transformers go back up the curve.
+    """
+    return _below_zero(history) or _climbs_back(history, risen, near, bent) or _again_and_again(history)
+
+
+def _climbs_back(history: History, risen: float, near: float, bent: float) -> list[Finding]:
+    """The rate fell along a cosine to its lowest, and climbs back along the same curve.
 
     After a warm-up, if any, of less than half as many steps as the fall, which is to less than half. The rates after
     the lowest mirror those before it, up to `near` of the highest, and come back to more than the share `risen` of the
     way; the curve is flat at its lowest, where at half the way in steps it stands at less than `bent` of the height (a
     cosine at 0.25 to 0.3, the triangle of CyclicLR at 0.5). A warning where the run ends so high; else a note, as
     cycles may be meant.
-    Source: Loshchilov & Hutter, arXiv:1608.03983, equation 5, which restarts at its lowest; torch's CosineAnnealingLR
-    and get_cosine_schedule_with_warmup of transformers go back up the curve.
     """
-    if went_below := _below_zero(history):
-        return went_below
     every = rates(history)
     rate = every[:, int(np.nan_to_num(every).max(axis=0, initial=0).argmax())]
     if not (len(rate) and np.isfinite(rate).all()):
@@ -93,6 +98,50 @@ def _below_zero(history: History, least: int = 5) -> list[Finding]:
             f"{step}; count these as the scheduler is stepped, once a batch or once an epoch.",
         )
     ]
+
+
+def _again_and_again(
+    history: History, often: int = 8, steps: int = 8, low: float = 0.05, high: float = 0.5, even: float = 0.25
+) -> list[Finding]:
+    """The rate falls below `low` of its highest and climbs above `high` of it, `often` times and more, in even cycles.
+
+    Even: of `steps` or more each, which differ by the share `even` at most. A schedule that was made for so many steps
+    goes on behind its end. Warm restarts leap, and grow longer; CyclicLR keeps a tenth of the rate or more.
+    Source: Loshchilov & Hutter, arXiv:1608.03983 (a few restarts, each twice as long as the last); Smith,
+    arXiv:1506.01186 (bounds a third or a quarter apart).
+    """
+    every = rates(history)
+    rate = every[:, int(np.nan_to_num(every).max(axis=0, initial=0).argmax())]
+    top = float(np.nanmax(rate, initial=0.0))
+    states = np.where(rate > high * top, 1, np.where(rate < low * top, -1, 0))
+    turns = np.flatnonzero(states != 0)
+    climbs = turns[1:][(states[turns[1:]] == 1) & (states[turns[:-1]] == -1)]
+    lengths = np.diff(climbs)
+    gradual = np.diff(turns)[np.diff(states[turns]) != 0] > 1  # no leaps: those are restarts
+    if len(climbs) < often or lengths.min() < steps or np.ptp(lengths) > even * lengths.mean() or not gradual.all():
+        return []
+    length = round(float(lengths.mean()))
+    return [
+        Finding(
+            "schedule-too-short",
+            "warning",
+            (),
+            int(history.step[climbs[0]]),
+            int(history.step[-1]),
+            {"cycles": len(climbs), "steps_of_a_cycle": length, "lr_highest": top},
+            f"The learning rate falls to nothing and climbs back to {top:.2g} {len(climbs)} times, every {length} "
+            f"steps. {either(_CYCLES)}",
+            f"Give the schedule the length of the run as the scheduler is stepped, not {length} or half of it: once a "
+            "step, or once an epoch. If cycles are meant, let them be few, and each longer than the last.",
+            alternatives=_CYCLES,
+        )
+    ]
+
+
+_CYCLES = (
+    "the schedule was made for epochs and is stepped once a batch, or is shorter than the run",
+    "cycles are meant",
+)
 
 
 def _bend(heights: Floats, full: float) -> float:

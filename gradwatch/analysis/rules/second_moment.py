@@ -93,7 +93,7 @@ def _of_the_first_steps(
     large = float(np.nanmax(norm[:first]))
     memory = 1 / max(1 - max(betas), 1e-9)
     steady = middle(rate[late].max(axis=1)) > 0.3 * np.nanmax(rate)
-    began, ended = ratio[0, wide], np.nanmedian(ratio[len(ratio) // 2 :, wide], axis=0)
+    began, ended = ratio[0, wide], np.array([middle(own) for own in ratio[len(ratio) // 2 :, wide].T])
     steady &= middle(norm[first : 3 * first]) < 3 * usual  # it fell at once
     is_short = np.median(ended) < short * min(USUAL_RATIO[True], float(np.median(began)))
     if not (large > times * usual > 0 and memory > len(norm) / 3 and steady and is_short) or _got_better(

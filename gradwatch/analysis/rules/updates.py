@@ -210,7 +210,9 @@ def update_too_small(
     too_slow = 0 < typical < (slow if kind else slow_sgd) * USUAL_RATIO[kind]
     too_slow = too_slow and (creeps(history) or (hardly_moves(history) and not initial_sum(history)))
     far = not too_slow and far_targets(history, direct)
-    if not (high > 0).all() or not (found < limit or (scheduled and found < USUAL_RATIO[kind]) or too_slow or far):
+    gone = scheduled is not None and "lr_gone_at" in scheduled.evidence  # then weights may not move at all
+    small = found < limit or (scheduled and found < USUAL_RATIO[kind])
+    if not (gone or (high > 0).all()) or not (small or too_slow or far):
         return []
     found = typical if too_slow else found
     why = scheduled or (_FAR if far else None) or _of_small_steps(history, found, rate)

@@ -52,7 +52,7 @@ def adadelta_at_the_rate_of_adam(folder, ill):
 
 # "Scheduler always steps when training with gradient accumulation", github.com/huggingface/accelerate/issues/963
 @sick(
-    "schedule-ran-out", "weights-unchanged", "update-too-small", "no-progress",
+    "schedule-ran-out", "schedule-too-short", "weights-unchanged", "update-too-small", "no-progress",
     where="all layers, from step 30 of 120: the rate is 0", cure="schedule.step() once per step of the optimizer",
 )  # fmt: skip
 def schedule_that_counts_parts(folder, ill):

@@ -57,7 +57,7 @@ class ByTheirSize(optim.Optimizer):
 # "Disable relative step flag in adafactor" (it writes the rate that it scaled into the group: 1e-31 after 22 steps),
 # github.com/facebookresearch/ParlAI/pull/2547
 @sick(
-    "update-too-small", "weights-unchanged", "no-progress", "schedule-ran-out",
+    "update-too-small", "weights-unchanged", "no-progress", "schedule-ran-out", "schedule-too-short",
     where="all layers, from the second step: the rate is multiplied by each layer's size, again and again",
     cure="the scaled rate in a variable of its own",
 )  # fmt: skip

@@ -71,7 +71,7 @@ def zeroed_before_each_part(folder, ill):
 
 # "Bug when scheduler turned off", github.com/LINCellularNeuroscience/VAME/issues/26
 @sick(
-    "weights-unchanged", "update-too-small", "no-progress", "schedule-ran-out",
+    "weights-unchanged", "update-too-small", "no-progress", "schedule-ran-out", "schedule-too-short",
     where="all layers, from step 30: the rate is 0", cure="gamma=1 where no schedule is wanted, not gamma=0",
 )  # fmt: skip
 def gamma_of_zero_for_no_schedule(folder, ill):
