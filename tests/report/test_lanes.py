@@ -63,9 +63,9 @@ def test_a_loss_that_another_part_drives_up_is_no_explosion(tmp_path):
     history = gan(tmp_path, rising(make_history(steps=200)))
     assert verdict(history) == "healthy"
     assert verdict(open_history(next(tmp_path.iterdir()) / "G")) == "healthy"
-    assert verdict(rising(make_history(steps=200))).startswith("exploding at step")  # of a run without rivals it is
+    assert verdict(rising(make_history(steps=200))).startswith("lr-too-high at step")  # of a run without rivals it is
     alone = gan(tmp_path, rising(make_history(steps=200)), make_history(steps=200, logged=()), "pipeline")
-    assert verdict(alone).startswith("exploding at step")  # nor has a pipeline any, whose last stage alone has a loss
+    assert verdict(alone).startswith("lr-too-high at step")  # nor has a pipeline any, whose last stage alone has a loss
 
 
 def test_a_dying_part_is_not_hidden_by_the_living_layers_of_another(tmp_path):
