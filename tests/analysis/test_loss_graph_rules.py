@@ -11,7 +11,7 @@ from make_run import changed, make_history
 from torch import nn
 from torch.nn import functional as F
 
-from gradwatch.analysis.rules.advantages import policy_loss_trains_critic
+from gradwatch.analysis.rules.advantages import policy_loss_trains_critic, target_not_detached
 from gradwatch.analysis.rules.axes_mixed import axes_mixed
 from gradwatch.analysis.rules.broadcast import shapes_broadcast
 from gradwatch.analysis.rules.loss_graph import (
@@ -478,6 +478,47 @@ def of_numbers(advantage):
 )
 def test_a_policy_that_pulls_at_its_critic(loss, said):
     assert len(policy_loss_trains_critic(run_of(loss()))) == said
+
+
+def next_value():
+    return ONE(X.flip(0))[:, 0]
+
+
+def td_of_a_sequence(gamma=0.9):
+    value = ONE(SEEN.new_ones(6, N, 6)).view(6, N)
+    return (torch.stack([REAL + gamma * value[i + 1] - value[i] for i in range(5)]) ** 2).mean()
+
+
+@pytest.mark.parametrize(
+    ("loss", "said"),
+    [
+        (lambda: F.mse_loss(column()[:, 0], REAL + 0.9 * next_value()), 1),
+        (lambda: F.smooth_l1_loss(column()[:, 0], REAL + 0.9 * next_value()), 1),
+        (lambda: (REAL + 0.9 * next_value() - column()[:, 0]).square().mean(), 1),
+        (td_of_a_sequence, 1),
+        (lambda: F.mse_loss(column()[:, 0], REAL + 0.9 * next_value().detach()), 0),
+        (lambda: F.mse_loss(column()[:, 0], next_value()), 0),  # two views
+        (lambda: F.mse_loss(column()[:, 0], REAL + 0.9 * logits()[:, 0]), 0),  # of other weights
+        (lambda: torch.mean(1 + logits() - logits() ** 2 - logits().exp()), 0),  # a divergence
+    ],
+)
+def test_a_value_whose_target_keeps_its_graph(loss, said):
+    assert [f.rule for f in target_not_detached(run_of(loss()))] == ["target-not-detached"] * said
+
+
+@pytest.mark.parametrize(
+    ("loss", "said"),
+    [
+        (lambda: -column().sigmoid().mean(), True),
+        (lambda: -logits().softmax(1).gather(1, Y[:, None]).mean(), True),
+        (lambda: -column().sigmoid().log().mean(), False),
+        (lambda: -(column().sigmoid()[:, 0] * REAL).mean(), False),  # what is chosen is paid
+    ],
+)
+def test_minus_a_mean_of_probabilities_lacks_its_logarithm(loss, said):
+    history = make_history(60, layers=tuple(LAYERS.values()), loss_graph=tuple(LossGraph(loss(), LAYERS).described()))
+    told = negative_loss(with_loss(history, np.linspace(-0.5, -0.9, 60)))
+    assert ["without their logarithm" in f.cause for f in told] == [True] * said
 
 
 @pytest.mark.parametrize(("optimizers", "said"), [(("Adam",), 1), (("actor", "critic"), 0)])

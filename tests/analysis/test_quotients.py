@@ -63,7 +63,7 @@ def test_numbers_beside_what_embeddings_look_up_are_told_where_they_are_far_larg
         (-np.log(10) - np.arange(STEPS) / 10, "the wrong sign"),
         (-0.1 - 0.8 * np.arange(STEPS) / STEPS, "without their logarithm"),
         (-0.107 - 0.8 * np.arange(STEPS) / STEPS, "without their logarithm"),  # of a batch, which differs
-        (-0.5 - np.arange(STEPS) ** 2 / 1000, "falls ever faster"),
+        (-0.5 - np.arange(STEPS) ** 2 / 1000, "falls on and on"),
         (-2.2 + 0.3 * np.exp(-np.arange(STEPS) / 20), "kl_div was given probabilities"),
         (-0.9 + 0.3 * np.exp(-np.arange(STEPS) / 20), None),  # a cosine
         (0.69 - np.arange(STEPS) / 10, "targets that are not between 0 and 1"),

@@ -24,7 +24,7 @@ from gradwatch.analysis.rules.losses import scaled_losses
 from gradwatch.analysis.rules.number_targets import targets_not_normalised, targets_out_of_range
 from gradwatch.analysis.rules.pairs import representation_collapse
 from gradwatch.analysis.rules.posterior import posterior_collapse
-from gradwatch.analysis.rules.sampled_losses import own_targets_grow
+from gradwatch.analysis.rules.sampled_losses import own_targets_grow, own_targets_move
 from gradwatch.analysis.rules.spikes import spike
 from gradwatch.analysis.rules.token_targets import future_seen, labels_not_shifted, padding_in_loss
 from gradwatch.analysis.rules.wrong_sign import wrong_sign
@@ -468,6 +468,8 @@ def test_the_loss_of_values_that_grow_by_themselves_has_no_scale():
     of_values = {"target_mean": mean, "target_std": spread, "predicted_mean": 1.05 * mean}
     assert own_targets_grow(run_with(**of_values))
     assert scaled_losses(run_with(**of_values)) == {}
+    assert own_targets_move(run_with(**{**of_values, "target_std": 1.0}))
+    assert not own_targets_move(run_with(**{**of_values, "target_mean": 9 + mean}))
     for differs in ({"target_std": 1.0}, {"predicted_mean": np.cos(7 * np.arange(SAMPLES))}):
         assert not own_targets_grow(run_with(**{**of_values, **differs}))
         assert set(scaled_losses(run_with(**{**of_values, **differs}))) == {"loss"}

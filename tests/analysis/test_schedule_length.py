@@ -118,6 +118,20 @@ def test_a_warm_up_for_most_of_a_run_is_told(lr, status, told):
     assert not warmup_too_long(run(lr[:45], status))
 
 
+@pytest.mark.parametrize(
+    ("lr", "found"),
+    [
+        ((AT % 24 + 1) / 100, True),
+        ((AT % 60 + 1) / 100, False),  # few
+        (1 - (AT % 24) / 24, False),  # it falls, and is restarted
+        ((AT + 1) / 300, False),
+    ],
+)
+def test_a_warm_up_that_begins_anew_again_and_again_is_told(lr, found):
+    told = [f for f in warmup_too_long(run(lr)) if "begins_anew" in f.evidence]
+    assert [f.severity for f in told] == ["warning"] * found
+
+
 def test_a_long_warm_up_of_a_training_that_succeeded_is_a_note():
     warm = run((AT + 1) / STEPS)
     slow, learnt = (

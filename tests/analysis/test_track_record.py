@@ -20,12 +20,13 @@ def test_the_record_is_that_of_the_readings():
 
 def test_what_is_proven_is_so_by_laplaces_rule():
     assert expected_share("never-seen") == 0.5
-    assert expected_share("nonfinite") == (48 + 1) / (48 + 2)
+    assert expected_share("nonfinite") == (52 + 1) / (52 + 2)
     assert {rule for rule in TRACK_RECORD if is_proven(rule)} == {
-        "axes-mixed", "bad-initialisation", "clip-before-unscale", "future-seen", "inputs-not-normalised",
-        "left-in-eval", "nonfinite", "norm-statistics", "not-in-optimizer", "optimizer-state-lost",
-        "returns-not-normalised", "schedule-too-short", "shapes-broadcast", "softmax-twice",
-        "targets-not-normalised", "targets-out-of-range", "weights-unchanged",
+        "axes-mixed", "bad-initialisation", "clip-before-unscale", "future-seen", "gradients-accumulate",
+        "inputs-not-normalised", "left-in-eval", "nonfinite", "norm-statistics", "not-in-optimizer",
+        "optimizer-state-lost", "returns-not-normalised", "schedule-too-short", "shapes-broadcast",
+        "softmax-twice", "targets-not-normalised", "targets-out-of-range", "vanishing", "warmup-too-long",
+        "weights-unchanged",
     }  # fmt: skip
     assert not is_proven("never-seen")
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import pairwise, takewhile
+from itertools import takewhile
 
 import numpy as np
 
@@ -93,18 +93,22 @@ _OVERESTIMATES = (
 def target_not_detached(history: History) -> list[Finding]:
     """The target of a value is made of a value of the same weights, and the gradient goes through both. A warning.
 
-    Alarm: both operands of a loss of differences, or of a difference, lead to one layer, and one of them by way of a
-    constant that is added to a constant share, as a reward is to the discounted value of the next state.
+    Alarm: both operands of a loss of differences, or of a difference, lead to one layer, and one of them is a constant
+    that is added to a constant share, as a reward is to the discounted value of the next state. Where the values of
+    both states are one output, of which each takes a part, the graph shows a single way down to it.
     Source: Sutton & Barto (2018), Reinforcement Learning, section 9.3 (semi-gradient methods) and 11.5 (what the full
     gradient learns instead: values that change little, not true ones); Mnih et al. (2015), Nature 518.
     """
-    sides: dict[tuple[int, str], set[bool]] = {}
+    sides: dict[tuple[Operation, ...], list[tuple[bool, str]]] = {}
     for path, layer in paths(history):
         at = next((i for i, op in enumerate(path) if op.name in (*NUMBERS, "Sub") and op.operands == 2), None)
         if at is not None:
             below = [(op.name, op.operands) for op in path[at + 1 :]]
-            sides.setdefault((at, layer), set()).add((("Add", 1), ("Mul", 1)) in pairwise(below))
-    both = [layer for (_, layer), made in sides.items() if len(made) == 2]
+            made = below[:2] == [("Add", 1), ("Mul", 1)]
+            sides.setdefault(tuple(path[: at + 1]), []).append((made, layer))
+    both = [
+        layer for ways in sides.values() for made, layer in ways if made and (len(ways) == 1 or (False, layer) in ways)
+    ]
     if not both:
         return []
     return [

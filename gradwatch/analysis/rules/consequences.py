@@ -12,12 +12,12 @@ _MISMADE = _RUINED | {"exploding", "lr-too-high", "softmax-twice"}  # what is pu
 _NAMED: dict[str, set[str]] = {
     **dict.fromkeys(("shapes-broadcast", "softmax-over-the-batch", "norm-over-too-few", "axes-mixed"), _MISMADE),
     "dropout-too-strong": _MISMADE | {"bad-initialisation"},
+    "accumulation-wiped": _MISMADE | {"data-not-shuffled"},  # what is left is the last of its micro-batches
     **dict.fromkeys(("labels-not-shifted", "targets-out-of-range", "padding-in-loss", "data-not-shuffled"), _MISMADE),
     "labels-ignored": _MISMADE | {"weight-decay-too-strong"},
     "views-identical": _MISMADE,
     "policy-loss-trains-critic": _RUINED,
     "target-not-detached": _MISMADE | {"values-overestimated", "targets-not-normalised"},
-    "accumulation-wiped": _MISMADE,
     "clip-after-step": _MISMADE | {"double-clip"},
     **dict.fromkeys(("future-seen", "codebook-collapse"), _RUINED),
     "wrong-sign": _MISMADE,

@@ -31,19 +31,19 @@ def negative_loss(
 ) -> list[Finding]:
     """A loss that is below 0 from the first step on, as that of a classification cannot be. A warning.
 
-    With C rows in the last matrix, three at least, a cross-entropy begins at log C. Alarm: none of `min_steps` or more
-    values of a training loss is above 0, and the first ones are within the share `near` of -log C (it has the wrong
-    sign; unless the graph shows that it is of no logarithms), or within `close` of -1 / C and none is below -1
-    (probabilities were given in place of their logarithms), or all lie where kl_div of probabilities in place of their
-    logarithms does (`_of_no_logarithm`), or the graph shows that it is given these
+    With C rows in the last matrix, three at least, a cross-entropy begins at log C. Alarm: none of `min_steps` or
+    more values of a training loss is above 0, and the first ones are within the share `near` of -log C (it has the
+    wrong sign; unless the graph shows that it is of no logarithms), or within `close` of -1 / C and none is below
+    -1 (probabilities were given in place of their logarithms), or all lie where kl_div of probabilities in place of
+    their logarithms does (`_of_no_logarithm`), or the graph shows that it is given these
     (`has_probabilities_for_logarithms`); or the graph of the loss shows that it is of logarithms of probabilities
-    (`is_of_log_probabilities`), or a binary cross-entropy that was written by hand (`is_entropy_of_two`), whose last
-    values then are below 0. Of any model: it began within `near` of log 2, the cross-entropy of even odds, and fell to
-    `times` that below 0 (its targets are none); or, below 0 throughout, it fell to `times` its first value, the second
-    half of the steps by more than the first (then a loss without a lower bound is the alternative); or it did so from
-    above 0 while the gradient grew as it does on the way to no minimum (`_has_no_floor`); or it rose from below 0 to
-    above it (`_rises`). Not of parts that train against each other. In any step: the graph of the loss shows nll_loss
-    right above something that is no logarithm.
+    (`is_of_log_probabilities`), or a binary cross-entropy that was written by hand (`is_entropy_of_two`), whose
+    last values then are below 0. Of any model: it began within `near` of log 2, the cross-entropy of even odds, and
+    fell to `times` that below 0 (its targets are none); or, below 0 throughout, it fell to `times` its first value,
+    the second half of the steps by four fifths of the first or more (then a loss without a lower bound is the
+    alternative); or it did so from above 0 while the gradient grew as it does on the way to no minimum
+    (`_has_no_floor`); or it rose from below 0 to above it (`_rises`). Not of parts that train against each other.
+    In any step: the graph of the loss shows nll_loss right above something that is no logarithm.
     Source: the definition of cross_entropy; torch's documentation of NLLLoss and CTCLoss wants log-probabilities.
     """
     shown = without_logarithm(history)
@@ -94,6 +94,9 @@ def _of_classes(history: History, name: str, values: Floats, near: float, close:
     if abs(first * classes + 1) < close and values.min() >= -1 and chance > 0:
         words = _where(name, f"minus 1 / {classes}", classes)
         return Why(f"{words}it is the mean of minus the probabilities, without their logarithm.", _LOGARITHM, {})
+    if _of_probabilities(history) and not _is_meant_to_fall(history):
+        said = f"{name} is minus a mean of probabilities, without their logarithm: it never falls by as much as 1, and "
+        return Why(f"{said}where the model is wrong and sure of it, hardly any gradient is left.", _LOGARITHM, {})
     if has_probabilities_for_logarithms(history):
         words = f"{name} is below 0 from the first step on, as a divergence cannot be: kl_div is given probabilities, "
         return Why(f"{words}and its first argument is their logarithm.", _GIVE_LOGARITHM, {})
@@ -104,6 +107,13 @@ def _of_classes(history: History, name: str, values: Floats, near: float, close:
         said = f"{name} is below 0 from the first step on, and never falls by as much as 1. {either(_DIVERGENCE)}"
         return Why(said, _GIVE_LOGARITHM, {}, alternatives=_DIVERGENCE)
     return None
+
+
+def _of_probabilities(history: History) -> bool:
+    """Whether the graph shows a loss that is minus the mean of what a sigmoid or a softmax gives out."""
+    squashed = ({"Neg"}, {"Mean", "Sum"}, {"Sigmoid", "Softmax", "Gather"})
+    first = ([op.name.partition("/")[0] for op in path[:3]] for path, _ in paths(history))
+    return any(len(names) == 3 and all(n in of for n, of in zip(names, squashed, strict=True)) for names in first)
 
 
 def _may_be_of_logarithms(history: History) -> bool:
@@ -122,8 +132,8 @@ def _is_meant_to_fall(history: History) -> bool:
 def _by_its_way(history: History, name: str, values: Floats, times: float) -> Why | None:
     """What the way of a loss says, whatever it is of: it falls ever faster, or rises from below 0 to above it."""
     first, half, end = float(np.median(values[:3])), float(values[len(values) // 2]), float(np.median(values[-3:]))
-    if values.max() <= 0 and end < times * first < 0 and half - end > first - half:
-        falls = f"{name} is below 0 from the first step on and falls ever faster, from {first:.3g} to {end:.3g}. "
+    if values.max() <= 0 and end < times * first < 0 and half - end > 0.8 * (first - half):
+        falls = f"{name} is below 0 from the first step on and falls on and on, from {first:.3g} to {end:.3g}. "
         return Why(falls + either(_UNBOUNDED), f"{_TURN} {_GIVEN}", {}, alternatives=_UNBOUNDED)
     if _has_no_floor(history, values, times):
         falls = f"{name} falls ever faster, from {first:.3g} to {end:.3g}, and the gradient grows with it. "

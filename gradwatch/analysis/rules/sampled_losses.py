@@ -64,11 +64,20 @@ def own_targets_grow(history: History, follows: float = 0.8, times: float = 3.0,
     So do values that are learnt from the model's own, as its return rises; their loss rises with them.
     Source: Mnih et al. (2015), Nature 518: the targets of Q-learning depend on the weights that are learnt.
     """
-    _, spread, _ = sampled(history, "target_std", "predicted_mean")
-    quarter = max(3, len(spread) // 4)
-    if len(spread) < least or follow(history) < follows:
+    return _grows(history, "target_std", follows, times, least)
+
+
+def own_targets_move(history: History, follows: float = 0.8, times: float = 3.0, least: int = 8) -> bool:
+    """Whether the mean of targets that go together with what the model says came to be `times` as far from 0."""
+    return _grows(history, "target_mean", follows, times, least)
+
+
+def _grows(history: History, of: str, follows: float, times: float, least: int) -> bool:
+    _, size, _ = sampled(history, of, "predicted_mean")
+    quarter, size = max(3, len(size) // 4), np.abs(size)
+    if len(size) < least or follow(history) < follows:
         return False
-    return float(np.median(spread[-quarter:])) > times * float(np.median(spread[:quarter]))
+    return float(np.median(size[-quarter:])) > times * float(np.median(size[:quarter]))
 
 
 def is_explained(history: History, share: float = 0.5, more: float = 0.05, least: int = 8) -> bool:

@@ -101,7 +101,7 @@ def _below_zero(history: History, least: int = 5) -> list[Finding]:
 
 
 def _again_and_again(
-    history: History, often: int = 8, steps: int = 8, low: float = 0.05, high: float = 0.5, even: float = 0.25
+    history: History, often: int = 6, steps: int = 8, low: float = 0.05, high: float = 0.5, even: float = 0.25
 ) -> list[Finding]:
     """The rate falls below `low` of its highest and climbs above `high` of it, `often` times and more, in even cycles.
 
@@ -160,10 +160,13 @@ def warmup_too_long(
     """The rate rises in a straight line from next to nothing, and does so for most of the run.
 
     From less than the share `low` of its highest, to its highest, over more than the `share` of a run of `min_steps`
-    that has ended by itself. A note where the training succeeded by the share `gained` all the same.
+    that has ended by itself. A note where the training succeeded by the share `gained` all the same. Or it begins anew
+    again and again (`_begins_anew`).
     Source: Goyal et al., arXiv:1706.02677 (5 of 90 epochs); Ma & Yarats, arXiv:1910.04209 (2 / (1 - beta2) steps).
     """
     rate = np.nan_to_num(rates(history)).max(axis=1)
+    if anew := _begins_anew(history, rate):
+        return [anew]
     top = int(rate.argmax()) if len(rate) else 0
     if len(history) < min_steps or history.run.status != "FINISHED" or not top > share * len(rate):
         return []
@@ -189,3 +192,29 @@ def warmup_too_long(
             "count these as the scheduler is stepped, once a batch or once an epoch.",
         )
     ]
+
+
+def _begins_anew(history: History, rate: Floats, often: int = 5, least: float = 0.85) -> Finding | None:
+    """The rate leaps down by half of its highest or more, `often` times in even distances, and else only rises.
+
+    In the share `least` of the steps or more: a scheduler that is made anew, as at each epoch. A cosine with restarts
+    falls in between.
+    """
+    steps = np.diff(rate)
+    leaps = np.flatnonzero(steps < -0.5 * rate.max(initial=0.0))
+    lengths = np.diff(leaps)
+    rises = len(steps) and (steps > 0).mean() > least
+    if len(leaps) < often or not rises or np.ptp(lengths) > 0.25 * lengths.mean():
+        return None
+    return Finding(
+        "warmup-too-long",
+        "warning",
+        (),
+        int(history.step[0]),
+        int(history.step[-1]),
+        {"begins_anew": len(leaps), "lr_highest": float(rate.max()), "steps_of_a_cycle": round(float(lengths.mean()))},
+        f"The warm-up begins anew {len(leaps)} times, every {lengths.mean():.0f} steps, and comes to {rate.max():.2g}: "
+        "the learning rate falls back to next to nothing each time, and no schedule follows the warm-up.",
+        "Make the scheduler once, before the loop over epochs, and step it on; where a training goes on from a "
+        "checkpoint, load its state: scheduler.load_state_dict(), beside the optimizer's.",
+    )
