@@ -12,6 +12,7 @@ from gradwatch.analysis.rules.bounded_logits import logits_bounded
 from gradwatch.analysis.rules.codebook import codebook_collapse
 from gradwatch.analysis.rules.dead_layers import dead_layer
 from gradwatch.analysis.rules.double_clip import double_clip
+from gradwatch.analysis.rules.epsilon import below_epsilon
 from gradwatch.analysis.rules.gradient_scale import gradients_accumulate
 from gradwatch.analysis.rules.inputs import inputs_not_normalised
 from gradwatch.analysis.rules.loss_targets import (
@@ -27,6 +28,7 @@ from gradwatch.analysis.rules.posterior import posterior_collapse
 from gradwatch.analysis.rules.sampled_losses import own_targets_grow, own_targets_move
 from gradwatch.analysis.rules.spikes import spike
 from gradwatch.analysis.rules.token_targets import future_seen, labels_not_shifted, padding_in_loss
+from gradwatch.analysis.rules.updates import update_too_small
 from gradwatch.analysis.rules.wrong_sign import wrong_sign
 
 SAMPLES = 24
@@ -461,6 +463,28 @@ def test_batches_of_which_the_mean_differs_by_chance_are_in_no_order():
     batches = RNG.integers(10, size=(SAMPLES, 8))
     numbers = {"target_mean": batches.mean(1), "target_std": batches.std(1), "targets": 8, "target_top": 0}
     assert data_not_shuffled(run_with(**numbers)) == []
+
+
+@pytest.mark.parametrize(
+    ("ratio", "explained", "found"), [(1e-4, 0.2, True), (4e-4, 0.2, False), (1e-4, 0.7, False), (1e-4, np.nan, False)]
+)
+def test_steps_of_which_none_changes_the_weights_are_too_small_where_little_is_learnt(ratio, explained, found):
+    falls = np.geomspace(2.0, 1.2, 240)
+    history = run_with(losses=falls, explained=explained)
+    measured = np.where(np.isnan(history.layer("update_ratio")), np.nan, ratio).astype(np.float32)
+    told = update_too_small(changed(history, per_layer={**history.per_layer, "update_ratio": measured}))
+    assert [f.rule for f in told] == ["update-too-small"] * found
+
+
+@pytest.mark.parametrize(("explained", "severity"), [(0.05, "warning"), (0.6, "note")])
+def test_an_eps_that_stops_the_steps_is_a_warning_where_next_to_nothing_is_learnt(explained, severity):
+    made = ({"name": "Adam", "class": "Adam", "settings": {"lr": 1e-3, "eps": 0.1}},)
+    history = run_with(losses=np.geomspace(2.0, 0.1, 240), explained=explained)
+    tiny = {name: 1e-3 * history.layer(name) for name in ("grad_norm",)}
+    tiny["clipped_norm"] = tiny["grad_norm"]
+    history = changed(history, per_layer={**history.per_layer, **tiny})
+    told = below_epsilon(replace(history, run=replace(history.run, optimizers=made, clip=None)))
+    assert [f.severity for f in told] == [severity]
 
 
 def test_the_loss_of_values_that_grow_by_themselves_has_no_scale():

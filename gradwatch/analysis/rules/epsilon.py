@@ -15,6 +15,7 @@ from gradwatch.analysis.rules.finding import Finding
 from gradwatch.analysis.rules.losses import learnt
 from gradwatch.analysis.rules.owners import of_muon, owners
 from gradwatch.analysis.rules.progress import hardly_moves, progress, succeeds
+from gradwatch.analysis.rules.sampled_losses import LEAST_SAMPLES, ended, sampled
 from gradwatch.history import Floats, History
 
 _DIVIDED = ("Adam", "RMSprop", "Muon")  # in a class's name: it divides by the size of the gradients + eps
@@ -36,7 +37,8 @@ def below_epsilon(
     hold the share `most` of the elements. Steps in which nothing was left to learn do not count, nor layers whose
     gradients are `nothing` beside the largest: no eps mends what is rounding. Not said of an eps of
     `usual` size or below where a loss of a usual size does not move: `update-too-small` says what is small then. A note
-    where a loss fell by the share `well`: an eps of 1e-3 may be meant (Reddi et al. 2021, arXiv:2003.00295).
+    where a loss fell by the share `well`: an eps of 1e-3 may be meant (Reddi et al. 2021, arXiv:2003.00295); unless
+    less than a tenth of what is asked for is explained.
     Source: Wortsman et al., arXiv:2309.14322, section 3.4 (eps against the gradient's RMS).
     """
     floor = _floors(history)
@@ -54,12 +56,14 @@ def below_epsilon(
     if not hit.any() or elements[hit].sum() <= most * elements[known].sum():
         return []
     added, seen = float(np.median(floor[hit])), float(np.median(size[hit]))
+    _, explained = sampled(history, "explained")
+    unlearnt = len(explained) >= LEAST_SAMPLES and ended(explained) < 0.1
     if added <= usual and _is_of_usual_size(history) and hardly_moves(history):
         return []  # nobody raised eps: the gradients are what is small (`updates.weak_gradients`)
     return [
         Finding(
             "below-epsilon",
-            "note" if succeeds(history, well) else "warning",
+            "note" if succeeds(history, well) and not unlearnt else "warning",
             () if hit[known].all() else pick(history, hit),
             int(history.layer_step[int((norm[:, hit] / over[hit] < floor[hit]).all(axis=1).argmax())]),
             int(history.step[-1]),

@@ -31,6 +31,7 @@ from gradwatch.analysis.rules.facts import (
 from gradwatch.analysis.rules.finding import Finding, Why, either
 from gradwatch.analysis.rules.losses import learnt
 from gradwatch.analysis.rules.progress import creeps, hardly_moves, progress, quarters
+from gradwatch.analysis.rules.sampled_losses import LEAST_SAMPLES, ended, sampled
 from gradwatch.analysis.rules.schedule import ran_out
 from gradwatch.analysis.rules.step_length import first_ratio, lengthened
 from gradwatch.analysis.rules.tries import LOWER, rate_times, warm_up
@@ -176,14 +177,14 @@ def update_too_small(
 ) -> list[Finding]:
     """All weights move, and so little that the run is as good as standing still, or gets there much later.
 
-    The 90th percentile over time of the update ratio is above 0 for every layer with two or more dimensions that has
-    gradients, and one of these holds for all of them: it is below `adaptive` or `sgd`; or the median is below the share
-    `slow` or `slow_sgd` of what is usual, while the loss falls as slowly at the end as at first, or hardly (`creeps`,
-    `hardly_moves`); or a very high loss does so while usual steps get the share `direct` of their way in a straight
-    line; or a schedule left next to no rate for more than half of the run (`ran_out`), from where on it is asked, three
-    measurements do, and steps are shorter than usual: where it ran out, that is `schedule-too-short`. Or most of the
-    weights are so, in a param group with a rate of its own (`_held_back`). (One quiet layer among others is
-    `vanishing`.)
+    The 90th percentile over time of the update ratio is above 0 for every layer with two or more dimensions that
+    has gradients, and one of these holds for all of them: it is below `adaptive` or `sgd`; or the median is below
+    the share `slow` or `slow_sgd` of what is usual, while the loss falls as slowly at the end as at first, or
+    hardly (`creeps`, `hardly_moves`); or a very high loss does so while usual steps get the share `direct` of their
+    way in a straight line; or no step was longer than a quarter of a thousandth (`_never_steps`); or a schedule
+    left next to no rate for more than half of the run (`ran_out`), from where on it is asked, three measurements
+    do, and steps are shorter than usual: where it ran out, that is `schedule-too-short`. Or most of the weights are
+    so, in a param group with a rate of its own (`_held_back`). (One quiet layer among others is `vanishing`.)
     Source: CS231n; SageMaker Debugger's WeightUpdateRatio (1e-8). The healthy trainings of the tests are above 3e-4.
     """
     kind = is_adaptive(history)
@@ -211,7 +212,7 @@ def update_too_small(
     too_slow = too_slow and (creeps(history) or (hardly_moves(history) and not initial_sum(history)))
     far = not too_slow and far_targets(history, direct)
     gone = scheduled is not None and "lr_gone_at" in scheduled.evidence  # then weights may not move at all
-    small = found < limit or (scheduled and found < USUAL_RATIO[kind])
+    small = found < limit or (scheduled and found < USUAL_RATIO[kind]) or _never_steps(history, ratio[:, which])
     if not (gone or (high > 0).all()) or not (small or too_slow or far):
         return []
     found = typical if too_slow else found
@@ -230,6 +231,17 @@ def update_too_small(
             alternatives=why.alternatives,
         )
     ]
+
+
+def _never_steps(history: History, ratio: Floats, tiny: float = 2.5e-4, share: float = 0.5) -> bool:
+    """Whether no measured step changed the median matrix by more than `tiny`, and less than the `share` of what is
+    asked for is explained: what was trained before is tuned so gently, and explains more.
+
+    In healthy trainings of the tests the longest step is 3.2e-4 at least, and 8e-4 in all but one.
+    """
+    _, explained = sampled(history, "explained")
+    longest = max(middle(row) for row in ratio)
+    return 0 < longest < tiny and len(explained) >= LEAST_SAMPLES and ended(explained) < share
 
 
 def _of_small_steps(history: History, found: float, rate: float) -> Why:
