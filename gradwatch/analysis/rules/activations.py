@@ -26,20 +26,20 @@ def dead_units(history: History, share: float = 0.5, min_rows: int = 3) -> list[
     `dead` of a module, by the median of the last third of the sampled steps, is more than `share`. It is recorded where
     each unit had at least 32 elements in a step. From the first sampled step after which half of that was never
     undercut. Or, where no layer is dead, a ReLU stands between the last layer and a softmax or a sigmoid of the loss
-    (`_cut_off`). Or, where no module was looked at either, from the start (`_from_the_start`), or since then,
+    (`_cut_logits`). Or, where no module was looked at either, from the start (`_from_the_start`), or since then,
     where nothing got better (`_on_the_way`).
     Source: SageMaker Debugger's DeadRelu (a unit is dead that hardly ever fires; alarm for more than half of a layer).
     """
     found = _held(history, "dead", share, min_rows, "dead-units", _dead_words)
     if found or dead_layer(history):
         return found
-    if cut := _cut_off(history):
+    if cut := _cut_logits(history):
         return [cut]
     found = _from_the_start(history, ("dead",), "dead-units", _dead_words, 0.8)
     return found or ([] if succeeds(history) else _on_the_way(history, "dead", "dead-units", _dead_words))
 
 
-def _cut_off(history: History) -> Finding | None:
+def _cut_logits(history: History) -> Finding | None:
     """A ReLU cuts off at 0 what a loss applies its softmax or sigmoid to, as its graph shows."""
     applied = ("LogSoftmax", "BinaryCrossEntropyWithLogits")
     ways = ((pair, layer) for path, layer in paths(history) for pair in neighbours(path))

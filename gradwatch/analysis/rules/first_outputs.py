@@ -118,7 +118,7 @@ def long_way_back(history: History, spread: float = 4.0, long: float = 0.5, unit
     """The first numbers spread `spread` times as much as what is asked for, and for the share `long` of the run no
     sample was nearer to its targets than their mean is.
 
-    In healthy trainings of the tests that begin so the targets' mean is passed within a fifth of the run. The tables
+    In healthy trainings of the tests that begin so the targets' mean is passed within a quarter of the run. The tables
     that began at unit size are named, as their products spread like the root of their width.
     """
     times, until = _first_spread(history), worse_than_their_mean(history)
@@ -135,10 +135,8 @@ def long_way_back(history: History, spread: float = 4.0, long: float = 0.5, unit
         cure = "Begin tables whose products are summed at a deviation of 0.1: nn.init.normal_(table.weight, std=0.1)."
         return [initial_finding(history, tables, {"times_the_targets": times}, cause, cure)]
     cause += either(_FAR_BEGINNING)
-    cure = (
-        "Print the spread of the outputs and of the targets before the first step. Begin the last layer, or what sets "
-    )
-    cure += "the size of noise that is drawn inside (a log of a variance: at -5), so small that they agree."
+    cure = "Print the spread of the outputs and of the targets before the first step. Begin the last layer, or what "
+    cure += "sets the size of noise that is drawn inside (a log of a variance: at -5), so small that they agree."
     return [initial_finding(history, (), {"times_the_targets": times}, cause, cure, _FAR_BEGINNING)]
 
 
