@@ -237,7 +237,7 @@ def test_the_demo_leaves_tables_reports_and_a_store(tmp_path):
         "Some are meant to be sick: at the MLP's rate of 2 and the RNN's of 5, training comes apart without a clip.",
     ]
     assert re.search(r"^No winner: train three seeds or more of each\. The best so far: ", shown, re.M)
-    assert re.search(r"^1 of 3 runs diverged\. Some are meant.*\n  none-seed0-lr5-rnn: exploding", shown, re.M)
+    assert re.search(r"^1 of 3 runs diverged\. Some are meant.*\n  none-seed0-lr5-rnn: lr-too-high", shown, re.M)
     assert re.search(rf"^first: +\S.* show {re.escape(str(out))}/runs/\S+-none-seed0-lr5-rnn$", shown, re.M)
     assert "1 of 3 runs diverged" in (out / "report.html").read_text()
     first_page = (out / "report.html").read_text()

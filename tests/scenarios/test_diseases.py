@@ -85,14 +85,15 @@ def test_a_deep_network_with_large_weights_explodes_along_its_depth(tmp_path):
 
 
 @pytest.mark.parametrize("kind", [torch.optim.SGD, torch.optim.Adam])
-def test_too_high_a_rate_explodes_over_the_steps_and_the_cure_knows_the_optimizer(kind, tmp_path):
+def test_too_high_a_rate_stands_above_its_explosion_and_the_cure_knows_the_optimizer(kind, tmp_path):
     adam = kind is torch.optim.Adam
     history = d.deep_relu(tmp_path, lr=3.0, kind=kind) if adam else d.regression(tmp_path, lr=1.0)
     (root,) = diagnose(history)
-    assert root.rule == "exploding"
-    assert (root.layers, root.evidence["along"]) == ((), "steps")
-    assert root.first_step <= 15
-    assert ("ClipByGlobalNorm" in root.cure) != adam
+    apart = next(f for f in root.consequences if f.rule == "exploding")
+    assert (root.rule, root.severity) == ("lr-too-high", "error")
+    assert (apart.layers, apart.evidence["along"]) == ((), "steps")
+    assert max(root.first_step, apart.first_step) <= 15
+    assert [("ClipByGlobalNorm" in f.cure) != adam for f in (root, apart)] == [True, True]
 
 
 def test_a_loss_that_is_nan_first_is_told_from_a_gradient_that_is(tmp_path):
