@@ -63,7 +63,6 @@ def ran_away(
     own: float = 0.35,
     beyond: float = 10.0,
     large: float = 3.5,
-    double: float = 2.2,
 ) -> Effect | None:
     """First steps that threw the weights out: most matrices grew `soon` times in 20 steps, or `later` times in 50.
 
@@ -71,9 +70,7 @@ def ran_away(
     loss rose by half within ten, or they grew to twice their size in 20. Not said of weights that begin next to 0
     (`initial_gains`), of a single matrix, nor of growth in a training that succeeds; of such a first step where its
     loss came down to a tenth.
-    Whatever came of it, a first step of `beyond` times the weights replaced them, if it left them `large` (as gains),
-    and so did one of two fifths of three matrices or more of a usual size, if they ended at `double` that: what they
-    were is gone. In healthy trainings of the tests such ones grow to 1.8 times.
+    Whatever came of it, a first step of `beyond` times the weights replaced them, if it left them `large` (as gains).
     The healthy trainings of the tests grow up to 2.9 times in 20 steps, or succeed; Adam's first steps are below .25,
     those of others below 6 (L-BFGS).
     """
@@ -94,8 +91,7 @@ def ran_away(
     losses = [p for p in progress(history) if p.is_loss]
     up = [float(history.total(p.metric)[:10].max()) > 1.5 * p.first for p in losses]
     thrown = bool(losses) and (all(up) or (bool(((grown > 2) & (after <= 20)).any()) and not succeeds(history)))
-    stayed = first > 0.4 and (gain > 0.3).sum() > 2 and bool(grown[-1] > double)
-    if replaced or stayed or (first > own and thrown and not any(p.ended < p.first / 10 for p in losses)):
+    if replaced or (first > own and thrown and not any(p.ended < p.first / 10 for p in losses)):
         row = 0
     elif fast.any() and losses and not succeeds(history):
         row = max(0, int(np.argmax(grown > soon**0.5)) - 1)  # in between two measurements
