@@ -13,16 +13,15 @@ from gradwatch.analysis.rules.facts import (
     beside_bias,
     matrices,
     middle,
-    numel,
     pick,
     present,
 )
 from gradwatch.analysis.rules.finding import Finding, either
 from gradwatch.analysis.rules.loss_graph import paths
 from gradwatch.analysis.rules.losses import learnt
-from gradwatch.analysis.rules.no_gradient import CUT_OFF, ZEROED, wiped
+from gradwatch.analysis.rules.no_gradient import CUT_OFF, ZEROED, is_hardly_missed, wiped
 from gradwatch.analysis.rules.once import once
-from gradwatch.analysis.rules.progress import all_learnt, succeeds
+from gradwatch.analysis.rules.progress import all_learnt
 from gradwatch.analysis.rules.vanishing import vanishing
 from gradwatch.history import Bools, Floats, History
 from gradwatch.table import squares
@@ -80,7 +79,7 @@ def dead_layer(
     idle = start and not dying_network and _idle(history, dead)
     apart = start and not idle and not dying_network and _is_a_part(history, dead)
     apart &= not of_one(history, pick(history, dead))
-    lone = start and 10 * dead.sum() <= len(dead) and _share_of(history, dead) < 0.1 and succeeds(history)
+    lone = start and 10 * dead.sum() <= len(dead) and is_hardly_missed(history, dead, np.ones_like(dead))
     why = why_dead(history, dead, start, idle, apart)
     return [
         Finding(
@@ -101,10 +100,6 @@ def dead_layer(
             alternatives=why.alternatives,
         )
     ]
-
-
-def _share_of(history: History, layers: Bools) -> float:
-    return float(numel(history)[layers].sum() / max(1, numel(history).sum()))
 
 
 def _under_a_derivative(history: History, min_steps: int) -> list[Finding]:

@@ -15,7 +15,7 @@ from gradwatch.analysis.rules.finding import Finding
 from gradwatch.analysis.rules.losses import learnt
 from gradwatch.analysis.rules.owners import of_muon, owners
 from gradwatch.analysis.rules.progress import hardly_moves, progress, succeeds
-from gradwatch.analysis.rules.sampled_losses import LEAST_SAMPLES, ended, sampled
+from gradwatch.analysis.rules.sampled_losses import explains_less
 from gradwatch.history import Floats, History
 
 _DIVIDED = ("Adam", "RMSprop", "Muon")  # in a class's name: it divides by the size of the gradients + eps
@@ -56,8 +56,7 @@ def below_epsilon(
     if not hit.any() or elements[hit].sum() <= most * elements[known].sum():
         return []
     added, seen = float(np.median(floor[hit])), float(np.median(size[hit]))
-    _, explained = sampled(history, "explained")
-    unlearnt = len(explained) >= LEAST_SAMPLES and ended(explained) < 0.1
+    unlearnt = explains_less(history, 0.1)
     if added <= usual and _is_of_usual_size(history) and hardly_moves(history):
         return []  # nobody raised eps: the gradients are what is small (`updates.weak_gradients`)
     return [

@@ -154,7 +154,7 @@ _OF_ENDS = ("what comes in is far larger than 1", "its output is multiplied by 0
 def _first_inputs(history: History, large: float) -> tuple[str, Floats, int] | None:
     """The first matrix, the norm of what came into it in each row `[R]`, and the elements of that; None if unknown."""
     wide, tables = np.flatnonzero(matrices(history)), embeddings(history)
-    return _inputs_of(history, int(wide[0])) if len(wide) and not tables[wide[0]] else _beside_tables(history, large)
+    return inputs_of(history, int(wide[0])) if len(wide) and not tables[wide[0]] else _beside_tables(history, large)
 
 
 def _beside_tables(history: History, large: float) -> tuple[str, Floats, int] | None:
@@ -163,7 +163,7 @@ def _beside_tables(history: History, large: float) -> tuple[str, Floats, int] | 
     """
     tables = embeddings(history)
     others = np.flatnonzero(matrices(history) & ~tables)
-    found = _inputs_of(history, int(others[0])) if len(others) and tables[: others[0]].any() else None
+    found = inputs_of(history, int(others[0])) if len(others) and tables[: others[0]].any() else None
     if found is None:
         return None
     _, norm, elements = found
@@ -174,10 +174,10 @@ def _beside_tables(history: History, large: float) -> tuple[str, Floats, int] | 
 def _later_inputs(history: History, large: float, beyond: float) -> tuple[str, Floats, int] | None:
     """As `_first_inputs`, of a later matrix that is given far larger numbers than those before it."""
     inside = too_large_inside(history, large, beyond)
-    return _inputs_of(history, inside.layer) if inside and not inside.grown else None
+    return inputs_of(history, inside.layer) if inside and not inside.grown else None
 
 
-def _inputs_of(history: History, layer: int) -> tuple[str, Floats, int] | None:
+def inputs_of(history: History, layer: int) -> tuple[str, Floats, int] | None:
     """The name of a matrix, the norm of what came into it in each row `[R]`, and its elements; None if unknown."""
     names = list(history.layers)
     name, bias = names[layer], beside_bias(names[layer])
@@ -217,7 +217,7 @@ def too_large_inside(history: History, large: float = 20.0, beyond: float = 1e4)
     tables = embeddings(history)
     places, sizes = [], []
     for i in np.flatnonzero(matrices(history) & ~tables):
-        found = _inputs_of(history, int(i))
+        found = inputs_of(history, int(i))
         size = float(found[1][0] / np.sqrt(found[2])) if found and len(found[1]) else 0.0
         if 0 < size < beyond:
             places.append(int(i))

@@ -45,7 +45,7 @@ def no_gradient(history: History, min_steps: int = 10, little: float = 0.1) -> l
     raw = _never_trained(history, ~can & silent)
     findings = _made_on_the_way(history)
     if never.any():
-        small = numel(history)[never].sum() < little * numel(history)[can].sum() and succeeds(history)
+        small = is_hardly_missed(history, never, can, little)
         findings.append(
             _without(
                 history,
@@ -76,6 +76,12 @@ def no_gradient(history: History, min_steps: int = 10, little: float = 0.1) -> l
             )
         )
     return findings
+
+
+def is_hardly_missed(history: History, layers: Bools, of: Bools, share: float = 0.1) -> bool:
+    """Whether these layers `[L]` have less than the `share` of the elements of others, and the training succeeds."""
+    sizes = numel(history)
+    return bool(sizes[layers].sum() < share * sizes[of].sum()) and succeeds(history)
 
 
 def _made_on_the_way(history: History, least: int = 2) -> list[Finding]:

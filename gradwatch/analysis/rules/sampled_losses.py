@@ -92,6 +92,12 @@ def is_explained(history: History, share: float = 0.5, more: float = 0.05, least
     return last > max(share, began + more, float(np.sort(explained)[-3]) - more)
 
 
+def explains_less(history: History, share: float) -> bool:
+    """Whether it is known that the model ended by explaining less than the `share` of what is asked for."""
+    explained = sampled(history, "explained")[1]
+    return len(explained) >= LEAST_SAMPLES and ended(explained) < share
+
+
 def another_task(history: History) -> Bools:
     """In which rows a loss came to be of another number of targets for good, and the steps after it, `[T]`.
 

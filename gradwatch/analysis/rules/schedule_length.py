@@ -24,6 +24,12 @@ def schedule_too_short(history: History, risen: float = 0.1, near: float = 0.05,
     return _below_zero(history) or _climbs_back(history, risen, near, bent) or _again_and_again(history)
 
 
+def _highest(history: History) -> Floats:
+    """The learning rate of the param group that has the highest, `[T]`."""
+    every = rates(history)
+    return np.asarray(every[:, int(np.nan_to_num(every).max(axis=0, initial=0).argmax())])
+
+
 def _climbs_back(history: History, risen: float, near: float, bent: float) -> list[Finding]:
     """The rate fell along a cosine to its lowest, and climbs back along the same curve.
 
@@ -33,8 +39,7 @@ def _climbs_back(history: History, risen: float, near: float, bent: float) -> li
     cosine at 0.25 to 0.3, the triangle of CyclicLR at 0.5). A warning where the run ends so high; else a note, as
     cycles may be meant.
     """
-    every = rates(history)
-    rate = every[:, int(np.nan_to_num(every).max(axis=0, initial=0).argmax())]
+    rate = _highest(history)
     if not (len(rate) and np.isfinite(rate).all()):
         return []
     starts = np.flatnonzero(np.diff(rate, prepend=np.nan) != 0)
@@ -110,8 +115,7 @@ def _again_and_again(
     Source: Loshchilov & Hutter, arXiv:1608.03983 (a few restarts, each twice as long as the last); Smith,
     arXiv:1506.01186 (bounds a third or a quarter apart).
     """
-    every = rates(history)
-    rate = every[:, int(np.nan_to_num(every).max(axis=0, initial=0).argmax())]
+    rate = _highest(history)
     top = float(np.nanmax(rate, initial=0.0))
     states = np.where(rate > high * top, 1, np.where(rate < low * top, -1, 0))
     turns = np.flatnonzero(states != 0)

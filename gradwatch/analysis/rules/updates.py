@@ -31,7 +31,7 @@ from gradwatch.analysis.rules.facts import (
 from gradwatch.analysis.rules.finding import Finding, Why, either
 from gradwatch.analysis.rules.losses import learnt
 from gradwatch.analysis.rules.progress import creeps, hardly_moves, progress, quarters
-from gradwatch.analysis.rules.sampled_losses import LEAST_SAMPLES, ended, sampled
+from gradwatch.analysis.rules.sampled_losses import explains_less
 from gradwatch.analysis.rules.schedule import ran_out
 from gradwatch.analysis.rules.step_length import first_ratio, lengthened
 from gradwatch.analysis.rules.tries import LOWER, rate_times, warm_up
@@ -239,9 +239,7 @@ def _never_steps(history: History, ratio: Floats, tiny: float = 2.5e-4, share: f
 
     In healthy trainings of the tests the longest step is 3.2e-4 at least, and 8e-4 in all but one.
     """
-    _, explained = sampled(history, "explained")
-    longest = max(middle(row) for row in ratio)
-    return 0 < longest < tiny and len(explained) >= LEAST_SAMPLES and ended(explained) < share
+    return 0 < max(middle(row) for row in ratio) < tiny and explains_less(history, share)
 
 
 def _of_small_steps(history: History, found: float, rate: float) -> Why:

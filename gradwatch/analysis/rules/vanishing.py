@@ -22,6 +22,7 @@ from gradwatch.analysis.rules.facts import (
 )
 from gradwatch.analysis.rules.fading import fades, lost_in_time
 from gradwatch.analysis.rules.finding import Finding, Severity
+from gradwatch.analysis.rules.inputs import inputs_of
 from gradwatch.analysis.rules.losses import scaled_losses
 from gradwatch.analysis.rules.once import once
 from gradwatch.analysis.rules.progress import can_be_judged, succeeds
@@ -189,17 +190,15 @@ def _left_of_inputs(history: History, nothing: float = 1e-3, early: int = 5, lea
     gradient and its bias's (see `inputs_not_normalised`) in the `early` steps, and in half of all; the training gets
     nowhere. Sums over places may only make the quotient larger. In healthy trainings of the tests it is 0.01 at least.
     """
-    place = {name: i for i, name in enumerate(history.layers)}
-    which = [i for name, i in place.items() if matrices(history)[i] and beside_bias(name) != name]
+    which = [i for i, name in enumerate(history.layers) if matrices(history)[i] and beside_bias(name) != name]
     if len(which) < least or not can_be_judged(history, 50, 500) or succeeds(history):
         return None
-    last = history.layers[which[-1]]
-    bias = place.get(beside_bias(last), -1)
-    norm = history.layer("grad_norm")
-    inputs = numel(history)[which[-1]] / next((layer.shape[0] for layer in history.run.layers if layer.name == last), 1)
-    with np.errstate(invalid="ignore", divide="ignore"):
-        size = norm[:, which[-1]] / norm[:, bias] / np.sqrt(inputs)
-    if bias < 0 or not max(middle(size[:early]), middle(size)) < nothing:
+    given = inputs_of(history, which[-1])
+    if given is None:
+        return None
+    last, norm, inputs = given
+    size = norm / np.sqrt(inputs)
+    if not max(middle(size[:early]), middle(size)) < nothing:
         return None
     why = why_vanishing(history)
     cause = f"What comes into `{last}` is of the order of {middle(size[:early]):.1g}: what is given to the first layer "
