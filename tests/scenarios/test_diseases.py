@@ -13,13 +13,15 @@ import pytest
 import torch
 from recordings import Recorded
 from torch import nn
-from trainings import one, serious
+from trainings import fit, one, serious
 
 import gradwatch
 from gradwatch.analysis.rules import diagnose, verdict
 from gradwatch.analysis.rules.noise import noise_dominated
 from gradwatch.analysis.rules.vanishing import vanishing
 from gradwatch.history import Run
+from gradwatch.launcher.demo import char_rnn
+from gradwatch.launcher.demo.data import load_text
 from gradwatch.open_run import open_history
 
 d = Recorded(diseases)
@@ -74,6 +76,21 @@ def test_an_rnn_without_a_clip_explodes_along_time(tmp_path):
     assert (nonfinite.first_step, nonfinite.evidence["after"]) == (bad, "growth")
     assert 'clip="ClipByGlobalNorm(1.0)"' in root.cure
     assert "only 9 steps were healthy" in root.cure
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_the_demos_rnn_gets_one_diagnosis_whatever_its_seed(seed, tmp_path):
+    """Half of a usual gradient is that of the recurrent weights: no sign that it grew along time."""
+    torch.manual_seed(seed)
+    text = load_text(None)
+    letters, model = torch.from_numpy(text.train), char_rnn.CharRNN(len(text.alphabet))
+
+    def loss_of(step):
+        piece = letters[torch.randint(len(letters) - 65, (32, 1)) + torch.arange(65)]
+        return char_rnn.next_character_loss(model(piece[:, :-1]), piece[:, 1:])
+
+    history = fit(tmp_path, model, torch.optim.SGD(model.parameters(), lr=5.0), loss_of, 80)
+    assert [f.rule for f in diagnose(history) if f.severity == "error"] == ["lr-too-high"]
 
 
 def test_a_deep_network_with_large_weights_explodes_along_its_depth(tmp_path):

@@ -64,8 +64,9 @@ def exploding(
     times its start: targets of values that are learnt from themselves grow so.
 
     `along` says how the gradient grows: over the `steps`, along the `depth` (the norms rise from the last layer to the
-    first, in the first step already) or along `time` (recurrent weights have most of the norm in the steps that set a
-    new high); `layers` are those that carry it, for the last two.
+    first, in the first step already) or along `time` (recurrent weights have three quarters of the squared norm in the
+    steps that set a new high; about half is their part of a usual one); `layers` are those that carry it, for the last
+    two.
     Source: growth against the run's own past (OLMo-core's stability monitor), the jump over the running minimum (S5),
     growth along time and depth (Pascanu et al. 2013; methods: S1, S1b).
     """
@@ -206,7 +207,7 @@ def _over_steps(history: History, row: int, large: float = 1e4) -> Why:
 _TOO_LARGE = "The steps are larger than the loss surface allows"
 
 
-def _along(history: History, row: int) -> tuple[str, tuple[str, ...], dict[str, float | str]]:
+def _along(history: History, row: int, most: float = 0.75) -> tuple[str, tuple[str, ...], dict[str, float | str]]:
     """How the gradient grows up to a row: the word, the layers that carry it, and the numbers."""
     before = slice(0, 1)  # no weight had moved yet
     steepest = min((profile(history, which, before) for which in _kinds(history)), key=lambda p: p.decades)
@@ -220,7 +221,7 @@ def _along(history: History, row: int) -> tuple[str, tuple[str, ...], dict[str, 
         share = np.nansum(square[:, recurrent], axis=1) / total
     highs = total >= np.maximum.accumulate(total)  # the steps that set a new high, down to the explosion
     seen = share[highs & np.isfinite(share)]
-    if recurrent.any() and len(seen) and np.median(seen) >= 0.5:
+    if recurrent.any() and len(seen) and np.median(seen) >= most:
         names = tuple(name for name in pick(history, recurrent) if re.search("weight_hh|recurrent", name))
         return "time", names or pick(history, recurrent), {"recurrent_share": float(np.median(seen))}
     return "steps", (), {}
