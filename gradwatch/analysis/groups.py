@@ -31,12 +31,15 @@ _HIGH = re.compile(
     r"win_?rate)s?($|[^a-z])",
     re.IGNORECASE,
 )
+_OF_A_PAIR = re.compile(r"(^|[^a-z])(chosen|rejected)($|[^a-z])", re.IGNORECASE)  # only their difference says anything
 _NEGATED = re.compile(r"(^|[^a-z])(neg|negative|minus|1-)", re.IGNORECASE)
 _LOW = re.compile(
     r"(^|[^a-z])(neg(ative)?[^a-z]?log[^a-z]?likelihood|nll|bpb|bpc|bpd|perplexity|ppl|err|error|[wcpt]er|mse|rmse|mae|mape|smape|kl|kld|fid|kid|lpips|regret|"
     r"cross_?entropy|ce|bce|brier|ece|cost|energy|distance|divergence|residual)s?($|[^a-z])",
     re.IGNORECASE,
 )
+
+_TERM = re.compile(r"(^|[^a-z])recon(s|struction)?s?($|[^a-z])", re.IGNORECASE)
 
 _WRITTEN = (
     "out|outputs?|save|logs?|logging|runs?|exp|experiment|work|tensorboard|tb|wandb|ckpt|checkpoints?|results?|dump"
@@ -81,17 +84,19 @@ def higher_is_better(metric: str, histories: Iterable[History] = ()) -> bool | N
     """Whether this scalar is meant to rise (an accuracy, a reward) or to fall (a loss, an error).
 
     What the runs were told by `watch(higher_is_better=)` counts, else the name. None where neither says: `temperature`,
-    `entropy`, the scale of a loss; or where two runs say different things. A loss of something falls, whatever it is a
-    loss of.
+    `entropy`, the scale of a loss, the reward of what was chosen and of what was rejected; or where two runs say
+    different things. A loss of something falls, whatever it is a loss of.
     """
     said = {h.run.higher_is_better[metric] for h in histories if metric in h.run.higher_is_better}
     if said:
         return said.pop() if len(said) == 1 else None
-    if is_factor(metric):
+    if is_factor(metric) or _OF_A_PAIR.search(metric):
         return None
     if is_loss(metric) or _LOW.search(metric):
         return False
-    return True if _HIGH.search(metric) and not _NEGATED.search(metric) else None
+    if _HIGH.search(metric) and not _NEGATED.search(metric):
+        return True
+    return False if _TERM.search(metric) else None  # of a loss
 
 
 def settings(histories: Sequence[History]) -> list[dict[str, str]]:

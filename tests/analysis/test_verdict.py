@@ -441,7 +441,8 @@ def named(metric, values, clip=None):
         ("mean_reward", True), ("episode_return", True), ("score", True), ("auroc", True), ("explained_variance", True),
         ("loss", False), ("auc_loss", False), ("accuracy_error", False), ("perplexity", False), ("val_mae", False),
         ("wer", False), ("neg_log_likelihood", False), ("fid", False), ("temperature", None), ("entropy", None),
-        ("negative_reward", None), ("lr", None),
+        ("negative_reward", None), ("lr", None), ("rewards/chosen", None), ("reward_rejected", None),
+        ("rewards/margins", True), ("reconstruction", False), ("recon_psnr", True), ("recall_at_10", True),
     ],
 )  # fmt: skip
 def test_a_name_says_which_way_is_better_or_nothing_does(metric, rises):

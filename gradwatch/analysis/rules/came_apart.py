@@ -100,12 +100,12 @@ def thrown_out(
     Alarm: the loss rose to `jump` times its first value and ended `above` times it, clear of its noise, and the
     gradient norm grew to `growth` times its own first value; of rivals to as many times its median over their first
     quarter, for a judge that knows nothing yet hands on next to no gradient. (A generator's loss may end above its
-    start.)
+    start.) What is ever below 0 is a score, whose level says nothing.
     """
     rows, norms = np.flatnonzero(np.isfinite(values)), norm[np.isfinite(norm) & (norm > 0)]
-    if len(rows) < 3 * width or not len(norms) or values[rows[0]] <= 0:
-        return None
     finite = values[rows]
+    if len(rows) < 3 * width or not len(norms) or finite[0] <= 0 or finite.min() < 0:
+        return None
     start, highest, end = (
         float(finite[0]),
         float(finite.max()),

@@ -47,7 +47,7 @@ from gradwatch.analysis.rules.schedule import goes_astray, raised_at, raised_bef
 from gradwatch.analysis.rules.step_length import betas_turned, first_ratio, lengthened, lowered
 from gradwatch.analysis.rules.tries import LOWER, clip_with, rate_times, warm_up
 from gradwatch.formatting import setting_text
-from gradwatch.history import Floats, History
+from gradwatch.history import Bools, Floats, History
 
 Rows = NDArray[np.intp]
 
@@ -58,8 +58,8 @@ def lr_too_high(history: History, jump: float = 0.35, sigmas: float = 6.0, width
 
     Both are those of the median of `width` losses in a row. It rose by more than `jump` of where it began, and by
     more than `sigmas` robust standard deviations of its noise (in its quietest quarter), in half of `width` rows at
-    least: a median of few losses with a long tail, as small batches have, is that high by chance. The first step is
-    the one after it was last within half of `jump`. An error, to the end of the run, when the loss also ended no
+    least, and the losses up there follow one another (`_are_together`): a median of few losses with a long tail, as
+    small batches have, is that high by chance. The first step is the one after it was last within half of `jump`. An error, to the end of the run, when the loss also ended no
     lower than it began, by steps longer than usual: by usual ones its targets may have grown instead, and it is a
     warning with both causes. A note where the loss fell to a tenth of where it began all the same, or where it was
     over within a tenth of the steps, and the loss then fell on, to less than half of where it began, if it did not
@@ -126,12 +126,20 @@ def _jumps(values: Floats, jump: float, sigmas: float, width: int) -> tuple[int,
     begin, lowest = float(level[0]), np.minimum.accumulate(level)
     above, limit = level - lowest, max(jump * begin, sigmas * noise)
     over = np.flatnonzero(above > limit)
-    if begin < 2 * noise or len(over) <= width // 2:
+    if begin < 2 * noise or len(over) <= width // 2 or not _are_together(values > lowest + limit):
         return None
     last, half = int(over[-1]), int(np.argmax(above > limit / 2))
     near = np.flatnonzero(above[:half] <= jump * begin / 2)
     first = int(near[-1]) + 1 if len(near) else 0
     return first, last, {"jump": float(above.max()), "lowest_before": float(lowest[first]), "begin": begin}
+
+
+def _are_together(high: Bools, sigmas: float = 4.0) -> bool:
+    """Whether these values `[T]` follow one another more often than in a random order, or most are high."""
+    share = float(high.mean())
+    pairs = float((high[1:] & high[:-1]).sum())
+    by_chance = share**2 * (len(high) - 1)
+    return share > 0.5 or pairs > by_chance + sigmas * np.sqrt(by_chance * (1 - share**2))
 
 
 def _thrown_about(

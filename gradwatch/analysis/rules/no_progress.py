@@ -6,6 +6,7 @@ Legend: T recorded steps.
 from __future__ import annotations
 
 import math
+import re
 
 import numpy as np
 
@@ -132,10 +133,11 @@ _BY_HEART = (
 def _not_its_goal(history: History, min_steps: int, running: int, good: float = 0.9) -> list[Finding]:
     """What is meant to rise never did, an accuracy or a return, whatever the training losses do.
 
-    Of the training data, and not above `good` from the start. Said where the losses got better, or have no scale.
+    Of the training data, and not above `good` from the start; nor one of which an answer that is the same for all has
+    the most (`_ONE_SIDED`). Said where the losses got better, or have no scale.
     """
     known = progress(history) if can_be_judged(history, min_steps, running) else []
-    known = [p for p in known if not HELD_OUT.search(p.metric)]
+    known = [p for p in known if not (HELD_OUT.search(p.metric) or _ONE_SIDED.search(p.metric))]
     losses = [p for p in known if p.is_loss]
     goals = [p for p in known if higher_is_better(p.metric, [history])]
     begun = [
@@ -167,6 +169,9 @@ def _not_its_goal(history: History, min_steps: int, running: int, good: float = 
     return finding_of(history, shown, why)
 
 
+_ONE_SIDED = re.compile(
+    r"(^|[^a-z])(recall|precision|sensitivity|specificity|tpr|tnr)(?!@|_?\d|_at|[a-z])", re.IGNORECASE
+)
 _AGAINST_IT = (
     "the loss does not ask for it (its sign, what is detached, its baseline)",
     "the noise of what is sampled hides what the steps win",

@@ -22,7 +22,7 @@ from gradwatch.analysis.rules.facts import (
 )
 from gradwatch.analysis.rules.finding import Finding, Severity, either
 from gradwatch.analysis.rules.largest_row import LargestRow, largest_row
-from gradwatch.analysis.rules.losses import has_rivals, odd_batch, scaled_losses
+from gradwatch.analysis.rules.losses import EARLIEST, has_rivals, odd_batch, scaled_losses
 from gradwatch.analysis.rules.progress import descends, succeeds
 from gradwatch.analysis.rules.sampled_losses import another_task
 from gradwatch.analysis.rules.schedule import raised_before
@@ -114,8 +114,10 @@ def spike(
 
 
 def _is_small(norm: Floats, rows: Rows, began: float) -> bool:
-    """Whether there is one such row alone, or no norm `[T]` there is above `began` times the highest early one."""
-    return len(rows) == 1 or bool(norm[rows].max() <= began * norm[: max(1, len(norm) // 10)].max())  # NaN is not
+    """Whether there is one such row alone, or a few in a row, or no norm `[T]` there is above `began` times the highest
+    early one.
+    """
+    return rows[-1] - rows[0] < EARLIEST or bool(norm[rows].max() <= began * norm[: max(1, len(norm) // 10)].max())  # NaN is not
 
 
 def _came_back(history: History, losses: dict[str, Floats], rows: Rows) -> tuple[str, bool]:
