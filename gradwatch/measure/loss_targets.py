@@ -87,7 +87,8 @@ def seen(loss: str, node: Node, data: Sequence[Tensor] = (), mask: Tensor | None
         ignored = signed(node._saved_ignore_index)
         if mask is not None and mask.numel() == target.numel():
             target = torch.where(mask.reshape(target.shape) != 0, target, ignored)
-        found = _of_choices(target, scores, ignored, _plain_tables(node), _length_of_rows(node, target))
+        tables, length = _plain_tables(node), _length_of_rows(node, target)
+        found = _of_choices(target, scores, ignored, tables, length, _left_out_ahead(node))
         if type(weight := node._saved_weight) is Tensor:
             found["target_top_weight"] = weight[found["target_top"]] * (weight > 0).sum() / weight.sum()
         if type(weight) is Tensor or not is_reduced:
@@ -184,10 +185,23 @@ def _length_of_rows(loss: Node, target: Tensor, nearest: int = 5) -> int | None:
     return None
 
 
+def _left_out_ahead(loss: Node, nearest: int = 7) -> int:
+    """How many scores were left out at the beginning of each row `[R, T, C]`, as the graph shows it."""
+    slices = (n for n in islice(walk(loss), 1, nearest) if name_of(n) == "Slice" and len(shape_of(n)) == 3)
+    return next((int(n._saved_start) for n in slices if signed(int(n._saved_dim)) in (1, -2)), 0)
+
+
 def _of_choices(
-    target: Tensor, scores: Tensor, ignored: int, tables: Sequence[Node], length: int | None = None
+    target: Tensor,
+    scores: Tensor,
+    ignored: int,
+    tables: Sequence[Node],
+    length: int | None = None,
+    left_out: int = 0,
 ) -> dict[str, Tensor]:
-    """Of targets `[N, ...]`, classes by their numbers, and scores `[N, C, ...]`; N in rows of a `length`, if known."""
+    """Of targets `[N, ...]`, classes by their numbers, and scores `[N, C, ...]`; N in rows of a `length`, if known, at
+    the beginning of which some were `left_out`.
+    """
     classes, asked = scores.shape[1], target[_evenly(target.shape, MOST)].flatten()
     counts = _counts(torch.where(asked == ignored, classes, asked), classes + 1)
     few = _evenly(target.shape, max(MOST_SCORES // classes, 64))
@@ -200,7 +214,7 @@ def _of_choices(
     found |= _of_logits((some.amax(1) - some.amin(1)).flatten(), torch.where(counted, -of_wanted, torch.nan))
     found["explained"] = 1 - found["cross_entropy"] / _entropy(counts[:classes] / counts[:classes].sum())
     tokens = ((node, node._saved_indices) for node in tables)
-    read = [(node, *rows) for node, own in tokens if own.device == target.device and (rows := _rows(target, own))]
+    read = [(node, *rows) for node, own in tokens if own.device == target.device and (rows := _rows(target, own, left_out))]
     alike = (rows for node, *rows in read if _is_of(classes, getattr(node, "_saved_weight_sym_argsize_0", classes)))
     same = [torch.stack([*_hits(asked, tokens, ignored)]) for asked, tokens in alike]
     if same:
@@ -241,11 +255,13 @@ def _entropy(shares: Tensor) -> Tensor:
     return -torch.xlogy(shares, shares).sum()
 
 
-def _rows(target: Tensor, indices: Tensor) -> tuple[Tensor, Tensor] | None:
-    """Targets and tokens `[R, T]` each, where there is one for each token, or for all but one of each row."""
+def _rows(target: Tensor, indices: Tensor, left_out: int = 0) -> tuple[Tensor, Tensor] | None:
+    """Targets and tokens `[R, T]` each, where there is one for each token, or for all but one of each row: its last, or
+    its first if one was `left_out` there.
+    """
     rows = indices.reshape(-1, indices.shape[-1]) if indices.dim() > 1 else indices[None]
     if target.numel() == rows.numel() - len(rows):
-        rows = rows[:, :-1]
+        rows = rows[:, 1:] if left_out == 1 else rows[:, :-1]
     return (target.reshape(rows.shape), rows) if target.numel() == rows.numel() and rows.shape[1] > 1 else None
 
 

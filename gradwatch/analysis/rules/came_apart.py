@@ -76,13 +76,13 @@ def ran_off(
     """The row at which a rival's loss left the size it began with for good, and the numbers.
 
     Alarm: in the last quarter of the run it is `times` its first values, by the median, and these say something: above
-    `least`. In healthy trainings of the tests it is 3 times them at most. Of a loss that began below 0, a score whose
+    `least`. In healthy trainings of the tests it is 3 times them at most. Of what is ever below 0, a score whose
     level says nothing, the gradient `norm` must have grown, too: to `steeper` times its first ones.
     """
     rows, norms = np.flatnonzero(np.isfinite(values)), norm[np.isfinite(norm)]
     if len(rows) < 4 * width:
         return None
-    if values[rows[0]] < 0 and not np.median(norms[-(len(norms) // 4) :]) > steeper * np.median(norms[:3]):
+    if values[rows].min() < 0 and not np.median(norms[-(len(norms) // 4) :]) > steeper * np.median(norms[:3]):
         return None
     finite = np.abs(values[rows])
     start, end = float(np.median(finite[:3])), float(np.median(finite[-(len(rows) // 4) :]))

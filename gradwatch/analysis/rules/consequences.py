@@ -82,6 +82,7 @@ _NAMED: dict[str, set[str]] = {
 }  # fmt: skip
 _OF_ALL = {"no-progress", "class-imbalance", "representation-collapse"}
 CONSEQUENCES = {rule: (effects | _OF_ALL) - {rule} for rule, effects in _NAMED.items()}
+CONSEQUENCES["spike"] -= {"class-imbalance"}  # the rare ones are what stands out
 """What may follow from what: the rules in a set are consequences of the rule they stand under, if that began first.
 
 Two rules may stand in each other's sets: then the one that began first is the root, and of those that began at the same

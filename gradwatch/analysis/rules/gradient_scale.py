@@ -43,7 +43,7 @@ def scaled_gradients(
     Needs a training loss that falls clearly, and `min_steps` steps; of parts that train
     against each other nothing is said, nor of a training that came apart or is thrown about, nor where the loop clips
     before it unscales: then the large norms are explained. Nor of weights that fade away: their steps are those of a
-    decay.
+    decay; nor of a loss that is ever below 0, as a policy gradient's is, whose fall says nothing.
     Or it is told: the loss as a whole was multiplied by a power of two, of `least_factor` at least, in each step that
     was looked at, nobody wrote to the gradients between backward and the step, and no scaler steps.
     A warning; a note where nothing depends on the scale (an optimizer of Adam's kind, and no clip).
@@ -58,7 +58,7 @@ def scaled_gradients(
     loss = history.total(names[0])
     rows = np.flatnonzero(np.isfinite(loss))
     path = _path(history)
-    if len(rows) < min_steps or path is None:
+    if len(rows) < min_steps or path is None or loss[rows].min() < 0:
         return []
     width = max(5, len(rows) // 20)
     smooth = np.convolve(loss[rows], np.ones(width) / width, "valid")

@@ -115,6 +115,7 @@ _OF_THE_RUN = {
 _LATE = {"weight-growth", "dead-layer", "vanishing"}  # seen some steps after what did it
 _AT_ONCE = 10  # or so many after a spike that the training recovered from: what begins later has another cause
 _LEAPS_WITHIN = 5  # steps of an explosion
+_AHEAD = {"update-too-large": "lr-too-high", "dead-layer": "expert-starved"}  # what may be seen before its root
 _HANDED_ON = {"nonfinite", "exploding", "generator-starves"}  # from a part to its rival
 
 
@@ -233,6 +234,8 @@ def _began(finding: Finding, findings: list[Finding]) -> int:
         return finding.last_step
     sign = finding.rule in SIGNS and "odd_batch" not in finding.evidence
     ahead = [f.first_step for f in findings if f.rule == "exploding" and sign]
+    if finding.rule in _AHEAD:
+        ahead += [f.first_step for f in findings if f.rule == _AHEAD[finding.rule]]
     if _by_steps(finding):  # too long ones are why, though their loss may be seen to leap a little later
         long = [f.first_step for f in findings if f.rule == "lr-too-high"]
         ahead = [step for step in long if step <= finding.first_step + _LEAPS_WITHIN]
