@@ -127,6 +127,8 @@ def test_a_loss_scale_is_in_the_gradients_of_all_layers_and_steepness_in_those_o
     for norms, rules in (([2e4] * 7, ["scaled-gradients"]), ([6e4, 1e3, 1, 0.5, 0.3, 0.2, 0.1], [])):
         held = with_norms(changed(plain, per_step=columns), *norms)
         assert [f.rule for f in scaled_gradients(held)] == rules
+        policy = changed(held, per_step={**held.per_step, "loss": learns() - 2.0})  # one that falls below 0
+        assert scaled_gradients(policy) == []
 
 
 def test_gradients_that_grow_evenly_on_their_way_back_began_too_steep():

@@ -439,6 +439,7 @@ CYCLE = np.arange(SAMPLES) % 5.0
         ({"target_low": np.where(np.arange(SAMPLES) < 13, 0.0, np.nan), "target_top": np.nan}, 1),
         ({"target_low": np.where(np.arange(SAMPLES) < 11, 0.0, np.nan), "target_top": np.nan}, 0),  # then another loss
         ({"targets": 4}, 0),  # of so few little is known
+        ({"passes": 7}, 0),  # a step is of several batches
         ({"predicted_mean": CYCLE + 0.01 * RNG.standard_normal(SAMPLES)}, 0),  # answered rightly, or the model's own
         ({"predicted_mean": np.roll(CYCLE, 1)}, 1),  # what the batch before asked for
     ],

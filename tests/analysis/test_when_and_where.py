@@ -68,6 +68,9 @@ def test_a_goal_that_fell_for_good_from_where_it_began_is_no_progress_though_it_
     assert found.evidence["metric"] == "return"
     rises = np.where((ROW > 100) & (ROW < 200), 0.6, falls)  # it was better once
     assert no_progress(run(**{"return": rises})) == []
+    for name in ("recall", "train/precision", "rewards/chosen"):  # highest of an answer that is always the same
+        assert no_progress(run(**{name: falls})) == []
+    assert [f.evidence["metric"] for f in no_progress(run(recall_at_10=falls))] == ["recall_at_10"]
 
 
 @pytest.mark.parametrize(("dead", "roots"), [(9, ["spike"]), (18, ["spike"]), (44, ["dead-layer", "spike"])])

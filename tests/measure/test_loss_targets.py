@@ -350,6 +350,18 @@ def test_tokens_that_are_asked_for_are_beside_those_that_are_read(shift, same, f
     assert max(found) == 1.0
 
 
+@pytest.mark.parametrize(("cut", "following", "second"), [(slice(1, None), 1.0, 0.0), (slice(0, -1), 0.0, 1.0)])
+@pytest.mark.parametrize("flat", [True, False])
+def test_scores_may_be_cut_off_at_either_end_of_each_row(cut, following, second, flat):
+    """With one cut off at its end each token is asked for the one after the next; with the first one it is the next."""
+    tokens, table, head = torch.randint(3, 50, (8, 9)), nn.Embedding(50, 6), nn.Linear(6, 50)
+    scores = head(table(tokens[:, :-1]))[:, cut]
+    said = (scores.flatten(0, 1), tokens[:, 2:].flatten()) if flat else (scores.transpose(1, 2), tokens[:, 2:])
+    told = LossGraph(F.cross_entropy(*said), {id(p): "p" for p in (table.weight, head.weight)}).targets()
+    found = [float(told[f"in_loss/target_is_{name}"]) for name in ("next", "after_next")]
+    assert [share > 0.5 for share in found] == [following > 0.5, second > 0.5]
+
+
 @pytest.mark.parametrize(("shift", "same", "following"), [(0, 1.0, 0.0), (1, 0.0, 1.0), (2, 0.0, 0.0)])
 def test_a_series_that_is_asked_for_is_beside_the_one_that_is_read(shift, same, following):
     long, read = torch.randn(8, 7, 6), nn.Linear(6, 6)

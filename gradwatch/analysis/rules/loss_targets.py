@@ -157,14 +157,17 @@ def data_not_shuffled(
 
     Alarm: of the variance of the targets over `least` samples or more, the share that lies between the batches, beyond
     what batches of this size have by chance, is above `share`. A class counts by its number. Not judged: batches of
-    fewer targets than `rows`, numbers that are what the model says of them, by a correlation of their means above
-    `follows` (values that are learnt from the model's own, or rows that it answers rightly in any order), what an agent
-    is asked for, whose rewards are logged, and parts that train against each other. A warning.
+    fewer targets than `rows`, steps of several backward passes, each of which may be of its own kind on purpose,
+    numbers that are what the model says of them, by a correlation of their means above `follows` (values that are
+    learnt from the model's own, or rows that it answers rightly in any order), what an agent is asked for, whose
+    rewards are logged, and parts that train against each other. A warning.
     Source: Bottou (2012), Stochastic Gradient Descent Tricks, section 3.1; the intraclass correlation, Fisher (1925).
     """
     kinds = (sampled(history, "target_mean", "target_std", "targets", of) for of in ("target_top", "target_low"))
     step, mean, std, targets, _ = max(kinds, key=lambda found: len(found[0]))  # classes, or numbers
     if len(step) < least or np.median(targets) < rows or has_rivals(history) or logs_rewards(history):
+        return []
+    if np.median([1.0, *sampled(history, "passes")[1]]) > 1:
         return []
     between, within = float(np.var(mean)), float(np.mean(np.square(std)))
     by_chance = within / max(float(np.median(targets)) - 1, 1)
