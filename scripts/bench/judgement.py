@@ -5,6 +5,7 @@
     python scripts/bench/judgement.py --held-out      # the totals of the other half: once, when the rules are done
     python scripts/bench/judgement.py --afresh        # of a group by others, once; so `--blind`, ...
     python scripts/bench/judgement.py --afresh --keep # and what was found first goes into first_readings.json
+    python scripts/bench/judgement.py --afresh --seed 1   # the same trainings with other weights and batches
     python scripts/bench/judgement.py --track-record  # what that file says of each rule, as the rules have it
     python scripts/bench/judgement.py --check         # that all are what they are said to be, by their scores alone
 
@@ -30,6 +31,7 @@ FIRST = ROOT / "docs" / "measurements" / "first_readings.json"
 sys.path[:0] = [str(ROOT), str(ROOT / "tests" / "scenarios")]
 
 import unseen.every  # noqa: E402, F401
+from nets import SEED  # noqa: E402
 from unseen import HEALTHY, SICK, UNNAMED, Healthy, Outcome, Sick, fault, label, of_group  # noqa: E402
 
 from gradwatch.analysis.rules import Finding, diagnose  # noqa: E402
@@ -277,10 +279,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     what.add_argument("--check", action="store_true", help="ask no rule: are they sick, or healthy, by their scores")
     what.add_argument("--track-record", action="store_true", help="what the readings that were kept say of each rule")
     parser.add_argument("--keep", action="store_true", help="add what was found first to first_readings.json")
+    parser.add_argument("--seed", type=int, default=0, help="added to that of each training")
     parser.add_argument("--only", default="", help="those with this in their name")
     args = parser.parse_args(arguments)
     if args.group in UNNAMED and args.only:
         parser.error(f"--{args.group} is of all of them: the totals of some would say what was found in one")
+    if args.keep and args.seed:
+        parser.error("--keep is of what was found first, with the seeds that the trainings were written with")
+    SEED[0] = args.seed
     first: list[dict[str, Any]] = json.loads(FIRST.read_text(encoding="utf-8"))
     if args.track_record:
         print(*(f"    {rule!r}: {right, of}," for rule, (right, of) in track_record(first).items()), sep="\n")
