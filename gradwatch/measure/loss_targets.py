@@ -213,8 +213,8 @@ def _of_choices(
     of_wanted = some.gather(1, torch.where(counted, wanted, 0)[:, None])[:, 0]
     found |= _of_logits((some.amax(1) - some.amin(1)).flatten(), torch.where(counted, -of_wanted, torch.nan))
     found["explained"] = 1 - found["cross_entropy"] / _entropy(counts[:classes] / counts[:classes].sum())
-    tokens = ((node, node._saved_indices) for node in tables)
-    read = [(node, *rows) for node, own in tokens if own.device == target.device and (rows := _rows(target, own, left_out))]
+    lookups = [node for node in tables if node._saved_indices.device == target.device]
+    read = [(node, *rows) for node in lookups if (rows := _rows(target, node._saved_indices, left_out))]
     alike = (rows for node, *rows in read if _is_of(classes, getattr(node, "_saved_weight_sym_argsize_0", classes)))
     same = [torch.stack([*_hits(asked, tokens, ignored)]) for asked, tokens in alike]
     if same:

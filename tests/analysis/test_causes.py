@@ -173,7 +173,9 @@ def test_high_losses_in_a_random_order_are_noise_and_in_a_row_the_steps_that_thr
     """The losses are the same ones, a fifth of them high: of single examples, a few of which are hard."""
     high = np.repeat(np.random.default_rng(4).random(-(-STEPS // width)) < 0.3, width)[:STEPS]
     loss = np.where(high, 3.0, 0.3) * (1 + 0.1 * NOISE)
-    assert len(lr_too_high(run("Adam", rate=0.001, ratio=0.004, loss=np.where(np.arange(STEPS) < 9, 2.0, loss)))) == found
+    assert (
+        len(lr_too_high(run("Adam", rate=0.001, ratio=0.004, loss=np.where(np.arange(STEPS) < 9, 2.0, loss)))) == found
+    )
 
 
 def test_a_loss_that_is_thrown_about_from_the_start_says_so_where_the_first_steps_were_far_too_long():

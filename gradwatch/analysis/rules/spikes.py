@@ -117,7 +117,8 @@ def _is_small(norm: Floats, rows: Rows, began: float) -> bool:
     """Whether there is one such row alone, or a few in a row, or no norm `[T]` there is above `began` times the highest
     early one.
     """
-    return rows[-1] - rows[0] < EARLIEST or bool(norm[rows].max() <= began * norm[: max(1, len(norm) // 10)].max())  # NaN is not
+    early = norm[: max(1, len(norm) // 10)]
+    return rows[-1] - rows[0] < EARLIEST or bool(norm[rows].max() <= began * early.max())  # NaN is not
 
 
 def _came_back(history: History, losses: dict[str, Floats], rows: Rows) -> tuple[str, bool]:
