@@ -48,6 +48,7 @@ def run_with(losses=None, steps=240, graph=(), logged=("loss", "val_accuracy"), 
 
 
 RARE = {"target_top": 0, "target_top_share": 0.98, "predicted_top_share": 1.0, "target_std": 0.1, "target_soft": 0.0}
+LEARNT = np.where(np.arange(SAMPLES) < 3, 0.5, 1.0)
 PIXELS = (
     {"what": "path", "operations": "NllLoss2D LogSoftmax Convolution", "shapes": "1 8x2x24x24 8x2x24x24",
      "operands": "1 1 3", "layer": "head.weight"},
@@ -61,7 +62,9 @@ PIXELS = (
         ({"target_top_share": 0.7}, 0),
         ({"predicted_top_share": 0.99}, 0),
         ({"target_top": np.arange(SAMPLES) % 2}, 0),
-        ({"target_std": 0.0}, 0),  # the same in every batch: a judge that is asked for one answer
+        ({"target_std": 0.0, "target_top_share": 1.0, "predicted_top_share": LEARNT}, 0),  # a judge of one answer
+        ({"target_std": 0.0, "target_top_share": 1.0}, 1),  # said from the first batch on: all rows are of one class
+        ({"target_std": 0.0, "target_top_share": 1.0, "target_top": np.arange(SAMPLES) // 8}, 0),  # in their order
         ({"target_soft": 0.1}, 0),  # grey levels
         ({"losses": np.geomspace(0.7, 0.02, 240)}, 0),  # below 0.098, what knowing the share alone gives
         ({"losses": np.geomspace(0.7, 0.095, 240)}, 1),
@@ -203,6 +206,15 @@ def test_padding(differs, found):
 @pytest.mark.parametrize(("same", "top", "found"), [(1.0, 0.2, 1), (0.85, 0.2, 0), (1.0, 0.95, 0)])
 def test_the_token_itself(same, top, found):
     assert len(labels_not_shifted(run_with(target_is_input=same, target_top_share=top))) == found
+
+
+@pytest.mark.parametrize(
+    ("same", "causal", "ignored", "found"),
+    [(0.85, 0.5, 0.0, 1), (0.85, 1.0, 0.0, 0), (0.85, np.nan, 0.0, 0), (0.85, 0.5, 0.8, 0), (0.3, 0.5, 0.0, 0)],
+)
+def test_masked_tokens_are_asked_for_with_all_others(same, causal, ignored, found):
+    told = labels_not_shifted(run_with(target_is_input=same, target_top_share=0.2, causal=causal, ignored=ignored))
+    assert ["labels[~masked] = -100" in f.cure for f in told] == [True] * found
 
 
 @pytest.mark.parametrize(
@@ -396,6 +408,24 @@ def path(operations):
 def test_out_of_reach(operations, low, high, found):
     findings = targets_out_of_range(run_with(graph=path(operations), target_low=low, target_high=high))
     assert [f.evidence["operation"] for f in findings] == ([found] if found else [])
+
+
+ENDS = np.where(np.arange(SAMPLES) < 4, 0.1, 1.0)
+
+
+@pytest.mark.parametrize(
+    ("differs", "found"),
+    [
+        ({}, True),
+        ({"end_saturated": 0.9}, False),  # from the start: `saturated`
+        ({"end_saturated": 0.9 * ENDS}, False),
+        ({"targets": 64.0}, False),  # of torch's own, which are known
+        ({"losses": np.geomspace(5, 2, 240)}, False),  # it was learnt
+    ],
+)
+def test_outputs_that_came_to_their_ends_with_most_of_the_loss_left(differs, found):
+    told = targets_out_of_range(run_with(**{"end_saturated": ENDS, "losses": np.geomspace(5, 4, 240), **differs}))
+    assert [f.alternatives != () for f in told] == [True] * found
 
 
 @pytest.mark.parametrize(("mean", "found"), [(0.5, True), (1 / 36, False), (0.001, True)])

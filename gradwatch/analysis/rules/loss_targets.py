@@ -47,7 +47,8 @@ def class_imbalance(
     explained. By its mean: of few rare ones most batches have none. Of pixels only the highest score is drawn: there
     that is no excuse where the class has the share `rare`. Where the loss gives that class `more` times the weight of
     an average one, its size says nothing. Padding is told apart (`padding-in-loss`); parts that train against each
-    other are not judged, nor targets that never change, nor probabilities that are further than `soft` from 0 and 1.
+    other are not judged, nor probabilities that are further than `soft` from 0 and 1; nor targets that never change,
+    but where the model says them from the first sample on: of one of several classes, or of rows all of one class.
     Source: He & Garcia (2009), IEEE TKDE 21, on learning from imbalanced data; Lin et al., arXiv:1708.02002, section 1.
     """
     names = "target_top", "target_top_share", "predicted_top_share", "target_std"
@@ -57,7 +58,10 @@ def class_imbalance(
         return []
     usual, says = float(np.median(asked[late])), float(np.median(given[late]))
     between = sampled(history, "target_soft")[1]
-    if usual < share or says < said or len({*top[late]}) > 1 or not spread.any() or (between > soft).any():
+    if usual < share or says < said or len({*top[late]}) > 1 or (between > soft).any():
+        return []
+    is_alone = not spread.any()
+    if is_alone and (min(*asked, *given) < 1 or len({*top}) > 1 or number_of_classes(history) == 1):
         return []
     weights = sampled(history, "target_top_weight")[1]
     weight = float(np.median(weights)) if len(weights) else 0.0
@@ -77,7 +81,9 @@ def class_imbalance(
             {"class": float(top[-1]), "share_of_targets": usual, "share_of_predictions": says},
             f"{percent(usual)} of the targets are of class {top[-1]:.0f}, and the model says that class for "
             f"{percent(says)} of them: a loss that is a mean over all is low by that alone.{also}",
-            "Give the rare classes their weight (one over their share): weight= of cross_entropy, pos_weight= of "
+            "No row of another class comes: look at how the rows are split, and where their labels are from."
+            if is_alone
+            else "Give the rare classes their weight (one over their share): weight= of cross_entropy, pos_weight= of "
             "binary_cross_entropy_with_logits, or batches that hold as much of each class. Judge the model by the "
             "recall of each class, not by the loss or the accuracy over all.",
         )

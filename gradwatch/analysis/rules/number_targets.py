@@ -7,11 +7,11 @@ import math
 import numpy as np
 
 from gradwatch.analysis.rules.facts import optimizer_kind
-from gradwatch.analysis.rules.finding import Finding
+from gradwatch.analysis.rules.finding import Finding, either
 from gradwatch.analysis.rules.loss_graph import from_graph, graph_rows, reached_range, shape_in
 from gradwatch.analysis.rules.losses import has_rivals
-from gradwatch.analysis.rules.progress import succeeds
-from gradwatch.analysis.rules.sampled_losses import LEAST_SAMPLES, sampled
+from gradwatch.analysis.rules.progress import progress, succeeds
+from gradwatch.analysis.rules.sampled_losses import LEAST_SAMPLES, ended, sampled
 from gradwatch.formatting import percent
 from gradwatch.history import History
 
@@ -23,7 +23,8 @@ def targets_out_of_range(history: History, beyond: float = 0.05) -> list[Finding
     Alarm: the graph of the loss shows that operation right below a loss of differences, and more than a twentieth of
     the targets lie further outside, by the medians over the samples, than `beyond` of the distance that nine tenths of
     the targets span; or they add up to less than half or more than twice what a softmax does. Or that share of the
-    targets of a binary cross-entropy lie outside of 0 and 1.
+    targets of a binary cross-entropy lie outside of 0 and 1. Or, of a loss whose targets are not known, all that is
+    given out came to the ends of its range while most of the loss was left (`_at_its_ends`).
     Source: the ranges of these functions; Goodfellow et al. (2016), Deep Learning, section 6.2.2.
     """
     outside = sampled(history, "target_outside")[1]
@@ -32,7 +33,7 @@ def targets_out_of_range(history: History, beyond: float = 0.05) -> list[Finding
     shown = reached_range(history)
     _, low, high = sampled(history, "target_low", "target_high")
     if shown is None or len(low) < 3:
-        return []
+        return _at_its_ends(history)
     operation, layer, least, most = shown
     lowest, highest = float(np.median(low)), float(np.median(high))
     room, in_all = beyond * (highest - lowest), _in_all(history, layer) if operation == "softmax" else 1.0
@@ -51,6 +52,35 @@ def targets_out_of_range(history: History, beyond: float = 0.05) -> list[Finding
             f"The last operation of the model, a {operation}, gives numbers {reach}; {asked}. They cannot be met.",
             f"Leave the {operation} out: for a loss of differences the last layer is linear. Or bring the targets into "
             "its range.",
+        )
+    ]
+
+
+def _at_its_ends(history: History, all_of: float = 0.99, left: float = 0.5) -> list[Finding]:
+    """Outputs that came to the ends of what a sigmoid or a tanh gives, and have the share `left` of the loss left.
+
+    Of `all_of` them at the end, by the median, and of less than half at first. In the healthy trainings of the tests
+    whose loss keeps a quarter .45 are there at most.
+    """
+    flat = sampled(history, "end_saturated")[1]
+    losses = [p for p in progress(history) if p.is_loss]
+    if len(flat) < LEAST_SAMPLES or len(sampled(history, "targets")[0]) or has_rivals(history) or not losses:
+        return []
+    if ended(flat) < all_of or flat[0] > 0.5 or any(p.ended < left * p.first for p in losses):
+        return []
+    causes = ("what is asked for lies beyond these ends", "the steps are too long, and threw it there")
+    return [
+        from_graph(
+            history,
+            "targets-out-of-range",
+            "",
+            {"at_the_ends": ended(flat), "left": losses[0].ended / losses[0].first},
+            f"{percent(ended(flat))} of what the model gives out came to the ends of what its last operation, a "
+            f"sigmoid or a tanh, can give, and {percent(losses[0].ended / losses[0].first)} of the loss is left. "
+            f"{either(causes)}",
+            "Leave that operation out, or bring the targets into its range; if they are in it, lower the learning "
+            "rate.",
+            causes,
         )
     ]
 

@@ -68,12 +68,13 @@ def labels_not_shifted(history: History, share: float = 0.98, varied: float = 0.
 
     Alarm: of targets that belong to rows of tokens `share` are the token itself, in the median of the samples, and no
     token is more than the share `varied` of them: what is always the same is the same as anything. Or `share` are the
-    token after the next one, and less than half the next: they were shifted twice (`_shifted_twice`).
+    token after the next one, and less than half the next: they were shifted twice (`_shifted_twice`). Or most are the
+    token itself, and attention reads all others: those that were not masked are asked for, too (`_unmasked`).
     Source: Radford et al. (2018), the loss of a language model: the next token, given those before it.
     """
     _, same, top = sampled(history, "target_is_input", "target_top_share")
     if len(same) < 3 or np.median(same) < share or np.median(top) > varied:
-        return _shifted_twice(history, share, varied)
+        return _shifted_twice(history, share, varied) or _unmasked(history, share)
     causes = ("the next token was meant, and the targets were not shifted", "the model is to give back what it reads")
     return [
         from_graph(
@@ -86,6 +87,31 @@ def labels_not_shifted(history: History, share: float = 0.98, varied: float = 0.
             "Ask for the next token: cross_entropy(logits[:, :-1].flatten(0, 1), tokens[:, 1:].flatten()). A model of "
             "Transformers shifts labels itself; then do not shift them, nor compute the loss a second time.",
             causes,
+        )
+    ]
+
+
+def _unmasked(history: History, share: float, most: float = 0.6) -> list[Finding]:
+    """Targets of which most, and not all, are the token that is read there, where attention reads what follows, too.
+
+    Source: Devlin et al., arXiv:1810.04805, section 3.1: only the masked tokens are predicted.
+    """
+    _, same, ignored = sampled(history, "target_is_input", "ignored")
+    causal = sampled(history, "causal")[1]
+    if len(same) < 3 or not most < np.median(same) < share or ignored.any() or not len(causal):
+        return []
+    usual = float(np.median(same))
+    if np.median(causal) >= 1:
+        return []
+    return [
+        from_graph(
+            history,
+            "labels-not-shifted",
+            "",
+            {"share_that_is_the_input": usual},
+            f"{percent(usual)} of the targets are the token that the model is given at the same place: it has only to "
+            "copy them, and they are most of the loss. Those that were masked or changed are the rest.",
+            "Ask for the masked tokens alone: labels[~masked] = -100, which cross_entropy leaves out.",
         )
     ]
 
