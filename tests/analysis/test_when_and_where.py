@@ -125,6 +125,16 @@ def test_sizes_by_quotients_are_no_alarm_of_a_training_that_succeeds_from_equal_
     assert inputs_not_normalised(fed(0.5, 25.0, 300.0, loss=flat))[0].severity == "warning"
 
 
+@pytest.mark.parametrize(("measured", "found"), [(0.5, True), (0.3, True), (0.1, False)])
+def test_sizes_by_quotients_say_nothing_where_the_first_is_not_what_was_measured(measured, found):
+    """The gradients of a bias cancel where two energies are subtracted; those of the weights do not."""
+    history = fed(0.5, 6.0, 60.0)
+    sampled = np.where(np.arange(STEPS) % 20 == 0, measured, np.nan)
+    columns = {"in_loss/input_rms": sampled, "in_loss/layer_of/input_rms": 0 * sampled}
+    history = changed(history, per_step={**history.per_step, **columns})
+    assert bool(bad_initialisation(history)) == found
+
+
 def test_what_a_recurrence_hands_on_grew_in_it():
     assert inputs_not_normalised(fed(0.5, 25.0, 300.0)) != []
     cell = fed(0.5, 1.0, 300.0)

@@ -5,6 +5,7 @@ Legend: R rows of the layers' table.
 
 from __future__ import annotations
 
+import math
 from typing import NamedTuple
 
 import numpy as np
@@ -208,11 +209,13 @@ class Inside(NamedTuple):
     grown: bool
 
 
-def too_large_inside(history: History, large: float = 20.0, beyond: float = 1e4) -> Inside | None:
+def too_large_inside(history: History, large: float = 20.0, beyond: float = 1e4, apart: float = 2.0) -> Inside | None:
     """Where what comes into the layers is above `large` in the first step, though not into the first, and to the last.
 
     Grown: no layer is given `large` times as much as the one before it, but behind a recurrence. Above `beyond` a size
-    is not known (`inputs_not_normalised`). In healthy trainings of the tests it is 9 at most.
+    is not known (`inputs_not_normalised`), nor where the first one is more than `apart` times what was measured there
+    (`given`): the gradients of the rows cancel, as those of an energy's differences do. In healthy trainings of the
+    tests it is 9 at most.
     """
     tables = embeddings(history)
     places, sizes = [], []
@@ -224,6 +227,9 @@ def too_large_inside(history: History, large: float = 20.0, beyond: float = 1e4)
             sizes.append(size)
     above = np.flatnonzero(np.array(sizes) > large)
     if not len(above) or above[0] == 0 or not sizes[-1] > large:
+        return None
+    layer, measured = given(history) or ("", math.inf)
+    if layer == history.layers[places[0]] and sizes[0] > apart * measured:
         return None
     at = int(above[0])
     recurs = "weight_hh" in history.layers[places[at - 1]]  # it multiplies once for each time step
