@@ -44,10 +44,11 @@ def scaled_losses(history: History, nothing: float = 1e-6) -> dict[str, Floats]:
 
     The loss of a policy gradient, summed over an episode, grows as its agent lives longer. Nor those that begin at 0,
     at less than `nothing` beside a gradient of 1 or more, or of a smaller one: GRPO's, a distance to how a model began.
-    Nor any of a run that logs a loss of a policy or of values, by its name, as actor-critic methods do: that of the
-    values rises with the return, and so does the sum of the two; nor where the targets show that (`own_targets_grow`).
+    Nor any of a run that logs a loss of a policy or of values, by its name, or a policy beside values, as actor-critic
+    methods do: that of the values rises with the return, and so does the sum of the two; nor where the targets show
+    that (`own_targets_grow`).
     """
-    if not has_rivals(history) and any(map(_OF_AN_AGENT.search, filter(is_loss, history.logged))):
+    if not has_rivals(history) and _logs_an_agent(history):
         return {}
     if own_targets_grow(history) or _rises_with_its_targets(history):
         return {}
@@ -56,6 +57,13 @@ def scaled_losses(history: History, nothing: float = 1e-6) -> dict[str, Floats]:
     found = {name: history.total(name) for name in training_losses(history)}
     early = {name: first_quarter(values) for name, values in found.items()}
     return {n: values for n, values in found.items() if early[n].min() >= 0 and not early[n][0] < least}
+
+
+def _logs_an_agent(history: History) -> bool:
+    """Whether a loss of a policy or of values is logged, or a policy and values under whatever name."""
+    acts = [name for name in history.logged if _OF_A_POLICY.search(name)]
+    known = [name for name in history.logged if _OF_AN_AGENT.search(name)]
+    return any(map(is_loss, known)) or 0 < len(acts) < len(known)
 
 
 def without_small_terms(losses: Mapping[str, Floats]) -> dict[str, Floats]:
