@@ -90,5 +90,7 @@ def test_a_run_that_logs_a_loss_of_values_has_losses_that_follow_the_return():
     for name in ("value_loss", "losses/v_loss", "train/critic_loss", "qf1_loss", "td_loss"):
         assert roots(run(**{name: rises})) == []
         assert roots(run(loss=rises, **{name: rises / 2})) == []  # their sum, with a policy's
+    assert roots(run(loss=rises, policy=0.1 * NOISE, value=rises / 2)) == []  # no loss by their names
+    assert roots(run(loss=rises, policy=0.1 * NOISE)) != []
     for name in ("aux_loss", "quality_loss", "loss_of_evolution"):
         assert roots(run(**{name: rises})) != []
