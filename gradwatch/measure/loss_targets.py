@@ -188,7 +188,7 @@ def _length_of_rows(loss: Node, target: Tensor, nearest: int = 5) -> int | None:
 def _left_out_ahead(loss: Node, nearest: int = 7) -> int:
     """How many scores were left out at the beginning of each row `[R, T, C]`, as the graph shows it."""
     slices = (n for n in islice(walk(loss), 1, nearest) if name_of(n) == "Slice" and len(shape_of(n)) == 3)
-    return next((int(n._saved_start) for n in slices if signed(int(n._saved_dim)) in (1, -2)), 0)
+    return next((int(n._saved_start or 0) for n in slices if signed(int(n._saved_dim)) in (1, -2)), 0)
 
 
 def _of_choices(
