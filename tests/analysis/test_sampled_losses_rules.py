@@ -14,7 +14,8 @@ from gradwatch.analysis.rules.dead_layers import dead_layer
 from gradwatch.analysis.rules.double_clip import double_clip
 from gradwatch.analysis.rules.epsilon import below_epsilon
 from gradwatch.analysis.rules.gradient_scale import gradients_accumulate
-from gradwatch.analysis.rules.inputs import inputs_not_normalised
+from gradwatch.analysis.rules.initialisation import bad_initialisation
+from gradwatch.analysis.rules.inputs import first_odds, inputs_not_normalised
 from gradwatch.analysis.rules.loss_targets import (
     accumulation_wiped,
     class_imbalance,
@@ -408,6 +409,15 @@ def path(operations):
 def test_out_of_reach(operations, low, high, found):
     findings = targets_out_of_range(run_with(graph=path(operations), target_low=low, target_high=high))
     assert [f.evidence["operation"] for f in findings] == ([found] if found else [])
+
+
+@pytest.mark.parametrize(("late", "found"), [(0, True), (1, False)])
+def test_a_sample_that_comes_after_some_steps_is_no_beginning(late, found):
+    """A watch that begins with the first step looks at the eleventh next: by then these steps may have thrown it."""
+    entropy = np.where(np.arange(SAMPLES) < late, np.nan, np.where(np.arange(SAMPLES) < 3, 5e4, 2.0))
+    history = run_with(cross_entropy=entropy, losses=np.geomspace(3, 2, 240))
+    assert (first_odds(history) > 20) == found
+    assert any("times that of equal odds" in f.cause for f in bad_initialisation(history)) == found
 
 
 ENDS = np.where(np.arange(SAMPLES) < 4, 0.1, 1.0)

@@ -25,7 +25,7 @@ from gradwatch.analysis.rules.long_steps import lr_too_high
 from gradwatch.analysis.rules.loss_graph import is_mean_cross_entropy, number_of_classes, paths
 from gradwatch.analysis.rules.losses import scaled_losses
 from gradwatch.analysis.rules.progress import progress, succeeds
-from gradwatch.analysis.rules.sampled_losses import sampled
+from gradwatch.analysis.rules.sampled_losses import in_the_beginning, sampled
 from gradwatch.analysis.rules.step_length import first_ratio
 from gradwatch.history import History
 
@@ -157,9 +157,9 @@ def worse_than_their_mean(history: History) -> float:
 
 
 def _first_spread(history: History) -> float:
-    """How many times as much the first numbers that the model said spread as what it was asked for; 0 if not known."""
-    _, said, asked = sampled(history, "predicted_std", "target_std")
-    return float(said[0] / asked[0]) if len(said) and asked[0] > 0 else 0.0
+    """How many times as much the first numbers that the model said spread as what it was asked for; else NaN."""
+    said, asked = in_the_beginning(history, "predicted_std", "target_std")
+    return said / asked if asked > 0 else math.nan
 
 
 def sure_of_what_is_wrong(history: History, began: float = 3.0, ended: float = 2.0) -> list[Finding]:

@@ -21,7 +21,7 @@ from gradwatch.analysis.rules.finding import Finding, either
 from gradwatch.analysis.rules.loss_graph import given_data
 from gradwatch.analysis.rules.losses import scaled_losses
 from gradwatch.analysis.rules.progress import reaches_its_goal, succeeds
-from gradwatch.analysis.rules.sampled_losses import given, inside, sampled
+from gradwatch.analysis.rules.sampled_losses import given, in_the_beginning, inside
 from gradwatch.analysis.rules.standstill import equal_odds
 from gradwatch.analysis.rules.vanishing_causes import SATURATING
 from gradwatch.history import Floats, History
@@ -80,12 +80,12 @@ FAR = 4.0  # in healthy trainings of the tests 2.8 at most, but of a net that wa
 
 
 def first_odds(history: History) -> float:
-    """How many times that of equal odds the first cross-entropy of logits was that was looked at; 0 where not known.
+    """How many times that of equal odds the first cross-entropy of logits was; NaN where not known.
 
     Source: Karpathy 2019, A Recipe for Training Neural Networks ("verify loss @ init").
     """
-    _, entropy = sampled(history, "cross_entropy")
-    return float(entropy[0]) / equal_odds(history) if len(entropy) else 0.0
+    (entropy,) = in_the_beginning(history, "cross_entropy")
+    return entropy / equal_odds(history)
 
 
 def _by_gradients(

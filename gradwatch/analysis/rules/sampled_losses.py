@@ -24,6 +24,17 @@ def sampled(history: History, *names: str) -> tuple[Floats, ...]:
     return history.step[known].astype(float), *(each[known] for each in values)
 
 
+def in_the_beginning(history: History, *names: str, soon: int = 5) -> tuple[float, ...]:
+    """Each of these numbers in the first sample; NaN where that is `soon` steps after the first one, or later.
+
+    A watch that begins with the first step of a script has missed its backward, and looks again some steps later: what
+    these steps did is no beginning.
+    """
+    at, *values = sampled(history, *names)
+    early = len(at) and at[0] - history.step[0] < soon
+    return tuple(float(each[0]) if early else math.nan for each in values)
+
+
 def dropped_passes(history: History) -> Floats:
     """How many backward passes came to nothing before each step that was looked at, `[S]`."""
     known = np.isfinite(history.total(f"{IN_LOSS}passes"))
