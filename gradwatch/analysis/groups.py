@@ -39,7 +39,7 @@ _LOW = re.compile(
     re.IGNORECASE,
 )
 
-_TERM = re.compile(r"(^|[^a-z])recon(s|struction)?s?($|[^a-z])", re.IGNORECASE)
+_RECONSTRUCTION = re.compile(r"(^|[^a-z])recon(s|struction)?s?($|[^a-z])", re.IGNORECASE)
 
 _WRITTEN = (
     "out|outputs?|save|logs?|logging|runs?|exp|experiment|work|tensorboard|tb|wandb|ckpt|checkpoints?|results?|dump"
@@ -96,7 +96,7 @@ def higher_is_better(metric: str, histories: Iterable[History] = ()) -> bool | N
         return False
     if _HIGH.search(metric) and not _NEGATED.search(metric):
         return True
-    return False if _TERM.search(metric) else None  # of a loss
+    return False if _RECONSTRUCTION.search(metric) else None
 
 
 def settings(histories: Sequence[History]) -> list[dict[str, str]]:

@@ -170,7 +170,7 @@ def test_steps_that_are_long_are_not_called_usual_where_nothing_gets_better():
 
 @pytest.mark.parametrize(("width", "found"), [(1, 0), (12, 1)])
 def test_high_losses_in_a_random_order_are_noise_and_in_a_row_the_steps_that_throw_it(width, found):
-    """The losses are the same ones, a fifth of them high: of single examples, a few of which are hard."""
+    """The losses are the same ones, three tenths of them high: of single examples, a few of which are hard."""
     high = np.repeat(np.random.default_rng(4).random(-(-STEPS // width)) < 0.3, width)[:STEPS]
     loss = np.where(high, 3.0, 0.3) * (1 + 0.1 * NOISE)
     assert (

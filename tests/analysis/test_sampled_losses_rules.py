@@ -63,6 +63,7 @@ PIXELS = (
         ({"target_top_share": 0.7}, 0),
         ({"predicted_top_share": 0.99}, 0),
         ({"target_top": np.arange(SAMPLES) % 2}, 0),
+        ({"target_std": 0.0}, 0),
         ({"target_std": 0.0, "target_top_share": 1.0, "predicted_top_share": LEARNT}, 0),  # a judge of one answer
         ({"target_std": 0.0, "target_top_share": 1.0}, 1),  # said from the first batch on: all rows are of one class
         ({"target_std": 0.0, "target_top_share": 1.0, "target_top": np.arange(SAMPLES) // 8}, 0),  # in their order

@@ -66,7 +66,8 @@ def _at_its_ends(history: History, all_of: float = 0.99, left: float = 0.5) -> l
     losses = [p for p in progress(history) if p.is_loss]
     if len(flat) < LEAST_SAMPLES or len(sampled(history, "targets")[0]) or has_rivals(history) or not losses:
         return []
-    if ended(flat) < all_of or flat[0] > 0.5 or any(p.ended < left * p.first for p in losses):
+    there, kept = ended(flat), losses[0].ended / losses[0].first
+    if there < all_of or flat[0] > 0.5 or any(p.ended < left * p.first for p in losses):
         return []
     causes = ("what is asked for lies beyond these ends", "the steps are too long, and threw it there")
     return [
@@ -74,10 +75,9 @@ def _at_its_ends(history: History, all_of: float = 0.99, left: float = 0.5) -> l
             history,
             "targets-out-of-range",
             "",
-            {"at_the_ends": ended(flat), "left": losses[0].ended / losses[0].first},
-            f"{percent(ended(flat))} of what the model gives out came to the ends of what its last operation, a "
-            f"sigmoid or a tanh, can give, and {percent(losses[0].ended / losses[0].first)} of the loss is left. "
-            f"{either(causes)}",
+            {"at_the_ends": there, "left": kept},
+            f"{percent(there)} of what the model gives out came to the ends of what its last operation, a "
+            f"sigmoid or a tanh, can give, and {percent(kept)} of the loss is left. {either(causes)}",
             "Leave that operation out, or bring the targets into its range; if they are in it, lower the learning "
             "rate.",
             causes,

@@ -103,8 +103,15 @@ RULES: tuple[Rule, ...] = (
 )  # fmt: skip
 
 HEALTHY, TOO_SHORT = "healthy", "too short to judge"
-SIGNS, SIGN_STEPS = {"spike", "lr-too-high", "update-too-large", "weight-growth"}, 50
-"""What may be seen of an explosion up to so many steps before the explosion itself: it stands under it all the same."""
+SIGNS, SIGN_STEPS = (
+    {
+        "exploding": {"spike", "lr-too-high", "update-too-large", "weight-growth"},
+        "lr-too-high": {"update-too-large"},
+        "expert-starved": {"dead-layer"},
+    },
+    50,
+)
+"""What may be seen of each of these up to so many steps before itself: it stands under it all the same."""
 _OF_THE_RUN = {
     "no-progress",
     "noise-dominated",
@@ -115,7 +122,6 @@ _OF_THE_RUN = {
 _LATE = {"weight-growth", "dead-layer", "vanishing"}  # seen some steps after what did it
 _AT_ONCE = 10  # or so many after a spike that the training recovered from: what begins later has another cause
 _LEAPS_WITHIN = 5  # steps of an explosion
-_AHEAD = {"update-too-large": "lr-too-high", "dead-layer": "expert-starved"}  # what may be seen before its root
 _HANDED_ON = {"nonfinite", "exploding", "generator-starves"}  # from a part to its rival
 
 
@@ -227,15 +233,13 @@ def _by_steps(finding: Finding) -> bool:
 
 
 def _began(finding: Finding, findings: list[Finding]) -> int:
-    """The first step of a finding, of a sign of an explosion that of the explosion, of one along the steps that of a
-    leap right behind it; of what sums up a run, its last.
+    """The first step of a finding, of a sign of another (`SIGNS`) that of the other, of an explosion along the steps
+    that of a leap right behind it; of what sums up a run, its last.
     """
     if finding.rule in _OF_THE_RUN or "left_of_the_gradient" in finding.evidence:
         return finding.last_step
-    sign = finding.rule in SIGNS and "odd_batch" not in finding.evidence
-    ahead = [f.first_step for f in findings if f.rule == "exploding" and sign]
-    if finding.rule in _AHEAD:
-        ahead += [f.first_step for f in findings if f.rule == _AHEAD[finding.rule]]
+    sign_of = {rule for rule, signs in SIGNS.items() if finding.rule in signs and "odd_batch" not in finding.evidence}
+    ahead = [f.first_step for f in findings if f.rule in sign_of]
     if _by_steps(finding):  # too long ones are why, though their loss may be seen to leap a little later
         long = [f.first_step for f in findings if f.rule == "lr-too-high"]
         ahead = [step for step in long if step <= finding.first_step + _LEAPS_WITHIN]

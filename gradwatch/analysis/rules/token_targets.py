@@ -97,11 +97,8 @@ def _unmasked(history: History, share: float, most: float = 0.6) -> list[Finding
     Source: Devlin et al., arXiv:1810.04805, section 3.1: only the masked tokens are predicted.
     """
     _, same, ignored = sampled(history, "target_is_input", "ignored")
-    causal = sampled(history, "causal")[1]
-    if len(same) < 3 or not most < np.median(same) < share or ignored.any() or not len(causal):
-        return []
-    usual = float(np.median(same))
-    if np.median(causal) >= 1:
+    usual = float(np.median(same)) if len(same) >= 3 else 0.0
+    if not most < usual < share or ignored.any() or not _reads_ahead(history):
         return []
     return [
         from_graph(
@@ -116,13 +113,18 @@ def _unmasked(history: History, share: float, most: float = 0.6) -> list[Finding
     ]
 
 
+def _reads_ahead(history: History) -> bool:
+    """Whether an attention is seen to read tokens that follow."""
+    causal = sampled(history, "causal")[1]
+    return len(causal) > 0 and bool(np.median(causal) < 1)
+
+
 def _shifted_twice(history: History, share: float, varied: float) -> list[Finding]:
     """Targets that are the token after the next one, as where a model shifts those that were shifted before."""
     _, second, following, top = sampled(history, "target_is_after_next", "target_is_next", "target_top_share")
     if len(second) < 3 or np.median(second) < share or np.median(following) > 0.5 or np.median(top) > varied:
         return []
-    causal = sampled(history, "causal")[1]
-    if len(causal) and np.median(causal) < 1:
+    if _reads_ahead(history):
         return []  # its attention reads the token that is asked for: to find it is the task
     usual = float(np.median(second))
     return [
