@@ -36,7 +36,7 @@ from torch import nn
 from gradwatch.measure.multi_tensor import multi_tensor
 
 Part = Callable[[], dict[str, Any]]
-SMALL = {"transformer-74": 300, "linear-1000": 100, "mlp-6": 600}  # steps of a round, some tenths of a second
+SMALL = {"transformer-74": 300, "linear-1000": 40, "mlp-6": 600}  # steps of a round, some tenths of a second
 TENSORS = (6, 74, 147, 1000)
 HOST_STEPS = 20  # of a window: the device's queue holds what they launch
 HOST_WAYS: dict[str, tuple[str | None, dict[str, Any] | None]] = {  # the policy, and what is asked of a Watch
@@ -68,7 +68,7 @@ def sections(tiny: bool) -> dict[str, dict[str, Part]]:
             **gpt("gpt2-124m", Size(5, 40), (20, 1024), gpt_steps.VARIANTS[2:], tiny),
             "by kernels": partial(kernels, tiny),
         },
-        "gpt-1b": gpt("gpt-1b", Size(3, 15), (4, 1024), gpt_steps.VARIANTS, tiny),
+        "gpt-1b": gpt("gpt-1b", Size(3, 10), (4, 1024), gpt_steps.VARIANTS, tiny),
         "small": {
             name: partial(small, name, Size(1, 2) if tiny else Size(5, SMALL[name])) for name in small_nets(tiny)
         },
@@ -187,7 +187,7 @@ def host(tensors: int, tiny: bool) -> dict[str, Any]:
     rounds, of each the least of some short windows, at whose beginning the device is done, so that nothing waits for
     it. With `every=10` the steps that measure the weights are among them, one in ten.
     """
-    rounds, windows = (1, 2) if tiny else (7, 8 if tensors < 500 else 3)
+    rounds, windows = (1, 2) if tiny else (5, 8 if tensors < 500 else 3)
     found: dict[str, list[float]] = {name: [] for name in HOST_WAYS}
     for name, (clip, options) in [*HOST_WAYS.items()] * rounds:
         model = nn.ParameterList(nn.Parameter(torch.randn(2, device=DEVICE)) for _ in range(tensors))
