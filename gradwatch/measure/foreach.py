@@ -109,13 +109,13 @@ def measure_plain(layout: Layout, tensors: MaybeTensors, into: Tensor | None) ->
     the layout's dtype: so nobody need look at each of them on every step.
     """
     try:
-        if layout.at_once:
-            at_once = _norms_at_once(layout, (cast("list[Tensor]", tensors), layout.every), into)
-            if at_once is not None:
-                return at_once
+        many = layout.all_in_one
+        where = None if many is None else many.pointers(cast("list[Tensor]", tensors), layout.every)
+        if many is not None and where is not None and (norms := many.norms(where, into)) is not None:
+            return norms
         if layout.by_rows:
-            norms = _norms(layout, (cast("list[Tensor]", tensors), layout.every), 2.0, layout.dtype)
-            return torch.stack(list(norms), out=into)
+            norms_of_each = _norms(layout, (cast("list[Tensor]", tensors), layout.every), 2.0, layout.dtype)
+            return torch.stack(list(norms_of_each), out=into)
         return torch.stack(torch._foreach_norm(cast("list[Tensor]", tensors), 2.0, dtype=layout.dtype), out=into)
     except (AttributeError, TypeError, RuntimeError):  # of a None, and of what an operation is not there for
         return None

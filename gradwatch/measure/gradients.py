@@ -43,7 +43,7 @@ class Batch:
 
     # Until something is known or asked: most steps set few of these
     pending: Tensor | None = None
-    limit: tuple[Tensor, float] | None = None  # see scale_to
+    limit: tuple[float, float] | None = None  # see scale_to
     measured: Tensor | None = None  # the L2 norms of the tensors as they are, `[L]`, where they are known
     skipped: Tensor | None = None
     fraction: Tensor | None = None  # [L] share of elements that an element-wise change touched
@@ -94,20 +94,20 @@ class Batch:
         self.pending = coef if self.pending is None else self.pending * coef
         self._ahead.append(coef)
 
-    def scale_to(self, total: Tensor, limit: float) -> None:
-        """Scale all gradients, whose joint norm is `total` (0-d), to `limit` at most, as torch's clip does; by its
-        coefficient or the reciprocal, whichever whoever does it needs.
+    def scale_to(self, limit: float, p: float = 2.0) -> None:
+        """Scale all gradients to a joint p-norm of `limit` at most, as torch's clip does; by its coefficient or the
+        reciprocal, whichever whoever does it needs.
         """
         self.settle()
-        self.limit = total, limit
+        self.limit = limit, p
         if self.pending is not None:
             self.settle()
 
     def settle(self) -> None:
         """Where it is open whether to multiply or to divide, multiply."""
         if self.limit is not None:
-            limit, self.limit = self.limit, None
-            self.scale(clip_coef(*limit))
+            (limit, p), self.limit = self.limit, None
+            self.scale(clip_coef(self.norms().total(p), limit))
 
     def skip(self, flag: Tensor) -> None:
         """Say that this step must not happen where `flag` (0-d bool) is true: of a pipeline, on any of its ranks."""
@@ -258,9 +258,9 @@ class Subset(Batch):
         ones = self.layout.ones(len(self.parent.names))
         self.parent.scale(ones.index_copy(0, self._index(), coef.to(ones.dtype).expand(len(self.index))))
 
-    def scale_to(self, total: Tensor, limit: float) -> None:
+    def scale_to(self, limit: float, p: float = 2.0) -> None:
         """Scale these layers of the parent."""
-        self.scale(clip_coef(total, limit))
+        self.scale(clip_coef(self.norms().total(p), limit))
 
     def skip(self, flag: Tensor) -> None:
         """Skip the parent's whole step."""

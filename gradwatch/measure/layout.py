@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import Any, NamedTuple, TypeVar
 
 import torch
@@ -197,6 +197,11 @@ class Layout:
             self._multi[key] = multi_tensor(self._weights_of(*key), len(self.names))
         return self._multi.get(key)
 
+    @cached_property
+    def all_in_one(self) -> MultiTensor | None:
+        """`multi_tensor` of all layers, where they are of one device and dtype."""
+        return self.multi_tensor(self.device, *self.dtypes) if self.one_device and len(self.dtypes) == 1 else None
+
     def _weights_of(self, device: torch.device, dtype: torch.dtype) -> dict[int, Tensor]:
         return {i: w for i, w in enumerate(self.weights()) if w.device == device and w.dtype is dtype}
 
@@ -205,9 +210,7 @@ class Layout:
         return self.constant(("ones", count), lambda: self.full((count,), 1.0))
 
     def excess(self, total: Tensor, limit: float, out: Tensor | None = None) -> Tensor:
-        """1 / `clip_coef(total, limit)`, 0-d: how many times the limit a norm is, at least 1. In two kernels, put into
-        `out` if given.
-        """
+        """How many times its limit a norm is, at least 1: 1 / `clip_coef(total, limit)`, 0-d, `out` if it is given."""
         known = self._excess.get(limit)
         if known is None:  # tensors: a number would be a copy
             known = self.full((), TORCH_EPS / limit), self.full((), 1 / limit), self.full((), 1.0)

@@ -15,19 +15,22 @@ import operator
 import os
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
-from functools import cache, partial
+from functools import cache
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.autograd.graph import increment_version
 
+from gradwatch.formulas import TORCH_EPS
+
 logger = logging.getLogger(__name__)
 FAILED = "Triton failed, and torch's own calls are taken instead: %r"
 SWITCH = "GRADWATCH_TRITON"  # the environment variable; 0: torch's calls
 FEW = 4  # tensors from which torch's calls take the host longer (H200: of 4 34 us and 32, of 74 144 and 46)
 CHUNK, BLOCK, WARPS = 2**14, 2**10, 8  # elements of a program, and of a turn of its loop; 32 threads each
-SUMS = 256  # of chunks, in a turn of the loop that adds them up
+SMALL, TURN = 4 * CHUNK, 2**12  # elements of a layer that one program goes over, and of a turn of its loop
+SUMS = 256  # of chunks or layers, in a turn of the loop that adds them up
 SAMPLED = 2**10  # elements of a program that samples
 ALIGNED = 16  # bytes that a thread reads at once
 KEPT = 8  # lists of addresses that are kept on the device: of gradients, of weights, of what an optimizer keeps
@@ -59,12 +62,15 @@ class MultiTensor:
         owner = torch.repeat_interleave(torch.arange(layers, device="cpu"), chunks)
         # Which layer each chunk is of, which chunk is the first of each layer, and how large each layer is
         self._chunks = tuple(map(self.sent, (owner.to(torch.int32), first.to(torch.int32), numel)))
-        self._count = len(owner)
+        self._count, largest = len(owner), int(numel.max())
+        self._small = largest <= SMALL  # whether one program may go over a whole layer
         dtype = getattr(kernels.tl, str(like.dtype).removeprefix("torch."))
         of_chunks = {"per_chunk": CHUNK, "per_turn": BLOCK, "dtype": dtype, "num_warps": WARPS}
         self._constants: dict[str, dict[str, Any]] = {
             "sums_of_squares": of_chunks,
-            "roots": {"most": 1 << (int(chunks.max()) - 1).bit_length(), "per_turn": SUMS, "num_warps": 1},
+            "roots": {"most": _power(int(chunks.max())), "per_turn": SUMS, "num_warps": 1},
+            "norms_of_small": {"most": _power(largest), "per_turn": TURN, "dtype": dtype, "num_warps": WARPS},
+            "excess": {"most": _power(layers), "per_turn": SUMS, "num_warps": 1},
             "multiply": of_chunks,
             "sample": {"per_turn": SAMPLED, "dtype": dtype},
         }
@@ -110,14 +116,27 @@ class MultiTensor:
 
     def norms(self, at: Pointers, into: Tensor | None = None) -> Tensor | None:
         """The L2 norm of each layer, `[L]` float32, added up in float32; put `into` a tensor if given."""
-        empty = partial(torch.empty, dtype=torch.float32, device=self.device)
-        out = empty(self.layers) if into is None or not into.is_contiguous() else into
-        sums = empty(self._count)
-        self._launch("sums_of_squares", (self._count,), at.on_device, *self._chunks, sums, align=at.align)
-        self._launch("roots", (self.layers,), sums, self._chunks[1], out)
+        out = self._empty(self.layers) if into is None or not into.is_contiguous() else into
+        if self._small:
+            self._launch("norms_of_small", (self.layers,), at.on_device, self._chunks[2], out, align=at.align)
+        else:
+            sums = self._empty(self._count)
+            self._launch("sums_of_squares", (self._count,), at.on_device, *self._chunks, sums, align=at.align)
+            self._launch("roots", (self.layers,), sums, self._chunks[1], out)
         if not self.works:
             return None
         return out if into is None or out is into else into.copy_(out)
+
+    def excess(self, norms: Tensor, limit: float, out: Tensor | None = None) -> Tensor | None:
+        """As `Layout.excess` of the joint L2 norm of layers with these `norms`, `[L]`; None: torch does it."""
+        if not (self.works and norms.dtype is torch.float32 and norms.is_contiguous()):
+            return None
+        out = self._empty() if out is None else out
+        self._launch("excess", (1,), norms, len(norms), TORCH_EPS / limit, 1 / limit, out)
+        return out if self.works else None
+
+    def _empty(self, *shape: int) -> Tensor:
+        return torch.empty(shape, dtype=torch.float32, device=self.device)
 
     def multiply_(self, at: Pointers, tensors: Sequence[Tensor], factors: Tensor) -> bool:
         """Multiply the tensors, which are `at` there, by their layer's number of `factors`, float32 `[L]`, or by one
@@ -137,7 +156,7 @@ class MultiTensor:
         self._launch("sample", grid, at.on_device, *places.unbind(), out)
         return self.works
 
-    def _launch(self, name: str, grid: tuple[int, ...], *args: Tensor, **variant: int) -> None:
+    def _launch(self, name: str, grid: tuple[int, ...], *args: Tensor | float, **variant: int) -> None:
         try:
             is_current = self.device.type != "cuda" or torch.cuda.current_device() == self.device.index
             with nullcontext() if is_current else torch.cuda.device(self.device):
@@ -145,7 +164,7 @@ class MultiTensor:
         except Exception as error:  # of a compiler, a full disk, a driver: torch's calls are there
             self._give_up(error)
 
-    def _hand_over(self, key: tuple[Any, ...], *args: Tensor, **variant: int) -> None:
+    def _hand_over(self, key: tuple[Any, ...], *args: Tensor | float, **variant: int) -> None:
         """The first time as Triton is meant to be asked, which looks at each argument for what to compile. That is most
         of what a launch takes the host, and always the same here: so what it compiled is kept, and handed on as it is.
         """
@@ -174,6 +193,11 @@ class MultiTensor:
 def sent(values: Tensor, device: torch.device) -> Tensor:
     """Numbers of the host on a device, by a copy that nothing waits for."""
     return values.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else values.to(device)
+
+
+def _power(count: int) -> int:
+    """The least power of two that is as large: so that few kernels are compiled."""
+    return 1 << max(0, count - 1).bit_length()
 
 
 def _count_write(tensors: Sequence[Tensor]) -> None:

@@ -1,7 +1,8 @@
 """What MultiTensor launches. Only it imports this: Triton comes with torch's builds for CUDA, not with all others.
 
 A kernel is given the addresses of the tensors, 0 for one that is absent, and the number of elements of each, `[L]`. A
-program of it goes over a chunk, of which `owner` says the layer, `[C]`; `first` is that of each layer, `[L + 1]`.
+program of it goes over a chunk, of which `owner` says the layer, `[C]`; `first` is that of each layer, `[L + 1]`. Of
+small layers a program goes over one.
 """
 
 from __future__ import annotations
@@ -15,7 +16,9 @@ import triton.language as tl
 
 # MultiTensor hands on what was compiled for other arguments, so nothing may be made of what 16 happens to divide. There
 # is nothing to be made of it: of these a program reads or writes one number, or some from anywhere.
-POINTERS = ("pointers", "owner", "first", "numel", "sums", "starts", "steps", "sizes", "factors", "out")
+POINTERS = (
+    "pointers", "owner", "first", "numel", "sums", "norms", "layers", "starts", "steps", "sizes", "factors", "out",
+)  # fmt: skip
 jit = partial(triton.jit, do_not_specialize=POINTERS)
 
 
@@ -57,6 +60,36 @@ def roots(sums, first, out, most: tl.constexpr, per_turn: tl.constexpr):
         at = begin + i + tl.arange(0, per_turn)
         total += tl.load(sums + at, mask=at < end, other=0)
     tl.store(out + layer, tl.sqrt(tl.sum(total)))
+
+
+@jit
+def norms_of_small(
+    pointers, numel, out, most: tl.constexpr, per_turn: tl.constexpr, dtype: tl.constexpr, align: tl.constexpr
+):
+    """Of each layer, of `most` elements at most, added up in float32, `[L]`."""
+    layer = tl.program_id(0)
+    size = tl.load(numel + layer)
+    address = tl.load(pointers + layer)
+    size = tl.where(address == 0, 0, size)
+    tensor = tl.multiple_of(address.to(tl.pointer_type(dtype)), align)
+    total = tl.zeros([per_turn], tl.float32)
+    for i in range(0, most, per_turn):
+        at = i + tl.arange(0, per_turn)
+        x = tl.load(tensor + at, mask=at < size, other=0).to(tl.float32)
+        total += x * x
+    tl.store(out + layer, tl.sqrt(tl.sum(total)))
+
+
+@jit
+def excess(norms, layers, start, slope, out, most: tl.constexpr, per_turn: tl.constexpr):
+    """How many times its limit the root of the sum of the squares of all norms is, at least 1: NaN of a NaN."""
+    total = tl.zeros([per_turn], tl.float32)
+    for i in range(0, most, per_turn):
+        at = i + tl.arange(0, per_turn)
+        norm = tl.load(norms + at, mask=at < layers, other=0)
+        total += norm * norm
+    times = start + tl.sqrt(tl.sum(total)) * slope
+    tl.store(out, tl.where(times <= 1, 1.0, times))
 
 
 @jit

@@ -60,7 +60,7 @@ class ClipByGlobalNorm(NormPolicy):
         limit = self.max_norm
         if isinstance(limit, Ramp) or not SMALLEST < limit < math.inf:
             return super().apply(batch, state)
-        batch.scale_to(batch.norms().total(self.norm_type), limit)
+        batch.scale_to(limit, self.norm_type)
         return {}
 
 

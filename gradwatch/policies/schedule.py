@@ -139,9 +139,9 @@ class Gated:
         """Scale the batch, or by 1."""
         self._batch.scale(coef.where(self._on(coef), 1.0))
 
-    def scale_to(self, total: Tensor, limit: float) -> None:
+    def scale_to(self, limit: float, p: float = 2.0) -> None:
         """Scale."""
-        self.scale(formulas.clip_coef(total, limit))
+        self.scale(formulas.clip_coef(self._batch.norms().total(p), limit))
 
     def skip(self, flag: Tensor) -> None:
         """Skip the step, or not."""

@@ -229,7 +229,7 @@ class Clipper:
     ) -> tuple[Tensor | None, list[Tensor], Tensor | None]:
         """Apply what is pending; returns the coefficient as recorded, the policy's own fields, and the divisor."""
         if batch.limit is not None and batch.fraction is None and self._folds():
-            divisor = self.layout.excess(*batch.limit, None if ahead is None else ahead.divisor)
+            divisor = self._divisor(batch, before, None if ahead is None else ahead.divisor)
             if not is_seen_to_be_one(divisor):
                 fused.fold(self.optimizers[0], divisor)
             return None, [], divisor
@@ -246,6 +246,14 @@ class Clipper:
         elif not is_seen_to_be_one(coef):
             fused.fold(self.optimizers[0], coef.float().reciprocal())
         return coef, [], None
+
+    def _divisor(self, batch: Batch, norms: Tensor, out: Tensor | None) -> Tensor:
+        """How many times its limit the joint norm is, at least 1; in one kernel, or in torch's three."""
+        assert batch.limit is not None
+        (limit, p), batch.limit = batch.limit, None
+        many = self.layout.all_in_one if p == 2.0 and self.layout.stages is None else None
+        found = None if many is None else many.excess(norms, limit, out)
+        return self.layout.excess(batch.norms().total(p), limit, out) if found is None else found
 
     def _folds(self) -> bool:
         """Whether the kernel scales by a coefficient that all layers share: decided anew where the param groups are no

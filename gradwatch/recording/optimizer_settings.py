@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import chain
-from operator import attrgetter, is_, methodcaller
+from operator import attrgetter, is_
 from typing import Any, NamedTuple
 
 from torch import Tensor
@@ -15,8 +15,7 @@ from gradwatch.measure.layout import Layout
 from gradwatch.storage.manifest import setting_of, text_of
 from gradwatch.table import SETTING
 
-_GROUPS, _VALUES = attrgetter("param_groups"), methodcaller("values")
-_END = (object(),)  # behind the last of the values: so fewer or more of them are seen to be others
+_GROUPS = attrgetter("param_groups")
 _NO_SETTINGS = {"params", "param_names", "name", "group_name", "initial_lr"}
 Group = dict[str, Any]
 
@@ -49,7 +48,7 @@ class GroupSettings:
         self._first: dict[str, list[Group]] = {name: [] for name in optimizers}
         self._keys: tuple[str, ...] = ()  # of what can change
         self._last: list[Any] = []  # its values, group by group, as they were last looked at
-        self._seen: list[Any] = [None]  # all that the groups held when `_now` was made of it
+        self._seen: list[list[Any]] = []  # all that each group held when `_now` was made of it
         self._now = UNKNOWN
         self._start: dict[str, Any] = {}  # by column, what they were at first
         self._changed: Mapping[str, float] = {}
@@ -69,9 +68,10 @@ class GroupSettings:
 
     def now(self, scale: float = 1.0) -> Now:
         """The settings as they are now, learning rates times `scale`."""
-        if not all(map(is_, chain(self._all_values(), _END), self._seen)):
-            seen = [*self._all_values(), *_END]
-            self._now = self._look([*chain.from_iterable(map(_GROUPS, self._optimizers))])
+        groups = [*chain.from_iterable(map(_GROUPS, self._optimizers))]
+        if len(groups) != len(self._seen) or not all(map(_holds, groups, self._seen)):
+            seen = [[*group.values()] for group in groups]
+            self._now = self._look(groups)
             self._seen = seen
         return self._now if scale == 1.0 else self._now.scaled(scale)
 
@@ -91,10 +91,6 @@ class GroupSettings:
         """One has stepped: from now on its state is missed where it is gone."""
         if self._without_state and getattr(optimizer, "state", None):
             self._without_state.discard(optimizer)
-
-    def _all_values(self) -> Iterator[Any]:
-        """Everything that the groups hold, one after the other: no Python instruction per setting."""
-        return chain.from_iterable(map(_VALUES, chain.from_iterable(map(_GROUPS, self._optimizers))))
 
     def _look(self, groups: Sequence[Group]) -> Now:
         """The settings of groups in which something was set."""
@@ -120,7 +116,7 @@ class GroupSettings:
         groups = [group for o in self.optimizers.values() for group in o.param_groups]
         keys = [key for group in groups for key, value in group.items() if any(_numbers(key, value))]
         self._keys = tuple(key for key in dict.fromkeys(keys) if key != "lr" and key not in _NO_SETTINGS)
-        self._seen = [None]
+        self._seen = []
         self._compare(self._values(groups))
 
     def _compare(self, values: list[Any]) -> None:
@@ -139,6 +135,11 @@ class GroupSettings:
                 if name in changed or (number != first and not counts):
                     changed[name] = float(number)
         self._last, self._changed, self._tensors = values, changed, tensors
+
+
+def _holds(group: Group, values: list[Any]) -> bool:
+    """Whether these are a group's values, and all: no Python instruction per setting."""
+    return len(group) == len(values) and all(map(is_, group.values(), values))
 
 
 def _rates(groups: Iterable[Group]) -> list[Any]:

@@ -24,7 +24,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from gradwatch.history import Layer, Run
 from gradwatch.measure.layout import Layout
-from gradwatch.measure.multi_tensor import FEW, MultiTensor, Pointers
+from gradwatch.measure.multi_tensor import FEW, SMALL, MultiTensor, Pointers
 from gradwatch.measure.weight_updates import Weights
 from gradwatch.policies import Policy
 from gradwatch.recording.clipper import Clipper
@@ -72,7 +72,7 @@ class _Counted(MultiTensor):
     def __init__(self, weights: Mapping[int, Tensor], layers: int) -> None:
         like = next(iter(weights.values()))
         self.device, self._dtypes, self.works = like.device, {like.dtype}, True
-        self.layers, self._count = layers, 1
+        self.layers, self._count, self._small = layers, 1, max(w.numel() for w in weights.values()) <= SMALL
         self._chunks = tuple(torch.empty(1, device=like.device) for _ in range(3))
 
     def pointers(self, tensors: Sequence[Tensor], index: tuple[int, ...]) -> Pointers | None:

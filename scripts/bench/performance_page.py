@@ -127,7 +127,7 @@ def host_work(report: Report, name: str) -> str:
         "does within a call is not counted, and no clock was asked. Torch's grows with the tensors. That of gradwatch\n"
         "does not, and is spread over some sixty functions: who steps, under which scaler, with what settings, on\n"
         "which gradients, and the row of it. What a Watch does between two steps is not in it: whether rows are due,\n"
-        "or a param group has others. So below about 115 tensors a clip costs Python more than half of torch's, and\n"
+        "or a param group has others. So below about 110 tensors a clip costs Python more than half of torch's, and\n"
         "below about 40 more than all of it. Of a device with Triton: all it does for kernels is counted; torch's\n"
         "call for norms, which makes a tensor of each, is one call into C.\n\n"
         + table(["tensors", *ways], [[str(size), *(shown[size, way] for way in ways)] for size in sizes])
@@ -170,7 +170,9 @@ def launches(report: Report, name: str) -> str:
             ["tensors", "torch clip", *ours],
             [[str(n), *(shown.get((n, way, way in ours), "") for way in ("torch clip", *ours))] for n in sizes],
         )
-        + "\nThe same by torch's calls for lists, as where there is no Triton:\n\n"
+        + "\nOne kernel takes the norms where no layer has more than 65,536 elements, as of the 1,000 here, else two;\n"
+        "one finds what to divide by, where all share a coefficient.\n"
+        "\nThe same by torch's calls for lists, as where there is no Triton:\n\n"
         + table(["tensors", *ours], [[str(n), *(shown.get((n, way, False), "") for way in ours)] for n in sizes])
         + "\nA launch of torch's kernel for norms takes at most 110 tensors and 320 blocks of 65,536 elements; one\n"
         "more is before them, and one for each 400 tensors and for each 128 bring the norms together. That is 4 up\n"
@@ -232,7 +234,8 @@ def on_gpu(report: Report, name: str) -> str:
         )
     text += (
         "\nKernels beyond fused AdamW's own, as the profiler counted them, and how many more where weights are "
-        "measured.\nThey are those of the rules above, or one less or more:\n\n"
+        "measured.\nBy then what a step divides by came of three kernels, where there is one now, and the norms of "
+        "small layers of two.\nBut for that they are those of the rules above, or one less or more:\n\n"
     )
     cases = found["probes"]["launches of the device"].items()
     counts = {tuple(case.split(", ", 1)): n for case, n in cases if isinstance(n, list)}

@@ -2,6 +2,7 @@
 
 import importlib.util
 import logging
+import math
 
 import pytest
 import torch
@@ -12,13 +13,14 @@ from gradwatch.measure import multi_tensor
 from gradwatch.measure.foreach import measure, measure_plain, scale_
 from gradwatch.measure.gradients import Batch
 from gradwatch.measure.layout import Layout
-from gradwatch.measure.multi_tensor import CHUNK, MultiTensor
+from gradwatch.measure.multi_tensor import CHUNK, SMALL, SUMS, MultiTensor
 from gradwatch.measure.rows import LargestRows
 from gradwatch.measure.samples import Samples
 from gradwatch.measure.second_moment import adam_rms
 from gradwatch.measure.weight_updates import UpdateRatio
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
+KERNELS = ["sums_of_squares", "roots", "norms_of_small", "excess", "multiply", "sample"]
 SHAPES = [(), (3,), (0, 4), (CHUNK,), (CHUNK + 1,), (7, 5, 3), (300, 257), (1, 1), (2, 3, 4, 5)]
 
 
@@ -39,6 +41,11 @@ def kernels(request):
 def tensors_of(dtype, device, seed=0):
     generator = torch.Generator().manual_seed(seed)
     return [torch.randn(s, generator=generator, dtype=torch.float64).to(device, dtype) for s in SHAPES]
+
+
+def small_of(dtype, device, seed=0):
+    """Of which a program may go over each whole."""
+    return [t for t in tensors_of(dtype, device, seed) if t.numel() <= SMALL]
 
 
 def laid_out(weights, kernels, rows=()):
@@ -84,6 +91,36 @@ def test_norms_are_those_of_each_layer(kernels, dtype, absent, device, monkeypat
 
 
 @pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("absent", [[], [0, 5]])
+def test_of_small_layers_in_one_kernel(kernels, dtype, absent, device, monkeypatch):
+    monkeypatch.setattr(kernels, "sums_of_squares", None)
+    layout = laid_out(small_of(dtype, device), kernels)
+    grads = [None if i in absent else g for i, g in enumerate(small_of(dtype, device, 1))]
+    refuse(monkeypatch)
+    assert measure(layout, Batch(layout, grads).groups).tolist() == pytest.approx(norms_of(grads), rel=1e-6)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("layers", [4, SUMS, SUMS + 1, 1000])
+@pytest.mark.parametrize("bad", [None, float("nan"), float("inf"), 1e30])
+def test_how_many_times_its_limit_a_joint_norm_is(kernels, layers, bad, device):
+    """As torch's clip has it: 1 of a norm below the limit, NaN of a NaN, and squares that float32 does not hold."""
+    layout = laid_out([torch.ones(2, device=device) for _ in range(layers)], kernels)
+    norms = torch.rand(layers, generator=torch.Generator().manual_seed(0)).to(device)
+    norms[-1] = norms[-1] if bad is None else bad
+    out = torch.full((3,), -1.0, device=device)
+    for limit in (1e-3, 0.7, 50.0):
+        wanted = layout.excess(torch.linalg.vector_norm(norms), limit)
+        found = layout.all_in_one.excess(norms, limit, out[1])
+        assert found.data_ptr() == out[1].data_ptr()
+        assert torch.allclose(found, wanted, rtol=1e-6, equal_nan=True)
+        assert out[::2].tolist() == [-1.0, -1.0]
+        assert torch.allclose(layout.all_in_one.excess(norms, limit), wanted, rtol=1e-6, equal_nan=True)
+    assert layout.all_in_one.excess(norms.double(), 1.0) is None
+
+
+@pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("default", [torch.float64, torch.bfloat16])
 def test_the_default_dtype_of_a_training_changes_nothing(kernels, default, device):
     layout = laid_out(tensors_of(torch.float32, device), kernels)
@@ -126,10 +163,11 @@ def test_rows_are_looked_at_beside_it(kernels, dtype, device, monkeypatch):
 
 
 @pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("name", ["sums_of_squares", "roots", "multiply", "sample"])
+@pytest.mark.parametrize("name", KERNELS)
 def test_what_was_compiled_is_handed_on(kernels, name, device, monkeypatch):
     """In the interpreter nothing is: there what was is made up."""
-    layout = laid_out(tensors_of(torch.float32, device), kernels)
+    made = small_of if name == "norms_of_small" else tensors_of
+    layout = laid_out(made(torch.float32, device), kernels)
     kernel, asked = getattr(kernels, name), []
 
     class Counted:
@@ -144,10 +182,13 @@ def test_what_was_compiled_is_handed_on(kernels, name, device, monkeypatch):
 
     monkeypatch.setattr(kernels, name, Counted())
     for n in range(3):
-        grads = tensors_of(torch.float32, device, n)
+        grads = made(torch.float32, device, n)
         wanted = norms_of(grads)
         batch = Batch(layout, grads)
-        assert measure(layout, batch.groups).tolist() == pytest.approx(wanted, rel=1e-6)
+        norms = measure(layout, batch.groups)
+        assert norms.tolist() == pytest.approx(wanted, rel=1e-6)
+        limit = 1.0 + n
+        assert float(layout.all_in_one.excess(norms, limit)) == pytest.approx(math.hypot(*wanted) / limit, rel=1e-5)
         scale_(layout, batch.groups, torch.tensor(0.5, device=device))
         assert norms_of(grads) == pytest.approx([0.5 * norm for norm in wanted], rel=1e-6)
         samples = Samples(layout, 1)
@@ -335,21 +376,23 @@ def test_other_memory_is_found_again(kernels, device):
 
 
 @pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("name", ["sums_of_squares", "roots", "multiply", "sample"])
+@pytest.mark.parametrize("name", KERNELS)
 def test_where_a_kernel_fails_torch_does_it(kernels, name, device, monkeypatch, caplog):
-    weights = [torch.randn(8, 8, device=device) for _ in range(5)]
-    layout = laid_out(weights, kernels)
+    shape = (8, 8) if name == "norms_of_small" else (260, 260)
+    layout = laid_out([torch.randn(shape, device=device) for _ in range(5)], kernels)
 
     class Failing:
         def __getitem__(self, grid):
             raise OSError("no compiler")
 
     monkeypatch.setattr(kernels, name, Failing())
-    grads = [torch.randn(8, 8, device=device) for _ in range(5)]
+    grads = [torch.randn(shape, device=device) for _ in range(5)]
     wanted = [g * 0.5 for g in grads]
     with caplog.at_level(logging.INFO, "gradwatch"):
         UpdateRatio(layout).before()
-        assert measure(layout, Batch(layout, grads).groups).tolist() == pytest.approx(norms_of(grads), rel=1e-6)
+        norms = measure(layout, Batch(layout, grads).groups)
+        assert norms.tolist() == pytest.approx(norms_of(grads), rel=1e-6)
+        assert (layout.all_in_one.excess(norms, 1.0) is None) is (name != "multiply")
         scale_(layout, Batch(layout, grads).groups, torch.tensor(0.5, device=device))
     assert all(map(torch.equal, grads, wanted))
     assert caplog.text.count("no compiler") == 1

@@ -62,19 +62,22 @@ def test_recording_takes_four_launches_and_a_clip_four_more(tensors, way, most, 
 @pytest.mark.parametrize("way", ["none", "ClipByGlobalNorm(1.0)", "ClipByNorm(1.0)"])
 def test_with_triton_launches_do_not_grow_with_the_layers(way, dtype):
     rows = [AT_ONCE[tensors, dtype, way] for tensors in (74, 147, 1000)]
-    assert len({row["launches"] for row in rows}) == 1
-    assert rows[0]["launches"] <= {"none": 4}.get(way, 8)
+    large, larger, of_small_layers = (row["launches"] for row in rows)
+    assert large == larger == of_small_layers + 1
+    assert large <= {"none": 2, "ClipByGlobalNorm(1.0)": 3}.get(way, 6)
     assert max(row["measured"] for row in rows) <= 30
 
 
 def test_a_device_launched_as_many():
-    """As the profiler counted them, in ten phases of GPT-2 124M, one of which is measured."""
+    """As the profiler counted them, in ten phases of GPT-2 124M, one of which is measured. By then what a step divides
+    by came of three kernels of torch's, where there is one now.
+    """
     counted = json.loads((MEASUREMENTS / "gpu_h100_norms.json").read_text())["runs"]
     for run, table in zip(counted.values(), (ROWS, AT_ONCE), strict=True):
         kernels = {way: found["kernels"] for way, found in run["launches"].items()}
         for phase, way in (("gradwatch no clip + step", "none"), ("gradwatch clip + step", "ClipByGlobalNorm(1.0)")):
             row = table[147, "float32", way]
-            own = 10 * row["launches"] + row["measured"]
+            own = 10 * (row["launches"] + 2 * (table is AT_ONCE and way != "none")) + row["measured"]
             assert kernels[phase] - kernels["step alone"] == pytest.approx(own, abs=2), way
 
 
