@@ -27,7 +27,8 @@ MOST_MISSES = 4  # steps without a loss that torch knows, after which no other i
 
 class LossTargets:
     """Of the steps that it may `begin` with it hears the first, then one `every` so many, later ever fewer; of several
-    optimizers that step in turn one of each.
+    optimizers that step in turn one of each. A step without a backward that it could hear is none: a Watch that begins
+    with the first step of a script has missed that, and looks as soon as it may again.
 
     In each it looks at the losses until one is of these layers; of sharded ones, which no graph shows, at the first.
     Of the backward passes before the step it counts those whose gradients are gone when backward is called again, and
@@ -95,6 +96,8 @@ class LossTargets:
         that was heard of in this turn.
         """
         self.stop()
+        if self._to_look_at == MOST_LOSSES and not self._until:
+            self._due = 0
         if self._until and lane not in self._lanes:
             self._misses -= 1
             return {}

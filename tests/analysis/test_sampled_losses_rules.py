@@ -412,11 +412,17 @@ def test_out_of_reach(operations, low, high, found):
     assert [f.evidence["operation"] for f in findings] == ([found] if found else [])
 
 
-@pytest.mark.parametrize(("late", "found"), [(0, True), (1, False)])
-def test_a_sample_that_comes_after_some_steps_is_no_beginning(late, found):
-    """A watch that begins with the first step looks at the eleventh next: by then these steps may have thrown it."""
-    entropy = np.where(np.arange(SAMPLES) < late, np.nan, np.where(np.arange(SAMPLES) < 3, 5e4, 2.0))
-    history = run_with(cross_entropy=entropy, losses=np.geomspace(3, 2, 240))
+@pytest.mark.parametrize(
+    ("at", "second", "found"), [(0, 3.0, True), (10, 3.0, False), (1, 3.0, True), (1, 5e4, False), (1, np.nan, True)]
+)
+def test_a_sample_that_comes_after_some_steps_is_no_beginning(at, second, found):
+    """A watch that begins with the first step looks at the second next, whose loss that may have thrown."""
+    entropy = np.where(np.arange(240) < 30, 5e4, 2.0)
+    entropy[np.isin(np.arange(240), np.arange(at, 240, 10), invert=True)] = np.nan
+    losses = np.geomspace(3, 2, 240)
+    losses[1] = second
+    history = run_with(losses=losses)
+    history = changed(history, per_step={**history.per_step, "in_loss/cross_entropy": entropy})
     assert (first_odds(history) > 20) == found
     assert any("times that of equal odds" in f.cause for f in bad_initialisation(history)) == found
 

@@ -49,6 +49,20 @@ def test_it_is_the_first_step_and_one_after_each_measured_one(tmp_path):
     assert history.logged == ()  # what gradwatch records itself
 
 
+def test_a_watch_that_begins_within_the_first_step_looks_again_in_the_second(tmp_path):
+    """As under `gradwatch run`, which finds the optimizer when its first backward is done."""
+    net = nn.Linear(6, 4)
+    optimizer = optim.SGD(net.parameters(), 0.1)
+    entropy(net, 0).backward()
+    with gradwatch.watch(net, optimizer, log=None, dir=tmp_path, verbose=False) as watch:
+        optimizer.step()
+        for step in range(1, 40):
+            optimizer.zero_grad()
+            entropy(net, step).backward()
+            optimizer.step()
+    assert looked_at(gradwatch.open_history(watch.dir)) == [1, 11, 21, 31]
+
+
 def test_a_factor_of_the_loss_is_told_where_nobody_takes_it_out_of_the_gradients(tmp_path):
     def scaled(net, step):
         return 1024 * entropy(net, step)

@@ -24,14 +24,17 @@ def sampled(history: History, *names: str) -> tuple[Floats, ...]:
     return history.step[known].astype(float), *(each[known] for each in values)
 
 
-def in_the_beginning(history: History, *names: str, soon: int = 5) -> tuple[float, ...]:
-    """Each of these numbers in the first sample; NaN where that is `soon` steps after the first one, or later.
+def in_the_beginning(history: History, *names: str, soon: int = 5, share: float = 0.5) -> tuple[float, ...]:
+    """Each of these numbers in the first sample; NaN where that is no beginning: `soon` steps after the first one or
+    later, or behind steps that have changed the loss by more than `share` of it.
 
-    A watch that begins with the first step of a script has missed its backward, and looks again some steps later: what
-    these steps did is no beginning.
+    A watch that begins with the first step of a script has missed its backward, and looks again in a later one.
     """
     at, *values = sampled(history, *names)
     early = len(at) and at[0] - history.step[0] < soon
+    if early:
+        first, then = history.total("loss")[[0, int(np.searchsorted(history.step, at[0]))]]
+        early = not abs(then - first) > share * abs(first)  # NaN where none was recorded
     return tuple(float(each[0]) if early else math.nan for each in values)
 
 
