@@ -124,7 +124,7 @@ def _guard(history: History, roots: list[Finding]) -> tuple[str, tuple[str, ...]
         )
     rate = float((formulas.clip_coef(finite_norms(history), limit) < 1).mean())
     which = f"the {len(norms):,} steps before it went wrong" if rules & TOO_LARGE_STEPS else "its healthy steps"
-    reasons = [f"{limit:g} is the 99th percentile of the norms of {which}: it leaves healthy steps alone."]
+    reasons = [f"{limit:g} is the 99th percentile of the norms of {which}: it leaves 99 of 100 of these alone."]
     reasons.append(_would_have_changed(history, rate))
     if "clip-is-your-learning-rate" in rules:
         coef = float(np.nanmean(as_one(history).total("clip_coef")))
@@ -135,7 +135,7 @@ def _guard(history: History, roots: list[Finding]) -> tuple[str, tuple[str, ...]
             f"The norms are those before the loop's own {loop_clips(history.per_step)}: put it in its place."
         )
     if not rules:
-        reasons.insert(0, "Nothing needs a cure; a guard against one bad batch costs nothing.")
+        reasons.insert(0, "Nothing needs a cure; a guard against one bad batch costs next to nothing.")
     return f"ClipByGlobalNorm({setting_text(limit)})", tuple(reasons)
 
 

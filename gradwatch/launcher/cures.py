@@ -84,7 +84,7 @@ class Trial:
         for cure, named_by in self.cures.items():
             if cure.label in rules:
                 verdict = verdicts.get(cure.label, NOT_JUDGED)
-                lines.append(_line(cure, named_by, rules[cure.label], verdict, metric))
+                lines.append(_line(cure, named_by, rules[cure.label], again, verdict, metric))
         for cure, shows in self.usual.items():
             if cure.label in rules:
                 lines.append(_usual_line(cure, shows, verdicts.get(cure.label, NOT_JUDGED), metric))
@@ -134,11 +134,13 @@ _TOO_HIGH, _TOO_LOW = "the learning rate is too high", "the learning rate is too
 
 
 def collect(unchanged: Intervention, findings: Iterable[Finding]) -> dict[Intervention, tuple[str, ...]]:
-    """The cures that findings name, at most `MOST`, each with the rules of those that name it; roots come first."""
+    """The cures that findings name, at most `MOST`, each with the rules of those that name it; roots come first. What a
+    note names is none.
+    """
     found: dict[Intervention, tuple[str, ...]] = {}
     roots = list(findings)
     for finding in (*roots, *(below for root in roots for below in root.consequences)):
-        for text in finding.tries:
+        for text in finding.tries if finding.severity != "note" else ():
             cure = applied(unchanged, text)
             if cure != unchanged and (cure in found or len(found) < MOST):
                 found[cure] = tuple(dict.fromkeys((*found.get(cure, ()), finding.rule)))
@@ -210,13 +212,20 @@ def _rules(finding: Finding) -> set[str]:
 
 
 def _line(
-    cure: Intervention, treated: Sequence[str], found: Sequence[set[str]], verdict: str, metric: str | None
+    cure: Intervention,
+    treated: Sequence[str],
+    found: Sequence[set[str]],
+    unchanged: Sequence[set[str]],
+    verdict: str,
+    metric: str | None,
 ) -> str:
     """As in: lr_scale=0.1 cured it: lr-too-high in none of 3 runs, loss better."""
     gone = not any(set(treated) & each for each in found)
     said = {BETTER: "better", WORSE: "worse", NOT_JUDGED: "not judged"}.get(verdict, "no better than unchanged")
     if verdict == WORSE:
         head = "made it worse"
+    elif unchanged and not any(set(treated) & each for each in unchanged):
+        head = "had nothing to cure, as the unchanged script shows no such finding here"
     elif verdict == BETTER:
         head = "cured it" if gone else "helped, and did not cure it"
     else:

@@ -4,6 +4,7 @@ import json
 import socket
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -56,6 +57,8 @@ def test_the_cures_of_roots_come_first_each_once_with_all_that_name_it():
         Intervention(GLOBAL, None, 0.1),
         Intervention(GLOBAL, warmup=20),
     ]
+    note = replace(finding("spike", "--skip"), severity="note")
+    assert collect(Intervention(), [replace(roots[1], consequences=(note,))]) == {}
     many = [finding("spike", *(f"--warmup {n}" for n in range(2, 20)))]
     assert len(collect(Intervention(), many)) == MOST
 
@@ -122,7 +125,13 @@ def test_no_secret_is_recorded():
     ],
 )  # fmt: skip
 def test_a_cure_has_cured_where_the_finding_is_gone_and_the_loss_is_better(verdict, found, said):
-    assert _line(Intervention(lr_scale=0.1), ("spike",), found, verdict, "loss") == said
+    assert _line(Intervention(lr_scale=0.1), ("spike",), found, [{"spike"}, set()], verdict, "loss") == said
+
+
+def test_what_the_unchanged_script_does_not_show_was_not_taken_away():
+    for found in ([set()], [{"spike"}]):
+        said = _line(Intervention(lr_scale=0.1), ("spike",), found, [{"imbalance"}], NOT_JUDGED, "loss")
+        assert said.startswith("lr_scale=0.1 had nothing to cure, as the unchanged script shows no such finding here: ")
 
 
 def test_findings_of_earlier_versions_name_nothing_to_try():

@@ -202,8 +202,8 @@ def group(findings: Iterable[Finding]) -> list[Finding]:
     """The roots of these findings of one lane, each with its consequences, in the order of their first steps.
 
     A finding follows from another whose set in `CONSEQUENCES` names its rule, which began no later (but for `SIGNS`)
-    and had not ended before it. A root is as severe as the worst of its consequences, but one that other data or
-    another loss may explain, and what follows from it.
+    and had not ended before it. A root is as severe as the worst of its consequences; but where other data or another
+    loss may explain it, what follows from it is no more than it.
     """
     places = {rule: place for place, rule in enumerate(CONSEQUENCES)}
     findings = list(findings)
@@ -220,11 +220,16 @@ def group(findings: Iterable[Finding]) -> list[Finding]:
     for i, root in enumerate(ordered):
         if root_of[i] == i:
             below = [f for j, f in enumerate(ordered) if root_of[j] == i and j != i]
-            below.sort(key=lambda f: (RANK[f.severity], f.first_step))
-            rank = (root,) if "began_anew" in root.evidence else (root, *below)
-            worst = min(rank, key=lambda f: RANK[f.severity]).severity
+            if "began_anew" in root.evidence:
+                below = [replace(f, severity=max(f, root, key=_rank).severity) for f in below]
+            below.sort(key=lambda f: (_rank(f), f.first_step))
+            worst = min((root, *below), key=_rank).severity
             roots.append(replace(root, severity=worst, consequences=tuple(below)))
     return roots
+
+
+def _rank(finding: Finding) -> int:
+    return RANK[finding.severity]
 
 
 def _by_steps(finding: Finding) -> bool:

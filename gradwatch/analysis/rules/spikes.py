@@ -24,6 +24,7 @@ from gradwatch.analysis.rules.finding import Finding, Severity, either
 from gradwatch.analysis.rules.largest_row import LargestRow, largest_row
 from gradwatch.analysis.rules.losses import EARLIEST, has_rivals, odd_batch, scaled_losses
 from gradwatch.analysis.rules.progress import descends, succeeds
+from gradwatch.analysis.rules.recurring_jumps import exchanged
 from gradwatch.analysis.rules.sampled_losses import another_task
 from gradwatch.analysis.rules.schedule import raised_before
 from gradwatch.analysis.rules.tries import A_THIRD, OWN_PAST, clip_with
@@ -67,22 +68,23 @@ def spike(
     rows = np.flatnonzero(seen.up | seen.in_loss)
     if not len(rows):
         return []
+    if found := seen.up.sum() <= 1 and seen.in_loss[rows].all() and _last(rows) and exchanged(history.step[rows]):
+        return [found]
     up, batch = seen.up, seen.batch
     worst = int(rows[np.argmax(np.where(up[rows], seen.times[rows], 0))])
     caught = _caught(history, rows[up[rows]], window)
     back, recovered = _came_back(history, losses, rows)
-    all_caught = len(caught) > 0 and bool(caught.all())
     # A loss that jumps and comes back, with usual gradients, is one odd batch; with gradients that are not finite, not.
-    quiet = all_caught if up.any() else batch is None
+    quiet = bool(caught.all()) if up.any() else batch is None
     passed = quiet or (batch is None and np.nanmax(seen.times[rows], initial=1.0) < mild and _goes_well(history))
     passed |= back == "yes" and succeeds(history, well) and _is_small(incoming(history), rows, began)
     severity: Severity = "error" if losses and not recovered else "note" if passed and recovered else "warning"
     one_row = largest_row(history, worst) if up[worst] else None
     many = len(rows) > often * len(history)
     cure, tries = _spike_cure(history, many, quiet and recovered, one_row)
-    if tries and (_runs(rows) > 1 and _last(rows, MEMORY) if up.any() else _last(rows)):
+    if tries and seen.last_long(rows):
         cure, tries = _OF_OTHER_DATA, (A_THIRD,)
-    elif tries and recovered and one_row is None and batch is None and not many and not (seen.times[up] > mild).any():
+    elif tries and recovered and one_row is None and not many and seen.are_mild(mild):
         cure, tries = _OF_MILD, ()
     evidence: dict[str, float | str] = {
         "spikes": len(rows),
@@ -94,7 +96,6 @@ def spike(
         **({} if batch is None else {"odd_batch": int(history.step[batch])}),
         **({} if one_row is None else one_row.evidence),
     }
-    said = _of_the_loss(evidence) if batch is None and not up[worst] else ""
     return [
         Finding(
             "spike",
@@ -103,7 +104,7 @@ def spike(
             int(history.step[rows[0]]),
             int(history.step[rows[-1] if recovered else -1]),
             evidence,
-            (said or _spike_cause(history, evidence, batch, all_caught))
+            _spike_cause(history, evidence, seen, worst)
             + ("" if one_row is None else one_row.said)
             + raised_before(history, int(rows[0])),
             cure,
@@ -114,9 +115,7 @@ def spike(
 
 
 def _is_small(norm: Floats, rows: Rows, began: float) -> bool:
-    """Whether there is one such row alone, or a few in a row, or no norm `[T]` there is above `began` times the highest
-    early one.
-    """
+    """Whether these rows are a few in a row, or no norm `[T]` there is above `began` times the highest early one."""
     early = norm[: max(1, len(norm) // 10)]
     return rows[-1] - rows[0] < EARLIEST or bool(norm[rows].max() <= began * early.max())  # NaN is not
 
@@ -147,6 +146,12 @@ class _Seen(NamedTuple):
     times: Floats
     batch: int | None
 
+    def are_mild(self, mild: float) -> bool:
+        return self.batch is None and not (self.times[self.up] > mild).any()
+
+    def last_long(self, rows: Rows) -> bool:
+        return _runs(rows) > 1 and _last(rows, MEMORY) if self.up.any() else _last(rows)
+
 
 def _found(history: History, losses: dict[str, Floats], z: float, ratio: float, loss_z: float, window: int) -> _Seen:
     """What stands out."""
@@ -166,7 +171,9 @@ def _found(history: History, losses: dict[str, Floats], z: float, ratio: float, 
     return _Seen(up, in_loss, times, batch)
 
 
-def _spike_cause(history: History, evidence: dict[str, float | str], batch: int | None, caught: bool) -> str:
+def _spike_cause(history: History, evidence: dict[str, float | str], seen: _Seen, worst: int) -> str:
+    if (batch := seen.batch) is None and not seen.up[worst]:
+        return _of_the_loss(evidence)
     if batch is not None:
         values = history.total("grad_norm")[batch]
         high = "were not finite" if not np.isfinite(values) else "leapt with it"
@@ -175,10 +182,11 @@ def _spike_cause(history: History, evidence: dict[str, float | str], batch: int 
             f"and the gradients {high}: that batch is odd."
         )
     has_clip = history.run.clip or evidence["caught"]  # or one of the loop's own
-    who = ", and the clip caught " + ("them all" if caught else f"{evidence['caught']} of them")
+    which = "them all" if evidence["caught"] == seen.up.sum() else f"{evidence['caught']} of them"
+    who = f", and the clip caught {which}" if has_clip else ""
     return (
         f"{evidence['spikes']} step(s) stand out; the gradient of step {evidence['largest_step']} is "
-        f"{evidence['times_usual']:.3g} times the usual one{who if has_clip else ''}. {either(_OF_SPIKES)}"
+        f"{evidence['times_usual']:.3g} times the usual one{who}. {either(_OF_SPIKES)}"
     )
 
 
