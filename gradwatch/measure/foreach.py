@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.utils._foreach_utils import _group_tensors_by_device_and_dtype
 
 from gradwatch.measure.layout import Layout, at
-from gradwatch.measure.multi_tensor import MultiTensor, Pointers
+from gradwatch.measure.multi_tensor import MultiTensor, Pointers, is_dense
 
 MaybeTensors = Sequence[Tensor | None]
 Group = tuple[list[Tensor], tuple[int, ...]]  # tensors of one device and dtype, and the layers they belong to
@@ -42,6 +42,16 @@ def there(tensors: MaybeTensors) -> Sequence[Tensor]:
     """Those that are tensors."""
     everything = all(map(operator.is_not, tensors, repeat(None)))
     return cast("Sequence[Tensor]", tensors) if everything else [t for t in tensors if t is not None]
+
+
+def are_dense(tensors: MaybeTensors) -> bool:
+    """Whether each of those that are there fills its memory, an element a place: a kernel that asks for no strides may
+    write to it then. An expanded one does not.
+    """
+    try:
+        return all(map(Tensor.is_contiguous, cast("Sequence[Tensor]", tensors))) or all(map(is_dense, there(tensors)))
+    except TypeError:  # of a None
+        return are_dense(there(tensors))
 
 
 def grouped(layout: Layout, tensors: MaybeTensors, here: Sequence[bool]) -> list[Group]:

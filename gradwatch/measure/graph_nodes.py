@@ -11,9 +11,11 @@ from typing import Any
 import torch
 
 MOST_NODES = 5_000  # of a graph, those next to the loss first
+LONGEST = 50  # operations in a row that are looked through
 SAME_WEIGHTS = ("T", "Transpose", "Permute", "ToCopy", "View", "Unsqueeze")  # what leaves the numbers as they are
 SAME_INPUT = (*SAME_WEIGHTS, "Expand", "ReshapeAlias", "Clone", "UnsafeView")
 PRODUCTS = ("Bmm", "Mm", "Mv", "Dot", "Baddbmm")
+PARTED = ("Unbind", "Split", "SplitWithSizes", "UnsafeSplit", "UnsafeSplitWithSizes")  # as many outputs as parts
 RECURRENT = ("MkldnnRnnLayer", "CudnnRnn")  # kernels of a whole recurrence
 Node = Any  # torch.autograd.graph.Node, or what stands for one of a Function written in Python
 Shape = tuple[int, ...]
@@ -21,7 +23,8 @@ Shape = tuple[int, ...]
 
 def name_of(node: Node) -> str:
     """The operation that a node is of, one word: AddmmBackward0 is Addmm."""
-    return _operation(str(node.name()))
+    name = node.name  # what a Function written in Python may have as an attribute of its own
+    return _operation(str(name()) if callable(name) else type(node).__name__)
 
 
 @functools.lru_cache(maxsize=1_000)  # a model has few, and each is asked for thousands of times
@@ -37,6 +40,16 @@ def with_reduction(node: Node) -> str:
 
 def shape_of(node: Node) -> Shape:
     """Of what the operation gives out (its first output); empty where that is not known, as of nested tensors."""
+    if name_of(node) not in PARTED or is_written_in_python(node):
+        return _shape_of(node)
+    known = node.metadata  # kept as long as the node: torch tells of all parts each time, and each part asks for one
+    if PARTED not in known:
+        known[PARTED] = _shape_of(node)
+    shape: Shape = known[PARTED]
+    return shape
+
+
+def _shape_of(node: Node) -> Shape:
     told: Sequence[Any] = getattr(node, "_input_metadata", ())
     try:
         return tuple(int(size) for size in told[0].shape) if told else ()
@@ -55,8 +68,12 @@ def children(node: Node) -> list[Node]:
 
 
 def through(node: Node, names: Collection[str]) -> Node:
-    """The first node from this one on, each time the first child, that is of none of these operations."""
-    while name_of(node) in names and (below := children(node)):
+    """The first node from this one on, each time the first child, that is of none of these operations; or the last of
+    `LONGEST` of them, as this is asked from each of them.
+    """
+    for _ in range(LONGEST):
+        if name_of(node) not in names or not (below := children(node)):
+            break
         node = below[0]
     return node
 
@@ -88,8 +105,10 @@ def is_normed(node: Node) -> bool:
 
 def is_product(node: Node) -> bool:
     """Whether two things that are made are multiplied: as matrices, or one is spread over the other, as weights are."""
-    operands = [shape_of(child) for child in children(node)]
-    return name_of(node) in PRODUCTS or (name_of(node) == "Mul" and len({*operands}) == 2)
+    if name_of(node) != "Mul":
+        return name_of(node) in PRODUCTS
+    operands = children(node)
+    return len(operands) == 2 and len({*map(shape_of, operands)}) == 2
 
 
 def beginning(loss: Any, most: int = 8) -> str:
@@ -101,6 +120,14 @@ def beginning(loss: Any, most: int = 8) -> str:
             names.append(name)
         node = next(iter(children(node)), None)
     return " ".join(names)
+
+
+def is_plain(kept: Any) -> bool | None:
+    """Whether what is kept for backward lies there as it is: no hooks (a checkpoint's, `save_on_cpu`) bring it back.
+
+    None where torch does not tell, as 2.6 does not. `kept` is what a node calls `_raw_saved_...`.
+    """
+    return kept.unpack_hook is None if hasattr(kept, "unpack_hook") else None
 
 
 def signed(number: int) -> int:

@@ -20,8 +20,7 @@ from torch import Tensor
 
 from gradwatch.measure import attention
 from gradwatch.measure.autograd import without_autograd
-from gradwatch.measure.graph_nodes import Node, signed
-from gradwatch.measure.loss_targets import is_plain
+from gradwatch.measure.graph_nodes import Node, is_plain, signed
 from gradwatch.measure.saturation import SIGMOID_ENDS, TANH_ENDS
 from gradwatch.table import IN_LOSS, LAYER_IN_LOSS
 

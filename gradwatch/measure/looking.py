@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import logging
 from types import TracebackType
 
-from gradwatch.errors import warn
+from gradwatch.errors import GradwatchWarning, warn
+
+log = logging.getLogger("gradwatch")
 
 
 class Looking:
@@ -28,7 +31,10 @@ class Looking:
         """Say, once, that `what` is left out of the record."""
         if what not in self._said:
             self._said.add(what)
-            warn(f"{what} cannot be recorded, training goes on: {why}")
+            try:
+                warn(f"{what} cannot be recorded, training goes on: {why}")
+            except GradwatchWarning as error:  # where warnings are errors: this one is none
+                log.warning("gradwatch: %s", error)
 
 
 class _Look:

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from gradwatch.measure import graph_signs, graph_values, loss_targets, pairs, policy_entropy, posterior
 from gradwatch.measure.graph_nodes import (
+    MOST_NODES,
     PRODUCTS,
     RECURRENT,
     SAME_INPUT,
@@ -89,7 +90,7 @@ class LossGraph:
         """What the loss is asked for, and the model said: 0-d tensors (`loss_targets.seen`), of the nearest of torch's
         losses; of several of numbers, of that whose targets are the largest.
         """
-        named = ((name_of(node), node) for node in self._nodes)
+        named = ((name_of(node), node) for node in self._nodes if not is_written_in_python(node))
         losses = [*islice((found for found in named if found[0] in loss_targets.LOSSES), MOST_LOSSES)]
         if not losses:
             return {}
@@ -257,7 +258,7 @@ class LossGraph:
         with_weights = (node for node in self._nodes if name_of(node) in graph_values.GIVEN)
         inner = {self._own(node) for node in with_weights if not self._is_given_data(node)}
         found = [row for row in found if row["what"] != "input" or row["layer"] not in inner]
-        for met, made in wrong_axes(self._nodes, {*self._down()}):
+        for met, made in wrong_axes(self._nodes, {*islice(self._down(), MOST_NODES)}):
             seen = {"what": "sequence", "operation": name_of(met), "shape": text_of(shape_of(made))}
             found.append(seen | {"layer": self._below(made)})
         chain = linear_chain(self._nodes, self._own, self._is_given_data)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import islice
+from itertools import count, islice
 from typing import Any
 
 import torch
@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.nn.functional import softplus
 
 from gradwatch.measure.autograd import without_autograd
-from gradwatch.measure.graph_nodes import Node, name_of, shape_of, signed, walk
+from gradwatch.measure.graph_nodes import Node, is_plain, is_written_in_python, name_of, shape_of, signed, walk
 from gradwatch.table import IN_LOSS
 
 MOST = 1 << 16  # targets that are looked at
@@ -285,21 +285,14 @@ def _counts(classes: Tensor, of: int) -> Tensor:
 
 
 def _evenly(shape: Sequence[int], most: int) -> tuple[slice, ...]:
-    """A step along each axis, the longest ones first, so that about `most` elements are left, spread evenly."""
+    """A step along each axis, the longest first, that leaves about `most` elements and meets all places of a period."""
     steps, left = [1] * len(shape), list(shape)
     while math.prod(left) > most and max(left) > 1:
         axis = left.index(max(left))
-        steps[axis] *= min(-(-math.prod(left) // most), left[axis])
+        step = steps[axis] * min(-(-math.prod(left) // most), left[axis])
+        steps[axis] = next(s for s in count(step) if math.gcd(s, shape[axis]) == 1)
         left[axis] = -(-shape[axis] // steps[axis])
     return tuple(slice(None, None, step) for step in steps)
-
-
-def is_plain(kept: Any) -> bool | None:
-    """Whether what is kept for backward lies there as it is: no hooks (a checkpoint's, `save_on_cpu`) bring it back.
-
-    None where torch does not tell, as 2.6 does not. `kept` is what a node calls `_raw_saved_...`.
-    """
-    return kept.unpack_hook is None if hasattr(kept, "unpack_hook") else None
 
 
 def _lies_there(node: Node) -> bool:
@@ -322,7 +315,7 @@ def _lies_there(node: Node) -> bool:
 
 def _plain_tables(loss: Node) -> list[Node]:
     """The first embeddings that a loss is made of, but for those whose tokens were kept in another way."""
-    found = (node for node in walk(loss) if name_of(node) == "Embedding")
+    found = (node for node in walk(loss) if name_of(node) == "Embedding" and not is_written_in_python(node))
     return [node for node in islice(found, MOST_TABLES) if _lies_there(node)]
 
 

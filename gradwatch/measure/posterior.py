@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.nn.functional import softplus
 
 from gradwatch.measure.autograd import without_autograd
-from gradwatch.measure.graph_nodes import SAME_INPUT, Node, children, name_of, through
+from gradwatch.measure.graph_nodes import LONGEST, SAME_INPUT, Node, children, name_of, through
 from gradwatch.measure.graph_values import factor, kept
 
 MOST = 4  # codes of a loss
@@ -64,6 +64,8 @@ def _drawn(nodes: Sequence[Node], outer: Collection[Node]) -> Iterator[Node]:
 
 def _source(node: Node) -> Node:
     """What a deviation, or a variance, is made of: the numbers in front of an exponential and a factor."""
-    while len(below := children(node)) == 1 and name_of(node) in (*_DEVIATIONS, "Mul", "Div", *SAME_INPUT):
+    for _ in range(LONGEST):
+        if len(below := children(node)) != 1 or name_of(node) not in (*_DEVIATIONS, "Mul", "Div", *SAME_INPUT):
+            break
         node = below[0]
     return node

@@ -14,6 +14,7 @@ from gradwatch.measure import fused, rows
 from gradwatch.measure.autograd import without_autograd
 from gradwatch.measure.foreach import (
     MaybeTensors,
+    are_dense,
     are_plain,
     can_be_read,
     grads_of,
@@ -228,7 +229,7 @@ class Clipper:
         self, batch: Batch, before: Tensor, ahead: Ahead | None
     ) -> tuple[Tensor | None, list[Tensor], Tensor | None]:
         """Apply what is pending; returns the coefficient as recorded, the policy's own fields, and the divisor."""
-        if batch.limit is not None and batch.fraction is None and self._folds():
+        if batch.limit is not None and batch.fraction is None and self._folds(batch):
             divisor = self._divisor(batch, before, None if ahead is None else ahead.divisor)
             if not is_seen_to_be_one(divisor):
                 fused.fold(self.optimizers[0], divisor)
@@ -241,7 +242,7 @@ class Clipper:
             return torch.where(before == 0, 1.0, after / before), [after, batch.fraction], None
         if coef is None:
             return None if self.policy is None else self._constant("one", 1.0), [], None
-        if coef.dim() or not self._folds():
+        if coef.dim() or not self._folds(batch):
             batch.apply_pending()
         elif not is_seen_to_be_one(coef):
             fused.fold(self.optimizers[0], coef.float().reciprocal())
@@ -255,14 +256,14 @@ class Clipper:
         found = None if many is None else many.excess(norms, limit, out)
         return self.layout.excess(batch.norms().total(p), limit, out) if found is None else found
 
-    def _folds(self) -> bool:
+    def _folds(self, batch: Batch) -> bool:
         """Whether the kernel scales by a coefficient that all layers share: decided anew where the param groups are no
-        longer fused as they were.
+        longer fused as they were. It writes to gradients as if they filled their memory.
         """
         groups = [*map(_FUSED, self.optimizers[0].param_groups)]
         if groups != self._fused:
             self._fused, self._one_folds = groups, not fused.why_not_folded(self.optimizers, self.layout, dims=0)
-        return self._one_folds
+        return self._one_folds and are_dense(batch.tensors)
 
     def _first_state(self, layout: Layout) -> State:
         if self.policy is None:

@@ -130,6 +130,25 @@ def test_when_the_scale_pass_is_gone(settings, clip, passes, tmp_path):
     assert count.scales == passes
 
 
+@pytest.mark.parametrize("clip", ["ClipByGlobalNorm(0.1)", "AutoClip()"])
+@pytest.mark.parametrize("others", ["there", "missing"])
+def test_no_kernel_writes_to_a_gradient_that_is_expanded(clip, others, tmp_path, monkeypatch):
+    """It would write beyond its memory. torch's clip raises, and so does this."""
+    weight, bias = nn.Parameter(torch.zeros(64, 16)), nn.Parameter(torch.zeros(3))
+    optimizer = torch.optim.SGD([weight, bias], 0.1, fused=True)
+    with watch(nn.ParameterList([weight, bias]), optimizer, tmp_path, clip=clip):
+        for _ in range(2):
+            weight.grad = torch.randn(16, 64).T  # in another order: it fills its memory
+            bias.grad = torch.ones(3) if others == "there" else None
+            optimizer.step()
+        stepped = []
+        monkeypatch.setattr(torch, "_fused_sgd_", lambda *args, **words: stepped.append(words))
+        weight.grad = torch.full((1, 16), 100.0).expand(64, 16)
+        with pytest.raises(RuntimeError, match="refers to a single memory location"):
+            optimizer.step()
+        assert not stepped
+
+
 def test_a_step_that_raised_leaves_no_scale_behind(tmp_path):
     model = mlp(torch.float32)
     optimizer = torch.optim.AdamW(model.parameters(), fused=True)

@@ -6,9 +6,9 @@ from torch import nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
+from gradwatch.measure.graph_nodes import is_plain
 from gradwatch.measure.graph_values import MOST_EXAMPLES
 from gradwatch.measure.loss_graph import LossGraph
-from gradwatch.measure.loss_targets import is_plain
 
 pytestmark = pytest.mark.skipif(
     is_plain(torch.ones(1, requires_grad=True).exp().grad_fn._raw_saved_result) is None,

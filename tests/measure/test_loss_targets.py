@@ -286,6 +286,23 @@ def test_of_large_ones_a_part_is_looked_at_that_is_spread_evenly():
     assert (found["target_top"], found["target_top_share"]) == (1, pytest.approx(0.75, abs=0.01))
 
 
+def test_the_predictions_of_a_large_vocabulary_that_are_looked_at_stand_at_all_places_of_the_rows():
+    """An even step over rows of 64 tokens would meet the first of each alone."""
+    rows, tokens, classes = 64, 64, 8192
+    target = torch.zeros(rows, tokens, dtype=torch.long)
+    scores = torch.zeros(rows, tokens, classes)
+    scores[..., 0] = 9.0
+    scores[:, 0] = scores[:, 0].flip(-1)  # wrong at the first place alone
+    found = seen(F.cross_entropy(scores.view(-1, classes).requires_grad_(), target.view(-1)))
+    assert found["predicted_right"] == pytest.approx(1 - 1 / tokens, abs=0.02)
+
+
+def test_targets_that_come_in_turn_are_each_met():
+    turns = torch.arange(2 * MOST) % 2
+    found = seen(F.cross_entropy(torch.zeros(2 * MOST, 2, requires_grad=True), turns))
+    assert found["target_top_share"] == pytest.approx(0.5, abs=0.001)
+
+
 def test_what_was_checkpointed_is_not_computed_again():
     calls = []
 

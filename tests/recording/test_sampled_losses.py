@@ -1,6 +1,7 @@
 """Now and then the loss that backward is called on is looked at: its numbers come with the row of their step."""
 
 import copy
+import warnings
 
 import numpy as np
 import pytest
@@ -400,6 +401,41 @@ def test_what_cannot_be_looked_at_ends_no_training(tmp_path, monkeypatch):
     with pytest.warns(UserWarning, match="what the loss is asked for cannot be recorded, training goes on"):
         history, _ = trained(tmp_path, entropy)
     assert looked_at(history) == []
+
+
+class MseLoss(torch.autograd.Function):
+    """Called as an operation of torch is, and with an attribute where torch's nodes have a method."""
+
+    @staticmethod
+    def forward(ctx, x):
+        ctx.name = "mine"
+        return x * 2
+
+    @staticmethod
+    def backward(ctx, grad):
+        return grad * 2
+
+
+class Embedding(MseLoss):
+    pass
+
+
+@pytest.mark.parametrize("own", [MseLoss, Embedding])
+@pytest.mark.filterwarnings("error::UserWarning")
+def test_functions_of_ones_own_are_not_taken_for_those_of_torch(own, tmp_path):
+    history, _ = trained(tmp_path, lambda net, step: own.apply(F.cross_entropy(own.apply(net(X)), Y.roll(step))))
+    assert looked_at(history) == [0, 11, 21, 31, 41, 51]
+
+
+def test_what_cannot_be_looked_at_ends_no_training_where_warnings_are_errors(tmp_path, monkeypatch, caplog):
+    def broken(*_):
+        raise RuntimeError("another torch")
+
+    monkeypatch.setattr("gradwatch.measure.loss_targets._lies_there", broken)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        trained(tmp_path, entropy)
+    assert caplog.text.count("what the loss is asked for cannot be recorded, training goes on") == 1
 
 
 def test_a_backward_that_is_captured_in_a_cuda_graph_is_not_looked_at(tmp_path, monkeypatch):
