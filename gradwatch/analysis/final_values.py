@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from gradwatch.analysis.clips import incoming
 from gradwatch.history import Floats, History, Run
 from gradwatch.policies.intervention import NONE, Intervention
-from gradwatch.storage.logged_names import is_loss, is_training_loss
+from gradwatch.storage.logged_names import is_loss, is_reward, is_training_loss
 from gradwatch.table import WAS_NAN
 
 NO_POLICY = NONE
@@ -116,11 +116,14 @@ def untrained(history: History, name: str) -> float:
     """What a training loss or a held-out loss was before the first step; NaN where that is not known.
 
     A held-out loss that is first logged later began where the training loss did, if the two are of one scale: within a
-    factor of two of each other, in the median over the run. Of parts that train against each other it is not known.
+    factor of two of each other, in the median over the run. Of parts that train against each other it is not known; nor
+    of an agent that gets more and more, as its values grow, and what they are off by.
     """
     held_out = is_loss(name) and not is_training_loss(name)
     late = history.run.source is not None and len(history) > 0 and history.step[0] > 1  # its first row is no beginning
     if not (held_out or _TRAINING.fullmatch(name)) or len(history.lane_rows()) != 1 or not len(history) or late:
+        return float("nan")
+    if any(_rises(history.total(other)) for other in history.logged if is_reward(other) and not is_loss(other)):
         return float("nan")
     values = history.total(name)
     begin = float(values[0])
@@ -132,6 +135,15 @@ def untrained(history: History, name: str) -> float:
             scale = np.nanmedian(np.abs(np.log2(values[rows] / near)))
         begin = float(training[0]) if scale < 1 else begin
     return begin if 0 < begin < float("inf") else float("nan")
+
+
+def _rises(values: Floats, share: float = 0.2, least: int = 8) -> bool:
+    """Whether the last quarter of what was logged is above the first by a share of that, in the median."""
+    known = values[np.isfinite(values)]
+    first, *_, last = (
+        (float(np.median(part)) for part in np.array_split(known, 4)) if len(known) >= least else (0.0, 0.0)
+    )
+    return last - first > share * abs(first)
 
 
 def diverged(history: History, metric: str = "") -> bool:

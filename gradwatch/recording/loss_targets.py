@@ -88,8 +88,8 @@ class LossTargets:
         """The step of a lane, of the layers that are `held` or of all, is there: what its loss was asked for, how many
         backward passes were for nothing (`dropped`), of which share of these layers gradients were `never_cleared`,
         what `factor` of the loss is in them still, of how many `passes` they are, and how many were `summed` whose
-        losses have no factor; how many of these are of a loss that came through another model which has stepped since,
-        the last one not (`of_another`); and whether a copy has ever moved (`copy_moved`).
+        losses have no factor; how many of these are of a loss of another model's (`of_another`); and whether a copy
+        has ever moved (`copy_moved`).
 
         No pass was for nothing where others are stepped by than backward left: gradients that were put together by
         hand, unless all that wrote to them is known to have `rescaled` them, a clip or a loss scaler. Nothing of a lane
@@ -115,7 +115,7 @@ class LossTargets:
             found[f"{IN_LOSS}passes"] = float(len(self._passes))
         if self._factor is None and 1 < len(self._passes) == self._passes.count(self._now):
             found[f"{IN_LOSS}summed"] = float(len(self._passes))
-        if (of_others := sum(map(_moved, self._through))) and not self._through[-1]:
+        if of_others := self._of_others():
             found[f"{IN_LOSS}of_another"] = float(of_others)
         if self._is_kept is not None and self._layout is not None and self._passes:  # else by autograd.grad()
             own = [i for i, p in enumerate(self._layout.params) if p.grad is not None and (held is None or held[i])]
@@ -177,6 +177,16 @@ class LossTargets:
         with self._looking.at("what backward left"):
             left = _is_left(grads[-1]) if grads else None
             self._values |= {} if left is None else {f"{IN_LOSS}gradient_left": left}
+
+    def _of_others(self) -> int:
+        """How many passes are of a loss that came through another model which has stepped since, and are not as the
+        last one: that came through none, or its loss is of another kind.
+        """
+        if not self._passes or not self._through:
+            return 0
+        passes = zip(reversed(self._passes), reversed(self._through), strict=False)
+        (last, _), own = self._passes[-1], not self._through[-1]
+        return sum(_moved(through) and (own or kind != last) for (kind, _), through in passes)
 
     def _keep(self) -> None:
         """Backward is about to write to the gradients: those that somebody else wrote to, or cleared, are not kept."""

@@ -25,6 +25,11 @@ def is_loss(name: str) -> bool:
     return "loss" in name.lower() and not is_factor(name)
 
 
+def is_reward(name: str) -> bool:
+    """Whether it is what an agent gets, or a loss of it."""
+    return "return" in name or "reward" in name
+
+
 @lru_cache(maxsize=4096)
 def is_training_loss(name: str) -> bool:
     """Whether it is a loss of the training data (a validation loss also rises by over-fitting)."""

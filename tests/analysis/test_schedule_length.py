@@ -1,5 +1,7 @@
 """A schedule that is over before the run is, and climbs back; a warm-up that takes most of the run."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -55,6 +57,18 @@ def test_a_cosine_that_climbs_back_is_told(lr, severity, lowest):
     (found,) = schedule_too_short(run(lr))
     assert (found.severity, found.first_step) == (severity, lowest)
     assert f"T_max={STEPS}" in found.cure
+
+
+@pytest.mark.parametrize(("passes", "told"), [(4, True), (3, False), (1, False)])
+def test_a_scheduler_that_is_stepped_after_each_of_several_backward_passes(passes, told):
+    history = run(cosine(STEPS // 4 - 1)[: STEPS // 2])
+    looked = np.where(np.arange(len(history)) % 10 == 1, passes, np.nan)
+    known = changed(history, per_step={**history.per_step, "in_loss/passes": looked})
+    (found,) = schedule_too_short(replace(known, run=replace(known.run, status="RUNNING", total_steps=STEPS)))
+    assert ("behind each of 4 backward passes" in found.cure) == told
+    assert f"the run, of {STEPS} steps, was not" in found.cause
+    (found,) = schedule_too_short(replace(known, run=replace(known.run, status="RUNNING")))
+    assert f"the run, of {STEPS // 2} steps so far, was not" in found.cause
 
 
 @pytest.mark.parametrize(

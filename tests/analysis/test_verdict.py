@@ -223,6 +223,19 @@ def test_a_loss_that_ends_a_tenth_above_its_beginning_has_diverged(end, count):
     assert not any("at most" in note for note in settle([trained(4.0, 3.0)], "loss").notes)
 
 
+@pytest.mark.parametrize(("name", "ended", "count"), [
+    ("episode_return", 90.0, 0), ("episode_return", 21.0, 2), ("reward_loss", 90.0, 2), ("acc", 90.0, 2),
+])  # fmt: skip
+def test_the_loss_of_an_agent_whose_return_rises_has_not_diverged(name, ended, count):
+    """Its values grow with the return, and so does what they are off by."""
+    grown = [trained(4.0, 8.0, seed) for seed in range(2)]
+    for history in grown:
+        history.per_step[name] = np.linspace(20.0, ended, 40)
+    (both,) = compare(grown, "loss").to_dict("records")
+    assert both["diverged"] == count
+    assert (both["loss"] > 7) == (not count)
+
+
 def test_a_held_out_loss_of_another_scale_says_nothing_of_how_it_began():
     (row_,) = compare([trained(4.0, 3.0, seed, held_out=100.0) for seed in range(2)], "val_loss").to_dict("records")
     assert (row_["val_loss"], row_["diverged"]) == (pytest.approx(300.0), 0)

@@ -473,3 +473,28 @@ def test_what_the_loss_of_another_model_leaves_is_told_from_two_losses_of_ones_o
     left = clears == "after its step"
     assert looked_at(history, "of_another") == (looked_at(history, "passes") if left else [])
     assert ["another model left here" in f.cause for f in gradients_accumulate(history)] == [True] * left
+
+
+@pytest.mark.parametrize("detached", [True, False])
+@pytest.mark.parametrize("of_one_kind", [True, False])
+def test_the_loss_of_a_judge_that_the_maker_steps_on_too_is_told_where_it_is_another_kind_of_loss(
+    detached, of_one_kind, tmp_path
+):
+    """Passes of one kind may be added up on purpose, while the judge goes on."""
+    maker, judge = nn.Linear(6, 4), nn.Linear(4, 1)
+    of_maker, of_judge = (optim.SGD(net.parameters(), 0.01) for net in (maker, judge))
+    watch = gradwatch.watch(maker, of_maker, log=None, dir=tmp_path, verbose=False)
+    with watch:
+        for step in range(40):
+            of_maker.zero_grad()
+            of_judge.zero_grad()
+            made = maker(X.roll(step, 0))
+            said = judge(made.detach() if detached else made)
+            (said.square().mean() if of_one_kind else said.exp().mean()).backward()
+            of_judge.step()
+            judge(maker(X)).square().mean().backward()
+            of_maker.step()
+    history = gradwatch.open_history(watch.dir)
+    told = not detached and not of_one_kind
+    assert looked_at(history, "of_another") == (looked_at(history, "passes") if told else [])
+    assert ["another model left here" in f.cause for f in gradients_accumulate(history)] == [True] * told

@@ -258,7 +258,8 @@ def _of_another(history: History, least: int = 3, share: float = 0.8) -> list[Fi
             evidence={"losses_of_others": float(np.median(losses)), "steps_looked_at": len(looked)},
             cause="Each step is taken with gradients that the loss of another model left here, beside its own: it "
             "came through these weights, its optimizer stepped, and nothing cleared what it left.",
-            cure="Call zero_grad() of this model's optimizer right before the backward() of its own loss.",
+            cure="Call zero_grad() of this model's optimizer right before the backward() of its own loss; and give the "
+            "other's loss what this one makes without its graph: D(fake.detach()).",
         )
     ]
 

@@ -6,12 +6,12 @@ Legend: S sampled steps.
 from __future__ import annotations
 
 import math
-import re
 from typing import NamedTuple
 
 import numpy as np
 
 from gradwatch.history import Bools, Floats, History
+from gradwatch.storage.logged_names import is_reward
 from gradwatch.table import IN_LOSS
 
 LEAST_SAMPLES = 8
@@ -69,7 +69,7 @@ def follow(history: History) -> float:
 
 def logs_rewards(history: History) -> bool:
     """Whether what is logged is of an agent: what it is asked for moves with what it does."""
-    return any(re.search("return|reward", name) for name in history.logged)
+    return any(map(is_reward, history.logged))
 
 
 def own_targets_grow(history: History, follows: float = 0.8, times: float = 3.0, least: int = 8) -> bool:
