@@ -102,9 +102,7 @@ class LossGraph:
         return loss_targets.largest([each for each in found if each])
 
     def _data(self, loss: Node) -> list[Tensor]:
-        """The first tables `[N, M]` of data that weights are given on the way to a loss: of a later step's, its targets
-        may be a part.
-        """
+        """The first tables `[N, M]` of data that weights are given on the way to a loss: its targets may be in them."""
         given = (node for node in walk(loss) if name_of(node) in ("Addmm", "Mm") and self._is_given_data(node))
         tables = (graph_values.kept(node, graph_values.GIVEN[name_of(node)].kept) for node in given)
         return [*islice((table for table in tables if table is not None), loss_targets.MOST_TABLES)]

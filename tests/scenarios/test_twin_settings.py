@@ -105,3 +105,24 @@ def test_a_schedule_that_raises_the_rate_where_it_was_to_lower_it(gamma, tmp_pat
     for finding in found:
         assert finding.first_step == 150, "it begins with the step of the schedule, and a spike stands under it"
         assert "the schedule raised the learning rate from 0.01 to 1" in finding.cause
+
+
+class Signs(nn.Linear):
+    """Uses the signs of its weights, whose gradient is 0, or is passed `straight` through."""
+
+    straight = False
+
+    def forward(self, x):
+        signs = self.weight.sign()
+        return F.linear(x, self.weight + (signs - self.weight).detach() if self.straight else signs, self.bias)
+
+
+@pytest.mark.parametrize("straight", [False, True])
+def test_weights_of_which_the_signs_alone_are_used(straight, tmp_path):
+    torch.manual_seed(0)
+    model = nn.Sequential(Signs(16, 32), nn.ReLU(), nn.Linear(32, 4))
+    model[0].straight = straight
+    history = fit(tmp_path, model, optim.Adam(model.parameters(), 0.01), entropy(model), steps=80)
+    found = [finding for finding in roots(history) if finding.rule == "dead-layer"]
+    assert [each.layers for each in found] == ([] if straight else [("0.weight",)])
+    assert all("has no slope" in each.cause for each in found)

@@ -25,6 +25,7 @@ from gradwatch.analysis.rules.far_beginning import begins_far
 from gradwatch.analysis.rules.finding import Why, either
 from gradwatch.analysis.rules.loss_graph import given_data, graph_rows, shape_in
 from gradwatch.analysis.rules.losses import has_rivals
+from gradwatch.analysis.rules.sampled_losses import sampled
 from gradwatch.analysis.rules.step_length import first_ratio
 from gradwatch.analysis.rules.tries import rate_times, warm_up
 from gradwatch.formatting import setting_text
@@ -39,6 +40,8 @@ def why_dead(history: History, dead: Bools, start: bool, idle: bool, apart: bool
         return FORGETS
     if start and (chosen := of_one(history, pick(history, dead))):
         return Why(f"No gradient has ever reached these weights: {chosen}.", CHOOSE, {})
+    if idle and _are_fed(history, dead):
+        return _WITHOUT_SLOPE
     if idle:
         return _UNREAD if given_data(history) == {*pick(history, dead)} else IDLE
     if apart:
@@ -159,6 +162,21 @@ IDLE = Why(
     "If it is meant to be so (an input that is not used yet), nothing. Else look at what is given to these layers.",
     {},
 )
+
+
+_WITHOUT_SLOPE = Why(
+    "Gradients reach the biases beside these weights, and none the weights, though what comes in there is not 0: what "
+    "is made of the weights before they are used has no slope (sign, round, a cast, a comparison), or keeps no graph.",
+    "Pass the gradient straight through: w + (sign(w) - w).detach() in the place of sign(w).",
+    {},
+)
+
+
+def _are_fed(history: History, dead: Bools) -> bool:
+    """Whether data come to a bias that stands beside one of these weights `[L]`, and not to that."""
+    biases = {beside_bias(name) for name in pick(history, dead)} - {*pick(history, dead)}
+    _, rms, layer = sampled(history, "input_rms", "layer_of/input_rms")
+    return any(size > 0 and history.layers[int(i)] in biases for size, i in zip(rms, layer, strict=True))
 
 
 _UNREAD = Why(
