@@ -46,10 +46,14 @@ class Said:
     is_withdrawn: bool = False  # whether the last one has it no more
     came_back: bool = False  # it is taken back only once: what comes and goes would be said without end
 
+    def is_alike(self, other: Finding) -> bool:
+        """Whether `other` is of the same rule, and of the same optimizer."""
+        return (self.finding.rule, self.finding.optimizer) == (other.rule, other.optimizer)
+
     def is_of(self, other: Finding) -> bool:
         """Whether `other` is the same finding, made at another time."""
-        alike = (self.finding.rule, self.finding.optimizer) == (other.rule, other.optimizer)
-        return alike and (not self.layers or not other.layers or not self.layers.isdisjoint(other.layers))
+        apart = self.layers and other.layers and self.layers.isdisjoint(other.layers)
+        return self.is_alike(other) and not apart
 
     def add(self, other: Finding) -> bool:
         """Take the same finding, made later; whether that is news: it is worse, or had been taken back."""
@@ -60,9 +64,13 @@ class Said:
         return is_news
 
     def compare(self, found: Iterable[Finding]) -> bool:
-        """Look for it in a diagnosis of the whole run; whether it is to be taken back."""
-        if any(self.is_of(finding) for finding in found):
-            self.is_listed = True
+        """Look for it in a diagnosis of the whole run; whether it is to be taken back. What moved to other layers is
+        not, and what has become a note is.
+        """
+        is_note = self.finding.severity == "note"
+        alike = [each for each in found if self.is_alike(each) and (is_note or each.severity != "note")]
+        if alike:
+            self.is_listed = self.is_listed or any(map(self.is_of, alike))
         elif self.is_listed and not self.is_withdrawn and not self.came_back:
             self.is_withdrawn = True
             return True

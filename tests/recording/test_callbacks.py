@@ -210,6 +210,20 @@ def test_what_a_later_diagnosis_has_no_more_is_taken_back_in_one_line(live, line
     assert len(lines()) == 5
 
 
+def test_what_moves_to_other_layers_and_back_is_said_once_of_each_and_not_taken_back(live, lines):
+    places = [replace(SPIKE, layers=(layer,)) for layer in "aba"]
+    for place in places:
+        live.told(place)
+    assert [text.split(": ")[1].split(".")[0] for _, text in lines()] == [place.summary for place in places[:2]]
+
+
+def test_what_has_become_a_note_is_taken_back(live, lines):
+    live.told(SPIKE)
+    live.told(replace(SPIKE, severity="note"))
+    live.told(replace(EXPLODING, severity="note", consequences=(replace(SPIKE, severity="note"),)))
+    assert ["takes back" in text for _, text in lines()].count(True) == 1
+
+
 def test_what_comes_back_is_said_again_and_taken_back_no_more(live, lines):
     for found in ((SPIKE,), (), (SPIKE,), (), (SPIKE,), ()):
         live.told(*found)
