@@ -195,7 +195,7 @@ def _cures(
     own = None
     if not (module or script):
         own = cures.recorded_command(ref, run, bool(options["prefix"]))
-        own = own.seeded() if options["seeds"] else own
+        own = own.seeded(run.params) if options["seeds"] else own
         script, module, args = (None, own.target, own.args) if own.module else (own.target, None, own.args)
         options["seeds"] = options["seeds"] or (() if own.seed is None else (own.seed,))
         options["set_seeds"] = options["set_seeds"] or own.seed is not None

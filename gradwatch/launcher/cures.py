@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from gradwatch.analysis.comparison import Comparison
-from gradwatch.analysis.final_values import is_seed
+from gradwatch.analysis.final_values import ARGS, is_seed
 from gradwatch.analysis.rules import Finding, diagnose
 from gradwatch.analysis.rules.tries import A_THIRD, LOWER, OWN_PAST, clip_with, rate_times, warm_up
 from gradwatch.analysis.verdict import BETTER, NOT_JUDGED, WORSE
@@ -41,8 +41,10 @@ class Command:
     log: str | None = None
     experiment: str | None = None
 
-    def seeded(self) -> Command:
-        """The same with the value of an argument that is a seed given by the sweep."""
+    def seeded(self, params: Mapping[str, Any]) -> Command:
+        """The same with the value of an argument that is a seed given by the sweep; of a run whose script has an option
+        `--seed`, as its `params` show, and was not given it, with that.
+        """
         words = list(self.args)
         for at, word in enumerate(words):
             name, equals, value = word.partition("=")
@@ -50,6 +52,9 @@ class Command:
                 words[at] = f"{name}={SEED}"
             elif word.startswith("-") and is_seed(word.lstrip("-")) and words[at + 1 : at + 2]:
                 words[at + 1] = SEED if words[at + 1].isdigit() else words[at + 1]
+        has_option = self.seed is None and str(params.get(f"{ARGS}seed", "")).isdigit()
+        if has_option and not any(SEED in word for word in words):
+            words += ["--seed", SEED]
         return replace(self, args=tuple(words))
 
 

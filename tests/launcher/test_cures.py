@@ -65,9 +65,22 @@ def test_the_cures_of_roots_come_first_each_once_with_all_that_name_it():
 
 def test_the_seed_of_a_run_gives_way_to_those_of_the_sweep():
     words = ("--lr", "0.1", "--seed", "3", "--random_state=4", "seed=5", "--seeds", "many", "7")
-    assert Command("train.py", False, words).seeded().args == (
+    assert Command("train.py", False, words).seeded({"args.seed": "3"}).args == (
         "--lr", "0.1", "--seed", "{seed}", "--random_state={seed}", "seed={seed}", "--seeds", "many", "7",
     )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("params", "seed", "args"),
+    [
+        ({"args.seed": "0"}, None, ("--lr", "1", "--seed", "{seed}")),
+        ({"args.seed": "0"}, 4, ("--lr", "1")),  # gradwatch seeded it
+        ({"args.seed": "None"}, None, ("--lr", "1")),
+        ({"args.random_seed": "0"}, None, ("--lr", "1")),
+    ],
+)
+def test_a_script_with_an_option_for_its_seed_is_given_it(params, seed, args):
+    assert Command("train.py", False, ("--lr", "1"), seed=seed).seeded(params).args == args
 
 
 def described(tmp_path, **changes):
