@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 from gradwatch.cli.compare import compared_by
 
+if TYPE_CHECKING:
+    from gradwatch.report.model import RunSummary
+
 FORMATS = ("html", "md", "json", "csv")
+MOST = 20  # runs whose verdicts are printed
 
 
 @click.command()
@@ -61,4 +67,15 @@ def report(
     except OSError as error:
         raise RunError(f"cannot write {path}: {error.strerror}; pass -o a file you can write") from error
     click.echo(f"Report: {path.resolve()}")
-    print_text("\n".join(map(conclusion, report.winners)) if report.winners else f"Verdict: {report.runs[0].verdict}")
+    print_text("\n".join(map(conclusion, report.winners)) or _verdicts(report.runs))
+
+
+def _verdicts(runs: Sequence[RunSummary]) -> str:
+    """That of a run; of several how many are healthy, and those that are not."""
+    from gradwatch.analysis.rules import is_healthy
+
+    if len(runs) == 1:
+        return f"Verdict: {runs[0].verdict}"
+    sick = [f"{run.name}: {run.verdict}" for run in runs if not is_healthy(run.verdict)]
+    more = [f"and {len(sick) - MOST} more"] if len(sick) > MOST else []
+    return "\n".join([f"{len(runs) - len(sick)} of {len(runs)} runs are healthy.", *sick[:MOST], *more])
